@@ -1,0 +1,111 @@
+"""Draw the pictures of the tutorials and of the concept pages: python docs/tools/draw_tutorials.py"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from drawing import AMBER, BLUE, GREEN, GREY, PAPER, Drawing
+
+IMAGES = Path(__file__).resolve().parent.parent / "images"
+
+
+def hello() -> Drawing:
+    d = Drawing(620, 250, "One kernel, launched on a grid of two by two blocks")
+    d.box(20, 85, 170, 80, BLUE)
+    d.text(105, 118, "hello()", mono=True)
+    d.text(105, 142, "one kernel", 12)
+    d.arrow(195, 125, 285, 125)
+    d.text(240, 112, "grid (2, 2, 1)", 12)
+    for i in range(2):
+        for j in range(2):
+            x, y = 300 + 150 * j, 45 + 95 * i
+            d.box(x, y, 140, 85, GREEN)
+            d.text(x + 70, y + 38, f"block ({i}, {j})")
+            d.text(x + 70, y + 60, f"bid(0)={i}  bid(1)={j}", 11, mono=True)
+    d.text(445, 28, "axis 1, second number", 12)
+    d.text(300, 240, "axis 0, first number, runs downwards", 12, anchor="start")
+    return d
+
+
+def vecadd() -> Drawing:
+    d = Drawing(720, 330, "Ten elements in tiles of four: the last tile hangs over the edge")
+    for row, (name, fill) in enumerate((("x", BLUE), ("y", BLUE), ("z", GREEN))):
+        y = 55 + 80 * row
+        d.text(35, y + 27, name, 18, mono=True)
+        for tile in range(3):
+            for k in range(4):
+                at = 4 * tile + k
+                inside = at < 10
+                x = 65 + 210 * tile + 48 * k
+                d.box(x, y, 46, 42, fill if inside else PAPER, dashed=not inside)
+                label = f"{name}{at}" if inside else ("0" if name != "z" else "-")
+                d.text(x + 23, y + 27, label, 13, mono=True)
+        if row < 2:
+            d.text(370, y + 65, "+" if row == 0 else "=", 20)
+    for tile in range(3):
+        d.text(65 + 210 * tile + 95, 35, f"block {tile}", 14)
+    d.text(360, 285, "Beyond the edge a load gives zeros, and a store writes nothing.", 13)
+    d.text(360, 308, "grid = ceil(10 / 4) = 3 blocks", 13, mono=True)
+    return d
+
+
+def saxpy() -> Drawing:
+    d = Drawing(720, 250, "saxpy: each block reads its tile of x and of y, and writes its tile of y")
+    d.box(30, 45, 130, 60, BLUE)
+    d.text(95, 70, "x", 16, mono=True)
+    d.text(95, 92, "tensor, read", 12)
+    d.box(30, 145, 130, 60, GREEN)
+    d.text(95, 170, "y", 16, mono=True)
+    d.text(95, 192, "partition, InOut", 12)
+    d.box(290, 75, 240, 100, AMBER)
+    d.text(410, 108, "a * x_tile + y_tile", 15, mono=True)
+    d.text(410, 134, "in registers", 12)
+    d.text(410, 156, "a: one scalar for all blocks", 12)
+    d.arrow(165, 75, 285, 105)
+    d.text(225, 75, "load", 12)
+    d.arrow(165, 165, 285, 140)
+    d.text(225, 172, "load", 12)
+    d.box(590, 95, 100, 60, GREEN)
+    d.text(640, 120, "y", 16, mono=True)
+    d.text(640, 142, "same memory", 12)
+    d.arrow(535, 125, 585, 125)
+    d.text(560, 113, "store", 12)
+    d.text(360, 232, "4 bytes of x and 4 of y read, 4 of y written: 12 bytes for each element", 13)
+    return d
+
+
+def ranks() -> Drawing:
+    d = Drawing(735, 300, "How the dimensions of a partition become the axes of the launch grid")
+    rows = (
+        ("rank 1", ("d0",), ((0,), (), ())),
+        ("rank 2", ("d0", "d1"), ((0,), (1,), ())),
+        ("rank 3", ("d0", "d1", "d2"), ((0,), (1,), (2,))),
+        ("rank 4", ("d0", "d1", "d2", "d3"), ((0, 1), (2,), (3,))),
+    )
+    for axis in range(3):
+        d.text(445 + 110 * axis, 32, f"axis {axis}", 13)
+    for row, (name, dims, axes) in enumerate(rows):
+        y = 50 + 60 * row
+        d.text(45, y + 26, name, 14)
+        for k, dim in enumerate(dims):
+            d.box(95 + 62 * k, y, 54, 42, BLUE)
+            d.text(122 + 62 * k, y + 26, dim, 14, mono=True)
+        d.arrow(350, y + 21, 385, y + 21)
+        for axis, members in enumerate(axes):
+            d.box(395 + 110 * axis, y, 100, 42, GREEN if members else GREY)
+            label = " ".join(dims[m] for m in members) if members else "1"
+            d.text(445 + 110 * axis, y + 26, label, 14, mono=True)
+    return d
+
+
+PICTURES = {"hello-tile": hello, "vecadd": vecadd, "saxpy": saxpy, "ranks": ranks}
+
+
+def main() -> None:
+    IMAGES.mkdir(exist_ok=True)
+    for name, draw in PICTURES.items():
+        (IMAGES / f"{name}.svg").write_text(draw().svg(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

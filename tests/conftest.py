@@ -1,0 +1,55 @@
+"""What every test shares: the device it runs on, chosen once with `--device=cpu|cuda`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import tilekit as tk
+
+HERE = Path(__file__).parent
+NEEDS_GPU = "needs a GPU: run `pytest --device=cuda` on a machine that has one"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="the device the tests run on (default: cpu)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    kind = config.getoption("--device")
+    # Tests that start other processes, or that take the default device without naming one, get the same device.
+    os.environ["TILEKIT_DEVICE"] = kind
+    if "TILEKIT_CACHE_DIR" not in os.environ:
+        # A test must see what the compiler does, not what an earlier run left in the user's cache.
+        os.environ["TILEKIT_CACHE_DIR"] = "off"
+    if kind == "cuda":
+        from tilekit.device import cuda_unavailable_reason
+
+        reason = cuda_unavailable_reason()
+        if reason is not None:
+            raise pytest.UsageError(f"--device=cuda: {reason}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    skip = pytest.mark.skip(reason=NEEDS_GPU)
+    for item in items:
+        if item.path.is_relative_to(HERE / "gpu"):
+            item.add_marker("gpu")
+        if item.get_closest_marker("gpu") and config.getoption("--device") != "cuda":
+            item.add_marker(skip)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Iterator[tk.Device]:
+    """The device under test, the default one while the test runs."""
+    from tilekit.device import Device, use_device
+
+    chosen = Device(request.config.getoption("--device"))
+    with use_device(chosen):
+        yield chosen
+    chosen.synchronize()

@@ -1,0 +1,167 @@
+"""Every example runs, on made-up and on real input, and says plainly what is wrong with bad input."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import tilekit as tk
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+Run = Callable[..., str]
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def run(device: tk.Device, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run an example on the device under test; gives what it printed."""
+
+    def start(name: str, *arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py"])
+        capfd.readouterr()
+        load(name).main([str(a) for a in arguments])
+        return capfd.readouterr().out
+
+    return start
+
+
+@pytest.fixture
+def refused(run: Run, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run an example that must exit with status 2 and one line on stderr; gives the line."""
+
+    def start(name: str, *arguments: object) -> str:
+        with pytest.raises(SystemExit) as exit_info:
+            run(name, *arguments)
+        text = capfd.readouterr().err
+        assert exit_info.value.code == 2
+        assert text.count("\n") == 1
+        assert text.startswith(f"{name}.py: ")
+        return text
+
+    return start
+
+
+def save(path: Path, values: object, dtype: object = np.float32) -> Path:
+    np.save(path, np.array(values, dtype))
+    return path
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.stem)
+def test_example_has_main_and_says_how_to_run_it(path: Path) -> None:
+    module = load(path.stem)
+    assert callable(module.main)
+    assert f"python examples/{path.name}" in (module.__doc__ or "")
+
+
+def test_hello_prints_a_line_from_every_block(run: Run, device: tk.Device) -> None:
+    lines = run("01_hello_tile", "--grid", 2, 3).splitlines()
+    assert sorted(lines)[1:] == sorted(f"Hello from block {i} {j} of 2 by 3" for i in range(2) for j in range(3))
+    assert f"6 blocks on {device.kind}:{device.ordinal}" in "\n".join(lines)
+
+
+def test_hello_refuses_an_empty_grid(refused: Run) -> None:
+    assert "--grid 0 2" in refused("01_hello_tile", "--grid", 0, 2)
+
+
+@pytest.mark.parametrize("n", [0, 1, 10, 4096, 5000])
+def test_vecadd_works_for_any_length(run: Run, device: tk.Device, n: int) -> None:
+    out = run("02_vecadd", "--n", n, "--tile", 256)
+    assert f"{n} elements in {-(-n // 256)} blocks on {device.kind}:{device.ordinal}" in out
+
+
+def test_vecadd_refuses_bad_numbers(refused: Run) -> None:
+    assert "power of two" in refused("02_vecadd", "--tile", 3)
+    assert "not negative" in refused("02_vecadd", "--n", -1)
+
+
+def test_saxpy_makes_its_own_input(run: Run, device: tk.Device) -> None:
+    out = run("03_saxpy", "--n", 3000)
+    assert f"saxpy of 3000 elements on {device.kind}:{device.ordinal}" in out
+    assert "first launch" in out
+    assert "second launch" in out
+    assert "agrees with NumPy's" in out
+
+
+def test_saxpy_reads_and_writes_files(run: Run, tmp_path: Path) -> None:
+    x, y = save(tmp_path / "x.npy", range(1500)), save(tmp_path / "y.npy", range(1500, 3000))
+    out = tmp_path / "result"
+    assert f"written to {out}" in run("03_saxpy", "--x", x, "--y", y, "--a", 0.5, "--out", out)
+    np.testing.assert_array_equal(np.load(out), 0.5 * np.arange(1500, dtype=np.float32) + np.arange(1500, 3000, dtype=np.float32))
+
+
+def test_saxpy_takes_empty_and_strange_numbers(run: Run, tmp_path: Path) -> None:
+    empty = save(tmp_path / "empty.npy", [])
+    assert "agrees" in run("03_saxpy", "--x", empty, "--y", empty)
+    x, y = save(tmp_path / "x.npy", [np.inf, np.nan, 1e38]), save(tmp_path / "y.npy", [-np.inf, 1, 3e38])
+    assert "agrees" in run("03_saxpy", "--x", x, "--y", y)
+
+
+def test_saxpy_compiles_once(device: tk.Device, capfd: pytest.CaptureFixture[str]) -> None:
+    module = load("03_saxpy")
+    made = []
+    specialise = module.saxpy.specialise
+    module.saxpy.specialise = lambda *args: made.append(specialise(*args)) or made[-1]
+    module.main(["--n", "3000"])
+    capfd.readouterr()
+    assert len({id(specialisation) for specialisation in made}) == 1
+
+
+def test_saxpy_notices_a_wrong_result() -> None:
+    module = load("03_saxpy")
+    x, y = np.ones(4, np.float32), np.ones(4, np.float32)
+    assert module.agrees(np.full(4, 3, np.float32), 2.0, x, y)
+    assert not module.agrees(np.array([3, 3, 3.00001, 3], np.float32), 2.0, x, y)
+    assert not module.agrees(np.array([3, np.nan, 3, 3], np.float32), 2.0, x, y)
+
+
+def test_saxpy_says_what_is_wrong_with_a_file(refused: Run, tmp_path: Path) -> None:
+    good = save(tmp_path / "good.npy", [1, 2, 3])
+    text = tmp_path / "notes.txt"
+    text.write_text("1 2 3")
+    damaged = tmp_path / "damaged.npy"
+    damaged.write_bytes(good.read_bytes()[:-4])
+    cases = {
+        tmp_path / "none.npy": "No such file or directory",
+        text: "not an .npy file",
+        damaged: "damaged",
+        save(tmp_path / "double.npy", [1, 2, 3], np.float64): "float64 of shape (3,); expected a one-dimensional float32 array",
+        save(tmp_path / "matrix.npy", [[1, 2, 3]]): "shape (1, 3)",
+    }
+    for path, reason in cases.items():
+        message = refused("03_saxpy", "--x", path, "--y", good)
+        assert str(path) in message
+        assert reason in message
+    longer = save(tmp_path / "longer.npy", [1, 2, 3, 4])
+    assert f"{good} holds 3 elements, {longer} holds 4" in refused("03_saxpy", "--x", good, "--y", longer)
+
+
+def test_saxpy_says_what_is_wrong_with_the_options(refused: Run, tmp_path: Path) -> None:
+    assert "--x and --y go together" in refused("03_saxpy", "--x", save(tmp_path / "x.npy", [1]))
+    assert "not negative" in refused("03_saxpy", "--n", -1)
+    assert "folder does not exist" in refused("03_saxpy", "--n", 8, "--out", tmp_path / "none" / "out.npy")
+    assert "cannot be written" in refused("03_saxpy", "--n", 8, "--out", tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() == 0, reason="root may write anywhere")
+def test_saxpy_says_that_a_folder_cannot_be_written(refused: Run, tmp_path: Path) -> None:
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        assert "Permission denied" in refused("03_saxpy", "--n", 8, "--out", tmp_path / "out.npy")
+    finally:
+        tmp_path.chmod(stat.S_IRWXU)

@@ -1,0 +1,64 @@
+"""The reference has every public name, and nothing that is not there."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import tilekit as tk
+from tilekit import api
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+REFERENCE = "\n".join(p.read_text("utf-8") for p in sorted((DOCS / "reference").glob("*.md")))
+DIRECTIVES = re.findall(r"^\.\. auto\w+:: (\S+)$", REFERENCE, re.M)
+
+
+@pytest.mark.parametrize("name", [*(f"tilekit.{n}" for n in tk.__all__), *(f"tilekit.api.{n}" for n in api.__all__)])
+def test_public_name_is_in_the_reference(name: str) -> None:
+    assert name in DIRECTIVES or f"`{name}`" in REFERENCE
+
+
+@pytest.mark.parametrize("name", DIRECTIVES)
+def test_documented_name_exists_and_says_what_it_is(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    documented = getattr(importlib.import_module(module), attribute)
+    assert (documented.__doc__ or "").strip()
+
+
+def test_no_name_is_documented_twice() -> None:
+    assert len(DIRECTIVES) == len(set(DIRECTIVES))
+
+
+def test_settings_page_lists_the_variables() -> None:
+    import tilekit.settings
+
+    source = Path(tilekit.settings.__file__).read_text("utf-8")
+    page = (DOCS / "reference" / "settings.md").read_text("utf-8")
+    assert set(re.findall(r"TILEKIT_\w+", page)) == set(re.findall(r"TILEKIT_\w+", source))
+
+
+def test_guide_lists_the_targets() -> None:
+    from tilekit.compiler.kernel import TARGETS
+
+    page = (DOCS / "guides" / "compiling-without-a-gpu.md").read_text("utf-8")
+    assert set(re.findall(r"`(sm_\w+)`", page)) == set(TARGETS)
+
+
+def test_every_folder_of_the_package_is_a_package() -> None:
+    # Without __init__.py, Python finds the folder, but import-linter and autodoc do not.
+    package = Path(tk.__file__).parent
+    folders = {p.parent for p in package.rglob("*.py")}
+    assert not [folder.name for folder in folders if not (folder / "__init__.py").exists()]
+
+
+def test_version_has_one_home() -> None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        installed = version("tilekit")
+    except PackageNotFoundError:
+        pytest.skip("tilekit runs from its source here, without being installed")
+    assert installed == tk.__version__

@@ -1,0 +1,175 @@
+"""What a kernel's author is told: one reason, the line, a caret; the same on the CPU device and on a GPU."""
+
+import numpy as np
+import pytest
+
+import tilekit as tk
+from tilekit import api
+
+
+def refuse(kernel, *arguments):
+    """The CompileError of a launch."""
+    with pytest.raises(tk.CompileError) as caught:
+        kernel(*arguments).sync()
+    return caught.value
+
+
+def y(dtype=tk.float32, n=4):
+    return api.zeros(n, dtype).partition(n)
+
+
+def test_a_tile_operation_outside_a_kernel():
+    with pytest.raises(TypeError, match=r"tk\.zeros is a tile operation: it works inside a function decorated with @tk\.kernel\. On the host use"):
+        tk.zeros(4)
+    with pytest.raises(TypeError, match=r"tk\.bid is a tile operation"):
+        tk.bid(0)
+
+
+def test_storing_float64_into_float32(device):
+    @tk.kernel
+    def narrow(y: tk.Out):
+        y.store(tk.zeros(y.tile_shape, tk.float64))
+
+    error = refuse(narrow, y())
+    assert error.reason == (
+        "store: a float64 tile does not fit y, a float32 tensor, without loss; write .astype(y.dtype) if that is meant"
+    )
+    assert error.line.strip() == "y.store(tk.zeros(y.tile_shape, tk.float64))"
+    assert error.filename == __file__
+
+
+def test_shapes_that_do_not_match(device):
+    @tk.kernel
+    def add(y: tk.Out):
+        y.store(tk.zeros(4) + tk.zeros(8))
+
+    error = refuse(add, y())
+    assert error.reason == "+: tiles of shapes (4,) and (8,) do not match"
+    assert error.line[error.column : error.column + error.width] == "tk.zeros(4) + tk.zeros(8)"
+
+
+def test_a_tile_of_another_shape_is_not_stored(device):
+    @tk.kernel
+    def short(y: tk.Out):
+        y.store(tk.zeros(2))
+
+    assert refuse(short, y()).reason == "store: a tile of shape (2,) into y, whose tiles are (4,)"
+
+
+def test_reading_what_is_declared_out(device):
+    @tk.kernel
+    def read(y: tk.Out):
+        y.store(y.load())
+
+    assert refuse(read, y()).reason == "load: y is declared Out, which is written only; annotate it InOut to read it"
+
+
+def test_signed_with_unsigned(device):
+    @tk.kernel
+    def mixed(y: tk.Out):
+        y.store(tk.zeros(4, tk.int32) + tk.zeros(4, tk.uint32))
+
+    assert refuse(mixed, y(tk.int32)).reason == "+: no common dtype of int32 and uint32; cast one of them with .astype(...)"
+
+
+def test_a_condition_that_is_a_tile(device):
+    @tk.kernel
+    def branch(y: tk.InOut):
+        t = y.load()
+        if t > 0:
+            y.store(t)
+
+    error = refuse(branch, y())
+    assert "tk.where(condition, x, y)" in error.reason
+    assert error.line.strip() == "if t > 0:"
+
+
+def test_padding_for_integers(device):
+    @tk.kernel
+    def padded(y: tk.Out, x: tk.In):
+        y.store(tk.load(x, 0, 4, padding_mode=tk.PaddingMode.NAN))
+
+    assert refuse(padded, y(tk.int32), api.zeros(3, tk.int32)).reason == (
+        "load: padding_mode 'nan' needs a floating-point tensor; x is int32"
+    )
+
+
+def test_an_axis_that_does_not_exist(device):
+    @tk.kernel
+    def far(y: tk.Out):
+        y.store(tk.full(y.tile_shape, tk.bid(3)))
+
+    assert refuse(far, y(tk.int32)).reason == "bid: the axis is 0, 1 or 2, not 3"
+
+
+def test_ranks_in_load_tile_like(device):
+    @tk.kernel
+    def like(y: tk.Out, x: tk.In):
+        y.store(tk.load_tile_like(x, y))
+
+    assert refuse(like, y(), api.zeros((2, 2))).reason == (
+        "load_tile_like: x has 2 dimensions, y has 1; use tk.load with an index of its own"
+    )
+
+
+def test_a_tile_index_out_of_range_is_an_error_on_the_cpu_device(device):
+    if device.kind != "cpu":
+        pytest.skip("a GPU masks the access; test_edges.py has that side")
+
+    @tk.kernel
+    def far(y: tk.Out, x: tk.In):
+        y.store(tk.load(x, tk.bid(0) + 1, 4))
+
+    with pytest.raises(tk.DeviceError, match=r"kernel far, block \(0, 0, 0\): load: tile index \(1,\) is outside x") as caught:
+        far(y(), api.zeros(4)).sync()
+    assert "tk.load(x, tk.bid(0) + 1, 4)" in str(caught.value)
+
+
+def test_python_that_no_gpu_runs():
+    """Found when it is compiled; the CPU device runs Python as it is."""
+
+    @tk.kernel
+    def files(y: tk.Out):
+        with open("x") as f:
+            y.store(len(f.read()))
+
+    with pytest.raises(tk.CompileError) as caught:
+        files(api.meta(4).partition(4)).compile(target="sm_90a")
+    assert caught.value.line.strip() == 'with open("x") as f:'
+
+
+def test_a_name_that_does_not_exist(device):
+    @tk.kernel
+    def typo(y: tk.Out):
+        y.store(tk.zeroes(4))
+
+    error = refuse(typo, y())
+    assert error.reason == "tk.zeroes does not exist; did you mean zeros?"
+    assert error.line[error.column : error.column + error.width] == "tk.zeroes"
+
+    @tk.kernel
+    def other(y: tk.Out):
+        why.store(tk.zeros(4))  # noqa: F821
+
+    assert refuse(other, y()).reason.startswith("why is not defined")
+
+
+def test_a_host_function_in_a_kernel():
+    @tk.kernel
+    def host(y: tk.Out):
+        y.store(np.zeros(4))
+
+    with pytest.raises(tk.CompileError) as caught:
+        host(api.meta(4).partition(4)).compile(target="sm_90a")
+    assert caught.value.line.strip() == "y.store(np.zeros(4))"
+    assert "numba" not in str(caught.value)
+
+
+def test_a_shape_that_is_not_known_when_compiling():
+    @tk.kernel
+    def dynamic(y: tk.Out, n):
+        y.store(tk.zeros(n))
+
+    with pytest.raises(tk.CompileError, match="zeros: .*known when the kernel is compiled") as caught:
+        dynamic(api.meta(4).partition(4), 4).compile(target="sm_90a")
+    assert caught.value.line.strip() == "y.store(tk.zeros(n))"

@@ -1,0 +1,220 @@
+"""Ops: nothing happens until they run, they run once, and they combine."""
+
+import asyncio
+import gc
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+import tilekit as tk
+from tilekit import api
+
+
+class Counted(tk.DeviceOp):
+    """An op of one's own that counts its runs."""
+
+    def __init__(self, result=None, error=None):
+        self.runs, self.result, self.error = 0, result, error
+
+    def execute(self, ctx):
+        self.runs += 1
+        if self.error:
+            raise self.error
+        return self.result
+
+
+def test_building_does_nothing(device):
+    op = Counted(1)
+    made = tk.zip(op, tk.value(2)).apply(lambda a, b: tk.value(a + b))
+    assert op.runs == 0
+    assert made.sync() == 3
+    assert op.runs == 1
+
+
+def test_an_op_runs_at_most_once(device):
+    op = Counted(1)
+    assert op.sync() == 1
+    with pytest.raises(ValueError, match=r"Counted has already run: an op runs at most once\. op\.shared\(\) makes one"):
+        op.sync()
+    assert op.runs == 1
+
+
+def test_an_op_that_failed_is_spent(device):
+    op = Counted(error=KeyError("lost"))
+    with pytest.raises(KeyError):
+        op.sync()
+    with pytest.raises(ValueError, match="already run"):
+        op.sync()
+
+
+def test_shared_runs_once_for_all(device):
+    op = Counted(5)
+    shared = op.shared()
+    assert tk.zip(shared, shared.map(lambda x: x + 1)).sync() == (5, 6)
+    assert shared.sync() == 5
+    assert op.runs == 1
+
+
+def test_shared_keeps_the_error_too(device):
+    op = Counted(error=KeyError("lost"))
+    shared = op.shared()
+    for _ in range(2):
+        with pytest.raises(KeyError, match="lost"):
+            shared.sync()
+    assert op.runs == 1
+
+
+def test_then_gets_one_value_and_apply_the_elements(device):
+    pair = tk.zip(tk.value(1), tk.value(2))
+    assert pair.then(lambda both: tk.value(both)).sync() == (1, 2)
+    assert tk.zip(1, 2).apply(lambda a, b: tk.value(a - b)).sync() == -1
+    with pytest.raises(TypeError, match="apply: Value gave int, not a tuple"):
+        tk.value(1).apply(lambda a: a).sync()
+
+
+def test_then_wants_an_op_and_map_does_not(device):
+    with pytest.raises(TypeError, match=r"the function given to AndThen returned int, not an op; return tk\.value"):
+        tk.value(1).then(lambda x: x).sync()
+    with pytest.raises(TypeError, match=r"the function given to Map returned an op, Value; use \.then"):
+        tk.value(1).map(tk.value).sync()
+
+
+def test_errors_short_circuit_and_say_where(device):
+    called = []
+    op = Counted(error=KeyError("lost")).then(called.append)
+    with pytest.raises(KeyError) as caught:
+        op.sync()
+    assert not called
+    assert any("AndThen(Counted)" in note and __file__ in note for note in caught.value.__notes__)
+
+
+def test_first_and_last(device):
+    assert tk.zip(1, 2, 3).first().sync() == 1
+    assert tk.zip(1, 2, 3).last().sync() == 3
+    with pytest.raises(TypeError, match="first: Value gave int, not a tuple"):
+        tk.value(1).first().sync()
+
+
+def test_chained_ops_share_a_stream(device):
+    streams = []
+
+    def note(value):
+        return tk.with_context(lambda ctx: (streams.append(ctx.stream), tk.value(value))[1])
+
+    tk.zip(note(1), note(2)).then(note).then(note).sync()
+    note(3).sync()
+    assert len(set(streams[:4])) == 1
+    assert streams[4] is not streams[0], "the pool goes round"
+
+
+def test_with_context_knows_where_it_runs(device):
+    with device.stream() as stream:
+        ctx = tk.with_context(tk.value).sync_on(stream)
+    assert ctx.device is device
+    assert ctx.stream is stream
+
+
+def test_a_closure_sees_a_host_value_only_when_it_is_there(device):
+    """The chain is split after the copy; the same for every way to run it."""
+
+    def chain():
+        return api.arange(1000).to_host().then(lambda array: api.from_host(array * 2)).to_host().map(lambda array: int(array.sum()))
+
+    expected = 999 * 1000
+    assert chain().sync() == expected
+    with device.stream() as stream:
+        assert chain().async_on(stream).result(timeout_s=60) == expected
+
+    async def main():
+        return await asyncio.gather(chain(), chain(), chain().run())
+
+    assert asyncio.run(main()) == [expected] * 3
+
+
+def test_running_inside_a_closure_is_refused(device):
+    with pytest.raises(RuntimeError, match="cannot run while .* is being submitted by the same thread"):
+        tk.value(1).then(lambda x: tk.value(tk.value(2).sync())).sync()
+    assert tk.value(1).sync() == 1, "and the rule is off again"
+
+
+def test_dropping_an_op_warns_with_the_line():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        api.zeros(3).map(str)
+        gc.collect()
+    messages = [str(w.message) for w in caught if w.category is ResourceWarning]
+    assert len(messages) == 1, "the parts of an op do not warn for themselves"
+    assert "Map(full), built at" in messages[0]
+    assert __file__ in messages[0]
+    assert "was never run: use .sync(), .async_on(stream) or await" in messages[0]
+
+
+def test_an_op_is_no_value():
+    op = api.zeros(3)
+    with pytest.raises(TypeError, match=r"has no truth value\. Run it with \.sync\(\) or await"):
+        bool(op)
+    with pytest.raises(TypeError, match="cannot be iterated over"):
+        list(op)
+    with pytest.raises(TypeError, match=r"it is no array\. Use \.to_host\(\)\.sync\(\)"):
+        np.asarray(op)
+    with pytest.raises(AttributeError, match="does not know the shape and dtype of its result before it has run"):
+        _ = tk.value(1).shape
+    op.sync()
+
+
+def test_a_future_is_idle_executing_complete(device):
+    with device.stream() as stream:
+        gate = threading.Event()
+        if device.kind == "cpu":
+            device.driver.submit(stream.handle, gate.wait)
+        future = api.zeros(3).async_on(stream)
+        if device.kind == "cpu":
+            assert future.state == "executing"
+            assert not future.done()
+            with pytest.raises(TimeoutError, match=r"full has not finished within 0\.01 s"):
+                future.result(timeout_s=0.01)
+            gate.set()
+        assert future.result().shape == (3,)
+        assert future.state == "complete"
+        assert future.exception() is None
+
+
+def test_done_callbacks(device):
+    with device.stream() as stream:
+        called = threading.Event()
+        future = api.zeros(3).async_on(stream)
+        future.add_done_callback(lambda f: called.set() if f is future else None)
+        assert called.wait(60)
+
+
+def test_schedule_asks_the_policy(device):
+    policy = tk.SingleStream(device)
+    assert api.zeros(3).schedule(policy).stream is policy.next_stream()
+
+
+def test_the_device_of_an_op_is_that_of_its_tensors(device):
+    x = api.zeros(3).sync()
+    copy, pair = x.dup(), tk.zip(tk.value(1), x.dup().map(str))
+    assert copy.device is device
+    assert pair.device is device
+    tk.zip(copy, pair).sync()
+    other = tk.Device("cpu:0")
+    if other is not device:
+        with pytest.raises(ValueError, match="cannot run on a stream of"):
+            x.dup().sync_on(other.stream())
+
+
+def test_gather_overlaps_and_cancellation_lets_the_work_finish(device):
+    async def main():
+        x = await api.ones(1000)
+        results = await asyncio.gather(*(x.dup().to_host() for _ in range(20)))
+        task = asyncio.create_task(x.dup().to_host().run())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return results
+
+    assert all((r == 1).all() for r in asyncio.run(main()))

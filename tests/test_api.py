@@ -1,0 +1,115 @@
+"""Making tensors and copying them."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import tilekit as tk
+from tilekit import api, dtypes
+
+
+def host(op):
+    return op.to_host().sync()
+
+
+@pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
+def test_zeros_ones_full(device, dtype):
+    for made, expected in (
+        (api.zeros((3, 5), dtype), np.zeros((3, 5), dtype)),
+        (api.ones((3, 5), dtype), np.ones((3, 5), dtype)),
+        (api.full((3, 5), 3, dtype), np.full((3, 5), 3, dtype)),
+        (api.full(7, 1.5, dtype), np.full(7, 1.5).astype(dtype)),
+    ):
+        assert (made.shape, made.dtype) == (expected.shape, expected.dtype), "known before it has run"
+        actual = host(made)
+        assert actual.dtype == expected.dtype
+        np.testing.assert_array_equal(actual, expected)
+
+
+def test_float32_unless_said_otherwise(device):
+    assert api.zeros(1).sync().dtype == tk.float32
+    assert api.ones(1).sync().dtype == tk.float32
+    assert api.full(1, 2).sync().dtype == tk.float32
+    assert api.meta(1).dtype == tk.float32
+
+
+@pytest.mark.parametrize(
+    "arguments", [(5,), (2, 9), (9, 2, -3), (0,), (0.0, 1.0, 0.125), (3000,), (-5, 5000, 7), (2**40, 2**40 + 3)], ids=str
+)
+def test_arange(device, arguments):
+    expected = np.arange(*arguments)
+    actual = host(api.arange(*arguments))
+    assert actual.dtype == (np.int64 if expected.dtype == np.int64 else np.float32)
+    np.testing.assert_array_equal(actual, expected.astype(actual.dtype))
+
+
+@pytest.mark.parametrize("dtype", [d for d in dtypes.ALL if d != tk.bool_], ids=str)
+def test_arange_in_a_dtype(device, dtype):
+    np.testing.assert_array_equal(host(api.arange(100, dtype=dtype)), np.arange(100).astype(dtype))
+
+
+def test_arange_with_no_step():
+    with pytest.raises(ValueError, match="arange: the step is zero"):
+        api.arange(0, 1, 0)
+
+
+@pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
+def test_from_host_and_back(device, dtype):
+    array = np.random.default_rng(0).integers(0, 2, (4, 3, 5)).astype(dtype)
+    for given in (array, array[::2, ::-1], np.asfortranarray(array), array[0, 0, 0], array[:0]):
+        actual = host(api.from_host(given))
+        assert actual.dtype == dtype
+        np.testing.assert_array_equal(actual, given)
+
+
+def test_from_host_is_a_copy(device):
+    array = np.ones(4, np.float32)
+    tensor = api.from_host(array).sync()
+    array[:] = 7
+    np.testing.assert_array_equal(host(tensor), np.ones(4))
+
+
+def test_from_host_refuses_what_it_cannot_store():
+    with pytest.raises(TypeError, match=r"dtype\('complex64'\) is not a dtype of tilekit; there are bool, int8"):
+        api.from_host(np.zeros(3, np.complex64))
+    with pytest.raises(TypeError, match="is not a dtype of tilekit"):
+        api.from_host(["a"])
+
+
+def test_dup_is_a_copy(device):
+    x = api.arange(12).sync().reshape(3, 4)
+    for view in (x, x[:, 1:3], x.permute(), x[1]):
+        copy = api.dup(view).sync()
+        assert copy.is_contiguous
+        assert copy.storage is not x.storage
+        np.testing.assert_array_equal(host(copy), host(view))
+    np.testing.assert_array_equal(host(api.dup(api.ones(3))), np.ones(3))
+    with pytest.raises(TypeError, match="dup copies a tensor that has memory"):
+        api.dup(api.meta(3))
+
+
+def test_shapes_are_checked():
+    with pytest.raises(ValueError, match=r"a shape has no negative extents, as -1 in \(2, -1\)"):
+        api.zeros((2, -1))
+    with pytest.raises(TypeError, match="a shape is an int or a tuple of ints, not 2.5"):
+        api.zeros(2.5)
+
+
+def test_every_creation_runs_in_all_four_ways(device):
+    def ops():
+        return api.zeros(3), api.ones(3), api.full(3, 2), api.arange(3), api.from_host(np.ones(3)), api.dup(tensor), tensor.to_host()
+
+    tensor = api.ones(3).sync()
+
+    async def awaited():
+        return [await op for op in ops()]
+
+    with device.stream() as stream:
+        for results in (
+            [op.sync() for op in ops()],
+            [op.sync_on(stream) for op in ops()],
+            [op.async_on(stream).result() for op in ops()],
+            asyncio.run(awaited()),
+        ):
+            assert [r.shape for r in results] == [(3,)] * 7

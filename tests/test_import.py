@@ -1,0 +1,29 @@
+"""Importing tilekit is cheap, and drags nothing in."""
+
+import subprocess
+import sys
+
+CHEAP = """
+import sys
+import tilekit, tilekit.api
+heavy = {"numba", "llvmlite", "torch", "cupy", "cuda", "triton", "asyncio"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+TIMED = """
+import time
+start = time.perf_counter()
+import numpy
+middle = time.perf_counter()
+import tilekit
+print(time.perf_counter() - middle)
+"""
+
+
+def test_it_imports_no_compiler_and_no_peer():
+    subprocess.run([sys.executable, "-c", CHEAP], check=True)
+
+
+def test_it_takes_less_than_150_ms_more_than_numpy():
+    times = [float(subprocess.run([sys.executable, "-c", TIMED], check=True, capture_output=True, text=True).stdout) for _ in range(5)]
+    assert min(times) < 0.150, times

@@ -1,0 +1,132 @@
+"""tilekit: GPU kernels on tiles, in Python, run as lazy, composable, awaitable operations.
+
+The façade: the tile language (what a kernel's body uses), and the host's entry points. `tilekit.api` makes tensors.
+"""
+
+from tilekit.device import Device as Device
+from tilekit.device import default_device as default_device
+from tilekit.device import devices as devices
+from tilekit.device import set_default_device as set_default_device
+from tilekit.device import use_device as use_device
+from tilekit.dtypes import bfloat16 as bfloat16
+from tilekit.dtypes import bool_ as bool_
+from tilekit.dtypes import float16 as float16
+from tilekit.dtypes import float32 as float32
+from tilekit.dtypes import float64 as float64
+from tilekit.dtypes import int8 as int8
+from tilekit.dtypes import int16 as int16
+from tilekit.dtypes import int32 as int32
+from tilekit.dtypes import int64 as int64
+from tilekit.dtypes import uint8 as uint8
+from tilekit.dtypes import uint16 as uint16
+from tilekit.dtypes import uint32 as uint32
+from tilekit.dtypes import uint64 as uint64
+from tilekit.errors import CompileError as CompileError
+from tilekit.errors import DeviceError as DeviceError
+from tilekit.errors import DeviceUnavailableError as DeviceUnavailableError
+from tilekit.errors import OutOfMemoryError as OutOfMemoryError
+from tilekit.errors import TilekitError as TilekitError
+from tilekit.lang.create import arange as arange
+from tilekit.lang.create import full as full
+from tilekit.lang.create import ones as ones
+from tilekit.lang.create import zeros as zeros
+from tilekit.lang.debug import print_ as print
+from tilekit.lang.elementwise import astype as astype
+from tilekit.lang.elementwise import exp as exp
+from tilekit.lang.elementwise import maximum as maximum
+from tilekit.lang.elementwise import minimum as minimum
+from tilekit.lang.elementwise import sqrt as sqrt
+from tilekit.lang.elementwise import where as where
+from tilekit.lang.memory import PaddingMode as PaddingMode
+from tilekit.lang.memory import bid as bid
+from tilekit.lang.memory import load as load
+from tilekit.lang.memory import load_tile_like as load_tile_like
+from tilekit.lang.memory import num_blocks as num_blocks
+from tilekit.lang.memory import store as store
+from tilekit.lang.signature import Const as Const
+from tilekit.lang.signature import In as In
+from tilekit.lang.signature import InOut as InOut
+from tilekit.lang.signature import Out as Out
+from tilekit.lang.signature import generics as generics
+from tilekit.launcher import Kernel as Kernel
+from tilekit.launcher import KernelLaunch as KernelLaunch
+from tilekit.launcher import kernel as kernel
+from tilekit.ops import DeviceOp as DeviceOp
+from tilekit.ops import value as value
+from tilekit.ops import with_context as with_context
+from tilekit.ops import zip_ops as zip
+from tilekit.partition import Partition as Partition
+from tilekit.schedule import ExecutionContext as ExecutionContext
+from tilekit.schedule import SchedulingPolicy as SchedulingPolicy
+from tilekit.schedule import SingleStream as SingleStream
+from tilekit.schedule import StreamPoolRoundRobin as StreamPoolRoundRobin
+from tilekit.stream import Event as Event
+from tilekit.stream import Stream as Stream
+from tilekit.tensor import Tensor as Tensor
+
+DeviceOperation = DeviceOp  # the seeds' name
+
+__version__ = "0.1.0"
+__all__ = [
+    "CompileError",
+    "Const",
+    "Device",
+    "DeviceError",
+    "DeviceOp",
+    "DeviceOperation",
+    "DeviceUnavailableError",
+    "Event",
+    "ExecutionContext",
+    "In",
+    "InOut",
+    "Kernel",
+    "KernelLaunch",
+    "Out",
+    "OutOfMemoryError",
+    "PaddingMode",
+    "Partition",
+    "SchedulingPolicy",
+    "SingleStream",
+    "Stream",
+    "StreamPoolRoundRobin",
+    "Tensor",
+    "TilekitError",
+    "arange",
+    "astype",
+    "bfloat16",
+    "bid",
+    "bool_",
+    "default_device",
+    "devices",
+    "exp",
+    "float16",
+    "float32",
+    "float64",
+    "full",
+    "generics",
+    "int16",
+    "int32",
+    "int64",
+    "int8",
+    "kernel",
+    "load",
+    "load_tile_like",
+    "maximum",
+    "minimum",
+    "num_blocks",
+    "ones",
+    "print",
+    "set_default_device",
+    "sqrt",
+    "store",
+    "uint16",
+    "uint32",
+    "uint64",
+    "uint8",
+    "use_device",
+    "value",
+    "where",
+    "with_context",
+    "zeros",
+    "zip",
+]

@@ -1,0 +1,119 @@
+"""From a bound kernel to machine code, with or without a GPU.
+
+numba types and lowers the Python function, NVVM makes PTX of it, nvJitLink a cubin. None of them needs a device, but numba asks
+for one whenever a kernel calls a device function; `_standing_in` answers.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from numba.cuda import compiler, dispatcher, types
+
+from tilekit.compiler import lower
+from tilekit.compiler.cubin import read_resources
+from tilekit.compiler.diagnose import explain
+from tilekit.compiler.facts import ArgumentFacts
+from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format, target_capability
+from tilekit.compiler.layout import Config
+from tilekit.compiler.source import KernelSource
+from tilekit.compiler.specialise import BoundKernel
+from tilekit.compiler.syntax import check_syntax
+from tilekit.compiler.types import argument_type, compiling
+
+__all__ = ["CompiledKernel", "argument_types", "build", "translated"]
+
+assert lower.__all__, "importing it registers the tile operations"
+
+
+def build(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | None, target: str) -> CompiledKernel:
+    """Compile a kernel.
+
+    Args:
+        bound: its generics bound.
+        facts: what may be assumed about each argument.
+        num_warps: warps in a block, a power of two; None leaves it to the compiler.
+        target: `"sm_90a"`, see `compiler.kernel.TARGETS`.
+
+    Raises:
+        CompileError: the kernel cannot be compiled; it points at the user's line.
+        ValueError: there is no such target.
+    """
+    check_syntax(bound.source)
+    capability, config = target_capability(target), choose_config(facts, num_warps)
+    with translated(bound.source, config), _standing_in(capability):
+        library, _ = compiler._compile_pyfunc_with_fixup(
+            bound.function, argument_types(bound.names, facts, config), device=False, abi="numba", cc=capability, fastmath=False,
+            launch_bounds=(config.num_threads, 1), lto=False,
+        )  # fmt: skip
+        library._lto = False
+        ptx = library.get_asm_str(cc=capability)
+        cubin = bytes(library.get_cubin(cc=capability).code)
+    entry = re.search(r"\.entry\s+(\w+)\(", ptx)
+    assert entry, "a kernel has an entry"
+    resources = read_resources(cubin, entry[1])
+    return CompiledKernel(
+        entry=entry[1],
+        ptx=ptx,
+        cubin=cubin,
+        target=target,
+        registers=resources.registers,
+        shared_bytes=resources.shared_bytes,
+        local_bytes=resources.local_bytes,
+        block=(config.num_threads, 1, 1),
+        param_format=param_format(facts),
+    )
+
+
+def argument_types(names: Sequence[str], facts: Sequence[ArgumentFacts], config: Config) -> tuple[types.Type, ...]:
+    """The numba types of a kernel's parameters."""
+    return tuple(argument_type(name, fact, config) for name, fact in zip(names, facts, strict=True))
+
+
+@contextmanager
+def translated(source: KernelSource, config: Config) -> Iterator[None]:
+    """Let numba compile: the tile operations know `config`, and numba's errors become `CompileError`."""
+    with compiling(config):
+        try:
+            yield
+        except Exception as error:
+            explained = explain(error, source)
+            raise explained from explained.__cause__
+
+
+class _StandIn:
+    """As much of a device as numba's compiler asks for."""
+
+    id = 0
+
+    def __init__(self, capability: tuple[Any, ...]) -> None:
+        self.compute_capability = capability[:2]
+
+
+_patching = threading.Lock()
+
+
+@contextmanager
+def _standing_in(capability: tuple[Any, ...]) -> Iterator[None]:
+    """While the block runs, numba's dispatcher finds the target device, in this thread.
+
+    Compiling a call of a device function asks for the current device even when the target is given (numba-cuda 0.30.4,
+    dispatcher.py:2065), which fails without a GPU, and with one would make a context and compile for the wrong architecture.
+    There is no argument for it: this is tilekit's one patch of another module. Other threads keep the original.
+    """
+    stand_in, thread = _StandIn(capability), threading.get_ident()
+    with _patching:
+        original = dispatcher.get_current_device
+
+        def current_device() -> Any:
+            return stand_in if threading.get_ident() == thread else original()
+
+        dispatcher.get_current_device = current_device
+        try:
+            yield
+        finally:
+            dispatcher.get_current_device = original

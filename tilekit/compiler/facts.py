@@ -1,0 +1,56 @@
+"""What the compiler may assume about the arguments of one specialisation. Equal facts share one compiled kernel."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+__all__ = ["ArgumentFacts", "Role", "ScalarFacts", "TensorFacts"]
+
+Role = Literal["in", "out", "inout"]
+
+
+class TensorFacts(NamedTuple):
+    """Facts about a tensor argument.
+
+    A kernel receives a tensor as: its address (unsigned 64 bits), its extents (32 bits, or 64 where `wide`), and the strides, in
+    elements (64 bits), of every dimension but `unit`.
+
+    Attributes:
+        dtype: name of the element type.
+        role: `in` (a tensor to read), `out` or `inout` (a partition).
+        tile: tile shape of a partition, None for `in`.
+        rank: number of dimensions.
+        unit: the dimension whose stride is one (the last such), or None.
+        align: the largest power of two, up to 16, that divides the address, in bytes.
+        extents: for each dimension a power of two that divides the extent (see `divisor`).
+        strides: for each dimension a power of two that divides the stride in elements; 0 for `unit`.
+        wide: whether an extent needs more than 31 bits.
+        covered: whether the extents are those of the partition that the grid follows, so that a tile index inside the grid
+            is a tile index inside this tensor.
+    """
+
+    dtype: str
+    role: Role
+    tile: tuple[int, ...] | None
+    rank: int
+    unit: int | None
+    align: int
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    wide: bool
+    covered: bool
+
+
+class ScalarFacts(NamedTuple):
+    """Facts about a scalar argument: the name of its dtype (`int64`, `float64`, `bool`, or a NumPy scalar's own)."""
+
+    dtype: str
+
+
+ArgumentFacts = TensorFacts | ScalarFacts
+
+
+def divisor(n: int) -> int:
+    """A power of two that divides `n`, at most 4096; above 16 only powers of four, which keeps specialisations few."""
+    d = min(n & -n, 4096) if n else 4096
+    return d if d <= 16 else 1 << ((d.bit_length() - 1) & ~1)

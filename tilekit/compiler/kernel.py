@@ -1,0 +1,132 @@
+"""A compiled kernel, and the targets that it can be compiled for. No numba here: a cached kernel is used without it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tilekit import dtypes
+from tilekit.compiler.facts import ArgumentFacts, TensorFacts
+from tilekit.compiler.layout import Config, choose_num_warps, choose_vec, elements
+from tilekit.errors import TilekitError
+
+__all__ = ["TARGETS", "CompiledKernel", "choose_config", "param_format", "target_capability"]
+
+# The `a` targets have instructions (wgmma, TMA multicast...) that run on that architecture alone; plain ones run on later minors.
+TARGETS: dict[str, tuple[int, int] | tuple[int, int, str]] = {
+    "sm_80": (8, 0),
+    "sm_86": (8, 6),
+    "sm_89": (8, 9),
+    "sm_90": (9, 0, "a"),
+    "sm_90a": (9, 0, "a"),
+    "sm_100": (10, 0, "a"),
+    "sm_100a": (10, 0, "a"),
+    "sm_120": (12, 0),
+    "sm_120a": (12, 0, "a"),
+}
+
+
+def target_capability(target: str) -> tuple[int, int] | tuple[int, int, str]:
+    """The compute capability of a target, as numba writes it: `(9, 0, "a")` for `"sm_90a"`.
+
+    Raises:
+        ValueError: there is no such target.
+    """
+    if target not in TARGETS:
+        raise ValueError(f"target {target!r}: tilekit compiles for {', '.join(TARGETS)}")
+    return TARGETS[target]
+
+
+def choose_config(facts: Sequence[ArgumentFacts], num_warps: int | None) -> Config:
+    """The warps and the vector width for a kernel with such arguments; `num_warps` if it is given."""
+    tensors = [fact for fact in facts if isinstance(fact, TensorFacts)]
+    vec = choose_vec(min((dtypes.as_dtype(t.dtype).itemsize for t in tensors), default=4))
+    largest = max((elements(t.tile) for t in tensors if t.tile), default=None)
+    if num_warps is None:
+        # Without a partition nothing says how large the tiles are.
+        num_warps = choose_num_warps(largest, vec) if largest else 4 if tensors else 1
+    return Config(num_warps, vec)
+
+
+def param_format(facts: Sequence[ArgumentFacts]) -> str:
+    """The `struct` format of a kernel's parameters: one slot of eight bytes for each flat parameter, in order.
+
+    A tensor has its address, its extents, and its strides but the unit one (see `TensorFacts`); a scalar has itself.
+    """
+    slots = ""
+    for fact in facts:
+        if isinstance(fact, TensorFacts):
+            slots += "Q" + ("q" if fact.wide else "i4x") * fact.rank
+            slots += "q" * sum(1 for dim in range(fact.rank) if dim != fact.unit)
+        else:
+            slots += _SCALAR_SLOTS[fact.dtype]
+    return "<" + slots
+
+
+_SCALAR_SLOTS = {
+    "bool": "?7x", "int8": "b7x", "uint8": "B7x", "int16": "h6x", "uint16": "H6x", "int32": "i4x", "uint32": "I4x",
+    "int64": "q", "uint64": "Q", "float16": "f4x", "bfloat16": "f4x", "float32": "f4x", "float64": "d",
+}  # fmt: skip
+assert set(_SCALAR_SLOTS) == {d.name for d in dtypes.ALL}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledKernel:
+    """Machine code of one specialisation.
+
+    Attributes:
+        entry: the name of the function in the cubin.
+        ptx: the assembly text, for reading.
+        cubin: the binary.
+        target: what it was compiled for.
+        registers: a thread's.
+        shared_bytes: static shared memory of a block.
+        local_bytes: a thread's memory for what did not fit into registers.
+        block: threads of a block along its three axes.
+        param_format: the `struct` format of the parameters, see `param_format`.
+    """
+
+    entry: str
+    ptx: str
+    cubin: bytes
+    target: str
+    registers: int
+    shared_bytes: int
+    local_bytes: int
+    block: tuple[int, int, int]
+    param_format: str
+
+    @cached_property
+    def sass(self) -> str:
+        """The machine instructions, as text.
+
+        Raises:
+            TilekitError: nvdisasm, which writes it, is not installed.
+        """
+        program = _find_nvdisasm()
+        if program is None:
+            raise TilekitError('nvdisasm is not installed, so there is no SASS to show: pip install "tilekit[test]", or the CUDA toolkit')
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "kernel.cubin")
+            path.write_bytes(self.cubin)
+            done = subprocess.run([program, "-c", str(path)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise TilekitError(f"{program} failed: {done.stderr.strip()}")
+        return done.stdout
+
+
+def _find_nvdisasm() -> str | None:
+    """nvdisasm: from the path, beside Python, or from NVIDIA's wheel."""
+    name = "nvdisasm.exe" if sys.platform == "win32" else "nvdisasm"
+    found = shutil.which(name) or shutil.which(name, path=sysconfig.get_path("scripts"))
+    if found:
+        return found
+    packages = Path(sysconfig.get_path("purelib"), "nvidia")
+    return next((str(p) for p in sorted(packages.glob(f"*/bin/{name}"), reverse=True)), None)

@@ -1,0 +1,181 @@
+"""A specialisation of a kernel, and how it comes to run: interpreted on a CPU device, compiled and loaded on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import struct
+import threading
+import types
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilekit.compiler import cache
+from tilekit.compiler.facts import ArgumentFacts, TensorFacts
+from tilekit.compiler.interpret import interpret
+from tilekit.compiler.specialise import BoundKernel
+from tilekit.device import Device
+from tilekit.errors import DeviceUnavailableError
+from tilekit.lang.memory import TensorView
+from tilekit.lang.registry import OPS
+from tilekit.ops import Executable
+from tilekit.partition import Partition
+from tilekit.schedule import ExecutionContext
+from tilekit.tensor import Tensor
+
+if TYPE_CHECKING:
+    from tilekit.compiler.build import CompiledKernel
+
+__all__ = ["Specialisation"]
+
+
+class Specialisation:
+    """One version of a kernel: for given generics, constants, facts about the arguments, and warps.
+
+    Attributes:
+        bound: the kernel, its generics bound.
+        facts: about each argument.
+        num_warps: what was asked for; None leaves it to the compiler.
+        compilations: how many times the compiler ran for it, cache hits excluded.
+    """
+
+    def __init__(self, bound: BoundKernel, facts: tuple[ArgumentFacts, ...], num_warps: int | None) -> None:
+        self.bound, self.facts, self.num_warps = bound, facts, num_warps
+        self.compilations = 0
+        self._compiled: dict[str, CompiledKernel] = {}
+        self._executables: dict[Device, Executable] = {}
+        self._lock = threading.Lock()
+
+    def executable(self, device: Device) -> Executable:
+        """The specialisation on `device`; compiled and loaded at the first call.
+
+        Raises:
+            CompileError: it cannot be compiled.
+        """
+        found = self._executables.get(device)
+        if found is None:
+            made: Executable = _Interpreted(self) if device.kind == "cpu" else _Loaded(self.compiled(device.target), device)
+            found = self._executables.setdefault(device, made)
+        return found
+
+    def compiled(self, target: str) -> CompiledKernel:
+        """The specialisation compiled for `target`: from memory, from the disk cache, or by numba now.
+
+        Raises:
+            CompileError: it cannot be compiled. ValueError: no such target.
+        """
+        with self._lock:
+            found = self._compiled.get(target)
+            if found is None:
+                key = self._key(target)
+                found = cache.load(key) if key else None
+                if found is None:
+                    from tilekit.compiler.build import build
+
+                    self.compilations += 1
+                    found = build(self.bound, self.facts, self.num_warps, target)
+                    if key:
+                        cache.save(key, found)
+                self._compiled[target] = found
+            return found
+
+    def dispatcher(self) -> Any:
+        """The specialisation as a `numba.cuda.jit` dispatcher.
+
+        Raises:
+            DeviceUnavailableError: there is no GPU.
+        """
+        from tilekit.device import cuda_unavailable_reason
+
+        reason = cuda_unavailable_reason()
+        if reason is not None:
+            raise DeviceUnavailableError(f"a numba dispatcher needs a GPU: {reason}")
+        from tilekit.compiler.dispatcher import make_dispatcher
+
+        return make_dispatcher(self.bound, self.facts, self.num_warps)
+
+    def _key(self, target: str) -> bytes | None:
+        """What decides the compiled code, as a digest; None if something does that has no fingerprint."""
+        outside = [(name, _fingerprint(value)) for name, value in self.bound.outside.items()]
+        if any(mark is None for _, mark in outside):
+            return None
+        parts = (cache.toolchain_fingerprint(), self.bound.text, outside, self.facts, self.num_warps, target)
+        return hashlib.sha256(repr(parts).encode()).digest()
+
+
+# Modules whose contents change with the versions in the toolchain's fingerprint only.
+_STABLE_MODULES = ("tilekit", "numba", "math", "operator", "numpy")
+
+
+def _fingerprint(value: Any) -> str | None:
+    """A text that changes when `value` does, for values whose whole meaning is known."""
+    if value is None or isinstance(value, (bool, int, float, str, np.dtype)):
+        return repr(value)
+    if isinstance(value, types.ModuleType):
+        return value.__name__ if value.__name__.partition(".")[0] in _STABLE_MODULES else None
+    for op in OPS.values():
+        if op.function is value:
+            return f"tk.{op.name}"
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if module == "builtins" and name:
+        return f"builtins.{name}"
+    return None
+
+
+class _Interpreted:
+    """A specialisation on a CPU device."""
+
+    def __init__(self, specialisation: Specialisation) -> None:
+        self._bound, self._facts = specialisation.bound, specialisation.facts
+
+    def launch(self, ctx: ExecutionContext, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
+        """Queue the launch on the stream's worker."""
+        views = tuple(
+            self._view(name, facts, argument) for name, facts, argument in zip(self._bound.names, self._facts, arguments, strict=True)
+        )
+        ctx.device.driver.submit(ctx.stream.handle, lambda: interpret(self._bound, grid, views))
+
+    @staticmethod
+    def _view(name: str, facts: ArgumentFacts, argument: Any) -> Any:
+        if not isinstance(facts, TensorFacts):
+            return argument.item() if isinstance(argument, np.generic) else argument
+        tensor = argument.tensor if isinstance(argument, Partition) else argument
+        return TensorView(name, tensor.host_view(), facts.tile, facts.role != "out")
+
+
+class _Loaded:
+    """A specialisation on a GPU.
+
+    The parameters are packed into one block that belongs to the specialisation, so packing and launching happen under a lock;
+    the driver has copied them when the launch returns.
+    """
+
+    def __init__(self, compiled: CompiledKernel, device: Device) -> None:
+        self._function = device.driver.load(compiled.cubin, compiled.entry)
+        self._block, self._shared_bytes = compiled.block, 0
+        packer = struct.Struct(compiled.param_format)
+        self._pack = packer.pack_into
+        self._buffer = ctypes.create_string_buffer(max(packer.size, 8))
+        base = ctypes.addressof(self._buffer)
+        slots = [base + at for at in range(0, packer.size, 8)] or [base]
+        self._pointers = (ctypes.c_void_p * len(slots))(*slots)
+        self._params = ctypes.addressof(self._pointers)
+        self._lock = threading.Lock()
+
+    def launch(self, ctx: ExecutionContext, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
+        """Launch on the stream."""
+        flat: list[Any] = []
+        for argument in arguments:
+            if isinstance(argument, (Tensor, Partition)):
+                tensor = argument.tensor if isinstance(argument, Partition) else argument
+                unit = tensor.facts[0]
+                flat.append(tensor.address)
+                flat += tensor.shape
+                flat += (stride for d, stride in enumerate(tensor.strides) if d != unit)
+            else:
+                flat.append(argument)
+        with self._lock:
+            self._pack(self._buffer, 0, *flat)
+            ctx.device.driver.launch(self._function, grid, self._block, self._shared_bytes, ctx.stream.handle, self._params)

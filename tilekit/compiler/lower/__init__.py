@@ -1,0 +1,10 @@
+"""What each tile operation becomes: one file a family, named as in `tilekit.lang`. Importing it registers everything with numba."""
+
+from __future__ import annotations
+
+from tilekit.compiler import ops
+from tilekit.compiler.lower import create, debug, elementwise, memory, tile
+
+__all__ = ["create", "debug", "elementwise", "memory", "tile"]
+
+ops.install()

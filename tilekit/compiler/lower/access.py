@@ -1,0 +1,233 @@
+"""Where the elements of a tile are in memory, which of them exist, and how wide an access may be.
+
+What is proven decides the code. `plan` works on facts alone:
+
+    every element exists            full-width vectors, no mask        own tile of a partition whose extents the tile divides
+    a vector exists or does not     full-width vectors, predicated     the extent is ragged, but a multiple of the vector
+    a vector may be cut by the edge a branch that the whole block takes: tiles inside as in the first row; at the edge
+                                    narrower accesses, predicated
+
+An index that is not proven is compared with the number of tiles, unsigned: negative ones and those beyond the end read padding
+and write nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from tilekit.compiler.layout import ACCESS_BYTES, Layout
+from tilekit.compiler.lower.emit import all_of, special_register, thread_coordinates
+from tilekit.compiler.types import TensorType, extent_dtype, i1, i32, i64, integer, register_type
+
+__all__ = ["Access", "Plan", "Slot", "open_access", "plan", "tensor_field"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How a tile is accessed.
+
+    Attributes:
+        vector: register bits that one full-width access covers.
+        edge: register bits that one access covers where the tile hangs over the edge.
+        ragged: dimensions in which the tile may hang over the edge.
+        proven: the tile index is inside.
+    """
+
+    vector: tuple[int, ...]
+    edge: tuple[int, ...]
+    ragged: tuple[int, ...]
+    proven: bool
+
+    @property
+    def masked(self) -> bool:
+        """Whether some elements may not exist."""
+        return bool(self.ragged) or not self.proven
+
+    @property
+    def branches(self) -> bool:
+        """Whether tiles at the edge need other accesses than tiles inside."""
+        return self.masked and self.edge != self.vector
+
+
+def plan(tensor: TensorType, layout: Layout, proven: bool) -> Plan:
+    """How to access a tile in `layout` of `tensor`; `proven` if its index is sure to be inside."""
+    facts, itemsize = tensor.facts, tensor.dtype.itemsize
+    ragged = tuple(d for d in range(facts.rank) if facts.extents[d] % layout.shape[d])
+    if facts.unit is None:
+        return Plan(vector=(), edge=(), ragged=ragged, proven=proven)
+    run = layout.run(facts.unit)
+    widest = min(ACCESS_BYTES, facts.align) // itemsize
+    widest = min([widest, *(facts.strides[d] for d in range(facts.rank) if d != facts.unit)])
+    uncut = min(widest, facts.extents[facts.unit]) if facts.unit in ragged else widest
+    vector, edge = (run[: max(1, elements).bit_length() - 1] for elements in (widest, uncut))
+    return Plan(vector=vector, edge=edge, ragged=ragged, proven=proven)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One access of a thread: its registers, in the order of memory; the address and an offset in bytes; its predicate, if any."""
+
+    registers: list[int]
+    address: ir.Value
+    offset: int
+    predicate: ir.Value | None
+
+
+@dataclass(frozen=True)
+class Access:
+    """A tile of a tensor, ready to be read or written.
+
+    Attributes:
+        full: the accesses where nothing is cut by the edge.
+        edge: the accesses where something is.
+        inside: whether the tile is wholly inside, the same for the whole block; None where `full` serves always.
+    """
+
+    full: list[Slot]
+    edge: list[Slot]
+    inside: ir.Value | None
+
+
+def tensor_field(builder: ir.IRBuilder, tensor: TensorType, value: ir.Value, name: str) -> ir.Value:
+    """A member of a tensor parameter: `address`, `extent0`, `stride1`... The stride of the unit dimension is the constant 1."""
+    facts = tensor.facts
+    if name == "address":
+        return builder.extract_value(value, 0)
+    kind, dim = name[:-1], int(name[-1])
+    if kind == "extent":
+        return builder.extract_value(value, 1 + dim)
+    if dim == facts.unit:
+        return integer(64, 1)
+    before = sum(1 for d in range(dim) if d != facts.unit)
+    return builder.extract_value(value, 1 + facts.rank + before)
+
+
+def open_access(
+    builder: ir.IRBuilder, tensor: TensorType, value: ir.Value, index: list[ir.Value], layout: Layout, *, proven: bool, writing: bool
+) -> Access:
+    """Compute addresses and predicates for the tile at `index`.
+
+    Args:
+        builder: at the place of the access.
+        tensor, value: the tensor parameter.
+        index: which tile, an i32 or i64 for each dimension.
+        layout: the tile's.
+        proven: whether `index` is sure to be inside the tensor.
+        writing: threads that hold copies take no part.
+    """
+    window = _Window(builder, tensor, value, index, layout, plan(tensor, layout, proven))
+    chosen = window.plan
+    owner = window.owner() if writing else None
+    if not chosen.masked:
+        return Access(window.slots(chosen.vector, owner, masked=False), [], None)
+    if not chosen.branches:
+        return Access(window.slots(chosen.vector, owner, masked=True), [], None)
+    inside = window.inside()
+    return Access(window.slots(chosen.vector, owner, masked=False), window.slots(chosen.edge, owner, masked=True), inside)
+
+
+class _Window:
+    """The part of a tensor that a tile covers."""
+
+    def __init__(
+        self, builder: ir.IRBuilder, tensor: TensorType, value: ir.Value, index: list[ir.Value], layout: Layout, plan: Plan
+    ) -> None:
+        self.builder, self.tensor, self.value, self.layout, self.plan = builder, tensor, value, layout, plan
+        self.thread = special_register(builder, "tid.x")
+        self.width = register_type(extent_dtype(tensor.facts))
+        self.valid: ir.Value | None = None
+        if not plan.proven:
+            self.valid = all_of(builder, [self._in_range(d, i) for d, i in enumerate(index)])
+        starts = [builder.mul(self._resize(i), self._count(layout.shape[d])) for d, i in enumerate(index)]
+        offsets = thread_coordinates(builder, self.thread, layout.thread)
+        self.left = {d: self._left(d, starts[d]) for d in plan.ragged}
+        self.remaining = {d: builder.sub(left, offsets[d]) for d, left in self.left.items()}
+        if self.valid is not None and self.remaining:
+            first = plan.ragged[-1]
+            self.remaining[first] = builder.select(self.valid, self.remaining[first], integer(32, 0))
+        self.base = self._address(starts, offsets)
+        self._rows: dict[tuple[int, ...], ir.Value] = {}
+
+    def _count(self, n: int) -> ir.Constant:
+        return ir.Constant(self.width, n)
+
+    def _field(self, name: str) -> ir.Value:
+        return tensor_field(self.builder, self.tensor, self.value, name)
+
+    def _resize(self, index: ir.Value) -> ir.Value:
+        if index.type == self.width:
+            return index
+        return (self.builder.trunc if index.type == i64 else self.builder.sext)(index, self.width)
+
+    def _in_range(self, dim: int, index: ir.Value) -> ir.Value:
+        """0 <= index < tiles along `dim`, in the wider of the two types, so that no index wraps into range."""
+        builder, extent = self.builder, self.layout.shape[dim]
+        tiles = builder.lshr(builder.add(self._field(f"extent{dim}"), self._count(extent - 1)), self._count(extent.bit_length() - 1))
+        if index.type == i64 and tiles.type == i32:
+            tiles = builder.zext(tiles, i64)
+        elif index.type == i32 and tiles.type == i64:
+            index = builder.sext(index, i64)
+        return builder.icmp_unsigned("<", index, tiles)
+
+    def _left(self, dim: int, start: ir.Value) -> ir.Value:
+        """How many elements there are from the tile's start to the tensor's end, an i32; no more than the tile's extent matter."""
+        left = self.builder.sub(self._field(f"extent{dim}"), start)
+        if self.width == i32:
+            return left
+        extent = self._count(self.layout.shape[dim])
+        fits = self.builder.icmp_signed("<", left, extent)
+        return self.builder.trunc(self.builder.select(fits, left, extent), i32)
+
+    def _address(self, starts: list[ir.Value], offsets: list[ir.Value]) -> ir.Value:
+        """The address of the thread's register 0, in 64 bits."""
+        builder, total = self.builder, integer(64, 0)
+        for dim, (start, offset) in enumerate(zip(starts, offsets, strict=True)):
+            element = builder.add(start, offset if self.width == i32 else builder.zext(offset, i64))
+            element = element if self.width == i64 else builder.zext(element, i64)
+            if dim != self.tensor.facts.unit:
+                element = builder.mul(element, self._field(f"stride{dim}"))
+            total = builder.add(total, element)
+        return builder.add(self._field("address"), builder.mul(total, integer(64, self.tensor.dtype.itemsize)))
+
+    def _row(self, coordinate: tuple[int, ...]) -> ir.Value:
+        """The base address moved by a register's coordinate in every dimension but the unit one, whose offset is an immediate."""
+        unit = self.tensor.facts.unit
+        key = tuple(0 if d == unit else c for d, c in enumerate(coordinate))
+        if key not in self._rows:
+            address = self.base
+            for dim, c in enumerate(key):
+                if c:
+                    step = self.builder.mul(self._field(f"stride{dim}"), integer(64, c * self.tensor.dtype.itemsize))
+                    address = self.builder.add(address, step)
+            self._rows[key] = address
+        return self._rows[key]
+
+    def owner(self) -> ir.Value | None:
+        """Whether this thread is the one, among those that hold copies, that writes. None if there are no copies."""
+        copies = self.layout.copies
+        if not copies:
+            return None
+        return self.builder.icmp_unsigned("==", self.builder.and_(self.thread, integer(32, copies)), integer(32, 0))
+
+    def inside(self) -> ir.Value:
+        """Whether no element of the tile is beyond the edge."""
+        fits = [self.builder.icmp_signed(">=", self.left[d], integer(32, self.layout.shape[d])) for d in self.plan.ragged]
+        result = all_of(self.builder, [self.valid, *fits])
+        assert result is not None, "only masked accesses ask"
+        return result
+
+    def slots(self, bits: tuple[int, ...], owner: ir.Value | None, *, masked: bool) -> list[Slot]:
+        """One access for each group of registers that differ in `bits`."""
+        coordinates, unit, itemsize = self.layout.coordinates(), self.tensor.facts.unit, self.tensor.dtype.itemsize
+        slots = []
+        for registers in self.layout.chunks(bits):
+            at = coordinates[registers[0]]
+            exists = [self.builder.icmp_signed(">", left, integer(32, at[d])) for d, left in self.remaining.items()] if masked else []
+            if masked and not self.remaining:
+                exists = [self.valid]
+            predicate = all_of(self.builder, [owner, *exists])
+            assert predicate is None or predicate.type == i1
+            slots.append(Slot(registers, self._row(at), 0 if unit is None else at[unit] * itemsize, predicate))
+        return slots

@@ -1,0 +1,252 @@
+"""Lowering of `tilekit.lang.memory`: where a block is, and tiles from and to tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import types
+
+from tilekit import dtypes
+from tilekit.compiler.diagnose import reject
+from tilekit.compiler.lower.access import open_access, tensor_field
+from tilekit.compiler.lower.convert import convert
+from tilekit.compiler.lower.emit import constant_tuple, pack, special_register, unpack
+from tilekit.compiler.lower.transfer import read, write
+from tilekit.compiler.ops import ABSENT, attribute, known, lowers, lowers_method
+from tilekit.compiler.types import (
+    DTypeType, TensorType, TileType, describe, extent_dtype, i32, i64, integer, scalar_dtype, scalar_kind,
+)  # fmt: skip
+from tilekit.errors import CompileError
+from tilekit.lang import memory as lang
+from tilekit.lang.tile import check_shape
+
+__all__ = ["tile_shape"]
+
+_PADDING = {"zero": 0.0, "neg_zero": -0.0, "nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+
+
+def tile_shape(ty: types.Type, what: str) -> tuple[int, ...]:
+    """The tile shape that an argument of type `ty` gives, rejected unless it is a compile-time power of two in every dimension."""
+    shape = known(ty)
+    if shape is ABSENT:
+        parts = ty.types if isinstance(ty, types.BaseTuple) else [ty]
+        if all(scalar_kind(part) is int for part in parts):
+            reject(
+                what,
+                "the tile shape must be known when the kernel is compiled; make it a generic (tk.generics) or a tk.Const parameter",
+            )
+        reject(what, f"a tile shape is an int or a tuple of ints, not {describe(ty)}")
+    try:
+        return check_shape(shape, what)
+    except CompileError as error:
+        reject(what, error.reason)
+
+
+# ---------------------------------------------------------------------------------------------------------------- the block
+
+
+def _grid_register(what: str, register: str) -> Callable[[types.Type], Any]:
+    def define(axis: types.Type) -> Any:
+        value = known(axis)
+        if value is ABSENT or value not in (0, 1, 2) or isinstance(value, bool):
+            shown = "a value that is computed in the kernel" if value is ABSENT else repr(value)
+            reject(what, f"the axis is 0, 1 or 2, known when the kernel is compiled, not {shown}")
+        return types.int32, lambda builder, _: special_register(builder, f"{register}.{'xyz'[value]}")
+
+    return define
+
+
+lowers(lang.bid)(_grid_register("bid", "ctaid"))
+lowers(lang.num_blocks)(_grid_register("num_blocks", "nctaid"))
+
+
+# -------------------------------------------------------------------------------------------------- checks, as in the language
+
+
+def _partition(ty: types.Type, what: str) -> TensorType:
+    """The type of a partition: a tensor with tiles of its own."""
+    tensor = _tensor(ty, what)
+    if tensor.facts.tile is None:
+        name = tensor.parameter
+        reject(
+            what,
+            f"{name} is a tensor without tiles of its own: writing needs a partition; pass {name}.partition(...) to write it, "
+            f"or read it with tk.load({name}, index, shape)",
+        )
+    return tensor
+
+
+def _tensor(ty: types.Type, what: str) -> TensorType:
+    if not isinstance(ty, TensorType):
+        reject(what, f"needs a tensor parameter, not {describe(ty)}")
+    return ty
+
+
+def _check_index(ty: types.Type, tensor: TensorType, what: str) -> None:
+    parts = list(ty.types) if isinstance(ty, types.BaseTuple) else [ty]
+    for part in parts:
+        if scalar_kind(part) is not int:
+            reject(what, f"a tile index is an int or a tuple of ints, not {describe(part)}")
+    if len(parts) != tensor.facts.rank:
+        reject(what, f"{len(parts)} indices for {tensor.parameter}, which has {tensor.facts.rank} dimensions")
+
+
+def _index_values(builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> list[ir.Value]:
+    """A tile index as an i32 or i64 for each dimension."""
+    if isinstance(ty, types.BaseTuple):
+        parts = [(t, builder.extract_value(value, d)) for d, t in enumerate(ty.types)]
+    else:
+        parts = [(ty, value)]
+    values = []
+    for part, element in parts:
+        dtype = scalar_dtype(part)
+        wide = dtype.itemsize == 8 or dtype == dtypes.uint32
+        values.append(convert(builder, element, dtype, dtypes.int64 if wide else dtypes.int32))
+    return values
+
+
+def _check_value(value: types.Type, tensor: TensorType, shape: tuple[int, ...]) -> None:
+    """Whether a store of `value` is allowed."""
+    name = tensor.parameter
+    if isinstance(value, TileType):
+        if value.shape != shape:
+            reject("store", f"a tile of shape {value.shape} into {name}, whose tiles are {shape}")
+        if not dtypes.storable(value.dtype, tensor.dtype):
+            reject(
+                "store",
+                f"a {value.dtype.name} tile does not fit {name}, a {tensor.dtype.name} tensor, without loss; "
+                f"write .astype({name}.dtype) if that is meant",
+            )
+    elif scalar_kind(value) is None:
+        reject("store", f"the value is a tile or a scalar, not {describe(value)}")
+
+
+# --------------------------------------------------------------------------------------------------------- loads and stores
+
+
+def _own_index(builder: ir.IRBuilder, tensor: TensorType, value: ir.Value) -> list[ir.Value]:
+    """The index of the tile that the block owns. The first two dimensions of a partition of rank 4 share grid axis 0."""
+    axes = [special_register(builder, f"ctaid.{axis}") for axis in "xyz"]
+    rank, tile = tensor.facts.rank, tensor.facts.tile
+    if rank < 4:
+        return axes[:rank]
+    extent = tensor_field(builder, tensor, value, "extent1")
+    count = builder.lshr(
+        builder.add(extent, ir.Constant(extent.type, tile[1] - 1)), ir.Constant(extent.type, tile[1].bit_length() - 1)
+    )
+    tiles = builder.trunc(count, i32) if extent.type == i64 else count
+    return [builder.udiv(axes[0], tiles), builder.urem(axes[0], tiles), axes[1], axes[2]]
+
+
+def _load(
+    what: str, tensor: TensorType, shape: tuple[int, ...], padding_mode: types.Type, *, proven: bool
+) -> tuple[TileType, Callable[..., ir.Value]]:
+    """The type of a loaded tile, and how to load it at an index."""
+    name, facts = tensor.parameter, tensor.facts
+    if facts.role == "out":
+        reject(what, f"{name} is declared Out, which is written only; annotate it InOut to read it")
+    mode = known(padding_mode)
+    if mode is ABSENT or mode not in _PADDING:
+        shown = describe(padding_mode) if mode is ABSENT else repr(mode)
+        reject(what, f"padding_mode is one of {', '.join(map(repr, _PADDING))}, not {shown}")
+    if mode != "zero" and not dtypes.is_float(tensor.dtype):
+        reject(what, f"padding_mode {str(mode)!r} needs a floating-point tensor; {name} is {tensor.dtype.name}")
+    tile = TileType.of_shape(tensor.dtype, shape, tensor.config)
+
+    def emit(builder: ir.IRBuilder, value: ir.Value, index: list[ir.Value]) -> ir.Value:
+        access = open_access(builder, tensor, value, index, tile.layout, proven=proven, writing=False)
+        return pack(builder, read(builder, access, tensor.dtype, _PADDING[mode]))
+
+    return tile, emit
+
+
+def _store(
+    tensor: TensorType, shape: tuple[int, ...], value: types.Type, *, proven: bool
+) -> Callable[[ir.IRBuilder, ir.Value, list[ir.Value], ir.Value], None]:
+    """How to store a tile, or a scalar, at an index."""
+    _check_value(value, tensor, shape)
+    target = TileType.of_shape(tensor.dtype, shape, tensor.config)
+
+    def emit(builder: ir.IRBuilder, tensor_value: ir.Value, index: list[ir.Value], stored: ir.Value) -> None:
+        if isinstance(value, TileType):
+            elements = [convert(builder, e, value.dtype, tensor.dtype) for e in unpack(builder, stored)]
+        else:
+            elements = [convert(builder, stored, scalar_dtype(value), tensor.dtype)] * target.layout.num_registers
+        access = open_access(builder, tensor, tensor_value, index, target.layout, proven=proven, writing=True)
+        write(builder, access, tensor.dtype, elements)
+
+    return emit
+
+
+@lowers(lang.load)
+def load(array: types.Type, index: types.Type, shape: types.Type, padding_mode: types.Type) -> Any:
+    extents = tile_shape(shape, "load")
+    tensor = _tensor(array, "load")
+    _check_index(index, tensor, "load")
+    if len(extents) != tensor.facts.rank:
+        reject("load", f"a tile of shape {extents} from {tensor.parameter}, which has {tensor.facts.rank} dimensions")
+    tile, emit = _load("load", tensor, extents, padding_mode, proven=False)
+    return tile, lambda builder, array, at, *_: emit(builder, array, _index_values(builder, index, at))
+
+
+@lowers(lang.load_tile_like)
+def load_tile_like(array: types.Type, like: types.Type, padding_mode: types.Type) -> Any:
+    partition, tensor = _partition(like, "load_tile_like"), _tensor(array, "load_tile_like")
+    shape = partition.facts.tile
+    if tensor.facts.rank != len(shape):
+        reject(
+            "load_tile_like",
+            f"{tensor.parameter} has {tensor.facts.rank} dimensions, {partition.parameter} has {len(shape)}; "
+            "use tk.load with an index of its own",
+        )
+    tile, emit = _load("load_tile_like", tensor, shape, padding_mode, proven=tensor.facts.covered)
+    return tile, lambda builder, array, like, *_: emit(builder, array, _own_index(builder, partition, like))
+
+
+@lowers(lang.store)
+def store(array: types.Type, index: types.Type, tile: types.Type) -> Any:
+    partition = _partition(array, "store")
+    _check_index(index, partition, "store")
+    emit = _store(partition, partition.facts.tile, tile, proven=False)
+    return types.none, lambda builder, array, at, tile: emit(builder, array, _index_values(builder, index, at), tile)
+
+
+@lowers_method(TensorType, lang.TensorView.load)
+def load_own(self: TensorType) -> Any:
+    partition = _partition(self, "load")
+    tile, emit = _load("load", partition, partition.facts.tile, types.StringLiteral("zero"), proven=partition.facts.covered)
+    return tile, lambda builder, value: emit(builder, value, _own_index(builder, partition, value))
+
+
+@lowers_method(TensorType, lang.TensorView.store)
+def store_own(self: TensorType, tile: types.Type) -> Any:
+    partition = _partition(self, "store")
+    emit = _store(partition, partition.facts.tile, tile, proven=partition.facts.covered)
+    return types.none, lambda builder, value, tile: emit(builder, value, _own_index(builder, partition, value), tile)
+
+
+# --------------------------------------------------------------------------------------------------------------- attributes
+
+
+@attribute(TensorType, "tile_shape")
+def tensor_tile_shape(tensor: TensorType) -> Any:
+    return constant_tuple(_partition(tensor, "tile_shape").facts.tile)
+
+
+@attribute(TensorType, "shape")
+def tensor_shape(tensor: TensorType) -> Any:
+    extent = types.int64 if extent_dtype(tensor.facts) == dtypes.int64 else types.int32
+    rank = tensor.facts.rank
+    return types.UniTuple(extent, rank), lambda builder, value: pack(builder, [builder.extract_value(value, 1 + d) for d in range(rank)])
+
+
+@attribute(TensorType, "ndim")
+def tensor_ndim(tensor: TensorType) -> Any:
+    return types.literal(tensor.facts.rank), lambda builder, value: integer(64, tensor.facts.rank)
+
+
+@attribute(TensorType, "dtype")
+def tensor_dtype(tensor: TensorType) -> Any:
+    return DTypeType(tensor.dtype), lambda builder, value: None

@@ -1,0 +1,69 @@
+"""Statements of Python that a kernel cannot have, found in its syntax tree before anything is compiled. No numba here."""
+
+from __future__ import annotations
+
+import ast
+
+from tilekit.compiler.source import KernelSource
+
+__all__ = ["check_syntax"]
+
+_NO_LISTS = "lists do not exist in kernels: use a tuple, or a tile"
+_NO_ERRORS = "kernels cannot raise or catch exceptions"
+_NO_ASYNC = "a kernel is a plain function: async, await and yield belong on the host"
+_NO_SCOPE = "a kernel sees module and enclosing variables as constants: it cannot assign to them"
+
+_REFUSED: dict[type[ast.AST], str] = {
+    ast.Try: _NO_ERRORS,
+    ast.TryStar: _NO_ERRORS,
+    ast.Raise: _NO_ERRORS,
+    ast.Assert: _NO_ERRORS + "; print what you doubt with tk.print",
+    ast.With: "a with block does not exist in kernels",
+    ast.AsyncWith: _NO_ASYNC,
+    ast.AsyncFor: _NO_ASYNC,
+    ast.AsyncFunctionDef: _NO_ASYNC,
+    ast.Await: _NO_ASYNC,
+    ast.Yield: _NO_ASYNC,
+    ast.YieldFrom: _NO_ASYNC,
+    ast.Global: _NO_SCOPE,
+    ast.Nonlocal: _NO_SCOPE,
+    ast.ClassDef: "a class cannot be defined in a kernel",
+    ast.Import: "a kernel cannot import: import at the top of the file",
+    ast.ImportFrom: "a kernel cannot import: import at the top of the file",
+    ast.Delete: "del does not exist in kernels",
+    ast.Match: "match does not exist in kernels: use if and elif",
+    ast.List: _NO_LISTS,
+    ast.ListComp: _NO_LISTS,
+    ast.GeneratorExp: "generator expressions do not exist in kernels: write the loop out",
+    ast.Dict: "dictionaries do not exist in kernels",
+    ast.DictComp: "dictionaries do not exist in kernels",
+    ast.Set: "sets do not exist in kernels",
+    ast.SetComp: "sets do not exist in kernels",
+    ast.JoinedStr: "formatted strings do not exist in kernels: pass the parts to tk.print one by one",
+}
+
+
+def check_syntax(source: KernelSource) -> None:
+    """Refuse a kernel that uses Python which has no meaning on a GPU.
+
+    Raises:
+        CompileError: it points at the first such statement.
+    """
+    for statement in source.tree.body:
+        _check(statement, source, nested=False)
+
+
+def _check(node: ast.AST, source: KernelSource, *, nested: bool) -> None:
+    """Check a statement or expression and what is in it, in the order of the text; `nested` in a function inside the kernel."""
+    reason = _REFUSED.get(type(node))
+    if isinstance(node, ast.Return) and not nested and node.value is not None and not _is_none(node.value):
+        reason = "a kernel returns nothing: store the result into a partition"
+    if reason:
+        raise source.error(reason, getattr(node, "lineno", source.tree.lineno))
+    nested = nested or isinstance(node, ast.FunctionDef)
+    for child in ast.iter_child_nodes(node):
+        _check(child, source, nested=nested)
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None

@@ -1,0 +1,236 @@
+"""numba's view of the tile language: types for tensor parameters and tiles, and how both look to LLVM.
+
+A tile's value is the calling thread's fragment: one LLVM array with an element for each register of its layout. LLVM takes such
+arrays apart into registers; they never reach memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import core_models, register_model
+from numba.cuda.types.ext_types import bfloat16
+
+from tilekit import dtypes
+from tilekit.compiler.facts import ScalarFacts, TensorFacts
+from tilekit.compiler.layout import Config, Layout
+from tilekit.dtypes import DType
+
+__all__ = [
+    "DTypeType", "TensorType", "TileType", "argument_type", "compiling", "constant", "current_config", "describe", "dtype_of",
+    "extent_dtype", "integer", "register_type", "scalar_dtype", "scalar_kind",
+]  # fmt: skip
+
+i1, i8, i16, i32, i64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+
+# What an element is in a register. bfloat16 travels as its bits: the LLVM dialect below sm_100 has no such type.
+_REGISTER: dict[DType, ir.Type] = {
+    dtypes.bool_: i1,
+    dtypes.int8: i8,
+    dtypes.uint8: i8,
+    dtypes.int16: i16,
+    dtypes.uint16: i16,
+    dtypes.int32: i32,
+    dtypes.uint32: i32,
+    dtypes.int64: i64,
+    dtypes.uint64: i64,
+    dtypes.float16: ir.HalfType(),
+    dtypes.bfloat16: i16,
+    dtypes.float32: ir.FloatType(),
+    dtypes.float64: ir.DoubleType(),
+}
+_SCALAR: dict[DType, types.Type] = {
+    d: getattr(types, "boolean" if d == dtypes.bool_ else d.name) for d in dtypes.ALL if d not in (dtypes.float16, dtypes.bfloat16)
+}
+# A 16-bit float scalar is passed as float32, which holds it exactly: numba's own arithmetic on them goes through local memory.
+_SCALAR |= {dtypes.float16: types.float32, dtypes.bfloat16: types.float32}
+_FROM_SCALAR: dict[types.Type, DType] = {t: d for d, t in _SCALAR.items() if d not in (dtypes.float16, dtypes.bfloat16)}
+_NAMED: dict[types.Type, DType] = _FROM_SCALAR | {types.float16: dtypes.float16, bfloat16: dtypes.bfloat16}
+
+
+def register_type(dtype: DType) -> ir.Type:
+    """The LLVM type of an element of `dtype` in a register."""
+    return _REGISTER[dtype]
+
+
+def integer(bits: int, value: int) -> ir.Constant:
+    """An LLVM integer constant."""
+    return ir.Constant(ir.IntType(bits), value)
+
+
+def constant(dtype: DType, value: Any) -> ir.Constant:
+    """An LLVM constant: `value`, as NumPy holds it in `dtype`."""
+    exact = np.asarray(value).astype(dtype)
+    if dtype == dtypes.bfloat16:
+        return integer(16, int(exact.view(np.uint16)))
+    if dtypes.is_float(dtype):
+        return ir.Constant(register_type(dtype), float(exact))
+    return ir.Constant(register_type(dtype), int(exact))
+
+
+_config: ContextVar[Config] = ContextVar("tilekit_compiling")
+
+
+@contextmanager
+def compiling(config: Config) -> Iterator[None]:
+    """Compile a kernel of this configuration: operations without a tile among their arguments (`tk.zeros`) ask for it."""
+    token = _config.set(config)
+    try:
+        yield
+    finally:
+        _config.reset(token)
+
+
+def current_config() -> Config:
+    """The configuration of the kernel that is being compiled."""
+    return _config.get()
+
+
+class TensorType(types.Type):
+    """A tensor parameter: everything the compiler may assume about it is in the type, and so in the compiled code.
+
+    Attributes:
+        parameter: the parameter's name, for errors.
+        facts, config: as given.
+        dtype: the element type.
+    """
+
+    mangling_args = ("T", ())  # symbol names spell out the types; kilobytes of them without this
+
+    def __init__(self, parameter: str, facts: TensorFacts, config: Config) -> None:
+        self.parameter, self.facts, self.config = parameter, facts, config
+        self.dtype = np.dtype(dtypes.as_dtype(facts.dtype))
+        super().__init__(f"Tensor({parameter}, {facts}, {config})")
+
+
+class TileType(types.Type):
+    """A tile.
+
+    Attributes:
+        dtype: the element type.
+        layout: which thread holds what.
+        config: shared by all tiles of the kernel.
+    """
+
+    mangling_args = ("t", ())
+
+    def __init__(self, dtype: DType, layout: Layout, config: Config) -> None:
+        self.dtype, self.layout, self.config = dtype, layout, config
+        super().__init__(f"Tile({dtype.name}, {layout}, {config})")
+
+    @classmethod
+    def of_shape(cls, dtype: DType, shape: tuple[int, ...], config: Config) -> TileType:
+        """The type of every tile of `shape` in a kernel of this configuration."""
+        return cls(dtype, Layout.blocked(shape, config), config)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tile's extents."""
+        return self.layout.shape
+
+    def like(self, dtype: DType) -> TileType:
+        """The same tile with another element type."""
+        return TileType(dtype, self.layout, self.config)
+
+
+class DTypeType(types.Opaque):
+    """A dtype in a kernel, such as `y.dtype`: it exists while compiling only."""
+
+    def __init__(self, dtype: DType) -> None:
+        self.dtype = dtype
+        super().__init__(f"dtype({dtype.name})")
+
+
+def extent_dtype(facts: TensorFacts) -> DType:
+    """The integer type of a tensor's extents, and of arithmetic on its element indices."""
+    return dtypes.int64 if facts.wide else dtypes.int32
+
+
+@register_model(TensorType)
+class _TensorModel(core_models.StructModel):
+    """Address, extents, strides but the one that is 1: the flat kernel parameters, in this order."""
+
+    def __init__(self, manager: Any, tensor: TensorType) -> None:
+        extent = _SCALAR[extent_dtype(tensor.facts)]
+        strides = [d for d in range(tensor.facts.rank) if d != tensor.facts.unit]
+        members = [("address", types.uint64)]
+        members += [(f"extent{d}", extent) for d in range(tensor.facts.rank)]
+        members += [(f"stride{d}", types.int64) for d in strides]
+        super().__init__(manager, tensor, members)
+
+
+@register_model(TileType)
+class _TileModel(core_models.PrimitiveModel):
+    def __init__(self, manager: Any, tile: TileType) -> None:
+        super().__init__(manager, tile, ir.ArrayType(register_type(tile.dtype), tile.layout.num_registers))
+
+
+register_model(DTypeType)(core_models.OpaqueModel)
+
+
+def argument_type(parameter: str, facts: TensorFacts | ScalarFacts, config: Config) -> types.Type:
+    """The numba type of a kernel's parameter."""
+    if isinstance(facts, TensorFacts):
+        return TensorType(parameter, facts, config)
+    return _SCALAR[dtypes.as_dtype(facts.dtype)]
+
+
+def scalar_dtype(ty: types.Type) -> DType | None:
+    """The dtype of a scalar in a kernel, or None if `ty` is no scalar."""
+    return _FROM_SCALAR.get(types.unliteral(ty))
+
+
+def scalar_kind(ty: types.Type) -> type | None:
+    """The Python type (bool, int, float) that a scalar of type `ty` counts as, or None if it is none."""
+    dtype = scalar_dtype(ty)
+    if dtype is None:
+        return None
+    return bool if dtype == dtypes.bool_ else float if dtypes.is_float(dtype) else int
+
+
+def dtype_of(ty: types.Type) -> DType | None:
+    """The dtype that a value of type `ty` names (`tk.float32`, `y.dtype`, `np.int8`, `"float16"`), or None."""
+    match ty:
+        case DTypeType():
+            return ty.dtype
+        case types.DType():
+            return _NAMED.get(ty.dtype)
+        case types.NumberClass():
+            return _NAMED.get(ty.instance_type)
+        case types.StringLiteral(literal_value=spec) | types.Omitted(value=spec):
+            try:
+                return dtypes.as_dtype(spec)
+            except TypeError:
+                return None
+    return None
+
+
+def describe(ty: types.Type) -> str:
+    """What a value is, in the words of the tile language: numba's names mean nothing to the reader of an error."""
+    match ty:
+        case TileType():
+            return f"a {ty.dtype.name} tile of shape {ty.shape}"
+        case TensorType():
+            return f"the tensor {ty.parameter}"
+        case types.StringLiteral():
+            return f"the string {ty.literal_value!r}"
+        case types.UnicodeType():
+            return "a string"
+        case types.NoneType():
+            return "None"
+        case types.BaseTuple():
+            return "a tuple"
+        case types.List() | types.LiteralList():
+            return "a list"
+        case types.Array():
+            return "an array"
+    kind = scalar_kind(ty)
+    if kind is not None:
+        return f"a scalar ({kind.__name__})"
+    return "a dtype" if dtype_of(ty) is not None else "something else"

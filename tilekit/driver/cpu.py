@@ -1,0 +1,243 @@
+"""The CPU device: NumPy buffers, and one in-order queue and worker thread a stream.
+
+It is a device, not a shortcut: work is asynchronous, streams overlap, events and faults behave as CUDA's do, so that an
+ordering bug shows here as it would on a GPU. `tilekit.driver.stepper` makes the interleaving deterministic for tests.
+
+A fault is an exception in submitted work. It stops its stream: what is queued behind it is skipped, events recorded behind it
+carry it, and streams that wait for such an event catch it. It is raised to whoever synchronizes, which clears it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from tilekit.driver.cpu_queue import FREE, RUN, SIGNAL, WAIT, CpuStream, Point, SteppedBy, lock
+from tilekit.driver.protocol import Memory
+from tilekit.driver.signal import SignalBoard
+from tilekit.driver.stepper import Stepper as Stepper
+from tilekit.errors import DeviceError, OutOfMemoryError
+
+__all__ = ["CpuDriver", "CpuEvent", "CpuStream", "Stepper", "discover"]
+
+_ALIGNMENT = 64
+_POISON = 0xDD  # what a stepper puts into memory that nobody has written yet, or that is freed
+
+
+class CpuEvent:
+    """An event; the point is where it was recorded last."""
+
+    __slots__ = ("point", "timing")
+
+    def __init__(self, timing: bool) -> None:
+        self.timing = timing
+        self.point: Point | None = None
+
+
+class CpuDriver:
+    """One CPU device (`tilekit.driver.protocol.Driver`).
+
+    Attributes:
+        allocated_bytes: how much memory is allocated and not freed yet.
+        stepper: what runs the work instead of the workers, or None.
+    """
+
+    kind: Literal["cuda", "cpu"] = "cpu"
+    compute_capability: tuple[int, int] | None = None
+    target = "cpu"
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self.ordinal = ordinal
+        self.name = f"CPU device {ordinal} ({os.cpu_count() or 1} cores)"
+        self.allocated_bytes = 0
+        self.stepper: SteppedBy | None = None
+        self._streams: list[CpuStream] = []
+
+    def memory_info(self) -> tuple[int, int]:
+        try:
+            page = os.sysconf("SC_PAGE_SIZE")
+            return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
+        except (AttributeError, OSError, ValueError):  # not a system that tells
+            return 0, 0
+
+    def synchronize(self) -> None:
+        with lock:
+            streams = list(self._streams)
+        points = [stream.record() for stream in streams if not stream.idle() or stream.fault is not None]
+        for point in points:
+            point.wait()
+        for point in points:
+            point.raise_fault()
+
+    def priority_range(self) -> tuple[int, int]:
+        return 0, -1
+
+    # streams
+    def stream_create(self, priority: int) -> CpuStream:
+        stream = CpuStream(self, priority)
+        with lock:
+            self._streams.append(stream)
+        return stream
+
+    def stream_destroy(self, stream: CpuStream) -> None:
+        with lock:
+            if stream in self._streams:
+                self._streams.remove(stream)
+        stream.stop()
+
+    def stream_synchronize(self, stream: CpuStream) -> None:
+        if stream.idle() and stream.fault is None:
+            return
+        point = stream.record()
+        point.wait()
+        point.raise_fault()
+
+    def stream_query(self, stream: CpuStream) -> bool:
+        if not stream.idle():
+            return False
+        if stream.fault is not None:
+            raise stream.fault.again()
+        return True
+
+    def stream_wait(self, stream: CpuStream, event: CpuEvent) -> None:
+        point = event.point
+        if point is not None and point.stream is not stream and not (point.done and point.fault is None):
+            stream.put((WAIT, point, None))
+
+    def stream_address(self, stream: CpuStream) -> int:
+        return stream.number
+
+    def stream_adopt(self, address: int) -> CpuStream:
+        raise TypeError(f"{self.name} runs tilekit's own streams only; there is no foreign stream {address} to adopt")
+
+    def stream_signal(self, stream: CpuStream, board: SignalBoard, slot: int) -> None:
+        stream.put((SIGNAL, board, slot))
+        if self.stepper is not None:
+            stream.record().wait()  # whoever asks for a signal waits for it where no stepper sees that it waits
+
+    # events
+    def event_create(self, timing: bool = False) -> CpuEvent:
+        return CpuEvent(timing)
+
+    def event_destroy(self, event: CpuEvent) -> None:
+        event.point = None
+
+    def event_record(self, event: CpuEvent, stream: CpuStream) -> None:
+        event.point = stream.record()
+
+    def event_query(self, event: CpuEvent) -> bool:
+        point = event.point
+        if point is None:
+            return True
+        if point.done and point.fault is not None:
+            raise point.fault.again()
+        return point.done
+
+    def event_synchronize(self, event: CpuEvent, timeout_s: float | None = None) -> bool:
+        point = event.point
+        if point is None:
+            return True
+        if not point.wait(timeout_s):
+            return False
+        point.raise_fault()
+        return True
+
+    def event_elapsed_ms(self, start: CpuEvent, end: CpuEvent) -> float:
+        if not (start.timing and end.timing) or start.point is None or end.point is None:
+            raise DeviceError("elapsed_ms needs two recorded events, made with timing=True", code="CUDA_ERROR_INVALID_HANDLE")
+        if not (start.point.done and end.point.done):
+            raise DeviceError("elapsed_ms: the events have not both passed; synchronize first", code="CUDA_ERROR_NOT_READY")
+        return (end.point.at_s - start.point.at_s) * 1e3
+
+    # memory
+    def allocate(self, nbytes: int, stream: CpuStream) -> Memory:
+        try:
+            raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
+        except (MemoryError, ValueError) as error:  # NumPy says ValueError past 2^63
+            free, total = self.memory_info()
+            raise OutOfMemoryError(
+                f"{self.name} is out of memory: {nbytes:,} bytes asked for, {free:,} of {total:,} free",
+                requested_bytes=nbytes,
+                free_bytes=free,
+                total_bytes=total,
+            ) from error
+        skip = -raw.__array_interface__["data"][0] % _ALIGNMENT
+        buffer = raw[skip : skip + nbytes]
+        if self.stepper is not None:
+            buffer[:] = _POISON
+        with lock:
+            self.allocated_bytes += nbytes
+        return Memory(buffer.__array_interface__["data"][0], nbytes, buffer)
+
+    def free(self, memory: Memory, stream: CpuStream, after: Sequence[CpuEvent] = ()) -> None:
+        stream.put((FREE, memory, [event.point for event in after if event.point is not None]))
+
+    def release(self, memory: Memory) -> None:
+        """The stream that frees `memory` has come to that: it is gone now. Under a stepper, late users shall see that it is."""
+        if self.stepper is not None and memory.buffer is not None:
+            memory.buffer[:] = _POISON
+        memory.buffer = None
+        with lock:
+            self.allocated_bytes -= memory.nbytes
+
+    def copy_from_host(self, memory: Memory, offset: int, source: np.ndarray[Any, Any], stream: CpuStream) -> None:
+        target = _bytes(memory, offset, source.nbytes)
+        flat = source.reshape(-1).view(np.uint8)
+        self.submit(stream, lambda: np.copyto(target, flat))
+
+    def copy_to_host(self, target: np.ndarray[Any, Any], memory: Memory, offset: int, stream: CpuStream) -> None:
+        source = _bytes(memory, offset, target.nbytes)
+        if not target.flags.c_contiguous:
+            raise ValueError("copy_to_host needs a C-contiguous target")
+        flat = target.reshape(-1).view(np.uint8)
+        self.submit(stream, lambda: np.copyto(flat, source))
+
+    def copy(
+        self, target: Memory, target_offset: int, source: Memory, source_offset: int, nbytes: int, stream: CpuStream
+    ) -> None:
+        to, start = _bytes(target, target_offset, nbytes), _bytes(source, source_offset, nbytes)
+        self.submit(stream, lambda: np.copyto(to, start))
+
+    def fill(self, memory: Memory, offset: int, count: int, pattern: bytes, stream: CpuStream) -> None:
+        target = _bytes(memory, offset, count * len(pattern)).reshape(count, len(pattern))
+        row = np.frombuffer(pattern, np.uint8)
+        self.submit(stream, lambda: np.copyto(target, row))
+
+    # code
+    def load(self, image: bytes, entry: str) -> Any:
+        raise TypeError(f"{self.name} has no compiled kernels: it runs their Python functions")
+
+    def launch(
+        self,
+        function: Any,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        stream: CpuStream,
+        params: int,
+    ) -> None:
+        raise TypeError(f"{self.name} has no compiled kernels to launch: submit() their Python functions")
+
+    def submit(self, stream: CpuStream, work: Callable[[], None], keep: Sequence[Any] = ()) -> None:
+        stream.put((RUN, work, keep))
+
+
+def no_bytes() -> np.ndarray[Any, Any]:
+    """The buffer of memory of no bytes."""
+    return np.empty(0, np.uint8)
+
+
+def discover(count: int) -> list[CpuDriver]:
+    """The CPU devices: `count` of them, which differ in nothing but their number."""
+    return [CpuDriver(ordinal) for ordinal in range(count)]
+
+
+def _bytes(memory: Memory, offset: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    if memory.buffer is None:
+        raise ValueError("this memory is not the CPU device's, or has been freed")
+    if not 0 <= offset <= offset + nbytes <= memory.nbytes:
+        raise ValueError(f"bytes {offset} to {offset + nbytes} reach out of an allocation of {memory.nbytes}")
+    return memory.buffer[offset : offset + nbytes]

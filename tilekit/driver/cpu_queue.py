@@ -1,0 +1,185 @@
+"""What a CPU stream is made of: a queue, the worker thread that empties it, and the points that are recorded in it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tilekit.errors import DeviceError, TilekitError
+
+if TYPE_CHECKING:
+    from tilekit.driver.cpu import CpuDriver
+
+__all__ = ["CLEAR", "FREE", "RECORD", "RUN", "SIGNAL", "STOP", "WAIT", "CpuStream", "Fault", "Item", "Point", "SteppedBy", "lock"]
+
+# What a stream can hold. An item is (kind, a, b).
+RUN, RECORD, WAIT, SIGNAL, FREE, CLEAR, STOP = range(7)
+Item = tuple[int, Any, Any]
+
+_FAULT_STATUS = 719  # what signals report: CUDA_ERROR_LAUNCH_FAILED, the nearest that CUDA has
+
+# Guards the state of every stream and every point, of all devices, since streams wait for each other's events. It is held for
+# a few instructions at a time, and no finalizer takes it.
+lock = threading.Lock()
+
+
+class Fault:
+    """An exception in submitted work: tilekit's own as it is, any other as the cause of a DeviceError."""
+
+    __slots__ = ("_traceback", "error")
+
+    def __init__(self, error: BaseException) -> None:
+        if isinstance(error, TilekitError):
+            self.error = error
+        else:
+            self.error = DeviceError(f"work on a CPU stream failed: {type(error).__name__}: {error}")
+            self.error.__cause__ = error
+        self._traceback = self.error.__traceback__
+
+    def again(self) -> TilekitError:
+        """The error, to be raised to one more waiter, without the frames of those before."""
+        return self.error.with_traceback(self._traceback)
+
+
+class Point:
+    """A place in a stream that has been recorded: whether the stream has passed it, and the fault it then carried."""
+
+    __slots__ = ("_waiters", "at_s", "done", "fault", "stream")
+
+    def __init__(self, stream: CpuStream) -> None:
+        self.stream, self.done = stream, False
+        self.fault: Fault | None = None
+        self.at_s = 0.0
+        self._waiters: list[threading.Lock] | None = []  # None once it has been passed
+
+    def complete(self, fault: Fault | None) -> None:
+        """The stream has come here."""
+        with lock:
+            self.fault, self.at_s, self.done = fault, time.perf_counter(), True
+            waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            waiter.release()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until the stream has come here; whether it has. Under a stepper, run work until it has."""
+        if self.done:
+            return True
+        stepper = self.stream.driver.stepper
+        if stepper is not None:
+            stepper.run_until(self)
+            return True
+        waiter = threading.Lock()
+        waiter.acquire()
+        with lock:
+            if self._waiters is None:
+                return True
+            self._waiters.append(waiter)
+        return waiter.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)) or self.done
+
+    def raise_fault(self) -> None:
+        """Raise the fault that the stream carried here, and clear it for what is put into the stream from now on."""
+        if self.fault is not None:
+            self.stream.put((CLEAR, self.fault, None))
+            raise self.fault.again()
+
+
+class CpuStream:
+    """An in-order queue. Its worker starts with the first item and ends when the stream is destroyed."""
+
+    __slots__ = ("__weakref__", "driver", "fault", "finished", "number", "priority", "queue", "queued", "worker")
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, driver: CpuDriver, priority: int) -> None:
+        self.driver, self.priority, self.number = driver, priority, next(self._numbers)
+        self.queue: SimpleQueue[Item] = SimpleQueue()
+        self.queued = self.finished = 0
+        self.fault: Fault | None = None
+        self.worker: threading.Thread | None = None
+
+    def put(self, item: Item) -> None:
+        """Enqueue one item."""
+        with lock:
+            self.queued += 1
+            stepper = self.driver.stepper
+            if stepper is not None:
+                stepper.add(self, item)
+                return
+            self.queue.put(item)
+            if self.worker is None:
+                self.worker = threading.Thread(target=_work, args=(self,), name=f"tilekit-cpu-{self.number}", daemon=True)
+                self.worker.start()
+
+    def stop(self) -> None:
+        """Let the worker end once it has executed what is in the queue."""
+        with lock:
+            if self.worker is not None:
+                self.queue.put((STOP, None, None))
+
+    def execute(self, item: Item) -> None:
+        """Do what an item says, in the thread of the caller. Its exceptions become the stream's fault."""
+        kind, a, b = item
+        if kind == RECORD:
+            self.finished += 1  # first: whoever waits for the point must then find the stream idle
+            a.complete(self.fault)
+            return
+        try:
+            if kind == RUN:
+                if self.fault is None:
+                    a()
+            elif kind == WAIT:
+                a.wait()
+                if self.fault is None:
+                    self.fault = a.fault
+            elif kind == FREE:
+                for point in b:
+                    point.wait()
+                self.driver.release(a)
+            elif kind == CLEAR and self.fault is a:
+                self.fault = None
+        except KeyboardInterrupt:
+            raise  # comes to the main thread alone, which steps: it is the user's, not the work's
+        except BaseException as error:
+            self.fault = Fault(error)
+        finally:
+            self.finished += 1
+        if kind == SIGNAL:
+            a.ring(b, 0 if self.fault is None else _FAULT_STATUS)
+
+    def record(self) -> Point:
+        """A point behind all that is in the stream now."""
+        point = Point(self)
+        self.put((RECORD, point, None))
+        return point
+
+    def idle(self) -> bool:
+        """Whether all that was put in has been executed."""
+        return self.finished == self.queued
+
+    def __repr__(self) -> str:
+        return f"<CPU stream {self.number} of {self.driver.name}>"
+
+
+class SteppedBy(Protocol):
+    """What takes the place of the workers while a test steps the device (`tilekit.driver.stepper`)."""
+
+    def add(self, stream: CpuStream, item: Item) -> None:
+        """Take an item that was put into a stream."""
+        ...
+
+    def run_until(self, point: Point) -> None:
+        """Execute items until the point has been passed."""
+        ...
+
+
+def _work(stream: CpuStream) -> None:
+    """A worker: what is put into the stream, in order."""
+    while True:
+        item = stream.queue.get()
+        if item[0] == STOP:
+            return
+        stream.execute(item)
+        del item  # what it holds must not live until the next one comes

@@ -1,0 +1,389 @@
+"""A GPU, through cuda.bindings: streams, events, pooled memory, copies, launches.
+
+The bindings are imported when somebody looks for GPUs; a context is made when the first thing is asked of one. It is the
+device's primary context, the one that numba, torch and cupy use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from tilekit.driver.discovery import Discovery
+from tilekit.driver.protocol import Driver, Memory
+from tilekit.driver.signal import SignalBoard
+from tilekit.errors import DeviceError, OutOfMemoryError
+from tilekit.settings import load_settings
+
+__all__ = ["CudaDriver", "CudaFunction", "check", "discover", "target_for"]
+
+OLDEST = (8, 0)
+
+_SUCCESS, _OUT_OF_MEMORY, _NOT_READY = 0, 2, 600
+# After these the context is lost: every later call fails alike. A signal then reports the code instead of raising it, since
+# whoever asks for one waits for it.
+_FAULTS = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 724})
+_STATIC_SHARED_LIMIT = 48 * 1024  # of static and dynamic shared memory together, unless a kernel is allowed more
+
+
+class _Thread(threading.local):
+    driver: CudaDriver | None = None
+
+
+# Whose context is current in this thread, as far as tilekit knows. Only trusted (and only set) where there is one GPU: with
+# more, other libraries change the current device behind our back.
+_thread = _Thread()
+
+
+class CudaFunction:
+    """A kernel on a device. What it was loaded from stays loaded for the life of the process: launches may be in flight.
+
+    Attributes:
+        handle: the CUfunction. The object is kept, since cuLaunchKernel takes longer over an int.
+        entry: its name in the image.
+        shared_limit: how many bytes of dynamic shared memory it may be launched with, as of now.
+    """
+
+    __slots__ = ("entry", "handle", "library", "shared_limit")
+
+    def __init__(self, handle: Any, entry: str, library: Any, shared_limit: int) -> None:
+        self.handle, self.entry, self.library, self.shared_limit = handle, entry, library, shared_limit
+
+
+class CudaDriver:
+    """One GPU (`tilekit.driver.protocol.Driver`). Its handles are the objects of cuda.bindings.
+
+    Args:
+        bindings: the module `cuda.bindings.driver`.
+        ordinal: CUDA's number of the device.
+        alone: whether it is the only GPU.
+    """
+
+    kind: Literal["cuda", "cpu"] = "cuda"
+
+    def __init__(self, bindings: Any, ordinal: int, alone: bool) -> None:
+        self._cu, self.ordinal, self._alone = bindings, ordinal, alone
+        self._device = check(bindings, bindings.cuDeviceGet(ordinal))
+        self.name = check(bindings, bindings.cuDeviceGetName(256, self._device)).split(b"\0")[0].decode(errors="replace")
+        attribute = bindings.CUdevice_attribute
+        major = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+        minor = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+        self.compute_capability: tuple[int, int] | None = (major, minor)
+        self.target = target_for((major, minor))
+        self.pools = bool(self._attribute(attribute.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED))
+        self._spin_s = load_settings().spin_us * 1e-6
+        self._lock = threading.Lock()
+        self._context: Any = None
+        self._context_address = 0
+        self._pool: Any = None
+        self._callback: Any = None
+        self._launch: Callable[..., Any] = bindings.cuLaunchKernel
+
+    def _attribute(self, attribute: Any) -> int:
+        return int(check(self._cu, self._cu.cuDeviceGetAttribute(attribute, self._device)))
+
+    def activate(self) -> None:
+        """Make the device's context current in this thread, and make it if this is the first time."""
+        if _thread.driver is self:
+            return
+        cu = self._cu
+        if self._context is None:
+            self._open()
+        if int(check(cu, cu.cuCtxGetCurrent())) != self._context_address:
+            check(cu, cu.cuCtxSetCurrent(self._context))
+        if self._alone:
+            _thread.driver = self
+
+    def _open(self) -> None:
+        cu = self._cu
+        with self._lock:
+            if self._context is not None:
+                return
+            context = check(cu, cu.cuDevicePrimaryCtxRetain(self._device))
+            self._pool = check(cu, cu.cuDeviceGetDefaultMemPool(self._device))
+            # Freed memory stays with the process: by default the pool gives it back at every synchronization.
+            keep = cu.cuuint64_t(2**64 - 1)
+            check(cu, cu.cuMemPoolSetAttribute(self._pool, cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, keep))
+            self._context_address, self._context = int(context), context
+
+    def memory_info(self) -> tuple[int, int]:
+        self.activate()
+        cu, kinds = self._cu, self._cu.CUmemPool_attribute
+        free, total = check(cu, cu.cuMemGetInfo())
+        reserved = int(check(cu, cu.cuMemPoolGetAttribute(self._pool, kinds.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)))
+        used = int(check(cu, cu.cuMemPoolGetAttribute(self._pool, kinds.CU_MEMPOOL_ATTR_USED_MEM_CURRENT)))
+        return int(free) + reserved - used, int(total)  # what the pool holds and nobody uses is free to us
+
+    def synchronize(self) -> None:
+        self.activate()
+        check(self._cu, self._cu.cuCtxSynchronize())
+
+    def priority_range(self) -> tuple[int, int]:
+        self.activate()
+        low, high = check(self._cu, self._cu.cuCtxGetStreamPriorityRange())
+        return int(low), int(high)
+
+    # streams
+    def stream_create(self, priority: int) -> Any:
+        self.activate()
+        flags = int(self._cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        return check(self._cu, self._cu.cuStreamCreateWithPriority(flags, priority))
+
+    def stream_destroy(self, stream: Any) -> None:
+        self.activate()
+        check(self._cu, self._cu.cuStreamDestroy(stream))
+
+    def stream_synchronize(self, stream: Any) -> None:
+        self.activate()
+        check(self._cu, self._cu.cuStreamSynchronize(stream))
+
+    def stream_query(self, stream: Any) -> bool:
+        self.activate()
+        return self._passed(self._cu.cuStreamQuery(stream))
+
+    def stream_wait(self, stream: Any, event: Any) -> None:
+        self.activate()
+        check(self._cu, self._cu.cuStreamWaitEvent(stream, event, 0))
+
+    def stream_address(self, stream: Any) -> int:
+        return int(stream)
+
+    def stream_adopt(self, address: int) -> Any:
+        return self._cu.CUstream(address)
+
+    def stream_signal(self, stream: Any, board: SignalBoard, slot: int) -> None:
+        self.activate()
+        if self._callback is None:
+            from tilekit.driver._native import ring_address
+
+            self._callback = self._cu.CUstreamCallback(ring_address())
+        # Not cuLaunchHostFunc: that is never called after a fault.
+        result = self._cu.cuStreamAddCallback(stream, self._callback, board.slot_address(slot), 0)
+        if int(result[0]) in _FAULTS:
+            board.ring(slot, int(result[0]))
+        else:
+            check(self._cu, result)
+
+    # events
+    def event_create(self, timing: bool = False) -> Any:
+        self.activate()
+        # Blocking: a waiter has polled for TILEKIT_SPIN_US before it asks the driver to wait, which would go on polling.
+        kinds = self._cu.CUevent_flags
+        flags = int(kinds.CU_EVENT_BLOCKING_SYNC) | (0 if timing else int(kinds.CU_EVENT_DISABLE_TIMING))
+        return check(self._cu, self._cu.cuEventCreate(flags))
+
+    def event_destroy(self, event: Any) -> None:
+        self.activate()
+        check(self._cu, self._cu.cuEventDestroy(event))
+
+    def event_record(self, event: Any, stream: Any) -> None:
+        if _thread.driver is not self:
+            self.activate()
+        result = self._cu.cuEventRecord(event, stream)
+        if result[0]:
+            check(self._cu, result)
+
+    def event_query(self, event: Any) -> bool:
+        self.activate()
+        return self._passed(self._cu.cuEventQuery(event))
+
+    def event_synchronize(self, event: Any, timeout_s: float | None = None) -> bool:
+        self.activate()
+        query, start = self._cu.cuEventQuery, time.perf_counter()
+        spin_s = self._spin_s if timeout_s is None else min(self._spin_s, timeout_s)
+        while True:
+            if self._passed(query(event)):
+                return True
+            if time.perf_counter() - start >= spin_s:
+                break
+        if timeout_s is None:
+            check(self._cu, self._cu.cuEventSynchronize(event))
+            return True
+        pause_s = 20e-6  # the driver has no timed wait, and a signal would also wait for what comes behind the event
+        while (left_s := start + timeout_s - time.perf_counter()) > 0:
+            time.sleep(min(pause_s, left_s))
+            if self._passed(query(event)):
+                return True
+            pause_s = min(2 * pause_s, 1e-3)
+        return False
+
+    def event_elapsed_ms(self, start: Any, end: Any) -> float:
+        self.activate()
+        return float(check(self._cu, self._cu.cuEventElapsedTime(start, end)))
+
+    def _passed(self, result: tuple[Any, ...]) -> bool:
+        if result[0] == _NOT_READY:
+            return False
+        check(self._cu, result)
+        return True
+
+    # memory
+    def allocate(self, nbytes: int, stream: Any) -> Memory:
+        self.activate()
+        result = self._cu.cuMemAllocAsync(nbytes, stream)
+        if result[0] == _OUT_OF_MEMORY:
+            free, total = self.memory_info()
+            raise OutOfMemoryError(
+                f"cuda:{self.ordinal} ({self.name}) is out of memory: {nbytes:,} bytes asked for, {free:,} of {total:,} free. "
+                "Everything allocated so far stays valid",
+                requested_bytes=nbytes,
+                free_bytes=free,
+                total_bytes=total,
+                code="CUDA_ERROR_OUT_OF_MEMORY",
+            )
+        return Memory(int(check(self._cu, result)), nbytes)
+
+    def free(self, memory: Memory, stream: Any, after: Sequence[Any] = ()) -> None:
+        for event in after:
+            self.stream_wait(stream, event)
+        self.activate()
+        check(self._cu, self._cu.cuMemFreeAsync(memory.address, stream))
+
+    def copy_from_host(self, memory: Memory, offset: int, source: np.ndarray[Any, Any], stream: Any) -> None:
+        self.activate()
+        start = source.__array_interface__["data"][0]
+        check(self._cu, self._cu.cuMemcpyHtoDAsync(memory.address + offset, start, source.nbytes, stream))
+
+    def copy_to_host(self, target: np.ndarray[Any, Any], memory: Memory, offset: int, stream: Any) -> None:
+        self.activate()
+        start = target.__array_interface__["data"][0]
+        check(self._cu, self._cu.cuMemcpyDtoHAsync(start, memory.address + offset, target.nbytes, stream))
+
+    def copy(self, target: Memory, target_offset: int, source: Memory, source_offset: int, nbytes: int, stream: Any) -> None:
+        self.activate()
+        to, start = target.address + target_offset, source.address + source_offset
+        check(self._cu, self._cu.cuMemcpyDtoDAsync(to, start, nbytes, stream))
+
+    def fill(self, memory: Memory, offset: int, count: int, pattern: bytes, stream: Any) -> None:
+        self.activate()
+        cu = self._cu
+        setters = {1: cu.cuMemsetD8Async, 2: cu.cuMemsetD16Async, 4: cu.cuMemsetD32Async}
+        if len(pattern) not in setters:
+            raise ValueError(f"a pattern of {len(pattern)} bytes: CUDA fills with 1, 2 or 4")
+        check(cu, setters[len(pattern)](memory.address + offset, int.from_bytes(pattern, "little"), count, stream))
+
+    # code
+    def load(self, image: bytes, entry: str) -> CudaFunction:
+        self.activate()
+        cu = self._cu
+        library = check(cu, cu.cuLibraryLoadData(image, [], [], 0, [], [], 0))
+        handle = check(cu, cu.cuKernelGetFunction(check(cu, cu.cuLibraryGetKernel(library, entry.encode()))))
+        static = check(cu, cu.cuFuncGetAttribute(cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, handle))
+        return CudaFunction(handle, entry, library, _STATIC_SHARED_LIMIT - int(static))
+
+    def launch(
+        self,
+        function: CudaFunction,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        stream: Any,
+        params: int,
+    ) -> None:
+        if _thread.driver is not self:
+            self.activate()
+        if shared_bytes > function.shared_limit:
+            self._allow_shared(function, shared_bytes)
+        x, y, z = grid
+        bx, by, bz = block
+        result = self._launch(function.handle, x, y, z, bx, by, bz, shared_bytes, stream, params, 0)
+        if result[0]:
+            raise _error(self._cu, result[0], f"launching {function.entry} with grid {grid} and block {block}")
+
+    def _allow_shared(self, function: CudaFunction, nbytes: int) -> None:
+        cu = self._cu
+        limit = self._attribute(cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+        if nbytes > limit - (_STATIC_SHARED_LIMIT - function.shared_limit):
+            raise DeviceError(
+                f"{function.entry} needs {nbytes:,} bytes of dynamic shared memory; a block of {self.name} has {limit:,}. "
+                "Smaller tiles or fewer pipeline stages need less",
+                code="CUDA_ERROR_INVALID_VALUE",
+            )
+        kind = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        check(cu, cu.cuFuncSetAttribute(function.handle, kind, nbytes))
+        function.shared_limit = nbytes
+
+    def submit(self, stream: Any, work: Callable[[], None], keep: Sequence[Any] = ()) -> None:
+        raise TypeError("a CUDA stream runs kernels, not Python functions; Stream.add_callback calls one when work is done")
+
+
+def check(bindings: Any, result: tuple[Any, ...]) -> Any:
+    """What a function of cuda.bindings returned, without its return code: None, the one value, or a tuple of several.
+
+    Raises:
+        DeviceError: the code is not CUDA_SUCCESS. The text has its name and the driver's explanation.
+    """
+    if result[0]:
+        raise _error(bindings, result[0])
+    return result[1] if len(result) == 2 else result[1:] or None
+
+
+def _error(bindings: Any, code: Any, doing: str = "") -> DeviceError:
+    name, text = (
+        value.decode() if isinstance(value, bytes) else f"CUDA error {int(code)}"
+        for value in (bindings.cuGetErrorName(code)[1], bindings.cuGetErrorString(code)[1])
+    )
+    message = f"{doing}: {name}: {text}" if doing else f"{name}: {text}"
+    if int(code) in _FAULTS:
+        message += ". A kernel launched earlier failed, perhaps another than the last; the process cannot use this GPU any more"
+    return DeviceError(message, code=name)
+
+
+def target_for(capability: tuple[int, int]) -> str:
+    """What to compile for: `(9, 0)` -> `"sm_90a"`; the `a` gives Hopper and datacentre Blackwell their own instructions."""
+    major, minor = capability
+    return f"sm_{major}{minor}{'a' if 9 <= major < 12 else ''}"
+
+
+def discover(bindings: Any = None) -> Discovery:
+    """Look for GPUs. Makes no context.
+
+    Args:
+        bindings: the module `cuda.bindings.driver`, or what a test puts in its place; imported by default.
+    """
+    if bindings is None:
+        try:
+            bindings = importlib.import_module("cuda.bindings.driver")
+        except ImportError as error:
+            return Discovery(
+                reason=f'cuda-bindings is not installed ({error}); install it with: pip install "tilekit[cu13]" '
+                "(tilekit[cu12] for drivers of CUDA 12)"
+            )
+    try:
+        (code,) = bindings.cuInit(0)
+    except Exception as error:  # what it raises where libcuda is missing differs between versions
+        return Discovery(reason=f"the NVIDIA driver (libcuda) cannot be loaded; install it for your system. {_first_line(error)}")
+    if code:
+        return Discovery(
+            reason=f"the NVIDIA driver finds no GPU to use ({_error(bindings, code)}); see what nvidia-smi says, and whether "
+            "CUDA_VISIBLE_DEVICES hides it"
+        )
+    count = int(check(bindings, bindings.cuDeviceGetCount()))
+    drivers: list[Driver] = []
+    unusable: dict[int, str] = {}
+    for ordinal in range(count):
+        try:
+            driver = CudaDriver(bindings, ordinal, count == 1)
+        except DeviceError as error:
+            unusable[ordinal] = str(error)
+            continue
+        capability = driver.compute_capability or (0, 0)
+        if capability < OLDEST:
+            unusable[ordinal] = f"{driver.name} is {driver.target}; tilekit needs sm_80 (Ampere) or newer"
+        elif not driver.pools:
+            unusable[ordinal] = f"{driver.name} has no stream-ordered memory pools here (cuMemAllocAsync); tilekit needs them"
+        else:
+            drivers.append(driver)
+    if drivers:
+        return Discovery(drivers=drivers, unusable=unusable)
+    found = "; ".join(f"cuda:{ordinal}: {why}" for ordinal, why in unusable.items())
+    return Discovery(reason=found or "the NVIDIA driver finds no GPU; CUDA_VISIBLE_DEVICES may hide it", unusable=unusable)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,125 @@
+"""What a device can be asked to do: the one protocol that the CUDA driver and the CPU driver both implement.
+
+A driver object stands for one physical device. Its handles (streams, events, memory, functions) are its own objects, opaque
+to everyone else. Any thread may call anything. Nothing here blocks, except what is named `synchronize` or `*_synchronize`.
+
+After a fault (a kernel's illegal access; an exception in work on a CPU device) the work behind it is not done. What is named
+`*_query` or `*_synchronize` raises it, and `stream_signal` reports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from tilekit.driver.signal import SignalBoard
+
+__all__ = ["Driver", "EventHandle", "FunctionHandle", "Memory", "StreamHandle"]
+
+StreamHandle = Any
+EventHandle = Any
+FunctionHandle = Any
+
+
+class Memory:
+    """A block of device memory: its address, its size, and on the CPU device the NumPy buffer (uint8) behind it."""
+
+    __slots__ = ("address", "buffer", "nbytes")
+
+    def __init__(self, address: int, nbytes: int, buffer: np.ndarray[Any, Any] | None = None) -> None:
+        self.address, self.nbytes, self.buffer = address, nbytes, buffer
+
+
+class Driver(Protocol):
+    """One device."""
+
+    kind: Literal["cuda", "cpu"]
+    ordinal: int
+    name: str
+    compute_capability: tuple[int, int] | None  # None on the CPU
+    target: str  # what kernels are compiled for: "sm_90a", or "cpu"
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of the device."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block until every stream of the device is empty. Raises DeviceError after a fault."""
+        ...
+
+    def priority_range(self) -> tuple[int, int]:
+        """(lowest, highest) stream priority; a smaller number is a higher priority."""
+        ...
+
+    # streams
+    def stream_create(self, priority: int) -> StreamHandle: ...
+    def stream_destroy(self, stream: StreamHandle) -> None:
+        """Give the stream up; what is in it still runs. Never called by a finalizer."""
+        ...
+
+    def stream_synchronize(self, stream: StreamHandle) -> None:
+        """Block until the stream is empty. Raises DeviceError after a fault."""
+        ...
+
+    def stream_query(self, stream: StreamHandle) -> bool: ...
+    def stream_wait(self, stream: StreamHandle, event: EventHandle) -> None: ...
+    def stream_address(self, stream: StreamHandle) -> int: ...
+    def stream_adopt(self, address: int) -> StreamHandle:
+        """A handle for a stream that somebody else made (CUDA: a CUstream as an integer)."""
+        ...
+
+    def stream_signal(self, stream: StreamHandle, board: SignalBoard, slot: int) -> None:
+        """Once all work now in the stream is done, put its status into `slot` and ring `board`; natively, without the GIL."""
+        ...
+
+    # events
+    def event_create(self, timing: bool = False) -> EventHandle: ...
+    def event_destroy(self, event: EventHandle) -> None: ...
+    def event_record(self, event: EventHandle, stream: StreamHandle) -> None: ...
+    def event_query(self, event: EventHandle) -> bool: ...
+    def event_synchronize(self, event: EventHandle, timeout_s: float | None = None) -> bool:
+        """Block until the event has passed, at most `timeout_s` seconds; whether it has."""
+        ...
+
+    def event_elapsed_ms(self, start: EventHandle, end: EventHandle) -> float: ...
+
+    # memory, all in stream order
+    def allocate(self, nbytes: int, stream: StreamHandle) -> Memory: ...
+    def free(self, memory: Memory, stream: StreamHandle, after: Sequence[EventHandle] = ()) -> None:
+        """Free in stream order, once the events `after` have passed too, whether or not the work before them failed."""
+        ...
+
+    def copy_from_host(self, memory: Memory, offset: int, source: np.ndarray[Any, Any], stream: StreamHandle) -> None:
+        """Copy a C-contiguous host array to `offset` bytes into `memory`. The caller keeps `source` alive until it is done."""
+        ...
+
+    def copy_to_host(self, target: np.ndarray[Any, Any], memory: Memory, offset: int, stream: StreamHandle) -> None: ...
+    def copy(
+        self, target: Memory, target_offset: int, source: Memory, source_offset: int, nbytes: int, stream: StreamHandle
+    ) -> None: ...
+    def fill(self, memory: Memory, offset: int, count: int, pattern: bytes, stream: StreamHandle) -> None:
+        """Write `count` copies of `pattern` (1, 2 or 4 bytes long) from `offset` on."""
+        ...
+
+    # code
+    def load(self, image: bytes, entry: str) -> FunctionHandle:
+        """Load a compiled kernel (CUDA: a cubin). The CPU device has no images and raises."""
+        ...
+
+    def launch(
+        self,
+        function: FunctionHandle,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        stream: StreamHandle,
+        params: int,
+    ) -> None:
+        """Launch `function`; `params` is the address of the array of parameter addresses (cuLaunchKernel's kernelParams)."""
+        ...
+
+    def submit(self, stream: StreamHandle, work: Callable[[], None], keep: Sequence[Any] = ()) -> None:
+        """Run `work` on the host in stream order (the CPU device; CUDA raises). An exception faults the stream."""
+        ...

@@ -1,0 +1,95 @@
+"""Element types: NumPy dtypes (bfloat16 from ml_dtypes), and the rules by which they mix inside a kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+__all__ = [
+    "ALL", "DType", "as_dtype", "bfloat16", "bool_", "common_dtype", "float16", "float32", "float64", "int8", "int16", "int32",
+    "int64", "is_float", "quotient_dtype", "scalar_dtype", "storable", "uint8", "uint16", "uint32", "uint64",
+]  # fmt: skip
+
+DType = np.dtype[Any]
+
+bool_: DType = np.dtype(np.bool_)
+int8: DType = np.dtype(np.int8)
+int16: DType = np.dtype(np.int16)
+int32: DType = np.dtype(np.int32)
+int64: DType = np.dtype(np.int64)
+uint8: DType = np.dtype(np.uint8)
+uint16: DType = np.dtype(np.uint16)
+uint32: DType = np.dtype(np.uint32)
+uint64: DType = np.dtype(np.uint64)
+float16: DType = np.dtype(np.float16)
+bfloat16: DType = np.dtype(ml_dtypes.bfloat16)
+float32: DType = np.dtype(np.float32)
+float64: DType = np.dtype(np.float64)
+
+ALL = (bool_, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, bfloat16, float32, float64)
+_FLOATS = (float16, bfloat16, float32, float64)
+
+
+def as_dtype(spec: Any) -> DType:
+    """`spec` (a dtype, a NumPy scalar type, a name) as one of tilekit's dtypes.
+
+    Raises:
+        TypeError: `spec` is no dtype, or none that tilekit stores (complex numbers, strings, big-endian numbers...).
+    """
+    try:
+        dtype = np.dtype(spec)
+    except TypeError:
+        dtype = None
+    if spec is None or dtype is None or dtype not in ALL:
+        raise TypeError(f"{spec!r} is not a dtype of tilekit; there are {', '.join(d.name for d in ALL)}")
+    return dtype
+
+
+def is_float(dtype: DType) -> bool:
+    """Whether `dtype` is a floating-point type (bfloat16 included, whose NumPy kind says otherwise)."""
+    return dtype in _FLOATS
+
+
+def _rank(dtype: DType) -> int:
+    return 0 if dtype == bool_ else 2 if is_float(dtype) else 1
+
+
+def common_dtype(a: DType, b: DType, what: str = "arithmetic") -> DType:
+    """The dtype in which two tiles meet: bool < integer < float, and within one of these the wider (cuTile Python's rule).
+
+    Raises:
+        TypeError: signed with unsigned integers, or float16 with bfloat16: neither holds the other.
+    """
+    if a == b:
+        return a
+    if _rank(a) != _rank(b):
+        return a if _rank(a) > _rank(b) else b
+    if (a.kind != b.kind and not is_float(a)) or {a, b} == {float16, bfloat16}:
+        raise TypeError(f"{what}: no common dtype of {a.name} and {b.name}; cast one of them with .astype(...)")
+    return a if a.itemsize > b.itemsize else b
+
+
+def scalar_dtype(tile: DType, scalar: type) -> DType:
+    """The dtype in which a tile meets a scalar of Python type `scalar` (bool, int, float): scalars take the tile's dtype,
+    unless they are of a higher kind: an int makes a bool tile int32, a float makes an integer or bool tile float32."""
+    rank = 0 if scalar is bool else 1 if scalar is int else 2
+    if rank <= _rank(tile):
+        return tile
+    return int32 if rank == 1 else float32
+
+
+def quotient_dtype(dtype: DType) -> DType:
+    """The dtype of `a / b` for operands that meet in `dtype`: float32 for integers and bools, else `dtype`."""
+    return dtype if is_float(dtype) else float32
+
+
+def storable(source: DType, target: DType) -> bool:
+    """Whether a tile of `source` may be stored into a tensor of `target` without a cast: only where no value can be lost."""
+    if source == target:
+        return True
+    try:
+        return common_dtype(source, target) == target and not (_rank(source) == 1 and is_float(target))
+    except TypeError:
+        return False

@@ -1,0 +1,76 @@
+"""What can go wrong, by whose hand it went wrong.
+
+Misuse of an API raises Python's own `TypeError` or `ValueError`. The classes here are for the rest: the source of a kernel
+(`CompileError`), the device (`DeviceError` and its children).
+"""
+
+from __future__ import annotations
+
+__all__ = ["CompileError", "DeviceError", "DeviceUnavailableError", "OutOfMemoryError", "TilekitError"]
+
+
+class TilekitError(Exception):
+    """Base of every exception that tilekit defines."""
+
+
+class CompileError(TilekitError):
+    """A kernel cannot be compiled. The text shows the user's line, with a caret, and what to change.
+
+    Attributes:
+        reason: the message alone, without the source excerpt.
+        filename, lineno, column: where in the user's source, as far as it is known (`lineno` counts from 1, `column` from 0).
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        filename: str | None = None,
+        lineno: int | None = None,
+        column: int | None = None,
+        width: int = 1,
+        line: str | None = None,
+    ) -> None:
+        self.reason, self.filename, self.lineno, self.column = reason, filename, lineno, column
+        self.width, self.line = width, line
+        super().__init__(reason)
+
+    def __str__(self) -> str:
+        if self.lineno is None:
+            return self.reason
+        text = f"{self.filename}:{self.lineno}: {self.reason}"
+        if self.line:
+            stripped = self.line.lstrip()
+            text += f"\n    {stripped.rstrip()}"
+            if self.column is not None:
+                at = max(0, self.column - (len(self.line) - len(stripped)))
+                text += f"\n    {' ' * at}{'^' * max(1, self.width)}"
+        return text
+
+
+class DeviceError(TilekitError):
+    """A device refused a request, or failed while it worked.
+
+    Attributes:
+        code: the driver's name for the failure (`"CUDA_ERROR_ILLEGAL_ADDRESS"`), or None where the device has none.
+    """
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        self.code = code
+        super().__init__(message)
+
+
+class DeviceUnavailableError(DeviceError):
+    """The device that was asked for does not exist here, or is too old. The text says what is missing."""
+
+
+class OutOfMemoryError(DeviceError):
+    """Device memory ran out. Everything allocated so far stays valid.
+
+    Attributes:
+        requested_bytes, free_bytes, total_bytes: what was asked for, and what the device had.
+    """
+
+    def __init__(self, message: str, *, requested_bytes: int, free_bytes: int, total_bytes: int, code: str | None = None) -> None:
+        self.requested_bytes, self.free_bytes, self.total_bytes = requested_bytes, free_bytes, total_bytes
+        super().__init__(message, code=code)

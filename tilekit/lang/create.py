@@ -1,0 +1,117 @@
+"""Tiles made of nothing: constants and ranges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilekit import dtypes
+from tilekit.errors import CompileError
+from tilekit.lang.registry import tile_op
+from tilekit.lang.tile import Scalar, Tile, check_shape, convert, scalar_kind
+
+__all__ = ["arange", "full", "ones", "zeros"]
+
+
+def _dtype(spec: Any, what: str) -> dtypes.DType:
+    try:
+        return dtypes.as_dtype(spec)
+    except TypeError as error:
+        raise CompileError(f"{what}: {error}") from None
+
+
+@tile_op("full", host="tilekit.api.full")
+def full(shape: int | tuple[int, ...], value: Scalar, dtype: Any = None) -> Tile:
+    """A tile with every element equal to `value`.
+
+    Args:
+        shape: the tile's extents, powers of two known when the kernel is compiled.
+        value: a scalar; it may be computed in the kernel.
+        dtype: the element type; by default float32, int32 or bool, after the kind of `value`.
+
+    Raises:
+        CompileError: the shape is not a compile-time power of two, or `value` is no scalar.
+
+    Examples:
+        >>> @tk.kernel
+        ... def constant(y: tk.Out, a):
+        ...     y.store(tk.full(y.tile_shape, a, tk.float32))
+        >>> constant(api.zeros(4).partition(4), 2.5).first().unpartition().to_host().sync()
+        array([2.5, 2.5, 2.5, 2.5], dtype=float32)
+    """
+    extents, kind = check_shape(shape, "full"), scalar_kind(value)
+    if kind is None:
+        raise CompileError(f"full: the value is a scalar, not {type(value).__name__}")
+    chosen = _dtype(dtype, "full") if dtype is not None else dtypes.scalar_dtype(dtypes.bool_, kind)
+    return Tile(np.full(extents, convert(value, chosen)))
+
+
+@tile_op("zeros", host="tilekit.api.zeros")
+def zeros(shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> Tile:
+    """A tile of zeros.
+
+    Args:
+        shape: the tile's extents, powers of two known when the kernel is compiled.
+        dtype: the element type.
+
+    Raises:
+        CompileError: the shape is not a compile-time power of two.
+
+    Examples:
+        >>> @tk.kernel
+        ... def clear(y: tk.Out):
+        ...     y.store(tk.zeros(y.tile_shape))
+        >>> clear(api.ones(4).partition(2)).first().unpartition().to_host().sync()
+        array([0., 0., 0., 0.], dtype=float32)
+    """
+    return Tile(np.zeros(check_shape(shape, "zeros"), _dtype(dtype, "zeros")))
+
+
+@tile_op("ones", host="tilekit.api.ones")
+def ones(shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> Tile:
+    """A tile of ones.
+
+    Args:
+        shape: the tile's extents, powers of two known when the kernel is compiled.
+        dtype: the element type.
+
+    Raises:
+        CompileError: the shape is not a compile-time power of two.
+
+    Examples:
+        >>> @tk.kernel
+        ... def fill(y: tk.Out):
+        ...     y.store(tk.ones(y.tile_shape))
+        >>> fill(api.zeros(4).partition(2)).first().unpartition().to_host().sync()
+        array([1., 1., 1., 1.], dtype=float32)
+    """
+    return Tile(np.ones(check_shape(shape, "ones"), _dtype(dtype, "ones")))
+
+
+@tile_op("arange", host="tilekit.api.arange")
+def arange(size: int, *, dtype: Any = dtypes.int32, start: Scalar = 0, step: Scalar = 1) -> Tile:
+    """The tile `start, start + step, ...` of rank 1.
+
+    Args:
+        size: the number of elements, a power of two known when the kernel is compiled.
+        dtype: the element type, in which the elements are computed too.
+        start: the first element; it may be computed in the kernel.
+        step: the difference between neighbours; likewise.
+
+    Raises:
+        CompileError: `size` is not a compile-time power of two, or `dtype` is bool.
+
+    Examples:
+        >>> @tk.kernel
+        ... def number(y: tk.Out):
+        ...     y.store(tk.arange(4, start=4 * tk.bid(0)))
+        >>> number(api.zeros(8, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        array([0, 1, 2, 3, 4, 5, 6, 7], dtype=int32)
+    """
+    (extent,) = check_shape((size,), "arange")
+    chosen = _dtype(dtype, "arange")
+    if chosen == dtypes.bool_:
+        raise CompileError("arange: a range of bool does not exist; compare a range of integers instead")
+    index = np.arange(extent).astype(chosen)
+    return Tile(convert(convert(start, chosen) + index * convert(step, chosen), chosen))

@@ -1,0 +1,184 @@
+"""Tile values as the CPU device holds them: a NumPy array of compile-time shape that nobody changes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tilekit import dtypes
+from tilekit.errors import CompileError
+
+__all__ = ["Scalar", "Tile", "check_shape", "operands", "scalar_kind"]
+
+Scalar = bool | int | float | np.generic
+
+
+def check_shape(shape: Any, what: str) -> tuple[int, ...]:
+    """`shape` (an int or a tuple of ints) as a tile shape.
+
+    Raises:
+        CompileError: it is something else, or an extent is no power of two.
+    """
+    extents = shape if isinstance(shape, tuple) else (shape,)
+    if not extents or not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in extents):
+        raise CompileError(f"{what}: a tile shape is an int or a tuple of ints, not {shape!r}")
+    for n in extents:
+        if n < 1 or n & (n - 1):
+            raise CompileError(f"{what}: every extent of a tile is a power of two; {n} in {shape!r} is not")
+    return tuple(int(n) for n in extents)
+
+
+def scalar_kind(value: Any) -> type | None:
+    """The Python type (bool, int, float) that a scalar counts as, or None if `value` is no scalar."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool
+    if isinstance(value, (int, np.integer)):
+        return int
+    if isinstance(value, (float, np.floating)) or (isinstance(value, np.generic) and dtypes.is_float(value.dtype)):
+        return float
+    return None
+
+
+def operands(what: str, *values: Any) -> tuple[list[Any], dtypes.DType]:
+    """Bring tiles and scalars to one dtype and check that the tiles have one shape.
+
+    Returns:
+        The arrays (a scalar as an array of rank 0), and the common dtype.
+    """
+    tiles = [v for v in values if isinstance(v, Tile)]
+    for value in values:
+        if not isinstance(value, Tile) and scalar_kind(value) is None:
+            raise CompileError(f"{what}: operands are tiles and scalars, not {type(value).__name__}")
+    if not tiles:
+        raise CompileError(f"{what}: one operand at least must be a tile")
+    for tile in tiles[1:]:
+        if tile.shape != tiles[0].shape:
+            raise CompileError(f"{what}: tiles of shapes {tiles[0].shape} and {tile.shape} do not match")
+    try:
+        dtype = tiles[0].dtype
+        for tile in tiles[1:]:
+            dtype = dtypes.common_dtype(dtype, tile.dtype, what)
+    except TypeError as error:
+        raise CompileError(str(error)) from None
+    for value in values:
+        kind = scalar_kind(value)
+        if kind is not None:
+            dtype = dtypes.scalar_dtype(dtype, kind)
+    return [convert(v.array if isinstance(v, Tile) else v, dtype) for v in values], dtype
+
+
+def convert(value: Any, dtype: dtypes.DType) -> Any:
+    """`value` in `dtype`, by C's rules: fractions are cut off, integers wrap."""
+    array = np.asarray(value)
+    return array if array.dtype == dtype else array.astype(dtype)
+
+
+class Tile:
+    """An immutable array inside a kernel; its shape is known when the kernel is compiled, every extent a power of two."""
+
+    __slots__ = ("array",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extents, known when the kernel is compiled."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> dtypes.DType:
+        """The element type."""
+        return self.array.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self.array.ndim
+
+    def astype(self, dtype: Any) -> Tile:
+        """The tile with its elements converted to `dtype`; see `tk.astype`."""
+        try:
+            return Tile(convert(self.array, dtypes.as_dtype(dtype)))
+        except TypeError as error:
+            raise CompileError(f"astype: {error}") from None
+
+    def __repr__(self) -> str:
+        return f"Tile({self.array!r})"
+
+    def __bool__(self) -> NoReturn:
+        raise CompileError("a tile has no single truth value: use tk.where(condition, x, y) to choose by element")
+
+    def __iter__(self) -> NoReturn:
+        raise CompileError("a tile cannot be iterated over: tile operations work on all its elements at once")
+
+    def __neg__(self) -> Tile:
+        if self.dtype == dtypes.bool_:
+            raise CompileError("-: a bool tile has no negative; use ~tile")
+        return Tile(-self.array)
+
+    def __abs__(self) -> Tile:
+        return Tile(np.abs(self.array))
+
+    def __invert__(self) -> Tile:
+        if dtypes.is_float(self.dtype):
+            raise CompileError(f"~: needs a bool or integer tile, not {self.dtype.name}")
+        return Tile(~self.array)
+
+
+def _arithmetic(symbol: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Tile]:
+    def compute(a: Any, b: Any) -> Tile:
+        (x, y), dtype = operands(symbol, a, b)
+        if dtype == dtypes.bool_:
+            raise CompileError(f"{symbol}: bool tiles have no arithmetic; cast with .astype(tk.int32), or use & | ~")
+        return Tile(function(x, y).astype(dtype, copy=False))
+
+    return compute
+
+
+def _divide(a: Any, b: Any) -> Tile:
+    (x, y), dtype = operands("/", a, b)
+    dtype = dtypes.quotient_dtype(dtype)
+    return Tile(np.true_divide(convert(x, dtype), convert(y, dtype)))
+
+
+def _compare(symbol: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Tile]:
+    def compute(a: Any, b: Any) -> Tile:
+        (x, y), _ = operands(symbol, a, b)
+        return Tile(function(x, y))
+
+    return compute
+
+
+def _bitwise(symbol: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Tile]:
+    def compute(a: Any, b: Any) -> Tile:
+        (x, y), dtype = operands(symbol, a, b)
+        if dtypes.is_float(dtype):
+            raise CompileError(f"{symbol}: needs bool or integer tiles, not {dtype.name}")
+        return Tile(function(x, y))
+
+    return compute
+
+
+def _install() -> None:
+    """Give `Tile` its operators, each with its reflected twin."""
+    for name, compute in {
+        "add": _arithmetic("+", operator.add),
+        "sub": _arithmetic("-", operator.sub),
+        "mul": _arithmetic("*", operator.mul),
+        "truediv": _divide,
+        "and": _bitwise("&", operator.and_),
+        "or": _bitwise("|", operator.or_),
+        "xor": _bitwise("^", operator.xor),
+    }.items():
+        setattr(Tile, f"__{name}__", lambda a, b, f=compute: f(a, b))
+        setattr(Tile, f"__r{name}__", lambda a, b, f=compute: f(b, a))
+    for name, symbol in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}.items():
+        setattr(Tile, f"__{name}__", lambda a, b, f=_compare(symbol, getattr(operator, name)): f(a, b))
+
+
+_install()

@@ -1,0 +1,27 @@
+"""The lazy algebra of device work: building an op does nothing, running it happens once."""
+
+from tilekit.ops.base import DeviceOp as DeviceOp
+from tilekit.ops.base import Spec as Spec
+from tilekit.ops.execution import HostValue as HostValue
+from tilekit.ops.launch import AsyncKernelLaunch as AsyncKernelLaunch
+from tilekit.ops.launch import Executable as Executable
+from tilekit.ops.nodes import StreamOperation as StreamOperation
+from tilekit.ops.nodes import Value as Value
+from tilekit.ops.nodes import Zip as Zip
+from tilekit.ops.nodes import value as value
+from tilekit.ops.nodes import with_context as with_context
+from tilekit.ops.nodes import zip_ops as zip_ops
+
+__all__ = [
+    "AsyncKernelLaunch",
+    "DeviceOp",
+    "Executable",
+    "HostValue",
+    "Spec",
+    "StreamOperation",
+    "Value",
+    "Zip",
+    "value",
+    "with_context",
+    "zip_ops",
+]

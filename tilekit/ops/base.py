@@ -1,0 +1,290 @@
+"""`DeviceOp`: a description of device work that does nothing until it is run, and runs at most once."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Coroutine, Generator
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+from tilekit.device import Device, default_device
+from tilekit.ops.execution import Steps, Submission
+from tilekit.schedule import ExecutionContext, SchedulingPolicy
+from tilekit.stream import Stream, as_stream
+
+if TYPE_CHECKING:
+    from tilekit.ops.future import DeviceFuture
+
+__all__ = ["DeviceOp", "Spec"]
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+_PACKAGE = __name__.partition(".")[0] + "."
+_claiming = threading.Lock()
+
+
+class Spec:
+    """What is known of a result before it exists: its shape and dtype."""
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        self.shape, self.dtype = shape, dtype
+
+
+class DeviceOp(Generic[T]):
+    """A lazy operation on a device that produces a `T`.
+
+    Building one does nothing: no allocation, no copy, no compilation, no choice of a stream. It runs at most once:
+
+    | call | stream | waits |
+    | --- | --- | --- |
+    | `op.sync()` | the next of the device's policy | blocks |
+    | `op.sync_on(stream)` | the given one | blocks |
+    | `op.async_on(stream)` | the given one | no; gives a `DeviceFuture` |
+    | `op.schedule(policy)` | the next of `policy` | no; gives a `DeviceFuture` |
+    | `await op` | the next of the device's policy | suspends the task |
+
+    To make an operation of your own, derive from this class and define `execute`.
+    """
+
+    _spent = False
+    _consumed = False  # part of another op, which answers for it
+    _site: tuple[CodeType, int] | None = None
+    _label: str | None = None
+    spec: Spec | None = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> DeviceOp[T]:
+        self = super().__new__(cls)
+        frame = sys._getframe(1)
+        while frame.f_globals.get("__name__", "").startswith(_PACKAGE) and frame.f_back is not None:
+            frame = frame.f_back
+        self._site = (frame.f_code, frame.f_lasti)
+        return self
+
+    def execute(self, ctx: ExecutionContext) -> T:
+        """Enqueue the work on `ctx.stream` and return its result, which the device may still be computing.
+
+        Called once, by whatever runs the op. Must not wait for the device.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define execute(ctx)")
+
+    def steps(self, ctx: ExecutionContext) -> Steps:
+        """The op as steps, see `tilekit.ops.execution`; ops made of other ops define this instead of `execute`."""
+        return self.execute(ctx)
+        yield
+
+    def parts(self) -> tuple[DeviceOp[Any], ...]:
+        """The ops that this one is made of."""
+        return ()
+
+    # what is known before it runs
+
+    @property
+    def device(self) -> Device | None:
+        """The device that the op is tied to by what it works on, or None if any will do."""
+        for part in self.parts():
+            if part.device is not None:
+                return part.device
+        return None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the result. AttributeError if that is not known before the op has run."""
+        return self._known().shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the result. AttributeError if that is not known before the op has run."""
+        return self._known().dtype
+
+    def _known(self) -> Spec:
+        if self.spec is None:
+            raise AttributeError(f"{self!r} does not know the shape and dtype of its result before it has run")
+        return self.spec
+
+    # running it
+
+    def start(self, ctx: ExecutionContext) -> Steps:
+        """Take the op's one run: the steps that perform it on `ctx`. For ops made of other ops.
+
+        Raises:
+            ValueError: it has run already.
+        """
+        with _claiming:
+            if self._spent:
+                raise ValueError(f"{self!r} has already run: an op runs at most once. op.shared() makes one that can be used again")
+            self._spent = True
+        return self.steps(ctx)
+
+    def sync(self) -> T:
+        """Run on the next stream of the device's policy, block until the work is done, and return the result."""
+        return self.sync_on(self._policy().next_stream())
+
+    def sync_on(self, stream: Any) -> T:
+        """Run on `stream` (a `Stream`, or anything that is one elsewhere), block until the work is done, return the result."""
+        result: T = Submission(self, self._stream(stream)).run()
+        return result
+
+    def async_on(self, stream: Any) -> DeviceFuture[T]:
+        """Submit to `stream` and return at once; the future has the result when the device is done."""
+        from tilekit.ops.future import DeviceFuture
+
+        future: DeviceFuture[T] = DeviceFuture(self, self._stream(stream))
+        future.submit()
+        return future
+
+    def schedule(self, policy: SchedulingPolicy) -> DeviceFuture[T]:
+        """Submit to the next stream of `policy` and return at once."""
+        return self.async_on(policy.next_stream())
+
+    async def _await(self) -> T:
+        from tilekit.ops.future import DeviceFuture
+
+        future: DeviceFuture[T] = DeviceFuture(self, self._policy().next_stream())
+        return await future
+
+    def run(self) -> Coroutine[Any, Any, T]:
+        """The coroutine that `await op` runs, for `asyncio.create_task`, task groups, nurseries."""
+        self._consumed = True
+        return self._await()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._await().__await__()
+
+    def _policy(self) -> SchedulingPolicy:
+        return (self.device or default_device()).policy
+
+    def _stream(self, stream: Any) -> Stream:
+        own = self.device
+        made = as_stream(stream, own)
+        if own is not None and made.device is not own:
+            raise ValueError(f"{self!r} works on {own!r} and cannot run on a stream of {made.device!r}")
+        return made
+
+    # combining
+
+    def then(self, function: Callable[[T], DeviceOp[U]]) -> DeviceOp[U]:
+        """Run `function(result)` next, on the same stream; it returns the op to run. A tuple is one result.
+
+        `function` is called while this op is submitted: its result is there to be used by device work, not yet to be read by
+        the host, except for host values (`to_host`), which are waited for.
+        """
+        from tilekit.ops.nodes import AndThen
+
+        return AndThen(self, function)
+
+    and_then = then
+
+    def apply(self, function: Callable[..., DeviceOp[U]]) -> DeviceOp[U]:
+        """Like `then`, with the elements of a tuple result as separate arguments."""
+        from tilekit.ops.nodes import AndThen
+
+        return AndThen(self, function, unpack=True)
+
+    def map(self, function: Callable[[T], U]) -> DeviceOp[U]:
+        """Turn the result into `function(result)`: host code that submits nothing."""
+        from tilekit.ops.nodes import Map
+
+        return Map(self, function)
+
+    def first(self) -> DeviceOp[Any]:
+        """The first element of a tuple result."""
+        from tilekit.ops.nodes import Element
+
+        return Element(self, 0)
+
+    def last(self) -> DeviceOp[Any]:
+        """The last element of a tuple result."""
+        from tilekit.ops.nodes import Element
+
+        return Element(self, -1)
+
+    def shared(self) -> DeviceOp[T]:
+        """An op that can be run, or be part of others, any number of times; this one runs once, and its result is reused."""
+        from tilekit.ops.nodes import Shared
+
+        return Shared(self)
+
+    arc = shared
+
+    def named(self, name: str) -> DeviceOp[T]:
+        """The op itself, called `name` in messages."""
+        self._label = name
+        return self
+
+    # methods of the result, as ops
+
+    def to_host(self) -> DeviceOp[Any]:
+        """The resulting tensor as a NumPy array, see `Tensor.to_host`."""
+        from tilekit.ops.nodes import AndThen
+
+        return AndThen(self, lambda tensor: tensor.to_host(), label="to_host", spec=self.spec)
+
+    to_host_vec = to_host
+
+    def partition(self, shape: int | tuple[int, ...]) -> DeviceOp[Any]:
+        """The resulting tensor cut into tiles of `shape`, see `Tensor.partition`."""
+        from tilekit.ops.nodes import Map
+
+        return Map(self, lambda tensor: tensor.partition(shape), label=f"partition({shape})", spec=self.spec)
+
+    def unpartition(self) -> DeviceOp[Any]:
+        """The tensor of the resulting partition."""
+        from tilekit.ops.nodes import Map
+
+        return Map(self, lambda partition: partition.unpartition(), label="unpartition", spec=self.spec)
+
+    def reshape(self, *shape: Any) -> DeviceOp[Any]:
+        """The resulting tensor in another shape, see `Tensor.reshape`."""
+        from tilekit.ops.nodes import Map
+
+        return Map(self, lambda tensor: tensor.reshape(*shape), label=f"reshape{shape}")
+
+    # being looked at
+
+    def consumed(self) -> None:
+        """Make another op answer for this one: it is that op's part now."""
+        self._consumed = True
+
+    def where(self) -> str:
+        """`file:line` of the code that built the op."""
+        if self._site is None:
+            return "an unknown place"
+        code, lasti = self._site
+        positions = list(code.co_positions())
+        line = positions[lasti // 2][0] if 0 <= lasti // 2 < len(positions) else code.co_firstlineno
+        return f"{code.co_filename}:{line}"
+
+    def annotate(self, error: BaseException) -> None:
+        """Note on `error` which op it comes from."""
+        note = f"in {self!r}, built at {self.where()}"
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+
+    @property
+    def label(self) -> str:
+        """What the op is called in messages."""
+        return self._label or type(self).__name__
+
+    def __repr__(self) -> str:
+        inner = ", ".join(map(repr, self.parts()))
+        return f"{self.label}({inner})" if inner else self.label
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(f"{self!r} is an op that has not run: it has no truth value. Run it with .sync() or await")
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(f"{self!r} is an op that has not run: it cannot be iterated over. Run it with .sync() or await, or use .apply(f)")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(f"{self!r} is an op that has not run: it is no array. Use .to_host().sync()")
+
+    def __del__(self) -> None:
+        if not self._spent and not self._consumed and self._site is not None and not sys.is_finalizing():
+            warnings.warn(
+                f"{self!r}, built at {self.where()}, was never run: use .sync(), .async_on(stream) or await", ResourceWarning, stacklevel=2
+            )

@@ -1,0 +1,38 @@
+"""A kernel launch as an op, whatever the kernel was written in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from tilekit.ops.base import DeviceOp
+from tilekit.schedule import ExecutionContext
+from tilekit.storage import Storage
+
+__all__ = ["AsyncKernelLaunch", "Executable"]
+
+
+class Executable(Protocol):
+    """A kernel loaded on a device."""
+
+    def launch(self, ctx: ExecutionContext, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
+        """Enqueue one launch on the context's stream."""
+        ...
+
+
+class AsyncKernelLaunch(DeviceOp[tuple[Any, ...]]):
+    """One launch of a kernel. Its result is the tuple of its arguments."""
+
+    def enqueue(
+        self,
+        ctx: ExecutionContext,
+        executable: Executable,
+        grid: tuple[int, int, int],
+        arguments: Sequence[Any],
+        reads: Sequence[Storage],
+        writes: Sequence[Storage],
+    ) -> None:
+        """Launch after whatever the storages still wait for on other streams, and let those who come later wait for it."""
+        ctx.acquire(reads, writes)
+        executable.launch(ctx, grid, arguments)
+        ctx.note(reads, writes)

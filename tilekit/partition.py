@@ -1,0 +1,77 @@
+"""`Partition`: a tensor cut into tiles, so that each block of a kernel owns one to write."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilekit.device import Device
+    from tilekit.ops import DeviceOp
+    from tilekit.storage import Storage
+    from tilekit.tensor import Tensor
+
+__all__ = ["Partition"]
+
+_RANKS = range(1, 5)
+
+
+class Partition:
+    """A view of a tensor cut into tiles of one shape. Made by `Tensor.partition`.
+
+    Attributes:
+        tensor: what is cut; the partition has no memory of its own.
+        tile_shape: the extents of a tile.
+        grid: the number of tiles along each dimension, those that hang over the edge included.
+    """
+
+    __slots__ = ("grid", "tensor", "tile_shape")
+
+    def __init__(self, tensor: Tensor, tile_shape: tuple[int, ...]) -> None:
+        if len(tile_shape) != tensor.ndim:
+            raise ValueError(
+                f"a tensor of shape {tensor.shape} has {tensor.ndim} dimensions; tiles of shape {tile_shape} have {len(tile_shape)}"
+            )
+        if tensor.ndim not in _RANKS:
+            raise ValueError(f"partitions have 1 to 4 dimensions; a tensor of shape {tensor.shape} has {tensor.ndim}")
+        for n in tile_shape:
+            if n < 1 or n & (n - 1):
+                below = 1 << max(0, n.bit_length() - 1)
+                raise ValueError(
+                    f"every extent of a tile is a power of two; {n} in {tile_shape} is not: use {below} or {2 * below}, "
+                    "tiles may hang over the edge"
+                )
+        self.tensor, self.tile_shape = tensor, tile_shape
+        self.grid = tuple(-(-extent // n) for extent, n in zip(tensor.shape, tile_shape, strict=True))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's extents."""
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The element type."""
+        return self.tensor.dtype
+
+    @property
+    def device(self) -> Device | None:
+        """Where the memory is; None for a meta tensor."""
+        return self.tensor.device
+
+    @property
+    def storage(self) -> Storage | None:
+        """The tensor's memory."""
+        return self.tensor.storage
+
+    def unpartition(self) -> Tensor:
+        """The tensor, whole again."""
+        return self.tensor
+
+    def device_operation(self) -> DeviceOp[Partition]:
+        """The partition as an op that does nothing."""
+        from tilekit.ops import value
+
+        return value(self)
+
+    def __repr__(self) -> str:
+        return f"{self.tensor!r}.partition({self.tile_shape})"

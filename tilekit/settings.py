@@ -1,0 +1,62 @@
+"""Settings, read from the environment. Each has one name, one type, and one place where it is parsed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Settings", "load_settings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the environment asks for. Every field names its variable.
+
+    Attributes:
+        device: `TILEKIT_DEVICE`: `"cuda"`, `"cuda:1"`, `"cpu"`, `"cpu:2"`; None picks the first usable GPU, else the CPU.
+        cpu_devices: `TILEKIT_CPU_DEVICES`: how many CPU devices there are (1).
+        spin_us: `TILEKIT_SPIN_US`: how long, in microseconds, a waiter polls before it sleeps (20; 0 never polls).
+        cache_dir: `TILEKIT_CACHE_DIR`: where compiled kernels are kept; None (the values `0`, `off`, `none`) keeps none.
+    """
+
+    device: str | None = None
+    cpu_devices: int = 1
+    spin_us: float = 20.0
+    cache_dir: Path | None = None
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Parse the settings out of `environ` (the process's own by default).
+
+    Raises:
+        ValueError: a variable holds something else than its type; the text names the variable, the value, what is allowed.
+    """
+    env = os.environ if environ is None else environ
+    cache = env.get("TILEKIT_CACHE_DIR", "").strip()
+    if cache.lower() in ("0", "off", "none"):
+        cache_dir = None
+    elif cache:
+        cache_dir = Path(cache).expanduser()
+    else:
+        base = env.get("XDG_CACHE_HOME") or "~/.cache"
+        cache_dir = Path(base).expanduser() / "tilekit"
+    return Settings(
+        device=env.get("TILEKIT_DEVICE", "").strip().lower() or None,
+        cpu_devices=int(_number(env, "TILEKIT_CPU_DEVICES", "1", int, 1, 64)),
+        spin_us=_number(env, "TILEKIT_SPIN_US", "20", float, 0, 1e6),
+        cache_dir=cache_dir,
+    )
+
+
+def _number(env: Mapping[str, str], name: str, default: str, kind: type, low: float, high: float) -> float:
+    text = env.get(name, "").strip() or default
+    try:
+        value: float = kind(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= high:
+        noun = "a whole number" if kind is int else "a number"
+        raise ValueError(f"{name}={text!r}: expected {noun} between {low:g} and {high:g}")
+    return value
