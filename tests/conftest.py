@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,8 +50,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def device(request: pytest.FixtureRequest) -> Iterator[tk.Device]:
     """The device under test, the default one while the test runs."""
     from tilekit.device import Device, use_device
+    from tilekit.errors import TilekitError
 
     chosen = Device(request.config.getoption("--device"))
     with use_device(chosen):
         yield chosen
-    chosen.synchronize()
+    # A test of a kernel that fails leaves the fault in its stream; the next test must not meet it.
+    with contextlib.suppress(TilekitError):
+        chosen.synchronize()
+
+
+@pytest.fixture
+def printed(device: tk.Device, capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    """What was printed since the last call, by Python and by kernels on either device."""
+
+    def read() -> str:
+        device.synchronize()  # a GPU hands over its output then, to the C library,
+        if device.kind == "cuda":
+            ctypes.CDLL(None).fflush(None)  # which keeps it in a buffer of its own
+        return capfd.readouterr().out
+
+    return read

@@ -98,7 +98,15 @@ def test_shapes_are_checked():
 
 def test_every_creation_runs_in_all_four_ways(device):
     def ops():
-        return api.zeros(3), api.ones(3), api.full(3, 2), api.arange(3), api.from_host(np.ones(3)), api.dup(tensor), tensor.to_host()
+        return (
+            api.zeros(3),
+            api.ones(3),
+            api.full(3, 2),
+            api.arange(3),
+            api.from_host(np.ones(3)),
+            api.dup(tensor),
+            tensor.to_host(),
+        )
 
     tensor = api.ones(3).sync()
 

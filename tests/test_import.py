@@ -25,5 +25,7 @@ def test_it_imports_no_compiler_and_no_peer():
 
 
 def test_it_takes_less_than_150_ms_more_than_numpy():
-    times = [float(subprocess.run([sys.executable, "-c", TIMED], check=True, capture_output=True, text=True).stdout) for _ in range(5)]
+    times = [
+        float(subprocess.run([sys.executable, "-c", TIMED], check=True, capture_output=True, text=True).stdout) for _ in range(5)
+    ]
     assert min(times) < 0.150, times

@@ -3,6 +3,8 @@
 The façade: the tile language (what a kernel's body uses), and the host's entry points. `tilekit.api` makes tensors.
 """
 
+from __future__ import annotations
+
 from tilekit.device import Device as Device
 from tilekit.device import default_device as default_device
 from tilekit.device import devices as devices
@@ -104,10 +106,10 @@ __all__ = [
     "float64",
     "full",
     "generics",
+    "int8",
     "int16",
     "int32",
     "int64",
-    "int8",
     "kernel",
     "load",
     "load_tile_like",
@@ -119,10 +121,10 @@ __all__ = [
     "set_default_device",
     "sqrt",
     "store",
+    "uint8",
     "uint16",
     "uint32",
     "uint64",
-    "uint8",
     "use_device",
     "value",
     "where",

@@ -77,7 +77,8 @@ def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any 
     index = dtypes.int64 if whole else dtypes.float64
 
     def fill(tensor: Tensor) -> DeviceOp[Tensor]:
-        return _arange(tensor.partition(_TILE), start, step, index).first().unpartition()
+        made: DeviceOp[Tensor] = _arange(tensor.partition(_TILE), start, step, index).first().unpartition()
+        return made
 
     return _named(_Empty((count,), chosen).then(fill), "arange", Spec((count,), chosen))
 
@@ -108,7 +109,8 @@ def dup(tensor: Tensor | DeviceOp[Tensor]) -> DeviceOp[Tensor]:
         return _Copy(tensor)
 
     def fill(made: Tensor) -> DeviceOp[Tensor]:
-        return _copy(made.partition(_tile_for(made.shape)), tensor).first().unpartition()
+        copied: DeviceOp[Tensor] = _copy(made.partition(_tile_for(made.shape)), tensor).first().unpartition()
+        return copied
 
     return _named(_Empty(tensor.shape, tensor.dtype, tensor.device).then(fill), "dup", Spec(tensor.shape, tensor.dtype))
 
@@ -221,16 +223,16 @@ def _tile_for(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @kernel
-def _copy(y: Out, x: In):
+def _copy(y: Out, x: In) -> None:
     y.store(memory.load_tile_like(x, y))
 
 
 @kernel
-def _fill(y: Out, value):
+def _fill(y: Out, value: float) -> None:
     y.store(create.full(y.tile_shape, value, y.dtype))
 
 
 @kernel
-def _arange(y: Out, start, step, dtype: Const):
+def _arange(y: Out, start: float, step: float, dtype: Const) -> None:
     first = start + memory.bid(0) * (_TILE * step)
     y.store(create.arange(_TILE, dtype=dtype, start=first, step=step).astype(y.dtype))

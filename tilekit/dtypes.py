@@ -38,6 +38,7 @@ def as_dtype(spec: Any) -> DType:
     Raises:
         TypeError: `spec` is no dtype, or none that tilekit stores (complex numbers, strings, big-endian numbers...).
     """
+    dtype: DType | None
     try:
         dtype = np.dtype(spec)
     except TypeError:
@@ -68,7 +69,8 @@ def common_dtype(a: DType, b: DType, what: str = "arithmetic") -> DType:
         return a if _rank(a) > _rank(b) else b
     if (a.kind != b.kind and not is_float(a)) or {a, b} == {float16, bfloat16}:
         raise TypeError(f"{what}: no common dtype of {a.name} and {b.name}; cast one of them with .astype(...)")
-    return a if a.itemsize > b.itemsize else b
+    wider: DType = a if a.itemsize > b.itemsize else b
+    return wider
 
 
 def scalar_dtype(tile: DType, scalar: type) -> DType:

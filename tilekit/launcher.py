@@ -50,8 +50,9 @@ def kernel(function: Callable[..., Any] | None = None, *, num_warps: int | None 
     by Python, except block by block on a CPU device.
 
     Args:
-        function: the kernel. Its parameters are annotated `tk.In`, `tk.Out`, `tk.InOut`, `tk.Const`, or not at all: then a
-            partition is read and written, a tensor is read, anything else is a scalar.
+        function: the kernel. Its parameters are annotated `tk.In`, `tk.Out`, `tk.InOut`, `tk.Const`, for scalars `float`, `int`
+            or `bool` (which of them makes no difference), or not at all: then a partition is read and written, a tensor is
+            read, anything else is a scalar.
         num_warps: how many warps (of 32 threads) a block has, a power of two up to 32; by default as many as its tiles keep busy.
 
     Raises:
@@ -70,6 +71,7 @@ class Kernel:
     Attributes:
         name: the function's.
         signature: its parameters and generics.
+        declares_shapes: whether an annotation says anything about a shape.
     """
 
     def __init__(self, function: Callable[..., Any], scope: Mapping[str, Any], num_warps: int | None) -> None:
@@ -78,6 +80,7 @@ class Kernel:
         functools.update_wrapper(self, function)
         self.name = function.__name__
         self.signature: KernelSignature = read_signature(function, scope)
+        self.declares_shapes = any(p.dims is not None for p in self.signature.parameters)
         self.num_warps = _check_warps(num_warps)
         self._function = function
         self._bound: dict[Any, BoundKernel] = {}
@@ -116,7 +119,9 @@ class Kernel:
         who = f"kernel {self.name}, argument {parameter.name}"
         if parameter.kind == "const":
             if not _is_constant(argument):
-                raise TypeError(f"{who}: a Const is a bool, int, float, str, dtype, or a tuple of these, not {type(argument).__name__}")
+                raise TypeError(
+                    f"{who}: a Const is a bool, int, float, str, dtype, or a tuple of these, not {type(argument).__name__}"
+                )
         elif parameter.kind == "in":
             if isinstance(argument, Partition):
                 raise TypeError(f"{who}: declared In, so it takes a tensor, not a partition; pass its .unpartition()")
@@ -125,17 +130,27 @@ class Kernel:
         elif parameter.kind in ("out", "inout"):
             if isinstance(argument, Tensor):
                 raise TypeError(
-                    f"{who}: writing needs a partition: pass {parameter.name}.partition(shape), which gives each block a tile of its own"
+                    f"{who}: writing needs a partition: pass {parameter.name}.partition(shape), which gives each block "
+                    "a tile of its own"
                 )
             if not isinstance(argument, Partition):
-                raise TypeError(f"{who}: declared {parameter.kind.title()}, so it takes a partition of a tensor, not {_kind_of(argument)}")
+                raise TypeError(
+                    f"{who}: declared {parameter.kind.title()}, so it takes a partition of a tensor, not {_kind_of(argument)}"
+                )
+        elif parameter.kind == "scalar":
+            if scalar_kind(argument) is None:
+                raise TypeError(f"{who}: declared a scalar, not {_kind_of(argument)}")
         elif not isinstance(argument, (Tensor, Partition)) and scalar_kind(argument) is None:
             raise TypeError(f"{who}: kernels take tensors, partitions and scalars, not {_kind_of(argument)}")
 
     def specialise(
-        self, facts: tuple[ArgumentFacts, ...], generics: tuple[tuple[str, Any], ...], constants: tuple[tuple[str, Any], ...], warps: int | None
+        self,
+        facts: tuple[ArgumentFacts, ...],
+        generics: tuple[tuple[str, Any], ...],
+        constants: tuple[tuple[str, Any], ...],
+        warps: int | None,
     ) -> Specialisation:
-        """The specialisation for these facts, generics, constants and warps; made at the first call, compiled when it is first needed.
+        """The specialisation for these facts, generics, constants and warps; made at the first call, compiled when needed.
 
         Raises:
             CompileError: a generic that the body uses has no value.
@@ -175,7 +190,7 @@ class KernelLaunch(AsyncKernelLaunch):
 
     def __init__(self, kernel: Kernel, arguments: tuple[Any, ...]) -> None:
         self.kernel, self.arguments = kernel, arguments
-        self._label = f"kernel {kernel.name}"
+        self._label: str = f"kernel {kernel.name}"
         self._grid: tuple[int, int, int] | None = None
         self._generics: dict[str, Any] = {}
         self._num_warps = kernel.num_warps
@@ -211,7 +226,9 @@ class KernelLaunch(AsyncKernelLaunch):
                     raise ValueError(f"{self._label} has no generic {name}; it has {', '.join(sorted(known)) or 'none'}")
                 whole, is_int = known[name].whole, isinstance(value, (int, np.integer)) and not isinstance(value, bool)
                 if whole != isinstance(value, (tuple, list)) or not (whole or is_int):
-                    raise TypeError(f"{self._label}: generic {name} stands for {'a shape' if whole else 'an integer'}, not {value!r}")
+                    raise TypeError(
+                        f"{self._label}: generic {name} stands for {'a shape' if whole else 'an integer'}, not {value!r}"
+                    )
                 self._generics[name] = as_shape(value) if isinstance(value, (tuple, list)) else int(value)
         return self
 
@@ -223,7 +240,7 @@ class KernelLaunch(AsyncKernelLaunch):
 
     @contextmanager
     def _configuring(self) -> Iterator[None]:
-        """An op that was refused while it was being built has failed: it is spent, and nobody is to be warned that it never ran."""
+        """An op that was refused while it was being built has failed: it is spent, and need not be run."""
         try:
             yield
         except Exception:
@@ -315,29 +332,33 @@ class KernelLaunch(AsyncKernelLaunch):
         arguments = tuple(a.result if isinstance(a, Value) else a for a in self.arguments)
         lazy = [p.name for p, a in zip(self.kernel.signature.parameters, arguments, strict=True) if isinstance(a, DeviceOp)]
         if lazy:
-            raise TypeError(f"{self._label}: {what}() needs tensors, not ops, for {', '.join(lazy)}; api.meta(shape, dtype) stands for one")
+            raise TypeError(
+                f"{self._label}: {what}() needs tensors, not ops, for {', '.join(lazy)}; api.meta(shape, dtype) stands for one"
+            )
         return arguments
 
     # answering the questions
 
     def _plan(self, arguments: tuple[Any, ...]) -> _Plan:
-        signature = self.kernel.signature
-        named = tuple(zip(signature.parameters, arguments, strict=True))
-        tensors = [(p, a) for p, a in named if isinstance(a, (Tensor, Partition)) and p.kind != "const"]
-        written = [(p, a) for p, a in tensors if isinstance(a, Partition)]
-        generics = self._bind_generics(tensors)
+        kernel = self.kernel
+        named = tuple(zip(kernel.signature.parameters, arguments, strict=True))
+        constants = tuple((p.name, a) for p, a in named if p.kind == "const")
+        if constants:
+            named = tuple((p, a) for p, a in named if p.kind != "const")
+        written = [(p, a) for p, a in named if isinstance(a, Partition)]
+        tensors = [(p, a) for p, a in named if isinstance(a, (Tensor, Partition))]
+        generics = self._bind_generics(tensors) if kernel.signature.generics or kernel.declares_shapes else ()
         grid = self._infer_grid(written)
         if written:
             self._check_overlap(tensors, written)
-        shapes = {partition.shape for _, partition in written}
-        facts = tuple(_facts(p, a, shapes) for p, a in named if p.kind != "const")
-        constants = tuple((p.name, a) for p, a in named if p.kind == "const")
+        shapes = {partition.tensor.shape for _, partition in written}
+        facts = tuple([_facts(p, a, shapes) for p, a in named])
         return _Plan(
-            self.kernel.specialise(facts, generics, constants, self._num_warps),
+            kernel.specialise(facts, generics, constants, self._num_warps),
             grid,
-            tuple(a for p, a in named if p.kind != "const"),
-            tuple(a.storage for p, a in tensors if p.kind != "out" and a.storage is not None),
-            tuple(a.storage for _, a in written if a.storage is not None),
+            tuple([a for _, a in named]),
+            tuple([a.storage for p, a in tensors if p.kind != "out" and a.storage is not None]),
+            tuple([a.storage for _, a in written if a.storage is not None]),
         )
 
     def _bind_generics(self, tensors: Sequence[tuple[Parameter, Any]]) -> tuple[tuple[str, Any], ...]:
@@ -360,7 +381,9 @@ class KernelLaunch(AsyncKernelLaunch):
             for dim, extent in pairs:
                 if isinstance(dim, Generic):
                     if bound.setdefault(dim.name, extent) != extent:
-                        raise ValueError(f"{who}: generic {dim.name} is {bound[dim.name]} by {origin[dim.name]}, and {extent} here")
+                        raise ValueError(
+                            f"{who}: generic {dim.name} is {bound[dim.name]} by {origin[dim.name]}, and {extent} here"
+                        )
                     origin.setdefault(dim.name, f"argument {parameter.name}")
                 elif dim not in (-1, extent):
                     raise ValueError(f"{who}: declared {list(dims)}, got {noun} of shape {shape}")
@@ -401,8 +424,8 @@ class KernelLaunch(AsyncKernelLaunch):
                 (low, high), (start, end) = mine.span(), theirs.span()
                 if start < high and low < end:
                     raise ValueError(
-                        f"{self._label}: arguments {parameter.name} and {other.name} overlap in memory, and {parameter.name} is written; "
-                        "only the very same view may be written by one argument and read by another. Pass a dup() of one of them"
+                        f"{self._label}: arguments {parameter.name} and {other.name} overlap in memory, and {parameter.name} is "
+                        "written; only the very same view may be written by one argument and read by another. Pass a dup() of one of them"
                     )
             twice = [p.name for p, a in written if a is partition]
             if len(twice) > 1:
@@ -413,7 +436,9 @@ class KernelLaunch(AsyncKernelLaunch):
             if not isinstance(argument, (Tensor, Partition)):
                 continue
             if argument.device is None:
-                raise TypeError(f"{self._label}: argument {parameter.name} is a meta tensor, without memory: it can be compiled for, not run")
+                raise TypeError(
+                    f"{self._label}: argument {parameter.name} is a meta tensor, without memory: compile for it, do not run it"
+                )
             if argument.device is not device:
                 raise ValueError(f"{self._label}: argument {parameter.name} is on {argument.device!r}, the launch on {device!r}")
 
@@ -454,33 +479,40 @@ def _kind_of(argument: Any) -> str:
 
 
 def _facts(parameter: Parameter, argument: Any, written: set[tuple[int, ...]]) -> ArgumentFacts:
-    if isinstance(argument, (Tensor, Partition)):
-        partition = argument if isinstance(argument, Partition) else None
-        tensor = partition.tensor if partition else argument
-        role: Role = "in" if partition is None else "inout" if parameter.kind == "auto" else parameter.kind  # type: ignore[assignment]
-        covered = partition is not None or written == {tensor.shape}
-        unit, align, extents, strides, wide = tensor.facts or _measure(tensor)
-        tile = partition.tile_shape if partition else None
-        return TensorFacts(tensor.dtype.name, role, tile, tensor.ndim, unit, align, extents, strides, wide, covered)
-    kind = scalar_kind(argument)
-    if isinstance(argument, np.generic):
+    """What may be assumed about an argument; `written` are the shapes of the partitions."""
+    if isinstance(argument, Partition):
+        role: Role = "inout" if parameter.kind == "auto" else parameter.kind  # type: ignore[assignment]
+        return _tensor_facts(argument.tensor, role, argument.tile_shape, True)
+    if isinstance(argument, Tensor):
+        return _tensor_facts(argument, "in", None, len(written) == 1 and argument.shape in written)
+    found = _PLAIN_SCALARS.get(type(argument))
+    if found is None:
         return ScalarFacts(dtypes.as_dtype(argument.dtype).name)
-    if kind is int and not -(2**63) <= argument < 2**63:
+    if found.dtype == "int64" and not -(2**63) <= argument < 2**63:
         raise ValueError(f"argument {parameter.name}: {argument} does not fit 64 bits")
-    return ScalarFacts({bool: "bool", int: "int64", float: "float64"}[kind or float])
+    return found
 
 
-def _measure(tensor: Tensor) -> tuple[Any, ...]:
-    """The part of a tensor's facts that is its own, kept on the tensor."""
-    if not 1 <= tensor.ndim <= 4:
-        raise ValueError(f"kernels take tensors of 1 to 4 dimensions, not {tensor.ndim} as {tensor!r} has")
-    unit = next((d for d in reversed(range(tensor.ndim)) if tensor.strides[d] == 1), None)
-    tensor.facts = (
-        unit,
-        min(16, divisor(tensor.address)),
-        tuple(map(divisor, tensor.shape)),
-        tuple(0 if d == unit else divisor(abs(stride)) for d, stride in enumerate(tensor.strides)),
-        max(tensor.shape) > _NARROW,
-    )
-    made: tuple[Any, ...] = tensor.facts
-    return made
+_PLAIN_SCALARS = {bool: ScalarFacts("bool"), int: ScalarFacts("int64"), float: ScalarFacts("float64")}
+
+
+def _tensor_facts(tensor: Tensor, role: Role, tile: tuple[int, ...] | None, covered: bool) -> TensorFacts:
+    """What may be assumed about a tensor in such a role; kept on the tensor."""
+    key = (role, tile, covered)
+    found: TensorFacts | None = tensor.facts.get(key)
+    if found is None:
+        if not 1 <= tensor.ndim <= 4:
+            raise ValueError(f"kernels take tensors of 1 to 4 dimensions, not {tensor.ndim} as {tensor!r} has")
+        found = tensor.facts[key] = TensorFacts(
+            dtype=tensor.dtype.name,
+            role=role,
+            tile=tile,
+            rank=tensor.ndim,
+            unit=tensor.unit,
+            align=min(16, divisor(tensor.address)),
+            extents=tuple(map(divisor, tensor.shape)),
+            strides=tuple(0 if d == tensor.unit else divisor(abs(stride)) for d, stride in enumerate(tensor.strides)),
+            wide=max(tensor.shape) > _NARROW,
+            covered=covered,
+        )
+    return found

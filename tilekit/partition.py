@@ -29,7 +29,8 @@ class Partition:
     def __init__(self, tensor: Tensor, tile_shape: tuple[int, ...]) -> None:
         if len(tile_shape) != tensor.ndim:
             raise ValueError(
-                f"a tensor of shape {tensor.shape} has {tensor.ndim} dimensions; tiles of shape {tile_shape} have {len(tile_shape)}"
+                f"a tensor of shape {tensor.shape} has {tensor.ndim} dimensions; "
+                f"tiles of shape {tile_shape} have {len(tile_shape)}"
             )
         if tensor.ndim not in _RANKS:
             raise ValueError(f"partitions have 1 to 4 dimensions; a tensor of shape {tensor.shape} has {tensor.ndim}")

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from tilekit.storage import Storage, allocate
+from tilekit.storage import READERS_KEPT, Storage, allocate
 from tilekit.stream import Stream, as_stream
 
 if TYPE_CHECKING:
@@ -52,15 +52,19 @@ class ExecutionContext:
         """Remember that the work just submitted uses the storages, for those who come later on other streams."""
         stream = self.stream
         serial = stream.pending
-        for storage in reads:
-            storage.read_by(stream, serial)
         use = (stream, serial)
         for storage in writes:
             last = storage.last_write
-            if not storage.reads and (last is None or last[0] is stream):
-                storage.last_write = use
-            else:
+            if storage.reads or (last is not None and last[0] is not stream):
                 storage.written_by(use)
+            else:
+                storage.last_write = use
+        for storage in reads:
+            if storage.last_write is not use:  # else whoever comes later waits for it as a write anyway
+                readers = storage.reads
+                readers[stream] = serial
+                if len(readers) > READERS_KEPT:
+                    storage.prune()
 
     def allocate(self, nbytes: int) -> Storage:
         """New memory, allocated in the order of the stream.

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from tilekit.device import Device
     from tilekit.stream import Stream
 
-__all__ = ["Garbage", "Storage", "Use", "allocate"]
+__all__ = ["READERS_KEPT", "Garbage", "Storage", "Use", "allocate"]
 
 Use = tuple["Stream", int]  # a moment: whatever the stream did with the memory was submitted before
 
-_READERS_KEPT = 8
+# How many readers a storage remembers before it looks which are done.
+READERS_KEPT = 8
 
 
 class Garbage:
@@ -56,14 +57,11 @@ class Storage:
         self.reads: dict[Stream, int] = {}
         self._leave = device.garbage.append
 
-    def read_by(self, stream: Stream, serial: int) -> None:
-        """Remember that `stream` reads it, and is done with that at `serial`."""
-        reads = self.reads
-        reads[stream] = serial
-        if len(reads) > _READERS_KEPT:
-            for other, last in list(reads.items()):
-                if last <= other.completed:
-                    self._drop(other, last)
+    def prune(self) -> None:
+        """Forget the reads that are known to be over."""
+        for stream, serial in list(self.reads.items()):
+            if serial <= stream.completed:
+                self._drop(stream, serial)
 
     def written_by(self, use: Use) -> None:
         """Remember that `use` writes it: whoever comes later waits for that, and thereby for all that it waited for.
@@ -73,7 +71,7 @@ class Storage:
         stream = use[0]
         before, self.last_write = self.last_write, use
         for other, last in list(self.reads.items()):
-            if stream.follows(other, last):
+            if other is stream or stream.follows(other, last):
                 self._drop(other, last)
         if before is not None and not stream.follows(*before):
             self.reads[before[0]] = max(before[1], self.reads.get(before[0], 0))

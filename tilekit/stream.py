@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Event", "Mark", "Stream", "as_stream"]
 
-# How many marks a stream keeps before it looks which have passed, and how many other streams it remembers having waited for.
+# How many marks a stream keeps before it looks which have passed; how many streams it remembers having waited for.
 _MARKS_KEPT = 32
 _STREAMS_SEEN = 256
 
@@ -40,6 +40,19 @@ class Mark:
         self._recycle(self.event)  # an append to the device's pool: no driver is called while garbage is collected
 
 
+class _ClosedHandle:
+    """What a closed stream has for a handle: any driver that uses it raises the error that explains. Costs nothing before."""
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+
+    def __index__(self) -> int:
+        raise ValueError(f"{self._stream}: no work can be submitted to it")
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__index__()
+
+
 class Stream:
     """An in-order queue of work on a device. Made by `device.stream()`, or from somebody else's by `as_stream`.
 
@@ -47,7 +60,7 @@ class Stream:
 
     Attributes:
         device: where it is.
-        handle: the driver's. ValueError once the stream is closed.
+        handle: the driver's. Any use of it is a ValueError once the stream is closed.
         address: a CUDA stream's CUstream; another number on a CPU device.
         priority: smaller is more urgent; 0 by default.
         pending: the serial that the next recorded place gets (from 1).
@@ -64,9 +77,11 @@ class Stream:
         "_marks",
         "_owned",
         "_record",
+        "_recycle",
         "_seen",
         "_source",
         "_stable",
+        "_trim_at",
         "address",
         "closed",
         "completed",
@@ -78,7 +93,6 @@ class Stream:
     )
 
     _numbers = itertools.count(1)
-    handle: StreamHandle
 
     def __init__(
         self, device: Device, handle: StreamHandle, *, priority: int = 0, owned: bool = True, source: Any = None
@@ -91,7 +105,9 @@ class Stream:
         self.pending, self.completed = 1, 0
         self._lock = threading.Lock()
         self._marks: deque[Mark] = deque()  # of consecutive serials, up to pending - 1
-        self._events, self._create, self._record = device.event_pool, driver.event_create, driver.event_record
+        self._trim_at = _MARKS_KEPT
+        self._events, self._recycle = device.event_pool, device.event_pool.append
+        self._create, self._record = driver.event_create, driver.event_record
         # What this stream has waited for: the highest serial of each other stream, by its number. Not kept for a bare address:
         # behind that there may be another stream tomorrow, which has waited for nothing.
         self._seen: dict[int, int] = {}
@@ -105,15 +121,17 @@ class Stream:
             return self._mark()
 
     def _mark(self) -> int:
+        if self.closed:
+            raise ValueError(f"{self!r}: no work can be submitted to it")
         try:
             event = self._events.pop()
         except IndexError:
             event = self._create()
         self._record(event, self.handle)
         serial = self.pending
-        self._marks.append(Mark(serial, event, self._events.append))
+        self._marks.append(Mark(serial, event, self._recycle))
         self.pending = serial + 1
-        if len(self._marks) > _MARKS_KEPT:
+        if len(self._marks) > self._trim_at:
             self._trim()
         return serial
 
@@ -133,31 +151,32 @@ class Stream:
         return marks[min(serial - marks[0].serial, len(marks) - 1)]
 
     def _trim(self) -> None:
-        """Forget the oldest marks, as far as they have passed."""
-        marks, query = self._marks, self.device.driver.event_query
-        while marks:
-            mark = marks[0]
-            try:
-                if not query(mark.event):
-                    return
-            except DeviceError as error:
-                if not any(error is known for _, known in self._failures):
-                    return  # keep it for those who wait for it: they have not been told
-                self._failures.append((mark.serial, error))
-            self.completed = mark.serial
-            marks.popleft()
+        """Forget the older half of the marks if it has passed. At most one query in 16 marks."""
+        middle = self._marks[len(self._marks) // 2]
+        try:
+            passed = self.device.driver.event_query(middle.event)
+        except DeviceError as error:
+            passed = any(error is known for _, known in self._failures)  # else it is kept for those who wait: nobody was told
+            if passed:
+                self._failures.append((middle.serial, error))
+        if passed:
+            self._forget_until(middle.serial)
+        self._trim_at = max(_MARKS_KEPT, 2 * len(self._marks))
+
+    def _forget_until(self, serial: int) -> None:
+        """Everything up to `serial` has passed."""
+        while self._marks and self._marks[0].serial <= serial:
+            mark = self._marks.popleft()
+            if self._failures and mark.serial < serial:
+                try:
+                    self.device.driver.event_query(mark.event)
+                except DeviceError as error:  # it was cleared on behalf of others; who waits for this one must still learn
+                    self._failures.append((mark.serial, error))
+        self.completed = max(self.completed, serial)
 
     def _advance(self, serial: int) -> None:
-        """Everything up to `serial` has passed, and `serial` without a fault."""
         with self._lock:
-            while self._marks and self._marks[0].serial <= serial:
-                mark = self._marks.popleft()
-                if self._failures and mark.serial < serial:
-                    try:
-                        self.device.driver.event_query(mark.event)
-                    except DeviceError as error:  # it was cleared on behalf of others; who waits for this one must still learn
-                        self._failures.append((mark.serial, error))
-            self.completed = max(self.completed, serial)
+            self._forget_until(serial)
 
     def _check(self, serial: int) -> bool:
         """True; but if a moment is remembered to have passed with a fault, that is raised."""
@@ -281,7 +300,7 @@ class Stream:
             with contextlib.suppress(DeviceError):  # of a broken device, which tells everybody who waits for it
                 self._mark()  # for those who wait for what is in it: there will be no later place
             handle, self.closed = self.handle, True
-            del self.handle
+            self.handle = _ClosedHandle(repr(self))
         self.device.forget(self)
         if self._owned:
             self.device.driver.stream_destroy(handle)
@@ -290,12 +309,6 @@ class Stream:
         """Keep alive what an adopted stream belongs to (internal)."""
         if not self._stable:
             self._source, self._stable = source, True
-
-    def __getattr__(self, name: str) -> Any:
-        # Runs for `handle` alone, and only after close(): looking it up while it is there costs nothing.
-        if name == "handle":
-            raise ValueError(f"{self!r} is closed: no work can be submitted to it")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __enter__(self) -> Self:
         return self

@@ -63,11 +63,16 @@ class Tensor:
     __slots__ = ("__weakref__", "dtype", "facts", "offset", "shape", "storage", "strides")
 
     def __init__(
-        self, storage: Storage | None, shape: tuple[int, ...], dtype: dtypes.DType, strides: tuple[int, ...] | None = None, offset: int = 0
+        self,
+        storage: Storage | None,
+        shape: tuple[int, ...],
+        dtype: dtypes.DType,
+        strides: tuple[int, ...] | None = None,
+        offset: int = 0,
     ) -> None:
         self.storage, self.shape, self.dtype, self.offset = storage, shape, dtype, offset
         self.strides = contiguous_strides(shape) if strides is None else strides
-        self.facts: Any = None  # what a compiler may assume, once it was asked for
+        self.facts: dict[Any, Any] = {}  # what a compiler may assume, by role; filled by the launcher
 
     @property
     def device(self) -> Device | None:
@@ -105,6 +110,14 @@ class Tensor:
         return True
 
     @property
+    def unit(self) -> int | None:
+        """The last dimension whose neighbours are next to each other in memory, or None if there is none."""
+        for dim in reversed(range(len(self.strides))):
+            if self.strides[dim] == 1:
+                return dim
+        return None
+
+    @property
     def is_meta(self) -> bool:
         """Whether it has no memory."""
         return self.storage is None
@@ -140,7 +153,7 @@ class Tensor:
         """A view of a part, by ints, slices, None and `...`, as NumPy's. IndexError as NumPy's."""
         keys = key if isinstance(key, tuple) else (key,)
         for k in keys:
-            if not isinstance(k, (int, np.integer, slice, EllipsisType)) and k is not None or isinstance(k, bool):
+            if isinstance(k, bool) or not (k is None or isinstance(k, (int, np.integer, slice, EllipsisType))):
                 raise TypeError(f"tensors are indexed by ints, slices, None and ..., not {k!r}")
         if Ellipsis not in keys:
             keys = (*keys, Ellipsis)  # keeps NumPy from reading an element
@@ -165,7 +178,8 @@ class Tensor:
                 made.shape = tuple(extents)
             except AttributeError:
                 raise ValueError(
-                    f"a tensor of shape {self.shape} and strides {self.strides} has no view of shape {tuple(extents)}; make a dup() first"
+                    f"a tensor of shape {self.shape} and strides {self.strides} has no view of shape {tuple(extents)}; "
+                    "make a dup() first"
                 ) from None
             return made
 

@@ -140,7 +140,7 @@ def test_lines_and_columns_survive():
 
 def test_a_lambda_is_no_kernel():
     with pytest.raises(CompileError, match="a kernel is a function defined with def"):
-        KernelSource(lambda x: x)  # noqa: E731
+        KernelSource(lambda x: x)
 
 
 def test_source_that_is_not_there():

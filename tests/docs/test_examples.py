@@ -29,14 +29,14 @@ def load(name: str) -> ModuleType:
 
 
 @pytest.fixture
-def run(device: tk.Device, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(printed: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run an example on the device under test; gives what it printed."""
 
     def start(name: str, *arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", [f"{name}.py"])
-        capfd.readouterr()
+        printed()
         load(name).main([str(a) for a in arguments])
-        return capfd.readouterr().out
+        return printed()
 
     return start
 

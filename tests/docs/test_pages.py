@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,9 +43,7 @@ def name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p.read_text("utf-8"))], ids=name)
-def test_page_runs_and_prints_what_it_shows(
-    page: Path, device: tk.Device, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_page_runs_and_prints_what_it_shows(page: Path, device: tk.Device, tmp_path: Path, printed: Callable[[], str]) -> None:
     text = page.read_text("utf-8")
     # Kernels are read from their file, so the code stands in one, at the lines where the page has it.
     lines = [""] * text.count("\n")
@@ -55,18 +54,17 @@ def test_page_runs_and_prints_what_it_shows(
     file.write_text("\n".join(lines) + "\n", "utf-8")
 
     namespace: dict[str, Any] = {"__name__": file.stem, "__file__": str(file)}
-    printed, expected = "", []
+    everything, expected = "", []
     for block in blocks(text):
         exec(compile("\n" * block.line + block.code, str(file), "exec"), namespace)
-        device.synchronize()
-        output = capfd.readouterr().out
-        printed += output
+        output = printed()
+        everything += output
         if block.output is not None:
             expected += block.output.splitlines()
             if device.kind == "cpu":
                 assert output == block.output, f"{name(page)}, line {block.line}"
     # A GPU prints through a buffer of its own, in any order: its lines are looked for in all that the page printed.
-    assert set(expected) <= set(printed.splitlines())
+    assert set(expected) <= set(everything.splitlines())
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if "tutorials" in p.parts], ids=name)

@@ -40,6 +40,19 @@ def test_settings_page_lists_the_variables() -> None:
     assert set(re.findall(r"TILEKIT_\w+", page)) == set(re.findall(r"TILEKIT_\w+", source))
 
 
+@pytest.mark.parametrize("command", ["info", "bench saxpy"])
+def test_command_line_page_lists_the_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from tilekit.cli import main
+
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    options = set(re.findall(r"--[a-z]+", capsys.readouterr().out)) - {"--help"}
+    section = (
+        (DOCS / "reference" / "command-line.md").read_text("utf-8").partition(f"tilekit {command}`")[2].partition("\n## ")[0]
+    )
+    assert options == set(re.findall(r"--[a-z]+", section))
+
+
 def test_guide_lists_the_targets() -> None:
     from tilekit.compiler.kernel import TARGETS
 

@@ -28,7 +28,12 @@ def external_streams(device):
     torch, cupy = pytest.importorskip("torch"), pytest.importorskip("cupy")
     from numba import cuda
 
-    return {"torch": torch.cuda.Stream(), "cupy": cupy.cuda.Stream(non_blocking=True), "numba": cuda.stream(), "tilekit": device.stream()}
+    return {
+        "torch": torch.cuda.Stream(),
+        "cupy": cupy.cuda.Stream(non_blocking=True),
+        "numba": cuda.stream(),
+        "tilekit": device.stream(),
+    }
 
 
 def test_a_thousand_launches_on_streams_of_four_libraries(device):

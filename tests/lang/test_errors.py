@@ -19,7 +19,9 @@ def y(dtype=tk.float32, n=4):
 
 
 def test_a_tile_operation_outside_a_kernel():
-    with pytest.raises(TypeError, match=r"tk\.zeros is a tile operation: it works inside a function decorated with @tk\.kernel\. On the host use"):
+    with pytest.raises(
+        TypeError, match=r"tk\.zeros is a tile operation: it works inside a function decorated with @tk\.kernel\. On the host use"
+    ):
         tk.zeros(4)
     with pytest.raises(TypeError, match=r"tk\.bid is a tile operation"):
         tk.bid(0)

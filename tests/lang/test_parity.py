@@ -273,7 +273,9 @@ def test_where_a_block_is(device):
     np.testing.assert_array_equal(z, 3000 + i + 10 * j + 100 * k)
 
 
-@pytest.mark.parametrize(("mode", "value"), [("zero", 0.0), ("neg_zero", -0.0), ("nan", np.nan), ("inf", np.inf), ("-inf", -np.inf)])
+@pytest.mark.parametrize(
+    ("mode", "value"), [("zero", 0.0), ("neg_zero", -0.0), ("nan", np.nan), ("inf", np.inf), ("-inf", -np.inf)]
+)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_padding(device, dtype, mode, value):
     @tk.kernel

@@ -49,7 +49,9 @@ def test_it_is_exported(name):
 def test_its_parameters_are_documented(name):
     text = inspect.getdoc(OPS[name].function)
     for parameter in OPS[name].signature.parameters:
-        assert f"{parameter}:" in text or f"{parameter}," in text or f", {parameter}" in text, f"tk.{name}: {parameter} is not described"
+        assert f"{parameter}:" in text or f"{parameter}," in text or f", {parameter}" in text, (
+            f"tk.{name}: {parameter} is not described"
+        )
     assert "Raises:" in text
 
 

@@ -13,9 +13,7 @@ import json
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 from tilekit.compiler.kernel import CompiledKernel
@@ -64,6 +62,8 @@ def load(key: bytes) -> CompiledKernel | None:
 
 def save(key: bytes, kernel: CompiledKernel) -> None:
     """Keep `kernel` under `key`. Other processes see the whole entry or none."""
+    import tempfile
+
     path = _path(key)
     if path is None:
         return
@@ -85,6 +85,8 @@ def save(key: bytes, kernel: CompiledKernel) -> None:
 @functools.cache
 def toolchain_fingerprint() -> str:
     """A digest of what turns a kernel into code: tilekit's own sources, the packages beneath, and their settings."""
+    from importlib import metadata
+
     digest = hashlib.sha256(f"{sys.version_info[:2]} {sys.platform}".encode())
     package = Path(__file__).parent.parent
     for source in sorted([package / "dtypes.py", *package.glob("compiler/**/*.py"), *package.glob("lang/*.py")]):

@@ -33,22 +33,23 @@ def reject(op: str, message: str) -> NoReturn:
 # numba's words -> ours, the first that is found. Named groups fill the braces; `name` places the caret too.
 _KNOWN: tuple[tuple[str, str], ...] = (
     (r"NameError: name '(?P<name>\w+)' is not defined", "{name} is not defined"),
-    (r"(?:Variable|variable) '(?P<name>\w+)' (?:is )?referenced before assignment|cannot determine the type of variable '(?P<name_>\w+)'",
+    (r"[Vv]ariable '(?P<name>\w+)' (?:is )?referenced before assignment",
      "{name} may be used before it has a value: assign it on every path"),
     (r"Unknown attribute '(?P<name>\w+)' of type Tile\(",
      "a tile has no attribute {name}; there are shape, dtype, ndim, and the method astype"),
     (r"Unknown attribute '(?P<name>\w+)' of type Tensor\(",
      "a tensor in a kernel has no attribute {name}; there are shape, dtype, ndim, tile_shape, and the methods load and store"),
-    (r"Unknown attribute '(?P<name>\w+)' of type Module\(<module '(?P<module>[\w.]+)'", "{module}.{name} does not exist, or not in kernels"),
+    (r"Unknown attribute '(?P<name>\w+)' of type Module\(<module '(?P<module>[\w.]+)'",
+     "{module}.{name} does not exist, or not in kernels"),
     (r"module '(?P<module>[\w.]+)' has no attribute '(?P<name>\w+)'", "{module}.{name} does not exist"),
     (r"Unknown attribute '(?P<name>\w+)'", "there is no attribute {name} here"),
     (r"printing unimplemented", "print takes numbers and strings: print tiles with tk.print"),
     (r"Untyped global name '(?P<name>\w+)'|Untyped (?:freevar|global)[^']*'(?P<name_>\w+)'",
-     "{name} cannot be used in a kernel, which takes numbers, tuples, tile operations (tk.*), functions of math, and "
-     "functions decorated with @numba.cuda.jit(device=True)"),
+     ("{name} cannot be used in a kernel, which takes numbers, tuples, tile operations (tk.*), functions of math, and "
+      "functions decorated with @numba.cuda.jit(device=True)")),
     (r"Cannot unify .*? for '(?P<name>[A-Za-z_]\w*)(?:\.\d+)*', defined",
-     "{name} has one type on one path through the kernel, or before a loop, and another on another: a tile keeps its shape and "
-     "dtype (cast with .astype(...); start from tk.zeros of the right shape and dtype)"),
+     ("{name} has one type on one path through the kernel, or before a loop, and another on another: a tile keeps its shape and "
+      "dtype (cast with .astype(...); start from tk.zeros of the right shape and dtype)")),
     (r"Function\(<(?:ufunc|class|function|built-in function|intrinsic) '?(?P<name>[\w.]+)[^>]*>\).*?\(s?.*?\bTile\(",
      "{name} does not take tiles: the operations on tiles are tk.*, the operators and abs"),
     (r"Function\(<(?:ufunc|class|function|built-in function|intrinsic) '?(?P<name>[\w.]+)[^>]*>\).*?\bTensor\(",
@@ -104,9 +105,9 @@ def _line(error: BaseException, text: str, source: KernelSource) -> int:
         frame = traceback.tb_frame.f_locals
         places += [getattr(frame.get(name), "loc", None) for name in ("self", "inst")]
         traceback = traceback.tb_next
-    lines = [place.line for place in places if getattr(place, "filename", None) == source.filename]
+    lines = [int(getattr(place, "line", 0)) for place in places if getattr(place, "filename", None) == source.filename]
     if lines:
-        return int(lines[-1])
+        return lines[-1]
     name = re.escape(source.filename)
     written = re.findall(rf'File "{name}", line (\d+)|{name} \((\d+)\)', text)
     return int(written[-1][0] or written[-1][1]) if written else source.tree.lineno

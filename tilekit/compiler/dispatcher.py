@@ -34,8 +34,8 @@ def make_dispatcher(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warp
         bound, facts, num_warps: as for `build`.
 
     Returns:
-        A `numba.cuda.dispatcher.CUDADispatcher` with this one signature, to be launched with blocks of `32 * num_warps` threads. It
-        takes tensors and partitions, and whatever has a `__cuda_array_interface__`: numba's device arrays, torch's, cupy's.
+        A `numba.cuda.dispatcher.CUDADispatcher` with this one signature, for blocks of `32 * num_warps` threads. It takes
+        tensors, partitions, and whatever has a `__cuda_array_interface__`: numba's device arrays, torch's, cupy's.
 
     Raises:
         CompileError: the kernel cannot be compiled.
@@ -83,7 +83,7 @@ def _memory(name: str, value: Any) -> _Memory:
     interface = getattr(value, "__cuda_array_interface__", None)
     if interface is None:
         raise TypeError(
-            f"{name}: needs a tensor in GPU memory (tilekit's, or anything with __cuda_array_interface__), not {type(value).__name__}"
+            f"{name}: needs a tensor in GPU memory (tilekit's, or what has __cuda_array_interface__), not {type(value).__name__}"
         )
     dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
     address, read_only = interface["data"]
@@ -123,4 +123,6 @@ def _check(ty: TensorType, memory: _Memory) -> None:
             elif dim != facts.unit and stride % facts.strides[dim] and extent > 1:
                 problem = f"stride {stride} in dimension {dim}, no multiple of {facts.strides[dim]}"
     if problem:
-        raise ValueError(f"{name} has {problem}: this dispatcher is one specialisation; get another with .dispatcher() for such arguments")
+        raise ValueError(
+            f"{name} has {problem}: this dispatcher is one specialisation; get another with .dispatcher() for such arguments"
+        )

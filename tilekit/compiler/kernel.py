@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import sys
-import sysconfig
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -110,9 +106,12 @@ class CompiledKernel:
         Raises:
             TilekitError: nvdisasm, which writes it, is not installed.
         """
+        import subprocess
+        import tempfile
+
         program = _find_nvdisasm()
         if program is None:
-            raise TilekitError('nvdisasm is not installed, so there is no SASS to show: pip install "tilekit[test]", or the CUDA toolkit')
+            raise TilekitError('nvdisasm is not installed, so there is no SASS to show: pip install "tilekit[test]"')
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "kernel.cubin")
             path.write_bytes(self.cubin)
@@ -124,6 +123,9 @@ class CompiledKernel:
 
 def _find_nvdisasm() -> str | None:
     """nvdisasm: from the path, beside Python, or from NVIDIA's wheel."""
+    import shutil
+    import sysconfig
+
     name = "nvdisasm.exe" if sys.platform == "win32" else "nvdisasm"
     found = shutil.which(name) or shutil.which(name, path=sysconfig.get_path("scripts"))
     if found:

@@ -9,8 +9,8 @@ does not matter: its two values hold copies of the same elements. So `blocked((6
     vector      1    2   4   8  16   32            thread       0  0   1  1   2  2  ...  31  31
                                                    register     0  1   0  1   0  1  ...   0   1
 
-The first lines of a thread's registers walk the last dimension, which makes wide accesses; neighbouring lanes hold
-neighbouring vectors, which makes them coalesced. Everything else is asked of the vectors too: how many elements a vector
+The lowest register bits walk the last dimension, which makes accesses wide; neighbouring lanes hold neighbouring vectors, which
+makes them coalesced. Everything else is asked of the vectors too: how many elements a vector
 access may take (`run`), which threads hold copies and must not store (`copies`), the offset of a register (`coordinates`).
 """
 
@@ -52,7 +52,7 @@ def choose_vec(smallest_itemsize: int) -> int:
 
 
 def choose_num_warps(tile_elements: int, vec: int) -> int:
-    """`Config.num_warps` for tiles of `tile_elements`: two vectors a thread where possible (32 bytes of loads in flight a tensor).
+    """`Config.num_warps` for tiles of `tile_elements`: two vectors a thread where possible (32 bytes in flight a tensor).
 
     A block of 1024 float32 elements gets 4 warps. Fewer bytes a thread leave the memory idle: on an H200 16 KB in flight a
     multiprocessor give 1.8 TB/s, 48 KB give 4.0.
@@ -80,7 +80,9 @@ class Layout:
         """The layout for element-wise work. From the fastest dimension: `vec` registers, the lanes, the warps, more registers."""
         rank = len(shape)
         bits = [
-            tuple(1 << bit if d == dim else 0 for d in range(rank)) for dim in reversed(range(rank)) for bit in range(_log2(shape[dim]))
+            tuple(1 << bit if d == dim else 0 for d in range(rank))
+            for dim in reversed(range(rank))
+            for bit in range(_log2(shape[dim]))
         ]
         zero = (0,) * rank
 

@@ -133,7 +133,8 @@ class _Interpreted:
     def launch(self, ctx: ExecutionContext, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
         """Queue the launch on the stream's worker."""
         views = tuple(
-            self._view(name, facts, argument) for name, facts, argument in zip(self._bound.names, self._facts, arguments, strict=True)
+            self._view(name, facts, argument)
+            for name, facts, argument in zip(self._bound.names, self._facts, arguments, strict=True)
         )
         ctx.device.driver.submit(ctx.stream.handle, lambda: interpret(self._bound, grid, views))
 
@@ -170,7 +171,7 @@ class _Loaded:
         for argument in arguments:
             if isinstance(argument, (Tensor, Partition)):
                 tensor = argument.tensor if isinstance(argument, Partition) else argument
-                unit = tensor.facts[0]
+                unit = tensor.unit
                 flat.append(tensor.address)
                 flat += tensor.shape
                 flat += (stride for d, stride in enumerate(tensor.strides) if d != unit)

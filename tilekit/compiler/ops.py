@@ -68,7 +68,7 @@ def lowers(function: Callable[..., Any]) -> Callable[[Definition], Definition]:
 
 
 def lowers_method(owner: type[types.Type], method: Callable[..., Any]) -> Callable[[Definition], Definition]:
-    """Make the decorated definition the lowering of `method`, a method of a class of `tilekit.lang`, for values of type `owner`."""
+    """Make the decorated definition the lowering of `method`, of a class of `tilekit.lang`, for values of type `owner`."""
 
     def register(define: Definition) -> Definition:
         parameters = _parameters(method)

@@ -27,7 +27,7 @@ class KernelSource:
         """Read the source of `function`.
 
         Raises:
-            CompileError: there is none to read (a function typed at a prompt without history, or made by exec), or it is a lambda.
+            CompileError: there is none to read (a function typed at a prompt, or made by exec), or it is a lambda.
         """
         self.name, self.filename = function.__name__, function.__code__.co_filename
         try:

@@ -46,7 +46,9 @@ class BoundKernel:
     outside: Mapping[str, Any]
 
 
-def bind(function: Callable[..., Any], source: KernelSource, generics: Mapping[str, Any], constants: Mapping[str, Any]) -> BoundKernel:
+def bind(
+    function: Callable[..., Any], source: KernelSource, generics: Mapping[str, Any], constants: Mapping[str, Any]
+) -> BoundKernel:
     """Bind the generics (by name: ints, or tuples for whole shapes) and `Const` parameters of `function`.
 
     Raises:
@@ -73,8 +75,7 @@ def _compile(
         body=[definition, ast.Return(ast.Name(definition.name, ast.Load()))],
         decorator_list=[],
     )
-    if hasattr(definition, "type_params"):
-        factory.type_params = []
+    _without_type_parameters(factory)
     for node in (factory, *factory.body[1:], *factory.args.args):
         ast.copy_location(node, definition)
     module = ast.fix_missing_locations(ast.Module(body=[factory], type_ignores=[]))
@@ -83,6 +84,12 @@ def _compile(
     made: types.FunctionType = types.FunctionType(inner, original.__globals__)(*cells.values())
     made.__qualname__, made.__module__ = original.__qualname__, original.__module__
     return made
+
+
+def _without_type_parameters(definition: ast.FunctionDef) -> None:
+    """Python 3.12 and later compile no function without the field; earlier ones do not know it."""
+    if "type_params" in definition._fields:
+        setattr(definition, "type_params", [])  # noqa: B010  (mypy checks against Python 3.11)
 
 
 def _free_names(definition: ast.FunctionDef) -> set[str]:
@@ -105,7 +112,8 @@ _UNARY: dict[type, Callable[[Any], Any]] = {
     ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_, ast.Invert: operator.invert,
 }  # fmt: skip
 _COMPARE: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq, ast.NotEq: operator.ne,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
 }  # fmt: skip
 _FOLDABLE_CALLS = (min, max, abs, len)
 
@@ -146,8 +154,7 @@ class _Binder(ast.NodeTransformer):
             body=copy.deepcopy(original.body),
             decorator_list=[],
         )
-        if hasattr(original, "type_params"):
-            definition.type_params = []
+        _without_type_parameters(definition)
         ast.copy_location(definition, original)
         self.locals = _local_names(definition)
         for node in ast.walk(definition):
@@ -215,7 +222,9 @@ class _Binder(ast.NodeTransformer):
         if isinstance(value, Generic):
             if value.name not in self.generics:
                 raise self.source.error(
-                    f"generic {value.name} is not bound: give it a value with .generics({value.name}=...)", node.lineno, value.name
+                    f"generic {value.name} is not bound: give it a value with .generics({value.name}=...)",
+                    node.lineno,
+                    value.name,
                 )
             value = self.generics[value.name]
         if isinstance(value, enum.StrEnum):
@@ -227,7 +236,9 @@ class _Binder(ast.NodeTransformer):
         if not isinstance(owner, (types.ModuleType, type)):
             return self.generic_visit(node)
         if not hasattr(owner, node.attr):
-            raise self.source.error(f"{ast.unparse(node)} does not exist{_similar(node.attr, dir(owner))}", node.lineno, node.attr)
+            raise self.source.error(
+                f"{ast.unparse(node)} does not exist{_similar(node.attr, dir(owner))}", node.lineno, node.attr
+            )
         value = self._resolve(getattr(owner, node.attr), node)
         return _literal(value, node) if value is not _MISSING else node
 

@@ -45,12 +45,13 @@ _REGISTER: dict[DType, ir.Type] = {
     dtypes.float32: ir.FloatType(),
     dtypes.float64: ir.DoubleType(),
 }
+_SIXTEEN = (dtypes.float16, dtypes.bfloat16)
 _SCALAR: dict[DType, types.Type] = {
-    d: getattr(types, "boolean" if d == dtypes.bool_ else d.name) for d in dtypes.ALL if d not in (dtypes.float16, dtypes.bfloat16)
+    d: getattr(types, "boolean" if d == dtypes.bool_ else d.name) for d in dtypes.ALL if d not in _SIXTEEN
 }
+_FROM_SCALAR: dict[types.Type, DType] = {t: d for d, t in _SCALAR.items()}
 # A 16-bit float scalar is passed as float32, which holds it exactly: numba's own arithmetic on them goes through local memory.
-_SCALAR |= {dtypes.float16: types.float32, dtypes.bfloat16: types.float32}
-_FROM_SCALAR: dict[types.Type, DType] = {t: d for d, t in _SCALAR.items() if d not in (dtypes.float16, dtypes.bfloat16)}
+_SCALAR |= dict.fromkeys(_SIXTEEN, types.float32)
 _NAMED: dict[types.Type, DType] = _FROM_SCALAR | {types.float16: dtypes.float16, bfloat16: dtypes.bfloat16}
 
 

@@ -26,6 +26,6 @@ class Discovery:
 
 def discover_cuda() -> Discovery:
     """Look for GPUs."""
-    from tilekit.driver import cuda
+    from tilekit.driver.cuda import discover
 
-    return cuda.discover()
+    return discover()

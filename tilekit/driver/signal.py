@@ -40,7 +40,7 @@ class SignalBoard:
         # Chunks are added, never moved or resized: addresses of slots are with the driver.
         self._chunks: list[np.ndarray[tuple[int, int], np.dtype[np.int32]]] = []
         self._free: list[int] = []
-        self._armed: set[int] = set()
+        self._armed: dict[int, None] = {}  # in the order of arming
         self._closed = False
         _reap()
 
@@ -60,14 +60,14 @@ class SignalBoard:
                 self._chunks.append(chunk)
                 self._free.extend(range(first + _CHUNK - 1, first - 1, -1))
             slot = self._free.pop()
-            self._armed.add(slot)
+            self._armed[slot] = None
             self._chunks[slot // _CHUNK][slot % _CHUNK, 0] = 0
         return slot
 
     def release(self, slot: int) -> None:
         """Give a slot back. It must have been filled, or never have been given to a driver."""
         with self._lock:
-            self._armed.discard(slot)
+            self._armed.pop(slot, None)
             self._free.append(slot)
 
     def slot_address(self, slot: int) -> int:
@@ -86,7 +86,7 @@ class SignalBoard:
         return value - 1 if value else None
 
     def filled(self) -> list[int]:
-        """The slots, among those taken and not given back, that the driver has filled."""
+        """The slots, among those taken and not given back, that the driver has filled; those taken first come first."""
         with self._lock:
             return [slot for slot in self._armed if self._chunks[slot // _CHUNK][slot % _CHUNK, 0]]
 

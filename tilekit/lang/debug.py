@@ -60,7 +60,8 @@ def print_(*values: Any) -> None:
         return
     tile = values[-1].array
     elements = tile.astype(np.float64) if dtypes.is_float(tile.dtype) else tile
-    lines = []
-    for index in itertools.product(*map(range, tile.shape)):
-        lines.append(" ".join([*words, f"[{', '.join(map(str, index))}]", _text(elements[index])]))
+    lines = [
+        " ".join([*words, f"[{', '.join(map(str, index))}]", _text(elements[index])])
+        for index in itertools.product(*map(range, tile.shape))
+    ]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tilekit import dtypes
 from tilekit.errors import CompileError, DeviceError
@@ -44,7 +45,7 @@ class TensorView:
 
     __slots__ = ("array", "name", "readable", "tile_shape")
 
-    def __init__(self, name: str, array: np.ndarray[Any, Any], tile_shape: tuple[int, ...] | None, readable: bool) -> None:
+    def __init__(self, name: str, array: NDArray[Any], tile_shape: Any, readable: bool) -> None:
         self.name, self.array, self.tile_shape, self.readable = name, array, tile_shape, readable
 
     @property
@@ -89,14 +90,17 @@ def _tile_shape(view: Any, what: str) -> tuple[int, ...]:
             f"{what}: {view.name} is a tensor without tiles of its own: pass {view.name}.partition(...) to write it, "
             f"or read it with tk.load({view.name}, index, shape)"
         )
-    return view.tile_shape
+    shape: tuple[int, ...] = view.tile_shape
+    return shape
 
 
 def _window(view: TensorView, index: tuple[int, ...], shape: tuple[int, ...], what: str) -> tuple[slice, ...]:
     """The slices of the tensor that tile `index` covers, cut off at the edge."""
     for i, extent, n in zip(index, view.shape, shape, strict=True):
         if not 0 <= i < max(1, -(-extent // n)):
-            raise DeviceError(f"{what}: tile index {index} is outside {view.name}, a tensor of shape {view.shape} in tiles of {shape}")
+            raise DeviceError(
+                f"{what}: tile index {index} is outside {view.name}, a tensor of shape {view.shape} in tiles of {shape}"
+            )
     return tuple(slice(i * n, i * n + n) for i, n in zip(index, shape, strict=True))
 
 
@@ -115,7 +119,9 @@ def _read(view: TensorView, index: tuple[int, ...], shape: tuple[int, ...], padd
     if padding_mode not in _PADDING:
         raise CompileError(f"{what}: padding_mode is one of {', '.join(map(repr, _PADDING))}, not {padding_mode!r}")
     if padding_mode != "zero" and not dtypes.is_float(view.dtype):
-        raise CompileError(f"{what}: padding_mode {str(padding_mode)!r} needs a floating-point tensor; {view.name} is {view.dtype.name}")
+        raise CompileError(
+            f"{what}: padding_mode {str(padding_mode)!r} needs a floating-point tensor; {view.name} is {view.dtype.name}"
+        )
     inside = view.array[_window(view, index, shape, what)]
     if inside.shape == shape:
         return Tile(inside.copy())
@@ -251,7 +257,8 @@ def load_tile_like(array: TensorView, like: TensorView, *, padding_mode: str = "
         raise CompileError(f"load_tile_like: needs a tensor parameter, not {type(array).__name__}")
     if array.ndim != len(shape):
         raise CompileError(
-            f"load_tile_like: {array.name} has {array.ndim} dimensions, {like.name} has {len(shape)}; use tk.load with an index of its own"
+            f"load_tile_like: {array.name} has {array.ndim} dimensions, {like.name} has {len(shape)}; "
+            "use tk.load with an index of its own"
         )
     return _read(array, like.own_index("load_tile_like"), shape, padding_mode, "load_tile_like")
 

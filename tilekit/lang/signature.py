@@ -6,7 +6,7 @@ import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 __all__ = ["Const", "Dims", "Generic", "In", "InOut", "KernelSignature", "Out", "Parameter", "generics", "read_signature"]
 
@@ -27,7 +27,9 @@ class Generic:
 
     def __iter__(self) -> Iterator[Generic]:
         if not self.whole:
-            raise TypeError(f"generic {self.name} stands for one integer; tk.generics('*{self.name}') makes one for a whole shape")
+            raise TypeError(
+                f"generic {self.name} stands for one integer; tk.generics('*{self.name}') makes one for a whole shape"
+            )
         yield self
 
     def __index__(self) -> int:
@@ -56,7 +58,13 @@ def generics(names: str) -> Any:
 Dims = tuple["int | Generic", ...]
 
 
-class _Access:
+if TYPE_CHECKING:  # inside a kernel, a parameter annotated so is a view
+    from tilekit.lang.memory import TensorView as _View
+else:
+    _View = object
+
+
+class _Access(_View):
     """Base of `In`, `Out`, `InOut`: what a kernel does with a tensor parameter."""
 
     def __class_getitem__(cls, dims: Any) -> Declared:
@@ -80,7 +88,7 @@ class InOut(_Access):
 
 
 class Const:
-    """The parameter is a compile-time value (bool, int, float, str, dtype, or a tuple of these): each value its own specialisation."""
+    """The parameter is a compile-time value: bool, int, float, str, dtype, or a tuple of these."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +114,17 @@ def _dim(dim: Any, where: str) -> int | Generic:
     raise TypeError(f"{where}[...] takes positive ints, -1, and generics, not {dim!r}")
 
 
-Kind = Literal["in", "out", "inout", "const", "auto"]
-_KINDS: dict[Any, Kind] = {In: "in", Out: "out", InOut: "inout", Const: "const", inspect.Parameter.empty: "auto"}
+Kind = Literal["in", "out", "inout", "const", "scalar", "auto"]
+_KINDS: dict[Any, Kind] = {
+    In: "in",
+    Out: "out",
+    InOut: "inout",
+    Const: "const",
+    bool: "scalar",
+    int: "scalar",
+    float: "scalar",
+    inspect.Parameter.empty: "auto",
+}
 
 
 @dataclass(frozen=True)
@@ -142,7 +159,7 @@ def read_signature(function: Callable[..., Any], scope: Mapping[str, Any]) -> Ke
         scope: names visible where the function was defined, for annotations that name local variables.
 
     Raises:
-        TypeError: an annotation is none of In, Out, InOut, Const; a parameter is variadic or positional-only.
+        TypeError: an annotation is none of In, Out, InOut, Const, float, int, bool; a parameter is variadic or positional-only.
         NameError: an annotation names something that does not exist.
     """
     enclosing = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -150,16 +167,22 @@ def read_signature(function: Callable[..., Any], scope: Mapping[str, Any]) -> Ke
     type_parameters = {p.__name__: p for p in getattr(function, "__type_params__", ())}
     annotations = inspect.get_annotations(function, locals={**scope, **cells, **type_parameters}, eval_str=True)
     binder = inspect.signature(function)
-    parameters, found = [], {}
+    parameters: list[Parameter] = []
+    found: dict[str, Generic] = {}
     for name, parameter in binder.parameters.items():
         if parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
-            raise TypeError(f"kernel {function.__name__}: parameter {name} is {parameter.kind.description}; kernels take plain parameters")
+            raise TypeError(
+                f"kernel {function.__name__}: parameter {name} is {parameter.kind.description}; kernels take plain parameters"
+            )
         annotation = annotations.get(name, inspect.Parameter.empty)
         dims = annotation.dims if isinstance(annotation, Declared) else None
         access = annotation.access if isinstance(annotation, Declared) else annotation
         kind = _KINDS.get(access) if isinstance(access, type) else None
         if kind is None:
-            raise TypeError(f"kernel {function.__name__}: parameter {name} is annotated {annotation!r}, not In, Out, InOut or Const")
+            raise TypeError(
+                f"kernel {function.__name__}: parameter {name} is annotated {annotation!r}, not In, Out, InOut, Const, "
+                "or a scalar's float, int, bool"
+            )
         parameters.append(Parameter(name, kind, dims))
         found |= {dim.name: dim for dim in dims or () if isinstance(dim, Generic)}
     for name, parameter in type_parameters.items():

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tilekit import dtypes
 from tilekit.errors import CompileError
@@ -82,7 +83,7 @@ class Tile:
     __slots__ = ("array",)
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+    def __init__(self, array: NDArray[Any]) -> None:
         self.array = array
 
     @property
@@ -178,7 +179,8 @@ def _install() -> None:
         setattr(Tile, f"__{name}__", lambda a, b, f=compute: f(a, b))
         setattr(Tile, f"__r{name}__", lambda a, b, f=compute: f(b, a))
     for name, symbol in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}.items():
-        setattr(Tile, f"__{name}__", lambda a, b, f=_compare(symbol, getattr(operator, name)): f(a, b))
+        compute = _compare(symbol, getattr(operator, name))
+        setattr(Tile, f"__{name}__", lambda a, b, f=compute: f(a, b))
 
 
 _install()

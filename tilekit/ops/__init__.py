@@ -1,5 +1,7 @@
 """The lazy algebra of device work: building an op does nothing, running it happens once."""
 
+from __future__ import annotations
+
 from tilekit.ops.base import DeviceOp as DeviceOp
 from tilekit.ops.base import Spec as Spec
 from tilekit.ops.execution import HostValue as HostValue

@@ -116,7 +116,9 @@ class DeviceOp(Generic[T]):
         """
         with _claiming:
             if self._spent:
-                raise ValueError(f"{self!r} has already run: an op runs at most once. op.shared() makes one that can be used again")
+                raise ValueError(
+                    f"{self!r} has already run: an op runs at most once. op.shared() makes one that can be used again"
+                )
             self._spent = True
         return self.steps(ctx)
 
@@ -159,11 +161,11 @@ class DeviceOp(Generic[T]):
         return (self.device or default_device()).policy
 
     def _stream(self, stream: Any) -> Stream:
-        own = self.device
-        made = as_stream(stream, own)
-        if own is not None and made.device is not own:
-            raise ValueError(f"{self!r} works on {own!r} and cannot run on a stream of {made.device!r}")
-        return made
+        try:
+            return as_stream(stream, self.device)
+        except ValueError as error:
+            self.annotate(error)
+            raise
 
     # combining
 
@@ -278,7 +280,9 @@ class DeviceOp(Generic[T]):
         raise TypeError(f"{self!r} is an op that has not run: it has no truth value. Run it with .sync() or await")
 
     def __iter__(self) -> NoReturn:
-        raise TypeError(f"{self!r} is an op that has not run: it cannot be iterated over. Run it with .sync() or await, or use .apply(f)")
+        raise TypeError(
+            f"{self!r} is an op that has not run: it cannot be iterated over. Run it with .sync() or await, or use .apply(f)"
+        )
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError(f"{self!r} is an op that has not run: it is no array. Use .to_host().sync()")
@@ -286,5 +290,7 @@ class DeviceOp(Generic[T]):
     def __del__(self) -> None:
         if not self._spent and not self._consumed and self._site is not None and not sys.is_finalizing():
             warnings.warn(
-                f"{self!r}, built at {self.where()}, was never run: use .sync(), .async_on(stream) or await", ResourceWarning, stacklevel=2
+                f"{self!r}, built at {self.where()}, was never run: use .sync(), .async_on(stream) or await",
+                ResourceWarning,
+                stacklevel=2,
             )

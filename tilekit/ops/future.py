@@ -28,7 +28,8 @@ class DeviceFuture(Generic[T]):
         self.op, self.stream = op, stream
         self._submission: Submission | None = None
         self._error: BaseException | None = None
-        self._submitted = threading.Event()  # everything is: `_final` is known, or `_error` is
+        self._submitted = False  # everything is: `_final` is known, or `_error` is
+        self._rest: threading.Event | None = None  # set when `_submitted` is, where callbacks submit the rest
         self._final: list[Moment] = []
 
     @property
@@ -61,12 +62,17 @@ class DeviceFuture(Generic[T]):
         if not self._submission.advance():
             return False
         self._final = [self._submission.moment, *moments(self._submission.value)]
-        self._submitted.set()
+        self._finish()
         return True
+
+    def _finish(self) -> None:
+        self._submitted = True
+        if self._rest is not None:
+            self._rest.set()
 
     def _fail(self, error: BaseException) -> None:
         self._error = error
-        self._submitted.set()
+        self._finish()
 
     def _pump(self, *_: Any) -> None:
         """Go on until the device must catch up, then let it call back."""
@@ -75,6 +81,7 @@ class DeviceFuture(Generic[T]):
             while not self._advance():
                 behind = [(stream, serial) for stream, serial in self._submission.waits if not stream.is_complete(serial)]
                 if behind:
+                    self._rest = self._rest or threading.Event()
                     behind[0][0].add_callback(self._pump)
                     return
         except BaseException as error:
@@ -82,7 +89,7 @@ class DeviceFuture(Generic[T]):
 
     def done(self) -> bool:
         """Whether the device has finished, or the op has failed. Never blocks."""
-        if not self._submitted.is_set():
+        if not self._submitted:
             return False
         if self._error is None:
             try:
@@ -105,7 +112,7 @@ class DeviceFuture(Generic[T]):
         if self.state == "idle":
             raise ValueError(f"{self!r} is idle: submit() it, or await it")
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        finished = self._submitted.wait(timeout_s)
+        finished = self._submitted or self._rest is None or self._rest.wait(timeout_s)
         if self._error is None:
             for stream, serial in self._final:
                 left = None if end is None else max(0.0, end - time.monotonic())
@@ -161,7 +168,7 @@ class DeviceFuture(Generic[T]):
                 raise
         if self._error is None:
             try:
-                while not self._submitted.is_set():  # its callbacks submit the rest from another thread
+                while not self._submitted:  # its callbacks submit the rest from another thread
                     yield from reached([(self.stream, self.stream.mark())]).__await__()
                 yield from reached(self._final).__await__()
             except Exception as error:

@@ -52,8 +52,8 @@ def _follow(made: Any, maker: DeviceOp[Any], ctx: ExecutionContext) -> Steps:
     """Run the op that a closure returned."""
     if not isinstance(made, DeviceOp):
         raise TypeError(
-            f"the function given to {maker.label} returned {type(made).__name__}, not an op; return tk.value(...) for a plain value, "
-            "or use .map(function)"
+            f"the function given to {maker.label} returned {type(made).__name__}, not an op; return tk.value(...) for a plain "
+            "value, or use .map(function)"
         )
     return (yield from made.start(ctx))
 
@@ -152,7 +152,8 @@ class Zip(DeviceOp[Any]):
         """Each in turn."""
         results = []
         for op in self.ops:
-            results.append((yield from op.start(ctx)))
+            result = yield from op.start(ctx)
+            results.append(result)
         return tuple(results)
 
 
@@ -185,9 +186,9 @@ class Shared(_Derived):
                 self._outcome = (None, error)
         while self._outcome is None:
             yield []
-        result, error = self._outcome
-        if error is not None:
-            raise error
+        result, failure = self._outcome
+        if failure is not None:
+            raise failure
         return result
 
 
@@ -197,12 +198,10 @@ def value(result: T) -> Value[T]:
 
 
 def with_context(function: Callable[[ExecutionContext], Any]) -> StreamOperation:
-    """An op that `function(ctx)` builds once device and stream are chosen (`ctx.device`, `ctx.stream`); it returns the op to run."""
+    """An op that `function(ctx)` builds once `ctx.device` and `ctx.stream` are chosen; it returns the op to run."""
     return StreamOperation(function)
 
 
 def zip_ops(*ops: Any) -> Zip:
     """Several ops as one, whose result is the tuple of theirs. They run in order, on one stream; plain values pass through."""
     return Zip(ops)
-
-

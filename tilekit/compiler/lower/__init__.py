@@ -1,4 +1,4 @@
-"""What each tile operation becomes: one file a family, named as in `tilekit.lang`. Importing it registers everything with numba."""
+"""What each tile operation becomes: one file a family, named as in `tilekit.lang`. Importing it tells numba of them all."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from llvmlite import ir
 
 from tilekit.compiler.layout import ACCESS_BYTES, Layout
 from tilekit.compiler.lower.emit import all_of, special_register, thread_coordinates
-from tilekit.compiler.types import TensorType, extent_dtype, i1, i32, i64, integer, register_type
+from tilekit.compiler.types import TensorType, extent_dtype, i32, i64, integer, register_type
 
 __all__ = ["Access", "Plan", "Slot", "open_access", "plan", "tensor_field"]
 
@@ -67,7 +67,7 @@ def plan(tensor: TensorType, layout: Layout, proven: bool) -> Plan:
 
 @dataclass(frozen=True)
 class Slot:
-    """One access of a thread: its registers, in the order of memory; the address and an offset in bytes; its predicate, if any."""
+    """One access of a thread: its registers, in memory's order; the address, and an offset in bytes; its predicate, if any."""
 
     registers: list[int]
     address: ir.Value
@@ -105,7 +105,14 @@ def tensor_field(builder: ir.IRBuilder, tensor: TensorType, value: ir.Value, nam
 
 
 def open_access(
-    builder: ir.IRBuilder, tensor: TensorType, value: ir.Value, index: list[ir.Value], layout: Layout, *, proven: bool, writing: bool
+    builder: ir.IRBuilder,
+    tensor: TensorType,
+    value: ir.Value,
+    index: list[ir.Value],
+    layout: Layout,
+    *,
+    proven: bool,
+    writing: bool,
 ) -> Access:
     """Compute addresses and predicates for the tile at `index`.
 
@@ -164,7 +171,8 @@ class _Window:
     def _in_range(self, dim: int, index: ir.Value) -> ir.Value:
         """0 <= index < tiles along `dim`, in the wider of the two types, so that no index wraps into range."""
         builder, extent = self.builder, self.layout.shape[dim]
-        tiles = builder.lshr(builder.add(self._field(f"extent{dim}"), self._count(extent - 1)), self._count(extent.bit_length() - 1))
+        rounded = builder.add(self._field(f"extent{dim}"), self._count(extent - 1))
+        tiles = builder.lshr(rounded, self._count(extent.bit_length() - 1))
         if index.type == i64 and tiles.type == i32:
             tiles = builder.zext(tiles, i64)
         elif index.type == i32 and tiles.type == i64:
@@ -172,7 +180,7 @@ class _Window:
         return builder.icmp_unsigned("<", index, tiles)
 
     def _left(self, dim: int, start: ir.Value) -> ir.Value:
-        """How many elements there are from the tile's start to the tensor's end, an i32; no more than the tile's extent matter."""
+        """How many elements there are from the tile's start to the tensor's end, an i32; what exceeds the tile does not count."""
         left = self.builder.sub(self._field(f"extent{dim}"), start)
         if self.width == i32:
             return left
@@ -218,16 +226,18 @@ class _Window:
         assert result is not None, "only masked accesses ask"
         return result
 
+    def _exists(self, at: tuple[int, ...]) -> list[ir.Value | None]:
+        """Conditions for the register at coordinate `at` to be an element of the tensor."""
+        if not self.remaining:
+            return [self.valid]
+        return [self.builder.icmp_signed(">", left, integer(32, at[d])) for d, left in self.remaining.items()]
+
     def slots(self, bits: tuple[int, ...], owner: ir.Value | None, *, masked: bool) -> list[Slot]:
         """One access for each group of registers that differ in `bits`."""
         coordinates, unit, itemsize = self.layout.coordinates(), self.tensor.facts.unit, self.tensor.dtype.itemsize
         slots = []
         for registers in self.layout.chunks(bits):
             at = coordinates[registers[0]]
-            exists = [self.builder.icmp_signed(">", left, integer(32, at[d])) for d, left in self.remaining.items()] if masked else []
-            if masked and not self.remaining:
-                exists = [self.valid]
-            predicate = all_of(self.builder, [owner, *exists])
-            assert predicate is None or predicate.type == i1
+            predicate = all_of(self.builder, [owner, *self._exists(at)]) if masked else owner
             slots.append(Slot(registers, self._row(at), 0 if unit is None else at[unit] * itemsize, predicate))
         return slots

@@ -26,7 +26,8 @@ def convert(builder: ir.IRBuilder, value: ir.Value, source: DType, target: DType
     if target == dtypes.bool_:
         return _nonzero(builder, value, source)
     if dtypes.is_float(source):
-        return _between_floats(builder, value, source, target) if dtypes.is_float(target) else _truncate(builder, value, source, target)
+        step = _between_floats if dtypes.is_float(target) else _truncate
+        return step(builder, value, source, target)
     if not dtypes.is_float(target):
         return _between_integers(builder, value, source, target)
     if target == dtypes.bfloat16:

@@ -84,4 +84,3 @@ def _printf(builder: ir.IRBuilder, line: str, arguments: list[ir.Value]) -> None
         builder.store(argument, cgutils.gep_inbounds(builder, struct, 0, place))
     vprintf = nvvmutils.declare_vprint(builder.module)
     builder.call(vprintf, [_string(builder, line + "\n"), builder.bitcast(struct, ir.PointerType(i8))])
-

@@ -13,11 +13,21 @@ from tilekit.compiler.diagnose import reject
 from tilekit.compiler.lower.access import open_access, tensor_field
 from tilekit.compiler.lower.convert import convert
 from tilekit.compiler.lower.emit import constant_tuple, pack, special_register, unpack
+from tilekit.compiler.lower.operands import common
 from tilekit.compiler.lower.transfer import read, write
 from tilekit.compiler.ops import ABSENT, attribute, known, lowers, lowers_method
 from tilekit.compiler.types import (
-    DTypeType, TensorType, TileType, describe, extent_dtype, i32, i64, integer, scalar_dtype, scalar_kind,
-)  # fmt: skip
+    DTypeType,
+    TensorType,
+    TileType,
+    describe,
+    extent_dtype,
+    i32,
+    i64,
+    integer,
+    scalar_dtype,
+    scalar_kind,
+)
 from tilekit.errors import CompileError
 from tilekit.lang import memory as lang
 from tilekit.lang.tile import check_shape
@@ -28,14 +38,14 @@ _PADDING = {"zero": 0.0, "neg_zero": -0.0, "nan": float("nan"), "inf": float("in
 
 
 def tile_shape(ty: types.Type, what: str) -> tuple[int, ...]:
-    """The tile shape that an argument of type `ty` gives, rejected unless it is a compile-time power of two in every dimension."""
+    """The tile shape that an argument of type `ty` gives; rejected unless it is known, and of powers of two."""
     shape = known(ty)
     if shape is ABSENT:
         parts = ty.types if isinstance(ty, types.BaseTuple) else [ty]
         if all(scalar_kind(part) is int for part in parts):
             reject(
                 what,
-                "the tile shape must be known when the kernel is compiled; make it a generic (tk.generics) or a tk.Const parameter",
+                "the tile shape must be known when the kernel is compiled: make it a generic (tk.generics) or a tk.Const",
             )
         reject(what, f"a tile shape is an int or a tuple of ints, not {describe(ty)}")
     try:
@@ -107,9 +117,9 @@ def _index_values(builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> lis
     return values
 
 
-def _check_value(value: types.Type, tensor: TensorType, shape: tuple[int, ...]) -> None:
-    """Whether a store of `value` is allowed."""
-    name = tensor.parameter
+def _check_value(value: types.Type, tensor: TensorType, target: TileType) -> None:
+    """Whether `value` may be stored where `target` belongs."""
+    name, shape = tensor.parameter, target.shape
     if isinstance(value, TileType):
         if value.shape != shape:
             reject("store", f"a tile of shape {value.shape} into {name}, whose tiles are {shape}")
@@ -119,6 +129,7 @@ def _check_value(value: types.Type, tensor: TensorType, shape: tuple[int, ...]) 
                 f"a {value.dtype.name} tile does not fit {name}, a {tensor.dtype.name} tensor, without loss; "
                 f"write .astype({name}.dtype) if that is meant",
             )
+        common("store", value, target)
     elif scalar_kind(value) is None:
         reject("store", f"the value is a tile or a scalar, not {describe(value)}")
 
@@ -166,8 +177,8 @@ def _store(
     tensor: TensorType, shape: tuple[int, ...], value: types.Type, *, proven: bool
 ) -> Callable[[ir.IRBuilder, ir.Value, list[ir.Value], ir.Value], None]:
     """How to store a tile, or a scalar, at an index."""
-    _check_value(value, tensor, shape)
     target = TileType.of_shape(tensor.dtype, shape, tensor.config)
+    _check_value(value, tensor, target)
 
     def emit(builder: ir.IRBuilder, tensor_value: ir.Value, index: list[ir.Value], stored: ir.Value) -> None:
         if isinstance(value, TileType):
@@ -239,7 +250,11 @@ def tensor_tile_shape(tensor: TensorType) -> Any:
 def tensor_shape(tensor: TensorType) -> Any:
     extent = types.int64 if extent_dtype(tensor.facts) == dtypes.int64 else types.int32
     rank = tensor.facts.rank
-    return types.UniTuple(extent, rank), lambda builder, value: pack(builder, [builder.extract_value(value, 1 + d) for d in range(rank)])
+
+    def emit(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+        return pack(builder, [tensor_field(builder, tensor, value, f"extent{d}") for d in range(rank)])
+
+    return types.UniTuple(extent, rank), emit
 
 
 @attribute(TensorType, "ndim")

@@ -30,6 +30,9 @@ def common(what: str, *operands: types.Type) -> TileType:
     for tile in tiles[1:]:
         if tile.shape != tiles[0].shape:
             reject(what, f"tiles of shapes {tiles[0].shape} and {tile.shape} do not match")
+        if tile.layout != tiles[0].layout:
+            # A numba device function without tiles among its arguments is compiled once, for the first kernel that calls it.
+            reject(what, "one of the tiles comes from a device function that was compiled for other warps; pass it a tile")
         try:
             dtype = dtypes.common_dtype(dtype, tile.dtype, what)
         except TypeError as error:

@@ -83,12 +83,11 @@ for _symbol, _names in {
 _NO_TRUTH = "a tile has no single truth value: use tk.where(condition, x, y) to choose by element"
 lowers_operator(bool, "if")(_missing("if", _NO_TRUTH))
 lowers_operator(operator.not_, "not")(_missing("not", "a tile has no single truth value: use ~tile on a bool tile"))
-lowers_operator("getiter", "for")(_missing("for", "a tile cannot be iterated over: tile operations work on all its elements at once"))
+_AT_ONCE = "tile operations work on all its elements at once"
+lowers_operator("getiter", "for")(_missing("for", f"a tile cannot be iterated over: {_AT_ONCE}"))
 lowers_operator(len, "len")(_missing("len", "a tile has no len; its extents are tile.shape"))
-for _name in ("getitem", "setitem"):
-    _words = "a tile cannot be indexed: tile operations work on all its elements at once"
-    lowers_operator(getattr(operator, _name), "[]")(_missing("[]", _words))
-lowers_operator("static_getitem", "[]")(_missing("[]", _words))
+for _protocol in (operator.getitem, operator.setitem, "static_getitem"):
+    lowers_operator(_protocol, "[]")(_missing("[]", f"a tile cannot be indexed: {_AT_ONCE}"))
 
 
 @lowers_operator(operator.neg, "-")

@@ -1,0 +1,176 @@
+"""The machine code of loads and stores: as wide as what is known allows, never in local memory."""
+
+import re
+import struct
+
+import pytest
+
+import tilekit as tk
+
+TARGETS = ["sm_80", "sm_90a"]
+
+
+def saxpy(y, a, x):
+    y.store(a * tk.load_tile_like(x, y) + y.load())
+
+
+def double(y, x):
+    t = tk.load_tile_like(x, y)
+    y.store(t + t)
+
+
+def invert(y, x):
+    y.store(~tk.load_tile_like(x, y))
+
+
+def masked(made):
+    """Which kinds of access, `ld` and `st`, have predicates."""
+    return set(re.findall(r"@p (ld|st)\.global", made.kernel.ptx))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_saxpy_is_128_bits_wide(compiled, tensor, dtype, target):
+    made = compiled(saxpy, tensor.inout(4096, 1024, dtype), float, tensor(4096, dtype), target=target)
+    assert made.accesses == {"LDG.E.128": 4, "STG.E.128": 2}
+    assert not made.uses_local_memory
+    assert made.kernel.shared_bytes == 0
+    assert made.kernel.registers <= 40
+
+
+def test_saxpy_takes_no_branch_and_no_mask(compiled, tensor):
+    made = compiled(saxpy, tensor.inout(4096, 1024), float, tensor(4096))
+    assert not re.search(r"\bsetp\b|\bbra\b", made.kernel.ptx)
+    assert len(re.findall(r"fma\.rn\.f32", made.kernel.ptx)) == 8
+
+
+def test_half_precision_is_computed_in_pairs(compiled, tensor):
+    made = compiled(saxpy, tensor.inout(4096, 1024, "float16"), float, tensor(4096, "float16"))
+    assert len(re.findall(r"\bHFMA2\b", made.kernel.sass)) >= 8
+
+
+@pytest.mark.parametrize("dtype", [d.name for d in tk.dtypes.ALL])
+def test_every_dtype_moves_16_bytes(compiled, tensor, dtype):
+    kernel = invert if dtype == "bool" else double
+    made = compiled(kernel, tensor.out(8192, 1024, dtype), tensor(8192, dtype))
+    assert made.bits == {128}
+    assert not made.uses_local_memory
+
+
+def test_mixed_widths_share_a_layout(compiled, tensor):
+    made = compiled(saxpy, tensor.inout(8192, 1024, "float32"), float, tensor(8192, "float16"))
+    assert made.bits == {128}
+    assert not made.uses_local_memory
+
+
+@pytest.mark.parametrize(
+    ("extent", "widths"),
+    [(1004, {128}), (1002, {64, 128}), (1001, {32, 128}), ((1 << 33) + 3, {32, 128}), (1 << 33, {128})],
+    ids=["whole vectors", "whole halves", "odd", "wide and odd", "wide"],
+)
+def test_only_the_edge_is_narrower(compiled, tensor, extent, widths):
+    made = compiled(saxpy, tensor.inout(extent, 1024), float, tensor(extent))
+    assert made.bits == widths
+    assert made.accesses["LDG.E.128"] == 4
+    assert not made.uses_local_memory
+
+
+@pytest.mark.parametrize(("align", "bits"), [(8, 64), (4, 32)])
+def test_the_address_limits_the_width(compiled, tensor, align, bits):
+    assert compiled(double, tensor.out(4096, 1024, align=align), tensor(4096, align=align)).bits == {bits}
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile", "bits"),
+    [
+        ((128, 128), (32, 32), 128),
+        ((100, 100), (32, 32), 128),
+        ((101, 101), (32, 32), 32),
+        ((777, 1000), (1, 1024), 128),
+        ((64, 64, 64), (4, 8, 16), 128),
+        ((63, 63, 63, 62), (2, 4, 8, 16), 64),
+        ((64,), (1,), 32),
+        ((64,), (4,), 128),
+    ],
+)
+def test_ranks(compiled, tensor, shape, tile, bits):
+    made = compiled(double, tensor.out(shape, tile), tensor(shape))
+    assert made.bits == {bits}
+    assert not made.uses_local_memory
+
+
+@pytest.mark.parametrize(("shape", "strides"), [((4096,), (2,)), ((4096,), (0,)), ((128, 128), (1, 128)), ((128, 128), (256, 2))])
+def test_strided_tensors_are_read_element_by_element(compiled, tensor, shape, strides):
+    tile = (1024,) if len(shape) == 1 else (32, 32)
+    made = compiled(double, tensor.out(shape, tile), tensor(shape, strides=strides))
+    assert {"LDG.E", "STG.E.128"} == set(made.accesses)
+    assert not made.uses_local_memory
+
+
+def test_threads_that_hold_copies_do_not_store(compiled, tensor):
+    made = compiled(double, tensor.out(64, 16), tensor(64))
+    assert made.accesses == {"LDG.E.128": 1, "STG.E.128": 1}
+    assert masked(made) == {"st"}
+
+
+def by_index(y, x, i):
+    y.store(tk.load(x, i, 1024))
+
+
+def by_block(y, x):
+    tk.store(y, tk.num_blocks(0) - 1 - tk.bid(0), tk.load(x, (tk.bid(0),), (1024,), padding_mode="nan"))
+
+
+def test_an_index_is_checked_in_64_bits(compiled, tensor):
+    made = compiled(by_index, tensor.out(4096, 1024), tensor(4096), int)
+    assert re.search(r"setp\.\w+\.u64", made.kernel.ptx)
+    assert masked(made) == {"ld"}
+    assert made.bits == {128}
+
+
+def test_a_computed_index_is_masked_and_wide(compiled, tensor):
+    made = compiled(by_block, tensor.out(4096, 1024), tensor(4096))
+    assert made.bits == {128}
+    assert masked(made) == {"ld", "st"}
+    assert "0x7fc00000" in made.kernel.ptx or "2143289344" in made.kernel.ptx
+
+
+def test_a_tensor_that_the_grid_does_not_cover_is_masked(compiled, tensor):
+    made = compiled(double, tensor.out(4096, 1024), tensor(4096, covered=False))
+    assert made.accesses == {"LDG.E.128": 2, "STG.E.128": 2}
+    assert masked(made) == {"ld"}
+
+
+def accumulate(y, x, n):
+    total = tk.zeros(y.tile_shape)
+    for i in range(n):
+        total = total + tk.load(x, i, y.tile_shape)
+        if i > 3:
+            total *= 0.5
+    y.store(total)
+
+
+def test_a_tile_stays_in_registers_around_a_loop(compiled, tensor):
+    made = compiled(accumulate, tensor.out(4096, 1024), tensor(4096), int)
+    assert made.bits == {128}
+    assert not made.uses_local_memory
+
+
+_WIDTHS = {"u64": 8, "s64": 8, "b64": 8, "f64": 8, "u32": 4, "s32": 4, "b32": 4, "f32": 4, "u16": 2, "b16": 2, "u8": 1, "b8": 1, "s8": 1}
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_parameters_are_what_the_format_says(compiled, tensor, wide):
+    from tilekit.compiler.facts import ScalarFacts
+
+    def kernel(y, x, a, b, c, d):
+        y.store(tk.load(x, (0, 0, 0), (4, 4, 4)) * a + b)
+
+    shape = (1 << 32 if wide else 64, 64, 64)
+    scalars = [ScalarFacts(name) for name in ("float16", "int8", "bool", "uint16")]
+    made = compiled(kernel, tensor.out(shape, (4, 4, 4)), tensor(shape, strides=(2, 4, 8)), *scalars)
+    sizes = [_WIDTHS[kind] for kind in re.findall(r"\.param \.(\w+) ", made.kernel.ptx)]
+    form = made.kernel.param_format
+    codes = [code for code in re.sub(r"\dx", "", form) if code != "<"]
+    assert sizes == [struct.calcsize(code) for code in codes]
+    assert struct.calcsize(form) == 8 * len(codes)
