@@ -239,6 +239,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{name:10} {summary}")
             return 0
         return _bench(options, given)
+    except BrokenPipeError:  # whoever reads has seen enough; Python would complain once more as it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (TilekitError, ValueError, ImportError, OSError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
 

@@ -156,7 +156,21 @@ def test_a_tile_stays_in_registers_around_a_loop(compiled, tensor):
     assert not made.uses_local_memory
 
 
-_WIDTHS = {"u64": 8, "s64": 8, "b64": 8, "f64": 8, "u32": 4, "s32": 4, "b32": 4, "f32": 4, "u16": 2, "b16": 2, "u8": 1, "b8": 1, "s8": 1}
+_WIDTHS = {
+    "u64": 8,
+    "s64": 8,
+    "b64": 8,
+    "f64": 8,
+    "u32": 4,
+    "s32": 4,
+    "b32": 4,
+    "f32": 4,
+    "u16": 2,
+    "b16": 2,
+    "u8": 1,
+    "b8": 1,
+    "s8": 1,
+}
 
 
 @pytest.mark.parametrize("wide", [False, True])

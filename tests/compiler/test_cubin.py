@@ -43,7 +43,10 @@ def test_it_agrees_with_cuobjdump(compiled, tensor, tmp_path, target):
     if program is None:
         pytest.skip("cuobjdump is not installed: pip install 'tilekit[test]'")
     y = tensor.inout(4096, 1024)
-    for kernel in (compiled(plain, y, tensor(4096), target=target).kernel, *(compiled(f, y, target=target).kernel for f in (spilling, shared))):
+    for kernel in (
+        compiled(plain, y, tensor(4096), target=target).kernel,
+        *(compiled(f, y, target=target).kernel for f in (spilling, shared)),
+    ):
         path = tmp_path / "kernel.cubin"
         path.write_bytes(kernel.cubin)
         text = subprocess.run([program, "-res-usage", str(path)], capture_output=True, text=True, check=True).stdout

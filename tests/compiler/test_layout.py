@@ -3,13 +3,13 @@
 from collections import defaultdict
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilekit.compiler.layout import Config, Layout, choose_num_warps, choose_vec
 
 configs = st.builds(Config, st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8, 16]))
-shapes = st.lists(st.sampled_from([1, 2, 4, 8, 16]), min_size=1, max_size=4).map(tuple)
+shapes = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=4).map(tuple)
 
 
 def places(layout):
@@ -22,6 +22,7 @@ def places(layout):
     return found
 
 
+@settings(deadline=None, max_examples=40)
 @given(shapes, configs)
 def test_every_element_has_one_owner(shape, config):
     layout = Layout.blocked(shape, config)
@@ -37,6 +38,7 @@ def test_every_element_has_one_owner(shape, config):
     assert len(found) == total
 
 
+@settings(deadline=None, max_examples=40)
 @given(shapes, configs)
 def test_a_run_steps_by_one(shape, config):
     layout = Layout.blocked(shape, config)
@@ -77,7 +79,7 @@ def test_equal_layouts_are_equal():
     a, b = (Layout.blocked((8, 8), Config(1, 2)) for _ in range(2))
     assert a == b
     assert hash(a) == hash(b)
-    assert str(a) == "8x8 reg[0,1 4,0] lane[0,2 0,4 1,0 2,0] warp[]" or a.num_registers * 32 >= 64
+    assert str(a) == "8x8 reg[0,1] lane[0,2 0,4 1,0 2,0 4,0] warp[]"
 
 
 def test_shapes_are_powers_of_two():

@@ -164,7 +164,8 @@ def test_a_host_function_in_a_kernel():
     with pytest.raises(tk.CompileError) as caught:
         host(api.meta(4).partition(4)).compile(target="sm_90a")
     assert caught.value.line.strip() == "y.store(np.zeros(4))"
-    assert "numba" not in str(caught.value)
+    for internal in ("nopython", "TypingError", "numba.core", "No implementation", "signature"):
+        assert internal not in str(caught.value)
 
 
 def test_a_shape_that_is_not_known_when_compiling():

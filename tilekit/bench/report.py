@@ -218,8 +218,9 @@ def plot(run: Record, path: Path) -> None:
     rates = [r.gb_per_s for r in shown]
     spans = [[r.gb_per_s - r.min_gb_per_s for r in shown], [r.max_gb_per_s - r.gb_per_s for r in shown]]
     colours = ["#d9822b" if r.name == OWN else "#7b8794" for r in shown]
-    bars = axes.barh(names, rates, xerr=spans, color=colours, error_kw={"lw": 1, "capsize": 3})
-    axes.bar_label(bars, [_rate(r.gb_per_s) for r in shown], label_type="center", color="white", fontweight="bold")
+    axes.barh(names, rates, xerr=spans, color=colours, error_kw={"lw": 1, "capsize": 3})
+    for at, rate in enumerate(rates):
+        axes.annotate(_rate(rate), (0, at), (6, 0), textcoords="offset points", va="center", color="white", fontweight="bold")
     axes.set_xlabel("GB/s (median; the whisker goes from the slowest round to the fastest)")
     axes.set_title(f"{run.benchmark}, n = {run.n}, on {run.device.name}", fontsize=11)
     for side in ("top", "right"):

@@ -27,7 +27,7 @@ from tilekit.stream import Stream
 __all__ = ["BYTES_PER_ELEMENT", "DEFAULT_N", "run"]
 
 DEFAULT_N = {"cuda": 2**28, "cpu": 2**22}
-"""How many elements each vector has, by the kind of device: far more than its caches hold."""
+"""How many elements each vector has, by the kind of device. A GPU's caches hold a fraction of that."""
 
 BYTES_PER_ELEMENT = 12
 """x and y are read, y is written."""
@@ -63,7 +63,7 @@ def run(options: Options) -> Record:
             joined = _join(name, build, data, left_out)
             if joined is not None:
                 contestants.append(joined[0])
-                errors[name] = joined[1]
+                errors[joined[0].name] = joined[1]
         measurements: tuple[Measurement, ...] = ()
         if contestants:
             _log.info("saxpy: measuring")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -142,7 +143,10 @@ def cupy_fused(data: Shared) -> Contestant:
     import cupy
 
     ordinal = data.stream.device.ordinal
-    stream = cupy.cuda.ExternalStream(data.stream.address, ordinal)
+    with warnings.catch_warnings():
+        # Deprecated in 14 for Stream.from_external, whose streams destroy the other library's when they are collected.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        stream = cupy.cuda.ExternalStream(data.stream.address, ordinal)
     with cupy.cuda.Device(ordinal):
         x, y = cupy.asarray(DeviceArray(data.x)), cupy.asarray(DeviceArray(data.y))
     if y.data.ptr != data.y.address:

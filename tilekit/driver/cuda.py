@@ -24,7 +24,7 @@ __all__ = ["CudaDriver", "CudaFunction", "check", "discover", "target_for"]
 
 OLDEST = (8, 0)
 
-_SUCCESS, _OUT_OF_MEMORY, _NOT_READY = 0, 2, 600
+_OUT_OF_MEMORY, _NOT_READY = 2, 600
 # After these the context is lost: every later call fails alike. A signal then reports the code instead of raising it, since
 # whoever asks for one waits for it.
 _FAULTS = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 724})
@@ -136,7 +136,7 @@ class CudaDriver:
 
     def stream_destroy(self, stream: Any) -> None:
         self.activate()
-        check(self._cu, self._cu.cuStreamDestroy(stream))
+        self._given_up(self._cu.cuStreamDestroy(stream))
 
     def stream_synchronize(self, stream: Any) -> None:
         self.activate()
@@ -179,7 +179,7 @@ class CudaDriver:
 
     def event_destroy(self, event: Any) -> None:
         self.activate()
-        check(self._cu, self._cu.cuEventDestroy(event))
+        self._given_up(self._cu.cuEventDestroy(event))
 
     def event_record(self, event: Any, stream: Any) -> None:
         if _thread.driver is not self:
@@ -193,19 +193,24 @@ class CudaDriver:
         return self._passed(self._cu.cuEventQuery(event))
 
     def event_synchronize(self, event: Any, timeout_s: float | None = None) -> bool:
-        self.activate()
-        query, start = self._cu.cuEventQuery, time.perf_counter()
+        if _thread.driver is not self:
+            self.activate()
+        query, clock = self._cu.cuEventQuery, time.perf_counter
+        start = clock()
         spin_s = self._spin_s if timeout_s is None else min(self._spin_s, timeout_s)
         while True:
-            if self._passed(query(event)):
+            result = query(event)
+            if not result[0]:
                 return True
-            if time.perf_counter() - start >= spin_s:
+            if result[0] != _NOT_READY:
+                check(self._cu, result)
+            if clock() - start >= spin_s:
                 break
         if timeout_s is None:
             check(self._cu, self._cu.cuEventSynchronize(event))
             return True
         pause_s = 20e-6  # the driver has no timed wait, and a signal would also wait for what comes behind the event
-        while (left_s := start + timeout_s - time.perf_counter()) > 0:
+        while (left_s := start + timeout_s - clock()) > 0:
             time.sleep(min(pause_s, left_s))
             if self._passed(query(event)):
                 return True
@@ -221,6 +226,11 @@ class CudaDriver:
             return False
         check(self._cu, result)
         return True
+
+    def _given_up(self, result: tuple[Any, ...]) -> None:
+        """Check the result of giving something up. After a fault it is gone already, with its context."""
+        if int(result[0]) not in _FAULTS:
+            check(self._cu, result)
 
     # memory
     def allocate(self, nbytes: int, stream: Any) -> Memory:
@@ -239,10 +249,10 @@ class CudaDriver:
         return Memory(int(check(self._cu, result)), nbytes)
 
     def free(self, memory: Memory, stream: Any, after: Sequence[Any] = ()) -> None:
-        for event in after:
-            self.stream_wait(stream, event)
         self.activate()
-        check(self._cu, self._cu.cuMemFreeAsync(memory.address, stream))
+        for event in after:
+            self._given_up(self._cu.cuStreamWaitEvent(stream, event, 0))
+        self._given_up(self._cu.cuMemFreeAsync(memory.address, stream))
 
     def copy_from_host(self, memory: Memory, offset: int, source: np.ndarray[Any, Any], stream: Any) -> None:
         self.activate()

@@ -1,0 +1,301 @@
+"""Kernels that cannot be compiled: the message says what to change, and points at the user's line. numba never shows."""
+
+import math
+
+import numpy as np
+import pytest
+
+import tilekit as tk
+from tilekit.compiler.source import KernelSource
+from tilekit.compiler.syntax import check_syntax
+
+N = 1024
+
+
+def helper(value):
+    return value
+
+
+# Each kernel has one wrong line, with the expected message after `#:`. A kernel takes what its parameters are named after:
+# y: an InOut partition, o: an Out partition, k: an int32 one, q: one of rank 2, x: a tensor, d: a float64 tensor, n: an int.
+
+
+def reads_out(o):
+    o.store(o.load())  #: load: o is declared Out, which is written only; annotate it InOut to read it
+
+
+def writes_in(y, x):
+    x.store(y.load())  #: store: x is a tensor without tiles of its own: writing needs a partition; pass x.partition(...)
+
+
+def loads_in(y, x):
+    y.store(x.load())  #: load: x is a tensor without tiles of its own
+
+
+def narrows(y, d):
+    y.store(tk.load_tile_like(d, y))  #: store: a float64 tile does not fit y, a float32 tensor, without loss; write .astype(
+
+
+def runtime_shape(y, x, n):
+    y.store(tk.load(x, 0, n))  #: load: the tile shape must be known when the kernel is compiled: make it a generic
+
+
+def list_shape(y):
+    y.store(tk.zeros([N]))  #: lists do not exist in kernels: use a tuple, or a tile
+
+
+def odd_shape(y):
+    y.store(tk.zeros(1000))  #: zeros: every extent of a tile is a power of two; 1000 in 1000 is not
+
+
+def float_shape(y):
+    y.store(tk.zeros((1024.0,)))  #: zeros: a tile shape is an int or a tuple of ints, not
+
+
+def other_rank(y, q):
+    y.store(tk.load_tile_like(q, y))  #: load_tile_like: q has 2 dimensions, y has 1; use tk.load with an index of its own
+
+
+def index_rank(y, x):
+    y.store(tk.load(x, (0, 0), N))  #: load: 2 indices for x, which has 1 dimensions
+
+
+def index_float(y, x):
+    y.store(tk.load(x, 1.5, N))  #: load: a tile index is an int or a tuple of ints, not a scalar (float)
+
+
+def other_shape(y):
+    y.store(y.load() + tk.zeros(512))  #: +: tiles of shapes (1024,) and (512,) do not match
+
+
+def stores_other_shape(y):
+    y.store(tk.zeros(512))  #: store: a tile of shape (512,) into y, whose tiles are (1024,)
+
+
+def stores_text(y):
+    y.store("one")  #: store: the value is a tile or a scalar, not the string 'one'
+
+
+def missing_argument(y, x):
+    y.store(tk.load(x, 0))  #: load: missing a required argument: 'shape'; it is called as load(array, index, shape, *
+
+
+def unknown_keyword(y, x):
+    y.store(tk.load(x, 0, N, padding="nan"))  #: load: got an unexpected keyword argument 'padding'
+
+
+def unknown_padding(y, x):
+    y.store(tk.load(x, 0, N, padding_mode="edge"))  #: load: padding_mode is one of 'zero', 'neg_zero', 'nan', 'inf', '-inf', not
+
+
+def integer_padding(k):
+    k.store(tk.load(k, 0, N, padding_mode="nan"))  #: load: padding_mode 'nan' needs a floating-point tensor; k is int32
+
+
+def runtime_axis(y, n):
+    y.store(tk.bid(n))  #: bid: the axis is 0, 1 or 2, known when the kernel is compiled, not a value that is computed
+
+
+def far_axis(y):
+    y.store(tk.num_blocks(3))  #: num_blocks: the axis is 0, 1 or 2, known when the kernel is compiled, not 3
+
+
+def signed_with_unsigned(k):
+    k.store(k.load() + k.load().astype(tk.uint32))  #: +: no common dtype of int32 and uint32; cast one of them with .astype(...)
+
+
+def bool_arithmetic(y):
+    y.store((y.load() > 0) + 1 > 1)
+    y.store((y.load() > 0) + (y.load() > 1))  #: +: bool tiles have no arithmetic; cast with .astype(tk.int32), or use & | ~
+
+
+def float_bits(y):
+    y.store(y.load() & 1)  #: &: needs bool or integer tiles, not float32
+
+
+def integer_exp(k):
+    k.store(tk.exp(k.load()))  #: exp: needs a floating-point tile, not int32; cast with .astype(tk.float32)
+
+
+def scalar_exp(y):
+    y.store(tk.exp(1.0))  #: exp: needs a tile, not a scalar (float); for a scalar use math.exp
+
+
+def no_condition(y):
+    y.store(tk.where(y.load(), 1.0, 0.0))  #: where: the condition is a bool tile, such as the result of a comparison
+
+
+def no_dtype(y):
+    y.store(y.load().astype("complex64"))  #: astype: the string 'complex64' is not a dtype of tilekit; there are bool, int8,
+
+
+def bool_range(y):
+    y.store(tk.arange(N, dtype=tk.bool_))  #: arange: a range of bool does not exist
+
+
+def truth(y):
+    if y.load() > 0:  #: if: a tile has no single truth value: use tk.where(condition, x, y) to choose by element
+        y.store(1)
+
+
+def iterates(y):
+    for t in y.load():  #: for: a tile cannot be iterated over
+        y.store(t)
+
+
+def indexes(y):
+    y.store(y.load()[0])  #: []: a tile cannot be indexed
+
+
+def floor_divides(y):
+    y.store(y.load() // 2)  #: //: tiles do not have the operator //; there are + - * /
+
+
+def raises_power(y):
+    y.store(y.load() ** 2)  #: **: tiles do not have the operator **
+
+
+def tile_attribute(y):
+    y.store(y.load().sum())  #: a tile has no attribute sum; there are shape, dtype, ndim, and the method astype
+
+
+def tensor_attribute(y):
+    y.store(y.rows)  #: a tensor in a kernel has no attribute rows; there are shape, dtype, ndim, tile_shape, and the methods
+
+
+def tensor_arithmetic(y):
+    y.store(y + 1)  #: a tensor in a kernel has no +: load a tile of it
+
+
+def tensor_assignment(y):
+    y[0] = 1.0  #: a tensor in a kernel has no assignment to an index
+
+
+def numpy_function(y):
+    y.store(np.exp(y.load()))  #: exp does not take tiles: the operations on tiles are tk.*
+
+
+def builtin_function(y):
+    y.store(max(y.load(), 0.0))  #: max does not take tiles
+
+
+def host_function(y):
+    y.store(helper(y.load()))  #: helper cannot be used in a kernel, which takes numbers, tuples, tile operations (tk.*)
+
+
+def undefined_name(y):
+    y.store(no_such_name + 1)  #: no_such_name is not defined  # noqa: F821
+
+
+def two_types(y, n):
+    total = 0.0
+    for i in range(n):  #: total has one type on one path through the kernel, or before a loop, and another on another
+        total = total + y.load() * i
+    y.store(total)
+
+
+def returns(y):
+    return y.load()  #: a kernel returns nothing: store the result into a partition
+
+
+def catches(y):
+    try:  #: kernels cannot raise or catch exceptions
+        y.store(1)
+    except ValueError:
+        y.store(2)
+
+
+def raises(y):
+    raise ValueError("no")  #: kernels cannot raise or catch exceptions
+
+
+def asserts(y):
+    assert y.ndim == 1  #: kernels cannot raise or catch exceptions; print what you doubt with tk.print
+
+
+def enters(y):
+    with open("file"):  #: a with block does not exist in kernels
+        y.store(1)
+
+
+def yields(y):
+    yield y.load()  #: a kernel is a plain function: async, await and yield belong on the host
+
+
+def builds_dict(y):
+    names = {"one": 1}  #: dictionaries do not exist in kernels
+    y.store(names["one"])
+
+
+def builds_set(y):
+    y.store(len({1, 2}))  #: sets do not exist in kernels
+
+
+def comprehends(y):
+    y.store([2 * i for i in range(3)][1])  #: lists do not exist in kernels
+
+
+def formats(y):
+    tk.print(f"{y.ndim}")  #: formatted strings do not exist in kernels: pass the parts to tk.print one by one
+
+
+def imports(y):
+    import math  #: a kernel cannot import: import at the top of the file
+
+    y.store(math.pi)
+
+
+def assigns_global(y):
+    global N  #: a kernel sees module and enclosing variables as constants: it cannot assign to them
+    N = 1
+
+
+WRONG = [
+    value
+    for value in list(globals().values())
+    if getattr(value, "__module__", None) == __name__ and callable(value) and value is not helper
+]
+
+
+def expected(function):
+    """The line number of the wrong line, and the message that stands on it."""
+    source = KernelSource(function)
+    with open(source.filename) as file:
+        lines = file.read().splitlines()
+    at = next(n for n in range(source.tree.lineno, source.tree.end_lineno + 1) if "#:" in lines[n - 1])
+    return at, lines[at - 1].split("#: ")[1].split("  # noqa")[0]
+
+
+@pytest.mark.parametrize("function", WRONG, ids=lambda f: f.__name__)
+def test_errors_in_kernels(function, compiled, tensor):
+    facts = {
+        "y": tensor.inout(4096, 1024),
+        "o": tensor.out(4096, 1024),
+        "k": tensor.inout(4096, 1024, "int32"),
+        "q": tensor.inout((128, 128), (32, 32)),
+        "x": tensor(4096),
+        "d": tensor(4096, "float64"),
+        "n": int,
+    }
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    with pytest.raises(tk.CompileError) as caught:
+        compiled(function, *(facts[name] for name in names))
+    lineno, message = expected(function)
+    error = caught.value
+    assert message in error.reason
+    assert (error.lineno, error.filename) == (lineno, __file__)
+    assert "numba" not in error.reason.replace("numba.cuda.jit", "")
+    assert "^" in str(error).splitlines()[-1]
+    assert not any(word in str(error) for word in ("Tile(", "Tensor(", "TensorFacts", "Literal["))
+
+
+def fine(y):
+    twice = lambda t: t * 2  # noqa: E731
+    scale = math.pi
+    y.store(twice(y.load()) * scale)
+    return
+
+
+def test_what_is_allowed(compiled, tensor):
+    check_syntax(KernelSource(fine))
+    assert compiled(fine, tensor.inout(4096, 1024)).bits == {128}

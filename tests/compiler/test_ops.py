@@ -1,0 +1,85 @@
+"""The table of operations: every one has a lowering, with the same parameters, and the compiler leaves nothing behind."""
+
+import threading
+
+import pytest
+from numba.cuda import dispatcher
+from numba.cuda.descriptor import cuda_target
+
+import tilekit as tk
+from tilekit.compiler import lower, ops
+from tilekit.compiler.build import _standing_in
+from tilekit.lang.registry import OPS
+
+assert lower.__all__
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_every_operation_has_a_lowering(name):
+    assert cuda_target.typing_context.resolve_value_type(OPS[name].function) is not None
+
+
+def test_a_lowering_has_the_parameters_of_the_language():
+    def swapped(index, array):
+        raise AssertionError
+
+    def language(array, index):
+        raise AssertionError
+
+    with pytest.raises(TypeError, match=r"the lowering of language has the parameters \['index', 'array'\], the language says"):
+        ops.lowers(language)(swapped)
+
+
+def test_the_stand_in_device_is_seen_by_its_thread_alone_and_goes():
+    original = dispatcher.get_current_device
+    seen = []
+    with _standing_in((9, 0, "a")):
+        assert dispatcher.get_current_device().compute_capability == (9, 0)
+        patched = dispatcher.get_current_device
+
+        def look():
+            try:
+                seen.append(patched().compute_capability)
+            except Exception as error:  # no driver on this machine
+                seen.append(error)
+
+        other = threading.Thread(target=look)
+        other.start()
+        other.join()
+    assert dispatcher.get_current_device is original
+    assert isinstance(seen[0], (Exception, tuple))
+    with pytest.raises(ZeroDivisionError), _standing_in((8, 0)):
+        raise ZeroDivisionError
+    assert dispatcher.get_current_device is original
+
+
+def many(y, x):
+    t = tk.load_tile_like(x, y)
+    mask = (t > 0) & (t <= 1) | ~(t == t) ^ (t != 0)
+    u = tk.where(mask, tk.exp(t), 0.0) + tk.sqrt(abs(-t)) / tk.maximum(t, 2) - tk.minimum(1, t)
+    u += tk.zeros(y.tile_shape) + tk.ones(1024) * tk.full((1024,), 3) + tk.full(t.shape, 2.5, dtype=y.dtype)
+    u -= tk.arange(1024, dtype=tk.float32, start=tk.bid(0) * 4, step=2)
+    tk.print("block", tk.bid(0), y.shape[0], True, 2.5, "100%")
+    y.store(u.astype("float32").astype(x.dtype) + t.ndim)
+
+
+def chained_casts(y, x):
+    t = tk.load_tile_like(x, y).astype(tk.int8).astype(tk.uint8).astype(tk.int16).astype(tk.uint16).astype(tk.int32)
+    t = tk.astype(t.astype(tk.uint32).astype(tk.int64).astype(tk.uint64).astype(tk.float16), tk.bfloat16)
+    y.store(t.astype(tk.float64).astype(tk.bool_).astype(tk.bfloat16).astype(tk.int32).astype(tk.float32))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a", "sm_120"])
+@pytest.mark.parametrize("kernel", [many, chained_casts])
+def test_the_whole_language_compiles_for_every_dialect(compiled, tensor, kernel, target):
+    made = compiled(kernel, tensor.out(4096, 1024), tensor(4096), target=target)
+    assert made.bits == {128}
+
+
+def nothing():
+    pass
+
+
+def test_a_kernel_without_arguments(compiled):
+    kernel = compiled(nothing).kernel
+    assert (kernel.param_format, kernel.block) == ("<", (32, 1, 1))

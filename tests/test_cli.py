@@ -1,0 +1,194 @@
+"""The command line."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tilekit as tk
+from tilekit import cli
+from tilekit.bench import report, saxpy_peers
+from tilekit.bench.environment import DriverInfo
+from tilekit.bench.harness import Contestant, Variant
+from tilekit.errors import DeviceUnavailableError
+
+
+def run(*arguments, **environ):
+    return subprocess.run(
+        [sys.executable, "-m", "tilekit", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environ},
+        timeout=120,
+    )
+
+
+def rejected(capsys, *arguments):
+    """The line of text with which the command line is refused."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.fixture
+def no_peers(monkeypatch):
+    monkeypatch.setattr(saxpy_peers, "PEERS", {"cpu": {}, "cuda": {}})
+
+
+# info
+
+
+def test_info_says_what_is_here(device, capsys):
+    assert cli.main(["info"]) == 0
+    text = capsys.readouterr().out
+    assert f"{device.label:8} {device.name}" in text
+    assert "(default)" in text
+    assert tk.__version__ in text
+    assert np.__version__ in text
+    for heading in ("Devices", "Versions", "Kernel cache", "Missing"):
+        assert heading in text.splitlines()
+
+
+def test_info_as_json(device, capsys):
+    assert cli.main(["info", "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    assert device.label in [found["label"] for found in info["devices"]]
+    assert set(info["versions"]) >= {"tilekit", "python", "numpy", "numba", "numba-cuda", "llvmlite", "cuda-bindings"}
+    assert info["cache_folder"] is None  # the tests turn it off
+    assert all(set(lack) == {"what", "purpose", "remedy"} for lack in info["missing"])
+
+
+def test_info_imports_nothing_heavy():
+    heavy = "{'numba', 'llvmlite', 'torch', 'cupy', 'triton', 'matplotlib'}"
+    code = f"import sys; from tilekit.cli import main; main(['info']); print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_info_counts_the_cache(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TILEKIT_CACHE_DIR", str(tmp_path))
+    cli.main(["info"])
+    assert f"{tmp_path / 'kernels'}: 0 entries, 0 B" in capsys.readouterr().out
+    (tmp_path / "kernels").mkdir()
+    for name in ("a.kernel", "b.kernel", "c.partial"):
+        (tmp_path / "kernels" / name).write_bytes(bytes(1024))
+    cli.main(["info"])
+    assert f"{tmp_path / 'kernels'}: 2 entries, 2.0 KiB" in capsys.readouterr().out
+
+
+def test_info_without_the_device_that_was_asked_for(capsys, monkeypatch):
+    def none():
+        raise DeviceUnavailableError("TILEKIT_DEVICE=cuda: no GPU can be used: there is none")
+
+    monkeypatch.setattr(cli, "default_device", none)
+    assert cli.main(["info"]) == 0
+    assert "no default device: TILEKIT_DEVICE=cuda: no GPU can be used: there is none" in capsys.readouterr().out
+
+
+def test_info_names_what_is_missing_and_how_to_get_it():
+    def missing(cuda=None, toolkit="13.0", folder=None):
+        lacks = cli._missing(
+            DriverInfo(release=None, cuda=cuda), "no driver", {"numba-cuda": None, "torch": "2", "triton": None, "cupy": None},
+            {"NVVM": toolkit, "nvJitLink": None}, folder, None,
+        )  # fmt: skip
+        return {lack.what: lack for lack in lacks}
+
+    found = missing()
+    assert found["a GPU"].remedy == "no driver"
+    assert found["numba-cuda"].remedy == 'pip install "tilekit[cu13]"'
+    assert found["the CUDA toolkit (nvJitLink)"].remedy == 'pip install "tilekit[cu13]"'
+    assert found["nvdisasm"].remedy == 'pip install "tilekit[test]"'
+    assert found["cupy"].remedy == "pip install cupy-cuda13x"
+    assert "torch" not in found
+    assert missing(cuda="12.8")["numba-cuda"].remedy == 'pip install "tilekit[cu12]"'
+    assert missing(cuda="12.8")["cupy"].remedy == "pip install cupy-cuda12x"
+    assert "the CUDA toolkit (NVVM, nvJitLink)" in missing(toolkit=None)
+    assert not any("toolkit" in what for what in missing(toolkit=None, folder="/usr/local/cuda"))
+
+
+def test_nothing_missing_is_said_too():
+    info = cli.collect()
+    assert "Missing\n  nothing" in cli.describe(cli.dataclasses.replace(info, missing=()))
+
+
+def test_a_wrong_setting_is_one_line():
+    done = run("info", TILEKIT_CPU_DEVICES="many")
+    assert done.returncode == 2
+    assert done.stderr.startswith("python -m tilekit: TILEKIT_CPU_DEVICES='many'")
+    assert len(done.stderr.splitlines()) == 1
+
+
+# bench
+
+
+def test_bench_lists_the_benchmarks(capsys):
+    assert cli.main(["bench"]) == 0
+    assert capsys.readouterr().out.startswith("saxpy ")
+
+
+def test_bench_saxpy_records_and_draws(device, tmp_path):
+    pytest.importorskip("matplotlib", reason="drawing needs the extra bench")
+    record, picture = tmp_path / "run.json", tmp_path / "run.png"
+    command = ["bench", "saxpy", "--n", "2^14", "--rounds", "2", "--device", device.label]
+    command += ["--json", str(record), "--plot", str(picture)]
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+    assert "saxpy, n = 16384" in done.stdout
+    assert "measuring" in done.stderr
+    read = json.loads(record.read_text())
+    names = {result["name"] for result in read["results"]}
+    assert names >= ({"tilekit", "numpy", "numba"} if device.kind == "cpu" else {"tilekit", "numba-cuda"})
+    assert read["n"] == 16384
+    assert read["command"] == f"python -m tilekit {shlex.join(command)}"
+    assert {"commit", "dirty", "date", "device", "driver", "versions"} <= set(read)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_wrong_result_is_an_exit_status(capsys, monkeypatch):
+    wrong = Contestant(name="bad", version="1", variants=(Variant(launch=lambda: None),))
+    monkeypatch.setattr(saxpy_peers, "PEERS", {"cpu": {"bad": lambda data: wrong}})
+    assert cli.main(["bench", "saxpy", "--n", "100", "--rounds", "1", "--device", "cpu"]) == 1
+    assert "bad: wrong: the result differs from NumPy's" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--n", "0"], "'0' is no count; write 1000000 or 2^20"),
+        (["--n", "many"], "'many' is no count"),
+        (["--rounds", "-1"], "'-1' is no count"),
+        (["--device", "tpu"], "'tpu' names no device"),
+        (["--device", "cpu:9"], "there is no cpu:9"),
+        (["--json", "no/such/folder/x.json"], "no/such/folder/x.json cannot be written: its folder does not exist"),
+        (["--plot", "no/such/folder/x.png"], "no/such/folder/x.png cannot be written: its folder does not exist"),
+    ],
+)
+def test_bench_refuses(capsys, no_peers, arguments, text):
+    assert text in rejected(capsys, "bench", "saxpy", *arguments)
+
+
+def test_bench_refuses_to_plot_before_it_measures(capsys, no_peers, monkeypatch, tmp_path):
+    monkeypatch.setattr(report, "find_spec", lambda name: None)
+    assert 'pip install "tilekit[bench]"' in rejected(capsys, "bench", "saxpy", "--plot", str(tmp_path / "x.png"))
+
+
+@pytest.mark.parametrize(("text", "count"), [("1000", 1000), ("2^10", 1024), ("2**10", 1024), ("1_000", 1000)])
+def test_counts(text, count):
+    assert cli._count(text) == count
+
+
+def test_an_unknown_command_is_refused(capsys):
+    assert "invalid choice" in rejected(capsys, "fly")
+    assert "COMMAND" in rejected(capsys)
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"tilekit {tk.__version__}\n"
