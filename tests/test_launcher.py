@@ -391,10 +391,25 @@ def test_a_meta_tensor_is_not_run(device):
     refuse(
         saxpy(api.meta(8).partition(4), 1.0, api.meta(8)),
         TypeError,
-        "argument y is a meta tensor, without memory: compile for it, do not run it",
+        "argument y is a meta tensor, without memory: only compile\\(\\) takes it",
     )
 
 
 def test_warps():
     with pytest.raises(ValueError, match="num_warps is a power of two from 1 to 32, not 3"):
         tk.kernel(num_warps=3)(lambda: None)
+
+
+def test_a_kernel_that_failed_leaves_its_tensors_usable(device):
+    """Whoever mends the kernel and runs it again must not meet the old error."""
+
+    @tk.kernel
+    def wrong(y: tk.InOut):
+        y.store(y.load() + tk.zeros(2))
+
+    y = api.ones(8).sync()
+    for _ in range(3):
+        refuse(wrong(y.partition(4)), tk.CompileError, "do not match")
+        for _ in range(5):  # on every stream of the pool
+            saxpy(y.partition(4), 0.0, y).sync()
+    np.testing.assert_array_equal(host(y), [1.0] * 8)

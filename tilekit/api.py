@@ -86,7 +86,7 @@ def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any 
 def from_host(array: Any) -> DeviceOp[Tensor]:
     """A new tensor with the shape, dtype and elements of a NumPy array (or what NumPy makes one of).
 
-    The array is read when the op runs, and is its own afterwards: later changes to it do not reach the tensor.
+    The array is read while the op runs; until that is done, leave it as it is. Later changes to it do not reach the tensor.
 
     Raises:
         TypeError: its dtype is none of tilekit's.

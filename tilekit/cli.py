@@ -20,7 +20,7 @@ import tilekit
 from tilekit import bench
 from tilekit.bench.environment import DeviceInfo, DriverInfo, device_info, driver_info, version_of, versions
 from tilekit.compiler import cache
-from tilekit.compiler.kernel import _find_nvdisasm
+from tilekit.compiler.kernel import find_nvdisasm
 from tilekit.device import Device, cuda_unavailable_reason, default_device, devices
 from tilekit.errors import TilekitError
 
@@ -99,7 +99,7 @@ def collect() -> Info:
         default = default_device().label
     except TilekitError as error:
         default_error = str(error)
-    found, toolkit, folder, nvdisasm = versions(), _versions(_TOOLKIT), _toolkit_folder(), _find_nvdisasm()
+    found, toolkit, folder, nvdisasm = versions(), _versions(_TOOLKIT), _toolkit_folder(), find_nvdisasm()
     peers = _versions(_PEERS)
     entries, size = _cache_contents()
     cache_folder = cache.folder()
@@ -265,6 +265,8 @@ def _bench(options: argparse.Namespace, given: Sequence[str]) -> int:
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
+    if run.commit is None:
+        run = dataclasses.replace(run, commit=options.commit)
     print(report.table(run))
     if options.json is not None:
         report.save(run, options.json)
@@ -289,6 +291,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         one.add_argument("--device", metavar="DEVICE", help='such as "cuda:0" or "cpu" (default: the default device)')
         one.add_argument("--json", type=Path, metavar="FILE", help="write the record there, as JSON")
+        one.add_argument("--commit", metavar="HASH", help="the commit to record where tilekit does not run from a git checkout")
         one.add_argument(
             "--plot", type=Path, metavar="FILE", help="draw the rates there, as .png, .svg or .pdf; needs matplotlib"
         )

@@ -351,8 +351,8 @@ class KernelLaunch(AsyncKernelLaunch):
         grid = self._infer_grid(written)
         if written:
             self._check_overlap(tensors, written)
-        shapes = {partition.tensor.shape for _, partition in written}
-        facts = tuple([_facts(p, a, shapes) for p, a in named])
+        like = written[0][1] if len(written) == 1 or len({(a.tensor.shape, a.tile_shape) for _, a in written}) == 1 else None
+        facts = tuple([_facts(p, a, like) for p, a in named])
         return _Plan(
             kernel.specialise(facts, generics, constants, self._num_warps),
             grid,
@@ -425,7 +425,8 @@ class KernelLaunch(AsyncKernelLaunch):
                 if start < high and low < end:
                     raise ValueError(
                         f"{self._label}: arguments {parameter.name} and {other.name} overlap in memory, and {parameter.name} is "
-                        "written; only the very same view may be written by one argument and read by another. Pass a dup() of one of them"
+                        "written; only the very same view may be written by one argument and read by another. Pass a dup() of "
+                        "one of them"
                     )
             twice = [p.name for p, a in written if a is partition]
             if len(twice) > 1:
@@ -437,7 +438,7 @@ class KernelLaunch(AsyncKernelLaunch):
                 continue
             if argument.device is None:
                 raise TypeError(
-                    f"{self._label}: argument {parameter.name} is a meta tensor, without memory: compile for it, do not run it"
+                    f"{self._label}: argument {parameter.name} is a meta tensor, without memory: only compile() takes it"
                 )
             if argument.device is not device:
                 raise ValueError(f"{self._label}: argument {parameter.name} is on {argument.device!r}, the launch on {device!r}")
@@ -478,13 +479,13 @@ def _kind_of(argument: Any) -> str:
     return f"{type(argument).__module__}.{type(argument).__qualname__}".removeprefix("builtins.")
 
 
-def _facts(parameter: Parameter, argument: Any, written: set[tuple[int, ...]]) -> ArgumentFacts:
-    """What may be assumed about an argument; `written` are the shapes of the partitions."""
+def _facts(parameter: Parameter, argument: Any, like: Partition | None) -> ArgumentFacts:
+    """What may be assumed about an argument; `like` is what all partitions look like, None if they differ or there are none."""
     if isinstance(argument, Partition):
         role: Role = "inout" if parameter.kind == "auto" else parameter.kind  # type: ignore[assignment]
-        return _tensor_facts(argument.tensor, role, argument.tile_shape, True)
+        return _tensor_facts(argument.tensor, role, argument.tile_shape, argument.tile_shape)
     if isinstance(argument, Tensor):
-        return _tensor_facts(argument, "in", None, len(written) == 1 and argument.shape in written)
+        return _tensor_facts(argument, "in", None, like.tile_shape if like and argument.shape == like.shape else None)
     found = _PLAIN_SCALARS.get(type(argument))
     if found is None:
         return ScalarFacts(dtypes.as_dtype(argument.dtype).name)
@@ -496,9 +497,9 @@ def _facts(parameter: Parameter, argument: Any, written: set[tuple[int, ...]]) -
 _PLAIN_SCALARS = {bool: ScalarFacts("bool"), int: ScalarFacts("int64"), float: ScalarFacts("float64")}
 
 
-def _tensor_facts(tensor: Tensor, role: Role, tile: tuple[int, ...] | None, covered: bool) -> TensorFacts:
-    """What may be assumed about a tensor in such a role; kept on the tensor."""
-    key = (role, tile, covered)
+def _tensor_facts(tensor: Tensor, role: Role, tile: tuple[int, ...] | None, grid_tile: tuple[int, ...] | None) -> TensorFacts:
+    """What may be assumed about a tensor in such a role; `grid_tile` if the grid covers it in tiles of that shape. Kept on it."""
+    key = (role, tile, grid_tile)
     found: TensorFacts | None = tensor.facts.get(key)
     if found is None:
         if not 1 <= tensor.ndim <= 4:
@@ -510,9 +511,16 @@ def _tensor_facts(tensor: Tensor, role: Role, tile: tuple[int, ...] | None, cove
             rank=tensor.ndim,
             unit=tensor.unit,
             align=min(16, divisor(tensor.address)),
-            extents=tuple(map(divisor, tensor.shape)),
+            extents=_extent_divisors(tensor.shape, grid_tile),
             strides=tuple(0 if d == tensor.unit else divisor(abs(stride)) for d, stride in enumerate(tensor.strides)),
             wide=max(tensor.shape) > _NARROW,
-            covered=covered,
+            covered=grid_tile is not None,
         )
     return found
+
+
+def _extent_divisors(shape: tuple[int, ...], tile: tuple[int, ...] | None) -> tuple[int, ...]:
+    """For each extent a power of two that divides it: the tile's own where that does, so that nothing hangs over the edge."""
+    if tile is None:
+        return tuple(map(divisor, shape))
+    return tuple(n if extent % n == 0 else divisor(extent) for extent, n in zip(shape, tile, strict=True))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 from tilekit.driver.signal import dispatcher
-from tilekit.errors import DeviceError
+from tilekit.errors import TilekitError
 
 if TYPE_CHECKING:
     from tilekit.device import Device
@@ -112,7 +112,7 @@ class Stream:
         # behind that there may be another stream tomorrow, which has waited for nothing.
         self._seen: dict[int, int] = {}
         self._stable = owned or source is not None
-        self._failures: deque[tuple[int, DeviceError]] = deque(maxlen=64)  # serials that failed, and how
+        self._failures: deque[tuple[int, TilekitError]] = deque(maxlen=64)  # serials that failed, and how
 
     # moments
     def mark(self) -> int:
@@ -155,7 +155,7 @@ class Stream:
         middle = self._marks[len(self._marks) // 2]
         try:
             passed = self.device.driver.event_query(middle.event)
-        except DeviceError as error:
+        except TilekitError as error:
             passed = any(error is known for _, known in self._failures)  # else it is kept for those who wait: nobody was told
             if passed:
                 self._failures.append((middle.serial, error))
@@ -170,7 +170,7 @@ class Stream:
             if self._failures and mark.serial < serial:
                 try:
                     self.device.driver.event_query(mark.event)
-                except DeviceError as error:  # it was cleared on behalf of others; who waits for this one must still learn
+                except TilekitError as error:  # it was cleared on behalf of others; who waits for this one must still learn
                     self._failures.append((mark.serial, error))
         self.completed = max(self.completed, serial)
 
@@ -224,7 +224,7 @@ class Stream:
         try:
             if not self.device.driver.event_query(mark.event):
                 return False
-        except DeviceError:
+        except TilekitError:
             return self._wait(mark, None)  # raises it in the way that clears it
         self._advance(mark.serial)
         return True
@@ -234,7 +234,7 @@ class Stream:
         mark = self.mark_at(serial)
         try:
             return mark is None or self.device.driver.event_query(mark.event)
-        except DeviceError:
+        except TilekitError:
             return True
 
     def wait(self, serial: int, timeout_s: float | None = None) -> bool:
@@ -250,10 +250,12 @@ class Stream:
         try:
             if not self.device.driver.event_synchronize(mark.event, timeout_s):
                 return False
-        except DeviceError as error:
+        except TilekitError as error:
             with self._lock:
                 if not any(error is known and mark.serial == failed for failed, known in self._failures):
                     self._failures.append((mark.serial, error))
+            # Somebody has been told. Work that comes later and waits for this moment runs: it must not fail for it again.
+            self._advance(mark.serial)
             raise
         self._advance(mark.serial)
         return True
@@ -297,7 +299,7 @@ class Stream:
         with self._lock:
             if self.closed:
                 return
-            with contextlib.suppress(DeviceError):  # of a broken device, which tells everybody who waits for it
+            with contextlib.suppress(TilekitError):  # of a broken device, which tells everybody who waits for it
                 self._mark()  # for those who wait for what is in it: there will be no later place
             handle, self.closed = self.handle, True
             self.handle = _ClosedHandle(repr(self))

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from numba import cuda
 from numba.cuda import dispatcher
 from numba.cuda.descriptor import cuda_target
 
@@ -83,3 +84,18 @@ def nothing():
 def test_a_kernel_without_arguments(compiled):
     kernel = compiled(nothing).kernel
     assert (kernel.param_format, kernel.block) == ("<", (32, 1, 1))
+
+
+@cuda.jit(device=True)
+def scaled(tile, factor):
+    return tile * factor + tk.ones(tile.shape)
+
+
+def calls_a_device_function(y, a):
+    y.store(scaled(y.load(), a) + cuda.threadIdx.x)
+
+
+def test_numba_device_functions_take_tiles(compiled, tensor):
+    made = compiled(calls_a_device_function, tensor.inout(4096, 1024), float)
+    assert made.bits == {128}
+    assert not made.uses_local_memory

@@ -101,7 +101,7 @@ def test_an_axis_that_does_not_exist(device):
     def far(y: tk.Out):
         y.store(tk.full(y.tile_shape, tk.bid(3)))
 
-    assert refuse(far, y(tk.int32)).reason == "bid: the axis is 0, 1 or 2, not 3"
+    assert refuse(far, y(tk.int32)).reason == "bid: the axis is 0, 1 or 2, known when the kernel is compiled, not 3"
 
 
 def test_ranks_in_load_tile_like(device):

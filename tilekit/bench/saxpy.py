@@ -32,7 +32,11 @@ DEFAULT_N = {"cuda": 2**28, "cpu": 2**22}
 BYTES_PER_ELEMENT = 12
 """x and y are read, y is written."""
 
-_TILES = {"cuda": (1024, 2048, 4096), "cpu": (2**14, 2**16, 2**18)}
+# Elements in a tile, and warps in a block (which a CPU device has not).
+_SHAPES: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "cuda": ((512, 1), (512, 4), (1024, 2), (1024, 4), (1024, 8), (2048, 4), (4096, 8)),
+    "cpu": ((2**14, None), (2**16, None), (2**18, None)),
+}
 _FACTOR = float(np.float32(1.7))  # not a short binary fraction: every product has to be rounded
 _SEED = 20261120
 _CHUNK = 2**22  # elements that one thread of the host works on at a time
@@ -114,11 +118,17 @@ def _join(
 
 
 def _own(data: saxpy_peers.Shared) -> Contestant:
-    def variant(tile: int) -> Variant:
+    def variant(tile: int, warps: int | None) -> Variant:
         y = data.y.partition(tile)
-        return Variant(label=f"tile {tile}", launch=lambda: saxpy(y, data.factor, data.x).async_on(data.stream))
 
-    return Contestant(name=OWN, version=tk.__version__, variants=tuple(map(variant, _TILES[data.stream.device.kind])))
+        def launch() -> object:
+            op = saxpy(y, data.factor, data.x)
+            return (op if warps is None else op.num_warps(warps)).async_on(data.stream)
+
+        return Variant(label=f"tile {tile}" + (f", {warps} warps" if warps else ""), launch=launch)
+
+    shapes = _SHAPES[data.stream.device.kind]
+    return Contestant(name=OWN, version=tk.__version__, variants=tuple(variant(*shape) for shape in shapes))
 
 
 class _Data(saxpy_peers.Shared):

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from cuda.pathfinder import DynamicLibNotFoundError
 from numba.cuda import compiler, dispatcher, types
+from numba.cuda.cudadrv.error import NvvmSupportError
 
 from tilekit.compiler import lower
 from tilekit.compiler.cubin import read_resources
@@ -22,8 +24,8 @@ from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format,
 from tilekit.compiler.layout import Config
 from tilekit.compiler.source import KernelSource
 from tilekit.compiler.specialise import BoundKernel
-from tilekit.compiler.syntax import check_syntax
 from tilekit.compiler.types import argument_type, compiling
+from tilekit.errors import TilekitError
 
 __all__ = ["CompiledKernel", "argument_types", "build", "translated"]
 
@@ -43,7 +45,6 @@ def build(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | N
         CompileError: the kernel cannot be compiled; it points at the user's line.
         ValueError: there is no such target.
     """
-    check_syntax(bound.source)
     capability, config = target_capability(target), choose_config(facts, num_warps)
     with translated(bound.source, config), _standing_in(capability):
         library, _ = compiler._compile_pyfunc_with_fixup(
@@ -76,10 +77,20 @@ def argument_types(names: Sequence[str], facts: Sequence[ArgumentFacts], config:
 
 @contextmanager
 def translated(source: KernelSource, config: Config) -> Iterator[None]:
-    """Let numba compile: the tile operations know `config`, and numba's errors become `CompileError`."""
+    """Let numba compile: the tile operations know `config`, and numba's errors become `CompileError`.
+
+    Raises:
+        CompileError: what `explain` makes of any error.
+        TilekitError: NVVM or nvJitLink is not installed.
+    """
     with compiling(config):
         try:
             yield
+        except (DynamicLibNotFoundError, NvvmSupportError) as error:
+            raise TilekitError(
+                'kernels are compiled by parts of the CUDA toolkit that are not installed here: pip install "tilekit[cu13]" '
+                f"(or cu12, for a driver of CUDA 12). {str(error).splitlines()[0]}"
+            ) from error
         except Exception as error:
             explained = explain(error, source)
             raise explained from explained.__cause__

@@ -19,7 +19,6 @@ from tilekit.compiler.build import argument_types, translated
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.kernel import choose_config
 from tilekit.compiler.specialise import BoundKernel
-from tilekit.compiler.syntax import check_syntax
 from tilekit.compiler.types import TensorType
 from tilekit.partition import Partition
 from tilekit.tensor import Tensor
@@ -34,19 +33,20 @@ def make_dispatcher(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warp
         bound, facts, num_warps: as for `build`.
 
     Returns:
-        A `numba.cuda.dispatcher.CUDADispatcher` with this one signature, for blocks of `32 * num_warps` threads. It takes
+        A `numba.cuda.dispatcher.CUDADispatcher` with this one signature, for blocks of `dispatcher.block` threads. It takes
         tensors, partitions, and whatever has a `__cuda_array_interface__`: numba's device arrays, torch's, cupy's.
 
     Raises:
         CompileError: the kernel cannot be compiled.
     """
-    check_syntax(bound.source)
     config = choose_config(facts, num_warps)
     unproven = [fact._replace(covered=False) if isinstance(fact, TensorFacts) else fact for fact in facts]
     signature = argument_types(bound.names, unproven, config)
     decorate = cuda.jit(signature, extensions=[_Flatten()], launch_bounds=(config.num_threads, 1), lto=False)
     with translated(bound.source, config):
-        return decorate(bound.function)
+        dispatcher = decorate(bound.function)
+    dispatcher.block = config.num_threads
+    return dispatcher
 
 
 class _Flatten:

@@ -109,7 +109,7 @@ class CompiledKernel:
         import subprocess
         import tempfile
 
-        program = _find_nvdisasm()
+        program = find_nvdisasm()
         if program is None:
             raise TilekitError('nvdisasm is not installed, so there is no SASS to show: pip install "tilekit[test]"')
         with tempfile.TemporaryDirectory() as folder:
@@ -121,7 +121,7 @@ class CompiledKernel:
         return done.stdout
 
 
-def _find_nvdisasm() -> str | None:
+def find_nvdisasm() -> str | None:
     """nvdisasm: from the path, beside Python, or from NVIDIA's wheel."""
     import shutil
     import sysconfig

@@ -17,7 +17,7 @@ from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.interpret import interpret
 from tilekit.compiler.specialise import BoundKernel
 from tilekit.device import Device
-from tilekit.errors import DeviceUnavailableError
+from tilekit.errors import DeviceUnavailableError, TilekitError
 from tilekit.lang.memory import TensorView
 from tilekit.lang.registry import OPS
 from tilekit.ops import Executable
@@ -72,8 +72,12 @@ class Specialisation:
                 key = self._key(target)
                 found = cache.load(key) if key else None
                 if found is None:
-                    from tilekit.compiler.build import build
-
+                    try:
+                        from tilekit.compiler.build import build
+                    except ImportError as error:
+                        raise TilekitError(
+                            f'compiling needs numba-cuda, which is not installed here ({error}); pip install "tilekit[cu13]"'
+                        ) from error
                     self.compilations += 1
                     found = build(self.bound, self.facts, self.num_warps, target)
                     if key:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilekit.compiler.source import KernelSource
+from tilekit.compiler.syntax import check_syntax
 from tilekit.lang.signature import Generic
 
 __all__ = ["BoundKernel", "Constant", "bind"]
@@ -52,9 +53,11 @@ def bind(
     """Bind the generics (by name: ints, or tuples for whole shapes) and `Const` parameters of `function`.
 
     Raises:
-        CompileError: a generic without a value is used, a name that does not exist, or a `Const` parameter is assigned to.
+        CompileError: a generic without a value is used, a name that does not exist, a statement that has no meaning in a kernel,
+            or a `Const` parameter is assigned to.
     """
     assert isinstance(function, types.FunctionType), "checked by @kernel"
+    check_syntax(source)
     binder = _Binder(function, source, generics, constants)
     definition = binder.rewrite()
     outside = {name: binder.lookup(name) for name in sorted(_free_names(definition))}
@@ -98,7 +101,9 @@ def _free_names(definition: ast.FunctionDef) -> set[str]:
 
 
 def _local_names(definition: ast.FunctionDef) -> set[str]:
-    names = {a.arg for a in ast.walk(definition) if isinstance(a, ast.arg)}
+    nodes = list(ast.walk(definition))
+    names = {a.arg for a in nodes if isinstance(a, ast.arg)}
+    names |= {f.name for f in nodes if isinstance(f, ast.FunctionDef)}
     return names | {n.id for n in ast.walk(definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 

@@ -196,7 +196,7 @@ def num_blocks(axis: int) -> int:
 
 def _axis(axis: Any, what: str) -> int:
     if axis not in (0, 1, 2) or isinstance(axis, bool):
-        raise CompileError(f"{what}: the axis is 0, 1 or 2, not {axis!r}")
+        raise CompileError(f"{what}: the axis is 0, 1 or 2, known when the kernel is compiled, not {axis!r}")
     return int(axis)
 
 
