@@ -21,10 +21,9 @@ class Partition:
     Attributes:
         tensor: what is cut; the partition has no memory of its own.
         tile_shape: the extents of a tile.
-        grid: the number of tiles along each dimension, those that hang over the edge included.
     """
 
-    __slots__ = ("grid", "tensor", "tile_shape")
+    __slots__ = ("tensor", "tile_shape")
 
     def __init__(self, tensor: Tensor, tile_shape: tuple[int, ...]) -> None:
         if len(tile_shape) != tensor.ndim:
@@ -42,7 +41,11 @@ class Partition:
                     "tiles may hang over the edge"
                 )
         self.tensor, self.tile_shape = tensor, tile_shape
-        self.grid = tuple(-(-extent // n) for extent, n in zip(tensor.shape, tile_shape, strict=True))
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The number of tiles along each dimension, those that hang over the edge included."""
+        return tuple(-(-extent // n) for extent, n in zip(self.tensor.shape, self.tile_shape, strict=True))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,6 +66,11 @@ class Partition:
     def storage(self) -> Storage | None:
         """The tensor's memory."""
         return self.tensor.storage
+
+    @property
+    def flat(self) -> tuple[int, ...]:
+        """The tensor's."""
+        return self.tensor.flat
 
     def unpartition(self) -> Tensor:
         """The tensor, whole again."""

@@ -60,7 +60,7 @@ class Tensor:
         dtype: the element type.
     """
 
-    __slots__ = ("__weakref__", "dtype", "facts", "offset", "shape", "storage", "strides")
+    __slots__ = ("__weakref__", "_flat", "_traits", "dtype", "offset", "shape", "storage", "strides")
 
     def __init__(
         self,
@@ -72,7 +72,8 @@ class Tensor:
     ) -> None:
         self.storage, self.shape, self.dtype, self.offset = storage, shape, dtype, offset
         self.strides = contiguous_strides(shape) if strides is None else strides
-        self.facts: dict[Any, Any] = {}  # what a compiler may assume, by role; filled by the launcher
+        self._flat: tuple[int, ...] | None = None
+        self._traits: tuple[Any, ...] | None = None
 
     @property
     def device(self) -> Device | None:
@@ -126,6 +127,27 @@ class Tensor:
     def address(self) -> int:
         """The device address of the first element; 0 for a meta tensor."""
         return 0 if self.storage is None else self.storage.memory.address + self.offset * self.itemsize
+
+    @property
+    def align(self) -> int:
+        """The largest power of two, at most 16, that divides the address."""
+        address = self.address
+        return min(16, address & -address) if address else 16
+
+    @property
+    def traits(self) -> tuple[Any, ...]:
+        """All that a launch depends on except for the address: shape, strides, dtype, alignment, device."""
+        if self._traits is None:
+            self._traits = (self.shape, self.strides, self.dtype, self.align, self.device)
+        return self._traits
+
+    @property
+    def flat(self) -> tuple[int, ...]:
+        """What a compiled kernel gets: the address, the extents, the strides of all dimensions but `unit`."""
+        if self._flat is None:
+            unit = self.unit
+            self._flat = (self.address, *self.shape, *(stride for dim, stride in enumerate(self.strides) if dim != unit))
+        return self._flat
 
     def span(self) -> tuple[int, int]:
         """The bytes of the storage that the elements lie in: first, and one past the last."""

@@ -19,6 +19,9 @@ def increment(y: tk.InOut):
     y.store(y.load() + 1.0)
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*GPU under-utilization")  # numba's, of small grids
+
+
 def host(tensor):
     return tensor.to_host().sync()
 

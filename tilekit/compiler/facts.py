@@ -22,7 +22,7 @@ class TensorFacts(NamedTuple):
         rank: number of dimensions.
         unit: the dimension whose stride is one (the last such), or None.
         align: the largest power of two, up to 16, that divides the address, in bytes.
-        extents: for each dimension a power of two that divides the extent (see `divisor`).
+        extents: for each dimension a power of two that divides the extent (see `divisor`); the tile's own extent if that does.
         strides: for each dimension a power of two that divides the stride in elements; 0 for `unit`.
         wide: whether an extent needs more than 31 bits.
         covered: whether the extents are those of the partition that the grid follows, so that a tile index inside the grid

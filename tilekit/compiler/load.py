@@ -174,11 +174,7 @@ class _Loaded:
         flat: list[Any] = []
         for argument in arguments:
             if isinstance(argument, (Tensor, Partition)):
-                tensor = argument.tensor if isinstance(argument, Partition) else argument
-                unit = tensor.unit
-                flat.append(tensor.address)
-                flat += tensor.shape
-                flat += (stride for d, stride in enumerate(tensor.strides) if d != unit)
+                flat.extend(argument.flat)
             else:
                 flat.append(argument)
         with self._lock:

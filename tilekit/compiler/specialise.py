@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
-import difflib
 import enum
 import operator
 import types
@@ -301,6 +300,8 @@ class _Binder(ast.NodeTransformer):
 
 
 def _similar(name: str, known: Iterable[str]) -> str:
+    import difflib  # for errors only
+
     close = difflib.get_close_matches(name, [k for k in known if not k.startswith("_")], n=1)
     return f"; did you mean {close[0]}?" if close else ""
 

@@ -6,16 +6,18 @@ Indices count tiles, not elements: tile `(i, j)` of shape `(BM, BN)` starts at e
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tilekit import dtypes
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang import block
 from tilekit.lang.registry import tile_op
 from tilekit.lang.tile import Tile, check_shape, convert, scalar_kind
+
+if TYPE_CHECKING:  # importing it takes 20 ms
+    from numpy.typing import NDArray
 
 __all__ = ["PaddingMode", "TensorView", "bid", "load", "load_tile_like", "num_blocks", "store"]
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tilekit import dtypes
 from tilekit.errors import CompileError
+
+if TYPE_CHECKING:  # importing it takes 20 ms
+    from numpy.typing import NDArray
 
 __all__ = ["Scalar", "Tile", "check_shape", "operands", "scalar_kind"]
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilekit.schedule import ExecutionContext
 from tilekit.stream import Stream
@@ -61,20 +60,13 @@ class _Local(threading.local):
 _local = _Local()
 
 
-@contextmanager
-def _submitting(op: DeviceOp[Any]) -> Iterator[None]:
-    """Hold off every other execution in this thread: work that a closure would start elsewhere could overtake this op's."""
-    if _local.running is not None:
-        raise RuntimeError(
-            f"{op!r} cannot run while {_local.running!r} is being submitted by the same thread: closures given to then, map or "
-            "with_context describe work, they do not wait for it. Return the op from the closure (then runs it next, on the same "
-            "stream), or run it before"
-        )
-    _local.running = op
-    try:
-        yield
-    finally:
-        _local.running = None
+def _refuse(op: DeviceOp[Any], running: DeviceOp[Any]) -> NoReturn:
+    """One op at a time is submitted by a thread: work that a closure would start elsewhere could overtake this op's."""
+    raise RuntimeError(
+        f"{op!r} cannot run while {running!r} is being submitted by the same thread: closures given to then, map or "
+        "with_context describe work, they do not wait for it. Return the op from the closure (then runs it next, on the same "
+        "stream), or run it before"
+    )
 
 
 class Submission:
@@ -97,16 +89,20 @@ class Submission:
 
     def advance(self) -> bool:
         """Submit what can be submitted now. True if that was the last of it."""
-        with _submitting(self.op):
-            try:
-                self.waits = next(self._steps)
-            except StopIteration as stop:
-                self.value = stop.value
-                self.moment = (self.stream, self.stream.mark())
-                return True
-            except Exception as error:
-                self.op.annotate(error)
-                raise
+        if _local.running is not None:
+            _refuse(self.op, _local.running)
+        _local.running = self.op
+        try:
+            self.waits = next(self._steps)
+        except StopIteration as stop:
+            self.value = stop.value
+            self.moment = (self.stream, self.stream.mark())
+            return True
+        except Exception as error:
+            self.op.annotate(error)
+            raise
+        finally:
+            _local.running = None
         return False
 
     def run(self) -> Any:

@@ -1,0 +1,196 @@
+"""`@kernel`: what makes a function a kernel, and what a kernel takes."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilekit.compiler.facts import ArgumentFacts
+from tilekit.compiler.load import Specialisation
+from tilekit.compiler.source import KernelSource
+from tilekit.compiler.specialise import BoundKernel, bind
+from tilekit.lang.signature import KernelSignature, Kind, Parameter, read_signature
+from tilekit.lang.tile import scalar_kind
+from tilekit.launcher import planning
+from tilekit.launcher.launch import KernelLaunch, check_warps
+from tilekit.ops import DeviceOp
+from tilekit.partition import Partition
+from tilekit.tensor import Tensor
+
+__all__ = ["Kernel", "kernel"]
+
+# How many plans a kernel keeps. Programs whose shapes never repeat would otherwise keep one for each.
+_PLANS_KEPT = 1024
+
+
+def kernel(function: Callable[..., Any] | None = None, *, num_warps: int | None = None) -> Any:
+    """Make a function a kernel: `@tk.kernel`, or `@tk.kernel(num_warps=8)`.
+
+    Calling the kernel builds a launch (a `DeviceOp`); see `KernelLaunch`. The function itself stays as it was, and is not run
+    by Python, except block by block on a CPU device.
+
+    Args:
+        function: the kernel. Its parameters are annotated `tk.In`, `tk.Out`, `tk.InOut`, `tk.Const`, for scalars `float`, `int`
+            or `bool` (which of them makes no difference), or not at all: then a partition is read and written, a tensor is
+            read, anything else is a scalar.
+        num_warps: how many warps (of 32 threads) a block has, a power of two up to 32; by default as many as its tiles keep busy.
+
+    Raises:
+        TypeError: what is decorated is no plain function, or its annotations are others.
+        CompileError: the function's source cannot be read.
+    """
+    scope = sys._getframe(1).f_locals
+    if function is None:
+        return lambda decorated: Kernel(decorated, scope, num_warps)
+    return Kernel(function, scope, num_warps)
+
+
+class Kernel:
+    """A function in the tile language. Made by `@tk.kernel`.
+
+    Attributes:
+        name: the function's.
+        label: what messages call it.
+        signature: its parameters and generics.
+        num_warps: what the decorator was given.
+    """
+
+    def __init__(self, function: Callable[..., Any], scope: Mapping[str, Any], num_warps: int | None) -> None:
+        if not isinstance(function, types.FunctionType):
+            raise TypeError(f"@tk.kernel decorates a function, not {type(function).__name__}")
+        functools.update_wrapper(self, function)
+        self.name = function.__name__
+        self.label = f"kernel {self.name}"
+        self.signature: KernelSignature = read_signature(function, scope)
+        self.num_warps = check_warps(num_warps)
+        self._function = function
+        self._bound: dict[Any, BoundKernel] = {}
+        self._specialisations: dict[Any, Specialisation] = {}
+        self._plans: dict[Any, planning.Plan] = {}
+        self._lock = threading.Lock()
+        self._usual = tuple(_USUAL[p.kind] for p in self.signature.parameters)
+
+    @functools.cached_property
+    def source(self) -> KernelSource:
+        """The source of the function, for errors that point into it."""
+        return KernelSource(self._function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> KernelLaunch:
+        """A launch with these arguments: tensors, partitions, scalars, values of `Const` parameters, or ops that produce them.
+
+        Raises:
+            TypeError: arguments are missing, too many, or of a kind that their parameter does not take.
+        """
+        if kwargs or len(args) != len(self._usual):
+            args = self._bind(args, kwargs)
+        for at, (argument, usual) in enumerate(zip(args, self._usual)):
+            if type(argument) not in usual and not isinstance(argument, DeviceOp):
+                self.check_kind(self.signature.parameters[at], argument)
+        return KernelLaunch(self, args)
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        try:
+            bound = self.signature.binder.bind(*args, **kwargs)
+        except TypeError as error:
+            names = ", ".join(p.name for p in self.signature.parameters)
+            raise TypeError(f"{self.label}({names}): {error}") from None
+        bound.apply_defaults()
+        return tuple(bound.arguments.values())
+
+    def check_kind(self, parameter: Parameter, argument: Any) -> None:
+        """Whether `parameter` takes such an argument at all; TypeError if not."""
+        who = f"{self.label}, argument {parameter.name}"
+        if parameter.kind == "const":
+            if not _is_constant(argument):
+                raise TypeError(
+                    f"{who}: a Const is a bool, int, float, str, dtype, or a tuple of these, not {_kind_of(argument)}"
+                )
+        elif parameter.kind == "in":
+            if isinstance(argument, Partition):
+                raise TypeError(f"{who}: declared In, so it takes a tensor, not a partition; pass its .unpartition()")
+            if not isinstance(argument, Tensor):
+                raise TypeError(f"{who}: declared In, so it takes a tensor, not {_kind_of(argument)}")
+        elif parameter.kind in ("out", "inout"):
+            if isinstance(argument, Tensor):
+                raise TypeError(
+                    f"{who}: writing needs a partition: pass {parameter.name}.partition(shape), which gives each block "
+                    "a tile of its own"
+                )
+            if not isinstance(argument, Partition):
+                declared = {"out": "Out", "inout": "InOut"}[parameter.kind]
+                raise TypeError(f"{who}: declared {declared}, so it takes a partition of a tensor, not {_kind_of(argument)}")
+        elif isinstance(argument, (Tensor, Partition)):
+            if parameter.kind == "scalar":
+                raise TypeError(f"{who}: declared a scalar, not {_kind_of(argument)}")
+        elif scalar_kind(argument) is None:
+            raise TypeError(f"{who}: kernels take tensors, partitions and scalars, not {_kind_of(argument)}")
+        elif isinstance(argument, int) and not -(2**63) <= argument < 2**63:
+            raise ValueError(f"{who}: {argument} does not fit 64 bits")
+
+    def plan(self, arguments: Sequence[Any], options: planning.Options) -> planning.Plan:
+        """The plan for such arguments, made at the first call. Raises what `planning.make_plan` raises."""
+        key = planning.key(self.signature.parameters, arguments, options)
+        found = self._plans.get(key)
+        if found is None:
+            found = planning.make_plan(self, arguments, options)
+            if len(self._plans) >= _PLANS_KEPT:
+                self._plans.clear()
+            self._plans[key] = found
+        return found
+
+    def specialise(
+        self,
+        facts: tuple[ArgumentFacts, ...],
+        generics: tuple[tuple[str, Any], ...],
+        constants: tuple[tuple[str, Any], ...],
+        warps: int | None,
+    ) -> Specialisation:
+        """The specialisation for these facts, generics, constants and warps; made at the first call, compiled when needed.
+
+        Raises:
+            CompileError: a generic that the body uses has no value.
+        """
+        # True == 1 == 1.0 for a dictionary, not for a kernel: types belong to the key.
+        typed = tuple((name, type(value), value) for name, value in constants)
+        key = (facts, generics, typed, warps)
+        found = self._specialisations.get(key)
+        if found is None:
+            with self._lock:
+                bound = self._bound.get((generics, typed))
+                if bound is None:
+                    bound = bind(self._function, self.source, dict(generics), dict(constants))
+                    self._bound[generics, typed] = bound
+                found = self._specialisations.setdefault(key, Specialisation(bound, facts, warps))
+        return found
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.name}({', '.join(p.name for p in self.signature.parameters)})>"
+
+
+# The types of arguments that a parameter of each kind takes without another look. (Ints get one: they may be too large.)
+_USUAL: dict[Kind, frozenset[type]] = {
+    "in": frozenset({Tensor}),
+    "out": frozenset({Partition}),
+    "inout": frozenset({Partition}),
+    "const": frozenset({bool, int, float, str}),
+    "scalar": frozenset({float, bool}),
+    "auto": frozenset({Tensor, Partition, float, bool}),
+}
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    return isinstance(value, (bool, int, float, str, np.dtype))
+
+
+def _kind_of(argument: Any) -> str:
+    if isinstance(argument, np.ndarray):
+        return "a NumPy array; copy it to the device with api.from_host(array)"
+    return f"{type(argument).__module__}.{type(argument).__qualname__}".removeprefix("builtins.")

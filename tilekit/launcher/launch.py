@@ -1,0 +1,196 @@
+"""`KernelLaunch`: one launch of a kernel as an op, specialised and compiled when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilekit.device import Device
+from tilekit.launcher.planning import Options, Plan, check_grid, check_overlap
+from tilekit.ops import AsyncKernelLaunch, DeviceOp, Spec, Value
+from tilekit.ops.execution import Steps, moments, unwrap
+from tilekit.partition import Partition
+from tilekit.schedule import ExecutionContext
+from tilekit.tensor import Tensor, as_shape
+
+if TYPE_CHECKING:
+    from tilekit.compiler.kernel import CompiledKernel
+    from tilekit.launcher.decorator import Kernel
+
+__all__ = ["KernelLaunch", "check_warps"]
+
+
+class KernelLaunch(AsyncKernelLaunch):
+    """One launch of a kernel, as an op. Its result is the tuple of the arguments, in the order of the signature.
+
+    The grid follows from the partitions: a block for each tile.
+    """
+
+    def __init__(self, kernel: Kernel, arguments: tuple[Any, ...]) -> None:
+        self.kernel, self.arguments = kernel, arguments
+        self._label: str = kernel.label
+        self._options = Options(None, (), kernel.num_warps)
+        self._lazy = False
+        for argument in arguments:
+            if isinstance(argument, DeviceOp):
+                self._lazy = True
+                argument.consumed()
+
+    # what can be said about it before it runs
+
+    def grid(self, grid: int | tuple[int, ...]) -> KernelLaunch:
+        """Give the grid, a block count for each axis; it must be the one that the partitions have, if there are any.
+
+        Raises:
+            ValueError: more than three axes, a count that is negative or more than CUDA launches.
+        """
+        with self._configuring():
+            given = as_shape(grid)
+            if len(given) > 3:
+                raise ValueError(f"{self._label}: a grid has up to three axes, not {len(given)} as {given}")
+            self._options = self._options._replace(grid=check_grid((*given, 1, 1, 1)[:3], self._label))
+        return self
+
+    def generics(self, **values: int | tuple[int, ...]) -> KernelLaunch:
+        """Give generics their values, by name, where the arguments do not.
+
+        Raises:
+            ValueError: the kernel has no such generic; TypeError: the value is not of its kind.
+        """
+        known, given = self.kernel.signature.generics, dict(self._options.generics)
+        with self._configuring():
+            for name, value in values.items():
+                if name not in known:
+                    raise ValueError(f"{self._label} has no generic {name}; it has {', '.join(sorted(known)) or 'none'}")
+                whole, is_int = known[name].whole, isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+                if whole != isinstance(value, (tuple, list)) or not (whole or is_int):
+                    kind = "a shape" if whole else "an integer"
+                    raise TypeError(f"{self._label}: generic {name} stands for {kind}, not {value!r}")
+                given[name] = as_shape(value) if isinstance(value, (tuple, list)) else int(value)
+        self._options = self._options._replace(generics=tuple(sorted(given.items())))
+        return self
+
+    def num_warps(self, num_warps: int) -> KernelLaunch:
+        """Give each block `num_warps` warps of 32 threads, a power of two up to 32. No effect on a CPU device."""
+        with self._configuring():
+            self._options = self._options._replace(num_warps=check_warps(num_warps))
+        return self
+
+    @contextmanager
+    def _configuring(self) -> Iterator[None]:
+        """An op that was refused while it was being built has failed: it is spent, and need not be run."""
+        try:
+            yield
+        except Exception:
+            self._spent = True
+            raise
+
+    def parts(self) -> tuple[DeviceOp[Any], ...]:
+        """The arguments that are ops."""
+        return tuple(a for a in self.arguments if isinstance(a, DeviceOp)) if self._lazy else ()
+
+    @property
+    def device(self) -> Device | None:
+        """The device of the first argument that has one."""
+        for argument in self.arguments:
+            device = argument.device if isinstance(argument, (Tensor, Partition, DeviceOp)) else None
+            if device is not None:
+                return device
+        return None
+
+    @property
+    def specs(self) -> tuple[Spec | None, ...]:
+        """What is known of each result."""
+        return tuple(
+            a.spec if isinstance(a, DeviceOp) else Spec(a.shape, a.dtype) if isinstance(a, (Tensor, Partition)) else None
+            for a in self.arguments
+        )
+
+    # running and compiling
+
+    def steps(self, ctx: ExecutionContext) -> Steps:
+        """Run the arguments that are ops, then launch."""
+        arguments = self.arguments
+        if self._lazy:
+            made = []
+            for parameter, argument in zip(self.kernel.signature.parameters, arguments, strict=True):
+                if isinstance(argument, DeviceOp):
+                    argument = yield from argument.start(ctx)
+                    pending = moments(argument)
+                    if pending:
+                        yield pending
+                        argument = unwrap(argument)
+                    self.kernel.check_kind(parameter, argument)
+                made.append(argument)
+            arguments = tuple(made)
+        plan = self.kernel.plan(arguments, self._options)
+        self._launch(ctx, plan, arguments)
+        return arguments
+
+    def _launch(self, ctx: ExecutionContext, plan: Plan, arguments: tuple[Any, ...]) -> None:
+        reads = [arguments[at].storage for at in plan.reads]
+        writes = [arguments[at].storage for at in plan.writes]
+        if None in reads or None in writes:
+            name = next(
+                p.name
+                for p, a in zip(self.kernel.signature.parameters, arguments, strict=True)
+                if isinstance(a, (Tensor, Partition)) and a.storage is None
+            )
+            raise TypeError(f"{self._label}: argument {name} is a meta tensor, without memory: only compile() takes it")
+        if plan.device is not None and plan.device is not ctx.device:
+            raise ValueError(f"{self._label}: its tensors are on {plan.device!r}, the launch on {ctx.device!r}")
+        if writes:
+            check_overlap(self.kernel, arguments, plan)
+        if 0 not in plan.grid:
+            executable = plan.specialisation.executable(ctx.device)
+            self.enqueue(ctx, executable, plan.grid, [arguments[at] for at in plan.passed], reads, writes)
+
+    def compile(self, target: str | None = None) -> CompiledKernel:
+        """Compile the launch's specialisation without running it; needs no GPU, and no memory behind the tensors (`api.meta`).
+
+        Args:
+            target: `"sm_80"`, `"sm_89"`, `"sm_90a"`, `"sm_100a"`, `"sm_120"`; by default that of the arguments' device.
+
+        Raises:
+            CompileError: the kernel cannot be compiled; the text points at the line.
+            ValueError: no such target, or none given and no GPU at hand.
+        """
+        self._spent = True
+        if target is None:
+            device = self.device
+            if device is None or device.kind != "cuda":
+                raise ValueError(f"{self._label}: no GPU to compile for; name a target, such as .compile(target='sm_90a')")
+            target = device.target
+        return self.kernel.plan(self._present("compile"), self._options).specialisation.compiled(target)
+
+    def dispatcher(self) -> Any:
+        """The launch's specialisation as a `numba.cuda.jit` dispatcher, for `dispatcher[grid, block, stream](*arguments)`.
+
+        It takes the kernel's arguments without the `Const` ones; tensors of tilekit's, or anything with
+        `__cuda_array_interface__`, that keep the facts of this launch's. A block has `dispatcher.block` threads.
+
+        Raises:
+            CompileError: the kernel cannot be compiled.
+            DeviceUnavailableError: there is no GPU.
+        """
+        self._spent = True
+        return self.kernel.plan(self._present("dispatcher"), self._options).specialisation.dispatcher()
+
+    def _present(self, what: str) -> tuple[Any, ...]:
+        """The arguments, where none has to be computed first."""
+        arguments = tuple(a.result if isinstance(a, Value) else a for a in self.arguments)
+        lazy = [p.name for p, a in zip(self.kernel.signature.parameters, arguments, strict=True) if isinstance(a, DeviceOp)]
+        if lazy:
+            names = ", ".join(lazy)
+            raise TypeError(f"{self._label}: {what}() needs tensors, not ops, for {names}; api.meta(shape, dtype) stands for one")
+        return arguments
+
+
+def check_warps(num_warps: int | None) -> int | None:
+    """`num_warps`, if a block can have so many (None leaves it open); ValueError if not."""
+    if num_warps is not None and num_warps not in (1, 2, 4, 8, 16, 32):
+        raise ValueError(f"num_warps is a power of two from 1 to 32, not {num_warps!r}")
+    return num_warps

@@ -1,0 +1,248 @@
+"""What a kernel does with arguments of one kind: which specialisation, on which grid, reading and writing what.
+
+A plan is made once for arguments that look alike (`key`), and kept by the kernel. What differs between two launches of one
+plan is the addresses; the one rule about these, that what is written overlaps nothing else, is checked at each launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tilekit import dtypes
+from tilekit.compiler.facts import ArgumentFacts, Role, ScalarFacts, TensorFacts, divisor
+from tilekit.compiler.load import Specialisation
+from tilekit.device import Device
+from tilekit.lang.signature import Generic, Parameter
+from tilekit.partition import Partition
+from tilekit.tensor import Tensor
+
+if TYPE_CHECKING:
+    from tilekit.launcher.decorator import Kernel
+
+__all__ = ["Options", "Plan", "check_grid", "check_overlap", "key", "make_plan"]
+
+# The most blocks that CUDA launches along the axes 0, 1, 2.
+_GRID_LIMITS = (2**31 - 1, 65535, 65535)
+# Extents up to this leave room for the overhang of a tile in 32-bit index arithmetic.
+_NARROW = 2**31 - 2**24
+
+Named = Sequence[tuple[Parameter, Any]]
+
+
+class Options(NamedTuple):
+    """What was said about a launch besides its arguments."""
+
+    grid: tuple[int, int, int] | None
+    generics: tuple[tuple[str, Any], ...]
+    num_warps: int | None
+
+
+class Plan(NamedTuple):
+    """Everything about a launch but the addresses. Positions are those of the kernel's parameters.
+
+    Attributes:
+        specialisation: what runs.
+        grid: the blocks along each axis.
+        device: where the tensors are; None if there are none.
+        passed: the arguments that the compiled kernel gets, which are all but the `Const` ones.
+        reads, writes: the arguments whose memory is read, and written.
+    """
+
+    specialisation: Specialisation
+    grid: tuple[int, int, int]
+    device: Device | None
+    passed: tuple[int, ...]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+def key(parameters: Sequence[Parameter], arguments: Sequence[Any], options: Options) -> tuple[Any, ...]:
+    """What decides the plan. Equal keys have equal plans."""
+    parts: list[Any] = [options]
+    for parameter, argument in zip(parameters, arguments):
+        kind = type(argument)
+        if kind is Tensor:
+            parts.append(argument.traits)
+        elif kind is Partition:
+            parts.append((argument.tensor.traits, argument.tile_shape))
+        elif parameter.kind == "const":
+            parts.append((kind, argument))  # True == 1 == 1.0 for a dictionary, not for a kernel
+        else:
+            parts.append(kind)
+    return tuple(parts)
+
+
+def make_plan(kernel: Kernel, arguments: Sequence[Any], options: Options) -> Plan:
+    """Answer every question about a launch, or say what is wrong with it.
+
+    Raises:
+        TypeError, ValueError: the arguments, the grid or the generics contradict each other, or what the kernel declares.
+        CompileError: a generic that the body uses has no value.
+    """
+    parameters = kernel.signature.parameters
+    passed = tuple(i for i, p in enumerate(parameters) if p.kind != "const")
+    tensors = [(parameters[i], arguments[i]) for i in passed if isinstance(arguments[i], (Tensor, Partition))]
+    written = [(p, a) for p, a in tensors if isinstance(a, Partition)]
+    generics = _bind_generics(kernel, tensors, options)
+    grid = _infer_grid(kernel, written, options.grid)
+    like = written[0][1] if written and len({(a.shape, a.tile_shape) for _, a in written}) == 1 else None
+    facts = tuple(_facts(parameters[i], arguments[i], like) for i in passed)
+    constants = tuple((p.name, a) for p, a in zip(parameters, arguments, strict=True) if p.kind == "const")
+    return Plan(
+        specialisation=kernel.specialise(facts, generics, constants, options.num_warps),
+        grid=grid,
+        device=_common_device(kernel, tensors),
+        passed=passed,
+        reads=tuple(i for i in passed if isinstance(arguments[i], (Tensor, Partition)) and parameters[i].kind != "out"),
+        writes=tuple(i for i in passed if isinstance(arguments[i], Partition)),
+    )
+
+
+def _bind_generics(kernel: Kernel, tensors: Named, options: Options) -> tuple[tuple[str, Any], ...]:
+    """The value of each generic, from the shapes and from `generics()`; checks declared shapes on the way."""
+    bound: dict[str, Any] = dict(options.generics)
+    origin = dict.fromkeys(bound, "generics()")
+    for parameter, argument in tensors:
+        if parameter.dims is None:
+            continue
+        shape = argument.tile_shape if isinstance(argument, Partition) else argument.shape
+        noun = "tiles" if isinstance(argument, Partition) else "a tensor"
+        who = f"{kernel.label}, argument {parameter.name}"
+        dims = parameter.dims
+        pairs: list[tuple[int | Generic, Any]]
+        if len(dims) == 1 and isinstance(dims[0], Generic) and dims[0].whole:
+            pairs = [(dims[0], shape)]
+        elif len(dims) != len(shape):
+            raise ValueError(f"{who}: declared with {len(dims)} dimensions, got {noun} of shape {shape}")
+        else:
+            pairs = list(zip(dims, shape, strict=True))
+        for dim, extent in pairs:
+            if isinstance(dim, Generic):
+                if bound.setdefault(dim.name, extent) != extent:
+                    raise ValueError(f"{who}: generic {dim.name} is {bound[dim.name]} by {origin[dim.name]}, and {extent} here")
+                origin.setdefault(dim.name, f"argument {parameter.name}")
+            elif dim not in (-1, extent):
+                raise ValueError(f"{who}: declared {list(dims)}, got {noun} of shape {shape}")
+    return tuple(sorted(bound.items()))
+
+
+def _infer_grid(kernel: Kernel, written: Named, given: tuple[int, int, int] | None) -> tuple[int, int, int]:
+    """A block for each tile; every partition, and the grid if it was given, must agree."""
+    found: tuple[int, int, int] | None = None
+    who = ""
+    for parameter, partition in written:
+        grid = _launch_grid(partition.grid)
+        if found is not None and grid != found:
+            raise ValueError(
+                f"{kernel.label}: the grids of its partitions disagree: {who} has {found}, {parameter.name} "
+                f"(shape {partition.shape} in tiles of {partition.tile_shape}) has {grid}"
+            )
+        found, who = grid, parameter.name
+    if found is None:
+        if given is None:
+            raise ValueError(f"{kernel.label}: no argument is a partition, so the grid must be given: .grid((blocks, 1, 1))")
+        return given
+    if given is not None and given != found:
+        raise ValueError(f"{kernel.label}: the grid {given} is not the {found} that the partition {who} has")
+    return check_grid(found, kernel.label)
+
+
+def _launch_grid(tiles: tuple[int, ...]) -> tuple[int, int, int]:
+    """The grid for a partition of so many tiles: dimension d along axis d; of four dimensions the first two share axis 0."""
+    if len(tiles) == 4:
+        tiles = (tiles[0] * tiles[1], *tiles[2:])
+    return (*tiles, 1, 1)[:3]  # type: ignore[return-value]
+
+
+def check_grid(grid: tuple[int, ...], who: str) -> tuple[int, int, int]:
+    """`grid`, if CUDA launches as many blocks along each axis; ValueError if not. The same on a CPU device."""
+    for axis, (blocks, limit) in enumerate(zip(grid, _GRID_LIMITS, strict=True)):
+        if blocks > limit:
+            raise ValueError(
+                f"{who}: {blocks} blocks along axis {axis} of the grid {grid}; CUDA launches {limit} at most. Take larger tiles, "
+                "or put the longest dimension first"
+            )
+    return grid  # type: ignore[return-value]
+
+
+def _common_device(kernel: Kernel, tensors: Named) -> Device | None:
+    """The device that all tensors with memory are on."""
+    device, who = None, ""
+    for parameter, argument in tensors:
+        if argument.device is None:
+            continue
+        if device is not None and argument.device is not device:
+            raise ValueError(
+                f"{kernel.label}: arguments {who} and {parameter.name} are on {device!r} and {argument.device!r}; "
+                "all must be on one device"
+            )
+        device, who = argument.device, parameter.name
+    return device
+
+
+def check_overlap(kernel: Kernel, arguments: Sequence[Any], plan: Plan) -> None:
+    """Refuse a launch in which memory that one argument writes is also another's, unless that reads the very same view.
+
+    Raises:
+        ValueError: it names both.
+    """
+    parameters = kernel.signature.parameters
+    for at in plan.writes:
+        partition: Partition = arguments[at]
+        mine, name = partition.tensor, parameters[at].name
+        for other in {*plan.reads, *plan.writes} - {at}:
+            argument = arguments[other]
+            if argument.storage is not mine.storage:
+                continue
+            theirs, partner = argument if isinstance(argument, Tensor) else argument.tensor, parameters[other].name
+            same = theirs.offset == mine.offset and theirs.shape == mine.shape and theirs.strides == mine.strides
+            if same and isinstance(argument, Tensor):
+                continue
+            if argument is partition:
+                raise ValueError(f"{kernel.label}: arguments {name} and {partner} are the same partition, and both are written")
+            (low, high), (start, end) = mine.span(), theirs.span()
+            if start < high and low < end:
+                raise ValueError(
+                    f"{kernel.label}: arguments {name} and {partner} overlap in memory, and {name} is written; only the very "
+                    "same view may be written by one argument and read by another. Pass a dup() of one of them"
+                )
+
+
+def _facts(parameter: Parameter, argument: Any, like: Partition | None) -> ArgumentFacts:
+    """What may be assumed about an argument; `like` is what all partitions look like, None if there is no such thing."""
+    if isinstance(argument, Partition):
+        role: Role = "inout" if parameter.kind == "auto" else parameter.kind  # type: ignore[assignment]
+        return _tensor_facts(argument.tensor, role, argument.tile_shape, argument.tile_shape)
+    if isinstance(argument, Tensor):
+        return _tensor_facts(argument, "in", None, like.tile_shape if like and argument.shape == like.shape else None)
+    if isinstance(argument, np.generic):
+        return ScalarFacts(dtypes.as_dtype(argument.dtype).name)
+    return _PYTHON_SCALARS[type(argument)]
+
+
+_PYTHON_SCALARS = {bool: ScalarFacts("bool"), int: ScalarFacts("int64"), float: ScalarFacts("float64")}
+
+
+def _tensor_facts(tensor: Tensor, role: Role, tile: tuple[int, ...] | None, grid_tile: tuple[int, ...] | None) -> TensorFacts:
+    """What may be assumed about a tensor in such a role; `grid_tile` if the grid covers it in tiles of that shape."""
+    if not 1 <= tensor.ndim <= 4:
+        raise ValueError(f"kernels take tensors of 1 to 4 dimensions, not {tensor.ndim} as {tensor!r} has")
+    if grid_tile is None:
+        extents = tuple(map(divisor, tensor.shape))
+    else:  # the tile's own extent where it divides, so that nothing hangs over the edge
+        extents = tuple(n if extent % n == 0 else divisor(extent) for extent, n in zip(tensor.shape, grid_tile, strict=True))
+    return TensorFacts(
+        dtype=tensor.dtype.name,
+        role=role,
+        tile=tile,
+        rank=tensor.ndim,
+        unit=tensor.unit,
+        align=tensor.align,
+        extents=extents,
+        strides=tuple(0 if d == tensor.unit else divisor(abs(stride)) for d, stride in enumerate(tensor.strides)),
+        wide=max(tensor.shape) > _NARROW,
+        covered=grid_tile is not None,
+    )
