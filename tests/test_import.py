@@ -12,11 +12,11 @@ assert not heavy, heavy
 
 TIMED = """
 import time
-start = time.perf_counter()
+start = time.process_time()
 import numpy
-middle = time.perf_counter()
+middle = time.process_time()
 import tilekit
-print(time.perf_counter() - middle)
+print(time.process_time() - middle)
 """
 
 
@@ -25,6 +25,7 @@ def test_it_imports_no_compiler_and_no_peer():
 
 
 def test_it_takes_less_than_150_ms_more_than_numpy():
+    """Of processor time, which what else runs on the machine does not change."""
     times = [
         float(subprocess.run([sys.executable, "-c", TIMED], check=True, capture_output=True, text=True).stdout) for _ in range(5)
     ]
