@@ -54,14 +54,19 @@ from tilekit.launcher import Kernel as Kernel
 from tilekit.launcher import KernelLaunch as KernelLaunch
 from tilekit.launcher import kernel as kernel
 from tilekit.ops import DeviceOp as DeviceOp
+from tilekit.ops import host_fn as host_fn
+from tilekit.ops import join_all as join_all
 from tilekit.ops import value as value
 from tilekit.ops import with_context as with_context
 from tilekit.ops import zip_ops as zip
 from tilekit.partition import Partition as Partition
 from tilekit.schedule import ExecutionContext as ExecutionContext
+from tilekit.schedule import LeastLoaded as LeastLoaded
 from tilekit.schedule import SchedulingPolicy as SchedulingPolicy
 from tilekit.schedule import SingleStream as SingleStream
 from tilekit.schedule import StreamPoolRoundRobin as StreamPoolRoundRobin
+from tilekit.schedule import global_policy as global_policy
+from tilekit.schedule import init_device_contexts as init_device_contexts
 from tilekit.stream import Event as Event
 from tilekit.stream import Stream as Stream
 from tilekit.tensor import Tensor as Tensor
@@ -83,6 +88,7 @@ __all__ = [
     "InOut",
     "Kernel",
     "KernelLaunch",
+    "LeastLoaded",
     "Out",
     "OutOfMemoryError",
     "PaddingMode",
@@ -106,10 +112,14 @@ __all__ = [
     "float64",
     "full",
     "generics",
+    "global_policy",
+    "host_fn",
+    "init_device_contexts",
     "int8",
     "int16",
     "int32",
     "int64",
+    "join_all",
     "kernel",
     "load",
     "load_tile_like",

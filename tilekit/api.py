@@ -6,6 +6,7 @@ Nothing happens until the op is run. Without a stream or a tensor that ties it t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ from tilekit.device import Device
 from tilekit.lang import create, memory
 from tilekit.lang.signature import Const, In, Out
 from tilekit.launcher import kernel
-from tilekit.ops import DeviceOp, Spec
+from tilekit.ops import DeviceOp, Spec, value, with_context
+from tilekit.ops.execution import moments, unwrap
 from tilekit.schedule import ExecutionContext
 from tilekit.tensor import DEVICE_CODE, Tensor, as_shape
 
-__all__ = ["arange", "dup", "from_host", "full", "meta", "ones", "zeros"]
+__all__ = ["arange", "dup", "from_host", "full", "memcpy", "meta", "ones", "rand", "randn", "zeros"]
 
 # How many elements a tile has in the kernels of this file: 8 for each of 128 threads.
 _TILE = 1024
@@ -95,6 +97,72 @@ def from_host(array: Any) -> DeviceOp[Tensor]:
     return _FromHost(source, dtypes.as_dtype(source.dtype))
 
 
+def rand(shape: int | tuple[int, ...], seed: int | None = None, dtype: Any = dtypes.float32) -> DeviceOp[Tensor]:
+    """Random numbers, uniform in [0, 1).
+
+    Args:
+        shape: the tensor's extents.
+        seed: the same seed gives the same numbers on every device; None gives other numbers at each run.
+        dtype: a floating-point type.
+
+    Numbers are drawn on the host (NumPy's Philox generator) when the op runs, and copied.
+    """
+    return _random("rand", shape, seed, dtype, lambda rng, n: rng.random(n, np.float32))
+
+
+def randn(
+    mean: float, std: float, shape: int | tuple[int, ...], seed: int | None = None, dtype: Any = dtypes.float32
+) -> DeviceOp[Tensor]:
+    """Random numbers, normally distributed.
+
+    Args:
+        mean, std: of the distribution.
+        shape, seed, dtype: as for `rand`.
+    """
+    return _random(
+        "randn", shape, seed, dtype, lambda rng, n: rng.standard_normal(n, np.float32) * np.float32(std) + np.float32(mean)
+    )
+
+
+def _random(name: str, shape: Any, seed: int | None, dtype: Any, draw: Callable[..., Any]) -> DeviceOp[Tensor]:
+    extents, chosen = as_shape(shape), dtypes.as_dtype(dtype)
+    if not dtypes.is_float(chosen):
+        raise TypeError(f"{name}: random numbers are floating-point, not {chosen.name}")
+
+    def make(ctx: ExecutionContext) -> DeviceOp[Tensor]:
+        numbers = draw(np.random.Generator(np.random.Philox(seed)), math.prod(extents))
+        return from_host(numbers.astype(chosen, copy=False).reshape(extents))
+
+    return _named(with_context(make), name, Spec(extents, chosen))
+
+
+def memcpy(target: Tensor, source: Any) -> DeviceOp[Tensor]:
+    """Copy `source` into the memory of `target`; the op's result is `target`.
+
+    Args:
+        target: a tensor; any view.
+        source: a tensor on the same device, or a NumPy array, of the same shape and dtype.
+
+    Raises:
+        TypeError: one of them is something else, or has no memory.
+        ValueError: shape or dtype differ.
+    """
+    if not isinstance(target, Tensor) or target.storage is None:
+        raise TypeError(f"memcpy copies into a tensor that has memory, not {target!r}")
+    if isinstance(source, DeviceOp):
+        return _named(source.then(lambda made: memcpy(target, made)), "memcpy", Spec(target.shape, target.dtype))
+    if not isinstance(source, (Tensor, np.ndarray)):
+        raise TypeError(f"memcpy copies from a tensor or a NumPy array, not {type(source).__name__}")
+    if source.shape != target.shape or source.dtype != target.dtype:
+        raise ValueError(f"memcpy: {source.dtype.name} of shape {source.shape} into {target.dtype.name} of shape {target.shape}")
+    if isinstance(source, np.ndarray):
+        return _named(from_host(source).then(lambda made: memcpy(target, made)), "memcpy", Spec(target.shape, target.dtype))
+    if source.is_contiguous and target.is_contiguous:
+        return _CopyInto(target, source)
+    copied: DeviceOp[Tensor] = _copy(target.partition(_tile_for(target.shape)), source).map(lambda _: target)
+    return _named(copied, "memcpy", Spec(target.shape, target.dtype))
+
+
 def dup(tensor: Tensor | DeviceOp[Tensor]) -> DeviceOp[Tensor]:
     """A copy of a tensor in new memory, C-contiguous, on the same device.
 
@@ -123,7 +191,15 @@ def meta(shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> Tensor:
     return Tensor(None, as_shape(shape), dtypes.as_dtype(dtype))
 
 
+def _to(tensor: Tensor, device: Device) -> DeviceOp[Tensor]:
+    """What `Tensor.to` does."""
+    if tensor.device is device:
+        return value(tensor)
+    return _named(_To(tensor, device), "to", Spec(tensor.shape, tensor.dtype))
+
+
 DEVICE_CODE["dup"] = dup
+DEVICE_CODE["to"] = _to
 
 
 def _named(op: DeviceOp[Tensor], name: str, spec: Spec | None) -> DeviceOp[Tensor]:
@@ -201,15 +277,58 @@ class _Copy(_Empty):
 
     def execute(self, ctx: ExecutionContext) -> Tensor:
         """Allocate it and enqueue the copy."""
-        tensor, source = super().execute(ctx), self.source
-        if tensor.nbytes:
-            assert tensor.storage is not None and source.storage is not None, "checked by dup"
-            ctx.acquire((source.storage,), (tensor.storage,))
-            ctx.device.driver.copy(
-                tensor.storage.memory, 0, source.storage.memory, source.offset * source.itemsize, source.nbytes, ctx.stream.handle
+        return _copy_contiguous(super().execute(ctx), self.source, ctx)
+
+
+class _CopyInto(DeviceOp[Tensor]):
+    """A contiguous tensor, copied into another's memory."""
+
+    def __init__(self, target: Tensor, source: Tensor) -> None:
+        self.target, self.source, self._label = target, source, "memcpy"
+        self.spec = Spec(target.shape, target.dtype)
+
+    @property
+    def device(self) -> Device | None:
+        """The target's."""
+        return self.target.device
+
+    def execute(self, ctx: ExecutionContext) -> Tensor:
+        """Enqueue the copy."""
+        if self.source.device is not self.target.device:
+            raise ValueError(
+                f"memcpy: from {self.source.device!r} to {self.target.device!r}; bring it there first, with source.to(device)"
             )
-            ctx.note((source.storage,), (tensor.storage,))
-        return tensor
+        return _copy_contiguous(self.target, self.source, ctx)
+
+
+def _copy_contiguous(target: Tensor, source: Tensor, ctx: ExecutionContext) -> Tensor:
+    if target.nbytes:
+        assert target.storage is not None and source.storage is not None, "checked by dup and memcpy"
+        ctx.acquire((source.storage,), (target.storage,))
+        at, start = target.offset * target.itemsize, source.offset * source.itemsize
+        ctx.device.driver.copy(target.storage.memory, at, source.storage.memory, start, source.nbytes, ctx.stream.handle)
+        ctx.note((source.storage,), (target.storage,))
+    return target
+
+
+class _To(DeviceOp[Tensor]):
+    """A tensor copied to another device, through the host."""
+
+    def __init__(self, tensor: Tensor, device: Device) -> None:
+        self.tensor, self._target = tensor, device
+
+    @property
+    def device(self) -> Device:
+        """The device it goes to."""
+        return self._target
+
+    def steps(self, ctx: ExecutionContext) -> Any:
+        """Copy it to the host on a stream of its own device, wait, and copy it up."""
+        assert self.tensor.device is not None, "checked by Tensor.to"
+        there = ExecutionContext(self.tensor.device, self.tensor.device.policy.next_stream())
+        arriving = yield from self.tensor.to_host().start(there)
+        yield [(there.stream, there.stream.mark()), *moments(arriving)]
+        return (yield from from_host(unwrap(arriving)).start(ctx))
 
 
 def _tile_for(shape: tuple[int, ...]) -> tuple[int, ...]:

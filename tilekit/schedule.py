@@ -13,7 +13,15 @@ from tilekit.stream import Stream, as_stream
 if TYPE_CHECKING:
     from tilekit.device import Device
 
-__all__ = ["ExecutionContext", "SchedulingPolicy", "SingleStream", "StreamPoolRoundRobin"]
+__all__ = [
+    "ExecutionContext",
+    "LeastLoaded",
+    "SchedulingPolicy",
+    "SingleStream",
+    "StreamPoolRoundRobin",
+    "global_policy",
+    "init_device_contexts",
+]
 
 
 class ExecutionContext:
@@ -93,14 +101,15 @@ class StreamPoolRoundRobin:
     Args:
         device: where the streams are.
         streams: how many to make (when first needed), or the streams themselves, in anything that `as_stream` takes.
+        priority: of the streams it makes; smaller is more urgent.
 
     Raises:
         TypeError: `streams` is neither.
         ValueError: no streams, or one on another device.
     """
 
-    def __init__(self, device: Device, streams: int | Sequence[Any] = 4) -> None:
-        self.device = device
+    def __init__(self, device: Device, streams: int | Sequence[Any] = 4, *, priority: int = 0) -> None:
+        self.device, self.priority = device, priority
         if isinstance(streams, bool) or not isinstance(streams, (int, Sequence)):
             raise TypeError(f"streams is {streams!r}: expected how many, or a list of streams")
         self._streams: list[Stream | None]
@@ -115,17 +124,40 @@ class StreamPoolRoundRobin:
 
     def next_stream(self) -> Stream:
         """The next stream of the pool."""
-        index = next(self._turns) % len(self._streams)
+        return self._stream(next(self._turns) % len(self._streams))
+
+    def _stream(self, index: int) -> Stream:
         stream = self._streams[index]
         if stream is None:
             with self._lock:
                 stream = self._streams[index]
                 if stream is None:
-                    stream = self._streams[index] = self.device.stream()
+                    stream = self._streams[index] = self.device.stream(priority=self.priority)
         return stream
 
     def __repr__(self) -> str:
-        return f"StreamPoolRoundRobin({self.device!r}, streams={len(self._streams)})"
+        return f"{type(self).__name__}({self.device!r}, streams={len(self._streams)})"
+
+
+class LeastLoaded(StreamPoolRoundRobin):
+    """A pool that gives the stream with the fewest submissions still to finish; of several such, the next in turn.
+
+    For work of very different lengths: a short op does not queue behind a long one while another stream is idle. Each choice asks
+    the driver once a stream that is busy. Arguments as for `StreamPoolRoundRobin`.
+    """
+
+    def next_stream(self) -> Stream:
+        """The stream that has the least to do."""
+        first, count = next(self._turns), len(self._streams)
+        turns = [self._stream((first + turn) % count) for turn in range(count)]
+        return min(turns, key=_unfinished)
+
+
+def _unfinished(stream: Stream) -> int:
+    """How many places were recorded in the stream and are not known to have passed."""
+    while stream.completed < stream.pending - 1 and stream.passed(stream.completed + 1):
+        stream.is_complete(stream.completed + 1)
+    return stream.pending - 1 - stream.completed
 
 
 class SingleStream:
@@ -151,3 +183,33 @@ class SingleStream:
 
     def __repr__(self) -> str:
         return f"SingleStream({self.next_stream()!r})"
+
+
+def global_policy(device: Any = None) -> SchedulingPolicy:
+    """The policy by which ops on `device` (by default the default device) get their streams; `device.policy` is the same."""
+    from tilekit.device import Device, default_device
+
+    return (default_device() if device is None else Device(device)).policy
+
+
+def init_device_contexts(default: int = 0, count: int | None = None) -> list[Device]:
+    """Prepare the first `count` devices (by default all) and make number `default` the default one.
+
+    Nothing has to be prepared: devices make themselves when they are first used. This makes the start-up cost fall here, and says
+    early what is missing. GPUs where there are any, else CPU devices.
+
+    Raises:
+        ValueError: there are fewer devices, or `default` is none of them.
+    """
+    from tilekit.device import devices, set_default_device
+
+    found = devices()
+    gpus = [device for device in found if device.kind == "cuda"]
+    usable = gpus or found
+    wanted = len(usable) if count is None else count
+    if not 1 <= wanted <= len(usable) or not 0 <= default < wanted:
+        raise ValueError(f"init_device_contexts({default}, {count}): there are {len(usable)} devices: {usable}")
+    for device in usable[:wanted]:
+        device.policy.next_stream()
+    set_default_device(usable[default])
+    return usable[:wanted]

@@ -232,6 +232,17 @@ class Tensor:
         made: DeviceOp[Tensor] = DEVICE_CODE["dup"](self)
         return made
 
+    def to(self, device: Device | str) -> DeviceOp[Tensor]:
+        """An op that copies the tensor to another device; on that device already, it is the tensor itself.
+
+        Raises:
+            TypeError: it has no memory.
+        """
+        if self.storage is None:
+            raise TypeError(f"{self!r} has no memory, so there is nothing to copy")
+        made: DeviceOp[Tensor] = DEVICE_CODE["to"](self, Device(device))
+        return made
+
     def device_operation(self) -> DeviceOp[Tensor]:
         """The tensor as an op that does nothing."""
         from tilekit.ops import value

@@ -9,10 +9,12 @@ from tilekit.ops.launch import AsyncKernelLaunch as AsyncKernelLaunch
 from tilekit.ops.launch import Executable as Executable
 from tilekit.ops.nodes import StreamOperation as StreamOperation
 from tilekit.ops.nodes import Value as Value
-from tilekit.ops.nodes import Zip as Zip
+from tilekit.ops.nodes import host_fn as host_fn
 from tilekit.ops.nodes import value as value
 from tilekit.ops.nodes import with_context as with_context
-from tilekit.ops.nodes import zip_ops as zip_ops
+from tilekit.ops.placement import Zip as Zip
+from tilekit.ops.placement import join_all as join_all
+from tilekit.ops.placement import zip_ops as zip_ops
 
 __all__ = [
     "AsyncKernelLaunch",
@@ -23,6 +25,8 @@ __all__ = [
     "StreamOperation",
     "Value",
     "Zip",
+    "host_fn",
+    "join_all",
     "value",
     "with_context",
     "zip_ops",

@@ -160,6 +160,10 @@ class DeviceOp(Generic[T]):
     def _policy(self) -> SchedulingPolicy:
         return (self.device or default_device()).policy
 
+    def device_operation(self) -> DeviceOp[T]:
+        """The op itself, as of a tensor the op whose result it is."""
+        return self
+
     def _stream(self, stream: Any) -> Stream:
         try:
             return as_stream(stream, self.device)
@@ -181,6 +185,12 @@ class DeviceOp(Generic[T]):
 
     and_then = then
 
+    def and_then_with_context(self, function: Callable[[ExecutionContext, T], DeviceOp[U]]) -> DeviceOp[U]:
+        """Like `then`, for `function(ctx, result)`: the context has `device`, `stream` and `allocate`."""
+        from tilekit.ops.nodes import AndThen
+
+        return AndThen(self, function, context=True)
+
     def apply(self, function: Callable[..., DeviceOp[U]]) -> DeviceOp[U]:
         """Like `then`, with the elements of a tuple result as separate arguments."""
         from tilekit.ops.nodes import AndThen
@@ -192,6 +202,34 @@ class DeviceOp(Generic[T]):
         from tilekit.ops.nodes import Map
 
         return Map(self, function)
+
+    def inspect(self, function: Callable[[T], object]) -> DeviceOp[T]:
+        """Show the result to `function` on the way; it stays what it is."""
+        from tilekit.ops.nodes import Inspect
+
+        return Inspect(self, function)
+
+    def or_else(self, function: Callable[[Exception], DeviceOp[T]]) -> DeviceOp[T]:
+        """If the op fails, run `function(error)` in its place, on the same stream. Waits for the op to know whether it does.
+
+        After a fault of a GPU nothing else can run there; this is for what fails otherwise.
+        """
+        from tilekit.ops.nodes import OrElse
+
+        return OrElse(self, function)
+
+    def unzip(self, count: int | None = None) -> tuple[DeviceOp[Any], ...]:
+        """The elements of a tuple result as ops of their own, in any order; this one runs once.
+
+        Args:
+            count: how many there are, where that is not known before the op runs (of `zip` and kernels it is).
+
+        Raises:
+            ValueError: it is not known, or another number.
+        """
+        from tilekit.ops.nodes import unzip
+
+        return unzip(self, count)
 
     def first(self) -> DeviceOp[Any]:
         """The first element of a tuple result."""
@@ -212,6 +250,32 @@ class DeviceOp(Generic[T]):
         return Shared(self)
 
     arc = shared
+
+    def on(self, device: Device | str) -> DeviceOp[T]:
+        """Run on `device`, whatever runs around the op.
+
+        Raises:
+            ValueError: the op works on tensors of another device.
+        """
+        from tilekit.ops.placement import OnDevice
+
+        return OnDevice(self, Device(device))
+
+    def with_policy(self, policy: SchedulingPolicy) -> DeviceOp[T]:
+        """Run on the stream that `policy` gives, whatever runs around the op."""
+        from tilekit.ops.placement import WithPolicy
+
+        return WithPolicy(self, policy)
+
+    def boxed(self) -> DeviceOp[T]:
+        """The op itself. (In the seeds, which are typed more strictly, ops of different kinds share a list only when boxed.)"""
+        return self
+
+    def into_future(self) -> DeviceFuture[T]:
+        """An idle `DeviceFuture` on the next stream of the device's policy; it submits when it is awaited, or by `submit()`."""
+        from tilekit.ops.future import DeviceFuture
+
+        return DeviceFuture(self, self._policy().next_stream())
 
     def named(self, name: str) -> DeviceOp[T]:
         """The op itself, called `name` in messages."""
@@ -251,6 +315,18 @@ class DeviceOp(Generic[T]):
     def consumed(self) -> None:
         """Make another op answer for this one: it is that op's part now."""
         self._consumed = True
+
+    def mermaid(self) -> str:
+        """The op and its parts as a Mermaid flowchart, for Markdown."""
+        from tilekit.ops.drawing import mermaid
+
+        return mermaid(self)
+
+    def graphviz(self) -> str:
+        """The op and its parts in Graphviz's language, for `dot -Tsvg`."""
+        from tilekit.ops.drawing import graphviz
+
+        return graphviz(self)
 
     def where(self) -> str:
         """`file:line` of the code that built the op."""

@@ -10,7 +10,23 @@ from tilekit.ops.base import DeviceOp, Spec
 from tilekit.ops.execution import Steps, moments, unwrap
 from tilekit.schedule import ExecutionContext
 
-__all__ = ["AndThen", "Element", "Map", "Shared", "StreamOperation", "Value", "Zip", "value", "with_context", "zip_ops"]
+__all__ = [
+    "AndThen",
+    "Derived",
+    "Element",
+    "HostFunction",
+    "Inspect",
+    "Map",
+    "OrElse",
+    "Shared",
+    "StreamOperation",
+    "Value",
+    "as_op",
+    "host_fn",
+    "unzip",
+    "value",
+    "with_context",
+]
 
 T = TypeVar("T")
 
@@ -67,7 +83,7 @@ def _arrived(result: Any) -> Steps:
     return result
 
 
-class _Derived(DeviceOp[Any]):
+class Derived(DeviceOp[Any]):
     """An op made of one other."""
 
     def __init__(self, source: DeviceOp[Any], *, label: str | None = None, spec: Spec | None = None) -> None:
@@ -81,23 +97,26 @@ class _Derived(DeviceOp[Any]):
         return (self.source,)
 
 
-class AndThen(_Derived):
+class AndThen(Derived):
     """Run an op, then the op that `function` makes of its result, on the same stream."""
 
-    def __init__(self, source: DeviceOp[Any], function: Callable[..., Any], *, unpack: bool = False, **known: Any) -> None:
+    def __init__(
+        self, source: DeviceOp[Any], function: Callable[..., Any], *, unpack: bool = False, context: bool = False, **known: Any
+    ) -> None:
         super().__init__(source, **known)
-        self.function, self.unpack = function, unpack
+        self.function, self.unpack, self.context = function, unpack, context
 
     def steps(self, ctx: ExecutionContext) -> Steps:
         """First one, then the other."""
         result = yield from _arrived((yield from self.source.start(ctx)))
         if self.unpack and not isinstance(result, tuple):
             raise TypeError(f"apply: {self.source!r} gave {type(result).__name__}, not a tuple; use .then(function)")
-        made = self.function(*result) if self.unpack else self.function(result)
+        given = result if self.unpack else (ctx, result) if self.context else (result,)
+        made = self.function(*given)
         return (yield from _follow(made, self, ctx))
 
 
-class Map(_Derived):
+class Map(Derived):
     """Run an op and pass its result through a function of the host's."""
 
     def __init__(self, source: DeviceOp[Any], function: Callable[[Any], Any], **known: Any) -> None:
@@ -114,12 +133,13 @@ class Map(_Derived):
         return made
 
 
-class Element(_Derived):
+class Element(Derived):
     """One element of a tuple."""
 
-    def __init__(self, source: DeviceOp[Any], index: int) -> None:
-        super().__init__(source, label="first" if index == 0 else "last")
-        self.index = index
+    def __init__(self, source: DeviceOp[Any], index: int, count: int | None = None) -> None:
+        name = {0: "first", -1: "last"}.get(index, f"element {index}")
+        super().__init__(source, label=name if count is None else f"{index} of {count}")
+        self.index, self.count = index, count
         specs = getattr(source, "specs", None)
         self.spec = specs[index] if specs else None
 
@@ -128,36 +148,63 @@ class Element(_Derived):
         result = yield from self.source.start(ctx)
         if not isinstance(result, tuple) or not result:
             raise TypeError(f"{self.label}: {self.source!r} gave {type(result).__name__}, not a tuple of results")
+        if self.count is not None and len(result) != self.count:
+            raise TypeError(f"unzip: {self.source!r} gave {len(result)} results, not {self.count}")
         return result[self.index]
 
 
-class Zip(DeviceOp[Any]):
-    """Several ops, one after the other on one stream, as one op whose result is the tuple of theirs."""
+class Inspect(Derived):
+    """Run an op, show its result to a function of the host's, and pass it on."""
 
-    def __init__(self, ops: tuple[Any, ...]) -> None:
-        self.ops = tuple(op if isinstance(op, DeviceOp) else Value(op) for op in ops)
-        for op in self.ops:
-            op.consumed()
+    def __init__(self, source: DeviceOp[Any], function: Callable[[Any], object]) -> None:
+        super().__init__(source, spec=source.spec)
+        self.function = function
 
     @property
-    def specs(self) -> tuple[Spec | None, ...]:
-        """What is known of each result."""
-        return tuple(op.spec for op in self.ops)
-
-    def parts(self) -> tuple[DeviceOp[Any], ...]:
-        """The ops it is made of."""
-        return self.ops
+    def specs(self) -> Any:
+        """The source's."""
+        return getattr(self.source, "specs", None)
 
     def steps(self, ctx: ExecutionContext) -> Steps:
-        """Each in turn."""
-        results = []
-        for op in self.ops:
-            result = yield from op.start(ctx)
-            results.append(result)
-        return tuple(results)
+        """Run it, call the function."""
+        result = yield from _arrived((yield from self.source.start(ctx)))
+        self.function(result)
+        return result
 
 
-class Shared(_Derived):
+class OrElse(Derived):
+    """Run an op; if it fails, the op that `function` makes of the error takes its place."""
+
+    def __init__(self, source: DeviceOp[Any], function: Callable[[Exception], Any]) -> None:
+        super().__init__(source, spec=source.spec)
+        self.function = function
+
+    def steps(self, ctx: ExecutionContext) -> Steps:
+        """Run it and wait for it, since it may fail on the device as well; then the other op if it has to be."""
+        try:
+            result = yield from self.source.start(ctx)
+            yield [(ctx.stream, ctx.stream.mark()), *moments(result)]
+        except Exception as error:
+            failure = error
+        else:
+            return unwrap(result)
+        return (yield from _follow(self.function(failure), self, ctx))
+
+
+class HostFunction(DeviceOp[Any]):
+    """A function of the host's in the order of the stream: it is called once all work submitted before is done."""
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.function, self.arguments = function, arguments
+        self._label = f"host_fn {getattr(function, '__name__', type(function).__name__)}"
+
+    def steps(self, ctx: ExecutionContext) -> Steps:
+        """Wait for what came before, call the function."""
+        yield [(ctx.stream, ctx.stream.mark())]
+        return self.function(*self.arguments)
+
+
+class Shared(Derived):
     """An op that may run many times; the op it is made of runs the first time only, and its result, or error, is kept."""
 
     def __init__(self, source: DeviceOp[Any]) -> None:
@@ -165,6 +212,11 @@ class Shared(_Derived):
         self._lock = threading.Lock()
         self._taken = False
         self._outcome: tuple[Any, BaseException | None] | None = None
+
+    @property
+    def specs(self) -> Any:
+        """The source's."""
+        return getattr(self.source, "specs", None)
 
     def start(self, ctx: ExecutionContext) -> Steps:
         """A run of its own for everyone who asks."""
@@ -202,6 +254,34 @@ def with_context(function: Callable[[ExecutionContext], Any]) -> StreamOperation
     return StreamOperation(function)
 
 
-def zip_ops(*ops: Any) -> Zip:
-    """Several ops as one, whose result is the tuple of theirs. They run in order, on one stream; plain values pass through."""
-    return Zip(ops)
+def host_fn(function: Callable[..., Any], *arguments: Any) -> HostFunction:
+    """An op that calls `function(*arguments)` on the host when the stream has come to it: all work before it is done.
+
+    Its result is what the function returns. The function runs in the thread that waits for the op, and may use the device.
+    """
+    return HostFunction(function, arguments)
+
+
+def as_op(candidate: Any) -> DeviceOp[Any]:
+    """`candidate` if it is an op, else the op whose result it is."""
+    return candidate if isinstance(candidate, DeviceOp) else Value(candidate)
+
+
+def unzip(source: DeviceOp[Any], count: int | None = None) -> tuple[DeviceOp[Any], ...]:
+    """The elements of a tuple result as ops of their own, which share one run of `source`.
+
+    Args:
+        source: an op whose result is a tuple.
+        count: how many elements it has, where that is not known before it runs.
+
+    Raises:
+        ValueError: the number of elements is not known, or another than `count`.
+    """
+    specs = getattr(source, "specs", None)
+    known = len(specs) if specs is not None else None
+    if known is None and count is None:
+        raise ValueError(f"unzip: how many results {source!r} has is not known before it runs; say .unzip(count)")
+    if known is not None and count not in (None, known):
+        raise ValueError(f"unzip: {source!r} has {known} results, not {count}")
+    shared = Shared(source)
+    return tuple(Element(shared, at, known or count) for at in range(known or count or 0))

@@ -1,0 +1,162 @@
+"""Ops that say where their parts run: one after the other, side by side, on a device, by a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tilekit.device import Device
+from tilekit.ops.base import DeviceOp, Spec
+from tilekit.ops.execution import Moment, Steps
+from tilekit.ops.nodes import Derived, as_op
+from tilekit.schedule import ExecutionContext, SchedulingPolicy
+from tilekit.stream import Stream
+
+__all__ = ["JoinAll", "OnDevice", "WithPolicy", "Zip", "join_all", "zip_ops"]
+
+
+class Zip(DeviceOp[Any]):
+    """Several ops as one, whose result is the tuple of theirs."""
+
+    def __init__(self, ops: Iterable[Any], parallel: bool = False) -> None:
+        self.ops = tuple(map(as_op, ops))
+        self.parallel = parallel
+        for op in self.ops:
+            op.consumed()
+
+    @property
+    def specs(self) -> tuple[Spec | None, ...]:
+        """What is known of each result."""
+        return tuple(op.spec for op in self.ops)
+
+    def parts(self) -> tuple[DeviceOp[Any], ...]:
+        """The ops it is made of."""
+        return self.ops
+
+    def steps(self, ctx: ExecutionContext) -> Steps:
+        """Each in turn, or all side by side."""
+        if self.parallel:
+            return (yield from _side_by_side(self.ops, ctx))
+        results = []
+        for op in self.ops:
+            result = yield from op.start(ctx)
+            results.append(result)
+        return tuple(results)
+
+
+class JoinAll(Zip):
+    """As `Zip`, with a list for a result."""
+
+    specs: Any = None  # a list is no tuple of results
+
+    def steps(self, ctx: ExecutionContext) -> Steps:
+        """As Zip's."""
+        return list((yield from super().steps(ctx)))
+
+
+def _side_by_side(ops: tuple[DeviceOp[Any], ...], ctx: ExecutionContext) -> Steps:
+    """Run the first op on the stream at hand and each other one on the next of the device's policy; join them at the end.
+
+    All start behind what the stream holds now. One that fails lets those that were submitted finish, and is raised.
+    """
+    start = ctx.stream.mark() if len(ops) > 1 else 0
+    contexts = [ctx]
+    for _ in ops[1:]:
+        stream = ctx.device.policy.next_stream()
+        stream.wait_for(ctx.stream, start)
+        contexts.append(ExecutionContext(ctx.device, stream))
+    running = {at: op.start(context) for at, (op, context) in enumerate(zip(ops, contexts, strict=True))}
+    results: list[Any] = [None] * len(ops)
+    try:
+        while running:
+            waits: list[Moment] = []
+            for at, steps in list(running.items()):
+                try:
+                    waits += next(steps)
+                except StopIteration as stop:
+                    results[at] = stop.value
+                    del running[at]
+            if running:
+                yield waits
+    finally:
+        for context in contexts[1:]:
+            ctx.stream.wait_for(context.stream, context.stream.mark())
+    return tuple(results)
+
+
+class OnDevice(Derived):
+    """An op that runs on a given device, whatever runs around it."""
+
+    def __init__(self, source: DeviceOp[Any], device: Device) -> None:
+        own = source.device
+        if own is not None and own is not device:
+            raise ValueError(f"on({device!r}): {source!r} works on tensors of {own!r}; move them with .to(device)")
+        super().__init__(source, label=f"on {device.kind}:{device.ordinal}", spec=source.spec)
+        self._device = device
+
+    @property
+    def device(self) -> Device:
+        """The given one."""
+        return self._device
+
+    @property
+    def specs(self) -> Any:
+        """The source's."""
+        return getattr(self.source, "specs", None)
+
+    def steps(self, ctx: ExecutionContext) -> Steps:
+        """Run it there."""
+        if ctx.device is self._device:
+            return (yield from self.source.start(ctx))
+        return (yield from elsewhere(self.source, self._device.policy.next_stream(), ctx))
+
+
+class WithPolicy(Derived):
+    """An op that runs on the stream that a policy gives, whatever runs around it."""
+
+    def __init__(self, source: DeviceOp[Any], policy: SchedulingPolicy) -> None:
+        super().__init__(source, spec=source.spec)
+        self.policy = policy
+
+    @property
+    def specs(self) -> Any:
+        """The source's."""
+        return getattr(self.source, "specs", None)
+
+    def steps(self, ctx: ExecutionContext) -> Steps:
+        """Run it there."""
+        return (yield from elsewhere(self.source, self.policy.next_stream(), ctx))
+
+
+def elsewhere(op: DeviceOp[Any], stream: Stream, ctx: ExecutionContext) -> Steps:
+    """Run `op` on another stream, between what comes before and after it on the stream of `ctx`."""
+    if stream is ctx.stream:
+        return (yield from op.start(ctx))
+    same_kind = stream.device.kind == ctx.device.kind
+    here: Moment = (ctx.stream, ctx.stream.mark())
+    if same_kind:
+        stream.wait_for(*here)
+    else:  # no device orders the work of the other kind after its own: the host does
+        yield [here]
+    result = yield from op.start(ExecutionContext(stream.device, stream))
+    there: Moment = (stream, stream.mark())
+    if same_kind:
+        ctx.stream.wait_for(*there)
+    else:
+        yield [there]
+    return result
+
+
+def zip_ops(*ops: Any, parallel: bool = False) -> Zip:
+    """Several ops as one, whose result is the tuple of theirs; plain values pass through.
+
+    Args:
+        ops: any number.
+        parallel: run them side by side on the streams of the device's policy, instead of in order on one stream.
+    """
+    return Zip(ops, parallel)
+
+
+def join_all(ops: Iterable[Any], parallel: bool = False) -> JoinAll:
+    """As `zip`, of a list (or any iterable), with the list of the results for a result."""
+    return JoinAll(ops, parallel)
