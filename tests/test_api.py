@@ -121,3 +121,17 @@ def test_every_creation_runs_in_all_four_ways(device):
             asyncio.run(awaited()),
         ):
             assert [r.shape for r in results] == [(3,)] * 7
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(300, tk.int8), (-1, tk.uint8), (float("nan"), tk.int32), (2**40, tk.int32)], ids=str
+)
+def test_full_refuses_what_the_dtype_cannot_hold(value, dtype):
+    with pytest.raises(ValueError, match=f"full: {dtype.name} does not hold"):
+        api.full(3, value, dtype)
+
+
+@pytest.mark.parametrize("value", [[1, 2], None, "1", 1j, np.ones(2)], ids=str)
+def test_full_takes_a_scalar(value):
+    with pytest.raises(TypeError, match="full: the value is a scalar, not"):
+        api.full(3, value)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tilekit as tk
-from tilekit import cli
+from tilekit import bench, cli
 from tilekit.bench import report, saxpy_peers
 from tilekit.bench.environment import DriverInfo
 from tilekit.bench.harness import Contestant, Variant
@@ -101,12 +101,12 @@ def test_info_names_what_is_missing_and_how_to_get_it():
 
     found = missing()
     assert found["a GPU"].remedy == "no driver"
-    assert found["numba-cuda"].remedy == 'pip install "tilekit[cu13]"'
-    assert found["the CUDA toolkit (nvJitLink)"].remedy == 'pip install "tilekit[cu13]"'
-    assert found["nvdisasm"].remedy == 'pip install "tilekit[test]"'
+    assert found["numba-cuda"].remedy == 'pip install "numba-cuda[cu13]"'
+    assert found["the CUDA toolkit (nvJitLink)"].remedy == 'pip install "numba-cuda[cu13]"'
+    assert found["nvdisasm"].remedy == 'pip install "cuda-toolkit[nvdisasm]==13.*"'
     assert found["cupy"].remedy == "pip install cupy-cuda13x"
     assert "torch" not in found
-    assert missing(cuda="12.8")["numba-cuda"].remedy == 'pip install "tilekit[cu12]"'
+    assert missing(cuda="12.8")["numba-cuda"].remedy == 'pip install "numba-cuda[cu12]"'
     assert missing(cuda="12.8")["cupy"].remedy == "pip install cupy-cuda12x"
     assert "the CUDA toolkit (NVVM, nvJitLink)" in missing(toolkit=None)
     assert not any("toolkit" in what for what in missing(toolkit=None, folder="/usr/local/cuda"))
@@ -129,7 +129,21 @@ def test_a_wrong_setting_is_one_line():
 
 def test_bench_lists_the_benchmarks(capsys):
     assert cli.main(["bench"]) == 0
-    assert capsys.readouterr().out.startswith("saxpy ")
+    listed = capsys.readouterr().out
+    assert listed.startswith("saxpy ")
+    assert [line.split()[0] for line in listed.splitlines()] == list(bench.BENCHMARKS)
+
+
+def test_bench_await_records_and_draws(device, tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="drawing needs the extra bench")
+    record, picture = tmp_path / "run.json", tmp_path / "run.svg"
+    command = ["bench", "await", "--n", "64", "--rounds", "1", "--device", device.label, "--commit", "abc"]
+    assert cli.main([*command, "--json", str(record), "--plot", str(picture)]) == 0
+    assert "await, n = 64" in capsys.readouterr().out
+    read = json.loads(record.read_text())
+    assert read["benchmark"] == "await"
+    assert {"launch, sync", "launch, await"} <= {series["variant"] for series in read["results"]}
+    assert picture.read_bytes().startswith(b"<?xml")
 
 
 def test_bench_saxpy_records_and_draws(device, tmp_path):
@@ -175,7 +189,7 @@ def test_bench_refuses(capsys, no_peers, arguments, text):
 
 def test_bench_refuses_to_plot_before_it_measures(capsys, no_peers, monkeypatch, tmp_path):
     monkeypatch.setattr(report, "find_spec", lambda name: None)
-    assert 'pip install "tilekit[bench]"' in rejected(capsys, "bench", "saxpy", "--plot", str(tmp_path / "x.png"))
+    assert "pip install matplotlib" in rejected(capsys, "bench", "saxpy", "--plot", str(tmp_path / "x.png"))
 
 
 @pytest.mark.parametrize(("text", "count"), [("1000", 1000), ("2^10", 1024), ("2**10", 1024), ("1_000", 1000)])

@@ -376,6 +376,9 @@ def test_arguments_that_overlap(device):
     )
     refuse(saxpy(y.partition(4), 1.0, y.reshape(4, 4)), ValueError, "arguments y and x overlap in memory")
     saxpy(y[:8].partition(4), 1.0, y[8:]).sync()
+    saxpy(y[::2].partition(4), 1.0, y[1::2]).sync()
+    block = y.reshape(4, 4)
+    copy(block[:, :2].partition((4, 2)), block[:, 2:]).sync()
 
     @tk.kernel
     def two(y: tk.Out, z: tk.Out):
@@ -413,3 +416,64 @@ def test_a_kernel_that_failed_leaves_its_tensors_usable(device):
         for _ in range(5):  # on every stream of the pool
             saxpy(y.partition(4), 0.0, y).sync()
     np.testing.assert_array_equal(host(y), [1.0] * 8)
+
+
+def test_a_file_that_was_edited_before_the_first_launch(device, tmp_path, monkeypatch):
+    """The kernel is the text that was imported, not what stands at its line now."""
+    module = tmp_path / "edited_kernels.py"
+    kernel = "@tk.kernel\ndef {}(y: tk.Out):\n    y.store({})\n\n"
+    text = "import tilekit as tk\n\n" + kernel.format("one", 1.0) + kernel.format("two", 2.0)
+    module.write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import importlib
+    import linecache
+
+    kernels = importlib.import_module("edited_kernels")
+    module.write_text(text.replace(kernel.format("one", 1.0), kernel.format("zero", 0.0) + kernel.format("one", 1.0)))
+    linecache.checkcache()
+    np.testing.assert_array_equal(host(kernels.two(api.zeros(2).partition(2)).first().unpartition().sync()), [2.0, 2.0])
+
+
+def test_constants_of_every_type_in_tuples(device):
+    @tk.kernel
+    def pair(y: tk.Out, values: tk.Const):
+        y.store(tk.full(y.tile_shape, values[0]).astype(y.dtype))
+
+    for values in ((1, 2), (1.0, 2.0), (True, 2), (0.0, 1), (-0.0, 1)):
+        pair(api.zeros(2).partition(2), values).sync()
+    assert len(pair._specialisations) == 5
+    for _ in range(3):
+        pair(api.zeros(2).partition(2), (float("nan"), 1)).sync()
+    assert len(pair._specialisations) == 6
+
+
+def test_and_and_or_of_constants_give_operands(device, capfd):
+    size = 4
+
+    @tk.kernel
+    def show():
+        tk.print(size or 1, size and 7, 0 or size)
+
+    show().grid(1).sync()
+    device.synchronize()
+    assert capfd.readouterr().out == "4 7 4\n"
+
+
+def test_text_at_the_left_margin_of_an_indented_kernel(device):
+    @tk.kernel
+    def commented(y: tk.Out):
+        # a comment in the first column
+        y.store(3.0)
+
+    np.testing.assert_array_equal(host(commented(api.zeros(2).partition(2)).first().unpartition().sync()), [3.0, 3.0])
+
+
+def test_tensors_of_another_device_are_refused():
+    a, b = tk.Device("cpu:0"), tk.Device("cpu")
+    assert a is b
+    x = api.ones(3).on(a).sync()
+    other = next((d for d in tk.devices() if d is not a), None)
+    if other is None:
+        pytest.skip("there is one device only; tests/test_device.py has several")
+    with pytest.raises(ValueError, match="cannot be used by work on"):
+        tk.zip(api.ones(1).on(other), x.dup()).sync_on(other.stream())

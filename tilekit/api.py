@@ -15,9 +15,11 @@ from tilekit import dtypes
 from tilekit.device import Device
 from tilekit.lang import create, memory
 from tilekit.lang.signature import Const, In, Out
+from tilekit.lang.tile import scalar_kind
 from tilekit.launcher import kernel
 from tilekit.ops import DeviceOp, Spec, value, with_context
 from tilekit.ops.execution import moments, unwrap
+from tilekit.ops.transfer import copy_in
 from tilekit.schedule import ExecutionContext
 from tilekit.tensor import DEVICE_CODE, Tensor, as_shape
 
@@ -56,7 +58,12 @@ def full(shape: int | tuple[int, ...], value: float, dtype: Any = dtypes.float32
     Raises:
         TypeError, ValueError: no shape, no dtype of tilekit's, or a value that `dtype` cannot hold.
     """
-    return _Full(as_shape(shape), np.array(value).astype(dtypes.as_dtype(dtype)))
+    extents, chosen = as_shape(shape), dtypes.as_dtype(dtype)
+    if scalar_kind(value) is None:
+        raise TypeError(f"full: the value is a scalar, not {type(value).__name__}")
+    if not dtypes.holds(chosen, value):
+        raise ValueError(f"full: {chosen.name} does not hold {value!r}")
+    return _Full(extents, np.array(value).astype(chosen))
 
 
 def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any = None) -> DeviceOp[Tensor]:
@@ -243,7 +250,7 @@ class _Full(_Empty):
         if len(pattern) > 4:
             scalar = self.value[()]
             flat = tensor.reshape(-1).partition(_TILE)
-            return (yield from _fill(flat, scalar).map(lambda _: tensor).start(ctx))
+            return (yield _fill(flat, scalar).map(lambda _: tensor).start(ctx))
         assert tensor.storage is not None, "it was just allocated"
         ctx.device.driver.fill(tensor.storage.memory, 0, tensor.nbytes // len(pattern), pattern, ctx.stream.handle)
         ctx.note((), (tensor.storage,))
@@ -257,14 +264,11 @@ class _FromHost(_Empty):
         super().__init__(source.shape, dtype)
         self.source, self._label = source, "from_host"
 
-    def execute(self, ctx: ExecutionContext) -> Tensor:
-        """Allocate it and enqueue the copy."""
-        tensor = super().execute(ctx)
-        if tensor.nbytes:
-            assert tensor.storage is not None, "it was just allocated"
-            source = np.ascontiguousarray(self.source)
-            ctx.device.driver.copy_from_host(tensor.storage.memory, 0, source, ctx.stream.handle)
-            ctx.note((), (tensor.storage,))
+    def steps(self, ctx: ExecutionContext) -> Any:
+        """Allocate it and copy the array to it."""
+        tensor = self.execute(ctx)
+        assert tensor.storage is not None, "it was just allocated"
+        yield from copy_in(ctx, tensor.storage, 0, np.ascontiguousarray(self.source))
         return tensor
 
 
@@ -326,7 +330,7 @@ class _To(DeviceOp[Tensor]):
         """Copy it to the host on a stream of its own device, wait, and copy it up."""
         assert self.tensor.device is not None, "checked by Tensor.to"
         there = ExecutionContext(self.tensor.device, self.tensor.device.policy.next_stream())
-        arriving = yield from self.tensor.to_host().start(there)
+        arriving = yield self.tensor.to_host().start(there)
         yield [(there.stream, there.stream.mark()), *moments(arriving)]
         return (yield from from_host(unwrap(arriving)).start(ctx))
 

@@ -1,4 +1,4 @@
-"""The command line: `python -m tilekit info`, `python -m tilekit bench saxpy`."""
+"""The command line: `python -m tilekit info`, `python -m tilekit bench saxpy|await|chain|overlap|bimodal`."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _missing(
     nvdisasm: str | None,
 ) -> tuple[Lack, ...]:
     extra = "cu12" if (driver.cuda or "").startswith("12.") else "cu13"
-    brings_toolkit = f'pip install "tilekit[{extra}]"'
+    brings_toolkit = f'pip install "numba-cuda[{extra}]"'
     lacks = []
     if no_gpu is not None:
         lacks.append(Lack(what="a GPU", purpose="running kernels at speed; the CPU device runs them all the same", remedy=no_gpu))
@@ -166,9 +166,15 @@ def _missing(
         what = f"the CUDA toolkit ({', '.join(parts)})"
         lacks.append(Lack(what=what, purpose="compiling kernels for GPUs", remedy=brings_toolkit))
     if nvdisasm is None:
-        lacks.append(Lack(what="nvdisasm", purpose="showing the SASS of compiled kernels", remedy='pip install "tilekit[test]"'))
+        lacks.append(
+            Lack(
+                what="nvdisasm",
+                purpose="showing the SASS of compiled kernels",
+                remedy='pip install "cuda-toolkit[nvdisasm]==13.*"',
+            )
+        )
     if find_spec("matplotlib") is None:
-        lacks.append(Lack(what="matplotlib", purpose="bench --plot", remedy='pip install "tilekit[bench]"'))
+        lacks.append(Lack(what="matplotlib", purpose="bench --plot", remedy="pip install matplotlib"))
     for peer, distributions in _PEERS.items():
         if installed[peer] is None:
             package = "cupy-cuda12x" if peer == "cupy" and extra == "cu12" else distributions[0]
@@ -235,8 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(json.dumps(dataclasses.asdict(info), indent=2) if options.json else describe(info))
             return 0
         if options.benchmark is None:
-            for name, summary in bench.BENCHMARKS.items():
-                print(f"{name:10} {summary}")
+            for name, benchmark in bench.BENCHMARKS.items():
+                print(f"{name:10} {benchmark.summary}")
             return 0
         return _bench(options, given)
     except BrokenPipeError:  # whoever reads has seen enough; Python would complain once more as it exits
@@ -283,9 +289,9 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("--json", action="store_true", help="as JSON")
     benchmarks = commands.add_parser("bench", help="measure tilekit beside its peers; without a name, list the benchmarks")
     names = benchmarks.add_subparsers(dest="benchmark", metavar="NAME")
-    for name, summary in bench.BENCHMARKS.items():
-        one = names.add_parser(name, help=summary, description=summary)
-        one.add_argument("--n", type=_count, metavar="N", help="how many elements, such as 1000000 or 2^28")
+    for name, benchmark in bench.BENCHMARKS.items():
+        one = names.add_parser(name, help=benchmark.summary, description=benchmark.summary)
+        one.add_argument("--n", type=_count, metavar="N", help=f"how many {benchmark.size}, such as 1000 or 2^28")
         one.add_argument(
             "--rounds", type=_count, default=20, metavar="R", help="how many samples of each contestant (default: 20)"
         )
@@ -293,7 +299,7 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("--json", type=Path, metavar="FILE", help="write the record there, as JSON")
         one.add_argument("--commit", metavar="HASH", help="the commit to record where tilekit does not run from a git checkout")
         one.add_argument(
-            "--plot", type=Path, metavar="FILE", help="draw the rates there, as .png, .svg or .pdf; needs matplotlib"
+            "--plot", type=Path, metavar="FILE", help="draw the results there, as .png, .svg or .pdf; needs matplotlib"
         )
     return parser
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from tilekit.driver import cpu
+from tilekit.driver import cpu, forking
 from tilekit.driver.discovery import Discovery, discover_cuda
 from tilekit.driver.protocol import Driver, EventHandle, Memory, StreamHandle
-from tilekit.errors import DeviceUnavailableError
+from tilekit.errors import DeviceUnavailableError, TilekitError
 from tilekit.schedule import SchedulingPolicy, StreamPoolRoundRobin
 from tilekit.settings import load_settings
 from tilekit.storage import Garbage
@@ -210,6 +210,12 @@ class Device:
             with self._lock:
                 self._owners += busy
 
+    def after_fork(self) -> None:
+        """In a forked process: other threads of the parent may have held locks (internal)."""
+        self._lock = threading.Lock()
+        for stream in tuple(self._registry.values()):
+            stream.after_fork()
+
     def _free(self, item: Garbage) -> None:
         if item.memory is None:
             with self._lock:
@@ -235,7 +241,12 @@ class Device:
         """
         self.collect()
         marks = [(stream, stream.mark_at(stream.pending)) for stream in self.streams]
-        self.driver.synchronize()
+        try:
+            self.driver.synchronize()
+        except TilekitError as error:
+            for stream, _ in marks:
+                stream.explain(error)
+            raise
         for stream, mark in marks:
             if mark is not None:
                 stream.wait(mark.serial)
@@ -279,6 +290,11 @@ class _Found:
             if self._cpu is None:
                 self._cpu = cpu.discover(load_settings().cpu_devices)
             return self._cpu
+
+    def after_fork(self) -> None:
+        self._lock = threading.RLock()
+        for device in self._devices.values():
+            device.after_fork()
 
     def device(self, kind: str, ordinal: int | None) -> Device:
         """The device of that kind and number; without a number the first usable one."""
@@ -329,6 +345,7 @@ def _are(drivers: list[Any]) -> str:
 
 
 _found = _Found()
+forking.in_child(lambda: _found.after_fork())  # by name: tests put another in its place
 _default: contextvars.ContextVar[Device | None] = contextvars.ContextVar("tilekit_default_device", default=None)
 
 

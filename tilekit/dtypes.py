@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 __all__ = [
-    "ALL", "DType", "as_dtype", "bfloat16", "bool_", "common_dtype", "float16", "float32", "float64", "int8", "int16", "int32",
-    "int64", "is_float", "quotient_dtype", "scalar_dtype", "storable", "uint8", "uint16", "uint32", "uint64",
+    "ALL",
+    "DType",
+    "as_dtype",
+    "bfloat16",
+    "bool_",
+    "common_dtype",
+    "float16",
+    "float32",
+    "float64",
+    "holds",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "is_float",
+    "misfit",
+    "quotient_dtype",
+    "scalar_dtype",
+    "storable",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "unstorable",
 ]  # fmt: skip
 
 DType = np.dtype[Any]
@@ -80,6 +103,37 @@ def scalar_dtype(tile: DType, scalar: type) -> DType:
     if rank <= _rank(tile):
         return tile
     return int32 if rank == 1 else float32
+
+
+def holds(dtype: DType, value: Any) -> bool:
+    """Whether the scalar `value` lies in the range of `dtype`; fractions are cut off, as NumPy does."""
+    if is_float(dtype) or dtype == bool_:
+        return True
+    limits = np.iinfo(dtype)
+    return math.isfinite(value) and bool(limits.min <= int(value) <= limits.max)
+
+
+def misfit(dtype: DType, value: Any) -> str | None:
+    """Why the integer scalar `value` cannot meet a tile of integer type `dtype`; None if it can."""
+    if is_float(dtype) or dtype == bool_ or holds(dtype, value):
+        return None
+    return f"the scalar {value} does not fit {dtype.name}; cast the tile with .astype(...), or take another scalar"
+
+
+def unstorable(target: DType, kind: type, value: Any, name: str) -> str | None:
+    """Why a scalar cannot be stored into the tensor `name` of `target`; None if it can.
+
+    Args:
+        target: the tensor's dtype.
+        kind: the Python type (bool, int, float) that the scalar counts as.
+        value: the scalar; anything else where it is not known yet.
+        name: what messages call the tensor.
+    """
+    if scalar_dtype(target, kind) != target:
+        return f"a {kind.__name__} does not fit {name}, a {target.name} tensor, without loss; convert it first if that is meant"
+    if kind is int and isinstance(value, (int, np.integer)) and not is_float(target) and not holds(target, value):
+        return f"the scalar {value} does not fit {name}, a {target.name} tensor"
+    return None
 
 
 def quotient_dtype(dtype: DType) -> DType:

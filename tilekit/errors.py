@@ -53,10 +53,14 @@ class DeviceError(TilekitError):
 
     Attributes:
         code: the driver's name for the failure (`"CUDA_ERROR_ILLEGAL_ADDRESS"`), or None where the device has none.
+        lost: whether the process cannot use the device any more. A fault of a GPU does that, one of a CPU device does not.
+        unfinished: names of the work that was not known to be finished on the stream that somebody waited for, oldest first.
     """
 
-    def __init__(self, message: str, *, code: str | None = None) -> None:
-        self.code = code
+    unfinished: tuple[str, ...] = ()
+
+    def __init__(self, message: str, *, code: str | None = None, lost: bool = False) -> None:
+        self.code, self.lost = code, lost
         super().__init__(message)
 
 

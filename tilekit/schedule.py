@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
 from tilekit.storage import READERS_KEPT, Storage, allocate
 from tilekit.stream import Stream, as_stream
@@ -43,10 +43,14 @@ class ExecutionContext:
         """
         stream = self.stream
         for storage in reads:
+            if storage.device is not self.device:
+                self._refuse(storage)
             last = storage.last_write
             if last is not None and last[0] is not stream:
                 stream.wait_for(last[0], last[1])
         for storage in writes:
+            if storage.device is not self.device:
+                self._refuse(storage)
             last = storage.last_write
             if last is not None and last[0] is not stream:
                 stream.wait_for(last[0], last[1])
@@ -55,6 +59,12 @@ class ExecutionContext:
                 for other, serial in list(readers.items()):
                     if other is not stream:
                         stream.wait_for(other, serial)
+
+    def _refuse(self, storage: Storage) -> NoReturn:
+        raise ValueError(
+            f"memory of {storage.device!r} cannot be used by work on {self.device!r}: bring the tensor there with .to(device), "
+            "or run the op where it is with .on(device)"
+        )
 
     def note(self, reads: Sequence[Storage], writes: Sequence[Storage]) -> None:
         """Remember that the work just submitted uses the storages, for those who come later on other streams."""

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
-from tilekit.driver.signal import dispatcher
-from tilekit.errors import TilekitError
+from tilekit.driver.signal import SignalBoard, dispatcher
+from tilekit.errors import DeviceError, TilekitError
 
 if TYPE_CHECKING:
     from tilekit.device import Device
@@ -26,6 +26,8 @@ __all__ = ["Event", "Mark", "Stream", "as_stream"]
 # How many marks a stream keeps before it looks which have passed; how many streams it remembers having waited for.
 _MARKS_KEPT = 32
 _STREAMS_SEEN = 256
+# How many kinds of work a stream remembers, to name what a fault left undone. Repetitions count as one.
+_NAMES_KEPT = 256
 
 
 class Mark:
@@ -74,7 +76,9 @@ class Stream:
         "_events",
         "_failures",
         "_lock",
+        "_lost",
         "_marks",
+        "_names",
         "_owned",
         "_record",
         "_recycle",
@@ -82,6 +86,7 @@ class Stream:
         "_source",
         "_stable",
         "_trim_at",
+        "_undone",
         "address",
         "closed",
         "completed",
@@ -113,6 +118,9 @@ class Stream:
         self._seen: dict[int, int] = {}
         self._stable = owned or source is not None
         self._failures: deque[tuple[int, TilekitError]] = deque(maxlen=64)  # serials that failed, and how
+        self._lost: tuple[int, TilekitError] | None = None  # the first serial that failed for good, with the device
+        self._undone: tuple[str, ...] | None = None  # what was unfinished then
+        self._names: deque[list[Any]] = deque(maxlen=_NAMES_KEPT)  # [serial, name, how often in a row]
 
     # moments
     def mark(self) -> int:
@@ -182,7 +190,10 @@ class Stream:
         """True; but if a moment is remembered to have passed with a fault, that is raised."""
         for failed, error in tuple(self._failures):
             if failed == serial:
+                self.explain(error)
                 raise error
+        if self._lost is not None and serial >= self._lost[0]:
+            raise self._lost[1]
         return True
 
     def follows(self, other: Stream, serial: int) -> bool:
@@ -251,7 +262,10 @@ class Stream:
             if not self.device.driver.event_synchronize(mark.event, timeout_s):
                 return False
         except TilekitError as error:
+            self.explain(error)
             with self._lock:
+                if self._lost is None and isinstance(error, DeviceError) and error.lost:
+                    self._lost = (min(mark.serial, self._marks[0].serial if self._marks else mark.serial), error)
                 if not any(error is known and mark.serial == failed for failed, known in self._failures):
                     self._failures.append((mark.serial, error))
             # Somebody has been told. Work that comes later and waits for this moment runs: it must not fail for it again.
@@ -259,6 +273,83 @@ class Stream:
             raise
         self._advance(mark.serial)
         return True
+
+    # signals
+    def signal(self, serial: int, board: SignalBoard, slot: int) -> bool:
+        """Have `slot` of `board` filled once a moment has passed, whatever comes behind it; False if it is known to have.
+
+        Does not block. The status may be a fault's: `is_complete` then tells.
+        """
+        mark = self.mark_at(serial)
+        if mark is None:
+            return False
+        try:
+            self.device.driver.event_signal(mark.event, board, slot, (self.number, mark.serial))
+        except TilekitError as error:
+            self.explain(error)
+            raise
+        return True
+
+    def call_when(self, serial: int, function: Callable[[int], object]) -> bool:
+        """Call `function(status)` on the callback thread once a moment has passed; False, and no call, if it is known to have."""
+        calls = dispatcher()
+        slot = calls.arm(function)
+        try:
+            if self.signal(serial, calls.board, slot):
+                return True
+        except BaseException:
+            calls.disarm(slot)
+            raise
+        calls.disarm(slot)
+        return False
+
+    # what a fault leaves undone
+    def submitted(self, name: str) -> None:
+        """Remember the name of work that was just submitted."""
+        names, serial = self._names, self.pending
+        if names and names[-1][1] == name and names[-1][0] == serial:
+            names[-1][2] += 1
+        else:
+            names.append([serial, name, 1])
+
+    def ended(self, name: str) -> None:
+        """Remember the name of a whole submission, if none was given for any part of it."""
+        names = self._names
+        if not names or names[-1][0] != self.pending:
+            names.append([self.pending, name, 1])
+
+    def unfinished(self) -> tuple[str, ...]:
+        """The names of the work that is not known to be done, oldest first; the last few hundred."""
+        passed = self.completed
+        names: list[str] = []
+        for serial, name, count in tuple(self._names):
+            if serial <= passed:
+                continue
+            with self._lock:
+                mark = self._find(serial)
+            try:
+                if not names and mark is not None and self.device.driver.event_query(mark.event):
+                    passed = mark.serial
+                    continue
+            except TilekitError:  # it, or something before it, is what failed
+                pass
+            names.append(f"{name} ({count} times)" if count > 1 else name)
+        return tuple(names)
+
+    def explain(self, error: TilekitError) -> None:
+        """Note on a fault what it left undone here."""
+        if not isinstance(error, DeviceError) or error.unfinished:
+            return
+        names = self._undone
+        if names is None:
+            names = self.unfinished()
+            if error.lost:  # the first to be told: from here on nothing finishes, and marks are forgotten
+                self._undone = names
+        if names:
+            error.unfinished = names
+            note = f"not known to be finished on {self!r}, oldest first: {', '.join(names)}"
+            if note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
 
     # what users call
     def synchronize(self) -> None:
@@ -276,7 +367,11 @@ class Stream:
         Raises:
             DeviceError: the device failed meanwhile.
         """
-        return self.device.driver.stream_query(self.handle)
+        try:
+            return self.device.driver.stream_query(self.handle)
+        except TilekitError as error:
+            self.explain(error)
+            raise
 
     def add_callback(self, fn: Callable[[Stream, int, Any], object], arg: Any = None) -> None:
         """Call `fn(stream, status, arg)` once all work submitted so far is done, on a thread of tilekit's. Does not block.
@@ -306,6 +401,10 @@ class Stream:
         self.device.forget(self)
         if self._owned:
             self.device.driver.stream_destroy(handle)
+
+    def after_fork(self) -> None:
+        """In a forked process: another thread of the parent may have held the lock (internal)."""
+        self._lock = threading.Lock()
 
     def keep(self, source: Any) -> None:
         """Keep alive what an adopted stream belongs to (internal)."""

@@ -11,7 +11,9 @@ import numpy as np
 
 from tilekit import dtypes
 from tilekit.device import Device
-from tilekit.ops import DeviceOp, HostValue, Spec
+from tilekit.ops import DeviceOp, Spec
+from tilekit.ops.execution import Steps
+from tilekit.ops.transfer import copy_out
 from tilekit.partition import Partition
 from tilekit.schedule import ExecutionContext
 from tilekit.storage import Storage
@@ -131,7 +133,7 @@ class Tensor:
     @property
     def align(self) -> int:
         """The largest power of two, at most 16, that divides the address."""
-        address = self.address
+        address = self.offset * self.itemsize if self.storage is None else self.address
         return min(16, address & -address) if address else 16
 
     @property
@@ -148,6 +150,10 @@ class Tensor:
             unit = self.unit
             self._flat = (self.address, *self.shape, *(stride for dim, stride in enumerate(self.strides) if dim != unit))
         return self._flat
+
+    def numpy_like(self) -> np.ndarray[Any, Any]:
+        """An array of the same shape, strides and place in the storage, for NumPy to calculate with. It has no elements."""
+        return np.asarray(_Layout(self))
 
     def span(self) -> tuple[int, int]:
         """The bytes of the storage that the elements lie in: first, and one past the last."""
@@ -195,22 +201,21 @@ class Tensor:
         extents = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
 
         def view(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            made = array.view()
             try:
-                made.shape = tuple(extents)
-            except AttributeError:
+                return array.reshape(extents, copy=False)
+            except ValueError as error:
+                if "copy" not in str(error):
+                    raise
                 raise ValueError(
                     f"a tensor of shape {self.shape} and strides {self.strides} has no view of shape {tuple(extents)}; "
                     "make a dup() first"
                 ) from None
-            return made
 
         return self._view(view)
 
     def _view(self, change: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Tensor:
         """Let NumPy work out a view, on an array of the same shape and strides whose elements nobody touches."""
-        steps = tuple(stride * self.itemsize for stride in self.strides)
-        array = np.lib.stride_tricks.as_strided(np.empty(1, self.dtype), self.shape, steps, writeable=False)
+        array = self.numpy_like()
         view = change(array)
         moved = (view.__array_interface__["data"][0] - array.__array_interface__["data"][0]) // self.itemsize if view.size else 0
         return Tensor(
@@ -260,6 +265,9 @@ class Tensor:
             tuple(stride * self.itemsize for stride in self.strides),
         )
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be pickled or deep-copied: use .dup(), or .to_host() and api.from_host(array)")
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("a tensor of rank 0 has no length")
@@ -276,6 +284,20 @@ class Tensor:
         raise TypeError(f"{self!r} lives on a device; Python cannot iterate over it. Use .to_host().sync()")
 
 
+class _Layout:
+    """What NumPy needs to know to make `Tensor.numpy_like`, at an address that stands for the start of the storage."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tensor.shape,
+            "strides": tuple(stride * tensor.itemsize for stride in tensor.strides),
+            # NumPy compares dtypes nowhere in what is asked of it; bytes of the same size spare it bfloat16.
+            "typestr": f"|V{tensor.itemsize}",
+            "data": ((1 << 40) + tensor.offset * tensor.itemsize, True),
+        }
+
+
 class _ToHost(DeviceOp[Any]):
     """Copy a contiguous tensor to the host."""
 
@@ -288,13 +310,9 @@ class _ToHost(DeviceOp[Any]):
         """The tensor's."""
         return self.tensor.device
 
-    def execute(self, ctx: ExecutionContext) -> HostValue:
-        """Enqueue the copy."""
+    def steps(self, ctx: ExecutionContext) -> Steps:
+        """Make the array, copy to it."""
         tensor, storage = self.tensor, self.tensor.storage
         assert storage is not None, "checked by to_host"
         array = np.empty(tensor.shape, tensor.dtype)
-        if array.nbytes:
-            ctx.acquire((storage,), ())
-            ctx.device.driver.copy_to_host(array, storage.memory, tensor.offset * tensor.itemsize, ctx.stream.handle)
-            ctx.note((storage,), ())
-        return HostValue(array, ctx.stream)
+        return (yield from copy_out(ctx, array, storage, tensor.offset * tensor.itemsize))

@@ -1,4 +1,4 @@
-"""Draw the pictures of the tutorials and of the concept pages: python docs/tools/draw_tutorials.py"""
+"""Draw the pictures of the tutorials, guides and concept pages: python docs/tools/draw_tutorials.py"""
 
 from __future__ import annotations
 
@@ -98,7 +98,62 @@ def ranks() -> Drawing:
     return d
 
 
-PICTURES = {"hello-tile": hello, "vecadd": vecadd, "saxpy": saxpy, "ranks": ranks}
+def overlap() -> Drawing:
+    d = Drawing(720, 330, "Waiting at once puts host work behind device work; waiting later puts it beside")
+    for y, words in ((30, "sync: wait, then work"), (180, "async: submit, work, wait for what is left")):
+        d.text(20, y, words, 14, anchor="start")
+        d.text(75, y + 37, "host", 13, anchor="end")
+        d.text(75, y + 87, "device", 13, anchor="end")
+    step = 148  # the time of one batch's work, on either side
+    for batch in range(2):
+        x = 90 + 2 * step * batch
+        d.box(x, 95, step, 34, GREEN)
+        d.text(x + step / 2, 117, f"batch {batch}", 13)
+        d.box(x, 45, step, 34, PAPER, dashed=True)
+        d.text(x + step / 2, 67, "waits", 13)
+        d.box(x + step, 45, step, 34, BLUE)
+        d.text(x + 1.5 * step, 67, "host work", 13)
+        x = 90 + step * batch
+        d.box(x, 245, step, 34, GREEN)
+        d.text(x + step / 2, 267, f"batch {batch}", 13)
+        d.box(x, 195, step, 34, BLUE)
+        d.text(x + step / 2, 217, "host work", 13)
+    d.arrow(90, 305, 690, 305)
+    d.text(660, 322, "time", 12)
+    return d
+
+
+def lifecycle() -> Drawing:
+    d = Drawing(740, 190, "From a description to a result: op, policy, stream, future")
+    boxes = (
+        (20, BLUE, "op", ("built: nothing", "has happened")),
+        (205, AMBER, "policy", ("chooses", "the stream")),
+        (390, GREEN, "stream", ("an in-order queue", "on the device")),
+        (575, BLUE, "result", ("the future is", "complete")),
+    )
+    for x, fill, name, words in boxes:
+        d.box(x, 25, 145, 90, fill)
+        d.text(x + 72, 53, name, 16, mono=True)
+        for line, word in enumerate(words):
+            d.text(x + 72, 77 + 20 * line, word, 12)
+    for x, words in ((165, "run"), (350, "submit"), (535, "done")):
+        d.arrow(x + 4, 70, x + 36, 70)
+        d.text(x + 20, 57, words, 11)
+    for x, w, words in ((205, 145, "idle"), (390, 145, "executing"), (575, 145, "complete")):
+        d.box(x, 140, w, 30, GREY, dashed=True)
+        d.text(x + w / 2, 160, words, 12, mono=True)
+    d.text(190, 160, "DeviceFuture.state", 12, anchor="end", mono=True)
+    return d
+
+
+PICTURES = {
+    "hello-tile": hello,
+    "vecadd": vecadd,
+    "saxpy": saxpy,
+    "async": overlap,
+    "ranks": ranks,
+    "execution-model": lifecycle,
+}
 
 
 def main() -> None:

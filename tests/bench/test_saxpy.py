@@ -106,7 +106,7 @@ def test_a_peer_that_fails_or_is_missing_is_named(device, only):
         raise RuntimeError("no kernel image\nis available")
 
     def missing(data):
-        saxpy_peers._need(("no_such_module", "no-such-package"))
+        saxpy_peers.need(("no_such_module", "no-such-package"))
 
     only(sick=fail, absent=missing)
     run = bench.run("saxpy", Options(device=device, n=N, rounds=1))

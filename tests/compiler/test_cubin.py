@@ -41,7 +41,7 @@ def cuobjdump():
 def test_it_agrees_with_cuobjdump(compiled, tensor, tmp_path, target):
     program = cuobjdump()
     if program is None:
-        pytest.skip("cuobjdump is not installed: pip install 'tilekit[test]'")
+        pytest.skip("cuobjdump is not installed: pip install 'cuda-toolkit[cuobjdump]==13.*'")
     y = tensor.inout(4096, 1024)
     for kernel in (
         compiled(plain, y, tensor(4096), target=target).kernel,

@@ -165,3 +165,22 @@ def test_saxpy_says_that_a_folder_cannot_be_written(refused: Run, tmp_path: Path
         assert "Permission denied" in refused("03_saxpy", "--n", 8, "--out", tmp_path / "out.npy")
     finally:
         tmp_path.chmod(stat.S_IRWXU)
+
+
+def test_async_awaits_gathers_and_measures(run: Run, device: tk.Device) -> None:
+    out = run("07_async", "--n", 5000, "--batches", 3, "--launches", 2)
+    assert f"awaited: saxpy of 5000 elements on {device.kind}:{device.ordinal}" in out
+    assert "gathered: 3 batches, the same as NumPy's" in out
+    assert "2 launches" in out
+    assert "one after the other" in out
+    assert "side by side" in out
+
+
+def test_async_takes_no_elements(run: Run) -> None:
+    assert "gathered: 4 batches" in run("07_async", "--n", 0, "--launches", 1)
+
+
+def test_async_refuses_bad_numbers(refused: Run) -> None:
+    assert "not negative" in refused("07_async", "--n", -1)
+    assert "--batches 0: at least one" in refused("07_async", "--batches", 0)
+    assert "--launches 0: at least one" in refused("07_async", "--launches", 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tilekit as tk
-from tilekit import api
+from tilekit import api, bench
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 REFERENCE = "\n".join(p.read_text("utf-8") for p in sorted((DOCS / "reference").glob("*.md")))
@@ -40,7 +40,7 @@ def test_settings_page_lists_the_variables() -> None:
     assert set(re.findall(r"TILEKIT_\w+", page)) == set(re.findall(r"TILEKIT_\w+", source))
 
 
-@pytest.mark.parametrize("command", ["info", "bench saxpy"])
+@pytest.mark.parametrize("command", ["info", *(f"bench {name}" for name in bench.BENCHMARKS)])
 def test_command_line_page_lists_the_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     from tilekit.cli import main
 

@@ -72,7 +72,7 @@ def test_the_bindings_are_missing(monkeypatch):
     found = cuda.discover()
     assert found.drivers == []
     assert (
-        "cuda-bindings is not installed (No module named 'cuda.bindings.driver'); install it with: pip install \"tilekit[cu13]\""
+        "cuda-bindings is not installed (No module named 'cuda.bindings.driver'); install it with: pip install \"numba-cuda[cu13]\""
         in (found.reason)
     )
 

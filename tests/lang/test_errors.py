@@ -176,3 +176,57 @@ def test_a_shape_that_is_not_known_when_compiling():
     with pytest.raises(tk.CompileError, match="zeros: .*known when the kernel is compiled") as caught:
         dynamic(api.meta(4).partition(4), 4).compile(target="sm_90a")
     assert caught.value.line.strip() == "y.store(tk.zeros(n))"
+
+
+def test_scalars_that_do_not_fit_the_tile(device):
+    @tk.kernel
+    def compare(y: tk.Out, x: tk.In):
+        y.store(tk.load_tile_like(x, y) < 256)
+
+    assert refuse(compare, y(tk.bool_), api.zeros(4, tk.uint8)).reason == (
+        "<: the scalar 256 does not fit uint8; cast the tile with .astype(...), or take another scalar"
+    )
+
+
+def test_scalars_that_do_not_fit_the_tensor(device):
+    @tk.kernel
+    def fraction(y: tk.Out):
+        y.store(1.5)
+
+    assert refuse(fraction, y(tk.int32)).reason == (
+        "store: a float does not fit y, a int32 tensor, without loss; convert it first if that is meant"
+    )
+
+    @tk.kernel
+    def large(y: tk.Out):
+        y.store(300)
+
+    assert refuse(large, y(tk.int8)).reason == "store: the scalar 300 does not fit y, a int8 tensor"
+
+
+def test_what_tiles_cannot_do_is_a_compile_error(device):
+    @tk.kernel
+    def power(y: tk.InOut):
+        y.store(y.load() ** 2)
+
+    @tk.kernel
+    def misspelt(y: tk.InOut):
+        y.stroe(y.load())
+
+    @tk.kernel
+    def numpys(y: tk.InOut):
+        y.store(np.sin(y.load()))
+
+    for kernel, line in ((power, "y.load() ** 2"), (misspelt, "y.stroe"), (numpys, "np.sin")):
+        error = refuse(kernel, y())
+        assert line in error.line
+        assert "Tile'" not in error.reason
+
+
+def test_a_caret_behind_other_letters(device):
+    @tk.kernel
+    def letters(y: tk.Out):
+        tk.print("éüß", tk.zeros(3))
+
+    error = refuse(letters, y())
+    assert error.line[error.column : error.column + error.width] == "tk.zeros(3)"

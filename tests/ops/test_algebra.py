@@ -238,3 +238,79 @@ def test_a_cancelled_task_lets_the_work_finish():
 
     with tk.use_device(device):
         assert (asyncio.run(main()) == 1).all()
+
+
+def test_a_chain_of_thousands(device):
+    """Deeper than Python's stack, for every way to run it and for what is said about it."""
+
+    def chain():
+        op = tk.value(0)
+        for _ in range(3000):
+            op = op.then(lambda x: tk.value(x + 1))
+        return op
+
+    assert chain().sync() == 3000
+    op = chain()
+    assert repr(op).endswith("...)" + ")" * 12)
+    assert op.device is None
+
+    async def main():
+        return await op
+
+    assert asyncio.run(main()) == 3000
+
+
+def split(gate_result):
+    """An op that the host has to wait for in the middle."""
+    return api.arange(10).to_host().map(lambda array: int(array.sum()) + gate_result)
+
+
+def test_a_cancelled_waiter_of_a_shared_op_leaves_nobody_behind():
+    device, gate = tk.Device("cpu"), threading.Event()
+    held = []
+
+    def hold(tensor):
+        held.append(tensor)
+        return tk.with_context(lambda ctx: tk.value(ctx.device.driver.submit(ctx.stream.handle, gate.wait)))
+
+    async def main():
+        shared = api.zeros(2).then(hold).then(lambda _: split(1)).map(lambda total: total * 2).shared()
+        task = asyncio.create_task(shared.run())
+        while not held:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.set()
+        return await asyncio.wait_for(shared.run(), 60), shared.sync()
+
+    with tk.use_device(device):
+        assert asyncio.run(main()) == (92, 92)
+
+
+def test_a_shared_op_in_two_futures_that_split(device):
+    shared = split(0).shared()
+    with device.stream() as one, device.stream() as two:
+        futures = [api.ones(2).to_host().then(lambda _: shared).async_on(stream) for stream in (one, two)]
+        assert [future.result(timeout_s=60) for future in futures] == [45, 45]
+        called = threading.Event()
+        one.add_callback(lambda *_: called.set())
+        assert called.wait(60), "the callback thread goes on"
+
+
+def test_a_shared_op_that_is_part_of_itself(device):
+    ring = []
+    shared = tk.value(1).then(lambda _: ring[0]).shared()
+    ring.append(shared)
+    with pytest.raises(ValueError, match="is part of itself"):
+        shared.sync()
+
+
+def test_the_error_of_a_shared_op_is_everybodys(device):
+    def lost(_):
+        raise KeyError("lost")
+
+    shared = split(0).then(lost).shared()
+    for _ in range(3):
+        with pytest.raises(KeyError, match="lost"):
+            shared.sync()

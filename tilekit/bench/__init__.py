@@ -1,8 +1,8 @@
 """Benchmarks: tilekit beside its peers, in one run, with the results checked. `python -m tilekit bench` runs them.
 
-A benchmark is a module of this package, named in `BENCHMARKS`, with a function `run(options)` that returns a `report.Record`.
-`harness` compares contestants, `environment` says where that was, `report` shows and keeps what came out. Peers are imported
-only by the functions that need them.
+A benchmark is a module of this package, named in `BENCHMARKS`, with a function `run(options)` that returns a `report.Run`:
+`saxpy` a `report.Record`, those of the host's side a `sweep.Sweep`. `harness` compares contestants, `environment` says where
+that was, `report` shows and keeps what came out. Peers are imported only by the functions that need them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,54 @@ from typing import TYPE_CHECKING
 from tilekit.device import Device
 
 if TYPE_CHECKING:
-    from tilekit.bench.report import Record
+    from tilekit.bench.report import Run
 
-__all__ = ["BENCHMARKS", "Options", "run"]
+__all__ = ["BENCHMARKS", "Benchmark", "Options", "run"]
 
-BENCHMARKS: Mapping[str, str] = {
-    "saxpy": "y = a * x + y in place, float32: how near to the speed of the memory",
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """A benchmark that can be asked for.
+
+    Attributes:
+        module: of this package.
+        summary: what it is about.
+        size: what `Options.n` counts.
+    """
+
+    module: str
+    summary: str
+    size: str
+
+
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "saxpy": Benchmark(
+        module="saxpy",
+        summary="y = a * x + y in place, float32: how near to the speed of the memory",
+        size="elements of a vector",
+    ),
+    "await": Benchmark(
+        module="awaiting",
+        summary="one small op, launched and waited for: blocking, and in a coroutine",
+        size="elements of a vector",
+    ),
+    "chain": Benchmark(
+        module="chain",
+        summary="chains of 1, 10, 100... ops: what each costs, synced one by one, chained, awaited",
+        size="ops of the longest chain",
+    ),
+    "overlap": Benchmark(
+        module="overlap",
+        summary="a chain of device ops and work for the host: one after the other, and both at once",
+        size="ops of the chain",
+    ),
+    "bimodal": Benchmark(
+        module="bimodal",
+        summary="short and long units of work over 1 to 8 streams: a thread for each, or one thread with tasks",
+        size="units",
+    ),
 }
-"""The benchmarks, and what each one is about."""
+"""The benchmarks, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +88,7 @@ class Options:
             raise ValueError(f"rounds = {self.rounds}: a benchmark needs at least one round")
 
 
-def run(name: str, options: Options) -> Record:
+def run(name: str, options: Options) -> Run:
     """Run the benchmark `name`. Blocks until it is done.
 
     Raises:
@@ -56,5 +96,5 @@ def run(name: str, options: Options) -> Record:
     """
     if name not in BENCHMARKS:
         raise ValueError(f"there is no benchmark {name!r}; there is {', '.join(BENCHMARKS)}")
-    record: Record = importlib.import_module(f"{__name__}.{name}").run(options)
-    return record
+    found: Run = importlib.import_module(f"{__name__}.{BENCHMARKS[name].module}").run(options)
+    return found

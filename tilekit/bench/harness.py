@@ -7,18 +7,31 @@ tiles); the best of them is chosen beforehand, by samples that do not count.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from tilekit.device import Device
 from tilekit.stream import Stream
 
-__all__ = ["Contestant", "EventTimer", "HostTimer", "Measurement", "Timer", "Variant", "compete", "timer_for"]
+__all__ = [
+    "Contestant",
+    "EventTimer",
+    "HostTimer",
+    "Measurement",
+    "Prepared",
+    "Timer",
+    "Variant",
+    "WallTimer",
+    "compete",
+    "timer_for",
+]
 
 _MOST_LAUNCHES = 1000  # in a sample: CUDA blocks whoever submits more than about 1024 launches ahead
 
@@ -29,7 +42,8 @@ class Variant:
 
     Attributes:
         label: tells it from the others, such as `"256 threads"`; empty if it is the only one.
-        launch: submits the work once, on the stream that all share, or does it at once. What it returns is ignored.
+        launch: submits the work once, on the stream that all share, or does it at once. What it returns is ignored. A
+            `WallTimer` takes what waits for its own work: a function, a coroutine function, or a `Prepared` of either.
     """
 
     label: str = ""
@@ -104,6 +118,88 @@ class HostTimer:
 
     def close(self) -> None:
         """Nothing to give up."""
+
+
+class Prepared:
+    """A launch in two parts, of which a `WallTimer` times the second: `run(make())`.
+
+    Args:
+        make: prepares one launch; a plain function.
+        run: takes what `make` returned; a function or a coroutine function.
+    """
+
+    def __init__(self, make: Callable[[], Any], run: Callable[[Any], object]) -> None:
+        self.make, self.run = make, run
+
+    def __call__(self) -> object:
+        """Both parts."""
+        return self.run(self.make())
+
+
+class WallTimer:
+    """By the host's clock, for work that ends with its own wait, blocking or awaited. Needs `close`.
+
+    The launches of a coroutine function are awaited one after the other by one running task, of a loop that is kept between
+    samples: starting a loop is not what is measured.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+
+    def sample_us(self, launch: Callable[[], object], launches: int) -> float:
+        """See `Timer`. The first launch is not timed, unless it is the only one."""
+        make, run = (launch.make, launch.run) if isinstance(launch, Prepared) else (None, launch)
+        if inspect.iscoroutinefunction(run):
+            taken_ns = self._loop.run_until_complete(_awaited(make, run, launches))
+        else:
+            taken_ns = _blocked(make, run, launches)
+        return 1e-3 * taken_ns / launches
+
+    def close(self) -> None:
+        """Close the loop."""
+        self._loop.close()
+
+
+def _blocked(make: Callable[[], Any] | None, run: Callable[..., object], launches: int) -> int:
+    """Nanoseconds that `launches` calls take together, one after the other."""
+    clock = time.perf_counter_ns
+    if make is None:
+        if launches > 1:
+            run()
+        start = clock()
+        for _ in range(launches):
+            run()
+        return clock() - start
+    if launches > 1:
+        run(make())
+    taken_ns = 0
+    for _ in range(launches):
+        made = make()
+        start = clock()
+        run(made)
+        taken_ns += clock() - start
+    return taken_ns
+
+
+async def _awaited(make: Callable[[], Any] | None, run: Callable[..., Any], launches: int) -> int:
+    """As `_blocked`, by a task that awaits each call."""
+    clock = time.perf_counter_ns
+    if make is None:
+        if launches > 1:
+            await run()
+        start = clock()
+        for _ in range(launches):
+            await run()
+        return clock() - start
+    if launches > 1:
+        await run(make())
+    taken_ns = 0
+    for _ in range(launches):
+        made = make()
+        start = clock()
+        await run(made)
+        taken_ns += clock() - start
+    return taken_ns
 
 
 def timer_for(device: Device, stream: Stream) -> EventTimer | HostTimer:

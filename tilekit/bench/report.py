@@ -16,7 +16,22 @@ from tilekit.bench.environment import DeviceInfo, DriverInfo, device_info, drive
 from tilekit.bench.harness import Measurement
 from tilekit.device import Device
 
-__all__ = ["OWN", "LeftOut", "Record", "Result", "check_plot", "plot", "record", "results", "save", "table"]
+__all__ = [
+    "OWN",
+    "LeftOut",
+    "Record",
+    "Result",
+    "Run",
+    "align",
+    "bars",
+    "check_plot",
+    "plot",
+    "record",
+    "results",
+    "save",
+    "surroundings",
+    "table",
+]
 
 OWN = "tilekit"
 """The contestant that is no peer."""
@@ -71,27 +86,22 @@ class LeftOut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
-    """One run of a benchmark.
+class Run:
+    """One run of a benchmark: what every record has, whatever was measured.
 
     Attributes:
         benchmark: which.
-        n: its size, in elements.
-        bytes_per_launch: what a launch must move.
         rounds: how many samples count.
         timer: `"device events"` or `"host clock"`.
         device, driver, versions: where.
         commit, dirty: the state of tilekit's sources, see `environment.Sources`.
         date: when, in UTC, as ISO 8601 writes it.
         command: the command line, if one asked for it.
-        results: fastest first.
         left_out: who was not measured, and why.
         notes: what a reader must know.
     """
 
     benchmark: str
-    n: int
-    bytes_per_launch: int
     rounds: int
     timer: str
     device: DeviceInfo
@@ -101,7 +111,6 @@ class Record:
     dirty: bool | None
     date: str
     command: str | None
-    results: tuple[Result, ...]
     left_out: tuple[LeftOut, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -109,6 +118,62 @@ class Record:
     def all_correct(self) -> bool:
         """Whether nobody computed anything wrong."""
         return not any(one.cause == "wrong" for one in self.left_out)
+
+    @property
+    def title(self) -> str:
+        """What was measured, in a few words."""
+        return self.benchmark
+
+    def body(self) -> list[str]:
+        """The results as lines of text."""
+        raise NotImplementedError
+
+    def draw(self, figure: Any) -> None:
+        """Draw the results into an empty figure of matplotlib's."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Run):
+    """One run of a benchmark whose contestants move the same bytes.
+
+    Attributes:
+        n: its size, in elements.
+        bytes_per_launch: what a launch must move.
+        results: fastest first.
+    """
+
+    n: int
+    bytes_per_launch: int
+    results: tuple[Result, ...]
+
+    @property
+    def title(self) -> str:
+        """Which benchmark, and how large."""
+        return f"{self.benchmark}, n = {self.n}"
+
+    def body(self) -> list[str]:
+        """A row for each contestant."""
+        rows = [("", "variant", "median us", "GB/s", "min-max GB/s", "to best peer", "max rel. error")]
+        for r in self.results:
+            ratio = "" if r.ratio_to_best_peer is None else f"{r.ratio_to_best_peer:.3f}"
+            span = f"{_rate(r.min_gb_per_s)}-{_rate(r.max_gb_per_s)}"
+            who = f"{r.name} {r.version}"
+            rows.append((who, r.variant, f"{r.median_us:.1f}", _rate(r.gb_per_s), span, ratio, f"{r.max_relative_error:.1e}"))
+        lines = [f"{1e-6 * self.bytes_per_launch:.6g} MB a launch", "", *align(rows)]
+        if self.results:
+            lines += ["", "Every element was compared with NumPy in float64. GB/s counts the bytes that the work must move."]
+        return lines
+
+    def draw(self, figure: Any) -> None:
+        """The rates as bars, from the slowest round to the fastest."""
+        bars(
+            figure,
+            names=[f"{r.name} {r.version}" + (f"\n{r.variant}" if r.variant else "") for r in self.results],
+            spans=[(r.min_gb_per_s, r.gb_per_s, r.max_gb_per_s) for r in self.results],
+            own=[r.name == OWN for r in self.results],
+            unit="GB/s",
+        )
 
 
 def results(measurements: Sequence[Measurement], *, bytes_per_launch: int, errors: dict[str, float]) -> tuple[Result, ...]:
@@ -144,53 +209,55 @@ def results(measurements: Sequence[Measurement], *, bytes_per_launch: int, error
 
 def record(device: Device, **fields: Any) -> Record:
     """A record of a run on `device`, here and now; `fields` are those of `Record` that this does not know."""
+    return Record(**surroundings(device, fields["results"]), **fields)
+
+
+def surroundings(device: Device, found: Sequence[Any]) -> dict[str, Any]:
+    """Where and when: the fields of `Run` that follow from here and now. `found` are results, with a name and a version."""
     state = sources()
-    found: dict[str, Any] = {
+    return {
         "device": device_info(device),
         "driver": driver_info() if device.kind == "cuda" else None,
-        "versions": {**{result.name: result.version for result in fields["results"]}, **versions()},
+        "versions": {**{result.name: result.version for result in found}, **versions()},
         "commit": state.commit,
         "dirty": state.dirty,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    return Record(**found, **fields)
 
 
-def table(run: Record) -> str:
+def table(run: Run) -> str:
     """The record as text."""
     where = f"{run.device.label}, {run.device.name}"
     if run.driver is not None:
         where += f", driver {run.driver.release or 'unknown'} (CUDA {run.driver.cuda or 'unknown'})"
     source = "no git checkout" if run.commit is None else run.commit[:12] + (" with uncommitted changes" if run.dirty else "")
     lines = [
-        f"{run.benchmark}, n = {run.n} ({1e-6 * run.bytes_per_launch:.6g} MB a launch)",
+        run.title,
         f"on {where}",
         f"tilekit {run.versions['tilekit']} ({source}); {run.rounds} rounds in turns, {run.timer}",
-        "",
+        *run.body(),
     ]
-    rows = [("", "variant", "median us", "GB/s", "min-max GB/s", "to best peer", "max rel. error")]
-    for r in run.results:
-        ratio = "" if r.ratio_to_best_peer is None else f"{r.ratio_to_best_peer:.3f}"
-        span = f"{_rate(r.min_gb_per_s)}-{_rate(r.max_gb_per_s)}"
-        who = f"{r.name} {r.version}"
-        rows.append((who, r.variant, f"{r.median_us:.1f}", _rate(r.gb_per_s), span, ratio, f"{r.max_relative_error:.1e}"))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        left = [cell.ljust(width) for cell, width in zip(row[:2], widths)]
-        right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:])]
-        lines.append("  ".join([*left, *right]).rstrip())
-    if run.results:
-        lines += ["", "Every element was compared with NumPy in float64. GB/s counts the bytes that the work must move."]
     lines += [f"{one.name}: {one.cause}: {one.reason}" for one in run.left_out]
     lines += [f"Note: {note}" for note in run.notes]
     return "\n".join(lines)
 
 
-def _rate(gb_per_s: float) -> str:
-    return f"{gb_per_s:.0f}" if gb_per_s >= 1000 else f"{gb_per_s:.4g}"
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines: the first two columns to the left, all others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        left = [cell.ljust(width) for cell, width in zip(row[:2], widths)]
+        right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:])]
+        lines.append("  ".join([*left, *right]).rstrip())
+    return lines
 
 
-def save(run: Record, path: Path) -> None:
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def save(run: Run, path: Path) -> None:
     """Write the record to `path` as JSON."""
     path.write_text(json.dumps(dataclasses.asdict(run), indent=2) + "\n", encoding="utf-8")
 
@@ -198,11 +265,11 @@ def save(run: Record, path: Path) -> None:
 def check_plot() -> None:
     """Raise ImportError, with the cure, where `plot` would."""
     if find_spec("matplotlib") is None:
-        raise ImportError('drawing needs matplotlib, which is not installed: pip install "tilekit[bench]"')
+        raise ImportError("drawing needs matplotlib, which is not installed: pip install matplotlib")
 
 
-def plot(run: Record, path: Path) -> None:
-    """Draw the record's rates as bars, from the slowest round to the fastest, to a file whose suffix says how (.png, .svg, .pdf).
+def plot(run: Run, path: Path) -> None:
+    """Draw the record to a file whose suffix says how (.png, .svg, .pdf).
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -211,18 +278,25 @@ def plot(run: Record, path: Path) -> None:
     check_plot()
     from matplotlib.figure import Figure  # not pyplot: that keeps figures, and looks for a screen
 
-    shown = run.results[::-1]
-    figure = Figure(figsize=(8, 1.4 + 0.55 * len(shown)), layout="constrained")
-    axes = figure.subplots()
-    names = [f"{r.name} {r.version}" + (f"\n{r.variant}" if r.variant else "") for r in shown]
-    rates = [r.gb_per_s for r in shown]
-    spans = [[r.gb_per_s - r.min_gb_per_s for r in shown], [r.max_gb_per_s - r.gb_per_s for r in shown]]
-    colours = ["#d9822b" if r.name == OWN else "#7b8794" for r in shown]
-    axes.barh(names, rates, xerr=spans, color=colours, error_kw={"lw": 1, "capsize": 3})
-    for at, rate in enumerate(rates):
-        axes.annotate(_rate(rate), (0, at), (6, 0), textcoords="offset points", va="center", color="white", fontweight="bold")
-    axes.set_xlabel("GB/s (median; the whisker goes from the slowest round to the fastest)")
-    axes.set_title(f"{run.benchmark}, n = {run.n}, on {run.device.name}", fontsize=11)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    run.draw(figure)
+    for axes in figure.axes:
+        axes.set_title(f"{run.title}, on {run.device.name}", fontsize=11)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
     figure.savefig(path, dpi=150)
+
+
+def bars(
+    figure: Any, *, names: Sequence[str], spans: Sequence[tuple[float, float, float]], own: Sequence[bool], unit: str
+) -> None:
+    """Draw a bar for each (lowest, median, highest), the first on top; tilekit's own in another colour."""
+    figure.set_size_inches(8, 1.4 + 0.55 * len(names))
+    axes = figure.subplots()
+    whiskers = [[mid - low for low, mid, _ in spans][::-1], [high - mid for _, mid, high in spans][::-1]]
+    colours = ["#d9822b" if mine else "#7b8794" for mine in own][::-1]
+    middles = [mid for _, mid, _ in spans][::-1]
+    axes.barh(names[::-1], middles, xerr=whiskers, color=colours, error_kw={"lw": 1, "capsize": 3})
+    for at, middle in enumerate(middles):
+        axes.annotate(_rate(middle), (0, at), (6, 0), textcoords="offset points", va="center", color="white", fontweight="bold")
+    axes.set_xlabel(f"{unit} (median; the whisker goes from the lowest of the rounds to the highest)")

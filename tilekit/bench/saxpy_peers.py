@@ -16,7 +16,7 @@ from tilekit.bench.harness import Contestant, Variant
 from tilekit.stream import Stream
 from tilekit.tensor import Tensor
 
-__all__ = ["PEERS", "DeviceArray", "Missing", "Shared"]
+__all__ = ["PEERS", "DeviceArray", "Missing", "Shared", "need"]
 
 # Of the GPU's peers, what is tried; the best is measured.
 _THREADS = (128, 256, 512)
@@ -64,7 +64,7 @@ class DeviceArray:
         }
 
 
-def _need(*modules: tuple[str, str]) -> None:
+def need(*modules: tuple[str, str]) -> None:
     """Raise `Missing` unless all of the (module, what pip calls it) are installed."""
     missing = [package for module, package in modules if find_spec(module) is None]
     if missing:
@@ -73,7 +73,7 @@ def _need(*modules: tuple[str, str]) -> None:
 
 def numba_gpu(data: Shared) -> Contestant:
     """numba: the obvious kernel, one element a thread."""
-    _need(("numba_cuda", "numba-cuda"))
+    need(("numba_cuda", "numba-cuda"))
     from numba import cuda
 
     from tilekit.bench import _numba_saxpy
@@ -106,7 +106,7 @@ def torch_add(data: Shared) -> Contestant:
 
 def triton_kernel(data: Shared) -> Contestant:
     """Triton: the kernel of its tutorials. It finds the stream, and checks its arguments, through PyTorch."""
-    _need(("triton", "triton"))
+    need(("triton", "triton"))
     x, y, active = _in_torch(data)
     import triton
 
@@ -126,7 +126,7 @@ def triton_kernel(data: Shared) -> Contestant:
 
 def _in_torch(data: Shared) -> tuple[Any, Any, Callable[[], Any]]:
     """x and y as PyTorch's tensors on the same memory, and what makes `data.stream` PyTorch's current stream."""
-    _need(("torch", "torch"))
+    need(("torch", "torch"))
     import torch
 
     device = torch.device("cuda", data.stream.device.ordinal)
@@ -139,7 +139,7 @@ def _in_torch(data: Shared) -> tuple[Any, Any, Callable[[], Any]]:
 
 def cupy_fused(data: Shared) -> Contestant:
     """CuPy: an elementwise kernel, fused."""
-    _need(("cupy", "cupy-cuda13x"))
+    need(("cupy", "cupy-cuda13x"))
     import cupy
 
     ordinal = data.stream.device.ordinal
@@ -178,7 +178,7 @@ def numpy_passes(data: Shared) -> Contestant:
 
 def numba_cpu(data: Shared) -> Contestant:
     """numba: a parallel loop."""
-    _need(("numba", "numba"))
+    need(("numba", "numba"))
     from tilekit.bench import _numba_saxpy
 
     x, y, factor = data.x.host_view(), data.y.host_view(), np.float32(data.factor)

@@ -88,7 +88,7 @@ def translated(source: KernelSource, config: Config) -> Iterator[None]:
             yield
         except (DynamicLibNotFoundError, NvvmSupportError) as error:
             raise TilekitError(
-                'kernels are compiled by parts of the CUDA toolkit that are not installed here: pip install "tilekit[cu13]" '
+                'kernels are compiled by parts of the CUDA toolkit that are not installed here: pip install "numba-cuda[cu13]" '
                 f"(or cu12, for a driver of CUDA 12). {str(error).splitlines()[0]}"
             ) from error
         except Exception as error:

@@ -132,10 +132,13 @@ def _decode(data: bytes) -> CompiledKernel | None:
     if not data.startswith(_MAGIC) or hashlib.sha256(body).digest() != digest:
         return None
     header, _, rest = body.partition(b"\n")
-    fields = json.loads(header)
-    split = fields.pop("ptx_bytes")
-    fields["block"] = tuple(fields["block"])
-    return CompiledKernel(ptx=rest[:split].decode(), cubin=rest[split:], **fields)
+    try:
+        fields = json.loads(header)
+        split = fields.pop("ptx_bytes")
+        fields["block"] = tuple(fields["block"])
+        return CompiledKernel(ptx=rest[:split].decode(), cubin=rest[split:], **fields)
+    except (AttributeError, KeyError, TypeError, ValueError):  # whole, but not of this version's making
+        return None
 
 
 def _evict(where: Path) -> None:

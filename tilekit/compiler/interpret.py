@@ -35,10 +35,19 @@ def interpret(kernel: BoundKernel, grid: tuple[int, int, int], arguments: tuple[
                         function(*arguments)
         except CompileError as error:
             raise kernel.source.error_from(error.reason, error.__traceback__) from None
+        except (AttributeError, TypeError) as error:
+            # Python's own words for what tiles and tensors cannot do, where the compiler would have refused it.
+            raise kernel.source.error_from(_in_users_words(str(error)), error.__traceback__) from None
         except DeviceError as error:
             raise DeviceError(_where(kernel, running, str(error), error)) from None
         except Exception as error:
             raise DeviceError(_where(kernel, running, f"{type(error).__name__}: {error}", error)) from error
+
+
+def _in_users_words(text: str) -> str:
+    if "__array_ufunc__" in text:
+        return "NumPy's functions do not take tiles: the operations on tiles are tk.*, the operators and abs"
+    return text.replace("'Tile' object", "a tile").replace("'TensorView' object", "a tensor").replace("'Tile'", "a tile")
 
 
 def _where(kernel: BoundKernel, running: block.Block, reason: str, error: BaseException) -> str:

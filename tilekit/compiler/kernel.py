@@ -111,7 +111,9 @@ class CompiledKernel:
 
         program = find_nvdisasm()
         if program is None:
-            raise TilekitError('nvdisasm is not installed, so there is no SASS to show: pip install "tilekit[test]"')
+            raise TilekitError(
+                'nvdisasm is not installed, so there is no SASS to show: pip install "cuda-toolkit[nvdisasm]==13.*"'
+            )
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "kernel.cubin")
             path.write_bytes(self.cubin)

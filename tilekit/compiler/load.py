@@ -48,6 +48,10 @@ class Specialisation:
         self._executables: dict[Device, Executable] = {}
         self._lock = threading.Lock()
 
+    def loaded(self, device: Device) -> Executable | None:
+        """What `executable` gives, if that takes no time; None if it would have to compile."""
+        return self._executables.get(device) or (self.executable(device) if device.kind == "cpu" else None)
+
     def executable(self, device: Device) -> Executable:
         """The specialisation on `device`; compiled and loaded at the first call.
 
@@ -76,7 +80,7 @@ class Specialisation:
                         from tilekit.compiler.build import build
                     except ImportError as error:
                         raise TilekitError(
-                            f'compiling needs numba-cuda, which is not installed here ({error}); pip install "tilekit[cu13]"'
+                            f'compiling needs numba-cuda, which is not installed here ({error}); pip install "numba-cuda[cu13]"'
                         ) from error
                     self.compilations += 1
                     found = build(self.bound, self.facts, self.num_warps, target)

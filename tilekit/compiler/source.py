@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
-from collections.abc import Callable
+import linecache
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 from tilekit.errors import CompileError
 
-__all__ = ["KernelSource"]
+__all__ = ["KernelSource", "file_of"]
+
+
+def file_of(function: Callable[..., Any]) -> Sequence[str]:
+    """The lines of the file that `function` stands in, as they are now; none if there is no such file."""
+    return linecache.getlines(function.__code__.co_filename, function.__globals__)
 
 
 class KernelSource:
@@ -23,35 +28,40 @@ class KernelSource:
         tree: its definition; line and column numbers are the file's own.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], file: Sequence[str] | None = None) -> None:
         """Read the source of `function`.
+
+        Args:
+            function: the kernel's.
+            file: the lines of its file as they were when it was defined (`file_of`); by default as they are now.
 
         Raises:
             CompileError: there is none to read (a function typed at a prompt, or made by exec), or it is a lambda.
         """
+        file = file_of(function) if file is None else file
         self.name, self.filename = function.__name__, function.__code__.co_filename
-        try:
-            lines, first = inspect.getsourcelines(function)
-        except (OSError, TypeError):
+        self._first = max(function.__code__.co_firstlineno, 1)
+        lines = file[self._first - 1 :]
+        if not lines:
             raise CompileError(
                 f"kernel {self.name}: its source cannot be read ({self.filename}); write it in a file or a notebook cell"
-            ) from None
-        first = max(first, 1)
-        self._first, self._lines = first, [line.rstrip("\n") for line in lines]
-        indent = len(lines[0]) - len(lines[0].lstrip())
-        text = textwrap.dedent("".join(lines))
+            )
         try:
-            definition = ast.parse(text).body[0]
-        except SyntaxError:
+            lines = inspect.getblock(lines)
+            # An indented definition stands in a block of its own, so that columns are those of the file.
+            nested = lines[0][:1].isspace()
+            definition = ast.parse(("if True:\n" if nested else "") + "".join(lines)).body[0]
+            definition = definition.body[0] if isinstance(definition, ast.If) else definition
+        except (SyntaxError, IndexError):
             definition = None
         if not isinstance(definition, ast.FunctionDef):
             raise CompileError(f"kernel {self.name}: a kernel is a function defined with def")
-        for node in ast.walk(definition):
-            if isinstance(node, (ast.expr, ast.stmt, ast.arg, ast.keyword)):
-                node.lineno += first - 1
-                node.col_offset += indent
-                node.end_lineno = (node.end_lineno or 1) + first - 1
-                node.end_col_offset = (node.end_col_offset or 0) + indent
+        if definition.name != function.__code__.co_name:
+            raise CompileError(
+                f"kernel {self.name}: {self.filename} has changed since it was imported: line {self._first} is not its definition"
+            )
+        self._lines = [line.rstrip("\n") for line in lines]
+        ast.increment_lineno(definition, self._first - (2 if nested else 1))
         self.tree: ast.FunctionDef = definition
 
     def error(self, reason: str, lineno: int, name: str | None = None) -> CompileError:
@@ -80,9 +90,12 @@ class KernelSource:
         return self._error(reason, line, column, end_column - column if line == end_line else 1)
 
     def _error(self, reason: str, lineno: int, column: int | None, width: int) -> CompileError:
-        return CompileError(
-            reason, filename=self.filename, lineno=lineno, column=column, width=width, line=self._line(lineno) or None
-        )
+        line = self._line(lineno)
+        if column is not None:  # Python counts the bytes of UTF-8
+            text = line.encode()
+            width = len(text[column : column + width].decode(errors="ignore"))
+            column = len(text[:column].decode(errors="ignore"))
+        return CompileError(reason, filename=self.filename, lineno=lineno, column=column, width=width, line=line or None)
 
     def _line(self, lineno: int) -> str:
         at = lineno - self._first

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tilekit.compiler.source import KernelSource
 from tilekit.compiler.syntax import check_syntax
 from tilekit.lang.signature import Generic
@@ -233,6 +235,8 @@ class _Binder(ast.NodeTransformer):
             value = self.generics[value.name]
         if isinstance(value, enum.StrEnum):
             return str(value)
+        if isinstance(value, (np.integer, np.bool_)):
+            value = value.item()
         return value if _is_constant(value) else _MISSING
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
@@ -272,10 +276,14 @@ class _Binder(ast.NodeTransformer):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         self.generic_visit(node)
-        values = [_value(v) for v in node.values]
-        if _MISSING in values:
-            return node
-        return _literal(all(values) if isinstance(node.op, ast.And) else any(values), node)
+        while len(node.values) > 1:
+            first = _value(node.values[0])
+            if first is _MISSING:
+                return node
+            if bool(first) is isinstance(node.op, ast.Or):
+                return node.values[0]  # it decides
+            del node.values[0]
+        return node.values[0]
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         self.generic_visit(node)

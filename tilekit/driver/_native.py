@@ -20,14 +20,18 @@ _bell = np.ones(1, np.uint64)  # what is written to the descriptor
 
 
 def ring_address() -> int:
-    """The address of `void ring(CUstream, CUresult status, int32 slot[2])`, a CUstreamCallback.
+    """The address of `void ring(CUstream, CUresult status, int32 slot[3])`, a CUstreamCallback.
 
-    `slot` is one of a SignalBoard's: it gets the status plus one, and 8 bytes are written to the descriptor it names.
+    `slot` is one of a SignalBoard's: it gets the status plus one, 8 bytes are written to the descriptor it names, and it is
+    counted as rung.
     """
     global _ring
     with _lock:
         if _ring is None:
-            _ring = _compile()  # kept for good: the driver may hold its address
+            _ring = _compile()
+            # Kept for good, beyond the end of the interpreter: the driver may call it until the process is gone.
+            for kept in (_ring, _bell):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         return int(_ring.address)
 
 
@@ -42,5 +46,6 @@ def _compile() -> Any:
     def ring(stream, status, slot):  # type: ignore[no-untyped-def]
         slot[0] = status + 1
         write(slot[1], bell, 8)
+        slot[2] += 1
 
     return ring

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tilekit.driver import forking
 from tilekit.driver.cpu_queue import FREE, RUN, SIGNAL, WAIT, CpuStream, Point, SteppedBy, lock
 from tilekit.driver.protocol import Memory
 from tilekit.driver.signal import SignalBoard
@@ -43,11 +44,14 @@ class CpuDriver:
     Attributes:
         allocated_bytes: how much memory is allocated and not freed yet.
         stepper: what runs the work instead of the workers, or None.
+        forked: whether this process was forked from one where the device was at work.
     """
 
     kind: Literal["cuda", "cpu"] = "cpu"
     compute_capability: tuple[int, int] | None = None
     target = "cpu"
+    staging = None
+    forked = False
 
     def __init__(self, ordinal: int = 0) -> None:
         self.ordinal = ordinal
@@ -55,6 +59,11 @@ class CpuDriver:
         self.allocated_bytes = 0
         self.stepper: SteppedBy | None = None
         self._streams: list[CpuStream] = []
+
+    def check_process(self) -> None:
+        """DeviceUnavailableError if the device was lost when this process was forked."""
+        if self.forked:
+            raise forking.lost(f"cpu:{self.ordinal}")
 
     def memory_info(self) -> tuple[int, int]:
         try:
@@ -118,6 +127,12 @@ class CpuDriver:
         if self.stepper is not None:
             stream.record().wait()  # whoever asks for a signal waits for it where no stepper sees that it waits
 
+    def signals_ready(self) -> bool:
+        return True
+
+    def make_signals_ready(self) -> None:
+        pass
+
     # events
     def event_create(self, timing: bool = False) -> CpuEvent:
         return CpuEvent(timing)
@@ -151,6 +166,12 @@ class CpuDriver:
         if not (start.point.done and end.point.done):
             raise DeviceError("elapsed_ms: the events have not both passed; synchronize first", code="CUDA_ERROR_NOT_READY")
         return (end.point.at_s - start.point.at_s) * 1e3
+
+    def event_signal(self, event: CpuEvent, board: SignalBoard, slot: int, line: tuple[int, int]) -> None:
+        if event.point is None:
+            board.ring(slot, 0)
+        else:
+            event.point.signal(board, slot)
 
     # memory
     def allocate(self, nbytes: int, stream: CpuStream) -> Memory:

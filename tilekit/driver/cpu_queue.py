@@ -5,21 +5,39 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from tilekit.driver import forking
 from tilekit.errors import DeviceError, TilekitError
 
 if TYPE_CHECKING:
     from tilekit.driver.cpu import CpuDriver
+    from tilekit.driver.signal import SignalBoard
 
-__all__ = ["CLEAR", "FREE", "RECORD", "RUN", "SIGNAL", "STOP", "WAIT", "CpuStream", "Fault", "Item", "Point", "SteppedBy", "lock"]
+__all__ = [
+    "CLEAR",
+    "FAULT_STATUS",
+    "FREE",
+    "RECORD",
+    "RUN",
+    "SIGNAL",
+    "STOP",
+    "WAIT",
+    "CpuStream",
+    "Fault",
+    "Item",
+    "Point",
+    "SteppedBy",
+    "lock",
+]
 
 # What a stream can hold. An item is (kind, a, b).
 RUN, RECORD, WAIT, SIGNAL, FREE, CLEAR, STOP = range(7)
 Item = tuple[int, Any, Any]
 
-_FAULT_STATUS = 719  # what signals report: CUDA_ERROR_LAUNCH_FAILED, the nearest that CUDA has
+FAULT_STATUS = 719  # what signals report: CUDA_ERROR_LAUNCH_FAILED, the nearest that CUDA has
 
 # Guards the state of every stream and every point, of all devices, since streams wait for each other's events. It is held for
 # a few instructions at a time, and no finalizer takes it.
@@ -47,21 +65,39 @@ class Fault:
 class Point:
     """A place in a stream that has been recorded: whether the stream has passed it, and the fault it then carried."""
 
-    __slots__ = ("_waiters", "at_s", "done", "fault", "stream")
+    __slots__ = ("_bells", "_waiters", "at_s", "done", "fault", "stream")
 
     def __init__(self, stream: CpuStream) -> None:
         self.stream, self.done = stream, False
         self.fault: Fault | None = None
         self.at_s = 0.0
         self._waiters: list[threading.Lock] | None = []  # None once it has been passed
+        self._bells: list[tuple[SignalBoard, int]] = []
 
     def complete(self, fault: Fault | None) -> None:
         """The stream has come here."""
         with lock:
             self.fault, self.at_s, self.done = fault, time.perf_counter(), True
             waiters, self._waiters = self._waiters, None
+            bells, self._bells = self._bells, []
         for waiter in waiters or ():
             waiter.release()
+        for board, slot in bells:
+            board.ring(slot, self.status())
+
+    def status(self) -> int:
+        """What a signal for this place reports, once the stream has come here."""
+        return 0 if self.fault is None else FAULT_STATUS
+
+    def signal(self, board: SignalBoard, slot: int) -> None:
+        """Ring once the stream has come here; now if it has."""
+        if self.stream.driver.stepper is not None:
+            self.wait()  # whoever asks for a signal waits for it where no stepper sees that it waits
+        with lock:
+            if self._waiters is not None:
+                self._bells.append((board, slot))
+                return
+        board.ring(slot, self.status())
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until the stream has come here; whether it has. Under a stepper, run work until it has."""
@@ -71,6 +107,7 @@ class Point:
         if stepper is not None:
             stepper.run_until(self)
             return True
+        self.stream.driver.check_process()  # nobody comes here any more in a forked one
         waiter = threading.Lock()
         waiter.acquire()
         with lock:
@@ -92,6 +129,7 @@ class CpuStream:
     __slots__ = ("__weakref__", "driver", "fault", "finished", "number", "priority", "queue", "queued", "worker")
 
     _numbers = itertools.count(1)
+    _all: ClassVar[weakref.WeakSet[CpuStream]] = weakref.WeakSet()
 
     def __init__(self, driver: CpuDriver, priority: int) -> None:
         self.driver, self.priority, self.number = driver, priority, next(self._numbers)
@@ -99,9 +137,22 @@ class CpuStream:
         self.queued = self.finished = 0
         self.fault: Fault | None = None
         self.worker: threading.Thread | None = None
+        self._all.add(self)
+
+    @classmethod
+    def after_fork(cls) -> None:
+        """In the child no stream has a worker. Empty streams get new ones; a device that was at work is lost."""
+        lock._at_fork_reinit()  # type: ignore[attr-defined]  # another thread of the parent may have held it
+        for stream in tuple(cls._all):
+            if stream.idle():
+                stream.queue, stream.worker = SimpleQueue(), None
+            else:
+                stream.driver.forked = True
 
     def put(self, item: Item) -> None:
         """Enqueue one item."""
+        if self.driver.forked:
+            self.driver.check_process()
         with lock:
             self.queued += 1
             stepper = self.driver.stepper
@@ -147,7 +198,7 @@ class CpuStream:
         finally:
             self.finished += 1
         if kind == SIGNAL:
-            a.ring(b, 0 if self.fault is None else _FAULT_STATUS)
+            a.ring(b, 0 if self.fault is None else FAULT_STATUS)
 
     def record(self) -> Point:
         """A point behind all that is in the stream now."""
@@ -183,3 +234,6 @@ def _work(stream: CpuStream) -> None:
             return
         stream.execute(item)
         del item  # what it holds must not live until the next one comes
+
+
+forking.in_child(CpuStream.after_fork)

@@ -6,17 +6,21 @@ device's primary context, the one that numba, torch and cupy use.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
+from tilekit.driver import forking
 from tilekit.driver.discovery import Discovery
 from tilekit.driver.protocol import Driver, Memory
 from tilekit.driver.signal import SignalBoard
+from tilekit.driver.staging import Staging
 from tilekit.errors import DeviceError, OutOfMemoryError
 from tilekit.settings import load_settings
 
@@ -28,6 +32,7 @@ _OUT_OF_MEMORY, _NOT_READY = 2, 600
 # After these the context is lost: every later call fails alike. A signal then reports the code instead of raising it, since
 # whoever asks for one waits for it.
 _FAULTS = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 724})
+_HOST_MEMORY, _PORTABLE = 1, 1  # CU_MEMORYTYPE_HOST, CU_MEMHOSTALLOC_PORTABLE
 _STATIC_SHARED_LIMIT = 48 * 1024  # of static and dynamic shared memory together, unless a kernel is allowed more
 
 
@@ -53,6 +58,15 @@ class CudaFunction:
 
     def __init__(self, handle: Any, entry: str, library: Any, shared_limit: int) -> None:
         self.handle, self.entry, self.library, self.shared_limit = handle, entry, library, shared_limit
+
+
+class _Watcher:
+    """A private stream that waits for places in another one: which, and the last place (`Driver.event_signal`)."""
+
+    __slots__ = ("handle", "line")
+
+    def __init__(self, handle: Any, line: tuple[int, int]) -> None:
+        self.handle, self.line = handle, line
 
 
 class CudaDriver:
@@ -83,6 +97,11 @@ class CudaDriver:
         self._pool: Any = None
         self._callback: Any = None
         self._launch: Callable[..., Any] = bindings.cuLaunchKernel
+        self._watchers: list[_Watcher] = []
+        self._watching = threading.Lock()
+        self._forked = False
+        self.staging: Staging | None = Staging(self, self._pinned, self._is_pinned)
+        _drivers.add(self)
 
     def _attribute(self, attribute: Any) -> int:
         return int(check(self._cu, self._cu.cuDeviceGetAttribute(attribute, self._device)))
@@ -101,6 +120,8 @@ class CudaDriver:
 
     def _open(self) -> None:
         cu = self._cu
+        if self._forked:
+            raise forking.lost(f"cuda:{self.ordinal}")
         with self._lock:
             if self._context is not None:
                 return
@@ -110,6 +131,11 @@ class CudaDriver:
             keep = cu.cuuint64_t(2**64 - 1)
             check(cu, cu.cuMemPoolSetAttribute(self._pool, cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, keep))
             self._context_address, self._context = int(context), context
+
+    def after_fork(self) -> None:
+        """In a forked process: from now on every call comes to `_open`, which refuses."""
+        self._forked, self._context = True, None
+        self._lock, self._watching = threading.Lock(), threading.Lock()
 
     def memory_info(self) -> tuple[int, int]:
         self.activate()
@@ -159,15 +185,21 @@ class CudaDriver:
     def stream_signal(self, stream: Any, board: SignalBoard, slot: int) -> None:
         self.activate()
         if self._callback is None:
-            from tilekit.driver._native import ring_address
-
-            self._callback = self._cu.CUstreamCallback(ring_address())
+            self.make_signals_ready()
         # Not cuLaunchHostFunc: that is never called after a fault.
         result = self._cu.cuStreamAddCallback(stream, self._callback, board.slot_address(slot), 0)
         if int(result[0]) in _FAULTS:
             board.ring(slot, int(result[0]))
         else:
             check(self._cu, result)
+
+    def signals_ready(self) -> bool:
+        return self._callback is not None
+
+    def make_signals_ready(self) -> None:
+        from tilekit.driver._native import ring_address
+
+        self._callback = self._cu.CUstreamCallback(ring_address())
 
     # events
     def event_create(self, timing: bool = False) -> Any:
@@ -221,6 +253,32 @@ class CudaDriver:
         self.activate()
         return float(check(self._cu, self._cu.cuEventElapsedTime(start, end)))
 
+    def event_signal(self, event: Any, board: SignalBoard, slot: int, line: tuple[int, int]) -> None:
+        self.activate()
+        cu = self._cu
+        # Not a callback in the stream of the event: that would come after all that is behind the event by now, and CUDA would
+        # hold up what comes behind the callback until it has been called.
+        with self._watching:
+            watcher = self._watcher(line)
+            check(cu, cu.cuStreamWaitEvent(watcher.handle, event, 0))
+            self.stream_signal(watcher.handle, board, slot)
+
+    def _watcher(self, line: tuple[int, int]) -> _Watcher:
+        """One that has nothing to wait for, or waits for earlier places of the same stream; a new one if there is none."""
+        number, serial = line
+        for watcher in self._watchers:
+            if watcher.line[0] == number and watcher.line[1] <= serial:
+                watcher.line = line
+                return watcher
+        for watcher in self._watchers:
+            if not self._cu.cuStreamQuery(watcher.handle)[0]:
+                watcher.line = line
+                return watcher
+        # Streams of one priority share a few hardware queues, where a waiting one holds up the others: not the compute streams.
+        watcher = _Watcher(self.stream_create(self.priority_range()[1]), line)
+        self._watchers.append(watcher)
+        return watcher
+
     def _passed(self, result: tuple[Any, ...]) -> bool:
         if result[0] == _NOT_READY:
             return False
@@ -253,6 +311,22 @@ class CudaDriver:
         for event in after:
             self._given_up(self._cu.cuStreamWaitEvent(stream, event, 0))
         self._given_up(self._cu.cuMemFreeAsync(memory.address, stream))
+
+    def _pinned(self, nbytes: int) -> np.ndarray[Any, Any]:
+        """Page-locked memory of the host's, kept for the life of the process; 0 bytes if there is none to be had."""
+        self.activate()
+        result = self._cu.cuMemHostAlloc(nbytes, _PORTABLE)
+        if result[0] == _OUT_OF_MEMORY:
+            return np.empty(0, np.uint8)
+        address = int(check(self._cu, result))
+        return np.ndarray(nbytes, np.uint8, memoryview((ctypes.c_uint8 * nbytes).from_address(address)))
+
+    def _is_pinned(self, array: np.ndarray[Any, Any]) -> bool:
+        """Whether the array is in page-locked memory, so that a copy goes on while the host does."""
+        self.activate()
+        attribute = self._cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        result = self._cu.cuPointerGetAttribute(attribute, array.__array_interface__["data"][0])
+        return not result[0] and int(result[1]) == _HOST_MEMORY  # of pageable memory CUDA knows nothing: an error
 
     def copy_from_host(self, memory: Memory, offset: int, source: np.ndarray[Any, Any], stream: Any) -> None:
         self.activate()
@@ -339,9 +413,13 @@ def _error(bindings: Any, code: Any, doing: str = "") -> DeviceError:
         for value in (bindings.cuGetErrorName(code)[1], bindings.cuGetErrorString(code)[1])
     )
     message = f"{doing}: {name}: {text}" if doing else f"{name}: {text}"
-    if int(code) in _FAULTS:
-        message += ". A kernel launched earlier failed, perhaps another than the last; the process cannot use this GPU any more"
-    return DeviceError(message, code=name)
+    lost = int(code) in _FAULTS
+    if lost:
+        message += (
+            ". A kernel launched earlier failed, perhaps another than the last. This process cannot use the GPU any more: "
+            "restart it to go on"
+        )
+    return DeviceError(message, code=name, lost=lost)
 
 
 def target_for(capability: tuple[int, int]) -> str:
@@ -361,8 +439,8 @@ def discover(bindings: Any = None) -> Discovery:
             bindings = importlib.import_module("cuda.bindings.driver")
         except ImportError as error:
             return Discovery(
-                reason=f'cuda-bindings is not installed ({error}); install it with: pip install "tilekit[cu13]" '
-                "(tilekit[cu12] for drivers of CUDA 12)"
+                reason=f'cuda-bindings is not installed ({error}); install it with: pip install "numba-cuda[cu13]" '
+                "(numba-cuda[cu12] for drivers of CUDA 12)"
             )
     try:
         (code,) = bindings.cuInit(0)
@@ -397,3 +475,15 @@ def discover(bindings: Any = None) -> Discovery:
 
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+_drivers: weakref.WeakSet[CudaDriver] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    _thread.driver = None
+    for driver in tuple(_drivers):
+        driver.after_fork()
+
+
+forking.in_child(_after_fork)

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from tilekit.driver.signal import SignalBoard
+from tilekit.driver.staging import Staging
 
 __all__ = ["Driver", "EventHandle", "FunctionHandle", "Memory", "StreamHandle"]
 
@@ -40,6 +41,7 @@ class Driver(Protocol):
     name: str
     compute_capability: tuple[int, int] | None  # None on the CPU
     target: str  # what kernels are compiled for: "sm_90a", or "cpu"
+    staging: Staging | None  # for copies that must not block; None where `copy_from_host` and `copy_to_host` never do
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the device."""
@@ -74,6 +76,12 @@ class Driver(Protocol):
         """Once all work now in the stream is done, put its status into `slot` and ring `board`; natively, without the GIL."""
         ...
 
+    def signals_ready(self) -> bool:
+        """Whether the first signal costs no more than any other: else `make_signals_ready` takes a second, once."""
+        ...
+
+    def make_signals_ready(self) -> None: ...
+
     # events
     def event_create(self, timing: bool = False) -> EventHandle: ...
     def event_destroy(self, event: EventHandle) -> None: ...
@@ -84,6 +92,13 @@ class Driver(Protocol):
         ...
 
     def event_elapsed_ms(self, start: EventHandle, end: EventHandle) -> float: ...
+    def event_signal(self, event: EventHandle, board: SignalBoard, slot: int, line: tuple[int, int]) -> None:
+        """As `stream_signal`, once the event, as it is recorded now, has passed. Work behind it neither waits nor is waited for.
+
+        Args:
+            line: a number for the stream that the event was recorded in, and one that grows with each event recorded there.
+        """
+        ...
 
     # memory, all in stream order
     def allocate(self, nbytes: int, stream: StreamHandle) -> Memory: ...

@@ -58,7 +58,7 @@ def print_(*values: Any) -> None:
     if not values or not isinstance(values[-1], Tile):
         sys.stdout.write(" ".join(words) + "\n")
         return
-    tile = values[-1].array
+    tile = values[-1]._array
     elements = tile.astype(np.float64) if dtypes.is_float(tile.dtype) else tile
     lines = [
         " ".join([*words, f"[{', '.join(map(str, index))}]", _text(elements[index])])

@@ -37,7 +37,7 @@ def where(condition: Tile, x: Tile | Scalar, y: Tile | Scalar) -> Tile:
     if not isinstance(condition, Tile) or condition.dtype != dtypes.bool_:
         raise CompileError("where: the condition is a bool tile, such as the result of a comparison")
     (_, a, b), _ = operands("where", condition, x, y)
-    return Tile(np.where(condition.array, a, b))
+    return Tile(np.where(condition._array, a, b))
 
 
 def _extremum(name: str, x: Any, y: Any) -> Tile:
@@ -90,7 +90,7 @@ def _floating(name: str, x: Any) -> Tile:
         raise CompileError(f"{name}: needs a tile, not {type(x).__name__}; for a scalar use math.{name}")
     if not dtypes.is_float(x.dtype):
         raise CompileError(f"{name}: needs a floating-point tile, not {x.dtype.name}; cast with .astype(tk.float32)")
-    return Tile(getattr(np, name)(x.array).astype(x.dtype, copy=False))
+    return Tile(getattr(np, name)(x._array).astype(x.dtype, copy=False))
 
 
 @tile_op("exp", host="numpy.exp")

@@ -40,30 +40,29 @@ class TensorView:
 
     Attributes:
         name: the parameter's.
-        array: the elements, a NumPy view of device memory.
         tile_shape: of a partition, the shape of its tiles; None for a tensor that is only read.
         readable: whether the kernel may load (`Out` is written only).
     """
 
-    __slots__ = ("array", "name", "readable", "tile_shape")
+    __slots__ = ("_array", "name", "readable", "tile_shape")
 
     def __init__(self, name: str, array: NDArray[Any], tile_shape: Any, readable: bool) -> None:
-        self.name, self.array, self.tile_shape, self.readable = name, array, tile_shape, readable
+        self.name, self._array, self.tile_shape, self.readable = name, array, tile_shape, readable
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The tensor's extents, in elements."""
-        return self.array.shape
+        return self._array.shape
 
     @property
     def dtype(self) -> dtypes.DType:
         """The element type."""
-        return self.array.dtype
+        return self._array.dtype
 
     @property
     def ndim(self) -> int:
         """The number of dimensions."""
-        return self.array.ndim
+        return self._array.ndim
 
     def load(self) -> Tile:
         """The block's own tile of a partition; zeros beyond the edge."""
@@ -124,7 +123,7 @@ def _read(view: TensorView, index: tuple[int, ...], shape: tuple[int, ...], padd
         raise CompileError(
             f"{what}: padding_mode {str(padding_mode)!r} needs a floating-point tensor; {view.name} is {view.dtype.name}"
         )
-    inside = view.array[_window(view, index, shape, what)]
+    inside = view._array[_window(view, index, shape, what)]
     if inside.shape == shape:
         return Tile(inside.copy())
     tile = np.full(shape, _PADDING[padding_mode], view.dtype)
@@ -142,12 +141,15 @@ def _write(view: Any, index: tuple[int, ...], tile: Any) -> None:
                 f"store: a {tile.dtype.name} tile does not fit {view.name}, a {view.dtype.name} tensor, without loss; "
                 f"write .astype({view.name}.dtype) if that is meant"
             )
-        values = tile.array
-    elif scalar_kind(tile) is not None:
+        values = tile._array
+    elif (kind := scalar_kind(tile)) is not None:
+        problem = dtypes.unstorable(view.dtype, kind, tile, view.name)
+        if problem:
+            raise CompileError(f"store: {problem}")
         values = np.broadcast_to(convert(tile, view.dtype), shape)
     else:
         raise CompileError(f"store: the value is a tile or a scalar, not {type(tile).__name__}")
-    inside = view.array[_window(view, index, shape, "store")]
+    inside = view._array[_window(view, index, shape, "store")]
     inside[...] = values[tuple(slice(n) for n in inside.shape)]
 
 

@@ -70,7 +70,11 @@ def operands(what: str, *values: Any) -> tuple[list[Any], dtypes.DType]:
         kind = scalar_kind(value)
         if kind is not None:
             dtype = dtypes.scalar_dtype(dtype, kind)
-    return [convert(v.array if isinstance(v, Tile) else v, dtype) for v in values], dtype
+    for value in values:
+        problem = dtypes.misfit(dtype, value) if scalar_kind(value) is int else None
+        if problem:
+            raise CompileError(f"{what}: {problem}")
+    return [convert(v._array if isinstance(v, Tile) else v, dtype) for v in values], dtype
 
 
 def convert(value: Any, dtype: dtypes.DType) -> Any:
@@ -82,36 +86,38 @@ def convert(value: Any, dtype: dtypes.DType) -> Any:
 class Tile:
     """An immutable array inside a kernel; its shape is known when the kernel is compiled, every extent a power of two."""
 
-    __slots__ = ("array",)
+    __slots__ = ("_array",)
+    # NumPy's functions do not take tiles: they must not make arrays of objects of them.
+    __array_ufunc__ = None
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, array: NDArray[Any]) -> None:
-        self.array = array
+        self._array = array
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The extents, known when the kernel is compiled."""
-        return self.array.shape
+        return self._array.shape
 
     @property
     def dtype(self) -> dtypes.DType:
         """The element type."""
-        return self.array.dtype
+        return self._array.dtype
 
     @property
     def ndim(self) -> int:
         """The number of dimensions."""
-        return self.array.ndim
+        return self._array.ndim
 
     def astype(self, dtype: Any) -> Tile:
         """The tile with its elements converted to `dtype`; see `tk.astype`."""
         try:
-            return Tile(convert(self.array, dtypes.as_dtype(dtype)))
+            return Tile(convert(self._array, dtypes.as_dtype(dtype)))
         except TypeError as error:
             raise CompileError(f"astype: {error}") from None
 
     def __repr__(self) -> str:
-        return f"Tile({self.array!r})"
+        return f"Tile({self._array!r})"
 
     def __bool__(self) -> NoReturn:
         raise CompileError("a tile has no single truth value: use tk.where(condition, x, y) to choose by element")
@@ -119,18 +125,41 @@ class Tile:
     def __iter__(self) -> NoReturn:
         raise CompileError("a tile cannot be iterated over: tile operations work on all its elements at once")
 
+    if TYPE_CHECKING:  # `_install` defines them
+
+        def __add__(self, other: Any) -> Tile: ...
+        def __radd__(self, other: Any) -> Tile: ...
+        def __sub__(self, other: Any) -> Tile: ...
+        def __rsub__(self, other: Any) -> Tile: ...
+        def __mul__(self, other: Any) -> Tile: ...
+        def __rmul__(self, other: Any) -> Tile: ...
+        def __truediv__(self, other: Any) -> Tile: ...
+        def __rtruediv__(self, other: Any) -> Tile: ...
+        def __and__(self, other: Any) -> Tile: ...
+        def __rand__(self, other: Any) -> Tile: ...
+        def __or__(self, other: Any) -> Tile: ...
+        def __ror__(self, other: Any) -> Tile: ...
+        def __xor__(self, other: Any) -> Tile: ...
+        def __rxor__(self, other: Any) -> Tile: ...
+        def __lt__(self, other: Any) -> Tile: ...
+        def __le__(self, other: Any) -> Tile: ...
+        def __gt__(self, other: Any) -> Tile: ...
+        def __ge__(self, other: Any) -> Tile: ...
+        def __eq__(self, other: object) -> Tile: ...  # type: ignore[override]
+        def __ne__(self, other: object) -> Tile: ...  # type: ignore[override]
+
     def __neg__(self) -> Tile:
         if self.dtype == dtypes.bool_:
             raise CompileError("-: a bool tile has no negative; use ~tile")
-        return Tile(-self.array)
+        return Tile(-self._array)
 
     def __abs__(self) -> Tile:
-        return Tile(np.abs(self.array))
+        return Tile(np.abs(self._array))
 
     def __invert__(self) -> Tile:
         if dtypes.is_float(self.dtype):
             raise CompileError(f"~: needs a bool or integer tile, not {self.dtype.name}")
-        return Tile(~self.array)
+        return Tile(~self._array)
 
 
 def _arithmetic(symbol: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Tile]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.load import Specialisation
-from tilekit.compiler.source import KernelSource
+from tilekit.compiler.source import KernelSource, file_of
 from tilekit.compiler.specialise import BoundKernel, bind
 from tilekit.lang.signature import KernelSignature, Kind, Parameter, read_signature
 from tilekit.lang.tile import scalar_kind
@@ -70,6 +70,7 @@ class Kernel:
         self.signature: KernelSignature = read_signature(function, scope)
         self.num_warps = check_warps(num_warps)
         self._function = function
+        self._file = file_of(function)  # as it is now: it may be edited before the first launch
         self._bound: dict[Any, BoundKernel] = {}
         self._specialisations: dict[Any, Specialisation] = {}
         self._plans: dict[Any, planning.Plan] = {}
@@ -79,7 +80,7 @@ class Kernel:
     @functools.cached_property
     def source(self) -> KernelSource:
         """The source of the function, for errors that point into it."""
-        return KernelSource(self._function)
+        return KernelSource(self._function, self._file)
 
     def __call__(self, *args: Any, **kwargs: Any) -> KernelLaunch:
         """A launch with these arguments: tensors, partitions, scalars, values of `Const` parameters, or ops that produce them.
@@ -156,8 +157,7 @@ class Kernel:
         Raises:
             CompileError: a generic that the body uses has no value.
         """
-        # True == 1 == 1.0 for a dictionary, not for a kernel: types belong to the key.
-        typed = tuple((name, type(value), value) for name, value in constants)
+        typed = tuple((name, planning.constant_key(value)) for name, value in constants)
         key = (facts, generics, typed, warps)
         found = self._specialisations.get(key)
         if found is None:

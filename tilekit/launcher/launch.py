@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilekit.device import Device
-from tilekit.launcher.planning import Options, Plan, check_grid, check_overlap
+from tilekit.launcher.planning import Options, check_grid, check_overlap
 from tilekit.ops import AsyncKernelLaunch, DeviceOp, Spec, Value
-from tilekit.ops.execution import Steps, moments, unwrap
+from tilekit.ops.execution import HostJob, Steps, moments, unwrap
 from tilekit.partition import Partition
 from tilekit.schedule import ExecutionContext
 from tilekit.tensor import Tensor, as_shape
@@ -96,10 +97,10 @@ class KernelLaunch(AsyncKernelLaunch):
     def device(self) -> Device | None:
         """The device of the first argument that has one."""
         for argument in self.arguments:
-            device = argument.device if isinstance(argument, (Tensor, Partition, DeviceOp)) else None
+            device = argument.device if isinstance(argument, (Tensor, Partition)) else None
             if device is not None:
                 return device
-        return None
+        return super().device
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
@@ -118,7 +119,7 @@ class KernelLaunch(AsyncKernelLaunch):
             made = []
             for parameter, argument in zip(self.kernel.signature.parameters, arguments, strict=True):
                 if isinstance(argument, DeviceOp):
-                    argument = yield from argument.start(ctx)
+                    argument = yield argument.start(ctx)
                     pending = moments(argument)
                     if pending:
                         yield pending
@@ -127,10 +128,6 @@ class KernelLaunch(AsyncKernelLaunch):
                 made.append(argument)
             arguments = tuple(made)
         plan = self.kernel.plan(arguments, self._options)
-        self._launch(ctx, plan, arguments)
-        return arguments
-
-    def _launch(self, ctx: ExecutionContext, plan: Plan, arguments: tuple[Any, ...]) -> None:
         reads = [arguments[at].storage for at in plan.reads]
         writes = [arguments[at].storage for at in plan.writes]
         if None in reads or None in writes:
@@ -145,8 +142,13 @@ class KernelLaunch(AsyncKernelLaunch):
         if writes:
             check_overlap(self.kernel, arguments, plan)
         if 0 not in plan.grid:
-            executable = plan.specialisation.executable(ctx.device)
+            executable = plan.specialisation.loaded(ctx.device)
+            if executable is None:
+                job = HostJob(partial(plan.specialisation.executable, ctx.device))
+                yield [job]
+                executable = job.result()
             self.enqueue(ctx, executable, plan.grid, [arguments[at] for at in plan.passed], reads, writes)
+        return arguments
 
     def compile(self, target: str | None = None) -> CompiledKernel:
         """Compile the launch's specialisation without running it; needs no GPU, and no memory behind the tensors (`api.meta`).

@@ -24,6 +24,7 @@ U = TypeVar("U")
 
 _PACKAGE = __name__.partition(".")[0] + "."
 _claiming = threading.Lock()
+_REPR_DEPTH = 12
 
 
 class Spec:
@@ -86,9 +87,15 @@ class DeviceOp(Generic[T]):
     @property
     def device(self) -> Device | None:
         """The device that the op is tied to by what it works on, or None if any will do."""
-        for part in self.parts():
-            if part.device is not None:
-                return part.device
+        waiting = list(reversed(self.parts()))
+        while waiting:  # chains are deeper than Python's stack
+            op = waiting.pop()
+            if type(op).device is DeviceOp.device:
+                waiting.extend(reversed(op.parts()))
+                continue
+            device: Device | None = op.device
+            if device is not None:
+                return device
         return None
 
     @property
@@ -349,8 +356,14 @@ class DeviceOp(Generic[T]):
         return self._label or type(self).__name__
 
     def __repr__(self) -> str:
-        inner = ", ".join(map(repr, self.parts()))
-        return f"{self.label}({inner})" if inner else self.label
+        return self._describe(_REPR_DEPTH)
+
+    def _describe(self, depth: int) -> str:
+        parts = self.parts()
+        if not parts:
+            return self.label
+        inner = ", ".join(part._describe(depth - 1) for part in parts) if depth else "..."
+        return f"{self.label}({inner})"
 
     def __bool__(self) -> NoReturn:
         raise TypeError(f"{self!r} is an op that has not run: it has no truth value. Run it with .sync() or await")

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator
 from typing import Any, Generic, Literal, TypeVar
 
+from tilekit.driver.signal import SignalBoard
 from tilekit.ops.base import DeviceOp
-from tilekit.ops.execution import Moment, Submission, moments, unwrap
+from tilekit.ops.execution import HostJob, Moment, Submission, moments, unwrap
 from tilekit.stream import Stream
 
 __all__ = ["DeviceFuture"]
 
 T = TypeVar("T")
 
+_log = logging.getLogger("tilekit")
+
 
 class DeviceFuture(Generic[T]):
     """The result of an op that was submitted, or will be.
 
     It is `idle` until the work is submitted, `executing` while the device works, then `complete`, with a result or an error.
-    Made by `async_on`, `schedule` and `await`. Dropping it lets the work finish.
+    Made by `async_on`, `schedule`, `into_future` and `await`. Dropping it lets the work finish, and so does cancelling a task
+    that waits for it; only what was not submitted yet never is.
     """
 
     def __init__(self, op: DeviceOp[T], stream: Stream) -> None:
@@ -29,8 +34,9 @@ class DeviceFuture(Generic[T]):
         self._submission: Submission | None = None
         self._error: BaseException | None = None
         self._submitted = False  # everything is: `_final` is known, or `_error` is
-        self._rest: threading.Event | None = None  # set when `_submitted` is, where callbacks submit the rest
         self._final: list[Moment] = []
+        self._lock = threading.Lock()
+        self._when_submitted: list[Callable[[], object]] = []
 
     @property
     def state(self) -> Literal["idle", "executing", "complete"]:
@@ -39,26 +45,32 @@ class DeviceFuture(Generic[T]):
             return "idle"
         return "complete" if self.done() else "executing"
 
+    # submitting
+
     def submit(self) -> None:
         """Submit the work, once, without waiting. Where a host value splits the chain, the rest follows from a callback."""
-        self._begin()
+        if not self._begin():
+            raise ValueError(f"{self!r} has been submitted already")
         self._pump()
-        if self._error is not None:
+        if self._submitted and self._error is not None:
             raise self._error
 
-    def _begin(self) -> Submission:
-        if self._submission is not None or self._error is not None:
-            raise ValueError(f"{self!r} has been submitted already")
-        try:
-            self._submission = Submission(self.op, self.stream)
-        except BaseException as error:
-            self._fail(error)
-            raise
-        return self._submission
+    def _begin(self) -> bool:
+        """Take the right to submit; False if somebody has it."""
+        with self._lock:
+            if self._submission is not None or self._error is not None:
+                return False
+            try:
+                self._submission = Submission(self.op, self.stream)
+                return True
+            except BaseException as error:
+                failure = error
+        self._fail(failure)
+        raise failure
 
     def _advance(self) -> bool:
         """One stretch of submission; True if it was the last."""
-        assert self._submission is not None
+        assert self._submission is not None, "it has begun"
         if not self._submission.advance():
             return False
         self._final = [self._submission.moment, *moments(self._submission.value)]
@@ -66,26 +78,58 @@ class DeviceFuture(Generic[T]):
         return True
 
     def _finish(self) -> None:
-        self._submitted = True
-        if self._rest is not None:
-            self._rest.set()
+        with self._lock:
+            self._submitted = True
+            told, self._when_submitted = self._when_submitted, []
+        for tell in told:
+            try:
+                tell()
+            except Exception:
+                _log.exception("a callback of %r failed", self)
 
     def _fail(self, error: BaseException) -> None:
         self._error = error
-        self._finish()
+        if not self._submitted:
+            self._finish()
 
-    def _pump(self, *_: Any) -> None:
+    def _pump(self) -> None:
         """Go on until the device must catch up, then let it call back."""
-        assert self._submission is not None
         try:
             while not self._advance():
-                behind = [(stream, serial) for stream, serial in self._submission.waits if not stream.is_complete(serial)]
-                if behind:
-                    self._rest = self._rest or threading.Event()
-                    behind[0][0].add_callback(self._pump)
+                if not self._caught_up():
                     return
         except BaseException as error:
             self._fail(error)
+
+    def _resume(self, status: int) -> None:
+        """On the callback thread: look whether it can go on."""
+        try:
+            ready = self._caught_up()
+        except BaseException as error:
+            self._fail(error)
+            return
+        if ready:
+            self._pump()
+
+    def _caught_up(self) -> bool:
+        """Whether submission can go on. If not, `_resume` is called when it is time to look again."""
+        submission = self._submission
+        assert submission is not None, "it has begun"
+        if not submission.waits:  # for another thread or task: look again when this one has had its turn
+            self.stream.add_callback(lambda stream, status, arg: self._pump())
+            return False
+        try:
+            for wait in submission.waits:
+                for stream, serial in wait.after if isinstance(wait, HostJob) else (wait,):
+                    if not stream.is_complete(serial) and stream.call_when(serial, self._resume):
+                        return False
+                if isinstance(wait, HostJob):
+                    wait.run()
+        except Exception as error:
+            submission.failed(error)
+        return True
+
+    # looking and waiting
 
     def done(self) -> bool:
         """Whether the device has finished, or the op has failed. Never blocks."""
@@ -95,7 +139,7 @@ class DeviceFuture(Generic[T]):
             try:
                 return all(stream.is_complete(serial) for stream, serial in self._final)
             except Exception as error:
-                self._fail(error)
+                self._failed_on_device(error)
         return True
 
     def result(self, timeout_s: float | None = None) -> T:
@@ -107,24 +151,39 @@ class DeviceFuture(Generic[T]):
         Raises:
             TimeoutError: the device has not finished in time; the work goes on.
             ValueError: nothing was submitted yet.
+            concurrent.futures.CancelledError: the task that submitted it was cancelled before all of it was submitted.
             Whatever the op failed with.
         """
-        if self.state == "idle":
+        if self._submission is None and self._error is None:
             raise ValueError(f"{self!r} is idle: submit() it, or await it")
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        finished = self._submitted or self._rest is None or self._rest.wait(timeout_s)
-        if self._error is None:
+        finished = self._submitted or self._wait_submitted(timeout_s)
+        if self._error is None and finished:
             for stream, serial in self._final:
                 left = None if end is None else max(0.0, end - time.monotonic())
                 try:
                     finished = finished and stream.wait(serial, left)
                 except Exception as error:
-                    self.op.annotate(error)
-                    self._fail(error)
-                    raise
+                    self._failed_on_device(error)
         if not finished:
             raise TimeoutError(f"{self.op!r} has not finished within {timeout_s:g} s")
         return self._outcome()
+
+    def _wait_submitted(self, timeout_s: float | None) -> bool:
+        event = threading.Event()
+        return not self._tell_when_submitted(event.set) or event.wait(timeout_s)
+
+    def _tell_when_submitted(self, tell: Callable[[], object]) -> bool:
+        """Call `tell()` once everything is submitted; False, and no call, if it is."""
+        with self._lock:
+            if self._submitted:
+                return False
+            self._when_submitted.append(tell)
+            return True
+
+    def _failed_on_device(self, error: Exception) -> None:
+        self.op.annotate(error)
+        self._fail(error)
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
         """Block until the device has finished; the error that `result` would raise, or None."""
@@ -139,43 +198,67 @@ class DeviceFuture(Generic[T]):
     def _outcome(self) -> T:
         if self._error is not None:
             raise self._error
-        assert self._submission is not None
+        assert self._submission is not None, "it has been submitted"
         result: T = unwrap(self._submission.value)
         return result
 
     def add_done_callback(self, function: Callable[[DeviceFuture[T]], None]) -> None:
-        """Call `function(self)` once it is done: now if it is, else on tilekit's callback thread."""
-        if self.done():
-            function(self)
-            return
+        """Call `function(self)` once it is done: now if it is, else on tilekit's callback thread, or the one that submits it."""
+        if not self._tell_when_submitted(lambda: self._call_when_done(function)):
+            self._call_when_done(function)
 
-        def again(*_: Any) -> None:
-            self.add_done_callback(function)
-
-        behind = [stream for stream, serial in self._final if not stream.is_complete(serial)] or [self.stream]
-        behind[0].add_callback(again)
+    def _call_when_done(self, function: Callable[[DeviceFuture[T]], None]) -> None:
+        for stream, serial in self._final if self._error is None else ():
+            try:
+                if not stream.is_complete(serial) and stream.call_when(serial, lambda _: self._call_when_done(function)):
+                    return
+            except Exception as error:
+                self._failed_on_device(error)
+                break
+        function(self)
 
     def __await__(self) -> Generator[Any, None, T]:
-        from tilekit.ops.completion import reached
+        return self._wait().__await__()
 
-        if self.state == "idle":
-            submission = self._begin()
-            try:
-                while not self._advance():
-                    yield from reached(submission.waits).__await__()
-            except BaseException as error:
-                self._fail(error)
-                raise
+    async def _wait(self) -> T:
+        from tilekit.ops.completion import reached, rung
+
+        if self._begin():
+            await self._submit_in_turns()
+        elif not self._submitted:  # somebody else submits it
+
+            def ask(board: SignalBoard, slot: int) -> bool:
+                return self._tell_when_submitted(lambda: board.ring(slot, 0))
+
+            await rung(ask)
         if self._error is None:
             try:
-                while not self._submitted:  # its callbacks submit the rest from another thread
-                    yield from reached([(self.stream, self.stream.mark())]).__await__()
-                yield from reached(self._final).__await__()
+                await reached(self._final)
             except Exception as error:
-                self.op.annotate(error)
-                self._fail(error)
-                raise
+                self._failed_on_device(error)
         return self._outcome()
+
+    async def _submit_in_turns(self) -> None:
+        """Submit everything; suspend the task where that must wait."""
+        from tilekit.ops.completion import reached
+
+        submission, turns = self._submission, 0
+        assert submission is not None, "it has begun"
+        try:
+            while not self._advance():
+                turns = 0 if submission.waits else turns + 1
+                try:
+                    await reached(submission.waits, turns)
+                except Exception as error:
+                    submission.failed(error)
+        except Exception as error:
+            self._fail(error)
+        except BaseException:
+            from concurrent.futures import CancelledError
+
+            self._fail(CancelledError(f"{self.op!r}: the task that submitted it ended before all of it was submitted"))
+            submission.close()
+            raise
 
     def __repr__(self) -> str:
         submitted = self._submission is not None or self._error is not None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from tilekit.ops.base import DeviceOp, Spec
-from tilekit.ops.execution import Steps, moments, unwrap
+from tilekit.ops.execution import HostJob, Run, Steps, Wait, moments, unwrap
 from tilekit.schedule import ExecutionContext
 
 __all__ = [
@@ -71,7 +71,7 @@ def _follow(made: Any, maker: DeviceOp[Any], ctx: ExecutionContext) -> Steps:
             f"the function given to {maker.label} returned {type(made).__name__}, not an op; return tk.value(...) for a plain "
             "value, or use .map(function)"
         )
-    return (yield from made.start(ctx))
+    return (yield made.start(ctx))
 
 
 def _arrived(result: Any) -> Steps:
@@ -108,7 +108,7 @@ class AndThen(Derived):
 
     def steps(self, ctx: ExecutionContext) -> Steps:
         """First one, then the other."""
-        result = yield from _arrived((yield from self.source.start(ctx)))
+        result = yield _arrived((yield self.source.start(ctx)))
         if self.unpack and not isinstance(result, tuple):
             raise TypeError(f"apply: {self.source!r} gave {type(result).__name__}, not a tuple; use .then(function)")
         given = result if self.unpack else (ctx, result) if self.context else (result,)
@@ -125,7 +125,7 @@ class Map(Derived):
 
     def steps(self, ctx: ExecutionContext) -> Steps:
         """Run it, call the function."""
-        result = yield from _arrived((yield from self.source.start(ctx)))
+        result = yield _arrived((yield self.source.start(ctx)))
         made = self.function(result)
         if isinstance(made, DeviceOp):
             made.consumed()
@@ -145,7 +145,7 @@ class Element(Derived):
 
     def steps(self, ctx: ExecutionContext) -> Steps:
         """Run it, take the element."""
-        result = yield from self.source.start(ctx)
+        result = yield self.source.start(ctx)
         if not isinstance(result, tuple) or not result:
             raise TypeError(f"{self.label}: {self.source!r} gave {type(result).__name__}, not a tuple of results")
         if self.count is not None and len(result) != self.count:
@@ -167,7 +167,7 @@ class Inspect(Derived):
 
     def steps(self, ctx: ExecutionContext) -> Steps:
         """Run it, call the function."""
-        result = yield from _arrived((yield from self.source.start(ctx)))
+        result = yield _arrived((yield self.source.start(ctx)))
         self.function(result)
         return result
 
@@ -182,7 +182,7 @@ class OrElse(Derived):
     def steps(self, ctx: ExecutionContext) -> Steps:
         """Run it and wait for it, since it may fail on the device as well; then the other op if it has to be."""
         try:
-            result = yield from self.source.start(ctx)
+            result = yield self.source.start(ctx)
             yield [(ctx.stream, ctx.stream.mark()), *moments(result)]
         except Exception as error:
             failure = error
@@ -205,12 +205,18 @@ class HostFunction(DeviceOp[Any]):
 
 
 class Shared(Derived):
-    """An op that may run many times; the op it is made of runs the first time only, and its result, or error, is kept."""
+    """An op that may run many times; the op it is made of runs once, and its result, or error, is kept.
+
+    That one run belongs to nobody: whoever needs the result takes it a stretch further when what it waits for has happened. So a
+    waiter that is cancelled leaves nobody behind.
+    """
 
     def __init__(self, source: DeviceOp[Any]) -> None:
         super().__init__(source, spec=source.spec)
-        self._lock = threading.Lock()
-        self._taken = False
+        self._lock = threading.RLock()
+        self._advancing = False
+        self._run: Run | None = None
+        self._waits: Sequence[Wait] = ()
         self._outcome: tuple[Any, BaseException | None] | None = None
 
     @property
@@ -228,20 +234,50 @@ class Shared(Derived):
         return self
 
     def steps(self, ctx: ExecutionContext) -> Steps:
-        """The kept result; whoever comes first makes it, others give way meanwhile."""
-        with self._lock:
-            mine, self._taken = not self._taken, True
-        if mine:
-            try:
-                self._outcome = ((yield from self.source.start(ctx)), None)
-            except BaseException as error:
-                self._outcome = (None, error)
+        """The kept result, once there is one."""
+        failure: BaseException | None = None
         while self._outcome is None:
-            yield []
-        result, failure = self._outcome
-        if failure is not None:
-            raise failure
+            waits = self._advance(ctx, failure)
+            failure = None
+            if self._outcome is None:
+                try:
+                    yield waits
+                except Exception as error:  # what was waited for failed: the source has to know, once
+                    failure = error
+        result, lasting = self._outcome
+        if lasting is not None:
+            raise lasting
         return result
+
+    def _advance(self, ctx: ExecutionContext, failure: BaseException | None) -> Sequence[Wait]:
+        """Take the run a stretch further, if what it waits for has happened; what it waits for then."""
+        with self._lock:
+            if self._advancing:
+                raise ValueError(f"{self!r} is part of itself: it would wait for its own result")
+            if self._outcome is not None:
+                return ()
+            if failure is None and not all(map(_happened, self._waits)):
+                # Somebody else does the jobs.
+                return [wait for wait in self._waits if not isinstance(wait, HostJob)]
+            self._advancing = True
+            try:
+                if self._run is None:
+                    self._run = Run(self.source.start(ctx))
+                self._waits = self._run.advance(failure)
+            except StopIteration as stop:
+                self._outcome = (stop.value, None)
+            except Exception as error:
+                self._outcome = (None, error)
+            finally:
+                self._advancing = False
+            return self._waits
+
+
+def _happened(wait: Wait) -> bool:
+    if isinstance(wait, HostJob):
+        return wait.done
+    stream, serial = wait
+    return stream.passed(serial)
 
 
 def value(result: T) -> Value[T]:
@@ -284,4 +320,8 @@ def unzip(source: DeviceOp[Any], count: int | None = None) -> tuple[DeviceOp[Any
     if known is not None and count not in (None, known):
         raise ValueError(f"unzip: {source!r} has {known} results, not {count}")
     shared = Shared(source)
-    return tuple(Element(shared, at, known or count) for at in range(known or count or 0))
+    elements = tuple(Element(shared, at, known or count) for at in range(known or count or 0))
+    for element in elements:
+        element.consumed()  # some may stay unused; if all do, the run that they share warns
+    shared._consumed = False
+    return elements

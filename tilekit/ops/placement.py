@@ -7,7 +7,7 @@ from typing import Any
 
 from tilekit.device import Device
 from tilekit.ops.base import DeviceOp, Spec
-from tilekit.ops.execution import Moment, Steps
+from tilekit.ops.execution import Moment, Run, Steps, Wait
 from tilekit.ops.nodes import Derived, as_op
 from tilekit.schedule import ExecutionContext, SchedulingPolicy
 from tilekit.stream import Stream
@@ -39,7 +39,7 @@ class Zip(DeviceOp[Any]):
             return (yield from _side_by_side(self.ops, ctx))
         results = []
         for op in self.ops:
-            result = yield from op.start(ctx)
+            result = yield op.start(ctx)
             results.append(result)
         return tuple(results)
 
@@ -51,7 +51,7 @@ class JoinAll(Zip):
 
     def steps(self, ctx: ExecutionContext) -> Steps:
         """As Zip's."""
-        return list((yield from super().steps(ctx)))
+        return list((yield super().steps(ctx)))
 
 
 def _side_by_side(ops: tuple[DeviceOp[Any], ...], ctx: ExecutionContext) -> Steps:
@@ -65,14 +65,14 @@ def _side_by_side(ops: tuple[DeviceOp[Any], ...], ctx: ExecutionContext) -> Step
         stream = ctx.device.policy.next_stream()
         stream.wait_for(ctx.stream, start)
         contexts.append(ExecutionContext(ctx.device, stream))
-    running = {at: op.start(context) for at, (op, context) in enumerate(zip(ops, contexts, strict=True))}
+    running = {at: Run(op.start(context)) for at, (op, context) in enumerate(zip(ops, contexts, strict=True))}
     results: list[Any] = [None] * len(ops)
     try:
         while running:
-            waits: list[Moment] = []
-            for at, steps in list(running.items()):
+            waits: list[Wait] = []
+            for at, run in list(running.items()):
                 try:
-                    waits += next(steps)
+                    waits += run.advance()
                 except StopIteration as stop:
                     results[at] = stop.value
                     del running[at]
@@ -107,7 +107,7 @@ class OnDevice(Derived):
     def steps(self, ctx: ExecutionContext) -> Steps:
         """Run it there."""
         if ctx.device is self._device:
-            return (yield from self.source.start(ctx))
+            return (yield self.source.start(ctx))
         return (yield from elsewhere(self.source, self._device.policy.next_stream(), ctx))
 
 
@@ -131,14 +131,14 @@ class WithPolicy(Derived):
 def elsewhere(op: DeviceOp[Any], stream: Stream, ctx: ExecutionContext) -> Steps:
     """Run `op` on another stream, between what comes before and after it on the stream of `ctx`."""
     if stream is ctx.stream:
-        return (yield from op.start(ctx))
+        return (yield op.start(ctx))
     same_kind = stream.device.kind == ctx.device.kind
     here: Moment = (ctx.stream, ctx.stream.mark())
     if same_kind:
         stream.wait_for(*here)
     else:  # no device orders the work of the other kind after its own: the host does
         yield [here]
-    result = yield from op.start(ExecutionContext(stream.device, stream))
+    result = yield op.start(ExecutionContext(stream.device, stream))
     there: Moment = (stream, stream.mark())
     if same_kind:
         ctx.stream.wait_for(*there)

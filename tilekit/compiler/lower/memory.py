@@ -132,6 +132,10 @@ def _check_value(value: types.Type, tensor: TensorType, target: TileType) -> Non
         common("store", value, target)
     elif scalar_kind(value) is None:
         reject("store", f"the value is a tile or a scalar, not {describe(value)}")
+    else:
+        problem = dtypes.unstorable(tensor.dtype, scalar_kind(value), known(value), tensor.parameter)
+        if problem:
+            reject("store", problem)
 
 
 # --------------------------------------------------------------------------------------------------------- loads and stores

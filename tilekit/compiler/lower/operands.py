@@ -12,6 +12,7 @@ from tilekit import dtypes
 from tilekit.compiler.diagnose import reject
 from tilekit.compiler.lower.convert import convert
 from tilekit.compiler.lower.emit import pack, unpack
+from tilekit.compiler.ops import ABSENT, known
 from tilekit.compiler.types import TileType, describe, scalar_dtype, scalar_kind
 from tilekit.dtypes import DType
 
@@ -41,6 +42,11 @@ def common(what: str, *operands: types.Type) -> TileType:
         kind = scalar_kind(operand)
         if kind is not None:
             dtype = dtypes.scalar_dtype(dtype, kind)
+    for operand in operands:  # those whose value is known; others wrap, as in C
+        value = known(operand) if scalar_kind(operand) is int else ABSENT
+        problem = dtypes.misfit(dtype, value) if value is not ABSENT else None
+        if problem:
+            reject(what, problem)
     return tiles[0].like(dtype)
 
 

@@ -1,0 +1,218 @@
+"""`DeviceFuture`: its states, who may wait for it, and what it tells after a fault."""
+
+import asyncio
+import threading
+
+import pytest
+
+import tilekit as tk
+from tilekit import api
+from tilekit.errors import DeviceError
+from tilekit.ops.future import DeviceFuture
+
+
+@pytest.fixture
+def gate():
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def cpu():
+    device = tk.Device("cpu")
+    with tk.use_device(device):
+        yield device
+    device.synchronize()
+
+
+def held(gate, result=None):
+    return tk.with_context(lambda ctx: tk.value(ctx.device.driver.submit(ctx.stream.handle, gate.wait) or result))
+
+
+def failing(error):
+    def work():
+        raise error
+
+    return tk.with_context(lambda ctx: tk.value(ctx.device.driver.submit(ctx.stream.handle, work)))
+
+
+def split(gate):
+    """A chain that goes on only when the host has a value, which `gate` holds up."""
+    return held(gate).then(lambda _: api.ones(3)).to_host().then(lambda array: api.from_host(array + 1)).to_host().map(sum)
+
+
+def test_idle_executing_complete(cpu, gate):
+    with cpu.stream() as stream:
+        future = DeviceFuture(held(gate, 1), stream)
+        assert (future.state, future.done()) == ("idle", False)
+        with pytest.raises(ValueError, match=r"is idle: submit\(\) it, or await it"):
+            future.result()
+        future.submit()
+        assert (future.state, future.done()) == ("executing", False)
+        with pytest.raises(ValueError, match="has been submitted already"):
+            future.submit()
+        gate.set()
+        assert future.result(60) == 1
+        assert (future.state, future.done()) == ("complete", True)
+
+
+def test_a_split_chain_is_executing_until_its_end(cpu, gate):
+    with cpu.stream() as stream:
+        future = split(gate).async_on(stream)
+        assert future.state == "executing"
+        with pytest.raises(TimeoutError, match="has not finished within 0.01 s"):
+            future.result(0.01)
+        with pytest.raises(TimeoutError):
+            future.exception(0.01)
+        gate.set()
+        assert future.result(60) == 6
+
+
+def test_several_threads_wait_for_one(cpu, gate):
+    with cpu.stream() as stream:
+        future, results = split(gate).async_on(stream), []
+        threads = [threading.Thread(target=lambda: results.append(future.result(60))) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        gate.set()
+        for thread in threads:
+            thread.join()
+    assert results == [6] * 5
+
+
+def test_a_thread_waits_for_what_a_task_submits(cpu, gate):
+    results = []
+
+    async def main():
+        future = split(gate).into_future()
+        task = asyncio.ensure_future(future)
+        await asyncio.sleep(0.01)
+        with pytest.raises(ValueError, match="has been submitted already"):
+            future.submit()
+        thread = threading.Thread(target=lambda: results.append(future.result(60)))
+        thread.start()
+        called = threading.Event()
+        future.add_done_callback(lambda f: (results.append(f.result()), called.set()))
+        gate.set()
+        results.append(await task)
+        results.append(await future)
+        await asyncio.to_thread(thread.join)
+        assert await asyncio.to_thread(called.wait, 30)
+
+    asyncio.run(main())
+    assert results == [6] * 4
+
+
+@pytest.mark.parametrize("make", [held, split])
+def test_done_callbacks_come_once_when_it_is_done(cpu, gate, make):
+    with cpu.stream() as stream:
+        calls, called = [], threading.Event()
+        future = make(gate).async_on(stream)
+        for _ in range(3):
+            future.add_done_callback(lambda f: calls.append(f.done()))
+        future.add_done_callback(lambda f: called.set())
+        assert calls == []
+        gate.set()
+        assert called.wait(30)
+        assert calls == [True] * 3
+        future.add_done_callback(lambda f: calls.append("at once"))
+        assert calls[-1] == "at once"
+
+
+def test_a_done_callback_waits_for_nothing_behind_the_future(cpu, gate):
+    with cpu.stream() as stream:
+        early, called = threading.Event(), threading.Event()
+        future = held(early).async_on(stream)
+        held(gate).async_on(stream)
+        future.add_done_callback(lambda f: called.set())
+        early.set()
+        assert called.wait(30)
+
+
+def test_a_done_callback_that_fails_is_logged(cpu, gate, caplog):
+    with cpu.stream() as stream:
+        future, called = split(gate).async_on(stream), threading.Event()
+        future.add_done_callback(lambda f: 1 / 0)
+        future.add_done_callback(lambda f: called.set())
+        gate.set()
+        assert called.wait(30)
+        assert future.result(60) == 6
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_error_while_it_is_submitted_is_raised_at_once(cpu):
+    with cpu.stream() as stream:
+        with pytest.raises(ZeroDivisionError):
+            tk.value(1).map(lambda _: 1 / 0).async_on(stream)
+        future = DeviceFuture(tk.value(1).map(lambda _: 1 / 0), stream)
+        with pytest.raises(ZeroDivisionError):
+            future.submit()
+        assert future.state == "complete"
+        assert isinstance(future.exception(), ZeroDivisionError)
+
+
+def test_an_error_in_the_rest_of_a_chain_is_kept(cpu, gate):
+    with cpu.stream() as stream:
+        future = split(gate).map(lambda _: 1 / 0).async_on(stream)
+        gate.set()
+        assert isinstance(future.exception(60), ZeroDivisionError)
+        with pytest.raises(ZeroDivisionError):
+            future.result()
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(future._wait())
+
+
+def test_a_fault_names_the_op_and_what_is_unfinished(cpu, gate):
+    @tk.kernel
+    def add(y: tk.InOut):
+        y.store(y.load() + 1)
+
+    with cpu.stream() as stream:
+        x = api.zeros(64).sync_on(stream)
+        held(gate).named("gated").async_on(stream)
+        first = add(x.partition(64)).async_on(stream)
+        lost = failing(KeyError("lost")).named("loser").async_on(stream)
+        for _ in range(3):
+            add(x.partition(64)).async_on(stream)
+        gate.set()
+        with pytest.raises(DeviceError, match="KeyError: 'lost'") as caught:
+            lost.result(60)
+        assert caught.value.unfinished == ("loser", "kernel add", "kernel add", "kernel add")
+        notes = "\n".join(caught.value.__notes__)
+        assert "oldest first: loser, kernel add" in notes
+        assert "in loser, built at" in notes
+        assert first.result(60)
+        assert not caught.value.lost
+
+
+def test_work_of_one_submission_is_counted(cpu, gate):
+    with cpu.stream() as stream:
+        stream.synchronize()
+
+        def many(ctx):
+            ctx.device.driver.submit(ctx.stream.handle, gate.wait)
+            for _ in range(1000):
+                ctx.stream.submitted("step")
+            ctx.stream.submitted("end")
+            return tk.value(None)
+
+        future = tk.with_context(many).async_on(stream)
+        assert stream.unfinished() == ("step (1000 times)", "end")
+        for i in range(1000):
+            stream.submitted(f"{i}")
+        assert len(stream.unfinished()) == 256
+        gate.set()
+        future.result(60)
+        stream.synchronize()
+        assert stream.unfinished() == ()
+
+
+def test_shared_ops_of_two_futures(cpu, gate):
+    """One waits for what the other runs, both from the callback thread."""
+    shared = split(gate).shared()
+    with cpu.stream() as one, cpu.stream() as two:
+        futures = [held(gate).then(lambda _: shared).async_on(stream) for stream in (one, two)]
+        futures += [api.ones(1).to_host().then(lambda _: shared).async_on(stream) for stream in (one, two)]
+        gate.set()
+        assert [future.result(60) for future in futures] == [6] * 4

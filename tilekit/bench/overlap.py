@@ -1,0 +1,137 @@
+"""What asynchrony is for: a chain of device ops, and W microseconds of work for the host, one after the other or both at once.
+
+A pipeline is the chain, built and run, and the host's work. In `sync` the host submits, waits, then works; in `async` it
+submits, works, then waits: blocking, or by await.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import tilekit as tk
+from tilekit.bench import Options
+from tilekit.bench.report import OWN, LeftOut
+from tilekit.bench.sweep import Candidate, Sweep, Work, survey, sweep
+from tilekit.bench.turning import Clock, Wheel, op_us
+
+__all__ = ["DEFAULT_N", "run"]
+
+DEFAULT_N = {"cuda": 300, "cpu": 10}
+"""How many ops the chain has, by the kind of device."""
+
+_OP_US = 60.0  # what an op should take; at least 50 is what comes out
+_SHARES = (0.0, 0.5, 1.0, 2.0)  # the host's work, in units of the device's
+_log = logging.getLogger("tilekit.bench")
+
+
+def run(options: Options) -> Sweep:
+    """Measure pipelines. Blocks until it is done."""
+    device, ops = options.device, options.n or DEFAULT_N[options.device.kind]
+    left_out: list[LeftOut] = []
+    with ExitStack() as stack:
+        wheel = Wheel(stack.enter_context(device.stream()))
+        loops = Clock.measure(wheel).loops(_OP_US)
+        chain_us = _chain_us(wheel, ops, loops)
+        _log.info("overlap: %d ops of %.1f us, on %s", ops, chain_us / ops, device.label)
+        candidates = [
+            Candidate(name=OWN, version=tk.__version__, variant=variant, build=build)
+            for variant, build in _ways(wheel, ops, loops).items()
+        ]
+        results = survey(
+            candidates,
+            [round(share * chain_us) for share in _SHARES],
+            items=lambda _: 1,
+            rate=True,
+            reference=candidates[0].label,
+            rounds=options.rounds,
+            left_out=left_out,
+        )
+        single_us = op_us(wheel, loops)
+    return sweep(
+        device,
+        benchmark="overlap",
+        rounds=options.rounds,
+        command=options.command,
+        axis="host work, us",
+        unit="pipelines/s",
+        rate=True,
+        reference=candidates[0].label,
+        parameters={"n": ops, "op_us": single_us, "chain_us": chain_us, "loops": loops},
+        results=results,
+        left_out=tuple(left_out),
+        notes=_notes(device.kind, single_us),
+    )
+
+
+def _notes(kind: str, single_us: float) -> tuple[str, ...]:
+    if kind == "cpu":
+        return ("a CPU device computes under the interpreter's lock that the host's work holds as well: little can overlap",)
+    if single_us < 50:
+        return (f"an op took {single_us:.1f} us, less than the 50 that it should",)
+    return ()
+
+
+def _chain_us(wheel: Wheel, ops: int, loops: int) -> float:
+    """What the device takes for the chain, in microseconds: the median of several. Blocks."""
+    samples = []
+    with wheel.stream.device.event(timing=True) as start, wheel.stream.device.event(timing=True) as end:
+        for _ in range(4):
+            chain = wheel.chain(ops, loops)
+            start.record(wheel.stream)
+            chain.async_on(wheel.stream)
+            end.record(wheel.stream)
+            end.synchronize()
+            wheel.turned += ops * loops
+            samples.append(1e3 * start.elapsed_ms(end))
+    return statistics.median(samples[1:])
+
+
+def _ways(wheel: Wheel, ops: int, loops: int) -> dict[str, Callable[[float], Work]]:
+    stream = wheel.stream
+
+    def work(launch: Callable[[], object]) -> Work:
+        def reset() -> None:
+            wheel.reset()
+            wheel.turned = ops * loops  # by the one launch that follows
+
+        return Work(launch=launch, reset=reset, check=wheel.check)
+
+    def one_after_the_other(host_us: float) -> Work:
+        def launch() -> None:
+            wheel.chain(ops, loops).sync_on(stream)
+            _busy(host_us)
+
+        return work(launch)
+
+    def both_blocking(host_us: float) -> Work:
+        def launch() -> None:
+            future = wheel.chain(ops, loops).async_on(stream)
+            _busy(host_us)
+            future.result()
+
+        return work(launch)
+
+    def both_awaited(host_us: float) -> Work:
+        async def launch() -> None:
+            future = wheel.chain(ops, loops).async_on(stream)
+            _busy(host_us)
+            await future
+
+        return work(launch)
+
+    return {
+        "sync, host work": one_after_the_other,
+        "async_on, host work, result": both_blocking,
+        "async_on, host work, await": both_awaited,
+    }
+
+
+def _busy(us: float) -> None:
+    """Work of the host's that takes so long."""
+    end = time.perf_counter_ns() + round(1e3 * us)
+    while time.perf_counter_ns() < end:
+        pass

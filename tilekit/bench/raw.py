@@ -1,0 +1,102 @@
+"""The floor under a launch: cuLaunchKernel by cuda.bindings, the same machine code as tilekit's, everything prepared."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Any
+
+from tilekit.bench.environment import version_of
+from tilekit.bench.saxpy_peers import Missing
+from tilekit.launcher import KernelLaunch
+from tilekit.partition import Partition
+from tilekit.stream import Stream
+from tilekit.tensor import Tensor
+
+__all__ = ["NAME", "RawLaunch", "version"]
+
+NAME = "cuda-bindings"
+
+
+def version() -> str:
+    """The version of cuda.bindings."""
+    return f"{version_of(NAME)}"
+
+
+class RawLaunch:
+    """A launch that was prepared once: nothing is checked, packed or remembered any more.
+
+    tilekit does not know that these launches use the tensors: whoever waits for them waits for the stream.
+
+    Args:
+        op: what to launch, its arguments tensors and scalars; it is compiled, not run.
+        stream: where, of a GPU.
+    """
+
+    def __init__(self, op: KernelLaunch, stream: Stream) -> None:
+        from cuda.bindings import driver as bindings
+
+        self._cu, self._stream = bindings, stream
+        self._arguments = op.arguments  # their memory must stay
+        compiled = op.compile(stream.device.target)
+        self._function = stream.device.driver.load(compiled.cubin, compiled.entry)
+        flat: list[Any] = []
+        tiles: tuple[int, ...] = ()
+        for argument in op.arguments:
+            if isinstance(argument, Partition):
+                tiles = argument.grid
+            flat.extend(argument.flat if isinstance(argument, (Tensor, Partition)) else (argument,))
+        self._grid: tuple[int, ...] = (*tiles, 1, 1)[:3]
+        self._block = compiled.block
+        packer = struct.Struct(compiled.param_format)
+        self._buffer = ctypes.create_string_buffer(packer.size)
+        packer.pack_into(self._buffer, 0, *flat)
+        base = ctypes.addressof(self._buffer)
+        slots = [base + at for at in range(0, packer.size, 8)]
+        self._pointers = (ctypes.c_void_p * len(slots))(*slots)
+        self._params = ctypes.addressof(self._pointers)
+
+    def launch(self, count: int = 1) -> None:
+        """Launch so many times, without waiting."""
+        call, function, stream, params = self._cu.cuLaunchKernel, self._function.handle, self._stream.handle, self._params
+        x, y, z = self._grid
+        bx, by, bz = self._block
+        for _ in range(count):
+            result = call(function, x, y, z, bx, by, bz, 0, stream, params, 0)
+            if result[0]:
+                self._failed(result[0])
+
+    def wait(self) -> None:
+        """Block until the stream is done."""
+        result = self._cu.cuStreamSynchronize(self._stream.handle)
+        if result[0]:
+            self._failed(result[0])
+
+    def launch_and_wait(self, count: int = 1) -> None:
+        """Both."""
+        self.launch(count)
+        self.wait()
+
+    def native_launches(self, count: int) -> None:
+        """As `launch`, by a compiled loop.
+
+        Raises:
+            Missing: the driver's library cannot be opened.
+        """
+        from tilekit.bench import _numba_host
+
+        loop: Any = _numba_host.native_loop(_address_of_launch())
+        code = loop(count, int(self._function.handle), self._grid, self._block, self._stream.address, self._params)
+        if code:
+            self._failed(code)
+
+    def _failed(self, code: Any) -> None:
+        raise RuntimeError(f"the driver returned {code!r}")
+
+
+def _address_of_launch() -> int:
+    try:
+        function = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
+    except (OSError, AttributeError) as error:
+        raise Missing(f"the driver's library cannot be opened by name: {error}") from None
+    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)

@@ -1,0 +1,87 @@
+"""Copies between tensors and the host's memory that block nobody who must not be blocked. Parts of ops, as steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilekit.ops.execution import HostJob, HostValue, Steps
+from tilekit.schedule import ExecutionContext
+from tilekit.storage import Garbage, Storage
+
+__all__ = ["copy_in", "copy_out"]
+
+
+def copy_in(ctx: ExecutionContext, storage: Storage, offset: int, source: np.ndarray[Any, Any]) -> Steps:
+    """Copy a C-contiguous array to `offset` bytes into `storage`, after those who use it now.
+
+    When these steps are done a pageable `source` has been read; one in page-locked memory, or for a CPU device, is kept alive
+    until it has.
+    """
+    if not source.nbytes:
+        return
+    driver, stream = ctx.device.driver, ctx.stream
+    ctx.acquire((), (storage,))
+
+    def direct() -> None:
+        try:
+            driver.copy_from_host(storage.memory, offset, source, stream.handle)
+        finally:
+            ctx.note((), (storage,))
+
+    def staged() -> None:
+        assert staging is not None, "checked below"
+        try:
+            staging.send_all(storage.memory, offset, source, stream.handle)
+        finally:  # of the task that waits for this there may be nothing left: `storage` must know of what was submitted
+            ctx.note((), (storage,))
+
+    staging = driver.staging
+    if staging is not None and staging.send(storage.memory, offset, source, stream.handle):
+        ctx.note((), (storage,))
+    elif staging is None or staging.is_pinned(source):
+        direct()
+        ctx.device.garbage.append(Garbage(None, [(stream, stream.pending)], source))
+    else:
+        job = HostJob(staged, blocking=direct)
+        yield [job]
+        job.result()
+
+
+def copy_out(ctx: ExecutionContext, target: np.ndarray[Any, Any], storage: Storage, offset: int) -> Steps:
+    """Copy from `offset` bytes into `storage` to a C-contiguous array in pageable memory, as soon as it is written.
+
+    Returns:
+        The array as a HostValue.
+    """
+    driver, stream = ctx.device.driver, ctx.stream
+    if not target.nbytes:
+        return HostValue(target, stream)
+    ctx.acquire((storage,), ())
+
+    def direct() -> None:
+        try:
+            driver.copy_to_host(target, storage.memory, offset, stream.handle)
+        finally:
+            ctx.note((storage,), ())
+
+    def staged() -> None:
+        assert staging is not None, "checked below"
+        try:
+            staging.fetch_all(target, storage.memory, offset, stream.handle)
+        finally:
+            ctx.note((storage,), ())
+
+    staging = driver.staging
+    if staging is None:
+        direct()
+        return HostValue(target, stream)
+    fetch = staging.fetch(target, storage.memory, offset, stream.handle)
+    if fetch is not None:
+        ctx.note((storage,), ())
+        return HostValue(target, stream, fetch.finish)
+    job = HostJob(staged, blocking=direct, after=[(stream, stream.pending)])
+    yield [job]
+    job.result()
+    return HostValue(target, stream)
