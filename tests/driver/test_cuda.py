@@ -72,8 +72,8 @@ def test_the_bindings_are_missing(monkeypatch):
     found = cuda.discover()
     assert found.drivers == []
     assert (
-        "cuda-bindings is not installed (No module named 'cuda.bindings.driver'); install it with: pip install \"numba-cuda[cu13]\""
-        in (found.reason)
+        "cuda-bindings is not installed (No module named 'cuda.bindings.driver'); install it with: "
+        'pip install "numba-cuda[cu13]"' in (found.reason)
     )
 
 

@@ -213,7 +213,7 @@ class Submission:
                 return True
         except Exception as error:
             self.op.annotate(error)
-            if isinstance(error, DeviceError):  # perhaps of work that was submitted before
+            if isinstance(error, DeviceError) and error.lost:  # by work that was submitted before
                 self.stream.explain(error)
             raise
         finally:
