@@ -344,3 +344,25 @@ cycle.self, cycle.storage, cycle.stream = cycle, ctx.allocate(5), device.stream(
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_stream_in_a_cycle_with_a_storage_outlives_the_free(device):
+    """The collector finalizes both in any order; the memory is freed on a stream that still exists."""
+
+    class Knot:
+        pass
+
+    for _ in range(50):
+        knot = Knot()
+        knot.stream = device.stream()
+        knot.storage = ExecutionContext(device, knot.stream).allocate(256)
+        ExecutionContext(device, knot.stream).note((), (knot.storage,))
+        knot.itself = knot
+        del knot
+        gc.collect()
+        device.collect()
+    gc.collect()
+    device.collect()
+    device.collect()
+    assert not device.garbage
+    assert not device.retired

@@ -81,7 +81,7 @@ class Device:
     # Finalizers append to these three, from any thread and at any moment, so nobody may need a lock for it.
     event_pool: list[EventHandle]
     garbage: deque[Garbage]
-    retired: deque[StreamHandle]
+    retired: deque[tuple[weakref.ref[Stream], StreamHandle]]
     _lock: threading.Lock
     _policy: SchedulingPolicy | None
     _registry: weakref.WeakValueDictionary[int, Stream]  # by address
@@ -197,12 +197,19 @@ class Device:
 
         Called by every allocation, by `stream` and by `synchronize`.
         """
-        if self.retired:
-            for handle in _drained(self.retired):
-                self.driver.stream_destroy(handle)
         if self.garbage:
             for item in _drained(self.garbage):
                 self._free(item)
+        if self.retired:
+            # In a cycle, a stream's finalizer may run before that of a storage, which names the stream as its user and so keeps
+            # it alive until its memory has been freed.
+            alive = []
+            for stream, handle in _drained(self.retired):
+                if stream() is None:
+                    self.driver.stream_destroy(handle)
+                else:
+                    alive.append((stream, handle))
+            self.retired.extend(alive)
         if self._owners:
             with self._lock:
                 owners, self._owners = self._owners, []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
@@ -26,8 +27,8 @@ __all__ = ["Event", "Mark", "Stream", "as_stream"]
 # How many marks a stream keeps before it looks which have passed; how many streams it remembers having waited for.
 _MARKS_KEPT = 32
 _STREAMS_SEEN = 256
-# How many kinds of work a stream remembers, to name what a fault left undone. Repetitions count as one.
-_NAMES_KEPT = 256
+# How many pieces of work a stream remembers the names of, to say what a fault left undone.
+_NAMES_KEPT = 1024
 
 
 class Mark:
@@ -120,7 +121,7 @@ class Stream:
         self._failures: deque[tuple[int, TilekitError]] = deque(maxlen=64)  # serials that failed, and how
         self._lost: tuple[int, TilekitError] | None = None  # the first serial that failed for good, with the device
         self._undone: tuple[str, ...] | None = None  # what was unfinished then
-        self._names: deque[list[Any]] = deque(maxlen=_NAMES_KEPT)  # [serial, name, how often in a row]
+        self._names: deque[tuple[int, str]] = deque(maxlen=_NAMES_KEPT)  # and the serial behind each
 
     # moments
     def mark(self) -> int:
@@ -306,35 +307,32 @@ class Stream:
     # what a fault leaves undone
     def submitted(self, name: str) -> None:
         """Remember the name of work that was just submitted."""
-        names, serial = self._names, self.pending
-        if names and names[-1][1] == name and names[-1][0] == serial:
-            names[-1][2] += 1
-        else:
-            names.append([serial, name, 1])
+        self._names.append((self.pending, name))
 
     def ended(self, name: str) -> None:
         """Remember the name of a whole submission, if none was given for any part of it."""
         names = self._names
         if not names or names[-1][0] != self.pending:
-            names.append([self.pending, name, 1])
+            names.append((self.pending, name))
 
     def unfinished(self) -> tuple[str, ...]:
-        """The names of the work that is not known to be done, oldest first; the last few hundred."""
+        """The names of the work that is not known to be done, oldest first. Of more than a thousand pieces the last ones."""
         passed = self.completed
-        names: list[str] = []
-        for serial, name, count in tuple(self._names):
+        left: list[str] = []
+        for serial, name in tuple(self._names):
             if serial <= passed:
                 continue
             with self._lock:
                 mark = self._find(serial)
             try:
-                if not names and mark is not None and self.device.driver.event_query(mark.event):
+                if not left and mark is not None and self.device.driver.event_query(mark.event):
                     passed = mark.serial
                     continue
             except TilekitError:  # it, or something before it, is what failed
                 pass
-            names.append(f"{name} ({count} times)" if count > 1 else name)
-        return tuple(names)
+            left.append(name)
+        counts = [(name, len(list(same))) for name, same in itertools.groupby(left)]
+        return tuple(name if count == 1 else f"{name} ({count} times)" for name, count in counts)
 
     def explain(self, error: TilekitError) -> None:
         """Note on a fault what it left undone here."""
@@ -429,7 +427,8 @@ class Stream:
 
     def __del__(self) -> None:
         if self._owned and not self.closed:
-            self.device.retired.append(self.handle)  # destroyed by the next collect(): no driver is called here
+            # Destroyed by a later collect(), which no driver call here could be, once nobody has the stream any more.
+            self.device.retired.append((weakref.ref(self), self.handle))
 
     def __repr__(self) -> str:
         return f"<tilekit.Stream {self.address:#x} on {self.device.label}{', closed' if self.closed else ''}>"

@@ -178,7 +178,7 @@ def test_a_fault_names_the_op_and_what_is_unfinished(cpu, gate):
         gate.set()
         with pytest.raises(DeviceError, match="KeyError: 'lost'") as caught:
             lost.result(60)
-        assert caught.value.unfinished == ("loser", "kernel add", "kernel add", "kernel add")
+        assert caught.value.unfinished == ("loser", "kernel add (3 times)")
         notes = "\n".join(caught.value.__notes__)
         assert "oldest first: loser, kernel add" in notes
         assert "in loser, built at" in notes
@@ -201,7 +201,7 @@ def test_work_of_one_submission_is_counted(cpu, gate):
         assert stream.unfinished() == ("step (1000 times)", "end")
         for i in range(1000):
             stream.submitted(f"{i}")
-        assert len(stream.unfinished()) == 256
+        assert stream.unfinished()[:3] == ("step (23 times)", "end", "0")
         gate.set()
         future.result(60)
         stream.synchronize()
