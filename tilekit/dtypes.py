@@ -130,9 +130,11 @@ def unstorable(target: DType, kind: type, value: Any, name: str) -> str | None:
         name: what messages call the tensor.
     """
     if scalar_dtype(target, kind) != target:
-        return f"a {kind.__name__} does not fit {name}, a {target.name} tensor, without loss; convert it first if that is meant"
+        return (
+            f"a {kind.__name__} does not fit {name}, which holds {target.name}, without loss; convert it first if that is meant"
+        )
     if kind is int and isinstance(value, (int, np.integer)) and not is_float(target) and not holds(target, value):
-        return f"the scalar {value} does not fit {name}, a {target.name} tensor"
+        return f"the scalar {value} does not fit {name}, which holds {target.name}"
     return None
 
 

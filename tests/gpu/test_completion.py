@@ -160,7 +160,7 @@ def test_compiling_does_not_block_the_loop(device):
 
         await warm(x.partition(64))  # imports the compiler
         _, pause, took = await while_ticking(unheard_of(x.partition(64)))
-        assert took > 0.05, "it was compiled"
+        assert took > 0.02, "it was compiled"
         assert pause < max(0.1, took / 2), (pause, took)
 
     asyncio.run(main())

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import tilekit as tk
+from tilekit import api
 from tilekit.ops import AsyncKernelLaunch
 
 # After `clocks` cycles: nothing, a write far out of bounds, a trap, a failed assertion.
@@ -64,7 +65,7 @@ class Faulty:
 
     def __init__(self, device):
         self.function = device.driver.load(compiled(device.target), "fault")
-        self.memory = tk.api.zeros(4, tk.int32).sync()
+        self.memory = api.zeros(4, tk.int32).sync()
 
     def launch(self, ctx, grid, arguments):
         kind, clocks = arguments
@@ -145,7 +146,7 @@ class Session:
 
     def end(self):
         """What comes after a fault: every call says the same, nothing hangs."""
-        x = tk.api.ones(3)
+        x = api.ones(3)
         self.blocking("later op", x.sync)
         self.blocking("later launch", lambda: self.launch("late").sync_on(self.streams[0]))
         self.blocking("later stream", self.device.stream)
@@ -183,7 +184,7 @@ def callbacks(session):
     called, statuses = threading.Event(), []
     session.launch("long", clocks=FOREVER).async_on(two)
     two.add_callback(lambda stream, status, arg: (statuses.append(status), called.set()))
-    split = session.bad().then(lambda _: tk.api.ones(3)).to_host().then(tk.api.from_host).async_on(one)
+    split = session.bad().then(lambda _: api.ones(3)).to_host().then(api.from_host).async_on(one)
     done = threading.Event()
     split.add_done_callback(lambda future: done.set())
     session.blocking("future", lambda: split.result(20))

@@ -147,7 +147,7 @@ def test_a_name_that_does_not_exist(device):
 
     error = refuse(typo, y())
     assert error.reason == "tk.zeroes does not exist; did you mean zeros?"
-    assert error.line[error.column : error.column + error.width] == "tk.zeroes"
+    assert error.line[error.column : error.column + error.width] == "tk.zeroes(4)"
 
     @tk.kernel
     def other(y: tk.Out):
@@ -194,14 +194,14 @@ def test_scalars_that_do_not_fit_the_tensor(device):
         y.store(1.5)
 
     assert refuse(fraction, y(tk.int32)).reason == (
-        "store: a float does not fit y, a int32 tensor, without loss; convert it first if that is meant"
+        "store: a float does not fit y, which holds int32, without loss; convert it first if that is meant"
     )
 
     @tk.kernel
     def large(y: tk.Out):
         y.store(300)
 
-    assert refuse(large, y(tk.int8)).reason == "store: the scalar 300 does not fit y, a int8 tensor"
+    assert refuse(large, y(tk.int8)).reason == "store: the scalar 300 does not fit y, which holds int8"
 
 
 def test_what_tiles_cannot_do_is_a_compile_error(device):

@@ -14,7 +14,7 @@ from numba.cuda.core.errors import TypingError
 from tilekit.compiler.source import KernelSource
 from tilekit.errors import CompileError
 
-__all__ = ["explain", "reject"]
+__all__ = ["Refused", "explain", "refuse", "reject"]
 
 _FENCED = re.compile(r"\[tilekit:(?P<op>[^|]*)\|(?P<message>.*?)\|tilekit\]", re.DOTALL)
 
@@ -26,8 +26,20 @@ def reject(op: str, message: str) -> NoReturn:
         op: its name as the user spells it: `load`, `+`.
         message: what was found and what to do.
     """
-    message = message.removeprefix(f"{op}: ")
-    raise TypingError(f"[tilekit:{op}|{op}: {message}|tilekit]")
+    raise TypingError(_fence(op, message))
+
+
+class Refused(Exception):
+    """What `refuse` raises: no error of numba's, which would try again without the constants and may then be content."""
+
+
+def refuse(op: str, message: str) -> NoReturn:
+    """As `reject`, for what is wrong because of the value of a constant."""
+    raise Refused(_fence(op, message))
+
+
+def _fence(op: str, message: str) -> str:
+    return f"[tilekit:{op}|{op}: {message.removeprefix(f'{op}: ')}|tilekit]"
 
 
 # numba's words -> ours, the first that is found. Named groups fill the braces; `name` places the caret too.

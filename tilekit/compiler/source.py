@@ -102,14 +102,17 @@ class KernelSource:
         return self._lines[at] if 0 <= at < len(self._lines) else ""
 
     def _find(self, lineno: int, name: str | None) -> ast.expr | None:
-        """The smallest expression on the line that uses `name`."""
+        """The smallest expression on the line that calls `name` or applies it as an operator; else the one that is the name."""
         if name is None:
             return None
         found = None
         for node in ast.walk(self.tree):
             if not isinstance(node, ast.expr) or not node.lineno <= lineno <= (node.end_lineno or node.lineno):
                 continue
-            if _uses(node, name) and (found is None or node.lineno >= found.lineno):
+            if not _uses(node, name):
+                continue
+            plain = isinstance(node, (ast.Name, ast.Attribute))
+            if found is None or (node.lineno >= found.lineno and (not plain or isinstance(found, (ast.Name, ast.Attribute)))):
                 found = node
         return found
 

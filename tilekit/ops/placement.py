@@ -25,6 +25,15 @@ class Zip(DeviceOp[Any]):
             op.consumed()
 
     @property
+    def device(self) -> Device | None:
+        """That of the first part that has one; parts that say `on(device)` speak for themselves alone."""
+        for op in self.ops:
+            device = None if isinstance(op, OnDevice) else op.device
+            if device is not None:
+                return device
+        return None
+
+    @property
     def specs(self) -> tuple[Spec | None, ...]:
         """What is known of each result."""
         return tuple(op.spec for op in self.ops)

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.diagnose import reject
+from tilekit.compiler.diagnose import refuse, reject
 from tilekit.compiler.lower.access import open_access, tensor_field
 from tilekit.compiler.lower.convert import convert
 from tilekit.compiler.lower.emit import constant_tuple, pack, special_register, unpack
@@ -135,7 +135,7 @@ def _check_value(value: types.Type, tensor: TensorType, target: TileType) -> Non
     else:
         problem = dtypes.unstorable(tensor.dtype, scalar_kind(value), known(value), tensor.parameter)
         if problem:
-            reject("store", problem)
+            refuse("store", problem)
 
 
 # --------------------------------------------------------------------------------------------------------- loads and stores

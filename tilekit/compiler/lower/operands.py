@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.diagnose import reject
+from tilekit.compiler.diagnose import refuse, reject
 from tilekit.compiler.lower.convert import convert
 from tilekit.compiler.lower.emit import pack, unpack
 from tilekit.compiler.ops import ABSENT, known
@@ -46,7 +46,7 @@ def common(what: str, *operands: types.Type) -> TileType:
         value = known(operand) if scalar_kind(operand) is int else ABSENT
         problem = dtypes.misfit(dtype, value) if value is not ABSENT else None
         if problem:
-            reject(what, problem)
+            refuse(what, problem)
     return tiles[0].like(dtype)
 
 
