@@ -1,5 +1,6 @@
 """Importing tilekit is cheap, and drags nothing in."""
 
+import os
 import subprocess
 import sys
 
@@ -24,9 +25,12 @@ def test_it_imports_no_compiler_and_no_peer():
     subprocess.run([sys.executable, "-c", CHEAP], check=True)
 
 
-def test_it_takes_less_than_150_ms_more_than_numpy():
-    """Of processor time, which what else runs on the machine does not change."""
+def test_it_takes_less_than_150_ms_more_than_numpy(tmp_path):
+    """Of processor time, which what else runs on the machine does not change, once Python has compiled both (the first run)."""
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     times = [
-        float(subprocess.run([sys.executable, "-c", TIMED], check=True, capture_output=True, text=True).stdout) for _ in range(5)
+        float(subprocess.run([sys.executable, "-c", TIMED], check=True, capture_output=True, text=True, env=environment).stdout)
+        for _ in range(6)
     ]
     assert min(times) < 0.150, times

@@ -473,4 +473,4 @@ def test_tensors_of_another_device_are_refused():
     here, there = tk.Device("cpu"), tk.Device.of_driver(CpuDriver())
     x = api.ones(3).on(here).sync()
     with pytest.raises(ValueError, match="cannot be used by work on .* bring the tensor there with"):
-        tk.zip(api.ones(1).on(there), x.dup()).sync_on(there.stream())
+        tk.with_context(lambda ctx: tk.value(ctx.acquire((x.storage,), ()))).sync_on(there.stream())

@@ -120,7 +120,7 @@ class _Reactor:
         self._board.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_board"):
+        if hasattr(self, "_board") and not sys.is_finalizing():
             self._board.close()
 
     # what differs between the libraries

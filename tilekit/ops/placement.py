@@ -97,11 +97,12 @@ class OnDevice(Derived):
     """An op that runs on a given device, whatever runs around it."""
 
     def __init__(self, source: DeviceOp[Any], device: Device) -> None:
-        own = source.device
-        if own is not None and own is not device:
-            raise ValueError(f"on({device!r}): {source!r} works on tensors of {own!r}; move them with .to(device)")
         super().__init__(source, label=f"on {device.kind}:{device.ordinal}", spec=source.spec)
         self._device = device
+        own = source.device
+        if own is not None and own is not device:
+            self._spent = True
+            raise ValueError(f"on({device!r}): {source!r} works on tensors of {own!r}; move them with .to(device)")
 
     @property
     def device(self) -> Device:
