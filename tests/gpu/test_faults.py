@@ -40,7 +40,9 @@ CODES = {
 }
 DELAY = 100_000_000  # clock cycles until a fault: about 50 ms
 FOREVER = 20_000_000_000  # 10 s: nobody waits for that long, for the fault ends it
-SOON_S = 1.0  # how long after the fault everybody must have been told; the delay is counted in
+# How long after the fault everybody must have been told, in seconds; the delay is counted in. Of a trap, the driver tells nobody
+# before 3.1 to 3.5 s have passed (driver 580.159 on an H200), whatever they wait with.
+SOON_S = {"address": 1.0, "assert": 1.0, "trap": 6.0}
 
 
 def compiled(target: str) -> bytes:
@@ -268,16 +270,12 @@ def run(scenario, kind):
         assert what["lost"], (who, what)
         assert "This process cannot use the GPU any more: restart it to go on" in what["text"], (who, what)
     for who, what in told.items():
-        assert what["after_s"] < SOON_S, (who, what)
+        assert what["after_s"] < SOON_S[kind], (who, what)
     assert len(later) == 5
     return told
 
 
-# A blocking wait with a timeout was told of a trap after 3.5 s once, and within the second at other times: not understood yet.
-SLOW_TRAP = pytest.mark.xfail(strict=False, reason="a timed wait may learn of a trap after some seconds")
-
-
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=SLOW_TRAP) if kind == "trap" else kind for kind in KINDS])
+@pytest.mark.parametrize("kind", KINDS)
 def test_blocking(kind):
     told = run("sync", kind)
     assert set(told) == {"sync", "future", "stream", "moment", "moment with timeout"}
