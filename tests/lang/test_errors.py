@@ -116,7 +116,7 @@ def test_ranks_in_load_tile_like(device):
 
 def test_a_tile_index_out_of_range_is_an_error_on_the_cpu_device(device):
     if device.kind != "cpu":
-        pytest.skip("a GPU masks the access; test_edges.py has that side")
+        pytest.skip("a GPU masks the access: tests/gpu/test_launches.py, test_an_out_of_range_tile_index_is_masked")
 
     @tk.kernel
     def far(y: tk.Out, x: tk.In):
