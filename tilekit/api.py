@@ -332,7 +332,7 @@ class _To(DeviceOp[Tensor]):
         there = ExecutionContext(self.tensor.device, self.tensor.device.policy.next_stream())
         arriving = yield self.tensor.to_host().start(there)
         yield [(there.stream, there.stream.mark()), *moments(arriving)]
-        return (yield from from_host(unwrap(arriving)).start(ctx))
+        return (yield from_host(unwrap(arriving)).start(ctx))
 
 
 def _tile_for(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from tilekit.device import Device
@@ -10,9 +11,24 @@ if TYPE_CHECKING:
     from tilekit.storage import Storage
     from tilekit.tensor import Tensor
 
-__all__ = ["Partition"]
+__all__ = ["Partition", "Traits"]
 
 _RANKS = range(1, 5)
+
+
+class Traits:
+    """What a launch depends on in an argument, except for the address. There is one object for the same traits, so to compare
+    them, and to look for something by them, takes no look inside.
+    """
+
+    __slots__ = ("__weakref__",)
+
+    _known: ClassVar[weakref.WeakValueDictionary[Any, Traits]] = weakref.WeakValueDictionary()
+
+    @classmethod
+    def of(cls, description: tuple[Any, ...]) -> Traits:
+        """The object for what `description` says. (Two threads may make two: then something is looked up twice.)"""
+        return cls._known.get(description) or cls._known.setdefault(description, cls())
 
 
 class Partition:
@@ -21,9 +37,14 @@ class Partition:
     Attributes:
         tensor: what is cut; the partition has no memory of its own.
         tile_shape: the extents of a tile.
+        storage: the tensor's memory; None for a meta tensor.
+        traits: all that a launch depends on except for the address (internal).
     """
 
-    __slots__ = ("tensor", "tile_shape")
+    __slots__ = ("storage", "tensor", "tile_shape", "traits")
+
+    storage: Storage | None
+    traits: Traits
 
     def __init__(self, tensor: Tensor, tile_shape: tuple[int, ...]) -> None:
         if len(tile_shape) != tensor.ndim:
@@ -40,7 +61,16 @@ class Partition:
                     f"every extent of a tile is a power of two; {n} in {tile_shape} is not: use {below} or {2 * below}, "
                     "tiles may hang over the edge"
                 )
-        self.tensor, self.tile_shape = tensor, tile_shape
+        self.tensor, self.tile_shape, self.storage = tensor, tile_shape, tensor.storage
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """The one that is worked out when it is first asked for."""
+            if name != "traits":
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            self.traits = Traits.of((self.tensor.traits, self.tile_shape))
+            return self.traits
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -61,11 +91,6 @@ class Partition:
     def device(self) -> Device | None:
         """Where the memory is; None for a meta tensor."""
         return self.tensor.device
-
-    @property
-    def storage(self) -> Storage | None:
-        """The tensor's memory."""
-        return self.tensor.storage
 
     @property
     def flat(self) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ __all__ = [
 
 
 class ExecutionContext:
-    """Where work is submitted to: a device and a stream of it. Closures given to `with_context` get one.
+    """Where work is submitted to: a device, and a stream of it. Closures given to `with_context` get one.
 
     Around every piece of work that touches storages, call `acquire` before it is submitted and `note` after.
     """
@@ -34,6 +34,13 @@ class ExecutionContext:
 
     def __init__(self, device: Device, stream: Stream) -> None:
         self.device, self.stream = device, stream
+
+    @property
+    def context(self) -> Any:
+        """What other libraries' calls are to be made in: the GPU's CUcontext (its primary one), which is current in this thread
+        from now on. Of a CPU device an object that stands for it.
+        """
+        return self.device.driver.context
 
     def acquire(self, reads: Sequence[Storage], writes: Sequence[Storage]) -> None:
         """Let the stream wait for those who use the storages on other streams. Does not block.
@@ -180,16 +187,17 @@ class SingleStream:
     def __init__(self, where: Any) -> None:
         from tilekit.device import Device
 
-        if isinstance(where, Device):
-            self._pool = StreamPoolRoundRobin(where, 1)
-        else:
-            stream = as_stream(where)
-            self._pool = StreamPoolRoundRobin(stream.device, [stream])
-        self.device = self._pool.device
+        self._stream: Stream | None = None if isinstance(where, Device) else as_stream(where)
+        self._lock = threading.Lock()
+        self.device = where if self._stream is None else self._stream.device
 
     def next_stream(self) -> Stream:
         """The stream."""
-        return self._pool.next_stream()
+        stream = self._stream
+        if stream is None:
+            with self._lock:
+                stream = self._stream = self._stream or self.device.stream()
+        return stream
 
     def __repr__(self) -> str:
         return f"SingleStream({self.next_stream()!r})"

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from tilekit.driver.signal import SignalBoard, dispatcher
 from tilekit.errors import DeviceError, TilekitError
@@ -41,6 +41,15 @@ class Mark:
 
     def __del__(self) -> None:
         self._recycle(self.event)  # an append to the device's pool: no driver is called while garbage is collected
+
+
+class Labelled(Protocol):
+    """What has a name for messages."""
+
+    @property
+    def label(self) -> str:
+        """The name."""
+        ...
 
 
 class _ClosedHandle:
@@ -137,10 +146,12 @@ class Stream:
         except IndexError:
             event = self._create()
         self._record(event, self.handle)
-        serial = self.pending
-        self._marks.append(Mark(serial, event, self._recycle))
+        serial, marks = self.pending, self._marks
+        marks.append(Mark(serial, event, self._recycle))
         self.pending = serial + 1
-        if len(self._marks) > self._trim_at:
+        if marks[0].serial <= self.completed:
+            self._forget_until(self.completed)
+        elif len(marks) > self._trim_at:
             self._trim()
         return serial
 
@@ -148,6 +159,12 @@ class Stream:
         """The first place at or behind `serial`, recorded now if there is none yet; None if it is known to have passed."""
         if serial <= self.completed:
             return None
+        try:
+            last = self._marks[-1]
+            if last.serial == serial:
+                return last
+        except IndexError:
+            pass
         with self._lock:
             if serial >= self.pending and not self.closed:  # behind the last mark of a closed stream there is nothing
                 serial = self._mark()
@@ -238,7 +255,8 @@ class Stream:
                 return False
         except TilekitError:
             return self._wait(mark, None)  # raises it in the way that clears it
-        self._advance(mark.serial)
+        if mark.serial > self.completed:
+            self.completed = mark.serial
         return True
 
     def passed(self, serial: int) -> bool:
@@ -272,7 +290,8 @@ class Stream:
             # Somebody has been told. Work that comes later and waits for this moment runs: it must not fail for it again.
             self._advance(mark.serial)
             raise
-        self._advance(mark.serial)
+        if mark.serial > self.completed:
+            self.completed = mark.serial  # the marks up to it are forgotten when the next one is made
         return True
 
     # signals
@@ -309,11 +328,13 @@ class Stream:
         """Remember the name of work that was just submitted."""
         self._names.append((self.pending, name))
 
-    def ended(self, name: str) -> None:
-        """Remember the name of a whole submission, if none was given for any part of it."""
+    def end(self, op: Labelled) -> int:
+        """A whole submission is over: mark its end, under the name of `op` if none was given for any part of it."""
         names = self._names
-        if not names or names[-1][0] != self.pending:
-            names.append((self.pending, name))
+        with self._lock:
+            if not names or names[-1][0] != self.pending:
+                names.append((self.pending, op.label))
+            return self._mark()
 
     def unfinished(self) -> tuple[str, ...]:
         """The names of the work that is not known to be done, oldest first. Of more than a thousand pieces the last ones."""

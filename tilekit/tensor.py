@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from types import EllipsisType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from tilekit.device import Device
 from tilekit.ops import DeviceOp, Spec
 from tilekit.ops.execution import Steps
 from tilekit.ops.transfer import copy_out
-from tilekit.partition import Partition
+from tilekit.partition import Partition, Traits
 from tilekit.schedule import ExecutionContext
 from tilekit.storage import Storage
 
@@ -60,9 +60,14 @@ class Tensor:
         shape: the extents.
         strides: the distance between neighbours along each dimension, in elements.
         dtype: the element type.
+        flat: what a compiled kernel gets: the address, the extents, the strides of all dimensions but `unit` (internal).
+        traits: all that a launch depends on except for the address (internal).
     """
 
-    __slots__ = ("__weakref__", "_flat", "_traits", "dtype", "offset", "shape", "storage", "strides")
+    __slots__ = ("__weakref__", "dtype", "flat", "offset", "shape", "storage", "strides", "traits")
+
+    flat: tuple[int, ...]
+    traits: Traits
 
     def __init__(
         self,
@@ -74,8 +79,20 @@ class Tensor:
     ) -> None:
         self.storage, self.shape, self.dtype, self.offset = storage, shape, dtype, offset
         self.strides = contiguous_strides(shape) if strides is None else strides
-        self._flat: tuple[int, ...] | None = None
-        self._traits: tuple[Any, ...] | None = None
+
+    if not TYPE_CHECKING:  # which would take it to have any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """The two that are worked out when they are first asked for. From then on they cost no more than any other."""
+            if name == "traits":
+                self.traits = Traits.of((self.shape, self.strides, self.dtype, self.align, self.device))
+            elif name == "flat":
+                unit = self.unit
+                steps = (stride for dim, stride in enumerate(self.strides) if dim != unit)
+                self.flat = (self.address, *self.shape, *steps)
+            else:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(self, name)
 
     @property
     def device(self) -> Device | None:
@@ -135,21 +152,6 @@ class Tensor:
         """The largest power of two, at most 16, that divides the address."""
         address = self.offset * self.itemsize if self.storage is None else self.address
         return min(16, address & -address) if address else 16
-
-    @property
-    def traits(self) -> tuple[Any, ...]:
-        """All that a launch depends on except for the address: shape, strides, dtype, alignment, device."""
-        if self._traits is None:
-            self._traits = (self.shape, self.strides, self.dtype, self.align, self.device)
-        return self._traits
-
-    @property
-    def flat(self) -> tuple[int, ...]:
-        """What a compiled kernel gets: the address, the extents, the strides of all dimensions but `unit`."""
-        if self._flat is None:
-            unit = self.unit
-            self._flat = (self.address, *self.shape, *(stride for dim, stride in enumerate(self.strides) if dim != unit))
-        return self._flat
 
     def numpy_like(self) -> np.ndarray[Any, Any]:
         """An array of the same shape, strides and place in the storage, for NumPy to calculate with. It has no elements."""

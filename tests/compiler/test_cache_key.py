@@ -19,7 +19,7 @@ def key(kernel, *arguments, warps=None, target="sm_90a", **generics):
         launch.generics(**generics)
     if warps:
         launch.num_warps(warps)
-    return kernel.plan(launch.arguments, launch._options).specialisation._key(target)
+    return launch._plan("compile").specialisation._key(target)
 
 
 def make(scale):

@@ -30,7 +30,7 @@ class Bindings:
     """As much of cuda.bindings.driver as discovery asks: GPUs given as (name, major, minor, pools)."""
 
     CUdevice_attribute = Attribute
-    cuLaunchKernel = None
+    cuLaunchKernel = cuEventQuery = None
 
     def __init__(self, *gpus, init=Code.SUCCESS):
         self.gpus, self.init = gpus, init

@@ -152,6 +152,10 @@ def test_an_error_while_it_is_submitted_is_raised_at_once(cpu):
         assert isinstance(future.exception(), ZeroDivisionError)
 
 
+async def _awaited(future):
+    return await future
+
+
 def test_an_error_in_the_rest_of_a_chain_is_kept(cpu, gate):
     with cpu.stream() as stream:
         future = split(gate).map(lambda _: 1 / 0).async_on(stream)
@@ -160,7 +164,7 @@ def test_an_error_in_the_rest_of_a_chain_is_kept(cpu, gate):
         with pytest.raises(ZeroDivisionError):
             future.result()
         with pytest.raises(ZeroDivisionError):
-            asyncio.run(future._wait())
+            asyncio.run(_awaited(future))
 
 
 def test_a_fault_names_the_op_and_what_is_unfinished(cpu, gate):

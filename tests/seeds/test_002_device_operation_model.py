@@ -258,11 +258,19 @@ def test_execution_context_says_where(device, streams):
     assert (ctx.device, ctx.stream) == (device, streams[1])
 
 
-@pytest.mark.xfail(strict=True, raises=AttributeError, reason="ExecutionContext.context does not exist yet")
 def test_execution_context_has_the_driver_context(device):
     """The third thing it carries: the context that other libraries' calls need to be made in."""
     ctx = tk.with_context(tk.value).sync()
-    assert ctx.context is not None
+    if device.kind == "cuda":
+        from cuda.bindings import driver
+
+        found = []
+        thread = threading.Thread(target=lambda: found.extend((ctx.context, driver.cuCtxGetCurrent()[1])))
+        thread.start()
+        thread.join()
+        assert int(found[0]) == int(found[1]) != 0
+    else:
+        assert ctx.context is device.driver.context
 
 
 def test_execution_context_allocates_in_stream_order(device, streams):

@@ -7,7 +7,7 @@ import hashlib
 import struct
 import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from tilekit.lang.registry import OPS
 from tilekit.ops import Executable
 from tilekit.partition import Partition
 from tilekit.schedule import ExecutionContext
-from tilekit.tensor import Tensor
 
 if TYPE_CHECKING:
     from tilekit.compiler.build import CompiledKernel
@@ -60,7 +59,9 @@ class Specialisation:
         """
         found = self._executables.get(device)
         if found is None:
-            made: Executable = _Interpreted(self) if device.kind == "cpu" else _Loaded(self.compiled(device.target), device)
+            made: Executable = (
+                _Interpreted(self) if device.kind == "cpu" else _Loaded(self.compiled(device.target), self.facts, device)
+            )
             found = self._executables.setdefault(device, made)
         return found
 
@@ -161,26 +162,31 @@ class _Loaded:
     the driver has copied them when the launch returns.
     """
 
-    def __init__(self, compiled: CompiledKernel, device: Device) -> None:
+    def __init__(self, compiled: CompiledKernel, facts: Sequence[ArgumentFacts], device: Device) -> None:
         self._function = device.driver.load(compiled.cubin, compiled.entry)
-        self._block, self._shared_bytes = compiled.block, 0
+        self._launch, self._block, self._shared_bytes = device.driver.launch, compiled.block, 0
         packer = struct.Struct(compiled.param_format)
-        self._pack = packer.pack_into
         self._buffer = ctypes.create_string_buffer(max(packer.size, 8))
         base = ctypes.addressof(self._buffer)
         slots = [base + at for at in range(0, packer.size, 8)] or [base]
         self._pointers = (ctypes.c_void_p * len(slots))(*slots)
         self._params = ctypes.addressof(self._pointers)
+        self._pack = _packing(facts, packer.pack_into)
         self._lock = threading.Lock()
 
     def launch(self, ctx: ExecutionContext, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
         """Launch on the stream."""
-        flat: list[Any] = []
-        for argument in arguments:
-            if isinstance(argument, (Tensor, Partition)):
-                flat.extend(argument.flat)
-            else:
-                flat.append(argument)
         with self._lock:
-            self._pack(self._buffer, 0, *flat)
-            ctx.device.driver.launch(self._function, grid, self._block, self._shared_bytes, ctx.stream.handle, self._params)
+            self._pack(self._buffer, arguments)
+            self._launch(self._function, grid, self._block, self._shared_bytes, ctx.stream.handle, self._params)
+
+
+def _packing(facts: Sequence[ArgumentFacts], pack_into: Callable[..., None]) -> Callable[[Any, Sequence[Any]], None]:
+    """A function that packs arguments with these facts into a buffer; written out for them, since it runs at each launch."""
+    parts = []
+    for at, known in enumerate(facts):
+        view = f"a[{at}]" if not isinstance(known, TensorFacts) else f"*a[{at}].{'flat' if known.tile is None else 'tensor.flat'}"
+        parts.append(view)
+    source = f"lambda buffer, a: pack_into(buffer, 0, {', '.join(parts)})"
+    packing: Callable[[Any, Sequence[Any]], None] = eval(source, {"pack_into": pack_into})
+    return packing

@@ -72,6 +72,10 @@ class CpuDriver:
         except (AttributeError, OSError, ValueError):  # not a system that tells
             return 0, 0
 
+    @property
+    def context(self) -> CpuDriver:
+        return self
+
     def synchronize(self) -> None:
         with lock:
             streams = list(self._streams)

@@ -96,7 +96,8 @@ class CudaDriver:
         self._context_address = 0
         self._pool: Any = None
         self._callback: Any = None
-        self._launch: Callable[..., Any] = bindings.cuLaunchKernel
+        self._launch, self._query = bindings.cuLaunchKernel, bindings.cuEventQuery
+        self._sleepers: list[tuple[Any, Any]] = []  # a stream and an event, for a thread that waits long
         self._watchers: list[_Watcher] = []
         self._watching = threading.Lock()
         self._forked = False
@@ -144,6 +145,11 @@ class CudaDriver:
         reserved = int(check(cu, cu.cuMemPoolGetAttribute(self._pool, kinds.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)))
         used = int(check(cu, cu.cuMemPoolGetAttribute(self._pool, kinds.CU_MEMPOOL_ATTR_USED_MEM_CURRENT)))
         return int(free) + reserved - used, int(total)  # what the pool holds and nobody uses is free to us
+
+    @property
+    def context(self) -> Any:
+        self.activate()
+        return self._context
 
     def synchronize(self) -> None:
         self.activate()
@@ -204,9 +210,9 @@ class CudaDriver:
     # events
     def event_create(self, timing: bool = False) -> Any:
         self.activate()
-        # Blocking: a waiter has polled for TILEKIT_SPIN_US before it asks the driver to wait, which would go on polling.
-        kinds = self._cu.CUevent_flags
-        flags = int(kinds.CU_EVENT_BLOCKING_SYNC) | (0 if timing else int(kinds.CU_EVENT_DISABLE_TIMING))
+        return self._new_event(0 if timing else int(self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+
+    def _new_event(self, flags: int) -> Any:
         return check(self._cu, self._cu.cuEventCreate(flags))
 
     def event_destroy(self, event: Any) -> None:
@@ -221,13 +227,15 @@ class CudaDriver:
             check(self._cu, result)
 
     def event_query(self, event: Any) -> bool:
-        self.activate()
-        return self._passed(self._cu.cuEventQuery(event))
+        if _thread.driver is not self:
+            self.activate()
+        result = self._query(event)
+        return True if not result[0] else self._passed(result)
 
     def event_synchronize(self, event: Any, timeout_s: float | None = None) -> bool:
         if _thread.driver is not self:
             self.activate()
-        query, clock = self._cu.cuEventQuery, time.perf_counter
+        query, clock = self._query, time.perf_counter
         start = clock()
         spin_s = self._spin_s if timeout_s is None else min(self._spin_s, timeout_s)
         while True:
@@ -239,7 +247,7 @@ class CudaDriver:
             if clock() - start >= spin_s:
                 break
         if timeout_s is None:
-            check(self._cu, self._cu.cuEventSynchronize(event))
+            self._sleep_until(event)
             return True
         pause_s = 20e-6  # the driver has no timed wait, and a signal would also wait for what comes behind the event
         while (left_s := start + timeout_s - clock()) > 0:
@@ -248,6 +256,25 @@ class CudaDriver:
                 return True
             pause_s = min(2 * pause_s, 1e-3)
         return False
+
+    def _sleep_until(self, event: Any) -> None:
+        """Block, and leave the processor to others meanwhile.
+
+        For that the driver wants an event of another kind, which passes a microsecond later. So it is not that kind that is
+        recorded behind all work, but one behind the event, in a stream of the waiter's own, when somebody has to wait long.
+        """
+        cu, kinds = self._cu, self._cu.CUevent_flags
+        try:
+            stream, waker = self._sleepers.pop()
+        except IndexError:
+            flags = int(kinds.CU_EVENT_BLOCKING_SYNC) | int(kinds.CU_EVENT_DISABLE_TIMING)
+            stream, waker = self._private_stream(), self._new_event(flags)
+        try:
+            check(cu, cu.cuStreamWaitEvent(stream, event, 0))
+            check(cu, cu.cuEventRecord(waker, stream))
+            check(cu, cu.cuEventSynchronize(waker))
+        finally:
+            self._sleepers.append((stream, waker))
 
     def event_elapsed_ms(self, start: Any, end: Any) -> float:
         self.activate()
@@ -274,10 +301,14 @@ class CudaDriver:
             if not self._cu.cuStreamQuery(watcher.handle)[0]:
                 watcher.line = line
                 return watcher
-        # Streams of one priority share a few hardware queues, where a waiting one holds up the others: not the compute streams.
-        watcher = _Watcher(self.stream_create(self.priority_range()[1]), line)
+        watcher = _Watcher(self._private_stream(), line)
         self._watchers.append(watcher)
         return watcher
+
+    def _private_stream(self) -> Any:
+        """A stream that does nothing but wait for others."""
+        # Streams of one priority share a few hardware queues, where a waiting one holds up the others: not the compute streams.
+        return self.stream_create(self.priority_range()[1])
 
     def _passed(self, result: tuple[Any, ...]) -> bool:
         if result[0] == _NOT_READY:

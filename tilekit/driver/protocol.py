@@ -47,6 +47,11 @@ class Driver(Protocol):
         """(free, total) bytes of the device."""
         ...
 
+    @property
+    def context(self) -> Any:
+        """What other libraries' calls are made in: a CUDA device's CUcontext, which is current in this thread from now on."""
+        ...
+
     def synchronize(self) -> None:
         """Block until every stream of the device is empty. Raises DeviceError after a fault."""
         ...

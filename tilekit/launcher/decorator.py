@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,18 +15,15 @@ from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.load import Specialisation
 from tilekit.compiler.source import KernelSource, file_of
 from tilekit.compiler.specialise import BoundKernel, bind
-from tilekit.lang.signature import KernelSignature, Kind, Parameter, read_signature
+from tilekit.lang.signature import KernelSignature, Parameter, read_signature
 from tilekit.lang.tile import scalar_kind
 from tilekit.launcher import planning
-from tilekit.launcher.launch import KernelLaunch, check_warps
+from tilekit.launcher.launch import KernelLaunch, check_warps, launch_of
 from tilekit.ops import DeviceOp
 from tilekit.partition import Partition
 from tilekit.tensor import Tensor
 
 __all__ = ["Kernel", "kernel"]
-
-# How many plans a kernel keeps. Programs whose shapes never repeat would otherwise keep one for each.
-_PLANS_KEPT = 1024
 
 
 def kernel(function: Callable[..., Any] | None = None, *, num_warps: int | None = None) -> Any:
@@ -73,9 +70,10 @@ class Kernel:
         self._file = file_of(function)  # as it is now: it may be edited before the first launch
         self._bound: dict[Any, BoundKernel] = {}
         self._specialisations: dict[Any, Specialisation] = {}
-        self._plans: dict[Any, planning.Plan] = {}
+        self._forms: dict[tuple[type, ...], planning.Form] = {}
         self._lock = threading.Lock()
-        self._usual = tuple(_USUAL[p.kind] for p in self.signature.parameters)
+        self._arity = len(self.signature.parameters)
+        self._options = planning.Options(None, (), self.num_warps)
 
     @functools.cached_property
     def source(self) -> KernelSource:
@@ -88,12 +86,39 @@ class Kernel:
         Raises:
             TypeError: arguments are missing, too many, or of a kind that their parameter does not take.
         """
-        if kwargs or len(args) != len(self._usual):
-            args = self._bind(args, kwargs)
-        for at, (argument, usual) in enumerate(zip(args, self._usual)):
-            if type(argument) not in usual and not isinstance(argument, DeviceOp):
-                self.check_kind(self.signature.parameters[at], argument)
-        return KernelLaunch(self, args)
+        form = None if kwargs else self._forms.get(tuple(map(type, args)))
+        if form is None:
+            if kwargs or len(args) != self._arity:
+                args = self._bind(args, kwargs)
+            form = self.form(args)
+        elif form.inspected:
+            self._inspect(form, args)
+        return launch_of(self, args, form, self._options)
+
+    def form(self, arguments: tuple[Any, ...]) -> planning.Form:
+        """The form of such arguments: whether each is of a kind that its parameter takes, and what follows from the types.
+
+        Raises:
+            TypeError, ValueError: as `check_kind`.
+        """
+        types = tuple(map(type, arguments))
+        form = self._forms.get(types)
+        if form is None:
+            for parameter, argument in zip(self.signature.parameters, arguments, strict=True):
+                if not isinstance(argument, DeviceOp):
+                    self.check_kind(parameter, argument)
+            form = self._forms[types] = planning.Form(self.signature.parameters, types)
+        self._inspect(form, arguments)
+        return form
+
+    def _inspect(self, form: planning.Form, arguments: tuple[Any, ...]) -> None:
+        """Look into the arguments whose type does not say enough."""
+        for at in form.inspected:
+            parameter, argument = self.signature.parameters[at], arguments[at]
+            if parameter.kind == "const":
+                self.check_kind(parameter, argument)
+            elif not -(2**63) <= argument < 2**63:
+                raise ValueError(f"{self.label}, argument {parameter.name}: {argument} does not fit 64 bits")
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         try:
@@ -131,19 +156,6 @@ class Kernel:
                 raise TypeError(f"{who}: declared a scalar, not {_kind_of(argument)}")
         elif scalar_kind(argument) is None:
             raise TypeError(f"{who}: kernels take tensors, partitions and scalars, not {_kind_of(argument)}")
-        elif isinstance(argument, int) and not -(2**63) <= argument < 2**63:
-            raise ValueError(f"{who}: {argument} does not fit 64 bits")
-
-    def plan(self, arguments: Sequence[Any], options: planning.Options) -> planning.Plan:
-        """The plan for such arguments, made at the first call. Raises what `planning.make_plan` raises."""
-        key = planning.key(self.signature.parameters, arguments, options)
-        found = self._plans.get(key)
-        if found is None:
-            found = planning.make_plan(self, arguments, options)
-            if len(self._plans) >= _PLANS_KEPT:
-                self._plans.clear()
-            self._plans[key] = found
-        return found
 
     def specialise(
         self,
@@ -171,17 +183,6 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}({', '.join(p.name for p in self.signature.parameters)})>"
-
-
-# The types of arguments that a parameter of each kind takes without another look. (Ints get one: they may be too large.)
-_USUAL: dict[Kind, frozenset[type]] = {
-    "in": frozenset({Tensor}),
-    "out": frozenset({Partition}),
-    "inout": frozenset({Partition}),
-    "const": frozenset({bool, int, float, str}),
-    "scalar": frozenset({float, bool}),
-    "auto": frozenset({Tensor, Partition, float, bool}),
-}
 
 
 def _is_constant(value: Any) -> bool:

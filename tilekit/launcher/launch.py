@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilekit.device import Device
-from tilekit.launcher.planning import Options, check_grid, check_overlap
-from tilekit.ops import AsyncKernelLaunch, DeviceOp, Spec, Value
-from tilekit.ops.execution import HostJob, Steps, moments, unwrap
+from tilekit.launcher.planning import Form, Options, Plan, check_grid, check_overlap
+from tilekit.ops import AsyncKernelLaunch, DeviceOp, Executable, Spec, Value
+from tilekit.ops.base import site_of
+from tilekit.ops.execution import Done, HostJob, Steps, moments, unwrap
 from tilekit.partition import Partition
 from tilekit.schedule import ExecutionContext
 from tilekit.tensor import Tensor, as_shape
@@ -21,24 +23,19 @@ if TYPE_CHECKING:
     from tilekit.compiler.kernel import CompiledKernel
     from tilekit.launcher.decorator import Kernel
 
-__all__ = ["KernelLaunch", "check_warps"]
+__all__ = ["KernelLaunch", "check_warps", "launch_of"]
 
 
 class KernelLaunch(AsyncKernelLaunch):
     """One launch of a kernel, as an op. Its result is the tuple of the arguments, in the order of the signature.
 
-    The grid follows from the partitions: a block for each tile.
+    Made by calling a kernel. The grid follows from the partitions: a block for each tile.
     """
 
-    def __init__(self, kernel: Kernel, arguments: tuple[Any, ...]) -> None:
-        self.kernel, self.arguments = kernel, arguments
-        self._label: str = kernel.label
-        self._options = Options(None, (), kernel.num_warps)
-        self._lazy = False
-        for argument in arguments:
-            if isinstance(argument, DeviceOp):
-                self._lazy = True
-                argument.consumed()
+    kernel: Kernel
+    arguments: tuple[Any, ...]
+    _form: Form
+    _options: Options
 
     # what can be said about it before it runs
 
@@ -51,8 +48,8 @@ class KernelLaunch(AsyncKernelLaunch):
         with self._configuring():
             given = as_shape(grid)
             if len(given) > 3:
-                raise ValueError(f"{self._label}: a grid has up to three axes, not {len(given)} as {given}")
-            self._options = self._options._replace(grid=check_grid((*given, 1, 1, 1)[:3], self._label))
+                raise ValueError(f"{self.label}: a grid has up to three axes, not {len(given)} as {given}")
+            self._options = self._options._replace(grid=check_grid((*given, 1, 1, 1)[:3], self.label))
         return self
 
     def generics(self, **values: int | tuple[int, ...]) -> KernelLaunch:
@@ -65,11 +62,11 @@ class KernelLaunch(AsyncKernelLaunch):
         with self._configuring():
             for name, value in values.items():
                 if name not in known:
-                    raise ValueError(f"{self._label} has no generic {name}; it has {', '.join(sorted(known)) or 'none'}")
+                    raise ValueError(f"{self.label} has no generic {name}; it has {', '.join(sorted(known)) or 'none'}")
                 whole, is_int = known[name].whole, isinstance(value, (int, np.integer)) and not isinstance(value, bool)
                 if whole != isinstance(value, (tuple, list)) or not (whole or is_int):
                     kind = "a shape" if whole else "an integer"
-                    raise TypeError(f"{self._label}: generic {name} stands for {kind}, not {value!r}")
+                    raise TypeError(f"{self.label}: generic {name} stands for {kind}, not {value!r}")
                 given[name] = as_shape(value) if isinstance(value, (tuple, list)) else int(value)
         self._options = self._options._replace(generics=tuple(sorted(given.items())))
         return self
@@ -91,14 +88,15 @@ class KernelLaunch(AsyncKernelLaunch):
 
     def parts(self) -> tuple[DeviceOp[Any], ...]:
         """The arguments that are ops."""
-        return tuple(a for a in self.arguments if isinstance(a, DeviceOp)) if self._lazy else ()
+        return tuple(a for a in self.arguments if isinstance(a, DeviceOp)) if self._form.lazy else ()
 
     @property
     def device(self) -> Device | None:
         """The device of the first argument that has one."""
         for argument in self.arguments:
-            device = argument.device if isinstance(argument, (Tensor, Partition)) else None
-            if device is not None:
+            kind = type(argument)
+            if (kind is Tensor or kind is Partition) and argument.storage is not None:
+                device: Device = argument.storage.device
                 return device
         return super().device
 
@@ -112,43 +110,70 @@ class KernelLaunch(AsyncKernelLaunch):
 
     # running and compiling
 
-    def steps(self, ctx: ExecutionContext) -> Steps:
+    def steps(self, ctx: ExecutionContext) -> Steps | Done:
+        """Launch, at once if the arguments are there and the kernel is compiled."""
+        form, arguments = self._form, self.arguments
+        if form.lazy:
+            return self._resolved(ctx)
+        plan = form.plans.get(form.key(arguments, self._options)) or form.plan(self.kernel, arguments, self._options)
+        executable = plan.executable or self._executable(plan, ctx)
+        if executable is None:
+            return self._compiled(ctx, plan, arguments)
+        self._launch(ctx, plan, executable, arguments)
+        return Done(arguments)
+
+    def _resolved(self, ctx: ExecutionContext) -> Steps:
         """Run the arguments that are ops, then launch."""
-        arguments = self.arguments
-        if self._lazy:
-            made = []
-            for parameter, argument in zip(self.kernel.signature.parameters, arguments, strict=True):
-                if isinstance(argument, DeviceOp):
-                    argument = yield argument.start(ctx)
-                    pending = moments(argument)
-                    if pending:
-                        yield pending
-                        argument = unwrap(argument)
-                    self.kernel.check_kind(parameter, argument)
-                made.append(argument)
-            arguments = tuple(made)
-        plan = self.kernel.plan(arguments, self._options)
-        reads = [arguments[at].storage for at in plan.reads]
-        writes = [arguments[at].storage for at in plan.writes]
-        if None in reads or None in writes:
-            name = next(
-                p.name
-                for p, a in zip(self.kernel.signature.parameters, arguments, strict=True)
-                if isinstance(a, (Tensor, Partition)) and a.storage is None
-            )
-            raise TypeError(f"{self._label}: argument {name} is a meta tensor, without memory: only compile() takes it")
-        if plan.device is not None and plan.device is not ctx.device:
-            raise ValueError(f"{self._label}: its tensors are on {plan.device!r}, the launch on {ctx.device!r}")
-        if writes:
-            check_overlap(self.kernel, arguments, plan)
-        if 0 not in plan.grid:
-            executable = plan.specialisation.loaded(ctx.device)
-            if executable is None:
-                job = HostJob(partial(plan.specialisation.executable, ctx.device))
-                yield [job]
-                executable = job.result()
-            self.enqueue(ctx, executable, plan.grid, [arguments[at] for at in plan.passed], reads, writes)
+        made = []
+        for argument in self.arguments:
+            if isinstance(argument, DeviceOp):
+                argument = yield argument.start(ctx)
+                pending = moments(argument)
+                if pending:
+                    yield pending
+                    argument = unwrap(argument)
+            made.append(argument)
+        arguments = tuple(made)
+        for parameter, argument in zip(self.kernel.signature.parameters, arguments, strict=True):
+            self.kernel.check_kind(parameter, argument)  # an op may have produced anything, another op included
+        plan = self.kernel.form(arguments).plan(self.kernel, arguments, self._options)
+        return (yield from self._compiled(ctx, plan, arguments))
+
+    def _compiled(self, ctx: ExecutionContext, plan: Plan, arguments: tuple[Any, ...]) -> Steps:
+        """Launch, after compiling if it has to be."""
+        executable = plan.executable or self._executable(plan, ctx)
+        if executable is None:
+            job = HostJob(partial(plan.specialisation.executable, ctx.device))
+            yield [job]
+            executable = job.result()
+        self._launch(ctx, plan, executable, arguments)
         return arguments
+
+    def _executable(self, plan: Plan, ctx: ExecutionContext) -> Executable | None:
+        """What runs on the context's device; None if it has to be compiled first."""
+        if plan.meta is not None:
+            raise TypeError(f"{self.label}: argument {plan.meta} is a meta tensor, without memory: only compile() takes it")
+        self._check_device(plan, ctx)
+        found = plan.specialisation.loaded(ctx.device)
+        if plan.device is not None:
+            plan.executable = found
+        return found
+
+    def _check_device(self, plan: Plan, ctx: ExecutionContext) -> None:
+        if plan.device is not None and plan.device is not ctx.device:
+            raise ValueError(f"{self.label}: its tensors are on {plan.device!r}, the launch on {ctx.device!r}")
+
+    def _launch(self, ctx: ExecutionContext, plan: Plan, executable: Executable, arguments: tuple[Any, ...]) -> None:
+        if plan.device is not ctx.device:
+            self._check_device(plan, ctx)
+        reads, writes = plan.storages(arguments)
+        for storage in writes:
+            if storage in reads or len(writes) > 1:
+                check_overlap(self.kernel, arguments, plan)
+                break
+        if not plan.empty:
+            passed = arguments if plan.passed is None else [arguments[at] for at in plan.passed]
+            self.enqueue(ctx, executable, plan.grid, passed, reads, writes)
 
     def compile(self, target: str | None = None) -> CompiledKernel:
         """Compile the launch's specialisation without running it; needs no GPU, and no memory behind the tensors (`api.meta`).
@@ -164,9 +189,9 @@ class KernelLaunch(AsyncKernelLaunch):
         if target is None:
             device = self.device
             if device is None or device.kind != "cuda":
-                raise ValueError(f"{self._label}: no GPU to compile for; name a target, such as .compile(target='sm_90a')")
+                raise ValueError(f"{self.label}: no GPU to compile for; name a target, such as .compile(target='sm_90a')")
             target = device.target
-        return self.kernel.plan(self._present("compile"), self._options).specialisation.compiled(target)
+        return self._plan("compile").specialisation.compiled(target)
 
     def dispatcher(self) -> Any:
         """The launch's specialisation as a `numba.cuda.jit` dispatcher, for `dispatcher[grid, block, stream](*arguments)`.
@@ -179,16 +204,28 @@ class KernelLaunch(AsyncKernelLaunch):
             DeviceUnavailableError: there is no GPU.
         """
         self._spent = True
-        return self.kernel.plan(self._present("dispatcher"), self._options).specialisation.dispatcher()
+        return self._plan("dispatcher").specialisation.dispatcher()
 
-    def _present(self, what: str) -> tuple[Any, ...]:
-        """The arguments, where none has to be computed first."""
+    def _plan(self, what: str) -> Plan:
+        """The plan, where no argument has to be computed first."""
         arguments = tuple(a.result if isinstance(a, Value) else a for a in self.arguments)
         lazy = [p.name for p, a in zip(self.kernel.signature.parameters, arguments, strict=True) if isinstance(a, DeviceOp)]
         if lazy:
             names = ", ".join(lazy)
-            raise TypeError(f"{self._label}: {what}() needs tensors, not ops, for {names}; api.meta(shape, dtype) stands for one")
-        return arguments
+            raise TypeError(f"{self.label}: {what}() needs tensors, not ops, for {names}; api.meta(shape, dtype) stands for one")
+        return self.kernel.form(arguments).plan(self.kernel, arguments, self._options)
+
+
+def launch_of(kernel: Kernel, arguments: tuple[Any, ...], form: Form, options: Options) -> KernelLaunch:
+    """The launch of `kernel` that its caller's caller asks for, once the kernel has looked at the arguments."""
+    self: KernelLaunch = object.__new__(KernelLaunch)  # past DeviceOp's, which takes twice as long
+    self._site = site_of(sys._getframe(2))
+    self.kernel, self.arguments, self._form, self._options = kernel, arguments, form, options
+    self._label = kernel.label
+    if form.lazy:
+        for part in self.parts():
+            part.consumed()
+    return self
 
 
 def check_warps(num_warps: int | None) -> int | None:

@@ -1,28 +1,32 @@
 """What a kernel does with arguments of one kind: which specialisation, on which grid, reading and writing what.
 
-A plan is made once for arguments that look alike (`key`), and kept by the kernel. What differs between two launches of one
-plan is the addresses; the one rule about these, that what is written overlaps nothing else, is checked at each launch.
+A plan is made once for arguments that look alike, and kept by their form. What differs between two launches of one plan is the
+addresses; the one rule about these, that what is written overlaps nothing else, is checked at each launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tilekit import dtypes
 from tilekit.compiler.facts import ArgumentFacts, Role, ScalarFacts, TensorFacts, divisor
-from tilekit.compiler.load import Specialisation
 from tilekit.device import Device
 from tilekit.lang.signature import Generic, Parameter
+from tilekit.ops import DeviceOp, Executable
 from tilekit.partition import Partition
+from tilekit.storage import Storage
 from tilekit.tensor import Tensor
 
 if TYPE_CHECKING:
     from tilekit.launcher.decorator import Kernel
 
-__all__ = ["Options", "Plan", "check_grid", "check_overlap", "key", "make_plan"]
+__all__ = ["Form", "Options", "Plan", "check_grid", "check_overlap", "constant_key"]
+
+# How many plans a form keeps. Programs whose shapes never repeat would otherwise keep one for each.
+_PLANS_KEPT = 1024
 
 # The most blocks that CUDA launches along the axes 0, 1, 2.
 _GRID_LIMITS = (2**31 - 1, 65535, 65535)
@@ -30,6 +34,7 @@ _GRID_LIMITS = (2**31 - 1, 65535, 65535)
 _NARROW = 2**31 - 2**24
 
 Named = Sequence[tuple[Parameter, Any]]
+Storages = tuple[tuple[Storage, ...], tuple[Storage, ...]]
 
 
 class Options(NamedTuple):
@@ -40,39 +45,91 @@ class Options(NamedTuple):
     num_warps: int | None
 
 
-class Plan(NamedTuple):
+class Plan:
     """Everything about a launch but the addresses. Positions are those of the kernel's parameters.
 
     Attributes:
         specialisation: what runs.
         grid: the blocks along each axis.
         device: where the tensors are; None if there are none.
-        passed: the arguments that the compiled kernel gets, which are all but the `Const` ones.
+        passed: the arguments that the compiled kernel gets; None if that is all of them, none being `Const`.
         reads, writes: the arguments whose memory is read, and written.
+        storages: a function that takes the arguments and gives the storages of these two.
+        empty: whether there is no block to run.
+        meta: the name of an argument that has no memory, if there is one.
+        executable: what runs on `device`, once it is there.
     """
 
-    specialisation: Specialisation
-    grid: tuple[int, int, int]
-    device: Device | None
-    passed: tuple[int, ...]
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
+    __slots__ = ("device", "empty", "executable", "grid", "meta", "passed", "reads", "specialisation", "storages", "writes")
+
+    def __init__(self, kernel: Kernel, arguments: Sequence[Any], options: Options) -> None:
+        """Answer every question about a launch, or say what is wrong with it.
+
+        Raises:
+            TypeError, ValueError: the arguments, the grid or the generics contradict each other, or what the kernel declares.
+            CompileError: a generic that the body uses has no value.
+        """
+        parameters = kernel.signature.parameters
+        passed = tuple(i for i, p in enumerate(parameters) if p.kind != "const")
+        tensors = [(parameters[i], arguments[i]) for i in passed if isinstance(arguments[i], (Tensor, Partition))]
+        written = [(p, a) for p, a in tensors if isinstance(a, Partition)]
+        generics = _bind_generics(kernel, tensors, options)
+        like = written[0][1] if written and len({(a.shape, a.tile_shape) for _, a in written}) == 1 else None
+        constants = tuple((p.name, a) for p, a in zip(parameters, arguments, strict=True) if p.kind == "const")
+        self.grid = _infer_grid(kernel, written, options.grid)
+        facts = tuple(_facts(parameters[i], arguments[i], like) for i in passed)
+        self.specialisation = kernel.specialise(facts, generics, constants, options.num_warps)
+        self.device = _common_device(kernel, tensors)
+        self.passed = passed if len(passed) < len(parameters) else None
+        self.reads = tuple(i for i in passed if isinstance(arguments[i], (Tensor, Partition)) and parameters[i].kind != "out")
+        self.writes = tuple(i for i in passed if isinstance(arguments[i], Partition))
+        sides = ("".join(f"a[{i}].storage, " for i in side) for side in (self.reads, self.writes))
+        self.storages: Callable[[Sequence[Any]], Storages] = eval("lambda a: (({}), ({}))".format(*sides))
+        self.empty = 0 in self.grid
+        self.meta = next((p.name for p, a in tensors if a.storage is None), None)
+        self.executable: Executable | None = None
 
 
-def key(parameters: Sequence[Parameter], arguments: Sequence[Any], options: Options) -> tuple[Any, ...]:
-    """What decides the plan. Equal keys have equal plans."""
-    parts: list[Any] = [options]
-    for parameter, argument in zip(parameters, arguments):
-        kind = type(argument)
-        if kind is Tensor:
-            parts.append(argument.traits)
-        elif kind is Partition:
-            parts.append((argument.tensor.traits, argument.tile_shape))
-        elif parameter.kind == "const":
-            parts.append(constant_key(argument))
-        else:
-            parts.append(kind)
-    return tuple(parts)
+class Form:
+    """What the types of the arguments decide, and the plans for arguments of these types.
+
+    Attributes:
+        lazy: whether any is an op.
+        inspected: which must be looked into at each call: ints (which a kernel gets in 64 bits), tuples for a `Const`.
+        key: a function of the arguments and options whose results tell the plans from each other.
+        plans: by these.
+    """
+
+    __slots__ = ("inspected", "key", "lazy", "plans")
+
+    def __init__(self, parameters: Sequence[Parameter], types: tuple[type, ...]) -> None:
+        self.lazy = any(issubclass(kind, DeviceOp) for kind in types)
+        constant = [p.kind == "const" for p in parameters]
+        self.inspected = tuple(
+            i
+            for i, kind in enumerate(types)
+            if issubclass(kind, tuple if constant[i] else int) and not issubclass(kind, (bool, DeviceOp))
+        )
+        self.plans: dict[Any, Plan] = {}
+        parts = []
+        for i, kind in enumerate(types):
+            if constant[i]:
+                parts.append(f"a[{i}], " if kind in (bool, int, str) else f"constant_key(a[{i}]), ")
+            elif issubclass(kind, (Tensor, Partition)):
+                parts.append(f"a[{i}].traits, ")
+        # Written out for these types, what tells one plan from another takes no loop.
+        self.key = eval(f"lambda a, options: (options, {''.join(parts)})", {"constant_key": constant_key})
+
+    def plan(self, kernel: Kernel, arguments: Sequence[Any], options: Options) -> Plan:
+        """The plan for such arguments, made at the first call. Raises what `Plan` raises."""
+        key = self.key(arguments, options)
+        found = self.plans.get(key)
+        if found is None:
+            found = Plan(kernel, arguments, options)
+            if len(self.plans) >= _PLANS_KEPT:
+                self.plans.clear()
+            self.plans[key] = found
+        return found
 
 
 def constant_key(value: Any) -> Any:
@@ -80,32 +137,6 @@ def constant_key(value: Any) -> Any:
     if type(value) is tuple:
         return tuple(map(constant_key, value))
     return (type(value), repr(value))
-
-
-def make_plan(kernel: Kernel, arguments: Sequence[Any], options: Options) -> Plan:
-    """Answer every question about a launch, or say what is wrong with it.
-
-    Raises:
-        TypeError, ValueError: the arguments, the grid or the generics contradict each other, or what the kernel declares.
-        CompileError: a generic that the body uses has no value.
-    """
-    parameters = kernel.signature.parameters
-    passed = tuple(i for i, p in enumerate(parameters) if p.kind != "const")
-    tensors = [(parameters[i], arguments[i]) for i in passed if isinstance(arguments[i], (Tensor, Partition))]
-    written = [(p, a) for p, a in tensors if isinstance(a, Partition)]
-    generics = _bind_generics(kernel, tensors, options)
-    grid = _infer_grid(kernel, written, options.grid)
-    like = written[0][1] if written and len({(a.shape, a.tile_shape) for _, a in written}) == 1 else None
-    facts = tuple(_facts(parameters[i], arguments[i], like) for i in passed)
-    constants = tuple((p.name, a) for p, a in zip(parameters, arguments, strict=True) if p.kind == "const")
-    return Plan(
-        specialisation=kernel.specialise(facts, generics, constants, options.num_warps),
-        grid=grid,
-        device=_common_device(kernel, tensors),
-        passed=passed,
-        reads=tuple(i for i in passed if isinstance(arguments[i], (Tensor, Partition)) and parameters[i].kind != "out"),
-        writes=tuple(i for i in passed if isinstance(arguments[i], Partition)),
-    )
 
 
 def _bind_generics(kernel: Kernel, tensors: Named, options: Options) -> tuple[tuple[str, Any], ...]:
@@ -196,25 +227,26 @@ def check_overlap(kernel: Kernel, arguments: Sequence[Any], plan: Plan) -> None:
     Raises:
         ValueError: it names both.
     """
-    parameters = kernel.signature.parameters
     for at in plan.writes:
-        partition: Partition = arguments[at]
-        mine, name = partition.tensor, parameters[at].name
         for other in {*plan.reads, *plan.writes} - {at}:
-            argument = arguments[other]
-            if argument.storage is not mine.storage:
-                continue
-            theirs, partner = argument if isinstance(argument, Tensor) else argument.tensor, parameters[other].name
-            same = theirs.offset == mine.offset and theirs.shape == mine.shape and theirs.strides == mine.strides
-            if same and isinstance(argument, Tensor):
-                continue
-            if argument is partition:
-                raise ValueError(f"{kernel.label}: arguments {name} and {partner} are the same partition, and both are written")
-            if _share_memory(mine, theirs):
-                raise ValueError(
-                    f"{kernel.label}: arguments {name} and {partner} overlap in memory, and {name} is written; only the very "
-                    "same view may be written by one argument and read by another. Pass a dup() of one of them"
-                )
+            if arguments[at].storage is arguments[other].storage:
+                _check_pair(kernel, arguments, at, other)
+
+
+def _check_pair(kernel: Kernel, arguments: Sequence[Any], at: int, other: int) -> None:
+    partition, argument = arguments[at], arguments[other]
+    mine, theirs = partition.tensor, argument if isinstance(argument, Tensor) else argument.tensor
+    name, partner = (kernel.signature.parameters[i].name for i in (at, other))
+    same = theirs.offset == mine.offset and theirs.shape == mine.shape and theirs.strides == mine.strides
+    if same and isinstance(argument, Tensor):
+        return
+    if argument is partition:
+        raise ValueError(f"{kernel.label}: arguments {name} and {partner} are the same partition, and both are written")
+    if _share_memory(mine, theirs):
+        raise ValueError(
+            f"{kernel.label}: arguments {name} and {partner} overlap in memory, and {name} is written; only the very "
+            "same view may be written by one argument and read by another. Pass a dup() of one of them"
+        )
 
 
 # How hard to think about two strided views before they count as overlapping (NumPy's measure; a second is about 10^8).

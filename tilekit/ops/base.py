@@ -6,23 +6,23 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Generator
-from types import CodeType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from types import CodeType, FrameType
+from typing import Any, Generic, NoReturn, TypeVar
 
 from tilekit.device import Device, default_device
-from tilekit.ops.execution import Steps, Submission
+from tilekit.ops.completion import awaited
+from tilekit.ops.execution import Done, Steps, Submission
+from tilekit.ops.future import DeviceFuture
 from tilekit.schedule import ExecutionContext, SchedulingPolicy
 from tilekit.stream import Stream, as_stream
 
-if TYPE_CHECKING:
-    from tilekit.ops.future import DeviceFuture
-
-__all__ = ["DeviceOp", "Spec"]
+__all__ = ["DeviceOp", "Spec", "site_of"]
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 _PACKAGE = __name__.partition(".")[0] + "."
+_BENCHMARKS = _PACKAGE + "bench."  # which build ops as users do
 _claiming = threading.Lock()
 _REPR_DEPTH = 12
 
@@ -34,6 +34,26 @@ class Spec:
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         self.shape, self.dtype = shape, dtype
+
+
+def site_of(frame: FrameType) -> tuple[CodeType, int] | None:
+    """The place in the user's code that called what runs in `frame`: the code, and where in it.
+
+    None for what an op builds while it runs: then that op's own place is the better answer.
+    """
+    while True:
+        name = frame.f_globals.get("__name__", "")
+        inside = _inside.get(name)
+        if inside is None:
+            inside = _inside[name] = name.startswith(_PACKAGE) and not name.startswith(_BENCHMARKS)
+        if not inside or frame.f_back is None:
+            return frame.f_code, frame.f_lasti
+        if name == nodes.__name__:
+            return None
+        frame = frame.f_back
+
+
+_inside: dict[str, bool] = {}  # by the name of a module: whether it is tilekit's own
 
 
 class DeviceOp(Generic[T]):
@@ -60,10 +80,7 @@ class DeviceOp(Generic[T]):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> DeviceOp[T]:
         self = super().__new__(cls)
-        frame = sys._getframe(1)
-        while frame.f_globals.get("__name__", "").startswith(_PACKAGE) and frame.f_back is not None:
-            frame = frame.f_back
-        self._site = (frame.f_code, frame.f_lasti)
+        self._site = site_of(sys._getframe(1))
         return self
 
     def execute(self, ctx: ExecutionContext) -> T:
@@ -73,10 +90,9 @@ class DeviceOp(Generic[T]):
         """
         raise NotImplementedError(f"{type(self).__name__} does not define execute(ctx)")
 
-    def steps(self, ctx: ExecutionContext) -> Steps:
-        """The op as steps, see `tilekit.ops.execution`; ops made of other ops define this instead of `execute`."""
-        return self.execute(ctx)
-        yield
+    def steps(self, ctx: ExecutionContext) -> Steps | Done:
+        """Run the op, or begin to, see `tilekit.ops.execution`; ops made of other ops define this instead of `execute`."""
+        return Done(self.execute(ctx))
 
     def parts(self) -> tuple[DeviceOp[Any], ...]:
         """The ops that this one is made of."""
@@ -115,23 +131,27 @@ class DeviceOp(Generic[T]):
 
     # running it
 
-    def start(self, ctx: ExecutionContext) -> Steps:
-        """Take the op's one run: the steps that perform it on `ctx`. For ops made of other ops.
+    def claim(self) -> None:
+        """Take the op's one run.
 
         Raises:
-            ValueError: it has run already.
+            ValueError: somebody has.
         """
         with _claiming:
-            if self._spent:
-                raise ValueError(
-                    f"{self!r} has already run: an op runs at most once. op.shared() makes one that can be used again"
-                )
-            self._spent = True
+            if not self._spent:
+                self._spent = True
+                return
+        raise ValueError(f"{self!r} has already run: an op runs at most once. op.shared() makes one that can be used again")
+
+    def start(self, ctx: ExecutionContext) -> Steps | Done:
+        """Take the op's one run, and begin it on `ctx`: for ops made of other ops, which yield what this returns."""
+        self.claim()
         return self.steps(ctx)
 
     def sync(self) -> T:
         """Run on the next stream of the device's policy, block until the work is done, and return the result."""
-        return self.sync_on(self._policy().next_stream())
+        result: T = Submission(self, self._next_stream()).run()
+        return result
 
     def sync_on(self, stream: Any) -> T:
         """Run on `stream` (a `Stream`, or anything that is one elsewhere), block until the work is done, return the result."""
@@ -140,8 +160,6 @@ class DeviceOp(Generic[T]):
 
     def async_on(self, stream: Any) -> DeviceFuture[T]:
         """Submit to `stream` and return at once; the future has the result when the device is done."""
-        from tilekit.ops.future import DeviceFuture
-
         future: DeviceFuture[T] = DeviceFuture(self, self._stream(stream))
         future.submit()
         return future
@@ -150,22 +168,19 @@ class DeviceOp(Generic[T]):
         """Submit to the next stream of `policy` and return at once."""
         return self.async_on(policy.next_stream())
 
-    async def _await(self) -> T:
-        from tilekit.ops.future import DeviceFuture
-
-        future: DeviceFuture[T] = DeviceFuture(self, self._policy().next_stream())
-        return await future
-
     def run(self) -> Coroutine[Any, Any, T]:
         """The coroutine that `await op` runs, for `asyncio.create_task`, task groups, nurseries."""
         self._consumed = True
-        return self._await()
+        return self._awaited()
+
+    async def _awaited(self) -> T:
+        return await self
 
     def __await__(self) -> Generator[Any, None, T]:
-        return self._await().__await__()
+        return awaited(Submission(self, self._next_stream()))
 
-    def _policy(self) -> SchedulingPolicy:
-        return (self.device or default_device()).policy
+    def _next_stream(self) -> Stream:
+        return (self.device or default_device()).policy.next_stream()
 
     def device_operation(self) -> DeviceOp[T]:
         """The op itself, as of a tensor the op whose result it is."""
@@ -186,44 +201,32 @@ class DeviceOp(Generic[T]):
         `function` is called while this op is submitted: its result is there to be used by device work, not yet to be read by
         the host, except for host values (`to_host`), which are waited for.
         """
-        from tilekit.ops.nodes import AndThen
-
-        return AndThen(self, function)
+        return nodes.AndThen(self, function)
 
     and_then = then
 
     def and_then_with_context(self, function: Callable[[ExecutionContext, T], DeviceOp[U]]) -> DeviceOp[U]:
-        """Like `then`, for `function(ctx, result)`: the context has `device`, `stream` and `allocate`."""
-        from tilekit.ops.nodes import AndThen
-
-        return AndThen(self, function, context=True)
+        """Like `then`, for `function(ctx, result)`: the context has `device`, `stream`, `context` and `allocate`."""
+        return nodes.AndThen(self, function, context=True)
 
     def apply(self, function: Callable[..., DeviceOp[U]]) -> DeviceOp[U]:
         """Like `then`, with the elements of a tuple result as separate arguments."""
-        from tilekit.ops.nodes import AndThen
-
-        return AndThen(self, function, unpack=True)
+        return nodes.AndThen(self, function, unpack=True)
 
     def map(self, function: Callable[[T], U]) -> DeviceOp[U]:
         """Turn the result into `function(result)`: host code that submits nothing."""
-        from tilekit.ops.nodes import Map
-
-        return Map(self, function)
+        return nodes.Map(self, function)
 
     def inspect(self, function: Callable[[T], object]) -> DeviceOp[T]:
         """Show the result to `function` on the way; it stays what it is."""
-        from tilekit.ops.nodes import Inspect
-
-        return Inspect(self, function)
+        return nodes.Inspect(self, function)
 
     def or_else(self, function: Callable[[Exception], DeviceOp[T]]) -> DeviceOp[T]:
         """If the op fails, run `function(error)` in its place, on the same stream. Waits for the op to know whether it does.
 
         After a fault of a GPU nothing else can run there; this is for what fails otherwise.
         """
-        from tilekit.ops.nodes import OrElse
-
-        return OrElse(self, function)
+        return nodes.OrElse(self, function)
 
     def unzip(self, count: int | None = None) -> tuple[DeviceOp[Any], ...]:
         """The elements of a tuple result as ops of their own, in any order; this one runs once.
@@ -234,27 +237,19 @@ class DeviceOp(Generic[T]):
         Raises:
             ValueError: it is not known, or another number.
         """
-        from tilekit.ops.nodes import unzip
-
-        return unzip(self, count)
+        return nodes.unzip(self, count)
 
     def first(self) -> DeviceOp[Any]:
         """The first element of a tuple result."""
-        from tilekit.ops.nodes import Element
-
-        return Element(self, 0)
+        return nodes.Element(self, 0)
 
     def last(self) -> DeviceOp[Any]:
         """The last element of a tuple result."""
-        from tilekit.ops.nodes import Element
-
-        return Element(self, -1)
+        return nodes.Element(self, -1)
 
     def shared(self) -> DeviceOp[T]:
         """An op that can be run, or be part of others, any number of times; this one runs once, and its result is reused."""
-        from tilekit.ops.nodes import Shared
-
-        return Shared(self)
+        return nodes.Shared(self)
 
     arc = shared
 
@@ -264,15 +259,11 @@ class DeviceOp(Generic[T]):
         Raises:
             ValueError: the op works on tensors of another device.
         """
-        from tilekit.ops.placement import OnDevice
-
-        return OnDevice(self, Device(device))
+        return placement.OnDevice(self, Device(device))
 
     def with_policy(self, policy: SchedulingPolicy) -> DeviceOp[T]:
         """Run on the stream that `policy` gives, whatever runs around the op."""
-        from tilekit.ops.placement import WithPolicy
-
-        return WithPolicy(self, policy)
+        return placement.WithPolicy(self, policy)
 
     def boxed(self) -> DeviceOp[T]:
         """The op itself. (In the seeds, which are typed more strictly, ops of different kinds share a list only when boxed.)"""
@@ -280,9 +271,7 @@ class DeviceOp(Generic[T]):
 
     def into_future(self) -> DeviceFuture[T]:
         """An idle `DeviceFuture` on the next stream of the device's policy; it submits when it is awaited, or by `submit()`."""
-        from tilekit.ops.future import DeviceFuture
-
-        return DeviceFuture(self, self._policy().next_stream())
+        return DeviceFuture(self, self._next_stream())
 
     def named(self, name: str) -> DeviceOp[T]:
         """The op itself, called `name` in messages."""
@@ -293,29 +282,21 @@ class DeviceOp(Generic[T]):
 
     def to_host(self) -> DeviceOp[Any]:
         """The resulting tensor as a NumPy array, see `Tensor.to_host`."""
-        from tilekit.ops.nodes import AndThen
-
-        return AndThen(self, lambda tensor: tensor.to_host(), label="to_host", spec=self.spec)
+        return nodes.AndThen(self, lambda tensor: tensor.to_host(), label="to_host", spec=self.spec)
 
     to_host_vec = to_host
 
     def partition(self, shape: int | tuple[int, ...]) -> DeviceOp[Any]:
         """The resulting tensor cut into tiles of `shape`, see `Tensor.partition`."""
-        from tilekit.ops.nodes import Map
-
-        return Map(self, lambda tensor: tensor.partition(shape), label=f"partition({shape})", spec=self.spec)
+        return nodes.Map(self, lambda tensor: tensor.partition(shape), label=f"partition({shape})", spec=self.spec)
 
     def unpartition(self) -> DeviceOp[Any]:
         """The tensor of the resulting partition."""
-        from tilekit.ops.nodes import Map
-
-        return Map(self, lambda partition: partition.unpartition(), label="unpartition", spec=self.spec)
+        return nodes.Map(self, lambda partition: partition.unpartition(), label="unpartition", spec=self.spec)
 
     def reshape(self, *shape: Any) -> DeviceOp[Any]:
         """The resulting tensor in another shape, see `Tensor.reshape`."""
-        from tilekit.ops.nodes import Map
-
-        return Map(self, lambda tensor: tensor.reshape(*shape), label=f"reshape{shape}")
+        return nodes.Map(self, lambda tensor: tensor.reshape(*shape), label=f"reshape{shape}")
 
     # being looked at
 
@@ -325,15 +306,11 @@ class DeviceOp(Generic[T]):
 
     def mermaid(self) -> str:
         """The op and its parts as a Mermaid flowchart, for Markdown."""
-        from tilekit.ops.drawing import mermaid
-
-        return mermaid(self)
+        return drawing.mermaid(self)
 
     def graphviz(self) -> str:
         """The op and its parts in Graphviz's language, for `dot -Tsvg`."""
-        from tilekit.ops.drawing import graphviz
-
-        return graphviz(self)
+        return drawing.graphviz(self)
 
     def where(self) -> str:
         """`file:line` of the code that built the op."""
@@ -383,3 +360,7 @@ class DeviceOp(Generic[T]):
                 ResourceWarning,
                 stacklevel=2,
             )
+
+
+# Ops that are made of other ops: they derive from DeviceOp, whose methods make them.
+from tilekit.ops import drawing, nodes, placement  # noqa: E402

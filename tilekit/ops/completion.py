@@ -12,28 +12,58 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
 
 from tilekit.driver import forking
 from tilekit.driver.signal import SignalBoard, dispatcher
-from tilekit.ops.execution import HostJob, Wait
+from tilekit.ops.execution import HostJob, Submission, Wait
 from tilekit.settings import load_settings
 from tilekit.stream import Stream
 
-__all__ = ["Ask", "reached", "rung"]
+__all__ = ["Ask", "awaited", "reached", "rung", "submitted"]
 
 # Asks for a slot of a board to be filled some time; False if there is nothing to wait for.
 Ask = Callable[[SignalBoard, int], bool]
+Waiting = Generator[Any, None, None]  # what `__await__` gives
 
 _TURNS = 64  # how often a task that waits for another one only gives way, before it sleeps
 _NAP_S = 5e-4
+_TURN_S = 1e-4  # how long a task may go on with what is complete at once, before other tasks get a turn
 
 
-async def reached(waits: Sequence[Wait], turns: int = 0) -> None:
+def awaited(submission: Submission) -> Generator[Any, None, Any]:
+    """Submit everything, suspend the task until it is done; its result. What `await op` is."""
+    if not submission.submit():
+        yield from submitted(submission)
+    try:
+        yield from reached(((submission.stream, submission.serial), *submission.pending))
+    except Exception as error:
+        submission.op.annotate(error)
+        raise
+    return submission.result()
+
+
+def submitted(submission: Submission) -> Waiting:
+    """Submit what is left after the first stretch; suspend the task before each other one."""
+    turns, done = 0, False
+    try:
+        while not done:
+            turns = 0 if submission.waits else turns + 1
+            try:
+                yield from reached(submission.waits, turns)
+            except Exception as error:
+                submission.failed(error)
+            done = submission.submit()
+    finally:
+        if not done:  # nothing to close after an error, but the task may have been cancelled
+            submission.close()
+
+
+def reached(waits: Sequence[Wait], turns: int = 0) -> Waiting:
     """Suspend the task until all of `waits` have passed; have the jobs among them done in a worker thread.
 
-    Other tasks get a turn in any case.
+    If they have passed already, other tasks still get a turn, unless they just had one.
 
     Args:
         waits: what to wait for. If empty, only give way.
@@ -44,23 +74,23 @@ async def reached(waits: Sequence[Wait], turns: int = 0) -> None:
         RuntimeError: neither asyncio nor trio runs in this thread.
     """
     reactor = _reactor()
-    suspended = False
     for wait in waits:
         if isinstance(wait, HostJob):
             for stream, serial in wait.after:
-                await reactor.passed(stream, serial)
-            await reactor.in_thread(wait.run)
-            suspended = True
-        else:
-            stream, serial = wait
-            suspended = await reactor.passed(stream, serial) or suspended
-    if not suspended:
-        await (reactor.turn() if turns < _TURNS else reactor.nap())
+                yield from reactor.passed(stream, serial)
+            yield from reactor.in_thread(wait.run).__await__()
+        elif not wait[0].is_complete(wait[1]):
+            yield from reactor.passed(*wait)
+    if not waits:
+        yield from (reactor.turn() if turns < _TURNS else reactor.nap()).__await__()
+    elif time.perf_counter() >= reactor.others_at:
+        yield from reactor.turn().__await__()
+        reactor.others_at = time.perf_counter() + _TURN_S
 
 
-async def rung(ask: Ask) -> None:
+def rung(ask: Ask) -> Waiting:
     """Suspend the task until the slot that `ask` is given is filled."""
-    await _reactor().rung(ask)
+    yield from _reactor().rung(ask).__await__()
 
 
 class _Reactor:
@@ -70,23 +100,23 @@ class _Reactor:
         self._spin_s = load_settings().spin_us * 1e-6
         self._board = SignalBoard()
         self._waiting: dict[int, Any] = {}  # by slot: what `_resume` takes
+        self.others_at = 0.0  # when others shall have a turn, at the latest
 
-    async def passed(self, stream: Stream, serial: int) -> bool:
-        """Return once a moment has passed; whether others had a turn meanwhile."""
-        if stream.is_complete(serial):
-            return False
+    def passed(self, stream: Stream, serial: int) -> Waiting:
+        """Return once a moment has passed, which it has not yet; others get a turn in any case."""
         driver = stream.device.driver
         if driver.kind == "cuda":  # the worker of a CPU stream needs the interpreter that a poll would keep busy
-            end = time.perf_counter() + self._spin_s
-            while time.perf_counter() < end:
-                await self.turn()
+            clock = time.perf_counter
+            end = clock() + self._spin_s
+            while (now := clock()) < end:
+                yield from self.turn().__await__()
                 if stream.is_complete(serial):
-                    return True
+                    self.others_at = now + _TURN_S
+                    return
         if not driver.signals_ready():
-            await self.in_thread(driver.make_signals_ready)
+            yield from self.in_thread(driver.make_signals_ready).__await__()
         while not stream.is_complete(serial):
-            await self.rung(lambda board, slot: stream.signal(serial, board, slot))
-        return True
+            yield from self.rung(lambda board, slot: stream.signal(serial, board, slot)).__await__()
 
     async def rung(self, ask: Ask) -> None:
         """Return once the slot that `ask` is given is filled."""
@@ -124,7 +154,7 @@ class _Reactor:
             self._board.close()
 
     # what differs between the libraries
-    async def turn(self) -> None:
+    def turn(self) -> Awaitable[None]:
         """Let other tasks run."""
         raise NotImplementedError
 
@@ -144,6 +174,16 @@ class _Reactor:
 
     def _resume(self, waiter: Any) -> None:
         raise NotImplementedError
+
+
+class _Turn:
+    """What `asyncio.sleep(0)` awaits in the end: the task is put behind all others that can run."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+_TURN = _Turn()
 
 
 class _Asyncio(_Reactor):
@@ -180,8 +220,8 @@ class _Asyncio(_Reactor):
         if asked:
             await future
 
-    async def turn(self) -> None:
-        await self._asyncio.sleep(0)
+    def turn(self) -> _Turn:
+        return _TURN
 
     async def nap(self) -> None:
         await self._asyncio.sleep(_NAP_S)
@@ -216,8 +256,9 @@ class _Trio(_Reactor):
         finally:
             self.close()
 
-    async def turn(self) -> None:
-        await self._trio.lowlevel.checkpoint()
+    def turn(self) -> Awaitable[None]:
+        checkpoint: Awaitable[None] = self._trio.lowlevel.checkpoint()
+        return checkpoint
 
     async def nap(self) -> None:
         await self._trio.sleep(_NAP_S)
@@ -239,6 +280,15 @@ _reactors: weakref.WeakKeyDictionary[Any, _Reactor] = weakref.WeakKeyDictionary(
 _lock = threading.Lock()
 
 
+class _Here(threading.local):
+    """The loop of the last `await` in this thread, and its reactor: a loop is looked up once, not at each `await`."""
+
+    known: tuple[Callable[[], Any], Callable[[], _Reactor | None]] = (lambda: None, lambda: None)
+
+
+_here = _Here()
+
+
 def _reactor() -> _Reactor:
     """That of the loop that runs in this thread."""
     trio = sys.modules.get("trio")
@@ -247,11 +297,16 @@ def _reactor() -> _Reactor:
         return _reactors.get(token) or _made(token, lambda: _Trio(trio))
     asyncio = sys.modules.get("asyncio")
     loop = asyncio._get_running_loop() if asyncio is not None else None
+    known_loop, known = _here.known
+    if loop is not None and known_loop() is loop and (reactor := known()) is not None:
+        return reactor
     if loop is None:
         raise RuntimeError(
             "await works in coroutines that asyncio (or uvloop) or trio runs, and neither runs here: call .sync() instead"
         )
-    return _reactors.get(loop) or _made(loop, lambda: _Asyncio(asyncio))
+    reactor = _reactors.get(loop) or _made(loop, lambda: _Asyncio(asyncio))
+    _here.known = (weakref.ref(loop), weakref.ref(reactor))
+    return reactor
 
 
 def _in_trio(trio: Any) -> bool:

@@ -1,10 +1,10 @@
 """How an op runs: its steps are submitted to one stream, up to each point where the host must have a value first.
 
-An op that runs is a generator. It enqueues device work as it goes, yields a list of what must have happened before it can go
-on, and returns its result. Such a list holds moments (a stream and a serial of it) and jobs for the host (`HostJob`). Whoever
-drives it decides how to wait: by blocking (`sync`), by suspending a task (`await`; jobs run in a worker thread), or not at all
-until the device calls back (`async_on`; jobs run where that happens). An empty list means: another thread or task has to get
-on first.
+An op that has to wait for something on the way runs as a generator. It enqueues device work as it goes, yields a list of what
+must have happened before it can go on, and returns its result; any other op is done at once (`Done`). Such a list holds moments
+(a stream and a serial of it) and jobs for the host (`HostJob`). Whoever drives it decides how to wait: by blocking (`sync`), by
+suspending a task (`await`; jobs run in a worker thread), or not at all until the device calls back (`async_on`; jobs run where
+that happens). An empty list means: another thread or task has to get on first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilekit.stream import Stream
 if TYPE_CHECKING:
     from tilekit.ops.base import DeviceOp
 
-__all__ = ["HostJob", "HostValue", "Moment", "Run", "Steps", "Submission", "Wait", "moments", "unwrap"]
+__all__ = ["Done", "HostJob", "HostValue", "Moment", "Run", "Steps", "Submission", "Wait", "moments", "unwrap"]
 
 Moment = tuple[Stream, int]
 
@@ -77,7 +77,8 @@ class HostJob:
 
 
 Wait = Moment | HostJob
-Steps = Generator[Any, Any, Any]  # yields a Sequence[Wait], or the Steps of a part whose result it is to be sent
+# Yields a Sequence[Wait], or what `start` gives of a part whose result it is to be sent.
+Steps = Generator[Any, Any, Any]
 
 
 class HostValue:
@@ -104,11 +105,16 @@ class HostValue:
 
 def moments(value: Any) -> list[Moment]:
     """The moments that must pass before the host may look at `value`."""
-    if type(value) is HostValue:
+    kind = type(value)
+    if kind is HostValue:
         return [value.moment]
-    if type(value) in (tuple, list):
-        return [moment for part in value for moment in moments(part)]
-    return []
+    found: list[Moment] = []
+    if kind is tuple or kind is list:
+        for part in value:
+            kind = type(part)
+            if kind is HostValue or kind is tuple or kind is list:
+                found += moments(part)
+    return found
 
 
 def unwrap(value: Any) -> Any:
@@ -136,29 +142,52 @@ def _refuse(op: DeviceOp[Any], running: DeviceOp[Any]) -> NoReturn:
     )
 
 
+class Done:
+    """The result of an op that was submitted in one go: what its `steps` return where there is nothing to wait for."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 class Run:
-    """Steps that are being run, and the steps of parts that they are in the middle of: a stack of generators."""
+    """The one run of an op: its steps, and those of the parts that it is in the middle of, as a stack of generators.
 
-    __slots__ = ("_stack",)
+    Args:
+        op: what to run; from here on it is spent.
+        ctx: where.
 
-    def __init__(self, steps: Steps) -> None:
-        self._stack = [steps]
+    Raises:
+        ValueError: the op has run already.
+    """
 
-    def advance(self, failure: BaseException | None = None) -> Sequence[Wait]:
-        """Run up to the next thing to wait for. After that has failed, `failure` is raised in the step that waits.
+    __slots__ = ("_stack", "ctx", "op")
+
+    def __init__(self, op: DeviceOp[Any], ctx: ExecutionContext) -> None:
+        op.claim()
+        self.op, self.ctx = op, ctx
+        self._stack: list[Steps] | None = None
+
+    def advance(self, failure: BaseException | None = None) -> Sequence[Wait] | Done:
+        """Run up to the next thing to wait for, or to the end. If a wait failed, `failure` is raised in the step that waits.
 
         Raises:
-            StopIteration: that was all; its value is the result.
             Whatever the steps raise.
         """
         stack, result = self._stack, None
+        if stack is None:
+            made = self.op.steps(self.ctx)
+            if isinstance(made, Done):
+                return made
+            stack = self._stack = [made]
         while True:
             try:
                 made = stack[-1].send(result) if failure is None else stack[-1].throw(failure)
             except StopIteration as stop:
                 stack.pop()
                 if not stack:
-                    raise
+                    return Done(stop.value)
                 result, failure = stop.value, None
             except BaseException as error:
                 stack.pop()
@@ -167,10 +196,13 @@ class Run:
                 result, failure = None, error
             else:
                 result = failure = None
-                if type(made) is not GeneratorType:
+                if type(made) is GeneratorType:
+                    stack.append(made)
+                elif type(made) is Done:
+                    result = made.value
+                else:
                     waits: Sequence[Wait] = made
                     return waits
-                stack.append(made)
 
     def close(self) -> None:
         """Run no more."""
@@ -178,39 +210,41 @@ class Run:
             self._stack.pop().close()
 
 
-class Submission:
-    """One run of an op on one stream.
+class Submission(Run):
+    """One run of an op on one stream, by whoever waits for it.
 
     Attributes:
-        op, stream: what runs, and where.
-        waits: after `advance` returned False, what must have happened before it is called again.
-        value: after `advance` returned True, the result; `unwrap` it once `moment` has passed.
+        stream: where.
+        waits: after `submit` returned False, what must have happened before it is called again.
+        serial: after `submit` returned True, the place in the stream behind the work;
+        value: and the result; `unwrap` it once that place, and `pending`, have passed.
+        pending: the moments of what the result holds for the host.
     """
 
-    __slots__ = ("_failure", "_run", "moment", "op", "stream", "value", "waits")
+    __slots__ = ("_failure", "pending", "serial", "stream", "value", "waits")
 
     def __init__(self, op: DeviceOp[Any], stream: Stream) -> None:
-        self.op, self.stream = op, stream
-        self.waits: Sequence[Wait] = ()
-        self.value: Any = None
-        self.moment: Moment = (stream, 0)
+        op.claim()
+        self.op, self.ctx, self.stream = op, ExecutionContext(stream.device, stream), stream
+        self._stack = None
         self._failure: Exception | None = None
-        self._run = Run(op.start(ExecutionContext(stream.device, stream)))
+        self.value: Any = None
 
-    def advance(self) -> bool:
+    def submit(self) -> bool:
         """Submit what can be submitted now. True if that was the last of it."""
         if _local.running is not None:
             _refuse(self.op, _local.running)
         _local.running = self.op
         try:
             failure, self._failure = self._failure, None
-            try:
-                self.waits = self._run.advance(failure)
-            except StopIteration as stop:
-                self.value = stop.value
-                self.stream.ended(self.op.label)
-                self.moment = (self.stream, self.stream.mark())
+            made = self.advance(failure)
+            if isinstance(made, Done):
+                self.serial = self.stream.end(self.op)
+                self.value = made.value
+                self.pending = moments(made.value)
                 return True
+            self.waits: Sequence[Wait] = made
+            return False
         except Exception as error:
             self.op.annotate(error)
             if isinstance(error, DeviceError) and error.lost:  # by work that was submitted before
@@ -218,25 +252,30 @@ class Submission:
             raise
         finally:
             _local.running = None
-        return False
 
     def failed(self, error: Exception) -> None:
-        """What was waited for has failed: the next `advance` raises `error` in the step that waits."""
+        """What was waited for has failed: the next `submit` raises `error` in the step that waits."""
         self._failure = error
-
-    def close(self) -> None:
-        """Submit no more."""
-        self._run.close()
 
     def run(self) -> Any:
         """Submit everything, and block until it is done."""
-        while not self.advance():
+        while not self.submit():
             try:
                 self.block(self.waits)
             except Exception as error:
                 self.failed(error)
-        self.block([self.moment, *moments(self.value)])
-        return unwrap(self.value)
+        try:
+            self.stream.wait(self.serial)
+        except Exception as error:
+            self.op.annotate(error)
+            raise
+        if self.pending:
+            self.block(self.pending)
+        return self.result()
+
+    def result(self) -> Any:
+        """The result, once its moments have passed."""
+        return unwrap(self.value) if self.pending else self.value
 
     def block(self, waits: Sequence[Wait]) -> None:
         """Block until `waits` have passed; do what jobs there are."""

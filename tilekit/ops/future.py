@@ -6,12 +6,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from tilekit.driver.signal import SignalBoard
-from tilekit.ops.base import DeviceOp
-from tilekit.ops.execution import HostJob, Moment, Submission, moments, unwrap
+from tilekit.ops.completion import reached, rung, submitted
+from tilekit.ops.execution import HostJob, Moment, Submission
 from tilekit.stream import Stream
+
+if TYPE_CHECKING:
+    from tilekit.ops.base import DeviceOp
 
 __all__ = ["DeviceFuture"]
 
@@ -28,15 +31,17 @@ class DeviceFuture(Generic[T]):
     that waits for it; only what was not submitted yet never is.
     """
 
+    __slots__ = ("__weakref__", "_error", "_final", "_lock", "_submission", "_submitted", "_when_submitted", "op", "stream")
+
     def __init__(self, op: DeviceOp[T], stream: Stream) -> None:
         op.consumed()
         self.op, self.stream = op, stream
         self._submission: Submission | None = None
         self._error: BaseException | None = None
         self._submitted = False  # everything is: `_final` is known, or `_error` is
-        self._final: list[Moment] = []
+        self._final: tuple[Moment, ...] = ()
         self._lock = threading.Lock()
-        self._when_submitted: list[Callable[[], object]] = []
+        self._when_submitted: list[Callable[[], object]] | None = None
 
     @property
     def state(self) -> Literal["idle", "executing", "complete"]:
@@ -71,17 +76,18 @@ class DeviceFuture(Generic[T]):
     def _advance(self) -> bool:
         """One stretch of submission; True if it was the last."""
         assert self._submission is not None, "it has begun"
-        if not self._submission.advance():
+        if not self._submission.submit():
             return False
-        self._final = [self._submission.moment, *moments(self._submission.value)]
         self._finish()
         return True
 
     def _finish(self) -> None:
+        if self._error is None and self._submission is not None:
+            self._final = ((self.stream, self._submission.serial), *self._submission.pending)
         with self._lock:
             self._submitted = True
-            told, self._when_submitted = self._when_submitted, []
-        for tell in told:
+            told, self._when_submitted = self._when_submitted, None
+        for tell in told or ():
             try:
                 tell()
             except Exception:
@@ -178,7 +184,7 @@ class DeviceFuture(Generic[T]):
         with self._lock:
             if self._submitted:
                 return False
-            self._when_submitted.append(tell)
+            self._when_submitted = [*(self._when_submitted or ()), tell]
             return True
 
     def _failed_on_device(self, error: Exception) -> None:
@@ -199,7 +205,7 @@ class DeviceFuture(Generic[T]):
         if self._error is not None:
             raise self._error
         assert self._submission is not None, "it has been submitted"
-        result: T = unwrap(self._submission.value)
+        result: T = self._submission.result()
         return result
 
     def add_done_callback(self, function: Callable[[DeviceFuture[T]], None]) -> None:
@@ -218,46 +224,35 @@ class DeviceFuture(Generic[T]):
         function(self)
 
     def __await__(self) -> Generator[Any, None, T]:
-        return self._wait().__await__()
-
-    async def _wait(self) -> T:
-        from tilekit.ops.completion import reached, rung
-
         if self._begin():
-            await self._submit_in_turns()
+            yield from self._submit_in_turns()
         elif not self._submitted:  # somebody else submits it
 
             def ask(board: SignalBoard, slot: int) -> bool:
                 return self._tell_when_submitted(lambda: board.ring(slot, 0))
 
-            await rung(ask)
+            yield from rung(ask)
         if self._error is None:
             try:
-                await reached(self._final)
+                yield from reached(self._final)
             except Exception as error:
                 self._failed_on_device(error)
         return self._outcome()
 
-    async def _submit_in_turns(self) -> None:
+    def _submit_in_turns(self) -> Generator[Any, None, None]:
         """Submit everything; suspend the task where that must wait."""
-        from tilekit.ops.completion import reached
-
-        submission, turns = self._submission, 0
+        submission = self._submission
         assert submission is not None, "it has begun"
         try:
-            while not self._advance():
-                turns = 0 if submission.waits else turns + 1
-                try:
-                    await reached(submission.waits, turns)
-                except Exception as error:
-                    submission.failed(error)
+            if not submission.submit():
+                yield from submitted(submission)
+            self._finish()
         except Exception as error:
             self._fail(error)
         except BaseException:
             from concurrent.futures import CancelledError
 
             self._fail(CancelledError(f"{self.op!r}: the task that submitted it ended before all of it was submitted"))
-            submission.close()
             raise
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from tilekit.ops.base import DeviceOp, Spec
-from tilekit.ops.execution import HostJob, Run, Steps, Wait, moments, unwrap
+from tilekit.ops.execution import Done, HostJob, Run, Steps, Wait, moments, unwrap
 from tilekit.schedule import ExecutionContext
 
 __all__ = [
@@ -61,26 +61,19 @@ class StreamOperation(DeviceOp[Any]):
 
     def steps(self, ctx: ExecutionContext) -> Steps:
         """Build it, and run what was built."""
-        return (yield from _follow(self.function(ctx), self, ctx))
+        return (yield _follow(self.function(ctx), self, ctx))
 
 
-def _follow(made: Any, maker: DeviceOp[Any], ctx: ExecutionContext) -> Steps:
-    """Run the op that a closure returned."""
+def _follow(made: Any, maker: DeviceOp[Any], ctx: ExecutionContext) -> Steps | Done:
+    """Begin to run the op that a closure returned."""
     if not isinstance(made, DeviceOp):
         raise TypeError(
             f"the function given to {maker.label} returned {type(made).__name__}, not an op; return tk.value(...) for a plain "
             "value, or use .map(function)"
         )
-    return (yield made.start(ctx))
-
-
-def _arrived(result: Any) -> Steps:
-    """`result` with its host values readable: where there are any, wait for them first."""
-    pending = moments(result)
-    if pending:
-        yield pending
-        return unwrap(result)
-    return result
+    if made._site is None:
+        made._site = maker._site
+    return made.start(ctx)
 
 
 class Derived(DeviceOp[Any]):
@@ -108,12 +101,14 @@ class AndThen(Derived):
 
     def steps(self, ctx: ExecutionContext) -> Steps:
         """First one, then the other."""
-        result = yield _arrived((yield self.source.start(ctx)))
+        result = yield self.source.start(ctx)
+        if pending := moments(result):
+            yield pending
+            result = unwrap(result)
         if self.unpack and not isinstance(result, tuple):
             raise TypeError(f"apply: {self.source!r} gave {type(result).__name__}, not a tuple; use .then(function)")
         given = result if self.unpack else (ctx, result) if self.context else (result,)
-        made = self.function(*given)
-        return (yield from _follow(made, self, ctx))
+        return (yield _follow(self.function(*given), self, ctx))
 
 
 class Map(Derived):
@@ -125,7 +120,10 @@ class Map(Derived):
 
     def steps(self, ctx: ExecutionContext) -> Steps:
         """Run it, call the function."""
-        result = yield _arrived((yield self.source.start(ctx)))
+        result = yield self.source.start(ctx)
+        if pending := moments(result):
+            yield pending
+            result = unwrap(result)
         made = self.function(result)
         if isinstance(made, DeviceOp):
             made.consumed()
@@ -167,7 +165,10 @@ class Inspect(Derived):
 
     def steps(self, ctx: ExecutionContext) -> Steps:
         """Run it, call the function."""
-        result = yield _arrived((yield self.source.start(ctx)))
+        result = yield self.source.start(ctx)
+        if pending := moments(result):
+            yield pending
+            result = unwrap(result)
         self.function(result)
         return result
 
@@ -188,7 +189,7 @@ class OrElse(Derived):
             failure = error
         else:
             return unwrap(result)
-        return (yield from _follow(self.function(failure), self, ctx))
+        return (yield _follow(self.function(failure), self, ctx))
 
 
 class HostFunction(DeviceOp[Any]):
@@ -224,10 +225,9 @@ class Shared(Derived):
         """The source's."""
         return getattr(self.source, "specs", None)
 
-    def start(self, ctx: ExecutionContext) -> Steps:
-        """A run of its own for everyone who asks."""
+    def claim(self) -> None:
+        """Everyone may have a run."""
         self._spent = True
-        return self.steps(ctx)
 
     def shared(self) -> DeviceOp[Any]:
         """It is that already."""
@@ -262,10 +262,12 @@ class Shared(Derived):
             self._advancing = True
             try:
                 if self._run is None:
-                    self._run = Run(self.source.start(ctx))
-                self._waits = self._run.advance(failure)
-            except StopIteration as stop:
-                self._outcome = (stop.value, None)
+                    self._run = Run(self.source, ctx)
+                made = self._run.advance(failure)
+                if isinstance(made, Done):
+                    self._waits, self._outcome = (), (made.value, None)
+                else:
+                    self._waits = made
             except Exception as error:
                 self._outcome = (None, error)
             finally:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilekit.device import Device
 from tilekit.ops.base import DeviceOp, Spec
-from tilekit.ops.execution import Moment, Run, Steps, Wait
+from tilekit.ops.execution import Done, Moment, Run, Steps, Wait
 from tilekit.ops.nodes import Derived, as_op
 from tilekit.schedule import ExecutionContext, SchedulingPolicy
 from tilekit.stream import Stream
@@ -74,17 +74,18 @@ def _side_by_side(ops: tuple[DeviceOp[Any], ...], ctx: ExecutionContext) -> Step
         stream = ctx.device.policy.next_stream()
         stream.wait_for(ctx.stream, start)
         contexts.append(ExecutionContext(ctx.device, stream))
-    running = {at: Run(op.start(context)) for at, (op, context) in enumerate(zip(ops, contexts, strict=True))}
+    running = {at: Run(op, context) for at, (op, context) in enumerate(zip(ops, contexts, strict=True))}
     results: list[Any] = [None] * len(ops)
     try:
         while running:
             waits: list[Wait] = []
             for at, run in list(running.items()):
-                try:
-                    waits += run.advance()
-                except StopIteration as stop:
-                    results[at] = stop.value
+                made = run.advance()
+                if isinstance(made, Done):
+                    results[at] = made.value
                     del running[at]
+                else:
+                    waits += made
             if running:
                 yield waits
     finally:

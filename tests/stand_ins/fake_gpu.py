@@ -1,0 +1,112 @@
+"""A GPU that does nothing, at once: a stand-in for `cuda.bindings.driver` that counts what it is asked.
+
+With it, tilekit's host path runs on any machine, down to the driver's calls: kernels are compiled, loaded, launched, and never
+run. Events have passed as soon as they are recorded.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+from tilekit.device import Device
+from tilekit.driver import cuda
+
+
+class _Flag(enum.IntFlag):
+    """Any of the driver's enumerations: what the values are does not matter here."""
+
+    CU_STREAM_NON_BLOCKING = 1
+    CU_EVENT_BLOCKING_SYNC = 1
+    CU_EVENT_DISABLE_TIMING = 2
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5
+    CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7
+    CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
+    CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115
+    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97
+
+
+_ATTRIBUTES = {75: 9, 76: 0, 115: 1, 97: 227 * 1024}
+
+
+class FakeBindings:
+    """As much of cuda.bindings.driver as tilekit's driver calls.
+
+    Attributes:
+        calls: how often each function was called.
+        not_ready: how many of the next queries say that an event has not passed.
+    """
+
+    CUstream_flags = CUevent_flags = CUmemPool_attribute = CUfunction_attribute = _Flag
+    CUpointer_attribute = CUdevice_attribute = _Flag
+    CUstream = CUstreamCallback = cuuint64_t = int
+
+    def __init__(self) -> None:
+        self.calls: collections.Counter[str] = collections.Counter()
+        self.not_ready = 0
+        self._addresses = itertools.count(1 << 32, 1 << 20)
+        self._handles = itertools.count(1)
+
+    def _done(self, name: str, *values: Any) -> tuple[Any, ...]:
+        self.calls[name] += 1
+        return (0, *values)
+
+    def __getattr__(self, name: str) -> Any:
+        """The functions of which nothing is needed but that they succeed."""
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+        values = {
+            "cuDeviceGetCount": lambda: (1,),
+            "cuDeviceGetName": lambda: (b"fake GPU\0",),
+            "cuDeviceGet": lambda: (0,),
+            "cuDevicePrimaryCtxRetain": lambda: (7,),
+            "cuDeviceGetDefaultMemPool": lambda: (0,),
+            "cuCtxGetCurrent": lambda: (7,),
+            "cuCtxGetStreamPriorityRange": lambda: (0, -5),
+            "cuFuncGetAttribute": lambda: (0,),
+            "cuMemGetInfo": lambda: (1 << 37, 1 << 37),
+            "cuMemPoolGetAttribute": lambda: (0,),
+            "cuPointerGetAttribute": lambda: (0,),
+            "cuMemAllocAsync": lambda: (next(self._addresses),),
+        }
+        for made in ("cuStreamCreateWithPriority", "cuEventCreate", "cuLibraryLoadData", "cuLibraryGetKernel"):
+            values[made] = lambda: (next(self._handles),)
+        values["cuKernelGetFunction"] = values["cuEventCreate"]
+        give = values.get(name, tuple)
+
+        def function(*args: Any) -> tuple[Any, ...]:
+            self.calls[name] += 1
+            return (0, *give())
+
+        setattr(self, name, function)
+        return function
+
+    def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[int, int]:
+        return 0, _ATTRIBUTES[int(attribute)]
+
+    def cuEventQuery(self, event: Any) -> tuple[int]:
+        self.calls["cuEventQuery"] += 1
+        if self.not_ready:
+            self.not_ready -= 1
+            return (600,)
+        return (0,)
+
+    def cuMemHostAlloc(self, nbytes: int, flags: int) -> tuple[int]:
+        return (2,)  # none to be had: copies go the plain way
+
+
+def fake_gpu() -> tuple[Device, FakeBindings]:
+    """A device of its own, and what stands behind it."""
+    bindings = FakeBindings()
+    driver = cuda.CudaDriver(bindings, 0, False)
+    driver.make_signals_ready = lambda: setattr(driver, "_callback", SimpleNamespace())  # type: ignore[method-assign]
+    device = Device.of_driver(driver)
+    return device, bindings

@@ -1,0 +1,92 @@
+"""What a launch costs the host, counted: calls of Python functions, and of the driver's, on a GPU that does nothing.
+
+Times differ between machines, counts do not. A change that needs a higher budget here makes every launch slower: on an H200's
+host a call is about 0.1 microseconds.
+"""
+
+import asyncio
+import sys
+
+import pytest
+from fake_gpu import fake_gpu
+
+import tilekit as tk
+from tilekit import api
+from tilekit.schedule import SingleStream
+
+
+@tk.kernel
+def scale(y: tk.Out, x: tk.In, g: float):
+    y.store(tk.load_tile_like(x, y) * g)
+
+
+@pytest.fixture
+def gpu():
+    pytest.importorskip("numba.cuda", reason="compiles a kernel")
+    device, driver = fake_gpu()
+    with tk.use_device(device):
+        device.policy = SingleStream(device)
+        yield device, driver
+
+
+def counted(function):
+    """How many Python functions `function` calls, itself included."""
+    calls = 0
+
+    def profile(frame, event, argument):
+        nonlocal calls
+        calls += event == "call" and "tilekit" in frame.f_code.co_filename
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.fixture
+def launches(gpu):
+    """Ways to launch one small op with three arguments, each run before, and the budget of Python calls."""
+    x, y = api.zeros(2048).sync(), api.zeros(2048).sync()
+    tiles, stream = y.partition(1024), gpu[0].policy.next_stream()
+    loop = asyncio.new_event_loop()
+
+    async def awaited():
+        await scale(tiles, x, 1.5)
+
+    def chained():
+        op = scale(tiles, x, 1.5)
+        for _ in range(9):
+            op = op.apply(scale)
+        op.sync()
+
+    ways = {
+        "sync": lambda: scale(tiles, x, 1.5).sync(),
+        "async_on": lambda: scale(tiles, x, 1.5).async_on(stream),
+        "await": lambda: loop.run_until_complete(awaited()),
+        "a chain of ten": chained,
+    }
+    for way in ways.values():
+        way()
+        way()
+    yield ways
+    loop.close()
+
+
+# Each launch: cuLaunchKernel. Each submission: one event recorded; each wait: a query, which this GPU answers at once.
+@pytest.mark.parametrize(
+    ("way", "python", "driver"),
+    [
+        ("sync", 42, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
+        ("async_on", 40, {"cuLaunchKernel": 1, "cuEventRecord": 1}),
+        ("await", 48, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
+        ("a chain of ten", 332, {"cuLaunchKernel": 10, "cuEventRecord": 1, "cuEventQuery": 1}),
+    ],
+)
+def test_a_launch_stays_within_its_budget(gpu, launches, way, python, driver):
+    gpu[1].calls.clear()
+    calls = counted(launches[way])
+    asked = {name: count for name, count in gpu[1].calls.items() if not name.startswith("cuCtx")}
+    assert asked == driver
+    assert calls <= python
