@@ -80,7 +80,7 @@ def launches(gpu):
     [
         ("sync", 42, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
         ("async_on", 40, {"cuLaunchKernel": 1, "cuEventRecord": 1}),
-        ("await", 48, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
+        ("await", 52, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
         ("a chain of ten", 332, {"cuLaunchKernel": 10, "cuEventRecord": 1, "cuEventQuery": 1}),
     ],
 )
