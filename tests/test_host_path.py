@@ -81,7 +81,7 @@ def launches(gpu):
         ("sync", 42, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
         ("async_on", 40, {"cuLaunchKernel": 1, "cuEventRecord": 1}),
         ("await", 52, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
-        ("a chain of ten", 332, {"cuLaunchKernel": 10, "cuEventRecord": 1, "cuEventQuery": 1}),
+        ("a chain of ten", 320, {"cuLaunchKernel": 10, "cuEventRecord": 1, "cuEventQuery": 1}),
     ],
 )
 def test_a_launch_stays_within_its_budget(gpu, launches, way, python, driver):

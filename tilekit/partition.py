@@ -47,13 +47,13 @@ class Partition:
     traits: Traits
 
     def __init__(self, tensor: Tensor, tile_shape: tuple[int, ...]) -> None:
-        if len(tile_shape) != tensor.ndim:
+        rank = len(tensor.shape)
+        if len(tile_shape) != rank:
             raise ValueError(
-                f"a tensor of shape {tensor.shape} has {tensor.ndim} dimensions; "
-                f"tiles of shape {tile_shape} have {len(tile_shape)}"
+                f"a tensor of shape {tensor.shape} has {rank} dimensions; tiles of shape {tile_shape} have {len(tile_shape)}"
             )
-        if tensor.ndim not in _RANKS:
-            raise ValueError(f"partitions have 1 to 4 dimensions; a tensor of shape {tensor.shape} has {tensor.ndim}")
+        if rank not in _RANKS:
+            raise ValueError(f"partitions have 1 to 4 dimensions; a tensor of shape {tensor.shape} has {rank}")
         for n in tile_shape:
             if n < 1 or n & (n - 1):
                 below = 1 << max(0, n.bit_length() - 1)

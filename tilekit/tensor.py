@@ -30,6 +30,8 @@ def as_shape(shape: Any) -> tuple[int, ...]:
     Raises:
         TypeError, ValueError: it is something else; an extent is negative.
     """
+    if type(shape) is int and shape >= 0:
+        return (shape,)
     extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     for n in extents:
         if not isinstance(n, (int, np.integer)) or isinstance(n, bool):

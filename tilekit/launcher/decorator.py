@@ -91,7 +91,7 @@ class Kernel:
             if kwargs or len(args) != self._arity:
                 args = self._bind(args, kwargs)
             form = self.form(args)
-        elif form.inspected:
+        elif form.ints or form.tuples:
             self._inspect(form, args)
         return launch_of(self, args, form, self._options)
 
@@ -113,12 +113,12 @@ class Kernel:
 
     def _inspect(self, form: planning.Form, arguments: tuple[Any, ...]) -> None:
         """Look into the arguments whose type does not say enough."""
-        for at in form.inspected:
-            parameter, argument = self.signature.parameters[at], arguments[at]
-            if parameter.kind == "const":
-                self.check_kind(parameter, argument)
-            elif not -(2**63) <= argument < 2**63:
-                raise ValueError(f"{self.label}, argument {parameter.name}: {argument} does not fit 64 bits")
+        parameters = self.signature.parameters
+        for at in form.ints:
+            if not -(2**63) <= arguments[at] < 2**63:
+                raise ValueError(f"{self.label}, argument {parameters[at].name}: {arguments[at]} does not fit 64 bits")
+        for at in form.tuples:
+            self.check_kind(parameters[at], arguments[at])
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         try:

@@ -116,11 +116,7 @@ class KernelLaunch(AsyncKernelLaunch):
         if form.lazy:
             return self._resolved(ctx)
         plan = form.plans.get(form.key(arguments, self._options)) or form.plan(self.kernel, arguments, self._options)
-        executable = plan.executable or self._executable(plan, ctx)
-        if executable is None:
-            return self._compiled(ctx, plan, arguments)
-        self._launch(ctx, plan, executable, arguments)
-        return Done(arguments)
+        return self._launch(ctx, plan, arguments)
 
     def _resolved(self, ctx: ExecutionContext) -> Steps:
         """Run the arguments that are ops, then launch."""
@@ -137,33 +133,9 @@ class KernelLaunch(AsyncKernelLaunch):
         for parameter, argument in zip(self.kernel.signature.parameters, arguments, strict=True):
             self.kernel.check_kind(parameter, argument)  # an op may have produced anything, another op included
         plan = self.kernel.form(arguments).plan(self.kernel, arguments, self._options)
-        return (yield from self._compiled(ctx, plan, arguments))
+        return (yield self._launch(ctx, plan, arguments))
 
-    def _compiled(self, ctx: ExecutionContext, plan: Plan, arguments: tuple[Any, ...]) -> Steps:
-        """Launch, after compiling if it has to be."""
-        executable = plan.executable or self._executable(plan, ctx)
-        if executable is None:
-            job = HostJob(partial(plan.specialisation.executable, ctx.device))
-            yield [job]
-            executable = job.result()
-        self._launch(ctx, plan, executable, arguments)
-        return arguments
-
-    def _executable(self, plan: Plan, ctx: ExecutionContext) -> Executable | None:
-        """What runs on the context's device; None if it has to be compiled first."""
-        if plan.meta is not None:
-            raise TypeError(f"{self.label}: argument {plan.meta} is a meta tensor, without memory: only compile() takes it")
-        self._check_device(plan, ctx)
-        found = plan.specialisation.loaded(ctx.device)
-        if plan.device is not None:
-            plan.executable = found
-        return found
-
-    def _check_device(self, plan: Plan, ctx: ExecutionContext) -> None:
-        if plan.device is not None and plan.device is not ctx.device:
-            raise ValueError(f"{self.label}: its tensors are on {plan.device!r}, the launch on {ctx.device!r}")
-
-    def _launch(self, ctx: ExecutionContext, plan: Plan, executable: Executable, arguments: tuple[Any, ...]) -> None:
+    def _launch(self, ctx: ExecutionContext, plan: Plan, arguments: tuple[Any, ...]) -> Steps | Done:
         if plan.device is not ctx.device:
             self._check_device(plan, ctx)
         reads, writes = plan.storages(arguments)
@@ -172,8 +144,33 @@ class KernelLaunch(AsyncKernelLaunch):
                 check_overlap(self.kernel, arguments, plan)
                 break
         if not plan.empty:
+            executable = plan.executable or self._loaded(plan, ctx)
             passed = arguments if plan.passed is None else [arguments[at] for at in plan.passed]
+            if executable is None:
+                return self._compiled(ctx, plan, arguments, (plan.grid, passed, reads, writes))
             self.enqueue(ctx, executable, plan.grid, passed, reads, writes)
+        return Done(arguments)
+
+    def _compiled(self, ctx: ExecutionContext, plan: Plan, arguments: tuple[Any, ...], work: tuple[Any, ...]) -> Steps:
+        """Compile, then launch."""
+        job = HostJob(partial(plan.specialisation.executable, ctx.device))
+        yield [job]
+        self.enqueue(ctx, job.result(), *work)
+        return arguments
+
+    @staticmethod
+    def _loaded(plan: Plan, ctx: ExecutionContext) -> Executable | None:
+        """What runs on the context's device, if it need not be compiled first."""
+        found = plan.specialisation.loaded(ctx.device)
+        if plan.device is not None:
+            plan.executable = found
+        return found
+
+    def _check_device(self, plan: Plan, ctx: ExecutionContext) -> None:
+        if plan.meta is not None:
+            raise TypeError(f"{self.label}: argument {plan.meta} is a meta tensor, without memory: only compile() takes it")
+        if plan.device is not None:
+            raise ValueError(f"{self.label}: its tensors are on {plan.device!r}, the launch on {ctx.device!r}")
 
     def compile(self, target: str | None = None) -> CompiledKernel:
         """Compile the launch's specialisation without running it; needs no GPU, and no memory behind the tensors (`api.meta`).

@@ -51,7 +51,7 @@ class Plan:
     Attributes:
         specialisation: what runs.
         grid: the blocks along each axis.
-        device: where the tensors are; None if there are none.
+        device: where the tensors are; None if there are none, or one has no memory.
         passed: the arguments that the compiled kernel gets; None if that is all of them, none being `Const`.
         reads, writes: the arguments whose memory is read, and written.
         storages: a function that takes the arguments and gives the storages of these two.
@@ -79,14 +79,15 @@ class Plan:
         self.grid = _infer_grid(kernel, written, options.grid)
         facts = tuple(_facts(parameters[i], arguments[i], like) for i in passed)
         self.specialisation = kernel.specialise(facts, generics, constants, options.num_warps)
-        self.device = _common_device(kernel, tensors)
+        device = _common_device(kernel, tensors)
+        self.meta = next((p.name for p, a in tensors if a.storage is None), None)
+        self.device = None if self.meta else device
         self.passed = passed if len(passed) < len(parameters) else None
         self.reads = tuple(i for i in passed if isinstance(arguments[i], (Tensor, Partition)) and parameters[i].kind != "out")
         self.writes = tuple(i for i in passed if isinstance(arguments[i], Partition))
         sides = ("".join(f"a[{i}].storage, " for i in side) for side in (self.reads, self.writes))
         self.storages: Callable[[Sequence[Any]], Storages] = eval("lambda a: (({}), ({}))".format(*sides))
         self.empty = 0 in self.grid
-        self.meta = next((p.name for p, a in tensors if a.storage is None), None)
         self.executable: Executable | None = None
 
 
@@ -95,21 +96,19 @@ class Form:
 
     Attributes:
         lazy: whether any is an op.
-        inspected: which must be looked into at each call: ints (which a kernel gets in 64 bits), tuples for a `Const`.
+        ints: which are Python ints, that a kernel gets in 64 bits: at each call it is seen whether they fit.
+        tuples: which are for a `Const`, and are looked into at each call.
         key: a function of the arguments and options whose results tell the plans from each other.
         plans: by these.
     """
 
-    __slots__ = ("inspected", "key", "lazy", "plans")
+    __slots__ = ("ints", "key", "lazy", "plans", "tuples")
 
     def __init__(self, parameters: Sequence[Parameter], types: tuple[type, ...]) -> None:
         self.lazy = any(issubclass(kind, DeviceOp) for kind in types)
         constant = [p.kind == "const" for p in parameters]
-        self.inspected = tuple(
-            i
-            for i, kind in enumerate(types)
-            if issubclass(kind, tuple if constant[i] else int) and not issubclass(kind, (bool, DeviceOp))
-        )
+        self.ints = tuple(i for i, t in enumerate(types) if issubclass(t, int) and t is not bool and not constant[i])
+        self.tuples = tuple(i for i, t in enumerate(types) if issubclass(t, tuple) and constant[i])
         self.plans: dict[Any, Plan] = {}
         parts = []
         for i, kind in enumerate(types):

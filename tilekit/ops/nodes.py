@@ -100,15 +100,23 @@ class AndThen(Derived):
         self.function, self.unpack, self.context = function, unpack, context
 
     def steps(self, ctx: ExecutionContext) -> Steps:
-        """First one, then the other."""
-        result = yield self.source.start(ctx)
-        if pending := moments(result):
-            yield pending
-            result = unwrap(result)
-        if self.unpack and not isinstance(result, tuple):
-            raise TypeError(f"apply: {self.source!r} gave {type(result).__name__}, not a tuple; use .then(function)")
-        given = result if self.unpack else (ctx, result) if self.context else (result,)
-        return (yield _follow(self.function(*given), self, ctx))
+        """First one, then the other. A chain of such ops is run from its start, in a loop."""
+        links, source = [self], self.source
+        while type(source) is AndThen:
+            source.claim()
+            links.append(source)
+            source = source.source
+        result = yield source.start(ctx)
+        for link in reversed(links):
+            if pending := moments(result):
+                yield pending
+                result = unwrap(result)
+            if link.unpack and not isinstance(result, tuple):
+                raise TypeError(f"apply: {link.source!r} gave {type(result).__name__}, not a tuple; use .then(function)")
+            given = result if link.unpack else (ctx, result) if link.context else (result,)
+            made = _follow(link.function(*given), link, ctx)
+            result = made.value if isinstance(made, Done) else (yield made)
+        return result
 
 
 class Map(Derived):
