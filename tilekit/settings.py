@@ -18,12 +18,14 @@ class Settings:
         device: `TILEKIT_DEVICE`: `"cuda"`, `"cuda:1"`, `"cpu"`, `"cpu:2"`; None picks the first usable GPU, else the CPU.
         cpu_devices: `TILEKIT_CPU_DEVICES`: how many CPU devices there are (1).
         spin_us: `TILEKIT_SPIN_US`: how long, in microseconds, a waiter polls before it sleeps (20; 0 never polls).
+        native: `TILEKIT_NATIVE`: whether to launch by the compiled part of tilekit, where it is installed (1; 0 for not).
         cache_dir: `TILEKIT_CACHE_DIR`: where compiled kernels are kept; None (the values `0`, `off`, `none`) keeps none.
     """
 
     device: str | None = None
     cpu_devices: int = 1
     spin_us: float = 20.0
+    native: bool = True
     cache_dir: Path | None = None
 
 
@@ -46,6 +48,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         device=env.get("TILEKIT_DEVICE", "").strip().lower() or None,
         cpu_devices=int(_number(env, "TILEKIT_CPU_DEVICES", "1", int, 1, 64)),
         spin_us=_number(env, "TILEKIT_SPIN_US", "20", float, 0, 1e6),
+        native=bool(_number(env, "TILEKIT_NATIVE", "1", int, 0, 1)),
         cache_dir=cache_dir,
     )
 

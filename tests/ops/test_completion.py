@@ -626,7 +626,7 @@ def test_a_kernel_is_compiled_in_a_thread(cpu, monkeypatch):
 
     assert asyncio.run(main()).sum() == 128
     assert threads == [False]
-    assert double(api.ones(64).partition(32)).sync()
+    assert double(api.ones(64).partition(16)).sync()
     assert threads == [False, True]
 
 

@@ -7,6 +7,7 @@ run. Events have passed as soon as they are recorded.
 from __future__ import annotations
 
 import collections
+import ctypes
 import enum
 import itertools
 from types import SimpleNamespace
@@ -34,6 +35,10 @@ class _Flag(enum.IntFlag):
     CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97
 
 
+_LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
+)
+_CURRENT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
 _ATTRIBUTES = {75: 9, 76: 0, 115: 1, 97: 227 * 1024}
 
 
@@ -43,6 +48,10 @@ class FakeBindings:
     Attributes:
         calls: how often each function was called.
         not_ready: how many of the next queries say that an event has not passed.
+        slots: how many parameters the kernels have that are launched; their values are kept.
+        launches: of each launch the function, grid, block, shared bytes, the stream, and so many parameters.
+        context: which one is current.
+        refuse: the code that the next launches return.
     """
 
     CUstream_flags = CUevent_flags = CUmemPool_attribute = CUfunction_attribute = _Flag
@@ -51,7 +60,10 @@ class FakeBindings:
 
     def __init__(self) -> None:
         self.calls: collections.Counter[str] = collections.Counter()
-        self.not_ready = 0
+        self.context = 7
+        self.not_ready = self.slots = self.refuse = 0
+        self.launches: list[tuple[Any, ...]] = []
+        self._native = {b"cuLaunchKernel": _LAUNCH(self._launched), b"cuCtxGetCurrent": _CURRENT(self._current)}
         self._addresses = itertools.count(1 << 32, 1 << 20)
         self._handles = itertools.count(1)
 
@@ -69,12 +81,14 @@ class FakeBindings:
             "cuDeviceGet": lambda: (0,),
             "cuDevicePrimaryCtxRetain": lambda: (7,),
             "cuDeviceGetDefaultMemPool": lambda: (0,),
-            "cuCtxGetCurrent": lambda: (7,),
+            "cuCtxGetCurrent": lambda: (self.context,),
             "cuCtxGetStreamPriorityRange": lambda: (0, -5),
             "cuFuncGetAttribute": lambda: (0,),
             "cuMemGetInfo": lambda: (1 << 37, 1 << 37),
             "cuMemPoolGetAttribute": lambda: (0,),
             "cuPointerGetAttribute": lambda: (0,),
+            "cuGetErrorName": lambda: (b"CUDA_ERROR_FAKE",),
+            "cuGetErrorString": lambda: (b"as a driver would explain it",),
             "cuMemAllocAsync": lambda: (next(self._addresses),),
         }
         for made in ("cuStreamCreateWithPriority", "cuEventCreate", "cuLibraryLoadData", "cuLibraryGetKernel"):
@@ -98,6 +112,24 @@ class FakeBindings:
             self.not_ready -= 1
             return (600,)
         return (0,)
+
+    def cuLaunchKernel(self, function: int, *sizes: Any) -> tuple[int]:
+        *sizes, stream, params, _ = sizes
+        return (self._launched(function, *sizes, stream, ctypes.cast(params, ctypes.POINTER(ctypes.c_void_p)), None),)
+
+    def _launched(self, function: Any, *rest: Any) -> int:
+        self.calls["cuLaunchKernel"] += 1
+        *sizes, stream, params, _ = rest
+        values = b"".join(ctypes.string_at(params[i], 8) for i in range(self.slots))
+        self.launches.append((function, tuple(sizes[:3]), tuple(sizes[3:6]), sizes[6], stream, values))
+        return self.refuse
+
+    def _current(self, context: Any) -> int:
+        context[0] = self.context
+        return 0
+
+    def cuGetProcAddress(self, name: bytes, version: int, flags: int) -> tuple[int, int, int]:
+        return 0, ctypes.cast(self._native[name], ctypes.c_void_p).value or 0, 0
 
     def cuMemHostAlloc(self, nbytes: int, flags: int) -> tuple[int]:
         return (2,)  # none to be had: copies go the plain way

@@ -20,14 +20,24 @@ from tilekit.device import Device
 from tilekit.errors import DeviceUnavailableError, TilekitError
 from tilekit.lang.memory import TensorView
 from tilekit.lang.registry import OPS
-from tilekit.ops import Executable
+from tilekit.ops import Executable, NativeLaunch
 from tilekit.partition import Partition
 from tilekit.schedule import ExecutionContext
+from tilekit.settings import load_settings
 
 if TYPE_CHECKING:
+    from tilekit.compiler._launch import Launcher
     from tilekit.compiler.build import CompiledKernel
 
 __all__ = ["Specialisation"]
+
+_Launcher: type[Launcher] | None
+try:
+    from tilekit.compiler._launch import Launcher as _Launcher
+except ImportError:  # it was installed without a C compiler: everything works, a launch takes a few microseconds longer
+    _Launcher = None
+
+_NO_PADDING = str.maketrans("", "", "<x1234567890")  # what a format of the module struct has beside the types
 
 
 class Specialisation:
@@ -139,6 +149,9 @@ class _Interpreted:
     def __init__(self, specialisation: Specialisation) -> None:
         self._bound, self._facts = specialisation.bound, specialisation.facts
 
+    def native(self, grid: tuple[int, int, int], passed: Sequence[int], uses: Sequence[int]) -> None:
+        """There is none."""
+
     def launch(self, ctx: ExecutionContext, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
         """Queue the launch on the stream's worker."""
         views = tuple(
@@ -164,7 +177,7 @@ class _Loaded:
 
     def __init__(self, compiled: CompiledKernel, facts: Sequence[ArgumentFacts], device: Device) -> None:
         self._function = device.driver.load(compiled.cubin, compiled.entry)
-        self._launch, self._block, self._shared_bytes = device.driver.launch, compiled.block, 0
+        self._driver, self._block, self._shared_bytes = device.driver, compiled.block, 0
         packer = struct.Struct(compiled.param_format)
         self._buffer = ctypes.create_string_buffer(max(packer.size, 8))
         base = ctypes.addressof(self._buffer)
@@ -172,13 +185,36 @@ class _Loaded:
         self._pointers = (ctypes.c_void_p * len(slots))(*slots)
         self._params = ctypes.addressof(self._pointers)
         self._pack = _packing(facts, packer.pack_into)
+        self._facts, self._slots = facts, compiled.param_format.translate(_NO_PADDING).encode()
         self._lock = threading.Lock()
 
     def launch(self, ctx: ExecutionContext, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
         """Launch on the stream."""
         with self._lock:
             self._pack(self._buffer, arguments)
-            self._launch(self._function, grid, self._block, self._shared_bytes, ctx.stream.handle, self._params)
+            self._driver.launch(self._function, grid, self._block, self._shared_bytes, ctx.stream.handle, self._params)
+
+    def native(self, grid: tuple[int, int, int], passed: Sequence[int], uses: Sequence[int]) -> NativeLaunch | None:
+        """A launch in one call, if the compiled part of tilekit is there. See `Executable.native`."""
+        calls = self._driver.native if _Launcher is not None and load_settings().native else None
+        if calls is None or _Launcher is None:
+            return None
+        kinds = bytearray(b"-" * len(uses))
+        for at, facts in zip(passed, self._facts, strict=True):
+            kinds[at] = ord("S" if not isinstance(facts, TensorFacts) else "T" if facts.tile is None else "P")
+        try:
+            return _Launcher(
+                **calls._asdict(),
+                function=int(self._function.handle),
+                grid=grid,
+                block=self._block,
+                shared_bytes=self._shared_bytes,
+                kinds=bytes(kinds),
+                uses=bytes(uses),
+                slots=self._slots,
+            ).launch
+        except ValueError:  # more arguments than it has room for
+            return None
 
 
 def _packing(facts: Sequence[ArgumentFacts], pack_into: Callable[..., None]) -> Callable[[Any, Sequence[Any]], None]:

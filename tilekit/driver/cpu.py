@@ -73,6 +73,10 @@ class CpuDriver:
             return 0, 0
 
     @property
+    def native(self) -> None:
+        return None
+
+    @property
     def context(self) -> CpuDriver:
         return self
 

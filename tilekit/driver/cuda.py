@@ -18,7 +18,7 @@ import numpy as np
 
 from tilekit.driver import forking
 from tilekit.driver.discovery import Discovery
-from tilekit.driver.protocol import Driver, Memory
+from tilekit.driver.protocol import Driver, Memory, NativeCalls
 from tilekit.driver.signal import SignalBoard
 from tilekit.driver.staging import Staging
 from tilekit.errors import DeviceError, OutOfMemoryError
@@ -409,6 +409,19 @@ class CudaDriver:
         result = self._launch(function.handle, x, y, z, bx, by, bz, shared_bytes, stream, params, 0)
         if result[0]:
             raise _error(self._cu, result[0], f"launching {function.entry} with grid {grid} and block {block}")
+
+    @property
+    def native(self) -> NativeCalls | None:
+        self.activate()
+        cu = self._cu
+        addresses = []
+        for name in (b"cuLaunchKernel", b"cuCtxGetCurrent"):
+            found = cu.cuGetProcAddress(name, 12000, 0)
+            if found[0] or not found[1]:
+                return None
+            addresses.append(int(found[1]))
+        launch, current = addresses
+        return NativeCalls(launch, current, self._context_address)
 
     def _allow_shared(self, function: CudaFunction, nbytes: int) -> None:
         cu = self._cu

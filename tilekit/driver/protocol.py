@@ -10,14 +10,14 @@ After a fault (a kernel's illegal access; an exception in work on a CPU device) 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from tilekit.driver.signal import SignalBoard
 from tilekit.driver.staging import Staging
 
-__all__ = ["Driver", "EventHandle", "FunctionHandle", "Memory", "StreamHandle"]
+__all__ = ["Driver", "EventHandle", "FunctionHandle", "Memory", "NativeCalls", "StreamHandle"]
 
 StreamHandle = Any
 EventHandle = Any
@@ -31,6 +31,14 @@ class Memory:
 
     def __init__(self, address: int, nbytes: int, buffer: np.ndarray[Any, Any] | None = None) -> None:
         self.address, self.nbytes, self.buffer = address, nbytes, buffer
+
+
+class NativeCalls(NamedTuple):
+    """Addresses: of cuLaunchKernel, of cuCtxGetCurrent, and of the context that must be current."""
+
+    launch: int
+    current: int
+    context: int
 
 
 class Driver(Protocol):
@@ -138,6 +146,11 @@ class Driver(Protocol):
         params: int,
     ) -> None:
         """Launch `function`; `params` is the address of the array of parameter addresses (cuLaunchKernel's kernelParams)."""
+        ...
+
+    @property
+    def native(self) -> NativeCalls | None:
+        """What native code needs to launch by itself; None where it cannot."""
         ...
 
     def submit(self, stream: StreamHandle, work: Callable[[], None], keep: Sequence[Any] = ()) -> None:

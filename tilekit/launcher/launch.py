@@ -138,16 +138,20 @@ class KernelLaunch(AsyncKernelLaunch):
     def _launch(self, ctx: ExecutionContext, plan: Plan, arguments: tuple[Any, ...]) -> Steps | Done:
         if plan.device is not ctx.device:
             self._check_device(plan, ctx)
+        elif plan.native is not None and plan.native(ctx.stream, arguments, self._label or self.label) == 0:
+            return Done(arguments)
         reads, writes = plan.storages(arguments)
         for storage in writes:
             if storage in reads or len(writes) > 1:
                 check_overlap(self.kernel, arguments, plan)
                 break
         if not plan.empty:
-            executable = plan.executable or self._loaded(plan, ctx)
-            passed = arguments if plan.passed is None else [arguments[at] for at in plan.passed]
+            executable = plan.executable or plan.specialisation.loaded(ctx.device)
+            passed = arguments if plan.all_passed else [arguments[at] for at in plan.passed]
             if executable is None:
                 return self._compiled(ctx, plan, arguments, (plan.grid, passed, reads, writes))
+            if plan.executable is None:
+                plan.keep(executable)
             self.enqueue(ctx, executable, plan.grid, passed, reads, writes)
         return Done(arguments)
 
@@ -155,16 +159,10 @@ class KernelLaunch(AsyncKernelLaunch):
         """Compile, then launch."""
         job = HostJob(partial(plan.specialisation.executable, ctx.device))
         yield [job]
-        self.enqueue(ctx, job.result(), *work)
+        executable: Executable = job.result()
+        plan.keep(executable)
+        self.enqueue(ctx, executable, *work)
         return arguments
-
-    @staticmethod
-    def _loaded(plan: Plan, ctx: ExecutionContext) -> Executable | None:
-        """What runs on the context's device, if it need not be compiled first."""
-        found = plan.specialisation.loaded(ctx.device)
-        if plan.device is not None:
-            plan.executable = found
-        return found
 
     def _check_device(self, plan: Plan, ctx: ExecutionContext) -> None:
         if plan.meta is not None:
@@ -216,7 +214,7 @@ class KernelLaunch(AsyncKernelLaunch):
 def launch_of(kernel: Kernel, arguments: tuple[Any, ...], form: Form, options: Options) -> KernelLaunch:
     """The launch of `kernel` that its caller's caller asks for, once the kernel has looked at the arguments."""
     self: KernelLaunch = object.__new__(KernelLaunch)  # past DeviceOp's, which takes twice as long
-    self._site = site_of(sys._getframe(2))
+    self._fresh, self._site = None, site_of(sys._getframe(2))
     self.kernel, self.arguments, self._form, self._options = kernel, arguments, form, options
     self._label = kernel.label
     if form.lazy:

@@ -15,7 +15,7 @@ from tilekit import dtypes
 from tilekit.compiler.facts import ArgumentFacts, Role, ScalarFacts, TensorFacts, divisor
 from tilekit.device import Device
 from tilekit.lang.signature import Generic, Parameter
-from tilekit.ops import DeviceOp, Executable
+from tilekit.ops import DeviceOp, Executable, NativeLaunch
 from tilekit.partition import Partition
 from tilekit.storage import Storage
 from tilekit.tensor import Tensor
@@ -52,15 +52,32 @@ class Plan:
         specialisation: what runs.
         grid: the blocks along each axis.
         device: where the tensors are; None if there are none, or one has no memory.
-        passed: the arguments that the compiled kernel gets; None if that is all of them, none being `Const`.
+        passed: the arguments that the compiled kernel gets, which are those that are not `Const`.
+        all_passed: whether that is all of them.
         reads, writes: the arguments whose memory is read, and written.
+        uses: for each argument, whether its memory is read (1), written (2), both (3), or it has none (0).
         storages: a function that takes the arguments and gives the storages of these two.
         empty: whether there is no block to run.
         meta: the name of an argument that has no memory, if there is one.
         executable: what runs on `device`, once it is there.
+        native: launches it in one call, where there is such a thing.
     """
 
-    __slots__ = ("device", "empty", "executable", "grid", "meta", "passed", "reads", "specialisation", "storages", "writes")
+    __slots__ = (
+        "all_passed",
+        "device",
+        "empty",
+        "executable",
+        "grid",
+        "meta",
+        "native",
+        "passed",
+        "reads",
+        "specialisation",
+        "storages",
+        "uses",
+        "writes",
+    )
 
     def __init__(self, kernel: Kernel, arguments: Sequence[Any], options: Options) -> None:
         """Answer every question about a launch, or say what is wrong with it.
@@ -82,13 +99,21 @@ class Plan:
         device = _common_device(kernel, tensors)
         self.meta = next((p.name for p, a in tensors if a.storage is None), None)
         self.device = None if self.meta else device
-        self.passed = passed if len(passed) < len(parameters) else None
+        self.passed, self.all_passed = passed, len(passed) == len(parameters)
         self.reads = tuple(i for i in passed if isinstance(arguments[i], (Tensor, Partition)) and parameters[i].kind != "out")
         self.writes = tuple(i for i in passed if isinstance(arguments[i], Partition))
+        self.uses = tuple((i in self.reads) + 2 * (i in self.writes) for i in range(len(parameters)))
         sides = ("".join(f"a[{i}].storage, " for i in side) for side in (self.reads, self.writes))
         self.storages: Callable[[Sequence[Any]], Storages] = eval("lambda a: (({}), ({}))".format(*sides))
         self.empty = 0 in self.grid
         self.executable: Executable | None = None
+        self.native: NativeLaunch | None = None
+
+    def keep(self, executable: Executable) -> None:
+        """Remember what runs on the plan's device, if it has one."""
+        if self.device is not None:
+            self.executable = executable
+            self.native = executable.native(self.grid, self.passed, self.uses)
 
 
 class Form:

@@ -7,6 +7,7 @@ from tilekit.ops.base import Spec as Spec
 from tilekit.ops.execution import HostValue as HostValue
 from tilekit.ops.launch import AsyncKernelLaunch as AsyncKernelLaunch
 from tilekit.ops.launch import Executable as Executable
+from tilekit.ops.launch import NativeLaunch as NativeLaunch
 from tilekit.ops.nodes import StreamOperation as StreamOperation
 from tilekit.ops.nodes import Value as Value
 from tilekit.ops.nodes import host_fn as host_fn
@@ -21,6 +22,7 @@ __all__ = [
     "DeviceOp",
     "Executable",
     "HostValue",
+    "NativeLaunch",
     "Spec",
     "StreamOperation",
     "Value",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Coroutine, Generator
 from types import CodeType, FrameType
@@ -23,7 +22,6 @@ U = TypeVar("U")
 
 _PACKAGE = __name__.partition(".")[0] + "."
 _BENCHMARKS = _PACKAGE + "bench."  # which build ops as users do
-_claiming = threading.Lock()
 _REPR_DEPTH = 12
 
 
@@ -72,6 +70,7 @@ class DeviceOp(Generic[T]):
     To make an operation of your own, derive from this class and define `execute`.
     """
 
+    _fresh: None  # an op has it until somebody takes its one run
     _spent = False
     _consumed = False  # part of another op, which answers for it
     _site: tuple[CodeType, int] | None = None
@@ -79,7 +78,8 @@ class DeviceOp(Generic[T]):
     spec: Spec | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> DeviceOp[T]:
-        self = super().__new__(cls)
+        self: DeviceOp[T] = object.__new__(cls)
+        self._fresh = None
         self._site = site_of(sys._getframe(1))
         return self
 
@@ -137,8 +137,12 @@ class DeviceOp(Generic[T]):
         Raises:
             ValueError: somebody has.
         """
-        with _claiming:
-            if not self._spent:
+        if not self._spent:
+            try:
+                del self._fresh  # one thread can do that
+            except AttributeError:
+                pass
+            else:
                 self._spent = True
                 return
         raise ValueError(f"{self!r} has already run: an op runs at most once. op.shared() makes one that can be used again")
@@ -207,11 +211,11 @@ class DeviceOp(Generic[T]):
 
     def and_then_with_context(self, function: Callable[[ExecutionContext, T], DeviceOp[U]]) -> DeviceOp[U]:
         """Like `then`, for `function(ctx, result)`: the context has `device`, `stream`, `context` and `allocate`."""
-        return nodes.AndThen(self, function, context=True)
+        return nodes.AndThen(self, function, False, True)
 
     def apply(self, function: Callable[..., DeviceOp[U]]) -> DeviceOp[U]:
         """Like `then`, with the elements of a tuple result as separate arguments."""
-        return nodes.AndThen(self, function, unpack=True)
+        return nodes.AndThen(self, function, True)
 
     def map(self, function: Callable[[T], U]) -> DeviceOp[U]:
         """Turn the result into `function(result)`: host code that submits nothing."""

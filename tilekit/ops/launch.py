@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tilekit.ops.base import DeviceOp
 from tilekit.schedule import ExecutionContext
 from tilekit.storage import Storage
 
-__all__ = ["AsyncKernelLaunch", "Executable"]
+__all__ = ["AsyncKernelLaunch", "Executable", "NativeLaunch"]
+
+
+# Takes the stream, the arguments and a label; 0 if it launched. Otherwise it has done nothing, and it is for others to do.
+NativeLaunch = Callable[[Any, tuple[Any, ...], str], int]
 
 
 class Executable(Protocol):
@@ -17,6 +21,16 @@ class Executable(Protocol):
 
     def launch(self, ctx: ExecutionContext, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
         """Enqueue one launch on the context's stream."""
+        ...
+
+    def native(self, grid: tuple[int, int, int], passed: Sequence[int], uses: Sequence[int]) -> NativeLaunch | None:
+        """A launch on this grid in one native call, with all that belongs to it; None if there is no such thing.
+
+        Args:
+            grid: the blocks along each axis.
+            passed: which of the arguments the kernel gets.
+            uses: for each argument, whether its memory is read (1), written (2), both (3), or it has none (0).
+        """
         ...
 
 

@@ -94,9 +94,18 @@ class AndThen(Derived):
     """Run an op, then the op that `function` makes of its result, on the same stream."""
 
     def __init__(
-        self, source: DeviceOp[Any], function: Callable[..., Any], *, unpack: bool = False, context: bool = False, **known: Any
+        self,
+        source: DeviceOp[Any],
+        function: Callable[..., Any],
+        unpack: bool = False,
+        context: bool = False,
+        label: str | None = None,
+        spec: Spec | None = None,
     ) -> None:
-        super().__init__(source, **known)
+        if not isinstance(source, DeviceOp):
+            raise TypeError(f"{type(self).__name__} needs an op, not {type(source).__name__}")
+        source._consumed = True
+        self.source, self._label, self.spec = source, label, spec
         self.function, self.unpack, self.context = function, unpack, context
 
     def steps(self, ctx: ExecutionContext) -> Steps:
