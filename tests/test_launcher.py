@@ -474,3 +474,10 @@ def test_tensors_of_another_device_are_refused():
     x = api.ones(3).on(here).sync()
     with pytest.raises(ValueError, match="cannot be used by work on .* bring the tensor there with"):
         tk.with_context(lambda ctx: tk.value(ctx.acquire((x.storage,), ()))).sync_on(there.stream())
+
+
+def test_how_many_results_a_kernel_has_is_known_before_it_runs(device):
+    x, y = api.ones(2048), api.ones(2048)
+    first, _, last = tk.zip(y.partition(512), 2.0, x).apply(saxpy).unzip()
+    np.testing.assert_array_equal(first.unpartition().to_host().sync(), np.full(2048, 3, np.float32))
+    assert last.to_host().sync()[0] == 1

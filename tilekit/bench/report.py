@@ -297,6 +297,7 @@ def bars(
     colours = ["#d9822b" if mine else "#7b8794" for mine in own][::-1]
     middles = [mid for _, mid, _ in spans][::-1]
     axes.barh(names[::-1], middles, xerr=whiskers, color=colours, error_kw={"lw": 1, "capsize": 3})
-    for at, middle in enumerate(middles):
-        axes.annotate(_rate(middle), (0, at), (6, 0), textcoords="offset points", va="center", color="white", fontweight="bold")
-    axes.set_xlabel(f"{unit} (median; the whisker goes from the lowest of the rounds to the highest)")
+    for at, (middle, (_, _, high)) in enumerate(zip(middles, spans[::-1], strict=True)):
+        axes.annotate(_rate(middle), (high, at), (6, 0), textcoords="offset points", va="center")
+    axes.margins(x=0.12)  # room for the figures
+    axes.set_xlabel(f"{unit} (median, lowest to highest round)")

@@ -56,6 +56,7 @@ class Kernel:
         label: what messages call it.
         signature: its parameters and generics.
         num_warps: what the decorator was given.
+        result_count: how many results a launch has, one for each parameter.
     """
 
     def __init__(self, function: Callable[..., Any], scope: Mapping[str, Any], num_warps: int | None) -> None:
@@ -72,7 +73,7 @@ class Kernel:
         self._specialisations: dict[Any, Specialisation] = {}
         self._forms: dict[tuple[type, ...], planning.Form] = {}
         self._lock = threading.Lock()
-        self._arity = len(self.signature.parameters)
+        self.result_count = len(self.signature.parameters)
         self._options = planning.Options(None, (), self.num_warps)
 
     @functools.cached_property
@@ -88,7 +89,7 @@ class Kernel:
         """
         form = None if kwargs else self._forms.get(tuple(map(type, args)))
         if form is None:
-            if kwargs or len(args) != self._arity:
+            if kwargs or len(args) != self.result_count:
                 args = self._bind(args, kwargs)
             form = self.form(args)
         elif form.ints or form.tuples:

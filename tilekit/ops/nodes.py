@@ -108,6 +108,12 @@ class AndThen(Derived):
         self.source, self._label, self.spec = source, label, spec
         self.function, self.unpack, self.context = function, unpack, context
 
+    @property
+    def specs(self) -> Any:
+        """What is known of each result: of a kernel's launch at least how many there are."""
+        count = getattr(self.function, "result_count", None)
+        return None if count is None else (None,) * count
+
     def steps(self, ctx: ExecutionContext) -> Steps:
         """First one, then the other. A chain of such ops is run from its start, in a loop."""
         links, source = [self], self.source
