@@ -49,6 +49,107 @@ def test_arange_in_a_dtype(device, dtype):
     np.testing.assert_array_equal(host(api.arange(100, dtype=dtype)), np.arange(100).astype(dtype))
 
 
+@pytest.mark.parametrize("arguments", [(0.1, 0.9, 0.0003), (-1e3, 1e3, 0.7), (3.3, -2.0, -1e-3)], ids=str)
+def test_arange_of_fractions_is_numpys_to_the_bit(device, arguments):
+    np.testing.assert_array_equal(host(api.arange(*arguments, dtype=tk.float64)), np.arange(*arguments))
+
+
+@pytest.mark.parametrize("endpoint", [True, False])
+@pytest.mark.parametrize("num", [0, 1, 2, 3, 50, 3000])
+@pytest.mark.parametrize("ends", [(0, 1), (-1.7, 3.9), (5, -5), (2.5, 2.5), (1e-3, 1e30), (0.1, 99.9)], ids=str)
+def test_linspace_is_numpys_to_the_bit(device, ends, num, endpoint):
+    for dtype in (tk.float64, tk.float32, tk.float16):
+        with np.errstate(over="ignore"):
+            expected = np.linspace(*ends, num, endpoint=endpoint, dtype=dtype)
+        made = api.linspace(*ends, num, endpoint, dtype)
+        assert (made.shape, made.dtype) == (expected.shape, dtype), "known before it has run"
+        np.testing.assert_array_equal(host(made), expected)
+
+
+@pytest.mark.parametrize("dtype", [d for d in dtypes.ALL if d.kind in "iub" and not dtypes.is_float(d)], ids=str)
+def test_linspace_of_integers_rounds_down(device, dtype):
+    low = 0 if dtype.kind in "ub" else -9.5
+    for num, endpoint in ((1, True), (20, True), (1500, False)):
+        expected = np.linspace(low, 100.25, num, endpoint, dtype=dtype)
+        np.testing.assert_array_equal(host(api.linspace(low, 100.25, num, endpoint, dtype)), expected)
+
+
+def test_linspace_up_to_the_last_uint64(device):
+    expected = np.linspace(0, 2.0**64, 8, endpoint=False, dtype=np.uint64)
+    np.testing.assert_array_equal(host(api.linspace(0, 2**64, 8, endpoint=False, dtype=tk.uint64)), expected)
+
+
+def test_linspace_is_float32_unless_said_otherwise(device):
+    assert api.linspace(0, 1, 3).sync().dtype == tk.float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((0, 1, -1), ValueError, "linspace: the number of samples, -1, must be non-negative"),
+        ((0, 1, 2.5), TypeError, "linspace: num is an int, not 2.5"),
+        ((0, 1j, 3), TypeError, "linspace: stop is a number, not complex"),
+        (([0], 1, 3), TypeError, "linspace: start is a number, not list"),
+        ((-0.5, 1, 3, True, tk.uint8), ValueError, "linspace: uint8 does not hold -0.5"),
+        ((0, 300, 3, True, tk.uint8), ValueError, "linspace: uint8 does not hold 300.0"),
+        ((0, float("nan"), 3, True, tk.int32), ValueError, "linspace: int32 does not hold nan"),
+    ],
+)  # fmt: skip
+def test_linspace_refuses(arguments, error, message):
+    with pytest.raises(error, match=message):
+        api.linspace(*arguments)
+
+
+DIAGONALS = [(3,), (0,), (4, 6), (6, 4), (5, 5, 2), (5, 3, -1), (3, 5, 4), (3, 5, 5), (5, 3, -5), (5, 3, -9), (40, 70, 3)]
+
+
+@pytest.mark.parametrize("arguments", DIAGONALS, ids=str)
+def test_eye(device, arguments):
+    for dtype in (tk.float32, tk.int8, tk.bool_, tk.bfloat16):
+        made = api.eye(*arguments, dtype=dtype)
+        expected = np.eye(*arguments).astype(dtype)
+        assert (made.shape, made.dtype) == (expected.shape, dtype), "known before it has run"
+        np.testing.assert_array_equal(host(made), expected)
+
+
+def test_eye_of_more_rows_than_a_tile_has_elements(device):
+    np.testing.assert_array_equal(host(api.eye(3000, 5, -1000)), np.eye(3000, 5, -1000))
+    np.testing.assert_array_equal(host(api.eye(1500, dtype=tk.int8)), np.eye(1500, dtype=np.int8))
+
+
+def test_eye_refuses():
+    with pytest.raises(ValueError, match=r"a shape has no negative extents, as -2 in \(3, -2\)"):
+        api.eye(3, -2)
+    with pytest.raises(TypeError, match="a shape is an int or a tuple of ints"):
+        api.eye((2, 3))
+    with pytest.raises(TypeError, match="eye: k is an int, not 0.5"):
+        api.eye(3, k=0.5)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), 5, (3, 4), (2, 0, 3)], ids=str)
+@pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
+def test_empty_has_a_shape_and_memory_to_write(device, shape, dtype):
+    extents = shape if isinstance(shape, tuple) else (shape,)
+    op = api.empty(shape, dtype)
+    assert (op.shape, op.dtype) == (extents, dtype), "known before it has run"
+    made = op.sync()
+    assert (made.shape, made.dtype, made.is_meta) == (extents, dtype, False)
+    written = api.memcpy(made, np.ones(extents, dtype)).sync()
+    np.testing.assert_array_equal(host(written), np.ones(extents, dtype))
+
+
+def test_each_empty_has_its_own_memory(device):
+    first, second = api.empty(16).sync(), api.empty(16).sync()
+    assert first.address != second.address
+
+
+def test_empty_refuses():
+    with pytest.raises(ValueError, match="a shape has no negative extents"):
+        api.empty((2, -1))
+    with pytest.raises(TypeError, match="is not a dtype of tilekit"):
+        api.empty(2, "S5")
+
+
 def test_arange_with_no_step():
     with pytest.raises(ValueError, match="arange: the step is zero"):
         api.arange(0, 1, 0)
@@ -103,6 +204,9 @@ def test_every_creation_runs_in_all_four_ways(device):
             api.ones(3),
             api.full(3, 2),
             api.arange(3),
+            api.linspace(0, 1, 3),
+            api.eye(3).reshape(9).map(lambda made: made[:3]),
+            api.empty(3),
             api.from_host(np.ones(3)),
             api.dup(tensor),
             tensor.to_host(),
@@ -120,7 +224,7 @@ def test_every_creation_runs_in_all_four_ways(device):
             [op.async_on(stream).result() for op in ops()],
             asyncio.run(awaited()),
         ):
-            assert [r.shape for r in results] == [(3,)] * 7
+            assert [r.shape for r in results] == [(3,)] * 10
 
 
 @pytest.mark.parametrize(

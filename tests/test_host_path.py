@@ -14,7 +14,7 @@ from fake_gpu import fake_gpu
 import tilekit as tk
 from tilekit import api
 from tilekit.compiler import load
-from tilekit.schedule import SingleStream
+from tilekit.schedule import ExecutionContext, SingleStream
 
 PACKAGE = os.path.dirname(tk.__file__)
 
@@ -97,3 +97,13 @@ def test_a_launch_stays_within_its_budget(request, gpu, launches, way, native, p
     asked = {name: count for name, count in gpu[1].calls.items() if not name.startswith("cuCtx")}
     assert asked == driver
     assert calls <= (native if "native" in request.node.callspec.id else python)
+
+
+# 4 KB of device memory, allocated and dropped: `ExecutionContext.allocate`, `storage.allocate`, and the storage's finalizer.
+def test_allocating_stays_within_its_budget():
+    device, driver = fake_gpu()
+    ctx = ExecutionContext(device, device.stream())
+    ctx.allocate(4096)
+    driver.calls.clear()
+    assert counted(lambda: ctx.allocate(4096)) <= 3
+    assert not driver.calls

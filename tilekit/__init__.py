@@ -12,6 +12,8 @@ from tilekit.device import set_default_device as set_default_device
 from tilekit.device import use_device as use_device
 from tilekit.dtypes import bfloat16 as bfloat16
 from tilekit.dtypes import bool_ as bool_
+from tilekit.dtypes import float8_e4m3fn as float8_e4m3fn
+from tilekit.dtypes import float8_e5m2 as float8_e5m2
 from tilekit.dtypes import float16 as float16
 from tilekit.dtypes import float32 as float32
 from tilekit.dtypes import float64 as float64
@@ -28,15 +30,23 @@ from tilekit.errors import DeviceError as DeviceError
 from tilekit.errors import DeviceUnavailableError as DeviceUnavailableError
 from tilekit.errors import OutOfMemoryError as OutOfMemoryError
 from tilekit.errors import TilekitError as TilekitError
+from tilekit.interop import as_tensor as as_tensor
+from tilekit.interop import from_pointer as from_pointer
 from tilekit.lang.create import arange as arange
 from tilekit.lang.create import full as full
 from tilekit.lang.create import ones as ones
 from tilekit.lang.create import zeros as zeros
 from tilekit.lang.debug import print_ as print
 from tilekit.lang.elementwise import astype as astype
+from tilekit.lang.elementwise import bitcast as bitcast
+from tilekit.lang.elementwise import cos as cos
 from tilekit.lang.elementwise import exp as exp
+from tilekit.lang.elementwise import log as log
 from tilekit.lang.elementwise import maximum as maximum
 from tilekit.lang.elementwise import minimum as minimum
+from tilekit.lang.elementwise import mul as mul
+from tilekit.lang.elementwise import mulhi as mulhi
+from tilekit.lang.elementwise import sin as sin
 from tilekit.lang.elementwise import sqrt as sqrt
 from tilekit.lang.elementwise import where as where
 from tilekit.lang.memory import PaddingMode as PaddingMode
@@ -53,6 +63,10 @@ from tilekit.lang.signature import generics as generics
 from tilekit.launcher import Kernel as Kernel
 from tilekit.launcher import KernelLaunch as KernelLaunch
 from tilekit.launcher import kernel as kernel
+from tilekit.launcher.configuration import LaunchConfig as LaunchConfig
+from tilekit.launcher.foreign import cuda_source as cuda_source
+from tilekit.launcher.foreign import load_module as load_module
+from tilekit.launcher.foreign import wrap as wrap
 from tilekit.ops import DeviceOp as DeviceOp
 from tilekit.ops import host_fn as host_fn
 from tilekit.ops import join_all as join_all
@@ -88,6 +102,7 @@ __all__ = [
     "InOut",
     "Kernel",
     "KernelLaunch",
+    "LaunchConfig",
     "LeastLoaded",
     "Out",
     "OutOfMemoryError",
@@ -100,16 +115,23 @@ __all__ = [
     "Tensor",
     "TilekitError",
     "arange",
+    "as_tensor",
     "astype",
     "bfloat16",
     "bid",
+    "bitcast",
     "bool_",
+    "cos",
+    "cuda_source",
     "default_device",
     "devices",
     "exp",
+    "float8_e4m3fn",
+    "float8_e5m2",
     "float16",
     "float32",
     "float64",
+    "from_pointer",
     "full",
     "generics",
     "global_policy",
@@ -122,13 +144,18 @@ __all__ = [
     "join_all",
     "kernel",
     "load",
+    "load_module",
     "load_tile_like",
+    "log",
     "maximum",
     "minimum",
+    "mul",
+    "mulhi",
     "num_blocks",
     "ones",
     "print",
     "set_default_device",
+    "sin",
     "sqrt",
     "store",
     "uint8",
@@ -139,6 +166,7 @@ __all__ = [
     "value",
     "where",
     "with_context",
+    "wrap",
     "zeros",
     "zip",
 ]

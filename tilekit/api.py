@@ -6,27 +6,50 @@ Nothing happens until the op is run. Without a stream or a tensor that ties it t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tilekit import dtypes
+from tilekit import copying, dtypes
+from tilekit.copying import as_scalar
 from tilekit.device import Device
 from tilekit.lang import create, memory
-from tilekit.lang.signature import Const, In, Out
+from tilekit.lang.elementwise import mul, where
+from tilekit.lang.signature import Const, Out
 from tilekit.lang.tile import scalar_kind
 from tilekit.launcher import kernel
-from tilekit.ops import DeviceOp, Spec, value, with_context
+from tilekit.ops import DeviceOp, Spec, value
 from tilekit.ops.execution import moments, unwrap
-from tilekit.ops.transfer import copy_in
+from tilekit.ops.transfer import copy_across, copy_in
+from tilekit.random import rand as rand
+from tilekit.random import randint as randint
+from tilekit.random import randn as randn
 from tilekit.schedule import ExecutionContext
 from tilekit.tensor import DEVICE_CODE, Tensor, as_shape
 
-__all__ = ["arange", "dup", "from_host", "full", "memcpy", "meta", "ones", "rand", "randn", "zeros"]
+__all__ = [
+    "arange", "convert", "dup", "empty", "eye", "from_host", "full", "linspace", "memcpy", "meta", "ones", "rand", "randint",
+    "randn", "zeros",
+]  # fmt: skip
 
 # How many elements a tile has in the kernels of this file: 8 for each of 128 threads.
 _TILE = 1024
+
+
+def empty(shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> DeviceOp[Tensor]:
+    """A new tensor whose elements nobody has written: for a kernel that writes all of them.
+
+    Reading an element before it is written is an error on the CPU device, in a kernel, a copy or `to_host`; the error names the
+    tensor. On a GPU it gives whatever the memory held.
+
+    Args:
+        shape: its extents.
+        dtype: its element type.
+
+    Raises:
+        TypeError, ValueError: no shape, or no dtype of tilekit's.
+    """
+    return _Empty(as_shape(shape), dtypes.as_dtype(dtype)).named("empty")
 
 
 def zeros(shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> DeviceOp[Tensor]:
@@ -59,15 +82,14 @@ def full(shape: int | tuple[int, ...], value: float, dtype: Any = dtypes.float32
         TypeError, ValueError: no shape, no dtype of tilekit's, or a value that `dtype` cannot hold.
     """
     extents, chosen = as_shape(shape), dtypes.as_dtype(dtype)
-    if scalar_kind(value) is None:
-        raise TypeError(f"full: the value is a scalar, not {type(value).__name__}")
-    if not dtypes.holds(chosen, value):
-        raise ValueError(f"full: {chosen.name} does not hold {value!r}")
-    return _Full(extents, np.array(value).astype(chosen))
+    return _Full(extents, as_scalar(value, chosen, "full"))
 
 
 def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any = None) -> DeviceOp[Tensor]:
     """The numbers `start, start + step, ...` below `stop`; `arange(stop)` starts at 0, as NumPy's.
+
+    Element `i` is `start + i * ((start + step) - start)`, exact for ints, else computed in float64 with each operation rounded,
+    as NumPy does, and then converted: the same on every device.
 
     Args:
         start, stop, step: as NumPy's.
@@ -83,13 +105,91 @@ def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any 
     whole = all(isinstance(number, (int, np.integer)) for number in (start, stop, step))
     chosen = dtypes.as_dtype(dtype) if dtype is not None else dtypes.int64 if whole else dtypes.float32
     count = max(0, math.ceil((stop - start) / step))
-    index = dtypes.int64 if whole else dtypes.float64
 
     def fill(tensor: Tensor) -> DeviceOp[Tensor]:
-        made: DeviceOp[Tensor] = _arange(tensor.partition(_TILE), start, step, index).first().unpartition()
+        tiles = tensor.partition(_TILE)
+        first = float(start)
+        filling = _arange(tiles, start, step) if whole else _line(tiles, first, (first + float(step)) - first, 0.0, -1, "none")
+        made: DeviceOp[Tensor] = filling.first().unpartition()
         return made
 
     return _named(_Empty((count,), chosen).then(fill), "arange", Spec((count,), chosen))
+
+
+def linspace(start: float, stop: float, num: int, endpoint: bool = True, dtype: Any = dtypes.float32) -> DeviceOp[Tensor]:
+    """`num` numbers from `start` to `stop`, equally far apart.
+
+    Element `i` is `start + i * step` in float64, each operation rounded, where `step` is `(stop - start) / (num - 1)`, or
+    `(stop - start) / num` without the end point; the last is `stop` itself. Then it is converted to `dtype`, to integers by
+    rounding down. That is NumPy's formula, and the same on every device.
+
+    Args:
+        start: the first.
+        stop: the last, or with `endpoint=False` the one that would follow the last.
+        num: how many.
+        endpoint: whether `stop` is among them.
+        dtype: the element type.
+
+    Raises:
+        TypeError: `start` or `stop` is no real number, `num` no int, or no dtype of tilekit's.
+        ValueError: `num` is negative, or `dtype` does not hold the numbers.
+    """
+    chosen = dtypes.as_dtype(dtype)
+    for name, bound in (("start", start), ("stop", stop)):
+        if scalar_kind(bound) is None:
+            raise TypeError(f"linspace: {name} is a number, not {type(bound).__name__}")
+    if scalar_kind(num) is not int:
+        raise TypeError(f"linspace: num is an int, not {num!r}")
+    if num < 0:
+        raise ValueError(f"linspace: the number of samples, {num}, must be non-negative")
+    first, end, count = float(start), float(stop), int(num)
+    parts = count - 1 if endpoint else count
+    step = (end - first) / parts if parts else end - first
+    pinned = count - 1 if endpoint and count > 1 else -1
+    whole = chosen.kind in "iu" and not dtypes.is_float(chosen)
+    if whole and count:
+        for number in (first, end if pinned > 0 else (count - 1) * step + first):
+            if not math.isfinite(number) or not dtypes.holds(chosen, math.floor(number)):
+                raise ValueError(f"linspace: {chosen.name} does not hold {number!r}")
+
+    # uint64 gets no negative numbers, for which cutting fractions off is rounding down, and some that int64 does not hold.
+    rounding = "none" if not whole else "cut" if chosen == dtypes.uint64 else "down"
+
+    def fill(tensor: Tensor) -> DeviceOp[Tensor]:
+        made: DeviceOp[Tensor] = _line(tensor.partition(_TILE), first, step, end, pinned, rounding).first().unpartition()
+        return made
+
+    return _named(_Empty((count,), chosen).then(fill), "linspace", Spec((count,), chosen))
+
+
+def eye(n: int, m: int | None = None, k: int = 0, dtype: Any = dtypes.float32) -> DeviceOp[Tensor]:
+    """A new matrix with ones on a diagonal and zeros elsewhere.
+
+    Args:
+        n: the number of rows.
+        m: the number of columns; by default `n`.
+        k: which diagonal: 0 is the main one, positive ones are above it, negative ones below.
+        dtype: its element type.
+
+    Raises:
+        TypeError: an extent or `k` that is no int, or no dtype of tilekit's.
+        ValueError: a negative extent.
+    """
+    shape, chosen = as_shape((n, n if m is None else m)), dtypes.as_dtype(dtype)
+    if scalar_kind(k) is not int:
+        raise TypeError(f"eye: k is an int, not {k!r}")
+    rows, columns = shape
+    length = min(rows + min(k, 0), columns - max(k, 0))
+    first = k if k > 0 else -k * columns
+
+    def fill(tensor: Tensor) -> DeviceOp[Tensor]:
+        if length <= 0:
+            return value(tensor)
+        diagonal = tensor.reshape(-1)[first :: columns + 1][:length]
+        made: DeviceOp[Tensor] = copying.fill(diagonal, np.ones((), chosen)).map(lambda _: tensor)
+        return made
+
+    return _named(zeros(shape, chosen).then(fill), "eye", Spec(shape, chosen))
 
 
 def from_host(array: Any) -> DeviceOp[Tensor]:
@@ -102,45 +202,6 @@ def from_host(array: Any) -> DeviceOp[Tensor]:
     """
     source = np.asarray(array)
     return _FromHost(source, dtypes.as_dtype(source.dtype))
-
-
-def rand(shape: int | tuple[int, ...], seed: int | None = None, dtype: Any = dtypes.float32) -> DeviceOp[Tensor]:
-    """Random numbers, uniform in [0, 1).
-
-    Args:
-        shape: the tensor's extents.
-        seed: the same seed gives the same numbers on every device; None gives other numbers at each run.
-        dtype: a floating-point type.
-
-    Numbers are drawn on the host (NumPy's Philox generator) when the op runs, and copied.
-    """
-    return _random("rand", shape, seed, dtype, lambda rng, n: rng.random(n, np.float32))
-
-
-def randn(
-    mean: float, std: float, shape: int | tuple[int, ...], seed: int | None = None, dtype: Any = dtypes.float32
-) -> DeviceOp[Tensor]:
-    """Random numbers, normally distributed.
-
-    Args:
-        mean, std: of the distribution.
-        shape, seed, dtype: as for `rand`.
-    """
-    return _random(
-        "randn", shape, seed, dtype, lambda rng, n: rng.standard_normal(n, np.float32) * np.float32(std) + np.float32(mean)
-    )
-
-
-def _random(name: str, shape: Any, seed: int | None, dtype: Any, draw: Callable[..., Any]) -> DeviceOp[Tensor]:
-    extents, chosen = as_shape(shape), dtypes.as_dtype(dtype)
-    if not dtypes.is_float(chosen):
-        raise TypeError(f"{name}: random numbers are floating-point, not {chosen.name}")
-
-    def make(ctx: ExecutionContext) -> DeviceOp[Tensor]:
-        numbers = draw(np.random.Generator(np.random.Philox(seed)), math.prod(extents))
-        return from_host(numbers.astype(chosen, copy=False).reshape(extents))
-
-    return _named(with_context(make), name, Spec(extents, chosen))
 
 
 def memcpy(target: Tensor, source: Any) -> DeviceOp[Tensor]:
@@ -162,12 +223,15 @@ def memcpy(target: Tensor, source: Any) -> DeviceOp[Tensor]:
         raise TypeError(f"memcpy copies from a tensor or a NumPy array, not {type(source).__name__}")
     if source.shape != target.shape or source.dtype != target.dtype:
         raise ValueError(f"memcpy: {source.dtype.name} of shape {source.shape} into {target.dtype.name} of shape {target.shape}")
+    if isinstance(source, np.ndarray) and target.is_contiguous:
+        return _CopyIn(target, source)
     if isinstance(source, np.ndarray):
         return _named(from_host(source).then(lambda made: memcpy(target, made)), "memcpy", Spec(target.shape, target.dtype))
-    if source.is_contiguous and target.is_contiguous:
-        return _CopyInto(target, source)
-    copied: DeviceOp[Tensor] = _copy(target.partition(_tile_for(target.shape)), source).map(lambda _: target)
-    return _named(copied, "memcpy", Spec(target.shape, target.dtype))
+    if source.storage is None:
+        raise TypeError(f"memcpy copies from a tensor that has memory, not {source!r}")
+    if source.device is not target.device:
+        raise ValueError(f"memcpy: from {source.device!r} to {target.device!r}; bring it there first, with source.to(device)")
+    return copying.copy_into(target, source).named("memcpy")
 
 
 def dup(tensor: Tensor | DeviceOp[Tensor]) -> DeviceOp[Tensor]:
@@ -175,19 +239,37 @@ def dup(tensor: Tensor | DeviceOp[Tensor]) -> DeviceOp[Tensor]:
 
     Raises:
         TypeError: it is no tensor, or a meta tensor.
+        ValueError: a view with more than 4 dimensions that do not join.
     """
     if isinstance(tensor, DeviceOp):
         return _named(tensor.then(dup), "dup", tensor.spec)
     if not isinstance(tensor, Tensor) or tensor.storage is None:
         raise TypeError(f"dup copies a tensor that has memory, not {tensor!r}")
-    if tensor.is_contiguous:
-        return _Copy(tensor)
+    return copying.convert(tensor, tensor.dtype)
 
-    def fill(made: Tensor) -> DeviceOp[Tensor]:
-        copied: DeviceOp[Tensor] = _copy(made.partition(_tile_for(made.shape)), tensor).first().unpartition()
-        return copied
 
-    return _named(_Empty(tensor.shape, tensor.dtype, tensor.device).then(fill), "dup", Spec(tensor.shape, tensor.dtype))
+def convert(tensor: Tensor | DeviceOp[Tensor], dtype: Any) -> DeviceOp[Tensor]:
+    """A copy of a tensor in another dtype, in new memory, C-contiguous, on the same device; `tensor.astype(dtype)` is the same.
+
+    As NumPy converts: floats lose their fraction on the way to integers, integers wrap, whatever is not zero is True. A float
+    outside the range of an integer type gives a value that depends on the device.
+
+    Raises:
+        TypeError: it is no tensor, or a meta tensor; or no dtype of tilekit's.
+        ValueError: as for `dup`.
+    """
+    chosen = dtypes.as_dtype(dtype)
+    if isinstance(tensor, DeviceOp):
+        spec = None if tensor.spec is None else Spec(tensor.spec.shape, chosen)
+        return _named(tensor.then(lambda made: convert(made, chosen)), "astype", spec)
+    if not isinstance(tensor, Tensor) or tensor.storage is None:
+        raise TypeError(f"astype converts a tensor that has memory, not {tensor!r}")
+    return copying.convert(tensor, chosen)
+
+
+def _fill_tensor(tensor: Tensor, value: Any) -> DeviceOp[Tensor]:
+    """What `Tensor.fill` does."""
+    return copying.fill(tensor, as_scalar(value, tensor.dtype, "fill"))
 
 
 def meta(shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> Tensor:
@@ -202,11 +284,14 @@ def _to(tensor: Tensor, device: Device) -> DeviceOp[Tensor]:
     """What `Tensor.to` does."""
     if tensor.device is device:
         return value(tensor)
-    return _named(_To(tensor, device), "to", Spec(tensor.shape, tensor.dtype))
+    return _named(_To(tensor, device).on(device), "to", Spec(tensor.shape, tensor.dtype))
 
 
 DEVICE_CODE["dup"] = dup
 DEVICE_CODE["to"] = _to
+DEVICE_CODE["astype"] = convert
+DEVICE_CODE["copy_into"] = memcpy
+DEVICE_CODE["fill"] = _fill_tensor
 
 
 def _named(op: DeviceOp[Tensor], name: str, spec: Spec | None) -> DeviceOp[Tensor]:
@@ -248,9 +333,7 @@ class _Full(_Empty):
         if not tensor.size:
             return tensor
         if len(pattern) > 4:
-            scalar = self.value[()]
-            flat = tensor.reshape(-1).partition(_TILE)
-            return (yield _fill(flat, scalar).map(lambda _: tensor).start(ctx))
+            return (yield copying.fill(tensor, self.value).start(ctx))
         assert tensor.storage is not None, "it was just allocated"
         ctx.device.driver.fill(tensor.storage.memory, 0, tensor.nbytes // len(pattern), pattern, ctx.stream.handle)
         ctx.note((), (tensor.storage,))
@@ -272,22 +355,10 @@ class _FromHost(_Empty):
         return tensor
 
 
-class _Copy(_Empty):
-    """A new tensor, copied from a contiguous one."""
+class _CopyIn(DeviceOp[Tensor]):
+    """A contiguous tensor, overwritten from a NumPy array."""
 
-    def __init__(self, source: Tensor) -> None:
-        super().__init__(source.shape, source.dtype, source.device)
-        self.source, self._label = source, "dup"
-
-    def execute(self, ctx: ExecutionContext) -> Tensor:
-        """Allocate it and enqueue the copy."""
-        return _copy_contiguous(super().execute(ctx), self.source, ctx)
-
-
-class _CopyInto(DeviceOp[Tensor]):
-    """A contiguous tensor, copied into another's memory."""
-
-    def __init__(self, target: Tensor, source: Tensor) -> None:
+    def __init__(self, target: Tensor, source: np.ndarray[Any, Any]) -> None:
         self.target, self.source, self._label = target, source, "memcpy"
         self.spec = Spec(target.shape, target.dtype)
 
@@ -296,27 +367,16 @@ class _CopyInto(DeviceOp[Tensor]):
         """The target's."""
         return self.target.device
 
-    def execute(self, ctx: ExecutionContext) -> Tensor:
-        """Enqueue the copy."""
-        if self.source.device is not self.target.device:
-            raise ValueError(
-                f"memcpy: from {self.source.device!r} to {self.target.device!r}; bring it there first, with source.to(device)"
-            )
-        return _copy_contiguous(self.target, self.source, ctx)
-
-
-def _copy_contiguous(target: Tensor, source: Tensor, ctx: ExecutionContext) -> Tensor:
-    if target.nbytes:
-        assert target.storage is not None and source.storage is not None, "checked by dup and memcpy"
-        ctx.acquire((source.storage,), (target.storage,))
-        at, start = target.offset * target.itemsize, source.offset * source.itemsize
-        ctx.device.driver.copy(target.storage.memory, at, source.storage.memory, start, source.nbytes, ctx.stream.handle)
-        ctx.note((source.storage,), (target.storage,))
-    return target
+    def steps(self, ctx: ExecutionContext) -> Any:
+        """Copy the array, from where it is if that is page-locked memory."""
+        target = self.target
+        assert target.storage is not None, "checked by memcpy"
+        yield from copy_in(ctx, target.storage, target.offset * target.itemsize, np.ascontiguousarray(self.source))
+        return target
 
 
 class _To(DeviceOp[Tensor]):
-    """A tensor copied to another device, through the host."""
+    """A tensor copied to another device: straight to one of the same kind, else through the host."""
 
     def __init__(self, tensor: Tensor, device: Device) -> None:
         self.tensor, self._target = tensor, device
@@ -327,35 +387,33 @@ class _To(DeviceOp[Tensor]):
         return self._target
 
     def steps(self, ctx: ExecutionContext) -> Any:
-        """Copy it to the host on a stream of its own device, wait, and copy it up."""
+        """Copy it on the stream of the device it goes to; or to the host on a stream of its own device, wait, and copy it up."""
         assert self.tensor.device is not None, "checked by Tensor.to"
         there = ExecutionContext(self.tensor.device, self.tensor.device.policy.next_stream())
+        if there.device.kind == ctx.device.kind:
+            dense: Tensor = self.tensor if self.tensor.is_contiguous else (yield self.tensor.dup().start(there))
+            assert dense.storage is not None, "checked by Tensor.to"
+            made = ctx.allocate(dense.nbytes)
+            copy_across(ctx, made, dense.storage, dense.offset * dense.itemsize, dense.nbytes)
+            return Tensor(made, dense.shape, dense.dtype)
         arriving = yield self.tensor.to_host().start(there)
         yield [(there.stream, there.stream.mark()), *moments(arriving)]
         return (yield from_host(unwrap(arriving)).start(ctx))
 
 
-def _tile_for(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A tile of about `_TILE` elements, longest along the last dimensions."""
-    tile, left = [], _TILE
-    for n in reversed(shape):
-        extent = min(left, 1 << max(0, n - 1).bit_length())
-        tile.append(extent)
-        left //= extent
-    return tuple(reversed(tile))
-
-
 @kernel
-def _copy(y: Out, x: In) -> None:
-    y.store(memory.load_tile_like(x, y))
-
-
-@kernel
-def _fill(y: Out, value: float) -> None:
-    y.store(create.full(y.tile_shape, value, y.dtype))
-
-
-@kernel
-def _arange(y: Out, start: float, step: float, dtype: Const) -> None:
+def _arange(y: Out, start: int, step: int) -> None:
     first = start + memory.bid(0) * (_TILE * step)
-    y.store(create.arange(_TILE, dtype=dtype, start=first, step=step).astype(y.dtype))
+    y.store(create.arange(_TILE, dtype=dtypes.int64, start=first, step=step).astype(y.dtype))
+
+
+@kernel
+def _line(y: Out, start: float, step: float, stop: float, pinned: int, rounding: Const) -> None:
+    """`start + i * step`, but `stop` at `pinned`. `mul` keeps a GPU from rounding once where NumPy rounds twice."""
+    index = create.arange(_TILE, dtype=dtypes.int64, start=memory.bid(0) * _TILE)
+    number = where(index == pinned, stop, mul(index.astype(dtypes.float64), step) + start)
+    if rounding == "down":
+        cut = number.astype(dtypes.int64)
+        y.store((cut - (cut.astype(dtypes.float64) > number).astype(dtypes.int64)).astype(y.dtype))
+    else:
+        y.store(number.astype(y.dtype))

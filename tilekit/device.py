@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import gc
 import logging
 import re
 import threading
@@ -14,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tilekit.driver import cpu, forking
 from tilekit.driver.discovery import Discovery, discover_cuda
-from tilekit.driver.protocol import Driver, EventHandle, Memory, StreamHandle
-from tilekit.errors import DeviceUnavailableError, TilekitError
+from tilekit.driver.protocol import Allocator, Driver, EventHandle, Memory, StreamHandle
+from tilekit.errors import DeviceUnavailableError, OutOfMemoryError, TilekitError
 from tilekit.schedule import SchedulingPolicy, StreamPoolRoundRobin
 from tilekit.settings import load_settings
-from tilekit.storage import Garbage
+from tilekit.storage import LARGEST_SPARE, Garbage, Shelf
 from tilekit.stream import Event, Stream
 
 if TYPE_CHECKING:
@@ -53,7 +54,6 @@ class Device:
     __slots__ = (
         "__weakref__",
         "_lock",
-        "_owners",
         "_policy",
         "_private",
         "_registry",
@@ -63,10 +63,13 @@ class Device:
         "garbage",
         "kind",
         "label",
+        "largest_spare",
         "name",
         "no_memory",
         "ordinal",
+        "owners",
         "retired",
+        "shelves",
         "target",
     )
 
@@ -82,10 +85,12 @@ class Device:
     event_pool: list[EventHandle]
     garbage: deque[Garbage]
     retired: deque[tuple[weakref.ref[Stream], StreamHandle]]
+    owners: list[Garbage]
+    shelves: dict[int, Shelf]  # the spare memory of each stream of tilekit's own, by its number
+    largest_spare: int  # 0 where spares are of no use
     _lock: threading.Lock
     _policy: SchedulingPolicy | None
     _registry: weakref.WeakValueDictionary[int, Stream]  # by address
-    _owners: list[Garbage]
     _private: StreamHandle
 
     def __new__(cls, spec: int | str | Device | None = None) -> Device:  # noqa: PYI034 - one class, whose objects exist already
@@ -115,7 +120,8 @@ class Device:
         self._lock = threading.Lock()
         self._policy = None
         self._registry = weakref.WeakValueDictionary()
-        self._owners = []
+        self.owners, self.shelves = [], {}
+        self.largest_spare = LARGEST_SPARE if driver.keeps_spares else 0
         self._private = None
         self.no_memory = Memory(0, 0, cpu.no_bytes() if driver.kind == "cpu" else None)
         return self
@@ -137,6 +143,7 @@ class Device:
         stream = Stream(self, self.driver.stream_create(priority), priority=priority)
         with self._lock:
             self._registry[stream.address] = stream
+            self.shelves[stream.number] = Shelf(stream.number, stream.handle)
         return stream
 
     def adopt(self, address: int, source: Any) -> Stream:
@@ -155,6 +162,9 @@ class Device:
         with self._lock:
             if self._registry.get(stream.address) is stream:
                 del self._registry[stream.address]
+            shelf = self.shelves.pop(stream.number, None)
+        if shelf is not None:
+            shelf.close(self.driver)
 
     @property
     def streams(self) -> tuple[Stream, ...]:
@@ -206,16 +216,63 @@ class Device:
             alive = []
             for stream, handle in _drained(self.retired):
                 if stream() is None:
+                    self._clear_shelf(handle)
                     self.driver.stream_destroy(handle)
                 else:
                     alive.append((stream, handle))
             self.retired.extend(alive)
-        if self._owners:
+        if self.owners:
             with self._lock:
-                owners, self._owners = self._owners, []
+                owners, self.owners = self.owners, []
             busy = [item for item in owners if not all(stream.passed(serial) for stream, serial in item.uses)]
             with self._lock:
-                self._owners += busy
+                self.owners += busy
+
+    def obtain(self, nbytes: int, stream: Stream) -> Memory:
+        """New memory from the driver. If it has none, everything is freed that nobody uses, and it is asked again (internal).
+
+        Raises:
+            OutOfMemoryError: there is none all the same.
+        """
+        driver = self.driver
+        try:
+            return driver.allocate(nbytes, stream.handle)
+        except OutOfMemoryError as error:
+            limit = driver.ledger.limit
+            if 0 < error.total_bytes < nbytes or (limit is not None and limit < nbytes):
+                raise
+        gc.collect()  # tensors in cycles
+        self.release()
+        try:
+            return driver.allocate(nbytes, stream.handle)
+        except OutOfMemoryError:
+            pass
+        driver.settle()  # what is freed behind work comes free with it
+        self.release()
+        return driver.allocate(nbytes, stream.handle)
+
+    def release(self) -> None:
+        """Free collected storages, spare blocks, and what the driver's pool holds and nobody uses (internal)."""
+        self.collect()
+        for shelf in list(self.shelves.values()):
+            shelf.drain(self.driver)
+        self.driver.trim()
+        self.driver.pinned.release()
+
+    def use_allocator(self, allocator: Allocator | None) -> None:
+        """Take memory from `allocator` from now on; None for the driver's own (internal)."""
+        driver = self.driver
+        driver.allocator = allocator
+        self.largest_spare = LARGEST_SPARE if driver.keeps_spares and allocator is None else 0
+        for shelf in list(self.shelves.values()):
+            shelf.close(driver)
+
+    def _clear_shelf(self, handle: StreamHandle) -> None:
+        """The stream with this handle is about to be destroyed, and its object is gone."""
+        for number, shelf in list(self.shelves.items()):
+            if shelf.handle is handle:
+                del self.shelves[number]
+                shelf.close(self.driver)
 
     def after_fork(self) -> None:
         """In a forked process: other threads of the parent may have held locks (internal)."""
@@ -226,7 +283,7 @@ class Device:
     def _free(self, item: Garbage) -> None:
         if item.memory is None:
             with self._lock:
-                self._owners.append(item)
+                self.owners.append(item)
             return
         # A stream that runs behind all users needs no waits. If there is none, a private stream waits for them: a user's stream
         # must not be held up by others for the sake of memory that it is done with.

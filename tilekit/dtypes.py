@@ -1,4 +1,4 @@
-"""Element types: NumPy dtypes (bfloat16 from ml_dtypes), and the rules by which they mix inside a kernel."""
+"""Element types: NumPy dtypes (bfloat16 and the 8-bit floats from ml_dtypes), and the rules by which they mix in a kernel."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import numpy as np
 
 __all__ = [
     "ALL",
+    "EIGHT_BIT_FLOATS",
     "DType",
     "as_dtype",
     "bfloat16",
     "bool_",
     "common_dtype",
+    "float8_e4m3fn",
+    "float8_e5m2",
     "float16",
     "float32",
     "float64",
@@ -25,6 +28,7 @@ __all__ = [
     "int64",
     "is_float",
     "misfit",
+    "no_arithmetic",
     "quotient_dtype",
     "scalar_dtype",
     "storable",
@@ -46,13 +50,17 @@ uint8: DType = np.dtype(np.uint8)
 uint16: DType = np.dtype(np.uint16)
 uint32: DType = np.dtype(np.uint32)
 uint64: DType = np.dtype(np.uint64)
+float8_e4m3fn: DType = np.dtype(ml_dtypes.float8_e4m3fn)
+float8_e5m2: DType = np.dtype(ml_dtypes.float8_e5m2)
 float16: DType = np.dtype(np.float16)
 bfloat16: DType = np.dtype(ml_dtypes.bfloat16)
 float32: DType = np.dtype(np.float32)
 float64: DType = np.dtype(np.float64)
 
-ALL = (bool_, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, bfloat16, float32, float64)
-_FLOATS = (float16, bfloat16, float32, float64)
+# Floats that are there to be stored: kernels load, store and cast them, and calculate in another type.
+EIGHT_BIT_FLOATS = (float8_e4m3fn, float8_e5m2)
+ALL = (bool_, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, bfloat16, float32, float64, *EIGHT_BIT_FLOATS)
+_FLOATS = (float16, bfloat16, float32, float64, *EIGHT_BIT_FLOATS)
 
 
 def as_dtype(spec: Any) -> DType:
@@ -72,8 +80,15 @@ def as_dtype(spec: Any) -> DType:
 
 
 def is_float(dtype: DType) -> bool:
-    """Whether `dtype` is a floating-point type (bfloat16 included, whose NumPy kind says otherwise)."""
+    """Whether `dtype` is a floating-point type (bfloat16 and float8_e4m3fn included, whose NumPy kinds say otherwise)."""
     return dtype in _FLOATS
+
+
+def no_arithmetic(dtype: DType) -> str | None:
+    """Why nothing is calculated in `dtype`; None if it is."""
+    if dtype not in EIGHT_BIT_FLOATS:
+        return None
+    return f"there is no arithmetic in {dtype.name}: such tiles are loaded, stored and cast; cast with .astype(tk.float32)"
 
 
 def _rank(dtype: DType) -> int:
@@ -84,13 +99,13 @@ def common_dtype(a: DType, b: DType, what: str = "arithmetic") -> DType:
     """The dtype in which two tiles meet: bool < integer < float, and within one of these the wider (cuTile Python's rule).
 
     Raises:
-        TypeError: signed with unsigned integers, or float16 with bfloat16: neither holds the other.
+        TypeError: signed with unsigned integers, or floats of one size: neither holds the other.
     """
     if a == b:
         return a
     if _rank(a) != _rank(b):
         return a if _rank(a) > _rank(b) else b
-    if (a.kind != b.kind and not is_float(a)) or {a, b} == {float16, bfloat16}:
+    if (a.kind != b.kind and not is_float(a)) or (is_float(a) and a.itemsize == b.itemsize):
         raise TypeError(f"{what}: no common dtype of {a.name} and {b.name}; cast one of them with .astype(...)")
     wider: DType = a if a.itemsize > b.itemsize else b
     return wider

@@ -72,9 +72,20 @@ class OutOfMemoryError(DeviceError):
     """Device memory ran out. Everything allocated so far stays valid.
 
     Attributes:
-        requested_bytes, free_bytes, total_bytes: what was asked for, and what the device had.
+        requested_bytes, free_bytes, total_bytes: what was asked for, and what the device had (within the limit, if one is set).
+        pooled_bytes: what of the free bytes the device's pool held.
     """
 
-    def __init__(self, message: str, *, requested_bytes: int, free_bytes: int, total_bytes: int, code: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        requested_bytes: int,
+        free_bytes: int,
+        total_bytes: int,
+        pooled_bytes: int = 0,
+        code: str | None = None,
+    ) -> None:
         self.requested_bytes, self.free_bytes, self.total_bytes = requested_bytes, free_bytes, total_bytes
+        self.pooled_bytes = pooled_bytes
         super().__init__(message, code=code)

@@ -1,8 +1,12 @@
-"""`Partition`: a tensor cut into tiles, so that each block of a kernel owns one to write."""
+"""`Partition`: a tensor cut into tiles, so that each block of a kernel owns one to write. Prefixes and maps of partitions."""
 
 from __future__ import annotations
 
+import math
+import operator
+import sys
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -11,9 +15,11 @@ if TYPE_CHECKING:
     from tilekit.storage import Storage
     from tilekit.tensor import Tensor
 
-__all__ = ["Partition", "Traits"]
+__all__ = ["MappedPartition", "Partition", "PrefixPartition", "Traits", "grouped_index", "try_partition"]
 
 _RANKS = range(1, 5)
+# Kernels count tiles in 32 bits, and blocks as well.
+_MOST_TILES = 2**31 - 1
 
 
 class Traits:
@@ -101,6 +107,51 @@ class Partition:
         """The tensor, whole again."""
         return self.tensor
 
+    def prefix(self, tiles: int | tuple[int, ...] | None = None) -> PrefixPartition:
+        """The first tiles along each dimension: a launch writes these, and leaves the others as they are.
+
+        Args:
+            tiles: how many along each dimension: the grid of the launch. None leaves that to `.grid(...)` on the launch or to its
+                other partitions: any grid is taken that has, along each axis, no more blocks than there are tiles.
+
+        Raises:
+            TypeError: this is a prefix or a map already.
+            ValueError: more tiles than there are; or, of rank 4, a part of the tiles along the second dimension, which shares
+                an axis of the grid with the first.
+        """
+        from tilekit.tensor import as_shape
+
+        self._check_plain("prefix")
+        return PrefixPartition(self.tensor, self.tile_shape, None if tiles is None else as_shape(tiles))
+
+    def map(self, *, group: int | tuple[int, ...] | None = None, num_blocks: int | None = None) -> MappedPartition:
+        """The partition for a persistent kernel: `num_blocks` blocks that visit all tiles, `for tile in y.tiles():`.
+
+        Block `b` visits tiles `b`, `b + num_blocks`, `b + 2 * num_blocks`..., counted in grouped order: the tiles are cut into
+        groups of shape `group`; the groups come in row-major order, and so do the tiles within a group. (Groups at the edge
+        are smaller.) Blocks that run at the same time are thus close to each other, and find each other's inputs in the cache.
+
+        Args:
+            group: how many tiles a group has along each dimension. By default one, which makes the order row-major.
+            num_blocks: the number of blocks. By default that of the device's multiprocessors; 4 on a CPU device, 1 for a meta
+                tensor.
+
+        Raises:
+            TypeError: this is a prefix or a map already, or `num_blocks` is no int.
+            ValueError: `group` does not fit the rank; a count is not positive, or there are more than 2^31 - 1 tiles.
+        """
+        from tilekit.tensor import as_shape
+
+        self._check_plain("map")
+        if num_blocks is None:
+            num_blocks = self.storage.device.driver.multiprocessors if self.storage is not None else 1
+        shape = (1,) * len(self.tile_shape) if group is None else as_shape(group)
+        return MappedPartition(self.tensor, self.tile_shape, shape, num_blocks)
+
+    def _check_plain(self, what: str) -> None:
+        if type(self) is not Partition:
+            raise TypeError(f"{self!r} has no {what}() of its own: begin with the tensor's plain .partition({self.tile_shape})")
+
     def device_operation(self) -> DeviceOp[Partition]:
         """The partition as an op that does nothing."""
         from tilekit.ops import value
@@ -109,3 +160,128 @@ class Partition:
 
     def __repr__(self) -> str:
         return f"{self.tensor!r}.partition({self.tile_shape})"
+
+
+class PrefixPartition(Partition):
+    """The first tiles of a partition along each dimension. Made by `Partition.prefix`.
+
+    Attributes:
+        tiles: how many along each dimension; None if the launch decides.
+    """
+
+    __slots__ = ("tiles",)
+
+    def __init__(self, tensor: Tensor, tile_shape: tuple[int, ...], tiles: tuple[int, ...] | None) -> None:
+        super().__init__(tensor, tile_shape)
+        self.tiles, self.traits = tiles, Traits.of((tensor.traits, tile_shape, "prefix", tiles))
+        if tiles is None:
+            return
+        there = super().grid
+        if len(tiles) != len(there):
+            raise ValueError(f"a prefix of {tiles} tiles has {len(tiles)} dimensions, the partition has {len(there)}")
+        for dim, (n, limit) in enumerate(zip(tiles, there, strict=True)):
+            if n > limit:
+                raise ValueError(f"a prefix of {tiles} tiles is more than the {there} there are, in dimension {dim}")
+        if len(tiles) == 4 and tiles[1] != there[1] and tiles[0] > 1:
+            raise ValueError(
+                f"a prefix of {tiles} tiles takes a part of the {there[1]} along dimension 1, which shares an axis of the grid "
+                f"with dimension 0: take all {there[1]}, or the partition of a slice"
+            )
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The number of tiles along each dimension; all there are if the launch decides."""
+        return super().grid if self.tiles is None else self.tiles
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}.prefix({'' if self.tiles is None else self.tiles})"
+
+
+class MappedPartition(Partition):
+    """A partition whose tiles are visited by a given number of blocks, in a given order. Made by `Partition.map`.
+
+    A launch of a kernel gives it back as it went in; `unpartition()` gives the tensor.
+
+    Attributes:
+        group: how many tiles a group has along each dimension.
+        num_blocks: how many blocks a launch has, along axis 0 of its grid.
+    """
+
+    __slots__ = ("group", "num_blocks")
+
+    def __init__(self, tensor: Tensor, tile_shape: tuple[int, ...], group: tuple[int, ...], num_blocks: int) -> None:
+        super().__init__(tensor, tile_shape)
+        if isinstance(num_blocks, bool):
+            raise TypeError(f"num_blocks is an int, not {num_blocks!r}")
+        try:
+            self.num_blocks = operator.index(num_blocks)
+        except TypeError:
+            raise TypeError(f"num_blocks is an int, not {num_blocks!r}") from None
+        self.group = group
+        if not 1 <= self.num_blocks <= _MOST_TILES:
+            raise ValueError(f"num_blocks is from 1 to 2^31 - 1, not {num_blocks}")
+        if len(group) != len(tile_shape):
+            raise ValueError(f"a group of shape {group} has {len(group)} dimensions, the partition has {len(tile_shape)}")
+        if min(group) < 1:
+            raise ValueError(f"a group has one tile at least along each dimension; {group} has not")
+        if math.prod(map(max, self.grid, group)) > _MOST_TILES:
+            raise ValueError(
+                f"{self.grid} tiles in groups of {group}: a map counts up to 2^31 - 1 tiles; take larger tiles, or smaller groups"
+            )
+        self.traits = Traits.of((tensor.traits, tile_shape, "map", group, self.num_blocks))
+
+    def order(self) -> list[tuple[int, ...]]:
+        """The indices of all tiles in the order in which they are counted: block `b` visits `order()[b::num_blocks]`."""
+        tiles = self.grid
+        return [grouped_index(at, tiles, self.group) for at in range(math.prod(tiles))]
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}.map(group={self.group}, num_blocks={self.num_blocks})"
+
+
+def grouped_index(at: int, tiles: Sequence[int], group: Sequence[int]) -> tuple[int, ...]:
+    """The index of the tile that comes at place `at` in grouped order, see `Partition.map`.
+
+    Args:
+        at: a place, from 0.
+        tiles: the number of tiles along each dimension.
+        group: the number of tiles in a group along each dimension.
+    """
+    # A group's place, dimension by dimension: so many tiles are in all groups that are as far along this dimension, given the
+    # extents of the group along those before.
+    first: list[int] = []
+    extents: list[int] = []
+    for dim, (count, size) in enumerate(zip(tiles, group, strict=True)):
+        row = math.prod(extents) * math.prod(tiles[dim + 1 :])
+        which, at = divmod(at, row * size)
+        first.append(which * size)
+        extents.append(min(size, count - which * size))
+    index = []
+    for start, extent in zip(reversed(first), reversed(extents), strict=True):
+        at, inner = divmod(at, extent)
+        index.append(start + inner)
+    return tuple(reversed(index))
+
+
+class _Alone:
+    """What a tensor is to its storage, if nobody else knows the storage."""
+
+    __slots__ = ("storage",)
+
+    def __init__(self) -> None:
+        self.storage: Any = type("Nothing", (), {})()
+
+
+def _holders(view: Any) -> int:
+    return sys.getrefcount(view.storage)
+
+
+# What one holder counts as: which of the references that a call makes are counted differs between versions of Python.
+_ONE = _holders(_Alone())
+
+
+def try_partition(tensor: Tensor, tile_shape: tuple[int, ...]) -> Partition | None:
+    """The partition, if nothing but `tensor` holds its memory; None if something does. See `Tensor.try_partition`."""
+    if tensor.storage is not None and _holders(tensor) > _ONE:
+        return None
+    return Partition(tensor, tile_shape)

@@ -19,9 +19,20 @@ __all__ = [
     "SchedulingPolicy",
     "SingleStream",
     "StreamPoolRoundRobin",
+    "borrowed_refused",
     "global_policy",
     "init_device_contexts",
+    "submitting",
 ]
+
+
+class _Submitting(threading.local):
+    """What this thread is submitting now: a `tilekit.ops.execution.Submission`, or None."""
+
+    submission: Any = None
+
+
+submitting = _Submitting()
 
 
 class ExecutionContext:
@@ -52,12 +63,16 @@ class ExecutionContext:
         for storage in reads:
             if storage.device is not self.device:
                 self._refuse(storage)
+            if storage.guarded:
+                self._guard(storage)
             last = storage.last_write
             if last is not None and last[0] is not stream:
                 stream.wait_for(last[0], last[1])
         for storage in writes:
             if storage.device is not self.device:
                 self._refuse(storage)
+            if storage.guarded:
+                self._guard(storage, written=True)
             last = storage.last_write
             if last is not None and last[0] is not stream:
                 stream.wait_for(last[0], last[1])
@@ -72,6 +87,14 @@ class ExecutionContext:
             f"memory of {storage.device!r} cannot be used by work on {self.device!r}: bring the tensor there with .to(device), "
             "or run the op where it is with .on(device)"
         )
+
+    def _guard(self, storage: Storage, written: bool = False) -> None:
+        """Refuse what may not be done to the memory of others."""
+        if written and storage.readonly is not None:
+            raise ValueError(f"{storage!r} is read-only, since {storage.readonly}: write to a dup() of the tensor")
+        submission = submitting.submission
+        if storage.borrowed and submission is not None and submission.detached:
+            raise ValueError(borrowed_refused(submission.op, storage))
 
     def note(self, reads: Sequence[Storage], writes: Sequence[Storage]) -> None:
         """Remember that the work just submitted uses the storages, for those who come later on other streams."""
@@ -101,6 +124,15 @@ class ExecutionContext:
 
     def __repr__(self) -> str:
         return f"<ExecutionContext on {self.stream!r}>"
+
+
+def borrowed_refused(op: Any, storage: Storage) -> str:
+    """Why an op that nobody waits for may not use borrowed memory, and what to do."""
+    return (
+        f"{op!r} uses borrowed memory, {storage.nbytes:,} bytes at {storage.memory.address:#x} on {storage.device.label}: nobody "
+        "keeps that alive while the op runs on by itself. Give tk.from_pointer an owner=, or run the op in place, with sync(), "
+        "sync_on(stream) or await"
+    )
 
 
 @runtime_checkable

@@ -17,7 +17,8 @@ class Settings:
     Attributes:
         device: `TILEKIT_DEVICE`: `"cuda"`, `"cuda:1"`, `"cpu"`, `"cpu:2"`; None picks the first usable GPU, else the CPU.
         cpu_devices: `TILEKIT_CPU_DEVICES`: how many CPU devices there are (1).
-        spin_us: `TILEKIT_SPIN_US`: how long, in microseconds, a waiter polls before it sleeps (20; 0 never polls).
+        spin_us: `TILEKIT_SPIN_US`: how long, in microseconds, a waiter polls itself before it leaves that to the driver, or its
+            task to others (20). 0 never polls: waiting threads sleep.
         native: `TILEKIT_NATIVE`: whether to launch by the compiled part of tilekit, where it is installed (1; 0 for not).
         cache_dir: `TILEKIT_CACHE_DIR`: where compiled kernels are kept; None (the values `0`, `off`, `none`) keeps none.
     """

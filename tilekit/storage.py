@@ -5,20 +5,95 @@ From that follows whom a later use must wait for (`ExecutionContext.acquire`), a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tilekit.driver.protocol import Memory
+from tilekit.driver.protocol import Driver, Memory, StreamHandle
 
 if TYPE_CHECKING:
     from tilekit.device import Device
     from tilekit.stream import Stream
 
-__all__ = ["READERS_KEPT", "Garbage", "Storage", "Use", "allocate"]
+__all__ = ["BORROWED", "LARGEST_SPARE", "READERS_KEPT", "Garbage", "Shelf", "Spares", "Storage", "Use", "allocate"]
 
 Use = tuple["Stream", int]  # a moment: whatever the stream did with the memory was submitted before
 
 # How many readers a storage remembers before it looks which are done.
 READERS_KEPT = 8
+
+# Blocks up to this many bytes are kept when they are freed: for each stream, of up to _SIZES sizes, up to _SPARE_BYTES of each.
+LARGEST_SPARE = 1 << 20
+_SIZES, _SPARE_BYTES, _MOST_SPARES = 32, 2 << 20, 64
+
+# The borrowed storages that are alive, by their ids. While there are none, nobody asks an op whether it uses one.
+BORROWED: dict[int, None] = {}
+
+
+class _Guarded(dict["Stream", int]):
+    """The reads of a storage that not every use may have. Native launches take no dict but a plain one for a storage's reads, so
+    those that use such a storage go through `ExecutionContext.acquire`, which looks at it."""
+
+
+class Spares(list[Memory]):
+    """Freed blocks of one size that all their users left behind on one stream, so that its next work may use them at once.
+
+    Attributes:
+        number: the stream's.
+        most: how many are worth keeping.
+        closed: whether nobody looks here any more.
+    """
+
+    __slots__ = ("closed", "most", "number")
+
+    def __init__(self, number: int, nbytes: int) -> None:
+        super().__init__()
+        self.number, self.most, self.closed = number, min(_MOST_SPARES, _SPARE_BYTES // nbytes), False
+
+
+class Shelf(dict[int, Spares]):
+    """The spares of one stream by their size.
+
+    Attributes:
+        number, handle: the stream's.
+    """
+
+    __slots__ = ("handle", "number")
+
+    def __init__(self, number: int, handle: StreamHandle) -> None:
+        super().__init__()
+        self.number, self.handle = number, handle
+
+    def of_size(self, nbytes: int, driver: Driver) -> Spares:
+        """The spares of so many bytes. Too many sizes are those of a program whose sizes do not repeat: then all of them go."""
+        if len(self) >= _SIZES:
+            self.close(driver)
+        return self.setdefault(nbytes, Spares(self.number, nbytes))
+
+    def close(self, driver: Driver) -> None:
+        """Free all spares, and keep no more in these lists."""
+        lists = list(self.values())
+        self.clear()
+        for spares in lists:  # a finalizer that appends to one looks again whether it is closed
+            spares.closed = True
+        self._free(driver, lists)
+
+    def drain(self, driver: Driver) -> None:
+        """Free all spares."""
+        self._free(driver, list(self.values()))
+
+    def _free(self, driver: Driver, lists: list[Spares]) -> None:
+        for spares in lists:
+            while spares:
+                try:
+                    memory = spares.pop()
+                except IndexError:  # another thread was faster
+                    break
+                driver.free(memory, self.handle)
+
+    def content(self) -> tuple[int, int]:
+        """(blocks, bytes) that are kept."""
+        counts = [(len(spares), nbytes) for nbytes, spares in list(self.items())]
+        return sum(n for n, _ in counts), sum(n * nbytes for n, nbytes in counts)
 
 
 class Garbage:
@@ -40,22 +115,53 @@ class Storage:
         device, nbytes: where, and how much.
         owned: whether it is freed with the Storage.
         owner: what keeps memory alive that is not tilekit's; None for tilekit's own, and for borrowed addresses.
-        borrowed: whether it is a bare address that nobody keeps alive.
+        borrowed: whether it is a bare address that nobody keeps alive: only work that its user waits for may use it.
+        readonly: why nothing may be written to it; None if that is allowed.
+        guarded: whether one of these two is so.
         last_write: the moment behind the last write, or None.
         reads: for each stream that has read since, the moment behind its last read.
     """
 
-    __slots__ = ("__weakref__", "_leave", "borrowed", "device", "last_write", "memory", "nbytes", "owned", "owner", "reads")
+    __slots__ = (
+        "__weakref__",
+        "_leave",
+        "_spares",
+        "borrowed",
+        "device",
+        "guarded",
+        "last_write",
+        "memory",
+        "nbytes",
+        "owned",
+        "owner",
+        "readonly",
+        "reads",
+    )
 
     def __init__(
-        self, device: Device, memory: Memory, *, owned: bool = False, owner: Any = None, last_write: Use | None = None
+        self,
+        device: Device,
+        memory: Memory,
+        *,
+        owned: bool = False,
+        owner: Any = None,
+        last_write: Use | None = None,
+        readonly: str | None = None,
     ) -> None:
         self.device, self.memory, self.nbytes = device, memory, memory.nbytes
         self.owned, self.owner = owned, owner
         self.borrowed = not owned and owner is None and memory.nbytes > 0
-        self.last_write = last_write
-        self.reads: dict[Stream, int] = {}
-        self._leave = device.garbage.append
+        self.last_write, self.readonly = last_write, readonly
+        self.guarded = self.borrowed or readonly is not None
+        self.reads: dict[Stream, int] = _Guarded() if self.guarded else {}
+        self._spares: Spares | None = None
+        if self.borrowed:
+            BORROWED[id(self)] = None
+        self._leave: Callable[[Garbage], None] = device.garbage.append
+
+    def leave_by(self, leave: Callable[[Garbage], None]) -> None:
+        """Have `leave` take what the storage leaves when it is collected, instead of the device. It may call no driver."""
+        self._leave, self._spares = leave, None
 
     def prune(self) -> None:
         """Forget the reads that are known to be over."""
@@ -91,26 +197,55 @@ class Storage:
 
     def __del__(self) -> None:
         # No driver may be called while garbage is collected, so the device does the rest at the next occasion.
+        spares = self._spares
+        if spares is not None and not spares.closed and len(spares) < spares.most:
+            last, reads = self.last_write, self.reads
+            # Whatever was done elsewhere before the last write, its stream has waited for.
+            if last is not None and last[0].number == spares.number and (not reads or (len(reads) == 1 and last[0] in reads)):
+                spares.append(self.memory)
+                if not spares.closed:
+                    return
+                try:
+                    self.memory = spares.pop()  # closed meanwhile, and perhaps not emptied again
+                except IndexError:
+                    return
         if self.owned:
             self._leave(Garbage(self.memory, self.uses()))
         elif self.owner is not None:
             self._leave(Garbage(None, self.uses(), self.owner))
+        elif self.borrowed:
+            BORROWED.pop(id(self), None)
 
     def __repr__(self) -> str:
         return f"<tilekit.Storage of {self.nbytes:,} bytes on {self.device.label}>"
 
 
 def allocate(device: Device, nbytes: int, stream: Stream) -> Storage:
-    """New memory on `device`, allocated in the order of `stream`. Does not block.
+    """New memory on `device`, allocated in the order of `stream`. Does not block, unless memory runs out.
 
     Raises:
-        OutOfMemoryError: there is not enough. Everything else stays valid.
+        OutOfMemoryError: there is not enough, even when all is free that will be. Everything else stays valid.
         ValueError: `nbytes` is negative.
     """
     if nbytes <= 0:
         if nbytes < 0:
             raise ValueError(f"cannot allocate {nbytes} bytes")
         return Storage(device, device.no_memory)
-    device.collect()
-    memory = device.driver.allocate(nbytes, stream.handle)
-    return Storage(device, memory, owned=True, last_write=(stream, stream.pending))
+    if device.garbage or device.retired or device.owners:
+        device.collect()
+    spares = None
+    if nbytes <= device.largest_spare and (shelf := device.shelves.get(stream.number)) is not None:
+        spares = shelf.get(nbytes)
+        if spares is None:
+            spares = shelf.of_size(nbytes, device.driver)
+    try:
+        memory = spares.pop() if spares else device.obtain(nbytes, stream)
+    except IndexError:  # another thread was faster
+        memory = device.obtain(nbytes, stream)
+    storage: Storage = object.__new__(Storage)  # past __init__, which asks more
+    storage.device, storage.memory, storage.nbytes, storage.owned = device, memory, nbytes, True
+    storage.owner = storage.readonly = None
+    storage.borrowed = storage.guarded = False
+    storage.last_write, storage.reads = (stream, stream.pending), {}
+    storage._leave, storage._spares = device.garbage.append, spares
+    return storage

@@ -11,10 +11,11 @@ import numpy as np
 
 from tilekit import dtypes
 from tilekit.device import Device
+from tilekit.driver.shadow import ShadowView
 from tilekit.ops import DeviceOp, Spec
 from tilekit.ops.execution import Steps
 from tilekit.ops.transfer import copy_out
-from tilekit.partition import Partition, Traits
+from tilekit.partition import Partition, Traits, try_partition
 from tilekit.schedule import ExecutionContext
 from tilekit.storage import Storage
 
@@ -181,28 +182,65 @@ class Tensor:
         """
         return Partition(self, as_shape(shape))
 
+    def try_partition(self, shape: int | tuple[int, ...]) -> Partition | None:
+        """As `partition`, but None if anything else holds the memory: another tensor or partition that is alive, even of other
+        elements, or work that uses the memory and is being submitted. More names of this very tensor do not count.
+
+        Raises:
+            ValueError: as `partition`.
+        """
+        return try_partition(self, as_shape(shape))
+
     def __getitem__(self, key: Any) -> Tensor:
-        """A view of a part, by ints, slices, None and `...`, as NumPy's. IndexError as NumPy's."""
+        """A view of a part, by ints, slices with any step, None and `...`, as NumPy's. Nothing is copied.
+
+        Raises:
+            IndexError: as NumPy's: an int outside, too many of them, or what is no index at all.
+            TypeError: what copies elements in NumPy: arrays, lists and bools.
+            ValueError: a step of zero.
+        """
         keys = key if isinstance(key, tuple) else (key,)
         for k in keys:
-            if isinstance(k, bool) or not (k is None or isinstance(k, (int, np.integer, slice, EllipsisType))):
+            if k is None or type(k) is int or isinstance(k, (slice, EllipsisType)):
+                continue
+            if isinstance(k, (bool, np.bool_, list, np.ndarray, Tensor)):
                 raise TypeError(f"tensors are indexed by ints, slices, None and ..., not {k!r}")
+            if not hasattr(k, "__index__"):
+                raise IndexError(f"tensors are indexed by ints, slices, None and ..., not {k!r}")
         if Ellipsis not in keys:
             keys = (*keys, Ellipsis)  # keeps NumPy from reading an element
         return self._view(lambda array: array[keys])
 
-    def permute(self, *axes: int) -> Tensor:
-        """A view with the dimensions in another order; without `axes`, reversed. ValueError as NumPy's."""
-        order = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
-        return self._view(lambda array: array.transpose(*order))
+    def permute(self, *axes: Any) -> Tensor:
+        """A view with the dimensions in another order; without `axes`, reversed. (torch's `transpose(a, b)` swaps two: this is
+        NumPy's, which takes all.)
+
+        Raises:
+            ValueError: as NumPy's: not every dimension once.
+        """
+        order = axes[0] if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list))) else axes or None
+        return self._view(lambda array: array.transpose(order))
+
+    transpose = permute
+
+    @property
+    def T(self) -> Tensor:
+        """The view with the dimensions reversed."""
+        return self.permute()
 
     def reshape(self, *shape: Any) -> Tensor:
-        """A view in another shape; -1 stands for what is left.
+        """A view in another shape; -1 stands for what is left. `view` is another name for it. Never a copy, as NumPy makes one
+        where it must.
 
         Raises:
             ValueError: the number of elements differs, or no strides give that view (make a `dup()` first).
         """
         extents = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        if not shape:
+            raise TypeError("reshape takes the new shape; () is that of a tensor without dimensions")
+        for n in extents:
+            if isinstance(n, (str, type, np.dtype)):
+                raise TypeError(f"{n!r} is no extent; reinterpret(dtype) gives the same memory another dtype")
 
         def view(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
             try:
@@ -217,6 +255,49 @@ class Tensor:
 
         return self._view(view)
 
+    view = reshape
+
+    def reinterpret(self, dtype: Any) -> Tensor:
+        """A view of the same bytes as another dtype, as NumPy's `array.view(dtype)`. Nothing is converted: see `astype`.
+
+        The last dimension's extent changes with the size of the elements: 6 float32 are 24 uint8, or 3 float64.
+
+        Raises:
+            TypeError: no dtype of tilekit's.
+            ValueError: the size of the elements changes, and the tensor has no dimensions, or the elements along its last one are
+                not neighbours, or these or the start of the tensor do not fall on elements of the new dtype.
+        """
+        chosen = dtypes.as_dtype(dtype)
+        old, new = self.itemsize, chosen.itemsize
+        who = f"{self!r} as {chosen.name}"
+        if new == old:
+            return Tensor(self.storage, self.shape, chosen, self.strides, self.offset)
+        if not self.shape:
+            raise ValueError(f"{who}: without dimensions, elements of {old} bytes cannot become some of {new}; reshape(1) first")
+        *outer, last = self.shape
+        *steps, step = self.strides
+        if step != 1 and last != 1 and self.size:
+            raise ValueError(
+                f"{who}: its last dimension must be contiguous for elements of another size, and the stride is {step}; make a "
+                "dup() first"
+            )
+        if last * old % new:
+            raise ValueError(
+                f"{who}: the {last * old} bytes of its last dimension are no multiple of {new}; slice it to a multiple first"
+            )
+        if self.size and any(n != 1 and stride * old % new for n, stride in zip(outer, steps, strict=True)):
+            raise ValueError(
+                f"{who}: a stride is no multiple of {new} bytes, so not every row begins on an element; make a dup() first"
+            )
+        if self.size and (self.offset * old % new or self.address % new):
+            raise ValueError(
+                f"{who}: it begins {self.offset * old} bytes into its memory, at an address that is no multiple of {new}; "
+                "make a dup() first"
+            )
+        shape = (*outer, last * old // new)
+        strides = (*(stride * old // new for stride in steps), 1)
+        return Tensor(self.storage, shape, chosen, strides, self.offset * old // new)
+
     def _view(self, change: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Tensor:
         """Let NumPy work out a view, on an array of the same shape and strides whose elements nobody touches."""
         array = self.numpy_like()
@@ -228,17 +309,49 @@ class Tensor:
 
     # ops
 
-    def to_host(self) -> DeviceOp[np.ndarray[Any, Any]]:
-        """An op that copies the tensor to a new NumPy array, C-contiguous, of the same shape and dtype."""
+    def to_host(self, out: np.ndarray[Any, Any] | None = None) -> DeviceOp[np.ndarray[Any, Any]]:
+        """An op that copies the tensor to a NumPy array, C-contiguous, of the same shape and dtype.
+
+        Args:
+            out: where to; the op's result is this array. A GPU fills one of `memory.pinned` by itself. By default a new one.
+
+        Raises:
+            TypeError: the tensor has no memory, or `out` is no NumPy array.
+            ValueError: `out` has another shape or dtype, is not C-contiguous, or read-only.
+        """
         if self.storage is None:
             raise TypeError(f"{self!r} has no memory, so there is nothing to copy")
-        return _ToHost(self) if self.is_contiguous else self.dup().then(_ToHost)
+        if out is not None:
+            _check_target(self, out)
+        return _ToHost(self, out) if self.is_contiguous else self.dup().then(lambda made: _ToHost(made, out))
 
     to_host_vec = to_host
 
     def dup(self) -> DeviceOp[Tensor]:
         """An op that copies the tensor to new memory, C-contiguous, on the same device."""
         made: DeviceOp[Tensor] = DEVICE_CODE["dup"](self)
+        return made
+
+    def astype(self, dtype: Any) -> DeviceOp[Tensor]:
+        """An op that converts the elements to `dtype`, in new memory, C-contiguous, on the same device; see `api.convert`."""
+        made: DeviceOp[Tensor] = DEVICE_CODE["astype"](self, dtype)
+        return made
+
+    def copy_into(self, target: Tensor) -> DeviceOp[Tensor]:
+        """An op that copies the elements into the memory of `target`, any view; its result is `target`. See `api.memcpy`."""
+        made: DeviceOp[Tensor] = DEVICE_CODE["copy_into"](target, self)
+        return made
+
+    def fill(self, value: Any) -> DeviceOp[Tensor]:
+        """An op that sets every element, of any view, to a scalar; its result is this tensor.
+
+        Raises:
+            TypeError: `value` is no scalar, or the tensor has no memory.
+            ValueError: the dtype does not hold it; or a view with more than 4 dimensions that do not join.
+        """
+        if self.storage is None:
+            raise TypeError(f"{self!r} has no memory, so there is nothing to fill")
+        made: DeviceOp[Tensor] = DEVICE_CODE["fill"](self, value)
         return made
 
     def to(self, device: Device | str) -> DeviceOp[Tensor]:
@@ -258,16 +371,25 @@ class Tensor:
 
         return value(self)
 
-    def host_view(self) -> np.ndarray[Any, Any]:
-        """The elements as a NumPy array over the memory of a CPU device; for code that runs on its streams."""
-        assert self.storage is not None and self.storage.memory.buffer is not None, "only CPU devices have host memory"
-        return np.ndarray(
-            self.shape,
-            self.dtype,
-            self.storage.memory.buffer,
-            self.offset * self.itemsize,
-            tuple(stride * self.itemsize for stride in self.strides),
-        )
+    def host_view(self, *, noted: bool = False) -> np.ndarray[Any, Any]:
+        """The elements as a NumPy array over the memory of a CPU device; for code that runs on its streams.
+
+        Args:
+            noted: whether the caller notes what it writes, by `shadow_view`. Else all counts as written from now on.
+        """
+        assert self.storage is not None, "checked by whoever asks"
+        buffer = self.storage.memory.raw if noted else self.storage.memory.buffer
+        assert buffer is not None, "only CPU devices have host memory"
+        strides = tuple(stride * self.itemsize for stride in self.strides)
+        return np.ndarray(self.shape, self.dtype, buffer, self.offset * self.itemsize, strides)
+
+    def shadow_view(self) -> ShadowView | None:
+        """Where is noted which elements have been written; None if all have, or nobody keeps account."""
+        shadow = None if self.storage is None else self.storage.memory.shadow
+        if shadow is None or not shadow.left:
+            return None
+        strides = tuple(stride * self.itemsize for stride in self.strides)
+        return ShadowView(shadow, self.shape, strides, self.offset * self.itemsize, self.itemsize)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(f"{self!r} cannot be pickled or deep-copied: use .dup(), or .to_host() and api.from_host(array)")
@@ -287,6 +409,56 @@ class Tensor:
     def __iter__(self) -> NoReturn:
         raise TypeError(f"{self!r} lives on a device; Python cannot iterate over it. Use .to_host().sync()")
 
+    def __bool__(self) -> NoReturn:
+        raise TypeError(f"{self!r} lives on a device; it has no truth value here. Use .to_host().sync(), or .size")
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise TypeError(
+            f"{self!r} is not written by assignment, which could not wait for the device: use tensor[...].fill(value), "
+            "api.memcpy(tensor[...], source), or a kernel on tensor[...].partition(shape)"
+        )
+
+    # for other libraries, see `tilekit.interop`
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A DLPack capsule over the tensor's memory, for `from_dlpack` of other libraries: nothing is copied.
+
+        On a GPU the consumer's stream waits for the tensor's users so far. On a CPU device this blocks until they are done.
+
+        Args:
+            stream: the consumer's, by the rules of the array API: None or 1 (the legacy default stream), 2 (that of the
+                thread), an address, -1 (wait for nothing). None on a CPU device.
+            max_version: the newest DLPack that the consumer knows; None for those before 1.0.
+            dl_device: where the consumer wants it, as `__dlpack_device__`.
+            copy: whether it must be a copy.
+
+        Raises:
+            BufferError: it has no memory, or must be copied or moved for that; it is read-only, and the consumer cannot be told.
+            TypeError, ValueError: `stream` is none.
+        """
+        return DEVICE_CODE["dlpack"](self, stream, max_version, dl_device, copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's kind and number of the device. BufferError for a meta tensor."""
+        place: tuple[int, int] = DEVICE_CODE["dlpack_device"](self)
+        return place
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The memory as version 3 of that protocol describes it, with a stream that waits for the tensor's users so far.
+
+        AttributeError for a tensor that is not in a GPU's memory.
+        """
+        described: dict[str, Any] = DEVICE_CODE["array_interface"](self)
+        return described
+
 
 class _Layout:
     """What NumPy needs to know to make `Tensor.numpy_like`, at an address that stands for the start of the storage."""
@@ -302,11 +474,23 @@ class _Layout:
         }
 
 
+def _check_target(tensor: Tensor, out: Any) -> None:
+    """Whether `tensor` can be copied to `out`; TypeError or ValueError if not."""
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"to_host: out is a NumPy array, not {type(out).__name__}")
+    if out.shape != tensor.shape or out.dtype != tensor.dtype:
+        raise ValueError(
+            f"to_host: {tensor.dtype.name} of shape {tensor.shape} does not fit out, {out.dtype.name} of shape {out.shape}"
+        )
+    if not out.flags.c_contiguous or not out.flags.writeable:
+        raise ValueError(f"to_host: out is {'read-only' if out.flags.c_contiguous else 'not C-contiguous'}")
+
+
 class _ToHost(DeviceOp[Any]):
     """Copy a contiguous tensor to the host."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor, self._label = tensor, "to_host"
+    def __init__(self, tensor: Tensor, out: np.ndarray[Any, Any] | None = None) -> None:
+        self.tensor, self.out, self._label = tensor, out, "to_host"
         self.spec = Spec(tensor.shape, tensor.dtype)
 
     @property
@@ -315,8 +499,9 @@ class _ToHost(DeviceOp[Any]):
         return self.tensor.device
 
     def steps(self, ctx: ExecutionContext) -> Steps:
-        """Make the array, copy to it."""
+        """Make the array, if none was given, and copy to it."""
         tensor, storage = self.tensor, self.tensor.storage
         assert storage is not None, "checked by to_host"
-        array = np.empty(tensor.shape, tensor.dtype)
-        return (yield from copy_out(ctx, array, storage, tensor.offset * tensor.itemsize))
+        given = self.out is not None
+        array = self.out if self.out is not None else np.empty(tensor.shape, tensor.dtype)
+        return (yield from copy_out(ctx, array, storage, tensor.offset * tensor.itemsize, given=given))

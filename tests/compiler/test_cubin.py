@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import struct
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -11,7 +12,7 @@ from numba import cuda
 from numba.cuda import types
 
 import tilekit as tk
-from tilekit.compiler.cubin import read_resources
+from tilekit.compiler.cubin import read_kernels, read_resources, target_of
 
 
 def plain(y, x):
@@ -64,3 +65,15 @@ def test_what_is_no_cubin_is_refused(compiled, tensor):
             read_resources(image, "f")
     with pytest.raises(ValueError, match="not a cubin with a kernel no_such_kernel"):
         read_resources(cubin, "no_such_kernel")
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120"])
+def test_it_knows_the_kernels_and_the_sizes_of_their_parameters(compiled, tensor, target):
+    kernel = compiled(plain, tensor.out((64, 128), (16, 16)), tensor((64, 128)), target=target).kernel
+    slots = re.sub(r"\d*x|<", "", kernel.param_format)
+    assert read_kernels(kernel.cubin) == {kernel.entry: tuple(struct.calcsize(f"<{slot}") for slot in slots)}
+    assert len(set(slots)) > 1
+    assert target_of(kernel.cubin) == target.rstrip("a")
+    for image in (b"", b"no cubin", kernel.cubin[:100], kernel.cubin[: len(kernel.cubin) // 2]):
+        with pytest.raises(ValueError, match="not a cubin, or a damaged one"):
+            read_kernels(image)

@@ -1,5 +1,6 @@
 """The table of operations: every one has a lowering, with the same parameters, and the compiler leaves nothing behind."""
 
+import re
 import threading
 
 import pytest
@@ -64,6 +65,22 @@ def many(y, x):
     y.store(u.astype("float32").astype(x.dtype) + t.ndim)
 
 
+def bits_and_functions(y, x):
+    t = tk.load_tile_like(x, y)
+    u = tk.bitcast(t, tk.uint32)
+    u = (u << 3) ^ (u >> (u & 31)) | tk.mulhi(u, 0xD2511F53) & ~(1 << u)
+    u <<= 1
+    u >>= 2
+    wide = tk.mulhi(u.astype(tk.int64), -5) + tk.mulhi(u.astype(tk.uint64), 7).astype(tk.int64)
+    narrow = tk.mulhi(u.astype(tk.int8), 100) << 1
+    y.store(tk.bitcast(u, tk.float32) + tk.log(abs(t)) + tk.mul(t, 2.5) + wide + narrow)
+
+
+def waves(y, x):
+    t = tk.load_tile_like(x, y)
+    y.store(tk.sin(t) + tk.sin(t.astype(tk.float64)).astype(tk.float32) * tk.cos(t.astype(tk.bfloat16)))
+
+
 def chained_casts(y, x):
     t = tk.load_tile_like(x, y).astype(tk.int8).astype(tk.uint8).astype(tk.int16).astype(tk.uint16).astype(tk.int32)
     t = tk.astype(t.astype(tk.uint32).astype(tk.int64).astype(tk.uint64).astype(tk.float16), tk.bfloat16)
@@ -71,10 +88,33 @@ def chained_casts(y, x):
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a", "sm_120"])
-@pytest.mark.parametrize("kernel", [many, chained_casts])
+@pytest.mark.parametrize("kernel", [many, bits_and_functions, chained_casts])
 def test_the_whole_language_compiles_for_every_dialect(compiled, tensor, kernel, target):
     made = compiled(kernel, tensor.out(4096, 1024), tensor(4096), target=target)
     assert made.bits == {128}
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a", "sm_120"])
+def test_sines_and_cosines_compile_for_every_dialect(compiled, tensor, target):
+    """They look into tables of CUDA's, so there are accesses of other widths."""
+    assert 128 in compiled(waves, tensor.out(4096, 1024), tensor(4096), target=target).bits
+
+
+def fused(z, x, y):
+    z.store(tk.load_tile_like(x, z) * tk.load_tile_like(y, z) + 1.0)
+
+
+def rounded_twice(z, x, y):
+    z.store(tk.mul(tk.load_tile_like(x, z), tk.load_tile_like(y, z)) + 1.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_product_of_mul_is_never_fused(compiled, tensor, dtype):
+    facts = tensor.out(4096, 1024, dtype), tensor(4096, dtype), tensor(4096, dtype)
+    assert "fma.rn" in compiled(fused, *facts).kernel.ptx, "what is to be avoided"
+    kernel = compiled(rounded_twice, *facts).kernel
+    assert "fma.rn" not in kernel.ptx
+    assert not re.search(r"\b[FD]FMA\b", kernel.sass)
 
 
 def nothing():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import stat
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import tilekit as tk
+from tilekit import api
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Run = Callable[..., str]
@@ -184,3 +186,64 @@ def test_async_refuses_bad_numbers(refused: Run) -> None:
     assert "not negative" in refused("07_async", "--n", -1)
     assert "--batches 0: at least one" in refused("07_async", "--batches", 0)
     assert "--launches 0: at least one" in refused("07_async", "--launches", 0)
+
+
+def test_torch_autograd_agrees_with_torch(run: Run, device: tk.Device) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    out = run("12_torch_autograd", "--n", 5000, "--steps", 20)
+    assert f"SiLU of 5000 elements on {device.kind}:{device.ordinal}: values and gradients agree with PyTorch's" in out
+    assert "20 steps of training" in out
+
+
+def test_torch_autograd_says_that_torch_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert run("12_torch_autograd") == "PyTorch is not installed, so there is nothing to show: pip install torch\n"
+
+
+def test_torch_autograd_kernels_are_right(device: tk.Device) -> None:
+    module = load("12_torch_autograd")
+    x, dy = np.random.default_rng(0).normal(size=(2, 3000)).astype(np.float32)
+    on_device_x, on_device_dy = api.from_host(x).sync(), api.from_host(dy).sync()
+    y = module.silu_forward(api.zeros(3000).partition(1024), on_device_x).first().unpartition().to_host().sync()
+    dx = module.silu_backward(api.zeros(3000).partition(1024), on_device_dy, on_device_x).first().unpartition().to_host().sync()
+    s = 1 / (1 + np.exp(-x.astype(np.float64)))
+    np.testing.assert_allclose(y, x * s, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(dx, dy * s * (1 + x * (1 - s)), rtol=1e-4, atol=1e-5)
+
+
+def test_torch_autograd_refuses_bad_numbers(refused: Run) -> None:
+    assert "not negative" in refused("12_torch_autograd", "--n", -1)
+    assert "--steps 0: at least one" in refused("12_torch_autograd", "--steps", 0)
+
+
+def test_other_kernels_agree_with_numpy(run: Run, device: tk.Device) -> None:
+    out = run("13_other_kernels", "--n", 3000)
+    languages = "tilekit, CUDA C++, numba: 3" if device.kind == "cuda" else "tilekit: 1"
+    assert f"{languages} x a * x, the same as NumPy's" in out
+    assert ("numba: needs a GPU, or its simulator" in out) == (device.kind == "cpu")
+    assert "0 elements on" in run("13_other_kernels", "--n", 0)
+
+
+def test_other_kernels_run_in_numbas_simulator() -> None:
+    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "TILEKIT_DEVICE": "cpu", "PYTHONPATH": str(EXAMPLES.parent)}
+    command = [sys.executable, str(EXAMPLES / "13_other_kernels.py"), "--n", "500"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert "tilekit, numba: 2 x a * x, the same as NumPy's" in done.stdout
+
+
+def test_other_kernels_refuse_bad_numbers(refused: Run) -> None:
+    assert "not negative" in refused("13_other_kernels", "--n", -1)
+
+
+def test_larger_than_memory_is_equal_to_numpy(run: Run, tmp_path: Path) -> None:
+    assert "7.8 MiB in 8 chunks" in run("10_larger_than_memory")
+    source, target = save(tmp_path / "in.npy", np.arange(300.0).reshape(100, 3)), tmp_path / "out.npy"
+    assert "in 1 chunks" in run("10_larger_than_memory", "--input", source, "--output", target, "--factor", 0.5)
+    np.testing.assert_array_equal(np.load(target), np.arange(300, dtype=np.float32).reshape(100, 3) / 2)
+
+
+def test_larger_than_memory_refuses_what_it_cannot_take(refused: Run, tmp_path: Path) -> None:
+    assert "--rows and --chunk-mib are at least 1" in refused("10_larger_than_memory", "--rows", 0)
+    wrong = save(tmp_path / "wrong.npy", np.arange(3.0), np.float64)
+    assert "float64 of shape (3,): a float32 matrix is needed" in refused("10_larger_than_memory", "--input", wrong)
+    assert "No such file" in refused("10_larger_than_memory", "--input", tmp_path / "missing.npy")

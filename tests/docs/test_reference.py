@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 import tilekit as tk
-from tilekit import api, bench
+from tilekit import api, bench, memory
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 REFERENCE = "\n".join(p.read_text("utf-8") for p in sorted((DOCS / "reference").glob("*.md")))
 DIRECTIVES = re.findall(r"^\.\. auto\w+:: (\S+)$", REFERENCE, re.M)
+MODULES = {"tilekit": tk, "tilekit.api": api, "tilekit.memory": memory}
 
 
-@pytest.mark.parametrize("name", [*(f"tilekit.{n}" for n in tk.__all__), *(f"tilekit.api.{n}" for n in api.__all__)])
+@pytest.mark.parametrize("name", [f"{prefix}.{name}" for prefix, module in MODULES.items() for name in module.__all__])
 def test_public_name_is_in_the_reference(name: str) -> None:
     assert name in DIRECTIVES or f"`{name}`" in REFERENCE
 

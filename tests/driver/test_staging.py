@@ -118,6 +118,7 @@ def test_a_dropped_fetch_gives_its_chunk_back_when_the_copy_is_done(cpu, gate):
     staging = Staging(cpu.driver, chunks, lambda array: False)
     with cpu.stream() as stream:
         memory = cpu.driver.allocate(8, stream.handle)
+        cpu.driver.fill(memory, 0, 8, b"x", stream.handle)
         hold(cpu, stream, gate)
         for _ in range(module._SMALL_MOST):
             assert staging.fetch(np.zeros(8, np.uint8), memory, 0, stream.handle) is not None

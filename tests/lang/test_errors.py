@@ -230,3 +230,65 @@ def test_a_caret_behind_other_letters(device):
 
     error = refuse(letters, y())
     assert error.line[error.column : error.column + error.width] == "tk.zeros(3)"
+
+
+def test_shifting_what_has_no_bits(device):
+    @tk.kernel
+    def shifted(y: tk.Out, x: tk.In):
+        y.store(tk.load_tile_like(x, y) >> 1)
+
+    @tk.kernel
+    def doubled(y: tk.Out, x: tk.In):
+        t = tk.load_tile_like(x, y)
+        y.store(t << t)
+
+    error = refuse(shifted, y(), api.zeros(4))
+    assert error.reason == ">>: needs integer tiles, not float32"
+    assert error.line[error.column : error.column + error.width] == "tk.load_tile_like(x, y) >> 1"
+    assert refuse(doubled, y(tk.bool_), api.zeros(4, tk.bool_)).reason == "<<: needs integer tiles, not bool"
+
+
+def test_a_mulhi_of_floats_and_a_product_of_bools(device):
+    @tk.kernel
+    def upper(y: tk.Out, x: tk.In):
+        y.store(tk.mulhi(tk.load_tile_like(x, y), 2))
+
+    @tk.kernel
+    def product(y: tk.Out, x: tk.In):
+        t = tk.load_tile_like(x, y)
+        y.store(tk.mul(t, t))
+
+    assert refuse(upper, y(), api.zeros(4)).reason == "mulhi: needs integer tiles, not float32"
+    assert refuse(product, y(tk.bool_), api.zeros(4, tk.bool_)).reason == (
+        "mul: bool tiles have no arithmetic; cast with .astype(tk.int32), or use & | ~"
+    )
+
+
+def test_a_logarithm_of_integers_or_of_a_scalar(device):
+    @tk.kernel
+    def whole(y: tk.Out, x: tk.In):
+        y.store(tk.log(tk.load_tile_like(x, y)))
+
+    @tk.kernel
+    def scalar(y: tk.Out):
+        y.store(tk.sin(1.0))
+
+    assert refuse(whole, y(), api.zeros(4, tk.int32)).reason == (
+        "log: needs a floating-point tile, not int32; cast with .astype(tk.float32)"
+    )
+    assert refuse(scalar, y()).reason.startswith("sin: needs a tile, not ")
+
+
+def test_bits_that_do_not_fit(device):
+    @tk.kernel
+    def narrow(y: tk.Out, x: tk.In):
+        y.store(tk.bitcast(tk.load_tile_like(x, y), tk.int16))
+
+    @tk.kernel
+    def truth(y: tk.Out, x: tk.In):
+        y.store(tk.bitcast(tk.load_tile_like(x, y), tk.uint8))
+
+    assert refuse(narrow, y(tk.int16), api.zeros(4)).reason == "bitcast: an element of float32 has 32 bits, one of int16 16"
+    assert refuse(truth, y(tk.uint8), api.zeros(4, tk.bool_)).reason == (
+        "bitcast: bool has no bits of its own in registers; cast with .astype(tk.uint8)"
+    )

@@ -347,7 +347,6 @@ def test_spawned_inputs_live_as_long_as_they_are_needed(device, latch):
     assert (asyncio.run(main()) == 7).all()
 
 
-@pytest.mark.xfail(strict=True, raises=AttributeError, reason="tensors of bare addresses: tk.from_pointer does not exist yet")
 def test_borrowed_inputs_and_spawn_safety(device, streams):
     """Only a bare address without an owner is borrowed: what waits in place takes it, what runs on by itself refuses it."""
     from_pointer = tk.from_pointer

@@ -29,6 +29,10 @@ class _Flag(enum.IntFlag):
     CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2
+    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9
+    CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11
+    CU_POINTER_ATTRIBUTE_RANGE_SIZE = 12
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
     CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115
@@ -39,7 +43,7 @@ _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
 )
 _CURRENT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
-_ATTRIBUTES = {75: 9, 76: 0, 115: 1, 97: 227 * 1024}
+_ATTRIBUTES = {16: 132, 75: 9, 76: 0, 115: 1, 97: 227 * 1024}
 
 
 class FakeBindings:
@@ -48,6 +52,7 @@ class FakeBindings:
     Attributes:
         calls: how often each function was called.
         not_ready: how many of the next queries say that an event has not passed.
+        foreign: (start, size) of the allocations of other libraries.
         slots: how many parameters the kernels have that are launched; their values are kept.
         launches: of each launch the function, grid, block, shared bytes, the stream, and so many parameters.
         context: which one is current.
@@ -62,6 +67,7 @@ class FakeBindings:
         self.calls: collections.Counter[str] = collections.Counter()
         self.context = 7
         self.not_ready = self.slots = self.refuse = 0
+        self.foreign: list[tuple[int, int]] = []
         self.launches: list[tuple[Any, ...]] = []
         self._native = {b"cuLaunchKernel": _LAUNCH(self._launched), b"cuCtxGetCurrent": _CURRENT(self._current)}
         self._addresses = itertools.count(1 << 32, 1 << 20)
@@ -86,7 +92,6 @@ class FakeBindings:
             "cuFuncGetAttribute": lambda: (0,),
             "cuMemGetInfo": lambda: (1 << 37, 1 << 37),
             "cuMemPoolGetAttribute": lambda: (0,),
-            "cuPointerGetAttribute": lambda: (0,),
             "cuGetErrorName": lambda: (b"CUDA_ERROR_FAKE",),
             "cuGetErrorString": lambda: (b"as a driver would explain it",),
             "cuMemAllocAsync": lambda: (next(self._addresses),),
@@ -105,6 +110,12 @@ class FakeBindings:
 
     def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[int, int]:
         return 0, _ATTRIBUTES[int(attribute)]
+
+    def cuPointerGetAttribute(self, attribute: int, address: int) -> tuple[int, int]:
+        for start, nbytes in self.foreign:
+            if start <= address < start + nbytes:
+                return 0, {2: 2, 9: 0, 11: start, 12: nbytes}[int(attribute)]
+        return 0, 0
 
     def cuEventQuery(self, event: Any) -> tuple[int]:
         self.calls["cuEventQuery"] += 1

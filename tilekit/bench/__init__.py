@@ -61,6 +61,16 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         summary="short and long units of work over 1 to 8 streams: a thread for each, or one thread with tasks",
         size="units",
     ),
+    "copies": Benchmark(
+        module="copies",
+        summary="copies between the host and the device, from page-locked and from ordinary memory",
+        size="bytes of the largest copy",
+    ),
+    "allocate": Benchmark(
+        module="allocating",
+        summary="device memory allocated and given up",
+        size="bytes",
+    ),
 }
 """The benchmarks, by name."""
 

@@ -2,7 +2,7 @@
 
 The register count is in the section `.nv.info`, a list of attributes: a format byte, an attribute byte, two bytes that are a size
 where the format says so, and the payload. Shared memory is the size of the section `.nv.shared.<kernel>`, local memory the frame
-(another attribute) and the section `.nv.local.<kernel>`.
+(another attribute) and the section `.nv.local.<kernel>`. A kernel's section `.nv.info.<kernel>` has the size of each parameter.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Resources", "read_resources"]
+__all__ = ["Resources", "read_kernels", "read_resources", "target_of"]
 
 _HEADER = struct.Struct("<16s HHI QQQ I HHHHHH")
 _SECTION = struct.Struct("<II QQQQ II QQ")
@@ -22,6 +22,10 @@ _OF_SYMBOL = struct.Struct("<II")
 _SYMBOL_TABLE = 2  # sh_type
 _SIZED = 4  # the attribute format whose third field is the size of a payload
 _FRAME_SIZE, _REGISTER_COUNT = 0x11, 0x2F
+_PARAMETER, _PARAMETER_V2 = 0x17, 0x45
+_OF_PARAMETER = struct.Struct("<I HH I")  # index, ordinal, offset, and a word with the size above bit 18
+_FLAGS_AT, _ABI_AT = 48, 8  # in the header
+_FUNCTION, _ENTRY = 2, 0x10  # the low bits of st_info, a bit of st_other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +77,44 @@ def read_resources(cubin: bytes, entry: str) -> Resources:
         shared_bytes=shared.size if shared else 0,
         local_bytes=found.get(_FRAME_SIZE, 0) + (local.size if local else 0),
     )
+
+
+def read_kernels(cubin: bytes) -> dict[str, tuple[int, ...] | None]:
+    """The kernels in `cubin` by name, each with its parameters' sizes in bytes (None where they are written in another way).
+
+    Raises:
+        ValueError: `cubin` is no cubin, or is cut short.
+    """
+    try:
+        sections = list(_sections(cubin))
+        table = next(s for s in sections if s.type == _SYMBOL_TABLE)
+        names = sections[table.link].data
+        infos = {s.name.removeprefix(".nv.info."): s.data for s in sections if s.name.startswith(".nv.info.")}
+        kernels = [
+            _text(names, name)
+            for name, info, other, _, _, _ in _SYMBOL.iter_unpack(table.data)
+            if info & 0xF == _FUNCTION and other & _ENTRY
+        ]
+        return {name: _parameter_sizes(infos.get(name, b"")) for name in kernels}
+    except (struct.error, KeyError, IndexError, UnicodeDecodeError, StopIteration) as error:
+        raise ValueError(f"not a cubin, or a damaged one: {error!r}") from None
+
+
+def _parameter_sizes(info: bytes) -> tuple[int, ...] | None:
+    sizes: dict[int, int] = {}
+    for attribute, payload in _attributes(info):
+        if attribute == _PARAMETER_V2:
+            return None
+        if attribute == _PARAMETER:
+            _, ordinal, _, word = _OF_PARAMETER.unpack_from(payload)
+            sizes[ordinal] = word >> 18
+    return tuple(size for _, size in sorted(sizes.items()))
+
+
+def target_of(cubin: bytes) -> str:
+    """The architecture that a cubin is for: `"sm_90"`. (Whether it is for `sm_90a` is not told apart.)"""
+    (flags,) = struct.unpack_from("<I", cubin, _FLAGS_AT)
+    return f"sm_{flags >> 8 & 0xFF if cubin[_ABI_AT] >= 8 else flags & 0xFF}"  # the eighth version moved it
 
 
 def _sections(image: bytes) -> Iterator[_Section]:

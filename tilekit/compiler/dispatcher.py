@@ -79,7 +79,8 @@ def _memory(name: str, value: Any) -> _Memory:
     if isinstance(value, Partition):
         return _memory(name, value.tensor)._replace(tile=value.tile_shape)
     if isinstance(value, Tensor):
-        return _Memory(value.address, value.shape, value.strides, value.dtype, None, True)
+        writable = value.storage is None or value.storage.readonly is None
+        return _Memory(value.address, value.shape, value.strides, value.dtype, None, writable)
     interface = getattr(value, "__cuda_array_interface__", None)
     if interface is None:
         raise TypeError(

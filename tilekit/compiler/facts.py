@@ -27,6 +27,8 @@ class TensorFacts(NamedTuple):
         wide: whether an extent needs more than 31 bits.
         covered: whether the extents are those of the partition that the grid follows, so that a tile index inside the grid
             is a tile index inside this tensor.
+        group: of a mapped partition, the number of tiles in a group along each dimension; None for all else.
+        kin: of a mapped partition, a number that those share which have the same shape, tiles and group.
     """
 
     dtype: str
@@ -39,6 +41,8 @@ class TensorFacts(NamedTuple):
     strides: tuple[int, ...]
     wide: bool
     covered: bool
+    group: tuple[int, ...] | None = None
+    kin: int = 0
 
 
 class ScalarFacts(NamedTuple):

@@ -13,7 +13,7 @@ from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.layout import Config, choose_num_warps, choose_vec, elements
 from tilekit.errors import TilekitError
 
-__all__ = ["TARGETS", "CompiledKernel", "choose_config", "param_format", "target_capability"]
+__all__ = ["TARGETS", "CompiledKernel", "choose_config", "disassemble", "param_format", "target_capability"]
 
 # The `a` targets have instructions (wgmma, TMA multicast...) that run on that architecture alone; plain ones run on later minors.
 TARGETS: dict[str, tuple[int, int] | tuple[int, int, str]] = {
@@ -68,7 +68,8 @@ def param_format(facts: Sequence[ArgumentFacts]) -> str:
 
 _SCALAR_SLOTS = {
     "bool": "?7x", "int8": "b7x", "uint8": "B7x", "int16": "h6x", "uint16": "H6x", "int32": "i4x", "uint32": "I4x",
-    "int64": "q", "uint64": "Q", "float16": "f4x", "bfloat16": "f4x", "float32": "f4x", "float64": "d",
+    "int64": "q", "uint64": "Q", "float8_e4m3fn": "f4x", "float8_e5m2": "f4x", "float16": "f4x", "bfloat16": "f4x",
+    "float32": "f4x", "float64": "d",
 }  # fmt: skip
 assert set(_SCALAR_SLOTS) == {d.name for d in dtypes.ALL}
 
@@ -106,21 +107,28 @@ class CompiledKernel:
         Raises:
             TilekitError: nvdisasm, which writes it, is not installed.
         """
-        import subprocess
-        import tempfile
+        return disassemble(self.cubin)
 
-        program = find_nvdisasm()
-        if program is None:
-            raise TilekitError(
-                'nvdisasm is not installed, so there is no SASS to show: pip install "cuda-toolkit[nvdisasm]==13.*"'
-            )
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "kernel.cubin")
-            path.write_bytes(self.cubin)
-            done = subprocess.run([program, "-c", str(path)], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise TilekitError(f"{program} failed: {done.stderr.strip()}")
-        return done.stdout
+
+def disassemble(cubin: bytes) -> str:
+    """The machine instructions of a cubin, as text.
+
+    Raises:
+        TilekitError: nvdisasm, which writes it, is not installed.
+    """
+    import subprocess
+    import tempfile
+
+    program = find_nvdisasm()
+    if program is None:
+        raise TilekitError('nvdisasm is not installed, so there is no SASS to show: pip install "cuda-toolkit[nvdisasm]==13.*"')
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        done = subprocess.run([program, "-c", str(path)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise TilekitError(f"{program} failed: {done.stderr.strip()}")
+    return done.stdout
 
 
 def find_nvdisasm() -> str | None:

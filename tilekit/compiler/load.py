@@ -165,7 +165,8 @@ class _Interpreted:
         if not isinstance(facts, TensorFacts):
             return argument.item() if isinstance(argument, np.generic) else argument
         tensor = argument.tensor if isinstance(argument, Partition) else argument
-        return TensorView(name, tensor.host_view(), facts.tile, facts.role != "out")
+        array, shadow = tensor.host_view(noted=True), tensor.shadow_view()
+        return TensorView(name, array, facts.tile, facts.role != "out", facts.group, shadow)
 
 
 class _Loaded:

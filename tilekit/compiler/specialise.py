@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from tilekit import dtypes
 from tilekit.compiler.source import KernelSource
 from tilekit.compiler.syntax import check_syntax
 from tilekit.lang.signature import Generic
@@ -124,6 +125,17 @@ _COMPARE: dict[type, Callable[[Any, Any], Any]] = {
 _FOLDABLE_CALLS = (min, max, abs, len)
 
 
+def _plain(value: Any) -> Any:
+    """What stands for a value of these types in a kernel: numba knows neither them nor what they are equal to."""
+    if isinstance(value, enum.StrEnum):
+        return str(value)
+    if isinstance(value, (np.integer, np.bool_)):
+        return value.item()
+    if isinstance(value, np.dtype) and value in dtypes.EIGHT_BIT_FLOATS:
+        return value.name
+    return value
+
+
 def _is_constant(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_constant, value))
@@ -136,14 +148,15 @@ class _Binder(ast.NodeTransformer):
     def __init__(
         self, function: types.FunctionType, source: KernelSource, generics: Mapping[str, Any], constants: Mapping[str, Any]
     ) -> None:
-        self.function, self.source, self.generics, self.constants = function, source, generics, constants
+        self.function, self.source, self.generics = function, source, generics
+        self.constants = {name: _plain(value) for name, value in constants.items()}
         self.cells: dict[str, Any] = {}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
                 self.cells[name] = cell.cell_contents
             except ValueError:  # a variable of the enclosing function that has no value yet
                 continue
-        self.cells |= {name: value for name, value in constants.items() if not _is_constant(value)}
+        self.cells |= {name: value for name, value in self.constants.items() if not _is_constant(value)}
         self.locals: set[str] = set()
 
     def rewrite(self) -> ast.FunctionDef:
@@ -233,10 +246,7 @@ class _Binder(ast.NodeTransformer):
                     value.name,
                 )
             value = self.generics[value.name]
-        if isinstance(value, enum.StrEnum):
-            return str(value)
-        if isinstance(value, (np.integer, np.bool_)):
-            value = value.item()
+        value = _plain(value)
         return value if _is_constant(value) else _MISSING
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:

@@ -29,7 +29,7 @@ __all__ = [
 
 i1, i8, i16, i32, i64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 
-# What an element is in a register. bfloat16 travels as its bits: the LLVM dialect below sm_100 has no such type.
+# What an element is in a register. bfloat16 and 8-bit floats travel as their bits: LLVM's dialect below sm_100 lacks such types.
 _REGISTER: dict[DType, ir.Type] = {
     dtypes.bool_: i1,
     dtypes.int8: i8,
@@ -42,16 +42,18 @@ _REGISTER: dict[DType, ir.Type] = {
     dtypes.uint64: i64,
     dtypes.float16: ir.HalfType(),
     dtypes.bfloat16: i16,
+    dtypes.float8_e4m3fn: i8,
+    dtypes.float8_e5m2: i8,
     dtypes.float32: ir.FloatType(),
     dtypes.float64: ir.DoubleType(),
 }
-_SIXTEEN = (dtypes.float16, dtypes.bfloat16)
+_NARROW = (dtypes.float16, dtypes.bfloat16, *dtypes.EIGHT_BIT_FLOATS)
 _SCALAR: dict[DType, types.Type] = {
-    d: getattr(types, "boolean" if d == dtypes.bool_ else d.name) for d in dtypes.ALL if d not in _SIXTEEN
+    d: getattr(types, "boolean" if d == dtypes.bool_ else d.name) for d in dtypes.ALL if d not in _NARROW
 }
 _FROM_SCALAR: dict[types.Type, DType] = {t: d for d, t in _SCALAR.items()}
-# A 16-bit float scalar is passed as float32, which holds it exactly: numba's own arithmetic on them goes through local memory.
-_SCALAR |= dict.fromkeys(_SIXTEEN, types.float32)
+# A narrower float scalar is passed as float32, which holds it exactly: numba's own arithmetic on them goes through local memory.
+_SCALAR |= dict.fromkeys(_NARROW, types.float32)
 _NAMED: dict[types.Type, DType] = _FROM_SCALAR | {types.float16: dtypes.float16, bfloat16: dtypes.bfloat16}
 
 
@@ -68,8 +70,8 @@ def integer(bits: int, value: int) -> ir.Constant:
 def constant(dtype: DType, value: Any) -> ir.Constant:
     """An LLVM constant: `value`, as NumPy holds it in `dtype`."""
     exact = np.asarray(value).astype(dtype)
-    if dtype == dtypes.bfloat16:
-        return integer(16, int(exact.view(np.uint16)))
+    if dtype == dtypes.bfloat16 or dtype in dtypes.EIGHT_BIT_FLOATS:
+        return ir.Constant(register_type(dtype), int(exact.view(f"u{dtype.itemsize}")))
     if dtypes.is_float(dtype):
         return ir.Constant(register_type(dtype), float(exact))
     return ir.Constant(register_type(dtype), int(exact))

@@ -9,7 +9,9 @@ carry it, and streams that wait for such an event catch it. It is raised to whoe
 
 from __future__ import annotations
 
+import ctypes
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -17,14 +19,18 @@ import numpy as np
 
 from tilekit.driver import forking
 from tilekit.driver.cpu_queue import FREE, RUN, SIGNAL, WAIT, CpuStream, Point, SteppedBy, lock
-from tilekit.driver.protocol import Memory
+from tilekit.driver.ledger import Ledger, has_no_more
+from tilekit.driver.pinned import PlainPool
+from tilekit.driver.protocol import Allocator, Lent, Memory
+from tilekit.driver.shadow import Shadow
 from tilekit.driver.signal import SignalBoard
 from tilekit.driver.stepper import Stepper as Stepper
-from tilekit.errors import DeviceError, OutOfMemoryError
+from tilekit.errors import DeviceError, TilekitError
 
 __all__ = ["CpuDriver", "CpuEvent", "CpuStream", "Stepper", "discover"]
 
 _ALIGNMENT = 64
+_SETTLE_S = 10.0  # how long an allocation that finds no memory waits for what may free some
 _POISON = 0xDD  # what a stepper puts into memory that nobody has written yet, or that is freed
 
 
@@ -42,7 +48,9 @@ class CpuDriver:
     """One CPU device (`tilekit.driver.protocol.Driver`).
 
     Attributes:
-        allocated_bytes: how much memory is allocated and not freed yet.
+        ledger: what is allocated and not freed yet, and how much may be.
+        allocator: where memory comes from, if not from NumPy.
+        pinned: memory for users' arrays, as a GPU has it.
         stepper: what runs the work instead of the workers, or None.
         forked: whether this process was forked from one where the device was at work.
     """
@@ -50,13 +58,16 @@ class CpuDriver:
     kind: Literal["cuda", "cpu"] = "cpu"
     compute_capability: tuple[int, int] | None = None
     target = "cpu"
+    multiprocessors = 4  # what persistent kernels take for it: blocks run one after the other
     staging = None
+    keeps_spares = False  # allocating costs no more than looking for one
     forked = False
 
     def __init__(self, ordinal: int = 0) -> None:
         self.ordinal = ordinal
         self.name = f"CPU device {ordinal} ({os.cpu_count() or 1} cores)"
-        self.allocated_bytes = 0
+        self.ledger, self.pinned = Ledger(), PlainPool()
+        self.allocator: Allocator | None = None
         self.stepper: SteppedBy | None = None
         self._streams: list[CpuStream] = []
 
@@ -71,6 +82,28 @@ class CpuDriver:
             return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
         except (AttributeError, OSError, ValueError):  # not a system that tells
             return 0, 0
+
+    @property
+    def allocated_bytes(self) -> int:
+        """How much memory is allocated and not freed yet."""
+        return self.ledger.used
+
+    def reserved_bytes(self) -> int:
+        return self.ledger.used  # what is freed goes back at once
+
+    def trim(self) -> None:
+        pass
+
+    def settle(self) -> None:
+        with lock:
+            streams = list(self._streams)
+        # Not for ever: a stream may wait for whoever it is that allocates.
+        end_s = time.monotonic() + _SETTLE_S
+        for point in [stream.record() for stream in streams if not stream.idle()]:
+            try:
+                point.wait(end_s - time.monotonic())
+            except TilekitError:  # a stepper that cannot go on
+                return
 
     @property
     def native(self) -> None:
@@ -151,6 +184,9 @@ class CpuDriver:
     def event_record(self, event: CpuEvent, stream: CpuStream) -> None:
         event.point = stream.record()
 
+    def event_record_all(self, event: CpuEvent) -> None:
+        raise TypeError(f"{self.name} has no work but tilekit's own, which is in its streams")
+
     def event_query(self, event: CpuEvent) -> bool:
         point = event.point
         if point is None:
@@ -183,57 +219,97 @@ class CpuDriver:
 
     # memory
     def allocate(self, nbytes: int, stream: CpuStream) -> Memory:
+        if not self.ledger.take(nbytes):
+            raise self.ledger.exhausted(self.name, nbytes, self.memory_info(), self.reserved_bytes(), limited=True)
         try:
+            if self.allocator is not None:
+                return self._lent(self.allocator, nbytes, stream)
             raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
-        except (MemoryError, ValueError) as error:  # NumPy says ValueError past 2^63
-            free, total = self.memory_info()
-            raise OutOfMemoryError(
-                f"{self.name} is out of memory: {nbytes:,} bytes asked for, {free:,} of {total:,} free",
-                requested_bytes=nbytes,
-                free_bytes=free,
-                total_bytes=total,
-            ) from error
+        except BaseException as error:
+            self.ledger.cancel(nbytes)
+            if not has_no_more(error) and not isinstance(error, ValueError):  # which NumPy says past 2^63
+                raise
+            memory = self.memory_info()
+            raise self.ledger.exhausted(self.name, nbytes, memory, self.reserved_bytes(), limited=False) from error
         skip = -raw.__array_interface__["data"][0] % _ALIGNMENT
         buffer = raw[skip : skip + nbytes]
         if self.stepper is not None:
             buffer[:] = _POISON
-        with lock:
-            self.allocated_bytes += nbytes
-        return Memory(buffer.__array_interface__["data"][0], nbytes, buffer)
+        return Memory(buffer.__array_interface__["data"][0], nbytes, buffer, Shadow(nbytes))
+
+    def _lent(self, lender: Allocator, nbytes: int, stream: CpuStream) -> Memory:
+        address = int(lender.allocate(nbytes, stream.number))
+        buffer = np.ndarray(nbytes, np.uint8, memoryview((ctypes.c_uint8 * nbytes).from_address(address)))
+        return Lent(address, nbytes, lender, stream.number, buffer)
 
     def free(self, memory: Memory, stream: CpuStream, after: Sequence[CpuEvent] = ()) -> None:
         stream.put((FREE, memory, [event.point for event in after if event.point is not None]))
 
     def release(self, memory: Memory) -> None:
         """The stream that frees `memory` has come to that: it is gone now. Under a stepper, late users shall see that it is."""
-        if self.stepper is not None and memory.buffer is not None:
-            memory.buffer[:] = _POISON
-        memory.buffer = None
-        with lock:
-            self.allocated_bytes -= memory.nbytes
+        if self.stepper is not None and memory.raw is not None:
+            memory.raw[:] = _POISON
+        memory.raw = None
+        self.ledger.give(memory.nbytes)
+        if isinstance(memory, Lent):
+            memory.lender.free(memory.address, memory.nbytes, memory.stream)
+
+    def extent(self, address: int) -> tuple[int, int, int] | None:
+        return None
 
     def copy_from_host(self, memory: Memory, offset: int, source: np.ndarray[Any, Any], stream: CpuStream) -> None:
         target = _bytes(memory, offset, source.nbytes)
         flat = source.reshape(-1).view(np.uint8)
-        self.submit(stream, lambda: np.copyto(target, flat))
+
+        def work() -> None:
+            np.copyto(target, flat)
+            if memory.shadow is not None:
+                memory.shadow.write(offset, flat.nbytes)
+
+        self.submit(stream, work)
 
     def copy_to_host(self, target: np.ndarray[Any, Any], memory: Memory, offset: int, stream: CpuStream) -> None:
         source = _bytes(memory, offset, target.nbytes)
         if not target.flags.c_contiguous:
             raise ValueError("copy_to_host needs a C-contiguous target")
         flat = target.reshape(-1).view(np.uint8)
-        self.submit(stream, lambda: np.copyto(flat, source))
+
+        def work() -> None:
+            if memory.shadow is not None:
+                memory.shadow.check(offset, flat.nbytes, "to_host", target)
+            np.copyto(flat, source)
+
+        self.submit(stream, work)
 
     def copy(
         self, target: Memory, target_offset: int, source: Memory, source_offset: int, nbytes: int, stream: CpuStream
     ) -> None:
         to, start = _bytes(target, target_offset, nbytes), _bytes(source, source_offset, nbytes)
-        self.submit(stream, lambda: np.copyto(to, start))
+
+        def work() -> None:
+            if source.shadow is not None:
+                source.shadow.check(source_offset, nbytes, "a copy on the device")
+            np.copyto(to, start)
+            if target.shadow is not None:
+                target.shadow.write(target_offset, nbytes)
+
+        self.submit(stream, work)
+
+    def copy_from_peer(
+        self, target: Memory, target_offset: int, peer: Any, source: Memory, source_offset: int, nbytes: int, stream: CpuStream
+    ) -> None:
+        self.copy(target, target_offset, source, source_offset, nbytes, stream)  # all CPU devices share the host's memory
 
     def fill(self, memory: Memory, offset: int, count: int, pattern: bytes, stream: CpuStream) -> None:
         target = _bytes(memory, offset, count * len(pattern)).reshape(count, len(pattern))
         row = np.frombuffer(pattern, np.uint8)
-        self.submit(stream, lambda: np.copyto(target, row))
+
+        def work() -> None:
+            np.copyto(target, row)
+            if memory.shadow is not None:
+                memory.shadow.write(offset, target.nbytes)
+
+        self.submit(stream, work)
 
     # code
     def load(self, image: bytes, entry: str) -> Any:
@@ -265,8 +341,8 @@ def discover(count: int) -> list[CpuDriver]:
 
 
 def _bytes(memory: Memory, offset: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    if memory.buffer is None:
+    if memory.raw is None:
         raise ValueError("this memory is not the CPU device's, or has been freed")
     if not 0 <= offset <= offset + nbytes <= memory.nbytes:
         raise ValueError(f"bytes {offset} to {offset + nbytes} reach out of an allocation of {memory.nbytes}")
-    return memory.buffer[offset : offset + nbytes]
+    return memory.raw[offset : offset + nbytes]

@@ -14,10 +14,13 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from tilekit.driver.ledger import Ledger
+from tilekit.driver.pinned import PlainPool
+from tilekit.driver.shadow import Shadow
 from tilekit.driver.signal import SignalBoard
 from tilekit.driver.staging import Staging
 
-__all__ = ["Driver", "EventHandle", "FunctionHandle", "Memory", "NativeCalls", "StreamHandle"]
+__all__ = ["Allocator", "Driver", "EventHandle", "FunctionHandle", "Lent", "Memory", "NativeCalls", "StreamHandle"]
 
 StreamHandle = Any
 EventHandle = Any
@@ -25,12 +28,55 @@ FunctionHandle = Any
 
 
 class Memory:
-    """A block of device memory: its address, its size, and on the CPU device the NumPy buffer (uint8) behind it."""
+    """A block of device memory: its address and its size.
 
-    __slots__ = ("address", "buffer", "nbytes")
+    Attributes:
+        raw: on the CPU device the NumPy buffer (uint8) behind it, for those who note in `shadow` what they write.
+        shadow: which bytes have been written; None where nobody keeps account: of a GPU's memory, and of somebody else's.
+    """
 
-    def __init__(self, address: int, nbytes: int, buffer: np.ndarray[Any, Any] | None = None) -> None:
-        self.address, self.nbytes, self.buffer = address, nbytes, buffer
+    __slots__ = ("address", "nbytes", "raw", "shadow")
+
+    def __init__(
+        self, address: int, nbytes: int, buffer: np.ndarray[Any, Any] | None = None, shadow: Shadow | None = None
+    ) -> None:
+        self.address, self.nbytes, self.raw, self.shadow = address, nbytes, buffer, shadow
+
+    @property
+    def buffer(self) -> np.ndarray[Any, Any] | None:
+        """The NumPy buffer, for anybody. Since nobody sees what is written through it, all counts as written from now on."""
+        if self.shadow is not None:
+            self.shadow.trust()
+        return self.raw
+
+
+class Allocator(Protocol):
+    """Somebody else's pool of device memory. Any thread may call it; an allocator that has no more raises, say, MemoryError."""
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """The address of a new block, which work submitted to `stream` (a CUstream) from now on may use."""
+        ...
+
+    def free(self, address: int, nbytes: int, stream: int) -> None:
+        """Take a block back.
+
+        Args:
+            stream: all that used the block was submitted to this stream, or is done. It is the stream that the block was
+                allocated for, or nothing uses the block any more.
+        """
+        ...
+
+
+class Lent(Memory):
+    """A block of an `Allocator`'s, and the stream that it was allocated for."""
+
+    __slots__ = ("lender", "stream")
+
+    def __init__(
+        self, address: int, nbytes: int, lender: Allocator, stream: int, buffer: np.ndarray[Any, Any] | None = None
+    ) -> None:
+        super().__init__(address, nbytes, buffer)
+        self.lender, self.stream = lender, stream
 
 
 class NativeCalls(NamedTuple):
@@ -50,6 +96,15 @@ class Driver(Protocol):
     compute_capability: tuple[int, int] | None  # None on the CPU
     target: str  # what kernels are compiled for: "sm_90a", or "cpu"
     staging: Staging | None  # for copies that must not block; None where `copy_from_host` and `copy_to_host` never do
+    pinned: PlainPool  # page-locked memory for users' arrays
+    ledger: Ledger  # what is allocated, and how much may be
+    allocator: Allocator | None  # where memory comes from, if not from the device's own pool
+    keeps_spares: bool  # whether freed blocks are worth keeping, for those who allocate the same again
+
+    @property
+    def multiprocessors(self) -> int:
+        """How many blocks run at the same time at least: a GPU's multiprocessors; on the CPU a small number."""
+        ...
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the device."""
@@ -99,6 +154,10 @@ class Driver(Protocol):
     def event_create(self, timing: bool = False) -> EventHandle: ...
     def event_destroy(self, event: EventHandle) -> None: ...
     def event_record(self, event: EventHandle, stream: StreamHandle) -> None: ...
+    def event_record_all(self, event: EventHandle) -> None:
+        """Move the event behind all work now on the device, whoever submitted it."""
+        ...
+
     def event_query(self, event: EventHandle) -> bool: ...
     def event_synchronize(self, event: EventHandle, timeout_s: float | None = None) -> bool:
         """Block until the event has passed, at most `timeout_s` seconds; whether it has."""
@@ -114,9 +173,28 @@ class Driver(Protocol):
         ...
 
     # memory, all in stream order
-    def allocate(self, nbytes: int, stream: StreamHandle) -> Memory: ...
+    def allocate(self, nbytes: int, stream: StreamHandle) -> Memory:
+        """New memory. Raises OutOfMemoryError if there is none, or the ledger's limit forbids it."""
+        ...
+
+    def reserved_bytes(self) -> int:
+        """How much memory the device's pool holds, used or not."""
+        ...
+
+    def trim(self) -> None:
+        """Give what the pool holds and nobody uses back to the system."""
+        ...
+
+    def settle(self) -> None:
+        """Block until what is submitted has been done, so that what it frees is free. Raises nothing: faults are for others."""
+        ...
+
     def free(self, memory: Memory, stream: StreamHandle, after: Sequence[EventHandle] = ()) -> None:
         """Free in stream order, once the events `after` have passed too, whether or not the work before them failed."""
+        ...
+
+    def extent(self, address: int) -> tuple[int, int, int] | None:
+        """The start and size of the allocation, whosever it is, that has `address`, and its device's number; None if unknown."""
         ...
 
     def copy_from_host(self, memory: Memory, offset: int, source: np.ndarray[Any, Any], stream: StreamHandle) -> None:
@@ -127,6 +205,12 @@ class Driver(Protocol):
     def copy(
         self, target: Memory, target_offset: int, source: Memory, source_offset: int, nbytes: int, stream: StreamHandle
     ) -> None: ...
+    def copy_from_peer(
+        self, target: Memory, target_offset: int, peer: Any, source: Memory, source_offset: int, nbytes: int, stream: StreamHandle
+    ) -> None:
+        """As `copy`, from memory of `peer`, the driver of another device of the same kind; the stream is one of this device."""
+        ...
+
     def fill(self, memory: Memory, offset: int, count: int, pattern: bytes, stream: StreamHandle) -> None:
         """Write `count` copies of `pattern` (1, 2 or 4 bytes long) from `offset` on."""
         ...

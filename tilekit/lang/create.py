@@ -9,7 +9,7 @@ import numpy as np
 from tilekit import dtypes
 from tilekit.errors import CompileError
 from tilekit.lang.registry import tile_op
-from tilekit.lang.tile import Scalar, Tile, check_shape, convert, scalar_kind
+from tilekit.lang.tile import Scalar, Tile, check_shape, computable, convert, scalar_kind
 
 __all__ = ["arange", "full", "ones", "zeros"]
 
@@ -113,5 +113,6 @@ def arange(size: int, *, dtype: Any = dtypes.int32, start: Scalar = 0, step: Sca
     chosen = _dtype(dtype, "arange")
     if chosen == dtypes.bool_:
         raise CompileError("arange: a range of bool does not exist; compare a range of integers instead")
+    computable("arange", chosen)
     index = np.arange(extent).astype(chosen)
     return Tile(convert(convert(start, chosen) + index * convert(step, chosen), chosen))

@@ -5,14 +5,17 @@ Indices count tiles, not elements: tile `(i, j)` of shape `(BM, BN)` starts at e
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilekit import dtypes
+from tilekit.driver.shadow import ShadowView
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang import block
+from tilekit.lang.mapped import TileIndex, cut_otherwise, foreign_tile, no_tile, not_an_index, ownerless, unmapped, visited
 from tilekit.lang.registry import tile_op
 from tilekit.lang.tile import Tile, check_shape, convert, scalar_kind
 
@@ -42,39 +45,81 @@ class TensorView:
         name: the parameter's.
         tile_shape: of a partition, the shape of its tiles; None for a tensor that is only read.
         readable: whether the kernel may load (`Out` is written only).
+        group: of a mapped partition, the number of tiles in a group along each dimension; None for all else.
     """
 
-    __slots__ = ("_array", "name", "readable", "tile_shape")
+    __slots__ = ("_elements", "_shadow", "group", "name", "readable", "tile_shape")
 
-    def __init__(self, name: str, array: NDArray[Any], tile_shape: Any, readable: bool) -> None:
-        self.name, self._array, self.tile_shape, self.readable = name, array, tile_shape, readable
+    def __init__(
+        self,
+        name: str,
+        array: NDArray[Any],
+        tile_shape: Any,
+        readable: bool,
+        group: tuple[int, ...] | None = None,
+        shadow: ShadowView | None = None,
+    ) -> None:
+        self.name, self._elements, self.tile_shape, self.readable, self.group = name, array, tile_shape, readable, group
+        self._shadow = shadow
+
+    @property
+    def _array(self) -> NDArray[Any]:
+        """The elements, for operations that do not note what they write: from then on all of them count as written."""
+        if self._shadow is not None:
+            self._shadow.trust()
+        return self._elements
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The tensor's extents, in elements."""
-        return self._array.shape
+        return self._elements.shape
 
     @property
     def dtype(self) -> dtypes.DType:
         """The element type."""
-        return self._array.dtype
+        return self._elements.dtype
 
     @property
     def ndim(self) -> int:
         """The number of dimensions."""
-        return self._array.ndim
+        return self._elements.ndim
 
-    def load(self) -> Tile:
-        """The block's own tile of a partition; zeros beyond the edge."""
-        return _read(self, self.own_index("load"), _tile_shape(self, "load"), "zero", "load")
+    def load(self, tile: TileIndex | None = None) -> Tile:
+        """The block's own tile of a partition, or `tile` of a mapped one; zeros beyond the edge."""
+        return _read(self, self._place(tile, "load"), _tile_shape(self, "load"), "zero", "load")
 
-    def store(self, tile: Tile) -> None:
-        """Write the block's own tile of a partition; what hangs over the edge is dropped."""
-        _write(self, self.own_index("store"), tile)
+    def store(self, value: Tile, tile: TileIndex | None = None) -> None:
+        """Write the block's own tile of a partition, or `tile` of a mapped one; what hangs over the edge is dropped."""
+        _write(self, self._place(tile, "store"), value)
+
+    def tiles(self, *others: TensorView) -> Iterator[TileIndex]:
+        """The tiles of a mapped partition that the block visits. `others`, mapped partitions cut alike, take them too."""
+        views = (self, *others)
+        for view in views:
+            _tile_shape(view, "tiles")
+            if view.group is None:
+                raise CompileError(f"tiles: {unmapped(view.name)}")
+            if (view.shape, view.tile_shape, view.group) != (self.shape, self.tile_shape, self.group):
+                raise CompileError(f"tiles: {cut_otherwise(self.name, view.name)}")
+        assert self.group is not None, "looked at above"
+        return visited(views, self.tile_shape, self.group)
+
+    def _place(self, tile: Any, what: str) -> tuple[int, ...]:
+        """The index of `tile`, which must be of this partition; of the block's own tile if it is None."""
+        if tile is None:
+            return self.own_index(what)
+        _tile_shape(self, what)
+        if not isinstance(tile, TileIndex):
+            raise CompileError(f"{what}: {no_tile(self.name, f'{type(tile).__name__}')}")
+        if not any(view is self for view in tile.views):
+            raise CompileError(f"{what}: {foreign_tile(self.name, tile.views[0].name)}")
+        return tile.index
 
     def own_index(self, what: str) -> tuple[int, ...]:
         """The index of the tile that the running block owns."""
         shape = _tile_shape(self, what)
+        if self.group is not None:
+            raise CompileError(f"{what}: {ownerless(self.name)}")
         running = block.current()
         assert running is not None, "views exist only while a kernel runs"
         if len(shape) < 4:
@@ -106,6 +151,8 @@ def _window(view: TensorView, index: tuple[int, ...], shape: tuple[int, ...], wh
 
 
 def _index(view: TensorView, index: Any, what: str) -> tuple[int, ...]:
+    if isinstance(index, TileIndex):
+        raise CompileError(f"{what}: {not_an_index()}")
     indices = index if isinstance(index, tuple) else (index,)
     if not all(scalar_kind(i) is int for i in indices):
         raise CompileError(f"{what}: a tile index is an int or a tuple of ints, not {index!r}")
@@ -123,7 +170,10 @@ def _read(view: TensorView, index: tuple[int, ...], shape: tuple[int, ...], padd
         raise CompileError(
             f"{what}: padding_mode {str(padding_mode)!r} needs a floating-point tensor; {view.name} is {view.dtype.name}"
         )
-    inside = view._array[_window(view, index, shape, what)]
+    window = _window(view, index, shape, what)
+    if view._shadow is not None:
+        view._shadow.check(window, what, view.name)
+    inside = view._elements[window]
     if inside.shape == shape:
         return Tile(inside.copy())
     tile = np.full(shape, _PADDING[padding_mode], view.dtype)
@@ -149,8 +199,11 @@ def _write(view: Any, index: tuple[int, ...], tile: Any) -> None:
         values = np.broadcast_to(convert(tile, view.dtype), shape)
     else:
         raise CompileError(f"store: the value is a tile or a scalar, not {type(tile).__name__}")
-    inside = view._array[_window(view, index, shape, "store")]
+    window = _window(view, index, shape, "store")
+    inside = view._elements[window]
     inside[...] = values[tuple(slice(n) for n in inside.shape)]
+    if view._shadow is not None:
+        view._shadow.write(window)
 
 
 @tile_op("bid")
@@ -236,12 +289,12 @@ def load(array: TensorView, index: Any, shape: int | tuple[int, ...], *, padding
 
 
 @tile_op("load_tile_like")
-def load_tile_like(array: TensorView, like: TensorView, *, padding_mode: str = "zero") -> Tile:
+def load_tile_like(array: TensorView, like: TensorView | TileIndex, *, padding_mode: str = "zero") -> Tile:
     """Read the tile of `array` at the index, and of the shape, of the tile that the block owns of the partition `like`.
 
     Args:
         array: a tensor parameter of the same rank as `like`.
-        like: a partition.
+        like: a partition; or a tile of a mapped one, from `for tile in y.tiles():`.
         padding_mode: what elements beyond the edge of `array` are, see `tk.PaddingMode`.
 
     Raises:
@@ -256,6 +309,7 @@ def load_tile_like(array: TensorView, like: TensorView, *, padding_mode: str = "
         >>> double(api.zeros(4).partition(2), x).first().unpartition().to_host().sync()
         array([0., 2., 4., 6.], dtype=float32)
     """
+    at, like = (like, like.views[0]) if isinstance(like, TileIndex) else (None, like)
     shape = _tile_shape(like, "load_tile_like")
     if not isinstance(array, TensorView):
         raise CompileError(f"load_tile_like: needs a tensor parameter, not {type(array).__name__}")
@@ -264,7 +318,7 @@ def load_tile_like(array: TensorView, like: TensorView, *, padding_mode: str = "
             f"load_tile_like: {array.name} has {array.ndim} dimensions, {like.name} has {len(shape)}; "
             "use tk.load with an index of its own"
         )
-    return _read(array, like.own_index("load_tile_like"), shape, padding_mode, "load_tile_like")
+    return _read(array, like._place(at, "load_tile_like"), shape, padding_mode, "load_tile_like")
 
 
 @tile_op("store")
@@ -275,7 +329,7 @@ def store(array: TensorView, index: Any, tile: Tile) -> None:
     one race.
 
     Args:
-        array: a partition.
+        array: a partition; not a mapped one, whose tiles are written as `y.tiles()` gives them.
         index: which tile, counted in tiles along each dimension.
         tile: of the partition's tile shape, in a dtype that the tensor's holds without loss; or a scalar.
 
@@ -292,4 +346,6 @@ def store(array: TensorView, index: Any, tile: Tile) -> None:
         array([4., 5., 2., 3., 0., 1.], dtype=float32)
     """
     _tile_shape(array, "store")
+    if array.group is not None:
+        raise CompileError(f"store: {ownerless(array.name)}")
     _write(array, _index(array, index, "store"), tile)

@@ -60,8 +60,10 @@ Dims = tuple["int | Generic", ...]
 
 if TYPE_CHECKING:  # inside a kernel, a parameter annotated so is a view
     from tilekit.lang.memory import TensorView as _View
+
+    _Value = Any
 else:
-    _View = object
+    _View = _Value = object
 
 
 class _Access(_View):
@@ -87,7 +89,7 @@ class InOut(_Access):
     """The parameter is a partition that the kernel reads and writes. `InOut[BM, BN]` as for `Out`."""
 
 
-class Const:
+class Const(_Value):  # type: ignore[misc]
     """The parameter is a compile-time value: bool, int, float, str, dtype, or a tuple of these."""
 
 

@@ -14,7 +14,7 @@ from tilekit.errors import CompileError
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
 
-__all__ = ["Scalar", "Tile", "check_shape", "operands", "scalar_kind"]
+__all__ = ["Scalar", "Tile", "check_shape", "computable", "operands", "scalar_kind"]
 
 Scalar = bool | int | float | np.generic
 
@@ -74,7 +74,15 @@ def operands(what: str, *values: Any) -> tuple[list[Any], dtypes.DType]:
         problem = dtypes.misfit(dtype, value) if scalar_kind(value) is int else None
         if problem:
             raise CompileError(f"{what}: {problem}")
+    computable(what, dtype)
     return [convert(v._array if isinstance(v, Tile) else v, dtype) for v in values], dtype
+
+
+def computable(what: str, dtype: dtypes.DType) -> None:
+    """Raise a CompileError if there is no arithmetic in `dtype`."""
+    problem = dtypes.no_arithmetic(dtype)
+    if problem:
+        raise CompileError(f"{what}: {problem}")
 
 
 def convert(value: Any, dtype: dtypes.DType) -> Any:
@@ -141,6 +149,10 @@ class Tile:
         def __ror__(self, other: Any) -> Tile: ...
         def __xor__(self, other: Any) -> Tile: ...
         def __rxor__(self, other: Any) -> Tile: ...
+        def __lshift__(self, other: Any) -> Tile: ...
+        def __rlshift__(self, other: Any) -> Tile: ...
+        def __rshift__(self, other: Any) -> Tile: ...
+        def __rrshift__(self, other: Any) -> Tile: ...
         def __lt__(self, other: Any) -> Tile: ...
         def __le__(self, other: Any) -> Tile: ...
         def __gt__(self, other: Any) -> Tile: ...
@@ -151,9 +163,11 @@ class Tile:
     def __neg__(self) -> Tile:
         if self.dtype == dtypes.bool_:
             raise CompileError("-: a bool tile has no negative; use ~tile")
+        computable("-", self.dtype)
         return Tile(-self._array)
 
     def __abs__(self) -> Tile:
+        computable("abs", self.dtype)
         return Tile(np.abs(self._array))
 
     def __invert__(self) -> Tile:
@@ -196,6 +210,16 @@ def _bitwise(symbol: str, function: Callable[[Any, Any], Any]) -> Callable[[Any,
     return compute
 
 
+def _shift(symbol: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Tile]:
+    def compute(a: Any, b: Any) -> Tile:
+        (x, y), dtype = operands(symbol, a, b)
+        if dtypes.is_float(dtype) or dtype == dtypes.bool_:
+            raise CompileError(f"{symbol}: needs integer tiles, not {dtype.name}")
+        return Tile(function(x, y))
+
+    return compute
+
+
 def _install() -> None:
     """Give `Tile` its operators, each with its reflected twin."""
     for name, compute in {
@@ -206,6 +230,8 @@ def _install() -> None:
         "and": _bitwise("&", operator.and_),
         "or": _bitwise("|", operator.or_),
         "xor": _bitwise("^", operator.xor),
+        "lshift": _shift("<<", operator.lshift),
+        "rshift": _shift(">>", operator.rshift),
     }.items():
         setattr(Tile, f"__{name}__", lambda a, b, f=compute: f(a, b))
         setattr(Tile, f"__r{name}__", lambda a, b, f=compute: f(b, a))

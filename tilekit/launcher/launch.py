@@ -29,7 +29,7 @@ __all__ = ["KernelLaunch", "check_warps", "launch_of"]
 class KernelLaunch(AsyncKernelLaunch):
     """One launch of a kernel, as an op. Its result is the tuple of the arguments, in the order of the signature.
 
-    Made by calling a kernel. The grid follows from the partitions: a block for each tile.
+    Made by calling a kernel. The grid follows from the partitions: a block for each tile, or what a mapped partition says.
     """
 
     kernel: Kernel
@@ -40,7 +40,8 @@ class KernelLaunch(AsyncKernelLaunch):
     # what can be said about it before it runs
 
     def grid(self, grid: int | tuple[int, ...]) -> KernelLaunch:
-        """Give the grid, a block count for each axis; it must be the one that the partitions have, if there are any.
+        """Give the grid, a block count for each axis; it must be the one that the partitions have, if there are any. Where all of
+        them are prefixes that leave the grid open, it says how many of their tiles the launch covers.
 
         Raises:
             ValueError: more than three axes, a count that is negative or more than CUDA launches.
@@ -94,8 +95,7 @@ class KernelLaunch(AsyncKernelLaunch):
     def device(self) -> Device | None:
         """The device of the first argument that has one."""
         for argument in self.arguments:
-            kind = type(argument)
-            if (kind is Tensor or kind is Partition) and argument.storage is not None:
+            if isinstance(argument, (Tensor, Partition)) and argument.storage is not None:
                 device: Device = argument.storage.device
                 return device
         return super().device

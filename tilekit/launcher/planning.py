@@ -16,7 +16,7 @@ from tilekit.compiler.facts import ArgumentFacts, Role, ScalarFacts, TensorFacts
 from tilekit.device import Device
 from tilekit.lang.signature import Generic, Parameter
 from tilekit.ops import DeviceOp, Executable, NativeLaunch
-from tilekit.partition import Partition
+from tilekit.partition import MappedPartition, Partition, PrefixPartition
 from tilekit.storage import Storage
 from tilekit.tensor import Tensor
 
@@ -34,6 +34,7 @@ _GRID_LIMITS = (2**31 - 1, 65535, 65535)
 _NARROW = 2**31 - 2**24
 
 Named = Sequence[tuple[Parameter, Any]]
+Kin = dict[tuple[Any, ...], int]
 Storages = tuple[tuple[Storage, ...], tuple[Storage, ...]]
 
 
@@ -91,10 +92,13 @@ class Plan:
         tensors = [(parameters[i], arguments[i]) for i in passed if isinstance(arguments[i], (Tensor, Partition))]
         written = [(p, a) for p, a in tensors if isinstance(a, Partition)]
         generics = _bind_generics(kernel, tensors, options)
-        like = written[0][1] if written and len({(a.shape, a.tile_shape) for _, a in written}) == 1 else None
+        covers = _covered([a for _, a in written])
         constants = tuple((p.name, a) for p, a in zip(parameters, arguments, strict=True) if p.kind == "const")
         self.grid = _infer_grid(kernel, written, options.grid)
-        facts = tuple(_facts(parameters[i], arguments[i], like) for i in passed)
+        for parameter, partition in written:
+            _check_distinct(kernel, parameter, partition)
+        kin: Kin = {}
+        facts = tuple(_facts(parameters[i], arguments[i], covers, kin) for i in passed)
         self.specialisation = kernel.specialise(facts, generics, constants, options.num_warps)
         device = _common_device(kernel, tensors)
         self.meta = next((p.name for p, a in tensors if a.storage is None), None)
@@ -192,24 +196,42 @@ def _bind_generics(kernel: Kernel, tensors: Named, options: Options) -> tuple[tu
 
 
 def _infer_grid(kernel: Kernel, written: Named, given: tuple[int, int, int] | None) -> tuple[int, int, int]:
-    """A block for each tile; every partition, and the grid if it was given, must agree."""
+    """A block for each tile; every partition, and the grid if it was given, must agree. Prefixes say how large it may be."""
     found: tuple[int, int, int] | None = None
     who = ""
+    bounds: list[tuple[str, Partition]] = []
     for parameter, partition in written:
-        grid = _launch_grid(partition.grid)
+        if isinstance(partition, PrefixPartition) and partition.tiles is None:
+            bounds.append((parameter.name, partition))
+            continue
+        if isinstance(partition, MappedPartition):
+            grid, cut = (partition.num_blocks, 1, 1), "mapped to as many blocks"
+        else:
+            grid, cut = _launch_grid(partition.grid), f"shape {partition.shape} in tiles of {partition.tile_shape}"
         if found is not None and grid != found:
             raise ValueError(
-                f"{kernel.label}: the grids of its partitions disagree: {who} has {found}, {parameter.name} "
-                f"(shape {partition.shape} in tiles of {partition.tile_shape}) has {grid}"
+                f"{kernel.label}: the grids of its partitions disagree: {who} has {found}, {parameter.name} ({cut}) has {grid}"
             )
         found, who = grid, parameter.name
-    if found is None:
-        if given is None:
-            raise ValueError(f"{kernel.label}: no argument is a partition, so the grid must be given: .grid((blocks, 1, 1))")
-        return given
-    if given is not None and given != found:
+    if found is not None and given is not None and given != found:
         raise ValueError(f"{kernel.label}: the grid {given} is not the {found} that the partition {who} has")
-    return check_grid(found, kernel.label)
+    grid = found or given  # type: ignore[assignment]
+    if grid is None:
+        if bounds:
+            raise ValueError(
+                f"{kernel.label}: {bounds[0][0]} is a prefix, which says how many blocks there may be, not how many there are: "
+                "give the grid, .grid((blocks, 1, 1)), or the number of tiles, .prefix(tiles)"
+            )
+        raise ValueError(f"{kernel.label}: no argument is a partition, so the grid must be given: .grid((blocks, 1, 1))")
+    for name, partition in bounds:
+        limits = _launch_grid(partition.grid)
+        for axis, (blocks, limit) in enumerate(zip(grid, limits, strict=True)):
+            if blocks > limit:
+                raise ValueError(
+                    f"{kernel.label}: the grid {grid} has more blocks along axis {axis} than the prefix {name} has tiles: shape "
+                    f"{partition.shape} in tiles of {partition.tile_shape} takes {limits} at most"
+                )
+    return check_grid(grid, kernel.label)
 
 
 def _launch_grid(tiles: tuple[int, ...]) -> tuple[int, int, int]:
@@ -262,6 +284,7 @@ def _check_pair(kernel: Kernel, arguments: Sequence[Any], at: int, other: int) -
     mine, theirs = partition.tensor, argument if isinstance(argument, Tensor) else argument.tensor
     name, partner = (kernel.signature.parameters[i].name for i in (at, other))
     same = theirs.offset == mine.offset and theirs.shape == mine.shape and theirs.strides == mine.strides
+    same = same and theirs.itemsize == mine.itemsize  # offset and strides count elements
     if same and isinstance(argument, Tensor):
         return
     if argument is partition:
@@ -288,13 +311,44 @@ def _share_memory(a: Tensor, b: Tensor) -> bool:
         return True
 
 
-def _facts(parameter: Parameter, argument: Any, like: Partition | None) -> ArgumentFacts:
-    """What may be assumed about an argument; `like` is what all partitions look like, None if there is no such thing."""
+def _check_distinct(kernel: Kernel, parameter: Parameter, partition: Partition) -> None:
+    """Refuse to write a tensor of which two elements may be one place in memory, as where a stride is 0."""
+    tensor = partition.tensor
+    reach = 0  # of the dimensions with smaller strides, in elements
+    for stride, extent in sorted((abs(s), n) for s, n in zip(tensor.strides, tensor.shape, strict=True) if n > 1):
+        if stride <= reach and tensor.size:
+            raise ValueError(
+                f"{kernel.label}: argument {parameter.name} is written, and its elements overlap in memory: shape "
+                f"{tensor.shape}, strides {tensor.strides}. Write to a dup() of it"
+            )
+        reach += stride * (extent - 1)
+
+
+def _covered(written: Sequence[Partition]) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of tensors in which a tile index that a block gets from a partition, whichever that is, is sure to be inside; with
+    the shape of the tiles.
+    """
+    tiles = {partition.tile_shape for partition in written}
+    shapes = {partition.shape for partition in written}
+    mapped = any(isinstance(partition, MappedPartition) for partition in written)
+    # The grid has no more blocks along an axis than any partition has tiles there. In a map, and in four dimensions, the tile is
+    # computed from the block, by the partition's own shape.
+    if len(tiles) != 1 or (len(shapes) > 1 and (mapped or len(written[0].shape) > 3)):
+        return {}
+    return dict.fromkeys(shapes, written[0].tile_shape)
+
+
+def _facts(parameter: Parameter, argument: Any, covers: dict[tuple[int, ...], tuple[int, ...]], kin: Kin) -> ArgumentFacts:
+    """What may be assumed about an argument; `covers` as `_covered` gives it, `kin` numbers the mapped partitions that differ."""
     if isinstance(argument, Partition):
         role: Role = "inout" if parameter.kind == "auto" else parameter.kind  # type: ignore[assignment]
-        return _tensor_facts(argument.tensor, role, argument.tile_shape, argument.tile_shape)
+        facts = _tensor_facts(argument.tensor, role, argument.tile_shape, argument.tile_shape)
+        if isinstance(argument, MappedPartition):
+            cut = (argument.shape, argument.tile_shape, argument.group)
+            facts = facts._replace(group=argument.group, kin=kin.setdefault(cut, len(kin)))
+        return facts
     if isinstance(argument, Tensor):
-        return _tensor_facts(argument, "in", None, like.tile_shape if like and argument.shape == like.shape else None)
+        return _tensor_facts(argument, "in", None, covers.get(argument.shape))
     if isinstance(argument, np.generic):
         return ScalarFacts(dtypes.as_dtype(argument.dtype).name)
     return _PYTHON_SCALARS[type(argument)]

@@ -9,10 +9,13 @@ from types import CodeType, FrameType
 from typing import Any, Generic, NoReturn, TypeVar
 
 from tilekit.device import Device, default_device
+from tilekit.dtypes import as_dtype
+from tilekit.ops.borrowing import refuse_borrowed
 from tilekit.ops.completion import awaited
 from tilekit.ops.execution import Done, Steps, Submission
 from tilekit.ops.future import DeviceFuture
 from tilekit.schedule import ExecutionContext, SchedulingPolicy
+from tilekit.storage import BORROWED
 from tilekit.stream import Stream, as_stream
 
 __all__ = ["DeviceOp", "Spec", "site_of"]
@@ -163,22 +166,32 @@ class DeviceOp(Generic[T]):
         return result
 
     def async_on(self, stream: Any) -> DeviceFuture[T]:
-        """Submit to `stream` and return at once; the future has the result when the device is done."""
+        """Submit to `stream` and return at once; the future has the result when the device is done.
+
+        Raises:
+            ValueError: the op uses borrowed memory (`tilekit.from_pointer`), which nobody keeps alive meanwhile.
+        """
         future: DeviceFuture[T] = DeviceFuture(self, self._stream(stream))
         future.submit()
         return future
 
     def schedule(self, policy: SchedulingPolicy) -> DeviceFuture[T]:
-        """Submit to the next stream of `policy` and return at once."""
+        """Submit to the next stream of `policy` and return at once. Raises what `async_on` raises."""
         return self.async_on(policy.next_stream())
 
     def run(self) -> Coroutine[Any, Any, T]:
-        """The coroutine that `await op` runs, for `asyncio.create_task`, task groups, nurseries."""
+        """The coroutine that `await op` runs, for `asyncio.create_task`, task groups, nurseries.
+
+        Raises:
+            ValueError: the op uses borrowed memory (`tilekit.from_pointer`), which a task of its own may outlive.
+        """
         self._consumed = True
+        if BORROWED:
+            refuse_borrowed(self)
         return self._awaited()
 
     async def _awaited(self) -> T:
-        return await self
+        return await _Detached(self)
 
     def __await__(self) -> Generator[Any, None, T]:
         return awaited(Submission(self, self._next_stream()))
@@ -302,6 +315,26 @@ class DeviceOp(Generic[T]):
         """The resulting tensor in another shape, see `Tensor.reshape`."""
         return nodes.Map(self, lambda tensor: tensor.reshape(*shape), label=f"reshape{shape}")
 
+    view = reshape
+
+    def permute(self, *axes: Any) -> DeviceOp[Any]:
+        """The resulting tensor with its dimensions in another order, see `Tensor.permute`."""
+        return nodes.Map(self, lambda tensor: tensor.permute(*axes), label=f"permute{axes}")
+
+    def reinterpret(self, dtype: Any) -> DeviceOp[Any]:
+        """The bytes of the resulting tensor as another dtype, see `Tensor.reinterpret`."""
+        return nodes.Map(self, lambda tensor: tensor.reinterpret(dtype), label=f"reinterpret({as_dtype(dtype).name})")
+
+    def astype(self, dtype: Any) -> DeviceOp[Any]:
+        """The resulting tensor converted to `dtype`, see `Tensor.astype`."""
+        chosen = as_dtype(dtype)
+        spec = None if self.spec is None else Spec(self.spec.shape, chosen)
+        return nodes.AndThen(self, lambda tensor: tensor.astype(chosen), label=f"astype({chosen.name})", spec=spec)
+
+    def dup(self) -> DeviceOp[Any]:
+        """A copy of the resulting tensor, see `Tensor.dup`."""
+        return nodes.AndThen(self, lambda tensor: tensor.dup(), label="dup", spec=self.spec)
+
     # being looked at
 
     def consumed(self) -> None:
@@ -364,6 +397,18 @@ class DeviceOp(Generic[T]):
                 ResourceWarning,
                 stacklevel=2,
             )
+
+
+class _Detached(Generic[T]):
+    """What the coroutine of an op awaits: as the op, but borrowed memory is refused."""
+
+    __slots__ = ("_op",)
+
+    def __init__(self, op: DeviceOp[T]) -> None:
+        self._op = op
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return awaited(Submission(self._op, self._op._next_stream(), True))
 
 
 # Ops that are made of other ops: they derive from DeviceOp, whose methods make them.

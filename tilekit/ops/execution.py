@@ -9,14 +9,13 @@ that happens). An empty list means: another thread or task has to get on first.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilekit.errors import DeviceError
-from tilekit.schedule import ExecutionContext
+from tilekit.schedule import ExecutionContext, submitting
 from tilekit.stream import Stream
 
 if TYPE_CHECKING:
@@ -126,13 +125,6 @@ def unwrap(value: Any) -> Any:
     return value
 
 
-class _Local(threading.local):
-    running: DeviceOp[Any] | None = None
-
-
-_local = _Local()
-
-
 def _refuse(op: DeviceOp[Any], running: DeviceOp[Any]) -> NoReturn:
     """One op at a time is submitted by a thread: work that a closure would start elsewhere could overtake this op's."""
     raise RuntimeError(
@@ -219,12 +211,14 @@ class Submission(Run):
         serial: after `submit` returned True, the place in the stream behind the work;
         value: and the result; `unwrap` it once that place, and `pending`, have passed.
         pending: the moments of what the result holds for the host.
+        detached: whether the op runs on by itself, so that it must not use borrowed memory.
     """
 
-    __slots__ = ("_failure", "pending", "serial", "stream", "value", "waits")
+    __slots__ = ("_failure", "detached", "pending", "serial", "stream", "value", "waits")
 
-    def __init__(self, op: DeviceOp[Any], stream: Stream) -> None:
+    def __init__(self, op: DeviceOp[Any], stream: Stream, detached: bool = False) -> None:
         op.claim()
+        self.detached = detached
         self.op, self.ctx, self.stream = op, ExecutionContext(stream.device, stream), stream
         self._stack = None
         self._failure: Exception | None = None
@@ -232,9 +226,9 @@ class Submission(Run):
 
     def submit(self) -> bool:
         """Submit what can be submitted now. True if that was the last of it."""
-        if _local.running is not None:
-            _refuse(self.op, _local.running)
-        _local.running = self.op
+        if submitting.submission is not None:
+            _refuse(self.op, submitting.submission.op)
+        submitting.submission = self
         try:
             failure, self._failure = self._failure, None
             made = self.advance(failure)
@@ -251,7 +245,7 @@ class Submission(Run):
                 self.stream.explain(error)
             raise
         finally:
-            _local.running = None
+            submitting.submission = None
 
     def failed(self, error: Exception) -> None:
         """What was waited for has failed: the next `submit` raises `error` in the step that waits."""

@@ -9,8 +9,10 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from tilekit.driver.signal import SignalBoard
+from tilekit.ops.borrowing import refuse_borrowed
 from tilekit.ops.completion import reached, rung, submitted
 from tilekit.ops.execution import HostJob, Moment, Submission
+from tilekit.storage import BORROWED
 from tilekit.stream import Stream
 
 if TYPE_CHECKING:
@@ -53,20 +55,27 @@ class DeviceFuture(Generic[T]):
     # submitting
 
     def submit(self) -> None:
-        """Submit the work, once, without waiting. Where a host value splits the chain, the rest follows from a callback."""
-        if not self._begin():
+        """Submit the work, once, without waiting. Where a host value splits the chain, the rest follows from a callback.
+
+        Raises:
+            ValueError: it was submitted before; the op uses borrowed memory (`tilekit.from_pointer`).
+            Whatever the op fails with until the first such place.
+        """
+        if BORROWED and self._submission is None:
+            refuse_borrowed(self.op)
+        if not self._begin(detached=True):
             raise ValueError(f"{self!r} has been submitted already")
         self._pump()
         if self._submitted and self._error is not None:
             raise self._error
 
-    def _begin(self) -> bool:
+    def _begin(self, detached: bool = False) -> bool:
         """Take the right to submit; False if somebody has it."""
         with self._lock:
             if self._submission is not None or self._error is not None:
                 return False
             try:
-                self._submission = Submission(self.op, self.stream)
+                self._submission = Submission(self.op, self.stream, detached)
                 return True
             except BaseException as error:
                 failure = error

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from tilekit.driver.staging import PARALLEL
 from tilekit.ops.execution import HostJob, HostValue, Steps
 from tilekit.schedule import ExecutionContext
 from tilekit.storage import Garbage, Storage
 
-__all__ = ["copy_in", "copy_out"]
+__all__ = ["copy_across", "copy_in", "copy_out"]
 
 
 def copy_in(ctx: ExecutionContext, storage: Storage, offset: int, source: np.ndarray[Any, Any]) -> Steps:
@@ -44,13 +45,16 @@ def copy_in(ctx: ExecutionContext, storage: Storage, offset: int, source: np.nda
         direct()
         ctx.device.garbage.append(Garbage(None, [(stream, stream.pending)], source))
     else:
-        job = HostJob(staged, blocking=direct)
+        job = HostJob(staged, blocking=direct if source.nbytes < PARALLEL else None)
         yield [job]
         job.result()
 
 
-def copy_out(ctx: ExecutionContext, target: np.ndarray[Any, Any], storage: Storage, offset: int) -> Steps:
-    """Copy from `offset` bytes into `storage` to a C-contiguous array in pageable memory, as soon as it is written.
+def copy_out(ctx: ExecutionContext, target: np.ndarray[Any, Any], storage: Storage, offset: int, *, given: bool = False) -> Steps:
+    """Copy from `offset` bytes into `storage` to a C-contiguous array, as soon as it is written.
+
+    Args:
+        given: whether the array is the caller's, and so may be in page-locked memory. It is kept alive until it is written.
 
     Returns:
         The array as a HostValue.
@@ -74,14 +78,30 @@ def copy_out(ctx: ExecutionContext, target: np.ndarray[Any, Any], storage: Stora
             ctx.note((storage,), ())
 
     staging = driver.staging
-    if staging is None:
+    if staging is None or (given and staging.is_pinned(target)):
         direct()
+        if given:
+            ctx.device.garbage.append(Garbage(None, [(stream, stream.pending)], target))
         return HostValue(target, stream)
     fetch = staging.fetch(target, storage.memory, offset, stream.handle)
     if fetch is not None:
         ctx.note((storage,), ())
         return HostValue(target, stream, fetch.finish)
-    job = HostJob(staged, blocking=direct, after=[(stream, stream.pending)])
+    job = HostJob(staged, blocking=direct if target.nbytes < PARALLEL else None, after=[(stream, stream.pending)])
     yield [job]
     job.result()
     return HostValue(target, stream)
+
+
+def copy_across(ctx: ExecutionContext, target: Storage, source: Storage, offset: int, nbytes: int) -> None:
+    """Copy from `offset` bytes into `source`, on another device of the same kind, to the start of `target`.
+
+    The copy waits for the last write of `source`, and who writes that next, or frees it, waits for the copy.
+    """
+    if not nbytes:
+        return
+    if source.last_write is not None:
+        ctx.stream.wait_for(*source.last_write)
+    ctx.acquire((), (target,))
+    ctx.device.driver.copy_from_peer(target.memory, 0, source.device.driver, source.memory, offset, nbytes, ctx.stream.handle)
+    ctx.note((source,), (target,))

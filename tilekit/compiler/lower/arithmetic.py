@@ -1,7 +1,7 @@
 """Arithmetic on single elements: for each operation and dtype the LLVM instructions, or PTX where LLVM has none that fits.
 
 bfloat16 is computed in float32 and rounded after every operation, as NumPy does. A product and a sum may contract to a fused
-multiply-add, nothing else is relaxed.
+multiply-add, nothing else is relaxed; `product` gives one that does not.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from llvmlite import ir
+from numba.cuda import cgutils
 
 from tilekit import dtypes
 from tilekit.compiler.lower.convert import narrow, signed, widen
@@ -16,7 +17,10 @@ from tilekit.compiler.lower.emit import asm
 from tilekit.compiler.types import constant, i16, register_type
 from tilekit.dtypes import DType
 
-__all__ = ["BITWISE", "COMPARISONS", "absolute", "binary", "compare", "divide", "extremum", "negate", "via_float32"]
+__all__ = [
+    "BITWISE", "COMPARISONS", "absolute", "binary", "compare", "divide", "extremum", "high_product", "libdevice", "negate",
+    "product", "shift", "via_float32",
+]  # fmt: skip
 
 Binary = Callable[[ir.IRBuilder, ir.Value, ir.Value], ir.Value]
 
@@ -46,6 +50,53 @@ def binary(symbol: str, dtype: DType) -> Binary:
     if dtype == dtypes.bfloat16:
         return lambda b, x, y: narrow(b, _FLOAT[symbol](b, widen(b, x), widen(b, y)))
     return (_FLOAT if dtypes.is_float(dtype) else _INTEGER)[symbol]
+
+
+def libdevice(name: str) -> Callable[..., ir.Value]:
+    """The function of CUDA's math library with this name, of arguments of one type, which is the result's too."""
+
+    def call(b: ir.IRBuilder, *args: ir.Value) -> ir.Value:
+        ty = ir.FunctionType(args[0].type, [a.type for a in args])
+        return b.call(cgutils.get_or_insert_function(b.module, ty, name), args)
+
+    return call
+
+
+def product(dtype: DType) -> Binary:
+    """`*`, rounded by itself: floats never become part of a fused multiply-add."""
+    if not dtypes.is_float(dtype):
+        return _INTEGER["*"]
+    return via_float32(dtype, libdevice("__nv_dmul_rn" if dtype == dtypes.float64 else "__nv_fmul_rn"))
+
+
+def high_product(dtype: DType) -> Binary:
+    """The upper half of the product of two integers."""
+    if dtype.itemsize >= 4:
+        return libdevice(f"__nv_{'' if signed(dtype) else 'u'}mul{'64' if dtype.itemsize == 8 else ''}hi")
+    wide = ir.IntType(16 * dtype.itemsize)
+
+    def upper(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+        a, c = (b.sext(v, wide) if signed(dtype) else b.zext(v, wide) for v in (x, y))
+        return b.trunc(b.lshr(b.mul(a, c), ir.Constant(wide, 8 * dtype.itemsize)), x.type)
+
+    return upper
+
+
+def shift(symbol: str, dtype: DType) -> Binary:
+    """`<<` or `>>` of integers. All bits leave, as NumPy's, where the distance is the width or more (or negative)."""
+    bits = 8 * dtype.itemsize
+
+    def move(b: ir.IRBuilder, x: ir.Value, distance: ir.Value) -> ir.Value:
+        if symbol == "<<":
+            moved, emptied = b.shl(x, distance), constant(dtype, 0)
+        elif signed(dtype):
+            moved, emptied = b.ashr(x, distance), b.ashr(x, constant(dtype, bits - 1))
+        else:
+            moved, emptied = b.lshr(x, distance), constant(dtype, 0)
+        # A constant distance folds the choice; LLVM gives no meaning to one that is too far.
+        return b.select(b.icmp_unsigned("<", distance, constant(dtype, bits)), moved, emptied)
+
+    return move
 
 
 def divide(dtype: DType) -> Binary:

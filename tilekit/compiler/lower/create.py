@@ -62,6 +62,8 @@ def arange(size: types.Type, dtype: types.Type, start: types.Type, step: types.T
     (extent,), chosen = tile_shape(types.Tuple([size]), "arange"), _named_dtype(dtype, "arange")
     if chosen == dtypes.bool_:
         reject("arange", "a range of bool does not exist; compare a range of integers instead")
+    if problem := dtypes.no_arithmetic(chosen):
+        reject("arange", problem)
     for name, bound in (("start", start), ("step", step)):
         if not isinstance(bound, types.Omitted) and scalar_kind(bound) is None:
             reject("arange", f"{name} is a scalar, not {describe(bound)}")

@@ -13,7 +13,8 @@ from tilekit.compiler.diagnose import refuse, reject
 from tilekit.compiler.lower.access import open_access, tensor_field
 from tilekit.compiler.lower.convert import convert
 from tilekit.compiler.lower.emit import constant_tuple, pack, special_register, unpack
-from tilekit.compiler.lower.operands import common
+from tilekit.compiler.lower.mapped import TileIndexType, TilesType, tile_counts
+from tilekit.compiler.lower.operands import meet
 from tilekit.compiler.lower.transfer import read, write
 from tilekit.compiler.ops import ABSENT, attribute, known, lowers, lowers_method
 from tilekit.compiler.types import (
@@ -29,6 +30,7 @@ from tilekit.compiler.types import (
     scalar_kind,
 )
 from tilekit.errors import CompileError
+from tilekit.lang import mapped
 from tilekit.lang import memory as lang
 from tilekit.lang.tile import check_shape
 
@@ -95,6 +97,8 @@ def _tensor(ty: types.Type, what: str) -> TensorType:
 
 
 def _check_index(ty: types.Type, tensor: TensorType, what: str) -> None:
+    if isinstance(ty, TileIndexType):
+        reject(what, mapped.not_an_index())
     parts = list(ty.types) if isinstance(ty, types.BaseTuple) else [ty]
     for part in parts:
         if scalar_kind(part) is not int:
@@ -129,7 +133,7 @@ def _check_value(value: types.Type, tensor: TensorType, target: TileType) -> Non
                 f"a {value.dtype.name} tile does not fit {name}, a {tensor.dtype.name} tensor, without loss; "
                 f"write .astype({name}.dtype) if that is meant",
             )
-        common("store", value, target)
+        meet("store", value, target)
     elif scalar_kind(value) is None:
         reject("store", f"the value is a tile or a scalar, not {describe(value)}")
     else:
@@ -139,6 +143,23 @@ def _check_value(value: types.Type, tensor: TensorType, target: TileType) -> Non
 
 
 # --------------------------------------------------------------------------------------------------------- loads and stores
+
+
+Place = Callable[[ir.IRBuilder, ir.Value, ir.Value], list[ir.Value]]
+
+
+def _place(tensor: TensorType, tile: types.Type, what: str) -> Place:
+    """How to get an index from a partition and a tile: that of `tile` of a mapped partition; of the block's own if it is None."""
+    name = tensor.parameter
+    if isinstance(tile, (types.NoneType, types.Omitted)):
+        if tensor.facts.group is not None:
+            reject(what, mapped.ownerless(name))
+        return lambda builder, value, _: _own_index(builder, tensor, value)
+    if not isinstance(tile, TileIndexType):
+        reject(what, mapped.no_tile(name, describe(tile)))
+    if name not in (tile.tensor.parameter, *tile.others):
+        reject(what, mapped.foreign_tile(name, tile.tensor.parameter))
+    return lambda builder, _, index: unpack(builder, index)
 
 
 def _own_index(builder: ir.IRBuilder, tensor: TensorType, value: ir.Value) -> list[ir.Value]:
@@ -208,38 +229,61 @@ def load(array: types.Type, index: types.Type, shape: types.Type, padding_mode: 
 
 @lowers(lang.load_tile_like)
 def load_tile_like(array: types.Type, like: types.Type, padding_mode: types.Type) -> Any:
-    partition, tensor = _partition(like, "load_tile_like"), _tensor(array, "load_tile_like")
-    shape = partition.facts.tile
+    at = like if isinstance(like, TileIndexType) else types.none
+    partition = _partition(like.tensor if isinstance(like, TileIndexType) else like, "load_tile_like")
+    tensor, shape = _tensor(array, "load_tile_like"), partition.facts.tile
     if tensor.facts.rank != len(shape):
         reject(
             "load_tile_like",
             f"{tensor.parameter} has {tensor.facts.rank} dimensions, {partition.parameter} has {len(shape)}; "
             "use tk.load with an index of its own",
         )
+    place = _place(partition, at, "load_tile_like")
     tile, emit = _load("load_tile_like", tensor, shape, padding_mode, proven=tensor.facts.covered)
-    return tile, lambda builder, array, like, *_: emit(builder, array, _own_index(builder, partition, like))
+    return tile, lambda builder, array, like, *_: emit(builder, array, place(builder, like, like))
 
 
 @lowers(lang.store)
 def store(array: types.Type, index: types.Type, tile: types.Type) -> Any:
     partition = _partition(array, "store")
+    if partition.facts.group is not None:
+        reject("store", mapped.ownerless(partition.parameter))
     _check_index(index, partition, "store")
     emit = _store(partition, partition.facts.tile, tile, proven=False)
     return types.none, lambda builder, array, at, tile: emit(builder, array, _index_values(builder, index, at), tile)
 
 
 @lowers_method(TensorType, lang.TensorView.load)
-def load_own(self: TensorType) -> Any:
+def load_own(self: TensorType, tile: types.Type) -> Any:
     partition = _partition(self, "load")
-    tile, emit = _load("load", partition, partition.facts.tile, types.StringLiteral("zero"), proven=partition.facts.covered)
-    return tile, lambda builder, value: emit(builder, value, _own_index(builder, partition, value))
+    place, proven = _place(partition, tile, "load"), _is_inside(partition, tile)
+    loaded, emit = _load("load", partition, partition.facts.tile, types.StringLiteral("zero"), proven=proven)
+    return loaded, lambda builder, value, tile: emit(builder, value, place(builder, value, tile))
 
 
 @lowers_method(TensorType, lang.TensorView.store)
-def store_own(self: TensorType, tile: types.Type) -> Any:
+def store_own(self: TensorType, value: types.Type, tile: types.Type) -> Any:
     partition = _partition(self, "store")
-    emit = _store(partition, partition.facts.tile, tile, proven=partition.facts.covered)
-    return types.none, lambda builder, value, tile: emit(builder, value, _own_index(builder, partition, value), tile)
+    place = _place(partition, tile, "store")
+    emit = _store(partition, partition.facts.tile, value, proven=_is_inside(partition, tile))
+    return types.none, lambda builder, tensor, value, tile: emit(builder, tensor, place(builder, tensor, tile), value)
+
+
+def _is_inside(partition: TensorType, tile: types.Type) -> bool:
+    """Whether `tile`, or the block's own, is sure to be inside: a tile of the partition's own map is on any grid."""
+    return partition.facts.covered or (isinstance(tile, TileIndexType) and tile.tensor == partition)
+
+
+@lowers_method(TensorType, lang.TensorView.tiles)
+def tiles(self: TensorType, *others: types.Type) -> Any:
+    for ty in (self, *others):
+        partition = _partition(ty, "tiles")
+        if partition.facts.group is None:
+            reject("tiles", mapped.unmapped(partition.parameter))
+        if partition.facts.kin != self.facts.kin:
+            reject("tiles", mapped.cut_otherwise(self.parameter, partition.parameter))
+    made = TilesType(self, tuple(other.parameter for other in others))
+    return made, lambda builder, value, *_: pack(builder, tile_counts(builder, self, value))
 
 
 # --------------------------------------------------------------------------------------------------------------- attributes

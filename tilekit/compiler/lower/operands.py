@@ -16,11 +16,20 @@ from tilekit.compiler.ops import ABSENT, known
 from tilekit.compiler.types import TileType, describe, scalar_dtype, scalar_kind
 from tilekit.dtypes import DType
 
-__all__ = ["common", "elements", "map_elements"]
+__all__ = ["common", "elements", "map_elements", "meet"]
 
 
 def common(what: str, *operands: types.Type) -> TileType:
-    """The type of tile that the operands make: their shape, and the dtype in which they meet."""
+    """The type of tile that the operands make: their shape, and the dtype in which they meet, and can be calculated with."""
+    made = meet(what, *operands)
+    problem = dtypes.no_arithmetic(made.dtype)
+    if problem:
+        reject(what, problem)
+    return made
+
+
+def meet(what: str, *operands: types.Type) -> TileType:
+    """As `common`, for what calculates nothing."""
     tiles = [t for t in operands if isinstance(t, TileType)]
     for operand in operands:
         if not isinstance(operand, TileType) and scalar_kind(operand) is None:

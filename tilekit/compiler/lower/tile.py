@@ -55,6 +55,16 @@ def _bitwise(symbol: str) -> Callable[..., Any]:
     return define
 
 
+def _shift(symbol: str) -> Callable[..., Any]:
+    def define(a: types.Type, b: types.Type) -> Any:
+        meet = common(symbol, a, b)
+        if dtypes.is_float(meet.dtype) or meet.dtype == dtypes.bool_:
+            reject(symbol, f"needs integer tiles, not {meet.dtype.name}")
+        return map_elements((a, b), meet, meet.dtype, arithmetic.shift(symbol, meet.dtype))
+
+    return define
+
+
 def _missing(symbol: str, instead: str) -> Callable[..., Any]:
     def define(*operands: types.Type) -> Any:
         reject(symbol, instead)
@@ -72,13 +82,15 @@ for _symbol, _name in zip(arithmetic.COMPARISONS, ("lt", "le", "gt", "ge", "eq",
 for _symbol, _names in {"&": ("and_", "iand"), "|": ("or_", "ior"), "^": ("xor", "ixor")}.items():
     for _name in _names:
         lowers_operator(getattr(operator, _name), _symbol)(_bitwise(_symbol))
+for _symbol, _names in {"<<": ("lshift", "ilshift"), ">>": ("rshift", "irshift")}.items():
+    for _name in _names:
+        lowers_operator(getattr(operator, _name), _symbol)(_shift(_symbol))
 
 for _symbol, _names in {
     "//": ("floordiv", "ifloordiv"), "%": ("mod", "imod"), "**": ("pow", "ipow"), "@": ("matmul", "imatmul"),
-    "<<": ("lshift", "ilshift"), ">>": ("rshift", "irshift"),
 }.items():  # fmt: skip
     for _name in _names:
-        _words = f"tiles do not have the operator {_symbol}; there are + - * / & | ^ ~ and the comparisons"
+        _words = f"tiles do not have the operator {_symbol}; there are + - * / & | ^ ~ << >> and the comparisons"
         lowers_operator(getattr(operator, _name), _symbol)(_missing(_symbol, _words))
 _NO_TRUTH = "a tile has no single truth value: use tk.where(condition, x, y) to choose by element"
 lowers_operator(bool, "if")(_missing("if", _NO_TRUTH))
@@ -94,6 +106,7 @@ for _protocol in (operator.getitem, operator.setitem, "static_getitem"):
 def negative(tile: TileType) -> Any:
     if tile.dtype == dtypes.bool_:
         reject("-", "a bool tile has no negative; use ~tile")
+    common("-", tile)
     return map_elements((tile,), tile, tile.dtype, arithmetic.negate(tile.dtype))
 
 
@@ -106,6 +119,7 @@ def invert(tile: TileType) -> Any:
 
 @lowers_operator(abs, "abs")
 def absolute(tile: TileType) -> Any:
+    common("abs", tile)
     return map_elements((tile,), tile, tile.dtype, arithmetic.absolute(tile.dtype))
 
 

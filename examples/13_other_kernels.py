@@ -1,0 +1,84 @@
+"""Kernels that were not written in the tile language: saxpy by CUDA C++ and by numba, as ops like any other.
+
+    python examples/13_other_kernels.py
+    python examples/13_other_kernels.py --n 1000000 --a 0.5
+    NUMBA_ENABLE_CUDASIM=1 TILEKIT_DEVICE=cpu python examples/13_other_kernels.py --n 1000
+
+Each of them adds a * x to y, one after the other, each on another stream than the one before; nothing is waited for in between.
+Without a GPU the CUDA C++ is compiled and not run, and numba's kernel runs only in numba's simulator, as in the third line.
+"""
+
+import argparse
+
+import numpy as np
+from numba import cuda
+
+import tilekit as tk
+from tilekit import api
+
+TILE = 1024
+CODE = """
+extern "C" __global__ void saxpy(float* y, float a, const float* x, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] += a * x[i];
+}
+"""
+
+
+@tk.kernel
+def tile_saxpy(y: tk.InOut, a, x: tk.In):
+    y.store(a * tk.load_tile_like(x, y) + y.load())
+
+
+@cuda.jit
+def numba_saxpy(y: tk.InOut, a, x: tk.In):
+    i = cuda.grid(1)
+    if i < y.size:
+        y[i] += a * x[i]
+
+
+source_saxpy = tk.cuda_source(CODE, "saxpy", "y: InOut[f32], a: f32, x: In[f32], n: i32")
+wrapped_saxpy = tk.wrap(numba_saxpy, signature="InOut[f32], f32, In[f32]")
+
+
+def launches(y, a, x, config):
+    """The launches that can be run here, by name."""
+    found = {"tilekit": tile_saxpy(y.partition(TILE), a, x)}
+    if y.device.kind == "cuda":
+        found["CUDA C++"] = source_saxpy[config](y, a, x, x.size)
+    if (y.device.kind == "cpu") == wrapped_saxpy.simulated:
+        found["numba"] = wrapped_saxpy[config](y, a, x)
+    return found
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="saxpy by kernels of three kinds, in a row.")
+    parser.add_argument("--n", type=int, default=2**14, help="how many elements (default: 2^14)")
+    parser.add_argument("--a", type=float, default=2.0, help="the factor (default: 2.0)")
+    options = parser.parse_args(argv)
+    if options.n < 0:
+        parser.exit(2, f"{parser.prog}: --n {options.n}: a length is not negative\n")
+    device = tk.default_device()
+    print(f"{options.n} elements on {device.kind}:{device.ordinal} ({device.name})")
+    if device.kind == "cpu":
+        made = source_saxpy.compile("sm_90a")
+        print(f"CUDA C++: compiled for {made.target}, {made.registers} registers a thread; it runs on a GPU")
+
+    values = np.random.default_rng(0).random(options.n, dtype=np.float32)
+    x, y = api.from_host(values).sync(), api.zeros(options.n).sync()
+    config = tk.LaunchConfig.for_num_elems(options.n)
+    ops = launches(y, options.a, x, config)
+    streams = [device.stream() for _ in ops]
+    for stream, op in zip(streams, ops.values()):
+        op.async_on(stream)  # each waits for the one before: all of them write y
+    result = y.to_host().sync()
+    expected = len(ops) * np.float32(options.a) * values
+    if not np.allclose(result, expected, rtol=1e-5):
+        parser.exit(1, f"{parser.prog}: the result differs from NumPy's\n")
+    print(f"{', '.join(ops)}: {len(ops)} x a * x, the same as NumPy's")
+    if "numba" not in ops:
+        print("numba: needs a GPU, or its simulator: set NUMBA_ENABLE_CUDASIM=1")
+
+
+if __name__ == "__main__":
+    main()

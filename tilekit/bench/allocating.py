@@ -1,0 +1,107 @@
+"""What it costs to allocate device memory and to give it up, beside the driver's own pool and the pools of peers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from tilekit import __version__, api
+from tilekit.bench import Options, raw
+from tilekit.bench.awaiting import policy_of
+from tilekit.bench.environment import version_of
+from tilekit.bench.report import OWN, LeftOut
+from tilekit.bench.saxpy_peers import need
+from tilekit.bench.sweep import Candidate, Sweep, Work, survey, sweep
+from tilekit.storage import allocate
+from tilekit.stream import Stream
+
+__all__ = ["SIZES", "run"]
+
+SIZES = (4096, 2**20)
+"""In bytes."""
+
+_log = logging.getLogger("tilekit.bench")
+
+
+def run(options: Options) -> Sweep:
+    """Measure allocating and freeing, of 4 KiB and 1 MiB, or of `options.n` bytes. Blocks until it is done."""
+    device = options.device
+    left_out: list[LeftOut] = []
+    with ExitStack() as stack:
+        stream = stack.enter_context(device.stream())
+        stack.enter_context(policy_of(device, stream))
+        candidates = [*(_on_gpu(stream) if device.kind == "cuda" else _on_cpu()), *_own(stream)]
+        reference = candidates[0].label
+        _log.info("allocate: on %s", device.label)
+        results = survey(
+            candidates, (options.n,) if options.n else SIZES, items=lambda _: 1, rate=False, reference=reference,
+            rounds=options.rounds, left_out=left_out,
+        )  # fmt: skip
+    return sweep(
+        device,
+        benchmark="allocate",
+        rounds=options.rounds,
+        command=options.command,
+        axis="bytes",
+        unit="us",
+        rate=False,
+        reference=reference,
+        parameters={},
+        results=results,
+        left_out=tuple(left_out),
+    )
+
+
+def _work(launch: Callable[[], object]) -> Work:
+    """Nothing is computed, so there is nothing to check but that it does not fail."""
+    return Work(launch=launch, reset=lambda: None, check=lambda: None)
+
+
+def _candidate(name: str, version: str, variant: str, make: Callable[[int], Callable[[], object]]) -> Candidate:
+    return Candidate(name=name, version=version, variant=variant, build=lambda nbytes: _work(make(int(nbytes))))
+
+
+def _own(stream: Stream) -> list[Candidate]:
+    return [
+        _candidate(OWN, __version__, "memory alone", lambda nbytes: lambda: allocate(stream.device, nbytes, stream)),
+        _candidate(OWN, __version__, "api.empty, sync", lambda nbytes: lambda: api.empty(nbytes, np.uint8).sync()),
+    ]
+
+
+def _on_gpu(stream: Stream) -> list[Candidate]:
+    def driver(nbytes: int) -> Callable[[], object]:
+        from cuda.bindings import driver as cu
+
+        def once() -> None:
+            code, address = cu.cuMemAllocAsync(nbytes, stream.handle)
+            if code or cu.cuMemFreeAsync(address, stream.handle)[0]:
+                raise RuntimeError("the driver did not allocate")
+
+        return once
+
+    def torch(nbytes: int) -> Callable[[], object]:
+        need(("torch", "torch"))
+        import torch
+
+        return lambda: torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+
+    def cupy(nbytes: int) -> Callable[[], object]:
+        need(("cupy", "cupy"))
+        import cupy
+
+        return lambda: cupy.empty(nbytes, cupy.uint8)
+
+    return [
+        _candidate(raw.NAME, raw.version(), "cuMemAllocAsync, cuMemFreeAsync", driver),
+        _candidate("torch", f"{version_of('torch')}", "empty", torch),
+        _candidate("cupy", f"{version_of('cupy')}", "empty", cupy),
+    ]
+
+
+def _on_cpu() -> list[Candidate]:
+    make: Callable[[int], Callable[[], Any]] = lambda nbytes: lambda: np.empty(nbytes, np.uint8)  # noqa: E731
+    return [_candidate("numpy", np.__version__, "empty", make)]

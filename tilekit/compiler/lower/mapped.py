@@ -1,0 +1,158 @@
+"""Lowering of `tilekit.lang.mapped`: the loop of a persistent kernel over the tiles of a mapped partition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import cgutils, types
+from numba.cuda.core.imputils import RefType, iternext_impl
+from numba.cuda.cudaimpl import registry
+from numba.cuda.extending import core_models, register_model
+
+from tilekit.compiler.lower.access import tensor_field
+from tilekit.compiler.lower.emit import pack, special_register, unpack
+from tilekit.compiler.ops import attribute
+from tilekit.compiler.types import TensorType, i32, i64
+
+__all__ = ["TileIndexType", "TilesType", "tile_counts"]
+
+
+def _key(tensor: TensorType, others: tuple[str, ...]) -> str:
+    """All that is in the type: numba takes types of one name for one type, in every kernel of the process."""
+    return f"{tensor.parameter}, {tensor.facts}, {tensor.config}, {others}"
+
+
+class TileIndexType(types.Type):
+    """A tile of a mapped partition: its index, an i32 for each dimension, is its value.
+
+    Attributes:
+        tensor: the partition.
+        others: the names of partitions that are cut alike, and take its tiles too.
+    """
+
+    mangling_args = ("i", ())
+
+    def __init__(self, tensor: TensorType, others: tuple[str, ...]) -> None:
+        self.tensor, self.others = tensor, others
+        super().__init__(f"TileIndex({_key(tensor, others)})")
+
+
+class _TilesIterator(types.SimpleIteratorType):
+    """Where a block is among the tiles that it visits."""
+
+    mangling_args = ("v", ())
+
+    def __init__(self, tensor: TensorType, others: tuple[str, ...]) -> None:
+        self.tensor, self.others = tensor, others
+        super().__init__(f"TilesIterator({_key(tensor, others)})", TileIndexType(tensor, others))
+
+
+class TilesType(types.SimpleIterableType):
+    """What `y.tiles()` gives: the number of tiles along each dimension is its value."""
+
+    mangling_args = ("T", ())
+
+    def __init__(self, tensor: TensorType, others: tuple[str, ...]) -> None:
+        self.tensor, self.others = tensor, others
+        super().__init__(f"Tiles({_key(tensor, others)})", _TilesIterator(tensor, others))
+
+
+@register_model(TileIndexType)
+@register_model(TilesType)
+class _IntsModel(core_models.PrimitiveModel):
+    def __init__(self, manager: Any, ty: Any) -> None:
+        super().__init__(manager, ty, ir.ArrayType(i32, ty.tensor.facts.rank))
+
+
+@register_model(_TilesIterator)
+class _IteratorModel(core_models.PrimitiveModel):
+    """A pointer to the place of the next tile, the numbers of tiles along each dimension, and of all."""
+
+    def __init__(self, manager: Any, ty: _TilesIterator) -> None:
+        counts = ir.ArrayType(i32, ty.tensor.facts.rank)
+        super().__init__(manager, ty, ir.LiteralStructType([i32.as_pointer(), counts, i32]))
+
+
+def tile_counts(builder: ir.IRBuilder, tensor: TensorType, value: ir.Value) -> list[ir.Value]:
+    """The number of tiles along each dimension; a map has fewer than 2^31 of them."""
+    counts = []
+    for dim, extent in enumerate(tensor.facts.tile):
+        elements = tensor_field(builder, tensor, value, f"extent{dim}")
+        rounded = builder.add(elements, ir.Constant(elements.type, extent - 1))
+        count = builder.lshr(rounded, ir.Constant(elements.type, extent.bit_length() - 1))
+        counts.append(builder.trunc(count, i32) if elements.type == i64 else count)
+    return counts
+
+
+@registry.lower("getiter", TilesType)
+def getiter(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
+    (counts,) = args
+    total = _product(builder, unpack(builder, counts))
+    place = cgutils.alloca_once_value(builder, special_register(builder, "ctaid.x"))
+    iterator: Any = ir.Constant(context.get_value_type(signature.return_type), ir.Undefined)
+    for at, part in enumerate((place, counts, total)):
+        iterator = builder.insert_value(iterator, part, at)
+    return iterator
+
+
+@registry.lower("iternext", _TilesIterator)
+@iternext_impl(RefType.UNTRACKED)
+def iternext(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value], result: Any) -> None:
+    place, counts, total = (builder.extract_value(args[0], at) for at in range(3))
+    at = builder.load(place)
+    visits = builder.icmp_unsigned("<", at, total)
+    result.set_valid(visits)
+    with builder.if_then(visits):
+        group = signature.args[0].tensor.facts.group
+        result.yield_(pack(builder, _grouped(builder, at, unpack(builder, counts), group)))
+        # There are fewer than 2^31 tiles and as many blocks, so that this does not wrap.
+        builder.store(builder.add(at, special_register(builder, "nctaid.x")), place)
+
+
+def _product(builder: ir.IRBuilder, factors: list[ir.Value]) -> ir.Value:
+    product = ir.Constant(i32, 1)
+    for factor in factors:
+        product = factor if _is(product, 1) else product if _is(factor, 1) else builder.mul(product, factor)
+    return product
+
+
+def _is(value: ir.Value, number: int) -> bool:
+    return isinstance(value, ir.Constant) and value.constant == number
+
+
+def _divmod(builder: ir.IRBuilder, value: ir.Value, divisor: ir.Value) -> tuple[ir.Value, ir.Value]:
+    if _is(divisor, 1):
+        return value, ir.Constant(i32, 0)
+    quotient = builder.udiv(value, divisor)
+    return quotient, builder.sub(value, builder.mul(quotient, divisor))
+
+
+def _grouped(builder: ir.IRBuilder, at: ir.Value, tiles: list[ir.Value], group: tuple[int, ...]) -> list[ir.Value]:
+    """`tilekit.partition.grouped_index`, step by step; a group with one tile along a dimension has one at the edge too."""
+    first: list[ir.Value] = []
+    extents: list[ir.Value] = []
+    for dim, (count, size) in enumerate(zip(tiles, group, strict=True)):
+        extent = ir.Constant(i32, size)
+        row = _product(builder, [*extents, extent, *tiles[dim + 1 :]])
+        which, at = _divmod(builder, at, row)
+        if size == 1:
+            start = which
+        else:
+            start = builder.mul(which, extent)
+            left = builder.sub(count, start)
+            extent = builder.select(builder.icmp_unsigned("<", left, extent), left, extent)
+        first.append(start)
+        extents.append(extent)
+    index = []
+    for dim in reversed(range(len(tiles))):
+        inner = at
+        if dim:  # what is left for the first dimension is inside
+            at, inner = _divmod(builder, at, extents[dim])
+        index.append(first[dim] if _is(extents[dim], 1) else builder.add(first[dim], inner))
+    return index[::-1]
+
+
+@attribute(TileIndexType, "index")
+def tile_index(tile: TileIndexType) -> Any:
+    return types.UniTuple(types.int32, tile.tensor.facts.rank), lambda builder, value: value

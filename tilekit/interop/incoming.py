@@ -1,0 +1,324 @@
+"""Memory of other libraries as tensors: `as_tensor`, `from_pointer`."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tilekit import dtypes
+from tilekit.device import Device, default_device
+from tilekit.driver.protocol import Memory
+from tilekit.interop import dlpack
+from tilekit.interop.crossing import bridge, known, remember
+from tilekit.ops import DeviceOp
+from tilekit.storage import Storage, Use
+from tilekit.stream import Stream, as_stream
+from tilekit.tensor import Tensor, as_shape, contiguous_strides
+
+__all__ = ["as_tensor", "from_pointer"]
+
+_LEGACY = 1  # CU_STREAM_LEGACY: the default stream, as an address
+_HOST = (dlpack.CPU, dlpack.CUDA_HOST)  # page-locked memory is called by either name
+
+
+def as_tensor(obj: Any, *, device: Device | str | None = None) -> Tensor:
+    """A tensor over the memory of another library's array. Nothing is copied, and nobody waits.
+
+    What the tensor is used for runs after the work that the array's library has submitted by now: on its current stream, where it
+    exports by DLPack; on the stream that `__cuda_array_interface__` names. The memory is kept alive until tilekit's work on it is
+    done. What the library submits later, tilekit cannot see: run ops on that library's stream, or call `as_tensor` again.
+
+    The same memory, met again, is the same storage here, so its order is kept across all its tensors.
+
+    Args:
+        obj: an array of PyTorch, CuPy, JAX, numba, NumPy; any object with `__dlpack__` or `__cuda_array_interface__`; a DLPack
+            capsule. A NumPy array, and others in the host's memory, become tensors of a CPU device.
+        device: where it must be. For memory of the host's, which CPU device shall have it; by default the default device.
+
+    Raises:
+        TypeError: `obj` has no memory that can be shared, or elements of a type that tilekit does not have.
+        ValueError: it is on another device; the default device is a GPU, and the memory is the host's; strides are no multiples
+            of the element's size, or the address is none; the capsule was used already.
+        BufferError: the library refuses.
+    """
+    wanted = None if device is None else Device(device)
+    if isinstance(obj, Tensor):
+        if wanted is not None and obj.device is not None:
+            _check_device(obj.device, wanted)
+        return obj
+    if isinstance(obj, DeviceOp):
+        raise TypeError(f"{obj!r} is an op that has not run; .sync() or await gives the tensor")
+    if isinstance(obj, np.ndarray):
+        return _of_numpy(obj, wanted)
+    if dlpack.is_capsule(obj):
+        return _of_capsule(obj, wanted)
+    if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
+        return _of_exporter(obj, wanted)
+    interface = getattr(obj, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _of_interface(obj, interface, wanted)
+    raise TypeError(
+        f"as_tensor: {_kind(obj)} has neither __dlpack__ nor __cuda_array_interface__, so it shares no memory; "
+        "copy it to the device with api.from_host(numpy.asarray(...))"
+    )
+
+
+def from_pointer(
+    address: int,
+    shape: int | tuple[int, ...],
+    dtype: Any,
+    strides: Sequence[int] | None = None,
+    *,
+    owner: Any = None,
+    device: Device | str | None = None,
+    nbytes: int | None = None,
+    stream: Any = None,
+) -> Tensor:
+    """A tensor over the memory at an address. Nothing is copied.
+
+    With an `owner`, that is kept alive until tilekit's work on the memory is done. Without, the tensor is borrowed: only work
+    that is waited for in place may use it. `sync`, `sync_on` and `await` take it; `run`, `schedule` and `async_on` refuse it.
+
+    Args:
+        address: of the first element: on a CPU device of the host's memory, else of the device's.
+        shape, dtype: the tensor's.
+        strides: in elements; by default C-contiguous.
+        owner: what the memory belongs to.
+        device: where it is; by default the default device.
+        nbytes: how much memory there is from `address` on. By default CUDA is asked on a GPU, and nobody on a CPU device.
+        stream: where the memory was written last: a stream, as `as_stream` takes it. tilekit's work waits for what is in it now.
+            By default it must be written already.
+
+    Raises:
+        TypeError: no address, shape, strides or dtype.
+        ValueError: the elements lie outside of the memory; the address is 0, no multiple of the element's size, or not on the
+            device.
+    """
+    where = default_device() if device is None else Device(device)
+    extents, kind = as_shape(shape), dtypes.as_dtype(dtype)
+    try:
+        start = operator.index(address)
+        steps = contiguous_strides(extents) if strides is None else tuple(map(operator.index, strides))
+        room = None if nbytes is None else operator.index(nbytes)
+    except TypeError as error:
+        raise TypeError(f"from_pointer: the address, nbytes and each of the strides are ints: {error}") from None
+    if len(steps) != len(extents):
+        raise ValueError(f"from_pointer: {len(steps)} strides as {steps} for a shape of {len(extents)} dimensions as {extents}")
+    what = f"from_pointer({start:#x})"
+    if math.prod(extents) and start <= 0:
+        raise ValueError(f"{what}: {start} is no address")
+    low, high = _span(start, extents, steps, kind.itemsize)
+    if room is not None and not start <= low <= high <= start + room:
+        raise ValueError(
+            f"{what}: the memory has {room:,} bytes; a {kind.name} tensor of shape {extents} and strides {steps} needs those "
+            f"from {low - start:,} to {high - start:,}"
+        )
+    if room is None and where.kind == "cuda" and high > low:
+        _check_extent(what, where, low, high)
+    last = None
+    if stream is not None:
+        user = as_stream(stream, where)
+        last = (user, user.mark())
+    return _tensor(what, where, start, extents, kind, steps, owner, last, None, shared=False)
+
+
+# what is known of an array by each of the protocols
+
+
+def _of_numpy(array: np.ndarray[Any, Any], wanted: Device | None) -> Tensor:
+    device = _host_device(array, wanted)
+    kind = dtypes.as_dtype(array.dtype)
+    readonly = None if array.flags.writeable else "the NumPy array is"
+    strides = _in_elements("as_tensor", array.strides, kind)
+    address = array.__array_interface__["data"][0]
+    return _tensor("as_tensor", device, address, array.shape, kind, strides, array, None, readonly)
+
+
+def _of_exporter(obj: Any, wanted: Device | None) -> Tensor:
+    place, ordinal = (int(part) for part in obj.__dlpack_device__())
+    stream = None
+    if place in (dlpack.CUDA, dlpack.CUDA_MANAGED):
+        device = Device(ordinal)
+        _check_device(device, wanted)
+        stream = bridge(device)
+    else:
+        device = _place(obj, place, wanted)
+    asked = None if stream is None else stream.address
+    try:
+        capsule = obj.__dlpack__(stream=asked, max_version=(1, 0))
+    except TypeError:  # those that know no versions
+        capsule = obj.__dlpack__(stream=asked)
+    view = dlpack.taken(capsule)
+    if (view.device[0] in _HOST) != (place in _HOST):
+        raise ValueError(
+            f"as_tensor: {_kind(obj)} says that it is on device {(place, ordinal)} of DLPack, and exports {view.device}"
+        )
+    # JAX's arrays never change, whatever its capsules say.
+    never = type(obj).__module__.partition(".")[0] in ("jax", "jaxlib")
+    readonly = f"{_kind(obj)} says so" if view.readonly or never else None
+    return _of_view(view, device, stream, readonly)
+
+
+def _of_capsule(capsule: Any, wanted: Device | None) -> Tensor:
+    view = dlpack.taken(capsule)
+    stream = None
+    if view.device[0] in (dlpack.CUDA, dlpack.CUDA_MANAGED):
+        device = Device(view.device[1])
+        _check_device(device, wanted)
+        stream = device.adopt(_LEGACY, None)  # for which a capsule is made, unless another stream is asked for
+    else:
+        device = _place(capsule, view.device[0], wanted)
+    return _of_view(view, device, stream, "the DLPack capsule says so" if view.readonly else None)
+
+
+def _of_view(view: dlpack.View, device: Device, stream: Stream | None, readonly: str | None) -> Tensor:
+    last = None if stream is None else (stream, stream.mark())
+    strides = contiguous_strides(view.shape) if view.strides is None else view.strides
+    return _tensor("as_tensor", device, view.address, view.shape, view.dtype, strides, view.owner, last, readonly)
+
+
+def _of_interface(obj: Any, interface: dict[str, Any], wanted: Device | None) -> Tensor:
+    what = f"as_tensor: {_kind(obj)}"
+    if interface.get("mask") is not None:
+        raise TypeError(f"{what} has a mask, which tensors have not")
+    try:
+        shape = as_shape(tuple(interface["shape"]))
+        address, is_readonly = interface["data"]
+        typestr, steps = interface["typestr"], interface.get("strides")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{what} has a damaged __cuda_array_interface__, {interface!r}: {error}") from None
+    kind = dtypes.as_dtype(typestr)
+    strides = contiguous_strides(shape) if steps is None else _in_elements(what, steps, kind)
+    if len(strides) != len(shape):
+        raise ValueError(
+            f"{what} has {len(strides)} strides as {tuple(steps or ())} for a shape of {len(shape)} dimensions as {shape}"
+        )
+    asked = wanted if wanted is not None and wanted.kind == "cuda" else default_device()
+    asked = asked if asked.kind == "cuda" else Device("cuda")
+    low, high = _span(address or 0, shape, strides, kind.itemsize)
+    device = asked if low == high else _check_extent(what, asked, low, high, any_device=True)
+    _check_device(device, wanted)
+    last = None
+    # Before version 3 an array was in order on the default stream; since then it says where it is, or None if that is no matter.
+    number = interface.get("stream") if interface.get("version", 0) >= 3 else _LEGACY
+    if number is not None:
+        if isinstance(number, bool) or not isinstance(number, int) or number <= 0:
+            raise ValueError(f"{what} names stream {number!r}: 1, 2 or the address of a CUDA stream can be one")
+        stream = device.adopt(number, None)
+        last = (stream, stream.mark())
+    readonly = f"{_kind(obj)} says so" if is_readonly else None
+    return _tensor(what, device, address or 0, shape, kind, strides, obj, last, readonly)
+
+
+# the tensor
+
+
+def _tensor(
+    what: str,
+    device: Device,
+    address: int,
+    shape: tuple[int, ...],
+    dtype: dtypes.DType,
+    strides: tuple[int, ...],
+    owner: Any,
+    last: Use | None,
+    readonly: str | None,
+    shared: bool = True,
+) -> Tensor:
+    """The tensor over that memory, whose extent was checked; if `shared`, in the storage that is known already, if one is."""
+    size = dtype.itemsize
+    low, high = _span(address, shape, strides, size)
+    if low == high:
+        return Tensor(Storage(device, device.no_memory), shape, dtype, strides)
+    if address % size:
+        raise ValueError(f"{what}: {address:#x} is no address of {dtype.name} elements, which start at multiples of {size} bytes")
+    storage = known(device, low, high, size) if shared else None
+    if storage is None or (storage.readonly is None) != (readonly is None):
+        if device.garbage or device.owners:  # a program that allocates nothing of its own must still let go of what it imported
+            device.collect()
+        buffer = None
+        if device.kind == "cpu":
+            buffer = np.ndarray(high - low, np.uint8, memoryview((ctypes.c_uint8 * (high - low)).from_address(low)))
+        storage = Storage(device, Memory(low, high - low, buffer), owner=owner, last_write=last, readonly=readonly)
+        if shared:
+            remember(storage)
+    elif last is not None:
+        storage.written_by(last)
+    return Tensor(storage, shape, dtype, strides, (address - storage.memory.address) // size)
+
+
+def _span(address: int, shape: tuple[int, ...], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
+    """The addresses that the elements lie between."""
+    if 0 in shape:
+        return address, address
+    ends = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
+    before, behind = sum(end for end in ends if end < 0), sum(end for end in ends if end > 0)
+    return address + before * itemsize, address + (behind + 1) * itemsize
+
+
+def _in_elements(what: str, strides: Sequence[int], dtype: dtypes.DType) -> tuple[int, ...]:
+    if any(step % dtype.itemsize for step in strides):
+        raise ValueError(
+            f"{what}: strides of {tuple(strides)} bytes are no multiples of the {dtype.itemsize} bytes of a {dtype.name}; make a "
+            "copy"
+        )
+    return tuple(step // dtype.itemsize for step in strides)
+
+
+def _check_extent(what: str, device: Device, low: int, high: int, any_device: bool = False) -> Device:
+    """The GPU that has the memory between two addresses, by what CUDA knows of it.
+
+    Raises:
+        ValueError: none has; or another than `device`, unless `any_device`; or the memory ends before.
+    """
+    found = device.driver.extent(low)
+    if found is None:
+        raise ValueError(
+            f"{what}: CUDA knows no device memory at {low:#x}. Memory of the host's is for a CPU device, device='cpu'"
+        )
+    start, nbytes, ordinal = found
+    if high > start + nbytes:
+        raise ValueError(
+            f"{what}: the tensor needs the {high - low:,} bytes from {low:#x} on, and the memory there ends after "
+            f"{start + nbytes - low:,}"
+        )
+    if ordinal != device.ordinal and not any_device:
+        raise ValueError(f"{what}: that memory is on cuda:{ordinal}, not on {device.label}")
+    return Device(ordinal) if ordinal != device.ordinal else device
+
+
+# where it is
+
+
+def _check_device(found: Device, wanted: Device | None) -> None:
+    if wanted is not None and found is not wanted:
+        raise ValueError(
+            f"as_tensor: the memory is on {found.label}, not on {wanted.label}: take it where it is, and copy it with "
+            f".to({wanted!r})"
+        )
+
+
+def _place(obj: Any, place: int, wanted: Device | None) -> Device:
+    if place not in _HOST:
+        raise ValueError(f"as_tensor: {_kind(obj)} is on a device of DLPack's kind {place}; tilekit knows CPUs (1) and CUDA (2)")
+    return _host_device(obj, wanted)
+
+
+def _host_device(obj: Any, wanted: Device | None) -> Device:
+    """The CPU device that gets memory of the host's."""
+    device = default_device() if wanted is None else wanted
+    if device.kind != "cpu":
+        raise ValueError(
+            f"as_tensor: {_kind(obj)} is in the host's memory, which {device.label} cannot share: copy it there with "
+            "api.from_host(array), or take it where it is with as_tensor(array, device='cpu')"
+        )
+    return device
+
+
+def _kind(obj: Any) -> str:
+    return f"{type(obj).__module__}.{type(obj).__qualname__}".removeprefix("builtins.")

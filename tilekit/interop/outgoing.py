@@ -1,0 +1,104 @@
+"""Tensors for other libraries: DLPack and `__cuda_array_interface__`, in order with the work that both sides submit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilekit.interop import dlpack
+from tilekit.interop.crossing import bridge, consumer_stream, lend
+from tilekit.storage import Storage
+from tilekit.tensor import Tensor
+
+__all__ = ["array_interface", "dlpack_capsule", "dlpack_device"]
+
+
+def dlpack_device(tensor: Tensor) -> tuple[int, int]:
+    """What `Tensor.__dlpack_device__` gives."""
+    device = _storage(tensor).device
+    # Whichever CPU device it is, its memory is the host's, which others know one of.
+    return (dlpack.CUDA, device.ordinal) if device.kind == "cuda" else (dlpack.CPU, 0)
+
+
+def _storage(tensor: Tensor) -> Storage:
+    if tensor.storage is None:
+        raise BufferError(f"{tensor!r} has no memory that another library could use")
+    return tensor.storage
+
+
+def dlpack_capsule(
+    tensor: Tensor,
+    stream: Any,
+    max_version: tuple[int, int] | None,
+    dl_device: tuple[int, int] | None,
+    copy: bool | None,
+) -> Any:
+    """What `Tensor.__dlpack__` gives."""
+    storage = _storage(tensor)
+    place = dlpack_device(tensor)
+    if dl_device is not None and tuple(dl_device) != place:
+        raise BufferError(
+            f"{tensor!r} is on device {place} of DLPack, not on {tuple(dl_device)}: bring it there with .to(device)"
+        )
+    if copy:
+        raise BufferError(f"{tensor!r} is shared, not copied: pass a .dup() of it for a copy")
+    if storage.readonly is not None and (max_version is None or max_version[0] < 1):
+        raise BufferError(
+            f"{storage!r} is read-only, since {storage.readonly}; that can be told from version 1.0 of DLPack on, which the "
+            "consumer does not ask for: pass a .dup()"
+        )
+    if storage.device.kind == "cpu":
+        if stream is not None:
+            raise ValueError(
+                f"__dlpack__: {tensor!r} has no stream of others to be ordered by; stream must be None, not {stream!r}"
+            )
+        for user, serial in storage.uses():
+            user.wait(serial)
+    else:
+        consumer = consumer_stream(storage.device, stream)
+        if consumer is not None:
+            for user, serial in storage.uses():
+                consumer.wait_for(user, serial)
+    lend(storage)
+    return dlpack.capsule_of(np.asarray(_Memory(tensor)), tensor.dtype, place, max_version)
+
+
+class _Memory:
+    """A tensor's memory as NumPy understands it: unsigned integers somewhere. An array of it keeps the tensor alive."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tensor.shape,
+            "strides": tuple(stride * tensor.itemsize for stride in tensor.strides),
+            "typestr": f"=u{tensor.itemsize}",
+            "data": (tensor.address, _storage(tensor).readonly is not None),
+        }
+
+
+def array_interface(tensor: Tensor) -> dict[str, Any]:
+    """What `Tensor.__cuda_array_interface__` is.
+
+    Raises:
+        AttributeError: the tensor is not in a GPU's memory.
+    """
+    storage = tensor.storage
+    if storage is None or storage.device.kind != "cuda":
+        raise AttributeError(f"{tensor!r} is not in the memory of a GPU")
+    stream = None
+    for user, serial in storage.uses():
+        if not user.passed(serial):
+            # Not the user's own stream: consumers wait for all that is in the one they are told, and that is the user's to close.
+            stream = stream or bridge(storage.device)
+            stream.wait_for(user, serial)
+    lend(storage)
+    return {
+        "version": 3,
+        "shape": tensor.shape,
+        "typestr": tensor.dtype.str if tensor.dtype.isbuiltin == 1 else f"<V{tensor.itemsize}",  # ml_dtypes' have no name there
+        "data": (tensor.address if tensor.size else 0, storage.readonly is not None),
+        "strides": None if tensor.is_contiguous else tuple(stride * tensor.itemsize for stride in tensor.strides),
+        "stream": None if stream is None else stream.address,
+    }

@@ -1,0 +1,103 @@
+"""`LaunchConfig`: how many blocks of how many threads, for kernels that were not written in the tile language."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["LaunchConfig"]
+
+# What CUDA launches at most along the axes 0, 1, 2, on every GPU that tilekit runs on.
+_GRID_LIMITS = (2**31 - 1, 65535, 65535)
+_BLOCK_LIMITS = (1024, 1024, 64)
+_THREADS_LIMIT = 1024
+_CLUSTER_LIMIT = 16  # blocks; 8 on every GPU that has clusters
+
+Triple = tuple[int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True, init=False)
+class LaunchConfig:
+    """How a kernel that is not tilekit's is launched: `LaunchConfig(grid=(8, 8), block=256)`.
+
+    (A tile kernel needs none: its grid follows from its partitions, and its threads are tilekit's affair.)
+
+    Attributes:
+        grid: the blocks along the three axes. With a 0, nothing is launched.
+        block: the threads of a block along them.
+        shared_bytes: dynamic shared memory of a block, in bytes. More than 48 KB is asked for where it is needed.
+        cluster: the blocks of a thread block cluster along the three axes; None for no clusters. They need sm_90 or newer.
+    """
+
+    grid: Triple
+    block: Triple
+    shared_bytes: int
+    cluster: Triple | None
+
+    def __init__(
+        self,
+        *,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        shared_bytes: int = 0,
+        cluster: int | Sequence[int] | None = None,
+    ) -> None:
+        """Check and keep.
+
+        Args:
+            grid, block, cluster: an int, or up to three; the axes that are left out have 1.
+            shared_bytes: see above.
+
+        Raises:
+            TypeError, ValueError: CUDA launches no such thing.
+        """
+        blocks, threads = _triple("grid", grid, 0, _GRID_LIMITS), _triple("block", block, 1, _BLOCK_LIMITS)
+        if math.prod(threads) > _THREADS_LIMIT:
+            raise ValueError(f"LaunchConfig: block {threads} has {math.prod(threads)} threads; CUDA has {_THREADS_LIMIT} at most")
+        (shared,) = _integers("shared_bytes", shared_bytes)
+        if not 0 <= shared < 2**32:
+            raise ValueError(f"LaunchConfig: shared_bytes is a number of bytes, not {shared}")
+        clusters = None if cluster is None else _triple("cluster", cluster, 1, (_CLUSTER_LIMIT,) * 3)
+        if clusters is not None:
+            if math.prod(clusters) > _CLUSTER_LIMIT:
+                raise ValueError(
+                    f"LaunchConfig: cluster {clusters} has {math.prod(clusters)} blocks; CUDA has {_CLUSTER_LIMIT} at most"
+                )
+            if any(count % size for count, size in zip(blocks, clusters, strict=True)):
+                raise ValueError(f"LaunchConfig: the grid {blocks} is not made of whole clusters {clusters}")
+        for name, value in (("grid", blocks), ("block", threads), ("shared_bytes", shared), ("cluster", clusters)):
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def for_num_elems(cls, n: int, block: int = 256) -> LaunchConfig:
+        """As many blocks of `block` threads as `n` elements need, a thread for each; of 0 elements none.
+
+        Raises:
+            TypeError, ValueError: `n` is negative, or more than one grid has threads.
+        """
+        (count,), (threads,) = _integers("n", n), _integers("block", block)
+        if count < 0:
+            raise ValueError(f"LaunchConfig.for_num_elems: n is a number of elements, not {count}")
+        return cls(grid=-(-count // max(threads, 1)), block=threads)
+
+
+def _integers(name: str, given: Any) -> tuple[int, ...]:
+    numbers = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    if not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in numbers):
+        raise TypeError(f"LaunchConfig: {name} is made of ints, not {given!r}")
+    return tuple(map(int, numbers))
+
+
+def _triple(name: str, given: Any, least: int, limits: Triple) -> Triple:
+    numbers = _integers(name, given)
+    if not 1 <= len(numbers) <= 3:
+        raise ValueError(f"LaunchConfig: {name} has one to three axes, not {len(numbers)} as {given!r}")
+    x, y, z = (*numbers, 1, 1)[:3]
+    for axis, (n, limit) in enumerate(zip((x, y, z), limits, strict=True)):
+        if not least <= n <= limit:
+            raise ValueError(f"LaunchConfig: {name} {numbers} has {n} along axis {axis}; CUDA has {least} to {limit} there")
+    return x, y, z
