@@ -240,7 +240,7 @@ def stream_chunks(
     source: np.ndarray[Any, Any],
     out: np.ndarray[Any, Any] | None = None,
     *,
-    chunk_bytes: int = 32 << 20,
+    chunk_bytes: int = 128 << 20,
     progress: Callable[[int, int], object] | None = None,
 ) -> DeviceOp[Any]:
     """An op that takes an array through the device in chunks: while one is worked on, the next comes and the last one goes.

@@ -116,7 +116,7 @@ def test_arrays_in_page_locked_memory(device):
 
 
 def test_large_copies_do_not_block_the_loop(device):
-    source = np.random.default_rng(0).integers(0, 256, 1 << 29, np.uint8)
+    source = np.random.default_rng(0).integers(0, 256, 1 << 31, np.uint8)
 
     async def main():
         await api.from_host(source[: 1 << 24])  # page-locks the chunks

@@ -175,6 +175,15 @@ def test_out_of_memory_leaves_all_usable(device):
         assert (caught.value.requested_bytes, caught.value.total_bytes) == (2 * total, total)
         assert caught.value.code == "CUDA_ERROR_OUT_OF_MEMORY"
         np.testing.assert_array_equal(to_host(ctx, zeros(ctx, 10)), 0)
+        assert nothing_is_hoarded(total)
+
+
+def nothing_is_hoarded(total):
+    """Whether other processes can have most of the device's memory."""
+    from cuda.bindings import driver
+
+    _, free, _ = driver.cuMemGetInfo()
+    return int(free) > total // 2
 
 
 def test_callbacks_come_after_the_work_and_may_use_the_device(device, add):

@@ -375,6 +375,7 @@ class CudaDriver:
         if result[0]:
             self.ledger.cancel(nbytes)
             if result[0] == _OUT_OF_MEMORY:
+                self.trim()  # before it gave up, the pool took all that the device had left
                 raise self.exhausted(nbytes)
             raise _error(self._cu, result[0])
         return Memory(int(result[1]), nbytes)

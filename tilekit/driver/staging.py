@@ -28,7 +28,7 @@ LARGE = 4 * 1024 * 1024
 _SMALL_SLAB, _SMALL_MOST = 32, 512  # chunks allocated at once, and in all: 2 MiB, 32 MiB
 _LARGE_SLAB, _LARGE_MOST = 4, 16  # 16 MiB, 64 MiB
 # From here on several threads move the data faster, piece by piece, than the driver does when it copies pageable memory alone.
-PARALLEL = 4 * LARGE
+PARALLEL = 8 * LARGE
 _LOOKED_AT = 8  # how many chunks are looked at, to find one whose last copy has passed
 
 
