@@ -21,6 +21,9 @@ from tilekit.storage import Storage
 
 __all__ = ["DEVICE_CODE", "Tensor", "as_shape", "contiguous_strides"]
 
+# How hard to think about two strided views before they count as overlapping (NumPy's measure; a second is about 10^8).
+_OVERLAP_WORK = 100_000
+
 # Tensor methods that need kernels; `tilekit.api`, which has them, fills this in.
 DEVICE_CODE: dict[str, Callable[..., Any]] = {}
 
@@ -168,6 +171,24 @@ class Tensor:
         low = self.offset + sum(end for end in ends if end < 0)
         high = self.offset + sum(end for end in ends if end > 0) + 1
         return (low * self.itemsize, high * self.itemsize)
+
+    def shares_memory(self, other: Tensor) -> bool:
+        """Whether the two have a byte in common, or are too intricate to tell. Memory of others' may be met in two storages."""
+        if self.storage is None or other.storage is None:
+            return False
+        apart = self.storage is not other.storage
+        if apart and self.storage.owned and other.storage.owned:
+            return False
+        (low, high), (start, end) = self.span(), other.span()
+        here, there = self.storage.memory.address, other.storage.memory.address
+        if there + start >= here + high or here + low >= there + end:
+            return False
+        if apart:
+            return True
+        try:
+            return bool(np.shares_memory(self.numpy_like(), other.numpy_like(), max_work=_OVERLAP_WORK))  # type: ignore[arg-type]
+        except np.exceptions.TooHardError:
+            return True
 
     # views
 

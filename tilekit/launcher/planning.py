@@ -289,26 +289,11 @@ def _check_pair(kernel: Kernel, arguments: Sequence[Any], at: int, other: int) -
         return
     if argument is partition:
         raise ValueError(f"{kernel.label}: arguments {name} and {partner} are the same partition, and both are written")
-    if _share_memory(mine, theirs):
+    if mine.shares_memory(theirs):
         raise ValueError(
             f"{kernel.label}: arguments {name} and {partner} overlap in memory, and {name} is written; only the very "
             "same view may be written by one argument and read by another. Pass a dup() of one of them"
         )
-
-
-# How hard to think about two strided views before they count as overlapping (NumPy's measure; a second is about 10^8).
-_OVERLAP_WORK = 100_000
-
-
-def _share_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether two views of one storage have an element in common, or are too intricate to tell."""
-    (low, high), (start, end) = a.span(), b.span()
-    if start >= high or low >= end:
-        return False
-    try:
-        return bool(np.shares_memory(a.numpy_like(), b.numpy_like(), max_work=_OVERLAP_WORK))  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return True
 
 
 def _check_distinct(kernel: Kernel, parameter: Parameter, partition: Partition) -> None:
