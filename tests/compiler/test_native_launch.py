@@ -241,3 +241,22 @@ def test_many_threads_launch_the_same_kernel(gpu):
         thread.join()
     found = [np.frombuffer(values, np.uint64)[0] for *_, values in driver.launches]
     assert sorted(found) == sorted(y.address for y in outs for _ in range(200))
+
+
+def test_what_other_threads_did_meanwhile_is_not_forgotten(gpu):
+    """Their use must still be waited for before the memory is freed."""
+    device, driver = gpu
+    here, there = device.policy.next_stream(), device.stream()
+    x, y = api.zeros(2048).sync(), api.zeros(2048).sync()
+    add(y.partition(512), x).sync()
+    op = add(y.partition(512), x)
+    launch = plan_of(op).native
+
+    def others() -> None:
+        y.storage.last_write = (there, 7)
+        y.storage.reads[there] = 8
+
+    driver.meanwhile = others
+    assert launch(here, op.arguments, "label") == 0
+    assert y.storage.last_write == (here, here.pending)
+    assert y.storage.reads == {there: 8}

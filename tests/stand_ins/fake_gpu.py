@@ -10,6 +10,7 @@ import collections
 import ctypes
 import enum
 import itertools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,6 +58,7 @@ class FakeBindings:
         launches: of each launch the function, grid, block, shared bytes, the stream, and so many parameters.
         context: which one is current.
         refuse: the code that the next launches return.
+        meanwhile: is called during each launch, as other threads may run then.
     """
 
     CUstream_flags = CUevent_flags = CUmemPool_attribute = CUfunction_attribute = _Flag
@@ -69,6 +71,7 @@ class FakeBindings:
         self.not_ready = self.slots = self.refuse = 0
         self.foreign: list[tuple[int, int]] = []
         self.launches: list[tuple[Any, ...]] = []
+        self.meanwhile: Callable[[], object] = lambda: None
         self._native = {b"cuLaunchKernel": _LAUNCH(self._launched), b"cuCtxGetCurrent": _CURRENT(self._current)}
         self._addresses = itertools.count(1 << 32, 1 << 20)
         self._handles = itertools.count(1)
@@ -130,6 +133,7 @@ class FakeBindings:
 
     def _launched(self, function: Any, *rest: Any) -> int:
         self.calls["cuLaunchKernel"] += 1
+        self.meanwhile()
         *sizes, stream, params, _ = rest
         values = b"".join(ctypes.string_at(params[i], 8) for i in range(self.slots))
         self.launches.append((function, tuple(sizes[:3]), tuple(sizes[3:6]), sizes[6], stream, values))

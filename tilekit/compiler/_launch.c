@@ -32,7 +32,7 @@ typedef struct {
 } Launcher;
 
 static struct {
-    PyObject *storage, *tensor, *flat, *last_write, *reads, *closed, *address, *pending, *names, *append;
+    PyObject *storage, *tensor, *flat, *last_write, *written_by, *reads, *closed, *address, *pending, *names, *append;
 } name;
 
 static int as_pointer(PyObject *value, void *where)
@@ -171,15 +171,26 @@ static int is_free(View *view, PyObject *stream)
     return 1;
 }
 
-/* Remember the use (stream, serial) of all memory, as ExecutionContext.note does. */
+/* Remember the use (stream, serial) of all memory, as ExecutionContext.note does; 0 with an exception if that fails. */
 static int note(View *views, int count, PyObject *stream, PyObject *serial)
 {
     PyObject *use = PyTuple_Pack(2, stream, serial);
     int done = use != NULL;
     for (int i = 0; done && i < count; i++) {
         if (views[i].uses & WRITTEN) {
-            PyDict_Clear(views[i].reads); /* the stream's own */
-            done = PyObject_SetAttr(views[i].storage, name.last_write, use) == 0;
+            /* Other threads may have come in between: what they did must not be forgotten. */
+            PyObject *last = PyObject_GetAttr(views[i].storage, name.last_write);
+            int ours = last == Py_None || (last && PyTuple_CheckExact(last) && PyTuple_GET_ITEM(last, 0) == stream);
+            Py_XDECREF(last);
+            Py_ssize_t readers = PyDict_GET_SIZE(views[i].reads);
+            if (ours && (readers == 0 || (readers == 1 && PyDict_Contains(views[i].reads, stream) == 1))) {
+                PyDict_Clear(views[i].reads); /* the stream's own, which is behind the write */
+                done = PyObject_SetAttr(views[i].storage, name.last_write, use) == 0;
+            } else {
+                PyObject *none = last ? PyObject_CallMethodOneArg(views[i].storage, name.written_by, use) : NULL;
+                done = none != NULL;
+                Py_XDECREF(none);
+            }
         } else {
             done = PyDict_SetItem(views[i].reads, stream, serial) == 0;
         }
@@ -293,6 +304,7 @@ static int intern_names(void)
     return (name.storage = PyUnicode_InternFromString("storage")) && (name.tensor = PyUnicode_InternFromString("tensor")) &&
            (name.flat = PyUnicode_InternFromString("flat")) &&
            (name.last_write = PyUnicode_InternFromString("last_write")) &&
+           (name.written_by = PyUnicode_InternFromString("written_by")) &&
            (name.reads = PyUnicode_InternFromString("reads")) && (name.closed = PyUnicode_InternFromString("closed")) &&
            (name.address = PyUnicode_InternFromString("address")) &&
            (name.pending = PyUnicode_InternFromString("pending")) && (name.names = PyUnicode_InternFromString("_names")) &&
