@@ -18,7 +18,7 @@ PAGE = Path(__file__).resolve().parents[1] / "reference" / "tensors-and-peers.md
 _INTRODUCTION = """\
 # Tensors, and what others call it
 
-Each row is one thing that can be done with a tensor. In the expressions `x` is a tensor of 4 by 6 float32, `y` another one of the same shape, and `a` a NumPy array; what tilekit returns is an op where the expression ends in
+Each row is one thing that can be done with a tensor. In the expressions `x` is a tensor of 4 by 6 float32, `y` another one of the same shape, `a` a NumPy array and `code` a text; what tilekit returns is an op where the expression ends in
 `.sync()`, and a view, at no cost, where it does not. A dash means that the library has no such thing.
 
 All expressions but those of cuTile Rust are run by the tests, where the library is installed, and must give the same numbers. The table is made by `python docs/tools/peer_table.py`.
@@ -124,7 +124,11 @@ GROUPS = (
         "Other libraries",
         (
             Row("take another's tensor, without copying", "np.from_dlpack(x)", "torch.from_dlpack(x)", "Tensor::from_foreign(owner, ..)", "tk.as_tensor(x)", cupy="cp.from_dlpack(x)"),
-            Row("page-locked memory of the host's", "", "torch.empty(8).pin_memory().shape[0]", "", "memory.pinned(8, tk.float32).shape[0]", cupy="cp.cuda.alloc_pinned_memory(8).size()"),
+            Row("lend it to another", "x.__dlpack__()", "x.__dlpack__()", "", "x.__dlpack__()", after="value is not None"),
+            Row("a kernel in CUDA C++", "", "", "AsyncKernelLaunch::new(function)", "tk.cuda_source(code, 'f', 'y: Out[f32]')", cupy="cp.RawKernel(code, 'f')", after="value.name"),
+            Row("how much memory is in use", "", "torch.cuda.memory_allocated()", "", "memory.stats().used_bytes", cupy="cp.get_default_memory_pool().used_bytes()", after="value >= 0"),
+            Row("no more than so much", "", "torch.cuda.set_per_process_memory_fraction(1.0)", "set_device_pool(id, pool)", "memory.set_limit(None)", cupy="cp.get_default_memory_pool().set_limit(size=0)", after="None"),
+            Row("page-locked memory of the host's", "", "torch.empty(8).pin_memory()", "", "memory.pinned(8, tk.float32)", cupy="cp.cuda.alloc_pinned_memory(32)", after="value is not None"),
             Row("give pooled memory back", "", "torch.cuda.empty_cache()", "", "memory.release()", cupy="cp.get_default_memory_pool().free_all_blocks()", after="None"),
         ),
     ),
