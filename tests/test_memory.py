@@ -444,3 +444,9 @@ def test_whoever_takes_the_buffer_is_trusted(cpu):
     x = unwritten(4)
     x.host_view()[:2] = 5
     assert x.to_host().sync()[:2].tolist() == [5.0, 5.0]
+
+
+def test_streaming_refuses_results_that_overwrite_what_is_to_be_read():
+    rows = np.arange(40, dtype=np.float32)
+    with pytest.raises(ValueError, match="out overlaps source and is not the same view"):
+        memory.stream_chunks(lambda x: x, rows[:-1], rows[1:])

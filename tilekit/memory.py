@@ -266,8 +266,8 @@ def stream_chunks(
 
     Raises:
         TypeError: `source` or `out` is no NumPy array, or of a dtype that is none of tilekit's.
-        ValueError: `source` has rank 0, `out` other rows or is read-only, or `chunk_bytes` is not positive. A result that does
-            not fit `out` is one too, when the op runs.
+        ValueError: `source` has rank 0, `out` other rows, or is read-only, or overlaps `source` without being the same view, or
+            `chunk_bytes` is not positive. A result that does not fit `out` is one too, when the op runs.
     """
     for name, array in (("source", source), *((("out", out),) if out is not None else ())):
         if not isinstance(array, np.ndarray):
@@ -279,10 +279,25 @@ def stream_chunks(
         raise ValueError(f"stream_chunks: source has {len(source)} rows, out has {len(out)}")
     if out is not None and not out.flags.writeable:
         raise ValueError('stream_chunks: out is read-only; open a memmap with mode "r+" or "w+"')
+    if out is not None and _overlap(source, out):
+        raise ValueError(
+            "stream_chunks: out overlaps source and is not the same view of the same memory: rows would be overwritten before "
+            "they are read. Pass source itself, or another array"
+        )
     if chunk_bytes <= 0:
         raise ValueError(f"stream_chunks: chunk_bytes is {chunk_bytes}: a chunk has at least one byte")
     rows = chunk_bytes // max(1, source.nbytes // max(1, len(source)))
     return _StreamChunks(work, np.asarray(source), None if out is None else np.asarray(out), progress, rows, out)
+
+
+def _overlap(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    """Whether two arrays share memory, or are too intricate to tell, and are not the same view of it."""
+    if (a.__array_interface__["data"][0], a.strides) == (b.__array_interface__["data"][0], b.strides):
+        return False
+    try:
+        return bool(np.shares_memory(a, b, max_work=100_000))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
 
 
 class _StreamChunks(DeviceOp[Any]):

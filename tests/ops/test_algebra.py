@@ -314,3 +314,54 @@ def test_the_error_of_a_shared_op_is_everybodys(device):
     for _ in range(3):
         with pytest.raises(KeyError, match="lost"):
             shared.sync()
+
+
+def test_a_job_that_was_not_started_is_everybodys(device):
+    """Whoever should have done it was cancelled before: the next who needs the result does it."""
+    from tilekit.ops.execution import HostJob
+
+    class Compiled(tk.DeviceOp):
+        def steps(self, ctx):
+            job = HostJob(lambda: 5)
+            yield [job]
+            return job.result()
+
+    shared = Compiled().shared()
+    ctx = tk.ExecutionContext(device, device.policy.next_stream())
+    first = shared.start(ctx)
+    (job,) = next(first)
+    first.close()  # as a cancelled task does
+    assert not job.started
+    assert shared.sync() == 5
+    assert shared.sync() == 5
+
+
+def test_an_interrupted_op_does_not_run_again(device):
+    class Interrupted(tk.DeviceOp):
+        runs = 0
+
+        def execute(self, ctx):
+            type(self).runs += 1
+            raise KeyboardInterrupt
+
+    shared = Interrupted().shared()
+    with pytest.raises(KeyboardInterrupt):
+        shared.sync()
+    with pytest.raises(RuntimeError, match="was interrupted, and cannot go on"):
+        shared.sync()
+    assert Interrupted.runs == 1
+
+
+def test_enumerated_numbers_are_scalars(device):
+    import enum
+
+    class Factor(enum.IntEnum):
+        THREE = 3
+
+    @tk.kernel
+    def scale(y: tk.InOut, g: int):
+        y.store(y.load() * g)
+
+    x = api.ones(64, tk.int32).sync()
+    scale(x.partition(32), Factor.THREE).sync()
+    assert x.to_host().sync().tolist() == [3] * 64

@@ -245,3 +245,23 @@ def test_memcpy(device):
         api.memcpy(api.meta(3), x)
     with pytest.raises(TypeError, match="memcpy copies from a tensor or a NumPy array, not list"):
         api.memcpy(y, [1])
+
+
+def test_or_else_works_side_by_side(device):
+    """A part whose work fails on the device learns of it, and may go on; the others are not touched."""
+    if device.kind != "cpu":
+        pytest.skip("on a GPU a fault is for good")
+
+    def fail():
+        raise ArithmeticError("boom")
+
+    def bad():
+        return tk.with_context(lambda ctx: tk.value(ctx.device.driver.submit(ctx.stream.handle, fail)))
+
+    for ops in (
+        (bad().or_else(lambda error: tk.value(42)), tk.value(2)),
+        (tk.value(2), bad().or_else(lambda error: tk.value(42))),
+    ):
+        assert sorted(tk.zip(*ops, parallel=True).sync()) == [2, 42]
+    with pytest.raises(tk.errors.DeviceError, match="boom"):
+        tk.zip(tk.value(1).map(lambda one: one), bad().then(lambda _: tk.host_fn(int)), parallel=True).sync()

@@ -69,7 +69,7 @@ def read_resources(cubin: bytes, entry: str) -> Resources:
                 if symbols[symbol] == entry:
                     found[attribute] = value
         registers = found[_REGISTER_COUNT]
-    except (struct.error, KeyError, IndexError, UnicodeDecodeError) as error:
+    except (struct.error, OverflowError, KeyError, IndexError, UnicodeDecodeError) as error:
         raise ValueError(f"not a cubin with a kernel {entry}: {error!r}") from None
     shared, local = by_name.get(f".nv.shared.{entry}"), by_name.get(f".nv.local.{entry}")
     return Resources(
@@ -96,7 +96,7 @@ def read_kernels(cubin: bytes) -> dict[str, tuple[int, ...] | None]:
             if info & 0xF == _FUNCTION and other & _ENTRY
         ]
         return {name: _parameter_sizes(infos.get(name, b"")) for name in kernels}
-    except (struct.error, KeyError, IndexError, UnicodeDecodeError, StopIteration) as error:
+    except (struct.error, OverflowError, KeyError, IndexError, UnicodeDecodeError, StopIteration) as error:
         raise ValueError(f"not a cubin, or a damaged one: {error!r}") from None
 
 

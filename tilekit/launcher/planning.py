@@ -336,7 +336,7 @@ def _facts(parameter: Parameter, argument: Any, covers: dict[tuple[int, ...], tu
         return _tensor_facts(argument, "in", None, covers.get(argument.shape))
     if isinstance(argument, np.generic):
         return ScalarFacts(dtypes.as_dtype(argument.dtype).name)
-    return _PYTHON_SCALARS[type(argument)]
+    return next(facts for kind, facts in _PYTHON_SCALARS.items() if isinstance(argument, kind))
 
 
 _PYTHON_SCALARS = {bool: ScalarFacts("bool"), int: ScalarFacts("int64"), float: ScalarFacts("float64")}

@@ -9,6 +9,7 @@ that happens). An empty list means: another thread or task has to get on first.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from types import GeneratorType
@@ -26,6 +27,9 @@ __all__ = ["Done", "HostJob", "HostValue", "Moment", "Run", "Steps", "Submission
 Moment = tuple[Stream, int]
 
 
+_starting = threading.Lock()
+
+
 class HostJob:
     """Work of the host's that takes long or blocks, such as compiling a kernel. A step makes one, yields it, takes its result.
 
@@ -40,10 +44,11 @@ class HostJob:
         after: moments that others let pass first, lest `work` wait for them while it holds a thread.
 
     Attributes:
+        started: whether somebody does it, or has done it.
         done: whether it has been done.
     """
 
-    __slots__ = ("_blocking", "_error", "_value", "_work", "after", "done")
+    __slots__ = ("_blocking", "_error", "_value", "_work", "after", "done", "started")
 
     def __init__(
         self, work: Callable[[], Any], *, blocking: Callable[[], Any] | None = None, after: Sequence[Moment] = ()
@@ -52,14 +57,16 @@ class HostJob:
         self._blocking, self.after = blocking, after
         self._value: Any = None
         self._error: BaseException | None = None
-        self.done = False
+        self.started = self.done = False
 
     def run(self, *, may_block: bool = False) -> None:
         """Do it, once, and keep what comes of it."""
-        work = (self._blocking if may_block else None) or self._work
-        if self._work is None or work is None:
-            return
-        self._work = self._blocking = None
+        with _starting:
+            work = (self._blocking if may_block else None) or self._work
+            if self.started or work is None:
+                return
+            self.started = True
+            self._work = self._blocking = None
         try:
             self._value = work()
         except BaseException as error:
@@ -169,10 +176,13 @@ class Run:
         """
         stack, result = self._stack, None
         if stack is None:
+            self._stack = []  # it has begun, whatever comes of it
             made = self.op.steps(self.ctx)
             if isinstance(made, Done):
                 return made
             stack = self._stack = [made]
+        if not stack:
+            raise RuntimeError(f"{self.op!r} was interrupted, and cannot go on")
         while True:
             try:
                 made = stack[-1].send(result) if failure is None else stack[-1].throw(failure)

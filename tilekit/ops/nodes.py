@@ -280,8 +280,8 @@ class Shared(Derived):
             if self._outcome is not None:
                 return ()
             if failure is None and not all(map(_happened, self._waits)):
-                # Somebody else does the jobs.
-                return [wait for wait in self._waits if not isinstance(wait, HostJob)]
+                # Somebody else does the jobs that were started; one whose waiter was cancelled before that is everybody's.
+                return [wait for wait in self._waits if not (isinstance(wait, HostJob) and wait.started)]
             self._advancing = True
             try:
                 if self._run is None:

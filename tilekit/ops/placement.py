@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tilekit.device import Device
@@ -76,18 +76,28 @@ def _side_by_side(ops: tuple[DeviceOp[Any], ...], ctx: ExecutionContext) -> Step
         contexts.append(ExecutionContext(ctx.device, stream))
     running = {at: Run(op, context) for at, (op, context) in enumerate(zip(ops, contexts, strict=True))}
     results: list[Any] = [None] * len(ops)
+    failures: dict[int, Exception] = {}
     try:
         while running:
-            waits: list[Wait] = []
+            waits: dict[int, Sequence[Wait]] = {}
             for at, run in list(running.items()):
-                made = run.advance()
+                made = run.advance(failures.pop(at, None))
                 if isinstance(made, Done):
                     results[at] = made.value
                     del running[at]
                 else:
-                    waits += made
-            if running:
-                yield waits
+                    waits[at] = made
+            try:
+                if running:
+                    yield [wait for mine in waits.values() for wait in mine]
+            except Exception:
+                for at, mine in waits.items():  # whose was it? Each part learns of its own failure, and may go on after it
+                    try:
+                        yield mine
+                    except Exception as error:
+                        failures[at] = error
+                if not failures:
+                    raise
     finally:
         for context in contexts[1:]:
             ctx.stream.wait_for(context.stream, context.stream.mark())
