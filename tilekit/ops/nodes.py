@@ -318,8 +318,8 @@ def with_context(function: Callable[[ExecutionContext], Any]) -> StreamOperation
 def host_fn(function: Callable[..., Any], *arguments: Any) -> HostFunction:
     """An op that calls `function(*arguments)` on the host when the stream has come to it: all work before it is done.
 
-    Its result is what the function returns. The function runs in the thread that waits for the op. It cannot run ops itself: return a
-    value, and build the next op of it in `then`.
+    Its result is what the function returns. The function runs in the thread that waits for the op. It cannot run ops
+    itself: return a value, and build the next op of it in `then`.
     """
     return HostFunction(function, arguments)
 
