@@ -55,6 +55,22 @@ from tilekit.lang.memory import load as load
 from tilekit.lang.memory import load_tile_like as load_tile_like
 from tilekit.lang.memory import num_blocks as num_blocks
 from tilekit.lang.memory import store as store
+from tilekit.lang.reduction import all_ as all
+from tilekit.lang.reduction import any_ as any
+from tilekit.lang.reduction import argmax as argmax
+from tilekit.lang.reduction import argmin as argmin
+from tilekit.lang.reduction import max_ as max
+from tilekit.lang.reduction import min_ as min
+from tilekit.lang.reduction import prod as prod
+from tilekit.lang.reduction import sum_ as sum
+from tilekit.lang.shape import broadcast_to as broadcast_to
+from tilekit.lang.shape import cat as cat
+from tilekit.lang.shape import expand_dims as expand_dims
+from tilekit.lang.shape import extract as extract
+from tilekit.lang.shape import insert as insert
+from tilekit.lang.shape import permute as permute
+from tilekit.lang.shape import reshape as reshape
+from tilekit.lang.shape import transpose as transpose
 from tilekit.lang.signature import Const as Const
 from tilekit.lang.signature import In as In
 from tilekit.lang.signature import InOut as InOut
@@ -114,18 +130,26 @@ __all__ = [
     "StreamPoolRoundRobin",
     "Tensor",
     "TilekitError",
+    "all",
+    "any",
     "arange",
+    "argmax",
+    "argmin",
     "as_tensor",
     "astype",
     "bfloat16",
     "bid",
     "bitcast",
     "bool_",
+    "broadcast_to",
+    "cat",
     "cos",
     "cuda_source",
     "default_device",
     "devices",
     "exp",
+    "expand_dims",
+    "extract",
     "float8_e4m3fn",
     "float8_e5m2",
     "float16",
@@ -137,6 +161,7 @@ __all__ = [
     "global_policy",
     "host_fn",
     "init_device_contexts",
+    "insert",
     "int8",
     "int16",
     "int32",
@@ -147,17 +172,24 @@ __all__ = [
     "load_module",
     "load_tile_like",
     "log",
+    "max",
     "maximum",
+    "min",
     "minimum",
     "mul",
     "mulhi",
     "num_blocks",
     "ones",
+    "permute",
     "print",
+    "prod",
+    "reshape",
     "set_default_device",
     "sin",
     "sqrt",
     "store",
+    "sum",
+    "transpose",
     "uint8",
     "uint16",
     "uint32",

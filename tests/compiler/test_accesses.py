@@ -103,12 +103,22 @@ def test_ranks(compiled, tensor, shape, tile, bits):
     assert not made.uses_local_memory
 
 
-@pytest.mark.parametrize(("shape", "strides"), [((4096,), (2,)), ((4096,), (0,)), ((128, 128), (1, 128)), ((128, 128), (256, 2))])
+@pytest.mark.parametrize(("shape", "strides"), [((4096,), (2,)), ((4096,), (0,)), ((128, 128), (256, 2))])
 def test_strided_tensors_are_read_element_by_element(compiled, tensor, shape, strides):
     tile = (1024,) if len(shape) == 1 else (32, 32)
     made = compiled(double, tensor.out(shape, tile), tensor(shape, strides=strides))
     assert {"LDG.E", "STG.E.128"} == set(made.accesses)
     assert not made.uses_local_memory
+
+
+def test_column_major_tensors_are_read_and_written_along_their_columns(compiled, tensor):
+    shape, strides = (128, 128), (1, 128)
+    made = compiled(double, tensor.out(shape, (32, 32), strides=strides), tensor(shape, strides=strides))
+    assert {"LDG.E.128", "STG.E.128"} == set(made.accesses)
+    assert not made.kernel.shared_bytes
+    turned = compiled(double, tensor.out(shape, (32, 32)), tensor(shape, strides=strides))
+    assert made.bits == turned.bits == {128}
+    assert turned.kernel.shared_bytes
 
 
 def test_threads_that_hold_copies_do_not_store(compiled, tensor):

@@ -144,7 +144,7 @@ def iterates(y):
 
 
 def indexes(y):
-    y.store(y.load()[0])  #: []: a tile cannot be indexed
+    y.store(y.load()[0])  #: []: of a tile's elements none can be picked
 
 
 def floor_divides(y):

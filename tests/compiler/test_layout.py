@@ -92,3 +92,55 @@ def test_shapes_are_powers_of_two():
 )
 def test_warps_give_each_thread_two_vectors(itemsize, tile, warps):
     assert choose_num_warps(tile, choose_vec(itemsize)) == warps
+
+
+# ------------------------------------------------------------------------------------------------------ the same places, renamed
+
+
+def renamings(draw):
+    """A layout that is the result of some renamings of a blocked one, so that its bits lie anywhere."""
+    shape = draw(shapes)
+    layout = Layout.blocked(shape, draw(configs), draw(st.sampled_from([None, *range(len(shape))])))
+    return layout.permute(tuple(draw(st.permutations(range(len(shape))))))
+
+
+layouts = st.composite(renamings)()
+
+
+@settings(deadline=None, max_examples=60)
+@given(layouts, st.data())
+def test_renaming_moves_no_element(layout, data):
+    total = 1
+    for n in layout.shape:
+        total *= n
+    flat = layout.reshape((total,))
+    for thread in (0, 1, 31):
+        for at, (index,) in zip(layout.coordinates(), flat.coordinates(), strict=True):
+            at = [a ^ b for a, b in zip(at, layout.thread_coordinate(thread), strict=True)]
+            row_major = 0
+            for extent, a in zip(layout.shape, at, strict=True):
+                row_major = row_major * extent + a
+            assert row_major == index ^ flat.thread_coordinate(thread)[0]
+    axis = data.draw(st.integers(0, len(layout.shape)))
+    assert layout.expand_dims(axis).without((axis,)) == layout
+    assert flat.reshape(layout.shape) == layout
+
+
+@settings(deadline=None, max_examples=60)
+@given(layouts, st.data())
+def test_what_is_left_of_a_reduction_broadcasts_back_without_moving(layout, data):
+    axis = data.draw(st.integers(0, len(layout.shape) - 1))
+    small = layout.without((axis,)).expand_dims(axis)
+    registers = layout.broadcast(small)
+    assert registers is not None
+    for at, register in zip(layout.coordinates(), registers, strict=True):
+        assert small.coordinates()[register] == tuple(0 if d == axis else a for d, a in enumerate(at))
+
+
+@settings(deadline=None, max_examples=60)
+@given(layouts)
+def test_every_bit_of_a_dimension_has_a_place(layout):
+    for dim, extent in enumerate(layout.shape):
+        assert 1 << len(layout.axis(dim)) == extent
+    with pytest.raises(KeyError):
+        layout.place((layout.shape[0],) + (0,) * (len(layout.shape) - 1))

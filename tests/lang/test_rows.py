@@ -13,7 +13,7 @@ import tilekit as tk
 from tilekit import api
 from tilekit.lang.registry import OPS
 
-PARITY = Path(__file__).with_name("test_parity.py").read_text()
+PARITY = "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("test_parity*.py")))
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -67,4 +67,4 @@ def test_it_has_a_lowering_in_the_file_of_the_same_name(name):
 
 @pytest.mark.parametrize("name", OPS)
 def test_it_has_a_parity_test(name):
-    assert f"tk.{name}(" in PARITY or f".{name}(" in PARITY, f"no test in test_parity.py uses tk.{name}"
+    assert f"tk.{name}(" in PARITY or f".{name}(" in PARITY, f"no test in test_parity*.py uses tk.{name}"

@@ -6,6 +6,7 @@ for one whenever a kernel calls a device function; `_standing_in` answers.
 
 from __future__ import annotations
 
+import dis
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,9 +23,8 @@ from tilekit.compiler.diagnose import explain
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format, target_capability
 from tilekit.compiler.layout import Config
-from tilekit.compiler.source import KernelSource
 from tilekit.compiler.specialise import BoundKernel
-from tilekit.compiler.types import argument_type, compiling
+from tilekit.compiler.types import Compilation, argument_type, compiling
 from tilekit.errors import TilekitError
 
 __all__ = ["CompiledKernel", "argument_types", "build", "translated"]
@@ -46,7 +46,7 @@ def build(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | N
         ValueError: there is no such target.
     """
     capability, config = target_capability(target), choose_config(facts, num_warps)
-    with translated(bound.source, config), _standing_in(capability):
+    with translated(bound, config) as compilation, _standing_in(capability):
         library, _ = compiler._compile_pyfunc_with_fixup(
             bound.function, argument_types(bound.names, facts, config), device=False, abi="numba", cc=capability, fastmath=False,
             launch_bounds=(config.num_threads, 1), lto=False,
@@ -64,6 +64,7 @@ def build(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | N
         target=target,
         registers=resources.registers,
         shared_bytes=resources.shared_bytes,
+        dynamic_shared_bytes=compilation.dynamic_bytes,
         local_bytes=resources.local_bytes,
         block=(config.num_threads, 1, 1),
         param_format=param_format(facts),
@@ -75,24 +76,29 @@ def argument_types(names: Sequence[str], facts: Sequence[ArgumentFacts], config:
     return tuple(argument_type(name, fact, config) for name, fact in zip(names, facts, strict=True))
 
 
+def _loops(bound: BoundKernel) -> bool:
+    """Whether a kernel's code jumps backwards anywhere."""
+    return any(step.opname.startswith("JUMP_BACKWARD") for step in dis.get_instructions(bound.function))
+
+
 @contextmanager
-def translated(source: KernelSource, config: Config) -> Iterator[None]:
-    """Let numba compile: the tile operations know `config`, and numba's errors become `CompileError`.
+def translated(bound: BoundKernel, config: Config) -> Iterator[Compilation]:
+    """Let numba compile `bound`: the tile operations know `config`, and numba's errors become `CompileError`.
 
     Raises:
         CompileError: what `explain` makes of any error.
         TilekitError: NVVM or nvJitLink is not installed.
     """
-    with compiling(config):
+    with compiling(config, loops=_loops(bound)) as compilation:
         try:
-            yield
+            yield compilation
         except (DynamicLibNotFoundError, NvvmSupportError) as error:
             raise TilekitError(
                 'kernels are compiled by parts of the CUDA toolkit that are not installed here: pip install "numba-cuda[cu13]" '
                 f"(or cu12, for a driver of CUDA 12). {str(error).splitlines()[0]}"
             ) from error
         except Exception as error:
-            explained = explain(error, source)
+            explained = explain(error, bound.source)
             raise explained from explained.__cause__
 
 

@@ -115,7 +115,7 @@ def _path(key: bytes) -> Path | None:
     return where / (key.hex() + _SUFFIX) if where else None
 
 
-_FIELDS = ("entry", "target", "registers", "shared_bytes", "local_bytes", "block", "param_format")
+_FIELDS = ("entry", "target", "registers", "shared_bytes", "dynamic_shared_bytes", "local_bytes", "block", "param_format")
 
 
 def _encode(kernel: CompiledKernel) -> bytes:

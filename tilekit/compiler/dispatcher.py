@@ -20,6 +20,7 @@ from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.kernel import choose_config
 from tilekit.compiler.specialise import BoundKernel
 from tilekit.compiler.types import TensorType
+from tilekit.errors import TilekitError
 from tilekit.partition import Partition
 from tilekit.tensor import Tensor
 
@@ -38,13 +39,19 @@ def make_dispatcher(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warp
 
     Raises:
         CompileError: the kernel cannot be compiled.
+        TilekitError: it needs more than 48 KB of shared memory.
     """
     config = choose_config(facts, num_warps)
     unproven = [fact._replace(covered=False) if isinstance(fact, TensorFacts) else fact for fact in facts]
     signature = argument_types(bound.names, unproven, config)
     decorate = cuda.jit(signature, extensions=[_Flatten()], launch_bounds=(config.num_threads, 1), lto=False)
-    with translated(bound.source, config):
+    with translated(bound, config) as compilation:
         dispatcher = decorate(bound.function)
+    if compilation.dynamic_bytes:
+        raise TilekitError(
+            f"kernel {bound.source.name} needs {compilation.dynamic_bytes} bytes of dynamic shared memory, which launches by numba "
+            "do not give it; take smaller tiles, or launch it with tilekit"
+        )
     dispatcher.block = config.num_threads
     return dispatcher
 

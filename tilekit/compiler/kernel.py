@@ -85,6 +85,7 @@ class CompiledKernel:
         target: what it was compiled for.
         registers: a thread's.
         shared_bytes: static shared memory of a block.
+        dynamic_shared_bytes: what a launch must give each block in addition.
         local_bytes: a thread's memory for what did not fit into registers.
         block: threads of a block along its three axes.
         param_format: the `struct` format of the parameters, see `param_format`.
@@ -96,6 +97,7 @@ class CompiledKernel:
     target: str
     registers: int
     shared_bytes: int
+    dynamic_shared_bytes: int = 0
     local_bytes: int
     block: tuple[int, int, int]
     param_format: str

@@ -12,20 +12,33 @@ does not matter: its two values hold copies of the same elements. So `blocked((6
 The lowest register bits walk the last dimension, which makes accesses wide; neighbouring lanes hold neighbouring vectors, which
 makes them coalesced. Everything else is asked of the vectors too: how many elements a vector
 access may take (`run`), which threads hold copies and must not store (`copies`), the offset of a register (`coordinates`).
+
+Extents are powers of two, so a coordinate is a string of bits, and every vector here is one of them (or zero): a layout says
+where each bit of the coordinate is kept. Changing the shape of a tile (`reshape`, `permute`, `expand_dims`) only renames these
+bits, and costs nothing; reducing along a dimension (`without`) folds the places that hold its bits.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-__all__ = ["MAX_WARPS", "WARP", "Config", "Layout", "Vector", "choose_num_warps", "choose_vec", "elements"]
+__all__ = ["MAX_WARPS", "WARP", "Config", "Layout", "Place", "Vector", "choose_num_warps", "choose_vec", "elements"]
 
 WARP = 32
 MAX_WARPS = 8
 ACCESS_BYTES = 16
 
 Vector = tuple[int, ...]
+
+
+class Place(NamedTuple):
+    """Where a bit of a tile's coordinates is kept: in a bit of the register number, of the lane, or of the warp."""
+
+    kind: Literal["reg", "lane", "warp"]
+    bit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +89,17 @@ class Layout:
     warp: tuple[Vector, ...]
 
     @classmethod
-    def blocked(cls, shape: Vector, config: Config) -> Layout:
-        """The layout for element-wise work. From the fastest dimension: `vec` registers, the lanes, the warps, more registers."""
+    def blocked(cls, shape: Vector, config: Config, fastest: int | None = None) -> Layout:
+        """The layout for element-wise work. From the fastest dimension: `vec` registers, the lanes, the warps, more registers.
+
+        Args:
+            shape: the tile's.
+            config: the kernel's.
+            fastest: the dimension that neighbouring registers and lanes walk, before the others; the last if it is None.
+        """
         rank = len(shape)
-        bits = [
-            tuple(1 << bit if d == dim else 0 for d in range(rank))
-            for dim in reversed(range(rank))
-            for bit in range(_log2(shape[dim]))
-        ]
+        order = sorted(range(rank), key=lambda dim: (dim == fastest, dim), reverse=True)
+        bits = [_bit(rank, dim, bit) for dim in order for bit in range(_log2(shape[dim]))]
         zero = (0,) * rank
 
         def take(count: int) -> tuple[Vector, ...]:
@@ -117,6 +133,85 @@ class Layout:
         """The coordinate of register 0 in `thread`."""
         return self._combine(self.thread, thread)
 
+    # ------------------------------------------------------------------------------------------- the same places, other names
+
+    def expand_dims(self, axis: int) -> Layout:
+        """With a dimension of extent 1 inserted before `axis`."""
+        shape = (*self.shape[:axis], 1, *self.shape[axis:])
+        return self._renamed(shape, lambda v: (*v[:axis], 0, *v[axis:]))
+
+    def permute(self, axes: Vector) -> Layout:
+        """With its dimensions reordered: dimension `d` of the result is dimension `axes[d]` of this."""
+        return self._renamed(tuple(self.shape[a] for a in axes), lambda v: tuple(v[a] for a in axes))
+
+    def reshape(self, shape: Vector) -> Layout:
+        """With other extents of the same product; elements keep their row-major order."""
+
+        def rename(vector: Vector) -> Vector:
+            flat = 0
+            for extent, at in zip(self.shape, vector, strict=True):
+                flat = flat * extent + at
+            place = []
+            for extent in reversed(shape):
+                flat, at = divmod(flat, extent)
+                place.append(at)
+            return tuple(reversed(place))
+
+        return self._renamed(shape, rename)
+
+    def without(self, axes: Vector) -> Layout:
+        """What is left when dimensions `axes` are reduced: their register bits are gone, their thread bits hold copies."""
+        kept = [d for d in range(len(self.shape)) if d not in axes]
+
+        def cut(vector: Vector) -> Vector:
+            return tuple(vector[d] for d in kept)
+
+        reg = tuple(cut(v) for v in self.reg if any(cut(v)))
+        return Layout(cut(self.shape), reg, tuple(map(cut, self.lane)), tuple(map(cut, self.warp)))
+
+    def project(self, shape: Vector) -> Layout:
+        """The layout of a tile of `shape`, in which some extents are 1, that broadcasts to this one within each thread."""
+
+        def cut(vector: Vector) -> Vector:
+            return tuple(0 if extent == 1 else at for extent, at in zip(shape, vector, strict=True))
+
+        reg = tuple(cut(v) for v in self.reg if any(cut(v)))
+        return Layout(shape, reg, tuple(map(cut, self.lane)), tuple(map(cut, self.warp)))
+
+    def _renamed(self, shape: Vector, rename: Callable[[Vector], Vector]) -> Layout:
+        return Layout(shape, *(tuple(map(rename, basis)) for basis in (self.reg, self.lane, self.warp)))
+
+    # ------------------------------------------------------------------------------------------------- where something is
+
+    def place(self, vector: Vector) -> Place:
+        """Where a bit of the coordinate is kept.
+
+        Raises:
+            KeyError: nowhere; it is no bit of this shape.
+        """
+        for kind, basis in (("reg", self.reg), ("lane", self.lane), ("warp", self.warp)):
+            if vector in basis:
+                return Place(kind, basis.index(vector))
+        raise KeyError(vector)
+
+    def axis(self, dim: int) -> list[Place]:
+        """Where the bits of the coordinate along `dim` are kept, the lowest first."""
+        return [self.place(_bit(len(self.shape), dim, bit)) for bit in range(_log2(self.shape[dim]))]
+
+    def register_of(self, coordinate: Vector) -> int:
+        """The register that holds `coordinate`, in the threads that hold it."""
+        return sum(1 << bit for bit, v in enumerate(self.reg) if any(a & c for a, c in zip(v, coordinate, strict=True)))
+
+    def broadcast(self, small: Layout) -> list[int] | None:
+        """For each register, the one of `small` (of the same rank, extents equal or 1) that it broadcasts from.
+
+        None if `small` has its elements in other threads: it must be converted to `project(small.shape)` before.
+        """
+        wanted = self.project(small.shape)
+        if wanted.thread != small.thread or not set(wanted.reg) <= set(small.reg):
+            return None
+        return [small.register_of(_masked(c, small.shape)) for c in self.coordinates()]
+
     def _combine(self, basis: tuple[Vector, ...], number: int) -> Vector:
         at = [0] * len(self.shape)
         for bit, vector in enumerate(basis):
@@ -133,6 +228,14 @@ class Layout:
                 return tuple(found)
             found.append(self.reg.index(step))
 
+    def stretch(self, dim: int) -> int:
+        """How many neighbouring elements along `dim` the threads of a warp hold together, at least."""
+        steps = len(self.run(dim))
+        for vector in self.lane:
+            if vector == _bit(len(self.shape), dim, steps):
+                steps += 1
+        return 1 << steps
+
     def chunks(self, bits: tuple[int, ...]) -> list[list[int]]:
         """All registers, in groups that differ only in `bits`; within a group in the order that `bits` count."""
         rest = [bit for bit in range(len(self.reg)) if bit not in bits]
@@ -142,6 +245,14 @@ class Layout:
     def __str__(self) -> str:
         parts = (" ".join(",".join(map(str, v)) for v in basis) for basis in (self.reg, self.lane, self.warp))
         return "{} reg[{}] lane[{}] warp[{}]".format("x".join(map(str, self.shape)), *parts)
+
+
+def _bit(rank: int, dim: int, bit: int) -> Vector:
+    return tuple(1 << bit if d == dim else 0 for d in range(rank))
+
+
+def _masked(coordinate: Vector, shape: Vector) -> Vector:
+    return tuple(at & (extent - 1) for at, extent in zip(coordinate, shape, strict=True))
 
 
 def _spread(bits: tuple[int, ...]) -> list[int]:

@@ -27,7 +27,7 @@ from tilekit.lang.signature import Generic
 
 __all__ = ["BoundKernel", "Constant", "bind"]
 
-Constant = bool | int | float | str | tuple["Constant", ...]
+Constant = bool | int | float | str | None | tuple["Constant", ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +139,7 @@ def _plain(value: Any) -> Any:
 def _is_constant(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_constant, value))
-    return type(value) in (bool, int, float, str)
+    return value is None or type(value) in (bool, int, float, str)
 
 
 class _Binder(ast.NodeTransformer):

@@ -6,7 +6,7 @@ arrays apart into registers; they never reach memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import core_models, register_model
+from numba.cuda.typeconv import Conversion
 from numba.cuda.types.ext_types import bfloat16
 
 from tilekit import dtypes
@@ -23,8 +24,9 @@ from tilekit.compiler.layout import Config, Layout
 from tilekit.dtypes import DType
 
 __all__ = [
-    "DTypeType", "TensorType", "TileType", "argument_type", "compiling", "constant", "current_config", "describe", "dtype_of",
-    "extent_dtype", "integer", "register_type", "scalar_dtype", "scalar_kind",
+    "Compilation", "DTypeType", "TensorType", "TileType", "argument_type", "compiling", "constant", "current", "current_config",
+    "describe", "dtype_of", "extent_dtype", "integer", "prevailing", "register_type", "scalar_dtype", "scalar_kind",
+    "scalar_type",
 ]  # fmt: skip
 
 i1, i8, i16, i32, i64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -77,22 +79,44 @@ def constant(dtype: DType, value: Any) -> ir.Constant:
     return ir.Constant(register_type(dtype), int(exact))
 
 
-_config: ContextVar[Config] = ContextVar("tilekit_compiling")
+class Compilation:
+    """What the operations of one kernel share while it is compiled.
+
+    Attributes:
+        config: warps and vector width.
+        loops: whether code may run more than once in a block, so that shared memory may still be read when it is written again.
+        static_bytes, dynamic_bytes: shared memory that the operations asked for, as far as they were lowered.
+    """
+
+    __slots__ = ("config", "dynamic_bytes", "loops", "static_bytes")
+
+    def __init__(self, config: Config, *, loops: bool) -> None:
+        self.config, self.loops = config, loops
+        self.static_bytes = self.dynamic_bytes = 0
+
+
+_compilation: ContextVar[Compilation] = ContextVar("tilekit_compilation")
 
 
 @contextmanager
-def compiling(config: Config) -> Iterator[None]:
-    """Compile a kernel of this configuration: operations without a tile among their arguments (`tk.zeros`) ask for it."""
-    token = _config.set(config)
+def compiling(config: Config, *, loops: bool = True) -> Iterator[Compilation]:
+    """Compile a kernel of this configuration: operations ask for what they share by `current()`."""
+    made = Compilation(config, loops=loops)
+    token = _compilation.set(made)
     try:
-        yield
+        yield made
     finally:
-        _config.reset(token)
+        _compilation.reset(token)
+
+
+def current() -> Compilation:
+    """The compilation that is under way."""
+    return _compilation.get()
 
 
 def current_config() -> Config:
     """The configuration of the kernel that is being compiled."""
-    return _config.get()
+    return current().config
 
 
 class TensorType(types.Type):
@@ -119,18 +143,19 @@ class TileType(types.Type):
         dtype: the element type.
         layout: which thread holds what.
         config: shared by all tiles of the kernel.
+        splat: all elements are equal, so that any other layout holds them as well.
     """
 
     mangling_args = ("t", ())
 
-    def __init__(self, dtype: DType, layout: Layout, config: Config) -> None:
-        self.dtype, self.layout, self.config = dtype, layout, config
-        super().__init__(f"Tile({dtype.name}, {layout}, {config})")
+    def __init__(self, dtype: DType, layout: Layout, config: Config, *, splat: bool = False) -> None:
+        self.dtype, self.layout, self.config, self.splat = dtype, layout, config, splat
+        super().__init__(f"Tile({dtype.name}, {layout}, {config}{', splat' * splat})")
 
     @classmethod
-    def of_shape(cls, dtype: DType, shape: tuple[int, ...], config: Config) -> TileType:
-        """The type of every tile of `shape` in a kernel of this configuration."""
-        return cls(dtype, Layout.blocked(shape, config), config)
+    def of_shape(cls, dtype: DType, shape: tuple[int, ...], config: Config, *, splat: bool = False) -> TileType:
+        """The type of a tile of `shape` that nothing else has decided the layout of."""
+        return cls(dtype, Layout.blocked(shape, config), config, splat=splat)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -139,7 +164,29 @@ class TileType(types.Type):
 
     def like(self, dtype: DType) -> TileType:
         """The same tile with another element type."""
-        return TileType(dtype, self.layout, self.config)
+        return TileType(dtype, self.layout, self.config, splat=self.splat)
+
+    def at(self, layout: Layout) -> TileType:
+        """The same elements in another layout, of this shape or another."""
+        return TileType(self.dtype, layout, self.config, splat=self.splat)
+
+    def unify(self, typingctx: Any, other: types.Type) -> TileType | None:
+        """The type of a variable that is now one tile, now the other: a tile carried round a loop, or set in two branches."""
+        if not isinstance(other, TileType) or (self.dtype, self.shape) != (other.dtype, other.shape):
+            return None
+        return prevailing([self, other])
+
+    def can_convert_to(self, typingctx: Any, other: types.Type) -> Conversion | None:
+        """Between layouts, always; `lower.relayout` does it."""
+        same = isinstance(other, TileType) and (self.dtype, self.shape) == (other.dtype, other.shape)
+        return Conversion.safe if same else None
+
+
+def prevailing(tiles: Sequence[TileType]) -> TileType:
+    """Of tiles of one shape, the one whose layout the others are converted to: no splat; the layout that loads have, if any."""
+    fixed = [tile for tile in tiles if not tile.splat]
+    usual = (tile for tile in fixed if tile.layout == Layout.blocked(tile.shape, tile.config))
+    return next(usual, (fixed or list(tiles))[0])
 
 
 class DTypeType(types.Opaque):
@@ -182,6 +229,11 @@ def argument_type(parameter: str, facts: TensorFacts | ScalarFacts, config: Conf
     if isinstance(facts, TensorFacts):
         return TensorType(parameter, facts, config)
     return _SCALAR[dtypes.as_dtype(facts.dtype)]
+
+
+def scalar_type(dtype: DType) -> types.Type:
+    """The type of a scalar of `dtype` in a kernel."""
+    return _SCALAR[dtype]
 
 
 def scalar_dtype(ty: types.Type) -> DType | None:

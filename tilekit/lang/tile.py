@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -14,9 +14,32 @@ from tilekit.errors import CompileError
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
 
-__all__ = ["Scalar", "Tile", "check_shape", "computable", "operands", "scalar_kind"]
+__all__ = [
+    "NO_INDEX",
+    "NO_TRUTH",
+    "Scalar",
+    "Tile",
+    "check_shape",
+    "common_shape",
+    "computable",
+    "is_index",
+    "one_element",
+    "operands",
+    "scalar_kind",
+]
 
 Scalar = bool | int | float | np.generic
+
+NO_TRUTH = "a tile has no single truth value: use tk.where(condition, x, y) to choose by element, or tk.any, tk.all"
+NO_INDEX = (
+    "of a tile's elements none can be picked: [:, None] inserts dimensions, with a : for each of the tile's own; parts are got "
+    "with tk.extract"
+)
+
+
+def one_element(shape: tuple[int, ...]) -> str:
+    """Why a tile of this shape is not one scalar."""
+    return f"a tile of shape {shape} has more than one element; reduce it first (tk.sum, tk.max...)"
 
 
 def check_shape(shape: Any, what: str) -> tuple[int, ...]:
@@ -45,8 +68,31 @@ def scalar_kind(value: Any) -> type | None:
     return None
 
 
+def is_index(value: Any) -> bool:
+    """Whether a value can be (part of) an index: an int, or an integer tile of shape ()."""
+    if isinstance(value, Tile):
+        return value.shape == () and not dtypes.is_float(value.dtype) and value.dtype != dtypes.bool_
+    return scalar_kind(value) is int
+
+
+def common_shape(what: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape that tiles of `shapes` broadcast to, by NumPy's rules.
+
+    Raises:
+        CompileError: they do not broadcast.
+    """
+    made: list[int] = []
+    for place in range(1, 1 + max(map(len, shapes))):
+        extents = {shape[-place] for shape in shapes if place <= len(shape)}
+        if len(extents - {1}) > 1:
+            listed = " and ".join(map(str, shapes))
+            raise CompileError(f"{what}: tiles of shapes {listed} do not match; an extent of 1 would broadcast")
+        made.append(max(extents))
+    return tuple(reversed(made))
+
+
 def operands(what: str, *values: Any) -> tuple[list[Any], dtypes.DType]:
-    """Bring tiles and scalars to one dtype and check that the tiles have one shape.
+    """Bring tiles and scalars to one dtype and check that the shapes of the tiles broadcast.
 
     Returns:
         The arrays (a scalar as an array of rank 0), and the common dtype.
@@ -57,9 +103,7 @@ def operands(what: str, *values: Any) -> tuple[list[Any], dtypes.DType]:
             raise CompileError(f"{what}: operands are tiles and scalars, not {type(value).__name__}")
     if not tiles:
         raise CompileError(f"{what}: one operand at least must be a tile")
-    for tile in tiles[1:]:
-        if tile.shape != tiles[0].shape:
-            raise CompileError(f"{what}: tiles of shapes {tiles[0].shape} and {tile.shape} do not match")
+    common_shape(what, [tile.shape for tile in tiles])
     try:
         dtype = tiles[0].dtype
         for tile in tiles[1:]:
@@ -92,7 +136,11 @@ def convert(value: Any, dtype: dtypes.DType) -> Any:
 
 
 class Tile:
-    """An immutable array inside a kernel; its shape is known when the kernel is compiled, every extent a power of two."""
+    """An immutable array inside a kernel; its shape is known when the kernel is compiled, every extent a power of two.
+
+    Operands of different shapes broadcast by NumPy's rules. A tile of shape `()`, such as the sum of all elements of another,
+    also serves as an index and as a condition.
+    """
 
     __slots__ = ("_array",)
     # NumPy's functions do not take tiles: they must not make arrays of objects of them.
@@ -124,11 +172,60 @@ class Tile:
         except TypeError as error:
             raise CompileError(f"astype: {error}") from None
 
+    def reshape(self, shape: int | tuple[int, ...]) -> Tile:
+        """The elements in another shape; see `tk.reshape`."""
+        from tilekit.lang import shape as family  # it imports this module
+
+        return family.reshape(self, shape)
+
+    def permute(self, axes: tuple[int, ...]) -> Tile:
+        """The dimensions in another order; see `tk.permute`."""
+        from tilekit.lang import shape as family
+
+        return family.permute(self, axes)
+
+    def transpose(self, axis0: int = -2, axis1: int = -1) -> Tile:
+        """Two dimensions exchanged; see `tk.transpose`."""
+        from tilekit.lang import shape as family
+
+        return family.transpose(self, axis0, axis1)
+
+    def broadcast_to(self, shape: int | tuple[int, ...]) -> Tile:
+        """Repeated along dimensions of extent 1; see `tk.broadcast_to`."""
+        from tilekit.lang import shape as family
+
+        return family.broadcast_to(self, shape)
+
+    def item(self) -> Any:
+        """The only element, as a scalar; a 16-bit float as a float32.
+
+        Raises:
+            CompileError: there are several.
+        """
+        if self._array.size != 1:
+            raise CompileError(f"item: {one_element(self.shape)}")
+        computable("item", self.dtype)
+        value = self._array.reshape(())[()]
+        return np.float32(value) if self.dtype in (dtypes.float16, dtypes.bfloat16) else value
+
+    def __getitem__(self, index: Any) -> Tile:
+        parts = index if isinstance(index, tuple) else (index,)
+        if not all(part is None or part == slice(None) for part in parts) or sum(part is not None for part in parts) != self.ndim:
+            raise CompileError(f"[]: {NO_INDEX}")
+        return Tile(self._array[index])
+
     def __repr__(self) -> str:
         return f"Tile({self._array!r})"
 
-    def __bool__(self) -> NoReturn:
-        raise CompileError("a tile has no single truth value: use tk.where(condition, x, y) to choose by element")
+    def __bool__(self) -> bool:
+        if self.shape:
+            raise CompileError(f"if: {NO_TRUTH}")
+        return bool(self._array)
+
+    def __index__(self) -> int:
+        if self.shape or dtypes.is_float(self.dtype) or self.dtype == dtypes.bool_:
+            raise CompileError(f"a {self.dtype.name} tile of shape {self.shape} is no index; an integer tile of shape () is one")
+        return int(self._array)
 
     def __iter__(self) -> NoReturn:
         raise CompileError("a tile cannot be iterated over: tile operations work on all its elements at once")

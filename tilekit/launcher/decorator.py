@@ -136,7 +136,7 @@ class Kernel:
         if parameter.kind == "const":
             if not _is_constant(argument):
                 raise TypeError(
-                    f"{who}: a Const is a bool, int, float, str, dtype, or a tuple of these, not {_kind_of(argument)}"
+                    f"{who}: a Const is a bool, int, float, str, dtype, None, or a tuple of these, not {_kind_of(argument)}"
                 )
         elif parameter.kind == "in":
             if isinstance(argument, Partition):
@@ -189,7 +189,7 @@ class Kernel:
 def _is_constant(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_constant, value))
-    return isinstance(value, (bool, int, float, str, np.dtype))
+    return value is None or isinstance(value, (bool, int, float, str, np.dtype))
 
 
 def _kind_of(argument: Any) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tilekit.compiler import ops
-from tilekit.compiler.lower import create, debug, elementwise, memory, tile
+from tilekit.compiler.lower import create, debug, elementwise, memory, reduction, relayout, shape, tile
 
-__all__ = ["create", "debug", "elementwise", "memory", "tile"]
+__all__ = ["create", "debug", "elementwise", "memory", "reduction", "relayout", "shape", "tile"]
 
 ops.install()

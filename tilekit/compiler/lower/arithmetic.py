@@ -18,8 +18,8 @@ from tilekit.compiler.types import constant, i16, register_type
 from tilekit.dtypes import DType
 
 __all__ = [
-    "BITWISE", "COMPARISONS", "absolute", "binary", "compare", "divide", "extremum", "high_product", "libdevice", "negate",
-    "product", "shift", "via_float32",
+    "BITWISE", "COMPARISONS", "absolute", "binary", "compare", "divide", "extremum", "extremum_of_numbers", "high_product",
+    "libdevice", "negate", "product", "shift", "via_float32",
 ]  # fmt: skip
 
 Binary = Callable[[ir.IRBuilder, ir.Value, ir.Value], ir.Value]
@@ -155,6 +155,16 @@ def extremum(name: str, dtype: DType) -> Binary:
         return b.select(first, x, y)
 
     return choose
+
+
+def extremum_of_numbers(name: str, dtype: DType) -> Binary:
+    """`minimum` or `maximum`; a NaN loses against every number."""
+    if dtype == dtypes.float32:
+        return lambda b, x, y: asm(b, f"{name[:3]}.f32 $0, $1, $2;", "=f,f,f", x.type, [x, y])
+    better = compare("<" if name == "minimum" else ">", dtype)
+    if not dtypes.is_float(dtype):
+        return extremum(name, dtype)
+    return lambda b, x, y: b.select(b.or_(better(b, x, y), b.fcmp_unordered("uno", y, y)), x, y)
 
 
 def negate(dtype: DType) -> Callable[[ir.IRBuilder, ir.Value], ir.Value]:

@@ -31,7 +31,7 @@ def _named_dtype(ty: types.Type, what: str) -> DType:
 
 def _constant(what: str, value: int) -> Callable[..., Any]:
     def define(shape: types.Type, dtype: types.Type) -> Any:
-        result = TileType.of_shape(_named_dtype(dtype, what), tile_shape(shape, what), current_config())
+        result = TileType.of_shape(_named_dtype(dtype, what), tile_shape(shape, what), current_config(), splat=True)
         element = constant(result.dtype, value)
         return result, lambda builder, *_: pack(builder, [element] * result.layout.num_registers)
 
@@ -49,7 +49,7 @@ def full(shape: types.Type, value: types.Type, dtype: types.Type) -> Any:
         reject("full", f"the value is a scalar, not {describe(value)}")
     by_default = isinstance(dtype, types.NoneType) or (isinstance(dtype, types.Omitted) and dtype.value is None)
     chosen = dtypes.scalar_dtype(dtypes.bool_, kind) if by_default else _named_dtype(dtype, "full")
-    result = TileType.of_shape(chosen, tile_shape(shape, "full"), current_config())
+    result = TileType.of_shape(chosen, tile_shape(shape, "full"), current_config(), splat=True)
 
     def emit(builder: ir.IRBuilder, shape: ir.Value, value_: ir.Value, dtype: ir.Value) -> ir.Value:
         return pack(builder, [convert(builder, value_, scalar_dtype(value), chosen)] * result.layout.num_registers)

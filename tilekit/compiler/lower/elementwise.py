@@ -11,7 +11,7 @@ from numba.cuda import types
 from tilekit import dtypes
 from tilekit.compiler.diagnose import reject
 from tilekit.compiler.lower import arithmetic, tile
-from tilekit.compiler.lower.emit import pack, unpack
+from tilekit.compiler.lower.emit import pack
 from tilekit.compiler.lower.operands import common, elements, map_elements
 from tilekit.compiler.ops import lowers
 from tilekit.compiler.types import TileType, describe, dtype_of, register_type
@@ -27,7 +27,8 @@ def where(condition: types.Type, x: types.Type, y: types.Type) -> Any:
     result = common("where", condition, x, y)
 
     def emit(builder: ir.IRBuilder, mask: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-        rows = zip(unpack(builder, mask), elements(builder, x, a, result), elements(builder, y, b, result), strict=True)
+        chosen = elements(builder, condition, mask, result.like(dtypes.bool_))
+        rows = zip(chosen, elements(builder, x, a, result), elements(builder, y, b, result), strict=True)
         return pack(builder, [builder.select(*row) for row in rows])
 
     return result, emit

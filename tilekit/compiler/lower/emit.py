@@ -10,15 +10,35 @@ from numba.cuda import nvvmutils, types
 
 from tilekit.compiler.types import i64, integer
 
-__all__ = ["all_of", "asm", "constant_tuple", "pack", "special_register", "thread_coordinates", "unpack"]
+__all__ = ["all_of", "asm", "constant_tuple", "pack", "special_register", "thread_coordinates", "unpack", "xor_of_bits"]
 
 
 def asm(
-    builder: ir.IRBuilder, text: str, constraints: str, result: ir.Type, args: Sequence[ir.Value], *, effect: bool = False
+    builder: ir.IRBuilder,
+    text: str,
+    constraints: str,
+    result: ir.Type,
+    args: Sequence[ir.Value],
+    *,
+    effect: bool = False,
+    convergent: bool = False,
 ) -> ir.Value:
-    """One piece of PTX. With `effect` it is neither dropped nor moved past another that has one."""
+    """One piece of PTX.
+
+    Args:
+        builder: at the place where it goes.
+        text: the instructions, with `$0`, `$1`... for result and arguments.
+        constraints: LLVM's, one letter for each.
+        result: its type, `ir.VoidType()` for none.
+        args: the arguments.
+        effect: it is neither dropped nor moved past another that has an effect.
+        convergent: threads of a warp, or all of the block, take part together; it has an effect, too.
+    """
     function = ir.FunctionType(result, [a.type for a in args])
-    return builder.call(ir.InlineAsm(function, text, constraints, side_effect=effect), args)
+    call = builder.call(ir.InlineAsm(function, text, constraints, side_effect=effect or convergent), args)
+    if convergent:
+        call.attributes.add("convergent")
+    return call
 
 
 def special_register(builder: ir.IRBuilder, name: str) -> ir.Value:
@@ -56,25 +76,25 @@ def all_of(builder: ir.IRBuilder, conditions: Sequence[ir.Value | None]) -> ir.V
     return result
 
 
-def thread_coordinates(builder: ir.IRBuilder, thread: ir.Value, basis: Sequence[tuple[int, ...]]) -> list[ir.Value]:
-    """The coordinate of the thread's register 0, each dimension an i32.
+def xor_of_bits(builder: ir.IRBuilder, number: ir.Value, masks: Sequence[int]) -> ir.Value:
+    """The XOR of `masks[b]` over the bits `b` that are set in `number`, an i32.
 
-    Bits that step by 1, 2, 4... times one stride move together, so that a dimension costs a mask and a shift, as a rule.
+    Bits that move by one distance move together: a distance costs a mask and a shift.
     """
-    coordinate = []
-    for dim in range(len(basis[0])):
-        value: Any = None
-        bit = 0
-        while bit < len(basis):
-            step, end = basis[bit][dim], bit + 1
-            while end < len(basis) and step and basis[end][dim] == basis[end - 1][dim] * 2:
-                end += 1
-            if step:
-                piece = builder.and_(thread, integer(32, (1 << end) - (1 << bit)))
-                shift = step.bit_length() - 1 - bit
-                if shift:
-                    piece = builder.shl(piece, integer(32, shift)) if shift > 0 else builder.lshr(piece, integer(32, -shift))
-                value = piece if value is None else builder.or_(value, piece)
-            bit = end
-        coordinate.append(integer(32, 0) if value is None else value)
-    return coordinate
+    moves: dict[int, int] = {}
+    for bit, mask in enumerate(masks):
+        for target in range(mask.bit_length()):
+            if mask >> target & 1:
+                moves[target - bit] = moves.get(target - bit, 0) | 1 << bit
+    total: Any = None
+    for distance, bits in moves.items():
+        piece = builder.and_(number, integer(32, bits))
+        if distance:
+            piece = (builder.shl if distance > 0 else builder.lshr)(piece, integer(32, abs(distance)))
+        total = piece if total is None else builder.xor(total, piece)
+    return integer(32, 0) if total is None else total
+
+
+def thread_coordinates(builder: ir.IRBuilder, thread: ir.Value, basis: Sequence[tuple[int, ...]]) -> list[ir.Value]:
+    """The coordinate of the thread's register 0, each dimension an i32."""
+    return [xor_of_bits(builder, thread, [vector[dim] for vector in basis]) for dim in range(len(basis[0]))]

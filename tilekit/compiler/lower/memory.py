@@ -10,11 +10,12 @@ from numba.cuda import types
 
 from tilekit import dtypes
 from tilekit.compiler.diagnose import refuse, reject
+from tilekit.compiler.layout import Layout, elements
 from tilekit.compiler.lower.access import open_access, tensor_field
 from tilekit.compiler.lower.convert import convert
 from tilekit.compiler.lower.emit import constant_tuple, pack, special_register, unpack
 from tilekit.compiler.lower.mapped import TileIndexType, TilesType, tile_counts
-from tilekit.compiler.lower.operands import meet
+from tilekit.compiler.lower.relayout import in_layout
 from tilekit.compiler.lower.transfer import read, write
 from tilekit.compiler.ops import ABSENT, attribute, known, lowers, lowers_method
 from tilekit.compiler.types import (
@@ -34,7 +35,7 @@ from tilekit.lang import mapped
 from tilekit.lang import memory as lang
 from tilekit.lang.tile import check_shape
 
-__all__ = ["tile_shape"]
+__all__ = ["check_indices", "index_values", "tile_shape"]
 
 _PADDING = {"zero": 0.0, "neg_zero": -0.0, "nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
@@ -96,34 +97,54 @@ def _tensor(ty: types.Type, what: str) -> TensorType:
     return ty
 
 
+def check_indices(ty: types.Type, rank: int, what: str, rule: str) -> list[types.Type]:
+    """The types of an index's parts: an int, or an integer tile of shape (), for each dimension.
+
+    Args:
+        ty: the index.
+        rank: how many parts there must be.
+        what: the operation.
+        rule: what an index is, for the error.
+    """
+    parts = list(ty.types) if isinstance(ty, types.BaseTuple) else [ty]
+    for part in parts:
+        dtype = part.dtype if isinstance(part, TileType) and part.shape == () else scalar_dtype(part)
+        if dtype is None or dtype == dtypes.bool_ or dtypes.is_float(dtype):
+            reject(what, f"{rule}, not {describe(part)}")
+    if len(parts) != rank:
+        reject(what, f"{rule}; here are {len(parts)} of {rank}")
+    return parts
+
+
 def _check_index(ty: types.Type, tensor: TensorType, what: str) -> None:
     if isinstance(ty, TileIndexType):
         reject(what, mapped.not_an_index())
-    parts = list(ty.types) if isinstance(ty, types.BaseTuple) else [ty]
-    for part in parts:
-        if scalar_kind(part) is not int:
-            reject(what, f"a tile index is an int or a tuple of ints, not {describe(part)}")
-    if len(parts) != tensor.facts.rank:
-        reject(what, f"{len(parts)} indices for {tensor.parameter}, which has {tensor.facts.rank} dimensions")
+    parts = len(ty.types) if isinstance(ty, types.BaseTuple) else 1
+    check_indices(ty, parts, what, "a tile index is an int or a tuple of ints")
+    if parts != tensor.facts.rank:
+        reject(what, f"{parts} indices for {tensor.parameter}, which has {tensor.facts.rank} dimensions")
 
 
-def _index_values(builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> list[ir.Value]:
-    """A tile index as an i32 or i64 for each dimension."""
+def index_values(builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> list[ir.Value]:
+    """An index as an i32 or i64 for each dimension."""
     if isinstance(ty, types.BaseTuple):
         parts = [(t, builder.extract_value(value, d)) for d, t in enumerate(ty.types)]
     else:
         parts = [(ty, value)]
     values = []
     for part, element in parts:
-        dtype = scalar_dtype(part)
+        if isinstance(part, TileType):
+            dtype, element = part.dtype, builder.extract_value(element, 0)
+        else:
+            dtype = scalar_dtype(part)
         wide = dtype.itemsize == 8 or dtype == dtypes.uint32
         values.append(convert(builder, element, dtype, dtypes.int64 if wide else dtypes.int32))
     return values
 
 
-def _check_value(value: types.Type, tensor: TensorType, target: TileType) -> None:
-    """Whether `value` may be stored where `target` belongs."""
-    name, shape = tensor.parameter, target.shape
+def _check_value(value: types.Type, tensor: TensorType, shape: tuple[int, ...]) -> None:
+    """Refuse a value that may not be stored as a tile of `shape`."""
+    name = tensor.parameter
     if isinstance(value, TileType):
         if value.shape != shape:
             reject("store", f"a tile of shape {value.shape} into {name}, whose tiles are {shape}")
@@ -133,7 +154,6 @@ def _check_value(value: types.Type, tensor: TensorType, target: TileType) -> Non
                 f"a {value.dtype.name} tile does not fit {name}, a {tensor.dtype.name} tensor, without loss; "
                 f"write .astype({name}.dtype) if that is meant",
             )
-        meet("store", value, target)
     elif scalar_kind(value) is None:
         reject("store", f"the value is a tile or a scalar, not {describe(value)}")
     else:
@@ -189,7 +209,7 @@ def _load(
         reject(what, f"padding_mode is one of {', '.join(map(repr, _PADDING))}, not {shown}")
     if mode != "zero" and not dtypes.is_float(tensor.dtype):
         reject(what, f"padding_mode {str(mode)!r} needs a floating-point tensor; {name} is {tensor.dtype.name}")
-    tile = TileType.of_shape(tensor.dtype, shape, tensor.config)
+    tile = TileType(tensor.dtype, Layout.blocked(shape, tensor.config, facts.unit), tensor.config)
 
     def emit(builder: ir.IRBuilder, value: ir.Value, index: list[ir.Value]) -> ir.Value:
         access = open_access(builder, tensor, value, index, tile.layout, proven=proven, writing=False)
@@ -202,18 +222,32 @@ def _store(
     tensor: TensorType, shape: tuple[int, ...], value: types.Type, *, proven: bool
 ) -> Callable[[ir.IRBuilder, ir.Value, list[ir.Value], ir.Value], None]:
     """How to store a tile, or a scalar, at an index."""
-    target = TileType.of_shape(tensor.dtype, shape, tensor.config)
-    _check_value(value, tensor, target)
+    layout = Layout.blocked(shape, tensor.config, tensor.facts.unit)
+    _check_value(value, tensor, shape)
+    if isinstance(value, TileType) and not value.splat and _wide_enough(value.layout, tensor):
+        layout = value.layout
 
     def emit(builder: ir.IRBuilder, tensor_value: ir.Value, index: list[ir.Value], stored: ir.Value) -> None:
         if isinstance(value, TileType):
-            elements = [convert(builder, e, value.dtype, tensor.dtype) for e in unpack(builder, stored)]
+            converted = [convert(builder, e, value.dtype, tensor.dtype) for e in unpack(builder, stored)]
+            elements = in_layout(builder, value.like(tensor.dtype), converted, layout)
         else:
-            elements = [convert(builder, stored, scalar_dtype(value), tensor.dtype)] * target.layout.num_registers
-        access = open_access(builder, tensor, tensor_value, index, target.layout, proven=proven, writing=True)
+            elements = [convert(builder, stored, scalar_dtype(value), tensor.dtype)] * layout.num_registers
+        access = open_access(builder, tensor, tensor_value, index, layout, proven=proven, writing=True)
         write(builder, access, tensor.dtype, elements)
 
     return emit
+
+
+_SECTOR, _FEW = 32, 2048
+
+
+def _wide_enough(layout: Layout, tensor: TensorType) -> bool:
+    """Whether a tile may be stored as it lies: a warp fills whole sectors of 32 bytes, or the tile is small anyway."""
+    itemsize, unit = tensor.dtype.itemsize, tensor.facts.unit
+    if elements(layout.shape) * itemsize <= _FEW or unit is None:
+        return True
+    return layout.stretch(unit) * itemsize >= _SECTOR
 
 
 @lowers(lang.load)
@@ -224,7 +258,7 @@ def load(array: types.Type, index: types.Type, shape: types.Type, padding_mode: 
     if len(extents) != tensor.facts.rank:
         reject("load", f"a tile of shape {extents} from {tensor.parameter}, which has {tensor.facts.rank} dimensions")
     tile, emit = _load("load", tensor, extents, padding_mode, proven=False)
-    return tile, lambda builder, array, at, *_: emit(builder, array, _index_values(builder, index, at))
+    return tile, lambda builder, array, at, *_: emit(builder, array, index_values(builder, index, at))
 
 
 @lowers(lang.load_tile_like)
@@ -250,7 +284,7 @@ def store(array: types.Type, index: types.Type, tile: types.Type) -> Any:
         reject("store", mapped.ownerless(partition.parameter))
     _check_index(index, partition, "store")
     emit = _store(partition, partition.facts.tile, tile, proven=False)
-    return types.none, lambda builder, array, at, tile: emit(builder, array, _index_values(builder, index, at), tile)
+    return types.none, lambda builder, array, at, tile: emit(builder, array, index_values(builder, index, at), tile)
 
 
 @lowers_method(TensorType, lang.TensorView.load)

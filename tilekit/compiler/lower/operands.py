@@ -1,4 +1,7 @@
-"""How operands of element-wise operations meet: one shape, one dtype. The rules, and their words, are `lang.tile.operands`'."""
+"""How operands of element-wise operations meet: one shape, one dtype, one layout.
+
+The rules for shapes and dtypes, and their words, are `lang.tile.operands`'.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,21 @@ from numba.cuda import types
 
 from tilekit import dtypes
 from tilekit.compiler.diagnose import refuse, reject
+from tilekit.compiler.layout import Layout
 from tilekit.compiler.lower.convert import convert
 from tilekit.compiler.lower.emit import pack, unpack
+from tilekit.compiler.lower.relayout import in_layout
 from tilekit.compiler.ops import ABSENT, known
-from tilekit.compiler.types import TileType, describe, scalar_dtype, scalar_kind
+from tilekit.compiler.types import TileType, describe, prevailing, scalar_dtype, scalar_kind
 from tilekit.dtypes import DType
+from tilekit.errors import CompileError
+from tilekit.lang.tile import common_shape
 
-__all__ = ["common", "elements", "map_elements", "meet"]
+__all__ = ["broadcast", "common", "elements", "map_elements", "meet"]
 
 
 def common(what: str, *operands: types.Type) -> TileType:
-    """The type of tile that the operands make: their shape, and the dtype in which they meet, and can be calculated with."""
+    """The type of tile that the operands make: the shape and the dtype in which they meet, and can be calculated with."""
     made = meet(what, *operands)
     problem = dtypes.no_arithmetic(made.dtype)
     if problem:
@@ -38,11 +45,6 @@ def meet(what: str, *operands: types.Type) -> TileType:
         reject(what, "one operand at least must be a tile")
     dtype = tiles[0].dtype
     for tile in tiles[1:]:
-        if tile.shape != tiles[0].shape:
-            reject(what, f"tiles of shapes {tiles[0].shape} and {tile.shape} do not match")
-        if tile.layout != tiles[0].layout:
-            # A numba device function without tiles among its arguments is compiled once, for the first kernel that calls it.
-            reject(what, "one of the tiles comes from a device function that was compiled for other warps; pass it a tile")
         try:
             dtype = dtypes.common_dtype(dtype, tile.dtype, what)
         except TypeError as error:
@@ -56,13 +58,45 @@ def meet(what: str, *operands: types.Type) -> TileType:
         problem = dtypes.misfit(dtype, value) if value is not ABSENT else None
         if problem:
             refuse(what, problem)
-    return tiles[0].like(dtype)
+    return _in_one_layout(what, tiles).like(dtype)
+
+
+def _in_one_layout(what: str, tiles: Sequence[TileType]) -> TileType:
+    """A tile of the shape that all broadcast to, in the layout that costs least: one that an operand of that shape has."""
+    try:
+        shape = common_shape(what, [tile.shape for tile in tiles])
+    except CompileError as error:
+        reject(what, error.reason)
+    whole = [tile for tile in tiles if tile.shape == shape]
+    splat = all(tile.splat for tile in tiles)
+    if whole and (splat or not all(tile.splat for tile in whole)):
+        return prevailing(whole)
+    return TileType.of_shape(tiles[0].dtype, shape, tiles[0].config, splat=splat)
+
+
+def broadcast(builder: ir.IRBuilder, tile: TileType, value: ir.Value, layout: Layout) -> list[ir.Value]:
+    """The elements of a tile, broadcast to `layout`, by its registers. All threads of the block take part."""
+    held = unpack(builder, value)
+    if tile.splat:
+        return held[:1] * layout.num_registers
+    small = tile.layout
+    while len(small.shape) < len(layout.shape):
+        small = small.expand_dims(0)
+    if small == layout:
+        return held
+    registers = layout.broadcast(small)
+    if registers is None:
+        target = layout.project(small.shape)
+        held = in_layout(builder, tile.at(small), held, target)
+        registers = layout.broadcast(target)
+        assert registers is not None, "what a projection is for"
+    return [held[r] for r in registers]
 
 
 def elements(builder: ir.IRBuilder, ty: types.Type, value: ir.Value, like: TileType) -> list[ir.Value]:
-    """The elements of an operand, by register, in the dtype of `like`; a scalar's is the same everywhere."""
+    """The elements of an operand, by register, in the dtype and the layout of `like`; a scalar's is the same everywhere."""
     if isinstance(ty, TileType):
-        return [convert(builder, e, ty.dtype, like.dtype) for e in unpack(builder, value)]
+        return [convert(builder, e, ty.dtype, like.dtype) for e in broadcast(builder, ty, value, like.layout)]
     return [convert(builder, value, scalar_dtype(ty), like.dtype)] * like.layout.num_registers
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
 
+from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
@@ -15,7 +17,7 @@ from tilekit.compiler.lower.convert import convert
 from tilekit.compiler.lower.emit import constant_tuple
 from tilekit.compiler.lower.operands import common, map_elements
 from tilekit.compiler.ops import attribute, lowers_method, lowers_operator
-from tilekit.compiler.types import DTypeType, TileType, describe, dtype_of, integer
+from tilekit.compiler.types import DTypeType, TileType, describe, dtype_of, integer, scalar_type
 from tilekit.lang import tile as lang
 
 __all__ = ["cast"]
@@ -92,14 +94,30 @@ for _symbol, _names in {
     for _name in _names:
         _words = f"tiles do not have the operator {_symbol}; there are + - * / & | ^ ~ << >> and the comparisons"
         lowers_operator(getattr(operator, _name), _symbol)(_missing(_symbol, _words))
-_NO_TRUTH = "a tile has no single truth value: use tk.where(condition, x, y) to choose by element"
-lowers_operator(bool, "if")(_missing("if", _NO_TRUTH))
-lowers_operator(operator.not_, "not")(_missing("not", "a tile has no single truth value: use ~tile on a bool tile"))
+
+
+def _truth(symbol: str, wanted: bool) -> Callable[..., Any]:
+    """Whether the one element of a tile of shape () is nonzero, or (`not`) zero, as a scalar."""
+
+    def define(tile: TileType) -> Any:
+        if tile.shape:
+            reject(symbol, lang.NO_TRUTH if wanted else "a tile has no single truth value: use ~tile on a bool tile")
+
+        def emit(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+            truth = convert(builder, builder.extract_value(value, 0), tile.dtype, dtypes.bool_)
+            return truth if wanted else builder.not_(truth)
+
+        return types.boolean, emit
+
+    return define
+
+
+lowers_operator(bool, "if")(_truth("if", True))
+lowers_operator(operator.not_, "not")(_truth("not", False))
 _AT_ONCE = "tile operations work on all its elements at once"
 lowers_operator("getiter", "for")(_missing("for", f"a tile cannot be iterated over: {_AT_ONCE}"))
 lowers_operator(len, "len")(_missing("len", "a tile has no len; its extents are tile.shape"))
-for _protocol in (operator.getitem, operator.setitem, "static_getitem"):
-    lowers_operator(_protocol, "[]")(_missing("[]", f"a tile cannot be indexed: {_AT_ONCE}"))
+lowers_operator(operator.setitem, "[]")(_missing("[]", f"elements cannot be assigned to: {_AT_ONCE}; use tk.where or tk.insert"))
 
 
 @lowers_operator(operator.neg, "-")
@@ -135,6 +153,20 @@ def cast(tile: TileType, dtype: types.Type) -> Any:
 @lowers_method(TileType, lang.Tile.astype)
 def astype(self: TileType, dtype: types.Type) -> Any:
     return cast(self, dtype)
+
+
+@lowers_method(TileType, lang.Tile.item)
+def item(self: TileType) -> Any:
+    if math.prod(self.shape) != 1:
+        reject("item", lang.one_element(self.shape))
+    if problem := dtypes.no_arithmetic(self.dtype):
+        reject("item", problem)
+    scalar = dtypes.float32 if self.dtype in (dtypes.float16, dtypes.bfloat16) else self.dtype
+
+    def emit(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+        return convert(builder, builder.extract_value(value, 0), self.dtype, scalar)
+
+    return scalar_type(scalar), emit
 
 
 @attribute(TileType, "shape")

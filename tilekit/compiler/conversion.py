@@ -1,0 +1,117 @@
+"""How a tile gets from one layout to another: which registers to take, or where to put elements in shared memory.
+
+A conversion that needs no other thread's elements is a choice of registers (`within_threads`). All others go through shared
+memory, at offsets that are a linear map of the coordinate's bits too (`Swizzle`), chosen so that neither side meets a bank
+conflict:
+
+* bits that both sides keep in registers come lowest: an access takes up to 16 bytes of them;
+* then come the 32 banks. Bits that the lanes of both sides walk get a bank bit each. One that only the writing lanes walk shares
+  its bank bit, by XOR, with one that only the reading lanes walk: each side sees the other's as a constant, and covers all banks;
+* the rest goes anywhere.
+
+Such a map is one to one: every bit has a place of its own, and what the sharing ones add lies below their own. The idea is that
+of Triton's swizzling (Zhou et al., Linear Layouts, 2025), for the layouts of this package, where each vector is one bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tilekit.compiler.layout import ACCESS_BYTES, Layout, Vector
+
+__all__ = ["Swizzle", "wavefronts", "within_threads"]
+
+_BANKS, _BANK_BYTES, _LANE_BITS = 32, 4, 5
+
+
+def within_threads(source: Layout, target: Layout) -> list[tuple[int, list[tuple[int, int]]]] | None:
+    """The conversion as a choice of registers, or None if elements must change threads.
+
+    Returns:
+        For each register of `target` the register of `source` to take, and for bits of the thread number (if any) what to XOR to
+        that register's number where the bit is set: of these, the thread chooses when the kernel runs.
+    """
+    choices = []
+    for bit, (old, new) in enumerate(zip(source.thread, target.thread, strict=True)):
+        if old == new:
+            continue
+        if any(old) or new not in source.reg:
+            return None
+        choices.append((bit, source.register_of(new)))
+    if not set(target.reg) <= set(source.reg):
+        return None
+    return [(source.register_of(at), choices) for at in target.coordinates()]
+
+
+@dataclass(frozen=True)
+class Swizzle:
+    """A linear map from coordinates to offsets in shared memory.
+
+    Attributes:
+        offsets: for each bit of the coordinate, what it adds (by XOR) to the offset, in elements.
+        shared: the bits that one access covers, the lowest offset first.
+    """
+
+    offsets: dict[Vector, int]
+    shared: tuple[Vector, ...]
+
+    @classmethod
+    def between(cls, source: Layout, target: Layout, itemsize: int) -> Swizzle:
+        """The map for writing a tile in `source` and reading it in `target`, free of bank conflicts on both sides."""
+        most = (ACCESS_BYTES // itemsize).bit_length() - 1
+        shared = [v for v in target.reg if v in source.reg][:most]
+        order = list(shared)
+        # Lanes take part in an access in phases of 128 bytes: the lowest lanes, the fewer the wider the access.
+        width = max(_BANK_BYTES, itemsize << len(shared))
+        phase = _LANE_BITS - (width // _BANK_BYTES).bit_length() + 1
+        writing, reading = (_moving(side.lane[:phase]) for side in (source, target))
+        below = max(0, (_BANK_BYTES // itemsize).bit_length() - 1 - len(shared))  # offsets within a bank, for narrow elements
+        both = [v for v in writing if v in reading]
+        only_writing, only_reading = ([v for v in side if v not in both] for side in (writing, reading))
+        rest = [v for v in _moving(source.reg + source.thread) if v not in (*shared, *both, *only_writing, *only_reading)]
+        order += rest[:below]
+        paired = len(order) + len(both)
+        order += both + only_writing
+        if len(only_writing) < len(only_reading):  # they have bank bits of their own for what is left over
+            order += only_reading[len(only_writing) :]
+        order += [v for v in (*only_reading, *rest) if v not in order]
+        offsets = {vector: 1 << place for place, vector in enumerate(order)}
+        for place, vector in enumerate(only_reading[: len(only_writing)]):
+            offsets[vector] |= 1 << (paired + place)
+        return cls(offsets, tuple(shared))
+
+    def offset(self, coordinate: Vector) -> int:
+        """The offset of an element, in elements."""
+        total = 0
+        for vector, offset in self.offsets.items():
+            if any(a & b for a, b in zip(vector, coordinate, strict=True)):
+                total ^= offset
+        return total
+
+    def registers(self, layout: Layout) -> list[list[int]]:
+        """The registers of `layout`, in groups that one access covers, in the order of their offsets."""
+        return layout.chunks(tuple(layout.reg.index(v) for v in self.shared))
+
+    def of_thread(self, layout: Layout) -> list[int]:
+        """What each bit of the thread number adds (by XOR) to the offset."""
+        return [self.offset(v) for v in layout.thread]
+
+
+def wavefronts(swizzle: Swizzle, layout: Layout, itemsize: int) -> int:
+    """How many times the banks are read or written for one access of a warp; 1 for each 128 bytes if there is no conflict."""
+    per_access = itemsize << len(swizzle.shared)
+    lanes = _LANE_BITS - max(0, (per_access // _BANK_BYTES).bit_length() - 1)
+    total = 0
+    for first in range(0, 1 << _LANE_BITS, 1 << lanes):
+        words: dict[int, set[int]] = {}
+        for lane in range(first, first + (1 << lanes)):
+            start = swizzle.offset(layout.thread_coordinate(lane)) * itemsize // _BANK_BYTES
+            for word in range(start, start + max(1, per_access // _BANK_BYTES)):
+                words.setdefault(word % _BANKS, set()).add(word)
+        total += max(map(len, words.values()))
+    return total
+
+
+def _moving(vectors: Iterable[Vector]) -> list[Vector]:
+    return [v for v in vectors if any(v)]

@@ -1,0 +1,140 @@
+"""Elements that change places: conversions between layouts, and exchanges with the thread that differs in one bit.
+
+Numba asks for conversions where a variable is now a tile of one layout, now of another; operations ask where their operands meet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.cudaimpl import registry
+
+from tilekit.compiler.conversion import Swizzle, within_threads
+from tilekit.compiler.layout import WARP, Layout, Place
+from tilekit.compiler.lower import shared
+from tilekit.compiler.lower.emit import asm, pack, special_register, unpack, xor_of_bits
+from tilekit.compiler.types import TileType, i16, i32, i64, integer
+from tilekit.dtypes import DType
+
+__all__ = ["exchange", "in_layout", "relayout", "thread_bit"]
+
+
+def in_layout(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], layout: Layout) -> list[ir.Value]:
+    """The elements of a tile, by register of another layout of its shape."""
+    if tile.splat:
+        return elements[:1] * layout.num_registers
+    return relayout(builder, elements, tile.dtype, tile.layout, layout)
+
+
+def relayout(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, source: Layout, target: Layout) -> list[ir.Value]:
+    """Elements in `source` as elements in `target`, a layout of the same shape. All threads of the block take part."""
+    if source == target:
+        return elements
+    choices = within_threads(source, target)
+    if choices is None:
+        return _through_shared(builder, elements, dtype, source, target)
+    made = []
+    for register, flips in choices:
+        made.append(_chosen(builder, elements, register, flips))
+    return made
+
+
+def _chosen(builder: ir.IRBuilder, elements: list[ir.Value], register: int, flips: list[tuple[int, int]]) -> ir.Value:
+    """The element of a register whose number depends on bits of the thread number."""
+    if not flips:
+        return elements[register]
+    (bit, flip), *rest = flips
+    there = _chosen(builder, elements, register ^ flip, rest)
+    return builder.select(thread_bit(builder, bit), there, _chosen(builder, elements, register, rest))
+
+
+def thread_bit(builder: ir.IRBuilder, bit: int) -> ir.Value:
+    """Whether a bit of the thread number is set."""
+    return builder.trunc(builder.lshr(special_register(builder, "tid.x"), integer(32, bit)), ir.IntType(1))
+
+
+def _through_shared(
+    builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, source: Layout, target: Layout
+) -> list[ir.Value]:
+    itemsize = dtype.itemsize
+    swizzle = Swizzle.between(source, target, itemsize)
+    count = 1 << len(swizzle.offsets)
+    base = shared.room(builder, count * itemsize, "converting the layout of a tile")
+    thread = special_register(builder, "tid.x")
+
+    def accesses(layout: Layout) -> list[tuple[list[int], ir.Value, int]]:
+        """For each access its registers, an address and an offset in bytes."""
+        masks, coordinates = swizzle.of_thread(layout), layout.coordinates()
+        start = xor_of_bits(builder, thread, masks)
+        walked = 0  # bits of the offset that the thread decides; others are immediates
+        for mask in masks:
+            walked |= mask
+        addresses: dict[int, ir.Value] = {}
+        made = []
+        for registers in swizzle.registers(layout):
+            offset = swizzle.offset(coordinates[registers[0]])
+            flip = offset & walked
+            if flip not in addresses:
+                moved = builder.xor(start, integer(32, flip)) if flip else start
+                addresses[flip] = shared.at(builder, base, moved, itemsize)
+            made.append((registers, addresses[flip], (offset ^ flip) * itemsize))
+        return made
+
+    for registers, address, offset in accesses(source):
+        shared.put(builder, address, offset, dtype, [elements[r] for r in registers])
+    shared.barrier(builder)
+    made: dict[int, ir.Value] = {}
+    for registers, address, offset in accesses(target):
+        made.update(zip(registers, shared.get(builder, address, offset, dtype, len(registers)), strict=True))
+    return [made[r] for r in range(len(made))]
+
+
+def exchange(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, place: Place, num_threads: int) -> list[ir.Value]:
+    """For each element, what the register or thread has whose number differs in the bit `place`. All threads take part.
+
+    Args:
+        builder: at the place of the exchange.
+        elements: by register.
+        dtype: theirs.
+        place: a bit of the register number, of the lane, or of the warp.
+        num_threads: of the block.
+    """
+    if place.kind == "reg":
+        return [elements[r ^ 1 << place.bit] for r in range(len(elements))]
+    if place.kind == "lane":
+        return [_shuffled(builder, e, 1 << place.bit) for e in elements]
+    itemsize = dtype.itemsize
+    base = shared.room(builder, num_threads * len(elements) * itemsize, "an exchange between warps")
+    thread = special_register(builder, "tid.x")
+    mine = shared.at(builder, base, thread, itemsize)
+    theirs = shared.at(builder, base, builder.xor(thread, integer(32, WARP << place.bit)), itemsize)
+    for r, element in enumerate(elements):
+        shared.put(builder, mine, r * num_threads * itemsize, dtype, [element])
+    shared.barrier(builder)
+    return [shared.get(builder, theirs, r * num_threads * itemsize, dtype, 1)[0] for r in range(len(elements))]
+
+
+def _shuffled(builder: ir.IRBuilder, value: ir.Value, distance: int) -> ir.Value:
+    """The value of the lane whose number differs by XOR."""
+    kind = value.type
+    width = kind.width if isinstance(kind, ir.IntType) else {"half": 16, "float": 32, "double": 64}[str(kind)]
+    if width == 64:
+        bits = builder.bitcast(value, i64)
+        low, high = builder.trunc(bits, i32), builder.trunc(builder.lshr(bits, integer(64, 32)), i32)
+        low, high = (_shuffled(builder, half, distance) for half in (low, high))
+        wide = builder.or_(builder.zext(low, i64), builder.shl(builder.zext(high, i64), integer(64, 32)))
+        return builder.bitcast(wide, kind)
+    if width < 32:
+        bits = builder.bitcast(value, i16) if kind == ir.HalfType() else value
+        return builder.bitcast(builder.trunc(_shuffled(builder, builder.zext(bits, i32), distance), bits.type), kind)
+    text = f"shfl.sync.bfly.b32 $0, $1, {distance}, 31, -1;"
+    moved = asm(builder, text, "=r,r", i32, [builder.bitcast(value, i32)], convergent=True)
+    return builder.bitcast(moved, kind)
+
+
+@registry.lower_cast(TileType, TileType)
+def _cast(context: Any, builder: ir.IRBuilder, source: TileType, target: TileType, value: ir.Value) -> ir.Value:
+    assert isinstance(source, types.Type), "of the same dtype and shape: TileType.can_convert_to"
+    return pack(builder, in_layout(builder, source, unpack(builder, value), target.layout))

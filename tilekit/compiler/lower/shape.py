@@ -1,0 +1,262 @@
+"""Lowering of `tilekit.lang.shape`: most of it renames the bits of a layout, and leaves every element where it is."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import types
+
+from tilekit.compiler.diagnose import reject
+from tilekit.compiler.layout import Config, Layout
+from tilekit.compiler.lower.emit import pack, unpack
+from tilekit.compiler.lower.memory import check_indices, index_values, tile_shape
+from tilekit.compiler.lower.operands import broadcast
+from tilekit.compiler.lower.relayout import in_layout
+from tilekit.compiler.ops import ABSENT, known, lowers, lowers_method, lowers_operator
+from tilekit.compiler.types import TileType, describe, i32, integer
+from tilekit.errors import CompileError
+from tilekit.lang import shape as lang
+from tilekit.lang import tile as tile_lang
+
+__all__ = ["constant", "in_words", "the_tile"]
+
+
+def the_tile(ty: types.Type, what: str) -> TileType:
+    """`ty`, which must be a tile's."""
+    if not isinstance(ty, TileType):
+        reject(what, f"needs a tile, not {describe(ty)}")
+    return ty
+
+
+def constant(ty: types.Type, what: str, name: str) -> Any:
+    """The value of an argument, which must be known when the kernel is compiled."""
+    value = known(ty)
+    if value is ABSENT:
+        reject(what, f"{name} must be known when the kernel is compiled; it is {describe(ty)}")
+    return value
+
+
+def in_words(what: str, check: Callable[..., Any], *args: Any) -> Any:
+    """`check(*args, what)`, a rule of the language; what it refuses is refused at the call."""
+    try:
+        return check(*args, what)
+    except CompileError as error:
+        reject(what, error.reason.removeprefix(f"{what}: "))
+
+
+def _renamed(tile: TileType, layout: Layout) -> Any:
+    return tile.at(layout), lambda builder, value, *_: value
+
+
+def _reshaped(tile: TileType, shape: types.Type, what: str) -> Any:
+    return _renamed(tile, tile.layout.reshape(in_words(what, lang.reshape_to, constant(shape, what, "the shape"), tile.shape)))
+
+
+@lowers(lang.reshape)
+def reshape(x: types.Type, shape: types.Type) -> Any:
+    return _reshaped(the_tile(x, "reshape"), shape, "reshape")
+
+
+@lowers_method(TileType, tile_lang.Tile.reshape)
+def reshape_method(self: TileType, shape: types.Type) -> Any:
+    return _reshaped(self, shape, "reshape")
+
+
+def _permuted(tile: TileType, axes: types.Type) -> Any:
+    given = constant(axes, "permute", "axes")
+    order = in_words("permute", lang.axes_of, given, len(tile.shape))
+    if len(order) != len(tile.shape):
+        reject("permute", f"axes {given} of a tile with {len(tile.shape)} dimensions: each must be there once")
+    return _renamed(tile, tile.layout.permute(order))
+
+
+@lowers(lang.permute)
+def permute(x: types.Type, axes: types.Type) -> Any:
+    return _permuted(the_tile(x, "permute"), axes)
+
+
+@lowers_method(TileType, tile_lang.Tile.permute)
+def permute_method(self: TileType, axes: types.Type) -> Any:
+    return _permuted(self, axes)
+
+
+def _transposed(tile: TileType, axis0: types.Type, axis1: types.Type) -> Any:
+    order = list(range(len(tile.shape)))
+    a, b = (in_words("transpose", lang.axis_of, constant(t, "transpose", "an axis"), len(order)) for t in (axis0, axis1))
+    order[a], order[b] = order[b], order[a]
+    return _renamed(tile, tile.layout.permute(tuple(order)))
+
+
+@lowers(lang.transpose)
+def transpose(x: types.Type, axis0: types.Type, axis1: types.Type) -> Any:
+    return _transposed(the_tile(x, "transpose"), axis0, axis1)
+
+
+@lowers_method(TileType, tile_lang.Tile.transpose)
+def transpose_method(self: TileType, axis0: types.Type, axis1: types.Type) -> Any:
+    return _transposed(self, axis0, axis1)
+
+
+@lowers(lang.expand_dims)
+def expand_dims(x: types.Type, axis: types.Type) -> Any:
+    tile = the_tile(x, "expand_dims")
+    at = in_words("expand_dims", lang.axis_of, constant(axis, "expand_dims", "the axis"), len(tile.shape) + 1)
+    return _renamed(tile, tile.layout.expand_dims(at))
+
+
+@lowers_operator(operator.getitem, "[]")
+def getitem(tile: TileType, index: types.Type) -> Any:
+    parts = list(index.types) if isinstance(index, types.BaseTuple) else [index]
+    if not isinstance(tile, TileType):
+        return None
+    whole = [isinstance(p, types.SliceType) or known(p) is None for p in parts]
+    if not all(whole) or sum(known(p) is not None for p in parts) != len(tile.shape):
+        reject("[]", tile_lang.NO_INDEX)
+    layout = tile.layout
+    for at, part in enumerate(parts):
+        if known(part) is None:
+            layout = layout.expand_dims(at)
+    return _renamed(tile, layout)
+
+
+def _broadcast(tile: TileType, shape: types.Type) -> Any:
+    extents = tile_shape(shape, "broadcast_to")
+    try:
+        fits = tile_lang.common_shape("broadcast_to", [tile.shape, extents]) == extents
+    except CompileError:
+        fits = False
+    if not fits:
+        reject("broadcast_to", f"a tile of shape {tile.shape} does not broadcast to {extents}")
+    result = tile if tile.shape == extents else TileType.of_shape(tile.dtype, extents, tile.config, splat=tile.splat)
+    return result, lambda builder, value, *_: pack(builder, broadcast(builder, tile, value, result.layout))
+
+
+@lowers(lang.broadcast_to)
+def broadcast_to(x: types.Type, shape: types.Type) -> Any:
+    return _broadcast(the_tile(x, "broadcast_to"), shape)
+
+
+@lowers_method(TileType, tile_lang.Tile.broadcast_to)
+def broadcast_to_method(self: TileType, shape: types.Type) -> Any:
+    return _broadcast(self, shape)
+
+
+@lowers(lang.cat)
+def cat(tiles: types.Type, axis: types.Type) -> Any:
+    if not isinstance(tiles, types.BaseTuple):
+        reject("cat", f"needs a tuple of two tiles, not {describe(tiles)}")
+    given = [the_tile(t, "cat") for t in tiles.types]
+    place = constant(axis, "cat", "the axis")
+    problem = lang.cat_problem([t.shape for t in given], [t.dtype.name for t in given], place)
+    if problem:
+        reject("cat", problem)
+    first, second = given
+    layout = second.layout if first.splat else first.layout
+    along = lang.axis_of(place, len(layout.shape), "cat")
+    shape = tuple(n << (d == along) for d, n in enumerate(layout.shape))
+    top = tuple(n if d == along else 0 for d, n in enumerate(layout.shape))
+    result = TileType(first.dtype, Layout(shape, (*layout.reg, top), layout.lane, layout.warp), first.config)
+
+    def emit(builder: ir.IRBuilder, values: ir.Value, axis: ir.Value) -> ir.Value:
+        parts = [unpack(builder, builder.extract_value(values, k)) for k in range(2)]
+        held = [in_layout(builder, tile, part, layout) for tile, part in zip(given, parts, strict=True)]
+        return pack(builder, held[0] + held[1])
+
+    return result, emit
+
+
+# ------------------------------------------------------------------------------------------------------------- parts of a tile
+
+
+def _in_parts(layout: Layout, part: tuple[int, ...], config: Config) -> tuple[Layout, Layout]:
+    """A layout in which each thread holds the same elements of all parts, and that of a part.
+
+    The register bits that choose the part come last, the last dimension's lowest. It is `layout` with its registers reordered if
+    only registers choose the part there.
+    """
+    rank = len(part)
+    chosen = [
+        tuple(1 << bit if d == dim else 0 for d in range(rank))
+        for dim in reversed(range(rank))
+        for bit in range(part[dim].bit_length() - 1, layout.shape[dim].bit_length() - 1)
+    ]
+    if set(chosen) <= set(layout.reg):
+        small = Layout(part, tuple(v for v in layout.reg if v not in chosen), layout.lane, layout.warp)
+    else:
+        small = Layout.blocked(part, config)
+    return Layout(layout.shape, (*small.reg, *chosen), small.lane, small.warp), small
+
+
+def _chosen_part(index: types.Type, grid: tuple[int, ...], what: str) -> Callable[[ir.IRBuilder, ir.Value], ir.Value]:
+    """How to get the number of the part, row-major in `grid`, an i32; a constant where the index is known."""
+    parts = check_indices(index, len(grid), what, "the index is an int for each dimension")
+    values = [known(part) for part in parts]
+    for value, count in zip(values, grid, strict=True):
+        if value is not ABSENT and not 0 <= value < count:
+            reject(what, f"index {tuple('?' if v is ABSENT else v for v in values)} of parts of which there are {grid}")
+
+    def emit(builder: ir.IRBuilder, at: ir.Value) -> ir.Value:
+        total: Any = 0
+        computed: Any = None
+        for given, value, count in zip(index_values(builder, index, at), values, grid, strict=True):
+            total *= count
+            if computed is not None:
+                computed = builder.mul(computed, integer(32, count))
+            if value is not ABSENT:
+                total += value
+                continue
+            given = builder.trunc(given, i32) if given.type != i32 else given
+            given = builder.and_(given, integer(32, count - 1))
+            computed = given if computed is None else builder.add(computed, given)
+        return integer(32, total) if computed is None else builder.add(computed, integer(32, total))
+
+    return emit
+
+
+@lowers(lang.extract)
+def extract(x: types.Type, index: types.Type, shape: types.Type) -> Any:
+    tile = the_tile(x, "extract")
+    part, grid = in_words("extract", lang.grid_of, tile_shape(shape, "extract"), tile.shape)
+    whole, small = _in_parts(tile.layout, part, tile.config)
+    choose = _chosen_part(index, grid, "extract")
+
+    def emit(builder: ir.IRBuilder, value: ir.Value, at: ir.Value, shape: ir.Value) -> ir.Value:
+        held = in_layout(builder, tile, unpack(builder, value), whole)
+        number, size = choose(builder, at), small.num_registers
+        if isinstance(number, ir.Constant):
+            return pack(builder, held[number.constant * size :][:size])
+        made = held[:size]
+        for k in range(1, len(held) // size):
+            here = builder.icmp_unsigned("==", number, integer(32, k))
+            made = [builder.select(here, held[k * size + r], e) for r, e in enumerate(made)]
+        return pack(builder, made)
+
+    return TileType(tile.dtype, small, tile.config, splat=tile.splat), emit
+
+
+@lowers(lang.insert)
+def insert(x: types.Type, index: types.Type, value: types.Type) -> Any:
+    tile, part = the_tile(x, "insert"), the_tile(value, "insert")
+    if part.dtype != tile.dtype:
+        reject("insert", f"a {part.dtype.name} tile into a {tile.dtype.name} tile; cast it with .astype(...)")
+    _, grid = in_words("insert", lang.grid_of, part.shape, tile.shape)
+    whole, small = _in_parts(tile.layout, part.shape, tile.config)
+    choose = _chosen_part(index, grid, "insert")
+
+    def emit(builder: ir.IRBuilder, old: ir.Value, at: ir.Value, new: ir.Value) -> ir.Value:
+        held = in_layout(builder, tile, unpack(builder, old), whole)
+        fresh = in_layout(builder, part, unpack(builder, new), small)
+        number, size = choose(builder, at), small.num_registers
+        if isinstance(number, ir.Constant):
+            start = number.constant * size
+            return pack(builder, [*held[:start], *fresh, *held[start + size :]])
+        made = []
+        for r, element in enumerate(held):
+            here = builder.icmp_unsigned("==", number, integer(32, r // size))
+            made.append(builder.select(here, fresh[r % size], element))
+        return pack(builder, made)
+
+    return TileType(tile.dtype, whole, tile.config), emit
