@@ -58,6 +58,17 @@ def device(request: pytest.FixtureRequest) -> Iterator[tk.Device]:
 
 
 @pytest.fixture
+def cpu() -> Iterator[tk.Device]:
+    """The first CPU device, whatever is under test, the default one while the test runs."""
+    from tilekit.device import Device, use_device
+
+    chosen = Device("cpu")
+    with use_device(chosen):
+        yield chosen
+    chosen.synchronize()
+
+
+@pytest.fixture
 def printed(device: tk.Device, capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
     """What was printed since the last call, by Python and by kernels on either device."""
 

@@ -150,9 +150,69 @@ def test_empty_refuses():
         api.empty(2, "S5")
 
 
-def test_arange_with_no_step():
-    with pytest.raises(ValueError, match="arange: the step is zero"):
-        api.arange(0, 1, 0)
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((0, 1, 0), ValueError, "arange: the step is zero"),
+        (("a",), TypeError, "arange: stop is a number, not str"),
+        ((None, 3), TypeError, "arange: start is a number, not NoneType"),
+        ((0, 3, [1]), TypeError, "arange: step is a number, not list"),
+        ((1j,), TypeError, "arange: stop is a number, not complex"),
+        ((float("nan"),), ValueError, "arange: stop is nan, and must be finite"),
+        ((float("inf"),), ValueError, "arange: stop is inf, and must be finite"),
+        ((np.float32("-inf"), 3), ValueError, "arange: start is -inf, and must be finite"),
+        ((0, 5, float("inf")), ValueError, "arange: step is inf, and must be finite"),
+        ((-1e308, 1e308, 1e307), ValueError, r"arange: from -1e\+308 to 1e\+308 in steps of 1e\+307 there are too many numbers"),
+        ((0, 10**400, 1.5), ValueError, "arange: stop is an int of 1329 bits, which float64 does not hold"),
+        ((10**400,), ValueError, "arange: int64 does not hold an int of 1329 bits"),
+        ((2**63, 2**63 + 5), ValueError, "arange: int64 does not hold 9223372036854775808"),
+        ((-2, 3, 1, tk.uint64), ValueError, "arange: uint64 does not hold -2"),
+        ((0, 300, 1, tk.uint8), ValueError, "arange: uint8 does not hold 299"),
+        ((0, 1000.0, 300, tk.int8), ValueError, "arange: int8 does not hold 900.0"),
+        ((3, None, 1, "S3"), TypeError, "'S3' is not a dtype of tilekit"),
+    ],
+)
+def test_arange_refuses(arguments, error, message):
+    with pytest.raises(error, match=message):
+        api.arange(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "step"),
+    [
+        (2**63, 2**63 + 5, 1),
+        (2**63 - 3000, 2**63 + 3000, 1),
+        (2**64 - 3, 2**64, 1),
+        (2**64 - 1, 2**63 - 1, -(2**61)),
+        (2**63 + 2000, 2**63 - 2000, -1),
+        (0, 2**64, 2**53 + 1),
+        (5, 6, 2**70),
+        (3, -1, -1),
+    ],
+)
+def test_arange_of_all_of_uint64(device, start, stop, step):
+    made = host(api.arange(start, stop, step, tk.uint64))
+    assert made.dtype == np.uint64
+    assert made.tolist() == list(range(start, stop, step))
+
+
+@pytest.mark.parametrize("bounds", [(-(2**63), -(2**63) + 3), (2**63 - 2, 2**63), (-(2**63), 2**63, 2**61), (0, -3, -(2**70))])
+def test_arange_of_all_of_int64(device, bounds):
+    assert host(api.arange(*bounds)).tolist() == list(range(*bounds))
+
+
+def test_arange_of_large_ints_as_floats(device):
+    for bounds in ((2**63, 2**63 + 2**14, 2**12), (-(2**70), 2**70, 2**68)):
+        np.testing.assert_array_equal(host(api.arange(*bounds, dtype=tk.float64)), [float(n) for n in range(*bounds)])
+
+
+def test_arange_rounds_to_float32_once(device):
+    """As its docstring says: computed in float64, converted at the end."""
+    made = host(api.arange(0.0, 1000.0, 0.1))
+    assert made.dtype == np.float32
+    np.testing.assert_array_equal(made, np.arange(0.0, 1000.0, 0.1).astype(np.float32))
+    exact = np.arange(10_000) / 10
+    assert np.abs(made - exact).max() < np.abs(np.arange(0.0, 1000.0, 0.1, dtype=np.float32) - exact).max()
 
 
 @pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
@@ -228,7 +288,19 @@ def test_every_creation_runs_in_all_four_ways(device):
 
 
 @pytest.mark.parametrize(
-    ("value", "dtype"), [(300, tk.int8), (-1, tk.uint8), (float("nan"), tk.int32), (2**40, tk.int32)], ids=str
+    ("value", "dtype"),
+    [
+        (300, tk.int8),
+        (-1, tk.uint8),
+        (float("nan"), tk.int32),
+        (float("inf"), tk.uint64),
+        (2**40, tk.int32),
+        (2**64, tk.uint64),
+        (10**400, tk.int64),
+        (10**400, tk.float64),
+        (-(10**5000), tk.bfloat16),
+    ],
+    ids=lambda given: f"{given:.3}" if isinstance(given, float) else hash(given),
 )
 def test_full_refuses_what_the_dtype_cannot_hold(value, dtype):
     with pytest.raises(ValueError, match=f"full: {dtype.name} does not hold"):
@@ -239,3 +311,39 @@ def test_full_refuses_what_the_dtype_cannot_hold(value, dtype):
 def test_full_takes_a_scalar(value):
     with pytest.raises(TypeError, match="full: the value is a scalar, not"):
         api.full(3, value)
+
+
+def test_an_int_of_many_digits_is_not_spelled_out():
+    with pytest.raises(ValueError, match="^full: float64 does not hold an int of 1329 bits$"):
+        api.full(3, 10**400, tk.float64)
+    with pytest.raises(ValueError, match="^fill: int8 does not hold a negative int of 1329 bits$"):
+        api.zeros(3, tk.int8).sync().fill(-(10**400))
+    with pytest.raises(ValueError, match="^linspace: stop is an int of 1329 bits, which float64 does not hold$"):
+        api.linspace(0, 10**400, 5)
+
+
+@pytest.mark.parametrize("dtype", [tk.float16, tk.bfloat16, tk.float32, tk.float64], ids=str)
+def test_full_of_ints_that_no_int64_holds(device, dtype):
+    for number in (2**70, -(2**90)):
+        with np.errstate(over="ignore"):
+            wanted = np.full(3, float(number)).astype(dtype)
+        np.testing.assert_array_equal(host(api.full(3, number, dtype)), wanted)
+    assert host(api.full(3, 10**400, tk.bool_)).all()
+
+
+def test_memcpy_of_a_numpy_scalar(device):
+    x = api.zeros(4).sync()
+    assert api.memcpy(x[1], np.float32(3)).sync().shape == ()
+    assert host(x).tolist() == [0, 3, 0, 0]
+    with pytest.raises(
+        ValueError, match=r"float64 of shape \(\) into float32 of shape \(\); copy between views of one shape, of"
+    ):
+        api.memcpy(x[1], np.float64(3))
+    with pytest.raises(TypeError, match=r"memcpy .* not float; target.fill\(value\) sets all elements to one value"):
+        api.memcpy(x[1], 3.0)
+    with pytest.raises(ValueError, match=r"memcpy: >f4 of shape \(4,\) into float32 of shape \(4,\)"):
+        api.memcpy(x, np.zeros(4, ">f4"))
+    with pytest.raises(ValueError, match=r"to_host: float32 of shape \(4,\) does not fit out, >f4 of shape \(4,\)"):
+        x.to_host(np.zeros(4, ">f4"))
+    with pytest.raises(TypeError, match="memcpy copies from a tensor or a NumPy array, not list$"):
+        api.memcpy(x, [1.0] * 4)

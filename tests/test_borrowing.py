@@ -2,43 +2,15 @@
 
 import asyncio
 import gc
-import threading
 import weakref
 
 import numpy as np
 import pytest
+from sharing import TILE, N, copy, held, increment
 
 import tilekit as tk
 from tilekit import api
 from tilekit.storage import BORROWED
-
-N = 1000
-TILE = 256
-
-
-@tk.kernel
-def increment(y: tk.InOut):
-    y.store(y.load() + 1)
-
-
-@tk.kernel
-def copy(y: tk.Out, x: tk.In):
-    y.store(tk.load_tile_like(x, y))
-
-
-@pytest.fixture
-def cpu():
-    device = tk.Device("cpu")
-    with tk.use_device(device):
-        yield device
-    device.synchronize()
-
-
-def held(device, stream):
-    """Hold `stream` back; gives what lets it go on."""
-    gate = threading.Event()
-    device.driver.submit(stream.handle, lambda: gate.wait(60))
-    return gate.set
 
 
 def test_a_pointer_with_an_owner_is_as_good_as_any(cpu):

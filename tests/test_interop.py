@@ -12,40 +12,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from exporter import Exporter
+from sharing import TILE, N, copy, held, increment
 
 import tilekit as tk
 from tilekit import api, dtypes
 from tilekit.driver.discovery import Discovery
 from tilekit.interop import dlpack
-
-N = 1000
-TILE = 256
-
-
-@tk.kernel
-def increment(y: tk.InOut):
-    y.store(y.load() + 1)
-
-
-@tk.kernel
-def copy(y: tk.Out, x: tk.In):
-    y.store(tk.load_tile_like(x, y))
-
-
-@pytest.fixture
-def cpu():
-    device = tk.Device("cpu")
-    with tk.use_device(device):
-        yield device
-    device.synchronize()
-
-
-def held(device, stream):
-    """Hold `stream` back; gives what lets it go on."""
-    gate = threading.Event()
-    device.driver.submit(stream.handle, lambda: gate.wait(60))
-    return gate.set
-
 
 # NumPy in
 

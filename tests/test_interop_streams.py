@@ -8,18 +8,12 @@ import numpy as np
 import pytest
 from exporter import Exporter
 from fake_gpu import fake_gpu
+from sharing import TILE, N, copy
 
 import tilekit as tk
 from tilekit import api
 from tilekit.driver.discovery import Discovery
-
-N = 1000
-TILE = 256
-
-
-@tk.kernel
-def copy(y: tk.Out, x: tk.In):
-    y.store(tk.load_tile_like(x, y))
+from tilekit.schedule import ExecutionContext
 
 
 @pytest.fixture
@@ -220,3 +214,66 @@ def test_launches_that_are_native_otherwise_look_at_borrowed_and_read_only_memor
     copy(y.partition(TILE), bare).sync()
     copy(y.partition(TILE), frozen).sync()
     assert driver.calls["cuLaunchKernel"] == launches + 2
+
+
+# memory that is met again
+
+
+def behind(stream, moment):
+    """Whether all that comes later on `stream` runs after a moment."""
+    return stream.follows(*moment)
+
+
+def test_tilekits_own_work_is_not_forgotten_when_an_array_is_met_again(gpu):
+    """Their library's stream has not waited for it."""
+    device, driver = gpu
+    driver.foreign.append((BASE, 4096))
+    theirs = Exporter(np.zeros(64, np.uint32), device=(2, 0))
+    for obj in (interface(BASE, (64,), stream=77), theirs):
+        x = tk.as_tensor(obj)
+        driver.not_ready = 10**9
+        with device.stream() as writer, device.stream() as reader:
+            written = x.storage.last_write = (writer, writer.pending)  # as if it was written just now
+            again = tk.as_tensor(obj)
+            assert again.storage is x.storage
+            moment = again.storage.last_write
+            assert behind(moment[0], written)
+            assert moment[0] not in (writer, reader)
+            ExecutionContext(device, reader).acquire((again.storage,), ())
+            assert behind(reader, moment)
+        driver.not_ready = 0
+
+
+def test_parts_that_a_whole_joins_are_all_waited_for(gpu):
+    device, driver = gpu
+    driver.foreign.append((BASE, 4096))
+    parts = [tk.as_tensor(interface(BASE + at, (64,))) for at in (0, 1024)]
+    driver.not_ready = 10**9
+    with device.stream() as a, device.stream() as b:
+        moments = []
+        for part, stream in zip(parts, (a, b), strict=True):
+            part.storage.last_write = (stream, stream.pending)  # as if it was written just now
+            moments.append(part.storage.last_write)
+        whole = tk.as_tensor(interface(BASE, (1024,), stream=77))
+        last = whole.storage.last_write
+        assert [behind(last[0], moment) for moment in moments] == [True, True]
+        assert parts[0].storage.last_write is parts[1].storage.last_write is last
+    driver.not_ready = 0
+
+
+def test_arrays_of_one_allocation_are_one_storage(gpu):
+    """Where their library says so, as PyTorch and CuPy do."""
+    gpu[1].foreign.append((BASE, 1 << 20))
+    one = SimpleNamespace(data_ptr=lambda: BASE, nbytes=lambda: 4096)
+    torch = [interface(BASE + at, (64,)) for at in (1024, 0)]
+    for array in torch:
+        array.untyped_storage = lambda: one
+    cupy = [interface(BASE + 65536 + at, (64,)) for at in (1024, 0)]
+    for array in cupy:
+        array.data = SimpleNamespace(mem=SimpleNamespace(ptr=BASE + 65536, size=8192))
+    for arrays, nbytes in ((torch, 4096), (cupy, 8192)):
+        tensors = [tk.as_tensor(array) for array in arrays]
+        assert tensors[0].storage is tensors[1].storage
+        assert tensors[0].storage.nbytes == nbytes
+        assert [tensor.offset for tensor in tensors] == [256, 0]
+    assert tk.as_tensor(cupy[0]).storage.reads is not tk.as_tensor(torch[0]).storage.reads

@@ -1,6 +1,7 @@
 """How a kernel that is not tilekit's says how it is launched, and what its parameters are."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -37,13 +38,22 @@ def test_a_configuration_for_so_many_elements(n, block, blocks):
         ({"grid": 2**31, "block": 1}, ValueError, "along axis 0"),
         ({"grid": (), "block": 1}, ValueError, r"grid has one to three axes, not 0 as \(\)"),
         ({"grid": (1, 1, 1, 1), "block": 1}, ValueError, "not 4"),
-        ({"grid": 1.5, "block": 1}, TypeError, "grid is made of ints, not 1.5"),
+        ({"grid": 1.5, "block": 1}, TypeError, r"grid is an int or a tuple of up to three, not 1\.5"),
+        ({"grid": "8", "block": 1}, TypeError, "grid is an int or a tuple of up to three, not '8'"),
+        ({"grid": 1, "block": (1, 2.0)}, TypeError, r"block is an int or a tuple of up to three, not \(1, 2\.0\)"),
         ({"grid": True, "block": 1}, TypeError, "not True"),
         ({"grid": 1, "block": 0}, ValueError, "block .* has 0 along axis 0; CUDA has 1 to 1024 there"),
         ({"grid": 1, "block": (1, 1, 65)}, ValueError, "65 along axis 2; CUDA has 1 to 64 there"),
         ({"grid": 1, "block": (64, 32)}, ValueError, r"block \(64, 32, 1\) has 2048 threads; CUDA has 1024 at most"),
-        ({"grid": 1, "block": 1, "shared_bytes": -1}, ValueError, "shared_bytes is a number of bytes, not -1"),
-        ({"grid": 1, "block": 1, "shared_bytes": "1"}, TypeError, "shared_bytes is made of ints"),
+        (
+            {"grid": 1, "block": 1, "shared_bytes": -1},
+            ValueError,
+            r"shared_bytes is a number of bytes from 0 to 2\*\*32 - 1, not -1",
+        ),
+        ({"grid": 1, "block": 1, "shared_bytes": "1"}, TypeError, "shared_bytes is one int, not '1'"),
+        ({"grid": 1, "block": 1, "shared_bytes": (1, 2)}, TypeError, r"shared_bytes is one int, not \(1, 2\)"),
+        ({"grid": 1, "block": 1, "shared_bytes": ()}, TypeError, r"shared_bytes is one int, not \(\)"),
+        ({"grid": 1, "block": 1, "shared_bytes": 2**32}, ValueError, "shared_bytes .* not 4294967296"),
         ({"grid": 32, "block": 1, "cluster": 17}, ValueError, "cluster .* has 17 along axis 0"),
         ({"grid": (8, 8), "block": 1, "cluster": (8, 4)}, ValueError, "has 32 blocks; CUDA has 16 at most"),
         ({"grid": 5, "block": 1, "cluster": 2}, ValueError, r"the grid \(5, 1, 1\) is not made of whole clusters \(2, 1, 1\)"),
@@ -57,8 +67,15 @@ def test_a_configuration_that_cuda_does_not_launch(given, error, message):
 def test_a_number_of_elements_that_is_none():
     with pytest.raises(ValueError, match="for_num_elems: n is a number of elements, not -1"):
         tk.LaunchConfig.for_num_elems(-1)
-    with pytest.raises(TypeError, match="n is made of ints, not 2.0"):
-        tk.LaunchConfig.for_num_elems(2.0)
+    for n in (2.0, (1, 2), (), None, True):
+        with pytest.raises(TypeError, match=re.escape(f"LaunchConfig: n is one int, not {n!r}")):
+            tk.LaunchConfig.for_num_elems(n)
+    with pytest.raises(TypeError, match=r"block is one int, not \(1, 2\)"):
+        tk.LaunchConfig.for_num_elems(10, (1, 2))
+    with pytest.raises(ValueError, match="block .* has 0 along axis 0; CUDA has 1 to 1024 there"):
+        tk.LaunchConfig.for_num_elems(10, 0)
+    with pytest.raises(ValueError, match="along axis 0; CUDA has 0 to 2147483647 there"):
+        tk.LaunchConfig.for_num_elems(2**70)
     with pytest.raises(ValueError, match="block .* has 2048 along axis 0"):
         tk.LaunchConfig.for_num_elems(10, 2048)
 
@@ -89,6 +106,7 @@ def test_a_signature_is_read(signature, shown):
         ("float*", ValueError, "'float\\*' declares no parameter; write parameters such as In.f32."),
         ("f32,", ValueError, "'' declares no parameter"),
         ("inout[f32]", ValueError, ".* declares no parameter"),
+        ("x: In, n: i32, x: Out", ValueError, "its signature has two parameters x; give each a name of its own, or none"),
         (3, TypeError, "a signature is a string such as .*, not 3"),
         ([float, "f32"], None, None),
         ([object()], TypeError, "a parameter is declared by a string or, for scalars, a dtype"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import gc
 import threading
@@ -220,6 +219,15 @@ def test_to_host_fills_what_it_is_given(device):
         x.to_host(out=fixed)
 
 
+def test_more_pinned_memory_than_there_is(device):
+    for shape in (1 << 60, (1 << 40, 1 << 40), *((1 << 50,) if device.kind == "cpu" else ())):
+        with pytest.raises(
+            OutOfMemoryError, match=r"the host has no .*memory left for c.*: [\d,]+ bytes asked for, .* Drop"
+        ) as caught:
+            memory.pinned(shape, device=device)
+        assert caught.value.requested_bytes == 4 * int(np.prod(shape, dtype=object))
+
+
 # other pools
 
 
@@ -274,94 +282,6 @@ def test_what_is_no_allocator_is_refused(cpu):
         memory.use_allocator(object())
     with pytest.raises(ValueError, match="torch_allocator: that is memory of GPUs"):
         memory.torch_allocator(cpu)
-
-
-# arrays in chunks
-
-
-@pytest.mark.parametrize("rows", [1, 64, 1000])
-@pytest.mark.parametrize("chunk_rows", [1, 64, 300, 5000])
-def test_chunks_are_worked_on_in_order(device, rows, chunk_rows):
-    source = np.random.default_rng(1).random((rows, 8), np.float32)
-    out = np.zeros_like(source)
-    seen = []
-    op = memory.stream_chunks(
-        lambda x: double(x.partition((64, 8))).first().unpartition(),
-        source,
-        out,
-        chunk_bytes=chunk_rows * 32,
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    assert op.sync() is out
-    np.testing.assert_array_equal(out, 2 * source)
-    ends = [*range(chunk_rows, rows, chunk_rows), rows]
-    assert seen == [(end * 32, rows * 32) for end in ends]
-
-
-def test_a_file_goes_through_the_device(device, tmp_path):
-    rng = np.random.default_rng(2)
-    np.save(tmp_path / "in.npy", rng.random((5000, 100), np.float32))
-    source = np.load(tmp_path / "in.npy", mmap_mode="r")
-    out = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", np.float32, source.shape)
-    op = memory.stream_chunks(lambda x: double(x.partition((64, 128))).first().unpartition(), source, out, chunk_bytes=100_000)
-    assert asyncio.run(op.run()) is out
-    out.flush()
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), 2 * source)
-
-
-def test_chunks_in_place_and_changed_in_place(device):
-    data = np.arange(3000, dtype=np.int32)
-    memory.stream_chunks(lambda x: double(x.partition(64)).map(lambda _: x), data, data, chunk_bytes=400).sync()
-    np.testing.assert_array_equal(data, 2 * np.arange(3000))
-
-
-def test_without_out_the_results_are_listed(device):
-    data = np.arange(1000, dtype=np.int64)
-    sums = memory.stream_chunks(lambda x: x.to_host().map(lambda part: int(part.sum())), data, chunk_bytes=800).sync()
-    assert sums == [int(data[at : at + 100].sum()) for at in range(0, 1000, 100)]
-    assert memory.stream_chunks(lambda x: x, np.zeros((0, 3)), chunk_bytes=800).sync() == []
-
-
-def test_chunks_that_do_not_fit_are_refused(device):
-    data = np.zeros((10, 4), np.float32)
-    fixed = np.zeros((10, 4), np.float32)
-    fixed.flags.writeable = False
-    for error, text, arguments in [
-        (TypeError, "source is a NumPy array, not list", ([],)),
-        (TypeError, "out is a NumPy array, not list", (data, [])),
-        (ValueError, "source has rank 0", (np.zeros(()),)),
-        (ValueError, "source has 10 rows, out has 9", (data, data[:9])),
-        (ValueError, "out is read-only; open a memmap with mode", (data, fixed)),
-    ]:
-        with pytest.raises(error, match=f"stream_chunks: {text}"):
-            memory.stream_chunks(lambda x: x, *arguments)
-    with pytest.raises(ValueError, match="chunk_bytes is 0"):
-        memory.stream_chunks(lambda x: x, data, chunk_bytes=0)
-    out = np.zeros((10, 5), np.float32)
-    with pytest.raises(
-        ValueError, match=r"the work gave float32 of shape \(5, 4\) for rows of out that are float32 of shape \(5, 5"
-    ):
-        memory.stream_chunks(lambda x: x, data, out, chunk_bytes=80).sync()
-    with pytest.raises(TypeError, match="the work gave None, not a tensor"):
-        memory.stream_chunks(lambda x: None, data, data, chunk_bytes=80).sync()
-
-
-def test_an_error_in_a_chunk_ends_the_op_and_nothing_else(device):
-    calls = []
-
-    def work(x):
-        calls.append(x.shape)
-        if len(calls) == 3:
-            raise RuntimeError("the third")
-        return x
-
-    data = np.ones((100, 4), np.float32)
-    with pytest.raises(RuntimeError, match="the third"):
-        memory.stream_chunks(work, data, np.zeros_like(data), chunk_bytes=160).sync()
-    assert calls == [(10, 4)] * 3
-    out = np.zeros_like(data)
-    memory.stream_chunks(lambda x: x, data, out, chunk_bytes=160).sync()
-    np.testing.assert_array_equal(out, data)
 
 
 # memory that nobody has written
@@ -446,7 +366,24 @@ def test_whoever_takes_the_buffer_is_trusted(cpu):
     assert x.to_host().sync()[:2].tolist() == [5.0, 5.0]
 
 
-def test_streaming_refuses_results_that_overwrite_what_is_to_be_read():
-    rows = np.arange(40, dtype=np.float32)
-    with pytest.raises(ValueError, match="out overlaps source and is not the same view"):
-        memory.stream_chunks(lambda x: x, rows[:-1], rows[1:])
+def test_a_kernel_may_pass_over_what_was_never_written(cpu):
+    """A store drops what hangs over the edge of its tensor, so it does not matter what was loaded there."""
+    x = unwritten((10, 8))
+    copy(x[:5, :6].partition((1, 8)), api.ones((5, 6))).sync()
+    y = api.zeros((5, 6)).sync()
+    copy(y.partition((4, 4)), x).sync()
+    assert (y.to_host().sync() == 1).all()
+    with pytest.raises(DeviceError, match=r"load_tile_like: reads what was never written: x\[5:6, 0:4\], of a tensor"):
+        copy(api.zeros((6, 6)).partition((4, 4)), x).sync()
+
+
+def test_a_load_of_its_own_index_is_given_the_part_that_is_written(cpu):
+    @tk.kernel
+    def doubled(y: tk.Out, x: tk.In):
+        y.store(2 * tk.load(x, tk.bid(0), 8))
+
+    x = unwritten(16)
+    copy(x[:10].partition(2), api.ones(10)).sync()
+    with pytest.raises(DeviceError, match=r"x\[10:16\], of a tensor .*pass a view of the part that is written, such as x\[:n\]"):
+        doubled(api.zeros(10).partition(8), x).sync()
+    assert doubled(api.zeros(10).partition(8), x[:10]).first().unpartition().to_host().sync().tolist() == [2.0] * 10

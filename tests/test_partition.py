@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from tiled import copy, host, mark, numbers, refuse, scale
 
 import tilekit as tk
 from tilekit import api
@@ -13,38 +14,9 @@ from tilekit.tensor import Tensor
 
 
 @tk.kernel
-def mark(y: tk.Out):
-    y.store(7.0)
-
-
-@tk.kernel
-def copy(y: tk.Out, x: tk.In):
-    y.store(tk.load_tile_like(x, y))
-
-
-@tk.kernel
 def both(y: tk.Out, z: tk.Out, x: tk.In):
     y.store(tk.load_tile_like(x, y))
     z.store(tk.load_tile_like(x, z) * 2.0)
-
-
-@tk.kernel
-def scale(y: tk.Out, x: tk.In, a):
-    for tile in y.tiles():
-        y.store(a * tk.load_tile_like(x, tile), tile)
-
-
-def host(tensor):
-    return tensor.to_host().sync()
-
-
-def refuse(op, error, message):
-    with pytest.raises(error, match=message):
-        op.sync()
-
-
-def numbers(shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 # ---------------------------------------------------------------------------------------------------------------- prefixes

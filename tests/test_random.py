@@ -338,6 +338,9 @@ def test_dtypes_that_have_no_random_numbers(make, dtype):
     ("make", "error", "message"),
     [
         (lambda: api.rand(3, seed=-1), ValueError, "rand: a seed is at least 0 and below 2.*64, not -1"),
+        (lambda: api.rand(3, seed=10**400), ValueError, "rand: a seed is at least 0 and below .*, not an int of 1329 bits"),
+        (lambda: api.randint(0, 10**400, 3), ValueError, "randint: high = an int of 1329 bits is out of bounds for int32"),
+        (lambda: api.randint(10**400, 0, 3), ValueError, r"there is no integer in \[an int of 1329 bits, 0\)"),
         (lambda: api.rand(3, seed=2**64), ValueError, "rand: a seed is at least 0 and below"),
         (lambda: api.randn(0, 1, 3, seed=1.5), TypeError, "randn: a seed is an int or None, not 1.5"),
         (lambda: api.randn(0, 1, 3, seed=True), TypeError, "randn: a seed is an int or None, not True"),
@@ -345,6 +348,8 @@ def test_dtypes_that_have_no_random_numbers(make, dtype):
         (lambda: api.rand(3, dtype="complex64"), TypeError, "'complex64' is not a dtype of tilekit"),
         (lambda: api.randn(0, -1, 3), ValueError, "randn: the standard deviation -1 is negative"),
         (lambda: api.randn("0", 1, 3), TypeError, "randn: the mean is a number, not str"),
+        (lambda: api.randn(10**400, 1, 3), ValueError, "randn: the mean is an int of 1329 bits, which float64 does not hold"),
+        (lambda: api.randn(0, 10**400, 3), ValueError, "randn: the standard deviation is an int of 1329 bits, which"),
         (lambda: api.randn(0, [1], 3), TypeError, "randn: the standard deviation is a number, not list"),
         (lambda: api.randint(3, 3, 5), ValueError, r"randint: low >= high: there is no integer in \[3, 3\)"),
         (lambda: api.randint(0, None, 5), ValueError, r"randint: low >= high: there is no integer in \[0, 0\)"),

@@ -63,6 +63,9 @@ def test_reshape():
 def test_indexing_errors_are_numpys():
     with pytest.raises(IndexError, match="out of bounds"):
         api.meta(3)[3]
+    for index in (2**63, 2**70, -(2**70)):  # which NumPy takes for no index at all
+        with pytest.raises(IndexError, match=rf"index {index} is out of bounds for a tensor of shape \(3,\)"):
+            api.meta(3)[index]
     with pytest.raises(IndexError, match="too many indices"):
         api.meta(3)[0, 0]
     for copies in ([0], True, np.bool_(True), np.array([0])):  # NumPy makes copies of these
@@ -105,11 +108,22 @@ def test_reshape_takes_what_numpys_takes():
             tensor.reshape(shape)
     with pytest.raises(TypeError, match="reshape takes the new shape"):
         tensor.reshape()
-    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+    with pytest.raises(TypeError, match="reshape takes ints, not 2.0"):
         tensor.reshape(2.0, 3)
+    with pytest.raises(TypeError, match=r"reshape takes ints, not array\(\[2, 3\]\)"):
+        tensor.reshape(np.array([2, 3]))
+    with pytest.raises(TypeError, match="reshape takes ints, not True"):
+        tensor.reshape(True, 6)
+    with pytest.raises(ValueError, match="reshape: -2 is no extent; -1 stands for what is left"):
+        tensor.reshape(-2, 3)
     for dtype in (tk.int32, "int32", np.int32):
         with pytest.raises(TypeError, match=r"is no extent; reinterpret\(dtype\) gives the same memory another dtype"):
             tensor.view(dtype)
+
+
+def test_a_view_of_memory_that_is_not_there():
+    with pytest.raises(TypeError, match=r"Tensor\(shape=\(3,\), dtype=float32, device=meta\) has no memory to view"):
+        api.meta(3).host_view()
 
 
 def test_what_reinterpret_refuses():

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilekit import copying, dtypes
-from tilekit.copying import as_scalar
+from tilekit.copying import as_real, as_scalar
 from tilekit.device import Device
 from tilekit.lang import create, memory
 from tilekit.lang.elementwise import mul, where
@@ -25,7 +25,7 @@ from tilekit.random import rand as rand
 from tilekit.random import randint as randint
 from tilekit.random import randn as randn
 from tilekit.schedule import ExecutionContext
-from tilekit.tensor import DEVICE_CODE, Tensor, as_shape
+from tilekit.tensor import DEVICE_CODE, Tensor, as_shape, refuse_mask
 
 __all__ = [
     "arange", "convert", "dup", "empty", "eye", "from_host", "full", "linspace", "memcpy", "meta", "ones", "rand", "randint",
@@ -88,28 +88,57 @@ def full(shape: int | tuple[int, ...], value: float, dtype: Any = dtypes.float32
 def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any = None) -> DeviceOp[Tensor]:
     """The numbers `start, start + step, ...` below `stop`; `arange(stop)` starts at 0, as NumPy's.
 
-    Element `i` is `start + i * ((start + step) - start)`, exact for ints, else computed in float64 with each operation rounded,
-    as NumPy does, and then converted: the same on every device.
+    Element `i` is `start + i * step`, exact, if all three are ints. Else it is `start + i * ((start + step) - start)` in float64,
+    each operation rounded; then it is converted to `dtype`. So all devices give the same. float64 gives NumPy's numbers; in
+    float32 and less, NumPy adds up in that type, and may be further from the exact number. As with NumPy's, a fractional `step`
+    can round to one element more than expected: `linspace` counts them.
 
     Args:
-        start, stop, step: as NumPy's.
+        start, stop, step: finite numbers.
         dtype: the element type; by default int64 if all three are ints, else float32.
 
     Raises:
-        ValueError: `step` is zero.
+        TypeError: something that is no real number, or no dtype of tilekit's.
+        ValueError: `step` is zero; infinity or nan; an element that an integer `dtype` does not hold.
     """
     if stop is None:
         start, stop = 0, start
+    kinds = []
+    for name, number in (("start", start), ("stop", stop), ("step", step)):
+        kinds.append(scalar_kind(number))
+        if kinds[-1] is None:
+            raise TypeError(f"arange: {name} is a number, not {type(number).__name__}")
+        if kinds[-1] is float and not math.isfinite(number):
+            raise ValueError(f"arange: {name} is {float(number)}, and must be finite")
     if step == 0:
         raise ValueError("arange: the step is zero")
-    whole = all(isinstance(number, (int, np.integer)) for number in (start, stop, step))
+    whole = float not in kinds
     chosen = dtypes.as_dtype(dtype) if dtype is not None else dtypes.int64 if whole else dtypes.float32
-    count = max(0, math.ceil((stop - start) / step))
+    first: Any
+    pace: Any
+    if whole:
+        first, pace = int(start), int(step)
+        count = max(0, -((first - int(stop)) // pace))
+        pace = pace if count > 1 else 1
+    else:
+        first, pace = as_real(start, "arange: start"), as_real(step, "arange: step")
+        length = (as_real(stop, "arange: stop") - first) / pace
+        if not math.isfinite(length):
+            raise ValueError(f"arange: from {start!r} to {stop!r} in steps of {step!r} there are too many numbers to count")
+        count, pace = max(0, math.ceil(length)), (first + pace) - first
+    ends = (first, first + (count - 1) * pace) if count else ()
+    for number in ends:
+        as_scalar(number, chosen, "arange")
+    short = whole and all(-(2**63) <= number < 2**63 for number in (*ends, pace))
 
     def fill(tensor: Tensor) -> DeviceOp[Tensor]:
         tiles = tensor.partition(_TILE)
-        first = float(start)
-        filling = _arange(tiles, start, step) if whole else _line(tiles, first, (first + float(step)) - first, 0.0, -1, "none")
+        if short:
+            filling = _arange(tiles, first, pace)
+        elif whole and chosen == dtypes.uint64:
+            filling = _arange_unsigned(tiles, np.uint64(first), np.uint64(pace % 2**64))
+        else:
+            filling = _line(tiles, float(first), float(pace), 0.0, -1, "none")
         made: DeviceOp[Tensor] = filling.first().unpartition()
         return made
 
@@ -135,14 +164,12 @@ def linspace(start: float, stop: float, num: int, endpoint: bool = True, dtype: 
         ValueError: `num` is negative, or `dtype` does not hold the numbers.
     """
     chosen = dtypes.as_dtype(dtype)
-    for name, bound in (("start", start), ("stop", stop)):
-        if scalar_kind(bound) is None:
-            raise TypeError(f"linspace: {name} is a number, not {type(bound).__name__}")
+    first, end = as_real(start, "linspace: start"), as_real(stop, "linspace: stop")
     if scalar_kind(num) is not int:
         raise TypeError(f"linspace: num is an int, not {num!r}")
     if num < 0:
         raise ValueError(f"linspace: the number of samples, {num}, must be non-negative")
-    first, end, count = float(start), float(stop), int(num)
+    count = int(num)
     parts = count - 1 if endpoint else count
     step = (end - first) / parts if parts else end - first
     pinned = count - 1 if endpoint and count > 1 else -1
@@ -198,8 +225,9 @@ def from_host(array: Any) -> DeviceOp[Tensor]:
     The array is read while the op runs; until that is done, leave it as it is. Later changes to it do not reach the tensor.
 
     Raises:
-        TypeError: its dtype is none of tilekit's.
+        TypeError: its dtype is none of tilekit's, or it has a mask.
     """
+    refuse_mask("from_host", array)
     source = np.asarray(array)
     return _FromHost(source, dtypes.as_dtype(source.dtype))
 
@@ -209,7 +237,7 @@ def memcpy(target: Tensor, source: Any) -> DeviceOp[Tensor]:
 
     Args:
         target: a tensor; any view.
-        source: a tensor on the same device, or a NumPy array, of the same shape and dtype.
+        source: a tensor on the same device, or a NumPy array or NumPy scalar, of the same shape and dtype.
 
     Raises:
         TypeError: one of them is something else, or has no memory.
@@ -219,10 +247,17 @@ def memcpy(target: Tensor, source: Any) -> DeviceOp[Tensor]:
         raise TypeError(f"memcpy copies into a tensor that has memory, not {target!r}")
     if isinstance(source, DeviceOp):
         return _named(source.then(lambda made: memcpy(target, made)), "memcpy", Spec(target.shape, target.dtype))
+    refuse_mask("memcpy", source)
+    if isinstance(source, np.generic):
+        source = np.asarray(source)
     if not isinstance(source, (Tensor, np.ndarray)):
-        raise TypeError(f"memcpy copies from a tensor or a NumPy array, not {type(source).__name__}")
+        cure = "" if scalar_kind(source) is None else "; target.fill(value) sets all elements to one value"
+        raise TypeError(f"memcpy copies from a tensor or a NumPy array, not {type(source).__name__}{cure}")
     if source.shape != target.shape or source.dtype != target.dtype:
-        raise ValueError(f"memcpy: {source.dtype.name} of shape {source.shape} into {target.dtype.name} of shape {target.shape}")
+        raise ValueError(
+            f"memcpy: {source.dtype} of shape {source.shape} into {target.dtype.name} of shape {target.shape}; "
+            "copy between views of one shape, of tensors of one dtype"
+        )
     if isinstance(source, np.ndarray) and target.is_contiguous:
         return _CopyIn(target, source)
     if isinstance(source, np.ndarray):
@@ -405,6 +440,12 @@ class _To(DeviceOp[Tensor]):
 def _arange(y: Out, start: int, step: int) -> None:
     first = start + memory.bid(0) * (_TILE * step)
     y.store(create.arange(_TILE, dtype=dtypes.int64, start=first, step=step).astype(y.dtype))
+
+
+@kernel
+def _arange_unsigned(y: Out, start: int, step: int) -> None:
+    """Numbers that int64 does not hold, and uint64 does; a step down is the one up that wraps around to the same."""
+    y.store(create.arange(_TILE, dtype=dtypes.uint64, start=memory.bid(0) * _TILE) * step + start)
 
 
 @kernel

@@ -23,7 +23,7 @@ from tilekit.partition import Traits
 from tilekit.schedule import ExecutionContext
 from tilekit.tensor import Tensor
 
-__all__ = ["as_scalar", "convert", "copy_into", "fill"]
+__all__ = ["as_real", "as_scalar", "convert", "copy_into", "fill", "shown"]
 
 # How many elements a tile has: 8 for each of 128 threads.
 _TILE = 1024
@@ -46,10 +46,38 @@ def as_scalar(scalar: Any, dtype: dtypes.DType, what: str) -> np.ndarray[Any, An
     """
     if scalar_kind(scalar) is None:
         raise TypeError(f"{what}: the value is a scalar, not {type(scalar).__name__}")
-    if not dtypes.holds(dtype, scalar):
-        raise ValueError(f"{what}: {dtype.name} does not hold {scalar!r}")
+    try:
+        held, number = dtypes.holds(dtype, scalar), np.array(scalar)
+        if number.dtype == object:  # an int of more than 64 bits
+            number = np.array(bool(scalar) if dtype == dtypes.bool_ else float(scalar))
+    except OverflowError:
+        held = False
+    if not held:
+        raise ValueError(f"{what}: {dtype.name} does not hold {shown(scalar)}")
     with np.errstate(all="ignore"):  # a number beyond the range of a float type is its infinity
-        return np.array(scalar).astype(dtype)
+        return number.astype(dtype)
+
+
+def as_real(number: Any, what: str) -> float:
+    """The scalar `number` as a Python float; `what` says what it is, for errors.
+
+    Raises:
+        TypeError: it is no scalar.
+        ValueError: it is an int that float64 does not hold.
+    """
+    if scalar_kind(number) is None:
+        raise TypeError(f"{what} is a number, not {type(number).__name__}")
+    try:
+        return float(number)
+    except OverflowError:
+        raise ValueError(f"{what} is {shown(number)}, which float64 does not hold") from None
+
+
+def shown(number: Any) -> str:
+    """A number for a message, in which hundreds of digits help nobody."""
+    if isinstance(number, int) and number.bit_length() > 128:
+        return f"{'a negative' if number < 0 else 'an'} int of {number.bit_length()} bits"
+    return repr(number)
 
 
 def copy_into(target: Tensor, source: Tensor) -> DeviceOp[Tensor]:

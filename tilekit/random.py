@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from tilekit import dtypes
+from tilekit.copying import as_real, shown
 from tilekit.lang import create, memory
 from tilekit.lang.elementwise import bitcast, cos, log, mul, mulhi, sin, sqrt, where
 from tilekit.lang.signature import Const, Out
@@ -80,16 +81,14 @@ def randn(
 
     Raises:
         TypeError: as for `rand`, or a mean or standard deviation that is no real number.
-        ValueError: a seed out of range, or a negative standard deviation.
+        ValueError: a seed out of range, a negative standard deviation, or an int that float64 does not hold.
     """
     chosen = _float("randn", dtype)
-    for name, number in (("mean", mean), ("standard deviation", std)):
-        if scalar_kind(number) is None:
-            raise TypeError(f"randn: the {name} is a number, not {type(number).__name__}")
-    if std < 0:
+    centre, width = as_real(mean, "randn: the mean"), as_real(std, "randn: the standard deviation")
+    if width < 0:
         raise ValueError(f"randn: the standard deviation {std} is negative")
     kind, words = ("normal64", 2) if chosen == dtypes.float64 else ("normal", 1)
-    return _drawn("randn", shape, chosen, seed, 1, kind, words, mean=float(mean), std=float(std))
+    return _drawn("randn", shape, chosen, seed, 1, kind, words, mean=centre, std=width)
 
 
 def randint(
@@ -121,11 +120,11 @@ def randint(
             raise TypeError(f"randint: {name} is an int, not {bound!r}")
     low, high = int(low), int(high)
     if low >= high:
-        raise ValueError(f"randint: low >= high: there is no integer in [{low}, {high})")
+        raise ValueError(f"randint: low >= high: there is no integer in [{shown(low)}, {shown(high)})")
     limits = (0, 1) if chosen == dtypes.bool_ else (int(np.iinfo(chosen).min), int(np.iinfo(chosen).max))
     for name, bound, limit in (("low", low, low < limits[0]), ("high", high, high > limits[1] + 1)):
         if limit:
-            raise ValueError(f"randint: {name} = {bound} is out of bounds for {chosen.name}")
+            raise ValueError(f"randint: {name} = {shown(bound)} is out of bounds for {chosen.name}")
     span = high - low
     if span == 2**64:
         kind, words, span = "bits", 2, 0
@@ -151,7 +150,7 @@ def _key(name: str, seed: Any) -> Callable[[], tuple[int, int]]:
         if scalar_kind(seed) is not int:
             raise TypeError(f"{name}: a seed is an int or None, not {seed!r}")
         if not 0 <= seed < 2**64:
-            raise ValueError(f"{name}: a seed is at least 0 and below 2**64, not {seed}")
+            raise ValueError(f"{name}: a seed is at least 0 and below 2**64, not {shown(seed)}")
 
     def key() -> tuple[int, int]:
         number = int.from_bytes(os.urandom(8), "little") if seed is None else int(seed)
@@ -193,7 +192,8 @@ def _draw(
     index, first = create.arange(tile, dtype=u32), memory.bid(0) * tile >> shift
     w0, w1 = (index >> shift) | (first & _LOW), create.full(tile, first >> 32, u32)  # a tile's length divides 2**32
     w2, w3 = create.full(tile, counter, u32), create.zeros(tile, u32)
-    # Ten rounds, written out: around a loop the compiler would not see that elements have the same words.
+    # Ten rounds, written out: around a loop the compiler does not see that elements have the same words. Each element then
+    # computes them: for float32 on sm_90a 47 registers instead of 20, and `normal` takes 792 instructions instead of 544.
     # fmt: off
     p, q = mulhi(w0, _M0), mulhi(w2, _M1)
     w0, w1, w2, w3 = q ^ w1 ^ key0, w2 * _M1, p ^ w3 ^ key1, w0 * _M0
@@ -217,6 +217,9 @@ def _draw(
     w0, w1, w2, w3 = q ^ w1 ^ key0, w2 * _M1, p ^ w3 ^ key1, w0 * _M0
     # fmt: on
     odd = (index & 1) == 1
+    if shift == 1 and kind != "normal64":
+        # Two of the four words, as one.
+        wide = (where(odd, w2, w0).astype(u64) << 32) | where(odd, w3, w1).astype(u64)
 
     if kind == "uniform":
         if shift == 2:
@@ -224,8 +227,7 @@ def _draw(
             number = (word >> (32 - bits)).astype(f32) * 2.0**-bits
             y.store(number.astype(y.dtype))
         else:
-            upper, lower = where(odd, w2, w0).astype(u64), where(odd, w3, w1).astype(u64)
-            y.store((((upper << 32) | lower) >> 11).astype(f64) * 2.0**-53)
+            y.store((wide >> 11).astype(f64) * 2.0**-53)
 
     if kind == "normal":
         # Two words make two numbers: the first the radius, the second the angle, the cosine for the even element.
@@ -271,12 +273,10 @@ def _draw(
         y.store(mul(mul(radius, where(odd, sin(angle), cos(angle))), std) + mean)
 
     if kind == "bits":
-        upper, lower = where(odd, w2, w0).astype(u64), where(odd, w3, w1).astype(u64)
-        y.store((((upper << 32) | lower) + low).astype(y.dtype))
+        y.store((wide + low).astype(y.dtype))
 
     if kind == "below":
-        upper, lower = where(odd, w2, w0).astype(u64), where(odd, w3, w1).astype(u64)
-        y.store((mulhi((upper << 32) | lower, span) + low).astype(y.dtype))
+        y.store((mulhi(wide, span) + low).astype(y.dtype))
 
     if kind == "far below":
         upper = (w0.astype(u64) << 32) | w1.astype(u64)

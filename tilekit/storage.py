@@ -6,6 +6,7 @@ From that follows whom a later use must wait for (`ExecutionContext.acquire`), a
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from tilekit.driver.protocol import Driver, Memory, StreamHandle
@@ -14,7 +15,19 @@ if TYPE_CHECKING:
     from tilekit.device import Device
     from tilekit.stream import Stream
 
-__all__ = ["BORROWED", "LARGEST_SPARE", "READERS_KEPT", "Garbage", "Shelf", "Spares", "Storage", "Use", "allocate"]
+__all__ = [
+    "BORROWED",
+    "LARGEST_SPARE",
+    "READERS_KEPT",
+    "Garbage",
+    "Imported",
+    "Order",
+    "Shelf",
+    "Spares",
+    "Storage",
+    "Use",
+    "allocate",
+]
 
 Use = tuple["Stream", int]  # a moment: whatever the stream did with the memory was submitted before
 
@@ -105,63 +118,21 @@ class Garbage:
         self.memory, self.uses, self.owner = memory, uses, owner
 
 
-class Storage:
-    """A block of device memory and its users. Tensors, partitions and views share it.
-
-    Collecting it frees the memory in stream order, after all its users; nobody waits for that.
+class Order:
+    """Who uses some memory, for those who come later.
 
     Attributes:
-        memory: the driver's.
-        device, nbytes: where, and how much.
-        owned: whether it is freed with the Storage.
-        owner: what keeps memory alive that is not tilekit's; None for tilekit's own, and for borrowed addresses.
-        borrowed: whether it is a bare address that nobody keeps alive: only work that its user waits for may use it.
-        readonly: why nothing may be written to it; None if that is allowed.
-        guarded: whether one of these two is so.
         last_write: the moment behind the last write, or None.
         reads: for each stream that has read since, the moment behind its last read.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_leave",
-        "_spares",
-        "borrowed",
-        "device",
-        "guarded",
-        "last_write",
-        "memory",
-        "nbytes",
-        "owned",
-        "owner",
-        "readonly",
-        "reads",
-    )
+    __slots__ = ("__weakref__", "last_write", "reads")
 
-    def __init__(
-        self,
-        device: Device,
-        memory: Memory,
-        *,
-        owned: bool = False,
-        owner: Any = None,
-        last_write: Use | None = None,
-        readonly: str | None = None,
-    ) -> None:
-        self.device, self.memory, self.nbytes = device, memory, memory.nbytes
-        self.owned, self.owner = owned, owner
-        self.borrowed = not owned and owner is None and memory.nbytes > 0
-        self.last_write, self.readonly = last_write, readonly
-        self.guarded = self.borrowed or readonly is not None
-        self.reads: dict[Stream, int] = _Guarded() if self.guarded else {}
-        self._spares: Spares | None = None
-        if self.borrowed:
-            BORROWED[id(self)] = None
-        self._leave: Callable[[Garbage], None] = device.garbage.append
+    last_write: Use | None
+    reads: dict[Stream, int]
 
-    def leave_by(self, leave: Callable[[Garbage], None]) -> None:
-        """Have `leave` take what the storage leaves when it is collected, instead of the device. It may call no driver."""
-        self._leave, self._spares = leave, None
+    def __init__(self) -> None:
+        self.last_write, self.reads = None, {}
 
     def prune(self) -> None:
         """Forget the reads that are known to be over."""
@@ -195,6 +166,60 @@ class Storage:
             uses.append(self.last_write)
         return uses
 
+
+class Storage(Order):
+    """A block of device memory and its users. Tensors, partitions and views share it.
+
+    Collecting it frees the memory in stream order, after all its users; nobody waits for that.
+
+    Attributes:
+        memory: the driver's.
+        device, nbytes: where, and how much.
+        owned: whether it is freed with the Storage.
+        owner: what keeps memory alive that is not tilekit's; None for tilekit's own, and for borrowed addresses.
+        borrowed: whether it is a bare address that nobody keeps alive: only work that its user waits for may use it.
+        readonly: why nothing may be written to it; None if that is allowed.
+        guarded: whether one of these two is so.
+    """
+
+    __slots__ = (
+        "_leave",
+        "_spares",
+        "borrowed",
+        "device",
+        "guarded",
+        "memory",
+        "nbytes",
+        "owned",
+        "owner",
+        "readonly",
+    )
+
+    def __init__(
+        self,
+        device: Device,
+        memory: Memory,
+        *,
+        owned: bool = False,
+        owner: Any = None,
+        last_write: Use | None = None,
+        readonly: str | None = None,
+    ) -> None:
+        self.device, self.memory, self.nbytes = device, memory, memory.nbytes
+        self.owned, self.owner = owned, owner
+        self.borrowed = not owned and owner is None and memory.nbytes > 0
+        self.last_write, self.readonly = last_write, readonly
+        self.guarded = self.borrowed or readonly is not None
+        self.reads = _Guarded() if self.guarded else {}
+        self._spares: Spares | None = None
+        if self.borrowed:
+            BORROWED[id(self)] = None
+        self._leave: Callable[[Garbage], None] = device.garbage.append
+
+    def leave_by(self, leave: Callable[[Garbage], None]) -> None:
+        """Have `leave` take what the storage leaves when it is collected, instead of the device. It may call no driver."""
+        self._leave, self._spares = leave, None
+
     def __del__(self) -> None:
         # No driver may be called while garbage is collected, so the device does the rest at the next occasion.
         spares = self._spares
@@ -218,6 +243,31 @@ class Storage:
 
     def __repr__(self) -> str:
         return f"<tilekit.Storage of {self.nbytes:,} bytes on {self.device.label}>"
+
+
+class Imported(Storage):
+    """Memory of others'. It may be met in several storages, which overlap: these have one order, and one dict of reads.
+
+    Attributes:
+        order: theirs. Where others have memory of tilekit's, that is its Storage.
+    """
+
+    __slots__ = ("order",)
+
+    if not TYPE_CHECKING:  # which would miss the two in the functions that Storage has
+        last_write = property(attrgetter("order.last_write"), lambda self, use: setattr(self.order, "last_write", use))
+        reads = property(attrgetter("order.reads"), lambda self, reads: setattr(self.order, "reads", reads))
+
+    def __init__(self, device: Device, memory: Memory, order: Order, *, owner: Any = None, readonly: str | None = None) -> None:
+        self.order = Order()  # for what Storage sets: the reads of others stay as they are
+        super().__init__(device, memory, owner=owner, readonly=readonly)
+        self.order = order
+
+    def __del__(self) -> None:
+        if self.owner is not None:  # whoever imports the memory anew waits for work on it that is not done
+            self._leave(Garbage(None, self.uses(), (self.owner, self.order)))
+        else:
+            super().__del__()
 
 
 def allocate(device: Device, nbytes: int, stream: Stream) -> Storage:

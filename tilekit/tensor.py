@@ -19,10 +19,11 @@ from tilekit.partition import Partition, Traits, try_partition
 from tilekit.schedule import ExecutionContext
 from tilekit.storage import Storage
 
-__all__ = ["DEVICE_CODE", "Tensor", "as_shape", "contiguous_strides"]
+__all__ = ["DEVICE_CODE", "Tensor", "as_shape", "contiguous_strides", "refuse_mask"]
 
 # How hard to think about two strided views before they count as overlapping (NumPy's measure; a second is about 10^8).
 _OVERLAP_WORK = 100_000
+_FAR = 1 << 63
 
 # Tensor methods that need kernels; `tilekit.api`, which has them, fills this in.
 DEVICE_CODE: dict[str, Callable[..., Any]] = {}
@@ -52,6 +53,15 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(n, 1)
     return tuple(reversed(strides))
+
+
+def refuse_mask(what: str, array: Any) -> None:
+    """Raise a TypeError for a masked array: its mask would be lost."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            f"{what}: {type(array).__module__}.{type(array).__qualname__} has a mask, which tensors have not: pass "
+            ".filled(value), a copy, or .data, all its elements"
+        )
 
 
 class Tensor:
@@ -159,9 +169,13 @@ class Tensor:
         address = self.offset * self.itemsize if self.storage is None else self.address
         return min(16, address & -address) if address else 16
 
-    def numpy_like(self) -> np.ndarray[Any, Any]:
-        """An array of the same shape, strides and place in the storage, for NumPy to calculate with. It has no elements."""
-        return np.asarray(_Layout(self))
+    def numpy_like(self, shift: int = 0) -> np.ndarray[Any, Any]:
+        """An array of the same shape, strides and place in the storage, for NumPy to calculate with. It has no elements.
+
+        Args:
+            shift: how many bytes further on the storage shall seem to start.
+        """
+        return np.asarray(_Layout(self, shift))
 
     def span(self) -> tuple[int, int]:
         """The bytes of the storage that the elements lie in: first, and one past the last."""
@@ -183,10 +197,9 @@ class Tensor:
         here, there = self.storage.memory.address, other.storage.memory.address
         if there + start >= here + high or here + low >= there + end:
             return False
-        if apart:
-            return True
+        theirs = other.numpy_like(there - here)
         try:
-            return bool(np.shares_memory(self.numpy_like(), other.numpy_like(), max_work=_OVERLAP_WORK))  # type: ignore[arg-type]
+            return bool(np.shares_memory(self.numpy_like(), theirs, max_work=_OVERLAP_WORK))  # type: ignore[arg-type]
         except np.exceptions.TooHardError:
             return True
 
@@ -222,7 +235,11 @@ class Tensor:
         """
         keys = key if isinstance(key, tuple) else (key,)
         for k in keys:
-            if k is None or type(k) is int or isinstance(k, (slice, EllipsisType)):
+            if type(k) is int:
+                if not -_FAR <= k < _FAR:  # NumPy would take it for something else than an index
+                    raise IndexError(f"index {k} is out of bounds for a tensor of shape {self.shape}")
+                continue
+            if k is None or isinstance(k, (slice, EllipsisType)):
                 continue
             if isinstance(k, (bool, np.bool_, list, np.ndarray, Tensor)):
                 raise TypeError(f"tensors are indexed by ints, slices, None and ..., not {k!r}")
@@ -262,6 +279,10 @@ class Tensor:
         for n in extents:
             if isinstance(n, (str, type, np.dtype)):
                 raise TypeError(f"{n!r} is no extent; reinterpret(dtype) gives the same memory another dtype")
+            if not isinstance(n, (int, np.integer)) or isinstance(n, bool):
+                raise TypeError(f"reshape takes ints, not {n!r}")
+            if n < -1:
+                raise ValueError(f"reshape: {n} is no extent; -1 stands for what is left")
 
         def view(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
             try:
@@ -397,10 +418,15 @@ class Tensor:
 
         Args:
             noted: whether the caller notes what it writes, by `shadow_view`. Else all counts as written from now on.
+
+        Raises:
+            TypeError: the memory is a GPU's, or there is none.
         """
-        assert self.storage is not None, "checked by whoever asks"
+        if self.storage is None:
+            raise TypeError(f"{self!r} has no memory to view")
         buffer = self.storage.memory.raw if noted else self.storage.memory.buffer
-        assert buffer is not None, "only CPU devices have host memory"
+        if buffer is None:
+            raise TypeError(f"{self!r} lives on a GPU, whose memory NumPy cannot view. Use .to_host().sync()")
         strides = tuple(stride * self.itemsize for stride in self.strides)
         return np.ndarray(self.shape, self.dtype, buffer, self.offset * self.itemsize, strides)
 
@@ -484,14 +510,14 @@ class Tensor:
 class _Layout:
     """What NumPy needs to know to make `Tensor.numpy_like`, at an address that stands for the start of the storage."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, shift: int) -> None:
         self.__array_interface__ = {
             "version": 3,
             "shape": tensor.shape,
             "strides": tuple(stride * tensor.itemsize for stride in tensor.strides),
             # NumPy compares dtypes nowhere in what is asked of it; bytes of the same size spare it bfloat16.
             "typestr": f"|V{tensor.itemsize}",
-            "data": ((1 << 40) + tensor.offset * tensor.itemsize, True),
+            "data": ((1 << 40) + shift + tensor.offset * tensor.itemsize, True),
         }
 
 
@@ -501,7 +527,7 @@ def _check_target(tensor: Tensor, out: Any) -> None:
         raise TypeError(f"to_host: out is a NumPy array, not {type(out).__name__}")
     if out.shape != tensor.shape or out.dtype != tensor.dtype:
         raise ValueError(
-            f"to_host: {tensor.dtype.name} of shape {tensor.shape} does not fit out, {out.dtype.name} of shape {out.shape}"
+            f"to_host: {tensor.dtype.name} of shape {tensor.shape} does not fit out, {out.dtype} of shape {out.shape}"
         )
     if not out.flags.c_contiguous or not out.flags.writeable:
         raise ValueError(f"to_host: out is {'read-only' if out.flags.c_contiguous else 'not C-contiguous'}")

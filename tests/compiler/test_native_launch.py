@@ -1,6 +1,11 @@
 """The compiled part of launching does what Python does, or nothing: on a GPU that keeps what it is given."""
 
+import contextlib
+import gc
+import sys
 import threading
+import tracemalloc
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +17,7 @@ from tilekit import api
 from tilekit.compiler import load
 from tilekit.errors import DeviceError
 from tilekit.schedule import SingleStream
+from tilekit.storage import Storage
 
 pytestmark = pytest.mark.skipif(load._Launcher is None, reason="tilekit was installed without a C compiler")
 pytest.importorskip("numba.cuda", reason="compiles kernels")
@@ -203,7 +209,7 @@ def test_more_arguments_than_it_has_room_for_are_launched_by_python(gpu):
     with pytest.raises(ValueError, match="64 arguments and 512 parameters"):
         load._Launcher(
             launch=1, current=1, context=7, function=1, grid=(1, 1, 1), block=(32, 1, 1), shared_bytes=0,
-            kinds=b"S" * 65, uses=b"\0" * 65, slots=b"d" * 65,
+            plain=Storage, kinds=b"S" * 65, uses=b"\0" * 65, slots=b"d" * 65,
         )  # fmt: skip
     y = api.zeros(2048).sync()
     scale(y.partition(512), y.dup().sync(), 2.0).sync()
@@ -260,3 +266,220 @@ def test_what_other_threads_did_meanwhile_is_not_forgotten(gpu):
     assert launch(here, op.arguments, "label") == 0
     assert y.storage.last_write == (here, here.pending)
     assert y.storage.reads == {there: 8}
+
+
+# memory of others
+
+
+BASE = 1 << 40
+
+
+def imported(gpu, start, n=2048, **more):
+    """A tensor over `n` numbers of somebody's, from number `start` on."""
+    if (BASE, 1 << 20) not in gpu[1].foreign:
+        gpu[1].foreign.append((BASE, 1 << 20))
+    said = {"shape": (n,), "typestr": "<f4", "data": (BASE + 4 * start, False), "version": 3, "stream": None}
+    return tk.as_tensor(SimpleNamespace(__cuda_array_interface__=said | more))
+
+
+def test_others_memory_is_launched_on_and_remembered(gpu):
+    stream = gpu[0].policy.next_stream()
+    x, y = imported(gpu, 0), imported(gpu, 4096)
+    make = lambda: add(y.partition(512), x)  # noqa: E731
+    make().sync()
+    assert not declined(gpu, make)
+    assert uses(y) == ((stream, stream.pending), {})
+    assert uses(x) == (None, {stream: stream.pending})
+    assert (x.storage.order.reads, y.storage.order.last_write) == ({stream: stream.pending}, (stream, stream.pending))
+
+
+@pytest.mark.parametrize("order", ["part first", "whole first"])
+def test_overlapping_memory_of_others_is_left_to_python(gpu, order):
+    device, driver = gpu
+    if order == "part first":
+        part, whole = imported(gpu, 1024), imported(gpu, 0, 8192)
+    else:
+        whole, part = imported(gpu, 0, 8192), imported(gpu, 1024)
+    x, y = api.zeros(2048).sync(), api.zeros(2048).sync()
+    apart = lambda: add(part.partition(512), whole[4096:6144])  # noqa: E731
+    apart().sync()
+    assert declined(gpu, apart)
+    before = len(driver.launches)
+    for target, source in ((part, whole[:2048]), (whole[:2048], part)):
+        with pytest.raises(ValueError, match="arguments y and x overlap in memory, and y is written"):
+            add(target.partition(512), source).sync()
+    assert len(driver.launches) == before
+    # Read alone, they are read; and whoever writes one of them on another stream is waited for by who reads the other.
+    reads = lambda: both(x.partition(512), y.partition(512), part)  # noqa: E731
+    reads().sync()
+    assert not declined(gpu, reads)
+    with device.stream() as there:
+        make = lambda: add(y.partition(512), part)  # noqa: E731
+        make().sync()
+        assert not declined(gpu, make)
+        driver.not_ready = 10**9
+        waits = driver.calls["cuStreamWaitEvent"]
+        api.memcpy(whole[6000:7000], x[:1000]).async_on(there)
+        assert driver.calls["cuStreamWaitEvent"] > waits, "it was read here"
+        assert declined(gpu, make)
+        waits = driver.calls["cuStreamWaitEvent"]
+        make().async_on(device.policy.next_stream())
+        assert driver.calls["cuStreamWaitEvent"] > waits
+
+
+def test_memory_that_is_joined_while_it_is_launched_on(gpu):
+    here = gpu[0].policy.next_stream()
+    read, written = imported(gpu, 0), imported(gpu, 4096)
+    op = add(written.partition(512), read)
+    op.sync()
+    launch, met = plan_of(add(written.partition(512), read)).native, []
+    gpu[1].meanwhile = lambda: met.append(imported(gpu, 0, 8192))
+    before = here.pending
+    assert launch(here, op.arguments, "label") == 0
+    (whole,) = met
+    assert whole.storage.order is read.storage.order is written.storage.order
+    assert whole.storage.last_write == (here, before)
+    assert launch(here, op.arguments, "label") == -1, "one range by now, and written"
+
+    read, beside = imported(gpu, 20000), imported(gpu, 17000)
+    arguments = api.zeros(2048).sync().partition(512), read
+    gpu[1].meanwhile = lambda: met.append(imported(gpu, 16384, 8192))
+    here.mark()
+    assert launch(here, arguments, "label") == 0
+    assert met[-1].storage.reads == {here: here.pending}
+    assert met[-1].storage.reads is read.storage.reads is beside.storage.reads
+
+
+# what goes wrong
+
+
+class Hostile:
+    """A stream whose hash fails from some moment on."""
+
+    closed, address, pending = False, 5, 1
+    broken = False
+
+    def __init__(self):
+        self._names = []
+
+    def __hash__(self):
+        if Hostile.broken:
+            raise RuntimeError("no hash")
+        return 5
+
+
+def test_an_error_after_the_launch_is_raised_and_hides_no_use(gpu, monkeypatch):
+    monkeypatch.setattr(Hostile, "broken", False)
+    x, y, z = (api.zeros(2048).sync() for _ in range(3))
+    op = both(y.partition(512), z.partition(512), x)
+    op.sync()
+    launch, stream = plan_of(both(y.partition(512), z.partition(512), x)).native, Hostile()
+    for tensor in (x, y, z):
+        tensor.storage.last_write, tensor.storage.reads = None, {}
+    y.storage.reads[stream] = 1  # so that it is looked up behind the launch, which fails then; z's, behind it, does not
+    gpu[1].meanwhile = lambda: monkeypatch.setattr(Hostile, "broken", True)
+    with pytest.raises(RuntimeError, match="no hash"):
+        launch(stream, op.arguments, "label")
+    assert len(gpu[1].launches) == 2
+    assert y.storage.last_write is None
+    assert z.storage.last_write == (stream, 1)
+    # Before a launch, the same is Python's to find again.
+    assert launch(stream, op.arguments, "label") == -1
+    assert len(gpu[1].launches) == 2
+    y.storage.reads, z.storage.last_write = {}, None
+
+
+def test_an_error_of_python_code_behind_the_launch_is_raised(gpu):
+    x, y = imported(gpu, 0), api.zeros(2048).sync()
+    op = add(y.partition(512), x)
+    op.sync()
+    launch, stream = plan_of(add(y.partition(512), x)).native, gpu[0].policy.next_stream()
+    order = x.storage.order
+    gpu[1].meanwhile = lambda: setattr(x.storage, "order", None)
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'reads'"):
+        launch(stream, op.arguments, "label")
+    assert y.storage.last_write == (stream, stream.pending), "the launch was made"
+    x.storage.order = order
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interruption_is_not_taken_for_what_python_finds_again(gpu, error):
+    x, y = api.zeros(2048).sync(), api.zeros(2048).sync()
+    op = add(y.partition(512), x)
+    op.sync()
+    launch = plan_of(add(y.partition(512), x)).native
+
+    class Interrupted:
+        storage = x.storage
+
+        @property
+        def flat(self):
+            raise kind
+
+    before = len(gpu[1].launches)
+    kind = error
+    with pytest.raises(error):
+        launch(gpu[0].policy.next_stream(), (op.arguments[0], Interrupted()), "label")
+    kind = ValueError
+    assert launch(gpu[0].policy.next_stream(), (op.arguments[0], Interrupted()), "label") == -1
+    assert len(gpu[1].launches) == before
+
+
+def test_nothing_is_left_of_many_launches(gpu):
+    """References that are forgotten, or given back twice, on any way through."""
+    device, driver = gpu
+    stream, label = device.policy.next_stream(), "a label of its own"
+    x, y, theirs = api.zeros(2048).sync(), api.zeros(2048).sync(), imported(gpu, 0)
+    other = device.stream()
+    ops = [scale(y.partition(512), x, 2.5), scale(y.partition(512), theirs, 2.5), scale(theirs.partition(512), x, 2.5)]
+    for op in ops:
+        op.sync()
+    arguments = [op.arguments for op in ops]
+    launches = [plan_of(scale(*given)).native for given in arguments]
+    launch, given = launches[0], arguments[0]
+    driver.meanwhile = driver.launches.clear
+    shared = (given[0], y, 2.5)
+
+    def round_of(n):
+        for one, values in zip(launches, arguments, strict=True):
+            for _ in range(n):
+                assert one(stream, values, label) == 0
+        for bad, where in (
+            (given, other),  # written elsewhere
+            ((given[0], x, "2.5"), stream),  # no number
+            ((given[0], None, 2.5), stream),  # no tensor
+            ((given[0], api, 2.5), stream),
+            (shared, stream),  # read and written
+            (given, None),  # no stream
+        ):
+            for _ in range(n // 10):
+                assert launch(where, bad, label) == -1
+        for _ in range(n // 10):
+            with contextlib.suppress(TypeError):
+                launch(stream, values[:2], label)
+        driver.refuse = 1
+        for _ in range(n // 10):
+            assert launch(stream, given, label) == 1
+        driver.refuse = 0
+        stream._names.clear()
+
+    def counts():
+        objects = [x, y, theirs, stream, other, label, x.storage, y.storage, theirs.storage, *given, None, False]
+        objects += [x.storage.reads, theirs.storage.order, launch.__self__, given]
+        gc.collect()
+        return [sys.getrefcount(thing) for thing in objects]
+
+    round_of(100)
+    before = counts()
+    tracemalloc.start()
+    try:
+        round_of(2000)  # Python keeps up to 2,000 tuples for later
+        low, _ = tracemalloc.get_traced_memory()
+        round_of(30_000)
+        high, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert high - low < 20_000, "bytes, of 100,000 launches"
+    after = counts()
+    # None and False are everybody's; a leak would be of 3,000 at least.
+    assert all(abs(now - then) < 100 for now, then in zip(after, before, strict=True)), (before, after)

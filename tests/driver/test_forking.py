@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tilekit.driver import cuda
+from tilekit.driver import cuda, cuda_context
 from tilekit.errors import DeviceUnavailableError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
@@ -121,10 +121,10 @@ def test_a_gpu_refuses_at_the_first_call():
     driver = object.__new__(cuda.CudaDriver)
     driver._cu, driver.ordinal, driver._alone, driver._context = Bindings(), 0, True, "a context"
     driver._forked = False
-    cuda._thread.driver = driver
+    cuda_context.this_thread.driver = driver
     try:
         driver.after_fork()
-        cuda._thread.driver = None
+        cuda_context.this_thread.driver = None
         for call in (
             lambda: driver.stream_create(0),
             lambda: driver.event_record(None, None),
@@ -135,7 +135,7 @@ def test_a_gpu_refuses_at_the_first_call():
             with pytest.raises(DeviceUnavailableError, match=r"cuda:0 was in use when this process was forked.*spawn"):
                 call()
     finally:
-        cuda._thread.driver = None
+        cuda_context.this_thread.driver = None
 
 
 @pytest.mark.gpu

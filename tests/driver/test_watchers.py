@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tilekit.driver import cuda
+from tilekit.driver import cuda, cuda_context
 from tilekit.driver.signal import SignalBoard
 from tilekit.errors import DeviceError
 
@@ -54,9 +54,9 @@ def driver(monkeypatch):
     made = object.__new__(cuda.CudaDriver)
     made._cu, made._alone, made.ordinal = Bindings(), True, 0
     made._watchers, made._watching, made._callback = [], threading.Lock(), "callback"
-    monkeypatch.setattr(cuda._thread, "driver", made, raising=False)
+    monkeypatch.setattr(cuda_context.this_thread, "driver", made, raising=False)
     yield made
-    cuda._thread.driver = None
+    cuda_context.this_thread.driver = None
 
 
 @pytest.fixture

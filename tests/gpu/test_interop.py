@@ -28,6 +28,11 @@ def add(y: tk.InOut, n: int):
     y.store(y.load() + n)
 
 
+@tk.kernel
+def copy(y: tk.Out, x: tk.In):
+    y.store(tk.load_tile_like(x, y))
+
+
 @pytest.fixture
 def torch(device):
     torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -281,6 +286,70 @@ def test_cupy_takes_the_array_interface_too(device, cupy):
             seen = cupy.asarray(x)  # waits for the stream that the interface names
             assert seen.data.ptr == x.address
             np.testing.assert_array_equal(seen.get(), expected)
+
+
+# memory that is met more than once
+
+
+def test_views_of_one_allocation_are_one_storage(device, library):
+    """The part first and the whole later, so that it is their library that says what belongs together."""
+    theirs = library.zeros(N)
+    part, whole = tk.as_tensor(theirs[256:512]), tk.as_tensor(theirs)
+    assert part.storage is whole.storage
+    assert (part.address, part.offset - whole.offset) == (library.pointer(theirs) + 1024, 256)
+    with pytest.raises(ValueError, match="arguments y and x overlap in memory, and y is written"):
+        copy(part.partition(256), whole[128:384]).sync()
+    assert tk.as_tensor(library.zeros(N)).storage is not whole.storage
+
+
+def test_parts_and_wholes_are_in_order(device, library):
+    """Written slowly as the one, and read at once as the other, on another stream."""
+    theirs = library.zeros(N)
+    device.synchronize()
+    part, whole = tk.as_tensor(theirs[:128]), tk.as_tensor(theirs)
+    expected = np.zeros(128, np.int32)
+    with device.stream() as one, device.stream() as other:
+        for i in range(COUNT):
+            turn(part.partition(128), LOOPS, turning._A, turning._B).async_on(one)
+            expected = turning.advanced(expected, LOOPS)
+            seen = whole.to_host().async_on(other)
+            add(whole[:128].partition(128), 1).async_on(other)
+            expected = expected + np.int32(1)
+            np.testing.assert_array_equal(seen.result(60)[:128], expected - np.int32(1), err_msg=str(i))
+        np.testing.assert_array_equal(part.to_host().sync(), expected)
+
+
+def test_what_was_written_here_is_in_order_when_an_array_is_met_again(device, library):
+    """Their stream has not waited for it, and the tensor that is made again must."""
+    theirs = library.zeros(128)
+    stream, expected = library.stream(), np.zeros(128, np.int32)
+    device.synchronize()
+    with device.stream() as one:
+        for i in range(COUNT):
+            with library.use(stream):
+                turn(tk.as_tensor(theirs).partition(128), LOOPS, turning._A, turning._B).async_on(one)
+                gc.collect()
+                again = tk.as_tensor(theirs)
+            expected = turning.advanced(expected, LOOPS)
+            np.testing.assert_array_equal(again.to_host().sync(), expected, err_msg=str(i))
+
+
+def test_numbas_parts_and_wholes_are_in_order(device, numba_cuda):
+    """numba does not say what an array is a part of, so these are two storages."""
+    theirs = numba_cuda.to_device(np.zeros(1024, np.int32))
+    numba_cuda.synchronize()
+    part, whole = tk.as_tensor(theirs[128:256]), tk.as_tensor(theirs)
+    assert part.storage is not whole.storage
+    for target, source in ((part, whole[64:192]), (whole[64:192], part)):
+        with pytest.raises(ValueError, match="arguments y and x overlap in memory, and y is written"):
+            copy(target.partition(128), source).sync()
+    expected = np.zeros(128, np.int32)
+    with device.stream() as one, device.stream() as other:
+        for i in range(COUNT):
+            turn(part.partition(128), LOOPS, turning._A, turning._B).async_on(one)
+            expected = turning.advanced(expected, LOOPS)
+            seen = whole.to_host().async_on(other)
+            np.testing.assert_array_equal(seen.result(60)[128:256], expected, err_msg=str(i))
 
 
 # numba, which knows the array interface alone

@@ -26,13 +26,14 @@ typedef struct {
     void *context, *function;
     unsigned grid[3], block[3], shared_bytes;
     Py_ssize_t count;    /* of arguments */
+    PyTypeObject *plain; /* the class of storages whose order is their own, and whose attributes are what they seem */
     PyObject *kinds;     /* bytes, one for each argument: T a tensor, P a partition, S a scalar, - not passed */
     PyObject *uses;      /* bytes, one for each argument: READ and WRITTEN */
     PyObject *slots;     /* bytes, one for each parameter of the kernel: its code in the module struct */
 } Launcher;
 
 static struct {
-    PyObject *storage, *tensor, *flat, *last_write, *written_by, *reads, *closed, *address, *pending, *names, *append;
+    PyObject *storage, *tensor, *flat, *guarded, *last_write, *written_by, *reads, *closed, *address, *pending, *names, *append;
 } name;
 
 static int as_pointer(PyObject *value, void *where)
@@ -47,13 +48,13 @@ static int as_pointer(PyObject *value, void *where)
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"launch", "current", "context", "function", "grid", "block", "shared_bytes",
-                               "kinds",  "uses",    "slots",   NULL};
+                               "plain",  "kinds",   "uses",    "slots",    NULL};
     Launcher made;
     memset(&made, 0, sizeof made);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&O&(III)(III)ISSS:Launcher", keywords, as_pointer, &made.launch,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&O&(III)(III)IO!SSS:Launcher", keywords, as_pointer, &made.launch,
                                      as_pointer, &made.current, as_pointer, &made.context, as_pointer, &made.function,
                                      &made.grid[0], &made.grid[1], &made.grid[2], &made.block[0], &made.block[1],
-                                     &made.block[2], &made.shared_bytes, &made.kinds, &made.uses, &made.slots))
+                                     &made.block[2], &made.shared_bytes, &PyType_Type, &made.plain, &made.kinds, &made.uses, &made.slots))
         return NULL;
     made.count = PyBytes_GET_SIZE(made.kinds);
     if (PyBytes_GET_SIZE(made.uses) != made.count || PyBytes_GET_SIZE(made.slots) > MOST_SLOTS || made.count > MOST_VIEWS) {
@@ -64,6 +65,7 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     if (self == NULL)
         return NULL;
     memcpy((char *)self + sizeof(PyObject), (char *)&made + sizeof(PyObject), sizeof made - sizeof(PyObject));
+    Py_INCREF(self->plain);
     Py_INCREF(self->kinds);
     Py_INCREF(self->uses);
     Py_INCREF(self->slots);
@@ -73,6 +75,7 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwar
 static void launcher_dealloc(Launcher *self)
 {
     PyTypeObject *type = Py_TYPE(self);
+    Py_XDECREF(self->plain);
     Py_XDECREF(self->kinds);
     Py_XDECREF(self->uses);
     Py_XDECREF(self->slots);
@@ -148,15 +151,32 @@ static int pack_all(Launcher *self, PyObject *const *arguments, uint64_t *values
 typedef struct {
     PyObject *storage, *reads; /* owned */
     unsigned uses;
+    int plain; /* whether the storage is of the class whose attributes are plain slots */
 } View;
 
-/* Whether the launch need not wait for others who use the memory; -1 with an exception. */
-static int is_free(View *view, PyObject *stream)
+/* Whether a moment, (stream, serial) or None, is one of the stream, or none. */
+static int is_of(PyObject *moment, PyObject *stream)
 {
+    return moment == Py_None ||
+           (PyTuple_CheckExact(moment) && PyTuple_GET_SIZE(moment) == 2 && PyTuple_GET_ITEM(moment, 0) == stream);
+}
+
+/* Whether the launch may use the memory, and need not wait for others who do; -1 with an exception. */
+static int is_free(Launcher *self, View *view, PyObject *stream)
+{
+    view->plain = Py_TYPE(view->storage) == self->plain;
+    if (!view->plain) { /* others' memory: borrowed or read-only, it is looked at by Python */
+        PyObject *guarded = PyObject_GetAttr(view->storage, name.guarded);
+        if (guarded == NULL)
+            return -1;
+        Py_DECREF(guarded);
+        if (guarded != Py_False)
+            return 0;
+    }
     PyObject *last = PyObject_GetAttr(view->storage, name.last_write);
     if (last == NULL)
         return -1;
-    int ours = last == Py_None || (PyTuple_CheckExact(last) && PyTuple_GET_ITEM(last, 0) == stream);
+    int ours = is_of(last, stream);
     Py_DECREF(last);
     if (!ours)
         return 0;
@@ -171,32 +191,60 @@ static int is_free(View *view, PyObject *stream)
     return 1;
 }
 
-/* Remember the use (stream, serial) of all memory, as ExecutionContext.note does; 0 with an exception if that fails. */
+/* Remember that the launch wrote the memory; 0 with an exception if that fails. */
+static int note_write(View *view, PyObject *stream, PyObject *use)
+{
+    /* Other threads may have come in between: what they did must not be forgotten. */
+    PyObject *last = PyObject_GetAttr(view->storage, name.last_write);
+    if (last == NULL)
+        return 0;
+    int ours = is_of(last, stream);
+    Py_DECREF(last);
+    Py_ssize_t readers = PyDict_GET_SIZE(view->reads);
+    if (ours && readers > 0) {
+        ours = readers == 1 ? PyDict_Contains(view->reads, stream) : 0;
+        if (ours < 0)
+            return 0;
+    }
+    if (ours) {
+        PyDict_Clear(view->reads); /* the stream's own, which is behind the write */
+        return PyObject_SetAttr(view->storage, name.last_write, use) == 0;
+    }
+    PyObject *none = PyObject_CallMethodOneArg(view->storage, name.written_by, use);
+    Py_XDECREF(none);
+    return none != NULL;
+}
+
+/* Remember the use (stream, serial) of all memory, as ExecutionContext.note does; 0 with an exception if that fails. All of it is
+ * remembered that can be: the launch has been made. */
 static int note(View *views, int count, PyObject *stream, PyObject *serial)
 {
     PyObject *use = PyTuple_Pack(2, stream, serial);
-    int done = use != NULL;
-    for (int i = 0; done && i < count; i++) {
-        if (views[i].uses & WRITTEN) {
-            /* Other threads may have come in between: what they did must not be forgotten. */
-            PyObject *last = PyObject_GetAttr(views[i].storage, name.last_write);
-            int ours = last == Py_None || (last && PyTuple_CheckExact(last) && PyTuple_GET_ITEM(last, 0) == stream);
-            Py_XDECREF(last);
-            Py_ssize_t readers = PyDict_GET_SIZE(views[i].reads);
-            if (ours && (readers == 0 || (readers == 1 && PyDict_Contains(views[i].reads, stream) == 1))) {
-                PyDict_Clear(views[i].reads); /* the stream's own, which is behind the write */
-                done = PyObject_SetAttr(views[i].storage, name.last_write, use) == 0;
-            } else {
-                PyObject *none = last ? PyObject_CallMethodOneArg(views[i].storage, name.written_by, use) : NULL;
-                done = none != NULL;
-                Py_XDECREF(none);
-            }
-        } else {
-            done = PyDict_SetItem(views[i].reads, stream, serial) == 0;
+    if (use == NULL)
+        return 0;
+    PyObject *type = NULL, *value = NULL, *trace = NULL;
+    for (int i = 0; i < count; i++) {
+        View *view = &views[i];
+        int done = 1;
+        if (!view->plain) { /* others may have joined it with more of their memory, which then has one dict of reads */
+            PyObject *reads = PyObject_GetAttr(view->storage, name.reads);
+            done = reads != NULL && PyDict_Check(reads);
+            if (done)
+                Py_SETREF(view->reads, reads);
+            else
+                Py_XDECREF(reads);
         }
+        if (done)
+            done = view->uses & WRITTEN ? note_write(view, stream, use) : PyDict_SetItem(view->reads, stream, serial) == 0;
+        if (!done && type == NULL)
+            PyErr_Fetch(&type, &value, &trace);
+        else if (!done)
+            PyErr_Clear();
     }
-    Py_XDECREF(use);
-    return done;
+    Py_DECREF(use);
+    if (type != NULL)
+        PyErr_Restore(type, value, trace);
+    return type == NULL;
 }
 
 static PyObject *launcher_call(Launcher *self, PyObject *const *args, Py_ssize_t nargs)
@@ -230,11 +278,11 @@ static PyObject *launcher_call(Launcher *self, PyObject *const *args, Py_ssize_t
             goto out;
         }
         count++;
-        for (int j = 0; j < count - 1; j++)
-            if (views[j].storage == view->storage && (views[j].uses | view->uses) & WRITTEN)
-                goto out;
-        if (is_free(view, stream) != 1)
+        if (is_free(self, view, stream) != 1)
             goto out;
+        for (int j = 0; j < count - 1; j++) /* one storage, or storages that overlap */
+            if (views[j].reads == view->reads && (views[j].uses | view->uses) & WRITTEN)
+                goto out;
     }
     Py_ssize_t slots = PyBytes_GET_SIZE(self->slots);
     memset(values, 0, (size_t)slots * sizeof values[0]);
@@ -272,9 +320,10 @@ out:
     Py_XDECREF(serial);
     Py_XDECREF(names);
     Py_XDECREF(address);
-    if (failed)
+    /* What stopped before the launch Python finds again, and says better; but not that the user interrupted. */
+    if (failed || (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)))
         return NULL;
-    PyErr_Clear(); /* of what stopped before the launch: Python finds it again, and says it better */
+    PyErr_Clear();
     return PyLong_FromLong(code);
 }
 
@@ -302,7 +351,7 @@ static PyType_Spec launcher_spec = {
 static int intern_names(void)
 {
     return (name.storage = PyUnicode_InternFromString("storage")) && (name.tensor = PyUnicode_InternFromString("tensor")) &&
-           (name.flat = PyUnicode_InternFromString("flat")) &&
+           (name.flat = PyUnicode_InternFromString("flat")) && (name.guarded = PyUnicode_InternFromString("guarded")) &&
            (name.last_write = PyUnicode_InternFromString("last_write")) &&
            (name.written_by = PyUnicode_InternFromString("written_by")) &&
            (name.reads = PyUnicode_InternFromString("reads")) && (name.closed = PyUnicode_InternFromString("closed")) &&
@@ -321,7 +370,13 @@ static int module_exec(PyObject *module)
     return added;
 }
 
-static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED}, /* `name` is for one */
+#endif
+    {0, NULL},
+};
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, .m_name = "_launch", .m_doc = "The compiled part of launching.", .m_slots = module_slots,

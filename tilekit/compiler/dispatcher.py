@@ -49,8 +49,8 @@ def make_dispatcher(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warp
         dispatcher = decorate(bound.function)
     if compilation.dynamic_bytes:
         raise TilekitError(
-            f"kernel {bound.source.name} needs {compilation.dynamic_bytes} bytes of dynamic shared memory, which launches by numba "
-            "do not give it; take smaller tiles, or launch it with tilekit"
+            f"kernel {bound.source.name} needs {compilation.dynamic_bytes} bytes of dynamic shared memory, which numba "
+            "does not give a launch; take smaller tiles, or launch it with tilekit"
         )
     dispatcher.block = config.num_threads
     return dispatcher

@@ -189,7 +189,9 @@ class Layout:
         Raises:
             KeyError: nowhere; it is no bit of this shape.
         """
-        for kind, basis in (("reg", self.reg), ("lane", self.lane), ("warp", self.warp)):
+        kinds: tuple[tuple[Literal["reg", "lane", "warp"], tuple[Vector, ...]], ...]
+        kinds = (("reg", self.reg), ("lane", self.lane), ("warp", self.warp))
+        for kind, basis in kinds:
             if vector in basis:
                 return Place(kind, basis.index(vector))
         raise KeyError(vector)

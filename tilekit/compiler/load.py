@@ -24,6 +24,7 @@ from tilekit.ops import Executable, NativeLaunch
 from tilekit.partition import Partition
 from tilekit.schedule import ExecutionContext
 from tilekit.settings import load_settings
+from tilekit.storage import Storage
 
 if TYPE_CHECKING:
     from tilekit.compiler._launch import Launcher
@@ -177,8 +178,8 @@ class _Loaded:
     """
 
     def __init__(self, compiled: CompiledKernel, facts: Sequence[ArgumentFacts], device: Device) -> None:
-        self._function = device.driver.load(compiled.cubin, compiled.entry)
-        self._driver, self._block, self._shared_bytes = device.driver, compiled.block, 0
+        self._function = device.driver.load(compiled.cubin, compiled.entry, compiled.dynamic_shared_bytes)
+        self._driver, self._block, self._shared_bytes = device.driver, compiled.block, compiled.dynamic_shared_bytes
         packer = struct.Struct(compiled.param_format)
         self._buffer = ctypes.create_string_buffer(max(packer.size, 8))
         base = ctypes.addressof(self._buffer)
@@ -210,6 +211,7 @@ class _Loaded:
                 grid=grid,
                 block=self._block,
                 shared_bytes=self._shared_bytes,
+                plain=Storage,
                 kinds=bytes(kinds),
                 uses=bytes(uses),
                 slots=self._slots,

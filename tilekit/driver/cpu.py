@@ -312,7 +312,7 @@ class CpuDriver:
         self.submit(stream, work)
 
     # code
-    def load(self, image: bytes, entry: str) -> Any:
+    def load(self, image: bytes, entry: str, shared_bytes: int = 0) -> Any:
         raise TypeError(f"{self.name} has no compiled kernels: it runs their Python functions")
 
     def launch(

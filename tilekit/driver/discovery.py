@@ -26,6 +26,6 @@ class Discovery:
 
 def discover_cuda() -> Discovery:
     """Look for GPUs."""
-    from tilekit.driver.cuda import discover
+    from tilekit.driver.cuda_discovery import discover
 
     return discover()

@@ -12,7 +12,7 @@ from tilekit.driver.protocol import Allocator, Lent, Memory
 from tilekit.errors import TilekitError
 
 if TYPE_CHECKING:
-    from tilekit.driver.cuda import CudaDriver
+    from tilekit.driver.cuda_memory import CudaMemory
 
 __all__ = ["Lending"]
 
@@ -26,7 +26,7 @@ class Lending:
     that stream is behind all its users; else when they are known to be done.
     """
 
-    def __init__(self, driver: CudaDriver) -> None:
+    def __init__(self, driver: CudaMemory) -> None:
         self._driver = driver
         self._lock = threading.Lock()
         self._returning: deque[tuple[Any, Lent]] = deque()  # with the event behind the last user

@@ -216,8 +216,13 @@ class Driver(Protocol):
         ...
 
     # code
-    def load(self, image: bytes, entry: str) -> FunctionHandle:
-        """Load a compiled kernel (CUDA: a cubin). The CPU device has no images and raises."""
+    def load(self, image: bytes, entry: str, shared_bytes: int = 0) -> FunctionHandle:
+        """Load a compiled kernel (CUDA: a cubin). The CPU device has no images and raises.
+
+        Args:
+            image, entry: what to load, and the name of the kernel in it.
+            shared_bytes: dynamic shared memory that launches will ask for.
+        """
         ...
 
     def launch(

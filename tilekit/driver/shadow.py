@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # importing it takes 20 ms
 
 __all__ = ["Shadow", "ShadowView"]
 
-_CURE = "Write it first (api.zeros, api.full and api.from_host do), or leave it out"
+_CURE = "Write it first (api.zeros, api.full and api.from_host do), or pass a view of the part that is written, such as x[:n]"
 
 
 class Shadow:

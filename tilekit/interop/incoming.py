@@ -14,11 +14,12 @@ from tilekit import dtypes
 from tilekit.device import Device, default_device
 from tilekit.driver.protocol import Memory
 from tilekit.interop import dlpack
-from tilekit.interop.crossing import bridge, known, remember
+from tilekit.interop.crossing import bridge
+from tilekit.interop.ranges import admit, cross, known, owner_range, remember
 from tilekit.ops import DeviceOp
 from tilekit.storage import Storage, Use
 from tilekit.stream import Stream, as_stream
-from tilekit.tensor import Tensor, as_shape, contiguous_strides
+from tilekit.tensor import Tensor, as_shape, contiguous_strides, refuse_mask
 
 __all__ = ["as_tensor", "from_pointer"]
 
@@ -33,7 +34,8 @@ def as_tensor(obj: Any, *, device: Device | str | None = None) -> Tensor:
     exports by DLPack; on the stream that `__cuda_array_interface__` names. The memory is kept alive until tilekit's work on it is
     done. What the library submits later, tilekit cannot see: run ops on that library's stream, or call `as_tensor` again.
 
-    The same memory, met again, is the same storage here, so its order is kept across all its tensors.
+    The same memory, met again, is the same storage here, and so are all views of one array of NumPy, PyTorch or CuPy. Where
+    storages overlap all the same, they are used in one order.
 
     Args:
         obj: an array of PyTorch, CuPy, JAX, numba, NumPy; any object with `__dlpack__` or `__cuda_array_interface__`; a DLPack
@@ -41,7 +43,7 @@ def as_tensor(obj: Any, *, device: Device | str | None = None) -> Tensor:
         device: where it must be. For memory of the host's, which CPU device shall have it; by default the default device.
 
     Raises:
-        TypeError: `obj` has no memory that can be shared, or elements of a type that tilekit does not have.
+        TypeError: `obj` has no memory that can be shared, elements of a type that tilekit does not have, or a mask.
         ValueError: it is on another device; the default device is a GPU, and the memory is the host's; strides are no multiples
             of the element's size, or the address is none; the capsule was used already.
         BufferError: the library refuses.
@@ -53,6 +55,7 @@ def as_tensor(obj: Any, *, device: Device | str | None = None) -> Tensor:
         return obj
     if isinstance(obj, DeviceOp):
         raise TypeError(f"{obj!r} is an op that has not run; .sync() or await gives the tensor")
+    refuse_mask("as_tensor", obj)
     if isinstance(obj, np.ndarray):
         return _of_numpy(obj, wanted)
     if dlpack.is_capsule(obj):
@@ -88,7 +91,7 @@ def from_pointer(
         address: of the first element: on a CPU device of the host's memory, else of the device's.
         shape, dtype: the tensor's.
         strides: in elements; by default C-contiguous.
-        owner: what the memory belongs to.
+        owner: what the memory belongs to; a tensor, where it is one's.
         device: where it is; by default the default device.
         nbytes: how much memory there is from `address` on. By default CUDA is asked on a GPU, and nobody on a CPU device.
         stream: where the memory was written last: a stream, as `as_stream` takes it. tilekit's work waits for what is in it now.
@@ -124,7 +127,9 @@ def from_pointer(
     if stream is not None:
         user = as_stream(stream, where)
         last = (user, user.mark())
-    return _tensor(what, where, start, extents, kind, steps, owner, last, None, shared=False)
+    if isinstance(owner, Tensor) and owner.storage is not None:
+        remember(owner.storage)
+    return _tensor(what, where, start, extents, kind, steps, owner, last, None, None)
 
 
 # what is known of an array by each of the protocols
@@ -136,7 +141,7 @@ def _of_numpy(array: np.ndarray[Any, Any], wanted: Device | None) -> Tensor:
     readonly = None if array.flags.writeable else "the NumPy array is"
     strides = _in_elements("as_tensor", array.strides, kind)
     address = array.__array_interface__["data"][0]
-    return _tensor("as_tensor", device, address, array.shape, kind, strides, array, None, readonly)
+    return _tensor("as_tensor", device, address, array.shape, kind, strides, array, None, readonly, array)
 
 
 def _of_exporter(obj: Any, wanted: Device | None) -> Tensor:
@@ -161,7 +166,7 @@ def _of_exporter(obj: Any, wanted: Device | None) -> Tensor:
     # JAX's arrays never change, whatever its capsules say.
     never = type(obj).__module__.partition(".")[0] in ("jax", "jaxlib")
     readonly = f"{_kind(obj)} says so" if view.readonly or never else None
-    return _of_view(view, device, stream, readonly)
+    return _of_view(view, device, stream, readonly, obj)
 
 
 def _of_capsule(capsule: Any, wanted: Device | None) -> Tensor:
@@ -173,13 +178,13 @@ def _of_capsule(capsule: Any, wanted: Device | None) -> Tensor:
         stream = device.adopt(_LEGACY, None)  # for which a capsule is made, unless another stream is asked for
     else:
         device = _place(capsule, view.device[0], wanted)
-    return _of_view(view, device, stream, "the DLPack capsule says so" if view.readonly else None)
+    return _of_view(view, device, stream, "the DLPack capsule says so" if view.readonly else None, capsule)
 
 
-def _of_view(view: dlpack.View, device: Device, stream: Stream | None, readonly: str | None) -> Tensor:
+def _of_view(view: dlpack.View, device: Device, stream: Stream | None, readonly: str | None, obj: Any) -> Tensor:
     last = None if stream is None else (stream, stream.mark())
     strides = contiguous_strides(view.shape) if view.strides is None else view.strides
-    return _tensor("as_tensor", device, view.address, view.shape, view.dtype, strides, view.owner, last, readonly)
+    return _tensor("as_tensor", device, view.address, view.shape, view.dtype, strides, view.owner, last, readonly, obj)
 
 
 def _of_interface(obj: Any, interface: dict[str, Any], wanted: Device | None) -> Tensor:
@@ -212,7 +217,7 @@ def _of_interface(obj: Any, interface: dict[str, Any], wanted: Device | None) ->
         stream = device.adopt(number, None)
         last = (stream, stream.mark())
     readonly = f"{_kind(obj)} says so" if is_readonly else None
-    return _tensor(what, device, address or 0, shape, kind, strides, obj, last, readonly)
+    return _tensor(what, device, address or 0, shape, kind, strides, obj, last, readonly, obj)
 
 
 # the tensor
@@ -228,27 +233,32 @@ def _tensor(
     owner: Any,
     last: Use | None,
     readonly: str | None,
-    shared: bool = True,
+    obj: Any,
 ) -> Tensor:
-    """The tensor over that memory, whose extent was checked; if `shared`, in the storage that is known already, if one is."""
+    """The tensor over that memory, whose extent was checked.
+
+    Where `obj` is given, the array, its storage is one that is known already and has the memory, or else a new one of all that
+    the array is a view of.
+    """
     size = dtype.itemsize
     low, high = _span(address, shape, strides, size)
     if low == high:
         return Tensor(Storage(device, device.no_memory), shape, dtype, strides)
     if address % size:
         raise ValueError(f"{what}: {address:#x} is no address of {dtype.name} elements, which start at multiples of {size} bytes")
-    storage = known(device, low, high, size) if shared else None
-    if storage is None or (storage.readonly is None) != (readonly is None):
+    storage = None if obj is None else known(device, low, high, size, readonly is None)
+    if storage is None:
         if device.garbage or device.owners:  # a program that allocates nothing of its own must still let go of what it imported
             device.collect()
+        start, end = (low, high) if obj is None else owner_range(obj, low, high)
+        if (low - start) % size:
+            start, end = low, high  # a tensor's place in its storage counts elements
         buffer = None
         if device.kind == "cpu":
-            buffer = np.ndarray(high - low, np.uint8, memoryview((ctypes.c_uint8 * (high - low)).from_address(low)))
-        storage = Storage(device, Memory(low, high - low, buffer), owner=owner, last_write=last, readonly=readonly)
-        if shared:
-            remember(storage)
-    elif last is not None:
-        storage.written_by(last)
+            buffer = np.ndarray(end - start, np.uint8, memoryview((ctypes.c_uint8 * (end - start)).from_address(start)))
+        storage = admit(device, Memory(start, end - start, buffer), owner, last, readonly)
+    else:
+        cross(storage, last)
     return Tensor(storage, shape, dtype, strides, (address - storage.memory.address) // size)
 
 

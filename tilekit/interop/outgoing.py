@@ -6,9 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from tilekit.device import Device
+from tilekit.driver.protocol import EventHandle
+from tilekit.errors import DeviceError, TilekitError
 from tilekit.interop import dlpack
-from tilekit.interop.crossing import bridge, consumer_stream, lend
-from tilekit.storage import Storage
+from tilekit.interop.crossing import bridge, consumer_stream
+from tilekit.interop.ranges import remember
+from tilekit.storage import Garbage, Storage, Use
 from tilekit.tensor import Tensor
 
 __all__ = ["array_interface", "dlpack_capsule", "dlpack_device"]
@@ -102,3 +106,58 @@ def array_interface(tensor: Tensor) -> dict[str, Any]:
         "strides": None if tensor.is_contiguous else tuple(stride * tensor.itemsize for stride in tensor.strides),
         "stream": None if stream is None else stream.address,
     }
+
+
+def lend(storage: Storage) -> None:
+    """Others use the memory, on streams of theirs: when tilekit lets it go, it waits for all work of the device first. What they
+    write is not seen."""
+    remember(storage)
+    if storage.memory.shadow is not None:
+        storage.memory.shadow.trust()
+    if storage.device.kind == "cuda":
+        storage.leave_by(_Lent(storage.device))
+
+
+class _Lent:
+    """Takes what a lent storage leaves, and passes it on to the device once whoever uses it is done."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __call__(self, garbage: Garbage) -> None:
+        everybody: Any = _Everybody(self._device)  # in the place of a stream
+        use: Use = (everybody, 0)
+        self._device.garbage.append(Garbage(None, [use], _Left(self._device, garbage)))
+
+
+class _Left:
+    """Holds what a lent storage left; gives it to the device when it is collected itself."""
+
+    def __init__(self, device: Device, garbage: Garbage) -> None:
+        self._device, self._garbage = device, garbage
+
+    def __del__(self) -> None:
+        self._device.garbage.append(self._garbage)
+
+
+class _Everybody:
+    """All streams of a device, those of other libraries included: as much of a Stream as `Device.collect` asks for."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._event: EventHandle = None
+
+    def passed(self, serial: int) -> bool:
+        """Whether all work is done that was on the device when this was first asked, or the device has failed."""
+        driver, pool = self._device.driver, self._device.event_pool
+        try:
+            if self._event is None:
+                event = driver.event_create()
+                driver.event_record_all(event)
+                self._event = event
+            if not driver.event_query(self._event):
+                return False
+        except TilekitError as error:
+            return isinstance(error, DeviceError) and error.lost  # else it could not be asked just now
+        pool.append(self._event)
+        return True

@@ -99,7 +99,7 @@ def _extreme(name: str, x: Any, axis: Any, keepdims: bool, propagate_nan: bool) 
     problem = reducible(tile.dtype, name)
     if problem:
         raise CompileError(f"{name}: {problem}")
-    by_choice = {"max": (np.fmax, np.maximum), "min": (np.fmin, np.minimum)}[name][propagate_nan]
+    by_choice: Any = {"max": (np.fmax, np.maximum), "min": (np.fmin, np.minimum)}[name][propagate_nan]
     wide = convert(tile._array, dtypes.float32) if tile.dtype == dtypes.bfloat16 else tile._array
     made = by_choice.reduce(wide, axis=axes_of(axis, tile.ndim, name), keepdims=keepdims)
     return Tile(convert(np.asarray(made), tile.dtype))

@@ -58,9 +58,9 @@ class LaunchConfig:
         blocks, threads = _triple("grid", grid, 0, _GRID_LIMITS), _triple("block", block, 1, _BLOCK_LIMITS)
         if math.prod(threads) > _THREADS_LIMIT:
             raise ValueError(f"LaunchConfig: block {threads} has {math.prod(threads)} threads; CUDA has {_THREADS_LIMIT} at most")
-        (shared,) = _integers("shared_bytes", shared_bytes)
+        shared = _integer("shared_bytes", shared_bytes)
         if not 0 <= shared < 2**32:
-            raise ValueError(f"LaunchConfig: shared_bytes is a number of bytes, not {shared}")
+            raise ValueError(f"LaunchConfig: shared_bytes is a number of bytes from 0 to 2**32 - 1, not {shared}")
         clusters = None if cluster is None else _triple("cluster", cluster, 1, (_CLUSTER_LIMIT,) * 3)
         if clusters is not None:
             if math.prod(clusters) > _CLUSTER_LIMIT:
@@ -77,23 +77,30 @@ class LaunchConfig:
         """As many blocks of `block` threads as `n` elements need, a thread for each; of 0 elements none.
 
         Raises:
-            TypeError, ValueError: `n` is negative, or more than one grid has threads.
+            TypeError: `n` or `block` is no int.
+            ValueError: `n` is negative, or more than one grid has threads; no block has so many threads.
         """
-        (count,), (threads,) = _integers("n", n), _integers("block", block)
+        count, threads = _integer("n", n), _integer("block", block)
         if count < 0:
             raise ValueError(f"LaunchConfig.for_num_elems: n is a number of elements, not {count}")
         return cls(grid=-(-count // max(threads, 1)), block=threads)
 
 
-def _integers(name: str, given: Any) -> tuple[int, ...]:
-    numbers = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-    if not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in numbers):
-        raise TypeError(f"LaunchConfig: {name} is made of ints, not {given!r}")
-    return tuple(map(int, numbers))
+def _is_int(given: Any) -> bool:
+    return isinstance(given, (int, np.integer)) and not isinstance(given, bool)
+
+
+def _integer(name: str, given: Any) -> int:
+    if not _is_int(given):
+        raise TypeError(f"LaunchConfig: {name} is one int, not {given!r}")
+    return int(given)
 
 
 def _triple(name: str, given: Any, least: int, limits: Triple) -> Triple:
-    numbers = _integers(name, given)
+    listed = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    if not all(map(_is_int, listed)):
+        raise TypeError(f"LaunchConfig: {name} is an int or a tuple of up to three, not {given!r}")
+    numbers = tuple(map(int, listed))
     if not 1 <= len(numbers) <= 3:
         raise ValueError(f"LaunchConfig: {name} has one to three axes, not {len(numbers)} as {given!r}")
     x, y, z = (*numbers, 1, 1)[:3]

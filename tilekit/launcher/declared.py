@@ -79,7 +79,7 @@ def parse(signature: Any, what: str, names: Sequence[str] = ()) -> tuple[Declara
         names: of the parameters, where the signature has none.
 
     Raises:
-        TypeError: it is something else. ValueError: it does not read as a signature.
+        TypeError: it is something else. ValueError: it does not read as a signature, or has one name twice.
     """
     if isinstance(signature, str):
         items: list[Any] = signature.split(",") if signature.strip() else []
@@ -87,10 +87,13 @@ def parse(signature: Any, what: str, names: Sequence[str] = ()) -> tuple[Declara
         items = list(signature)
     else:
         raise TypeError(f"{what}: a signature is a string such as 'Out[f32], In[f32], i32', or a sequence, not {signature!r}")
-    found = []
+    found: list[Declaration] = []
     for at, item in enumerate(items):
         declared = _parameter(item, what)
-        found.append(declared._replace(name=declared.name or (names[at] if at < len(names) else str(at))))
+        name = declared.name or (names[at] if at < len(names) else str(at))
+        if name in (other.name for other in found):
+            raise ValueError(f"{what}: its signature has two parameters {name}; give each a name of its own, or none")
+        found.append(declared._replace(name=name))
     return tuple(found)
 
 

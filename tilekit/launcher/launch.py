@@ -140,9 +140,9 @@ class KernelLaunch(AsyncKernelLaunch):
             self._check_device(plan, ctx)
         elif plan.native is not None and plan.native(ctx.stream, arguments, self._label or self.label) == 0:
             return Done(arguments)
-        reads, writes = plan.storages(arguments)
+        reads, writes, ours = plan.storages(arguments)
         for storage in writes:
-            if storage in reads or len(writes) > 1:
+            if storage in reads or len(writes) > 1 or not ours:
                 check_overlap(self.kernel, arguments, plan)
                 break
         if not plan.empty:

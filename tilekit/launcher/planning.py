@@ -35,7 +35,7 @@ _NARROW = 2**31 - 2**24
 
 Named = Sequence[tuple[Parameter, Any]]
 Kin = dict[tuple[Any, ...], int]
-Storages = tuple[tuple[Storage, ...], tuple[Storage, ...]]
+Storages = tuple[tuple[Storage, ...], tuple[Storage, ...], bool]
 
 
 class Options(NamedTuple):
@@ -57,7 +57,7 @@ class Plan:
         all_passed: whether that is all of them.
         reads, writes: the arguments whose memory is read, and written.
         uses: for each argument, whether its memory is read (1), written (2), both (3), or it has none (0).
-        storages: a function that takes the arguments and gives the storages of these two.
+        storages: a function that takes the arguments and gives the storages of these two, and whether all are tilekit's own.
         empty: whether there is no block to run.
         meta: the name of an argument that has no memory, if there is one.
         executable: what runs on `device`, once it is there.
@@ -108,7 +108,8 @@ class Plan:
         self.writes = tuple(i for i in passed if isinstance(arguments[i], Partition))
         self.uses = tuple((i in self.reads) + 2 * (i in self.writes) for i in range(len(parameters)))
         sides = ("".join(f"a[{i}].storage, " for i in side) for side in (self.reads, self.writes))
-        self.storages: Callable[[Sequence[Any]], Storages] = eval("lambda a: (({}), ({}))".format(*sides))
+        ours = " and ".join(f"a[{i}].storage.owned" for i in sorted({*self.reads, *self.writes})) or "True"
+        self.storages: Callable[[Sequence[Any]], Storages] = eval("lambda a: (({}), ({}), {})".format(*sides, ours))
         self.empty = 0 in self.grid
         self.executable: Executable | None = None
         self.native: NativeLaunch | None = None
@@ -275,7 +276,8 @@ def check_overlap(kernel: Kernel, arguments: Sequence[Any], plan: Plan) -> None:
     """
     for at in plan.writes:
         for other in {*plan.reads, *plan.writes} - {at}:
-            if arguments[at].storage is arguments[other].storage:
+            mine, theirs = arguments[at].storage, arguments[other].storage
+            if mine is theirs or not (mine.owned and theirs.owned):  # others' memory may be met in several storages
                 _check_pair(kernel, arguments, at, other)
 
 
@@ -283,8 +285,8 @@ def _check_pair(kernel: Kernel, arguments: Sequence[Any], at: int, other: int) -
     partition, argument = arguments[at], arguments[other]
     mine, theirs = partition.tensor, argument if isinstance(argument, Tensor) else argument.tensor
     name, partner = (kernel.signature.parameters[i].name for i in (at, other))
-    same = theirs.offset == mine.offset and theirs.shape == mine.shape and theirs.strides == mine.strides
-    same = same and theirs.itemsize == mine.itemsize  # offset and strides count elements
+    same = theirs.address == mine.address and theirs.shape == mine.shape and theirs.strides == mine.strides
+    same = same and theirs.itemsize == mine.itemsize  # strides count elements
     if same and isinstance(argument, Tensor):
         return
     if argument is partition:

@@ -1,0 +1,267 @@
+"""The memory that tilekit and others both have, by address: who met it, and in which order it is used.
+
+Storages over memory of others' overlap where a library's array and a part of it are both imported. Such storages have one order,
+so that whoever uses one of them waits for the users of all. The table of a device has its ranges of addresses that storages cover
+without a gap; they are disjoint, and each has one order.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from tilekit.device import Device
+from tilekit.driver.protocol import Memory
+from tilekit.interop.crossing import bridge
+from tilekit.storage import Imported, Order, Storage, Use
+
+__all__ = ["admit", "cross", "known", "owner_range", "remember"]
+
+_lock = threading.RLock()  # again by the same thread: a finalizer may import as well
+_tables: weakref.WeakKeyDictionary[Device, _Table] = weakref.WeakKeyDictionary()
+
+
+class _Range:
+    """Addresses from `low` to `high` that storages cover.
+
+    Attributes:
+        order: of all who use them. It lives as long as a storage has it, or work on one that was collected is not done.
+        parts: the storages; some may be gone.
+        table: where it is; None once it is part of another range.
+    """
+
+    __slots__ = ("__weakref__", "high", "low", "order", "parts", "table")
+
+    def __init__(self, low: int, high: int, order: Order, table: _Table) -> None:
+        self.low, self.high, self.order = low, high, weakref.ref(order, self._left)
+        self.parts: list[weakref.ref[Storage]] = []
+        self.table: _Table | None = table
+
+    def _left(self, _: weakref.ref[Order]) -> None:
+        table = self.table
+        if table is not None:
+            table.left.append(self)
+
+    def add(self, storage: Storage) -> None:
+        """Have one more part, inside the range."""
+        self.parts = [part for part in self.parts if part() is not None]
+        self.parts.append(weakref.ref(storage))
+
+    def storages(self) -> list[Storage]:
+        """The parts that are still there."""
+        return [storage for part in self.parts if (storage := part()) is not None]
+
+
+_Met = list[tuple[_Range, Order]]
+
+
+class _Table:
+    """The ranges of one device, by their addresses.
+
+    Attributes:
+        left: those that nobody uses any more: finalizers append to it.
+    """
+
+    def __init__(self) -> None:
+        self.ranges: list[_Range] = []
+        self.left: deque[_Range] = deque()
+
+    def across(self, low: int, high: int) -> _Met:
+        """Those that have bytes from `low` to `high`, and their orders."""
+        while self.left:
+            gone = self.left.popleft()
+            if gone.table is not None:
+                self.drop(gone)
+        first = bisect.bisect_right(self.ranges, low, key=lambda known: known.high)
+        last = bisect.bisect_left(self.ranges, high, first, key=lambda known: known.low)
+        met = [(found, order) for found in self.ranges[first:last] if (order := found.order()) is not None]
+        for found in [found for found in self.ranges[first:last] if found.order() is None]:  # just now
+            self.drop(found)
+        return met
+
+    def put(self, known: _Range) -> None:
+        """Add one, disjoint from all others."""
+        bisect.insort(self.ranges, known, key=lambda other: other.low)
+
+    def drop(self, known: _Range) -> None:
+        """Take one out."""
+        at = bisect.bisect_left(self.ranges, known.low, key=lambda other: other.low)
+        assert self.ranges[at] is known, "ranges are disjoint"
+        del self.ranges[at]
+        known.table = None
+        del known.order  # whose callback has the range, in a cycle
+
+
+def _table(device: Device) -> _Table:
+    return _tables.setdefault(device, _Table())
+
+
+def known(device: Device, low: int, high: int, itemsize: int, writable: bool) -> Storage | None:
+    """The living Storage that has the bytes from `low` to `high`, and can be viewed in elements of that size, writable or not."""
+    with _lock:
+        for found, _ in _table(device).across(low, high):
+            for storage in found.storages():
+                base = storage.memory.address
+                fits = base <= low and high <= base + storage.nbytes and (low - base) % itemsize == 0
+                if fits and not storage.borrowed and (storage.readonly is None) == writable:
+                    return storage
+    return None
+
+
+def remember(storage: Storage) -> None:
+    """The memory is another library's too: if it is met again, it shall be the same Storage."""
+    if isinstance(storage, Imported) or not storage.nbytes:
+        return
+    low, high = storage.memory.address, storage.memory.address + storage.nbytes
+    with _lock:
+        table = _table(storage.device)
+        met = table.across(low, high)
+        if all(order is not storage for _, order in met):
+            _join(table, storage.device, met, low, high, storage)
+
+
+def admit(device: Device, memory: Memory, owner: Any, last: Use | None, readonly: str | None) -> Storage:
+    """A new Storage over memory of others', in one order with all that is known of it.
+
+    Args:
+        device: where it is.
+        memory: the memory.
+        owner: what keeps it alive. Memory without one may be freed, and the address become another's: it joins what is known,
+            and is not known itself.
+        last: the moment behind what its library has done with it.
+        readonly: why it must not be written.
+    """
+    low, high = memory.address, memory.address + memory.nbytes
+    with _lock:
+        table = _table(device)
+        met = table.across(low, high)
+        if owner is not None:
+            joined, order = _join(table, device, met, low, high, None)
+        elif len(met) == 1:
+            joined, order = met[0]
+        else:
+            joined, order = None, Order()
+            for _, other in met:
+                _gather(device, order, other)
+        storage = Imported(device, memory, order, owner=owner, readonly=readonly)
+        if joined is not None:
+            joined.add(storage)
+        cross(storage, last)
+    return storage
+
+
+def cross(storage: Storage, last: Use | None) -> None:
+    """The library that has the memory too has used it until the moment `last`: whoever comes later waits for that, and for the
+    last write that was known before."""
+    if last is not None:
+        before = storage.last_write
+        if before is not None and not last[0].follows(*before):
+            last = _behind(storage.device, [last, before])
+        storage.written_by(last)
+
+
+def _join(table: _Table, device: Device, met: _Met, low: int, high: int, own: Storage | None) -> tuple[_Range, Order]:
+    """One range from `low` to `high`, and of all that was met there; `own` is the memory there, if that is tilekit's.
+
+    Raises:
+        ValueError: that would be memory of several storages of tilekit's.
+    """
+    owns = [order for _, order in met if isinstance(order, Storage)] + ([] if own is None else [own])
+    if len(owns) > 1:
+        raise ValueError(
+            f"the {high - low:,} bytes from {low:#x} on reach over several tensors of {device!r}: that is no one array's memory"
+        )
+    ends = [(found.low, found.high) for found, _ in met] + [(low, high)]
+    if own is None and len(met) == 1:
+        joined, order = met[0]
+        joined.low, joined.high = min(start for start, _ in ends), max(end for _, end in ends)
+        return joined, order
+    order = owns[0] if owns else Order()
+    joined = _Range(min(start for start, _ in ends), max(end for _, end in ends), order, table)
+    gathered = [_gather(device, order, other) for _, other in met]
+    if owns:
+        joined.add(owns[0])
+    for found, _ in met:
+        table.drop(found)
+        for storage in found.storages():
+            if isinstance(storage, Imported):
+                storage.order = order
+                joined.add(storage)
+    table.put(joined)
+    for (_, other), known in zip(met, gathered, strict=True):  # what other threads did meanwhile
+        _gather(device, order, other, known)
+    return joined, order
+
+
+def _gather(device: Device, order: Order, other: Order, known: Use | None = None) -> Use | None:
+    """Let those who use the memory by `order` wait for those who have used it by `other`, but for a write that is `known`.
+
+    Returns:
+        The last write by `other`.
+    """
+    if other is order:
+        return None
+    before, last = order.last_write, other.last_write
+    if last is not None and last is not known:
+        if before is None or before[1] <= before[0].completed:
+            order.last_write = last
+        elif before[0] is last[0]:
+            order.last_write = max(before, last, key=lambda use: use[1])
+        elif last[1] > last[0].completed:
+            order.last_write = _behind(device, [before, last])
+    for stream, serial in list(other.reads.items()):
+        order.reads[stream] = max(serial, order.reads.get(stream, 0))
+    return last
+
+
+def _behind(device: Device, uses: list[Use]) -> Use:
+    """A moment behind all of these, on a stream that does nothing but wait."""
+    stream = bridge(device)
+    for user, serial in uses:
+        stream.wait_for(user, serial)
+    return stream, stream.mark()
+
+
+# what a library's array is a part of
+
+
+def owner_range(obj: Any, low: int, high: int) -> tuple[int, int]:
+    """The addresses between which the memory lies that `obj` is a view of, as far as its library says; at least `low` to `high`.
+
+    All views of one owner are then one Storage. NumPy is asked for the outermost array, PyTorch for the tensor's storage, CuPy
+    for the allocation.
+    """
+    start, end = low, high
+    if isinstance(obj, np.ndarray):
+        start, end = _of_bases(obj, low, high)
+    elif callable(storage := getattr(obj, "untyped_storage", None)):
+        try:
+            start = storage().data_ptr()
+            end = start + storage().nbytes()
+        except (RuntimeError, NotImplementedError):  # PyTorch's, of tensors that have none
+            return low, high
+    elif (memory := getattr(getattr(obj, "data", None), "mem", None)) is not None:
+        address, size = getattr(memory, "ptr", None), getattr(memory, "size", None)
+        if not isinstance(address, int) or not isinstance(size, int):
+            return low, high
+        start, end = address, address + size
+    return (start, end) if start <= low and high <= end else (low, high)
+
+
+def _of_bases(array: np.ndarray[Any, Any], low: int, high: int) -> tuple[int, int]:
+    """The extent of the outermost array that has the bytes of `array`."""
+    base = array.base
+    while base is not None:  # what as_strided makes has a base that is no array itself
+        if isinstance(base, np.ndarray) and base.size:
+            start = base.__array_interface__["data"][0]
+            ends = [(n - 1) * stride for n, stride in zip(base.shape, base.strides, strict=True)]
+            before, behind = sum(end for end in ends if end < 0), sum(end for end in ends if end > 0)
+            if start + before <= low and high <= start + behind + base.itemsize:
+                low, high = start + before, start + behind + base.itemsize
+        base = getattr(base, "base", None)
+    return low, high
