@@ -62,6 +62,18 @@ def test_without_out_the_results_are_listed(device):
     assert memory.stream_chunks(lambda x: x, np.zeros((0, 3)), chunk_bytes=800).sync() == []
 
 
+def test_progress_may_run_ops(device):
+    data = np.arange(1 << 12, dtype=np.float32)
+    seen = []
+
+    def progress(done, total):
+        seen.append(float(api.full(2, done / total).to_host().sync()[0]))
+
+    made = memory.stream_chunks(lambda x: x, data, np.zeros_like(data), chunk_bytes=1 << 12, progress=progress).sync()
+    assert seen == [0.25, 0.5, 0.75, 1.0]
+    np.testing.assert_array_equal(made, data)
+
+
 def test_chunks_that_do_not_fit_are_refused(device):
     data = np.zeros((10, 4), np.float32)
     fixed = np.zeros((10, 4), np.float32)

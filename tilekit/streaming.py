@@ -11,7 +11,7 @@ import numpy as np
 
 from tilekit import dtypes
 from tilekit.ops import DeviceOp
-from tilekit.ops.execution import HostJob, Moment, Steps, moments, unwrap
+from tilekit.ops.execution import HostJob, Moment, Steps, called_on_host, moments, unwrap
 from tilekit.schedule import ExecutionContext
 from tilekit.storage import Storage
 from tilekit.tensor import Tensor
@@ -44,6 +44,7 @@ def stream_chunks(
             the shape and dtype of its rows.
         chunk_bytes: how large a chunk of `source` is, at most; at least one row.
         progress: is called with (bytes of `source` that are done, bytes in all) after each chunk, by whoever runs the op.
+            It may run ops.
 
     Returns:
         The op. Its result is `out`; without `out`, the list of what the work gave, one for each chunk.
@@ -136,7 +137,7 @@ class _StreamChunks(DeviceOp[Any]):
                     if turn and self.progress is not None:
                         if out is None:
                             yield [worked[turn - 1]]
-                        self.progress(source[: chunks[turn - 1].stop].nbytes, source.nbytes)
+                        called_on_host(self.progress, source[: chunks[turn - 1].stop].nbytes, source.nbytes)
                     if turn < len(chunks):
                         made = self.work(tensor)
                         results.append((yield made.start(ctx)) if isinstance(made, DeviceOp) else made)

@@ -318,7 +318,7 @@ def test_the_error_of_a_shared_op_is_everybodys(device):
 
 def test_a_job_that_was_not_started_is_everybodys(device):
     """Whoever should have done it was cancelled before: the next who needs the result does it."""
-    from tilekit.ops.execution import HostJob
+    from tilekit.ops.execution import HostJob, Run
 
     class Compiled(tk.DeviceOp):
         def steps(self, ctx):
@@ -328,8 +328,8 @@ def test_a_job_that_was_not_started_is_everybodys(device):
 
     shared = Compiled().shared()
     ctx = tk.ExecutionContext(device, device.policy.next_stream())
-    first = shared.start(ctx)
-    (job,) = next(first)
+    first = Run(shared, ctx)
+    (job,) = first.advance()
     first.close()  # as a cancelled task does
     assert not job.started
     assert shared.sync() == 5

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from held_up import failing, held
 
 import tilekit as tk
 from tilekit import api
@@ -82,37 +83,6 @@ async def together(*functions):
 async def waited(future):
     """As coroutine, for what takes no awaitables."""
     return await future
-
-
-@pytest.fixture
-def gate():
-    """An event that is set when the test is over, whatever happens: work that waits for it must not hold up others."""
-    event = threading.Event()
-    yield event
-    event.set()
-
-
-@pytest.fixture
-def cpu():
-    """A CPU device, where work can be held up by an event. Nothing may be left on it."""
-    device = tk.Device("cpu")
-    with tk.use_device(device):
-        yield device
-    device.synchronize()
-
-
-def held(gate, result=None):
-    """An op whose work on a CPU stream waits for `gate`."""
-    return tk.with_context(lambda ctx: tk.value(ctx.device.driver.submit(ctx.stream.handle, gate.wait) or result))
-
-
-def failing(error):
-    """An op whose work on a CPU stream fails."""
-
-    def work():
-        raise error
-
-    return tk.with_context(lambda ctx: tk.value(ctx.device.driver.submit(ctx.stream.handle, work)))
 
 
 def armed(board):

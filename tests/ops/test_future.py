@@ -4,42 +4,12 @@ import asyncio
 import threading
 
 import pytest
+from held_up import failing, held, split
 
 import tilekit as tk
 from tilekit import api
 from tilekit.errors import DeviceError
 from tilekit.ops.future import DeviceFuture
-
-
-@pytest.fixture
-def gate():
-    event = threading.Event()
-    yield event
-    event.set()
-
-
-@pytest.fixture
-def cpu():
-    device = tk.Device("cpu")
-    with tk.use_device(device):
-        yield device
-    device.synchronize()
-
-
-def held(gate, result=None):
-    return tk.with_context(lambda ctx: tk.value(ctx.device.driver.submit(ctx.stream.handle, gate.wait) or result))
-
-
-def failing(error):
-    def work():
-        raise error
-
-    return tk.with_context(lambda ctx: tk.value(ctx.device.driver.submit(ctx.stream.handle, work)))
-
-
-def split(gate):
-    """A chain that goes on only when the host has a value, which `gate` holds up."""
-    return held(gate).then(lambda _: api.ones(3)).to_host().then(lambda array: api.from_host(array + 1)).to_host().map(sum)
 
 
 def test_idle_executing_complete(cpu, gate):

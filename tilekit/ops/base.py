@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Coroutine, Generator
 from types import CodeType, FrameType
@@ -25,7 +26,6 @@ U = TypeVar("U")
 
 _PACKAGE = __name__.partition(".")[0] + "."
 _BENCHMARKS = _PACKAGE + "bench."  # which build ops as users do
-_REPR_DEPTH = 12
 
 
 class Spec:
@@ -54,6 +54,13 @@ def site_of(frame: FrameType) -> tuple[CodeType, int] | None:
         frame = frame.f_back
 
 
+class _Asked(threading.local):
+    """The op whose override of `device` is being asked. If that asks `DeviceOp.device`, the parts are left to the asker."""
+
+    op: Any = None
+
+
+_asked = _Asked()
 _inside: dict[str, bool] = {}  # by the name of a module: whether it is tilekit's own
 
 
@@ -106,16 +113,44 @@ class DeviceOp(Generic[T]):
     @property
     def device(self) -> Device | None:
         """The device that the op is tied to by what it works on, or None if any will do."""
-        waiting = list(reversed(self.parts()))
-        while waiting:  # chains are deeper than Python's stack
-            op = waiting.pop()
-            if type(op).device is DeviceOp.device:
-                waiting.extend(reversed(op.parts()))
-                continue
-            device: Device | None = op.device
-            if device is not None:
-                return device
-        return None
+        if _asked.op is self:  # by an override of this, which the loop below called
+            _asked.op = None
+            return None
+        op: DeviceOp[Any] = self
+        waiting: list[DeviceOp[Any]] = []
+        seen: set[int] | None = None
+        while True:  # in a loop: ops nest deeper than Python's stack
+            parts = op.parts()
+            if isinstance(op, placement.Zip):  # a part with a place of its own says nothing about the others
+                parts = tuple(part for part in parts if not isinstance(part, placement.OnDevice))
+            waiting += parts[::-1]
+            while waiting:
+                op = waiting.pop()
+                kind = type(op)
+                if kind.device is DeviceOp.device:
+                    if kind is nodes.Shared:  # which may be in many places, and each time with all that it is made of
+                        if seen is None:
+                            seen = set()
+                        if id(op) in seen:
+                            continue
+                        seen.add(id(op))
+                    break
+                asks_parts = False
+                if kind.parts is DeviceOp.parts:
+                    device: Device | None = op.device
+                else:
+                    outer, _asked.op = _asked.op, op
+                    try:
+                        device = op.device
+                        asks_parts = _asked.op is None
+                    finally:
+                        _asked.op = outer
+                if device is not None:
+                    return device
+                if asks_parts:
+                    break
+            else:
+                return None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -370,14 +405,7 @@ class DeviceOp(Generic[T]):
         return self._label or type(self).__name__
 
     def __repr__(self) -> str:
-        return self._describe(_REPR_DEPTH)
-
-    def _describe(self, depth: int) -> str:
-        parts = self.parts()
-        if not parts:
-            return self.label
-        inner = ", ".join(part._describe(depth - 1) for part in parts) if depth else "..."
-        return f"{self.label}({inner})"
+        return drawing.tree(self)
 
     def __bool__(self) -> NoReturn:
         raise TypeError(f"{self!r} is an op that has not run: it has no truth value. Run it with .sync() or await")

@@ -25,8 +25,12 @@ def refuse_borrowed(op: DeviceOp[Any]) -> None:
         ValueError: it was.
     """
     waiting = [op]
-    while waiting:  # chains are deeper than Python's stack
+    seen: set[int] = set()
+    while waiting:  # ops nest deeper than Python's stack
         part = waiting.pop()
+        if id(part) in seen:  # a shared one
+            continue
+        seen.add(id(part))
         storage = _borrowed(vars(part).values())
         if storage is not None:
             op.consumed()

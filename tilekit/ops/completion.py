@@ -17,7 +17,7 @@ from typing import Any
 
 from tilekit.driver import forking
 from tilekit.driver.signal import SignalBoard, dispatcher
-from tilekit.ops.execution import HostJob, Submission, Wait
+from tilekit.ops.execution import NAP_S, TURNS, HostJob, Submission, Wait
 from tilekit.settings import load_settings
 from tilekit.stream import Stream
 
@@ -27,8 +27,6 @@ __all__ = ["Ask", "awaited", "reached", "rung", "submitted"]
 Ask = Callable[[SignalBoard, int], bool]
 Waiting = Generator[Any, None, None]  # what `__await__` gives
 
-_TURNS = 64  # how often a task that waits for another one only gives way, before it sleeps
-_NAP_S = 5e-4
 _TURN_S = 1e-4  # how long a task may go on with what is complete at once, before other tasks get a turn
 
 
@@ -82,7 +80,7 @@ def reached(waits: Sequence[Wait], turns: int = 0) -> Waiting:
         elif not wait[0].is_complete(wait[1]):
             yield from reactor.passed(*wait)
     if not waits:
-        yield from (reactor.turn() if turns < _TURNS else reactor.nap()).__await__()
+        yield from (reactor.turn() if turns < TURNS else reactor.nap()).__await__()
     elif time.perf_counter() >= reactor.others_at:
         yield from reactor.turn().__await__()
         reactor.others_at = time.perf_counter() + _TURN_S
@@ -224,7 +222,7 @@ class _Asyncio(_Reactor):
         return _TURN
 
     async def nap(self) -> None:
-        await self._asyncio.sleep(_NAP_S)
+        await self._asyncio.sleep(NAP_S)
 
     async def in_thread(self, function: Callable[[], object]) -> None:
         await self._asyncio.to_thread(function)
@@ -261,7 +259,7 @@ class _Trio(_Reactor):
         return checkpoint
 
     async def nap(self) -> None:
-        await self._trio.sleep(_NAP_S)
+        await self._trio.sleep(NAP_S)
 
     async def in_thread(self, function: Callable[[], object]) -> None:
         await self._trio.to_thread.run_sync(function, abandon_on_cancel=True)

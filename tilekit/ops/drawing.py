@@ -1,12 +1,39 @@
-"""Pictures of ops, as text for Mermaid and Graphviz."""
+"""Pictures of ops: a line of text, and text for Mermaid and Graphviz."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tilekit.ops.base import DeviceOp
 
-__all__ = ["graphviz", "mermaid"]
+__all__ = ["graphviz", "mermaid", "tree"]
+
+_DEPTH = 12
+_OPS = 200  # where ops are shared, the tree may be as wide as two to the power of its depth
+
+
+def tree(op: DeviceOp[Any]) -> str:
+    """The op with its parts in brackets; `...` for those that are too many, or too deep, for a line of text."""
+    text: list[str] = []
+    named = 0
+    waiting: list[tuple[DeviceOp[Any] | None, int, str]] = [(op, _DEPTH, "")]  # an op, how deep to go on, what is before it
+    while waiting:
+        node, depth, before = waiting.pop()
+        if node is None:
+            text.append(before)
+        elif named < _OPS:
+            named += 1
+            text.append(before + node.label)
+            parts = node.parts()
+            if parts and depth:
+                waiting.append((None, 0, ")"))
+                waiting.extend((part, depth - 1, ", " if at else "(") for at, part in reversed(list(enumerate(parts))))
+            elif parts:
+                text.append("(...)")
+        elif not text[-1].endswith("..."):
+            text.append(before + "...")
+    return "".join(text)
 
 
 def _walk(op: DeviceOp[Any]) -> tuple[dict[int, tuple[str, DeviceOp[Any]]], list[tuple[str, str]]]:
@@ -14,15 +41,26 @@ def _walk(op: DeviceOp[Any]) -> tuple[dict[int, tuple[str, DeviceOp[Any]]], list
     nodes: dict[int, tuple[str, DeviceOp[Any]]] = {}
     edges: list[tuple[str, str]] = []
 
-    def visit(node: DeviceOp[Any]) -> str:
-        if id(node) in nodes:
-            return nodes[id(node)][0]
+    def enter(node: DeviceOp[Any]) -> str:
         name = f"n{len(nodes)}"
         nodes[id(node)] = (name, node)
-        edges.extend([(visit(part), name) for part in node.parts()])
+        within.append((name, iter(node.parts()), []))
         return name
 
-    visit(op)
+    within: list[
+        tuple[str, Iterator[DeviceOp[Any]], list[str]]
+    ] = []  # the ops in the middle of which this is; their parts so far
+    enter(op)
+    while within:
+        whole, parts, names = within[-1]
+        for part in parts:
+            known = nodes.get(id(part))
+            names.append(known[0] if known is not None else enter(part))
+            if known is None:
+                break
+        else:
+            within.pop()
+            edges.extend((name, whole) for name in names)
     return nodes, edges
 
 

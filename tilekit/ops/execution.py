@@ -5,6 +5,10 @@ must have happened before it can go on, and returns its result; any other op is 
 (a stream and a serial of it) and jobs for the host (`HostJob`). Whoever drives it decides how to wait: by blocking (`sync`), by
 suspending a task (`await`; jobs run in a worker thread), or not at all until the device calls back (`async_on`; jobs run where
 that happens). An empty list means: another thread or task has to get on first.
+
+Nothing here recurses: ops nest deeper than Python's stack. A step that needs a part's result yields what `start` gives; one that
+needs a stretch of a run of its own (`Run`: parts side by side, shared ones) yields that run. Both are the business of the loop
+in `Run.advance`.
 """
 
 from __future__ import annotations
@@ -22,10 +26,26 @@ from tilekit.stream import Stream
 if TYPE_CHECKING:
     from tilekit.ops.base import DeviceOp
 
-__all__ = ["Done", "HostJob", "HostValue", "Moment", "Run", "Steps", "Submission", "Wait", "moments", "unwrap"]
+__all__ = [
+    "NAP_S",
+    "TURNS",
+    "Done",
+    "HostJob",
+    "HostValue",
+    "Moment",
+    "Run",
+    "Steps",
+    "Submission",
+    "Wait",
+    "called_on_host",
+    "moments",
+    "unwrap",
+]
 
 Moment = tuple[Stream, int]
 
+TURNS = 64  # how often a thread or task that waits for another one only gives way, before it sleeps
+NAP_S = 5e-4
 
 _starting = threading.Lock()
 
@@ -83,7 +103,7 @@ class HostJob:
 
 
 Wait = Moment | HostJob
-# Yields a Sequence[Wait], or what `start` gives of a part whose result it is to be sent.
+# Yields a Sequence[Wait]; or what `start` gives of a part, and is sent its result; or a Run, see there.
 Steps = Generator[Any, Any, Any]
 
 
@@ -116,10 +136,18 @@ def moments(value: Any) -> list[Moment]:
         return [value.moment]
     found: list[Moment] = []
     if kind is tuple or kind is list:
-        for part in value:
-            kind = type(part)
-            if kind is HostValue or kind is tuple or kind is list:
-                found += moments(part)
+        containers, seen = [value], None
+        for container in containers:  # which grows: results nest as deep as the ops that made them
+            for part in container:
+                kind = type(part)
+                if kind is HostValue:
+                    found.append(part.moment)
+                elif kind is tuple or kind is list:
+                    if seen is None:
+                        seen = {id(value)}
+                    if id(part) not in seen:
+                        seen.add(id(part))
+                        containers.append(part)
     return found
 
 
@@ -128,17 +156,49 @@ def unwrap(value: Any) -> Any:
     if type(value) is HostValue:
         return value.get()
     if type(value) in (tuple, list) and moments(value):
-        return type(value)(unwrap(part) for part in value)
+        return _unwrapped(value)
     return value
+
+
+def _unwrapped(value: Any) -> Any:
+    """A tuple or list with what is in it unwrapped, at any depth; what holds nothing to unwrap stays the same object."""
+    made: dict[int, Any] = {}  # by the identity of tuples and lists
+    entered: set[int] = set()
+    waiting = [value]
+    while waiting:
+        whole = waiting[-1]
+        if id(whole) not in entered:
+            entered.add(id(whole))
+            waiting.extend(part for part in whole if type(part) in (tuple, list) and id(part) not in entered)
+            continue
+        waiting.pop()
+        if id(whole) not in made:  # a list that contains itself is not made yet, and stays as it is in there
+            parts = [part.get() if type(part) is HostValue else made.get(id(part), part) for part in whole]
+            same = all(new is old for new, old in zip(parts, whole, strict=True))
+            made[id(whole)] = whole if same else type(whole)(parts)
+    return made[id(value)]
 
 
 def _refuse(op: DeviceOp[Any], running: DeviceOp[Any]) -> NoReturn:
     """One op at a time is submitted by a thread: work that a closure would start elsewhere could overtake this op's."""
     raise RuntimeError(
-        f"{op!r} cannot run while {running!r} is being submitted by the same thread: closures given to then, map or "
-        "with_context describe work, they do not wait for it. Return the op from the closure (then runs it next, on the same "
-        "stream), or run it before"
+        f"{op!r} cannot run while {running!r} is being submitted by the same thread: functions given to then, map, with_context "
+        "or stream_chunks describe work, they do not wait for it. Return the op from the closure (then runs it next, on the same "
+        "stream), run it in a tk.host_fn, which is called when the work before it is done, or run it before"
     )
+
+
+def called_on_host(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call, from a step, a function of the user's that may run ops itself: all work that it follows must be done.
+
+    Nothing is left that its ops could overtake, and no lock is held that they could wait for, except that of shared ops which
+    wait for the function's own result.
+    """
+    running, submitting.submission = submitting.submission, None
+    try:
+        return function(*arguments)
+    finally:
+        submitting.submission = running
 
 
 class Done:
@@ -153,20 +213,29 @@ class Done:
 class Run:
     """The one run of an op: its steps, and those of the parts that it is in the middle of, as a stack of generators.
 
+    A step may have runs of its own. It yields one, having called `begin`, to have it taken a stretch further, and is sent what
+    `advance` would return; what that would raise is raised in the step.
+
     Args:
         op: what to run; from here on it is spent.
         ctx: where.
+        lasting: it may go on when the step that yielded it has ended: it is not the step's alone.
+
+    Attributes:
+        failure: for a run that a step yields: what is to be raised in it, where it waits. Taken by that.
 
     Raises:
         ValueError: the op has run already.
     """
 
-    __slots__ = ("_stack", "ctx", "op")
+    __slots__ = ("_inner", "_stack", "ctx", "failure", "lasting", "op")
 
-    def __init__(self, op: DeviceOp[Any], ctx: ExecutionContext) -> None:
+    def __init__(self, op: DeviceOp[Any], ctx: ExecutionContext, lasting: bool = False) -> None:
         op.claim()
-        self.op, self.ctx = op, ctx
+        self.op, self.ctx, self.lasting = op, ctx, lasting
+        self.failure: BaseException | None = None
         self._stack: list[Steps] | None = None
+        self._inner: set[Run] | None = None  # those that its steps have begun, and that end with them
 
     def advance(self, failure: BaseException | None = None) -> Sequence[Wait] | Done:
         """Run up to the next thing to wait for, or to the end. If a wait failed, `failure` is raised in the step that waits.
@@ -177,39 +246,94 @@ class Run:
         stack, result = self._stack, None
         if stack is None:
             self._stack = []  # it has begun, whatever comes of it
-            made = self.op.steps(self.ctx)
+            made: Any = self.op.steps(self.ctx)
             if isinstance(made, Done):
                 return made
             stack = self._stack = [made]
         if not stack:
-            raise RuntimeError(f"{self.op!r} was interrupted, and cannot go on")
-        while True:
-            try:
-                made = stack[-1].send(result) if failure is None else stack[-1].throw(failure)
-            except StopIteration as stop:
-                stack.pop()
-                if not stack:
-                    return Done(stop.value)
-                result, failure = stop.value, None
-            except BaseException as error:
-                stack.pop()
-                if not stack:
-                    raise
-                result, failure = None, error
-            else:
-                result = failure = None
-                if type(made) is GeneratorType:
-                    stack.append(made)
-                elif type(made) is Done:
-                    result = made.value
+            raise self._interrupted()
+        run: Run = self
+        outer: list[tuple[Run, list[Steps]]] = []  # the runs whose steps have yielded `run`, and its like; outermost first
+        try:
+            while True:
+                try:
+                    made = stack[-1].send(result) if failure is None else stack[-1].throw(failure)
+                except StopIteration as stop:
+                    stack.pop()
+                    result, failure = stop.value, None
+                    if stack:
+                        continue
+                    if not outer:
+                        return Done(result)
+                    result = Done(result)
+                except BaseException as error:
+                    stack.pop()
+                    made = result = failure = None  # the error holds this frame: it must not hold the error, nor results
+                    if not stack and not outer:
+                        raise
+                    failure = error
+                    if stack:
+                        continue
                 else:
-                    waits: Sequence[Wait] = made
-                    return waits
+                    result = failure = None
+                    if type(made) is GeneratorType:
+                        stack.append(made)
+                        continue
+                    if type(made) is Done:
+                        result = made.value
+                        continue
+                    if type(made) is Run:
+                        if not made.lasting:
+                            if run._inner is None:
+                                run._inner = set()
+                            run._inner.add(made)
+                        outer.append((run, stack))
+                        run, stack = made, made._stack or []
+                        failure, made.failure = made.failure, None
+                        continue
+                    if not outer:
+                        waits: Sequence[Wait] = made
+                        return waits
+                    result = made
+                # An inner run has come to where it waits, or to its end: the step that yielded it goes on.
+                inner, ended = run, not stack
+                run, stack = outer.pop()
+                if ended and run._inner is not None:
+                    run._inner.discard(inner)
+        except BaseException:
+            if stack or outer:  # interrupted between two steps: none must be left where it waits for an inner run
+                run.close()
+                for waiting, _ in reversed(outer):
+                    waiting.close()
+            raise
+
+    def begin(self) -> Done | None:
+        """For a step, before it yields the run: begin it if nobody has. Done if that was all, else it has to be yielded.
+
+        Raises:
+            Whatever its first step raises.
+        """
+        if self._stack is None:
+            self._stack = []
+            made = self.op.steps(self.ctx)
+            if isinstance(made, Done):
+                return made
+            self._stack.append(made)
+        elif not self._stack:
+            raise self._interrupted()
+        return None
+
+    def _interrupted(self) -> RuntimeError:
+        return RuntimeError(f"{self.op!r} was interrupted, and cannot go on")
 
     def close(self) -> None:
-        """Run no more."""
-        while self._stack:
-            self._stack.pop().close()
+        """Run no more, and neither let the runs that are its steps' own."""
+        runs = [self]
+        for run in runs:  # which grows
+            runs.extend(run._inner or ())
+        for run in reversed(runs):  # inner ones first: so that no step's end has to close anything that is deep
+            while run._stack:
+                run._stack.pop().close()
 
 
 class Submission(Run):
@@ -230,7 +354,7 @@ class Submission(Run):
         op.claim()
         self.detached = detached
         self.op, self.ctx, self.stream = op, ExecutionContext(stream.device, stream), stream
-        self._stack = None
+        self._stack = self._inner = None
         self._failure: Exception | None = None
         self.value: Any = None
 
@@ -263,9 +387,11 @@ class Submission(Run):
 
     def run(self) -> Any:
         """Submit everything, and block until it is done."""
+        turns = 0
         while not self.submit():
+            turns = 0 if self.waits else turns + 1
             try:
-                self.block(self.waits)
+                self.block(self.waits, turns)
             except Exception as error:
                 self.failed(error)
         try:
@@ -281,10 +407,10 @@ class Submission(Run):
         """The result, once its moments have passed."""
         return unwrap(self.value) if self.pending else self.value
 
-    def block(self, waits: Sequence[Wait]) -> None:
-        """Block until `waits` have passed; do what jobs there are."""
+    def block(self, waits: Sequence[Wait], turns: int = 0) -> None:
+        """Block until `waits` have passed; do what jobs there are. If there are none, give way, for the `turns`-th time."""
         if not waits:
-            time.sleep(0)
+            time.sleep(0 if turns < TURNS else NAP_S)
         try:
             for wait in waits:
                 if isinstance(wait, HostJob):

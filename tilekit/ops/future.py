@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from tilekit.driver.signal import SignalBoard
 from tilekit.ops.borrowing import refuse_borrowed
 from tilekit.ops.completion import reached, rung, submitted
-from tilekit.ops.execution import HostJob, Moment, Submission
+from tilekit.ops.execution import NAP_S, TURNS, HostJob, Moment, Submission
 from tilekit.storage import BORROWED
 from tilekit.stream import Stream
 
@@ -23,6 +23,7 @@ __all__ = ["DeviceFuture"]
 T = TypeVar("T")
 
 _log = logging.getLogger("tilekit")
+_CALLBACKS = "tilekit-callbacks"  # the name of the `Dispatcher`'s thread
 
 
 class DeviceFuture(Generic[T]):
@@ -33,7 +34,18 @@ class DeviceFuture(Generic[T]):
     that waits for it; only what was not submitted yet never is.
     """
 
-    __slots__ = ("__weakref__", "_error", "_final", "_lock", "_submission", "_submitted", "_when_submitted", "op", "stream")
+    __slots__ = (
+        "__weakref__",
+        "_error",
+        "_final",
+        "_lock",
+        "_submission",
+        "_submitted",
+        "_turns",
+        "_when_submitted",
+        "op",
+        "stream",
+    )
 
     def __init__(self, op: DeviceOp[T], stream: Stream) -> None:
         op.consumed()
@@ -43,6 +55,7 @@ class DeviceFuture(Generic[T]):
         self._submitted = False  # everything is: `_final` is known, or `_error` is
         self._final: tuple[Moment, ...] = ()
         self._lock = threading.Lock()
+        self._turns = 0
         self._when_submitted: list[Callable[[], object]] | None = None
 
     @property
@@ -131,8 +144,12 @@ class DeviceFuture(Generic[T]):
         submission = self._submission
         assert submission is not None, "it has begun"
         if not submission.waits:  # for another thread or task: look again when this one has had its turn
+            self._turns += 1
+            if self._turns > TURNS:
+                time.sleep(NAP_S)  # on the callback thread, whose other calls can wait that long
             self.stream.add_callback(lambda stream, status, arg: self._pump())
             return False
+        self._turns = 0
         try:
             for wait in submission.waits:
                 for stream, serial in wait.after if isinstance(wait, HostJob) else (wait,):
@@ -167,6 +184,7 @@ class DeviceFuture(Generic[T]):
             TimeoutError: the device has not finished in time; the work goes on.
             ValueError: nothing was submitted yet.
             concurrent.futures.CancelledError: the task that submitted it was cancelled before all of it was submitted.
+            RuntimeError: this is tilekit's callback thread, which has to submit the rest of the op first.
             Whatever the op failed with.
         """
         if self._submission is None and self._error is None:
@@ -185,6 +203,13 @@ class DeviceFuture(Generic[T]):
         return self._outcome()
 
     def _wait_submitted(self, timeout_s: float | None) -> bool:
+        submission = self._submission
+        if submission is not None and submission.detached and threading.current_thread().name == _CALLBACKS:
+            raise RuntimeError(
+                f"{self!r}: its result cannot be waited for on tilekit's callback thread, which has to submit the rest of it (a "
+                "host value splits it). In a host_fn or a done callback, run the op with .sync(), or add_done_callback(f) to the "
+                "future"
+            )
         event = threading.Event()
         return not self._tell_when_submitted(event.set) or event.wait(timeout_s)
 

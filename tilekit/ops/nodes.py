@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from tilekit.ops.base import DeviceOp, Spec
-from tilekit.ops.execution import Done, HostJob, Run, Steps, Wait, moments, unwrap
+from tilekit.ops.execution import Done, HostJob, Run, Steps, Wait, called_on_host, moments, unwrap
 from tilekit.schedule import ExecutionContext
 
 __all__ = [
@@ -79,6 +79,8 @@ def _follow(made: Any, maker: DeviceOp[Any], ctx: ExecutionContext) -> Steps | D
 class Derived(DeviceOp[Any]):
     """An op made of one other."""
 
+    _passes_on = False  # whether its result is that of the other
+
     def __init__(self, source: DeviceOp[Any], *, label: str | None = None, spec: Spec | None = None) -> None:
         if not isinstance(source, DeviceOp):
             raise TypeError(f"{type(self).__name__} needs an op, not {type(source).__name__}")
@@ -88,6 +90,14 @@ class Derived(DeviceOp[Any]):
     def parts(self) -> tuple[DeviceOp[Any], ...]:
         """The op it is made of."""
         return (self.source,)
+
+    @property
+    def specs(self) -> Any:
+        """What is known of each result, if it is known how many there are; else None."""
+        op: Any = self
+        while isinstance(op, Derived) and op._passes_on:
+            op = op.source
+        return None if op is self else getattr(op, "specs", None)
 
 
 class AndThen(Derived):
@@ -177,14 +187,11 @@ class Element(Derived):
 class Inspect(Derived):
     """Run an op, show its result to a function of the host's, and pass it on."""
 
+    _passes_on = True
+
     def __init__(self, source: DeviceOp[Any], function: Callable[[Any], object]) -> None:
         super().__init__(source, spec=source.spec)
         self.function = function
-
-    @property
-    def specs(self) -> Any:
-        """The source's."""
-        return getattr(self.source, "specs", None)
 
     def steps(self, ctx: ExecutionContext) -> Steps:
         """Run it, call the function."""
@@ -225,7 +232,7 @@ class HostFunction(DeviceOp[Any]):
     def steps(self, ctx: ExecutionContext) -> Steps:
         """Wait for what came before, call the function."""
         yield [(ctx.stream, ctx.stream.mark())]
-        return self.function(*self.arguments)
+        return called_on_host(self.function, *self.arguments)
 
 
 class Shared(Derived):
@@ -235,6 +242,8 @@ class Shared(Derived):
     waiter that is cancelled leaves nobody behind.
     """
 
+    _passes_on = True
+
     def __init__(self, source: DeviceOp[Any]) -> None:
         super().__init__(source, spec=source.spec)
         self._lock = threading.RLock()
@@ -242,11 +251,6 @@ class Shared(Derived):
         self._run: Run | None = None
         self._waits: Sequence[Wait] = ()
         self._outcome: tuple[Any, BaseException | None] | None = None
-
-    @property
-    def specs(self) -> Any:
-        """The source's."""
-        return getattr(self.source, "specs", None)
 
     def claim(self) -> None:
         """Everyone may have a run."""
@@ -259,9 +263,39 @@ class Shared(Derived):
     def steps(self, ctx: ExecutionContext) -> Steps:
         """The kept result, once there is one."""
         failure: BaseException | None = None
+        waited: Sequence[Wait] = ()  # what `failure` is of
         while self._outcome is None:
-            waits = self._advance(ctx, failure)
-            failure = None
+            waits: Sequence[Wait] = ()
+            # Nobody blocks here: who takes the run further may be in a host function, and that may wait for any thread.
+            if self._lock.acquire(blocking=False):
+                try:
+                    if self._advancing:
+                        raise ValueError(f"{self!r} is part of itself: it would wait for its own result")
+                    if failure is not None and waited is not self._waits:
+                        failure = None  # another waiter has told the source, which went on
+                    if self._outcome is not None:
+                        break
+                    if failure is not None or all(map(_happened, self._waits)):
+                        self._advancing = True
+                        try:
+                            if self._run is None:
+                                self._run = Run(self.source, ctx, lasting=True)
+                            self._run.failure = failure
+                            made = self._run.begin() or (yield self._run)  # nothing else of this thread comes in between
+                            if isinstance(made, Done):
+                                self._waits, self._outcome = (), (made.value, None)
+                            else:
+                                self._waits = waits = made
+                        except Exception as error:
+                            self._outcome = (None, error)
+                        finally:
+                            self._advancing = False
+                    else:
+                        # Others do the jobs that were started; one whose waiter was cancelled before that is everybody's.
+                        waits = [wait for wait in self._waits if not (isinstance(wait, HostJob) and wait.started)]
+                    waited, failure = self._waits, None
+                finally:
+                    self._lock.release()
             if self._outcome is None:
                 try:
                     yield waits
@@ -271,31 +305,6 @@ class Shared(Derived):
         if lasting is not None:
             raise lasting
         return result
-
-    def _advance(self, ctx: ExecutionContext, failure: BaseException | None) -> Sequence[Wait]:
-        """Take the run a stretch further, if what it waits for has happened; what it waits for then."""
-        with self._lock:
-            if self._advancing:
-                raise ValueError(f"{self!r} is part of itself: it would wait for its own result")
-            if self._outcome is not None:
-                return ()
-            if failure is None and not all(map(_happened, self._waits)):
-                # Somebody else does the jobs that were started; one whose waiter was cancelled before that is everybody's.
-                return [wait for wait in self._waits if not (isinstance(wait, HostJob) and wait.started)]
-            self._advancing = True
-            try:
-                if self._run is None:
-                    self._run = Run(self.source, ctx)
-                made = self._run.advance(failure)
-                if isinstance(made, Done):
-                    self._waits, self._outcome = (), (made.value, None)
-                else:
-                    self._waits = made
-            except Exception as error:
-                self._outcome = (None, error)
-            finally:
-                self._advancing = False
-            return self._waits
 
 
 def _happened(wait: Wait) -> bool:
@@ -318,8 +327,9 @@ def with_context(function: Callable[[ExecutionContext], Any]) -> StreamOperation
 def host_fn(function: Callable[..., Any], *arguments: Any) -> HostFunction:
     """An op that calls `function(*arguments)` on the host when the stream has come to it: all work before it is done.
 
-    Its result is what the function returns. The function runs in the thread that waits for the op. It cannot run ops
-    itself: return a value, and build the next op of it in `then`.
+    Its result is what the function returns. The function runs in the thread that waits for the op: under `await` that of the
+    event loop; after `async_on` the one that calls back, or that submits. It may run ops, with `sync()` too; whatever else that
+    thread has to do waits meanwhile.
     """
     return HostFunction(function, arguments)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilekit.device import Device
 from tilekit.ops.base import DeviceOp, Spec
-from tilekit.ops.execution import Done, Moment, Run, Steps, Wait
+from tilekit.ops.execution import Done, HostJob, Moment, Run, Steps, Wait
 from tilekit.ops.nodes import Derived, as_op
 from tilekit.schedule import ExecutionContext, SchedulingPolicy
 from tilekit.stream import Stream
@@ -16,22 +16,16 @@ __all__ = ["JoinAll", "OnDevice", "WithPolicy", "Zip", "join_all", "zip_ops"]
 
 
 class Zip(DeviceOp[Any]):
-    """Several ops as one, whose result is the tuple of theirs."""
+    """Several ops as one, whose result is the tuple of theirs.
+
+    Its device is that of the first part that has one; parts that say `on(device)` speak for themselves alone.
+    """
 
     def __init__(self, ops: Iterable[Any], parallel: bool = False) -> None:
         self.ops = tuple(map(as_op, ops))
         self.parallel = parallel
         for op in self.ops:
             op.consumed()
-
-    @property
-    def device(self) -> Device | None:
-        """That of the first part that has one; parts that say `on(device)` speak for themselves alone."""
-        for op in self.ops:
-            device = None if isinstance(op, OnDevice) else op.device
-            if device is not None:
-                return device
-        return None
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
@@ -76,36 +70,67 @@ def _side_by_side(ops: tuple[DeviceOp[Any], ...], ctx: ExecutionContext) -> Step
         contexts.append(ExecutionContext(ctx.device, stream))
     running = {at: Run(op, context) for at, (op, context) in enumerate(zip(ops, contexts, strict=True))}
     results: list[Any] = [None] * len(ops)
-    failures: dict[int, Exception] = {}
+    waits: dict[int, Sequence[Wait]] = {}
+    ready = list(running)
     try:
         while running:
-            waits: dict[int, Sequence[Wait]] = {}
-            for at, run in list(running.items()):
-                made = run.advance(failures.pop(at, None))
+            for at in ready:
+                run = running[at]
+                made = run.begin() or (yield run)
                 if isinstance(made, Done):
                     results[at] = made.value
+                    waits.pop(at, None)
                     del running[at]
                 else:
                     waits[at] = made
+            if not running:
+                break
             try:
-                if running:
-                    yield [wait for mine in waits.values() for wait in mine]
+                yield [wait for mine in waits.values() for wait in mine]
+                ready = list(running)
             except Exception:
-                for at, mine in waits.items():  # whose was it? Each part learns of its own failure, and may go on after it
-                    try:
-                        yield mine
-                    except Exception as error:
-                        failures[at] = error
-                if not failures:
+                # Whose was it? Each part learns of its own failure, and may go on after it; the others still have to wait.
+                failures = _failures(waits)
+                for at, failure in failures.items():
+                    running[at].failure = failure
+                ready = list(failures)
+                if not ready:
                     raise
     finally:
+        for run in running.values():
+            run.close()
         for context in contexts[1:]:
             ctx.stream.wait_for(context.stream, context.stream.mark())
     return tuple(results)
 
 
+def _failures(waits: dict[int, Sequence[Wait]]) -> dict[int, Exception]:
+    """Which parts wait for what is known to have failed. Asks nobody to wait: parts are in parts, at any depth."""
+    expected = {
+        at: [moment for wait in mine for moment in (wait.after if isinstance(wait, HostJob) else (wait,))]
+        for at, mine in waits.items()
+    }
+    failures: dict[int, Exception] = {}
+    lost: dict[Stream, tuple[int, Exception]] = {}  # from which serial on
+    for at, mine in expected.items():
+        for stream, serial in mine:
+            try:
+                stream.is_complete(serial)
+            except Exception as error:
+                failures.setdefault(at, error)
+                if stream not in lost or serial < lost[stream][0]:
+                    lost[stream] = (serial, error)
+    for at, mine in expected.items():  # all was submitted before anybody was told: what is behind a fault was lost with it
+        for stream, serial in mine:
+            if at not in failures and stream in lost and serial >= lost[stream][0]:
+                failures[at] = lost[stream][1]
+    return failures
+
+
 class OnDevice(Derived):
     """An op that runs on a given device, whatever runs around it."""
+
+    _passes_on = True
 
     def __init__(self, source: DeviceOp[Any], device: Device) -> None:
         super().__init__(source, label=f"on {device.kind}:{device.ordinal}", spec=source.spec)
@@ -120,11 +145,6 @@ class OnDevice(Derived):
         """The given one."""
         return self._device
 
-    @property
-    def specs(self) -> Any:
-        """The source's."""
-        return getattr(self.source, "specs", None)
-
     def steps(self, ctx: ExecutionContext) -> Steps:
         """Run it there."""
         if ctx.device is self._device:
@@ -135,14 +155,11 @@ class OnDevice(Derived):
 class WithPolicy(Derived):
     """An op that runs on the stream that a policy gives, whatever runs around it."""
 
+    _passes_on = True
+
     def __init__(self, source: DeviceOp[Any], policy: SchedulingPolicy) -> None:
         super().__init__(source, spec=source.spec)
         self.policy = policy
-
-    @property
-    def specs(self) -> Any:
-        """The source's."""
-        return getattr(self.source, "specs", None)
 
     def steps(self, ctx: ExecutionContext) -> Steps:
         """Run it there."""
