@@ -40,9 +40,8 @@ CODES = {
 }
 DELAY = 100_000_000  # clock cycles until a fault: about 50 ms
 FOREVER = 20_000_000_000  # 10 s: nobody waits for that long, for the fault ends it
-# How long after the fault everybody must have been told, in seconds; the delay is counted in. Of a trap, the driver tells nobody
-# before 3.1 to 3.5 s have passed (driver 580.159 on an H200), whatever they wait with.
-SOON_S = {"address": 1.0, "assert": 1.0, "trap": 6.0}
+# How long after the fault everybody must have been told, in seconds; the delay is counted in.
+SOON_S = {"address": 1.0, "assert": 1.0, "trap": 1.0}
 
 
 def compiled(target: str) -> bytes:

@@ -17,7 +17,7 @@ from tilekit.errors import CompileError, DeviceError
 from tilekit.lang import block
 from tilekit.lang.mapped import TileIndex, cut_otherwise, foreign_tile, no_tile, not_an_index, ownerless, unmapped, visited
 from tilekit.lang.registry import tile_op
-from tilekit.lang.tile import Tile, check_shape, convert, scalar_kind
+from tilekit.lang.tile import Tile, check_shape, convert, is_index, scalar_kind
 
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
@@ -154,14 +154,17 @@ def _index(view: TensorView, index: Any, what: str) -> tuple[int, ...]:
     if isinstance(index, TileIndex):
         raise CompileError(f"{what}: {not_an_index()}")
     indices = index if isinstance(index, tuple) else (index,)
-    if not all(scalar_kind(i) is int for i in indices):
+    if not all(map(is_index, indices)):
         raise CompileError(f"{what}: a tile index is an int or a tuple of ints, not {index!r}")
     if len(indices) != view.ndim:
         raise CompileError(f"{what}: {len(indices)} indices for {view.name}, which has {view.ndim} dimensions")
     return tuple(int(i) for i in indices)
 
 
-def _read(view: TensorView, index: tuple[int, ...], shape: tuple[int, ...], padding_mode: str, what: str) -> Tile:
+def _read(
+    view: TensorView, index: tuple[int, ...], shape: tuple[int, ...], padding_mode: str, what: str, wanted: tuple[int, ...] = ()
+) -> Tile:
+    """Tile `index` of the tensor. Elements outside the extents `wanted`, if given, may be ones that nobody has written."""
     if not view.readable:
         raise CompileError(f"{what}: {view.name} is declared Out, which is written only; annotate it InOut to read it")
     if padding_mode not in _PADDING:
@@ -172,7 +175,8 @@ def _read(view: TensorView, index: tuple[int, ...], shape: tuple[int, ...], padd
         )
     window = _window(view, index, shape, what)
     if view._shadow is not None:
-        view._shadow.check(window, what, view.name)
+        used = tuple(slice(s.start, min(s.stop, n)) for s, n in zip(window, wanted, strict=True)) if wanted else window
+        view._shadow.check(used, what, view.name)
     inside = view._elements[window]
     if inside.shape == shape:
         return Tile(inside.copy())
@@ -318,7 +322,8 @@ def load_tile_like(array: TensorView, like: TensorView | TileIndex, *, padding_m
             f"load_tile_like: {array.name} has {array.ndim} dimensions, {like.name} has {len(shape)}; "
             "use tk.load with an index of its own"
         )
-    return _read(array, like._place(at, "load_tile_like"), shape, padding_mode, "load_tile_like")
+    # What lies beyond the edge of `like` is not stored, so it may be there unwritten.
+    return _read(array, like._place(at, "load_tile_like"), shape, padding_mode, "load_tile_like", like.shape)
 
 
 @tile_op("store")
