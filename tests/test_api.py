@@ -300,7 +300,17 @@ def test_every_creation_runs_in_all_four_ways(device):
         (10**400, tk.float64),
         (-(10**5000), tk.bfloat16),
     ],
-    ids=lambda given: f"{given:.3}" if isinstance(given, float) else hash(given),
+    ids=[
+        "300 int8",
+        "-1 uint8",
+        "nan int32",
+        "inf uint64",
+        "2**40 int32",
+        "2**64 uint64",
+        "huge int64",
+        "huge float64",
+        "huge bfloat16",
+    ],
 )
 def test_full_refuses_what_the_dtype_cannot_hold(value, dtype):
     with pytest.raises(ValueError, match=f"full: {dtype.name} does not hold"):
