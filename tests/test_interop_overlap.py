@@ -355,7 +355,7 @@ def test_many_threads_import_and_drop(cpu):
             for _ in range(150):
                 low = choose.randrange(250)
                 high = choose.randrange(low + 1, 257)
-                kept.append((tk.as_tensor(foreign_part(array, low, high)), low, high))
+                kept.append((tk.as_tensor(foreign_part(array, low, high), device=cpu), low, high))
                 tensor, low, high = choose.choice(kept)
                 assert np.array_equal(tensor.to_host().sync(), array[low:high])
                 del kept[: max(0, len(kept) - 5)]
