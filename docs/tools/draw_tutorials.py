@@ -74,6 +74,31 @@ def saxpy() -> Drawing:
     return d
 
 
+def softmax() -> Drawing:
+    d = Drawing(720, 300, "softmax: a block loads a row, folds it twice, and stores it")
+    for row in range(3):
+        y = 50 + 60 * row
+        for k in range(4):
+            inside = k < 3
+            fill = (AMBER if row == 1 else BLUE) if inside else PAPER
+            d.box(40 + 48 * k, y, 46, 42, fill, dashed=not inside)
+            d.text(63 + 48 * k, y + 27, f"x{row}{k}" if inside else "-inf", 13, mono=True)
+    d.text(135, 35, "x, in tiles of (1, 4)", 13)
+    d.arrow(236, 131, 285, 131)
+    d.text(260, 119, "load", 12)
+    d.box(290, 50, 200, 162, GREEN)
+    for line, words in enumerate(("t - max(t)", "e = exp(...)", "e * (1 / sum(e))")):
+        d.text(390, 90 + 42 * line, words, 14, mono=True)
+    d.text(390, 232, "block 1: the row is in its registers", 12)
+    d.arrow(495, 131, 545, 131)
+    d.text(520, 119, "store", 12)
+    for k in range(3):
+        d.box(550 + 48 * k, 110, 46, 42, AMBER)
+        d.text(573 + 48 * k, 137, f"y1{k}", 13, mono=True)
+    d.text(360, 275, "each element is read once and written once", 13)
+    return d
+
+
 def ranks() -> Drawing:
     d = Drawing(735, 300, "How the dimensions of a partition become the axes of the launch grid")
     rows = (
@@ -150,6 +175,7 @@ PICTURES = {
     "hello-tile": hello,
     "vecadd": vecadd,
     "saxpy": saxpy,
+    "softmax": softmax,
     "async": overlap,
     "ranks": ranks,
     "execution-model": lifecycle,

@@ -1,8 +1,9 @@
 """Benchmarks: tilekit beside its peers, in one run, with the results checked. `python -m tilekit bench` runs them.
 
 A benchmark is a module of this package, named in `BENCHMARKS`, with a function `run(options)` that returns a `report.Run`:
-`saxpy` a `report.Record`, those of the host's side a `sweep.Sweep`. `harness` compares contestants, `environment` says where
-that was, `report` shows and keeps what came out. Peers are imported only by the functions that need them.
+`saxpy` a `report.Record`, those of the host's side a `sweep.Sweep`, those of the kernels a `kernel_runs.KernelRun`. `harness`
+compares contestants, `environment` says where that was, `report` shows and keeps what came out. Peers are imported only by the
+functions that need them.
 """
 
 from __future__ import annotations
@@ -70,6 +71,21 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         module="allocating",
         summary="device memory allocated and given up",
         size="bytes",
+    ),
+    "softmax": Benchmark(
+        module="softmax",
+        summary="softmax of float32, rows of 1024 to 131072 elements: how near to a copy",
+        size="rows of each matrix",
+    ),
+    "norms": Benchmark(
+        module="norms",
+        summary="rms_norm and layer_norm of float16, forward and backward: how near to a copy",
+        size="rows of each matrix",
+    ),
+    "kernels": Benchmark(
+        module="kernels",
+        summary="all other ready-made kernels: gelu, dropout, transpose, cumsum, cross-entropy...",
+        size="rows of each matrix",
     ),
 }
 """The benchmarks, by name."""

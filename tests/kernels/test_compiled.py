@@ -1,0 +1,148 @@
+"""What the compiler makes of every kernel, for two architectures: wide accesses, no local memory, a budget of registers.
+
+A budget is what the kernel took when it was written, and a little more. It decides how many blocks a multiprocessor holds, and so
+how many bytes are on their way to it: who raises one should measure. No GPU is needed.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import tilekit as tk
+from tilekit import api, kernels
+from tilekit.kernels import losses, norms, scans, selection
+
+H, F, D = tk.float16, tk.float32, tk.float64
+ROWS = 8192
+
+
+def m(*shape, dtype=F):
+    return api.meta(shape, dtype)
+
+
+def i64(*shape):
+    return api.meta(shape, tk.int64)
+
+
+def launch_in(op):
+    """The launch that an op is made of, which is compiled and not run."""
+    op.consumed()
+    waiting = [op]
+    while waiting:
+        op = waiting.pop()
+        if isinstance(op, tk.KernelLaunch):
+            return op
+        waiting += op.parts()
+    raise AssertionError("no launch in it")
+
+
+def rows(function, columns, dtype=F, weights=0, tensors=1):
+    given = [m(ROWS, columns, dtype=dtype)] * tensors + [m(columns, dtype=dtype)] * weights
+    return lambda: function(*given)
+
+
+def weight_gradients(dtype):
+    parts = [m(16, 4096).partition((1, 128)) for _ in range(2)]
+    x, s = m(ROWS, 4096, dtype=dtype), m(ROWS)
+    return norms._weight_gradients(*parts, x, x, s, s, ROWS // 16, 32, 16, True, F).num_warps(4)
+
+
+def best_of_best():
+    out = [m(ROWS, 8, dtype=d).partition((1, 8)) for d in (F, tk.int64)]
+    return selection._topk_of_best(*out, m(ROWS, 64), i64(ROWS, 64), 64, float("-inf"), True).num_warps(1)
+
+
+def cumsum_from():
+    return scans._cumsum_from(m(1, 1 << 20).partition((1, 8192)), m(1, 1 << 20), m(1, 128)).num_warps(8)
+
+
+# What is compiled, with the budget of registers for sm_90a; sm_80 gets 8 more.
+KERNELS = {
+    "softmax f32 64": (rows(kernels.softmax, 64), 48),
+    "softmax f32 1024": (rows(kernels.softmax, 1024), 48),
+    "softmax f32 4096": (rows(kernels.softmax, 4096), 48),
+    "softmax f32 16384": (rows(kernels.softmax, 16384), 64),
+    "softmax f32 32768": (rows(kernels.softmax, 32768), 128),
+    "softmax f32 131072": (rows(kernels.softmax, 131072), 48),
+    "softmax f16 4096": (rows(kernels.softmax, 4096, H), 64),
+    "softmax f16 32768": (rows(kernels.softmax, 32768, H), 48),
+    "softmax f16 131072": (rows(kernels.softmax, 131072, H), 48),
+    "softmax bf16 8192": (rows(kernels.softmax, 8192, tk.bfloat16), 64),
+    "softmax f64 4096": (rows(kernels.softmax, 4096, D), 80),
+    "log_softmax f32 4096": (rows(kernels.log_softmax, 4096), 56),
+    "softmax_backward f32 4096": (rows(kernels.softmax_backward, 4096, tensors=2), 48),
+    "softmax_backward f16 131072": (rows(kernels.softmax_backward, 131072, H, tensors=2), 64),
+    "log_softmax_backward f16 4096": (rows(kernels.log_softmax_backward, 4096, H, tensors=2), 64),
+    "layer_norm f16 4096": (rows(kernels.layer_norm, 4096, H, 2), 64),
+    "layer_norm f16 8192": (rows(kernels.layer_norm, 8192, H, 2), 64),
+    "layer_norm bf16 16384": (rows(kernels.layer_norm, 16384, tk.bfloat16, 2), 64),
+    "layer_norm f32 4096": (rows(kernels.layer_norm, 4096, F, 2), 64),
+    "layer_norm f32 16384": (rows(kernels.layer_norm, 16384, F, 2), 128),
+    "layer_norm f16 65536": (rows(kernels.layer_norm, 65536, H, 2), 104),
+    "rms_norm f16 4096": (rows(kernels.rms_norm, 4096, H, 1), 64),
+    "rms_norm f16 8192": (rows(kernels.rms_norm, 8192, H, 1), 64),
+    "rms_norm f32 8192": (rows(kernels.rms_norm, 8192, F, 1), 64),
+    "add_rms_norm bf16 4096": (rows(kernels.add_rms_norm, 4096, tk.bfloat16, 1, 2), 64),
+    "layer_norm_backward f16 4096": (rows(kernels.layer_norm_backward, 4096, H, 1, 2), 96),
+    "layer_norm_backward f32 8192": (rows(kernels.layer_norm_backward, 8192, F, 1, 2), 96),
+    "rms_norm_backward f16 65536": (rows(kernels.rms_norm_backward, 65536, H, 1, 2), 72),
+    "weight gradients f16": (lambda: weight_gradients(H), 112),
+    "weight gradients f32": (lambda: weight_gradients(F), 104),
+    "sums of columns": (lambda: norms._column_sums(m(4096).partition(128), m(16, 4096), 1, 16), 160),
+    "gelu f32": (rows(kernels.gelu, 4096), 48),
+    "gelu f16": (rows(kernels.gelu, 4096, H), 72),
+    "gelu tanh f16": (rows(lambda x: kernels.gelu(x, approximate="tanh"), 4096, H), 80),
+    "gelu_backward f16": (rows(kernels.gelu_backward, 4096, H, tensors=2), 88),
+    "silu f16": (rows(kernels.silu, 4096, H), 72),
+    "silu_backward f32": (rows(kernels.silu_backward, 4096, tensors=2), 64),
+    "swiglu f16": (rows(kernels.swiglu, 4096, H, tensors=2), 80),
+    "swiglu_backward f16": (rows(kernels.swiglu_backward, 4096, H, tensors=3), 88),
+    "dropout f32": (rows(lambda x: kernels.dropout(x, 0.1, 3), 4096), 40),
+    "dropout f16": (rows(lambda x: kernels.dropout(x, 0.1, 3), 4096, H), 64),
+    "cross_entropy f32 4096": (lambda: kernels.cross_entropy(m(ROWS, 4096), i64(ROWS)), 64),
+    "cross_entropy f16 32768": (lambda: kernels.cross_entropy(m(ROWS, 32768, dtype=H), i64(ROWS)), 48),
+    "cross_entropy f32 131072": (lambda: kernels.cross_entropy(m(ROWS, 131072), i64(ROWS)), 48),
+    "cross_entropy_backward f16": (
+        lambda: kernels.cross_entropy_backward(m(), m(ROWS, 32768, dtype=H), i64(ROWS), m(ROWS)),
+        64,
+    ),
+    "total of losses": (lambda: losses._total(m(1).partition(1), m(ROWS), i64(ROWS), 2, -100, True, 4096).num_warps(8), 104),
+    "transpose f32": (lambda: kernels.transpose(m(4096, 4096)), 56),
+    "transpose f16": (lambda: kernels.transpose(m(4096, 4096, dtype=H)), 56),
+    "transpose f64": (lambda: kernels.transpose(m(4096, 4096, dtype=D)), 56),
+    "cumsum f32": (rows(kernels.cumsum, 4096), 72),
+    "cumsum f16": (rows(kernels.cumsum, 4096, H), 64),
+    "cumsum i64": (lambda: kernels.cumsum(i64(ROWS, 2048)), 176),
+    "cumsum from": (cumsum_from, 112),
+    "sums of tiles": (lambda: scans._tile_sums(m(1, 128).partition((1, 1)), m(1, 1 << 20), 8192).num_warps(8), 48),
+    "argmax f32": (rows(kernels.argmax, 4096), 40),
+    "argmax f16 131072": (rows(kernels.argmax, 131072, H), 112),
+    "topk f32": (rows(lambda x: kernels.topk(x, 8), 4096), 64),
+    "topk of best": (best_of_best, 64),
+    "histogram": (lambda: kernels.histogram(m(1 << 26, dtype=tk.int32), 256), 88),
+    "embedding f16": (lambda: kernels.embedding(m(50000, 1024, dtype=H), i64(65536)), 32),
+    "embedding_backward f16": (lambda: kernels.embedding_backward(m(65536, 1024, dtype=H), i64(65536), 50000), 40),
+    "rope f16": (lambda: kernels.rope(m(4, 4096, 32, 128, dtype=H), m(4096, 64), m(4096, 64)), 64),
+}
+# These read or write one number a row next to their tiles, or elements by index.
+NARROW = {"STG.E", "STG.E.64", "LDG.E", "LDG.E.64", "LDG.E.U16"}
+ONE_A_ROW = ("cross_entropy", "backward", "argmax", "total", "embedding", "sums of tiles", "cumsum from", "topk of best")
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel(name, target):
+    make, budget = KERNELS[name]
+    kernel = launch_in(make()).compile(target=target)
+    sass = kernel.sass
+    assert kernel.local_bytes == 0
+    assert not re.search(r"\b(LDL|STL)\b", sass)
+    assert kernel.registers <= budget + 8 * (target == "sm_80"), f"{kernel.registers} registers, the budget is {budget}"
+
+    accesses = re.findall(r"\b((?:LDG|STG)[.\w]*)", sass)
+    wide = [a for a in accesses if ".128" in a]
+    assert wide, "an access of 128 bits at least"
+    rest = {re.sub(r"\.(CONSTANT|STRONG|SYS|GPU)", "", a) for a in accesses if ".128" not in a}
+    assert rest <= (NARROW if any(part in name for part in ONE_A_ROW) else set()), f"narrow accesses: {rest}"

@@ -1,0 +1,124 @@
+"""Kernels that move, count, choose and add up elements: transpose, cumsum, argmax, topk, histogram, embedding, rope."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from closeness import FLOATS, close, normal
+
+import tilekit as tk
+from tilekit import api, dtypes, kernels
+
+f = api.from_host
+named = {"ids": lambda d: np.dtype(d).name}
+NUMBERS = (*FLOATS, np.int32, np.int64)
+
+
+def numbers(shape, dtype, seed=0):
+    if np.dtype(dtype).kind == "i":
+        return np.random.default_rng(seed).integers(-1000, 1000, shape).astype(dtype)
+    return normal(shape, dtype, seed)
+
+
+@pytest.mark.parametrize("dtype", dtypes.ALL, **named)
+@pytest.mark.parametrize("shape", [(64, 64), (5, 7), (130, 257), (2, 3, 65, 33), (0, 4), (3, 1, 100)], ids=str)
+def test_transpose(device, shape, dtype):
+    x = np.random.default_rng(0).integers(0, 256, (*shape, dtype.itemsize), np.uint8)
+    x = (x[..., 0] & 1).astype(bool) if dtype == tk.bool_ else x.view(dtype)[..., 0]
+    y = kernels.transpose(f(np.ascontiguousarray(x))).to_host().sync()
+    assert y.shape == (*shape[:-2], shape[-1], shape[-2])
+    assert y.tobytes() == np.ascontiguousarray(np.swapaxes(x, -1, -2)).tobytes()
+
+
+@pytest.mark.parametrize("dtype", NUMBERS, **named)
+@pytest.mark.parametrize("shape", [(5, 7), (3, 1000), (300, 64), (2, 8192), (3, 20000), (1, 300001), (4, 0)], ids=str)
+def test_cumsum(device, shape, dtype):
+    x = numbers(shape, dtype)
+    y = kernels.cumsum(f(x)).to_host().sync()
+    assert y.dtype == x.dtype
+    if np.dtype(dtype).kind == "i":
+        assert np.array_equal(y, np.cumsum(x, -1, dtype=dtype))
+    else:
+        # The sums of what the elements could be: that is what the additions round.
+        close(y, np.cumsum(x.astype(np.float64), -1), scale=max(1.0, np.sqrt(shape[-1]) * 4))
+
+
+@pytest.mark.parametrize("dtype", NUMBERS, **named)
+@pytest.mark.parametrize("shape", [(5, 7), (3, 1000), (2, 3, 33), (300, 64), (2, 50000), (1, 300001)], ids=str)
+def test_argmax(device, shape, dtype):
+    x = numbers(shape, dtype)
+    y = kernels.argmax(f(x)).to_host().sync()
+    assert y.dtype == np.int64
+    assert np.array_equal(y, np.argmax(x.astype(np.float64), -1))
+
+
+@pytest.mark.parametrize("columns", [100, 100000])
+def test_argmax_of_nan_and_of_the_smallest_there_is(device, columns):
+    x = normal((4, columns), np.float32)
+    x[0, [30, 70]] = np.nan
+    x[1] = -np.inf
+    x[2, [5, columns - 1]] = 99
+    x[3, 0], x[3, columns - 1] = np.inf, np.nan
+    assert kernels.argmax(f(x)).to_host().sync().tolist() == [30, 0, 5, columns - 1]
+    assert kernels.argmax(f(np.full((1, columns), -(2**31), np.int32))).to_host().sync().tolist() == [0]
+
+
+@pytest.mark.parametrize("dtype", NUMBERS, **named)
+@pytest.mark.parametrize(("shape", "k"), [((5, 7), 3), ((3, 1000), 1), ((300, 64), 64), ((2, 2, 20000), 10), ((1, 300001), 100)])
+def test_topk(device, shape, k, dtype):
+    x = numbers(shape, dtype)
+    for largest in (True, False):
+        values, places = (t.to_host().sync() for t in kernels.topk(f(x), k, largest=largest).sync())
+        assert values.dtype == x.dtype
+        assert places.dtype == np.int64
+        wide = x.astype(np.float64)
+        order = np.argsort(-wide if largest else wide, -1, kind="stable")[..., :k]
+        assert np.array_equal(places, order)
+        assert np.array_equal(values, np.take_along_axis(x, order, -1))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64], **named)
+@pytest.mark.parametrize(("n", "bins"), [(10, 4), (100001, 256), (5000, 1), (70000, 100003), (0, 5)])
+def test_histogram(device, n, bins, dtype):
+    x = np.random.default_rng(0).integers(-2, bins + 2, n).astype(dtype)
+    counts = kernels.histogram(f(x), bins).to_host().sync()
+    assert counts.dtype == np.int32
+    assert np.array_equal(counts, np.bincount(x[(x >= 0) & (x < bins)], minlength=bins))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, **named)
+@pytest.mark.parametrize(("rows", "width", "shape"), [(7, 5, (11,)), (100, 64, (2, 3)), (50, 5000, (20,)), (5, 128, (0,))])
+def test_embedding(device, rows, width, shape, dtype):
+    table = normal((rows, width), dtype)
+    ids = np.random.default_rng(0).integers(0, rows, shape)
+    for kind in (np.int32, np.int64):
+        y = kernels.embedding(f(table), f(ids.astype(kind))).to_host().sync()
+        assert y.tobytes() == table[ids].tobytes()
+        assert y.shape == (*shape, width)
+        assert y.dtype == table.dtype
+    grad = normal((*shape, width), dtype, 1)
+    expected = np.zeros((rows, width))
+    np.add.at(expected, ids.reshape(-1), grad.reshape(-1, width).astype(np.float64))
+    made = kernels.embedding_backward(f(grad), f(ids), rows).to_host().sync()
+    assert made.dtype == table.dtype
+    close(made, expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, **named)
+@pytest.mark.parametrize("shape", [(3, 5, 2, 8), (6, 4, 80), (2, 9, 3, 128), (1, 3, 33, 2)], ids=str)
+def test_rope(device, shape, dtype):
+    positions, size = shape[-3], shape[-1]
+    x = normal(shape, dtype)
+    angles = np.arange(positions)[:, None] * 10000.0 ** (-np.arange(size // 2) / (size // 2))
+    wide = np.float64 if dtype == np.float64 else np.float32
+    cos, sin = np.cos(angles).astype(wide), np.sin(angles).astype(wide)
+
+    def turned(x, sin):
+        a, b = np.split(x.astype(np.float64), 2, -1)
+        c, s = cos[:, None].astype(np.float64), sin[:, None].astype(np.float64)
+        return np.concatenate((a * c - b * s, b * c + a * s), -1)
+
+    y = kernels.rope(f(x), f(cos), f(sin)).to_host().sync()
+    assert y.dtype == x.dtype
+    close(y, turned(x, sin))
+    close(kernels.rope_backward(f(x), f(cos), f(sin)).to_host().sync(), turned(x, -sin))

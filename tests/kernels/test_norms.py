@@ -1,0 +1,84 @@
+"""layer_norm and rms_norm, with a sum before it and without, and their gradients, against NumPy in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from closeness import FLOATS, close, normal
+
+from tilekit import api, kernels
+
+SHAPES = [(5, 7), (3, 1000), (2, 3, 33), (300, 64), (70, 128), (2, 4096), (2, 40000), (1, 140000)]
+f = api.from_host
+
+
+def statistics(x, eps, centred):
+    x = x.astype(np.float64)
+    mean = x.mean(-1, keepdims=True) if centred else 0.0
+    rstd = 1 / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + eps)
+    return (x - mean) * rstd, rstd
+
+
+def gradients(g, x, w, eps, centred):
+    g, w = g.astype(np.float64), w.astype(np.float64)
+    t, rstd = statistics(x, eps, centred)
+    gw = g * w
+    dx = gw - t * (gw * t).mean(-1, keepdims=True)
+    if centred:
+        dx = dx - gw.mean(-1, keepdims=True)
+    others = tuple(range(x.ndim - 1))
+    return dx * rstd, (g * t).sum(others), g.sum(others)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: np.dtype(d).name)
+def test_forward_and_backward(device, shape, dtype):
+    x, g, other = normal(shape, dtype), normal(shape, dtype, 1), normal(shape, dtype, 2)
+    w, b = normal(shape[-1], dtype, 3), normal(shape[-1], dtype, 4)
+    wide = w.astype(np.float64)
+    y = kernels.layer_norm(f(x + 3), f(w), f(b)).to_host().sync()
+    assert y.dtype == x.dtype
+    close(y, statistics(x + 3, 1e-5, True)[0] * wide + b.astype(np.float64))
+    close(kernels.rms_norm(f(x), f(w), 0.1).to_host().sync(), statistics(x, 0.1, False)[0] * wide)
+
+    y, h = (made.to_host().sync() for made in kernels.add_rms_norm(f(x), f(other), f(w)).sync())
+    assert np.array_equal(h, x + other)
+    close(y, statistics(h, 1e-6, False)[0] * wide)
+
+    for backward, eps, centred in ((kernels.layer_norm_backward, 1e-5, True), (kernels.rms_norm_backward, 1e-6, False)):
+        made = [made.to_host().sync() for made in backward(f(g), f(x), f(w), eps).sync()]
+        assert len(made) == 2 + centred
+        for found, expected in zip(made, gradients(g, x, w, eps, centred)):
+            assert found.dtype == x.dtype
+            close(found, expected)
+
+
+def test_weights_of_another_dtype(device):
+    x, w, b = normal((4, 100), np.float16), normal(100, np.float32), normal(100, np.float32, 1)
+    close(kernels.layer_norm(f(x), f(w), f(b)).to_host().sync(), statistics(x, 1e-5, True)[0] * w + b)
+    dx, dw = kernels.rms_norm_backward(f(x), f(x), f(w)).sync()
+    assert dx.dtype == np.float16
+    assert dw.dtype == np.float32
+
+
+def test_a_constant_row(device):
+    x = np.full((2, 1000), 5.0, np.float32)
+    w, b = normal(1000, np.float32), normal(1000, np.float32, 1)
+    close(kernels.layer_norm(f(x), f(w), f(b)).to_host().sync(), np.broadcast_to(b, (2, 1000)))
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0)], ids=str)
+def test_empty(device, shape):
+    x, w = api.zeros(shape).sync(), api.ones(shape[-1]).sync()
+    assert kernels.layer_norm(x, w, w).sync().shape == shape
+    assert [t.shape for t in kernels.add_rms_norm(x, x, w).sync()] == [shape, shape]
+    dx, dw, db = kernels.layer_norm_backward(x, x, w).sync()
+    assert (dx.shape, dw.shape, db.shape) == (shape, w.shape, w.shape)
+    assert not dw.to_host().sync().any()
+
+
+def test_in_place(device):
+    host, w = normal((6, 80), np.float32), normal(80, np.float32, 1)
+    x = f(host).sync()
+    assert kernels.rms_norm(x, f(w).sync(), out=x).sync() is x
+    close(x.to_host().sync(), statistics(host, 1e-6, False)[0] * w)

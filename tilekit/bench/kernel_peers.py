@@ -1,0 +1,149 @@
+"""The peers of the kernels' benchmarks: PyTorch's eager functions, and Triton. They work on tilekit's memory and stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from tilekit.bench.harness import Contestant, Variant
+from tilekit.bench.kernel_cases import DROPPED, Case, Tensors
+from tilekit.bench.saxpy_peers import DeviceArray, Missing, need
+from tilekit.stream import Stream
+from tilekit.tensor import Tensor
+
+__all__ = ["PEERS", "Build", "Missing"]
+
+Build = Callable[[Case, Tensors, Tensor, Stream], tuple[Contestant, Callable[[], Any]]]
+"""What makes a contestant of a case, its tensors, one for the result, and the stream; and what gives the result of the variant
+that ran last, as a NumPy array."""
+
+Launch = Callable[[], Any]
+TorchTensors = Mapping[str, Any]
+
+
+def _differentiated(forward: Callable[[Any, TorchTensors], Any], *by: str) -> Callable[[Any, TorchTensors, Any], Launch]:
+    """Only the backward pass, by autograd: the forward pass has run before."""
+
+    def build(torch: Any, t: TorchTensors, out: Any) -> Launch:
+        leaves = {name: t[name].detach().requires_grad_() for name in by}
+        made = forward(torch, {**t, **leaves})
+        grad = t["grad"].to(made.dtype).expand_as(made)
+        return lambda: torch.autograd.grad(made, tuple(leaves.values()), grad, retain_graph=True)[0]
+
+    return build
+
+
+def _layer_norm_backward(torch: Any, t: TorchTensors, out: Any) -> Launch:
+    x, size = t["x"], [t["x"].shape[-1]]
+    bias = torch.zeros_like(t["weight"])
+    _, mean, rstd = torch.ops.aten.native_layer_norm(x, size, t["weight"], bias, 1e-5)
+    backward, wanted = torch.ops.aten.native_layer_norm_backward, [True, True, True]
+    return lambda: backward(t["grad"], x, size, mean, rstd, t["weight"], bias, wanted)[0]
+
+
+def _rope(torch: Any, t: TorchTensors, out: Any) -> Launch:
+    x = t["x"].reshape(t["x"].shape[0], -1, 128)
+    cos, sin = (t[name][:, None, :].to(x.dtype) for name in ("cos", "sin"))
+
+    def launch() -> Any:
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).reshape(t["x"].shape)
+
+    return launch
+
+
+TORCH: Mapping[str, Callable[[Any, TorchTensors, Any], Launch]] = {
+    "softmax": lambda torch, t, out: lambda: torch.softmax(t["x"], -1),
+    "log_softmax": lambda torch, t, out: lambda: torch.log_softmax(t["x"], -1),
+    "softmax_backward": lambda torch, t, out: (
+        lambda: torch.ops.aten._softmax_backward_data(t["grad"], t["x"], -1, t["x"].dtype)
+    ),
+    "rms_norm": lambda torch, t, out: (
+        lambda: torch.nn.functional.rms_norm(t["x"], t["x"].shape[-1:], t["weight"], eps=1e-6)
+    ),
+    "layer_norm": lambda torch, t, out: (
+        lambda: torch.nn.functional.layer_norm(t["x"], t["x"].shape[-1:], t["weight"], t["bias"], eps=1e-5)
+    ),
+    "add_rms_norm": lambda torch, t, out: (
+        lambda: torch.nn.functional.rms_norm(t["x"] + t["grad"], t["x"].shape[-1:], t["weight"], eps=1e-6)
+    ),
+    "rms_norm_backward": _differentiated(
+        lambda torch, t: torch.nn.functional.rms_norm(t["x"], t["x"].shape[-1:], t["weight"], eps=1e-6), "x", "weight"
+    ),
+    "layer_norm_backward": _layer_norm_backward,
+    "gelu": lambda torch, t, out: lambda: torch.nn.functional.gelu(t["x"]),
+    "gelu_backward": lambda torch, t, out: lambda: torch.ops.aten.gelu_backward(t["grad"], t["x"]),
+    "silu": lambda torch, t, out: lambda: torch.nn.functional.silu(t["x"]),
+    "swiglu": lambda torch, t, out: lambda: torch.nn.functional.silu(t["x"]) * t["up"],
+    "dropout": lambda torch, t, out: lambda: torch.nn.functional.dropout(t["x"], DROPPED),
+    "transpose": lambda torch, t, out: lambda: out.copy_(t["x"].t()),
+    "cumsum": lambda torch, t, out: lambda: torch.cumsum(t["x"], -1, out=out),
+    "cross_entropy": lambda torch, t, out: (
+        lambda: torch.nn.functional.cross_entropy(t["x"], t["target"], reduction="none")
+    ),
+    "cross_entropy_backward": _differentiated(
+        lambda torch, t: torch.nn.functional.cross_entropy(t["x"], t["target"], reduction="sum"), "x"
+    ),
+    "argmax": lambda torch, t, out: lambda: torch.argmax(t["x"], -1, out=out),
+    "topk": lambda torch, t, out: lambda: torch.topk(t["x"], 8)[0],
+    "histogram": lambda torch, t, out: lambda: torch.bincount(t["x"].reshape(-1), minlength=out.shape[0]),
+    "embedding": lambda torch, t, out: lambda: torch.nn.functional.embedding(t["target"], t["x"]),
+    "embedding_backward": lambda torch, t, out: (
+        lambda: torch.ops.aten.embedding_dense_backward(t["x"], t["target"], out.shape[0], -1, False)
+    ),
+    "rope": _rope,
+}  # fmt: skip
+"""For each kernel what makes a function that computes it with PyTorch and returns the result, of the tensors and one to write."""
+
+
+def torch_eager(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> tuple[Contestant, Callable[[], Any]]:
+    """PyTorch's own functions."""
+    torch, given, target, active = _in_torch(tensors, out, stream)
+    with active():
+        run = TORCH[case.kernel](torch, given, target)
+    made: list[Any] = [None]
+
+    def launch() -> None:
+        made[0] = run()
+
+    contestant = Contestant(name="torch", version=torch.__version__, variants=(Variant(launch=launch),), active=active)
+    return contestant, lambda: made[0].detach().cpu().numpy()
+
+
+def triton_kernel(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> tuple[Contestant, Callable[[], Any]]:
+    """Triton, in several variants."""
+    need(("torch", "torch"), ("triton", "triton"))
+    import triton
+
+    from tilekit.bench._triton_kernels import VARIANTS  # type: ignore[attr-defined,unused-ignore]
+
+    _, given, target, active = _in_torch(tensors, out, stream)
+    if case.kernel not in VARIANTS:
+        raise NotImplementedError
+    variants = tuple(Variant(label=label, launch=launch) for label, launch in VARIANTS[case.kernel](given, target))
+    contestant = Contestant(name="triton", version=triton.__version__, variants=variants, active=active)
+    return contestant, lambda: target.cpu().numpy()
+
+
+def _in_torch(
+    tensors: Tensors, out: Tensor, stream: Stream
+) -> tuple[Any, dict[str, Any], Any, Callable[[], AbstractContextManager[Any]]]:
+    """torch, the tensors as its own on the same memory, and what makes `stream` its current stream."""
+    need(("torch", "torch"))
+    import torch
+
+    device = torch.device("cuda", stream.device.ordinal)
+    current = torch.cuda.ExternalStream(stream.address, device=device)
+
+    def seen(tensor: Tensor) -> Any:
+        made = torch.as_tensor(DeviceArray(tensor), device=device)
+        if made.data_ptr() != tensor.address:
+            raise RuntimeError(f"torch.as_tensor copied: {made.data_ptr():#x} is not {tensor.address:#x}")
+        return made
+
+    return torch, {name: seen(t) for name, t in tensors.items()}, seen(out), lambda: torch.cuda.stream(current)
+
+
+PEERS: Mapping[str, Mapping[str, Build]] = {"cuda": {"torch": torch_eager, "triton": triton_kernel}, "cpu": {}}
+"""The peers on each kind of device, by name."""

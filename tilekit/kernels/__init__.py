@@ -1,0 +1,68 @@
+"""Ready-made kernels, written in the tile language: each a model of how to write such a kernel.
+
+Their functions take tensors, or ops that produce some, and return a `DeviceOp` of a new tensor; nothing happens until it is run.
+
+    y = kernels.softmax(x).sync()
+"""
+
+from __future__ import annotations
+
+from tilekit.kernels.activations import gelu as gelu
+from tilekit.kernels.activations import gelu_backward as gelu_backward
+from tilekit.kernels.activations import silu as silu
+from tilekit.kernels.activations import silu_backward as silu_backward
+from tilekit.kernels.activations import swiglu as swiglu
+from tilekit.kernels.activations import swiglu_backward as swiglu_backward
+from tilekit.kernels.dropouts import dropout as dropout
+from tilekit.kernels.dropouts import dropout_backward as dropout_backward
+from tilekit.kernels.embeddings import embedding as embedding
+from tilekit.kernels.embeddings import embedding_backward as embedding_backward
+from tilekit.kernels.histograms import histogram as histogram
+from tilekit.kernels.losses import cross_entropy as cross_entropy
+from tilekit.kernels.losses import cross_entropy_backward as cross_entropy_backward
+from tilekit.kernels.norms import add_rms_norm as add_rms_norm
+from tilekit.kernels.norms import layer_norm as layer_norm
+from tilekit.kernels.norms import layer_norm_backward as layer_norm_backward
+from tilekit.kernels.norms import rms_norm as rms_norm
+from tilekit.kernels.norms import rms_norm_backward as rms_norm_backward
+from tilekit.kernels.rotary import rope as rope
+from tilekit.kernels.rotary import rope_backward as rope_backward
+from tilekit.kernels.scans import cumsum as cumsum
+from tilekit.kernels.selection import argmax as argmax
+from tilekit.kernels.selection import topk as topk
+from tilekit.kernels.softmaxes import log_softmax as log_softmax
+from tilekit.kernels.softmaxes import log_softmax_backward as log_softmax_backward
+from tilekit.kernels.softmaxes import softmax as softmax
+from tilekit.kernels.softmaxes import softmax_backward as softmax_backward
+from tilekit.kernels.transposing import transpose as transpose
+
+__all__ = [
+    "add_rms_norm",
+    "argmax",
+    "cross_entropy",
+    "cross_entropy_backward",
+    "cumsum",
+    "dropout",
+    "dropout_backward",
+    "embedding",
+    "embedding_backward",
+    "gelu",
+    "gelu_backward",
+    "histogram",
+    "layer_norm",
+    "layer_norm_backward",
+    "log_softmax",
+    "log_softmax_backward",
+    "rms_norm",
+    "rms_norm_backward",
+    "rope",
+    "rope_backward",
+    "silu",
+    "silu_backward",
+    "softmax",
+    "softmax_backward",
+    "swiglu",
+    "swiglu_backward",
+    "topk",
+    "transpose",
+]

@@ -1,0 +1,182 @@
+"""Activation functions of neural networks, each element by itself, and their gradients.
+
+    gelu(x) = x * (1 + erf(x / sqrt(2))) / 2, or with tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)) in the place of erf
+                                                                                      (Hendrycks and Gimpel, 2016)
+    silu(x) = x * sigmoid(x)                                                          (Elfwing, Uchibe and Doya, 2017)
+    swiglu(gate, up) = silu(gate) * up                                                (Shazeer, 2020)
+
+Blocks have as many elements as keep the memory busy, in one dimension: the shape of the tensors does not matter.
+"""
+
+from __future__ import annotations
+
+import tilekit as tk
+from tilekit.kernels._host import (
+    Operand,
+    check,
+    compute_dtype,
+    flat,
+    flat_tile,
+    out_or_new,
+    result,
+    results,
+    same_shape,
+    shaped,
+    takes_ops,
+)
+from tilekit.ops import DeviceOp
+from tilekit.tensor import Tensor
+
+__all__ = ["gelu", "gelu_backward", "silu", "silu_backward", "swiglu", "swiglu_backward"]
+
+
+@tk.function
+def _twice(t):
+    """2 * sqrt(2 / pi) * (t + 0.044715 * t**3): of its half, tanh is 2 * sigmoid(...) - 1, which takes one exponential."""
+    return t * (1.5957691216057308 + 0.07135481627260025 * t * t)
+
+
+@tk.kernel
+def _gelu(y: tk.Out, x: tk.In, tanh: tk.Const, dtype: tk.Const):
+    t = tk.load_tile_like(x, y).astype(dtype)
+    if tanh:
+        y.store((t * tk.sigmoid(_twice(t))).astype(y.dtype))
+    else:
+        y.store((0.5 * t * (1.0 + tk.erf(t * 0.7071067811865476))).astype(y.dtype))
+
+
+@tk.kernel
+def _gelu_backward(dx: tk.Out, dy: tk.In, x: tk.In, tanh: tk.Const, dtype: tk.Const):
+    g, t = tk.load_tile_like(dy, dx).astype(dtype), tk.load_tile_like(x, dx).astype(dtype)
+    if tanh:
+        s = tk.sigmoid(_twice(t))
+        slope = s + t * s * (1.0 - s) * (1.5957691216057308 + 0.21406444881780076 * t * t)
+    else:
+        density = 0.3989422804014327 * tk.exp(-0.5 * t * t)
+        slope = 0.5 * (1.0 + tk.erf(t * 0.7071067811865476)) + t * density
+    dx.store((g * slope).astype(dx.dtype))
+
+
+@tk.kernel
+def _silu(y: tk.Out, x: tk.In, dtype: tk.Const):
+    t = tk.load_tile_like(x, y).astype(dtype)
+    y.store((t * tk.sigmoid(t)).astype(y.dtype))
+
+
+@tk.kernel
+def _silu_backward(dx: tk.Out, dy: tk.In, x: tk.In, dtype: tk.Const):
+    g, t = tk.load_tile_like(dy, dx).astype(dtype), tk.load_tile_like(x, dx).astype(dtype)
+    s = tk.sigmoid(t)
+    dx.store((g * s * (1.0 + t * (1.0 - s))).astype(dx.dtype))
+
+
+@tk.kernel
+def _swiglu(y: tk.Out, gate: tk.In, up: tk.In, dtype: tk.Const):
+    t, u = tk.load_tile_like(gate, y).astype(dtype), tk.load_tile_like(up, y).astype(dtype)
+    y.store((t * tk.sigmoid(t) * u).astype(y.dtype))
+
+
+@tk.kernel
+def _swiglu_backward(dgate: tk.Out, dup: tk.Out, dy: tk.In, gate: tk.In, up: tk.In, dtype: tk.Const):
+    g = tk.load_tile_like(dy, dup).astype(dtype)
+    t, u = tk.load_tile_like(gate, dup).astype(dtype), tk.load_tile_like(up, dup).astype(dtype)
+    s = tk.sigmoid(t)
+    dup.store((g * t * s).astype(dup.dtype))
+    dgate.store((g * u * s * (1.0 + t * (1.0 - s))).astype(dgate.dtype))
+
+
+@takes_ops
+def gelu(x: Operand, *, approximate: str = "none", out: Tensor | None = None) -> DeviceOp[Tensor]:
+    """gelu of each element, calculated in float32 (float64 in float64).
+
+    Args:
+        x: a tensor of float16, bfloat16, float32 or float64; or an op that produces one.
+        approximate: `"none"`, with erf; or `"tanh"`.
+        out: where the result goes, a contiguous tensor of the same shape and dtype, `x` itself for one; by default a new one.
+
+    Returns:
+        An op whose result is a tensor of the shape and dtype of `x`.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    check("gelu", x=x)
+    tanh = _form("gelu", approximate)
+    y, tile = _target("gelu", out, x)
+    return result(_gelu(y.partition(tile), flat(x), tanh, compute_dtype(x.dtype)), x, out)
+
+
+@takes_ops
+def gelu_backward(grad: Operand, x: Operand, *, approximate: str = "none", out: Tensor | None = None) -> DeviceOp[Tensor]:
+    """The gradient of `gelu` by its argument.
+
+    Args:
+        grad: the gradient by the result, of the shape and dtype of `x`.
+        x, approximate: what `gelu` was given.
+        out: where the gradient goes; by default a new tensor.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    check("gelu_backward", grad=grad, x=x)
+    same_shape("gelu_backward", x=x, grad=grad)
+    tanh = _form("gelu_backward", approximate)
+    dx, tile = _target("gelu_backward", out, x)
+    return result(_gelu_backward(dx.partition(tile), flat(grad), flat(x), tanh, compute_dtype(x.dtype)), x, out)
+
+
+@takes_ops
+def silu(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
+    """silu of each element; arguments, result and errors as for `gelu`."""
+    check("silu", x=x)
+    y, tile = _target("silu", out, x)
+    return result(_silu(y.partition(tile), flat(x), compute_dtype(x.dtype)), x, out)
+
+
+@takes_ops
+def silu_backward(grad: Operand, x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
+    """The gradient of `silu` by its argument; as `gelu_backward`."""
+    check("silu_backward", grad=grad, x=x)
+    same_shape("silu_backward", x=x, grad=grad)
+    dx, tile = _target("silu_backward", out, x)
+    return result(_silu_backward(dx.partition(tile), flat(grad), flat(x), compute_dtype(x.dtype)), x, out)
+
+
+@takes_ops
+def swiglu(gate: Operand, up: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
+    """`silu(gate) * up` for each element of two tensors of one shape and dtype; otherwise as `gelu`."""
+    check("swiglu", gate=gate, up=up)
+    same_shape("swiglu", gate=gate, up=up)
+    y, tile = _target("swiglu", out, gate)
+    return result(_swiglu(y.partition(tile), flat(gate), flat(up), compute_dtype(gate.dtype)), gate, out)
+
+
+@takes_ops
+def swiglu_backward(grad: Operand, gate: Operand, up: Operand) -> DeviceOp[tuple[Tensor, ...]]:
+    """The gradients of `swiglu` by `gate` and `up`, as a tuple.
+
+    Args:
+        grad: the gradient by the result.
+        gate, up: what `swiglu` was given.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    check("swiglu_backward", grad=grad, gate=gate, up=up)
+    same_shape("swiglu_backward", gate=gate, up=up, grad=grad)
+    (dgate, tile), (dup, _) = (_target("swiglu_backward", None, gate) for _ in range(2))
+    launch = _swiglu_backward(
+        dgate.partition(tile), dup.partition(tile), flat(grad), flat(gate), flat(up), compute_dtype(gate.dtype)
+    )
+    return results(launch, dgate=(0, gate.shape), dup=(1, gate.shape))
+
+
+def _form(name, approximate):
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"{name}: approximate is 'none' or 'tanh', not {approximate!r}")
+    return approximate == "tanh"
+
+
+def _target(name, out, x):
+    """The result in one dimension, and the elements of a block."""
+    return shaped(out_or_new(name, out, x), (x.size,)), flat_tile(x)

@@ -1,0 +1,117 @@
+"""Rows of a table by index (an embedding), and the gradient: rows added up by index.
+
+The forward pass is a copy: a block reads an index, and then a part of that row, 16 bytes a thread. In the backward pass several
+rows may go to one place, so they are added by atomic operations, in float32; the order in which they meet, and with it the last
+bits of the result, differs from run to run on a GPU.
+"""
+
+from __future__ import annotations
+
+import tilekit as tk
+from tilekit import api
+from tilekit.kernels._host import (
+    Operand,
+    a_tensor,
+    check,
+    compute_dtype,
+    integers,
+    on_cpu,
+    out_or_new,
+    power,
+    result,
+    shaped,
+    takes_ops,
+)
+from tilekit.ops import DeviceOp, Spec
+from tilekit.tensor import Tensor
+
+__all__ = ["embedding", "embedding_backward"]
+
+
+@tk.kernel
+def _embedding(y: tk.Out, table: tk.In, ids: tk.In):
+    row = tk.load(ids, tk.bid(0), ())
+    y.store(tk.load(table, (row, tk.bid(1)), y.tile_shape))
+
+
+@tk.kernel
+def _embedding_backward(total: tk.InOut, dy: tk.In, ids: tk.In, rows: tk.Const, columns: tk.Const):
+    i, j = tk.bid(0), tk.bid(1)
+    at, column = tk.load(ids, i, rows)[:, None], (tk.arange(columns) + j * columns)[None, :]
+    mask = (column < dy.shape[1]) & ((tk.arange(rows) + i * rows)[:, None] < dy.shape[0])
+    tk.atomic_add(total, (at, column), tk.load(dy, (i, j), (rows, columns)).astype(total.dtype), mask=mask)
+
+
+@takes_ops
+def embedding(table: Operand, ids: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
+    """The rows `table[ids]`.
+
+    Args:
+        table: a matrix of any dtype; or an op that produces one.
+        ids: a tensor of int32 or int64: indices of rows. One that is outside gives zeros on a GPU, and is an error on the CPU
+            device.
+        out: where the result goes; by default a new tensor.
+
+    Returns:
+        An op whose result is a tensor of the dtype of `table`, and of the shape of `ids` with a dimension for the row behind it.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    _check("embedding", table, ids)
+    shape = (*ids.shape, table.shape[1])
+    y = shaped(out_or_new("embedding", out, table, shape, table.dtype), (ids.size, table.shape[1]))
+    width, most = power(table.shape[1]), max(1, 8192 // table.itemsize)
+    columns = min(width, most)
+    launch = _embedding(y.partition((1, columns)), table, shaped(ids, (ids.size,)))
+    return result(launch.num_warps(max(1, min(8, columns * table.itemsize // 1024))), Spec(shape, table.dtype), out)
+
+
+@takes_ops
+def embedding_backward(grad: Operand, ids: Operand, rows: int) -> DeviceOp[Tensor]:
+    """The gradient of `embedding` by the table: zeros, with each row of `grad` added to the row of its index.
+
+    Args:
+        grad: the gradient by the result.
+        ids: what `embedding` was given.
+        rows: how many rows the table has.
+
+    Returns:
+        An op whose result is a tensor of the dtype of `grad`, of `rows` rows.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    name = "embedding_backward"
+    check(name, grad=grad)
+    integers(name, ids=ids)
+    if grad.shape[:-1] != ids.shape or not grad.shape:
+        raise ValueError(f"{name}: grad has shape {grad.shape}, ids {ids.shape}; a row of grad belongs to each index")
+    if type(rows) is not int or rows < 0:
+        raise ValueError(f"{name}: rows is a number of rows, not {rows!r}")
+    count, width = ids.size, grad.shape[-1]
+    columns = min(1024, power(width))
+    high = min(power(count), max(1, (1 << 15 if on_cpu(grad) else 1024) // columns))
+    flat, at = grad.reshape(count, width), ids.reshape(count)
+    dtype = compute_dtype(grad.dtype)
+
+    def added(total):
+        launch = _embedding_backward(total.scattered(), flat, at, high, columns)
+        return launch.grid((-(-count // high), -(-width // columns), 1)).first().unpartition()
+
+    if grad.is_meta:
+        launch = _embedding_backward(api.meta((rows, width), dtype).scattered(), flat, at, high, columns)
+        launch = launch.grid((-(-count // high), -(-width // columns), 1))
+        return result(launch, Spec((rows, width), grad.dtype), api.meta((rows, width), grad.dtype))
+    made = api.zeros((rows, width), dtype).then(added)
+    if dtype != grad.dtype:
+        made = made.astype(grad.dtype)
+    made.spec = Spec((rows, width), grad.dtype)
+    return made
+
+
+def _check(name, table, ids):
+    a_tensor(name, table=table)
+    integers(name, ids=ids)
+    if len(table.shape) != 2:
+        raise ValueError(f"{name}: the table is a matrix, whose rows are looked up; this has shape {table.shape}")

@@ -1,0 +1,221 @@
+"""Cross-entropy of logits and class indices, and its gradient.
+
+    loss = logsumexp(x) - x[target],   logsumexp(x) = max(x) + log(sum(exp(x - max(x))))
+    dloss/dx = softmax(x) - onehot(target) = exp(x - logsumexp(x)) - onehot(target)
+
+The probabilities are never stored. The forward pass reads the logits once and keeps one number a row; with it the gradient needs
+no sums, and each element is calculated by itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import tilekit as tk
+from tilekit import api
+from tilekit.kernels._host import (
+    Operand,
+    check,
+    compute_dtype,
+    exponential,
+    integers,
+    on_cpu,
+    out_or_new,
+    power,
+    result,
+    row_tile,
+    rows_of,
+    takes_ops,
+)
+from tilekit.ops import DeviceOp
+from tilekit.tensor import Tensor
+
+__all__ = ["cross_entropy", "cross_entropy_backward"]
+
+_REDUCTIONS = ("mean", "sum", "none")
+# Blocks of the loop over a long row that a multiprocessor has room for, as in `softmaxes`.
+_LOOPS = 5
+
+
+@tk.function
+def _picked(x, wanted, first):
+    """The element of `x` of each row's class, from row `first` on; 0 where the class is none."""
+    row = first + tk.arange(wanted.shape[0])
+    inside = (wanted >= 0) & (wanted < x.shape[1]) & (row < x.shape[0])
+    return tk.gather(x, (row, wanted), mask=inside)
+
+
+@tk.kernel
+def _cross_entropy(
+    loss: tk.Out, lse: tk.Out, x: tk.In, target: tk.In, ignored: int, columns: tk.Const, dtype: tk.Const, mode: tk.Const
+):
+    rows, wanted = loss.tile_shape[0], tk.load_tile_like(target, loss)
+    t = tk.load(x, (tk.bid(0), 0), (rows, columns), padding_mode="-inf").astype(dtype)
+    top = tk.max(t, 1)
+    norm = top + tk.log(tk.sum(tk.exp(t - top[:, None], rounding_mode=mode), 1))
+    lse.store(norm)
+    loss.store(tk.where(wanted == ignored, 0.0, norm - _picked(x, wanted, tk.bid(0) * rows).astype(dtype)))
+
+
+@tk.kernel
+def _cross_entropy_long(
+    loss: tk.Out, lse: tk.Out, x: tk.In, target: tk.In, ignored: int, chunks: int, columns: tk.Const, threads: tk.Const,
+    lowest: tk.Const, dtype: tk.Const, mode: tk.Const,
+):  # fmt: skip
+    i, wanted = tk.bid(0), tk.load_tile_like(target, loss)
+    # What each thread has seen: its largest element, and the sum below that.
+    top = tk.max(tk.full(threads, lowest, dtype), (0, 2), keepdims=True)
+    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    for j in range(chunks):
+        t = tk.load(x, (i, j), (1, columns), padding_mode="-inf").reshape(threads).astype(dtype)
+        higher = tk.maximum(top, tk.max(t, (0, 2), keepdims=True))
+        total = total * tk.exp(top - higher) + tk.sum(tk.exp(t - higher, rounding_mode=mode), (0, 2), keepdims=True)
+        top = higher
+    peak = tk.max(top)
+    norm = peak + tk.log(tk.sum(total * tk.exp(top - peak)))
+    lse.store(norm.reshape(1))
+    loss.store(tk.where(wanted == ignored, 0.0, norm - _picked(x, wanted, i).astype(dtype)))
+
+
+@tk.kernel
+def _total(y: tk.Out, losses: tk.In, target: tk.In, tiles: int, ignored: int, mean: tk.Const, tile: tk.Const):
+    """One block adds up what many have made: the losses of all rows, always in the same order."""
+    total, counted = tk.zeros(tile, losses.dtype), tk.zeros(tile, tk.int32)
+    for i in range(tiles):
+        total = total + tk.load(losses, i, tile)
+        counted = counted + (tk.load(target, i, tile, padding_value=ignored) != ignored).astype(tk.int32)
+    whole = tk.sum(total, keepdims=True)
+    if mean:
+        whole = whole / tk.sum(counted, keepdims=True).astype(losses.dtype)
+    y.store(whole)
+
+
+@tk.kernel
+def _counted(y: tk.Out, target: tk.In, tiles: int, ignored: int, tile: tk.Const):
+    counted = tk.zeros(tile, tk.int32)
+    for i in range(tiles):
+        counted = counted + (tk.load(target, i, tile, padding_value=ignored) != ignored).astype(tk.int32)
+    y.store(1.0 / tk.sum(counted, keepdims=True).astype(y.dtype))
+
+
+@tk.kernel
+def _cross_entropy_backward(
+    dx: tk.Out, grad: tk.In, x: tk.In, target: tk.In, lse: tk.In, share: tk.In, ignored: int, each: tk.Const, dtype: tk.Const,
+    mode: tk.Const,
+):  # fmt: skip
+    i, j, rows, columns = tk.bid(0), tk.bid(1), dx.tile_shape[0], dx.tile_shape[1]
+    wanted = tk.load(target, i, rows)
+    g = tk.load(grad, i, rows) if each else tk.load(grad, 0, 1)
+    g = tk.where(wanted == ignored, 0.0, g.astype(dtype) * tk.load(share, 0, 1))[:, None]
+    t = tk.load_tile_like(x, dx).astype(dtype)
+    p = tk.exp(t - tk.load(lse, i, rows)[:, None], rounding_mode=mode)
+    here = (tk.arange(columns) + j * columns)[None, :] == wanted[:, None]
+    dx.store(((p - tk.where(here, 1.0, 0.0)) * g).astype(dx.dtype))
+
+
+@takes_ops
+def cross_entropy(
+    logits: Operand, target: Operand, *, reduction: str = "mean", ignore_index: int = -100
+) -> DeviceOp[tuple[Tensor, ...]]:
+    """The cross-entropy of each row of logits and its class, calculated in float32 (float64 in float64).
+
+    Args:
+        logits: a tensor of float16, bfloat16, float32 or float64, classes along the last dimension; or an op that produces one.
+        target: a tensor of int32 or int64, of the shape of `logits` without the last dimension: the class of each row. What
+            is none gives the loss that an element of 0 there would.
+        reduction: `"mean"` over the rows that are not ignored, `"sum"`, or `"none"` for a loss for each row.
+        ignore_index: rows of this class have a loss of 0.
+
+    Returns:
+        An op whose result is the tuple of the loss and the logarithm of each row's sum of exponentials, which the gradient needs;
+        float32 (float64) both. The loss has no dimensions, or with `"none"` those of `target`.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    rows, classes = _checked("cross_entropy", logits, target, reduction)
+    count, dtype, mode = rows.shape[0], compute_dtype(logits.dtype), exponential(logits.dtype)
+    tile = row_tile(rows, blocks=_LOOPS if rows.itemsize <= 4 else None)
+    new = [out_or_new("cross_entropy", None, rows, (count,), dtype).partition(tile.rows) for _ in range(2)]
+    if tile.chunks == 1:
+        launch = _cross_entropy(*new, rows, classes, ignore_index, tile.columns, dtype, mode)
+    else:
+        launch = _cross_entropy_long(
+            *new, rows, classes, ignore_index, tile.chunks, tile.columns, tile.threads(rows.itemsize),
+            float(np.finfo(dtype).min), dtype, mode,
+        )  # fmt: skip
+
+    def reduced(done):
+        losses, lse = (partition.unpartition() for partition in done[:2])
+        lse = tk.value(lse.reshape(target.shape))
+        if reduction == "none":
+            return tk.zip(tk.value(losses.reshape(target.shape)), lse)
+        block = min(4096, power(count))
+        total = _total(
+            api.empty(1, dtype).partition(1), losses, classes, -(-count // block), ignore_index, reduction == "mean", block
+        ).num_warps(8)
+        return tk.zip(total.map(lambda made: made[0].unpartition().reshape(())), lse)
+
+    return tile.launch(launch).then(reduced)
+
+
+@takes_ops
+def cross_entropy_backward(
+    grad: Operand,
+    logits: Operand,
+    target: Operand,
+    lse: Operand,
+    *,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    out: Tensor | None = None,
+) -> DeviceOp[Tensor]:
+    """The gradient of `cross_entropy` by the logits.
+
+    Args:
+        grad: the gradient by the loss: without dimensions, or with `"none"` of the shape of `target`; float32 (float64).
+        logits, target, reduction, ignore_index: what `cross_entropy` was given.
+        lse: the second of its results.
+        out: where the gradient goes, `logits` itself for one; by default a new tensor.
+
+    Returns:
+        An op whose result is a tensor of the shape and dtype of `logits`.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    name = "cross_entropy_backward"
+    check(name, grad=grad, lse=lse)
+    rows, classes = _checked(name, logits, target, reduction)
+    each, dtype, count = reduction == "none", compute_dtype(logits.dtype), rows.shape[0]
+    for what, tensor, shape in (("lse", lse, target.shape), ("grad", grad, target.shape if each else ())):
+        if tensor.shape != shape or tensor.dtype != dtype:
+            raise ValueError(
+                f"{name}: {what} is {tensor.dtype.name} of shape {tensor.shape}; with reduction {reduction!r} it takes "
+                f"{dtype.name} of shape {tuple(shape)}"
+            )
+    block = min(4096, power(count))
+    if reduction == "mean" and not rows.is_meta:
+        share = _counted(api.empty(1, dtype).partition(1), classes, -(-count // block), ignore_index, block)
+        share = share.num_warps(8).first().unpartition()
+    else:
+        share = api.meta(1, dtype) if rows.is_meta else api.full(1, 1.0, dtype)
+    dx = out_or_new(name, out, logits).reshape(*rows.shape)
+    columns = min(power(rows.shape[1]), 4096 // rows.itemsize)
+    high = min(power(count), max(1, (1 << 15 if on_cpu(rows) else 4096 // rows.itemsize) // columns))
+    launch = _cross_entropy_backward(
+        dx.partition((high, columns)), grad.reshape(count if each else 1), rows, classes, lse.reshape(count), share,
+        ignore_index, each, dtype, exponential(logits.dtype),
+    )  # fmt: skip
+    return result(launch.num_warps(4), logits, out)
+
+
+def _checked(name, logits, target, reduction):
+    check(name, logits=logits)
+    integers(name, target=target)
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"{name}: reduction is 'mean', 'sum' or 'none', not {reduction!r}")
+    rows = rows_of(name, logits)
+    if target.shape != logits.shape[:-1]:
+        raise ValueError(f"{name}: logits of shape {logits.shape} need a target of shape {logits.shape[:-1]}, not {target.shape}")
+    return rows, target.reshape(rows.shape[0])

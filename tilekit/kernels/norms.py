@@ -1,0 +1,330 @@
+"""layer_norm and rms_norm of rows, with their gradients.
+
+    layer_norm(x) = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias        (Ba, Kiros and Hinton, 2016)
+    rms_norm(x)   = x / sqrt(mean(x * x) + eps) * weight                      (Zhang and Sennrich, 2019)
+
+A row stays in registers between its sums and its result. The weights are read after the sums: before them they would only take
+up registers, and so leave room for fewer blocks, whose loads are what keeps the memory busy.
+
+The gradient by `x` needs sums along the rows, that by the weights sums along the columns. These are taken by blocks that have a
+part of the rows each, and then over the parts, always in the same order: the result is the same in every run.
+"""
+
+from __future__ import annotations
+
+import tilekit as tk
+from tilekit import api
+from tilekit.kernels._host import (
+    Operand,
+    check,
+    compute_dtype,
+    on_cpu,
+    out_or_new,
+    power,
+    result,
+    results,
+    row_tile,
+    rows_of,
+    same_shape,
+    shaped,
+    takes_ops,
+)
+from tilekit.ops import DeviceOp
+from tilekit.tensor import Tensor
+
+__all__ = ["add_rms_norm", "layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"]
+
+# Blocks that add up weight gradients: some for each multiprocessor of a large GPU.
+_BLOCKS = 512
+
+
+@tk.kernel
+def _layer_norm(y: tk.Out, x: tk.In, w: tk.In, b: tk.In, n: int, per_n: float, eps: float, ragged: tk.Const, dtype: tk.Const):
+    t = tk.load_tile_like(x, y).astype(dtype)
+    t = t - tk.sum(t, 1, keepdims=True) / n  # exact where all elements are equal
+    if ragged:  # beyond the edge there were zeros
+        t = tk.where(tk.arange(y.tile_shape[1]) < n, t, 0.0)
+    r = tk.rsqrt(tk.sum(t * t, 1, keepdims=True) * per_n + eps)
+    t = t * r * tk.load(w, 0, y.tile_shape[1]).astype(dtype)
+    y.store((t + tk.load(b, 0, y.tile_shape[1]).astype(dtype)).astype(y.dtype))
+
+
+@tk.kernel
+def _rms_norm(y: tk.Out, x: tk.In, w: tk.In, per_n: float, eps: float, dtype: tk.Const):
+    t = tk.load_tile_like(x, y).astype(dtype)
+    r = tk.rsqrt(tk.sum(t * t, 1, keepdims=True) * per_n + eps)
+    y.store((t * r * tk.load(w, 0, y.tile_shape[1]).astype(dtype)).astype(y.dtype))
+
+
+@tk.kernel
+def _add_rms_norm(y: tk.Out, h: tk.Out, x: tk.In, residual: tk.In, w: tk.In, per_n: float, eps: float, dtype: tk.Const):
+    s = (tk.load_tile_like(x, y).astype(dtype) + tk.load_tile_like(residual, y).astype(dtype)).astype(h.dtype)
+    h.store(s)
+    t = s.astype(dtype)  # what is stored is what is normalised
+    r = tk.rsqrt(tk.sum(t * t, 1, keepdims=True) * per_n + eps)
+    y.store((t * r * tk.load(w, 0, y.tile_shape[1]).astype(dtype)).astype(y.dtype))
+
+
+@tk.kernel
+def _norm_long(
+    y: tk.Out, x: tk.In, w: tk.In, b: tk.In, chunks: int, n: int, per_n: float, eps: float,
+    threads: tk.Const, centred: tk.Const, dtype: tk.Const,
+):  # fmt: skip
+    i, columns = tk.bid(0), y.tile_shape[1]
+    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)  # one for each thread, and in it
+    mean = tk.sum(total, 1)
+    if centred:
+        for j in range(chunks):
+            total = total + tk.sum(tk.load(x, (i, j), y.tile_shape).astype(dtype).reshape(threads), (0, 2), keepdims=True)
+        mean = tk.sum(total, 1) / n
+    square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    for j in range(chunks):
+        t = tk.load(x, (i, j), y.tile_shape).astype(dtype) - mean
+        t = tk.where(tk.arange(columns) + j * columns < n, t, 0.0)
+        square = square + tk.sum((t * t).reshape(threads), (0, 2), keepdims=True)
+    r = tk.rsqrt(tk.sum(square, 1) * per_n + eps)
+    for j in range(chunks):
+        t = (tk.load(x, (i, j), y.tile_shape).astype(dtype) - mean) * r * tk.load(w, j, columns).astype(dtype)
+        if centred:
+            t = t + tk.load(b, j, columns).astype(dtype)
+        tk.store(y, (i, j), t.astype(y.dtype))
+
+
+@tk.kernel
+def _norm_backward(
+    dx: tk.Out, mean: tk.Out, rstd: tk.Out, dy: tk.In, x: tk.In, w: tk.In, n: int, per_n: float, eps: float,
+    ragged: tk.Const, centred: tk.Const, dtype: tk.Const,
+):  # fmt: skip
+    t = tk.load_tile_like(x, dx).astype(dtype)
+    if centred:
+        middle = tk.sum(t, 1, keepdims=True) / n
+        mean.store(middle.reshape(mean.tile_shape))
+        t = t - middle
+        if ragged:
+            t = tk.where(tk.arange(dx.tile_shape[1]) < n, t, 0.0)
+    r = tk.rsqrt(tk.sum(t * t, 1, keepdims=True) * per_n + eps)
+    rstd.store(r.reshape(rstd.tile_shape))
+    t = t * r
+    g = tk.load_tile_like(dy, dx).astype(dtype) * tk.load(w, 0, dx.tile_shape[1]).astype(dtype)
+    d = g - t * (tk.sum(g * t, 1, keepdims=True) * per_n)
+    if centred:
+        d = d - tk.sum(g, 1, keepdims=True) * per_n
+    dx.store((d * r).astype(dx.dtype))
+
+
+@tk.kernel
+def _norm_backward_long(
+    dx: tk.Out, mean: tk.Out, rstd: tk.Out, dy: tk.In, x: tk.In, w: tk.In, chunks: int, n: int, per_n: float, eps: float,
+    threads: tk.Const, centred: tk.Const, dtype: tk.Const,
+):  # fmt: skip
+    i, columns = tk.bid(0), dx.tile_shape[1]
+    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    middle = tk.sum(total, 1)
+    if centred:
+        for j in range(chunks):
+            total = total + tk.sum(tk.load(x, (i, j), dx.tile_shape).astype(dtype).reshape(threads), (0, 2), keepdims=True)
+        middle = tk.sum(total, 1) / n
+        mean.store(middle.reshape(mean.tile_shape))
+    square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    along = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    level = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    for j in range(chunks):
+        t = tk.load(x, (i, j), dx.tile_shape).astype(dtype) - middle
+        t = tk.where(tk.arange(columns) + j * columns < n, t, 0.0)
+        g = tk.load(dy, (i, j), dx.tile_shape).astype(dtype) * tk.load(w, j, columns).astype(dtype)
+        square = square + tk.sum((t * t).reshape(threads), (0, 2), keepdims=True)
+        along = along + tk.sum((g * t).reshape(threads), (0, 2), keepdims=True)
+        level = level + tk.sum(g.reshape(threads), (0, 2), keepdims=True)
+    r = tk.rsqrt(tk.sum(square, 1) * per_n + eps)
+    rstd.store(r.reshape(rstd.tile_shape))
+    slope = tk.sum(along, 1) * per_n * r * r
+    offset = tk.sum(level, 1) * per_n
+    for j in range(chunks):
+        t = tk.load(x, (i, j), dx.tile_shape).astype(dtype) - middle
+        g = tk.load(dy, (i, j), dx.tile_shape).astype(dtype) * tk.load(w, j, columns).astype(dtype)
+        d = g - t * slope
+        if centred:
+            d = d - offset
+        tk.store(dx, (i, j), (d * r).astype(dx.dtype))
+
+
+@tk.kernel
+def _weight_gradients(
+    dw: tk.Out, db: tk.Out, dy: tk.In, x: tk.In, mean: tk.In, rstd: tk.In, tiles: int, share: int,
+    rows: tk.Const, centred: tk.Const, dtype: tk.Const,
+):  # fmt: skip
+    """Block (s, j) has the columns of tile j, and the s-th part of the rows: `share` tiles of them."""
+    s, j = tk.bid(0), tk.bid(1)
+    shape = (rows, dw.tile_shape[1])
+    weight, bias = tk.zeros(shape, dtype), tk.zeros(shape, dtype)
+    for i in range(s * share, min(tiles, (s + 1) * share)):
+        g, t = tk.load(dy, (i, j), shape).astype(dtype), tk.load(x, (i, j), shape).astype(dtype)
+        if centred:
+            t = t - tk.load(mean, i, rows)[:, None]
+            bias = bias + g
+        weight = weight + g * t * tk.load(rstd, i, rows)[:, None]
+    dw.store(tk.sum(weight, 0, keepdims=True))
+    if centred:
+        db.store(tk.sum(bias, 0, keepdims=True))
+
+
+@tk.kernel
+def _column_sums(y: tk.Out, x: tk.In, tiles: int, rows: tk.Const):
+    total = tk.zeros((rows, y.tile_shape[0]), x.dtype)
+    for i in range(tiles):
+        total = total + tk.load(x, (i, tk.bid(0)), (rows, y.tile_shape[0]))
+    y.store(tk.sum(total, 0).astype(y.dtype))
+
+
+@takes_ops
+def layer_norm(x: Operand, weight: Operand, bias: Operand, eps: float = 1e-5, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
+    """layer_norm along the last dimension, calculated in float32 (float64 in float64).
+
+    Args:
+        x: a tensor of float16, bfloat16, float32 or float64; or an op that produces one.
+        weight, bias: tensors of one dimension, as long as the last of `x`; of any of these dtypes that is no wider than what is
+            calculated in.
+        eps: what is added to the variance.
+        out: where the result goes, a tensor of the shape and dtype of `x`; by default a new one.
+
+    Returns:
+        An op whose result is a tensor of the shape and dtype of `x`.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    check("layer_norm", x=x, weight=weight, bias=bias)
+    return _forward("layer_norm", x, weight, bias, eps, out)
+
+
+@takes_ops
+def rms_norm(x: Operand, weight: Operand, eps: float = 1e-6, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
+    """rms_norm along the last dimension; arguments, result and errors as for `layer_norm`."""
+    check("rms_norm", x=x, weight=weight)
+    return _forward("rms_norm", x, weight, None, eps, out)
+
+
+@takes_ops
+def add_rms_norm(x: Operand, residual: Operand, weight: Operand, eps: float = 1e-6) -> DeviceOp[tuple[Tensor, ...]]:
+    """`x + residual`, and its rms_norm, in one pass over the memory.
+
+    Args:
+        x, residual: tensors of one shape and dtype.
+        weight, eps: as for `rms_norm`.
+
+    Returns:
+        An op whose result is the tuple `(rms_norm(h, weight), h)`, where `h` is `x + residual` rounded to their dtype.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    check("add_rms_norm", x=x, residual=residual, weight=weight)
+    same_shape("add_rms_norm", x=x, residual=residual)
+    rows, others, n = rows_of("add_rms_norm", x), rows_of("add_rms_norm", residual), x.shape[-1]
+    _check_weights("add_rms_norm", n, weight=weight)
+    tile, dtype = row_tile(rows, held=2), compute_dtype(x.dtype)
+    y, h = (out_or_new("add_rms_norm", None, rows) for _ in range(2))
+    if tile.chunks == 1:
+        cut = (tile.cut(target, rows.shape[0]) for target in (y, h))
+        op = tile.launch(_add_rms_norm(*cut, rows, others, weight, _per(n), eps, dtype))
+        return results(op, y=(0, x.shape), h=(1, x.shape))
+    summed = _add(h.partition((1, 1024)), rows, others, dtype).first().unpartition().reshape(*x.shape).shared()
+    return tk.zip(rms_norm(summed, weight, eps), summed)
+
+
+@tk.kernel
+def _add(y: tk.Out, a: tk.In, b: tk.In, dtype: tk.Const):
+    y.store((tk.load_tile_like(a, y).astype(dtype) + tk.load_tile_like(b, y).astype(dtype)).astype(y.dtype))
+
+
+@takes_ops
+def layer_norm_backward(grad: Operand, x: Operand, weight: Operand, eps: float = 1e-5) -> DeviceOp[tuple[Tensor, ...]]:
+    """The gradients of `layer_norm` by `x`, `weight` and `bias`.
+
+    Args:
+        grad: the gradient by the result, of the shape and dtype of `x`.
+        x, weight, eps: what `layer_norm` was given.
+
+    Returns:
+        An op whose result is the tuple of the three gradients, in the dtypes of `x` and `weight`.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    return _backward("layer_norm_backward", grad, x, weight, eps, True)
+
+
+@takes_ops
+def rms_norm_backward(grad: Operand, x: Operand, weight: Operand, eps: float = 1e-6) -> DeviceOp[tuple[Tensor, ...]]:
+    """The gradients of `rms_norm` by `x` and `weight`, a tuple; arguments and errors as for `layer_norm_backward`."""
+    return _backward("rms_norm_backward", grad, x, weight, eps, False)
+
+
+def _check_weights(name, n, **weights):
+    for what, tensor in weights.items():
+        if tensor.shape != (n,):
+            raise ValueError(f"{name}: {what} has shape {tensor.shape}; rows of {n} elements need ({n},)")
+
+
+def _per(n):
+    return 1.0 / max(n, 1)
+
+
+def _forward(name, x, weight, bias, eps, out):
+    rows, n, dtype = rows_of(name, x), x.shape[-1], compute_dtype(x.dtype)
+    tile = row_tile(rows, room=3 if bias is not None and x.itemsize >= 4 else 2)
+    _check_weights(name, n, weight=weight, **({} if bias is None else {"bias": bias}))
+    target = tile.cut(shaped(out_or_new(name, out, x), rows.shape), rows.shape[0])
+    if tile.chunks > 1:
+        launch = _norm_long(
+            target, rows, weight, weight if bias is None else bias, tile.chunks, n, _per(n), eps, tile.threads(x.itemsize),
+            bias is not None, dtype,
+        )  # fmt: skip
+    elif bias is None:
+        launch = _rms_norm(target, rows, weight, _per(n), eps, dtype)
+    else:
+        launch = _layer_norm(target, rows, weight, bias, n, _per(n), eps, n != tile.columns, dtype)
+    return result(tile.launch(launch), x, out)
+
+
+def _backward(name, grad, x, weight, eps, centred):
+    check(name, grad=grad, x=x, weight=weight)
+    same_shape(name, x=x, grad=grad)
+    rows, grads, n = rows_of(name, x), rows_of(name, grad), x.shape[-1]
+    _check_weights(name, n, weight=weight)
+    if not x.size:
+        return tk.zip(api.zeros(x.shape, x.dtype), *(api.zeros(n, weight.dtype) for _ in range(1 + centred)))
+    count, tile, dtype = rows.shape[0], row_tile(rows, held=2, room=3), compute_dtype(x.dtype)
+    dx = tile.cut(out_or_new(name, None, rows), count)
+    mean, rstd = (out_or_new(name, None, rows, (count,), dtype).partition(tile.rows) for _ in range(2))
+    if tile.chunks == 1:
+        launch = _norm_backward(dx, mean, rstd, grads, rows, weight, n, _per(n), eps, n != tile.columns, centred, dtype)
+    else:
+        launch = _norm_backward_long(
+            dx, mean, rstd, grads, rows, weight, tile.chunks, n, _per(n), eps, tile.threads(x.itemsize), centred, dtype
+        )
+
+    def weights(done):
+        dx, mean, rstd = (partition.unpartition() for partition in done[:3])
+        return tk.zip(tk.value(dx.reshape(*x.shape)), *_by_weights(grads, rows, mean, rstd, weight, centred, dtype))
+
+    return tile.launch(launch).then(weights)
+
+
+def _by_weights(grads, rows, mean, rstd, weight, centred, dtype):
+    """The gradients by the weights, as ops: in parts, and then the sum of the parts."""
+    count, n = rows.shape
+    wide, high = (min(512, power(n)), 64) if on_cpu(rows) else (128, 16)
+    tiles = -(-count // high)
+    parts = 1 if on_cpu(rows) else max(1, min(tiles, _BLOCKS * wide // max(n, 1)))
+    share = -(-tiles // parts)
+    parts = -(-tiles // max(share, 1))
+    dw, db = (api.zeros((parts, n), dtype).partition((1, wide)) for _ in range(2))
+    launch = _weight_gradients(dw, db, grads, rows, mean, rstd, tiles, share, high, centred, dtype).num_warps(4)
+
+    def total(partial):
+        y = api.zeros(n, weight.dtype).partition(wide)
+        op = _column_sums(y, partial.unpartition(), -(-parts // high), high)
+        return op.first().unpartition()
+
+    return [part.then(total) for part in launch.unzip()[: 2 if centred else 1]]

@@ -1,0 +1,74 @@
+"""Rotary position embedding (Su and others, "RoFormer", 2021), in the form of GPT-NeoX and Llama.
+
+The first half `a` and the second half `b` of each head's vector are the two coordinates of points, which are turned by an angle
+that depends on the position and the place in the half:  (a, b) becomes (a * cos - b * sin, b * cos + a * sin).
+"""
+
+from __future__ import annotations
+
+import math
+
+import tilekit as tk
+from tilekit.kernels._host import Operand, check, compute_dtype, on_cpu, out_or_new, power, result, takes_ops
+from tilekit.ops import DeviceOp
+from tilekit.tensor import Tensor
+
+__all__ = ["rope", "rope_backward"]
+
+
+@tk.kernel
+def _rope(y: tk.Out, x: tk.In, cos: tk.In, sin: tk.In, positions: int, back: tk.Const, dtype: tk.Const):
+    # Dimensions: token, head, half, place in the half.
+    heads, half = y.tile_shape[1], y.tile_shape[3]
+    token, group = tk.bid(0), tk.bid(1)
+    a = tk.load(x, (token, group, 0, 0), (1, heads, 1, half)).astype(dtype)
+    b = tk.load(x, (token, group, 1, 0), (1, heads, 1, half)).astype(dtype)
+    c = tk.load(cos, (token % positions, 0), (1, half)).astype(dtype)
+    s = tk.load(sin, (token % positions, 0), (1, half)).astype(dtype)
+    if back:
+        s = -s
+    y.store(tk.cat((a * c - b * s, b * c + a * s), 2).astype(y.dtype))
+
+
+@takes_ops
+def rope(x: Operand, cos: Operand, sin: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
+    """Turn the vectors of each head by the angles of their position.
+
+    Args:
+        x: a tensor of shape `(..., positions, heads, size)`, of an even size; of float16, bfloat16, float32 or float64.
+        cos, sin: of the angles: tensors of shape `(positions, size // 2)`, of any of these dtypes that is no wider than what is
+            calculated in (float32, and float64 for float64).
+        out: where the result goes, a tensor of the same shape and dtype; by default a new one.
+
+    Returns:
+        An op whose result is a tensor of the shape and dtype of `x`.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    return _turned("rope", x, cos, sin, out, False)
+
+
+@takes_ops
+def rope_backward(grad: Operand, cos: Operand, sin: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
+    """The gradient of `rope` by `x`: the gradient by its result, turned back."""
+    return _turned("rope_backward", grad, cos, sin, out, True)
+
+
+def _turned(name, x, cos, sin, out, back):
+    check(name, x=x, cos=cos, sin=sin)
+    if len(x.shape) < 3 or x.shape[-1] % 2:
+        raise ValueError(f"{name}: x has shape {x.shape}; it takes (..., positions, heads, size) with an even size")
+    *batch, positions, heads, size = x.shape
+    for what, tensor in (("cos", cos), ("sin", sin)):
+        if tensor.shape != (positions, size // 2):
+            raise ValueError(f"{name}: {what} has shape {tensor.shape}; x of shape {x.shape} needs {(positions, size // 2)}")
+    tokens, half = math.prod(batch) * positions, power(size // 2)
+    split = (tokens, heads, 2, size // 2)
+    y = out_or_new(name, out, x)
+    group = min(power(heads), max(1, (1 << 15 if on_cpu(x) else 2048) // half))
+    launch = _rope(
+        y.reshape(*split).partition((1, group, 2, half)), x.reshape(*split), cos, sin, max(1, positions), back,
+        compute_dtype(x.dtype),
+    )  # fmt: skip
+    return result(launch, x, out)

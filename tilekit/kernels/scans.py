@@ -1,0 +1,76 @@
+"""Running sums of rows.
+
+A row that fits a tile is scanned by one block. A longer one is cut into tiles, each by a block of its own, in three passes: the
+sum of each tile; the running sums of these; and the running sums in each tile, from there on. Each sum is taken in the same order
+in every run.
+"""
+
+from __future__ import annotations
+
+import tilekit as tk
+from tilekit.kernels._host import Operand, a_tensor, compute_dtype, on_cpu, out_or_new, power, result, rows_of, takes_ops
+from tilekit.ops import DeviceOp
+from tilekit.tensor import Tensor
+
+__all__ = ["cumsum"]
+
+_DTYPES = (tk.float16, tk.bfloat16, tk.float32, tk.float64, tk.int32, tk.int64)
+
+
+@tk.kernel
+def _cumsum(y: tk.Out, x: tk.In, dtype: tk.Const):
+    y.store(tk.cumsum(tk.load_tile_like(x, y).astype(dtype), 1).astype(y.dtype))
+
+
+@tk.kernel
+def _tile_sums(y: tk.Out, x: tk.In, columns: tk.Const):
+    t = tk.load(x, (tk.bid(0), tk.bid(1)), (y.tile_shape[0], columns)).astype(y.dtype)
+    y.store(tk.sum(t, 1, keepdims=True))
+
+
+@tk.kernel
+def _cumsum_from(y: tk.Out, x: tk.In, sums: tk.In):
+    """As `_cumsum`, plus the running sum of the tiles before this one."""
+    i, j, one = tk.bid(0), tk.bid(1), (y.tile_shape[0], 1)
+    start = tk.load(sums, (i, max(j - 1, 0)), one)
+    start = tk.where(tk.full(one, j, tk.int32) > 0, start, 0)
+    y.store((tk.cumsum(tk.load_tile_like(x, y).astype(sums.dtype), 1) + start).astype(y.dtype))
+
+
+@takes_ops
+def cumsum(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
+    """The sums of each element and all before it along the last dimension.
+
+    Args:
+        x: a tensor of float16, bfloat16 (calculated in float32), float32, float64, int32 or int64 (which wrap); or an op that
+            produces one.
+        out: where the result goes, a tensor of the same shape and dtype; by default a new one.
+
+    Returns:
+        An op whose result is a tensor of the shape and dtype of `x`.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    a_tensor("cumsum", x=x)
+    if x.dtype not in _DTYPES:
+        raise TypeError(f"cumsum: x holds {x.dtype.name}; it takes {', '.join(d.name for d in _DTYPES)}")
+    rows, y = rows_of("cumsum", x), out_or_new("cumsum", out, x)
+    return result(_scanned(y.reshape(*rows.shape), rows, compute_dtype(x.dtype)), x, out)
+
+
+def _scanned(y, x, dtype):
+    """The launch that writes the running sums of the rows of `x` to `y`."""
+    count, length = x.shape
+    longest = 32768 // max(4, x.itemsize)
+    columns = min(power(length), longest)
+    warps = max(1, min(8, columns * max(4, x.itemsize) // 2048))
+    elements = 1 << 15 if on_cpu(x) else 512 * warps
+    tile = (min(power(count), max(1, elements // columns)), columns)
+    tiles = -(-length // columns)
+    if tiles <= 1:
+        return _cumsum(y.partition(tile), x, dtype).num_warps(warps)
+    sums = out_or_new("cumsum", None, x, (count, tiles), dtype)
+    partial = _tile_sums(sums.partition((tile[0], 1)), x, columns).num_warps(warps).first().unpartition()
+    running = partial.then(lambda made: _scanned(made, made, dtype).first().unpartition())
+    return _cumsum_from(y.partition(tile), x, running).num_warps(warps)

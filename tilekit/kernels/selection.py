@@ -1,0 +1,153 @@
+"""The place of the largest element of rows, and the k largest.
+
+NaN counts as larger than every number, as in NumPy and PyTorch; of equal elements the first is taken.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import tilekit as tk
+from tilekit import dtypes
+from tilekit.kernels._host import Operand, a_tensor, on_cpu, out_or_new, power, result, row_tile, rows_of, takes_ops
+from tilekit.ops import DeviceOp, Spec
+from tilekit.tensor import Tensor
+
+__all__ = ["argmax", "topk"]
+
+_DTYPES = (tk.float16, tk.bfloat16, tk.float32, tk.float64, tk.int32, tk.int64)
+# What a block sorts at a time.
+_SORTED = 4096
+
+
+@tk.kernel
+def _argmax(y: tk.Out, x: tk.In, columns: tk.Const, lowest: tk.Const):
+    t = tk.load(x, (tk.bid(0), 0), (y.tile_shape[0], columns), padding_value=lowest)
+    y.store(tk.argmax(t, 1).astype(y.dtype))
+
+
+@tk.kernel
+def _argmax_long(y: tk.Out, x: tk.In, chunks: int, columns: tk.Const, lowest: tk.Const):
+    i, shape = tk.bid(0), (1, columns)
+    t = tk.load(x, (i, 0), shape, padding_value=lowest)
+    best, place = tk.max(t, 1), tk.argmax(t, 1)
+    for j in range(1, chunks):
+        t = tk.load(x, (i, j), shape, padding_value=lowest)
+        value = tk.max(t, 1)
+        better = (value > best) | ((value != value) & (best == best))  # a NaN is not equal to itself
+        place = tk.where(better, tk.argmax(t, 1) + j * columns, place)
+        best = tk.where(better, value, best)
+    y.store(place.astype(y.dtype))
+
+
+@tk.kernel
+def _topk(values: tk.Out, places: tk.Out, x: tk.In, columns: tk.Const, worst: tk.Const, largest: tk.Const):
+    j = tk.bid(1)
+    t = tk.load(x, (tk.bid(0), j), (values.tile_shape[0], columns), padding_value=worst)
+    best, at = tk.topk(t, values.tile_shape[1], 1, largest=largest)
+    values.store(best)
+    places.store((at + j * columns).astype(places.dtype))
+
+
+@tk.kernel
+def _topk_of_best(values: tk.Out, places: tk.Out, x: tk.In, origin: tk.In, columns: tk.Const, worst: tk.Const, largest: tk.Const):
+    """As `_topk`, of what other blocks have found in `origin`."""
+    i, j, rows = tk.bid(0), tk.bid(1), values.tile_shape[0]
+    t = tk.load(x, (i, j), (rows, columns), padding_value=worst)
+    best, at = tk.topk(t, values.tile_shape[1], 1, largest=largest)
+    values.store(best)
+    row = (tk.arange(rows) + i * rows)[:, None]
+    inside = (at + j * columns < x.shape[1]) & (row < x.shape[0])
+    places.store(tk.gather(origin, (row, at + j * columns), mask=inside))
+
+
+@takes_ops
+def argmax(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
+    """The index of the largest element along the last dimension, int64; of the first if there are several.
+
+    Args:
+        x: a tensor of float16, bfloat16, float32, float64, int32 or int64, with one element at least in a row; or an op that
+            produces one.
+        out: where the result goes, an int64 tensor of the shape of `x` without the last dimension; by default a new one.
+
+    Returns:
+        An op whose result is such a tensor. The first NaN wins, as with NumPy's.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    rows = _checked("argmax", x)
+    y, tile, count = out_or_new("argmax", out, x, x.shape[:-1], tk.int64), row_tile(rows), rows.shape[0]
+    target = y.reshape(count).partition(tile.rows)
+    if tile.chunks == 1:
+        launch = _argmax(target, rows, tile.columns, _lowest(x.dtype))
+    else:
+        launch = _argmax_long(target, rows, tile.chunks, tile.columns, _lowest(x.dtype))
+    return result(tile.launch(launch), Spec(x.shape[:-1], tk.int64), out)
+
+
+@takes_ops
+def topk(x: Operand, k: int, *, largest: bool = True) -> DeviceOp[tuple[Tensor, ...]]:
+    """The `k` largest elements along the last dimension, in descending order, and their places; of equal ones the first.
+
+    Args:
+        x: a tensor as for `argmax`.
+        k: how many, 1 <= k <= 2048, and no more than there are.
+        largest: if False, the `k` smallest, in ascending order.
+
+    Returns:
+        An op whose result is the tuple of the values, in the dtype of `x`, and of their indices, int64; both have the shape of
+        `x` with `k` in the place of the last extent.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    rows = _checked("topk", x)
+    if type(k) is not int:
+        raise TypeError(f"topk: k is an int, not {k!r}")
+    if not 1 <= k <= min(x.shape[-1], _SORTED // 2):
+        raise ValueError(f"topk: k is from 1 to {min(x.shape[-1], _SORTED // 2)} for rows of {x.shape[-1]} elements, not {k}")
+    worst = _lowest(x.dtype) if largest else _highest(x.dtype)
+    shape = (*x.shape[:-1], k)
+
+    def whole(done):
+        return tuple(partition.unpartition().reshape(shape) for partition in done[:2])
+
+    return _best(rows, None, k, power(k), worst, largest).map(whole)
+
+
+def _best(x, origin, k, width, worst, largest):
+    """The launch that finds the best `k` of each row; through the best of its parts, if a row is too long for one block."""
+    count, length = x.shape
+    columns = max(width, min(power(length), _SORTED))
+    parts = -(-length // columns)
+    kept = k if parts == 1 else parts * width
+    rows = 1 if columns >= 1024 and not on_cpu(x) else min(power(count), max(1, (1 << 15 if on_cpu(x) else 1024) // columns))
+    values, places = (out_or_new("topk", None, x, (count, kept), dtype).partition((rows, width)) for dtype in (x.dtype, tk.int64))
+    warps = max(1, min(8, rows * columns // 512))
+    if origin is None:
+        launch = _topk(values, places, x, columns, worst, largest).num_warps(warps)
+    else:
+        launch = _topk_of_best(values, places, x, origin, columns, worst, largest).num_warps(warps)
+    if parts <= 1:
+        return launch
+    return launch.then(lambda done: _best(done[0].unpartition(), done[1].unpartition(), k, width, worst, largest))
+
+
+def _checked(name, x):
+    a_tensor(name, x=x)
+    if x.dtype not in _DTYPES:
+        raise TypeError(f"{name}: x holds {x.dtype.name}; it takes {', '.join(d.name for d in _DTYPES)}")
+    rows = rows_of(name, x)
+    if not rows.shape[1]:
+        raise ValueError(f"{name}: x has shape {x.shape}, and rows without elements have no largest one")
+    return rows
+
+
+def _lowest(dtype):
+    return float("-inf") if dtypes.is_float(dtype) else int(np.iinfo(dtype).min)
+
+
+def _highest(dtype):
+    # NaN counts as larger than infinity, so that beyond the edge there must be one to be the last of all.
+    return float("nan") if dtypes.is_float(dtype) else int(np.iinfo(dtype).max)

@@ -1,0 +1,170 @@
+"""softmax and log-softmax of rows.
+
+    softmax(x) = exp(x - max(x)) / sum(exp(x - max(x)))        log_softmax(x) = x - max(x) - log(sum(exp(x - max(x))))
+
+The maximum keeps `exp` from overflowing. A row that fits a tile is read once and stays in registers. A longer one is read twice:
+the first time the maximum and the sum are kept up to date together, as in Milakov and Gimelshein, "Online normalizer calculation
+for softmax", 2018. Each thread does so for the elements that it reads, and waits for the others only at the end of the row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import tilekit as tk
+from tilekit.kernels._host import (
+    Operand,
+    check,
+    compute_dtype,
+    exponential,
+    out_or_new,
+    result,
+    row_tile,
+    rows_of,
+    same_shape,
+    shaped,
+    takes_ops,
+)
+from tilekit.ops import DeviceOp
+from tilekit.tensor import Tensor
+
+__all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
+
+# Blocks of the loop over a long row that a multiprocessor has room for: a thread then gets 48 registers, and can do with them.
+_LOOPS = 5
+
+
+@tk.kernel
+def _softmax(y: tk.Out, x: tk.In, dtype: tk.Const, mode: tk.Const, log: tk.Const):
+    t = tk.load_tile_like(x, y, padding_mode="-inf").astype(dtype)
+    t = t - tk.max(t, 1, keepdims=True)
+    e = tk.exp(t, rounding_mode=mode)
+    total = tk.sum(e, 1, keepdims=True)
+    if log:
+        y.store((t - tk.log(total)).astype(y.dtype))
+    else:
+        y.store((e * (1.0 / total)).astype(y.dtype))  # one division a row instead of one an element
+
+
+@tk.kernel
+def _softmax_long(
+    y: tk.Out, x: tk.In, chunks: int, threads: tk.Const, dtype: tk.Const, lowest: tk.Const, mode: tk.Const, log: tk.Const
+):
+    i = tk.bid(0)
+    # One maximum and one sum for each thread, and in it. Not from -inf, which minus itself is no number.
+    top = tk.max(tk.full(threads, lowest, dtype), (0, 2), keepdims=True)
+    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    for j in range(chunks):
+        t = tk.load(x, (i, j), y.tile_shape, padding_mode="-inf").reshape(threads).astype(dtype)
+        higher = tk.maximum(top, tk.max(t, (0, 2), keepdims=True))
+        total = total * tk.exp(top - higher) + tk.sum(tk.exp(t - higher, rounding_mode=mode), (0, 2), keepdims=True)
+        top = higher
+    peak = tk.max(top, 1)
+    whole = tk.sum(total * tk.exp(top - peak), 1)
+    for j in range(chunks):
+        t = tk.load(x, (i, j), y.tile_shape, padding_mode="-inf").astype(dtype) - peak
+        if log:
+            tk.store(y, (i, j), (t - tk.log(whole)).astype(y.dtype))
+        else:
+            tk.store(y, (i, j), (tk.exp(t, rounding_mode=mode) * (1.0 / whole)).astype(y.dtype))
+
+
+@tk.kernel
+def _softmax_backward(dx: tk.Out, dy: tk.In, y: tk.In, dtype: tk.Const, mode: tk.Const, log: tk.Const):
+    g, p = tk.load_tile_like(dy, dx).astype(dtype), tk.load_tile_like(y, dx).astype(dtype)
+    if log:
+        dx.store((g - tk.exp(p, rounding_mode=mode) * tk.sum(g, 1, keepdims=True)).astype(dx.dtype))
+    else:
+        dx.store((p * (g - tk.sum(g * p, 1, keepdims=True))).astype(dx.dtype))
+
+
+@tk.kernel
+def _softmax_backward_long(
+    dx: tk.Out, dy: tk.In, y: tk.In, chunks: int, threads: tk.Const, dtype: tk.Const, mode: tk.Const, log: tk.Const
+):
+    i = tk.bid(0)
+    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    for j in range(chunks):
+        g = tk.load(dy, (i, j), dx.tile_shape).astype(dtype)
+        if not log:
+            g = g * tk.load(y, (i, j), dx.tile_shape).astype(dtype)
+        total = total + tk.sum(g.reshape(threads), (0, 2), keepdims=True)
+    whole = tk.sum(total, 1)
+    for j in range(chunks):
+        g, p = tk.load(dy, (i, j), dx.tile_shape).astype(dtype), tk.load(y, (i, j), dx.tile_shape).astype(dtype)
+        if log:
+            tk.store(dx, (i, j), (g - tk.exp(p, rounding_mode=mode) * whole).astype(dx.dtype))
+        else:
+            tk.store(dx, (i, j), (p * (g - whole)).astype(dx.dtype))
+
+
+@takes_ops
+def softmax(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
+    """softmax along the last dimension, calculated in float32 (float64 in float64).
+
+    Args:
+        x: a tensor of float16, bfloat16, float32 or float64; or an op that produces one.
+        out: where the result goes, a tensor of the same shape and dtype, `x` itself for one; by default a new one.
+
+    Returns:
+        An op whose result is a tensor of the shape and dtype of `x`.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    check("softmax", x=x)
+    return _forward("softmax", x, out, False)
+
+
+@takes_ops
+def log_softmax(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
+    """The logarithm of softmax along the last dimension; arguments, result and errors as for `softmax`."""
+    check("log_softmax", x=x)
+    return _forward("log_softmax", x, out, True)
+
+
+@takes_ops
+def softmax_backward(grad: Operand, y: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
+    """The gradient of `softmax` by its argument: `y * (grad - sum(grad * y))` along the last dimension.
+
+    Args:
+        grad: the gradient by the result.
+        y: the result, `softmax(x)`.
+        out: where the gradient goes; by default a new tensor.
+
+    Raises:
+        TypeError, ValueError: no such tensors, or of different shapes.
+    """
+    check("softmax_backward", grad=grad, y=y)
+    return _backward("softmax_backward", grad, y, out, False)
+
+
+@takes_ops
+def log_softmax_backward(grad: Operand, y: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
+    """The gradient of `log_softmax` by its argument: `grad - exp(y) * sum(grad)`; `y` is the result of `log_softmax`."""
+    check("log_softmax_backward", grad=grad, y=y)
+    return _backward("log_softmax_backward", grad, y, out, True)
+
+
+def _forward(name, x, out, log):
+    rows, y = rows_of(name, x), out_or_new(name, out, x)
+    tile = row_tile(rows, blocks=_LOOPS if x.itemsize <= 4 else None)
+    dtype, mode = compute_dtype(x.dtype), exponential(x.dtype)
+    target = tile.cut(shaped(y, rows.shape), rows.shape[0])
+    if tile.chunks == 1:
+        launch = _softmax(target, rows, dtype, mode, log)
+    else:
+        launch = _softmax_long(target, rows, tile.chunks, tile.threads(x.itemsize), dtype, float(np.finfo(dtype).min), mode, log)
+    return result(tile.launch(launch), x, out)
+
+
+def _backward(name, grad, y, out, log):
+    same_shape(name, grad=grad, y=y)
+    rows, dx = rows_of(name, y), out_or_new(name, out, y)
+    tile, dtype, mode = row_tile(rows, held=2), compute_dtype(y.dtype), exponential(y.dtype)
+    target, grads = tile.cut(shaped(dx, rows.shape), rows.shape[0]), rows_of(name, grad)
+    if tile.chunks == 1:
+        launch = _softmax_backward(target, grads, rows, dtype, mode, log)
+    else:
+        launch = _softmax_backward_long(target, grads, rows, tile.chunks, tile.threads(y.itemsize), dtype, mode, log)
+    return result(tile.launch(launch), y, out)
