@@ -169,6 +169,19 @@ def test_saxpy_says_that_a_folder_cannot_be_written(refused: Run, tmp_path: Path
         tmp_path.chmod(stat.S_IRWXU)
 
 
+def test_softmax_agrees_with_numpy(run: Run, device: tk.Device) -> None:
+    out = run("05_softmax", "--rows", 5, "--columns", 33)
+    assert f"5 x 33 on {device.kind}:{device.ordinal}" in out
+    assert out.count("the same as NumPy's") == 2
+    out = run("05_softmax", "--rows", 2, "--columns", 40000)
+    assert "rows of more than 32768 elements take a loop" in out
+    assert out.count("the same as NumPy's") == 1
+
+
+def test_softmax_takes_no_empty_matrix(refused: Run) -> None:
+    assert "--rows and --columns are at least 1" in refused("05_softmax", "--rows", 0)
+
+
 def test_async_awaits_gathers_and_measures(run: Run, device: tk.Device) -> None:
     out = run("07_async", "--n", 5000, "--batches", 3, "--launches", 2)
     assert f"awaited: saxpy of 5000 elements on {device.kind}:{device.ordinal}" in out

@@ -1,19 +1,25 @@
-"""Looking into a running kernel."""
+"""Looking into a running kernel, and stopping one that is wrong."""
 
 from __future__ import annotations
 
 import itertools
+import re
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tilekit import dtypes
-from tilekit.errors import CompileError
+from tilekit.errors import CompileError, DeviceError
+from tilekit.lang import block
 from tilekit.lang.registry import tile_op
-from tilekit.lang.tile import Tile, scalar_kind
+from tilekit.lang.tile import Tile, common_shape, scalar_kind
 
-__all__ = ["print_"]
+__all__ = ["Directive", "assert_", "parse_format", "print_", "printf", "static_assert", "static_print", "unprintable"]
+
+MOST_ARGUMENTS = 32
+"""What a GPU's printf takes."""
 
 
 def _text(value: Any) -> str:
@@ -65,3 +71,255 @@ def print_(*values: Any) -> None:
         for index in itertools.product(*map(range, tile.shape))
     ]
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+class Directive(NamedTuple):
+    """One `%` of a format: flags, width and precision, as written; the letter (empty for `%%`); the text that follows it."""
+
+    style: str
+    letter: str
+    after: str
+
+
+_DIRECTIVE = re.compile(r"%(?P<style>[-+ 0]*\d*(?:\.\d+)?)(?P<length>hh|h|ll|l|j|z|t|L)?(?P<letter>[diuoxXeEfFgG%])")
+_FLOAT = "eEfFgG"
+
+
+def parse_format(text: str) -> tuple[str, list[Directive]]:
+    """A format of `printf`: the text before the first `%`, and the directives.
+
+    Raises:
+        CompileError: there is something after a `%` that is no directive.
+    """
+    pieces: list[Directive] = []
+    before, at = text.partition("%")[0], text.find("%")
+    while at >= 0:
+        found = _DIRECTIVE.match(text, at)
+        if found is None or (found["letter"] == "%" and found[0] != "%%"):
+            shown = text[at : at + 6]
+            raise CompileError(
+                f"printf: {shown!r} in the format is no directive: after a % come flags (- + 0 or a space), width, precision, "
+                "and one of d i u o x X e E f F g G; %% is a percent sign"
+            )
+        end = text.find("%", found.end())
+        after = text[found.end() : end if end >= 0 else None]
+        pieces.append(Directive(found["style"], found["letter"].replace("%", ""), after))
+        at = end
+    return before, pieces
+
+
+def unprintable(letters: str, values: list[dtypes.DType]) -> str | None:
+    """Why values of these dtypes do not go with the directives of a format; None if they do."""
+    if len(letters) != len(values):
+        return f"the format takes {len(letters)} values, and {len(values)} are given"
+    if len(values) > MOST_ARGUMENTS:
+        return f"a GPU prints at most {MOST_ARGUMENTS} values at once, not {len(values)}"
+    for letter, dtype in zip(letters, values, strict=True):
+        if dtypes.is_float(dtype) != (letter in _FLOAT):
+            fitting = "e, f or g" if dtypes.is_float(dtype) else "d, u, o or x"
+            return f"%{letter} does not print a value of {dtype.name}; {fitting} does"
+    return None
+
+
+def _dtype(value: Any) -> dtypes.DType:
+    """The dtype that a tile or scalar is printed in."""
+    if isinstance(value, (Tile, np.generic)):
+        return value.dtype
+    return {bool: dtypes.bool_, int: dtypes.int64, float: dtypes.float64}[scalar_kind(value) or float]
+
+
+def _written(directive: Directive, value: Any, dtype: dtypes.DType) -> str:
+    """A value by a directive, as C prints it."""
+    if directive.letter in _FLOAT:
+        number: Any = float(value)
+    else:
+        number = int(value)
+        if directive.letter in "uoxX":  # the bits
+            number %= 1 << 8 * dtype.itemsize
+    text: str = f"%{directive.style}{directive.letter}" % number
+    return text
+
+
+@tile_op("printf", host="Python's print")
+def printf(format: str, *values: Any) -> None:
+    """Print values by a format of C's printf; nothing ends the line but a newline in the format.
+
+    Tiles among the values broadcast to one shape, and the text is printed once for each element of it, in the order of the
+    elements on a CPU device, in any order on a GPU, where it appears when the device synchronises.
+
+    Args:
+        format: a string known when the kernel is compiled. A directive is `%`, flags (`-`, `+`, `0`, space), width, precision,
+            and one of `d i u o x X` for integers and bools, `e E f F g G` for floats; sizes such as the `l` of `%ld` change
+            nothing.
+        values: scalars and tiles, one for each directive, 32 at most.
+
+    Raises:
+        CompileError: the format is no such string, or the values do not go with it; the shapes of tiles do not broadcast.
+
+    Examples:
+        >>> @tk.kernel
+        ... def show(x: tk.In):
+        ...     tk.printf("%4d: %6.2f\\n", tk.arange(2), tk.load(x, tk.bid(0), 2))
+        >>> _ = show(api.arange(2, dtype=tk.float32)).grid((1, 1, 1)).sync()
+           0:   0.00
+           1:   1.00
+    """
+    if not isinstance(format, str):
+        raise CompileError(f"printf: the format is a string known when the kernel is compiled, not {type(format).__name__}")
+    before, directives = parse_format(format)
+    for value in values:
+        if not isinstance(value, Tile) and scalar_kind(value) is None:
+            raise CompileError(f"printf: values are scalars and tiles, not {type(value).__name__}")
+    kinds = [_dtype(value) for value in values]
+    problem = unprintable("".join(d.letter for d in directives), kinds)
+    if problem:
+        raise CompileError(f"printf: {problem}")
+    shapes = [value.shape for value in values if isinstance(value, Tile)]
+    shape = common_shape("printf", shapes) if shapes else ()
+    columns = [np.broadcast_to(v._array if isinstance(v, Tile) else np.asarray(v), shape) for v in values]
+    for index in itertools.product(*map(range, shape)):
+        row: Iterator[Any] = iter([(column[index], kind) for column, kind in zip(columns, kinds, strict=True)])
+        words = [(_written(d, *next(row)) if d.letter else "%") + d.after for d in directives]
+        sys.stdout.write(before + "".join(words))
+
+
+def assertion_text(message: str, place: tuple[int, ...] | None = None) -> str:
+    """What a failed assertion says; `place` is the index of the element that does not hold."""
+    where = f" at element {place}" if place else ""
+    return f"assert_: {message or 'the condition does not hold'}{where}"
+
+
+def message_problem(message: Any) -> str | None:
+    """Why this is no message of an assertion."""
+    if isinstance(message, str):
+        return None
+    return f"the message is a string known when the kernel is compiled, not {type(message).__name__}"
+
+
+@tile_op("assert_", host="Python's assert")
+def assert_(condition: Any, message: str = "") -> None:
+    """Stop the launch with a `DeviceError` where a condition does not hold.
+
+    A CPU device always looks; a GPU only under `TILEKIT_CHECKS=1`, and costs nothing without it. After a failed assertion a
+    process cannot use that GPU any more.
+
+    Args:
+        condition: a bool scalar, or a bool tile, all of whose elements must hold.
+        message: what the error says; a string known when the kernel is compiled.
+
+    Raises:
+        CompileError: the condition is not of bool, or the message is no such string.
+        DeviceError: the condition does not hold; it names the kernel, the line, the block and the element.
+
+    Examples:
+        >>> @tk.kernel
+        ... def root(y: tk.InOut):
+        ...     t = y.load()
+        ...     tk.assert_(t >= 0, "roots of negative numbers do not exist")
+        ...     y.store(tk.sqrt(t))
+        >>> root(api.full(2, 9.0).partition(2)).first().unpartition().to_host().sync()
+        array([3., 3.], dtype=float32)
+    """
+    problem = message_problem(message)
+    if problem:
+        raise CompileError(f"assert_: {problem}")
+    if isinstance(condition, Tile):
+        if condition.dtype != dtypes.bool_:
+            raise CompileError(f"assert_: {unconditional(f'a {condition.dtype.name} tile')}")
+        if not np.all(condition._array):
+            place = tuple(int(i[0]) for i in np.nonzero(~np.atleast_1d(condition._array)))
+            raise DeviceError(assertion_text(message, place if condition.shape else None))
+    elif scalar_kind(condition) is not bool:
+        raise CompileError(f"assert_: {unconditional(type(condition).__name__)}")
+    elif not condition:
+        raise DeviceError(assertion_text(message))
+
+
+def unconditional(found: str) -> str:
+    """Why something is no condition of an assertion."""
+    return f"the condition is a bool scalar or a bool tile, such as the result of a comparison, not {found}"
+
+
+@tile_op("static_assert", host="Python's assert")
+def static_assert(condition: bool, message: str = "") -> None:
+    """Refuse to compile the kernel where a condition does not hold. It costs nothing when the kernel runs.
+
+    Args:
+        condition: a bool known when the kernel is compiled: of generics and `Const` parameters; a comparison of ranks or extents
+            of tiles. (Join such comparisons by `&`, or write an assertion for each: `and` is a jump, and not known on a GPU.)
+        message: what the error says; a string known then, too.
+
+    Raises:
+        CompileError: the condition does not hold, or is not known when the kernel is compiled; it points at the line.
+
+    Examples:
+        >>> BM = tk.generics("BM")
+        >>> @tk.kernel
+        ... def halves(y: tk.Out[BM]):
+        ...     tk.static_assert(BM >= 2, "a tile of one element has no halves")
+        ...     y.store(tk.cat((tk.zeros(BM // 2), tk.ones(BM // 2)), 0))
+        >>> halves(api.zeros(4).partition(4)).first().unpartition().to_host().sync()
+        array([0., 0., 1., 1.], dtype=float32)
+    """
+    problem = message_problem(message)
+    if problem:
+        raise CompileError(f"static_assert: {problem}")
+    if isinstance(condition, Tile) or scalar_kind(condition) is None:
+        raise CompileError(f"static_assert: {unknown_condition()}")
+    if not condition:
+        raise CompileError(f"static_assert: {message or 'the condition does not hold'}")
+
+
+def unknown_condition() -> str:
+    """Why a condition cannot be looked at while a kernel is compiled."""
+    return "the condition must be known when the kernel is compiled; tk.assert_ looks at values while the kernel runs"
+
+
+def described(value: Any) -> str | None:
+    """What `static_print` says about a constant; None for what is none."""
+    if isinstance(value, (tuple, np.dtype)) or value is None or type(value) in (bool, int, float, str):
+        return value.name if isinstance(value, np.dtype) else str(value)
+    return None
+
+
+def described_tile(dtype: dtypes.DType, shape: tuple[int, ...]) -> str:
+    """What `static_print` says about a tile."""
+    return f"{dtype.name} tile of shape {shape}"
+
+
+@tile_op("static_print", host="Python's print")
+def static_print(*values: Any) -> None:
+    """Print a line when the kernel is compiled: constants by their values, tiles by their dtype and shape.
+
+    A kernel from the cache is not compiled, and prints nothing. A CPU device compiles nothing: there the first block of each
+    launch prints the line.
+
+    Args:
+        values: strings, generics and other constants, dtypes, tiles.
+
+    Raises:
+        CompileError: a value that is known only when the kernel runs.
+
+    Examples:
+        >>> @tk.kernel
+        ... def look(y: tk.InOut):
+        ...     t = y.load()[:, None] > 0
+        ...     tk.static_print("t is a", t)
+        ...     y.store(0.0)
+        >>> _ = look(api.zeros(4).partition(4)).sync()
+        t is a bool tile of shape (4, 1)
+    """
+    words = []
+    for value in values:
+        word = described_tile(value.dtype, value.shape) if isinstance(value, Tile) else described(value)
+        if word is None:
+            raise CompileError(f"static_print: {unknown_value(type(value).__name__)}")
+        words.append(word)
+    running = block.current()
+    if running is None or not any(running.index):
+        sys.stdout.write(" ".join(words) + "\n")
+
+
+def unknown_value(found: str) -> str:
+    """Why something cannot be printed while a kernel is compiled."""
+    return f"values are constants, dtypes and tiles, not {found}; tk.print shows values while the kernel runs"

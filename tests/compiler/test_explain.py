@@ -1,0 +1,143 @@
+"""`op.explain()`: what the compiler notes is what the machine code does."""
+
+import re
+
+import pytest
+
+import tilekit as tk
+from tilekit import api
+from tilekit.compiler.explain import resident_blocks
+from tilekit.compiler.kernel import CompiledKernel
+
+
+@tk.kernel
+def softmax(y: tk.Out, x: tk.In):
+    t = tk.load_tile_like(x, y, padding_mode="-inf")
+    e = tk.exp(t - tk.max(t, 1)[:, None])
+    y.store(e / tk.sum(e, 1)[:, None])
+
+
+@tk.kernel
+def turn(y: tk.Out, x: tk.In):
+    t = tk.load(x, (tk.bid(1), tk.bid(0)), (64, 64))
+    y.store(tk.transpose(t))
+
+
+def meta(*shape, dtype=tk.float32):
+    return api.meta(shape, dtype)
+
+
+def line_of(kernel, text):
+    """The line of the kernel that has `text`."""
+    return next(n for n, line in enumerate(kernel.source._lines, kernel.source._first) if text in line)
+
+
+def test_accesses_and_their_lines():
+    explained = turn(meta(4096, 4096).partition((64, 64)), meta(4096, 4096)).explain("sm_90a")
+    load, store = explained.accesses
+    assert (load.line, load.kind, load.parameter, load.bits, load.count) == (line_of(turn, "tk.load"), "load", "x", 128, 4)
+    assert (store.line, store.kind, store.parameter, store.bits, store.count) == (line_of(turn, "y.store"), "store", "y", 128, 4)
+    assert (load.masked, store.masked) == (True, False)
+    assert load.coalesced == store.coalesced == 1.0
+    assert explained.compiled.sass.count("LDG.E.128") == load.count
+    assert explained.compiled.sass.count("STG.E.128") == store.count
+
+
+def test_a_conversion_and_its_way():
+    explained = turn(meta(4096, 4096).partition((64, 64)), meta(4096, 4096)).explain("sm_80")
+    (conversion,) = explained.conversions
+    assert (conversion.line, conversion.way, conversion.nbytes) == (line_of(turn, "y.store"), "shared memory", 64 * 64 * 4)
+    names = [use.name for use in explained.layouts]
+    assert {conversion.source, conversion.target} == set(names) == {"L0", "L1"}
+    assert all(use.registers == 64 * 64 // explained.compiled.block[0] and use.copies == 1 for use in explained.layouts)
+
+
+def test_exchanges_of_a_reduction():
+    explained = softmax(meta(777, 1024).partition((1, 1024)), meta(777, 1024)).explain("sm_90a")
+    ways = {(c.line, c.way): c.count for c in explained.conversions}
+    for text in ("tk.max", "tk.sum"):
+        assert ways[line_of(softmax, text), "shuffle"] == 5
+    assert explained.compiled.sass.count("SHFL") >= 10
+
+
+def test_edges_are_told_apart():
+    ragged = softmax(meta(777, 1001).partition((1, 1024)), meta(777, 1001)).explain("sm_90a").accesses[0]
+    assert (ragged.bits, ragged.masked, ragged.branches) == (32, True, False)
+    assert ragged.coalesced == 0.25
+    cut = softmax(meta(777, 1026).partition((1, 1024)), meta(777, 1026)).explain("sm_90a").accesses[0]
+    assert cut.bits > 32
+    assert cut.masked
+
+
+def test_a_tensor_without_neighbours_is_not_coalesced():
+    x = meta(4096, 4096)[:, ::2]
+    load = softmax(meta(777, 1024).partition((1, 1024)), x[:777, :1024]).explain("sm_90a").accesses[0]
+    assert (load.bits, load.coalesced) == (32, 4 / 32)
+
+
+def test_gathers_depend_on_their_indices():
+    @tk.kernel
+    def pick(y: tk.Out, x: tk.In, at: tk.In):
+        y.store(tk.gather(x, tk.load_tile_like(at, y)))
+
+    explained = pick(meta(4096).partition(512), meta(4096), meta(4096, dtype=tk.int32)).explain("sm_80")
+    gather = next(a for a in explained.accesses if a.kind == "gather")
+    assert (gather.parameter, gather.coalesced, gather.masked) == ("x", None, True)
+    assert "by index" in str(explained)
+
+
+def test_the_table_says_all_of_it():
+    explained = turn(meta(4096, 4096).partition((64, 64)), meta(4096, 4096)).explain("sm_80")
+    text = str(explained)
+    first, second = text.splitlines()[:2]
+    needs = r"\d+ registers and 0 local bytes a thread, 16384 bytes of shared memory"
+    assert re.fullmatch(rf"kernel turn for sm_80: 256 threads \(8 warps\) in a block, {needs}", first)
+    assert re.fullmatch(r"room for \d+ blocks on a multiprocessor \(limited by [\w ]+\): \d+% of its warps", second)
+    assert re.search(rf"^{line_of(turn, 'tk.load')} +load +x: float32 +64x64 +128 +4 +yes +100%$", text, re.M)
+    assert re.search(r"^L0 +64x64 +16 +1 +0,1 0,2 ", text, re.M)
+    assert re.search(r"float32 tile of 64x64 +L\d to L\d +shared memory +1 +16384$", text, re.M)
+
+
+def test_nothing_is_noted_where_nobody_asks():
+    from tilekit.compiler.layout import Config
+    from tilekit.compiler.types import compiling
+
+    with compiling(Config(4, 4)) as compilation:
+        compilation.note("something")
+        assert compilation.notes is None
+
+
+def compiled(target, registers, threads, shared):
+    return CompiledKernel(
+        entry="k", ptx="", cubin=b"", target=target, registers=registers, shared_bytes=shared, local_bytes=0,
+        block=(threads, 1, 1), param_format="<",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "registers", "threads", "shared", "expected"),
+    [
+        ("sm_90a", 32, 256, 0, (8, 1.0)),
+        ("sm_90a", 128, 256, 0, (2, 0.25)),
+        ("sm_90a", 33, 256, 0, (6, 0.75)),  # 40 registers are given out
+        ("sm_90a", 16, 32, 0, (32, 0.5)),
+        ("sm_90a", 32, 128, 100 * 1024, (2, 0.125)),
+        ("sm_80", 32, 128, 100 * 1024, (1, 0.0625)),
+        ("sm_86", 32, 256, 0, (6, 1.0)),
+    ],
+)
+def test_room_on_a_multiprocessor(target, registers, threads, shared, expected):
+    blocks, _, share = resident_blocks(compiled(target, registers, threads, shared))
+    assert (blocks, share) == expected
+
+
+def test_what_limits_it():
+    assert resident_blocks(compiled("sm_90a", 128, 256, 0))[1] == "registers"
+    assert resident_blocks(compiled("sm_90a", 16, 32, 0))[1] == "the number of blocks"
+    assert resident_blocks(compiled("sm_80", 32, 128, 100 * 1024))[1] == "shared memory"
+    assert resident_blocks(compiled("sm_90a", 24, 1024, 0))[1] == "threads"
+
+
+def test_without_a_gpu_a_target_is_needed(cpu):
+    with pytest.raises(ValueError, match=r"no GPU to compile for; name a target, such as .compile\(target='sm_90a'\)"):
+        turn(api.zeros((64, 64)).sync().partition((64, 64)), api.zeros((64, 64)).sync()).explain()

@@ -1,0 +1,308 @@
+"""What the compiler made of a kernel: accesses to memory, layouts, conversions, and what a multiprocessor has room for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilekit.compiler.facts import ArgumentFacts
+from tilekit.compiler.kernel import CompiledKernel
+from tilekit.compiler.layout import WARP, Layout
+from tilekit.compiler.source import KernelSource
+from tilekit.compiler.specialise import BoundKernel
+from tilekit.dtypes import DType
+
+__all__ = ["Conversion", "Explanation", "LayoutInUse", "MemoryAccess", "explain", "resident_blocks"]
+
+_SECTOR = 32  # bytes that memory moves at least
+
+# Of a multiprocessor: registers, warps, blocks, shared memory in KB; and what a block reserves of it, in KB.
+_LIMITS = {
+    "sm_80": (65536, 64, 32, 164, 1), "sm_86": (65536, 48, 16, 100, 1), "sm_89": (65536, 48, 24, 100, 1),
+    "sm_90": (65536, 64, 32, 228, 1), "sm_100": (65536, 64, 32, 228, 1), "sm_120": (65536, 48, 24, 100, 1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryAccess:
+    """A load or a store of a tile.
+
+    Attributes:
+        line: of the kernel's file.
+        kind: load or store; gather or scatter where the kernel computes the place of each element.
+        parameter, dtype, tile_shape: what is accessed.
+        bits: that one instruction moves for a thread; `edge_bits` where the tile hangs over the edge, or the indices of a gather
+            or scatter do not lie side by side.
+        count: such instructions for the tile, in a thread.
+        masked: whether elements may not exist, so that the accesses have predicates.
+        branches: whether there is a branch for the one width and one for the other.
+        coalesced: the share of the 32-byte sectors that the access of a warp moves which it asked for, from 0 to 1; None for a
+            gather or scatter, where it depends on the indices.
+    """
+
+    line: int
+    kind: str
+    parameter: str
+    dtype: DType
+    tile_shape: tuple[int, ...]
+    bits: int
+    edge_bits: int
+    count: int
+    masked: bool
+    branches: bool
+    coalesced: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """Elements that change their places.
+
+    Attributes:
+        line: of the kernel's file.
+        what: a tile that gets another layout, or an exchange of a reduction's, a scan's or a sort's.
+        way: registers (within each thread), shuffle (within each warp) or shared memory.
+        count: how many there are of the kind in the line.
+        nbytes: that a block moves through shared memory for one of them, 0 for the other ways.
+        source, target: the layouts of a tile, as `LayoutInUse.name`; empty for an exchange.
+    """
+
+    line: int
+    what: str
+    way: str
+    count: int
+    nbytes: int
+    source: str = ""
+    target: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutInUse:
+    """Where the elements of a tile live.
+
+    Attributes:
+        name: L0, L1...
+        layout: the map.
+        registers: a thread's, for one such tile.
+        copies: how many threads hold each element.
+    """
+
+    name: str
+    layout: Layout
+    registers: int
+    copies: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What `KernelLaunch.explain` gives. `str` of it is a table.
+
+    Attributes:
+        name, filename: the kernel's.
+        compiled: the machine code, with registers, shared and local bytes.
+        accesses, layouts, conversions: in the order of the lines.
+        blocks_per_multiprocessor: how many blocks have room on one, and `limited_by` what limits them.
+        occupancy: the share of the warps that a multiprocessor can hold which these blocks are, from 0 to 1.
+    """
+
+    name: str
+    filename: str
+    compiled: CompiledKernel
+    accesses: tuple[MemoryAccess, ...]
+    layouts: tuple[LayoutInUse, ...]
+    conversions: tuple[Conversion, ...]
+    blocks_per_multiprocessor: int
+    limited_by: str
+    occupancy: float
+
+    def __str__(self) -> str:
+        kernel = self.compiled
+        threads = kernel.block[0]
+        shared = kernel.shared_bytes + kernel.dynamic_shared_bytes
+        block = (
+            f"kernel {self.name} for {kernel.target}: {threads} threads ({threads // WARP} warps) in a block, "
+            f"{kernel.registers} registers and {kernel.local_bytes} local bytes a thread, {shared} bytes of shared memory"
+        )
+        room = (
+            f"room for {self.blocks_per_multiprocessor} blocks on a multiprocessor (limited by {self.limited_by}): "
+            f"{self.occupancy:.0%} of its warps"
+        )
+        parts = [block, room]
+        if self.accesses:
+            rows = [
+                (
+                    *(str(a.line), a.kind, f"{a.parameter}: {a.dtype.name}", _shown(a.tile_shape)),
+                    *(_width(a), str(a.count), _mask(a), _share(a)),
+                )
+                for a in self.accesses
+            ]
+            parts += ["", *_table(("line", "access", "tensor", "tile", "bits", "a thread", "masked", "coalesced"), rows)]
+        if self.layouts:
+            shown = [
+                (use.name, _shown(use.layout.shape), str(use.registers), str(use.copies), _bits(use.layout))
+                for use in self.layouts
+            ]
+            parts += ["", *_table(("layout", "tile", "registers", "copies", "register; lane; warp bits"), shown)]
+        if self.conversions:
+            moved = [
+                (str(c.line), c.what, f"{c.source} to {c.target}" if c.source else "", c.way, str(c.count), str(c.nbytes or "-"))
+                for c in self.conversions
+            ]
+            parts += ["", *_table(("line", "conversion", "layouts", "way", "count", "bytes"), moved)]
+        return "\n".join(parts)
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _width(access: MemoryAccess) -> str:
+    if access.edge_bits == access.bits:
+        return str(access.bits)
+    if access.coalesced is None:
+        return f"{access.bits} or {access.edge_bits}"
+    return f"{access.bits} ({access.edge_bits} at the edge)"
+
+
+def _mask(access: MemoryAccess) -> str:
+    return "at the edge" if access.branches and access.coalesced is not None else "yes" if access.masked else "no"
+
+
+def _share(access: MemoryAccess) -> str:
+    return "by index" if access.coalesced is None else f"{access.coalesced:.0%}"
+
+
+def _bits(layout: Layout) -> str:
+    """The basis vectors: what each bit of the register number, of the lane and of the warp adds to the coordinate."""
+    groups = (layout.reg, layout.lane, layout.warp)
+    return "; ".join(" ".join(",".join(map(str, vector)) for vector in basis) or "-" for basis in groups)
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------- making
+
+
+def explain(
+    bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | None, target: str, occupancy: int | None
+) -> Explanation:
+    """Compile a kernel, and note what the compiler does. The arguments are those of `build`."""
+    from tilekit.compiler.build import build  # numba, which takes a second to import
+    from tilekit.compiler.types import noting
+
+    with noting() as notes:
+        compiled = build(bound, facts, num_warps, target, occupancy)
+    blocks, limit, share = resident_blocks(compiled)
+    layouts: dict[Layout, LayoutInUse] = {}
+    source: KernelSource = bound.source
+    return Explanation(
+        name=source.name,
+        filename=source.filename,
+        compiled=compiled,
+        accesses=tuple(_accesses(notes, layouts)),
+        conversions=tuple(_conversions(notes, layouts)),
+        layouts=tuple(layouts.values()),
+        blocks_per_multiprocessor=blocks,
+        limited_by=limit,
+        occupancy=share,
+    )
+
+
+def _named(layouts: dict[Layout, LayoutInUse], layout: Layout) -> str:
+    """The name of a layout, which it gets when it is first met."""
+    if layout not in layouts:
+        idle = sum(not any(vector) for vector in layout.thread)
+        made = LayoutInUse(name=f"L{len(layouts)}", layout=layout, registers=layout.num_registers, copies=1 << idle)
+        layouts[layout] = made
+    return layouts[layout].name
+
+
+def _accesses(notes: list[tuple[Any, ...]], layouts: dict[Layout, LayoutInUse]) -> list[MemoryAccess]:
+    made = []
+    for line, kind, *rest in notes:
+        if kind == "access":
+            tensor, layout, plan, writing = rest
+            vector, edge, masked, branches = plan.vector, plan.edge, plan.masked, plan.branches
+            share: float | None = _coalesced(layout, vector, tensor.facts.unit, tensor.dtype.itemsize)
+            name = "store" if writing else "load"
+        elif kind == "points":
+            tensor, layout, vector, writing = rest
+            edge, masked, branches, share = (), True, bool(vector), None
+            name = "scatter" if writing else "gather"
+        else:
+            continue
+        _named(layouts, layout)
+        width = 8 * tensor.dtype.itemsize
+        made.append(
+            MemoryAccess(
+                line=line,
+                kind=name,
+                parameter=tensor.parameter,
+                dtype=tensor.dtype,
+                tile_shape=layout.shape,
+                bits=width << len(vector),
+                edge_bits=width << len(edge if branches else vector),
+                count=layout.num_registers >> len(vector),
+                masked=masked,
+                branches=branches,
+                coalesced=share,
+            )
+        )
+    return sorted(made, key=lambda access: access.line)
+
+
+def _coalesced(layout: Layout, vector: tuple[int, ...], unit: int | None, itemsize: int) -> float:
+    """Of the sectors that one access of a warp touches, the share that it asks for; rows lie apart."""
+    sectors, elements = set(), set()
+    for lane in range(WARP):
+        for register in layout.chunks(vector)[0]:
+            at = tuple(a ^ b for a, b in zip(layout.thread_coordinate(lane), layout.coordinates()[register], strict=True))
+            elements.add(at)
+            if unit is None:
+                sectors.add(at)
+            else:
+                sectors.add((*at[:unit], at[unit] * itemsize // _SECTOR, *at[unit + 1 :]))
+    return min(1.0, len(elements) * itemsize / (_SECTOR * len(sectors)))
+
+
+def _conversions(notes: list[tuple[Any, ...]], layouts: dict[Layout, LayoutInUse]) -> list[Conversion]:
+    counted: Counter[tuple[Any, ...]] = Counter()
+    for line, kind, *rest in notes:
+        if kind == "conversion":
+            dtype, source, target, through_shared = rest
+            size = dtype.itemsize
+            for extent in source.shape:
+                size *= extent
+            way = "shared memory" if through_shared else "registers"
+            names = (_named(layouts, source), _named(layouts, target))
+            counted[line, f"{dtype.name} tile of {_shown(source.shape)}", way, size if through_shared else 0, *names] += 1
+        elif kind == "exchange":
+            dtype, place, count = rest
+            way = {"reg": "registers", "lane": "shuffle", "warp": "shared memory"}[place.kind]
+            size = count * dtype.itemsize if place.kind == "warp" else 0
+            counted[line, f"exchange of {dtype.name}", way, size, "", ""] += 1
+    made = [
+        Conversion(line=line, what=what, way=way, count=count, nbytes=size, source=source, target=target)
+        for (line, what, way, size, source, target), count in counted.items()
+    ]
+    return sorted(made, key=lambda conversion: conversion.line)
+
+
+def resident_blocks(kernel: CompiledKernel) -> tuple[int, str, float]:
+    """How many blocks of a kernel a multiprocessor has room for, what limits them, and the share of its warps that they are."""
+    registers, most_warps, most_blocks, shared_kb, reserved_kb = _LIMITS[kernel.target.rstrip("af")]
+    warps = kernel.block[0] // WARP
+    per_warp = -(-kernel.registers * WARP // 256) * 256  # registers are given out in units of 256 to a warp
+    shared = kernel.shared_bytes + kernel.dynamic_shared_bytes + (reserved_kb << 10)
+    room = {
+        "threads": most_warps // warps,
+        "registers": registers // per_warp // warps if per_warp else most_blocks,
+        "shared memory": (shared_kb << 10) // shared,
+        "the number of blocks": most_blocks,
+    }
+    limit = min(room, key=lambda name: room[name])
+    return room[limit], limit, room[limit] * warps / most_warps
