@@ -87,3 +87,17 @@ def test_warps_decide_the_threads_of_a_block(warps):
     kernel = saxpy(api.meta(4096).partition(1024), 2.0, api.meta(4096)).num_warps(warps).compile(target="sm_90a")
     assert kernel.block == (32 * warps, 1, 1)
     assert kernel.local_bytes == 0
+
+
+def test_occupancy_leaves_room_for_as_many_blocks():
+    @tk.kernel(occupancy=4)
+    def softmax(y: tk.Out, x: tk.In):
+        e = tk.exp(tk.load_tile_like(x, y))
+        y.store(e * (1.0 / tk.sum(e)))
+
+    def registers(occupancy=None):
+        launch = softmax(api.meta((8, 4096)).partition((1, 4096)), api.meta((8, 4096))).num_warps(4)
+        return (launch.occupancy(occupancy) if occupancy else launch).compile(target="sm_90a").registers
+
+    assert 65536 // (2 * 128) >= registers(2) > 65536 // (8 * 128) >= registers(8)
+    assert registers() <= 65536 // (4 * 128), "the decorator's, where the launch says nothing"

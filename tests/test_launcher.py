@@ -404,6 +404,15 @@ def test_warps():
         tk.kernel(num_warps=3)(lambda: None)
 
 
+@pytest.mark.parametrize("occupancy", [0, 33, 2.0, True])
+def test_occupancy(occupancy):
+    with pytest.raises(ValueError, match=f"occupancy is a number of blocks from 1 to 32, not {occupancy}"):
+        tk.kernel(occupancy=occupancy)(lambda: None)
+    launch = saxpy(api.meta(8).partition(4), 1.0, api.meta(8))
+    with pytest.raises(ValueError, match="occupancy is a number of blocks from 1 to 32"):
+        launch.occupancy(occupancy)
+
+
 def test_a_kernel_that_failed_leaves_its_tensors_usable(device):
     """Whoever mends the kernel and runs it again must not meet the old error."""
 

@@ -368,26 +368,25 @@ def test_what_is_refused(make, error, message):
 # The machine code.
 
 
-def compiled(kind, dtype, shift, bits, n=1 << 20):
+def compiled(kind, dtype, n=1 << 20):
     from tilekit.random import _draw
 
     zero = np.uint64(0)
-    return _draw(api.meta(n, dtype).partition(1024), 0, 0, 0, 0.0, 1.0, zero, zero, kind, shift, bits, 1024).compile(
-        target="sm_90a"
-    )
+    return _draw(api.meta(n, dtype).partition(1024), zero, 0.0, 1.0, zero, zero, kind, 1024).compile(target="sm_90a")
 
 
-def test_elements_of_one_counter_share_its_computation():
-    """8 elements of a thread have 2 counters: 10 rounds of 2 products each, of which 3 are known when compiling, and not 8."""
-    kernel = compiled("uniform", tk.float32, 2, 24)
-    assert kernel.ptx.count("mul.hi.u32") <= 2 * 20
+@pytest.mark.parametrize(("kind", "dtype"), [("uniform", tk.float32), ("uniform", tk.float64), ("bits", tk.int64)], ids=str)
+def test_elements_of_one_counter_share_its_computation(kind, dtype):
+    """The elements of a thread (8, or 4 of 8 bytes) have 2 counters: 10 rounds of 2 products each, of which some are known."""
+    kernel = compiled(kind, dtype)
+    assert kernel.ptx.count("mul.wide.u32") <= 2 * 20
     assert kernel.sass.count("STG.E.128") == 2
     assert kernel.local_bytes == 0
 
 
 def test_normal_numbers_share_their_pair_and_are_never_fused():
-    kernel = compiled("normal", tk.float32, 2, 0)
+    kernel = compiled("normal", tk.float32)
     assert kernel.ptx.count("sqrt.rn.f32") == 4
-    assert kernel.ptx.count("mul.hi.u32") <= 2 * 20
+    assert kernel.ptx.count("mul.wide.u32") <= 2 * 20
     assert "fma" not in kernel.ptx
     assert kernel.local_bytes == 0

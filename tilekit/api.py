@@ -14,7 +14,8 @@ from tilekit import copying, dtypes
 from tilekit.copying import as_real, as_scalar
 from tilekit.device import Device
 from tilekit.lang import create, memory
-from tilekit.lang.elementwise import mul, where
+from tilekit.lang.calculation import mul
+from tilekit.lang.elementwise import where
 from tilekit.lang.signature import Const, Out
 from tilekit.lang.tile import scalar_kind
 from tilekit.launcher import kernel

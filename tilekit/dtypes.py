@@ -1,4 +1,18 @@
-"""Element types: NumPy dtypes (bfloat16 and the 8-bit floats from ml_dtypes), and the rules by which they mix in a kernel."""
+"""Element types: NumPy dtypes (bfloat16 and the 8-bit floats from ml_dtypes), and the rules by which they mix in a kernel.
+
+They are cuTile Python's: bool < integer < float, whatever their sizes (int64 with float16 is float16); of one kind the wider;
+signed with unsigned integers, and float16 with bfloat16, are an error; integers divided by `/` are float32; a constant takes the
+tile's dtype, and has to fit it. Where tilekit differs:
+
+* Every scalar is such a constant, also one computed in the kernel or passed to it, of whatever type (in cuTile those have a dtype
+  of their own). A known one has to fit the tile's dtype; another wraps.
+* The mathematical functions (`exp`, `sin`, `sqrt`...) refuse integers, which cuTile makes float32.
+* `minimum` and `maximum` give NaN where one operand is NaN, as NumPy's; `propagate_nan=False` is cuTile's default.
+* Negative powers of integers, integers divided by zero, and shifts by the width or more have results: see `tk.pow`,
+  `tk.floordiv`, `tk.bitwise_lshift`.
+* `//`, `%` and `divmod` of floats are Python's and NumPy's: what they give belongs together.
+* 8-bit floats are loaded, stored and cast; there are no tfloat32 and no 4-bit floats.
+"""
 
 from __future__ import annotations
 

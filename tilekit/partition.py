@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tilekit.storage import Storage
     from tilekit.tensor import Tensor
 
-__all__ = ["MappedPartition", "Partition", "PrefixPartition", "Traits", "grouped_index", "try_partition"]
+__all__ = ["MappedPartition", "Partition", "PrefixPartition", "Scattered", "Traits", "grouped_index", "try_partition"]
 
 _RANKS = range(1, 5)
 # Kernels count tiles in 32 bits, and blocks as well.
@@ -237,6 +237,26 @@ class MappedPartition(Partition):
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}.map(group={self.group}, num_blocks={self.num_blocks})"
+
+
+class Scattered(Partition):
+    """A tensor that the blocks of a kernel write anywhere, by `tk.scatter`, `tk.store` with an index, `tk.atomic_add`... Made by
+    `Tensor.scattered`.
+
+    No block owns a tile of it, and the grid does not follow from it.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, tensor: Tensor) -> None:
+        rank = len(tensor.shape)
+        if rank not in _RANKS:
+            raise ValueError(f"kernels write tensors of 1 to 4 dimensions; one of shape {tensor.shape} has {rank}")
+        super().__init__(tensor, (1,) * rank)
+        self.traits = Traits.of((tensor.traits, "scattered"))
+
+    def __repr__(self) -> str:
+        return f"{self.tensor!r}.scattered()"
 
 
 def grouped_index(at: int, tiles: Sequence[int], group: Sequence[int]) -> tuple[int, ...]:

@@ -1,14 +1,7 @@
 """Random numbers, made on the device, the same on every device: Philox4x32-10, a function of the seed and the element's index.
 
-A generator by counter (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011) has no state. The seed
-is the key: its lower 32 bits are the first word, its upper the second. The counter is `(j, j >> 32, kind, 0)`, where `kind` is 0
-for `rand`, 1 for `randn` and 2 for `randint`, so that one seed gives the three different numbers. Each counter makes four words
-of 32 bits; an element takes one word of them, two or all four, in order: `j` is `i // 4`, `i // 2` or `i` for element `i`.
-What an element becomes thus depends on the seed, its index in C order and its dtype, and not on the shape, the tiles, the grid
-or the device.
-
-Nothing here may round differently from one device to another: products that are added to something are `mul`, which no GPU
-fuses, and the functions of float32 are polynomials of our own.
+What an element becomes depends on the seed, its index in C order and its dtype, and not on the shape, the tiles, the grid or the
+device: `tilekit.lang.randomness`, whose operations kernels may use too, says how.
 """
 
 from __future__ import annotations
@@ -22,8 +15,9 @@ import numpy as np
 
 from tilekit import dtypes
 from tilekit.copying import as_real, shown
-from tilekit.lang import create, memory
-from tilekit.lang.elementwise import bitcast, cos, log, mul, mulhi, sin, sqrt, where
+from tilekit.lang import create, memory, randomness
+from tilekit.lang.calculation import mul, mulhi
+from tilekit.lang.elementwise import where
 from tilekit.lang.signature import Const, Out
 from tilekit.lang.tile import scalar_kind
 from tilekit.launcher import kernel
@@ -37,13 +31,7 @@ __all__ = ["rand", "randint", "randn"]
 # operation there is a call of NumPy. The numbers do not depend on it.
 _TILE, _CPU_TILE = 1024, 1 << 14
 
-# The bits that a uniform number is made of: as many as the significand holds.
-_BITS = {dtypes.float16: 11, dtypes.bfloat16: 8, dtypes.float32: 24, dtypes.float64: 53}
-
-# Philox4x32: the two multipliers, what the words of the key grow by in each round, and the 32 bits that are kept of them.
-_M0, _M1, _W0, _W1, _LOW = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85, 0xFFFFFFFF
-
-i32, u32, u64, f32, f64 = dtypes.int32, dtypes.uint32, dtypes.uint64, dtypes.float32, dtypes.float64
+u64, f64 = dtypes.uint64, dtypes.float64
 
 
 def rand(shape: int | tuple[int, ...], seed: int | None = None, dtype: Any = dtypes.float32) -> DeviceOp[Tensor]:
@@ -63,7 +51,7 @@ def rand(shape: int | tuple[int, ...], seed: int | None = None, dtype: Any = dty
         ValueError: a seed out of range.
     """
     chosen = _float("rand", dtype)
-    return _drawn("rand", shape, chosen, seed, 0, "uniform", 2 if chosen == dtypes.float64 else 1)
+    return _drawn("rand", shape, chosen, seed, "uniform")
 
 
 def randn(
@@ -87,8 +75,7 @@ def randn(
     centre, width = as_real(mean, "randn: the mean"), as_real(std, "randn: the standard deviation")
     if width < 0:
         raise ValueError(f"randn: the standard deviation {std} is negative")
-    kind, words = ("normal64", 2) if chosen == dtypes.float64 else ("normal", 1)
-    return _drawn("randn", shape, chosen, seed, 1, kind, words, mean=centre, std=width)
+    return _drawn("randn", shape, chosen, seed, "normal64" if chosen == dtypes.float64 else "normal", mean=centre, std=width)
 
 
 def randint(
@@ -127,21 +114,21 @@ def randint(
             raise ValueError(f"randint: {name} = {shown(bound)} is out of bounds for {chosen.name}")
     span = high - low
     if span == 2**64:
-        kind, words, span = "bits", 2, 0
+        kind, span = "bits", 0
     else:
-        kind, words = ("below", 2) if span <= 2**32 else ("far below", 4)
-    return _drawn("randint", shape, chosen, seed, 2, kind, words, low=low % 2**64, span=span)
+        kind = "below" if span <= 2**32 else "far below"
+    return _drawn("randint", shape, chosen, seed, kind, low=low % 2**64, span=span)
 
 
 def _float(name: str, dtype: Any) -> dtypes.DType:
     chosen = dtypes.as_dtype(dtype)
-    if chosen not in _BITS:
-        raise TypeError(f"{name}: random numbers are {', '.join(d.name for d in _BITS)}, not {chosen.name}; cast them afterwards")
+    if problem := randomness.problem_of_dtype(chosen):
+        raise TypeError(f"{name}: {problem}")
     return chosen
 
 
-def _key(name: str, seed: Any) -> Callable[[], tuple[int, int]]:
-    """What gives the two words of the key, for one run.
+def _key(name: str, seed: Any) -> Callable[[], int]:
+    """What gives the seed of one run.
 
     Raises:
         TypeError, ValueError: the seed is no int of 64 bits.
@@ -152,18 +139,14 @@ def _key(name: str, seed: Any) -> Callable[[], tuple[int, int]]:
         if not 0 <= seed < 2**64:
             raise ValueError(f"{name}: a seed is at least 0 and below 2**64, not {shown(seed)}")
 
-    def key() -> tuple[int, int]:
-        number = int.from_bytes(os.urandom(8), "little") if seed is None else int(seed)
-        return number & 0xFFFFFFFF, number >> 32
-
-    return key
+    return lambda: int.from_bytes(os.urandom(8), "little") if seed is None else int(seed)
 
 
 def _drawn(
-    name: str, shape: Any, dtype: dtypes.DType, seed: Any, counter: int, kind: str, words: int, *,
+    name: str, shape: Any, dtype: dtypes.DType, seed: Any, kind: str, *,
     mean: float = 0.0, std: float = 1.0, low: int = 0, span: int = 0,
 ) -> DeviceOp[Tensor]:  # fmt: skip
-    """The op that allocates a tensor and draws its elements; `words` of the four of a counter go to one element."""
+    """The op that allocates a tensor and draws its elements."""
     extents, key = as_shape(shape), _key(name, seed)
 
     def make(ctx: ExecutionContext) -> DeviceOp[Tensor]:
@@ -171,10 +154,10 @@ def _drawn(
         if not tensor.size:
             return value(tensor)
         tile = _TILE if ctx.device.kind == "cuda" else min(_CPU_TILE, 1 << (tensor.size - 1).bit_length())
-        flat, (key0, key1), shift = tensor.reshape(-1).partition(tile), key(), (4 // words).bit_length() - 1
-        drawn: DeviceOp[Tensor] = _draw(
-            flat, key0, key1, counter, mean, std, np.uint64(low), np.uint64(span), kind, shift, _BITS.get(dtype, 0), tile
-        ).map(lambda _: tensor)
+        flat, drawn_seed = tensor.reshape(-1).partition(tile), np.uint64(key())
+        drawn: DeviceOp[Tensor] = _draw(flat, drawn_seed, mean, std, np.uint64(low), np.uint64(span), kind, tile).map(
+            lambda _: tensor
+        )
         return drawn
 
     op: DeviceOp[Tensor] = with_context(make)
@@ -183,102 +166,25 @@ def _drawn(
 
 
 @kernel
-def _draw(
-    y: Out, key0: int, key1: int, counter: int, mean: float, std: float, low: int, span: int,
-    kind: Const, shift: Const, bits: Const, tile: Const,
-) -> None:  # fmt: skip
-    """Every element computes its own counter's words and takes its own. Where a thread holds the elements of one counter, which
-    is the rule, the compiler sees that they are the same and keeps one computation: so it is written for one element."""
-    index, first = create.arange(tile, dtype=u32), memory.bid(0) * tile >> shift
-    w0, w1 = (index >> shift) | (first & _LOW), create.full(tile, first >> 32, u32)  # a tile's length divides 2**32
-    w2, w3 = create.full(tile, counter, u32), create.zeros(tile, u32)
-    # Ten rounds, written out: around a loop the compiler does not see that elements have the same words. Each element then
-    # computes them: for float32 on sm_90a 47 registers instead of 20, and `normal` takes 792 instructions instead of 544.
-    # fmt: off
-    p, q = mulhi(w0, _M0), mulhi(w2, _M1)
-    w0, w1, w2, w3 = q ^ w1 ^ key0, w2 * _M1, p ^ w3 ^ key1, w0 * _M0
-    p, q, key0, key1 = mulhi(w0, _M0), mulhi(w2, _M1), key0 + _W0 & _LOW, key1 + _W1 & _LOW
-    w0, w1, w2, w3 = q ^ w1 ^ key0, w2 * _M1, p ^ w3 ^ key1, w0 * _M0
-    p, q, key0, key1 = mulhi(w0, _M0), mulhi(w2, _M1), key0 + _W0 & _LOW, key1 + _W1 & _LOW
-    w0, w1, w2, w3 = q ^ w1 ^ key0, w2 * _M1, p ^ w3 ^ key1, w0 * _M0
-    p, q, key0, key1 = mulhi(w0, _M0), mulhi(w2, _M1), key0 + _W0 & _LOW, key1 + _W1 & _LOW
-    w0, w1, w2, w3 = q ^ w1 ^ key0, w2 * _M1, p ^ w3 ^ key1, w0 * _M0
-    p, q, key0, key1 = mulhi(w0, _M0), mulhi(w2, _M1), key0 + _W0 & _LOW, key1 + _W1 & _LOW
-    w0, w1, w2, w3 = q ^ w1 ^ key0, w2 * _M1, p ^ w3 ^ key1, w0 * _M0
-    p, q, key0, key1 = mulhi(w0, _M0), mulhi(w2, _M1), key0 + _W0 & _LOW, key1 + _W1 & _LOW
-    w0, w1, w2, w3 = q ^ w1 ^ key0, w2 * _M1, p ^ w3 ^ key1, w0 * _M0
-    p, q, key0, key1 = mulhi(w0, _M0), mulhi(w2, _M1), key0 + _W0 & _LOW, key1 + _W1 & _LOW
-    w0, w1, w2, w3 = q ^ w1 ^ key0, w2 * _M1, p ^ w3 ^ key1, w0 * _M0
-    p, q, key0, key1 = mulhi(w0, _M0), mulhi(w2, _M1), key0 + _W0 & _LOW, key1 + _W1 & _LOW
-    w0, w1, w2, w3 = q ^ w1 ^ key0, w2 * _M1, p ^ w3 ^ key1, w0 * _M0
-    p, q, key0, key1 = mulhi(w0, _M0), mulhi(w2, _M1), key0 + _W0 & _LOW, key1 + _W1 & _LOW
-    w0, w1, w2, w3 = q ^ w1 ^ key0, w2 * _M1, p ^ w3 ^ key1, w0 * _M0
-    p, q, key0, key1 = mulhi(w0, _M0), mulhi(w2, _M1), key0 + _W0 & _LOW, key1 + _W1 & _LOW
-    w0, w1, w2, w3 = q ^ w1 ^ key0, w2 * _M1, p ^ w3 ^ key1, w0 * _M0
-    # fmt: on
-    odd = (index & 1) == 1
-    if shift == 1 and kind != "normal64":
-        # Two of the four words, as one.
-        wide = (where(odd, w2, w0).astype(u64) << 32) | where(odd, w3, w1).astype(u64)
-
+def _draw(y: Out, seed: int, mean: float, std: float, low: int, span: int, kind: Const, tile: Const) -> None:
+    index = create.arange(tile, dtype=u64, start=memory.bid(0) * tile)
     if kind == "uniform":
-        if shift == 2:
-            word = where((index & 2) == 2, where(odd, w3, w2), where(odd, w1, w0))
-            number = (word >> (32 - bits)).astype(f32) * 2.0**-bits
-            y.store(number.astype(y.dtype))
-        else:
-            y.store((wide >> 11).astype(f64) * 2.0**-53)
-
+        y.store(randomness.rand(seed, index, y.dtype))
     if kind == "normal":
-        # Two words make two numbers: the first the radius, the second the angle, the cosine for the even element.
-        high = (index & 2) == 2
-        x = (where(high, w2, w0) | 1).astype(f32)  # an odd number: never 0, and at most 2**32
-        pattern = bitcast(x, i32)
-        exponent = (pattern - 0x3F3504F3) >> 23  # x = 2**exponent * (1 + f), 1 + f between sqrt(1/2) and sqrt(2)
-        f = bitcast(pattern - (exponent << 23), f32) - 1.0
-        scale = (exponent - 32).astype(f32)
-        # The logarithm of x / 2**32, by the polynomial of Cephes' logf; ln(2) = 0.693359375 - 2.12194440e-4.
-        p = mul(f, 7.0376836292e-2) - 1.1514610310e-1
-        p = mul(p, f) + 1.1676998740e-1
-        p = mul(p, f) - 1.2420140846e-1
-        p = mul(p, f) + 1.4249322787e-1
-        p = mul(p, f) - 1.6668057665e-1
-        p = mul(p, f) + 2.0000714765e-1
-        p = mul(p, f) - 2.4999993993e-1
-        p = mul(p, f) + 3.3333331174e-1
-        z = mul(f, f)
-        p = mul(mul(p, f), z) - mul(scale, 2.12194440e-4) - mul(z, 0.5)
-        logarithm = (p + f) + mul(scale, 0.693359375)
-        radius = sqrt(mul(logarithm, -2.0))
-        # The angle in quarter turns, rounded to the nearest; what is left is between -1/8 and 1/8 of a turn.
-        turn = where(high, w3, w1) + 0x20000000
-        quarter = (turn >> 30) + where(odd, 3, 0).astype(u32)  # sin(a) is cos(a - a quarter)
-        a = mul((turn & 0x3FFFFFFF).astype(i32) - 0x20000000, 1.4629180792671596e-09)
-        z = mul(a, a)
-        p = mul(z, -1.9515295891e-4) + 8.3321608736e-3
-        p = mul(p, z) - 1.6666654611e-1
-        sine = mul(mul(p, z), a) + a
-        p = mul(z, 2.443315711809948e-5) - 1.388731625493765e-3
-        p = mul(p, z) + 4.166664568298827e-2
-        cosine = mul(mul(p, z), z) - mul(z, 0.5) + 1.0
-        wave = bitcast(where((quarter & 1) == 1, sine, cosine), u32) ^ (((quarter + 1) & 2) << 30)
-        y.store((mul(mul(radius, bitcast(wave, f32)), std) + mean).astype(y.dtype))
-
+        y.store((mul(randomness.randn(seed, index), std) + mean).astype(y.dtype))
     if kind == "normal64":
-        # The pair of elements has the counter of the even one.
-        x = (((w0.astype(u64) << 32) | w1.astype(u64)) >> 11) | 1
-        turn = ((w2.astype(u64) << 32) | w3.astype(u64)) >> 11
-        angle = mul(turn.astype(f64), 2.0**-53 * 6.283185307179586)
-        radius = sqrt(mul(log(mul(x.astype(f64), 2.0**-53)), -2.0))
-        y.store(mul(mul(radius, where(odd, sin(angle), cos(angle))), std) + mean)
-
-    if kind == "bits":
-        y.store((wide + low).astype(y.dtype))
-
-    if kind == "below":
-        y.store((mulhi(wide, span) + low).astype(y.dtype))
-
+        y.store(mul(randomness.randn(seed, index, f64), std) + mean)
+    if kind == "bits" or kind == "below":
+        # Two of the four words, as one.
+        odd, half = (index & 1) == 1, index >> 1
+        w0, w1, w2, w3 = randomness.philox(seed, half, half >> 32, randomness.INTEGERS)
+        wide = (where(odd, w2, w0).astype(u64) << 32) | where(odd, w3, w1).astype(u64)
+        if kind == "bits":
+            y.store((wide + low).astype(y.dtype))
+        else:
+            y.store((mulhi(wide, span) + low).astype(y.dtype))
     if kind == "far below":
+        w0, w1, w2, w3 = randomness.philox(seed, index, index >> 32, randomness.INTEGERS)
         upper = (w0.astype(u64) << 32) | w1.astype(u64)
         lower = (w2.astype(u64) << 32) | w3.astype(u64)
         # The upper 64 bits of 128 random ones times span.

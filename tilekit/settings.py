@@ -20,6 +20,8 @@ class Settings:
         spin_us: `TILEKIT_SPIN_US`: how long, in microseconds, a waiter polls itself before it leaves that to the driver, or its
             task to others (20). 0 never polls: waiting threads sleep.
         native: `TILEKIT_NATIVE`: whether to launch by the compiled part of tilekit, where it is installed (1; 0 for not).
+        checks: `TILEKIT_CHECKS`: whether kernels on a GPU check tile indices, indices and `tk.assert_` while they run (0; 1 for
+            yes). Asked for when a kernel first meets arguments of a kind.
         cache_dir: `TILEKIT_CACHE_DIR`: where compiled kernels are kept; None (the values `0`, `off`, `none`) keeps none.
     """
 
@@ -27,6 +29,7 @@ class Settings:
     cpu_devices: int = 1
     spin_us: float = 20.0
     native: bool = True
+    checks: bool = False
     cache_dir: Path | None = None
 
 
@@ -50,6 +53,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         cpu_devices=int(_number(env, "TILEKIT_CPU_DEVICES", "1", int, 1, 64)),
         spin_us=_number(env, "TILEKIT_SPIN_US", "20", float, 0, 1e6),
         native=bool(_number(env, "TILEKIT_NATIVE", "1", int, 0, 1)),
+        checks=bool(_number(env, "TILEKIT_CHECKS", "0", int, 0, 1)),
         cache_dir=cache_dir,
     )
 

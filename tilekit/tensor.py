@@ -15,7 +15,7 @@ from tilekit.driver.shadow import ShadowView
 from tilekit.ops import DeviceOp, Spec
 from tilekit.ops.execution import Steps
 from tilekit.ops.transfer import copy_out
-from tilekit.partition import Partition, Traits, try_partition
+from tilekit.partition import Partition, Scattered, Traits, try_partition
 from tilekit.schedule import ExecutionContext
 from tilekit.storage import Storage
 
@@ -215,6 +215,17 @@ class Tensor:
             ValueError: another number of extents than dimensions, or an extent that is no power of two.
         """
         return Partition(self, as_shape(shape))
+
+    def scattered(self) -> Scattered:
+        """The tensor as an argument that blocks write anywhere, by `tk.scatter`, `tk.store` with an index, or atomics.
+
+        The grid does not follow from it: other partitions give it, or `.grid(...)` on the launch. `.unpartition()` of what the
+        launch gives back is the tensor.
+
+        Raises:
+            ValueError: the tensor has no dimensions, or more than four.
+        """
+        return Scattered(self)
 
     def try_partition(self, shape: int | tuple[int, ...]) -> Partition | None:
         """As `partition`, but None if anything else holds the memory: another tensor or partition that is alive, even of other

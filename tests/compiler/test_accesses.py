@@ -202,3 +202,156 @@ def test_parameters_are_what_the_format_says(compiled, tensor, wide):
     codes = [code for code in re.sub(r"\dx", "", form) if code != "<"]
     assert sizes == [struct.calcsize(code) for code in codes]
     assert struct.calcsize(form) == 8 * len(codes)
+
+
+# ------------------------------------------------------------------------------------- windows, masks, gather, scatter, atomics
+
+
+def reordered(y, x):
+    y.store(tk.load(x, (tk.bid(1), tk.bid(0)), (32, 32), order="F"))
+
+
+def test_an_order_renames_dimensions(compiled, tensor):
+    made = compiled(reordered, tensor.out((128, 128), (32, 32)), tensor((128, 128)))
+    assert made.bits == {128}
+    assert made.kernel.shared_bytes, "rows become columns"
+    column_major = compiled(reordered, tensor.out((128, 128), (32, 32), strides=(1, 128)), tensor((128, 128)))
+    assert column_major.bits == {128}
+    assert not column_major.kernel.shared_bytes, "nothing moves"
+
+
+def some_of(y, x, keep):
+    t = tk.load(x, tk.bid(0), 1024, mask=tk.load(keep, tk.bid(0), 1024), padding_value=1.0)
+    tk.store(y, tk.bid(0), t, mask=t > 0.0)
+
+
+def test_masked_accesses_stay_wide(compiled, tensor):
+    made = compiled(some_of, tensor.out(4096, 1024), tensor(4096), tensor(4096, "bool"))
+    # One warp, for a thread's vector of bools is 16 bytes: 32 elements each.
+    assert made.accesses == {"LDG.E.128": 2 + 8, "STG.E.128": 8, "STG.E": 32}, "single ones where the mask cuts a vector"
+    assert not made.uses_local_memory
+
+
+def windows(y, x):
+    y.store(x.tiled_view(1024, traversal_steps=512).load(tk.bid(0)))
+
+
+def odd_windows(y, x):
+    y.store(x.tiled_view(1024, traversal_steps=6).load(tk.bid(0)))
+
+
+@pytest.mark.parametrize(("kernel", "widths"), [(windows, {128}), (odd_windows, {64, 128})])
+def test_the_step_limits_the_width_of_windows(compiled, tensor, kernel, widths):
+    made = compiled(kernel, tensor.out(4096, 1024), tensor(4096))
+    assert made.bits == widths
+    assert not made.uses_local_memory
+
+
+def row_sums(y, x):
+    total = tk.zeros((4, 256))
+    for t in x.tiles((4, 256))[tk.bid(0), :]:
+        total += t
+    y.store(tk.sum(total, 1))
+
+
+def test_a_row_of_tiles_is_only_checked_across_it(compiled, tensor):
+    made = compiled(row_sums, tensor.out(128, 4), tensor((128, 4096)))
+    assert made.accesses["LDG.E.128"] >= 2
+    assert not made.uses_local_memory
+    assert len(re.findall(r"\bldu?\.global", made.kernel.ptx)) in (2, 4, 8), "once, or unrolled by NVVM"
+
+
+def sliced(y, x, start, stop):
+    y.store(tk.load(x.slice(0, start, stop), (tk.bid(0), 0), (4, 256)))
+
+
+def test_rows_of_a_slice_are_wide(compiled, tensor):
+    made = compiled(sliced, tensor.out((128, 256), (4, 256)), tensor((999, 256)), int, int)
+    assert made.bits == {128}
+    assert not made.uses_local_memory
+
+
+def shifted(y, x):
+    place = tk.bid(0) * 1024 + tk.arange(1024)
+    tk.scatter(y, place, tk.gather(x, place))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_indices_of_neighbours_make_wide_accesses(compiled, tensor, dtype, target):
+    made = compiled(shifted, tensor(4096, dtype, role="inout"), tensor(4096, dtype), target=target)
+    registers = {"float32": 8, "float16": 8, "float64": 8}[dtype]
+    vectors = registers * {"float32": 4, "float16": 2, "float64": 8}[dtype] // 16
+    assert made.accesses["LDG.E.128"] == made.accesses["STG.E.128"] == vectors
+    assert not made.uses_local_memory
+    # At the edge each element has a predicate. That the indices are neighbours is known: nothing compares them.
+    compared = re.findall(r"\bsetp\.(?:eq|ne)\b", made.kernel.ptx.replace("setp.ne.b32 p,", ""))
+    assert len(compared) <= 2
+
+
+def rows_of(y, table, ids):
+    rows = tk.load(ids, tk.bid(0), 4)
+    y.store(tk.gather(table, (rows[:, None], tk.arange(256))))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_of_a_table_are_gathered_in_vectors(compiled, tensor, target):
+    made = compiled(rows_of, tensor.out((128, 256), (4, 256)), tensor((999, 256)), tensor(128, "int32"), target=target)
+    assert made.accesses["LDG.E.128"] >= 2
+    assert made.bits == {32, 128}
+    assert not made.uses_local_memory
+
+
+def count(y, x):
+    tk.atomic_add(y, tk.load(x, tk.bid(0), 1024), 1)
+
+
+def counted(y, x, before):
+    before.store(tk.atomic_add(y, tk.load(x, tk.bid(0), 1024), 1))
+
+
+def atomics(made):
+    return set(re.findall(r"\b((?:ATOM|RED)[.\w]*)", made.kernel.sass))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["int32", "uint64", "float32", "float64", "float16"])
+def test_an_atomic_whose_result_is_unused_is_a_reduction(compiled, tensor, dtype, target):
+    y, x = tensor(256, dtype, role="inout"), tensor(4096, "int32")
+    made = compiled(count, y, x, target=target)
+    assert all(name.startswith("RED") for name in atomics(made))
+    assert not made.uses_local_memory
+    used = compiled(counted, y, x, tensor.out(4096, 1024, dtype), target=target)
+    assert all(name.startswith("ATOM") for name in atomics(used))
+    assert not used.uses_local_memory
+
+
+def add_rows(y, x, ids):
+    tk.atomic_add(y, (tk.load(ids, tk.bid(0), 4)[:, None], tk.arange(256)), tk.load(x, (tk.bid(0), 0), (4, 256)))
+
+
+@pytest.mark.parametrize(("dtype", "name"), [("float32", "F32x4"), ("float16", "F16x8"), ("bfloat16", "BF16x8")])
+def test_rows_are_added_in_vectors_on_sm_90(compiled, tensor, dtype, name):
+    facts = tensor((999, 256), dtype, role="inout"), tensor((128, 256), dtype), tensor(128, "int32")
+    made = compiled(add_rows, *facts)
+    assert any(name in found for found in atomics(made))
+    assert not made.uses_local_memory
+    older = compiled(add_rows, *facts, target="sm_80")
+    assert not any("x4" in found or "x8" in found for found in atomics(older))
+    assert not older.uses_local_memory
+
+
+def tickets(y, seen):
+    seen.store(tk.atomic_add(y, 0, 1))
+
+
+def unseen(y, seen):
+    tk.atomic_add(y, 0, 1)
+    seen.store(1)
+
+
+def test_what_one_thread_got_reaches_the_others(compiled, tensor):
+    facts = tensor(1, "int32", role="inout"), tensor.out(4096, 1024, "int32")
+    made = compiled(tickets, *facts)
+    assert "BAR.SYNC" in made.kernel.sass
+    assert "BAR.SYNC" not in compiled(unseen, *facts).kernel.sass

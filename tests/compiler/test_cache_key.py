@@ -12,13 +12,15 @@ B = tk.generics("B")
 N = 1 << 20
 
 
-def key(kernel, *arguments, warps=None, target="sm_90a", **generics):
+def key(kernel, *arguments, warps=None, occupancy=None, target="sm_90a", **generics):
     launch = kernel(*arguments)
     launch._spent = True
     if generics:
         launch.generics(**generics)
     if warps:
         launch.num_warps(warps)
+    if occupancy:
+        launch.occupancy(occupancy)
     return launch._plan("compile").specialisation._key(target)
 
 
@@ -61,6 +63,7 @@ def test_the_same_launch_has_the_same_key():
         {"const": 2},
         {"const": 1.0},
         {"warps": 8},
+        {"occupancy": 2},
         {"target": "sm_80"},
         {"kernel": make(3.0)},  # the same text over another enclosing variable
     ],

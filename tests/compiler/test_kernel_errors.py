@@ -1,15 +1,18 @@
 """Kernels that cannot be compiled: the message says what to change, and points at the user's line. numba never shows."""
 
 import math
+import types
 
 import numpy as np
 import pytest
 
 import tilekit as tk
+from tilekit import api
 from tilekit.compiler.source import KernelSource
 from tilekit.compiler.syntax import check_syntax
 
 N = 1024
+FREE = tk.generics("FREE")
 
 
 def helper(value):
@@ -147,16 +150,12 @@ def indexes(y):
     y.store(y.load()[0])  #: []: of a tile's elements none can be picked
 
 
-def floor_divides(y):
-    y.store(y.load() // 2)  #: //: tiles do not have the operator //; there are + - * /
-
-
-def raises_power(y):
-    y.store(y.load() ** 2)  #: **: tiles do not have the operator **
+def multiplies_matrices(y):
+    y.store(y.load() @ y.load())  #: @: tiles do not have the operator @ here; there are + - * / // % ** & | ^ ~ << >> and
 
 
 def tile_attribute(y):
-    y.store(y.load().sum())  #: a tile has no attribute sum; there are shape, dtype, ndim, and the method astype
+    y.store(y.load().sum())  #: a tile has no attribute sum; there are shape, dtype, ndim, and the methods astype, reshape,
 
 
 def tensor_attribute(y):
@@ -189,8 +188,8 @@ def undefined_name(y):
 
 def two_types(y, n):
     total = 0.0
-    for i in range(n):  #: total has one type on one path through the kernel, or before a loop, and another on another
-        total = total + y.load() * i
+    for i in range(n):
+        total = total + y.load() * i  #: total is a scalar (float) (line
     y.store(total)
 
 
@@ -250,6 +249,168 @@ def assigns_global(y):
     N = 1
 
 
+def compares_in_a_chain(y):
+    if 0 < y.load() < 1:  #: if: a tile has no single truth value: use tk.where(condition, x, y) to choose by element
+        y.store(1)
+
+
+def joins_by_and(y):
+    t = y.load()
+    y.store(tk.where(t > 0 and t < 1, t, 0))  #: if: a tile has no single truth value: use tk.where(condition, x, y) to choose
+
+
+def joins_by_or(y):
+    t = y.load()
+    y.store(tk.where(t > 0 or t < 1, t, 0))  #: if: a tile has no single truth value: use tk.where(condition, x, y) to choose
+
+
+def looks_for_a_value(y):
+    if y.load() in (1, 2):  #: if: a tile has no single truth value: use tk.where(condition, x, y) to choose by element
+        y.store(1)
+
+
+def asks_for_the_length(y):
+    y.store(len(y.load()))  #: len: a tile has no len; its extents are tile.shape
+
+
+def counts_to_a_tile(y):
+    for i in range(y.load()):  #: range does not take tiles: the operations on tiles are tk.*
+        y.store(i)
+
+
+def assigns_an_element(y):
+    t = y.load()
+    t[0] = 1.0  #: []: elements cannot be assigned to: tile operations work on all its elements at once; use tk.where or tk.insert
+    y.store(t)
+
+
+def slices(y):
+    y.store(y.load()[1:3])  #: []: of a tile's elements none can be picked: [:, None] inserts dimensions
+
+
+def picks_by_mask(y):
+    t = y.load()
+    y.store(t[t > 0])  #: []: of a tile's elements none can be picked: [:, None] inserts dimensions
+
+
+def unpacks(y):
+    a, b = y.load()  #: a tile cannot be iterated over: tile operations work on all its elements at once
+    y.store(a + b)
+
+
+def wrong_axis(y):
+    y.store(tk.sum(y.load(), 1))  #: sum: axis 1 of a tile with 1 dimensions; there are -1 to 0
+
+
+def wrong_permutation(y):
+    y.store(tk.permute(y.load(), (1, 0)))  #: permute: axis 1 of a tile with 1 dimensions; there are -1 to 0
+
+
+def reshapes_to_another_size(y):
+    y.store(tk.reshape(y.load(), (32, 16)))  #: reshape: a tile of shape (1024,) has 1024 elements, one of shape (32, 16)
+
+
+def joins_other_shapes(y):
+    y.store(tk.cat((y.load(), tk.zeros(512)), 0))  #: cat: takes two tiles of one shape, so that the extents of the result are
+
+
+def broadcasts_to_less(y):
+    y.store(tk.broadcast_to(y.load(), 512))  #: broadcast_to: a tile of shape (1024,) does not broadcast to (512,)
+
+
+def extracts_beyond(y):
+    y.store(tk.extract(y.load(), 2, 512))  #: extract: index
+
+
+def inserts_too_much(y):
+    y.store(tk.insert(y.load(), 0, tk.zeros(2048)))  #: insert: parts of shape (2048,) of a tile of shape (1024,)
+
+
+def stores_wider(y):
+    y.store(y.load().astype(tk.float64))  #: store: a float64 tile does not fit y, a float32 tensor, without loss; write .astype(
+
+
+def item_of_many(y):
+    y.store(y.load().item())  #: item: a tile of shape (1024,) has more than one element; reduce it first (tk.sum, tk.max...)
+
+
+def misspelled(y):
+    y.store(tk.sqrtt(y.load()))  #: tk.sqrtt does not exist; did you mean sqrt?
+
+
+def unbound_generic(y):
+    y.store(tk.zeros(FREE))  #: generic FREE is not bound: give it a value with .generics(FREE=...)
+
+
+def divides_by_zero(y):
+    y.store(1 / 0)  #: 1 / 0: division by zero
+
+
+def gathers_by_float(y, x):
+    y.store(tk.gather(x, y.load()))  #: gather: indices are integer tiles and ints, one for each dimension of the tensor, not
+
+
+def gathers_in_two_dimensions(y, x):
+    t = tk.arange(N)
+    y.store(tk.gather(x, (t, t)))  #: gather: 2 indices for x, which has 1 dimensions
+
+
+def scatters_into_an_input(y, x):
+    tk.scatter(x, tk.arange(N), y.load())  #: scatter: x is a tensor that is only read
+
+
+def stores_a_tuple(y):
+    y.store(y.shape)  #: store: the value is a tile or a scalar, not
+
+
+def adds_none(y):
+    y.store(y.load() + None)  #: +: operands are tiles and scalars, not
+
+
+def takes_many(y):
+    def first(*values):  #: functions in kernels take plain parameters: *args and **kwargs do not exist there
+        return values[0]
+
+    y.store(first(1.0))
+
+
+def recurses(y):
+    def down(n):  #: down calls itself: recursion does not exist in kernels; write a loop
+        return down(n - 1) if n > 0 else 1.0
+
+    y.store(down(3))
+
+
+def assigns_within(y):
+    y.store(t := 2.0)  #: assignment expressions (:=) do not exist in kernels: assign in a line of its own  # noqa: F841
+
+
+def computes_strings(y):
+    y.store(len("one".upper()))  #: strings in a kernel are constants: nothing is computed with them
+
+
+def defines_a_class(y):
+    class Pair:  #: a class cannot be defined in a kernel
+        pass
+
+    y.store(1)
+
+
+def deletes(y):
+    t = y.load()
+    del t  #: del does not exist in kernels
+
+
+def generates(y):
+    y.store(tuple(i for i in range(3))[0])  #: generator expressions do not exist in kernels: write the loop out  # noqa: RUF015
+
+
+def matches(y):
+    match y.ndim:  #: match does not exist in kernels: use if and elif
+        case 1:
+            y.store(1)
+
+
 WRONG = [
     value
     for value in list(globals().values())
@@ -287,6 +448,44 @@ def test_errors_in_kernels(function, compiled, tensor):
     assert "numba" not in error.reason.replace("numba.cuda.jit", "")
     assert "^" in str(error).splitlines()[-1]
     assert not any(word in str(error) for word in ("Tile(", "Tensor(", "TensorFacts", "Literal["))
+
+
+# What only the compiler can know: a CPU device looks at values, has Python's own functions, and prints whatever there is.
+_COMPILER_ONLY = {
+    "narrows", "runtime_shape", "runtime_axis", "counts_to_a_tile", "computes_strings", "two_types", "host_function",
+    "numpy_function", "builtin_function", "no_dtype", "tensor_attribute", "tensor_arithmetic", "unknown_keyword",
+    "missing_argument", "index_float", "float_shape", "stores_text", "undefined_name", "other_rank",
+    "scalar_exp", "iterates",
+}  # fmt: skip
+
+
+assert {function.__name__ for function in WRONG} >= _COMPILER_ONLY
+
+
+@pytest.mark.parametrize("function", [f for f in WRONG if f.__name__ not in _COMPILER_ONLY], ids=lambda f: f.__name__)
+def test_a_cpu_device_says_the_same(function, cpu):
+    def tensor(shape, dtype=tk.float32):
+        return api.zeros(shape, dtype).sync()
+
+    made = {
+        "y": lambda: tensor(4096).partition(1024),
+        "o": lambda: tensor(4096).partition(1024),
+        "k": lambda: tensor(4096, tk.int32).partition(1024),
+        "q": lambda: tensor((128, 128)).partition((32, 32)),
+        "x": lambda: tensor(4096),
+        "d": lambda: tensor(4096, tk.float64),
+        "n": lambda: 3,
+    }
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    kinds = {"y": tk.InOut, "o": tk.Out, "k": tk.InOut, "q": tk.InOut, "x": tk.In, "d": tk.In, "n": int}
+    annotated = types.FunctionType(function.__code__, globals(), function.__name__, None, function.__closure__)
+    annotated.__annotations__ = {name: kinds[name] for name in names}
+    with pytest.raises(tk.CompileError) as caught:
+        tk.kernel(annotated)(*(made[name]() for name in names)).sync()
+    lineno, message = expected(function)
+    assert message in caught.value.reason
+    assert (caught.value.lineno, caught.value.filename) == (lineno, __file__)
+    assert "^" in str(caught.value)
 
 
 def fine(y):

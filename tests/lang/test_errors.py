@@ -206,8 +206,8 @@ def test_scalars_that_do_not_fit_the_tensor(device):
 
 def test_what_tiles_cannot_do_is_a_compile_error(device):
     @tk.kernel
-    def power(y: tk.InOut):
-        y.store(y.load() ** 2)
+    def matrices(y: tk.InOut):
+        y.store(y.load() @ y.load())
 
     @tk.kernel
     def misspelt(y: tk.InOut):
@@ -217,7 +217,7 @@ def test_what_tiles_cannot_do_is_a_compile_error(device):
     def numpys(y: tk.InOut):
         y.store(np.sin(y.load()))
 
-    for kernel, line in ((power, "y.load() ** 2"), (misspelt, "y.stroe"), (numpys, "np.sin")):
+    for kernel, line in ((matrices, "y.load() @ y.load()"), (misspelt, "y.stroe"), (numpys, "np.sin")):
         error = refuse(kernel, y())
         assert line in error.line
         assert "Tile'" not in error.reason
@@ -292,3 +292,131 @@ def test_bits_that_do_not_fit(device):
     assert refuse(truth, y(tk.uint8), api.zeros(4, tk.bool_)).reason == (
         "bitcast: bool has no bits of its own in registers; cast with .astype(tk.uint8)"
     )
+
+
+@tk.kernel
+def _unknown_mode(y: tk.Out, x: tk.In):
+    y.store(tk.add(tk.load_tile_like(x, y), 1, rounding_mode="up"))
+
+
+@tk.kernel
+def _directed_exponential(y: tk.Out, x: tk.In):
+    y.store(tk.exp(tk.load_tile_like(x, y), rounding_mode=tk.RoundingMode.RZ))
+
+
+@tk.kernel
+def _rounded_sum(y: tk.Out, x: tk.In):
+    y.store(tk.add(tk.load_tile_like(x, y), 1, rounding_mode=tk.RoundingMode.RZ))
+
+
+@tk.kernel
+def _fast_quotient(y: tk.Out, x: tk.In):
+    y.store(tk.truediv(tk.load_tile_like(x, y), 3, rounding_mode=tk.RoundingMode.APPROX))
+
+
+@tk.kernel
+def _flushed(y: tk.Out, x: tk.In):
+    y.store(tk.mul(tk.load_tile_like(x, y), 3, flush_to_zero=True))
+
+
+@tk.kernel
+def _flushed_somehow(y: tk.Out, x: tk.In):
+    y.store(tk.mul(tk.load_tile_like(x, y), 3, flush_to_zero=2))
+
+
+@tk.kernel
+def _rounded_up(y: tk.Out, x: tk.In):
+    y.store(tk.cdiv(tk.load_tile_like(x, y), 3))
+
+
+@tk.kernel
+def _counted(y: tk.Out, x: tk.In):
+    y.store(tk.popcount(tk.load_tile_like(x, y)))
+
+
+@tk.kernel
+def _no_number(y: tk.Out, x: tk.In):
+    y.store(tk.isnan(tk.load_tile_like(x, y)))
+
+
+@tk.kernel
+def _angle(y: tk.Out, x: tk.In):
+    t = tk.load_tile_like(x, y)
+    y.store(tk.atan2(t, t))
+
+
+@tk.kernel
+def _sign(y: tk.Out, x: tk.In):
+    y.store(tk.sign(tk.load_tile_like(x, y)))
+
+
+@tk.kernel
+def _plus(y: tk.Out, x: tk.In):
+    y.store(+tk.load_tile_like(x, y))
+
+
+@tk.kernel
+def _remainder(y: tk.Out, x: tk.In):
+    y.store(tk.load_tile_like(x, y) % tk.load_tile_like(x, y))
+
+
+@tk.kernel
+def _uneven(y: tk.Out, x: tk.In):
+    y.store(tk.astile((1, 2, 3)))
+
+
+@tk.kernel
+def _mixed_table(y: tk.Out, x: tk.In):
+    y.store(tk.astile(((1, 2), 3)))
+
+
+@tk.kernel
+def _policy(y: tk.Out, x: tk.In):
+    y.store(tk.minimum(tk.load_tile_like(x, y), 0, propagate_nan=1))
+
+
+@tk.kernel
+def _whole(y: tk.Out, x: tk.In):
+    y.store(tk.floor(tk.load_tile_like(x, y)))
+
+
+@tk.kernel
+def _rounded_integer(y: tk.Out, x: tk.In):
+    y.store(tk.load_tile_like(x, y).astype(tk.float32, rounding_mode="zero"))
+
+
+_MODES = "'nearest_even', 'zero', 'negative_inf', 'positive_inf', 'full', 'approx'"
+_UNEVEN = "the tuples of one level are of one length, a power of two; here they are not,"
+_BOOLS = "bool tiles have no arithmetic; cast with .astype(tk.int32), or use & | ~"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "reason"),
+    [
+        (_unknown_mode, tk.float32, f"add: rounding_mode is one of {_MODES}, not 'up'"),
+        (_directed_exponential, tk.float32, "exp: it has no rounding mode 'zero'; there are 'full', 'approx'"),
+        (_rounded_sum, tk.int32, "add: int32 is not rounded: rounding_mode is for floating-point tiles"),
+        (_rounded_integer, tk.int32, "astype: rounding_mode is for floats of 16 bits and more, not from int32 to float32"),
+        (_fast_quotient, tk.float64, "truediv: rounding mode 'approx' is for float32 only, not float64"),
+        (_flushed, tk.float16, "mul: flush_to_zero is for float32 only, not float16"),
+        (_flushed_somehow, tk.float32, "mul: flush_to_zero is True or False, known when the kernel is compiled"),
+        (_rounded_up, tk.float32, "cdiv: needs integer tiles, not float32"),
+        (_counted, tk.float32, "popcount: needs an integer tile, not float32"),
+        (_no_number, tk.int32, "isnan: needs a floating-point tile, not int32; cast with .astype(tk.float32)"),
+        (_angle, tk.int32, "atan2: needs a floating-point tile, not int32; cast with .astype(tk.float32)"),
+        (_whole, tk.int32, "floor: needs a floating-point tile, not int32; cast with .astype(tk.float32)"),
+        (_sign, tk.bool_, f"sign: {_BOOLS}"),
+        (_plus, tk.bool_, f"+: {_BOOLS}"),
+        (_remainder, tk.bool_, f"%: {_BOOLS}"),
+        (_uneven, tk.int32, f"astile: {_UNEVEN} below (3,)"),
+        (_mixed_table, tk.int32, f"astile: {_UNEVEN} below (2,)"),
+        (_policy, tk.float32, "minimum: propagate_nan is True or False, known when the kernel is compiled"),
+    ],
+    ids=lambda v: v.label.strip("_") if isinstance(v, tk.Kernel) else "",
+)  # fmt: skip
+def test_what_elementwise_operations_refuse(device, kernel, dtype, reason):
+    """With the same words when a GPU's code is compiled."""
+    assert refuse(kernel, y(dtype), api.zeros(4, dtype)).reason == reason
+    with pytest.raises(tk.CompileError) as caught:
+        kernel(api.meta(4, dtype).partition(4), api.meta(4, dtype)).compile(target="sm_90a")
+    assert caught.value.reason == reason

@@ -1,13 +1,14 @@
 """Reductions along every dimension, in registers, lanes and warps; where NumPy's rounding cannot be expected, against float64."""
 
 import itertools
+import operator
 
 import numpy as np
 import pytest
 from parity import FLOATS, INTEGERS, NUMBERS, TOLERANCE, check, run, sample
 
 import tilekit as tk
-from tilekit import dtypes
+from tilekit import api, dtypes
 
 CASES = [
     ((64,), None), ((4096,), 0), ((1, 1), None), ((1, 2048), 1), ((8, 128), 1), ((8, 128), 0), ((256, 8), 0), ((64, 64), None),
@@ -158,3 +159,96 @@ def test_a_whole_reduction_is_a_condition_and_an_index(device):
     for places, wanted in [([1, 2, 0, 3], 6 * x[24:32]), ([101, 0, 0, 0], np.full(8, -1)), ([-1, 0, 0, 0], np.full(8, -2))]:
         found = run(pick, tk.float32, x, np.array(places, np.int32), n=8, tile=8)
         check(found, np.asarray(wanted, np.float32), tk.float32)
+
+
+# -------------------------------------------------------------------------------------------------- functions of the user's
+
+
+@tk.function
+def welford(n, mean, square, m, other, other_square):
+    """Counts, means and sums of squared differences of two samples, as those of both."""
+    total = n + m
+    difference = other - mean
+    return total, mean + difference * (m / total), square + other_square + difference * difference * (n * m / total)
+
+
+@pytest.mark.parametrize(("shape", "axis"), CASES, ids=str)
+def test_a_fold_of_three_tiles(device, shape, axis):
+    @tk.kernel
+    def moments(y: tk.Out, z: tk.Out, x: tk.In, axis: tk.Const, shape: tk.Const):
+        t = tk.load(x, (0,) * len(shape), shape)
+        n, mean, square = tk.reduce((tk.ones(shape, tk.float32), t, tk.zeros(shape, tk.float32)), axis, welford)
+        y.store(mean.reshape(y.tile_shape))
+        z.store((square / n).reshape(y.tile_shape))
+
+    x = sample(tk.float32, n=shape)
+    wanted = np.mean(x.astype(np.float64), axis)
+    small = wanted.shape or (1,)
+    y, z, *_ = moments(api.zeros(small).partition(small), api.zeros(small).partition(small), api.from_host(x), axis, shape).sync()
+    found = (part.unpartition().to_host().sync().reshape(wanted.shape) for part in (y, z))
+    for part, exact in zip(found, (wanted, np.var(x.astype(np.float64), axis)), strict=True):
+        np.testing.assert_allclose(part, exact, rtol=2e-5, atol=2e-5)
+
+
+@tk.function
+def first_and_best(x, i, y, j):
+    """Of two elements the larger, with its place; of equal ones the first."""
+    if x > y or (x == y and i < j):
+        return x, i
+    return y, j
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize(("shape", "axis"), [case for case in CASES if isinstance(case[1], int)], ids=str)
+@pytest.mark.parametrize("dtype", [tk.int8, tk.uint16, tk.float16, tk.bfloat16, tk.float32, tk.int64], ids=str)
+def test_positions_by_a_fold_of_two_dtypes(device, dtype, shape, axis, keepdims):
+    @tk.kernel(num_warps=4)
+    def best(y: tk.Out, z: tk.Out, x: tk.In, axis: tk.Const, keepdims: tk.Const, shape: tk.Const, row: tk.Const):
+        t = tk.load(x, (0,) * len(shape), shape)
+        places = tk.arange(shape[axis], dtype=tk.int32).reshape(row)
+        found, at = tk.reduce((t, places), axis, first_and_best, keepdims=keepdims)  # shapes that broadcast
+        y.store(found.reshape(y.tile_shape))
+        z.store(at.reshape(y.tile_shape))
+
+    x = sample(dtype, n=shape)
+    wanted = np.argmax(x.astype(np.float64), axis).astype(np.int32)
+    small = wanted.shape or (1,)
+    row = tuple(n if d == axis % len(shape) else 1 for d, n in enumerate(shape))
+    y, z, *_ = best(
+        api.zeros(small, dtype).partition(small),
+        api.zeros(small, tk.int32).partition(small),
+        api.from_host(x),
+        axis,
+        keepdims,
+        shape,
+        row,
+    ).sync()
+    check(z.unpartition().to_host().sync().reshape(wanted.shape), wanted)
+    check(y.unpartition().to_host().sync().reshape(wanted.shape), np.asarray(np.max(x.astype(np.float64), axis).astype(dtype)))
+
+
+def test_lambdas_and_operators_fold(device):
+    @tk.kernel
+    def folds(y: tk.Out, x: tk.In, which: tk.Const):
+        t = tk.load(x, 0, 1024)
+        if which == 0:
+            y.store(tk.reduce(t, 0, lambda a, b: a ^ b, keepdims=True))
+        if which == 1:
+            y.store(tk.reduce(t, None, operator.add, 0, keepdims=True))
+        if which == 2:
+            y.store(tk.reduce(t, axis=0, func=lambda a, b: tk.where(abs(a) > abs(b), a, b), keepdims=True))
+
+    x = np.random.default_rng(2).permutation(2048)[:1024].astype(np.int32) - 1500
+    for which, wanted in enumerate([np.bitwise_xor.reduce(x), np.sum(x), x[np.argmax(np.abs(x))]]):
+        check(run(folds, tk.int32, x, which, n=1, tile=1), np.array([wanted], np.int32))
+
+
+def test_two_lambdas_in_one_kernel_are_two_functions(device):
+    @tk.kernel
+    def both(y: tk.Out, x: tk.In):
+        t = tk.load(x, 0, 64)
+        low = tk.reduce(t, 0, lambda a, b: tk.minimum(a, b), keepdims=True)
+        y.store(tk.reduce(t, 0, lambda a, b: tk.maximum(a, b), keepdims=True) * 1000 + low)
+
+    x = sample(tk.int32, n=64)
+    check(run(both, tk.int32, x, n=1, tile=1), np.array([x.max() * 1000 + x.min()], np.int32))

@@ -6,10 +6,9 @@ for one whenever a kernel calls a device function; `_standing_in` answers.
 
 from __future__ import annotations
 
-import dis
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,13 +17,16 @@ from numba.cuda import compiler, dispatcher, types
 from numba.cuda.cudadrv.error import NvvmSupportError
 
 from tilekit.compiler import lower
+from tilekit.compiler.bound import BoundKernel
 from tilekit.compiler.cubin import read_resources
 from tilekit.compiler.diagnose import explain
 from tilekit.compiler.facts import ArgumentFacts
+from tilekit.compiler.inlining import inlined
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format, target_capability
 from tilekit.compiler.layout import Config
-from tilekit.compiler.specialise import BoundKernel
+from tilekit.compiler.source import KernelSource
 from tilekit.compiler.types import Compilation, argument_type, compiling
+from tilekit.driver.report import Site
 from tilekit.errors import TilekitError
 
 __all__ = ["CompiledKernel", "argument_types", "build", "translated"]
@@ -32,7 +34,15 @@ __all__ = ["CompiledKernel", "argument_types", "build", "translated"]
 assert lower.__all__, "importing it registers the tile operations"
 
 
-def build(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | None, target: str) -> CompiledKernel:
+def build(
+    bound: BoundKernel,
+    facts: Sequence[ArgumentFacts],
+    num_warps: int | None,
+    target: str,
+    occupancy: int | None = None,
+    *,
+    checks: bool = False,
+) -> CompiledKernel:
     """Compile a kernel.
 
     Args:
@@ -40,16 +50,19 @@ def build(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | N
         facts: what may be assumed about each argument.
         num_warps: warps in a block, a power of two; None leaves it to the compiler.
         target: `"sm_90a"`, see `compiler.kernel.TARGETS`.
+        checks: whether it makes sure of indices while it runs, see `TILEKIT_CHECKS`.
+        occupancy: blocks that a multiprocessor should have room for; a thread gets no more registers than that leaves.
 
     Raises:
         CompileError: the kernel cannot be compiled; it points at the user's line.
         ValueError: there is no such target.
     """
     capability, config = target_capability(target), choose_config(facts, num_warps)
-    with translated(bound, config) as compilation, _standing_in(capability):
+    function, called = inlined(bound)
+    with translated(bound, config, called, checks=checks) as compilation, _standing_in(capability):
         library, _ = compiler._compile_pyfunc_with_fixup(
-            bound.function, argument_types(bound.names, facts, config), device=False, abi="numba", cc=capability, fastmath=False,
-            launch_bounds=(config.num_threads, 1), lto=False,
+            function, argument_types(bound.names, facts, config), device=False, abi="numba", cc=capability, fastmath=False,
+            launch_bounds=(config.num_threads, occupancy or 1), lto=False,
         )  # fmt: skip
         library._lto = False
         ptx = library.get_asm_str(cc=capability)
@@ -68,6 +81,7 @@ def build(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | N
         local_bytes=resources.local_bytes,
         block=(config.num_threads, 1, 1),
         param_format=param_format(facts),
+        sites=tuple(Site(bound.source.name, *site) for site in compilation.sites),
     )
 
 
@@ -76,20 +90,22 @@ def argument_types(names: Sequence[str], facts: Sequence[ArgumentFacts], config:
     return tuple(argument_type(name, fact, config) for name, fact in zip(names, facts, strict=True))
 
 
-def _loops(bound: BoundKernel) -> bool:
-    """Whether a kernel's code jumps backwards anywhere."""
-    return any(step.opname.startswith("JUMP_BACKWARD") for step in dis.get_instructions(bound.function))
-
-
 @contextmanager
-def translated(bound: BoundKernel, config: Config) -> Iterator[Compilation]:
+def translated(
+    bound: BoundKernel, config: Config, called: Mapping[str, KernelSource], *, checks: bool = False
+) -> Iterator[Compilation]:
     """Let numba compile `bound`: the tile operations know `config`, and numba's errors become `CompileError`.
+
+    Args:
+        bound, config: the kernel, and what its tiles share.
+        called: the sources of the functions that it calls, see `inlined`.
+        checks: whether it makes sure of indices while it runs.
 
     Raises:
         CompileError: what `explain` makes of any error.
         TilekitError: NVVM or nvJitLink is not installed.
     """
-    with compiling(config, loops=_loops(bound)) as compilation:
+    with compiling(config, loops=bound.loops, checks=checks) as compilation:
         try:
             yield compilation
         except (DynamicLibNotFoundError, NvvmSupportError) as error:
@@ -98,7 +114,7 @@ def translated(bound: BoundKernel, config: Config) -> Iterator[Compilation]:
                 f"(or cu12, for a driver of CUDA 12). {str(error).splitlines()[0]}"
             ) from error
         except Exception as error:
-            explained = explain(error, bound.source)
+            explained = explain(error, bound.source, called)
             raise explained from explained.__cause__
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tilekit.compiler.kernel import CompiledKernel
+from tilekit.driver.report import Site
 from tilekit.settings import load_settings
 
 __all__ = ["MAX_BYTES", "folder", "load", "save", "toolchain_fingerprint"]
@@ -89,7 +90,9 @@ def toolchain_fingerprint() -> str:
 
     digest = hashlib.sha256(f"{sys.version_info[:2]} {sys.platform}".encode())
     package = Path(__file__).parent.parent
-    for source in sorted([package / "dtypes.py", *package.glob("compiler/**/*.py"), *package.glob("lang/*.py")]):
+    for source in sorted(
+        [package / "dtypes.py", package / "driver/report.py", *package.glob("compiler/**/*.py"), *package.glob("lang/*.py")]
+    ):
         digest.update(f"{source.relative_to(package)}\n".encode())
         digest.update(source.read_bytes())
     for name in _TOOLCHAIN:
@@ -115,7 +118,17 @@ def _path(key: bytes) -> Path | None:
     return where / (key.hex() + _SUFFIX) if where else None
 
 
-_FIELDS = ("entry", "target", "registers", "shared_bytes", "dynamic_shared_bytes", "local_bytes", "block", "param_format")
+_FIELDS = (
+    "entry",
+    "target",
+    "registers",
+    "shared_bytes",
+    "dynamic_shared_bytes",
+    "local_bytes",
+    "block",
+    "param_format",
+    "sites",
+)
 
 
 def _encode(kernel: CompiledKernel) -> bytes:
@@ -135,7 +148,7 @@ def _decode(data: bytes) -> CompiledKernel | None:
     try:
         fields = json.loads(header)
         split = fields.pop("ptx_bytes")
-        fields["block"] = tuple(fields["block"])
+        fields["block"], fields["sites"] = tuple(fields["block"]), tuple(Site(*site) for site in fields["sites"])
         return CompiledKernel(ptx=rest[:split].decode(), cubin=rest[split:], **fields)
     except (AttributeError, KeyError, TypeError, ValueError):  # whole, but not of this version's making
         return None

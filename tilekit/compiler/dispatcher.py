@@ -15,10 +15,11 @@ from numba import cuda
 from numba.cuda import types
 
 from tilekit import dtypes
+from tilekit.compiler.bound import BoundKernel
 from tilekit.compiler.build import argument_types, translated
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
+from tilekit.compiler.inlining import inlined
 from tilekit.compiler.kernel import choose_config
-from tilekit.compiler.specialise import BoundKernel
 from tilekit.compiler.types import TensorType
 from tilekit.errors import TilekitError
 from tilekit.partition import Partition
@@ -27,11 +28,13 @@ from tilekit.tensor import Tensor
 __all__ = ["make_dispatcher"]
 
 
-def make_dispatcher(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | None) -> Any:
+def make_dispatcher(
+    bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | None, occupancy: int | None = None
+) -> Any:
     """Compile `bound` for the current GPU as a numba dispatcher.
 
     Args:
-        bound, facts, num_warps: as for `build`.
+        bound, facts, num_warps, occupancy: as for `build`.
 
     Returns:
         A `numba.cuda.dispatcher.CUDADispatcher` with this one signature, for blocks of `dispatcher.block` threads. It takes
@@ -44,9 +47,10 @@ def make_dispatcher(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warp
     config = choose_config(facts, num_warps)
     unproven = [fact._replace(covered=False) if isinstance(fact, TensorFacts) else fact for fact in facts]
     signature = argument_types(bound.names, unproven, config)
-    decorate = cuda.jit(signature, extensions=[_Flatten()], launch_bounds=(config.num_threads, 1), lto=False)
-    with translated(bound, config) as compilation:
-        dispatcher = decorate(bound.function)
+    decorate = cuda.jit(signature, extensions=[_Flatten()], launch_bounds=(config.num_threads, occupancy or 1), lto=False)
+    function, called = inlined(bound)
+    with translated(bound, config, called) as compilation:
+        dispatcher = decorate(function)
     if compilation.dynamic_bytes:
         raise TilekitError(
             f"kernel {bound.source.name} needs {compilation.dynamic_bytes} bytes of dynamic shared memory, which numba "

@@ -17,8 +17,8 @@ class TensorFacts(NamedTuple):
 
     Attributes:
         dtype: name of the element type.
-        role: `in` (a tensor to read), `out` or `inout` (a partition).
-        tile: tile shape of a partition, None for `in`.
+        role: `in` (a tensor to read), `out` or `inout` (a partition, or a tensor that is scattered into).
+        tile: tile shape of a partition, None for all else.
         rank: number of dimensions.
         unit: the dimension whose stride is one (the last such), or None.
         align: the largest power of two, up to 16, that divides the address, in bytes.

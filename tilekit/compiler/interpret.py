@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 
-from tilekit.compiler.specialise import BoundKernel
+from tilekit.compiler.bound import BoundKernel
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang import block
 
@@ -34,22 +35,47 @@ def interpret(kernel: BoundKernel, grid: tuple[int, int, int], arguments: tuple[
                         running.index = (x, y, z)
                         function(*arguments)
         except CompileError as error:
-            raise kernel.source.error_from(error.reason, error.__traceback__) from None
+            raise kernel.error_from(error.reason, error.__traceback__) from None
         except (AttributeError, TypeError) as error:
             # Python's own words for what tiles and tensors cannot do, where the compiler would have refused it.
-            raise kernel.source.error_from(_in_users_words(str(error)), error.__traceback__) from None
+            raise kernel.error_from(_in_users_words(str(error)), error.__traceback__) from None
         except DeviceError as error:
             raise DeviceError(_where(kernel, running, str(error), error)) from None
         except Exception as error:
             raise DeviceError(_where(kernel, running, f"{type(error).__name__}: {error}", error)) from error
 
 
+# Python's words for what tiles and tensors cannot do, and the compiler's.
+_LOAD = "load a tile of it (tk.load, tk.load_tile_like, .load()) and store one (.store(...))"
+_OURS = {
+    r"object of type 'Tile' has no len\(\)": "len: a tile has no len; its extents are tile.shape",
+    r"'Tile' object does not support item assignment": (
+        "[]: elements cannot be assigned to: tile operations work on all its elements at once; use tk.where or tk.insert"
+    ),
+    r"'Tile' object has no attribute '(\w+)'": (
+        r"a tile has no attribute \1; there are shape, dtype, ndim, and the methods astype, reshape, permute, transpose, "
+        "broadcast_to and item"
+    ),
+    r"type Tile doesn't define __round__ method": (
+        "round does not take tiles: the operations on tiles are tk.*, the operators and abs"
+    ),
+    r"unsupported operand type\(s\) for @: 'Tile' and 'Tile'": (
+        "@: tiles do not have the operator @ here; there are + - * / // % ** & | ^ ~ << >> and the comparisons"
+    ),
+    r"'TensorView' object is not subscriptable": f"a tensor in a kernel has no index: {_LOAD}",
+    r"'TensorView' object does not support item assignment": f"a tensor in a kernel has no assignment to an index: {_LOAD}",
+}
+
+
 def _in_users_words(text: str) -> str:
     if "__array_ufunc__" in text:
         return "NumPy's functions do not take tiles: the operations on tiles are tk.*, the operators and abs"
+    for words, ours in _OURS.items():
+        if re.match(words, text):
+            return re.sub(f"{words}.*", ours, text)
     return text.replace("'Tile' object", "a tile").replace("'TensorView' object", "a tensor").replace("'Tile'", "a tile")
 
 
 def _where(kernel: BoundKernel, running: block.Block, reason: str, error: BaseException) -> str:
-    located = kernel.source.error_from(f"kernel {kernel.source.name}, block {running.index}: {reason}", error.__traceback__)
+    located = kernel.error_from(f"kernel {kernel.source.name}, block {running.index}: {reason}", error.__traceback__)
     return str(located)

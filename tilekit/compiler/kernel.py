@@ -11,6 +11,7 @@ from pathlib import Path
 from tilekit import dtypes
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.layout import Config, choose_num_warps, choose_vec, elements
+from tilekit.driver.report import Site
 from tilekit.errors import TilekitError
 
 __all__ = ["TARGETS", "CompiledKernel", "choose_config", "disassemble", "param_format", "target_capability"]
@@ -89,6 +90,7 @@ class CompiledKernel:
         local_bytes: a thread's memory for what did not fit into registers.
         block: threads of a block along its three axes.
         param_format: the `struct` format of the parameters, see `param_format`.
+        sites: what it checks while it runs, if it was compiled with checks.
     """
 
     entry: str
@@ -101,6 +103,7 @@ class CompiledKernel:
     local_bytes: int
     block: tuple[int, int, int]
     param_format: str
+    sites: tuple[Site, ...] = ()
 
     @cached_property
     def sass(self) -> str:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilekit.compiler import cache
+from tilekit.compiler.bound import BoundKernel
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.interpret import interpret
-from tilekit.compiler.specialise import BoundKernel
 from tilekit.device import Device
+from tilekit.driver.shadow import Writers
 from tilekit.errors import DeviceUnavailableError, TilekitError
 from tilekit.lang.memory import TensorView
 from tilekit.lang.registry import OPS
@@ -42,18 +43,21 @@ _NO_PADDING = str.maketrans("", "", "<x1234567890")  # what a format of the modu
 
 
 class Specialisation:
-    """One version of a kernel: for given generics, constants, facts about the arguments, and warps.
+    """One version of a kernel: for given generics, constants, facts about the arguments, warps and occupancy.
 
     Attributes:
         bound: the kernel, its generics bound.
         facts: about each argument.
-        num_warps: what was asked for; None leaves it to the compiler.
+        num_warps, occupancy: what was asked for; None leaves it to the compiler.
+        checks: whether it checks itself on a GPU, by `TILEKIT_CHECKS`.
         compilations: how many times the compiler ran for it, cache hits excluded.
     """
 
-    def __init__(self, bound: BoundKernel, facts: tuple[ArgumentFacts, ...], num_warps: int | None) -> None:
-        self.bound, self.facts, self.num_warps = bound, facts, num_warps
-        self.compilations = 0
+    def __init__(
+        self, bound: BoundKernel, facts: tuple[ArgumentFacts, ...], num_warps: int | None, occupancy: int | None = None
+    ) -> None:
+        self.bound, self.facts, self.num_warps, self.occupancy = bound, facts, num_warps, occupancy
+        self.compilations, self.checks = 0, load_settings().checks
         self._compiled: dict[str, CompiledKernel] = {}
         self._executables: dict[Device, Executable] = {}
         self._lock = threading.Lock()
@@ -95,7 +99,7 @@ class Specialisation:
                             f'compiling needs numba-cuda, which is not installed here ({error}); pip install "numba-cuda[cu13]"'
                         ) from error
                     self.compilations += 1
-                    found = build(self.bound, self.facts, self.num_warps, target)
+                    found = build(self.bound, self.facts, self.num_warps, target, self.occupancy, checks=self.checks)
                     if key:
                         cache.save(key, found)
                 self._compiled[target] = found
@@ -114,14 +118,17 @@ class Specialisation:
             raise DeviceUnavailableError(f"a numba dispatcher needs a GPU: {reason}")
         from tilekit.compiler.dispatcher import make_dispatcher
 
-        return make_dispatcher(self.bound, self.facts, self.num_warps)
+        return make_dispatcher(self.bound, self.facts, self.num_warps, self.occupancy)
 
     def _key(self, target: str) -> bytes | None:
         """What decides the compiled code, as a digest; None if something does that has no fingerprint."""
         outside = [(name, _fingerprint(value)) for name, value in self.bound.outside.items()]
         if any(mark is None for _, mark in outside):
             return None
-        parts = (cache.toolchain_fingerprint(), self.bound.text, outside, self.facts, self.num_warps, target)
+        options = (self.num_warps, self.occupancy, target)
+        parts: tuple[Any, ...] = (cache.toolchain_fingerprint(), self.bound.text, outside, self.facts, *options)
+        if self.checks:  # what they say has lines
+            parts = (*parts, "checks", *self.bound.places())
         return hashlib.sha256(repr(parts).encode()).digest()
 
 
@@ -167,7 +174,8 @@ class _Interpreted:
             return argument.item() if isinstance(argument, np.generic) else argument
         tensor = argument.tensor if isinstance(argument, Partition) else argument
         array, shadow = tensor.host_view(noted=True), tensor.shadow_view()
-        return TensorView(name, array, facts.tile, facts.role != "out", facts.group, shadow)
+        writers = None if facts.role == "in" else Writers(array.shape)
+        return TensorView(name, array, facts.tile, facts.role != "out", facts.group, shadow, writers)
 
 
 class _Loaded:
@@ -179,6 +187,8 @@ class _Loaded:
 
     def __init__(self, compiled: CompiledKernel, facts: Sequence[ArgumentFacts], device: Device) -> None:
         self._function = device.driver.load(compiled.cubin, compiled.entry, compiled.dynamic_shared_bytes)
+        if compiled.sites:
+            device.driver.watch(self._function, compiled.sites)
         self._driver, self._block, self._shared_bytes = device.driver, compiled.block, compiled.dynamic_shared_bytes
         packer = struct.Struct(compiled.param_format)
         self._buffer = ctypes.create_string_buffer(max(packer.size, 8))
@@ -203,7 +213,7 @@ class _Loaded:
             return None
         kinds = bytearray(b"-" * len(uses))
         for at, facts in zip(passed, self._facts, strict=True):
-            kinds[at] = ord("S" if not isinstance(facts, TensorFacts) else "T" if facts.tile is None else "P")
+            kinds[at] = ord("S" if not isinstance(facts, TensorFacts) else "T" if facts.role == "in" else "P")
         try:
             return _Launcher(
                 **calls._asdict(),
@@ -224,7 +234,7 @@ def _packing(facts: Sequence[ArgumentFacts], pack_into: Callable[..., None]) -> 
     """A function that packs arguments with these facts into a buffer; written out for them, since it runs at each launch."""
     parts = []
     for at, known in enumerate(facts):
-        view = f"a[{at}]" if not isinstance(known, TensorFacts) else f"*a[{at}].{'flat' if known.tile is None else 'tensor.flat'}"
+        view = f"a[{at}]" if not isinstance(known, TensorFacts) else f"*a[{at}].{'flat' if known.role == 'in' else 'tensor.flat'}"
         parts.append(view)
     source = f"lambda buffer, a: pack_into(buffer, 0, {', '.join(parts)})"
     packing: Callable[[Any, Sequence[Any]], None] = eval(source, {"pack_into": pack_into})

@@ -84,16 +84,19 @@ def lowers_method(owner: type[types.Type], method: Callable[..., Any]) -> Callab
     return register
 
 
-def lowers_operator(function: Callable[..., Any], symbol: str) -> Callable[[Definition], Definition]:
+def lowers_operator(
+    function: Callable[..., Any], symbol: str, owner: type[types.Type] = TileType
+) -> Callable[[Definition], Definition]:
     """Make the decorated definition the lowering of a Python operator or builtin wherever a tile is among the operands.
 
     Args:
         function: `operator.add`, `abs`...; or numba's name for a protocol (`"getiter"`).
         symbol: as the user spells it, for errors.
+        owner: another type, one of which must be among the operands instead.
     """
 
     def register(define: Definition) -> Definition:
-        template = _template(symbol, None, define, tiles_only=True, key=function)
+        template = _template(symbol, None, define, owner=owner, key=function)
         typing_registry.register(template)
         if callable(function):
             typing_registry.register_global(function, types.Function(template))
@@ -136,7 +139,12 @@ def _check(name: str, parameters: list[inspect.Parameter], define: Definition) -
 
 
 def _template(
-    name: str, parameters: list[inspect.Parameter] | None, define: Definition, *, tiles_only: bool = False, key: Any = None
+    name: str,
+    parameters: list[inspect.Parameter] | None,
+    define: Definition,
+    *,
+    owner: type[types.Type] | None = None,
+    key: Any = None,
 ) -> type[AbstractTemplate]:
     """A numba template that binds arguments as Python would and asks `define`."""
     variadic = parameters is not None and any(p.kind is p.VAR_POSITIONAL for p in parameters)
@@ -150,7 +158,7 @@ def _template(
         prefer_literal = True
 
         def generic(self, args: tuple[types.Type, ...], kws: dict[str, types.Type]) -> Any:
-            if tiles_only and not any(isinstance(a, TileType) for a in args):
+            if owner is not None and not any(isinstance(a, owner) for a in args):
                 return None
             given = args if binder is None or variadic else _bind(name, binder, args, kws)
             this = getattr(self, "this", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import linecache
 from collections.abc import Callable, Sequence
@@ -16,35 +17,43 @@ __all__ = ["KernelSource", "file_of"]
 
 def file_of(function: Callable[..., Any]) -> Sequence[str]:
     """The lines of the file that `function` stands in, as they are now; none if there is no such file."""
+    linecache.checkcache(function.__code__.co_filename)  # the file may have been edited, and its module loaded again
     return linecache.getlines(function.__code__.co_filename, function.__globals__)
 
 
+_WANTED = {"kernel": "a kernel is a function", "function": "a function that kernels call is"}
+
+
 class KernelSource:
-    """Source of a kernel function.
+    """Source of a kernel function, or of a function that kernels call.
 
     Attributes:
         name: the function's.
+        title: what messages call it, `kernel softmax`.
         filename: where it stands.
         tree: its definition; line and column numbers are the file's own.
+        calls: of a function that a kernel calls, by what calls it is reached, in words; empty for a kernel.
     """
 
-    def __init__(self, function: Callable[..., Any], file: Sequence[str] | None = None) -> None:
+    def __init__(self, function: Callable[..., Any], file: Sequence[str] | None = None, kind: str = "kernel") -> None:
         """Read the source of `function`.
 
         Args:
             function: the kernel's.
             file: the lines of its file as they were when it was defined (`file_of`); by default as they are now.
+            kind: what it is, for messages: a kernel or a function.
 
         Raises:
             CompileError: there is none to read (a function typed at a prompt, or made by exec), or it is a lambda.
         """
         file = file_of(function) if file is None else file
         self.name, self.filename = function.__name__, function.__code__.co_filename
+        self.title, self.calls = f"{kind} {self.name}", ""
         self._first = max(function.__code__.co_firstlineno, 1)
         lines = file[self._first - 1 :]
         if not lines:
             raise CompileError(
-                f"kernel {self.name}: its source cannot be read ({self.filename}); write it in a file or a notebook cell"
+                f"{self.title}: its source cannot be read ({self.filename}); write it in a file or a notebook cell"
             )
         try:
             lines = inspect.getblock(lines)
@@ -54,15 +63,28 @@ class KernelSource:
             definition = definition.body[0] if isinstance(definition, ast.If) else definition
         except (SyntaxError, IndexError):
             definition = None
-        if not isinstance(definition, ast.FunctionDef):
-            raise CompileError(f"kernel {self.name}: a kernel is a function defined with def")
-        if definition.name != function.__code__.co_name:
+        if function.__code__.co_name == "<lambda>":
+            raise CompileError(f"{self.title}: {_WANTED[kind]} defined with def")
+        if not isinstance(definition, ast.FunctionDef) or definition.name != function.__code__.co_name:
             raise CompileError(
-                f"kernel {self.name}: {self.filename} has changed since it was imported: line {self._first} is not its definition"
+                f"{self.title}: {self.filename} has changed since it was imported: line {self._first} is not its definition"
             )
         self._lines = [line.rstrip("\n") for line in lines]
         ast.increment_lineno(definition, self._first - (2 if nested else 1))
         self.tree: ast.FunctionDef = definition
+
+    def part(self, tree: ast.FunctionDef) -> KernelSource:
+        """The source of a function that is written inside this one."""
+        made = copy.copy(self)
+        made.name, made.title, made.tree = tree.name, f"function {tree.name}", tree
+        return made
+
+    def called(self, caller: KernelSource, lineno: int) -> KernelSource:
+        """This source at one of its calls: its errors name the line of `caller`, and the lines by which that is reached."""
+        made = copy.copy(self)
+        place = f"line {lineno}" if caller.filename == self.filename else f"{caller.filename}:{lineno}"
+        made.calls = f", which {caller.title} calls in {place}: {caller._line(lineno).strip()}{caller.calls}"
+        return made
 
     def error(self, reason: str, lineno: int, name: str | None = None) -> CompileError:
         """An error at a line; the caret goes under the use of `name` there (a call, an operator's operands), if it is found."""
@@ -82,15 +104,21 @@ class KernelSource:
                 found = traceback
             traceback = traceback.tb_next
         if found is None:
-            return CompileError(f"kernel {self.name}: {reason}")
-        positions = list(found.tb_frame.f_code.co_positions())
-        line, end_line, column, end_column = positions[found.tb_lasti // 2]
+            return CompileError(f"{self.title}: {reason}")
+        return self.error_at(reason, found)
+
+    def error_at(self, reason: str, step: TracebackType) -> CompileError:
+        """An error at the place that one step of a traceback, in this function, stands at."""
+        positions = list(step.tb_frame.f_code.co_positions())
+        line, end_line, column, end_column = positions[step.tb_lasti // 2]
         if line is None or column is None or end_column is None:
-            return self.error(reason, found.tb_lineno)
+            return self.error(reason, step.tb_lineno)
         return self._error(reason, line, column, end_column - column if line == end_line else 1)
 
     def _error(self, reason: str, lineno: int, column: int | None, width: int) -> CompileError:
         line = self._line(lineno)
+        if self.calls:
+            reason = f"{reason}; in {self.name}{self.calls}"
         if column is not None:  # Python counts the bytes of UTF-8
             text = line.encode()
             width = len(text[column : column + width].decode(errors="ignore"))

@@ -3,6 +3,9 @@
 The function's syntax tree is copied, generics and `Const` parameters are replaced by their values, constant expressions fold
 (`BM // 2`, `S[0] * S[1]`, `if BK > 32:`), and the result is compiled again, at the same lines and columns. Nothing of the
 user's is changed. The CPU device runs the result as it is; numba types it for a GPU.
+
+A function that the kernel calls (`@tk.function`) is bound likewise, once for each call, with the constants among the arguments
+of that call in place of its parameters. So generics fold in it as well, and an error in it can name the call.
 """
 
 from __future__ import annotations
@@ -10,43 +13,48 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
-import enum
+import inspect
 import operator
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tilekit import dtypes
+from tilekit.compiler.bound import (
+    BoundKernel,
+    arguments_of,
+    arguments_of_lambdas,
+    compile_tree,
+    free_names,
+    local_names,
+    stored,
+    without_type_parameters,
+)
+from tilekit.compiler.folding import (
+    BINARY,
+    COMPARE,
+    FOLDABLE_CALLS,
+    MISSING,
+    UNARY,
+    is_constant,
+    literal,
+    plain,
+    similar,
+    value_of,
+)
 from tilekit.compiler.source import KernelSource
 from tilekit.compiler.syntax import check_syntax
+from tilekit.lang import reduction, scanning
+from tilekit.lang.functions import Function
 from tilekit.lang.signature import Generic
 
 __all__ = ["BoundKernel", "Constant", "bind"]
 
 Constant = bool | int | float | str | None | tuple["Constant", ...]
-
-
-@dataclass(frozen=True, eq=False)
-class BoundKernel:
-    """A kernel whose generics and `Const` parameters have values.
-
-    Attributes:
-        function: the plain function; its parameters are the kernel's without the `Const` ones.
-        source: where it comes from, for errors.
-        names: the names of its parameters.
-        text: its syntax tree as text. Together with `outside` it decides what the function does.
-        outside: the names that its body takes from outside, and their values.
-    """
-
-    function: types.FunctionType
-    source: KernelSource
-    names: tuple[str, ...]
-    text: str
-    outside: Mapping[str, Any]
 
 
 def bind(
@@ -56,116 +64,81 @@ def bind(
 
     Raises:
         CompileError: a generic without a value is used, a name that does not exist, a statement that has no meaning in a kernel,
-            or a `Const` parameter is assigned to.
+            or a `Const` parameter is assigned to; in the kernel, or in a function that it calls.
     """
     assert isinstance(function, types.FunctionType), "checked by @kernel"
     check_syntax(source)
-    binder = _Binder(function, source, generics, constants)
-    definition = binder.rewrite()
-    outside = {name: binder.lookup(name) for name in sorted(_free_names(definition))}
-    made = _compile(definition, function, source, {k: v for k, v in outside.items() if k in binder.cells})
-    names = tuple(argument.arg for argument in definition.args.args)
-    return BoundKernel(made, source, names, ast.dump(definition), outside)
+    return _Binder(function, source, generics, constants).bind()
 
 
-def _compile(
-    definition: ast.FunctionDef, original: types.FunctionType, source: KernelSource, cells: Mapping[str, Any]
-) -> types.FunctionType:
-    """Compile `definition` inside a factory whose parameters are the enclosing variables it uses."""
-    factory = ast.FunctionDef(
-        name="enclosing",
-        args=ast.arguments(
-            posonlyargs=[], args=[ast.arg(arg=name) for name in cells], kwonlyargs=[], kw_defaults=[], defaults=[]
-        ),
-        body=[definition, ast.Return(ast.Name(definition.name, ast.Load()))],
-        decorator_list=[],
-    )
-    _without_type_parameters(factory)
-    for node in (factory, *factory.body[1:], *factory.args.args):
-        ast.copy_location(node, definition)
-    module = ast.fix_missing_locations(ast.Module(body=[factory], type_ignores=[]))
-    code = compile(module, source.filename, "exec")
-    inner = next(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    made: types.FunctionType = types.FunctionType(inner, original.__globals__)(*cells.values())
-    made.__qualname__, made.__module__ = original.__qualname__, original.__module__
-    return made
+@dataclass(frozen=True, eq=False)
+class _Lambda:
+    """A lambda that a kernel passes on, in the place of a `Function`."""
+
+    binder: _Binder
+    node: ast.Lambda
+
+    name = "the_lambda"
+    constants = frozenset[str]()
+
+    @property
+    def signature(self) -> inspect.Signature:
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        return inspect.Signature([inspect.Parameter(a.arg, kind) for a in self.node.args.args])
 
 
-def _without_type_parameters(definition: ast.FunctionDef) -> None:
-    """Python 3.12 and later compile no function without the field; earlier ones do not know it."""
-    if "type_params" in definition._fields:
-        setattr(definition, "type_params", [])  # noqa: B010  (mypy checks against Python 3.11)
-
-
-def _free_names(definition: ast.FunctionDef) -> set[str]:
-    used = {n.id for n in ast.walk(definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    return used - _local_names(definition)
-
-
-def _local_names(definition: ast.FunctionDef) -> set[str]:
-    nodes = list(ast.walk(definition))
-    names = {a.arg for a in nodes if isinstance(a, ast.arg)}
-    names |= {f.name for f in nodes if isinstance(f, ast.FunctionDef)}
-    return names | {n.id for n in ast.walk(definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-
-
-_MISSING: Any = object()
-_BINARY: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.LShift: operator.lshift,
-    ast.RShift: operator.rshift, ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
-}  # fmt: skip
-_UNARY: dict[type, Callable[[Any], Any]] = {
-    ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_, ast.Invert: operator.invert,
-}  # fmt: skip
-_COMPARE: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-}  # fmt: skip
-_FOLDABLE_CALLS = (min, max, abs, len)
-
-
-def _plain(value: Any) -> Any:
-    """What stands for a value of these types in a kernel: numba knows neither them nor what they are equal to."""
-    if isinstance(value, enum.StrEnum):
-        return str(value)
-    if isinstance(value, (np.integer, np.bool_)):
-        return value.item()
-    if isinstance(value, np.dtype) and value in dtypes.EIGHT_BIT_FLOATS:
-        return value.name
-    return value
-
-
-def _is_constant(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_constant, value))
-    return value is None or type(value) in (bool, int, float, str)
+_TAKING_FUNCTIONS = (reduction.reduce, scanning.scan)
+_sources: weakref.WeakKeyDictionary[Function, KernelSource] = weakref.WeakKeyDictionary()
 
 
 class _Binder(ast.NodeTransformer):
     """Rewrites one function definition."""
 
     def __init__(
-        self, function: types.FunctionType, source: KernelSource, generics: Mapping[str, Any], constants: Mapping[str, Any]
+        self,
+        function: types.FunctionType,
+        source: KernelSource,
+        generics: Mapping[str, Any],
+        constants: Mapping[str, Any],
+        callers: tuple[Function | _Lambda, ...] = (),
     ) -> None:
-        self.function, self.source, self.generics = function, source, generics
-        self.constants = {name: _plain(value) for name, value in constants.items()}
+        self.function, self.source, self.generics, self.callers = function, source, generics, callers
+        self.called: dict[str, BoundKernel] = {}
+        self.origins: list[tuple[Mapping[str, Any], str, Any]] = []
+        self.passes = False
+        self.constants = {name: plain(value) for name, value in constants.items()}
         self.cells: dict[str, Any] = {}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
                 self.cells[name] = cell.cell_contents
             except ValueError:  # a variable of the enclosing function that has no value yet
                 continue
-        self.cells |= {name: value for name, value in self.constants.items() if not _is_constant(value)}
+        self.cells |= {name: value for name, value in self.constants.items() if not is_constant(value)}
         self.locals: set[str] = set()
 
-    def rewrite(self) -> ast.FunctionDef:
+    def bind(self) -> BoundKernel:
+        """The function with all that is known put in."""
+        definition = self._rewrite()
+        free, called = sorted(free_names(definition)), self.called
+        outside = {name: self.lookup(name) for name in free if name not in called}
+        cells = {name: called[name].function for name in free if name in called}
+        made = compile_tree(definition, self.function, self.source, cells | {k: v for k, v in outside.items() if k in self.cells})
+        names = tuple(argument.arg for argument in definition.args.args)
+        text, origins = [ast.dump(definition)], list(self.origins)
+        for name, bound in called.items():
+            text.append(f"{name}: {bound.text}")
+            outside |= {f"{name}.{key}": value for key, value in bound.outside.items()}
+            origins += bound.origins
+        return BoundKernel(made, self.source, names, "\n".join(text), outside, called, self.passes, tuple(origins))
+
+    def _rewrite(self) -> ast.FunctionDef:
         original = self.source.tree
+        parameters = [*original.args.posonlyargs, *original.args.args, *original.args.kwonlyargs]
         definition = ast.FunctionDef(
             name=original.name,
             args=ast.arguments(
                 posonlyargs=[],
-                args=[ast.copy_location(ast.arg(arg=a.arg), a) for a in original.args.args if a.arg not in self.constants],
+                args=[ast.copy_location(ast.arg(arg=a.arg), a) for a in parameters if a.arg not in self.constants],
                 kwonlyargs=[],
                 kw_defaults=[],
                 defaults=[],
@@ -173,9 +146,9 @@ class _Binder(ast.NodeTransformer):
             body=copy.deepcopy(original.body),
             decorator_list=[],
         )
-        _without_type_parameters(definition)
+        without_type_parameters(definition)
         ast.copy_location(definition, original)
-        self.locals = _local_names(definition)
+        self.locals = local_names(*definition.args.args, *definition.body)
         for node in ast.walk(definition):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in self.constants:
                 raise self.source.error(f"{node.id} is a Const parameter: the kernel cannot assign to it", node.lineno, node.id)
@@ -183,11 +156,11 @@ class _Binder(ast.NodeTransformer):
         return definition
 
     def lookup(self, name: str) -> Any:
-        """What a name that is not local stands for; `_MISSING` if nothing."""
+        """What a name that is not local stands for; `MISSING` if nothing."""
         for place in (self.cells, self.function.__globals__, vars(builtins)):
             if name in place:
                 return place[name]
-        return _MISSING
+        return MISSING
 
     def _block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         made: list[ast.stmt] = []
@@ -198,8 +171,8 @@ class _Binder(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> Any:
         node.test = self.visit(node.test)
-        value = _value(node.test)
-        if value is not _MISSING:
+        value = value_of(node.test)
+        if value is not MISSING:
             chosen = node.body if value else node.orelse
             return self._block(chosen) if chosen else ast.copy_location(ast.Pass(), node)
         node.body = self._block(node.body)
@@ -208,30 +181,35 @@ class _Binder(ast.NodeTransformer):
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         node.test = self.visit(node.test)
-        value = _value(node.test)
-        if value is not _MISSING:
+        value = value_of(node.test)
+        if value is not MISSING:
             return self.visit(node.body if value else node.orelse)
         return self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> Any:
         if not isinstance(node.ctx, ast.Load):
             return node
+        if node.id in self.called:
+            return node
+        function = self._static(node)
+        if isinstance(function, (Function, _Lambda)):
+            return self._passed(node, function)
         if node.id in self.constants:
             value = self.constants[node.id]
-            return _literal(value, node) if _is_constant(value) else node
+            return literal(value, node) if is_constant(value) else node
         if node.id in self.locals:
             return node
         value = self._named(node.id)
-        if value is _MISSING:
+        if value is MISSING:
             known = {*self.locals, *self.cells, *self.function.__globals__}
-            raise self.source.error(f"{node.id} is not defined{_similar(node.id, known)}", node.lineno, node.id)
+            raise self.source.error(f"{node.id} is not defined{similar(node.id, known)}", node.lineno, node.id)
         value = self._resolve(value, node)
-        return _literal(value, node) if value is not _MISSING else node
+        return literal(value, node) if value is not MISSING else node
 
     def _named(self, name: str) -> Any:
         """The value of a name, where a type parameter (`def kernel[BM]`) counts as the generic of its name."""
         value = self.lookup(name)
-        if value is _MISSING and name in self.generics:
+        if value is MISSING and name in self.generics:
             return self.generics[name]
         if isinstance(value, (typing.TypeVar, typing.TypeVarTuple)) and value.__name__ in self.generics:
             return self.generics[value.__name__]
@@ -246,49 +224,50 @@ class _Binder(ast.NodeTransformer):
                     value.name,
                 )
             value = self.generics[value.name]
-        value = _plain(value)
-        return value if _is_constant(value) else _MISSING
+        value = plain(value)
+        return value if is_constant(value) else MISSING
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
+        function = self._static(node)
+        if isinstance(function, Function):
+            return self._passed(node, function)
         owner = self._static(node.value)
         if not isinstance(owner, (types.ModuleType, type)):
             return self.generic_visit(node)
         if not hasattr(owner, node.attr):
-            raise self.source.error(
-                f"{ast.unparse(node)} does not exist{_similar(node.attr, dir(owner))}", node.lineno, node.attr
-            )
+            raise self.source.error(f"{ast.unparse(node)} does not exist{similar(node.attr, dir(owner))}", node.lineno, node.attr)
         value = self._resolve(getattr(owner, node.attr), node)
-        return _literal(value, node) if value is not _MISSING else node
+        return literal(value, node) if value is not MISSING else node
 
     def _static(self, node: ast.expr) -> Any:
         """The module or class that an expression such as `tk.PaddingMode` names."""
         if isinstance(node, ast.Name):
-            return _MISSING if node.id in self.locals else self.lookup(node.id)
+            return MISSING if node.id in self.locals else self.lookup(node.id)
         if isinstance(node, ast.Attribute):
             owner = self._static(node.value)
             if isinstance(owner, (types.ModuleType, type)):
-                return getattr(owner, node.attr, _MISSING)
-        return _MISSING
+                return getattr(owner, node.attr, MISSING)
+        return MISSING
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         self.generic_visit(node)
-        return self._fold(node, _BINARY.get(type(node.op)), node.left, node.right)
+        return self._fold(node, BINARY.get(type(node.op)), node.left, node.right)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         self.generic_visit(node)
-        return self._fold(node, _UNARY.get(type(node.op)), node.operand)
+        return self._fold(node, UNARY.get(type(node.op)), node.operand)
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)
         if len(node.ops) != 1:
             return node
-        return self._fold(node, _COMPARE.get(type(node.ops[0])), node.left, node.comparators[0])
+        return self._fold(node, COMPARE.get(type(node.ops[0])), node.left, node.comparators[0])
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         self.generic_visit(node)
         while len(node.values) > 1:
-            first = _value(node.values[0])
-            if first is _MISSING:
+            first = value_of(node.values[0])
+            if first is MISSING:
                 return node
             if bool(first) is isinstance(node.op, ast.Or):
                 return node.values[0]  # it decides
@@ -300,44 +279,144 @@ class _Binder(ast.NodeTransformer):
         return self._fold(node, operator.getitem, node.value, node.slice) if isinstance(node.ctx, ast.Load) else node
 
     def visit_Call(self, node: ast.Call) -> Any:
-        self.generic_visit(node)
         called = self._static(node.func)
-        if any(called is function for function in _FOLDABLE_CALLS) and node.args and not node.keywords:
+        if isinstance(called, (Function, _Lambda)):
+            return self._call(node, called)
+        if any(called is function for function in _TAKING_FUNCTIONS):
+            node.args = [self._passed(a, _Lambda(self, a)) if isinstance(a, ast.Lambda) else a for a in node.args]
+            for k in node.keywords:
+                k.value = self._passed(k.value, _Lambda(self, k.value)) if isinstance(k.value, ast.Lambda) else k.value
+        self.generic_visit(node)
+        if any(called is function for function in FOLDABLE_CALLS) and node.args and not node.keywords:
             return self._fold(node, called, *node.args)
         return node
 
     def _fold(self, node: ast.expr, function: Callable[..., Any] | None, *operands: ast.expr) -> ast.expr:
-        values = [_value(operand) for operand in operands]
-        if function is None or any(v is _MISSING for v in values):
+        values = [value_of(operand) for operand in operands]
+        if function is None or any(v is MISSING for v in values):
             return node
         try:
             result = function(*values)
         except (ArithmeticError, TypeError, ValueError, IndexError) as error:
             raise self.source.error(f"{ast.unparse(node)}: {error}", node.lineno) from None
-        return _literal(result, node) if _is_constant(result) else node
+        return literal(result, node) if is_constant(result) else node
 
+    # --------------------------------------------------------------------------------------- functions that the kernel calls
 
-def _similar(name: str, known: Iterable[str]) -> str:
-    import difflib  # for errors only
+    def _function(self, node: ast.expr) -> Function | _Lambda | None:
+        """The function that an argument is."""
+        if isinstance(node, ast.Lambda):
+            return _Lambda(self, node)
+        found = self._static(node)
+        return found if isinstance(found, (Function, _Lambda)) else None
 
-    close = difflib.get_close_matches(name, [k for k in known if not k.startswith("_")], n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    def _call(self, node: ast.Call, function: Function | _Lambda) -> ast.Call:
+        """A call, with the constants among its arguments put into a copy of the function."""
+        name, signature = function.name, function.signature
+        if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
+            raise self.source.error(f"{name}: arguments such as *args do not exist in kernels", node.lineno, name)
+        try:
+            given = signature.bind(*node.args, **{str(k.arg): k.value for k in node.keywords}).arguments
+        except TypeError as error:
+            raise self.source.error(f"{name}: {error}; it is called as {name}{signature}", node.lineno, name) from None
+        constants: dict[str, Any] = {}
+        left = []
+        for parameter, argument in given.items():
+            passed = self._function(argument)
+            if passed is not None:
+                constants[parameter] = passed
+                continue
+            argument = self.visit(argument)
+            value = value_of(argument)
+            if value is not MISSING:
+                constants[parameter] = value
+            elif parameter in function.constants and not isinstance(self._static(argument), np.dtype):
+                reason = f"{name}: {parameter} is a Const parameter: it must be known when the kernel is compiled"
+                raise self.source.error(reason, node.lineno, name)
+            else:
+                left.append((parameter, argument))
+        bound = self._bound(node, function, constants, [parameter for parameter, _ in left])
+        by_name = dict(left) | {p: literal(constants[p], node) for p in bound.names if p in constants}
+        called = ast.Call(self._stand_in(node, function, bound), [by_name[p] for p in bound.names], [])
+        return ast.copy_location(called, node)
 
+    def _passed(self, node: ast.expr, function: Function | _Lambda) -> ast.Name:
+        """What stands for a function that is passed on."""
+        self.passes = True
+        required = [p.name for p in function.signature.parameters.values() if p.default is p.empty]
+        return self._stand_in(node, function, self._bound(node, function, {}, required))
 
-def _literal(value: Any, at: ast.expr) -> ast.expr:
-    node: ast.expr
-    if isinstance(value, tuple):
-        node = ast.Tuple([_literal(v, at) for v in value], ast.Load())
-    else:
-        node = ast.Constant(value)
-    return ast.copy_location(node, at)
+    def _stand_in(self, node: ast.expr, function: Function | _Lambda, bound: BoundKernel) -> ast.Name:
+        number = len(self.called) + 1
+        while (name := f"{function.name}__{number}") in self.locals or self.lookup(name) is not MISSING:
+            number += 1
+        self.called[name] = bound
+        return ast.copy_location(ast.Name(name, ast.Load()), node)
 
+    def _bound(self, at: ast.expr, function: Function | _Lambda, constants: dict[str, Any], left: list[str]) -> BoundKernel:
+        """A copy of a function for one call, whose parameters are `left`, and those of `constants` that it assigns to."""
+        if function in self.callers:
+            cycle = [f.name for f in self.callers[self.callers.index(function) :]] + [function.name]
+            raise self.source.error(
+                f"{function.name} calls itself ({' -> '.join(cycle)}): functions are put into the kernels that call them, so "
+                "they cannot recurse; use a loop",
+                at.lineno,
+                function.name,
+            )
+        callers = (*self.callers, function)
+        if isinstance(function, _Lambda):
+            return self._bound_lambda(at, function, constants, callers)
+        source = _sources.get(function)
+        if source is None:
+            source = _sources[function] = KernelSource(function.function, function.file, "function")
+        source = source.called(self.source, at.lineno)
+        check_syntax(source, returns=True)
+        for name, parameter in function.signature.parameters.items():
+            if name not in constants and name not in left:
+                constants[name] = self._default(parameter, source)
+        assigned = stored(ast.walk(source.tree))
+        kept = {name: value for name, value in constants.items() if name not in assigned or not is_constant(value)}
+        binder = _Binder(function.function, source, self.generics, kept, callers)
+        self._note_origin(at, function)
+        return binder.bind()
 
-def _value(node: ast.expr) -> Any:
-    """The constant that an expression is, or `_MISSING`."""
-    if isinstance(node, ast.Constant) and _is_constant(node.value):
-        return node.value
-    if isinstance(node, ast.Tuple):
-        values = tuple(_value(element) for element in node.elts)
-        return _MISSING if any(v is _MISSING for v in values) else values
-    return _MISSING
+    def _default(self, parameter: inspect.Parameter, source: KernelSource) -> Any:
+        value = plain(parameter.default)
+        if isinstance(value, Generic):
+            if value.name not in self.generics:
+                raise source.error(f"generic {value.name} is not bound", source.tree.lineno, value.name)
+            return self.generics[value.name]
+        if not is_constant(value) and not isinstance(value, (np.dtype, type, Function)):
+            reason = f"the default of {parameter.name} is no constant: a bool, int, float, str, dtype, None, or a tuple of these"
+            raise source.error(reason, source.tree.lineno)
+        return value
+
+    def _bound_lambda(
+        self, at: ast.expr, function: _Lambda, constants: dict[str, Any], callers: tuple[Function | _Lambda, ...]
+    ) -> BoundKernel:
+        outer, node = function.binder, function.node
+        parameters = {a.arg for a in node.args.args}
+        if len(parameters) != len(arguments_of(node.args)) or node.args.defaults:
+            raise outer.source.error("a lambda in a kernel takes plain parameters, without defaults", node.lineno)
+        used = {n.id for n in ast.walk(node.body) if isinstance(n, ast.Name)} - parameters
+        for name in sorted(used & (outer.locals - arguments_of_lambdas(outer.source.tree))):
+            reason = f"a lambda in a kernel sees its arguments and constants alone; {name} is a value that the kernel computes"
+            raise outer.source.error(reason, node.lineno, name)
+        body = ast.copy_location(ast.Return(copy.deepcopy(node.body)), node)
+        tree = ast.FunctionDef(name=function.name, args=node.args, body=[body], decorator_list=[])
+        without_type_parameters(tree)
+        source = outer.source.part(ast.copy_location(tree, node)).called(self.source, at.lineno)
+        known = {name: value for name, value in outer.constants.items() if name not in parameters}
+        binder = _Binder(outer.function, source, self.generics, known | constants, callers)
+        binder.cells = outer.cells | binder.cells
+        return binder.bind()
+
+    def _note_origin(self, node: ast.expr, function: Function) -> None:
+        """Remember which name `function` was found under, so that a definition that is run again counts."""
+        place = node.func if isinstance(node, ast.Call) else node
+        if isinstance(place, ast.Name) and self.function.__globals__.get(place.id) is function:
+            self.origins.append((self.function.__globals__, place.id, function))
+        elif isinstance(place, ast.Attribute):
+            owner = self._static(place.value)
+            if isinstance(owner, types.ModuleType):
+                self.origins.append((vars(owner), place.attr, function))

@@ -39,30 +39,47 @@ _REFUSED: dict[type[ast.AST], str] = {
     ast.DictComp: "dictionaries do not exist in kernels",
     ast.Set: "sets do not exist in kernels",
     ast.SetComp: "sets do not exist in kernels",
+    ast.NamedExpr: "assignment expressions (:=) do not exist in kernels: assign in a line of its own",
     ast.JoinedStr: "formatted strings do not exist in kernels: pass the parts to tk.print one by one",
 }
 
 
-def check_syntax(source: KernelSource) -> None:
+def check_syntax(source: KernelSource, *, returns: bool = False) -> None:
     """Refuse a kernel that uses Python which has no meaning on a GPU.
+
+    Args:
+        source: the kernel's, or that of a function that kernels call.
+        returns: whether it may return a value, as such a function may.
 
     Raises:
         CompileError: it points at the first such statement.
     """
     for statement in source.tree.body:
-        _check(statement, source, nested=False)
+        _check(statement, source, nested=returns)
 
 
 def _check(node: ast.AST, source: KernelSource, *, nested: bool) -> None:
-    """Check a statement or expression and what is in it, in the order of the text; `nested` in a function inside the kernel."""
+    """Check a statement or expression and what is in it, in the order of the text; `nested` where values may be returned."""
     reason = _REFUSED.get(type(node))
     if isinstance(node, ast.Return) and not nested and node.value is not None and not _is_none(node.value):
         reason = "a kernel returns nothing: store the result into a partition"
+    if isinstance(node, (ast.FunctionDef, ast.Lambda)):
+        reason = _refused_function(node)
     if reason:
         raise source.error(reason, getattr(node, "lineno", source.tree.lineno))
     nested = nested or isinstance(node, ast.FunctionDef)
     for child in ast.iter_child_nodes(node):
         _check(child, source, nested=nested)
+
+
+def _refused_function(node: ast.FunctionDef | ast.Lambda) -> str | None:
+    """What a function inside a kernel cannot have."""
+    if node.args.vararg or node.args.kwarg:
+        return "functions in kernels take plain parameters: *args and **kwargs do not exist there"
+    name = node.name if isinstance(node, ast.FunctionDef) else None
+    if any(isinstance(inner, ast.Name) and inner.id == name for inner in ast.walk(node)):
+        return f"{name} calls itself: recursion does not exist in kernels; write a loop"
+    return None
 
 
 def _is_none(node: ast.expr) -> bool:

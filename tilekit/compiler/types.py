@@ -6,9 +6,12 @@ arrays apart into registers; they never reach memory.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -24,9 +27,9 @@ from tilekit.compiler.layout import Config, Layout
 from tilekit.dtypes import DType
 
 __all__ = [
-    "Compilation", "DTypeType", "TensorType", "TileType", "argument_type", "compiling", "constant", "current", "current_config",
-    "describe", "dtype_of", "extent_dtype", "integer", "prevailing", "register_type", "scalar_dtype", "scalar_kind",
-    "scalar_type",
+    "Clash", "Compilation", "DTypeType", "TensorType", "TileType", "argument_type", "compiling", "constant", "current",
+    "current_config", "describe", "dtype_of", "extent_dtype", "integer", "lowered_line", "lowered_place", "noting",
+    "prevailing", "register_type", "scalar_dtype", "scalar_kind", "scalar_type",
 ]  # fmt: skip
 
 i1, i8, i16, i32, i64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -86,22 +89,81 @@ class Compilation:
         config: warps and vector width.
         loops: whether code may run more than once in a block, so that shared memory may still be read when it is written again.
         static_bytes, dynamic_bytes: shared memory that the operations asked for, as far as they were lowered.
+        notes: what the operations do, for `compiler.explain`: the line, and what was noted. None where nobody wants to know.
+        checks: whether the kernel looks after itself while it runs, see `lower.checks`.
+        sites: file, line and message of each such check.
+        touched, roamed: the written parameters that were accessed so far, and those of them by index: see `lower.windows.settle`.
     """
 
-    __slots__ = ("config", "dynamic_bytes", "loops", "static_bytes")
+    __slots__ = (
+        "checks",
+        "config",
+        "dynamic_bytes",
+        "loops",
+        "notes",
+        "roamed",
+        "sites",
+        "static_bytes",
+        "touched",
+    )
 
-    def __init__(self, config: Config, *, loops: bool) -> None:
-        self.config, self.loops = config, loops
+    def __init__(self, config: Config, *, loops: bool, checks: bool = False) -> None:
+        self.config, self.loops, self.checks = config, loops, checks
+        self.sites: list[tuple[str, int, str]] = []
+        self.touched: set[str] = set()
+        self.roamed: set[str] = set()
         self.static_bytes = self.dynamic_bytes = 0
+        self.notes = _wanted.get()
+
+    def site(self, message: str) -> int:
+        """The number of a check at the line that is being lowered."""
+        self.sites.append((*lowered_place(), message))
+        return len(self.sites) - 1
+
+    def note(self, *what: Any) -> None:
+        """Keep `what` for `compiler.explain`, with the line that is being lowered."""
+        if self.notes is not None:
+            self.notes.append((lowered_line(), *what))
+
+
+_wanted: ContextVar[list[tuple[Any, ...]] | None] = ContextVar("tilekit_notes", default=None)
+
+
+@contextmanager
+def noting() -> Iterator[list[tuple[Any, ...]]]:
+    """While the block runs, compilations in this thread note what they do in the list that it gets."""
+    notes: list[tuple[Any, ...]] = []
+    token = _wanted.set(notes)
+    try:
+        yield notes
+    finally:
+        _wanted.reset(token)
+
+
+def lowered_line() -> int:
+    """The line of the kernel that is being lowered, 0 if none is."""
+    return lowered_place()[1]
+
+
+def lowered_place() -> tuple[str, int]:
+    """The file and the line of the kernel that are being lowered: numba's lowering has them, further down the stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        loc: Any = getattr(frame.f_locals.get("self"), "loc", None)
+        line = getattr(loc, "line", None)
+        if isinstance(line, int):
+            return re.sub(r"#\d+$", "", str(loc.filename)), line  # each call of a function has a copy of it, see `inlining`
+        frame = frame.f_back
+    return "", 0
 
 
 _compilation: ContextVar[Compilation] = ContextVar("tilekit_compilation")
 
 
 @contextmanager
-def compiling(config: Config, *, loops: bool = True) -> Iterator[Compilation]:
+def compiling(config: Config, *, loops: bool = True, checks: bool = False) -> Iterator[Compilation]:
     """Compile a kernel of this configuration: operations ask for what they share by `current()`."""
-    made = Compilation(config, loops=loops)
+    made = Compilation(config, loops=loops, checks=checks)
     token = _compilation.set(made)
     try:
         yield made
@@ -134,6 +196,10 @@ class TensorType(types.Type):
         self.parameter, self.facts, self.config = parameter, facts, config
         self.dtype = np.dtype(dtypes.as_dtype(facts.dtype))
         super().__init__(f"Tensor({parameter}, {facts}, {config})")
+
+
+class Clash(Exception):
+    """A variable is now one tile, now another that it cannot be, or a scalar. No error of numba's: those wait for others."""
 
 
 class TileType(types.Type):
@@ -172,9 +238,11 @@ class TileType(types.Type):
 
     def unify(self, typingctx: Any, other: types.Type) -> TileType | None:
         """The type of a variable that is now one tile, now the other: a tile carried round a loop, or set in two branches."""
-        if not isinstance(other, TileType) or (self.dtype, self.shape) != (other.dtype, other.shape):
-            return None
-        return prevailing([self, other])
+        if isinstance(other, TileType) and (self.dtype, self.shape) == (other.dtype, other.shape):
+            return prevailing([self, other])
+        if isinstance(other, TileType) or scalar_kind(other) is not None:
+            raise Clash(self, other)
+        return None
 
     def can_convert_to(self, typingctx: Any, other: types.Type) -> Conversion | None:
         """Between layouts, always; `lower.relayout` does it."""

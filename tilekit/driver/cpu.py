@@ -315,6 +315,9 @@ class CpuDriver:
     def load(self, image: bytes, entry: str, shared_bytes: int = 0) -> Any:
         raise TypeError(f"{self.name} has no compiled kernels: it runs their Python functions")
 
+    def watch(self, function: Any, sites: Sequence[Any]) -> None:
+        raise TypeError(f"{self.name} has no compiled kernels: the Python functions that it runs always check")
+
     def launch(
         self,
         function: Any,

@@ -5,18 +5,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from tilekit.driver.cuda_context import this_thread
 from tilekit.driver.cuda_errors import check, failure
 from tilekit.driver.cuda_memory import CudaMemory
 from tilekit.driver.protocol import NativeCalls
+from tilekit.driver.report import VARIABLE, WORDS, Report, Site
 from tilekit.driver.staging import Staging
 from tilekit.errors import DeviceError
 
 __all__ = ["CudaDriver", "CudaFunction"]
 
+_reporting = threading.Lock()
 _PORTABLE_CLUSTER = 8  # blocks; a larger one has to be allowed
 _STATIC_SHARED_LIMIT = 48 * 1024  # of static and dynamic shared memory together, unless a kernel is allowed more
 
@@ -48,6 +53,7 @@ class CudaDriver(CudaMemory):
     def __init__(self, bindings: Any, ordinal: int, alone: bool) -> None:
         super().__init__(bindings, ordinal, alone)
         self._launch = bindings.cuLaunchKernel
+        self._report: Report | None = None
         self.staging: Staging | None = Staging(self, self._staging_bytes, self._is_pinned)
 
     def load(self, image: bytes, entry: str, shared_bytes: int = 0) -> CudaFunction:
@@ -60,6 +66,19 @@ class CudaDriver(CudaMemory):
         if shared_bytes > function.shared_limit:
             self._allow_shared(function, shared_bytes)
         return function
+
+    def watch(self, function: CudaFunction, sites: Sequence[Site]) -> None:
+        self.activate()
+        cu = self._cu
+        with _reporting:
+            if self._report is None:
+                memory = self._staging_bytes(8 * WORDS)
+                if not memory.size:  # there is none to be had: the kernel still stops, and nobody knows why
+                    return
+                self._report = Report(memory)
+            contents = np.array(self._report.add(sites), np.int64)
+        variable, _ = check(cu, cu.cuLibraryGetGlobal(function.library, VARIABLE.encode()))
+        check(cu, cu.cuMemcpyHtoD(variable, contents.__array_interface__["data"][0], contents.nbytes))
 
     def launch(
         self,

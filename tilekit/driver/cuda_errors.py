@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilekit.driver.report import told
 from tilekit.errors import DeviceError
 
 __all__ = ["FAULTS", "NOT_READY", "OUT_OF_MEMORY", "PEER_ALREADY_ENABLED", "check", "failure", "given_up"]
@@ -39,7 +40,10 @@ def failure(bindings: Any, code: Any, doing: str = "") -> DeviceError:
     )
     message = f"{doing}: {name}: {text}" if doing else f"{name}: {text}"
     lost = int(code) in FAULTS
-    if lost:
+    said = told() if lost else None
+    if said is not None:
+        message += f". {said}\nThis process cannot use the GPU any more: restart it to go on"
+    elif lost:
         message += (
             ". A kernel launched earlier failed, perhaps another than the last. This process cannot use the GPU any more: "
             "restart it to go on"

@@ -16,6 +16,7 @@ import numpy as np
 
 from tilekit.driver.ledger import Ledger
 from tilekit.driver.pinned import PlainPool
+from tilekit.driver.report import Site
 from tilekit.driver.shadow import Shadow
 from tilekit.driver.signal import SignalBoard
 from tilekit.driver.staging import Staging
@@ -222,6 +223,15 @@ class Driver(Protocol):
         Args:
             image, entry: what to load, and the name of the kernel in it.
             shared_bytes: dynamic shared memory that launches will ask for.
+        """
+        ...
+
+    def watch(self, function: FunctionHandle, sites: Sequence[Site]) -> None:
+        """Learn what a kernel checks while it runs: if it stops itself, DeviceErrors say why.
+
+        Args:
+            function: as `load` gave it.
+            sites: the kernel's checks, by their numbers.
         """
         ...
 

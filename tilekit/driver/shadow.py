@@ -1,13 +1,15 @@
-"""Which bytes of an allocation have been written: on a CPU device, reading the others is an error.
+"""What a CPU device knows of its memory that a GPU does not: which bytes have been written, and which block wrote an element.
 
-A shadow is kept up to date by the work itself, in the order in which streams execute it. It costs nothing until a part of the
-allocation is written, and nothing any more once everything is.
+Reading bytes that nobody wrote is an error. A shadow is kept up to date by the work itself, in the order in which streams
+execute it. It costs nothing until a part of the allocation is written, and nothing any more once everything is.
+
+Two blocks of a kernel that write one element race: on a GPU either may win. `Writers` notes who writes what during a launch.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from tilekit.errors import DeviceError
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
 
-__all__ = ["Shadow", "ShadowView"]
+__all__ = ["Shadow", "ShadowView", "Writers"]
 
 _CURE = "Write it first (api.zeros, api.full and api.from_host do), or pass a view of the part that is written, such as x[:n]"
 
@@ -50,16 +52,17 @@ class Shadow:
         else:
             self.write_part(lambda written: written[offset : offset + nbytes])
 
-    def write_part(self, choose: Any) -> None:
-        """The part that `choose` takes from an array with a bool for each byte has been written."""
+    def write_part(self, choose: Any, where: Any = ...) -> None:
+        """The part that `choose` takes from an array with a bool for each byte, of it what `where` indexes, has been written."""
         with self._lock:
             if not self.left:
                 return
             if self._written is None:
                 self._written = np.zeros(self.nbytes, np.bool_)
             part = choose(self._written)
-            self.left -= part.size - int(np.count_nonzero(part))
-            part[...] = True
+            chosen = part[where]
+            self.left -= chosen.size - int(np.count_nonzero(chosen))
+            part[where] = True
             if not self.left:
                 self._written = None
 
@@ -109,27 +112,156 @@ class ShadowView:
     def _of(self, written: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return np.ndarray(self._shape, np.bool_, written, self._offset, self._strides)
 
-    def write(self, window: Any) -> None:
-        """The elements of the tensor that the index `window` selects have been written."""
+    def write(self, window: tuple[slice, ...], where: NDArray[Any] | None = None) -> None:
+        """The elements of the tensor in `window`, a slice for each dimension, have been written; those where `where` is True."""
         if self._shadow.left:
-            self._shadow.write_part(lambda written: self._of(written)[window])
+            self._shadow.write_part(lambda written: self._of(written)[window], ... if where is None else where)
+
+    def write_points(self, index: tuple[NDArray[Any], ...]) -> None:
+        """The elements at these indices have been written."""
+        if self._shadow.left and index[0].size:
+            flat = np.unique(np.ravel_multi_index(index, self._shape[:-1]))
+            self._shadow.write_part(self._of, np.unravel_index(flat, self._shape[:-1]))
+
+    def part(self, axis: int, start: int, stop: int) -> ShadowView:
+        """Of a slice of the tensor along one dimension."""
+        shape, itemsize = list(self._shape[:-1]), self._itemsize
+        shape[axis] = stop - start
+        return ShadowView(self._shadow, tuple(shape), self._strides[:-1], self._offset + start * self._strides[axis], itemsize)
 
     def trust(self) -> None:
         """All of the allocation counts as written."""
         self._shadow.trust()
 
-    def check(self, window: tuple[slice, ...], what: str, name: str) -> None:
+    def check(self, window: tuple[slice, ...], what: str, name: str, mask: NDArray[Any] | None = None) -> None:
         """DeviceError if an element in `window`, a slice for each dimension, was never written.
 
         Args:
             what, name: the operation that reads, and the kernel's parameter that it reads from.
+            mask: which elements of the window are read; it may be larger than what the window has inside the tensor.
         """
         part = self._shadow.written(lambda written: self._of(written)[window])
-        if part is not None:
-            missing = _range(np.asarray(~part.all(axis=-1)), tuple(s.start for s in window))
-            raise DeviceError(
-                f"{what}: reads what was never written: {name}{missing}, of a tensor of shape {self._shape[:-1]}. {_CURE}"
-            )
+        if part is None:
+            return
+        missing: NDArray[np.bool_] = np.asarray(~part.all(axis=-1))
+        if mask is not None:
+            missing = missing & mask[tuple(map(slice, missing.shape))]
+        if missing.any():
+            self._refuse(what, name, _range(missing, tuple(s.start for s in window)))
+
+    def check_points(self, index: tuple[NDArray[Any], ...], what: str, name: str) -> None:
+        """DeviceError if an element at one of these indices was never written; see `check`."""
+        part = self._shadow.written(self._of)
+        if part is None:
+            return
+        missing = np.flatnonzero(~np.asarray(part.all(axis=-1))[index])
+        if missing.size:
+            self._refuse(what, name, f"[{', '.join(str(int(along[missing[0]])) for along in index)}]")
+
+    def _refuse(self, what: str, name: str, where: str) -> None:
+        raise DeviceError(
+            f"{what}: reads what was never written: {name}{where}, of a tensor of shape {self._shape[:-1]}. {_CURE}"
+        )
+
+
+class _Running(Protocol):
+    """A block: `tilekit.lang.block.Block`."""
+
+    index: tuple[int, int, int]
+    grid: tuple[int, int, int]
+
+
+class Writers:
+    """Which block of a launch wrote an element of a tensor by a plain store; a second one that does is an error.
+
+    Blocks mostly write whole tiles of a partition, each its own: that is a look into a dictionary. Once a kernel writes
+    elsewhere, there is a number for each element.
+
+    Args:
+        shape: the tensor's.
+    """
+
+    __slots__ = ("_elements", "_shape", "_tiles")
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        self._tiles: dict[tuple[int, ...], tuple[tuple[int, int, int], tuple[int, ...]]] = {}
+        self._elements: NDArray[Any] | None = None
+
+    def tile(self, index: tuple[int, ...], tile_shape: tuple[int, ...], block: _Running, name: str) -> None:
+        """`block` writes a whole tile of the partition `name`.
+
+        Raises:
+            DeviceError: another block wrote it.
+        """
+        if self._elements is not None:
+            self.window(_tile_window(index, tile_shape, self._shape), None, block, name)
+            return
+        first = self._tiles.setdefault(index, (block.index, tile_shape))[0]
+        if first != block.index:
+            _refuse(name, _box(_tile_window(index, tile_shape, self._shape)), first, block.index)
+
+    def window(self, window: tuple[slice, ...], where: NDArray[Any] | None, block: _Running, name: str) -> None:
+        """`block` writes the elements in `window`, which lies inside the tensor; of them those where `where` is True."""
+        marks = self._by_element(block)[window]
+        mine = _number(block.index, block)
+        others = (marks != 0) & (marks != mine)
+        if where is not None:
+            others &= where
+        if others.any():
+            at = tuple(int(i) for i in np.argwhere(others)[0])
+            place = ", ".join(str(s.start + i) for s, i in zip(window, at, strict=True))
+            _refuse(name, f"[{place}]", _index(int(marks[at]), block), block.index)
+        if where is None:
+            marks[...] = mine
+        else:
+            marks[where] = mine
+
+    def points(self, index: tuple[NDArray[Any], ...], block: _Running, name: str) -> None:
+        """`block` writes the elements at these indices."""
+        marks, mine = self._by_element(block), _number(block.index, block)
+        before = marks[index]
+        others = np.flatnonzero((before != 0) & (before != mine))
+        if others.size:
+            place = ", ".join(str(int(along[others[0]])) for along in index)
+            _refuse(name, f"[{place}]", _index(int(before[others[0]]), block), block.index)
+        marks[index] = mine
+
+    def _by_element(self, block: _Running) -> NDArray[Any]:
+        """A number for each element: 0, or 1 + the place of the block in the grid."""
+        if self._elements is None:
+            many = block.grid[0] * block.grid[1] * block.grid[2] >= 1 << 31
+            self._elements = np.zeros(self._shape, np.int64 if many else np.int32)
+            for at, (index, tile_shape) in self._tiles.items():
+                self._elements[_tile_window(at, tile_shape, self._shape)] = _number(index, block)
+            self._tiles.clear()
+        return self._elements
+
+
+def _number(index: tuple[int, int, int], block: _Running) -> int:
+    x, y, z = index
+    return 1 + x + block.grid[0] * (y + block.grid[1] * z)
+
+
+def _index(number: int, block: _Running) -> tuple[int, int, int]:
+    rest, x = divmod(number - 1, block.grid[0])
+    z, y = divmod(rest, block.grid[1])
+    return x, y, z
+
+
+def _tile_window(index: tuple[int, ...], tile_shape: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(i * n, min(i * n + n, extent)) for i, n, extent in zip(index, tile_shape, shape, strict=True))
+
+
+def _box(window: tuple[slice, ...]) -> str:
+    return f"[{', '.join(f'{s.start}:{s.stop}' for s in window)}]"
+
+
+def _refuse(name: str, where: str, first: tuple[int, int, int], second: tuple[int, int, int]) -> None:
+    raise DeviceError(
+        f"blocks {first} and {second} both write {name}{where}: which of the values stays is chance. Let each block write "
+        "elements of its own, or combine what they have with tk.atomic_add, tk.atomic_max..."
+    )
 
 
 def _range(missing: NDArray[np.bool_], starts: tuple[int, ...] | None = None) -> str:

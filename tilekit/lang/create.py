@@ -1,4 +1,4 @@
-"""Tiles made of nothing: constants and ranges."""
+"""Tiles made of nothing: constants, ranges, and tables that stand in the kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilekit.errors import CompileError
 from tilekit.lang.registry import tile_op
 from tilekit.lang.tile import Scalar, Tile, check_shape, computable, convert, scalar_kind
 
-__all__ = ["arange", "full", "ones", "zeros"]
+__all__ = ["arange", "astile", "full", "ones", "zeros"]
 
 
 def _dtype(spec: Any, what: str) -> dtypes.DType:
@@ -116,3 +116,53 @@ def arange(size: int, *, dtype: Any = dtypes.int32, start: Scalar = 0, step: Sca
     computable("arange", chosen)
     index = np.arange(extent).astype(chosen)
     return Tile(convert(convert(start, chosen) + index * convert(step, chosen), chosen))
+
+
+def uneven(shape: tuple[int, ...]) -> str:
+    """Why a nested tuple of this shape, as far as it has one, makes no tile."""
+    return f"the tuples of one level are of one length, a power of two; here they are not, below {shape}"
+
+
+def _nested_shape(value: Any) -> tuple[int, ...]:
+    """The lengths of nested tuples of scalars, level by level."""
+    if not isinstance(value, tuple):
+        if scalar_kind(value) is None:
+            raise CompileError(f"astile: elements are scalars, not {type(value).__name__}")
+        return ()
+    parts = {_nested_shape(part) for part in value}
+    if len(parts) != 1 or len(value) & (len(value) - 1):
+        raise CompileError(f"astile: {uneven((len(value),))}")
+    return (len(value), *parts.pop())
+
+
+def _kinds(value: Any) -> set[type | None]:
+    return set().union(*map(_kinds, value)) if isinstance(value, tuple) else {scalar_kind(value)}
+
+
+@tile_op("astile", host="numpy.array")
+def astile(value: Scalar | tuple[Any, ...], *, dtype: Any = None) -> Tile:
+    """A tile of the elements that are written down: a small table. A scalar makes a tile of shape `()`.
+
+    Args:
+        value: scalars in a tuple, or in tuples of tuples; they may be computed in the kernel. A GPU finds each element by
+            choosing among all, so that this is for some tens of them: a larger table is an argument of the kernel.
+        dtype: the element type; by default float32, int32 or bool, after the kinds of the scalars.
+
+    Raises:
+        CompileError: the tuples differ in length, a length is no power of two, or an element is no scalar.
+
+    Examples:
+        >>> @tk.kernel
+        ... def table(y: tk.Out):
+        ...     y.store(tk.astile(((1, 2), (3, 4))))
+        >>> table(api.zeros((2, 2), tk.int32).partition((2, 2))).first().unpartition().to_host().sync()
+        array([[1, 2],
+               [3, 4]], dtype=int32)
+    """
+    extents, kinds = _nested_shape(value), _kinds(value)
+    kind = next(k for k in (float, int, bool) if k in kinds)
+    chosen = _dtype(dtype, "astile") if dtype is not None else dtypes.scalar_dtype(dtypes.bool_, kind)
+    flat: list[Any] = [value]
+    for _ in extents:
+        flat = [element for part in flat for element in part]
+    return Tile(np.array([convert(element, chosen) for element in flat]).reshape(extents))

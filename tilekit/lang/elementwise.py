@@ -8,10 +8,16 @@ import numpy as np
 
 from tilekit import dtypes
 from tilekit.errors import CompileError
+from tilekit.lang import rounding
+from tilekit.lang.floats import floating, floating_pair
 from tilekit.lang.registry import tile_op
-from tilekit.lang.tile import Scalar, Tile, computable, operands
+from tilekit.lang.tile import NO_ARITHMETIC, Scalar, Tile, computable, operands
 
-__all__ = ["astype", "bitcast", "cos", "exp", "log", "maximum", "minimum", "mul", "mulhi", "sin", "sqrt", "where"]
+__all__ = [
+    "astype", "bitcast", "ceil", "clip", "copysign", "floor", "maximum", "minimum", "round_", "sign", "trunc", "where",
+]  # fmt: skip
+
+NO_POLICY = "propagate_nan is True or False, known when the kernel is compiled"
 
 
 @tile_op("where", host="numpy.where")
@@ -40,20 +46,27 @@ def where(condition: Tile, x: Tile | Scalar, y: Tile | Scalar) -> Tile:
     return Tile(np.where(condition._array, a, b))
 
 
-def _extremum(name: str, x: Any, y: Any) -> Tile:
+def _extremum(name: str, x: Any, y: Any, propagate_nan: Any, flush_to_zero: Any) -> Tile:
     (a, b), dtype = operands(name, x, y)
-    return Tile(getattr(np, name)(a, b).astype(dtype, copy=False))
+    problem = NO_POLICY if not isinstance(propagate_nan, bool) else rounding.problem((), None, flush_to_zero, dtype)
+    if problem:
+        raise CompileError(f"{name}: {problem}")
+    a, b = (rounding.flush(array, flush_to_zero) for array in (a, b))
+    function = name if propagate_nan else {"minimum": "fmin", "maximum": "fmax"}[name]
+    return Tile(np.asarray(getattr(np, function)(a, b)).astype(dtype, copy=False))
 
 
 @tile_op("minimum", host="numpy.minimum")
-def minimum(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
+def minimum(x: Tile | Scalar, y: Tile | Scalar, *, propagate_nan: bool = True, flush_to_zero: bool = False) -> Tile:
     """The smaller of two elements; NaN if either is NaN, as NumPy's.
 
     Args:
-        x, y: tiles of one shape, or a tile and a scalar.
+        x, y: tiles whose shapes broadcast, or a tile and a scalar.
+        propagate_nan: False takes the other element where one is NaN (cuTile Python's default).
+        flush_to_zero: for float32: subnormal operands count as zero.
 
     Raises:
-        CompileError: the shapes differ, or neither is a tile.
+        CompileError: the shapes do not broadcast, or neither is a tile.
 
     Examples:
         >>> @tk.kernel
@@ -62,18 +75,20 @@ def minimum(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> clip(api.arange(4, dtype=tk.float32).partition(4)).first().unpartition().to_host().sync()
         array([0., 1., 2., 2.], dtype=float32)
     """
-    return _extremum("minimum", x, y)
+    return _extremum("minimum", x, y, propagate_nan, flush_to_zero)
 
 
 @tile_op("maximum", host="numpy.maximum")
-def maximum(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
+def maximum(x: Tile | Scalar, y: Tile | Scalar, *, propagate_nan: bool = True, flush_to_zero: bool = False) -> Tile:
     """The larger of two elements; NaN if either is NaN, as NumPy's.
 
     Args:
-        x, y: tiles of one shape, or a tile and a scalar.
+        x, y: tiles whose shapes broadcast, or a tile and a scalar.
+        propagate_nan: False takes the other element where one is NaN (cuTile Python's default).
+        flush_to_zero: for float32: subnormal operands count as zero.
 
     Raises:
-        CompileError: the shapes differ, or neither is a tile.
+        CompileError: the shapes do not broadcast, or neither is a tile.
 
     Examples:
         >>> @tk.kernel
@@ -82,82 +97,81 @@ def maximum(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> clip(api.arange(4, dtype=tk.float32).partition(4)).first().unpartition().to_host().sync()
         array([2., 2., 2., 3.], dtype=float32)
     """
-    return _extremum("maximum", x, y)
+    return _extremum("maximum", x, y, propagate_nan, flush_to_zero)
 
 
-@tile_op("mul", host="numpy.multiply")
-def mul(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
-    """The product of two elements, rounded by itself.
-
-    A GPU may compute `a * b + c` with one rounding (a fused multiply-add), and then gives other last bits than the CPU device;
-    `tk.mul(a, b) + c` is rounded twice on every device. For integers it is `*`.
+@tile_op("clip", host="numpy.clip")
+def clip(x: Tile | Scalar, lo: Tile | Scalar, hi: Tile | Scalar) -> Tile:
+    """Elements below `lo` replaced by it, and then those above `hi`; NaN if one of the three is.
 
     Args:
-        x, y: tiles of one shape, or a tile and a scalar.
+        x, lo, hi: tiles whose shapes broadcast, and scalars; one at least is a tile.
 
     Raises:
-        CompileError: the shapes differ, neither is a tile, or both are bool.
+        CompileError: the shapes do not broadcast, or none is a tile.
 
     Examples:
         >>> @tk.kernel
-        ... def line(y: tk.Out):
-        ...     y.store(tk.mul(tk.arange(4, dtype=tk.float32), 0.1) + 1.0)
-        >>> line(api.zeros(4).partition(4)).first().unpartition().to_host().sync()
-        array([1. , 1.1, 1.2, 1.3], dtype=float32)
+        ... def limit(y: tk.Out):
+        ...     y.store(tk.clip(tk.arange(8), 2, 5))
+        >>> limit(api.zeros(8, tk.int32).partition(8)).first().unpartition().to_host().sync()
+        array([2, 2, 2, 3, 4, 5, 5, 5], dtype=int32)
     """
-    (a, b), dtype = operands("mul", x, y)
-    if dtype == dtypes.bool_:
-        raise CompileError("mul: bool tiles have no arithmetic; cast with .astype(tk.int32), or use & | ~")
-    return Tile(np.multiply(a, b).astype(dtype, copy=False))
+    (a, low, high), dtype = operands("clip", x, lo, hi)
+    return Tile(np.asarray(np.minimum(np.maximum(a, low), high)).astype(dtype, copy=False))
 
 
-@tile_op("mulhi", host="int arithmetic: (x * y) >> 32")
-def mulhi(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
-    """The upper half of the product of two integers: of 64 bits for `int32` and `uint32`, and so on. `x * y` is the lower half.
+@tile_op("sign", host="numpy.sign")
+def sign(x: Tile) -> Tile:
+    """1, 0 or -1, as each element is above, at or below zero; NaN for NaN.
 
     Args:
-        x, y: integer tiles of one shape, or an integer tile and an int.
+        x: a tile, not of bool.
 
     Raises:
-        CompileError: the shapes differ, neither is a tile, or they are no integers.
+        CompileError: `x` is no tile, or of bool.
 
     Examples:
         >>> @tk.kernel
-        ... def scale(y: tk.InOut):
-        ...     y.store(tk.mulhi(y.load(), 10))
-        >>> x = api.from_host(np.array([0, 2**31, 2**32 - 1], np.uint32)).sync()
-        >>> scale(x.partition(4)).first().unpartition().to_host().sync()
-        array([0, 5, 9], dtype=uint32)
+        ... def compute(y: tk.Out):
+        ...     y.store(tk.sign(tk.arange(4, start=-2)))
+        >>> compute(api.zeros(4, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        array([-1, -1,  0,  1], dtype=int32)
     """
-    (a, b), dtype = operands("mulhi", x, y)
-    if dtypes.is_float(dtype) or dtype == dtypes.bool_:
-        raise CompileError(f"mulhi: needs integer tiles, not {dtype.name}")
-    if dtype.itemsize < 8:
-        wide = np.dtype(f"{dtype.kind}{2 * dtype.itemsize}")
-        return Tile((a.astype(wide) * b.astype(wide) >> 8 * dtype.itemsize).astype(dtype))
-    # The schoolbook product of two 64-bit numbers, in halves; then what the signs take away.
-    m, n = a.astype(dtypes.uint64), b.astype(dtypes.uint64)
-    mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    low, cross = (m & mask) * (n & mask), (m >> half) * (n & mask)
-    middle = (m & mask) * (n >> half) + (cross & mask) + (low >> half)
-    upper = (m >> half) * (n >> half) + (cross >> half) + (middle >> half)
-    if dtype == dtypes.int64:
-        upper = upper - np.where(a < 0, n, np.uint64(0)) - np.where(b < 0, m, np.uint64(0))
-    return Tile(upper.astype(dtype))
-
-
-def _floating(name: str, x: Any) -> Tile:
     if not isinstance(x, Tile):
-        raise CompileError(f"{name}: needs a tile, not {type(x).__name__}; for a scalar use math.{name}")
-    if not dtypes.is_float(x.dtype):
-        raise CompileError(f"{name}: needs a floating-point tile, not {x.dtype.name}; cast with .astype(tk.float32)")
-    computable(name, x.dtype)
-    return Tile(getattr(np, name)(x._array).astype(x.dtype, copy=False))
+        raise CompileError(f"sign: needs a tile, not {type(x).__name__}")
+    if x.dtype == dtypes.bool_:
+        raise CompileError(f"sign: {NO_ARITHMETIC}")
+    computable("sign", x.dtype)
+    zero, one = x.dtype.type(0), x.dtype.type(1)
+    a = x._array
+    negative = -one if dtypes.is_float(x.dtype) or x.dtype.kind == "i" else zero
+    return Tile(np.where(a > zero, one, np.where(a < zero, negative, np.where(a == zero, zero, a))).astype(x.dtype, copy=False))
 
 
-@tile_op("exp", host="numpy.exp")
-def exp(x: Tile) -> Tile:
-    """e to the power of each element (float16 and bfloat16 are computed in float32; at most 2 units in the last place off).
+@tile_op("copysign", host="numpy.copysign")
+def copysign(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
+    """The magnitude of `x` with the sign of `y`, that of a zero too.
+
+    Args:
+        x, y: floating-point tiles whose shapes broadcast, or a tile and a scalar.
+
+    Raises:
+        CompileError: the shapes do not broadcast, neither is a tile, or they are integers.
+
+    Examples:
+        >>> @tk.kernel
+        ... def compute(y: tk.InOut):
+        ...     y.store(tk.copysign(2.0, y.load()))
+        >>> compute(api.from_host(np.array([-0.0, 0.0], np.float32)).sync().partition(2)).first().unpartition().to_host().sync()
+        array([-2.,  2.], dtype=float32)
+    """
+    return floating_pair("copysign", x, y, np.copysign)
+
+
+@tile_op("floor", host="numpy.floor")
+def floor(x: Tile) -> Tile:
+    """The largest whole number that is not above each element, as a float.
 
     Args:
         x: a floating-point tile.
@@ -167,19 +181,17 @@ def exp(x: Tile) -> Tile:
 
     Examples:
         >>> @tk.kernel
-        ... def grow(y: tk.InOut):
-        ...     y.store(tk.exp(y.load()))
-        >>> grow(api.zeros(2).partition(2)).first().unpartition().to_host().sync()
-        array([1., 1.], dtype=float32)
+        ... def compute(y: tk.InOut):
+        ...     y.store(tk.floor(y.load()))
+        >>> compute(api.full(2, -1.5).partition(2)).first().unpartition().to_host().sync()
+        array([-2., -2.], dtype=float32)
     """
-    return _floating("exp", x)
+    return floating("floor", x, np.floor)
 
 
-@tile_op("log", host="numpy.log")
-def log(x: Tile) -> Tile:
-    """The natural logarithm of each element; -inf for 0, NaN for negative ones.
-
-    As NumPy's to 4 units in the last place; float16 and bfloat16 are computed in float32.
+@tile_op("ceil", host="numpy.ceil")
+def ceil(x: Tile) -> Tile:
+    """The smallest whole number that is not below each element, as a float.
 
     Args:
         x: a floating-point tile.
@@ -189,19 +201,17 @@ def log(x: Tile) -> Tile:
 
     Examples:
         >>> @tk.kernel
-        ... def shrink(y: tk.InOut):
-        ...     y.store(tk.log(y.load()))
-        >>> shrink(api.ones(2).partition(2)).first().unpartition().to_host().sync()
-        array([0., 0.], dtype=float32)
+        ... def compute(y: tk.InOut):
+        ...     y.store(tk.ceil(y.load()))
+        >>> compute(api.full(2, 1.5).partition(2)).first().unpartition().to_host().sync()
+        array([2., 2.], dtype=float32)
     """
-    return _floating("log", x)
+    return floating("ceil", x, np.ceil)
 
 
-@tile_op("cos", host="numpy.cos")
-def cos(x: Tile) -> Tile:
-    """The cosine of each element, in radians; NaN for infinities.
-
-    As NumPy's to 4 units in the last place; float16 and bfloat16 are computed in float32.
+@tile_op("trunc", host="numpy.trunc")
+def trunc(x: Tile) -> Tile:
+    """Each element without its fraction, as a float.
 
     Args:
         x: a floating-point tile.
@@ -211,19 +221,17 @@ def cos(x: Tile) -> Tile:
 
     Examples:
         >>> @tk.kernel
-        ... def turn(y: tk.InOut):
-        ...     y.store(tk.cos(y.load()))
-        >>> turn(api.zeros(2).partition(2)).first().unpartition().to_host().sync()
-        array([1., 1.], dtype=float32)
+        ... def compute(y: tk.InOut):
+        ...     y.store(tk.trunc(y.load()))
+        >>> compute(api.full(2, -1.5).partition(2)).first().unpartition().to_host().sync()
+        array([-1., -1.], dtype=float32)
     """
-    return _floating("cos", x)
+    return floating("trunc", x, np.trunc)
 
 
-@tile_op("sin", host="numpy.sin")
-def sin(x: Tile) -> Tile:
-    """The sine of each element, in radians; NaN for infinities.
-
-    As NumPy's to 4 units in the last place; float16 and bfloat16 are computed in float32.
+@tile_op("round", host="numpy.rint")
+def round_(x: Tile) -> Tile:
+    """The whole number nearest to each element, as a float; the even one of two that are as near, as NumPy's and Python's.
 
     Args:
         x: a floating-point tile.
@@ -233,36 +241,16 @@ def sin(x: Tile) -> Tile:
 
     Examples:
         >>> @tk.kernel
-        ... def turn(y: tk.InOut):
-        ...     y.store(tk.sin(y.load()))
-        >>> turn(api.zeros(2).partition(2)).first().unpartition().to_host().sync()
-        array([0., 0.], dtype=float32)
+        ... def compute(y: tk.InOut):
+        ...     y.store(tk.round(y.load()))
+        >>> compute(api.full(2, 2.5).partition(2)).first().unpartition().to_host().sync()
+        array([2., 2.], dtype=float32)
     """
-    return _floating("sin", x)
-
-
-@tile_op("sqrt", host="numpy.sqrt")
-def sqrt(x: Tile) -> Tile:
-    """The square root of each element, correctly rounded; NaN for negative ones.
-
-    Args:
-        x: a floating-point tile.
-
-    Raises:
-        CompileError: `x` is no floating-point tile.
-
-    Examples:
-        >>> @tk.kernel
-        ... def root(y: tk.InOut):
-        ...     y.store(tk.sqrt(y.load()))
-        >>> root(api.full(2, 9.0).partition(2)).first().unpartition().to_host().sync()
-        array([3., 3.], dtype=float32)
-    """
-    return _floating("sqrt", x)
+    return floating("round", x, np.rint)
 
 
 @tile_op("astype", host="Tensor.astype")
-def astype(x: Tile, dtype: Any) -> Tile:
+def astype(x: Tile, dtype: Any, *, rounding_mode: rounding.RoundingMode | str | None = None) -> Tile:
     """Convert each element; `t.astype(dtype)` is the same.
 
     Floats lose their fraction on the way to integers, integers wrap, and a float outside the range of an integer type gives a
@@ -271,9 +259,10 @@ def astype(x: Tile, dtype: Any) -> Tile:
     Args:
         x: a tile.
         dtype: the new element type.
+        rounding_mode: from float to float `tk.RoundingMode.RN` (the default), `RZ`, `RM` or `RP`; not for 8-bit floats.
 
     Raises:
-        CompileError: `x` is no tile, or `dtype` none of tilekit's.
+        CompileError: `x` is no tile, `dtype` none of tilekit's, or the two do not go with the rounding mode.
 
     Examples:
         >>> @tk.kernel
@@ -284,7 +273,7 @@ def astype(x: Tile, dtype: Any) -> Tile:
     """
     if not isinstance(x, Tile):
         raise CompileError(f"astype: needs a tile, not {type(x).__name__}")
-    return x.astype(dtype)
+    return x.astype(dtype, rounding_mode=rounding_mode)
 
 
 def bitcast_problem(source: dtypes.DType, target: dtypes.DType) -> str | None:

@@ -5,209 +5,46 @@ Indices count tiles, not elements: tile `(i, j)` of shape `(BM, BN)` starts at e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from tilekit import dtypes
-from tilekit.driver.shadow import ShadowView
-from tilekit.errors import CompileError, DeviceError
+from tilekit.errors import CompileError
 from tilekit.lang import block
-from tilekit.lang.mapped import TileIndex, cut_otherwise, foreign_tile, no_tile, not_an_index, ownerless, unmapped, visited
+from tilekit.lang.mapped import TileIndex, ownerless
 from tilekit.lang.registry import tile_op
-from tilekit.lang.tile import Tile, check_shape, convert, is_index, scalar_kind
+from tilekit.lang.tile import Tile, convert, scalar_kind
+from tilekit.lang.views import TensorView
+from tilekit.lang.windows import (
+    PaddingMode,
+    check_order,
+    check_window,
+    mask_of,
+    padding,
+    read,
+    stored,
+    tile_index,
+    tileless,
+    window_of,
+    write,
+)
 
-if TYPE_CHECKING:  # importing it takes 20 ms
-    from numpy.typing import NDArray
-
-__all__ = ["PaddingMode", "TensorView", "bid", "load", "load_tile_like", "num_blocks", "store"]
-
-
-class PaddingMode(StrEnum):
-    """What a load gives for elements beyond the edge of a tensor. The plain string does as well: `"nan"`."""
-
-    ZERO = "zero"
-    NEG_ZERO = "neg_zero"
-    NAN = "nan"
-    POS_INF = "inf"
-    NEG_INF = "-inf"
-
-
-_PADDING = {"zero": 0.0, "neg_zero": -0.0, "nan": np.nan, "inf": np.inf, "-inf": -np.inf}
+__all__ = ["PaddingMode", "TensorView", "bid", "load", "load_tile_like", "num_blocks", "num_tiles", "store"]
 
 
-class TensorView:
-    """A tensor parameter, as the body of a kernel sees it on the CPU device.
-
-    Attributes:
-        name: the parameter's.
-        tile_shape: of a partition, the shape of its tiles; None for a tensor that is only read.
-        readable: whether the kernel may load (`Out` is written only).
-        group: of a mapped partition, the number of tiles in a group along each dimension; None for all else.
-    """
-
-    __slots__ = ("_elements", "_shadow", "group", "name", "readable", "tile_shape")
-
-    def __init__(
-        self,
-        name: str,
-        array: NDArray[Any],
-        tile_shape: Any,
-        readable: bool,
-        group: tuple[int, ...] | None = None,
-        shadow: ShadowView | None = None,
-    ) -> None:
-        self.name, self._elements, self.tile_shape, self.readable, self.group = name, array, tile_shape, readable, group
-        self._shadow = shadow
-
-    @property
-    def _array(self) -> NDArray[Any]:
-        """The elements, for operations that do not note what they write: from then on all of them count as written."""
-        if self._shadow is not None:
-            self._shadow.trust()
-        return self._elements
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The tensor's extents, in elements."""
-        return self._elements.shape
-
-    @property
-    def dtype(self) -> dtypes.DType:
-        """The element type."""
-        return self._elements.dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return self._elements.ndim
-
-    def load(self, tile: TileIndex | None = None) -> Tile:
-        """The block's own tile of a partition, or `tile` of a mapped one; zeros beyond the edge."""
-        return _read(self, self._place(tile, "load"), _tile_shape(self, "load"), "zero", "load")
-
-    def store(self, value: Tile, tile: TileIndex | None = None) -> None:
-        """Write the block's own tile of a partition, or `tile` of a mapped one; what hangs over the edge is dropped."""
-        _write(self, self._place(tile, "store"), value)
-
-    def tiles(self, *others: TensorView) -> Iterator[TileIndex]:
-        """The tiles of a mapped partition that the block visits. `others`, mapped partitions cut alike, take them too."""
-        views = (self, *others)
-        for view in views:
-            _tile_shape(view, "tiles")
-            if view.group is None:
-                raise CompileError(f"tiles: {unmapped(view.name)}")
-            if (view.shape, view.tile_shape, view.group) != (self.shape, self.tile_shape, self.group):
-                raise CompileError(f"tiles: {cut_otherwise(self.name, view.name)}")
-        assert self.group is not None, "looked at above"
-        return visited(views, self.tile_shape, self.group)
-
-    def _place(self, tile: Any, what: str) -> tuple[int, ...]:
-        """The index of `tile`, which must be of this partition; of the block's own tile if it is None."""
-        if tile is None:
-            return self.own_index(what)
-        _tile_shape(self, what)
-        if not isinstance(tile, TileIndex):
-            raise CompileError(f"{what}: {no_tile(self.name, f'{type(tile).__name__}')}")
-        if not any(view is self for view in tile.views):
-            raise CompileError(f"{what}: {foreign_tile(self.name, tile.views[0].name)}")
-        return tile.index
-
-    def own_index(self, what: str) -> tuple[int, ...]:
-        """The index of the tile that the running block owns."""
-        shape = _tile_shape(self, what)
-        if self.group is not None:
-            raise CompileError(f"{what}: {ownerless(self.name)}")
-        running = block.current()
-        assert running is not None, "views exist only while a kernel runs"
-        if len(shape) < 4:
-            return running.index[: len(shape)]
-        tiles = -(-self.shape[1] // shape[1])
-        return (*divmod(running.index[0], tiles), *running.index[1:])
+def tensor(array: Any, what: str) -> TensorView:
+    """`array`, which must be a tensor."""
+    if not isinstance(array, TensorView):
+        raise CompileError(f"{what}: needs a tensor parameter, not {type(array).__name__}")
+    return array
 
 
-def _tile_shape(view: Any, what: str) -> tuple[int, ...]:
-    if not isinstance(view, TensorView):
-        raise CompileError(f"{what}: needs a tensor parameter, not {type(view).__name__}")
-    if view.tile_shape is None:
-        raise CompileError(
-            f"{what}: {view.name} is a tensor without tiles of its own: pass {view.name}.partition(...) to write it, "
-            f"or read it with tk.load({view.name}, index, shape)"
-        )
-    shape: tuple[int, ...] = view.tile_shape
-    return shape
-
-
-def _window(view: TensorView, index: tuple[int, ...], shape: tuple[int, ...], what: str) -> tuple[slice, ...]:
-    """The slices of the tensor that tile `index` covers, cut off at the edge."""
-    for i, extent, n in zip(index, view.shape, shape, strict=True):
-        if not 0 <= i < max(1, -(-extent // n)):
-            raise DeviceError(
-                f"{what}: tile index {index} is outside {view.name}, a tensor of shape {view.shape} in tiles of {shape}"
-            )
-    return tuple(slice(i * n, i * n + n) for i, n in zip(index, shape, strict=True))
-
-
-def _index(view: TensorView, index: Any, what: str) -> tuple[int, ...]:
-    if isinstance(index, TileIndex):
-        raise CompileError(f"{what}: {not_an_index()}")
-    indices = index if isinstance(index, tuple) else (index,)
-    if not all(map(is_index, indices)):
-        raise CompileError(f"{what}: a tile index is an int or a tuple of ints, not {index!r}")
-    if len(indices) != view.ndim:
-        raise CompileError(f"{what}: {len(indices)} indices for {view.name}, which has {view.ndim} dimensions")
-    return tuple(int(i) for i in indices)
-
-
-def _read(
-    view: TensorView, index: tuple[int, ...], shape: tuple[int, ...], padding_mode: str, what: str, wanted: tuple[int, ...] = ()
-) -> Tile:
-    """Tile `index` of the tensor. Elements outside the extents `wanted`, if given, may be ones that nobody has written."""
-    if not view.readable:
-        raise CompileError(f"{what}: {view.name} is declared Out, which is written only; annotate it InOut to read it")
-    if padding_mode not in _PADDING:
-        raise CompileError(f"{what}: padding_mode is one of {', '.join(map(repr, _PADDING))}, not {padding_mode!r}")
-    if padding_mode != "zero" and not dtypes.is_float(view.dtype):
-        raise CompileError(
-            f"{what}: padding_mode {str(padding_mode)!r} needs a floating-point tensor; {view.name} is {view.dtype.name}"
-        )
-    window = _window(view, index, shape, what)
-    if view._shadow is not None:
-        used = tuple(slice(s.start, min(s.stop, n)) for s, n in zip(window, wanted, strict=True)) if wanted else window
-        view._shadow.check(used, what, view.name)
-    inside = view._elements[window]
-    if inside.shape == shape:
-        return Tile(inside.copy())
-    tile = np.full(shape, _PADDING[padding_mode], view.dtype)
-    tile[tuple(slice(n) for n in inside.shape)] = inside
-    return Tile(tile)
-
-
-def _write(view: Any, index: tuple[int, ...], tile: Any) -> None:
-    shape = _tile_shape(view, "store")
-    if isinstance(tile, Tile):
-        if tile.shape != shape:
-            raise CompileError(f"store: a tile of shape {tile.shape} into {view.name}, whose tiles are {shape}")
-        if not dtypes.storable(tile.dtype, view.dtype):
-            raise CompileError(
-                f"store: a {tile.dtype.name} tile does not fit {view.name}, a {view.dtype.name} tensor, without loss; "
-                f"write .astype({view.name}.dtype) if that is meant"
-            )
-        values = tile._array
-    elif (kind := scalar_kind(tile)) is not None:
-        problem = dtypes.unstorable(view.dtype, kind, tile, view.name)
-        if problem:
-            raise CompileError(f"store: {problem}")
-        values = np.broadcast_to(convert(tile, view.dtype), shape)
-    else:
-        raise CompileError(f"store: the value is a tile or a scalar, not {type(tile).__name__}")
-    window = _window(view, index, shape, "store")
-    inside = view._elements[window]
-    inside[...] = values[tuple(slice(n) for n in inside.shape)]
-    if view._shadow is not None:
-        view._shadow.write(window)
+def reordered(along: tuple[int, ...], values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What belongs to the dimensions of a tile, by the dimensions of the tensor that they lie along."""
+    made = list(values)
+    for place, dim in enumerate(along):
+        made[dim] = values[place]
+    return tuple(made)
 
 
 @tile_op("bid")
@@ -261,19 +98,65 @@ def _axis(axis: Any, what: str) -> int:
     return int(axis)
 
 
+@tile_op("num_tiles")
+def num_tiles(array: TensorView, axis: int, shape: int | tuple[int, ...], *, order: Any = "C") -> int:
+    """The number of tiles along one dimension of a tensor that is cut into tiles of `shape`, as an int32 scalar.
+
+    Args:
+        array: a tensor parameter of the kernel.
+        axis: the dimension of the tiles, known when the kernel is compiled; it may count from the end.
+        shape: the tiles' extents, as for `tk.load`.
+        order: as for `tk.load`.
+
+    Raises:
+        CompileError: axis or shape do not fit the tensor's rank.
+
+    Examples:
+        >>> @tk.kernel
+        ... def total(y: tk.Out, x: tk.In):
+        ...     t = tk.zeros(4)
+        ...     for i in range(tk.num_tiles(x, 0, 4)):
+        ...         t += tk.load(x, i, 4)
+        ...     y.store(t)
+        >>> total(api.zeros(4).partition(4), api.ones(10)).first().unpartition().to_host().sync()
+        array([3., 3., 2., 2.], dtype=float32)
+    """
+    from tilekit.lang.shape import axis_of  # it imports the tiles
+
+    view = tensor(array, "num_tiles")
+    extents, _ = check_window(shape, view.ndim, view.name, "num_tiles")
+    along, at = check_order(order, view.ndim, "num_tiles"), axis_of(axis, view.ndim, "num_tiles")
+    return -(-view.shape[along[at]] // extents[at])
+
+
 @tile_op("load")
-def load(array: TensorView, index: Any, shape: int | tuple[int, ...], *, padding_mode: str = "zero") -> Tile:
+def load(
+    array: TensorView,
+    index: Any,
+    shape: int | tuple[int, ...],
+    *,
+    order: Any = "C",
+    padding_mode: str = "zero",
+    mask: Any = None,
+    padding_value: Any = None,
+) -> Tile:
     """Read a tile of a tensor.
 
     Args:
         array: a tensor parameter of the kernel.
         index: which tile, counted in tiles along each dimension; ints that the kernel may compute.
-        shape: the tile's extents, powers of two known when the kernel is compiled; one for each dimension of `array`.
+        shape: the tile's extents, powers of two known when the kernel is compiled; one for each dimension of `array`. With `()`
+            the index counts elements, and the tile has that one, and shape `()`.
+        order: which dimension of the tensor each dimension of the tile lies along: `"C"` for the same, `"F"` for the reverse, or
+            a permutation. `index` and `shape` are the tile's. It costs nothing.
         padding_mode: what elements beyond the edge are, see `tk.PaddingMode`; all but `"zero"` need a floating-point tensor.
+        mask: a bool tile that broadcasts to the tile's shape; where it is False nothing is read.
+        padding_value: a scalar, for elements beyond the edge and those that the mask leaves out, instead of `padding_mode`.
 
     Raises:
         CompileError: index and shape do not fit the tensor's rank, or the shape is not a compile-time power of two.
-        DeviceError: on the CPU device, an index outside the tensor. A GPU gives a tile of padding.
+        DeviceError: on the CPU device, an index outside the tensor, or an element that nobody has written. A GPU gives a tile of
+            padding, or whatever the memory held.
 
     Examples:
         >>> @tk.kernel
@@ -283,13 +166,32 @@ def load(array: TensorView, index: Any, shape: int | tuple[int, ...], *, padding
         >>> reverse_tiles(api.zeros(6).partition(2), x).first().unpartition().to_host().sync()
         array([4., 5., 2., 3., 0., 1.], dtype=float32)
     """
-    extents = check_shape(shape, "load")
-    if not isinstance(array, TensorView):
-        raise CompileError(f"load: needs a tensor parameter, not {type(array).__name__}")
-    where = _index(array, index, "load")
-    if len(extents) != array.ndim:
-        raise CompileError(f"load: a tile of shape {extents} from {array.name}, which has {array.ndim} dimensions")
-    return _read(array, where, extents, padding_mode, "load")
+    view = tensor(array, "load")
+    where = tile_index(view, index, "load")
+    extents, made = check_window(shape, view.ndim, view.name, "load")
+    along = check_order(order, view.ndim, "load")
+    fill = _fill(view, padding_mode, padding_value, "load")
+    chosen = _by_tensor(mask_of(mask, made, "load"), extents, along)
+    where, lies = reordered(along, where), reordered(along, extents)
+    values = read(view, window_of(view, where, lies, lies, "load"), lies, fill, "load", mask=chosen)
+    return Tile(values.transpose(along).reshape(made))
+
+
+def _by_tensor(values: Any, extents: tuple[int, ...], along: tuple[int, ...]) -> Any:
+    """An array with the dimensions of a tile, with those of the tensor instead."""
+    return None if values is None else values.reshape(extents).transpose(np.argsort(along))
+
+
+def _fill(view: TensorView, padding_mode: str, padding_value: Any, what: str) -> Any:
+    """What elements are that do not exist."""
+    number = padding(view.dtype, padding_mode, view.name, what)
+    if padding_value is None:
+        return number
+    if padding_mode != "zero":
+        raise CompileError(f"{what}: padding_mode or padding_value, not both")
+    if scalar_kind(padding_value) is None:
+        raise CompileError(f"{what}: padding_value is a scalar, not {type(padding_value).__name__}")
+    return convert(padding_value, view.dtype)
 
 
 @tile_op("load_tile_like")
@@ -303,7 +205,8 @@ def load_tile_like(array: TensorView, like: TensorView | TileIndex, *, padding_m
 
     Raises:
         CompileError: the ranks differ, or `like` is no partition.
-        DeviceError: on the CPU device, where `array` has no such tile. A GPU gives a tile of padding.
+        DeviceError: on the CPU device, where `array` has no such tile, or nobody has written an element of it that lies within
+            the extents of `like`. A GPU gives a tile of padding, or whatever the memory held.
 
     Examples:
         >>> @tk.kernel
@@ -314,33 +217,40 @@ def load_tile_like(array: TensorView, like: TensorView | TileIndex, *, padding_m
         array([0., 2., 4., 6.], dtype=float32)
     """
     at, like = (like, like.views[0]) if isinstance(like, TileIndex) else (None, like)
-    shape = _tile_shape(like, "load_tile_like")
-    if not isinstance(array, TensorView):
-        raise CompileError(f"load_tile_like: needs a tensor parameter, not {type(array).__name__}")
-    if array.ndim != len(shape):
+    if tensor(like, "load_tile_like").tile_shape is None:
+        raise CompileError(f"load_tile_like: {tileless(like.name, like.writable)}")
+    shape, view = like.tile_shape, tensor(array, "load_tile_like")
+    if view.ndim != len(shape):
         raise CompileError(
-            f"load_tile_like: {array.name} has {array.ndim} dimensions, {like.name} has {len(shape)}; "
+            f"load_tile_like: {view.name} has {view.ndim} dimensions, {like.name} has {len(shape)}; "
             "use tk.load with an index of its own"
         )
-    # What lies beyond the edge of `like` is not stored, so it may be there unwritten.
-    return _read(array, like._place(at, "load_tile_like"), shape, padding_mode, "load_tile_like", like.shape)
+    fill = padding(view.dtype, padding_mode, view.name, "load_tile_like")
+    window = window_of(view, like._place(at, "load_tile_like"), shape, shape, "load_tile_like")
+    # A store to the tile drops what is beyond the edge of `like`.
+    return Tile(read(view, window, shape, fill, "load_tile_like", like.shape))
 
 
 @tile_op("store")
-def store(array: TensorView, index: Any, tile: Tile) -> None:
+def store(array: TensorView, index: Any, tile: Any, *, order: Any = "C", mask: Any = None) -> None:
     """Write a tile of a partition; what hangs over the edge is dropped.
 
-    A block owns one tile, and `y.store(tile)` writes it. This form names the tile by its index; two blocks that write the same
-    one race.
+    A block owns one tile, and `y.store(tile)` writes it. This form names the tile by its index. Two blocks that write the same
+    element race, which is an error on the CPU device.
 
     Args:
-        array: a partition; not a mapped one, whose tiles are written as `y.tiles()` gives them.
+        array: a partition; not a mapped one, whose tiles are written as `y.tiles()` gives them. Or a tensor that is passed as
+            `y.scattered()`, of which tiles of any shape may be written.
         index: which tile, counted in tiles along each dimension.
-        tile: of the partition's tile shape, in a dtype that the tensor's holds without loss; or a scalar.
+        tile: of the partition's tile shape, in a dtype that the tensor's holds without loss; or a scalar. Into a tensor that is
+            scattered, a scalar or a tile of shape `()` writes one element, and the index counts elements.
+        order: which dimension of the tensor each dimension of the tile lies along, see `tk.load`.
+        mask: a bool tile that broadcasts to the tile's shape; where it is False nothing is written.
 
     Raises:
         CompileError: `array` is no partition, or the tile does not fit it.
-        DeviceError: on the CPU device, an index outside the tensor. A GPU writes nothing then.
+        DeviceError: on the CPU device, an index outside the tensor, or two blocks that write one element. A GPU writes nothing
+            outside.
 
     Examples:
         >>> @tk.kernel
@@ -350,7 +260,18 @@ def store(array: TensorView, index: Any, tile: Tile) -> None:
         >>> reverse_tiles(api.zeros(6).partition(2), x).first().unpartition().to_host().sync()
         array([4., 5., 2., 3., 0., 1.], dtype=float32)
     """
-    _tile_shape(array, "store")
-    if array.group is not None:
-        raise CompileError(f"store: {ownerless(array.name)}")
-    _write(array, _index(array, index, "store"), tile)
+    view = tensor(array, "store")
+    if not view.writable:
+        raise CompileError(f"store: {tileless(view.name, False)}")
+    if view.group is not None:
+        raise CompileError(f"store: {ownerless(view.name)}")
+    along, where = check_order(order, view.ndim, "store"), tile_index(view, index, "store")
+    if view.tile_shape is not None:
+        made = extents = tuple(view.tile_shape[dim] for dim in along)
+    else:
+        extents, made = check_window(tile.shape if isinstance(tile, Tile) else (), view.ndim, view.name, "store")
+    values = _by_tensor(stored(view, tile, made, "store"), extents, along)
+    chosen = _by_tensor(mask_of(mask, made, "store"), extents, along)
+    where, lies = reordered(along, where), reordered(along, extents)
+    window = window_of(view, where, lies, lies, "store")
+    write(view, window, values, chosen, where if view.tile_shape is not None else None)

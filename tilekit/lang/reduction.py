@@ -13,11 +13,12 @@ import numpy as np
 
 from tilekit import dtypes
 from tilekit.errors import CompileError
+from tilekit.lang.combining import check_function, columns_of, combined, first_of, known_identity
 from tilekit.lang.registry import tile_op
 from tilekit.lang.shape import axes_of
 from tilekit.lang.tile import Tile, computable, convert
 
-__all__ = ["all_", "any_", "argmax", "argmin", "max_", "min_", "prod", "reducible", "sum_", "sum_dtype"]
+__all__ = ["all_", "any_", "argmax", "argmin", "max_", "min_", "prod", "reduce", "reducible", "sum_", "sum_dtype"]
 
 
 def sum_dtype(dtype: dtypes.DType) -> dtypes.DType:
@@ -254,3 +255,57 @@ def all_(x: Tile, axis: int | tuple[int, ...] | None = None, *, keepdims: bool =
         array([False,  True])
     """
     return _truth("all", np.all, x, axis, keepdims)
+
+
+@tile_op("reduce", host="functools.reduce")
+def reduce(
+    x: Tile | tuple[Tile, ...],
+    axis: int | tuple[int, ...] | None,
+    func: Callable[..., Any],
+    identity: Any = None,
+    *,
+    keepdims: bool = False,
+) -> Any:
+    """Fold the elements along `axis` by a function of one's own.
+
+    Args:
+        x: a tile, or a tuple of tiles whose shapes broadcast and whose dtypes may differ; their elements are folded together.
+        axis: as for `tk.sum`.
+        func: a `@tk.function`, a lambda, or one of Python's `operator` functions: of two tiles of shape `()` to another. For a
+            tuple of N tiles it takes the N of one place, then the N of another, and returns a tuple of N. It must be associative
+            and commutative: in which order elements meet is not said.
+        identity: for cuTile Python's sake: a constant (or a tuple of them) that `func` leaves other values as they are with.
+            Nothing here needs one, and none is used.
+        keepdims: as for `tk.sum`.
+
+    Returns:
+        A tile of the dtype of `x`, or a tuple of them.
+
+    Raises:
+        CompileError: there is no such dimension, or `func` gives other dtypes than it gets.
+
+    Examples:
+        >>> @tk.function
+        ... def longer(x0, y0, x1, y1):
+        ...     first = x0 * x0 + y0 * y0 >= x1 * x1 + y1 * y1
+        ...     return tk.where(first, x0, x1), tk.where(first, y0, y1)
+        >>> @tk.kernel
+        ... def longest(y: tk.Out, a: tk.In, b: tk.In):
+        ...     u, v = tk.reduce((tk.load(a, 0, 4), tk.load(b, 0, 4)), 0, longer)
+        ...     y.store(tk.cat((u[None], v[None]), 0))
+        >>> a, b = api.arange(4).sync(), api.full(4, 2, tk.int64).sync()
+        >>> longest(api.zeros(2, tk.int64).partition(2), a, b).first().unpartition().to_host().sync()
+        array([3, 2])
+    """
+    columns, alone = columns_of(x, "reduce")
+    rank = columns[0].ndim
+    axes = axes_of(axis, rank, "reduce")
+    known_identity(identity, "reduce")
+    check_function(func, len(columns), "reduce")
+    kept = [d for d in range(rank) if d not in axes]
+    rows = [column.transpose(*axes, *kept).reshape(-1, *(column.shape[d] for d in kept)) for column in columns]
+    while rows[0].shape[0] > 1:
+        rows = list(combined(func, [row[half::2] for half in (0, 1) for row in rows], "reduce"))
+    shape = tuple(1 if d in axes else n for d, n in enumerate(columns[0].shape))
+    made = [np.ascontiguousarray(row[0]).reshape(shape if keepdims else row[0].shape) for row in rows]
+    return first_of([Tile(array) for array in made], alone)

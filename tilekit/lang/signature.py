@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -153,7 +154,7 @@ class KernelSignature:
     binder: inspect.Signature
 
 
-def read_signature(function: Callable[..., Any], scope: Mapping[str, Any]) -> KernelSignature:
+def read_signature(function: types.FunctionType, scope: Mapping[str, Any]) -> KernelSignature:
     """The signature of a kernel, with annotations that are strings evaluated (`from __future__ import annotations`).
 
     Args:
@@ -189,11 +190,30 @@ def read_signature(function: Callable[..., Any], scope: Mapping[str, Any]) -> Ke
         found |= {dim.name: dim for dim in dims or () if isinstance(dim, Generic)}
     for name, parameter in type_parameters.items():
         found.setdefault(name, Generic(name, isinstance(parameter, typing.TypeVarTuple)))
-    for name in (*function.__code__.co_names, *cells):
-        value = cells.get(name, function.__globals__.get(name))
-        if isinstance(value, Generic):
-            found.setdefault(value.name, value)
+    for generic in _generics_of(function, set()):
+        found.setdefault(generic.name, generic)
     return KernelSignature(tuple(parameters), found, binder)
+
+
+def _generics_of(function: types.FunctionType, seen: set[Any]) -> Iterator[Generic]:
+    """The generics that a function uses by name; those of the `@tk.function`s that it calls, too."""
+    from tilekit.lang.functions import Function  # it imports this module
+
+    seen.add(function)
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    values = {name: cell.cell_contents for name, cell in cells if _filled(cell)}
+    codes = [function.__code__]
+    for code in codes:
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    names = dict.fromkeys(name for code in codes for name in code.co_names)
+    values |= {name: function.__globals__[name] for name in names if name in function.__globals__}
+    for module in [value for value in values.values() if isinstance(value, types.ModuleType)]:
+        values |= {f"{module.__name__}.{name}": vars(module)[name] for name in names if name in vars(module)}
+    for value in [*values.values(), *(function.__defaults__ or ())]:
+        if isinstance(value, Generic):
+            yield value
+        elif isinstance(value, Function) and value.function not in seen:
+            yield from _generics_of(value.function, seen)
 
 
 def _filled(cell: Any) -> bool:

@@ -10,22 +10,33 @@ import numpy as np
 
 from tilekit import dtypes
 from tilekit.errors import CompileError
+from tilekit.lang import rounding
+from tilekit.lang.integral import floor_quotient, power, product, remainder
 
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
 
 __all__ = [
+    "NO_ARITHMETIC",
     "NO_INDEX",
     "NO_TRUTH",
     "Scalar",
     "Tile",
+    "absolute",
+    "arithmetic",
+    "bitwise",
     "check_shape",
     "common_shape",
+    "comparison",
     "computable",
+    "inverted",
     "is_index",
+    "negative",
     "one_element",
     "operands",
+    "quotient",
     "scalar_kind",
+    "shift",
 ]
 
 Scalar = bool | int | float | np.generic
@@ -35,6 +46,9 @@ NO_INDEX = (
     "of a tile's elements none can be picked: [:, None] inserts dimensions, with a : for each of the tile's own; parts are got "
     "with tk.extract"
 )
+
+
+NO_ARITHMETIC = "bool tiles have no arithmetic; cast with .astype(tk.int32), or use & | ~"
 
 
 def one_element(shape: tuple[int, ...]) -> str:
@@ -165,12 +179,19 @@ class Tile:
         """The number of dimensions."""
         return self._array.ndim
 
-    def astype(self, dtype: Any) -> Tile:
+    def astype(self, dtype: Any, *, rounding_mode: rounding.RoundingMode | str | None = None) -> Tile:
         """The tile with its elements converted to `dtype`; see `tk.astype`."""
         try:
-            return Tile(convert(self._array, dtypes.as_dtype(dtype)))
+            chosen = dtypes.as_dtype(dtype)
         except TypeError as error:
             raise CompileError(f"astype: {error}") from None
+        mode = rounding.known_mode("astype", rounding_mode)
+        problem = rounding.conversion_problem(self.dtype, chosen, mode) if mode is not None else None
+        if problem:
+            raise CompileError(f"astype: {problem}")
+        if mode in (None, rounding.RoundingMode.RN):
+            return Tile(convert(self._array, chosen))
+        return Tile(np.asarray(rounding.converted(self._array, chosen, mode)))
 
     def reshape(self, shape: int | tuple[int, ...]) -> Tile:
         """The elements in another shape; see `tk.reshape`."""
@@ -210,7 +231,8 @@ class Tile:
 
     def __getitem__(self, index: Any) -> Tile:
         parts = index if isinstance(index, tuple) else (index,)
-        if not all(part is None or part == slice(None) for part in parts) or sum(part is not None for part in parts) != self.ndim:
+        whole = [part is None or (isinstance(part, slice) and part == slice(None)) for part in parts]
+        if not all(whole) or sum(part is not None for part in parts) != self.ndim:
             raise CompileError(f"[]: {NO_INDEX}")
         return Tile(self._array[index])
 
@@ -250,6 +272,12 @@ class Tile:
         def __rlshift__(self, other: Any) -> Tile: ...
         def __rshift__(self, other: Any) -> Tile: ...
         def __rrshift__(self, other: Any) -> Tile: ...
+        def __floordiv__(self, other: Any) -> Tile: ...
+        def __rfloordiv__(self, other: Any) -> Tile: ...
+        def __mod__(self, other: Any) -> Tile: ...
+        def __rmod__(self, other: Any) -> Tile: ...
+        def __pow__(self, other: Any) -> Tile: ...
+        def __rpow__(self, other: Any) -> Tile: ...
         def __lt__(self, other: Any) -> Tile: ...
         def __le__(self, other: Any) -> Tile: ...
         def __gt__(self, other: Any) -> Tile: ...
@@ -257,84 +285,108 @@ class Tile:
         def __eq__(self, other: object) -> Tile: ...  # type: ignore[override]
         def __ne__(self, other: object) -> Tile: ...  # type: ignore[override]
 
+    def __divmod__(self, other: Any) -> tuple[Tile, Tile]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple[Tile, Tile]:
+        return other // self, other % self
+
     def __neg__(self) -> Tile:
+        return negative("-", self)
+
+    def __pos__(self) -> Tile:
         if self.dtype == dtypes.bool_:
-            raise CompileError("-: a bool tile has no negative; use ~tile")
-        computable("-", self.dtype)
-        return Tile(-self._array)
+            raise CompileError(f"+: {NO_ARITHMETIC}")
+        computable("+", self.dtype)
+        return self
 
     def __abs__(self) -> Tile:
-        computable("abs", self.dtype)
-        return Tile(np.abs(self._array))
+        return absolute("abs", self)
 
     def __invert__(self) -> Tile:
-        if dtypes.is_float(self.dtype):
-            raise CompileError(f"~: needs a bool or integer tile, not {self.dtype.name}")
-        return Tile(~self._array)
+        return inverted("~", self)
 
 
-def _arithmetic(symbol: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Tile]:
-    def compute(a: Any, b: Any) -> Tile:
-        (x, y), dtype = operands(symbol, a, b)
-        if dtype == dtypes.bool_:
-            raise CompileError(f"{symbol}: bool tiles have no arithmetic; cast with .astype(tk.int32), or use & | ~")
-        return Tile(function(x, y).astype(dtype, copy=False))
-
-    return compute
+def negative(what: str, x: Tile) -> Tile:
+    """The negative; `what` names the operation in errors, here and below."""
+    if x.dtype == dtypes.bool_:
+        raise CompileError(f"{what}: a bool tile has no negative; use ~tile")
+    computable(what, x.dtype)
+    return Tile(-x._array)
 
 
-def _divide(a: Any, b: Any) -> Tile:
-    (x, y), dtype = operands("/", a, b)
+def absolute(what: str, x: Tile) -> Tile:
+    """The absolute value."""
+    computable(what, x.dtype)
+    return Tile(np.abs(x._array))
+
+
+def inverted(what: str, x: Tile) -> Tile:
+    """All bits the other way round."""
+    if dtypes.is_float(x.dtype):
+        raise CompileError(f"{what}: needs a bool or integer tile, not {x.dtype.name}")
+    return Tile(~x._array)
+
+
+def arithmetic(what: str, function: Callable[[Any, Any], Any], a: Any, b: Any) -> Tile:
+    """`function` of two arrays of numbers, in their common dtype."""
+    (x, y), dtype = operands(what, a, b)
+    if dtype == dtypes.bool_:
+        raise CompileError(f"{what}: {NO_ARITHMETIC}")
+    return Tile(np.asarray(function(x, y)).astype(dtype, copy=False))
+
+
+def quotient(what: str, function: Callable[[Any, Any], Any], a: Any, b: Any) -> Tile:
+    """`function` of two arrays of floats: integers become float32."""
+    (x, y), dtype = operands(what, a, b)
     dtype = dtypes.quotient_dtype(dtype)
-    return Tile(np.true_divide(convert(x, dtype), convert(y, dtype)))
+    return Tile(np.asarray(function(convert(x, dtype), convert(y, dtype))))
 
 
-def _compare(symbol: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Tile]:
-    def compute(a: Any, b: Any) -> Tile:
-        (x, y), _ = operands(symbol, a, b)
-        return Tile(function(x, y))
-
-    return compute
+def comparison(what: str, function: Callable[[Any, Any], Any], a: Any, b: Any) -> Tile:
+    """A bool for each pair of elements."""
+    (x, y), _ = operands(what, a, b)
+    return Tile(np.asarray(function(x, y)))
 
 
-def _bitwise(symbol: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Tile]:
-    def compute(a: Any, b: Any) -> Tile:
-        (x, y), dtype = operands(symbol, a, b)
-        if dtypes.is_float(dtype):
-            raise CompileError(f"{symbol}: needs bool or integer tiles, not {dtype.name}")
-        return Tile(function(x, y))
-
-    return compute
+def bitwise(what: str, function: Callable[[Any, Any], Any], a: Any, b: Any) -> Tile:
+    """`function` of the bits of bools or integers."""
+    (x, y), dtype = operands(what, a, b)
+    if dtypes.is_float(dtype):
+        raise CompileError(f"{what}: needs bool or integer tiles, not {dtype.name}")
+    return Tile(np.asarray(function(x, y)))
 
 
-def _shift(symbol: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Tile]:
-    def compute(a: Any, b: Any) -> Tile:
-        (x, y), dtype = operands(symbol, a, b)
-        if dtypes.is_float(dtype) or dtype == dtypes.bool_:
-            raise CompileError(f"{symbol}: needs integer tiles, not {dtype.name}")
-        return Tile(function(x, y))
-
-    return compute
+def shift(what: str, function: Callable[[Any, Any], Any], a: Any, b: Any) -> Tile:
+    """`function` of integers and distances."""
+    (x, y), dtype = operands(what, a, b)
+    if dtypes.is_float(dtype) or dtype == dtypes.bool_:
+        raise CompileError(f"{what}: needs integer tiles, not {dtype.name}")
+    return Tile(np.asarray(function(x, y)))
 
 
 def _install() -> None:
     """Give `Tile` its operators, each with its reflected twin."""
-    for name, compute in {
-        "add": _arithmetic("+", operator.add),
-        "sub": _arithmetic("-", operator.sub),
-        "mul": _arithmetic("*", operator.mul),
-        "truediv": _divide,
-        "and": _bitwise("&", operator.and_),
-        "or": _bitwise("|", operator.or_),
-        "xor": _bitwise("^", operator.xor),
-        "lshift": _shift("<<", operator.lshift),
-        "rshift": _shift(">>", operator.rshift),
-    }.items():
-        setattr(Tile, f"__{name}__", lambda a, b, f=compute: f(a, b))
-        setattr(Tile, f"__r{name}__", lambda a, b, f=compute: f(b, a))
+    rows: dict[str, tuple[str, Callable[..., Tile], Callable[[Any, Any], Any]]] = {
+        "add": ("+", arithmetic, operator.add),
+        "sub": ("-", arithmetic, operator.sub),
+        "mul": ("*", arithmetic, product),
+        "truediv": ("/", quotient, operator.truediv),
+        "floordiv": ("//", arithmetic, floor_quotient),
+        "mod": ("%", arithmetic, remainder),
+        "pow": ("**", arithmetic, power),
+        "and": ("&", bitwise, operator.and_),
+        "or": ("|", bitwise, operator.or_),
+        "xor": ("^", bitwise, operator.xor),
+        "lshift": ("<<", shift, operator.lshift),
+        "rshift": (">>", shift, operator.rshift),
+    }
+    for name, (symbol, kind, function) in rows.items():
+        setattr(Tile, f"__{name}__", lambda a, b, s=symbol, k=kind, f=function: k(s, f, a, b))
+        setattr(Tile, f"__r{name}__", lambda a, b, s=symbol, k=kind, f=function: k(s, f, b, a))
     for name, symbol in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}.items():
-        compute = _compare(symbol, getattr(operator, name))
-        setattr(Tile, f"__{name}__", lambda a, b, f=compute: f(a, b))
+        function = getattr(operator, name)
+        setattr(Tile, f"__{name}__", lambda a, b, s=symbol, f=function: comparison(s, f, a, b))
 
 
 _install()

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from tilekit.compiler.bound import BoundKernel
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.load import Specialisation
 from tilekit.compiler.source import KernelSource, file_of
-from tilekit.compiler.specialise import BoundKernel, bind
+from tilekit.compiler.specialise import bind
 from tilekit.lang.signature import KernelSignature, Parameter, read_signature
 from tilekit.lang.tile import scalar_kind
 from tilekit.launcher import planning
-from tilekit.launcher.launch import KernelLaunch, check_warps, launch_of
+from tilekit.launcher.launch import KernelLaunch, check_occupancy, check_warps, launch_of
 from tilekit.ops import DeviceOp
 from tilekit.partition import Partition
 from tilekit.tensor import Tensor
@@ -26,7 +27,7 @@ from tilekit.tensor import Tensor
 __all__ = ["Kernel", "kernel"]
 
 
-def kernel(function: Callable[..., Any] | None = None, *, num_warps: int | None = None) -> Any:
+def kernel(function: Callable[..., Any] | None = None, *, num_warps: int | None = None, occupancy: int | None = None) -> Any:
     """Make a function a kernel: `@tk.kernel`, or `@tk.kernel(num_warps=8)`.
 
     Calling the kernel builds a launch (a `DeviceOp`); see `KernelLaunch`. The function itself stays as it was, and is not run
@@ -37,15 +38,19 @@ def kernel(function: Callable[..., Any] | None = None, *, num_warps: int | None 
             or `bool` (which of them makes no difference), or not at all: then a partition is read and written, a tensor is
             read, anything else is a scalar.
         num_warps: how many warps (of 32 threads) a block has, a power of two up to 32; by default as many as its tiles keep busy.
+        occupancy: how many blocks a multiprocessor should have at a time, 1 to 32, as in cuTile Python: the compiler then gives a
+            thread no more registers than leave room for so many. Too many of them, and it keeps values in local memory, which is
+            slow; `op.compile(target=...).local_bytes` says so. By default a thread gets as many registers as it can use.
 
     Raises:
         TypeError: what is decorated is no plain function, or its annotations are others.
+        ValueError: `num_warps` or `occupancy` is another number.
         CompileError: the function's source cannot be read.
     """
     scope = sys._getframe(1).f_locals
     if function is None:
-        return lambda decorated: Kernel(decorated, scope, num_warps)
-    return Kernel(function, scope, num_warps)
+        return lambda decorated: Kernel(decorated, scope, num_warps, occupancy)
+    return Kernel(function, scope, num_warps, occupancy)
 
 
 class Kernel:
@@ -55,26 +60,29 @@ class Kernel:
         name: the function's.
         label: what messages call it.
         signature: its parameters and generics.
-        num_warps: what the decorator was given.
+        num_warps, occupancy: what the decorator was given.
         result_count: how many results a launch has, one for each parameter.
     """
 
-    def __init__(self, function: Callable[..., Any], scope: Mapping[str, Any], num_warps: int | None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], scope: Mapping[str, Any], num_warps: int | None, occupancy: int | None = None
+    ) -> None:
         if not isinstance(function, types.FunctionType):
             raise TypeError(f"@tk.kernel decorates a function, not {type(function).__name__}")
         functools.update_wrapper(self, function)
         self.name = function.__name__
         self.label = f"kernel {self.name}"
         self.signature: KernelSignature = read_signature(function, scope)
-        self.num_warps = check_warps(num_warps)
+        self.num_warps, self.occupancy = check_warps(num_warps), check_occupancy(occupancy)
         self._function = function
         self._file = file_of(function)  # as it is now: it may be edited before the first launch
         self._bound: dict[Any, BoundKernel] = {}
         self._specialisations: dict[Any, Specialisation] = {}
         self._forms: dict[tuple[type, ...], planning.Form] = {}
+        self._functions: set[BoundKernel] = set()  # those that call a `@tk.function`
         self._lock = threading.Lock()
         self.result_count = len(self.signature.parameters)
-        self._options = planning.Options(None, (), self.num_warps)
+        self._options = planning.Options(None, (), self.num_warps, self.occupancy)
 
     @functools.cached_property
     def source(self) -> KernelSource:
@@ -87,6 +95,8 @@ class Kernel:
         Raises:
             TypeError: arguments are missing, too many, or of a kind that their parameter does not take.
         """
+        if self._functions:
+            self._look_again()
         form = None if kwargs else self._forms.get(tuple(map(type, args)))
         if form is None:
             if kwargs or len(args) != self.result_count:
@@ -95,6 +105,13 @@ class Kernel:
         elif form.ints or form.tuples:
             self._inspect(form, args)
         return launch_of(self, args, form, self._options)
+
+    def _look_again(self) -> None:
+        """Forget what was specialised if a function that the kernel calls has been defined anew, as in a notebook."""
+        with self._lock:
+            if any(bound.outdated for bound in self._functions):
+                for kept in (self._functions, self._bound, self._specialisations, self._forms):
+                    kept.clear()
 
     def form(self, arguments: tuple[Any, ...]) -> planning.Form:
         """The form of such arguments: whether each is of a kind that its parameter takes, and what follows from the types.
@@ -164,14 +181,16 @@ class Kernel:
         generics: tuple[tuple[str, Any], ...],
         constants: tuple[tuple[str, Any], ...],
         warps: int | None,
+        occupancy: int | None = None,
     ) -> Specialisation:
-        """The specialisation for these facts, generics, constants and warps; made at the first call, compiled when needed.
+        """The specialisation for these facts, generics, constants, warps and occupancy: made at the first call, compiled when
+        needed.
 
         Raises:
             CompileError: a generic that the body uses has no value.
         """
         typed = tuple((name, planning.constant_key(value)) for name, value in constants)
-        key = (facts, generics, typed, warps)
+        key = (facts, generics, typed, warps, occupancy)
         found = self._specialisations.get(key)
         if found is None:
             with self._lock:
@@ -179,7 +198,9 @@ class Kernel:
                 if bound is None:
                     bound = bind(self._function, self.source, dict(generics), dict(constants))
                     self._bound[generics, typed] = bound
-                found = self._specialisations.setdefault(key, Specialisation(bound, facts, warps))
+                    if bound.origins:
+                        self._functions.add(bound)
+                found = self._specialisations.setdefault(key, Specialisation(bound, facts, warps, occupancy))
         return found
 
     def __repr__(self) -> str:

@@ -20,10 +20,11 @@ from tilekit.schedule import ExecutionContext
 from tilekit.tensor import Tensor, as_shape
 
 if TYPE_CHECKING:
+    from tilekit.compiler.explain import Explanation
     from tilekit.compiler.kernel import CompiledKernel
     from tilekit.launcher.decorator import Kernel
 
-__all__ = ["KernelLaunch", "check_warps", "launch_of"]
+__all__ = ["KernelLaunch", "check_occupancy", "check_warps", "launch_of"]
 
 
 class KernelLaunch(AsyncKernelLaunch):
@@ -76,6 +77,12 @@ class KernelLaunch(AsyncKernelLaunch):
         """Give each block `num_warps` warps of 32 threads, a power of two up to 32. No effect on a CPU device."""
         with self._configuring():
             self._options = self._options._replace(num_warps=check_warps(num_warps))
+        return self
+
+    def occupancy(self, occupancy: int) -> KernelLaunch:
+        """Let a multiprocessor have `occupancy` blocks at a time, 1 to 32, see `tk.kernel`. No effect on a CPU device."""
+        with self._configuring():
+            self._options = self._options._replace(occupancy=check_occupancy(occupancy))
         return self
 
     @contextmanager
@@ -181,12 +188,33 @@ class KernelLaunch(AsyncKernelLaunch):
             ValueError: no such target, or none given and no GPU at hand.
         """
         self._spent = True
-        if target is None:
-            device = self.device
-            if device is None or device.kind != "cuda":
-                raise ValueError(f"{self.label}: no GPU to compile for; name a target, such as .compile(target='sm_90a')")
-            target = device.target
-        return self._plan("compile").specialisation.compiled(target)
+        return self._plan("compile").specialisation.compiled(self._target(target))
+
+    def explain(self, target: str | None = None) -> Explanation:
+        """What the compiler makes of the launch: `print(op.explain())` shows each access to memory and its width, each layout and
+        conversion, registers, shared memory and occupancy. It compiles anew, and runs nothing.
+
+        Args:
+            target: as for `compile`.
+
+        Raises:
+            CompileError, ValueError: as `compile`.
+        """
+        from tilekit.compiler.explain import explain
+
+        self._spent = True
+        found = self._plan("explain").specialisation
+        return explain(found.bound, found.facts, found.num_warps, self._target(target), found.occupancy)
+
+    def _target(self, target: str | None) -> str:
+        """`target`, or that of the arguments' device."""
+        if target is not None:
+            return target
+        device = self.device
+        if device is None or device.kind != "cuda":
+            raise ValueError(f"{self.label}: no GPU to compile for; name a target, such as .compile(target='sm_90a')")
+        chosen: str = device.target
+        return chosen
 
     def dispatcher(self) -> Any:
         """The launch's specialisation as a `numba.cuda.jit` dispatcher, for `dispatcher[grid, block, stream](*arguments)`.
@@ -228,3 +256,10 @@ def check_warps(num_warps: int | None) -> int | None:
     if num_warps is not None and num_warps not in (1, 2, 4, 8, 16, 32):
         raise ValueError(f"num_warps is a power of two from 1 to 32, not {num_warps!r}")
     return num_warps
+
+
+def check_occupancy(occupancy: int | None) -> int | None:
+    """`occupancy`, if a multiprocessor can have so many blocks (None leaves it open); ValueError if not."""
+    if occupancy is not None and (type(occupancy) is not int or not 1 <= occupancy <= 32):
+        raise ValueError(f"occupancy is a number of blocks from 1 to 32, not {occupancy!r}")
+    return occupancy

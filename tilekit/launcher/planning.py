@@ -16,7 +16,7 @@ from tilekit.compiler.facts import ArgumentFacts, Role, ScalarFacts, TensorFacts
 from tilekit.device import Device
 from tilekit.lang.signature import Generic, Parameter
 from tilekit.ops import DeviceOp, Executable, NativeLaunch
-from tilekit.partition import MappedPartition, Partition, PrefixPartition
+from tilekit.partition import MappedPartition, Partition, PrefixPartition, Scattered
 from tilekit.storage import Storage
 from tilekit.tensor import Tensor
 
@@ -44,6 +44,7 @@ class Options(NamedTuple):
     grid: tuple[int, int, int] | None
     generics: tuple[tuple[str, Any], ...]
     num_warps: int | None
+    occupancy: int | None
 
 
 class Plan:
@@ -92,14 +93,14 @@ class Plan:
         tensors = [(parameters[i], arguments[i]) for i in passed if isinstance(arguments[i], (Tensor, Partition))]
         written = [(p, a) for p, a in tensors if isinstance(a, Partition)]
         generics = _bind_generics(kernel, tensors, options)
-        covers = _covered([a for _, a in written])
+        covers = _covered([a for _, a in written if not isinstance(a, Scattered)])
         constants = tuple((p.name, a) for p, a in zip(parameters, arguments, strict=True) if p.kind == "const")
         self.grid = _infer_grid(kernel, written, options.grid)
         for parameter, partition in written:
             _check_distinct(kernel, parameter, partition)
         kin: Kin = {}
         facts = tuple(_facts(parameters[i], arguments[i], covers, kin) for i in passed)
-        self.specialisation = kernel.specialise(facts, generics, constants, options.num_warps)
+        self.specialisation = kernel.specialise(facts, generics, constants, options.num_warps, options.occupancy)
         device = _common_device(kernel, tensors)
         self.meta = next((p.name for p, a in tensors if a.storage is None), None)
         self.device = None if self.meta else device
@@ -175,8 +176,9 @@ def _bind_generics(kernel: Kernel, tensors: Named, options: Options) -> tuple[tu
     for parameter, argument in tensors:
         if parameter.dims is None:
             continue
-        shape = argument.tile_shape if isinstance(argument, Partition) else argument.shape
-        noun = "tiles" if isinstance(argument, Partition) else "a tensor"
+        tiled = isinstance(argument, Partition) and not isinstance(argument, Scattered)
+        shape = argument.tile_shape if tiled else argument.shape
+        noun = "tiles" if tiled else "a tensor"
         who = f"{kernel.label}, argument {parameter.name}"
         dims = parameter.dims
         pairs: list[tuple[int | Generic, Any]]
@@ -202,6 +204,8 @@ def _infer_grid(kernel: Kernel, written: Named, given: tuple[int, int, int] | No
     who = ""
     bounds: list[tuple[str, Partition]] = []
     for parameter, partition in written:
+        if isinstance(partition, Scattered):
+            continue
         if isinstance(partition, PrefixPartition) and partition.tiles is None:
             bounds.append((parameter.name, partition))
             continue
@@ -223,7 +227,8 @@ def _infer_grid(kernel: Kernel, written: Named, given: tuple[int, int, int] | No
                 f"{kernel.label}: {bounds[0][0]} is a prefix, which says how many blocks there may be, not how many there are: "
                 "give the grid, .grid((blocks, 1, 1)), or the number of tiles, .prefix(tiles)"
             )
-        raise ValueError(f"{kernel.label}: no argument is a partition, so the grid must be given: .grid((blocks, 1, 1))")
+        what = "cut into tiles" if written else "a partition"
+        raise ValueError(f"{kernel.label}: no argument is {what}, so the grid must be given: .grid((blocks, 1, 1))")
     for name, partition in bounds:
         limits = _launch_grid(partition.grid)
         for axis, (blocks, limit) in enumerate(zip(grid, limits, strict=True)):
@@ -329,6 +334,8 @@ def _facts(parameter: Parameter, argument: Any, covers: dict[tuple[int, ...], tu
     """What may be assumed about an argument; `covers` as `_covered` gives it, `kin` numbers the mapped partitions that differ."""
     if isinstance(argument, Partition):
         role: Role = "inout" if parameter.kind == "auto" else parameter.kind  # type: ignore[assignment]
+        if isinstance(argument, Scattered):
+            return _tensor_facts(argument.tensor, role, None, None)
         facts = _tensor_facts(argument.tensor, role, argument.tile_shape, argument.tile_shape)
         if isinstance(argument, MappedPartition):
             cut = (argument.shape, argument.tile_shape, argument.group)

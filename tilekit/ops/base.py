@@ -342,6 +342,10 @@ class DeviceOp(Generic[T]):
         """The resulting tensor cut into tiles of `shape`, see `Tensor.partition`."""
         return nodes.Map(self, lambda tensor: tensor.partition(shape), label=f"partition({shape})", spec=self.spec)
 
+    def scattered(self) -> DeviceOp[Any]:
+        """The resulting tensor as an argument that blocks write anywhere, see `Tensor.scattered`."""
+        return nodes.Map(self, lambda tensor: tensor.scattered(), label="scattered", spec=self.spec)
+
     def unpartition(self) -> DeviceOp[Any]:
         """The tensor of the resulting partition."""
         return nodes.Map(self, lambda partition: partition.unpartition(), label="unpartition", spec=self.spec)

@@ -3,8 +3,48 @@
 from __future__ import annotations
 
 from tilekit.compiler import ops
-from tilekit.compiler.lower import create, debug, elementwise, memory, reduction, relayout, shape, tile
+from tilekit.compiler.lower import (
+    atomic,
+    bits,
+    calculation,
+    comparison,
+    create,
+    debug,
+    elementwise,
+    exponential,
+    indexed,
+    memory,
+    randomness,
+    reduction,
+    relayout,
+    scanning,
+    shape,
+    sorting,
+    tile,
+    trigonometry,
+    views,
+)
 
-__all__ = ["create", "debug", "elementwise", "memory", "reduction", "relayout", "shape", "tile"]
+__all__ = [
+    "atomic",
+    "bits",
+    "calculation",
+    "comparison",
+    "create",
+    "debug",
+    "elementwise",
+    "exponential",
+    "indexed",
+    "memory",
+    "randomness",
+    "reduction",
+    "relayout",
+    "scanning",
+    "shape",
+    "sorting",
+    "tile",
+    "trigonometry",
+    "views",
+]
 
 ops.install()

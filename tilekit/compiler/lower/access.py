@@ -8,20 +8,22 @@ What is proven decides the code. `plan` works on facts alone:
                                     narrower accesses, predicated
 
 An index that is not proven is compared with the number of tiles, unsigned: negative ones and those beyond the end read padding
-and write nothing.
+and write nothing. Under `TILEKIT_CHECKS=1` they stop the kernel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
 
 from tilekit.compiler.layout import ACCESS_BYTES, Layout
+from tilekit.compiler.lower.checks import checking, require
 from tilekit.compiler.lower.emit import all_of, special_register, thread_coordinates
-from tilekit.compiler.types import TensorType, extent_dtype, i32, i64, integer, register_type
+from tilekit.compiler.types import TensorType, current, extent_dtype, i32, i64, integer, register_type
 
-__all__ = ["Access", "Plan", "Slot", "open_access", "plan", "tensor_field"]
+__all__ = ["Access", "Plan", "Slot", "count_tiles", "open_access", "plan", "tensor_field"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,18 +34,18 @@ class Plan:
         vector: register bits that one full-width access covers.
         edge: register bits that one access covers where the tile hangs over the edge.
         ragged: dimensions in which the tile may hang over the edge.
-        proven: the tile index is inside.
+        checked: dimensions in which the tile index is compared with the number of tiles.
     """
 
     vector: tuple[int, ...]
     edge: tuple[int, ...]
     ragged: tuple[int, ...]
-    proven: bool
+    checked: tuple[int, ...]
 
     @property
     def masked(self) -> bool:
         """Whether some elements may not exist."""
-        return bool(self.ragged) or not self.proven
+        return bool(self.ragged or self.checked)
 
     @property
     def branches(self) -> bool:
@@ -51,18 +53,25 @@ class Plan:
         return self.masked and self.edge != self.vector
 
 
-def plan(tensor: TensorType, layout: Layout, proven: bool) -> Plan:
-    """How to access a tile in `layout` of `tensor`; `proven` if its index is sure to be inside."""
+def plan(tensor: TensorType, layout: Layout, proven: Sequence[int], steps: tuple[int, ...]) -> Plan:
+    """How to access a tile in `layout` of `tensor`.
+
+    Args:
+        tensor, layout: its dimensions are those of the layout.
+        proven: the dimensions in which the tile index is sure to be inside.
+        steps: how many elements apart tiles start.
+    """
     facts, itemsize = tensor.facts, tensor.dtype.itemsize
-    ragged = tuple(d for d in range(facts.rank) if facts.extents[d] % layout.shape[d])
+    ragged = tuple(d for d in range(facts.rank) if facts.extents[d] % steps[d] or layout.shape[d] > steps[d])
+    checked = tuple(d for d in range(facts.rank) if d not in proven)
     if facts.unit is None:
-        return Plan(vector=(), edge=(), ragged=ragged, proven=proven)
-    run = layout.run(facts.unit)
+        return Plan(vector=(), edge=(), ragged=ragged, checked=checked)
+    run, step = layout.run(facts.unit), steps[facts.unit]
     widest = min(ACCESS_BYTES, facts.align) // itemsize
-    widest = min([widest, *(facts.strides[d] for d in range(facts.rank) if d != facts.unit)])
+    widest = min([widest, step & -step, *(facts.strides[d] for d in range(facts.rank) if d != facts.unit)])
     uncut = min(widest, facts.extents[facts.unit]) if facts.unit in ragged else widest
     vector, edge = (run[: max(1, elements).bit_length() - 1] for elements in (widest, uncut))
-    return Plan(vector=vector, edge=edge, ragged=ragged, proven=proven)
+    return Plan(vector=vector, edge=edge, ragged=ragged, checked=checked)
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,8 @@ class Access:
     Attributes:
         full: the accesses where nothing is cut by the edge.
         edge: the accesses where something is.
-        inside: whether the tile is wholly inside, the same for the whole block; None where `full` serves always.
+        inside: whether the tile is wholly inside, the same for the whole block (of indexed elements: whether all of the thread's
+            are inside and neighbours); None where `full` serves always.
     """
 
     full: list[Slot]
@@ -104,6 +114,14 @@ def tensor_field(builder: ir.IRBuilder, tensor: TensorType, value: ir.Value, nam
     return builder.extract_value(value, 1 + facts.rank + before)
 
 
+def count_tiles(builder: ir.IRBuilder, extent: ir.Value, step: int) -> ir.Value:
+    """The number of tiles that start every `step` elements of `extent`."""
+    rounded = builder.add(extent, ir.Constant(extent.type, step - 1))
+    if step & (step - 1):
+        return builder.udiv(rounded, ir.Constant(extent.type, step))
+    return builder.lshr(rounded, ir.Constant(extent.type, step.bit_length() - 1))
+
+
 def open_access(
     builder: ir.IRBuilder,
     tensor: TensorType,
@@ -111,8 +129,10 @@ def open_access(
     index: list[ir.Value],
     layout: Layout,
     *,
-    proven: bool,
+    proven: bool | Sequence[int],
     writing: bool,
+    what: str = "",
+    steps: tuple[int, ...] | None = None,
 ) -> Access:
     """Compute addresses and predicates for the tile at `index`.
 
@@ -121,11 +141,20 @@ def open_access(
         tensor, value: the tensor parameter.
         index: which tile, an i32 or i64 for each dimension.
         layout: the tile's.
-        proven: whether `index` is sure to be inside the tensor.
+        proven: whether `index` is sure to be inside the tensor; or the dimensions in which it is.
         writing: threads that hold copies take no part.
+        what: the operation.
+        steps: how many elements apart tiles start; by default the tile's own extents.
     """
-    window = _Window(builder, tensor, value, index, layout, plan(tensor, layout, proven))
+    if isinstance(proven, bool):
+        proven = range(tensor.facts.rank) if proven else ()
+    steps = layout.shape if steps is None else steps
+    window = _Window(builder, tensor, value, index, layout, plan(tensor, layout, proven, steps), steps)
     chosen = window.plan
+    current().note("access", tensor, layout, chosen, writing)
+    if window.valid is not None and checking():
+        marks = ", ".join(["{}"] * len(index))
+        require(builder, window.allowed(index), f"{what}: tile index ({marks}) is outside {tensor.parameter}", index)
     owner = window.owner() if writing else None
     if not chosen.masked:
         return Access(window.slots(chosen.vector, owner, masked=False), [], None)
@@ -139,15 +168,21 @@ class _Window:
     """The part of a tensor that a tile covers."""
 
     def __init__(
-        self, builder: ir.IRBuilder, tensor: TensorType, value: ir.Value, index: list[ir.Value], layout: Layout, plan: Plan
+        self,
+        builder: ir.IRBuilder,
+        tensor: TensorType,
+        value: ir.Value,
+        index: list[ir.Value],
+        layout: Layout,
+        plan: Plan,
+        steps: tuple[int, ...],
     ) -> None:
+        self.steps = steps
         self.builder, self.tensor, self.value, self.layout, self.plan = builder, tensor, value, layout, plan
         self.thread = special_register(builder, "tid.x")
         self.width = register_type(extent_dtype(tensor.facts))
-        self.valid: ir.Value | None = None
-        if not plan.proven:
-            self.valid = all_of(builder, [self._in_range(d, i) for d, i in enumerate(index)])
-        starts = [builder.mul(self._resize(i), self._count(layout.shape[d])) for d, i in enumerate(index)]
+        self.valid = all_of(builder, [self._in_range(d, index[d]) for d in plan.checked])
+        starts = [builder.mul(self._resize(i), self._count(steps[d])) for d, i in enumerate(index)]
         offsets = thread_coordinates(builder, self.thread, layout.thread)
         self.left = {d: self._left(d, starts[d]) for d in plan.ragged}
         self.remaining = {d: builder.sub(left, offsets[d]) for d, left in self.left.items()}
@@ -168,11 +203,22 @@ class _Window:
             return index
         return (self.builder.trunc if index.type == i64 else self.builder.sext)(index, self.width)
 
-    def _in_range(self, dim: int, index: ir.Value) -> ir.Value:
-        """0 <= index < tiles along `dim`, in the wider of the two types, so that no index wraps into range."""
-        builder, extent = self.builder, self.layout.shape[dim]
-        rounded = builder.add(self._field(f"extent{dim}"), self._count(extent - 1))
-        tiles = builder.lshr(rounded, self._count(extent.bit_length() - 1))
+    def allowed(self, index: list[ir.Value]) -> ir.Value:
+        """Whether checks let the index pass: as `valid`, but as on the CPU device a tensor without elements has a tile 0."""
+        result = all_of(self.builder, [self._in_range(d, index[d], at_least=1) for d in self.plan.checked])
+        assert result is not None, "only asked for what is not proven"
+        return result
+
+    def _in_range(self, dim: int, index: ir.Value, at_least: int = 0) -> ir.Value:
+        """0 <= index < tiles along `dim`, in the wider of the two types, so that no index wraps into range.
+
+        Where there are fewer tiles than `at_least`, that many are taken for there.
+        """
+        builder = self.builder
+        tiles = count_tiles(builder, self._field(f"extent{dim}"), self.steps[dim])
+        if at_least:
+            least = ir.Constant(tiles.type, at_least)
+            tiles = builder.select(builder.icmp_unsigned("<", tiles, least), least, tiles)
         if index.type == i64 and tiles.type == i32:
             tiles = builder.zext(tiles, i64)
         elif index.type == i32 and tiles.type == i64:

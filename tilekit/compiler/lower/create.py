@@ -14,6 +14,7 @@ from tilekit.compiler.lower import arithmetic
 from tilekit.compiler.lower.convert import convert
 from tilekit.compiler.lower.emit import pack, special_register, thread_coordinates
 from tilekit.compiler.lower.memory import tile_shape
+from tilekit.compiler.lower.rounded import directed
 from tilekit.compiler.ops import lowers
 from tilekit.compiler.types import TileType, constant, current_config, describe, dtype_of, integer, scalar_dtype, scalar_kind
 from tilekit.dtypes import DType
@@ -68,7 +69,9 @@ def arange(size: types.Type, dtype: types.Type, start: types.Type, step: types.T
         if not isinstance(bound, types.Omitted) and scalar_kind(bound) is None:
             reject("arange", f"{name} is a scalar, not {describe(bound)}")
     result = TileType.of_shape(chosen, (extent,), current_config())
-    plus, times = arithmetic.binary("+", chosen), arithmetic.binary("*", chosen)
+    plus = arithmetic.binary("+", chosen)
+    # A float is rounded after the product too, as NumPy does.
+    times = directed("mul", None, False, chosen) if dtypes.is_float(chosen) else arithmetic.binary("*", chosen)
 
     def in_dtype(builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> ir.Value:
         if isinstance(ty, types.Omitted):
@@ -81,7 +84,58 @@ def arange(size: types.Type, dtype: types.Type, start: types.Type, step: types.T
         made = []
         for (register,) in result.layout.coordinates():
             place = convert(builder, builder.add(offset, integer(32, register)), dtypes.int32, chosen)
-            made.append(plus(builder, origin, times(builder, place, stride)))
+            if not isinstance(step, types.Omitted):
+                place = times(builder, place, stride)
+            made.append(plus(builder, origin, place))
         return pack(builder, made)
+
+    return result, emit
+
+
+def _nested(value: types.Type) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], types.Type]]]:
+    """The lengths of nested tuples, and their scalars: where each stands, and its type."""
+    if not isinstance(value, types.BaseTuple):
+        if scalar_kind(value) is None:
+            reject("astile", f"elements are scalars, not {describe(value)}")
+        return (), [((), value)]
+    parts = [_nested(part) for part in value.types]
+    if len({shape for shape, _ in parts}) != 1 or len(parts) & (len(parts) - 1):
+        reject("astile", lang.uneven((len(parts),)))
+    inner = [((place, *path), ty) for place, (_, leaves) in enumerate(parts) for path, ty in leaves]
+    return (len(parts), *parts[0][0]), inner
+
+
+@lowers(lang.astile)
+def astile(value: types.Type, dtype: types.Type) -> Any:
+    shape, leaves = _nested(value)
+    by_default = isinstance(dtype, types.NoneType) or (isinstance(dtype, types.Omitted) and dtype.value is None)
+    kinds = {scalar_kind(ty) for _, ty in leaves}
+    kind = next(k for k in (float, int, bool) if k in kinds)
+    chosen = dtypes.scalar_dtype(dtypes.bool_, kind) if by_default else _named_dtype(dtype, "astile")
+    result = TileType.of_shape(chosen, shape, current_config())
+
+    def flat(vector: tuple[int, ...]) -> int:
+        place = 0
+        for index, extent in zip(vector, shape, strict=True):
+            place = place * extent + index
+        return place
+
+    def emit(builder: ir.IRBuilder, given: ir.Value, dtype: ir.Value) -> ir.Value:
+        held = [
+            convert(builder, builder.extract_value(given, path) if path else given, scalar_dtype(ty), chosen)
+            for path, ty in leaves
+        ]
+        thread = special_register(builder, "tid.x")
+        bits = [(number, flat(vector)) for number, vector in enumerate(result.layout.thread) if any(vector)]
+        tests = [builder.trunc(builder.lshr(thread, integer(32, number)), ir.IntType(1)) for number, _ in bits]
+
+        def choose(place: int, remaining: int) -> ir.Value:
+            """The element at `place` XOR what the first thread bits add to it."""
+            if not remaining:
+                return held[place]
+            other = choose(place ^ bits[remaining - 1][1], remaining - 1)
+            return builder.select(tests[remaining - 1], other, choose(place, remaining - 1))
+
+        return pack(builder, [choose(flat(vector), len(bits)) for vector in result.layout.coordinates()])
 
     return result, emit

@@ -9,13 +9,16 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.diagnose import reject
+from tilekit.compiler.diagnose import refuse, reject
 from tilekit.compiler.lower import arithmetic, tile
 from tilekit.compiler.lower.emit import pack
+from tilekit.compiler.lower.floats import floating, library, pair
 from tilekit.compiler.lower.operands import common, elements, map_elements
-from tilekit.compiler.ops import lowers
-from tilekit.compiler.types import TileType, describe, dtype_of, register_type
+from tilekit.compiler.lower.rounded import flushed_extremum, modes
+from tilekit.compiler.ops import known, lowers
+from tilekit.compiler.types import TileType, constant, describe, dtype_of, register_type
 from tilekit.lang import elementwise as lang
+from tilekit.lang.tile import NO_ARITHMETIC
 
 __all__: list[str] = []
 
@@ -35,9 +38,17 @@ def where(condition: types.Type, x: types.Type, y: types.Type) -> Any:
 
 
 def _extremum(name: str) -> Callable[..., Any]:
-    def define(x: types.Type, y: types.Type) -> Any:
+    def define(x: types.Type, y: types.Type, propagate_nan: types.Type, flush_to_zero: types.Type) -> Any:
         meet = common(name, x, y)
-        return map_elements((x, y), meet, meet.dtype, arithmetic.extremum(name, meet.dtype))
+        propagate = known(propagate_nan)
+        if not isinstance(propagate, bool):
+            refuse(name, lang.NO_POLICY)
+        _, flush = modes(name, (), types.none, flush_to_zero, meet.dtype)
+        function = (arithmetic.extremum if propagate else arithmetic.extremum_of_numbers)(name, meet.dtype)
+        if flush:
+            function = flushed_extremum(name, propagate)
+        result, emit = map_elements((x, y), meet, meet.dtype, function)
+        return result, lambda builder, a, b, *_: emit(builder, a, b)
 
     return define
 
@@ -46,55 +57,49 @@ lowers(lang.minimum)(_extremum("minimum"))
 lowers(lang.maximum)(_extremum("maximum"))
 
 
-@lowers(lang.mul)
-def mul(x: types.Type, y: types.Type) -> Any:
-    meet = common("mul", x, y)
-    if meet.dtype == dtypes.bool_:
-        reject("mul", "bool tiles have no arithmetic; cast with .astype(tk.int32), or use & | ~")
-    return map_elements((x, y), meet, meet.dtype, arithmetic.product(meet.dtype))
+@lowers(lang.clip)
+def clip(x: types.Type, lo: types.Type, hi: types.Type) -> Any:
+    meet = common("clip", x, lo, hi)
+    above, below = arithmetic.extremum("maximum", meet.dtype), arithmetic.extremum("minimum", meet.dtype)
+    return map_elements((x, lo, hi), meet, meet.dtype, lambda b, v, low, high: below(b, above(b, v, low), high))
 
 
-@lowers(lang.mulhi)
-def mulhi(x: types.Type, y: types.Type) -> Any:
-    meet = common("mulhi", x, y)
-    if dtypes.is_float(meet.dtype) or meet.dtype == dtypes.bool_:
-        reject("mulhi", f"needs integer tiles, not {meet.dtype.name}")
-    return map_elements((x, y), meet, meet.dtype, arithmetic.high_product(meet.dtype))
+@lowers(lang.sign)
+def sign(x: types.Type) -> Any:
+    if not isinstance(x, TileType):
+        reject("sign", f"needs a tile, not {describe(x)}")
+    if x.dtype == dtypes.bool_:
+        reject("sign", NO_ARITHMETIC)
+    common("sign", x)
+    single = dtypes.float32 if x.dtype in (dtypes.float16, dtypes.bfloat16) else x.dtype
+
+    def of(b: ir.IRBuilder, value: ir.Value) -> ir.Value:
+        zero = constant(single, 0)
+        above, below, same = (arithmetic.compare(symbol, single)(b, value, zero) for symbol in (">", "<", "=="))
+        negative = constant(single, 0 if single.kind == "u" else -1)
+        return b.select(above, constant(single, 1), b.select(below, negative, b.select(same, zero, value)))
+
+    return map_elements((x,), x, x.dtype, arithmetic.via_float32(x.dtype, of))
 
 
-def _floating(name: str, function: Callable[[ir.IRBuilder, ir.Value], ir.Value]) -> Callable[..., Any]:
-    """An operation on floats that is written for float32 and float64."""
-
-    def define(x: types.Type) -> Any:
-        if not isinstance(x, TileType):
-            reject(name, f"needs a tile, not {describe(x)}; for a scalar use math.{name}")
-        if not dtypes.is_float(x.dtype):
-            reject(name, f"needs a floating-point tile, not {x.dtype.name}; cast with .astype(tk.float32)")
-        common(name, x)
-        return map_elements((x,), x, x.dtype, arithmetic.via_float32(x.dtype, function))
-
-    return define
+@lowers(lang.copysign)
+def copysign(x: types.Type, y: types.Type) -> Any:
+    return pair("copysign", x, y, library("copysign"))
 
 
-def _libdevice(stem: str) -> Callable[[ir.IRBuilder, ir.Value], ir.Value]:
-    """A function of CUDA's math library, by its name in C."""
-    return lambda builder, x: arithmetic.libdevice(f"__nv_{stem}" + "f" * (x.type == ir.FloatType()))(builder, x)
+def _whole(name: str, stem: str) -> Callable[..., Any]:
+    return lambda x: floating(name, x, library(stem))
 
 
-def _sqrt(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    return arithmetic.libdevice("__nv_fsqrt_rn" if x.type == ir.FloatType() else "__nv_dsqrt_rn")(builder, x)
-
-
-for _name in ("exp", "log", "cos", "sin"):
-    lowers(getattr(lang, _name))(_floating(_name, _libdevice(_name)))
-lowers(lang.sqrt)(_floating("sqrt", _sqrt))
+for _name, _stem in {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round_": "rint"}.items():
+    lowers(getattr(lang, _name))(_whole(_name.removesuffix("_"), _stem))
 
 
 @lowers(lang.astype)
-def astype(x: types.Type, dtype: types.Type) -> Any:
+def astype(x: types.Type, dtype: types.Type, rounding_mode: types.Type) -> Any:
     if not isinstance(x, TileType):
         reject("astype", f"needs a tile, not {describe(x)}")
-    return tile.cast(x, dtype)
+    return tile.cast(x, dtype, rounding_mode)
 
 
 @lowers(lang.bitcast)

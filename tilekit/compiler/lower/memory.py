@@ -9,52 +9,33 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.diagnose import refuse, reject
-from tilekit.compiler.layout import Layout, elements
-from tilekit.compiler.lower.access import open_access, tensor_field
-from tilekit.compiler.lower.convert import convert
+from tilekit.compiler.diagnose import reject
+from tilekit.compiler.lower.access import count_tiles, tensor_field
 from tilekit.compiler.lower.emit import constant_tuple, pack, special_register, unpack
 from tilekit.compiler.lower.mapped import TileIndexType, TilesType, tile_counts
-from tilekit.compiler.lower.relayout import in_layout
-from tilekit.compiler.lower.transfer import read, write
-from tilekit.compiler.ops import ABSENT, attribute, known, lowers, lowers_method
-from tilekit.compiler.types import (
-    DTypeType,
-    TensorType,
-    TileType,
-    describe,
-    extent_dtype,
-    i32,
-    i64,
-    integer,
-    scalar_dtype,
-    scalar_kind,
+from tilekit.compiler.lower.views import grid_of_tiles
+from tilekit.compiler.lower.windows import (
+    Cut,
+    check_index,
+    check_indices,
+    check_padding,
+    constant_of,
+    cut_of,
+    in_rule,
+    index_values,
+    load_window,
+    store_window,
+    the_tensor,
+    tile_shape,
+    with_tiles,
 )
-from tilekit.errors import CompileError
-from tilekit.lang import mapped
+from tilekit.compiler.ops import ABSENT, attribute, known, lowers, lowers_method
+from tilekit.compiler.types import DTypeType, TensorType, TileType, describe, extent_dtype, i32, i64, integer
+from tilekit.lang import mapped, windows
 from tilekit.lang import memory as lang
-from tilekit.lang.tile import check_shape
+from tilekit.lang.shape import axis_of
 
 __all__ = ["check_indices", "index_values", "tile_shape"]
-
-_PADDING = {"zero": 0.0, "neg_zero": -0.0, "nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
-
-
-def tile_shape(ty: types.Type, what: str) -> tuple[int, ...]:
-    """The tile shape that an argument of type `ty` gives; rejected unless it is known, and of powers of two."""
-    shape = known(ty)
-    if shape is ABSENT:
-        parts = ty.types if isinstance(ty, types.BaseTuple) else [ty]
-        if all(scalar_kind(part) is int for part in parts):
-            reject(
-                what,
-                "the tile shape must be known when the kernel is compiled: make it a generic (tk.generics) or a tk.Const",
-            )
-        reject(what, f"a tile shape is an int or a tuple of ints, not {describe(ty)}")
-    try:
-        return check_shape(shape, what)
-    except CompileError as error:
-        reject(what, error.reason)
 
 
 # ---------------------------------------------------------------------------------------------------------------- the block
@@ -73,93 +54,6 @@ def _grid_register(what: str, register: str) -> Callable[[types.Type], Any]:
 
 lowers(lang.bid)(_grid_register("bid", "ctaid"))
 lowers(lang.num_blocks)(_grid_register("num_blocks", "nctaid"))
-
-
-# -------------------------------------------------------------------------------------------------- checks, as in the language
-
-
-def _partition(ty: types.Type, what: str) -> TensorType:
-    """The type of a partition: a tensor with tiles of its own."""
-    tensor = _tensor(ty, what)
-    if tensor.facts.tile is None:
-        name = tensor.parameter
-        reject(
-            what,
-            f"{name} is a tensor without tiles of its own: writing needs a partition; pass {name}.partition(...) to write it, "
-            f"or read it with tk.load({name}, index, shape)",
-        )
-    return tensor
-
-
-def _tensor(ty: types.Type, what: str) -> TensorType:
-    if not isinstance(ty, TensorType):
-        reject(what, f"needs a tensor parameter, not {describe(ty)}")
-    return ty
-
-
-def check_indices(ty: types.Type, rank: int, what: str, rule: str) -> list[types.Type]:
-    """The types of an index's parts: an int, or an integer tile of shape (), for each dimension.
-
-    Args:
-        ty: the index.
-        rank: how many parts there must be.
-        what: the operation.
-        rule: what an index is, for the error.
-    """
-    parts = list(ty.types) if isinstance(ty, types.BaseTuple) else [ty]
-    for part in parts:
-        dtype = part.dtype if isinstance(part, TileType) and part.shape == () else scalar_dtype(part)
-        if dtype is None or dtype == dtypes.bool_ or dtypes.is_float(dtype):
-            reject(what, f"{rule}, not {describe(part)}")
-    if len(parts) != rank:
-        reject(what, f"{rule}; here are {len(parts)} of {rank}")
-    return parts
-
-
-def _check_index(ty: types.Type, tensor: TensorType, what: str) -> None:
-    if isinstance(ty, TileIndexType):
-        reject(what, mapped.not_an_index())
-    parts = len(ty.types) if isinstance(ty, types.BaseTuple) else 1
-    check_indices(ty, parts, what, "a tile index is an int or a tuple of ints")
-    if parts != tensor.facts.rank:
-        reject(what, f"{parts} indices for {tensor.parameter}, which has {tensor.facts.rank} dimensions")
-
-
-def index_values(builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> list[ir.Value]:
-    """An index as an i32 or i64 for each dimension."""
-    if isinstance(ty, types.BaseTuple):
-        parts = [(t, builder.extract_value(value, d)) for d, t in enumerate(ty.types)]
-    else:
-        parts = [(ty, value)]
-    values = []
-    for part, element in parts:
-        if isinstance(part, TileType):
-            dtype, element = part.dtype, builder.extract_value(element, 0)
-        else:
-            dtype = scalar_dtype(part)
-        wide = dtype.itemsize == 8 or dtype == dtypes.uint32
-        values.append(convert(builder, element, dtype, dtypes.int64 if wide else dtypes.int32))
-    return values
-
-
-def _check_value(value: types.Type, tensor: TensorType, shape: tuple[int, ...]) -> None:
-    """Refuse a value that may not be stored as a tile of `shape`."""
-    name = tensor.parameter
-    if isinstance(value, TileType):
-        if value.shape != shape:
-            reject("store", f"a tile of shape {value.shape} into {name}, whose tiles are {shape}")
-        if not dtypes.storable(value.dtype, tensor.dtype):
-            reject(
-                "store",
-                f"a {value.dtype.name} tile does not fit {name}, a {tensor.dtype.name} tensor, without loss; "
-                f"write .astype({name}.dtype) if that is meant",
-            )
-    elif scalar_kind(value) is None:
-        reject("store", f"the value is a tile or a scalar, not {describe(value)}")
-    else:
-        problem = dtypes.unstorable(tensor.dtype, scalar_kind(value), known(value), tensor.parameter)
-        if problem:
-            refuse("store", problem)
 
 
 # --------------------------------------------------------------------------------------------------------- loads and stores
@@ -196,76 +90,68 @@ def _own_index(builder: ir.IRBuilder, tensor: TensorType, value: ir.Value) -> li
     return [builder.udiv(axes[0], tiles), builder.urem(axes[0], tiles), axes[1], axes[2]]
 
 
-def _load(
-    what: str, tensor: TensorType, shape: tuple[int, ...], padding_mode: types.Type, *, proven: bool
-) -> tuple[TileType, Callable[..., ir.Value]]:
-    """The type of a loaded tile, and how to load it at an index."""
-    name, facts = tensor.parameter, tensor.facts
-    if facts.role == "out":
-        reject(what, f"{name} is declared Out, which is written only; annotate it InOut to read it")
-    mode = known(padding_mode)
-    if mode is ABSENT or mode not in _PADDING:
-        shown = describe(padding_mode) if mode is ABSENT else repr(mode)
-        reject(what, f"padding_mode is one of {', '.join(map(repr, _PADDING))}, not {shown}")
-    if mode != "zero" and not dtypes.is_float(tensor.dtype):
-        reject(what, f"padding_mode {str(mode)!r} needs a floating-point tensor; {name} is {tensor.dtype.name}")
-    tile = TileType(tensor.dtype, Layout.blocked(shape, tensor.config, facts.unit), tensor.config)
-
-    def emit(builder: ir.IRBuilder, value: ir.Value, index: list[ir.Value]) -> ir.Value:
-        access = open_access(builder, tensor, value, index, tile.layout, proven=proven, writing=False)
-        return pack(builder, read(builder, access, tensor.dtype, _PADDING[mode]))
-
-    return tile, emit
+def _cut(tensor: TensorType, shape: types.Type, order: types.Type, what: str) -> Cut:
+    rank = tensor.facts.rank
+    given = tile_shape(shape, what, empty=True)
+    extents, made = in_rule(what, windows.check_window, given, rank, tensor.parameter)
+    return cut_of(extents, made, _along(order, rank, what))
 
 
-def _store(
-    tensor: TensorType, shape: tuple[int, ...], value: types.Type, *, proven: bool
-) -> Callable[[ir.IRBuilder, ir.Value, list[ir.Value], ir.Value], None]:
-    """How to store a tile, or a scalar, at an index."""
-    layout = Layout.blocked(shape, tensor.config, tensor.facts.unit)
-    _check_value(value, tensor, shape)
-    if isinstance(value, TileType) and not value.splat and _wide_enough(value.layout, tensor):
-        layout = value.layout
-
-    def emit(builder: ir.IRBuilder, tensor_value: ir.Value, index: list[ir.Value], stored: ir.Value) -> None:
-        if isinstance(value, TileType):
-            converted = [convert(builder, e, value.dtype, tensor.dtype) for e in unpack(builder, stored)]
-            elements = in_layout(builder, value.like(tensor.dtype), converted, layout)
-        else:
-            elements = [convert(builder, stored, scalar_dtype(value), tensor.dtype)] * layout.num_registers
-        access = open_access(builder, tensor, tensor_value, index, layout, proven=proven, writing=True)
-        write(builder, access, tensor.dtype, elements)
-
-    return emit
+def _along(order: types.Type, rank: int, what: str) -> tuple[int, ...]:
+    return in_rule(what, windows.check_order, constant_of(order, what, "order"), rank)  # type: ignore[no-any-return]
 
 
-_SECTOR, _FEW = 32, 2048
+def _by_tensor(cut: Cut, index: list[ir.Value]) -> list[ir.Value]:
+    """An index of the tile's dimensions, by those of the tensor."""
+    return [index[d] for d in cut.back]
 
 
-def _wide_enough(layout: Layout, tensor: TensorType) -> bool:
-    """Whether a tile may be stored as it lies: a warp fills whole sectors of 32 bytes, or the tile is small anyway."""
-    itemsize, unit = tensor.dtype.itemsize, tensor.facts.unit
-    if elements(layout.shape) * itemsize <= _FEW or unit is None:
-        return True
-    return layout.stretch(unit) * itemsize >= _SECTOR
+def _own(tensor: TensorType) -> Cut:
+    return cut_of(tensor.facts.tile, tensor.facts.tile)
+
+
+@lowers(lang.num_tiles)
+def num_tiles(array: types.Type, axis: types.Type, shape: types.Type, order: types.Type) -> Any:
+    tensor = the_tensor(array, "num_tiles")
+    cut = _cut(tensor, shape, order, "num_tiles")
+    dim = cut.along[in_rule("num_tiles", axis_of, constant_of(axis, "num_tiles", "the axis"), tensor.facts.rank)]
+
+    def emit(builder: ir.IRBuilder, value: ir.Value, *_: ir.Value) -> ir.Value:
+        count = count_tiles(builder, tensor_field(builder, tensor, value, f"extent{dim}"), cut.steps[dim])
+        return builder.trunc(count, i32) if count.type == i64 else count
+
+    return types.int32, emit
 
 
 @lowers(lang.load)
-def load(array: types.Type, index: types.Type, shape: types.Type, padding_mode: types.Type) -> Any:
-    extents = tile_shape(shape, "load")
-    tensor = _tensor(array, "load")
-    _check_index(index, tensor, "load")
-    if len(extents) != tensor.facts.rank:
-        reject("load", f"a tile of shape {extents} from {tensor.parameter}, which has {tensor.facts.rank} dimensions")
-    tile, emit = _load("load", tensor, extents, padding_mode, proven=False)
-    return tile, lambda builder, array, at, *_: emit(builder, array, index_values(builder, index, at))
+def load(
+    array: types.Type,
+    index: types.Type,
+    shape: types.Type,
+    order: types.Type,
+    padding_mode: types.Type,
+    mask: types.Type,
+    padding_value: types.Type,
+) -> Any:
+    tensor = the_tensor(array, "load")
+    check_index(index, tensor, "load")
+    cut = _cut(tensor, shape, order, "load")
+    padding = check_padding("load", tensor, padding_mode, padding_value)
+    tile, emit = load_window("load", tensor, cut, padding, proven=False, value_type=padding_value, mask_type=mask)
+
+    def emit_load(
+        builder: ir.IRBuilder, array: ir.Value, at: ir.Value, shape: Any, order: Any, mode: Any, mask: Any, fill: Any
+    ) -> ir.Value:
+        return emit(builder, array, _by_tensor(cut, index_values(builder, index, at)), mask, fill)
+
+    return tile, emit_load
 
 
 @lowers(lang.load_tile_like)
 def load_tile_like(array: types.Type, like: types.Type, padding_mode: types.Type) -> Any:
     at = like if isinstance(like, TileIndexType) else types.none
-    partition = _partition(like.tensor if isinstance(like, TileIndexType) else like, "load_tile_like")
-    tensor, shape = _tensor(array, "load_tile_like"), partition.facts.tile
+    partition = with_tiles(like.tensor if isinstance(like, TileIndexType) else like, "load_tile_like")
+    tensor, shape = the_tensor(array, "load_tile_like"), partition.facts.tile
     if tensor.facts.rank != len(shape):
         reject(
             "load_tile_like",
@@ -273,33 +159,49 @@ def load_tile_like(array: types.Type, like: types.Type, padding_mode: types.Type
             "use tk.load with an index of its own",
         )
     place = _place(partition, at, "load_tile_like")
-    tile, emit = _load("load_tile_like", tensor, shape, padding_mode, proven=tensor.facts.covered)
+    padding = check_padding("load_tile_like", tensor, padding_mode, types.none)
+    tile, emit = load_window("load_tile_like", tensor, cut_of(shape, shape), padding, proven=tensor.facts.covered, roams=False)
     return tile, lambda builder, array, like, *_: emit(builder, array, place(builder, like, like))
 
 
 @lowers(lang.store)
-def store(array: types.Type, index: types.Type, tile: types.Type) -> Any:
-    partition = _partition(array, "store")
-    if partition.facts.group is not None:
-        reject("store", mapped.ownerless(partition.parameter))
-    _check_index(index, partition, "store")
-    emit = _store(partition, partition.facts.tile, tile, proven=False)
-    return types.none, lambda builder, array, at, tile: emit(builder, array, index_values(builder, index, at), tile)
+def store(array: types.Type, index: types.Type, tile: types.Type, order: types.Type, mask: types.Type) -> Any:
+    tensor = the_tensor(array, "store")
+    facts, rank = tensor.facts, tensor.facts.rank
+    if facts.role == "in":
+        reject("store", windows.tileless(tensor.parameter, writable=False))
+    if facts.group is not None:
+        reject("store", mapped.ownerless(tensor.parameter))
+    check_index(index, tensor, "store")
+    along = _along(order, rank, "store")
+    if facts.tile is not None:
+        made = extents = tuple(facts.tile[d] for d in along)
+    else:
+        given = tile.shape if isinstance(tile, TileType) else ()
+        extents, made = in_rule("store", windows.check_window, given, rank, tensor.parameter)
+    cut = cut_of(extents, made, along)
+    emit = store_window("store", tensor, cut, tile, proven=False, mask_type=mask)
+
+    def emit_store(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, tile: ir.Value, order: Any, mask: Any) -> None:
+        emit(builder, array, _by_tensor(cut, index_values(builder, index, at)), tile, mask)
+
+    return types.none, emit_store
 
 
 @lowers_method(TensorType, lang.TensorView.load)
 def load_own(self: TensorType, tile: types.Type) -> Any:
-    partition = _partition(self, "load")
+    partition = with_tiles(self, "load")
     place, proven = _place(partition, tile, "load"), _is_inside(partition, tile)
-    loaded, emit = _load("load", partition, partition.facts.tile, types.StringLiteral("zero"), proven=proven)
+    padding = check_padding("load", partition, types.StringLiteral("zero"), types.none)
+    loaded, emit = load_window("load", partition, _own(partition), padding, proven=proven, roams=False)
     return loaded, lambda builder, value, tile: emit(builder, value, place(builder, value, tile))
 
 
 @lowers_method(TensorType, lang.TensorView.store)
 def store_own(self: TensorType, value: types.Type, tile: types.Type) -> Any:
-    partition = _partition(self, "store")
+    partition = with_tiles(self, "store")
     place = _place(partition, tile, "store")
-    emit = _store(partition, partition.facts.tile, value, proven=_is_inside(partition, tile))
+    emit = store_window("store", partition, _own(partition), value, proven=_is_inside(partition, tile), roams=False)
     return types.none, lambda builder, tensor, value, tile: emit(builder, tensor, place(builder, tensor, tile), value)
 
 
@@ -309,14 +211,18 @@ def _is_inside(partition: TensorType, tile: types.Type) -> bool:
 
 
 @lowers_method(TensorType, lang.TensorView.tiles)
-def tiles(self: TensorType, *others: types.Type) -> Any:
-    for ty in (self, *others):
-        partition = _partition(ty, "tiles")
+def tiles(self: TensorType, *what: types.Type) -> Any:
+    if what and not isinstance(what[0], TensorType):
+        if len(what) > 1:
+            reject("tiles", f"one tile shape, such as {self.parameter}.tiles((64, 32)), not {len(what)} arguments")
+        return grid_of_tiles(self, what[0]), lambda builder, value, *_: value
+    for ty in (self, *what):
+        partition = with_tiles(the_tensor(ty, "tiles"), "tiles")
         if partition.facts.group is None:
             reject("tiles", mapped.unmapped(partition.parameter))
         if partition.facts.kin != self.facts.kin:
             reject("tiles", mapped.cut_otherwise(self.parameter, partition.parameter))
-    made = TilesType(self, tuple(other.parameter for other in others))
+    made = TilesType(self, tuple(other.parameter for other in what))
     return made, lambda builder, value, *_: pack(builder, tile_counts(builder, self, value))
 
 
@@ -325,7 +231,7 @@ def tiles(self: TensorType, *others: types.Type) -> Any:
 
 @attribute(TensorType, "tile_shape")
 def tensor_tile_shape(tensor: TensorType) -> Any:
-    return constant_tuple(_partition(tensor, "tile_shape").facts.tile)
+    return constant_tuple(with_tiles(tensor, "tile_shape").facts.tile)
 
 
 @attribute(TensorType, "shape")

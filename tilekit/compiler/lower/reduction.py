@@ -17,6 +17,7 @@ from tilekit import dtypes
 from tilekit.compiler.diagnose import reject
 from tilekit.compiler.layout import Layout, Place
 from tilekit.compiler.lower import arithmetic, shared
+from tilekit.compiler.lower.combining import Operands, calling, flag
 from tilekit.compiler.lower.convert import convert
 from tilekit.compiler.lower.emit import pack, special_register, thread_coordinates, unpack, xor_of_bits
 from tilekit.compiler.lower.relayout import exchange, thread_bit
@@ -139,11 +140,10 @@ def _across_warps(
         masks[lane_bits + warp] = 1 << part
     mine = xor_of_bits(builder, thread, masks)
     first = xor_of_bits(builder, thread, [vector[0] * parts for vector in flat.thread])
-    size = sum(total * parts * column.dtype.itemsize for column in columns)
-    base = shared.room(builder, size, "reducing a tile")
     starts = [0]
-    for column in columns:
-        starts.append(starts[-1] + total * parts * column.dtype.itemsize)
+    for column in columns:  # each of them aligned for accesses of 16 bytes
+        starts.append(starts[-1] + -(-total * parts * column.dtype.itemsize // 16) * 16)
+    base = shared.room(builder, starts[-1], "reducing a tile")
     offsets = [at[0] * parts for at in flat.coordinates()]
     for k, column in enumerate(columns):
         address, itemsize = shared.at(builder, base, mine, column.dtype.itemsize), column.dtype.itemsize
@@ -163,13 +163,6 @@ def _across_warps(
 
 
 # ------------------------------------------------------------------------------------------------------------------ operations
-
-
-def _flag(ty: types.Type, what: str, name: str) -> bool:
-    value = constant(ty, what, name)
-    if not isinstance(value, bool):
-        reject(what, f"{name} is True or False, not {value!r}")
-    return value
 
 
 def _folded(
@@ -211,7 +204,7 @@ def _arithmetic(what: str, symbol: str) -> Callable[..., Any]:
             reject(what, problem)
         result = lang.sum_dtype(tile.dtype)
         through = _through(result)
-        keep = _flag(keepdims, what, "keepdims")
+        keep = flag(keepdims, what, "keepdims")
         return _folded(what, tile, _axes(tile, axis, what), keep, through, result, arithmetic.binary(symbol, through))
 
     return define
@@ -227,9 +220,9 @@ def _extreme(what: str, name: str) -> Callable[..., Any]:
         if problem := lang.reducible(tile.dtype, what):
             reject(what, problem)
         through = _through(tile.dtype)
-        propagate = _flag(propagate_nan, what, "propagate_nan")
+        propagate = flag(propagate_nan, what, "propagate_nan")
         choose = arithmetic.extremum(name, through) if propagate else arithmetic.extremum_of_numbers(name, through)
-        return _folded(what, tile, _axes(tile, axis, what), _flag(keepdims, what, "keepdims"), through, tile.dtype, choose)
+        return _folded(what, tile, _axes(tile, axis, what), flag(keepdims, what, "keepdims"), through, tile.dtype, choose)
 
     return define
 
@@ -243,7 +236,7 @@ def _truth(what: str, symbol: str) -> Callable[..., Any]:
         tile = the_tile(x, what)
         # A bool is a bit; as an integer it is shuffled without being widened and narrowed each time.
         combine = arithmetic.BITWISE[symbol]
-        axes, keep = _axes(tile, axis, what), _flag(keepdims, what, "keepdims")
+        axes, keep = _axes(tile, axis, what), flag(keepdims, what, "keepdims")
         result, emit = _folded(what, tile.like(dtypes.bool_), axes, keep, dtypes.bool_, dtypes.bool_, combine)
 
         def emit_truth(builder: ir.IRBuilder, value: ir.Value, *_: ir.Value) -> ir.Value:
@@ -266,7 +259,7 @@ def _position(what: str, symbol: str) -> Callable[..., Any]:
         along = constant(axis, what, "the axis")
         if isinstance(along, tuple):
             reject(what, f"the axis is an int, or None for the position among all elements, not {along!r}")
-        keep, propagate = _flag(keepdims, what, "keepdims"), _flag(propagate_nan, what, "propagate_nan")
+        keep, propagate = flag(keepdims, what, "keepdims"), flag(propagate_nan, what, "propagate_nan")
         rank = len(tile.shape)
         if along is None:  # the elements in a row
             layout, axes = tile.layout.reshape((1 << sum(n.bit_length() - 1 for n in tile.shape),)), (0,)
@@ -311,3 +304,20 @@ def _beats(symbol: str, dtype: DType, propagate_nan: bool) -> Callable[..., ir.V
 
 lowers(lang.argmax)(_position("argmax", ">"))
 lowers(lang.argmin)(_position("argmin", "<"))
+
+
+@lowers(lang.reduce)
+def reduce(x: types.Type, axis: types.Type, func: types.Type, identity: types.Type, keepdims: types.Type) -> Any:
+    operands = Operands(x, "reduce")
+    layout = operands.layout
+    axes = in_words("reduce", axes_of, constant(axis, "reduce", "the axis"), len(layout.shape))
+    keep = flag(keepdims, "reduce", "keepdims")
+    combine = calling(func, identity, operands, "reduce")
+    result, finish = operands.result(result_layout(layout, axes, keep))
+
+    def emit(builder: ir.IRBuilder, value: ir.Value, *_: ir.Value) -> ir.Value:
+        given = operands.elements(builder, value)
+        columns = [Column(tile.dtype, held) for tile, held in zip(operands.tiles, given, strict=True)]
+        return finish(builder, fold(builder, columns, layout, axes, combine, operands.num_threads, ordered=True))
+
+    return result, emit

@@ -15,7 +15,7 @@ from tilekit.compiler.conversion import Swizzle, within_threads
 from tilekit.compiler.layout import WARP, Layout, Place
 from tilekit.compiler.lower import shared
 from tilekit.compiler.lower.emit import asm, pack, special_register, unpack, xor_of_bits
-from tilekit.compiler.types import TileType, i16, i32, i64, integer
+from tilekit.compiler.types import TileType, current, i16, i32, i64, integer
 from tilekit.dtypes import DType
 
 __all__ = ["exchange", "in_layout", "relayout", "thread_bit"]
@@ -33,6 +33,7 @@ def relayout(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, sour
     if source == target:
         return elements
     choices = within_threads(source, target)
+    current().note("conversion", dtype, source, target, choices is None)
     if choices is None:
         return _through_shared(builder, elements, dtype, source, target)
     made = []
@@ -101,6 +102,7 @@ def exchange(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, plac
         place: a bit of the register number, of the lane, or of the warp.
         num_threads: of the block.
     """
+    current().note("exchange", dtype, place, len(elements))
     if place.kind == "reg":
         return [elements[r ^ 1 << place.bit] for r in range(len(elements))]
     if place.kind == "lane":

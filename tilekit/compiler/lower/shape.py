@@ -15,6 +15,7 @@ from tilekit.compiler.lower.emit import pack, unpack
 from tilekit.compiler.lower.memory import check_indices, index_values, tile_shape
 from tilekit.compiler.lower.operands import broadcast
 from tilekit.compiler.lower.relayout import in_layout
+from tilekit.compiler.lower.sums import is_whole
 from tilekit.compiler.ops import ABSENT, known, lowers, lowers_method, lowers_operator
 from tilekit.compiler.types import TileType, describe, i32, integer
 from tilekit.errors import CompileError
@@ -119,7 +120,16 @@ def getitem(tile: TileType, index: types.Type) -> Any:
     for at, part in enumerate(parts):
         if known(part) is None:
             layout = layout.expand_dims(at)
-    return _renamed(tile, layout)
+    result, emit = _renamed(tile, layout)
+
+    def look_and_emit(builder: ir.IRBuilder, value: ir.Value, index_: ir.Value) -> ir.Value:
+        alone = not isinstance(index, types.BaseTuple)
+        for at, part in enumerate(parts):
+            if isinstance(part, types.SliceType) and not is_whole(index_, None if alone else at):
+                reject("[]", tile_lang.NO_INDEX)
+        return emit(builder, value, index_)
+
+    return result, look_and_emit
 
 
 def _broadcast(tile: TileType, shape: types.Type) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from llvmlite import ir
@@ -12,59 +12,126 @@ from numba.cuda import types
 
 from tilekit import dtypes
 from tilekit.compiler.diagnose import reject
-from tilekit.compiler.lower import arithmetic
+from tilekit.compiler.lower import arithmetic, division
 from tilekit.compiler.lower.convert import convert
 from tilekit.compiler.lower.emit import constant_tuple
 from tilekit.compiler.lower.operands import common, map_elements
-from tilekit.compiler.ops import attribute, lowers_method, lowers_operator
-from tilekit.compiler.types import DTypeType, TileType, describe, dtype_of, integer, scalar_type
+from tilekit.compiler.lower.rounded import conversion_mode, converted
+from tilekit.compiler.ops import ABSENT, attribute, known, lowers_method, lowers_operator
+from tilekit.compiler.types import DTypeType, TileType, constant, describe, dtype_of, integer, scalar_kind, scalar_type
+from tilekit.dtypes import DType
 from tilekit.lang import tile as lang
 
-__all__ = ["cast"]
+__all__ = [
+    "absolute", "arithmetic_of", "bitwise", "cast", "comparison", "divided", "divided_twice", "inverted", "negative", "power",
+    "quotient", "shift",
+]  # fmt: skip
 
 
-def _arithmetic(symbol: str) -> Callable[..., Any]:
-    def define(a: types.Type, b: types.Type) -> Any:
-        meet = common(symbol, a, b)
-        if meet.dtype == dtypes.bool_:
-            reject(symbol, "bool tiles have no arithmetic; cast with .astype(tk.int32), or use & | ~")
-        return map_elements((a, b), meet, meet.dtype, arithmetic.binary(symbol, meet.dtype))
-
-    return define
+def arithmetic_of(what: str, function: Callable[[DType], Callable[..., ir.Value]], x: types.Type, y: types.Type) -> Any:
+    """An operation on numbers in their common dtype; `what` names it in errors, here and below."""
+    meet = common(what, x, y)
+    if meet.dtype == dtypes.bool_:
+        reject(what, lang.NO_ARITHMETIC)
+    return map_elements((x, y), meet, meet.dtype, function(meet.dtype))
 
 
-def _divide(a: types.Type, b: types.Type) -> Any:
-    meet = common("/", a, b)
+def quotient(what: str, x: types.Type, y: types.Type) -> Any:
+    """The quotient of floats; of integers as float32."""
+    meet = common(what, x, y)
     meet = meet.like(dtypes.quotient_dtype(meet.dtype))
-    return map_elements((a, b), meet, meet.dtype, arithmetic.divide(meet.dtype))
+    result, plain = map_elements((x, y), meet, meet.dtype, arithmetic.divide(meet.dtype))
+    if scalar_kind(y) is None:
+        return result, plain
+
+    def emit(builder: ir.IRBuilder, dividend: ir.Value, divisor: ir.Value) -> ir.Value:
+        value = divisor.constant if isinstance(divisor, ir.Constant) else None
+        # By a power of two that stands in the kernel: a product with its inverse, which every float type holds.
+        if not isinstance(value, (int, float)) or abs(math.frexp(value)[0]) != 0.5 or not 2.0**-14 <= abs(value) <= 2.0**14:
+            return plain(builder, dividend, divisor)
+        inverse, times = constant(meet.dtype, 1 / value), arithmetic.binary("*", meet.dtype)
+        return map_elements((x,), meet, meet.dtype, lambda b, v: times(b, v, inverse))[1](builder, dividend)
+
+    return result, emit
 
 
-def _compare(symbol: str) -> Callable[..., Any]:
-    def define(a: types.Type, b: types.Type) -> Any:
-        meet = common(symbol, a, b)
-        return map_elements((a, b), meet, dtypes.bool_, arithmetic.compare(symbol, meet.dtype))
-
-    return define
+def divided(what: str, function: Callable[[DType, int | None], Callable[..., ir.Value]], x: types.Type, y: types.Type) -> Any:
+    """`//` or `%`; a divisor that is known may make it cheaper."""
+    divisor = known(y) if scalar_kind(y) is int else ABSENT
+    return arithmetic_of(what, lambda dtype: function(dtype, None if divisor is ABSENT else divisor), x, y)
 
 
-def _bitwise(symbol: str) -> Callable[..., Any]:
-    def define(a: types.Type, b: types.Type) -> Any:
-        meet = common(symbol, a, b)
-        if dtypes.is_float(meet.dtype):
-            reject(symbol, f"needs bool or integer tiles, not {meet.dtype.name}")
-        return map_elements((a, b), meet, meet.dtype, arithmetic.BITWISE[symbol])
+def divided_twice(what: str, x: types.Type, y: types.Type) -> Any:
+    """`//` and `%`; LLVM finds what they have in common."""
+    (result, first), (_, second) = (divided(what, f, x, y) for f in (division.floor_quotient, division.remainder))
 
-    return define
+    def emit(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+        made = [first(builder, a, b), second(builder, a, b)]
+        pair: Any = ir.Constant(ir.ArrayType(made[0].type, 2), ir.Undefined)
+        for place, value in enumerate(made):
+            pair = builder.insert_value(pair, value, place)
+        return pair
+
+    return types.UniTuple(result, 2), emit
 
 
-def _shift(symbol: str) -> Callable[..., Any]:
-    def define(a: types.Type, b: types.Type) -> Any:
-        meet = common(symbol, a, b)
-        if dtypes.is_float(meet.dtype) or meet.dtype == dtypes.bool_:
-            reject(symbol, f"needs integer tiles, not {meet.dtype.name}")
-        return map_elements((a, b), meet, meet.dtype, arithmetic.shift(symbol, meet.dtype))
+def power(what: str, x: types.Type, y: types.Type) -> Any:
+    """`**`; by a small whole number that stands in the kernel, as products."""
+    if scalar_kind(y) is None:
+        return arithmetic_of(what, division.power, x, y)
+    result, plain = arithmetic_of(what, division.power, x, y)
 
-    return define
+    def emit(builder: ir.IRBuilder, base: ir.Value, exponent: ir.Value) -> ir.Value:
+        value = exponent.constant if isinstance(exponent, ir.Constant) else None
+        product = division.power_by(result.dtype, value) if isinstance(value, (int, float)) else None
+        if product is None:
+            return plain(builder, base, exponent)
+        return map_elements((x,), result, result.dtype, product)[1](builder, base)
+
+    return result, emit
+
+
+def comparison(what: str, symbol: str, x: types.Type, y: types.Type) -> Any:
+    """A bool for each pair of elements."""
+    meet = common(what, x, y)
+    return map_elements((x, y), meet, dtypes.bool_, arithmetic.compare(symbol, meet.dtype))
+
+
+def bitwise(what: str, symbol: str, x: types.Type, y: types.Type) -> Any:
+    """`&`, `|` or `^`."""
+    meet = common(what, x, y)
+    if dtypes.is_float(meet.dtype):
+        reject(what, f"needs bool or integer tiles, not {meet.dtype.name}")
+    return map_elements((x, y), meet, meet.dtype, arithmetic.BITWISE[symbol])
+
+
+def shift(what: str, symbol: str, x: types.Type, y: types.Type) -> Any:
+    """`<<` or `>>`."""
+    meet = common(what, x, y)
+    if dtypes.is_float(meet.dtype) or meet.dtype == dtypes.bool_:
+        reject(what, f"needs integer tiles, not {meet.dtype.name}")
+    return map_elements((x, y), meet, meet.dtype, arithmetic.shift(symbol, meet.dtype))
+
+
+def negative(what: str, x: TileType) -> Any:
+    """The negative."""
+    if x.dtype == dtypes.bool_:
+        reject(what, "a bool tile has no negative; use ~tile")
+    common(what, x)
+    return map_elements((x,), x, x.dtype, arithmetic.negate(x.dtype))
+
+
+def absolute(what: str, x: TileType) -> Any:
+    """The absolute value."""
+    common(what, x)
+    return map_elements((x,), x, x.dtype, arithmetic.absolute(x.dtype))
+
+
+def inverted(what: str, x: TileType) -> Any:
+    """All bits the other way round."""
+    if dtypes.is_float(x.dtype):
+        reject(what, f"needs a bool or integer tile, not {x.dtype.name}")
+    return map_elements((x,), x, x.dtype, lambda builder, value: builder.not_(value))
 
 
 def _missing(symbol: str, instead: str) -> Callable[..., Any]:
@@ -74,26 +141,40 @@ def _missing(symbol: str, instead: str) -> Callable[..., Any]:
     return define
 
 
-for _symbol, _names in {"+": ("add", "iadd"), "-": ("sub", "isub"), "*": ("mul", "imul")}.items():
-    for _name in _names:
-        lowers_operator(getattr(operator, _name), _symbol)(_arithmetic(_symbol))
-for _name in ("truediv", "itruediv"):
-    lowers_operator(getattr(operator, _name), "/")(_divide)
-for _symbol, _name in zip(arithmetic.COMPARISONS, ("lt", "le", "gt", "ge", "eq", "ne"), strict=True):
-    lowers_operator(getattr(operator, _name), _symbol)(_compare(_symbol))
-for _symbol, _names in {"&": ("and_", "iand"), "|": ("or_", "ior"), "^": ("xor", "ixor")}.items():
-    for _name in _names:
-        lowers_operator(getattr(operator, _name), _symbol)(_bitwise(_symbol))
-for _symbol, _names in {"<<": ("lshift", "ilshift"), ">>": ("rshift", "irshift")}.items():
-    for _name in _names:
-        lowers_operator(getattr(operator, _name), _symbol)(_shift(_symbol))
+def _operators() -> Iterator[tuple[str, tuple[str, ...], Callable[..., Any]]]:
+    """Of each binary operator the symbol, the names that the module `operator` has for it, and what it becomes."""
+    for symbol, name in {"+": "add", "-": "sub", "*": "mul"}.items():
+        yield symbol, (name, f"i{name}"), lambda x, y, s=symbol: arithmetic_of(s, lambda d: arithmetic.binary(s, d), x, y)
+    yield "/", ("truediv", "itruediv"), lambda x, y: quotient("/", x, y)
+    yield "//", ("floordiv", "ifloordiv"), lambda x, y: divided("//", division.floor_quotient, x, y)
+    yield "%", ("mod", "imod"), lambda x, y: divided("%", division.remainder, x, y)
+    yield "**", ("pow", "ipow"), lambda x, y: power("**", x, y)
+    for symbol, name in zip(arithmetic.COMPARISONS, ("lt", "le", "gt", "ge", "eq", "ne"), strict=True):
+        yield symbol, (name,), lambda x, y, s=symbol: comparison(s, s, x, y)
+    for symbol, names in {"&": ("and_", "iand"), "|": ("or_", "ior"), "^": ("xor", "ixor")}.items():
+        yield symbol, names, lambda x, y, s=symbol: bitwise(s, s, x, y)
+    for symbol, name in {"<<": "lshift", ">>": "rshift"}.items():
+        yield symbol, (name, f"i{name}"), lambda x, y, s=symbol: shift(s, s, x, y)
+    instead = "tiles do not have the operator @ here; there are + - * / // % ** & | ^ ~ << >> and the comparisons"
+    yield "@", ("matmul", "imatmul"), _missing("@", instead)
 
-for _symbol, _names in {
-    "//": ("floordiv", "ifloordiv"), "%": ("mod", "imod"), "**": ("pow", "ipow"), "@": ("matmul", "imatmul"),
-}.items():  # fmt: skip
+
+for _symbol, _names, _define in _operators():
     for _name in _names:
-        _words = f"tiles do not have the operator {_symbol}; there are + - * / & | ^ ~ << >> and the comparisons"
-        lowers_operator(getattr(operator, _name), _symbol)(_missing(_symbol, _words))
+        lowers_operator(getattr(operator, _name), _symbol)(_define)
+lowers_operator(divmod, "divmod")(lambda x, y: divided_twice("divmod", x, y))
+lowers_operator(pow, "pow")(lambda x, y: power("pow", x, y))
+lowers_operator(operator.neg, "-")(lambda x: negative("-", x))
+lowers_operator(operator.invert, "~")(lambda x: inverted("~", x))
+lowers_operator(abs, "abs")(lambda x: absolute("abs", x))
+
+
+@lowers_operator(operator.pos, "+")
+def positive(x: TileType) -> Any:
+    if x.dtype == dtypes.bool_:
+        reject("+", lang.NO_ARITHMETIC)
+    common("+", x)
+    return x, lambda builder, value: value
 
 
 def _truth(symbol: str, wanted: bool) -> Callable[..., Any]:
@@ -120,39 +201,23 @@ lowers_operator(len, "len")(_missing("len", "a tile has no len; its extents are 
 lowers_operator(operator.setitem, "[]")(_missing("[]", f"elements cannot be assigned to: {_AT_ONCE}; use tk.where or tk.insert"))
 
 
-@lowers_operator(operator.neg, "-")
-def negative(tile: TileType) -> Any:
-    if tile.dtype == dtypes.bool_:
-        reject("-", "a bool tile has no negative; use ~tile")
-    common("-", tile)
-    return map_elements((tile,), tile, tile.dtype, arithmetic.negate(tile.dtype))
-
-
-@lowers_operator(operator.invert, "~")
-def invert(tile: TileType) -> Any:
-    if dtypes.is_float(tile.dtype):
-        reject("~", f"needs a bool or integer tile, not {tile.dtype.name}")
-    return map_elements((tile,), tile, tile.dtype, lambda builder, x: builder.not_(x))
-
-
-@lowers_operator(abs, "abs")
-def absolute(tile: TileType) -> Any:
-    common("abs", tile)
-    return map_elements((tile,), tile, tile.dtype, arithmetic.absolute(tile.dtype))
-
-
-def cast(tile: TileType, dtype: types.Type) -> Any:
-    """`tile.astype(dtype)`."""
+def cast(tile: TileType, dtype: types.Type, rounding_mode: types.Type) -> Any:
+    """`tile.astype(dtype, rounding_mode=rounding_mode)`."""
     target = dtype_of(dtype)
     if target is None:
         reject("astype", f"{describe(dtype)} is not a dtype of tilekit; there are {', '.join(d.name for d in dtypes.ALL)}")
-    result, emit = map_elements((tile,), tile, target, lambda builder, x: convert(builder, x, tile.dtype, target))
+    mode = conversion_mode(rounding_mode, tile.dtype, target)
+
+    def element(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+        return convert(builder, x, tile.dtype, target) if mode is None else converted(builder, x, tile.dtype, target, mode)
+
+    result, emit = map_elements((tile,), tile, target, element)
     return result, lambda builder, value, *_: emit(builder, value)
 
 
 @lowers_method(TileType, lang.Tile.astype)
-def astype(self: TileType, dtype: types.Type) -> Any:
-    return cast(self, dtype)
+def astype(self: TileType, dtype: types.Type, rounding_mode: types.Type) -> Any:
+    return cast(self, dtype, rounding_mode)
 
 
 @lowers_method(TileType, lang.Tile.item)

@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 from llvmlite import ir
 
 from tilekit.compiler.lower.access import Access, Slot
-from tilekit.compiler.lower.emit import asm
+from tilekit.compiler.lower.emit import all_of, asm
 from tilekit.compiler.lower.words import braced, elements_of, packed, predicated, words_of
-from tilekit.compiler.types import i32
+from tilekit.compiler.types import constant, i32
 from tilekit.dtypes import DType
 
-__all__ = ["read", "write"]
+__all__ = ["Padding", "read", "write"]
 
 
-def read(builder: ir.IRBuilder, access: Access, dtype: DType, padding: float) -> list[ir.Value]:
-    """The elements of a tile, by register; `padding` for those that do not exist."""
+@dataclass(frozen=True, kw_only=True)
+class Padding:
+    """What elements are that are not read.
+
+    Attributes:
+        number: a constant.
+        value: what is computed in its place, of the tensor's dtype; None for the constant.
+    """
+
+    number: float = 0.0
+    value: ir.Value | None = None
+
+
+Mask = list[ir.Value] | None
+
+
+def read(builder: ir.IRBuilder, access: Access, dtype: DType, padding: Padding, mask: Mask = None) -> list[ir.Value]:
+    """The elements of a tile, by register; padding for those that do not exist, and where `mask` (by register) is False."""
     if access.inside is None:
-        return _read_all(builder, access.full, dtype, padding)
+        return _read_all(builder, access.full, dtype, padding, mask)
     with builder.if_else(access.inside) as (inside, edge):
         with inside:
-            full, from_inside = _read_all(builder, access.full, dtype, padding), builder.block
+            full, from_inside = _read_all(builder, access.full, dtype, padding, mask), builder.block
         with edge:
-            cut, from_edge = _read_all(builder, access.edge, dtype, padding), builder.block
+            cut, from_edge = _read_all(builder, access.edge, dtype, padding, mask), builder.block
     merged = []
     for a, b in zip(full, cut, strict=True):
         phi = builder.phi(a.type)
@@ -32,25 +50,44 @@ def read(builder: ir.IRBuilder, access: Access, dtype: DType, padding: float) ->
     return merged
 
 
-def write(builder: ir.IRBuilder, access: Access, dtype: DType, elements: list[ir.Value]) -> None:
-    """Store the elements of a tile, given by register; those that do not exist are dropped."""
+def write(builder: ir.IRBuilder, access: Access, dtype: DType, elements: list[ir.Value], mask: Mask = None) -> None:
+    """Store the elements of a tile, given by register; those that do not exist are dropped, and where `mask` is False."""
     if access.inside is None:
-        _write_all(builder, access.full, dtype, elements)
+        _write_all(builder, access.full, dtype, elements, mask)
         return
     with builder.if_else(access.inside) as (inside, edge):
         with inside:
-            _write_all(builder, access.full, dtype, elements)
+            _write_all(builder, access.full, dtype, elements, mask)
         with edge:
-            _write_all(builder, access.edge, dtype, elements)
+            _write_all(builder, access.edge, dtype, elements, mask)
 
 
-def _read_all(builder: ir.IRBuilder, slots: list[Slot], dtype: DType, padding: float) -> list[ir.Value]:
+def _read_all(builder: ir.IRBuilder, slots: list[Slot], dtype: DType, padding: Padding, mask: Mask) -> list[ir.Value]:
+    if mask is not None:  # an access goes ahead where the mask leaves any of its elements
+        slots = [
+            replace(slot, predicate=all_of(builder, [slot.predicate, _any_of(builder, [mask[r] for r in slot.registers])]))
+            for slot in slots
+        ]
     # All loads first, then what unpacks them: they are in flight together.
-    loaded = [_load(builder, slot, dtype, padding) for slot in slots]
+    loaded = [_load(builder, slot, dtype, padding.number) for slot in slots]
+    fill = constant(dtype, padding.number) if padding.value is None else padding.value
     elements: dict[int, ir.Value] = {}
     for slot, words in zip(slots, loaded, strict=True):
-        elements.update(zip(slot.registers, elements_of(builder, words, dtype, len(slot.registers)), strict=True))
+        made = elements_of(builder, words, dtype, len(slot.registers))
+        for register, element in zip(slot.registers, made, strict=True):
+            if slot.predicate is not None and padding.value is not None:
+                element = builder.select(slot.predicate, element, fill)
+            if mask is not None and len(slot.registers) > 1:  # else the access itself is masked
+                element = builder.select(mask[register], element, fill)
+            elements[register] = element
     return [elements[r] for r in range(len(elements))]
+
+
+def _any_of(builder: ir.IRBuilder, conditions: list[ir.Value]) -> ir.Value:
+    result = conditions[0]
+    for condition in conditions[1:]:
+        result = builder.or_(result, condition)
+    return result
 
 
 def _load(builder: ir.IRBuilder, slot: Slot, dtype: DType, padding: float) -> list[ir.Value]:
@@ -70,8 +107,8 @@ def _load(builder: ir.IRBuilder, slot: Slot, dtype: DType, padding: float) -> li
     return [made] if n == 1 else [builder.extract_value(made, k) for k in range(n)]
 
 
-def _write_all(builder: ir.IRBuilder, slots: list[Slot], dtype: DType, elements: list[ir.Value]) -> None:
-    for slot in slots:
+def _write_all(builder: ir.IRBuilder, slots: list[Slot], dtype: DType, elements: list[ir.Value], mask: Mask) -> None:
+    for slot in slots if mask is None else _masked(builder, slots, dtype, mask):
         words = words_of(dtype, len(slot.registers))
         values = packed(builder, [elements[r] for r in slot.registers], dtype, words)
         source = braced([f"${k + 1}" for k in range(words.count)])
@@ -83,6 +120,21 @@ def _write_all(builder: ir.IRBuilder, slots: list[Slot], dtype: DType, elements:
             letters.append("r")
             args.append(builder.zext(slot.predicate, i32))
         asm(builder, text, ",".join([*letters, "~{memory}"]), ir.VoidType(), args, effect=True)
+
+
+def _masked(builder: ir.IRBuilder, slots: list[Slot], dtype: DType, mask: list[ir.Value]) -> list[Slot]:
+    """Whole vectors where the mask leaves all of their elements, and else one element after the other."""
+    made = []
+    for slot in slots:
+        chosen = [mask[r] for r in slot.registers]
+        whole = all_of(builder, chosen)
+        made.append(replace(slot, predicate=all_of(builder, [slot.predicate, whole])))
+        if len(chosen) > 1:
+            partly = all_of(builder, [slot.predicate, builder.not_(whole)])
+            for place, (register, condition) in enumerate(zip(slot.registers, chosen, strict=True)):
+                alone = all_of(builder, [partly, condition])
+                made.append(Slot([register], slot.address, slot.offset + place * dtype.itemsize, alone))
+    return made
 
 
 def _padding_bits(dtype: DType, padding: float, width: int) -> str:

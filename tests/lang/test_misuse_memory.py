@@ -1,0 +1,204 @@
+"""What views, gather, scatter and atomics refuse: in the same words on the CPU device and by the compiler."""
+
+import pytest
+
+import tilekit as tk
+from tilekit import api
+
+
+def load_order(y: tk.Out, x: tk.In):
+    y.store(tk.load(x, (0, 0), (4, 4), order=(0, 0)).reshape(16))
+
+
+def load_order_name(y: tk.Out, x: tk.In):
+    y.store(tk.load(x, (0, 0), (4, 4), order="K").reshape(16))
+
+
+def load_mask_dtype(y: tk.Out, x: tk.In):
+    y.store(tk.load(x, (0, 0), (4, 4), mask=tk.arange(4)).reshape(16))
+
+
+def load_mask_shape(y: tk.Out, x: tk.In):
+    y.store(tk.load(x, (0, 0), (4, 4), mask=tk.arange(8) < 4).reshape(16))
+
+
+def load_mask_larger(y: tk.Out, x: tk.In):
+    y.store(tk.load(x, (0, 0), (4, 1), mask=(tk.arange(4) < 4)).reshape(4))
+
+
+def load_two_paddings(y: tk.Out, x: tk.In):
+    y.store(tk.load(x, (0, 0), (4, 4), padding_mode="nan", padding_value=1.0).reshape(16))
+
+
+def load_rank(y: tk.Out, x: tk.In):
+    y.store(tk.load(x, (0, 0), 16))
+
+
+def element_rank(y: tk.Out, x: tk.In):
+    y.store(tk.load(x, 0, ()))
+
+
+def view_rank(y: tk.Out, x: tk.In):
+    y.store(x.tiled_view(16).load(0))
+
+
+def view_steps(y: tk.Out, x: tk.In):
+    y.store(x.tiled_view((4, 4), traversal_steps=(1, 0)).load((0, 0)).reshape(16))
+
+
+def view_steps_rank(y: tk.Out, x: tk.In):
+    y.store(x.tiled_view((4, 4), traversal_steps=2).load((0, 0)).reshape(16))
+
+
+def view_store(y: tk.Out, x: tk.In):
+    x.tiled_view((4, 4)).store((0, 0), 1.0)
+
+
+def view_load(y: tk.Out, x: tk.In):
+    x.tiled_view((4, 4)).load((0, 0))
+    y.tiled_view(4).load(0)
+
+
+def view_store_shape(y: tk.Out, x: tk.In):
+    y.tiled_view(8).store(0, tk.load(x, (0, 0), (4, 4)))
+
+
+def view_mode(y: tk.Out, x: tk.In):
+    x.tiled_view((4, 4), "edge")
+
+
+def grid_rank(y: tk.Out, x: tk.In):
+    for t in x.tiles((4, 4))[:]:
+        y.store(t.reshape(16))
+
+
+def grid_index(y: tk.Out, x: tk.In):
+    for t in x.tiles((4, 4))[1.5, :]:
+        y.store(t.reshape(16))
+
+
+def grid_of_two(y: tk.Out, x: tk.In):
+    for t in x.tiles(4, 4):
+        y.store(t.reshape(16))
+
+
+def tiles_of_a_plain_tensor(y: tk.Out, x: tk.In):
+    for _ in x.tiles():
+        y.store(1.0)
+
+
+def slice_axis(y: tk.Out, x: tk.In):
+    y.store(tk.load(x.slice(2, 0, 4), (0, 0), (4, 4)).reshape(16))
+
+
+def slice_bound(y: tk.Out, x: tk.In):
+    y.store(tk.load(x.slice(0, 0.5, 4), (0, 0), (4, 4)).reshape(16))
+
+
+def tiles_axis(y: tk.Out, x: tk.In):
+    y.store(tk.num_tiles(x, 2, (4, 4)) * 1.0)
+
+
+def gather_rank(y: tk.Out, x: tk.In):
+    y.store(tk.gather(x, tk.arange(16)))
+
+
+def gather_float(y: tk.Out, x: tk.In):
+    y.store(tk.gather(x, (0, tk.arange(16) * 1.0)))
+
+
+def gather_shapes(y: tk.Out, x: tk.In):
+    y.store(tk.gather(x, (tk.arange(4), tk.arange(16))))
+
+
+def gather_padding(y: tk.Out, x: tk.In):
+    y.store(tk.gather(x, (0, tk.arange(16)), padding_value=tk.zeros(16)))
+
+
+def gather_written_only(y: tk.Out, x: tk.In):
+    y.store(tk.gather(y, tk.arange(16)))
+
+
+def scatter_shape(y: tk.Out, x: tk.In):
+    tk.scatter(y, tk.arange(16), tk.zeros(8))
+
+
+def scatter_larger(y: tk.Out, x: tk.In):
+    tk.scatter(y, 0, tk.zeros(8))
+
+
+def scatter_dtype(y: tk.Out, x: tk.In):
+    tk.scatter(y, tk.arange(16), tk.zeros(16, tk.float64))
+
+
+def scatter_mask(y: tk.Out, x: tk.In):
+    tk.scatter(y, tk.arange(16), 1.0, mask=1)
+
+
+def store_into_in(y: tk.Out, x: tk.In):
+    tk.store(x, (0, 0), 1.0)
+
+
+def atomic_bits(y: tk.InOut, x: tk.In):
+    tk.atomic_or(y, 0, 1)
+
+
+def atomic_scope(y: tk.InOut, x: tk.In):
+    tk.atomic_add(y, 0, 1.0, memory_scope="cluster")
+
+
+PERMUTED = "load: order is 'C', 'F', or a tuple with each of the 2 dimensions once, not "
+INDICES = "gather: indices are integer tiles and ints, one for each dimension of the tensor, not a float32 tile"
+WRONG = {
+    load_order: PERMUTED + "(0, 0)",
+    load_order_name: PERMUTED + "'K'",
+    load_mask_dtype: "load: the mask is a bool tile; this one holds int32",
+    load_mask_shape: "load: tiles of shapes (8,) and (4, 4) do not match; an extent of 1 would broadcast",
+    load_mask_larger: "load: a mask of shape (4,) for a tile of shape (4, 1)",
+    load_two_paddings: "load: padding_mode or padding_value, not both",
+    load_rank: "load: a tile of shape (16,) from x, which has 2 dimensions",
+    element_rank: "load: 1 indices for x, which has 2 dimensions",
+    view_rank: "tiled_view: a tile of shape (16,) from x, which has 2 dimensions",
+    view_steps: "tiled_view: traversal_steps is a positive int, or a tuple of them, not (1, 0)",
+    view_steps_rank: "tiled_view: 1 traversal_steps for a tensor of 2 dimensions",
+    view_store: "store: x is a tensor that is only read: writing needs a partition",
+    view_load: "load: y is declared Out, which is written only; annotate it InOut to read it",
+    view_store_shape: "store: a tile of shape (4, 4) into y, whose tiles are (8,)",
+    view_mode: "tiled_view: padding_mode is one of 'zero', 'neg_zero', 'nan', 'inf', '-inf', not 'edge'",
+    grid_rank: "[]: 1 indices for the tiles of x, which has 2 dimensions",
+    grid_index: "[]: an index of tiles is an int, ':' or a range such as 'a:b', not ",
+    grid_of_two: "tiles: one tile shape, such as x.tiles((64, 32)), not 2 arguments",
+    tiles_of_a_plain_tensor: "tiles: x is a tensor without tiles of its own: writing needs a partition; pass x.partition(...)",
+    slice_axis: "slice: axis 2 of a tile with 2 dimensions; there are -2 to 1",
+    slice_bound: "slice: start and stop are ints, not ",
+    tiles_axis: "num_tiles: axis 2 of a tile with 2 dimensions; there are -2 to 1",
+    gather_rank: "gather: 1 indices for x, which has 2 dimensions",
+    gather_float: INDICES,
+    gather_shapes: "gather: tiles of shapes (4,) and (16,) do not match; an extent of 1 would broadcast",
+    gather_padding: "gather: padding_value is a scalar, not ",
+    gather_written_only: "gather: y is declared Out, which is written only; annotate it InOut to read it",
+    scatter_shape: "scatter: tiles of shapes (8,) and (16,) do not match; an extent of 1 would broadcast",
+    scatter_larger: "scatter: a tile of shape (8,) for indices of shape ()",
+    scatter_dtype: "scatter: a float64 tile does not fit y, a float32 tensor, without loss; write .astype(y.dtype)",
+    scatter_mask: "scatter: the mask is a bool tile, not ",
+    store_into_in: "store: x is a tensor without tiles of its own: writing needs a partition; pass x.partition(...) to write it",
+    atomic_bits: "atomic_or: y holds float32; there are atomics of this kind for int32, uint32, int64, uint64",
+    atomic_scope: "atomic_add: memory_scope is one of 'block', 'device', 'system', not 'cluster'",
+}
+
+
+@pytest.mark.parametrize("function", WRONG, ids=lambda function: function.__name__)
+def test_misuse_on_the_cpu_device(cpu, function):
+    with pytest.raises(tk.CompileError) as caught:
+        tk.kernel(function)(api.zeros(16).partition(16), api.zeros((8, 16))).sync()
+    assert caught.value.reason.startswith(WRONG[function])
+    assert caught.value.line.strip().startswith(("y.", "x.", "tk.", "for "))
+
+
+@pytest.mark.parametrize("function", WRONG, ids=lambda function: function.__name__)
+def test_misuse_for_a_gpu(function):
+    pytest.importorskip("numba.cuda", reason="compiles kernels")
+    with pytest.raises(tk.CompileError) as caught:
+        tk.kernel(function)(api.meta(16).partition(16), api.meta((8, 16))).compile(target="sm_90a")
+    assert caught.value.reason.startswith(WRONG[function])
+    assert caught.value.line.strip().startswith(("y.", "x.", "tk.", "for "))

@@ -1,0 +1,77 @@
+"""Constants in a syntax tree: what is one, what a node that stands for one looks like, and the operators that fold."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from tilekit import dtypes
+
+__all__ = ["BINARY", "COMPARE", "FOLDABLE_CALLS", "MISSING", "UNARY", "is_constant", "literal", "plain", "similar", "value_of"]
+
+MISSING: Any = object()
+BINARY: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift, ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
+}  # fmt: skip
+UNARY: dict[type, Callable[[Any], Any]] = {
+    ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_, ast.Invert: operator.invert,
+}  # fmt: skip
+COMPARE: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
+    ast.NotEq: operator.ne, ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.In: lambda x, among: x in among,
+    ast.NotIn: lambda x, among: x not in among,
+}  # fmt: skip
+FOLDABLE_CALLS = (min, max, abs, len)
+
+
+def plain(value: Any) -> Any:
+    """What stands for a value of these types in a kernel: numba knows neither them nor what they are equal to."""
+    if isinstance(value, enum.StrEnum):
+        return str(value)
+    if isinstance(value, (np.integer, np.bool_)):
+        return value.item()
+    if isinstance(value, np.dtype) and value in dtypes.EIGHT_BIT_FLOATS:
+        return value.name
+    return value
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value can stand in a syntax tree as it is."""
+    if isinstance(value, tuple):
+        return all(map(is_constant, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def similar(name: str, known: Iterable[str]) -> str:
+    """A hint at the known name that a misspelt one may mean; empty if there is none."""
+    import difflib  # for errors only
+
+    close = difflib.get_close_matches(name, [k for k in known if not k.startswith("_")], n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def literal(value: Any, at: ast.expr) -> ast.expr:
+    """The node of a constant, at the place of another."""
+    node: ast.expr
+    if isinstance(value, tuple):
+        node = ast.Tuple([literal(v, at) for v in value], ast.Load())
+    else:
+        node = ast.Constant(value)
+    return ast.copy_location(node, at)
+
+
+def value_of(node: ast.expr) -> Any:
+    """The constant that an expression is, or `MISSING`."""
+    if isinstance(node, ast.Constant) and is_constant(node.value):
+        return node.value
+    if isinstance(node, ast.Tuple):
+        values = tuple(value_of(element) for element in node.elts)
+        return MISSING if any(v is MISSING for v in values) else values
+    return MISSING

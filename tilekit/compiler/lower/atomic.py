@@ -1,0 +1,292 @@
+"""Lowering of `tilekit.lang.atomic`: one instruction an element, or a loop around a compare-and-swap where there is none.
+
+One of the threads that hold copies acts; the others get what the element was from it. Where nobody uses that, it is a reduction,
+which fetches nothing; sums of neighbours are then one instruction, too, on GPUs that have such.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.core.targetconfig import ConfigStack
+
+from tilekit import dtypes
+from tilekit.compiler.diagnose import reject
+from tilekit.compiler.layout import Layout
+from tilekit.compiler.lower import arithmetic, shared
+from tilekit.compiler.lower.access import Slot
+from tilekit.compiler.lower.emit import asm, pack, special_register
+from tilekit.compiler.lower.indexed import check_points, index_parts
+from tilekit.compiler.lower.operands import elements as operand_elements
+from tilekit.compiler.lower.windows import constant_of, in_rule, settle
+from tilekit.compiler.lower.words import braced, packed, predicated, words_of
+from tilekit.compiler.ops import lowers
+from tilekit.compiler.types import i16, i32, i64, integer, register_type
+from tilekit.dtypes import DType
+from tilekit.lang import atomic as lang
+from tilekit.lang.windows import written_only
+
+__all__: list[str] = []
+
+_SCOPES = {"block": "cta", "device": "gpu", "system": "sys"}
+_LETTERS = {2: "h", 4: "r", 8: "l"}
+_BITS = {2: i16, 4: i32, 8: i64}
+
+_HALVES = {dtypes.float16: "f16", dtypes.bfloat16: "bf16"}
+_MINUS_ZERO = 0x8000  # of 16 bits: what adds nothing
+
+Update = Callable[[ir.IRBuilder, ir.Value, ir.Value], ir.Value]
+
+
+def _instruction(name: str, dtype: DType) -> str | None:
+    """The atomic instruction, or None where there is none."""
+    bits = 8 * dtype.itemsize
+    if name == "add":
+        if dtype in _HALVES:
+            return None if dtype == dtypes.bfloat16 and _capability() < (9, 0) else f"add.noftz.{_HALVES[dtype]}x2"
+        return f"add.{'f' if dtypes.is_float(dtype) else 'u'}{bits}"  # a sum of two's complement numbers is that of their bits
+    if name in ("max", "min"):
+        return None if dtypes.is_float(dtype) else f"{name}.{'s' if dtype.kind == 'i' else 'u'}{bits}"
+    return f"{'exch' if name == 'xchg' else name}.b{bits}"
+
+
+def _most_together(name: str, dtype: DType) -> int:
+    """How many neighbours one instruction adds to, where nobody wants to know what they were."""
+    if name != "add" or not dtypes.is_float(dtype) or dtype.itemsize > 4:
+        return 1
+    if _capability() >= (9, 0):
+        return 16 // dtype.itemsize
+    return 2 if dtype == dtypes.float16 else 1
+
+
+def _capability() -> tuple[int, int]:
+    """The architecture that is compiled for."""
+    major, minor = ConfigStack().top().compute_capability[:2]
+    return major, minor
+
+
+def _result_used() -> bool:
+    """Whether the kernel uses the result of the call that is being lowered: numba's lowering knows, further down the stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        statement, lowering = frame.f_locals.get("inst"), frame.f_locals.get("self")
+        if type(statement).__name__ == "Assign" and hasattr(lowering, "blocks"):
+            name = statement.target.name
+            others = (s for block in lowering.blocks.values() for s in block.body if s is not statement)
+            return any(v.name == name for s in others if type(s).__name__ != "Del" for v in s.list_vars())
+        frame = frame.f_back
+    return True
+
+
+def _update(name: str, dtype: DType) -> Update:
+    """The same in registers."""
+    if name == "add":
+        return arithmetic.binary("+", dtype)
+    return arithmetic.extremum("maximum" if name == "max" else "minimum", dtype)
+
+
+def _define(
+    what: str,
+    array: types.Type,
+    indices: types.Type,
+    values: list[types.Type],
+    mask: types.Type,
+    memory_order: types.Type,
+    memory_scope: types.Type,
+) -> Any:
+    name = what.removeprefix("atomic_")
+    order = in_rule(what, _one_of(lang.ORDERS, "memory_order"), constant_of(memory_order, what, "memory_order"))
+    scope = in_rule(what, _one_of(lang.SCOPES, "memory_scope"), constant_of(memory_scope, what, "memory_scope"))
+    points = check_points(what, array, indices, mask, values, writing=True)
+    tensor = points.tensor
+    if tensor.facts.role == "out":
+        reject(what, written_only(tensor.parameter))
+    if problem := lang.unsupported(what, tensor.dtype, tensor.parameter):
+        reject(what, problem)
+
+    def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, given: list[ir.Value], mask_: ir.Value) -> Any:
+        columns = [operand_elements(builder, ty, v, points.tile) for ty, v in zip(values, given, strict=True)]
+        used = _result_used() or name in ("xchg", "cas")
+        reduces = not used and order in ("relaxed", "release") and _instruction(name, tensor.dtype) is not None
+        most = _most_together(name, tensor.dtype) if reduces else 1
+        settle(builder, tensor, roams=True, atomic=True)
+        access = points.open(builder, array, index_parts(builder, indices, at), mask_, writing=True, most=most)
+        if order in ("release", "acq_rel"):
+            shared.barrier(builder)  # what other threads of the block wrote comes before, too
+        kind = f"{order}.{_SCOPES[scope]}"
+        if access.inside is not None:
+            with builder.if_else(access.inside) as (wide, narrow):
+                with wide:
+                    for slot in access.full:
+                        _add_together(builder, tensor.dtype, kind, slot, columns[0])
+                with narrow:
+                    for slot in access.edge:
+                        _act(builder, name, tensor.dtype, kind, slot, [columns[0][slot.registers[0]]], used=False)
+        else:
+            rows = zip(access.full, zip(*columns, strict=True), strict=True)
+            made = [_act(builder, name, tensor.dtype, kind, slot, list(row), used=not reduces) for slot, row in rows]
+        if order in ("acquire", "acq_rel"):
+            shared.barrier(builder)  # what other threads of the block do comes after, too
+        if not used:
+            return ir.Constant(ir.ArrayType(register_type(tensor.dtype), points.tile.layout.num_registers), ir.Undefined)
+        return pack(builder, _from_owners(builder, made, tensor.dtype, points.tile.layout, tensor.config.num_threads))
+
+    return points.tile, emit
+
+
+def _one_of(names: tuple[str, ...], which: str) -> Callable[[Any, str], str]:
+    return lambda value, what: lang.one_of(value, names, what, which)
+
+
+def _act(
+    builder: ir.IRBuilder, name: str, dtype: DType, kind: str, slot: Slot, values: list[ir.Value], *, used: bool
+) -> ir.Value:
+    """One element: what it was before, if that is `used`; 0 where the predicate does not hold."""
+    instruction, address = _instruction(name, dtype), slot.address
+    if instruction is None:
+        return _loop(builder, dtype, kind, slot, values[0], _update(name, dtype))
+    itemsize = max(4, dtype.itemsize)
+    bits, letter = _BITS[itemsize], _LETTERS[itemsize]
+    given = [builder.bitcast(value, _BITS[dtype.itemsize]) for value in values]
+    if dtype in _HALVES:  # the sum with the word around it, whose other half does not change
+        address = builder.and_(slot.address, integer(64, -4))
+        upper = builder.icmp_unsigned("!=", address, slot.address)
+        low = builder.zext(given[0], i32)
+        as_upper = builder.or_(builder.shl(low, integer(32, 16)), integer(32, _MINUS_ZERO))
+        given = [builder.select(upper, as_upper, builder.or_(low, integer(32, _MINUS_ZERO << 16)))]
+    flag = builder.zext(slot.predicate, i32)
+    if not used:
+        text = predicated(f"@p red.{kind}.global.{instruction} [$0], $1;", 2)
+        return asm(builder, text, f"l,{letter},r,~{{memory}}", ir.VoidType(), [address, *given, flag], effect=True)
+    operands = ", ".join(f"${2 + k}" for k in range(len(given)))
+    text = f"mov.b{8 * itemsize} $0, 0; @p atom.{kind}.global.{instruction} $0, [$1], {operands};"
+    constraints = ",".join([f"=&{letter}", "l", *[letter] * len(given), "r", "~{memory}"])
+    made = asm(builder, predicated(text, 2 + len(given)), constraints, bits, [address, *given, flag], effect=True)
+    if dtype in _HALVES:
+        made = builder.trunc(builder.select(upper, builder.lshr(made, integer(32, 16)), made), i16)
+    return builder.bitcast(made, register_type(dtype))
+
+
+def _add_together(builder: ir.IRBuilder, dtype: DType, kind: str, slot: Slot, column: list[ir.Value]) -> None:
+    """Add to neighbours."""
+    words = words_of(dtype, len(slot.registers))
+    values = packed(builder, [column[r] for r in slot.registers], dtype, words)
+    vector = f".v{words.count}" if words.count > 1 else ""
+    name = f"add.noftz{vector}.{_HALVES[dtype]}x2" if dtype in _HALVES else f"add{vector}.f32"
+    letter = words.letter
+    if dtype == dtypes.float32:
+        letter, values = "f", [column[r] for r in slot.registers]
+    text = f"red.{kind}.global.{name} [$0], {braced([f'${1 + k}' for k in range(words.count)])};"
+    letters, args = ["l"] + [letter] * words.count, [slot.address, *values]
+    if slot.predicate is not None:
+        text = predicated(f"@p {text}", 1 + words.count)
+        letters.append("r")
+        args.append(builder.zext(slot.predicate, i32))
+    asm(builder, text, ",".join([*letters, "~{memory}"]), ir.VoidType(), args, effect=True)
+
+
+def _loop(builder: ir.IRBuilder, dtype: DType, kind: str, slot: Slot, value: ir.Value, update: Update) -> ir.Value:
+    """Swap in the new value if the old one is still there, again and again."""
+    bits, letter, width = _BITS[dtype.itemsize], _LETTERS[dtype.itemsize], 8 * dtype.itemsize
+    before = builder.block
+    with builder.if_then(slot.predicate):
+        text = f"ld.relaxed.{kind.partition('.')[2]}.global.b{width} $0, [$1];"
+        first = asm(builder, text, f"={letter},l,~{{memory}}", bits, [slot.address], effect=True)
+        entered, again = builder.block, builder.append_basic_block("again")
+        after = builder.append_basic_block("swapped")
+        builder.branch(again)
+        builder.position_at_end(again)
+        seen = builder.phi(bits)
+        seen.add_incoming(first, entered)
+        wanted = builder.bitcast(update(builder, builder.bitcast(seen, register_type(dtype)), value), bits)
+        text = f"atom.{kind}.global.cas.b{width} $0, [$1], $2, $3;"
+        constraints = f"={letter},l,{letter},{letter},~{{memory}}"
+        found = asm(builder, text, constraints, bits, [slot.address, seen, wanted], effect=True)
+        swapped = builder.icmp_unsigned("==", found, seen)
+        seen.add_incoming(found, builder.block)
+        builder.cbranch(swapped, after, again)
+        builder.position_at_end(after)
+        last = builder.block
+    result = builder.phi(bits)
+    result.add_incoming(ir.Constant(bits, 0), before)
+    result.add_incoming(found, last)
+    return builder.bitcast(result, register_type(dtype))
+
+
+def _from_owners(
+    builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, layout: Layout, num_threads: int
+) -> list[ir.Value]:
+    """What the threads that own elements have, in those that hold copies of them as well."""
+    copies = layout.copies
+    if not copies:
+        return elements
+    thread = special_register(builder, "tid.x")
+    owner = builder.and_(thread, integer(32, ~copies & (num_threads - 1)))
+    if copies >> len(layout.lane):  # from another warp
+        itemsize = dtype.itemsize
+        base = shared.room(builder, num_threads * len(elements) * itemsize, "what an atomic operation gives")
+        mine, theirs = shared.at(builder, base, thread, itemsize), shared.at(builder, base, owner, itemsize)
+        for r, element in enumerate(elements):
+            shared.put(builder, mine, r * num_threads * itemsize, dtype, [element])
+        shared.barrier(builder)
+        return [shared.get(builder, theirs, r * num_threads * itemsize, dtype, 1)[0] for r in range(len(elements))]
+    return [_shuffled(builder, element, owner) for element in elements]
+
+
+def _shuffled(builder: ir.IRBuilder, value: ir.Value, lane: ir.Value) -> ir.Value:
+    """The value of a lane. It has no effect: where nobody uses it, it goes away."""
+    width = {"half": 16, "float": 32, "double": 64}.get(str(value.type)) or value.type.width
+    bits = builder.bitcast(value, ir.IntType(width))
+    halves = [builder.trunc(bits, i32), builder.trunc(builder.lshr(bits, integer(64, 32)), i32)] if width == 64 else [bits]
+    halves = [builder.zext(half, i32) if width < 32 else half for half in halves]
+    moved = []
+    for half in halves:
+        function = ir.FunctionType(i32, [i32, i32])
+        call = builder.call(ir.InlineAsm(function, "shfl.sync.idx.b32 $0, $1, $2, 31, -1;", "=r,r,r"), [half, lane])
+        call.attributes.add("convergent")
+        moved.append(call)
+    if width == 64:
+        low, high = (builder.zext(half, i64) for half in moved)
+        return builder.bitcast(builder.or_(low, builder.shl(high, integer(64, 32))), value.type)
+    return builder.bitcast(builder.trunc(moved[0], bits.type) if width < 32 else moved[0], value.type)
+
+
+def _one_value(function: Callable[..., Any]) -> None:
+    what = function.__name__
+
+    @lowers(function)
+    def define(
+        array: types.Type,
+        indices: types.Type,
+        value: types.Type,
+        mask: types.Type,
+        memory_order: types.Type,
+        memory_scope: types.Type,
+    ) -> Any:
+        tile, emit = _define(what, array, indices, [value], mask, memory_order, memory_scope)
+        return tile, lambda builder, array, at, value, mask, *_: emit(builder, array, at, [value], mask)
+
+
+for _function in (
+    lang.atomic_add, lang.atomic_max, lang.atomic_min, lang.atomic_and, lang.atomic_or, lang.atomic_xor, lang.atomic_xchg,
+):  # fmt: skip
+    _one_value(_function)
+
+
+@lowers(lang.atomic_cas)
+def atomic_cas(
+    array: types.Type,
+    indices: types.Type,
+    expected: types.Type,
+    desired: types.Type,
+    mask: types.Type,
+    memory_order: types.Type,
+    memory_scope: types.Type,
+) -> Any:
+    tile, emit = _define("atomic_cas", array, indices, [expected, desired], mask, memory_order, memory_scope)
+    return tile, lambda builder, array, at, old, new, mask, *_: emit(builder, array, at, [old, new], mask)

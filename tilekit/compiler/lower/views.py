@@ -1,0 +1,339 @@
+"""Lowering of `tilekit.lang.views`: tiled views, grids and rows of tiles, and slices. All are the tensor they are cut from."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import cgutils, types
+from numba.cuda.core.imputils import RefType, iternext_impl
+from numba.cuda.cudaimpl import registry
+from numba.cuda.extending import core_models, register_model
+
+from tilekit.compiler.diagnose import reject
+from tilekit.compiler.facts import divisor
+from tilekit.compiler.lower.access import count_tiles, tensor_field
+from tilekit.compiler.lower.checks import require
+from tilekit.compiler.lower.emit import constant_tuple, pack, unpack
+from tilekit.compiler.lower.transfer import Padding
+from tilekit.compiler.lower.windows import (
+    Cut,
+    check_index,
+    check_indices,
+    check_padding,
+    constant_of,
+    cut_of,
+    in_rule,
+    index_value,
+    index_values,
+    load_window,
+    store_window,
+    tile_shape,
+    writable,
+)
+from tilekit.compiler.ops import attribute, known, lowers_method, lowers_operator
+from tilekit.compiler.types import DTypeType, TensorType, i32, i64, integer
+from tilekit.lang import views as lang
+from tilekit.lang import windows
+from tilekit.lang.shape import axis_of
+
+__all__ = ["TileGridType", "TileRowType", "TiledViewType", "grid_of_tiles", "view_of"]
+
+
+class TiledViewType(types.Type):
+    """A tiled view: the value is the tensor's.
+
+    Attributes:
+        tensor, cut, padding: what it was made with.
+    """
+
+    mangling_args = ("V", ())
+    kind = "View"
+
+    def __init__(self, tensor: TensorType, cut: Cut, padding: Padding) -> None:
+        self.tensor, self.cut, self.padding = tensor, cut, padding
+        super().__init__(f"{self.kind}({tensor}, {cut}, {padding.number})")
+
+
+class TileGridType(TiledViewType, types.IterableType):
+    """The tiles of a tensor, by index; to iterate over, too."""
+
+    kind = "Grid"
+
+    @property
+    def iterator_type(self) -> types.Type:
+        """What walks all of them."""
+        return _RowIterator(self, tuple(range(self.tensor.facts.rank)))
+
+
+class TileRowType(types.SimpleIterableType):
+    """Tiles of a grid along some dimensions: the tensor, and for each dimension the first index and how many there are.
+
+    Attributes:
+        grid: the grid.
+        free: the dimensions along which there are several.
+    """
+
+    mangling_args = ("R", ())
+
+    def __init__(self, grid: TileGridType, free: tuple[int, ...]) -> None:
+        self.grid, self.free = grid, free
+        super().__init__(f"Row({grid}, {free})", _RowIterator(grid, free))
+
+
+class _RowIterator(types.SimpleIteratorType):
+    mangling_args = ("r", ())
+
+    def __init__(self, grid: TileGridType, free: tuple[int, ...]) -> None:
+        self.grid, self.free = grid, free
+        tile, _ = _load(grid, free)
+        super().__init__(f"RowIterator({grid}, {free})", tile)
+
+
+@register_model(TiledViewType)
+@register_model(TileGridType)
+class _ViewModel(core_models.PrimitiveModel):
+    def __init__(self, manager: Any, ty: TiledViewType) -> None:
+        super().__init__(manager, ty, manager[ty.tensor].get_value_type())
+
+
+@register_model(TileRowType)
+class _RowModel(core_models.PrimitiveModel):
+    """The tensor, the first index and the number of tiles along each dimension."""
+
+    def __init__(self, manager: Any, ty: TileRowType) -> None:
+        numbers = ir.ArrayType(i32, ty.grid.tensor.facts.rank)
+        super().__init__(manager, ty, ir.LiteralStructType([manager[ty.grid.tensor].get_value_type(), numbers, numbers]))
+
+
+@register_model(_RowIterator)
+class _RowIteratorModel(core_models.PrimitiveModel):
+    """A pointer to the place of the next tile, the row, the number of all its tiles."""
+
+    def __init__(self, manager: Any, ty: _RowIterator) -> None:
+        row = manager[TileRowType(ty.grid, ty.free)].get_value_type()
+        super().__init__(manager, ty, ir.LiteralStructType([i32.as_pointer(), row, i32]))
+
+
+# ------------------------------------------------------------------------------------------------------------------- making
+
+
+def _cut(tensor: TensorType, shape: types.Type, what: str) -> Cut:
+    extents, made = in_rule(what, windows.check_window, tile_shape(shape, what, empty=True), tensor.facts.rank, tensor.parameter)
+    return cut_of(extents, made)
+
+
+def view_of(tensor: TensorType, shape: types.Type, padding_mode: types.Type, steps: types.Type) -> TiledViewType:
+    """The type of `tensor.tiled_view(...)`."""
+    what = "tiled_view"
+    cut = _cut(tensor, shape, what)
+    padding = check_padding(what, tensor, padding_mode, types.none)
+    assert padding is not None, "no value was given for it"
+    given = constant_of(steps, what, "traversal_steps")
+    return TiledViewType(tensor, cut._replace(steps=in_rule(what, windows.check_steps, given, cut.extents)), padding)
+
+
+@lowers_method(TensorType, lang.TensorView.tiled_view)
+def tiled_view(self: TensorType, tile_shape: types.Type, padding_mode: types.Type, traversal_steps: types.Type) -> Any:
+    made = view_of(self, tile_shape, padding_mode, traversal_steps)
+    return made, lambda builder, value, *_: value
+
+
+def grid_of_tiles(tensor: TensorType, shape: types.Type) -> TileGridType:
+    """The type of `tensor.tiles(shape)`."""
+    return TileGridType(tensor, _cut(tensor, shape, "tiles"), Padding())
+
+
+@lowers_method(TensorType, lang.TensorView.slice)
+def slice_(self: TensorType, axis: types.Type, start: types.Type, stop: types.Type) -> Any:
+    facts, name = self.facts, self.parameter
+    along = in_rule("slice", axis_of, constant_of(axis, "slice", "the axis"), facts.rank)
+    for bound in (start, stop):
+        check_indices(bound, 1, "slice", "start and stop are ints")
+    itemsize, first = self.dtype.itemsize, known(start)
+    # What is known of the start leaves something to be known of the address.
+    known_start = first if isinstance(first, int) and first >= 0 else 1
+    stride = 1 if along == facts.unit else facts.strides[along]
+    align = min(facts.align, divisor(known_start) * stride * itemsize)
+    extents = tuple(1 if d == along else n for d, n in enumerate(facts.extents))
+    part = facts._replace(tile=None, group=None, kin=0, covered=False, extents=extents, align=align)
+    made = TensorType(name, part, self.config)
+
+    def emit(builder: ir.IRBuilder, value: ir.Value, _: ir.Value, start_: ir.Value, stop_: ir.Value) -> ir.Value:
+        extent = tensor_field(builder, self, value, f"extent{along}")
+        wide = extent if extent.type == i64 else builder.zext(extent, i64)
+        given = [index_value(builder, ty, v) for ty, v in ((start, start_), (stop, stop_))]
+        low, high = (v if v.type == i64 else builder.sext(v, i64) for v in given)
+        ordered = builder.icmp_unsigned("<=", low, high)  # a negative bound is a huge one
+        inside = builder.and_(ordered, builder.icmp_unsigned("<=", high, wide))
+        require(builder, inside, f"slice: {{}}:{{}} is outside {name}", [low, high])
+        low = _within(builder, low, integer(64, 0), wide)
+        high = _within(builder, high, low, wide)
+        offset = builder.mul(low, tensor_field(builder, self, value, f"stride{along}"))
+        address = builder.add(tensor_field(builder, self, value, "address"), builder.mul(offset, integer(64, itemsize)))
+        left = builder.sub(high, low)
+        value = builder.insert_value(value, address, 0)
+        return builder.insert_value(value, left if extent.type == i64 else builder.trunc(left, i32), 1 + along)
+
+    return made, emit
+
+
+def _within(builder: ir.IRBuilder, value: ir.Value, low: ir.Value, high: ir.Value) -> ir.Value:
+    value = builder.select(builder.icmp_signed("<", value, low), low, value)
+    return builder.select(builder.icmp_signed(">", value, high), high, value)
+
+
+# -------------------------------------------------------------------------------------------------------------------- using
+
+
+def _load(view: TiledViewType, proven: tuple[int, ...] = ()) -> Any:
+    return load_window("load", view.tensor, view.cut, view.padding, proven=proven)
+
+
+@lowers_method(TiledViewType, lang.TiledView.load)
+def load(self: TiledViewType, index: types.Type) -> Any:
+    check_index(index, self.tensor, "load")
+    tile, emit = _load(self)
+    return tile, lambda builder, value, at: emit(builder, value, index_values(builder, index, at))
+
+
+@lowers_method(TiledViewType, lang.TiledView.store)
+def store(self: TiledViewType, index: types.Type, tile: types.Type) -> Any:
+    writable(self.tensor, "store")
+    check_index(index, self.tensor, "store")
+    emit = store_window("store", self.tensor, self.cut, tile, proven=False)
+    return types.none, lambda builder, value, at, stored: emit(builder, value, index_values(builder, index, at), stored)
+
+
+@lowers_method(TiledViewType, lang.TiledView.num_tiles)
+def num_tiles(self: TiledViewType, axis: types.Type) -> Any:
+    along = in_rule("num_tiles", axis_of, constant_of(axis, "num_tiles", "the axis"), self.tensor.facts.rank)
+    return types.int32, lambda builder, value, _: _count(builder, self, value, along)
+
+
+def _count(builder: ir.IRBuilder, view: TiledViewType, value: ir.Value, dim: int) -> ir.Value:
+    """The number of tiles along a dimension, an i32."""
+    count = count_tiles(builder, tensor_field(builder, view.tensor, value, f"extent{dim}"), view.cut.steps[dim])
+    return builder.trunc(count, i32) if count.type == i64 else count
+
+
+@attribute(TiledViewType, "dtype")
+def view_dtype(view: TiledViewType) -> Any:
+    return DTypeType(view.tensor.dtype), lambda builder, value: None
+
+
+@attribute(TiledViewType, "tile_shape")
+def view_tile_shape(view: TiledViewType) -> Any:
+    return constant_tuple(view.cut.shape)
+
+
+@attribute(TiledViewType, "traversal_steps")
+def view_steps(view: TiledViewType) -> Any:
+    return constant_tuple(view.cut.steps)
+
+
+@attribute(TileGridType, "shape")
+def grid_shape(grid: TileGridType) -> Any:
+    rank = grid.tensor.facts.rank
+    return types.UniTuple(types.int32, rank), lambda builder, value: pack(
+        builder, [_count(builder, grid, value, d) for d in range(rank)]
+    )
+
+
+@lowers_operator(operator.getitem, "[]", TileGridType)
+def pick(grid: types.Type, index: types.Type) -> Any:
+    if not isinstance(grid, TileGridType):
+        return None
+    rank = grid.tensor.facts.rank
+    parts = list(index.types) if isinstance(index, types.BaseTuple) else [index]
+    if len(parts) != rank:
+        reject("[]", f"{len(parts)} indices for the tiles of {grid.tensor.parameter}, which has {rank} dimensions")
+    free = tuple(d for d, part in enumerate(parts) if isinstance(part, types.SliceType))
+    for d, part in enumerate(parts):
+        if d not in free:
+            check_indices(part, 1, "[]", "an index of tiles is an int, ':' or a range such as 'a:b'")
+        elif part.has_step and not isinstance(part, types.SliceLiteral):
+            reject("[]", "an index of tiles is an int, ':' or a range such as 'a:b', without a step")
+    if not free:
+        tile, emit_load = _load(grid)
+        return tile, lambda builder, value, at: emit_load(builder, value, index_values(builder, index, at))
+
+    def emit(builder: ir.IRBuilder, value: ir.Value, at: ir.Value) -> ir.Value:
+        given = [builder.extract_value(at, d) for d in range(rank)] if isinstance(index, types.BaseTuple) else [at]
+        firsts, counts = [], []
+        for d, (part, element) in enumerate(zip(parts, given, strict=True)):
+            there = _count(builder, grid, value, d)
+            if d in free:
+                low, high = (_bound(builder, builder.extract_value(element, k), there) for k in range(2))
+                firsts.append(low)
+                some = builder.icmp_signed("<", low, high)
+                counts.append(builder.select(some, builder.sub(high, low), integer(32, 0)))
+            else:
+                firsts.append(_narrow(builder, index_value(builder, part, element)))
+                counts.append(integer(32, 1))
+        return _struct(builder, [value, pack(builder, firsts), pack(builder, counts)])
+
+    return TileRowType(grid, free), emit
+
+
+def _bound(builder: ir.IRBuilder, bound: ir.Value, count: ir.Value) -> ir.Value:
+    """A bound of a Python slice (64 bits, from the end where it is negative) as one of 0 to `count`, an i32."""
+    wide = builder.sext(count, i64)
+    zero = integer(64, 0)
+    bound = builder.select(builder.icmp_signed("<", bound, zero), builder.add(bound, wide), bound)
+    return builder.trunc(_within(builder, bound, zero, wide), i32)
+
+
+def _narrow(builder: ir.IRBuilder, index: ir.Value) -> ir.Value:
+    """An index in 32 bits; -1, which is outside as well, for what does not fit."""
+    if index.type == i32:
+        return index
+    fits = builder.icmp_unsigned("<", index, integer(64, 1 << 31))
+    return builder.select(fits, builder.trunc(index, i32), integer(32, -1))
+
+
+def _struct(builder: ir.IRBuilder, parts: list[ir.Value]) -> ir.Value:
+    made: Any = ir.Constant(ir.LiteralStructType([part.type for part in parts]), ir.Undefined)
+    for place, part in enumerate(parts):
+        made = builder.insert_value(made, part, place)
+    return made
+
+
+@registry.lower("getiter", TileGridType)
+def grid_iterator(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
+    (grid,), (value,) = signature.args, args
+    rank = grid.tensor.facts.rank
+    counts = pack(builder, [_count(builder, grid, value, d) for d in range(rank)])
+    return row_iterator(context, builder, signature, [_struct(builder, [value, pack(builder, [integer(32, 0)] * rank), counts])])
+
+
+@registry.lower("getiter", TileRowType)
+def row_iterator(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
+    (row,) = args
+    total = integer(32, 1)
+    for count in unpack(builder, builder.extract_value(row, 2)):
+        total = builder.mul(total, count)
+    place = cgutils.alloca_once_value(builder, integer(32, 0))
+    return _struct(builder, [place, row, total])
+
+
+@registry.lower("iternext", _RowIterator)
+@iternext_impl(RefType.UNTRACKED)
+def next_in_row(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value], result: Any) -> None:
+    iterator: _RowIterator = signature.args[0]
+    place, row, total = (builder.extract_value(args[0], k) for k in range(3))
+    at = builder.load(place)
+    more = builder.icmp_unsigned("<", at, total)
+    result.set_valid(more)
+    with builder.if_then(more):
+        tensor, firsts, counts = (builder.extract_value(row, k) for k in range(3))
+        index, sizes, rest = unpack(builder, firsts), unpack(builder, counts), at
+        for d in reversed(iterator.free):
+            step = rest
+            if d != iterator.free[0]:
+                step, rest = builder.urem(rest, sizes[d]), builder.udiv(rest, sizes[d])
+            index[d] = builder.add(index[d], step)
+        _, emit = _load(iterator.grid, iterator.free)
+        result.yield_(emit(builder, tensor, index))
+        builder.store(builder.add(at, integer(32, 1)), place)

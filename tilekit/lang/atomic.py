@@ -1,0 +1,256 @@
+"""Operations that read an element of a tensor, change it and write it back with nobody in between.
+
+The indices of several blocks, and those of one tile, may name the same element. On a GPU the order in which they take their turn
+is chance, and with it the last bits of a sum of floats; the CPU device goes by blocks, and within a tile in row-major order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilekit import dtypes
+from tilekit.errors import CompileError
+from tilekit.lang.indexed import Points, points, values_of, written
+from tilekit.lang.registry import tile_op
+from tilekit.lang.tile import Tile
+from tilekit.lang.views import TensorView
+from tilekit.lang.windows import written_only
+
+if TYPE_CHECKING:  # importing it takes 20 ms
+    from numpy.typing import NDArray
+
+__all__ = [
+    "ORDERS", "SCOPES", "atomic_add", "atomic_and", "atomic_cas", "atomic_max", "atomic_min", "atomic_or", "atomic_xchg",
+    "atomic_xor", "one_of", "unsupported",
+]  # fmt: skip
+
+ORDERS = ("relaxed", "acquire", "release", "acq_rel")
+SCOPES = ("block", "device", "system")
+
+_WORDS = (dtypes.int32, dtypes.uint32, dtypes.int64, dtypes.uint64)
+_FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
+_TAKEN: dict[str, tuple[dtypes.DType, ...]] = {
+    "add": (*_WORDS, *_FLOATS),
+    "max": (*_WORDS, *_FLOATS),
+    "min": (*_WORDS, *_FLOATS),
+    "and": _WORDS,
+    "or": _WORDS,
+    "xor": _WORDS,
+    "xchg": (*_WORDS, dtypes.float32, dtypes.float64),
+    "cas": (*_WORDS, dtypes.float32, dtypes.float64),
+}
+
+
+def unsupported(name: str, dtype: dtypes.DType, tensor: str) -> str | None:
+    """Why there is no such operation on elements of `dtype`; None if there is."""
+    taken = _TAKEN[name.removeprefix("atomic_")]
+    if dtype in taken:
+        return None
+    return f"{tensor} holds {dtype.name}; there are atomics of this kind for {', '.join(d.name for d in taken)}"
+
+
+def one_of(value: Any, names: tuple[str, ...], what: str, which: str) -> str:
+    """`value`, which must be one of `names`."""
+    if value not in names:
+        raise CompileError(f"{what}: {which} is one of {', '.join(map(repr, names))}, not {value!r}")
+    return str(value)
+
+
+Change = Callable[..., Any]
+
+
+def _atomic(
+    what: str, array: TensorView, indices: Any, values: tuple[Any, ...], mask: Any, order: Any, scope: Any, change: Change
+) -> Tile:
+    """Change the elements, and give what they were; 0 where the mask is False.
+
+    Args:
+        change: of what elements are, and the values for them: what they become.
+    """
+    one_of(order, ORDERS, what, "memory_order")
+    one_of(scope, SCOPES, what, "memory_scope")
+    found = points(array, indices, mask, what)
+    written(array, what)
+    if not array.readable:
+        raise CompileError(f"{what}: {written_only(array.name)}")
+    if problem := unsupported(what, array.dtype, array.name):
+        raise CompileError(f"{what}: {problem}")
+    given = [values_of(array, value, found.shape, what).astype(array.dtype)[found.chosen] for value in values]
+    if array._shadow is not None:
+        array._shadow.check_points(found.places, what, array.name)
+    made: NDArray[Any] = np.zeros(found.shape, array.dtype)
+    made[found.chosen] = _in_turns(array._elements, found, given, change)
+    return Tile(made)
+
+
+def _in_turns(elements: NDArray[Any], found: Points, values: list[NDArray[Any]], change: Change) -> NDArray[Any]:
+    """Apply `change` for one index after the other: first the first of each element, then the second of each..."""
+    count = len(found.places[0])
+    flat = np.ravel_multi_index(found.places, elements.shape)
+    order = np.argsort(flat, kind="stable")
+    starts = np.flatnonzero(np.diff(flat[order], prepend=-1))
+    turns = np.empty(count, np.int64)
+    turns[order] = np.arange(count) - np.repeat(starts, np.diff(starts, append=count))
+    before = np.empty(count, elements.dtype)
+    for turn in range(int(turns.max(initial=-1)) + 1):
+        now = np.flatnonzero(turns == turn) if turn or len(starts) < count else slice(None)
+        at = tuple(index[now] for index in found.places)
+        before[now] = elements[at]
+        elements[at] = change(before[now], *(value[now] for value in values))
+    return before
+
+
+def _define(name: str, says: str, change: Any, example: str) -> Callable[..., Tile]:
+    what = f"atomic_{name}"
+
+    def function(
+        array: TensorView,
+        indices: Any,
+        value: Any,
+        *,
+        mask: Any = None,
+        memory_order: str = "relaxed",
+        memory_scope: str = "device",
+    ) -> Tile:
+        return _atomic(what, array, indices, (value,), mask, memory_order, memory_scope, change)
+
+    function.__module__ = __name__
+    function.__name__ = function.__qualname__ = what
+    function.__doc__ = _DOC.format(says=says, example=example, dtypes=_listed(_TAKEN[name]))
+    return tile_op(what)(function)
+
+
+def _listed(taken: tuple[dtypes.DType, ...]) -> str:
+    return ", ".join(dtype.name for dtype in taken)
+
+
+_DOC = """{says}
+
+    Args:
+        array: a tensor that the kernel reads and writes, of {dtypes}: a partition, or one that is passed as `y.scattered()`, of
+            which no block owns a tile.
+        indices: as for `tk.gather`; any number of them may name the same element.
+        value: a tile that broadcasts to the shape of the indices, in a dtype that the tensor's holds without loss; or a scalar.
+        mask: a bool tile that broadcasts to that shape; where it is False nothing happens, and the result is 0.
+        memory_order: `"relaxed"`; `"acquire"`: what the block does next comes after it, and sees what was released there;
+            `"release"`: what the block wrote before is seen by who acquires; `"acq_rel"`: both.
+        memory_scope: among whom: the threads of the `"block"`, the whole `"device"`, or the `"system"` with host and other GPUs.
+
+    Returns:
+        What the elements were before, of the shape of the indices. Nothing is fetched where it is not used.
+
+    Raises:
+        CompileError: indices, value or mask do not fit the tensor or each other, the tensor is not both read and written
+            (`InOut`), or there is no such operation on its dtype.
+        DeviceError: on the CPU device, an index outside the tensor that the mask leaves. A GPU does nothing there; under
+            `TILEKIT_CHECKS=1` it is an error there, too.
+
+    Examples:
+{example}
+    """
+
+
+def _histogram(name: str, start: str, values: str, expected: str) -> str:
+    """An example: four values at two places."""
+    lines = [
+        ">>> @tk.kernel",
+        "... def apply(y: tk.InOut, where: tk.In, values: tk.In):",
+        f"...     tk.atomic_{name}(y, tk.load(where, tk.bid(0), 2), tk.load(values, tk.bid(0), 2))",
+        f">>> y = api.full(2, {start}, tk.int32)",
+        f">>> where, values = (api.from_host(np.array(a, np.int32)) for a in ([0, 1, 1, 1], {values}))",
+        ">>> apply(y.scattered(), where, values).grid(2).first().unpartition().to_host().sync()",
+        f"array({expected}, dtype=int32)",
+    ]
+    return "\n".join(f"        {line}" for line in lines)
+
+
+def _extreme(function: Any) -> Change:
+    """NumPy's, in bfloat16 too: a NaN stays."""
+
+    def choose(a: NDArray[Any], b: NDArray[Any]) -> Any:
+        wide = a.dtype == dtypes.bfloat16
+        return function(a.astype(np.float32), b.astype(np.float32)).astype(a.dtype) if wide else function(a, b)
+
+    return choose
+
+
+def _says(verb: str) -> str:
+    return f"{verb}, with nobody in between."
+
+
+atomic_add = _define("add", _says("Add values to elements of a tensor"), np.add, _histogram("add", "0", "[5, 1, 2, 3]", "[5, 6]"))
+atomic_max = _define(
+    "max",
+    _says("Raise elements of a tensor to the larger of themselves and a value; a NaN stays"),
+    _extreme(np.maximum),
+    _histogram("max", "2", "[1, 4, 7, 3]", "[2, 7]"),
+)
+atomic_min = _define(
+    "min",
+    _says("Lower elements of a tensor to the smaller of themselves and a value; a NaN stays"),
+    _extreme(np.minimum),
+    _histogram("min", "2", "[1, 4, 7, 3]", "[1, 2]"),
+)
+atomic_and = _define(
+    "and",
+    _says("Clear bits of elements of a tensor: keep those that a value has, too"),
+    np.bitwise_and,
+    _histogram("and", "15", "[3, 7, 14, 31]", "[3, 6]"),
+)
+atomic_or = _define(
+    "or", _says("Set bits of elements of a tensor"), np.bitwise_or, _histogram("or", "0", "[1, 1, 4, 8]", "[ 1, 13]")
+)
+atomic_xor = _define(
+    "xor", _says("Flip bits of elements of a tensor"), np.bitwise_xor, _histogram("xor", "0", "[1, 3, 6, 8]", "[ 1, 13]")
+)
+atomic_xchg = _define(
+    "xchg",
+    _says("Exchange elements of a tensor for values"),
+    lambda before, value: value,
+    _histogram("xchg", "0", "[4, 5, 5, 5]", "[4, 5]"),
+)
+
+
+@tile_op("atomic_cas")
+def atomic_cas(
+    array: TensorView,
+    indices: Any,
+    expected: Any,
+    desired: Any,
+    *,
+    mask: Any = None,
+    memory_order: str = "relaxed",
+    memory_scope: str = "device",
+) -> Tile:
+    """Set elements of a tensor to `desired` if they are `expected`, with nobody in between. Floats are compared by their bits.
+
+    Args:
+        array: as for `tk.atomic_add`, of int32, uint32, int64, uint64, float32, float64.
+        indices, mask, memory_order, memory_scope: as for `tk.atomic_add`.
+        expected, desired: tiles that broadcast to the shape of the indices, in a dtype that the tensor's holds without loss; or
+            scalars.
+
+    Returns:
+        What the elements were before: where that is `expected`, it was replaced.
+
+    Raises:
+        CompileError, DeviceError: as `tk.atomic_add`.
+
+    Examples:
+        >>> @tk.kernel
+        ... def fill_gaps(y: tk.InOut, values: tk.In):
+        ...     tk.atomic_cas(y, tk.arange(4), 0, tk.load(values, 0, 4))
+        >>> y = api.from_host(np.array([7, 0, 0, 4], np.int32)).sync()
+        >>> values = api.from_host(np.array([1, 2, 3, 5], np.int32))
+        >>> fill_gaps(y.scattered(), values).grid(1).first().unpartition().to_host().sync()
+        array([7, 2, 3, 4], dtype=int32)
+    """
+
+    def change(before: NDArray[Any], wanted: NDArray[Any], new: NDArray[Any]) -> Any:
+        bits = f"u{before.dtype.itemsize}"
+        return np.where(before.view(bits) == wanted.view(bits), new, before)
+
+    return _atomic("atomic_cas", array, indices, (expected, desired), mask, memory_order, memory_scope, change)

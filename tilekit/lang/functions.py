@@ -1,0 +1,83 @@
+"""`@function`: helpers that kernels, and other helpers, call."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import linecache
+import types
+from collections.abc import Callable
+from typing import Any
+
+from tilekit.lang import block
+from tilekit.lang.signature import Const
+
+__all__ = ["Function", "function"]
+
+
+def function(function: Callable[..., Any] | None = None) -> Any:
+    """Make a function a helper of kernels: `@tk.function`.
+
+    A helper takes tiles, scalars, tensors, tuples and compile-time values, and may return any of them but tensors. It is put into
+    each kernel that calls it: generics and constants fold inside it as in the kernel itself, shapes that it returns are known
+    when the kernel is compiled, and on a GPU no call is left. Defaults are constants. A parameter annotated `tk.Const` takes
+    nothing but a compile-time value. Helpers cannot recurse.
+
+    Args:
+        function: the helper.
+
+    Returns:
+        A `Function`, for kernels to call, or to pass to `tk.reduce` and `tk.scan`.
+
+    Raises:
+        TypeError: what is decorated is no plain function, or it has parameters such as `*args`.
+    """
+    return Function if function is None else Function(function)
+
+
+class Function:
+    """A function in the tile language that kernels call. Made by `@tk.function`.
+
+    Attributes:
+        name: the function's.
+        function: as it was written.
+        signature: its parameters.
+        constants: those that are annotated `tk.Const`.
+        file: the lines of its file, as they were when it was defined.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        if not isinstance(function, types.FunctionType):
+            raise TypeError(f"@tk.function decorates a function, not {type(function).__name__}")
+        functools.update_wrapper(self, function)
+        self.name, self.function = function.__name__, function
+        self.signature = inspect.signature(function)
+        for name, parameter in self.signature.parameters.items():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                raise TypeError(
+                    f"function {self.name}: parameter {name} is {parameter.kind.description}; functions that kernels call take "
+                    "plain parameters"
+                )
+        try:
+            annotations = inspect.get_annotations(function, eval_str=True)
+        except Exception:  # names that exist only for type checkers
+            annotations = {}
+        self.constants = frozenset(name for name, annotation in annotations.items() if annotation is Const)
+        linecache.checkcache(function.__code__.co_filename)  # the file may have been edited, and its module loaded again
+        self.file = linecache.getlines(function.__code__.co_filename, function.__globals__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Only kernels call it.
+
+        Raises:
+            TypeError: it is called outside a kernel.
+        """
+        if block.current() is None:
+            raise TypeError(
+                f"{self.name} is a tk.function: it works inside a function decorated with @tk.kernel, or another @tk.function. "
+                f"On the host call a kernel that uses it, or {self.name}.function, which is plain Python"
+            )
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<function {self.name}{self.signature}>"

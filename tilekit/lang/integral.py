@@ -1,0 +1,65 @@
+"""NumPy references of products, quotients and powers, where NumPy itself warns, raises or rounds twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilekit import dtypes
+from tilekit.lang.rounding import rounded
+
+__all__ = ["ceiling_quotient", "floor_quotient", "high_product", "power", "product", "remainder"]
+
+
+def floor_quotient(x: Any, y: Any) -> Any:
+    """`x // y`; 0 where integers are divided by zero, as NumPy's."""
+    return np.floor_divide(x, y)
+
+
+def remainder(x: Any, y: Any) -> Any:
+    """`x % y`, with the sign of `y`; 0 where integers are divided by zero, as NumPy's."""
+    return np.remainder(x, y)
+
+
+def ceiling_quotient(x: Any, y: Any) -> Any:
+    """The quotient of integers, rounded up; 0 where the divisor is zero."""
+    quotient = np.floor_divide(x, y)
+    inexact = (np.remainder(x, y) != 0) & (y != 0)
+    return (quotient + inexact.astype(quotient.dtype)).astype(quotient.dtype, copy=False)
+
+
+def power(x: Any, y: Any) -> Any:
+    """`x ** y`. Integers wrap; to a negative power they give 1 / x ** -y with the fraction cut off, and 0 for x = 0."""
+    x, y = np.asarray(x), np.asarray(y)
+    if dtypes.is_float(x.dtype) or x.dtype.kind == "u":
+        return np.power(x, y)
+    made = np.power(x, np.maximum(y, y.dtype.type(0)))
+    one, minus = x.dtype.type(1), x.dtype.type(-1)
+    signs = np.where(y & one == 0, one, minus)
+    return np.where(y < 0, np.where(x == 1, one, np.where(x == minus, signs, x.dtype.type(0))), made)
+
+
+def product(x: Any, y: Any) -> Any:
+    """`x * y`; of bfloat16 rounded once, where ml_dtypes rounds subnormal products to float32 first."""
+    made = np.asarray(np.multiply(x, y))
+    if made.dtype != dtypes.bfloat16:
+        return made
+    small = np.abs(made.astype(np.float32)) < 2.0**-125
+    return np.where(small, rounded("mul", None, made.dtype, x, y), made) if small.any() else made
+
+
+def high_product(x: Any, y: Any, dtype: dtypes.DType) -> Any:
+    """The upper half of the bits of `x * y`, integers of `dtype`."""
+    if dtype.itemsize < 8:
+        wide = np.dtype(f"{dtype.kind}{2 * dtype.itemsize}")
+        return np.asarray(x.astype(wide) * y.astype(wide) >> 8 * dtype.itemsize).astype(dtype)
+    # The schoolbook product of two 64-bit numbers, in halves; then what the signs take away.
+    m, n = x.astype(dtypes.uint64), y.astype(dtypes.uint64)
+    mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    low, cross = (m & mask) * (n & mask), (m >> half) * (n & mask)
+    middle = (m & mask) * (n >> half) + (cross & mask) + (low >> half)
+    upper = (m >> half) * (n >> half) + (cross >> half) + (middle >> half)
+    if dtype == dtypes.int64:
+        upper = upper - np.where(x < 0, n, np.uint64(0)) - np.where(y < 0, m, np.uint64(0))
+    return np.asarray(upper).astype(dtype)
