@@ -5,6 +5,7 @@ host a call is about 0.1 microseconds.
 """
 
 import asyncio
+import gc
 import os
 import sys
 
@@ -44,11 +45,13 @@ def counted(function):
         nonlocal calls
         calls += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
 
+    gc.disable()  # finalizers of other tests' would be counted
     sys.setprofile(profile)
     try:
         function()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return calls
 
 

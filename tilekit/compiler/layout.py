@@ -92,6 +92,8 @@ class Layout:
     def blocked(cls, shape: Vector, config: Config, fastest: int | None = None) -> Layout:
         """The layout for element-wise work. From the fastest dimension: `vec` registers, the lanes, the warps, more registers.
 
+        Of narrow elements some of the registers come first (see `_across`).
+
         Args:
             shape: the tile's.
             config: the kernel's.
@@ -107,8 +109,24 @@ class Layout:
             return tuple(taken) + (zero,) * (count - len(taken))
 
         vector = tuple(v for v in take(_log2(config.vec)) if any(v))  # registers never hold copies: that would be waste
+        block = cls._across(bits, shape, order, config)
         lane, warp = take(_log2(WARP)), take(_log2(config.num_warps))
-        return cls(shape, vector + tuple(bits), lane, warp)
+        return cls(shape, vector + block + tuple(bits), lane, warp)
+
+    @staticmethod
+    def _across(bits: list[Vector], shape: Vector, order: list[int], config: Config) -> tuple[Vector, ...]:
+        """Of `bits`, those of the second dimension that a thread keeps, for elements of less than 4 bytes: taken out.
+
+        A thread then holds what fills a word along that dimension too, and a transposed tile goes through shared memory in words.
+        Only where registers are left over, and rows of 128 bytes for neighbouring lanes.
+        """
+        count = max(0, _log2(config.vec) - 2)
+        spare = len(bits) - _log2(WARP) - _log2(config.num_warps)
+        if len(order) < 2 or spare < count or shape[order[0]] < 8 * config.vec or shape[order[1]] < 1 << count:
+            return ()
+        taken = tuple(_bit(len(shape), order[1], bit) for bit in range(count))
+        bits[:] = [v for v in bits if v not in taken]
+        return taken
 
     @property
     def num_registers(self) -> int:

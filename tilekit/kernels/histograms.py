@@ -15,8 +15,8 @@ from tilekit.tensor import Tensor
 
 __all__ = ["histogram"]
 
-_TILE = 2048
-_BLOCKS = 512
+_TILE = 1024
+_BLOCKS = 1024
 # Counts of their own for each block: no more than this many in all.
 _COUNTS = 1 << 22
 

@@ -34,14 +34,25 @@ from tilekit.tensor import Tensor
 
 __all__ = ["add_rms_norm", "layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"]
 
+# Warps and occupancy by the bytes of an element and the columns, as measured (`row_tile`).
+_RMS_NORM = {(2, 4096): (8, None), (2, 8192): (2, 4)}
+_LAYER_NORM = {(2, 4096): (4, 3), (2, 8192): (4, 4)}
+_BACKWARD = {(2, 8192): (8, 2)}
 # Blocks that add up weight gradients: some for each multiprocessor of a large GPU.
 _BLOCKS = 512
+
+
+@tk.function
+def _mean(total, n, per_n):
+    """`total / n`, where `per_n` is `1 / n` rounded: exact for equal elements, whose variance is then 0; it divides nothing."""
+    quotient = total * per_n
+    return tk.fma(tk.fma(-quotient, n, total), per_n, quotient)
 
 
 @tk.kernel
 def _layer_norm(y: tk.Out, x: tk.In, w: tk.In, b: tk.In, n: int, per_n: float, eps: float, ragged: tk.Const, dtype: tk.Const):
     t = tk.load_tile_like(x, y).astype(dtype)
-    t = t - tk.sum(t, 1, keepdims=True) / n  # exact where all elements are equal
+    t = t - _mean(tk.sum(t, 1, keepdims=True), n, per_n)
     if ragged:  # beyond the edge there were zeros
         t = tk.where(tk.arange(y.tile_shape[1]) < n, t, 0.0)
     r = tk.rsqrt(tk.sum(t * t, 1, keepdims=True) * per_n + eps)
@@ -76,7 +87,7 @@ def _norm_long(
     if centred:
         for j in range(chunks):
             total = total + tk.sum(tk.load(x, (i, j), y.tile_shape).astype(dtype).reshape(threads), (0, 2), keepdims=True)
-        mean = tk.sum(total, 1) / n
+        mean = _mean(tk.sum(total, 1), n, per_n)
     square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
     for j in range(chunks):
         t = tk.load(x, (i, j), y.tile_shape).astype(dtype) - mean
@@ -97,7 +108,7 @@ def _norm_backward(
 ):  # fmt: skip
     t = tk.load_tile_like(x, dx).astype(dtype)
     if centred:
-        middle = tk.sum(t, 1, keepdims=True) / n
+        middle = _mean(tk.sum(t, 1, keepdims=True), n, per_n)
         mean.store(middle.reshape(mean.tile_shape))
         t = t - middle
         if ragged:
@@ -123,7 +134,7 @@ def _norm_backward_long(
     if centred:
         for j in range(chunks):
             total = total + tk.sum(tk.load(x, (i, j), dx.tile_shape).astype(dtype).reshape(threads), (0, 2), keepdims=True)
-        middle = tk.sum(total, 1) / n
+        middle = _mean(tk.sum(total, 1), n, per_n)
         mean.store(middle.reshape(mean.tile_shape))
     square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
     along = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
@@ -272,7 +283,8 @@ def _per(n):
 
 def _forward(name, x, weight, bias, eps, out):
     rows, n, dtype = rows_of(name, x), x.shape[-1], compute_dtype(x.dtype)
-    tile = row_tile(rows, room=3 if bias is not None and x.itemsize >= 4 else 2)
+    measured = _RMS_NORM if bias is None else _LAYER_NORM
+    tile = row_tile(rows, room=3 if bias is not None and x.itemsize >= 4 else 2, measured=measured)
     _check_weights(name, n, weight=weight, **({} if bias is None else {"bias": bias}))
     target = tile.cut(shaped(out_or_new(name, out, x), rows.shape), rows.shape[0])
     if tile.chunks > 1:
@@ -294,7 +306,7 @@ def _backward(name, grad, x, weight, eps, centred):
     _check_weights(name, n, weight=weight)
     if not x.size:
         return tk.zip(api.zeros(x.shape, x.dtype), *(api.zeros(n, weight.dtype) for _ in range(1 + centred)))
-    count, tile, dtype = rows.shape[0], row_tile(rows, held=2, room=3), compute_dtype(x.dtype)
+    count, tile, dtype = rows.shape[0], row_tile(rows, held=2, room=3, measured=_BACKWARD), compute_dtype(x.dtype)
     dx = tile.cut(out_or_new(name, None, rows), count)
     mean, rstd = (out_or_new(name, None, rows, (count,), dtype).partition(tile.rows) for _ in range(2))
     if tile.chunks == 1:

@@ -30,6 +30,8 @@ from tilekit.tensor import Tensor
 
 __all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
 
+# Warps and occupancy by the bytes of an element and the columns, as measured (`row_tile`).
+_SOFTMAX = {(4, 4096): (16, 4)}
 # Blocks of the loop over a long row that a multiprocessor has room for: a thread then gets 48 registers, and can do with them.
 _LOOPS = 5
 
@@ -148,7 +150,7 @@ def log_softmax_backward(grad: Operand, y: Operand, *, out: Tensor | None = None
 
 def _forward(name, x, out, log):
     rows, y = rows_of(name, x), out_or_new(name, out, x)
-    tile = row_tile(rows, blocks=_LOOPS if x.itemsize <= 4 else None)
+    tile = row_tile(rows, blocks=_LOOPS if x.itemsize <= 4 else None, measured=_SOFTMAX)
     dtype, mode = compute_dtype(x.dtype), exponential(x.dtype)
     target = tile.cut(shaped(y, rows.shape), rows.shape[0])
     if tile.chunks == 1:

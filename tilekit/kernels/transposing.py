@@ -42,7 +42,7 @@ def transpose(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     *batch, m, n = x.shape
     count = math.prod(batch)
     y = out_or_new("transpose", out, x, (*batch, n, m))
-    side = 32 if x.itemsize == 8 else 64
+    side, warps = {8: (32, 4), 4: (64, 4)}.get(x.itemsize, (128, 8))
     tile = (1, min(side, power(n)), min(side, power(m)))
     launch = _transpose(y.reshape(count, n, m).partition(tile), x.reshape(count, m, n))
-    return result(launch.num_warps(4), Spec((*batch, n, m), x.dtype), out)
+    return result(launch.num_warps(warps), Spec((*batch, n, m), x.dtype), out)
