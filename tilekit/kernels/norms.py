@@ -331,11 +331,11 @@ def _by_weights(grads, rows, mean, rstd, weight, centred, dtype):
     parts = 1 if on_cpu(rows) else max(1, min(tiles, _BLOCKS * wide // max(n, 1)))
     share = -(-tiles // parts)
     parts = -(-tiles // max(share, 1))
-    dw, db = (api.empty((parts, n), dtype).partition((1, wide)) for _ in range(2))
+    dw, db = (api.zeros((parts, n), dtype).partition((1, wide)) for _ in range(2))
     launch = _weight_gradients(dw, db, grads, rows, mean, rstd, tiles, share, high, centred, dtype).num_warps(4)
 
     def total(partial):
-        y = api.empty(n, weight.dtype).partition(wide)
+        y = api.zeros(n, weight.dtype).partition(wide)
         op = _column_sums(y, partial.unpartition(), -(-parts // high), high)
         return op.first().unpartition()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,7 +107,7 @@ class KernelLaunch(AsyncKernelLaunch):
                 return device
         return super().device
 
-    @cached_property
+    @property
     def specs(self) -> tuple[Spec | None, ...]:
         """What is known of each result."""
         return tuple(
