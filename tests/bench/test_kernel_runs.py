@@ -79,7 +79,7 @@ def test_a_peer_is_compared(device, only, tmp_path):
     kept = json.loads((tmp_path / "r.json").read_text())
     assert kept["cases"][0]["results"][0]["samples_us"]
     assert kept["versions"]["peer"] == "1"
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="draws a plot")
     report.plot(run, tmp_path / "r.png")
     assert (tmp_path / "r.png").stat().st_size > 1000
 

@@ -14,7 +14,7 @@ EIGHT = list(dtypes.EIGHT_BIT_FLOATS)
 @pytest.fixture
 def converted():
     """`converted(array, dtype)`: what the compiler's conversion gives, run by LLVM on the host: it is plain integer work."""
-    binding, ir = pytest.importorskip("llvmlite.binding"), pytest.importorskip("llvmlite.ir")
+    binding, ir = (pytest.importorskip(f"llvmlite.{part}", reason="runs LLVM code on the CPU") for part in ("binding", "ir"))
     pytest.importorskip("numba.cuda", reason="the conversions are part of the compiler")
     from tilekit.compiler.lower.convert import convert
     from tilekit.compiler.types import register_type
