@@ -121,7 +121,7 @@ OPERATIONS: dict[str, Peers] = {
     "cat": ("ct.cat", "cat", "tl.cat (in any order), tl.join"),
     "extract": ("ct.extract", "extract", None),
     "insert": ("ct.insert", None, None),
-    # reductions, scans, sorts
+    # reductions, scans, sorts, counts
     "sum": ("ct.sum", "reduce_sum", "tl.sum"),
     "prod": ("ct.prod", "reduce_prod", "(tl.reduce)"),
     "max": ("ct.max", "reduce_max", "tl.max"),
@@ -137,6 +137,7 @@ OPERATIONS: dict[str, Peers] = {
     "sort": (None, None, "tl.sort"),
     "argsort": (None, None, None),
     "topk": (None, None, "tl.topk (values only)"),
+    "histogram": (None, None, "tl.histogram"),
     # random numbers
     "philox": (None, None, "tl.philox, tl.randint4x"),
     "rand": (None, None, "tl.rand"),

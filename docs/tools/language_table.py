@@ -54,6 +54,7 @@ TITLES = {
     "reduction": "Reductions",
     "scanning": "Scans",
     "sorting": "Sorts",
+    "counting": "Counts",
     "randomness": "Random numbers",
     "debug": "Looking inside",
 }

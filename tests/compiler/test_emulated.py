@@ -1,4 +1,5 @@
-"""What the lowerings of folds, scans and sorts emit, carried out by a builder that computes for all threads of a block at once.
+"""What the lowerings of folds, scans, sorts and counts emit, carried out by a builder that computes for all threads of a
+block at once.
 
 The parity tests run them on a GPU; this checks them without one, on layouts that no load makes, too: exchanges between lanes and
 warps, shared memory with its alignment, and that threads which hold copies agree.
@@ -17,8 +18,10 @@ import tilekit as tk
 from tilekit import dtypes
 from tilekit.compiler import lower, ops
 from tilekit.compiler.layout import Config, Layout
-from tilekit.compiler.lower import reduction, relayout, scanning, shared, sorting
+from tilekit.compiler.lower import counting, reduction, relayout, scanning, shared, sorting
 from tilekit.compiler.types import TileType, compiling, i32, register_type
+
+DRAIN = (1 << 18) - 4  # an address of shared memory that is no room's
 
 
 class Value:
@@ -148,9 +151,15 @@ def _emulated(monkeypatch):
         assert name == "tid.x"
         return Value(i32, block.thread)
 
+    def asm(block, text, constraints, result, args, *, effect):
+        assert (text, constraints, effect) == ("red.shared.add.u32 [$0], 1;", "r,~{memory}", True)
+        np.add.at(block.memory.view(np.uint32), block.whole(args[0].bits).astype(int) // 4, 1)
+
+    monkeypatch.setattr(counting, "asm", asm)
+    monkeypatch.setattr(shared, "drain", lambda block: Value(i32, DRAIN))
     for module in (reduction, scanning, sorting):
         monkeypatch.setattr(module, "exchange", exchange)
-    for module in (reduction, scanning, sorting, relayout):
+    for module in (counting, reduction, scanning, sorting, relayout):
         monkeypatch.setattr(module, "special_register", special_register)
     monkeypatch.setattr(shared, "put", put)
     monkeypatch.setattr(shared, "get", get)
@@ -315,6 +324,14 @@ def test_folds(layout, axis, config):
         wide = {tk.int8: tk.int32}.get(dtype, dtype)
         same(run(tk.sum, layout, config, x, axis, False), np.sum(x, axis, dtype=wide))
         same(run(tk.argmax, layout, config, x, axis, False, True), np.argmax(x, axis).astype(np.int32))
+
+
+@pytest.mark.parametrize(("layout", "config"), [(layout, config) for layout, _, config in CASES], ids=IDS)
+def test_counts(layout, config):
+    for dtype, bins in itertools.product((tk.int32, tk.int8, tk.uint64), (1, 16, 2048)):
+        x = sample(dtype, layout.shape)
+        inside = x[(x >= 0) & (x < min(bins, 64))].astype(np.int64)
+        same(run(tk.histogram, layout, config, x, bins, None), np.bincount(inside, minlength=bins).astype(np.int32))
 
 
 assert lower.__all__, "importing it registers the tile operations"

@@ -121,7 +121,11 @@ KERNELS = {
     "argmax f16 131072": (rows(kernels.argmax, 131072, H), 112),
     "topk f32": (rows(lambda x: kernels.topk(x, 8), 4096), 64),
     "topk of best": (best_of_best, 64),
-    "histogram": (lambda: kernels.histogram(m(1 << 26, dtype=tk.int32), 256), 88),
+    "histogram i32": (lambda: kernels.histogram(m(1 << 26, dtype=tk.int32), 256), 64),
+    "histogram i64": (lambda: kernels.histogram(i64(1 << 26), 256), 64),
+    "histogram i32 16384 bins": (lambda: kernels.histogram(m(1 << 26, dtype=tk.int32), 16384), 64),
+    "histogram i64 5000 bins": (lambda: kernels.histogram(i64(1 << 26), 5000), 64),
+    "histogram in the L2 cache": (lambda: kernels.histogram(m(1 << 26, dtype=tk.int32), 1 << 16), 88),
     "embedding f16": (lambda: kernels.embedding(m(50000, 1024, dtype=H), i64(65536)), 32),
     "embedding_backward f16": (lambda: kernels.embedding_backward(m(65536, 1024, dtype=H), i64(65536), 50000), 40),
     "rope f16": (lambda: kernels.rope(m(4, 4096, 32, 128, dtype=H), m(4096, 64), m(4096, 64)), 64),
@@ -146,3 +150,24 @@ def test_every_kernel(name, target):
     assert wide, "an access of 128 bits at least"
     rest = {re.sub(r"\.(CONSTANT|STRONG|SYS|GPU)", "", a) for a in accesses if ".128" not in a}
     assert rest <= (NARROW if any(part in name for part in ONE_A_ROW) else set()), f"narrow accesses: {rest}"
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize(
+    ("dtype", "bins", "elements"), [(tk.int32, 200, 32), (tk.int64, 4096, 16), (tk.int64, 32768, 8)], ids=str
+)
+def test_a_histogram_is_counted_in_shared_memory(dtype, bins, elements, target):
+    """One instruction without a predicate for each element, from the registers that it was loaded into."""
+    kernel = launch_in(kernels.histogram(m(1 << 26, dtype=dtype), bins)).compile(target=target)
+    assert kernel.ptx.count("red.shared.add.u32") == elements
+    instructions = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(\S.*?) ;", kernel.sass, re.M)
+    barriers = [n for n, text in enumerate(instructions) if text.startswith("BAR.SYNC")]
+    loads = [n for n, text in enumerate(instructions) if "LDG.E.128" in text]
+    assert len(barriers) == 3, "before the counts are zeroed, and on both sides of counting"
+    assert len(loads) * 16 == elements * dtype.itemsize
+    assert max(loads) < barriers[0], "nothing is loaded after others have been waited for"
+    counting = instructions[loads[0] : barriers[2]]
+    assert sum(text.startswith("ATOMS.POPC.INC.32") for text in counting) == elements
+    assert not re.search(r"\b(BRA|LDL|STL|ATOMS\.ADD|ATOMS\.CAS)\b", "\n".join(counting))
+    assert len(counting) <= 9 * elements + 60
+    assert kernel.registers <= 64, "for 32 warps on a multiprocessor"

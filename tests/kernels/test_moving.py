@@ -78,12 +78,33 @@ def test_topk(device, shape, k, dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64], **named)
-@pytest.mark.parametrize(("n", "bins"), [(10, 4), (100001, 256), (5000, 1), (70000, 100003), (0, 5)])
+@pytest.mark.parametrize(
+    ("n", "bins"),
+    [
+        (10, 4), (100001, 256), (5000, 1), (0, 5), (5000000, 300), (65536, 5000), (70000, 20000), (300001, 32768), (70000, 32769),
+        (70000, 100003), (0, 40000),
+    ],
+)  # fmt: skip
 def test_histogram(device, n, bins, dtype):
     x = np.random.default_rng(0).integers(-2, bins + 2, n).astype(dtype)
     counts = kernels.histogram(f(x), bins).to_host().sync()
     assert counts.dtype == np.int32
     assert np.array_equal(counts, np.bincount(x[(x >= 0) & (x < bins)], minlength=bins))
+
+
+@pytest.mark.parametrize("bins", [3, 256, 40000])
+@pytest.mark.parametrize("value", [0, 2, -1, 1 << 32], ids=str)
+def test_histogram_of_one_value(device, value, bins):
+    """Zeros are what the last tile is padded with; of 2**32 the lower half is zero."""
+    counts = kernels.histogram(f(np.full((77, 999), value)), bins).to_host().sync()
+    assert np.array_equal(counts, 77 * 999 * (np.arange(bins) == value))
+
+
+def test_histogram_of_every_other_column(device):
+    x = np.random.default_rng(0).integers(0, 50, (100, 64))
+    counts = kernels.histogram(f(x).sync()[:, ::2], 50)
+    assert counts.shape == (50,)
+    assert np.array_equal(counts.to_host().sync(), np.bincount(x[:, ::2].reshape(-1), minlength=50))
 
 
 @pytest.mark.parametrize("dtype", FLOATS, **named)

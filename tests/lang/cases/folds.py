@@ -1,4 +1,4 @@
-"""Reductions, scans and sorts along every dimension."""
+"""Reductions, scans and sorts along every dimension; how often values occur."""
 
 # ruff: noqa: E501 - a row of a table is one line
 
@@ -11,7 +11,7 @@ import numpy as np
 from scale import Case, Near
 
 import tilekit as tk
-from cases.values import NUMBERS, modest
+from cases.values import INTEGERS, NUMBERS, any_of, modest
 from tilekit import dtypes
 from tilekit.lang.registry import OPS
 
@@ -207,4 +207,28 @@ def _best(x: Any, axis: int, down: bool, k: int, which: str) -> Any:
     return np.ascontiguousarray(found[..., :k])
 
 
-FAMILIES = [reductions, folds, scans, sorts]
+def counts() -> Iterator[Case]:
+    """How often values occur: of tiles smaller and larger than a block, among them values that are no bins."""
+    for dtype in INTEGERS:
+        for shape in [(1,), (16,), (256,), (4096,), (8, 64), (64, 8), (4, 8, 32)]:
+            for bins in (1, 32, 512):
+                load = f"t = tk.load(a, {(0,) * len(shape)}, {shape})\n"
+                make = lambda rng, shape=shape, dtype=dtype: [_near_bins(rng, shape, dtype)]  # noqa: E731
+                for masked in (False, True):
+                    body = f"{load}y.store(tk.histogram(t, {bins}{', mask=t != 3' * masked}))"
+                    yield Case(
+                        "histogram", f"{dtype.name} {shape}{', masked' * masked}", body, (bins,), tk.int32, (bins,), make,
+                        lambda x, bins=bins, masked=masked: _counted(x[x != 3] if masked else x, bins),
+                    )  # fmt: skip
+
+
+def _near_bins(rng: Any, shape: Any, dtype: Any) -> Any:
+    few, any_ = rng.integers(-3 if dtype.kind == "i" else 0, 40, shape).astype(dtype), any_of(rng, shape, dtype)
+    return np.where(rng.random(shape) < 0.7, few, any_).astype(dtype)
+
+
+def _counted(x: Any, bins: int) -> Any:
+    return np.array([np.count_nonzero(x == k) if k <= np.iinfo(x.dtype).max else 0 for k in range(bins)], np.int32)
+
+
+FAMILIES = [reductions, folds, scans, sorts, counts]

@@ -10,12 +10,12 @@ from tilekit.compiler.lower.words import braced, elements_of, packed, words_of
 from tilekit.compiler.types import current, i8, i32, integer
 from tilekit.dtypes import DType
 
-__all__ = ["ROOM", "barrier", "get", "put", "room"]
+__all__ = ["ROOM", "at", "barrier", "drain", "get", "put", "room"]
 
 ROOM = 160 * 1024
 """What one operation may use, in bytes: a block of sm_80 has 163 KB, one of sm_90 227 KB."""
 
-_STATIC = 48 * 1024  # more than this must be dynamic, and asked for when the kernel is loaded
+_STATIC = 48 * 1024 - 16  # more than this, and the drain, must be dynamic, and asked for when the kernel is loaded
 _OWN = 2048  # what is smaller has memory of its own: without a loop nobody reads it when it is written
 
 _SHARED = 3  # the address space
@@ -59,6 +59,16 @@ def room(builder: ir.IRBuilder, nbytes: int, what: str) -> ir.Value:
         else:
             buffer.linkage, buffer.initializer = "internal", ir.Constant(buffer.value_type, ir.Undefined)
             compilation.static_bytes += nbytes
+    return builder.ptrtoint(buffer, i32)
+
+
+def drain(builder: ir.IRBuilder) -> ir.Value:
+    """The address, an i32, of 4 bytes that anybody may write at any time, and nobody reads."""
+    buffer = builder.module.globals.get("tilekit_drain")
+    if buffer is None:
+        buffer = ir.GlobalVariable(builder.module, i32, "tilekit_drain", addrspace=_SHARED)
+        buffer.linkage, buffer.initializer = "internal", ir.Constant(i32, ir.Undefined)
+        current().static_bytes += 4
     return builder.ptrtoint(buffer, i32)
 
 

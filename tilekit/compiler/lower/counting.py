@@ -1,0 +1,75 @@
+"""Lowering of `tilekit.lang.counting`: counts in shared memory, to which each thread adds its elements by atomic additions.
+
+ptxas makes `ATOMS.POPC.INC` of an addition of the constant 1 whose result nobody uses. That takes no predicate, and a branch
+around each would cost three instructions more: what counts for nothing is counted elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import types
+
+from tilekit import dtypes
+from tilekit.compiler.diagnose import reject
+from tilekit.compiler.lower import shared
+from tilekit.compiler.lower.emit import all_of, asm, pack, special_register, thread_coordinates, unpack
+from tilekit.compiler.lower.shape import constant, in_words, the_tile
+from tilekit.compiler.lower.windows import check_mask, mask_elements
+from tilekit.compiler.ops import lowers
+from tilekit.compiler.types import TileType, i32, integer
+from tilekit.dtypes import DType
+from tilekit.lang import counting as lang
+
+__all__: list[str] = []
+
+_ITEMSIZE = dtypes.int32.itemsize
+
+
+@lowers(lang.histogram)
+def histogram(x: types.Type, bins: types.Type, mask: types.Type) -> Any:
+    tile = the_tile(x, "histogram")
+    if problem := lang.countable(tile.dtype):
+        reject("histogram", problem)
+    count = in_words("histogram", lang.bins_of, constant(bins, "histogram", "bins"))
+    masked = check_mask("histogram", mask, tile.shape)
+    made = TileType.of_shape(dtypes.int32, (count,), tile.config)
+    # Each thread zeroes and reads what it holds of the result, 16 bytes at a time.
+    pieces = made.layout.chunks(made.layout.run(0)[:2])
+    offsets = [at[0] * _ITEMSIZE for at in made.layout.coordinates()]
+
+    def emit(builder: ir.IRBuilder, value: ir.Value, _: ir.Value, chosen: ir.Value) -> ir.Value:
+        wanted = mask_elements(builder, mask, chosen, tile) if masked else [None] * tile.layout.num_registers
+        base = shared.room(builder, count * _ITEMSIZE, "counting the elements of a tile")
+        thread = special_register(builder, "tid.x")
+        mine = shared.at(builder, base, thread_coordinates(builder, thread, made.layout.thread)[0], _ITEMSIZE)
+        for registers in pieces:
+            shared.put(builder, mine, offsets[registers[0]], dtypes.int32, [integer(32, 0)] * len(registers))
+        shared.barrier(builder)
+        owner = None
+        if tile.layout.copies:
+            copy = builder.and_(thread, integer(32, tile.layout.copies))
+            owner = builder.icmp_unsigned("==", copy, integer(32, 0))
+        drain = shared.drain(builder)
+        for element, holds in zip(unpack(builder, value), wanted, strict=True):
+            inside, bin_ = _bin(builder, element, tile.dtype, count)
+            counted = all_of(builder, [inside, owner, holds])
+            address = builder.select(counted, shared.at(builder, base, bin_, _ITEMSIZE), drain)
+            asm(builder, "red.shared.add.u32 [$0], 1;", "r,~{memory}", ir.VoidType(), [address], effect=True)
+        shared.barrier(builder)
+        found: dict[int, ir.Value] = {}
+        for registers in pieces:
+            held = shared.get(builder, mine, offsets[registers[0]], dtypes.int32, len(registers))
+            found.update(zip(registers, held, strict=True))
+        return pack(builder, [found[r] for r in range(len(found))])
+
+    return made, emit
+
+
+def _bin(builder: ir.IRBuilder, element: ir.Value, dtype: DType, count: int) -> tuple[ir.Value, ir.Value]:
+    """Whether an element numbers a bin, and which, an i32."""
+    if dtype.itemsize < 4:
+        element = (builder.sext if dtype.kind == "i" else builder.zext)(element, i32)
+    inside = builder.icmp_unsigned("<", element, ir.Constant(element.type, count))  # a negative number is a huge one
+    return inside, builder.trunc(element, i32) if dtype.itemsize == 8 else element
