@@ -74,6 +74,7 @@ from tilekit.lang.comparison import logical_not as logical_not
 from tilekit.lang.comparison import logical_or as logical_or
 from tilekit.lang.comparison import logical_xor as logical_xor
 from tilekit.lang.comparison import not_equal as not_equal
+from tilekit.lang.counting import histogram as histogram
 from tilekit.lang.create import arange as arange
 from tilekit.lang.create import astile as astile
 from tilekit.lang.create import full as full
@@ -178,6 +179,8 @@ from tilekit.ops import join_all as join_all
 from tilekit.ops import value as value
 from tilekit.ops import with_context as with_context
 from tilekit.ops import zip_ops as zip
+from tilekit.ops.graphs import CudaGraph as CudaGraph
+from tilekit.ops.graphs import PreparedOp as PreparedOp
 from tilekit.partition import Partition as Partition
 from tilekit.schedule import ExecutionContext as ExecutionContext
 from tilekit.schedule import LeastLoaded as LeastLoaded
@@ -186,6 +189,7 @@ from tilekit.schedule import SingleStream as SingleStream
 from tilekit.schedule import StreamPoolRoundRobin as StreamPoolRoundRobin
 from tilekit.schedule import global_policy as global_policy
 from tilekit.schedule import init_device_contexts as init_device_contexts
+from tilekit.slots import slot as slot
 from tilekit.stream import Event as Event
 from tilekit.stream import Stream as Stream
 from tilekit.tensor import Tensor as Tensor
@@ -196,6 +200,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CompileError",
     "Const",
+    "CudaGraph",
     "Device",
     "DeviceError",
     "DeviceOp",
@@ -213,6 +218,7 @@ __all__ = [
     "OutOfMemoryError",
     "PaddingMode",
     "Partition",
+    "PreparedOp",
     "RoundingMode",
     "SchedulingPolicy",
     "SingleStream",
@@ -297,6 +303,7 @@ __all__ = [
     "global_policy",
     "greater",
     "greater_equal",
+    "histogram",
     "host_fn",
     "init_device_contexts",
     "insert",
@@ -355,6 +362,7 @@ __all__ = [
     "sign",
     "sin",
     "sinh",
+    "slot",
     "sort",
     "sqrt",
     "static_assert",

@@ -26,7 +26,7 @@ from tilekit.random import rand as rand
 from tilekit.random import randint as randint
 from tilekit.random import randn as randn
 from tilekit.schedule import ExecutionContext
-from tilekit.tensor import DEVICE_CODE, Tensor, as_shape, refuse_mask
+from tilekit.tensor import DEVICE_CODE, Tensor, as_shape, new_tensor, refuse_mask
 
 __all__ = [
     "arange", "convert", "dup", "empty", "eye", "from_host", "full", "linspace", "memcpy", "meta", "ones", "rand", "randint",
@@ -50,7 +50,7 @@ def empty(shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> DeviceOp
     Raises:
         TypeError, ValueError: no shape, or no dtype of tilekit's.
     """
-    return _Empty(as_shape(shape), dtypes.as_dtype(dtype)).named("empty")
+    return _Empty(as_shape(shape), dtypes.as_dtype(dtype))
 
 
 def zeros(shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> DeviceOp[Tensor]:
@@ -338,6 +338,8 @@ def _named(op: DeviceOp[Tensor], name: str, spec: Spec | None) -> DeviceOp[Tenso
 class _Empty(DeviceOp[Tensor]):
     """A new tensor, not written yet."""
 
+    _label = "empty"
+
     def __init__(self, shape: tuple[int, ...], dtype: dtypes.DType, device: Device | None = None) -> None:
         self.spec: Spec = Spec(shape, dtype)
         self._device = device
@@ -350,7 +352,7 @@ class _Empty(DeviceOp[Tensor]):
     def execute(self, ctx: ExecutionContext) -> Tensor:
         """Allocate it."""
         shape, dtype = self.spec.shape, self.spec.dtype
-        return Tensor(ctx.allocate(math.prod(shape) * dtype.itemsize), shape, dtype)
+        return new_tensor(ctx.allocate(math.prod(shape) * dtype.itemsize), shape, dtype)
 
 
 class _Full(_Empty):
@@ -371,7 +373,7 @@ class _Full(_Empty):
         if len(pattern) > 4:
             return (yield copying.fill(tensor, self.value).start(ctx))
         assert tensor.storage is not None, "it was just allocated"
-        ctx.device.driver.fill(tensor.storage.memory, 0, tensor.nbytes // len(pattern), pattern, ctx.stream.handle)
+        ctx.driver.fill(tensor.storage.memory, 0, tensor.nbytes // len(pattern), pattern, ctx.stream.handle)
         ctx.note((), (tensor.storage,))
         return tensor
 
@@ -425,7 +427,7 @@ class _To(DeviceOp[Tensor]):
     def steps(self, ctx: ExecutionContext) -> Any:
         """Copy it on the stream of the device it goes to; or to the host on a stream of its own device, wait, and copy it up."""
         assert self.tensor.device is not None, "checked by Tensor.to"
-        there = ExecutionContext(self.tensor.device, self.tensor.device.policy.next_stream())
+        there = ctx.on(self.tensor.device.policy.next_stream())
         if there.device.kind == ctx.device.kind:
             dense: Tensor = self.tensor if self.tensor.is_contiguous else (yield self.tensor.dup().start(there))
             assert dense.storage is not None, "checked by Tensor.to"

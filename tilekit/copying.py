@@ -177,7 +177,7 @@ class _Fill(DeviceOp[Tensor]):
         assert view.storage is not None, "checked by whoever makes the op"
         ctx.acquire((), (view.storage,))
         offset, count = view.offset * view.itemsize, view.nbytes // len(short)
-        ctx.device.driver.fill(view.storage.memory, offset, count, short, ctx.stream.handle)
+        ctx.driver.fill(view.storage.memory, offset, count, short, ctx.stream.handle)
         ctx.note((), (view.storage,))
         return Done(target)
 
@@ -198,7 +198,7 @@ def _copy_elements(ctx: ExecutionContext, target: Tensor, source: Tensor) -> Ste
     assert to.storage is not None and given.storage is not None, "checked by whoever makes the op"
     ctx.acquire((given.storage,), (to.storage,))
     at, start = to.offset * to.itemsize, given.offset * given.itemsize
-    ctx.device.driver.copy(to.storage.memory, at, given.storage.memory, start, given.nbytes, ctx.stream.handle)
+    ctx.driver.copy(to.storage.memory, at, given.storage.memory, start, given.nbytes, ctx.stream.handle)
     ctx.note((given.storage,), (to.storage,))
     return Done(target)
 

@@ -20,14 +20,19 @@ __all__ = ["MappedPartition", "Partition", "PrefixPartition", "Scattered", "Trai
 _RANKS = range(1, 5)
 # Kernels count tiles in 32 bits, and blocks as well.
 _MOST_TILES = 2**31 - 1
+# How many shapes of tiles are remembered for tensors of one kind.
+_CUTS_KEPT = 64
 
 
 class Traits:
     """What a launch depends on in an argument, except for the address. There is one object for the same traits, so to compare
     them, and to look for something by them, takes no look inside.
+
+    Attributes:
+        cuts: of a tensor's traits, those of its partitions by the shape of the tiles; of shapes that were found to be some.
     """
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "cuts")
 
     _known: ClassVar[weakref.WeakValueDictionary[Any, Traits]] = weakref.WeakValueDictionary()
 
@@ -35,6 +40,9 @@ class Traits:
     def of(cls, description: tuple[Any, ...]) -> Traits:
         """The object for what `description` says. (Two threads may make two: then something is looked up twice.)"""
         return cls._known.get(description) or cls._known.setdefault(description, cls())
+
+    def __init__(self) -> None:
+        self.cuts: dict[tuple[int, ...], Traits] = {}
 
 
 class Partition:
@@ -53,6 +61,12 @@ class Partition:
     traits: Traits
 
     def __init__(self, tensor: Tensor, tile_shape: tuple[int, ...]) -> None:
+        self.tensor, self.tile_shape, self.storage = tensor, tile_shape, tensor.storage
+        cuts = tensor.traits.cuts
+        known = cuts.get(tile_shape)
+        if known is not None:
+            self.traits = known
+            return
         rank = len(tensor.shape)
         if len(tile_shape) != rank:
             raise ValueError(
@@ -67,16 +81,10 @@ class Partition:
                     f"every extent of a tile is a power of two; {n} in {tile_shape} is not: use {below} or {2 * below}, "
                     "tiles may hang over the edge"
                 )
-        self.tensor, self.tile_shape, self.storage = tensor, tile_shape, tensor.storage
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """The one that is worked out when it is first asked for."""
-            if name != "traits":
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            self.traits = Traits.of((self.tensor.traits, self.tile_shape))
-            return self.traits
+        self.traits = Traits.of((tensor.traits, tile_shape))
+        if len(cuts) >= _CUTS_KEPT:
+            cuts.clear()
+        cuts[tile_shape] = self.traits
 
     @property
     def grid(self) -> tuple[int, ...]:

@@ -39,12 +39,23 @@ class ExecutionContext:
     """Where work is submitted to: a device, and a stream of it. Closures given to `with_context` get one.
 
     Around every piece of work that touches storages, call `acquire` before it is submitted and `note` after.
+
+    Attributes:
+        device, stream: where.
+        recording: what the work is written down in, instead of being submitted; None if it is not.
     """
 
     __slots__ = ("device", "stream")
 
+    recording: Any = None
+
     def __init__(self, device: Device, stream: Stream) -> None:
         self.device, self.stream = device, stream
+
+    @property
+    def driver(self) -> Any:
+        """What takes the device's work (internal)."""
+        return self.device.driver
 
     @property
     def context(self) -> Any:
@@ -121,6 +132,18 @@ class ExecutionContext:
             OutOfMemoryError: there is not enough. Everything else stays valid.
         """
         return allocate(self.device, nbytes, self.stream)
+
+    def launch(self, executable: Any, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
+        """Launch a kernel: an `ops.Executable` (internal)."""
+        executable.launch(self, grid, arguments)
+
+    def beside(self) -> ExecutionContext:
+        """A context for work that runs beside this one's: on the next stream of the device's policy (internal)."""
+        return ExecutionContext(self.device, self.device.policy.next_stream())
+
+    def on(self, stream: Stream) -> ExecutionContext:
+        """A context for work on another stream (internal)."""
+        return ExecutionContext(stream.device, stream)
 
     def __repr__(self) -> str:
         return f"<ExecutionContext on {self.stream!r}>"

@@ -19,7 +19,7 @@ from tilekit.partition import Partition, Scattered, Traits, try_partition
 from tilekit.schedule import ExecutionContext
 from tilekit.storage import Storage
 
-__all__ = ["DEVICE_CODE", "Tensor", "as_shape", "contiguous_strides", "refuse_mask"]
+__all__ = ["DEVICE_CODE", "Tensor", "as_shape", "contiguous_strides", "new_tensor", "refuse_mask"]
 
 # How hard to think about two strided views before they count as overlapping (NumPy's measure; a second is about 10^8).
 _OVERLAP_WORK = 100_000
@@ -37,6 +37,12 @@ def as_shape(shape: Any) -> tuple[int, ...]:
     """
     if type(shape) is int and shape >= 0:
         return (shape,)
+    if type(shape) is tuple:
+        for n in shape:
+            if type(n) is not int or n < 0:
+                break
+        else:
+            return shape
     extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     for n in extents:
         if not isinstance(n, (int, np.integer)) or isinstance(n, bool):
@@ -53,6 +59,43 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(n, 1)
     return tuple(reversed(strides))
+
+
+# How many shapes and dtypes of new tensors are remembered. Programs whose shapes never repeat would otherwise keep one for each.
+_NEW_KEPT = 1024
+_new: dict[tuple[tuple[int, ...], dtypes.DType], _Contiguous] = {}
+
+
+class _Contiguous:
+    """What new tensors of one shape and dtype have in common.
+
+    Attributes:
+        strides: theirs.
+        flat: what a compiled kernel gets of one, behind the address.
+        device: where the last of them was made.
+        traits: of those there whose address is a multiple of 16.
+    """
+
+    __slots__ = ("device", "flat", "strides", "traits")
+
+
+def new_tensor(storage: Storage, shape: tuple[int, ...], dtype: dtypes.DType) -> Tensor:
+    """A C-contiguous tensor from the start of `storage` on, as `Tensor(storage, shape, dtype)`; quick for shapes seen before."""
+    known = _new.get((shape, dtype))
+    address = storage.memory.address
+    self: Tensor = object.__new__(Tensor)
+    self.storage, self.shape, self.dtype, self.offset = storage, shape, dtype, 0
+    if known is not None and known.device is storage.device and not address % 16:
+        self.strides, self.traits, self.flat = known.strides, known.traits, (address, *known.flat)
+        return self
+    self.strides = contiguous_strides(shape)
+    if not address % 16:
+        known = _Contiguous()
+        known.strides, known.flat, known.device, known.traits = self.strides, self.flat[1:], storage.device, self.traits
+        if len(_new) >= _NEW_KEPT:
+            _new.clear()
+        _new[shape, dtype] = known
+    return self
 
 
 def refuse_mask(what: str, array: Any) -> None:

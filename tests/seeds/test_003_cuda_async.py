@@ -10,8 +10,6 @@ from tilekit import api
 
 N, TILE = 1000, 256
 
-GRAPHS = pytest.mark.xfail(strict=True, raises=AttributeError, reason="CUDA graphs: graph_on and tk.CudaGraph do not exist yet")
-
 
 @tk.kernel
 def saxpy(y: tk.InOut, a, x: tk.In):
@@ -213,7 +211,6 @@ def test_operations_on_different_streams_may_overlap(device, latch, streams):
 # CUDA graphs
 
 
-@GRAPHS
 def test_graph_capture(device, streams):
     """`graph_on` records an op as a graph, and hands out what it will produce: defined after a launch, as nothing ran."""
     capture = tk.DeviceOp.graph_on
@@ -224,7 +221,6 @@ def test_graph_capture(device, streams):
     assert (host(buffers[0].unpartition()) == 2).all()
 
 
-@GRAPHS
 def test_graph_replay_loop_with_update(device, streams):
     """Inputs change by copies into the buffers that were recorded; each replay is one call."""
     capture = tk.DeviceOp.graph_on
@@ -236,7 +232,6 @@ def test_graph_replay_loop_with_update(device, streams):
     assert (host(target) == 6).all()
 
 
-@GRAPHS
 def test_graph_has_its_class():
     """`CudaGraph`."""
     assert tk.CudaGraph

@@ -11,11 +11,13 @@ import re
 import struct
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from tilekit.compiler.image import Image
+from tilekit.compiler.recorded import InterpretedLaunch, compiled_launch
 from tilekit.device import Device
+from tilekit.driver.recorded import Node
 from tilekit.errors import CompileError, DeviceError, DeviceUnavailableError
 from tilekit.schedule import ExecutionContext
 from tilekit.tensor import Tensor
@@ -82,18 +84,37 @@ class RawLaunch:
     Args:
         loaded: the kernel.
         block, shared_bytes, cluster: as of `LaunchConfig`.
+        values: the numbers to pack for arguments.
+        written: for each argument, whether it is memory that may be written.
     """
 
-    __slots__ = ("_block", "_cluster", "_loaded", "_shared_bytes")
+    __slots__ = ("_block", "_cluster", "_loaded", "_shared_bytes", "_values", "_written")
 
-    def __init__(self, loaded: LoadedImage, block: Triple, shared_bytes: int, cluster: Triple | None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedImage,
+        block: Triple,
+        shared_bytes: int,
+        cluster: Triple | None,
+        values: Callable[[Sequence[Any]], Sequence[Any]],
+        written: Sequence[bool],
+    ) -> None:
         self._loaded, self._block, self._shared_bytes, self._cluster = loaded, block, shared_bytes, cluster
+        self._values, self._written = values, written
+
+    def recorded(self, grid: Triple, arguments: Sequence[Any]) -> Node:
+        """The launch, to be written down."""
+        loaded = self._loaded
+        packed = loaded.packer.pack(*self._values(arguments))
+        codes = re.sub("[^a-zA-Z?]|x", "", loaded.packer.format)
+        placed = [(argument, at, written) for at, (argument, written) in enumerate(zip(arguments, self._written, strict=True))]
+        return compiled_launch(loaded.function, grid, self._block, self._shared_bytes, packed, codes, placed, self._cluster)
 
     def launch(self, ctx: ExecutionContext, grid: Triple, arguments: Sequence[Any]) -> None:
-        """Launch on the stream; `arguments` are the numbers to pack."""
-        loaded = self._loaded
+        """Launch on the stream."""
+        loaded, numbers = self._loaded, self._values(arguments)
         with loaded.lock:  # the driver has copied the parameters when the launch returns
-            loaded.packer.pack_into(loaded.buffer, 0, *arguments)
+            loaded.packer.pack_into(loaded.buffer, 0, *numbers)
             if self._cluster is None:
                 loaded.driver.launch(loaded.function, grid, self._block, self._shared_bytes, ctx.stream.handle, loaded.params)
             else:
@@ -250,7 +271,14 @@ class SimulatedLaunch:
 
     def launch(self, ctx: ExecutionContext, grid: Triple, arguments: Sequence[Any]) -> None:
         """Queue the launch on the stream's worker."""
-        ctx.device.driver.submit(ctx.stream.handle, lambda: self._run(grid))
+        self._enqueue(ctx.device.driver, ctx.stream.handle, grid, arguments)
+
+    def recorded(self, grid: Triple, arguments: Sequence[Any]) -> Node:
+        """The launch, to be written down. What it works on stays the same."""
+        return InterpretedLaunch(self._enqueue, grid, (), ())
+
+    def _enqueue(self, driver: Any, stream: Any, grid: Triple, arguments: Sequence[Any]) -> None:
+        driver.submit(stream, lambda: self._run(grid))
 
     def _run(self, grid: Triple) -> None:
         try:

@@ -16,7 +16,10 @@ from tilekit.compiler import cache
 from tilekit.compiler.bound import BoundKernel
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.interpret import interpret
+from tilekit.compiler.recorded import InterpretedLaunch, compiled_launch
 from tilekit.device import Device
+from tilekit.driver.protocol import Driver
+from tilekit.driver.recorded import Node
 from tilekit.driver.shadow import Writers
 from tilekit.errors import DeviceUnavailableError, TilekitError
 from tilekit.lang.memory import TensorView
@@ -162,11 +165,20 @@ class _Interpreted:
 
     def launch(self, ctx: ExecutionContext, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
         """Queue the launch on the stream's worker."""
+        self.enqueue(ctx.device.driver, ctx.stream.handle, grid, arguments)
+
+    def enqueue(self, driver: Driver, stream: Any, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
+        """The same, of a driver's stream."""
         views = tuple(
             self._view(name, facts, argument)
             for name, facts, argument in zip(self._bound.names, self._facts, arguments, strict=True)
         )
-        ctx.device.driver.submit(ctx.stream.handle, lambda: interpret(self._bound, grid, views))
+        driver.submit(stream, lambda: interpret(self._bound, grid, views))
+
+    def recorded(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
+        """The launch, to be written down."""
+        written = [known.role != "in" if isinstance(known, TensorFacts) else None for known in self._facts]
+        return InterpretedLaunch(self.enqueue, grid, arguments, written)
 
     @staticmethod
     def _view(name: str, facts: ArgumentFacts, argument: Any) -> Any:
@@ -205,6 +217,17 @@ class _Loaded:
         with self._lock:
             self._pack(self._buffer, arguments)
             self._driver.launch(self._function, grid, self._block, self._shared_bytes, ctx.stream.handle, self._params)
+
+    def recorded(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
+        """The launch, to be written down."""
+        values = bytearray(8 * len(self._slots))
+        self._pack(values, arguments)
+        placed, at = [], 0
+        for argument, known in zip(arguments, self._facts, strict=True):
+            placed.append((argument, at, isinstance(known, TensorFacts) and known.role != "in"))
+            at += len(argument.flat) if isinstance(known, TensorFacts) else 1
+        codes = self._slots.decode()
+        return compiled_launch(self._function, grid, self._block, self._shared_bytes, bytes(values), codes, placed)
 
     def native(self, grid: tuple[int, int, int], passed: Sequence[int], uses: Sequence[int]) -> NativeLaunch | None:
         """A launch in one call, if the compiled part of tilekit is there. See `Executable.native`."""

@@ -22,6 +22,7 @@ from tilekit.driver.cpu_queue import FREE, RUN, SIGNAL, WAIT, CpuStream, Point, 
 from tilekit.driver.ledger import Ledger, has_no_more
 from tilekit.driver.pinned import PlainPool
 from tilekit.driver.protocol import Allocator, Lent, Memory
+from tilekit.driver.recorded import Node
 from tilekit.driver.shadow import Shadow
 from tilekit.driver.signal import SignalBoard
 from tilekit.driver.stepper import Stepper as Stepper
@@ -328,6 +329,26 @@ class CpuDriver:
         params: int,
     ) -> None:
         raise TypeError(f"{self.name} has no compiled kernels to launch: submit() their Python functions")
+
+    # recorded work
+    def graph_create(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
+        return tuple(nodes)
+
+    def graph_change(self, graph: Any, nodes: Sequence[Node], changed: Sequence[int], template: bool = False) -> None:
+        pass  # the graph is its nodes
+
+    def graph_launch(self, graph: tuple[Node, ...], stream: CpuStream) -> None:
+        for node in graph:
+            node.enqueue(self, stream)
+
+    def graph_destroy(self, graph: tuple[Node, ...]) -> None:
+        pass
+
+    def capture_begin(self) -> Any:
+        raise TypeError(f"{self.name} runs tilekit's own work only: there is none of other libraries' to record")
+
+    def capture_end(self, stream: Any) -> None:
+        pass
 
     def submit(self, stream: CpuStream, work: Callable[[], None], keep: Sequence[Any] = ()) -> None:
         stream.put((RUN, work, keep))

@@ -1,10 +1,12 @@
-"""A GPU, through cuda.bindings: kernels here; below them its memory, its streams and its context, a class and a module each.
+"""A GPU, through cuda.bindings: kernels here; below them its graphs, its memory, its streams and its context, a class and a
+module each.
 
 `cuda_discovery` imports the bindings when somebody looks for GPUs.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +15,7 @@ import numpy as np
 
 from tilekit.driver.cuda_context import this_thread
 from tilekit.driver.cuda_errors import check, failure
-from tilekit.driver.cuda_memory import CudaMemory
+from tilekit.driver.cuda_graphs import CudaGraphs
 from tilekit.driver.protocol import NativeCalls
 from tilekit.driver.report import VARIABLE, WORDS, Report, Site
 from tilekit.driver.staging import Staging
@@ -41,7 +43,7 @@ class CudaFunction:
         self.handle, self.entry, self.library, self.shared_limit = handle, entry, library, shared_limit
 
 
-class CudaDriver(CudaMemory):
+class CudaDriver(CudaGraphs):
     """One GPU (`tilekit.driver.protocol.Driver`). Its handles are the objects of cuda.bindings.
 
     Args:
@@ -112,12 +114,7 @@ class CudaDriver(CudaMemory):
         """As `launch`, with the blocks in clusters; sm_90 and newer."""
         self.activate()
         cu = self._cu
-        if shared_bytes > function.shared_limit:
-            self._allow_shared(function, shared_bytes)
-        x, y, z = cluster
-        if x * y * z > _PORTABLE_CLUSTER:
-            allowed = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-            check(cu, cu.cuFuncSetAttribute(function.handle, allowed, 1))
+        self.allow(function, shared_bytes, cluster)
         config, attribute = cu.CUlaunchConfig(), cu.CUlaunchAttribute()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block
@@ -154,6 +151,14 @@ class CudaDriver(CudaMemory):
             addresses.append(int(found[1]))
         launch, current = addresses
         return NativeCalls(launch, current, self._context_address)
+
+    def allow(self, function: CudaFunction, shared_bytes: int, cluster: tuple[int, int, int] | None = None) -> None:
+        cu = self._cu
+        if shared_bytes > function.shared_limit:
+            self._allow_shared(function, shared_bytes)
+        if cluster is not None and math.prod(cluster) > _PORTABLE_CLUSTER:
+            allowed = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            check(cu, cu.cuFuncSetAttribute(function.handle, allowed, 1))
 
     def _allow_shared(self, function: CudaFunction, nbytes: int) -> None:
         cu = self._cu

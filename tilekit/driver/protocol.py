@@ -21,11 +21,12 @@ from tilekit.driver.shadow import Shadow
 from tilekit.driver.signal import SignalBoard
 from tilekit.driver.staging import Staging
 
-__all__ = ["Allocator", "Driver", "EventHandle", "FunctionHandle", "Lent", "Memory", "NativeCalls", "StreamHandle"]
+__all__ = ["Allocator", "Driver", "EventHandle", "FunctionHandle", "GraphHandle", "Lent", "Memory", "NativeCalls", "StreamHandle"]
 
 StreamHandle = Any
 EventHandle = Any
 FunctionHandle = Any
+GraphHandle = Any
 
 
 class Memory:
@@ -245,6 +246,34 @@ class Driver(Protocol):
         params: int,
     ) -> None:
         """Launch `function`; `params` is the address of the array of parameter addresses (cuLaunchKernel's kernelParams)."""
+        ...
+
+    # recorded work: nodes are those of `tilekit.driver.recorded`
+    def graph_create(self, nodes: Sequence[Any]) -> GraphHandle:
+        """Make one thing to launch of nodes, each behind those that its `after` names, which come before it."""
+        ...
+
+    def graph_change(self, graph: GraphHandle, nodes: Sequence[Any], changed: Sequence[int], template: bool = False) -> None:
+        """Nodes of the graph are not what they were: launches that follow shall know. Those under way are not changed.
+
+        Args:
+            graph, nodes: as given to `graph_create` and by it.
+            changed: the numbers of these nodes.
+            template: graphs that the graph becomes a part of shall know as well.
+        """
+        ...
+
+    def graph_launch(self, graph: GraphHandle, stream: StreamHandle) -> None: ...
+    def graph_destroy(self, graph: GraphHandle) -> None:
+        """Give the graph up; no launch of it is under way."""
+        ...
+
+    def capture_begin(self) -> StreamHandle:
+        """A stream in which others submit work that is to be recorded. Raises TypeError where there is none of others'."""
+        ...
+
+    def capture_end(self, stream: StreamHandle) -> GraphHandle | None:
+        """What was submitted there, as a graph; None if nothing was. The stream is gone. DeviceError if it cannot be recorded."""
         ...
 
     @property

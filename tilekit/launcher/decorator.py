@@ -126,7 +126,8 @@ class Kernel:
                 if not isinstance(argument, DeviceOp):
                     self.check_kind(parameter, argument)
             form = self._forms[types] = planning.Form(self.signature.parameters, types)
-        self._inspect(form, arguments)
+        if form.ints or form.tuples:
+            self._inspect(form, arguments)
         return form
 
     def _inspect(self, form: planning.Form, arguments: tuple[Any, ...]) -> None:

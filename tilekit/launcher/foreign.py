@@ -88,10 +88,6 @@ class ForeignKernel:
         """
         raise NotImplementedError
 
-    def passed(self, arguments: Sequence[Any]) -> Sequence[Any]:
-        """What the executable is launched with."""
-        return arguments
-
     def __repr__(self) -> str:
         return f"<{self.label}({', '.join(p.name for p in self.parameters)})>"
 
@@ -170,14 +166,14 @@ class ForeignLaunch(AsyncKernelLaunch):
         if executable is None:
             assert job is not None, "one of them"
             return self._prepared(ctx, job, arguments, reads, writes)
-        self.enqueue(ctx, executable, self.config.grid, kernel.passed(arguments), reads, writes)
+        self.enqueue(ctx, executable, self.config.grid, arguments, reads, writes)
         return Done(arguments)
 
     def _prepared(self, ctx: ExecutionContext, work: Callable[[], Executable], arguments: Any, reads: Any, writes: Any) -> Steps:
         """Compile or load, then launch."""
         job = HostJob(work)
         yield [job]
-        self.enqueue(ctx, job.result(), self.config.grid, self.kernel.passed(arguments), reads, writes)
+        self.enqueue(ctx, job.result(), self.config.grid, arguments, reads, writes)
         return arguments
 
 
@@ -259,10 +255,6 @@ class CodeKernel(ForeignKernel):
         self._slots, self._values = declared.packing(parameters)
         self._loaded: dict[Device, foreign.LoadedImage] = {}  # shared by the copies that differ in their configuration
 
-    def passed(self, arguments: Sequence[Any]) -> Sequence[Any]:
-        """The numbers to pack."""
-        return self._values(arguments)
-
     def prepare(self, device: Device, arguments: Sequence[Any]) -> tuple[Executable | None, Callable[[], Executable] | None]:
         """Loaded on a GPU, after it was compiled where it has to be."""
         config = self.config
@@ -286,7 +278,9 @@ class CodeKernel(ForeignKernel):
     def _configured(self, device: Device) -> Executable:
         config = self.config
         assert config is not None
-        return foreign.RawLaunch(self._loaded[device], config.block, config.shared_bytes, config.cluster)
+        written = [p.access not in ("in", "scalar") for p in self.parameters]
+        loaded = self._loaded[device]
+        return foreign.RawLaunch(loaded, config.block, config.shared_bytes, config.cluster, self._values, written)
 
     def _check_parameters(self, sizes: tuple[int, ...] | None) -> None:
         """Whether the compiled kernel has the parameters that are declared, as far as their sizes tell."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from tilekit.launcher.planning import Form, Options, Plan, check_grid, check_ove
 from tilekit.ops import AsyncKernelLaunch, DeviceOp, Executable, Spec, Value
 from tilekit.ops.base import site_of
 from tilekit.ops.execution import Done, HostJob, Steps, moments, unwrap
+from tilekit.ops.nodes import is_shallow
 from tilekit.partition import Partition
 from tilekit.schedule import ExecutionContext
 from tilekit.tensor import Tensor, as_shape
@@ -108,12 +109,9 @@ class KernelLaunch(AsyncKernelLaunch):
         return super().device
 
     @property
-    def specs(self) -> tuple[Spec | None, ...]:
+    def specs(self) -> Sequence[Spec | None]:
         """What is known of each result."""
-        return tuple(
-            a.spec if isinstance(a, DeviceOp) else Spec(a.shape, a.dtype) if isinstance(a, (Tensor, Partition)) else None
-            for a in self.arguments
-        )
+        return _Specs(self.arguments)
 
     # running and compiling
 
@@ -121,26 +119,38 @@ class KernelLaunch(AsyncKernelLaunch):
         """Launch, at once if the arguments are there and the kernel is compiled."""
         form, arguments = self._form, self.arguments
         if form.lazy:
-            return self._resolved(ctx)
+            made: list[Any] = []
+            for argument in arguments:
+                if isinstance(argument, DeviceOp):
+                    started = argument.start(ctx) if is_shallow(argument) else None
+                    if type(started) is not Done or moments(started.value):
+                        return self._resolved(ctx, made, started)
+                    argument = started.value
+                made.append(argument)
+            return self._launch_resolved(ctx, tuple(made))
         plan = form.plans.get(form.key(arguments, self._options)) or form.plan(self.kernel, arguments, self._options)
         return self._launch(ctx, plan, arguments)
 
-    def _resolved(self, ctx: ExecutionContext) -> Steps:
-        """Run the arguments that are ops, then launch."""
-        made = []
-        for argument in self.arguments:
+    def _resolved(self, ctx: ExecutionContext, made: list[Any], started: Steps | Done | None) -> Steps:
+        """Run the arguments that are ops, then launch. Those in `made` are there; the next may be `started`."""
+        for argument in self.arguments[len(made) :]:
             if isinstance(argument, DeviceOp):
-                argument = yield argument.start(ctx)
+                argument = yield (started or argument.start(ctx))
+                started = None
                 pending = moments(argument)
                 if pending:
                     yield pending
                     argument = unwrap(argument)
             made.append(argument)
-        arguments = tuple(made)
-        for parameter, argument in zip(self.kernel.signature.parameters, arguments, strict=True):
-            self.kernel.check_kind(parameter, argument)  # an op may have produced anything, another op included
-        plan = self.kernel.form(arguments).plan(self.kernel, arguments, self._options)
-        return (yield self._launch(ctx, plan, arguments))
+        return (yield self._launch_resolved(ctx, tuple(made)))
+
+    def _launch_resolved(self, ctx: ExecutionContext, arguments: tuple[Any, ...]) -> Steps | Done:
+        form, options = self.kernel.form(arguments), self._options
+        if form.lazy:  # an op may have produced anything, another op included
+            for parameter, argument in zip(self.kernel.signature.parameters, arguments, strict=True):
+                self.kernel.check_kind(parameter, argument)
+        plan = form.plans.get(form.key(arguments, options)) or form.plan(self.kernel, arguments, options)
+        return self._launch(ctx, plan, arguments)
 
     def _launch(self, ctx: ExecutionContext, plan: Plan, arguments: tuple[Any, ...]) -> Steps | Done:
         if plan.device is not ctx.device:
@@ -239,6 +249,22 @@ class KernelLaunch(AsyncKernelLaunch):
         return self.kernel.form(arguments).plan(self.kernel, arguments, self._options)
 
 
+class _Specs(Sequence[Any]):
+    """What is known of each of a launch's arguments, worked out for those that somebody asks for."""
+
+    __slots__ = ("_arguments",)
+
+    def __init__(self, arguments: tuple[Any, ...]) -> None:
+        self._arguments = arguments
+
+    def __len__(self) -> int:
+        return len(self._arguments)
+
+    def __getitem__(self, at: Any) -> Any:
+        a = self._arguments[at]
+        return a.spec if isinstance(a, DeviceOp) else Spec(a.shape, a.dtype) if isinstance(a, (Tensor, Partition)) else None
+
+
 def launch_of(kernel: Kernel, arguments: tuple[Any, ...], form: Form, options: Options) -> KernelLaunch:
     """The launch of `kernel` that its caller's caller asks for, once the kernel has looked at the arguments."""
     self: KernelLaunch = object.__new__(KernelLaunch)  # past DeviceOp's, which takes twice as long
@@ -246,8 +272,9 @@ def launch_of(kernel: Kernel, arguments: tuple[Any, ...], form: Form, options: O
     self.kernel, self.arguments, self._form, self._options = kernel, arguments, form, options
     self._label = kernel.label
     if form.lazy:
-        for part in self.parts():
-            part.consumed()
+        for argument in arguments:
+            if isinstance(argument, DeviceOp):
+                argument._consumed = True
     return self
 
 

@@ -144,7 +144,7 @@ class Form:
         parts = []
         for i, kind in enumerate(types):
             if constant[i]:
-                parts.append(f"a[{i}], " if kind in (bool, int, str) else f"constant_key(a[{i}]), ")
+                parts.append(f"a[{i}], " if kind in (bool, int, str) or issubclass(kind, np.dtype) else f"constant_key(a[{i}]), ")
             elif issubclass(kind, (Tensor, Partition)):
                 parts.append(f"a[{i}].traits, ")
         # Written out for these types, what tells one plan from another takes no loop.

@@ -76,6 +76,7 @@ class DeviceOp(Generic[T]):
     | `op.async_on(stream)` | the given one | no; gives a `DeviceFuture` |
     | `op.schedule(policy)` | the next of `policy` | no; gives a `DeviceFuture` |
     | `await op` | the next of the device's policy | suspends the task |
+    | `op.graph_on(stream)` | none: records a `CudaGraph` | no |
 
     To make an operation of your own, derive from this class and define `execute`.
     """
@@ -117,10 +118,12 @@ class DeviceOp(Generic[T]):
             _asked.op = None
             return None
         op: DeviceOp[Any] = self
+        while isinstance(op, nodes.OnResult):  # which have one part, and no device of their own
+            op = op.source
+        parts = op.parts() if op is self else (op,)
         waiting: list[DeviceOp[Any]] = []
         seen: set[int] | None = None
         while True:  # in a loop: ops nest deeper than Python's stack
-            parts = op.parts()
             if isinstance(op, placement.Zip):  # a part with a place of its own says nothing about the others
                 parts = tuple(part for part in parts if not isinstance(part, placement.OnDevice))
             waiting += parts[::-1]
@@ -151,6 +154,7 @@ class DeviceOp(Generic[T]):
                     break
             else:
                 return None
+            parts = op.parts()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -230,6 +234,34 @@ class DeviceOp(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         return awaited(Submission(self, self._next_stream()))
+
+    # recording it
+
+    def graph_on(self, stream: Any) -> graphs.CudaGraph:
+        """Record the op as a CUDA graph, for the device of `stream`. Nothing is executed, and nothing submitted to the stream.
+
+        Closures (`then`, `map`) are called now, once. What the op allocates belongs to the graph, and is the same memory at
+        each launch; so is its result, `graph.output`, which is defined once a launch has been waited for. Tensors that the op
+        uses are read and written by each launch, arrays of `memory.pinned` too. Kernels are compiled. Work that closures submit
+        to `ctx.stream` by other libraries is captured, on a GPU.
+
+        Raises:
+            TypeError: the op waits for the device in the middle, uses ordinary memory of the host's, or other devices.
+            RuntimeError: the thread is submitting or recording an op.
+            Whatever the op fails with; nothing is left behind.
+        """
+        return graphs.recorded_op(self, self._stream(stream), graphs.CudaGraph)
+
+    def graph(self) -> graphs.CudaGraph:
+        """As `graph_on`, with the next stream of the device's policy for its `update`."""
+        return graphs.recorded_op(self, self._next_stream(), graphs.CudaGraph)
+
+    def prepare(self) -> graphs.PreparedOp:
+        """Record the op's work, to submit it again and again at the cost of the driver's calls: `prepared.run(stream)`.
+
+        As `graph`, but the device gets the work piece by piece; worth it for one launch, or a few.
+        """
+        return graphs.recorded_op(self, self._next_stream(), graphs.PreparedOp)
 
     def _next_stream(self) -> Stream:
         return (self.device or default_device()).policy.next_stream()
@@ -444,4 +476,4 @@ class _Detached(Generic[T]):
 
 
 # Ops that are made of other ops: they derive from DeviceOp, whose methods make them.
-from tilekit.ops import drawing, nodes, placement  # noqa: E402
+from tilekit.ops import drawing, graphs, nodes, placement  # noqa: E402

@@ -39,6 +39,7 @@ __all__ = [
     "Wait",
     "called_on_host",
     "moments",
+    "rebuilt",
     "unwrap",
 ]
 
@@ -156,12 +157,16 @@ def unwrap(value: Any) -> Any:
     if type(value) is HostValue:
         return value.get()
     if type(value) in (tuple, list) and moments(value):
-        return _unwrapped(value)
+        return rebuilt(value, HostValue.get)
     return value
 
 
-def _unwrapped(value: Any) -> Any:
-    """A tuple or list with what is in it unwrapped, at any depth; what holds nothing to unwrap stays the same object."""
+def rebuilt(value: Any, turn: Callable[[HostValue], Any]) -> Any:
+    """`value` with `turn(v)` for each HostValue `v` in it, at any depth of tuples and lists; what holds none stays the same."""
+    if type(value) is HostValue:
+        return turn(value)
+    if type(value) not in (tuple, list):
+        return value
     made: dict[int, Any] = {}  # by the identity of tuples and lists
     entered: set[int] = set()
     waiting = [value]
@@ -173,7 +178,7 @@ def _unwrapped(value: Any) -> Any:
             continue
         waiting.pop()
         if id(whole) not in made:  # a list that contains itself is not made yet, and stays as it is in there
-            parts = [part.get() if type(part) is HostValue else made.get(id(part), part) for part in whole]
+            parts = [turn(part) if type(part) is HostValue else made.get(id(part), part) for part in whole]
             same = all(new is old for new, old in zip(parts, whole, strict=True))
             made[id(whole)] = whole if same else type(whole)(parts)
     return made[id(value)]
@@ -181,6 +186,8 @@ def _unwrapped(value: Any) -> Any:
 
 def _refuse(op: DeviceOp[Any], running: DeviceOp[Any]) -> NoReturn:
     """One op at a time is submitted by a thread: work that a closure would start elsewhere could overtake this op's."""
+    if getattr(running, "records", False):  # a scope in which ops are recorded
+        raise RuntimeError(f"{op!r} cannot run while {running!r} records: give it to scope.record(op), or run it before or after")
     raise RuntimeError(
         f"{op!r} cannot run while {running!r} is being submitted by the same thread: functions given to then, map, with_context "
         "or stream_chunks describe work, they do not wait for it. Return the op from the closure (then runs it next, on the same "

@@ -48,6 +48,6 @@ class AsyncKernelLaunch(DeviceOp[tuple[Any, ...]]):
     ) -> None:
         """Launch after whatever the storages still wait for on other streams, and let those who come later wait for it."""
         ctx.acquire(reads, writes)
-        executable.launch(ctx, grid, arguments)
+        ctx.launch(executable, grid, arguments)
         ctx.stream.submitted(self._label or self.label)
         ctx.note(reads, writes)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from tilekit.ops.base import DeviceOp, Spec
-from tilekit.ops.execution import Done, HostJob, Run, Steps, Wait, called_on_host, moments, unwrap
+from tilekit.ops.execution import Done, HostJob, HostValue, Run, Steps, Wait, called_on_host, moments, unwrap
 from tilekit.schedule import ExecutionContext
 
 __all__ = [
@@ -144,19 +144,67 @@ class AndThen(Derived):
         return result
 
 
-class Map(Derived):
-    """Run an op and pass its result through a function of the host's."""
+_HOLDERS = frozenset((HostValue, tuple, list))  # the types of results in which host values may be
 
-    def __init__(self, source: DeviceOp[Any], function: Callable[[Any], Any], **known: Any) -> None:
-        super().__init__(source, **known)
-        self.function = function
 
-    def steps(self, ctx: ExecutionContext) -> Steps:
-        """Run it, call the function."""
-        result = yield self.source.start(ctx)
-        if pending := moments(result):
+class OnResult(Derived):
+    """Run an op, and do something with its result that submits nothing."""
+
+    _looks = False  # whether host values must have arrived
+
+    def of(self, result: Any) -> Any:
+        """What becomes of the result."""
+        raise NotImplementedError
+
+    def steps(self, ctx: ExecutionContext) -> Steps | Done:
+        """Run it, and go on with its result. A chain of such ops is run from its start, in a loop, and at once if that can be."""
+        links, source = [self], self.source
+        while isinstance(source, OnResult):
+            source.claim()
+            links.append(source)
+            source = source.source
+        made = source.start(ctx)
+        if type(made) is Done:
+            result = made.value
+            while links and not (links[-1]._looks and type(result) in _HOLDERS and moments(result)):
+                result = links.pop().of(result)
+            made.value = result
+        return _finished(made, links) if links else made
+
+
+def _finished(made: Steps | Done, links: list[OnResult]) -> Steps:
+    result = yield made
+    for link in reversed(links):
+        if link._looks and (pending := moments(result)):
             yield pending
             result = unwrap(result)
+        result = link.of(result)
+    return result
+
+
+def is_shallow(op: DeviceOp[Any]) -> bool:
+    """Whether nothing is inside the op but one without parts, so that beginning to run it takes no more stack than that."""
+    while isinstance(op, OnResult):
+        op = op.source
+    return type(op).parts is DeviceOp.parts
+
+
+class Map(OnResult):
+    """Run an op and pass its result through a function of the host's."""
+
+    _looks = True
+
+    def __init__(
+        self, source: DeviceOp[Any], function: Callable[[Any], Any], label: str | None = None, spec: Spec | None = None
+    ) -> None:
+        if not isinstance(source, DeviceOp):
+            raise TypeError(f"{type(self).__name__} needs an op, not {type(source).__name__}")
+        source._consumed = True
+        self.source, self._label, self.spec = source, label, spec
+        self.function = function
+
+    def of(self, result: Any) -> Any:
+        """Call the function."""
         made = self.function(result)
         if isinstance(made, DeviceOp):
             made.consumed()
@@ -164,19 +212,21 @@ class Map(Derived):
         return made
 
 
-class Element(Derived):
+class Element(OnResult):
     """One element of a tuple."""
 
     def __init__(self, source: DeviceOp[Any], index: int, count: int | None = None) -> None:
-        name = {0: "first", -1: "last"}.get(index, f"element {index}")
-        super().__init__(source, label=name if count is None else f"{index} of {count}")
+        if not isinstance(source, DeviceOp):
+            raise TypeError(f"{type(self).__name__} needs an op, not {type(source).__name__}")
+        source._consumed = True
+        name = {0: "first", -1: "last"}.get(index) or f"element {index}"
+        self.source, self._label = source, name if count is None else f"{index} of {count}"
         self.index, self.count = index, count
         specs = getattr(source, "specs", None)
         self.spec = specs[index] if specs else None
 
-    def steps(self, ctx: ExecutionContext) -> Steps:
-        """Run it, take the element."""
-        result = yield self.source.start(ctx)
+    def of(self, result: Any) -> Any:
+        """Take the element."""
         if not isinstance(result, tuple) or not result:
             raise TypeError(f"{self.label}: {self.source!r} gave {type(result).__name__}, not a tuple of results")
         if self.count is not None and len(result) != self.count:
@@ -262,6 +312,8 @@ class Shared(Derived):
 
     def steps(self, ctx: ExecutionContext) -> Steps:
         """The kept result, once there is one."""
+        if ctx.recording is not None and self._outcome is None and self._run is None:
+            return (yield from ctx.recording.once(self, ctx))
         failure: BaseException | None = None
         waited: Sequence[Wait] = ()  # what `failure` is of
         while self._outcome is None:

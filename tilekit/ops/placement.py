@@ -65,9 +65,9 @@ def _side_by_side(ops: tuple[DeviceOp[Any], ...], ctx: ExecutionContext) -> Step
     start = ctx.stream.mark() if len(ops) > 1 else 0
     contexts = [ctx]
     for _ in ops[1:]:
-        stream = ctx.device.policy.next_stream()
-        stream.wait_for(ctx.stream, start)
-        contexts.append(ExecutionContext(ctx.device, stream))
+        beside = ctx.beside()
+        beside.stream.wait_for(ctx.stream, start)
+        contexts.append(beside)
     running = {at: Run(op, context) for at, (op, context) in enumerate(zip(ops, contexts, strict=True))}
     results: list[Any] = [None] * len(ops)
     waits: dict[int, Sequence[Wait]] = {}
@@ -168,7 +168,8 @@ class WithPolicy(Derived):
 
 def elsewhere(op: DeviceOp[Any], stream: Stream, ctx: ExecutionContext) -> Steps:
     """Run `op` on another stream, between what comes before and after it on the stream of `ctx`."""
-    if stream is ctx.stream:
+    there_ctx = ctx.on(stream)
+    if stream is ctx.stream or there_ctx is ctx:
         return (yield op.start(ctx))
     same_kind = stream.device.kind == ctx.device.kind
     here: Moment = (ctx.stream, ctx.stream.mark())
@@ -176,7 +177,7 @@ def elsewhere(op: DeviceOp[Any], stream: Stream, ctx: ExecutionContext) -> Steps
         stream.wait_for(*here)
     else:  # no device orders the work of the other kind after its own: the host does
         yield [here]
-    result = yield op.start(ExecutionContext(stream.device, stream))
+    result = yield op.start(there_ctx)
     there: Moment = (stream, stream.mark())
     if same_kind:
         ctx.stream.wait_for(*there)

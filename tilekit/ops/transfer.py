@@ -22,8 +22,13 @@ def copy_in(ctx: ExecutionContext, storage: Storage, offset: int, source: np.nda
     """
     if not source.nbytes:
         return
-    driver, stream = ctx.device.driver, ctx.stream
+    driver, stream = ctx.driver, ctx.stream
     ctx.acquire((), (storage,))
+    if ctx.recording is not None:
+        ctx.recording.check_host_array(source, written=False)
+        driver.copy_from_host(storage.memory, offset, source, stream.handle)
+        ctx.note((), (storage,))
+        return
 
     def direct() -> None:
         try:
@@ -59,10 +64,15 @@ def copy_out(ctx: ExecutionContext, target: np.ndarray[Any, Any], storage: Stora
     Returns:
         The array as a HostValue.
     """
-    driver, stream = ctx.device.driver, ctx.stream
+    driver, stream = ctx.driver, ctx.stream
     if not target.nbytes:
         return HostValue(target, stream)
     ctx.acquire((storage,), ())
+    if ctx.recording is not None:
+        target = ctx.recording.host_target(target, given=given)
+        driver.copy_to_host(target, storage.memory, offset, stream.handle)
+        ctx.note((storage,), ())
+        return HostValue(target, stream)
 
     def direct() -> None:
         try:
@@ -100,6 +110,8 @@ def copy_across(ctx: ExecutionContext, target: Storage, source: Storage, offset:
     """
     if not nbytes:
         return
+    if ctx.recording is not None:
+        ctx.recording.refuse("it copies from another device")
     if source.last_write is not None:
         ctx.stream.wait_for(*source.last_write)
     ctx.acquire((), (target,))

@@ -1,0 +1,113 @@
+"""Launches of kernels as nodes of what is recorded (`tilekit.driver.recorded`)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilekit.driver.protocol import FunctionHandle, Memory
+from tilekit.driver.recorded import Launch, Node, Place
+from tilekit.partition import Partition
+from tilekit.tensor import Tensor
+
+__all__ = ["InterpretedLaunch", "compiled_launch", "place_of", "slot_of"]
+
+Triple = tuple[int, int, int]
+
+
+def place_of(argument: Any, written: bool) -> Place:
+    """Where a tensor, or the tensor of a partition, has its first element."""
+    tensor: Tensor = argument.tensor if isinstance(argument, Partition) else argument
+    assert tensor.storage is not None, "it is an argument of a launch"
+    (low, high), first = tensor.span(), tensor.offset * tensor.itemsize
+    return Place(tensor.storage.memory, first, high - low, written, first - low if high else 0)
+
+
+def slot_of(argument: Any) -> Any:
+    """The slot (`tilekit.slot`) that a number came from; None if it is just a number."""
+    return getattr(argument, "slot", None) if isinstance(argument, (int, float)) else None
+
+
+def compiled_launch(
+    function: FunctionHandle,
+    grid: Triple,
+    block: Triple,
+    shared_bytes: int,
+    values: bytes,
+    codes: str,
+    arguments: Sequence[tuple[Any, int, bool]],
+    cluster: Triple | None = None,
+) -> Launch:
+    """A launch of machine code.
+
+    Args:
+        function, grid, block, shared_bytes, cluster: see `Launch`.
+        values: its parameters, eight bytes each; `codes` their codes in the module struct, one each.
+        arguments: what was passed: each with the place of its first parameter, and whether it is written.
+    """
+    pointers, scalars = [], []
+    for argument, at, written in arguments:
+        if isinstance(argument, (Tensor, Partition)):
+            pointers.append((at, place_of(argument, written)))
+        elif (slot := slot_of(argument)) is not None:
+            scalars.append((slot, at, codes[at]))
+    return Launch("", function, grid, block, shared_bytes, values, pointers, scalars, cluster)
+
+
+class InterpretedLaunch(Node):
+    """A launch on a CPU device.
+
+    Args:
+        enqueue: submits it: is given the driver, its stream, the grid and the arguments.
+        grid, arguments: of the launch.
+        written: for each argument, whether it is a tensor that is written; None for what is no tensor.
+    """
+
+    __slots__ = ("_arguments", "_enqueue", "_grid", "_places", "scalars")
+
+    def __init__(
+        self,
+        enqueue: Callable[[Any, Any, Triple, Sequence[Any]], None],
+        grid: Triple,
+        arguments: Sequence[Any],
+        written: Sequence[bool | None],
+    ) -> None:
+        super().__init__("")
+        self._enqueue, self._grid, self._arguments = enqueue, grid, list(arguments)
+        self._places = [None if w is None else place_of(a, w) for a, w in zip(arguments, written, strict=True)]
+        self.scalars = tuple((slot_of(a), at, "") for at, a in enumerate(arguments) if slot_of(a) is not None)
+
+    def enqueue(self, driver: Any, stream: Any) -> None:
+        self._enqueue(driver, stream, self._grid, self._arguments)
+
+    def places(self) -> Sequence[Place]:
+        return [place for place in self._places if place is not None]
+
+    def refresh(self) -> None:
+        for at, (argument, place) in enumerate(zip(self._arguments, self._places, strict=True)):
+            if place is not None:
+                self._arguments[at] = _moved(argument, place)
+
+    def set(self, slot: Any, number: Any) -> None:
+        for from_slot, at, _ in self.scalars:
+            if from_slot is slot:
+                self._arguments[at] = number
+
+
+class _Stand:
+    """What the view of a tensor needs of a storage."""
+
+    def __init__(self, memory: Memory, device: Any) -> None:
+        self.memory, self.device = memory, device
+
+
+def _moved(argument: Any, place: Place) -> Any:
+    """A tensor or partition like `argument`, in another place."""
+    if isinstance(argument, Partition):
+        made = copy.copy(argument)
+        made.tensor = _moved(argument.tensor, place)
+        made.storage = made.tensor.storage
+        return made
+    storage: Any = _Stand(place.memory, argument.device)
+    return Tensor(storage, argument.shape, argument.dtype, argument.strides, place.offset // argument.itemsize)

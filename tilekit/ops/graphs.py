@@ -1,0 +1,503 @@
+"""Recorded ops that run any number of times: `CudaGraph`, which the device launches as one, and `PreparedOp`, node by node.
+
+Recording executes nothing. What comes out of an op that was recorded, `output`, is memory that every launch writes anew.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Self, TypeVar
+
+from tilekit.device import Device, default_device
+from tilekit.driver.recorded import Captured, Node, Place
+from tilekit.ops.base import DeviceOp
+from tilekit.ops.execution import Done, HostValue, moments, rebuilt
+from tilekit.ops.future import DeviceFuture
+from tilekit.ops.recording import Recording
+from tilekit.schedule import ExecutionContext, submitting
+from tilekit.storage import Garbage
+from tilekit.stream import Stream, as_stream
+
+__all__ = ["CudaGraph", "GraphLaunch", "GraphScope", "PreparedOp", "Recorded", "recorded_op"]
+
+R = TypeVar("R", bound="Recorded")
+
+
+class _Bound:
+    """What a slot stands for in something recorded, and where.
+
+    Attributes:
+        slot: what was recorded (`tilekit.slot`).
+        value: what it stands for now.
+        at: the nodes with it, by their numbers; with the places and how many bytes each lies behind the start of the slot.
+        reads, writes: where its storage is among those that a launch reads and writes; None if it is not.
+    """
+
+    __slots__ = ("at", "reads", "slot", "value", "writes")
+
+    def __init__(self, slot: Any) -> None:
+        self.slot, self.value = slot, slot.value
+        self.at: list[tuple[int, Node, list[tuple[Place, int]]]] = []
+        self.reads: int | None = None
+        self.writes: int | None = None
+
+
+class Recorded:
+    """An op's work, written down, to be run any number of times. Everything that it uses is kept alive.
+
+    Any thread may launch it, on any stream of its device. Launches of one recorded op come one after the other, since they
+    write the same memory.
+
+    Attributes:
+        device: where it runs.
+        stream: where `update` runs ops.
+        label: what messages call it.
+    """
+
+    _noun = "recorded op"
+
+    def __init__(self, recording: Recording, output: Any, stream: Stream, label: str) -> None:
+        self.device, self.stream, self.label = recording.device, stream, label
+        self.nodes: tuple[Node, ...] = tuple(recording.nodes)
+        self._lock = threading.Lock()
+        self._reads, self._writes = list(recording.reads.values()), list[Any](recording.writes.values())
+        if recording.arena.blocks:
+            self._writes.append(recording.arena)
+        self._several = any(len(node.after) != (1 if at else 0) for at, node in enumerate(self.nodes))
+        self._result, self._taken = output, False
+        self._slots = {name: _Bound(slot) for name, slot in recording.slots.items()}
+        self._closed = self._embedded = False
+        self._find_slots()
+
+    def _find_slots(self) -> None:
+        for bound in self._slots.values():
+            memory = bound.slot.memory
+            for side in ("reads", "writes"):
+                places = [at for at, storage in enumerate(getattr(self, f"_{side}")) if storage.memory is memory]
+                setattr(bound, side, places[0] if memory is not None and places else None)
+            for at, node in enumerate(self.nodes):
+                mine = [(place, place.offset - bound.slot.offset) for place in node.places() if place.memory is memory]
+                if mine or any(slot is bound.slot for slot, *_ in getattr(node, "scalars", ())):
+                    bound.at.append((at, node, mine))
+
+    # what comes out of it
+
+    @property
+    def output(self) -> Any:
+        """The result of the op: tensors, partitions and arrays that each launch writes. Defined once one has been waited for."""
+        return unwrapped(self._result)
+
+    def take_output(self) -> Any:
+        """`output`, once: for whoever goes on with it by himself.
+
+        Raises:
+            ValueError: it has been taken.
+        """
+        if self._taken:
+            raise ValueError(f"{self!r}: its output has been taken already; .output shows it as often as you like")
+        self._taken = True
+        return self.output
+
+    # what goes into it
+
+    def bind(self, **values: Any) -> Self:
+        """Let slots stand for something else in the launches that follow. Does not wait, and changes none that is under way.
+
+        Args:
+            values: by the name of the slot, see `tilekit.slot`: a tensor of the same shape, strides and dtype on the same
+                device, or a number.
+
+        Raises:
+            ValueError: there is no such slot; a tensor does not fit it, or overlaps others that the same work writes.
+            TypeError: it is something else. Then nothing is changed.
+        """
+        with self._lock:
+            self._bind(values)
+        return self
+
+    def _bind(self, values: Mapping[str, Any]) -> None:
+        self._check_open()
+        if self._embedded:
+            raise ValueError(
+                f"{self!r} is part of another recorded op, which would not learn of this: bind before recording that"
+            )
+        found = []
+        for name, value in values.items():
+            bound = self._slots.get(name)
+            if bound is None:
+                known = ", ".join(self._slots) or "none: mark what is to change with tk.slot(name, tensor) before recording"
+                raise ValueError(f"{self!r} has no slot {name!r}; it has {known}")
+            found.append((bound, bound.slot.check(value, self)))
+        before = [(bound, bound.value) for bound, _ in found]
+        for bound, value in found:
+            self._set(bound, value)
+        try:
+            for bound, _ in found:
+                self._check_overlap(bound)
+        except BaseException:
+            for bound, value in before:
+                self._set(bound, value)
+            raise
+        self._changed(sorted({at for bound, _ in found for at, *_ in bound.at}))
+
+    def _set(self, bound: _Bound, value: Any) -> None:
+        bound.value = value
+        storage = bound.slot.storage_of(value)
+        if storage is None:
+            for _, node, _ in bound.at:
+                node.set(bound.slot, value)
+            return
+        memory, start = storage.memory, value.offset * value.dtype.itemsize
+        for _, node, places in bound.at:
+            for place, behind in places:
+                place.memory, place.offset = memory, start + behind
+            node.refresh()
+        if bound.reads is not None:
+            self._reads[bound.reads] = storage
+        if bound.writes is not None:
+            self._writes[bound.writes] = storage
+
+    def _check_overlap(self, bound: _Bound) -> None:
+        """Refuse memory that is written beside another use of it. What lies in one place was so when it was recorded."""
+        for _, node, places in bound.at:
+            others = [(o, other) for o in (self.nodes if self._several else (node,)) for other in o.places()]
+            for place, _ in places:
+                for owner, other in others:
+                    if other.address != place.address and (other.written or place.written) and place.overlaps(other):
+                        where = "itself" if owner is node else f"{owner.label}, which may run at the same time"
+                        raise ValueError(
+                            f"{self!r}: bind({bound.slot.name}=...) would let {node.label} use {place.nbytes:,} bytes of which "
+                            f"some are used, and written, by {where} as well. Bind a tensor that does not overlap"
+                        )
+
+    def _changed(self, at: Sequence[int]) -> None:
+        """The nodes with these numbers are not what they were."""
+
+    def update(self, op: DeviceOp[Any]) -> DeviceFuture[Any]:
+        """Submit `op` to the graph's stream, to change what the next launch finds: `graph.update(api.memcpy(x, token))`.
+
+        Launches that come later wait for it, on whatever stream. Does not block.
+
+        Returns:
+            The future of the op.
+        """
+        return op.async_on(self.stream)
+
+    # running it
+
+    def launch(self) -> GraphLaunch:
+        """An op that runs all of it, on any stream; its result is `output`."""
+        self._check_open()
+        return GraphLaunch(self)
+
+    def submit(self, ctx: ExecutionContext) -> Any:
+        """Submit all of it; the result, which the device still computes."""
+        with self._lock:
+            self._check_open()
+            self._submit(ctx)
+        return self._delivered(ctx)
+
+    def _submit(self, ctx: ExecutionContext) -> None:
+        reads, writes = self._reads, self._writes
+        ctx.acquire(reads, writes)
+        try:
+            if ctx.recording is not None:
+                self._embed(ctx)
+            else:
+                self._enqueue(ctx)
+        finally:
+            ctx.note(reads, writes)
+        ctx.stream.submitted(self.label)
+
+    def _embed(self, ctx: ExecutionContext) -> None:
+        """Be a part of what is recorded. That has what the slots stand for now; it would not learn of a change."""
+        self._embedded = True
+        node = Captured(self.label, self._graph())
+        node.keep = self
+        ctx.recording.add(node, ctx.stream)
+
+    def _delivered(self, ctx: ExecutionContext) -> Any:
+        result = self._result
+        if not moments(result):
+            return result
+        return rebuilt(result, lambda value: HostValue(value.get(), ctx.stream))
+
+    def _enqueue(self, ctx: ExecutionContext) -> None:
+        """Submit the nodes to the stream."""
+        raise NotImplementedError
+
+    def _graph(self) -> Any:
+        """The driver's graph of the nodes as they are now."""
+        raise NotImplementedError
+
+    # the end
+
+    def close(self) -> None:
+        """Give it up. What was launched still runs. May be called again."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._give_up()
+            self.nodes, self._slots, self._reads, self._writes, self._result = (), {}, [], [], None
+
+    def _give_up(self) -> None:
+        """Let go what is not memory."""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(f"{self!r} is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self.close()
+
+    def graphviz(self) -> str:
+        """The recorded work in Graphviz's language, what runs first on top: `dot -Tsvg`."""
+        lines = [f'    n{at} [label="{node.label.replace(chr(34), chr(39))}"];' for at, node in enumerate(self.nodes)]
+        lines += [f"    n{before} -> n{at};" for at, node in enumerate(self.nodes) for before in node.after]
+        return "\n".join(["digraph graph_ {", "    node [shape=box];", *lines, "}"]) + "\n"
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        count = len(self.nodes)
+        return f"<{self._noun} {self.label}: {count} node{'' if count == 1 else 's'}{', closed' if self._closed else ''}>"
+
+
+def unwrapped(value: Any) -> Any:
+    """`value` with arrays where the host's copies will be."""
+    return rebuilt(value, HostValue.get) if moments(value) else value
+
+
+class PreparedOp(Recorded):
+    """An op whose work is submitted again and again, without the op being built or looked at: see `DeviceOp.prepare`."""
+
+    _noun = "prepared"
+
+    def run(self, stream: Stream, **values: Any) -> None:
+        """Submit all of it to `stream`, and return at once; `stream.synchronize()` waits for it.
+
+        Args:
+            stream: where, of the op's device.
+            values: for slots, see `bind`.
+
+        Raises:
+            ValueError: the stream is closed or on another device; what `bind` raises.
+        """
+        if type(stream) is not Stream or stream.device is not self.device or stream.closed:
+            stream = as_stream(stream, self.device)
+        ctx = ExecutionContext(self.device, stream)
+        with self._lock:
+            self._check_open()
+            if values:
+                self._bind(values)
+            self._submit(ctx)
+        stream.mark()
+
+    def _enqueue(self, ctx: ExecutionContext) -> None:
+        driver, handle = self.device.driver, ctx.stream.handle
+        for node in self.nodes:
+            node.enqueue(driver, handle)
+
+    def _graph(self) -> Any:
+        return self.device.driver.graph_create(self.nodes)
+
+
+class CudaGraph(Recorded):
+    """An op, recorded as a CUDA graph: one call of the driver launches all of it. On a CPU device the nodes run one by one.
+
+        graph = op.graph_on(stream)          # recorded, not executed
+        out = graph.output
+        for token in tokens:
+            graph.update(api.memcpy(x, token))
+            graph.launch().sync_on(stream)
+
+    Made by `op.graph()`, `op.graph_on(stream)`, `CudaGraph.capture` and `CudaGraph.scope`.
+    """
+
+    _noun = "CUDA graph"
+
+    def __init__(self, recording: Recording, output: Any, stream: Stream, label: str) -> None:
+        super().__init__(recording, output, stream, label)
+        self._handle = self.device.driver.graph_create(self.nodes)
+        self._dirty: set[int] = set()
+
+    @classmethod
+    def capture(cls, stream: Any, op: DeviceOp[Any]) -> CudaGraph:
+        """`op.graph_on(stream)`."""
+        return op.graph_on(stream)
+
+    @staticmethod
+    def scope(stream: Any = None) -> GraphScope:
+        """Record several ops as one graph: `with tk.CudaGraph.scope(stream) as scope: scope.record(op)`, then `scope.graph`."""
+        return GraphScope(stream)
+
+    def _changed(self, at: Sequence[int]) -> None:
+        self._dirty.update(at)
+
+    def _enqueue(self, ctx: ExecutionContext) -> None:
+        if self._dirty:
+            self.device.driver.graph_change(self._handle, self.nodes, sorted(self._dirty))
+            self._dirty.clear()
+        self.device.driver.graph_launch(self._handle, ctx.stream.handle)
+
+    def _graph(self) -> Any:
+        changed = sorted({at for bound in self._slots.values() for at, *_ in bound.at})
+        self.device.driver.graph_change(self._handle, self.nodes, changed, template=True)
+        return self._handle
+
+    def _give_up(self) -> None:
+        left, self._handle = _Handle(self.device, self._handle), None
+        self.device.garbage.append(Garbage(None, self._uses(), left))
+
+    def _uses(self) -> list[Any]:
+        return [use for order in (*self._writes, *self._reads) for use in order.uses()]
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and hasattr(self, "_handle") and not sys.is_finalizing():
+            self._give_up()
+
+
+class _Handle:
+    """The driver's graph that nobody has any more. Let go by the device when all launches are done."""
+
+    __slots__ = ("_device", "_handle")
+
+    def __init__(self, device: Device, handle: Any) -> None:
+        self._device, self._handle = device, handle
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._device.driver.graph_destroy(self._handle)
+
+
+class GraphLaunch(DeviceOp[Any]):
+    """One launch of a recorded op. Its result is the recorded op's output."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self.recorded, self._label = recorded, f"launch of {recorded.label}"
+
+    @property
+    def device(self) -> Device:
+        """Where it was recorded for."""
+        return self.recorded.device
+
+    def steps(self, ctx: ExecutionContext) -> Done:
+        """Submit all of it."""
+        if ctx.device is not self.recorded.device:
+            raise ValueError(f"{self.recorded!r} was recorded for {self.recorded.device!r}, and is launched on {ctx.device!r}")
+        return Done(self.recorded.submit(ctx))
+
+
+class GraphScope:
+    """The time in which ops are recorded as one graph; a context manager, for one thread. See `CudaGraph.scope`.
+
+    In it nothing can be run by the same thread. After an exception there is no graph, and the stream is as it was: nothing
+    was submitted to it.
+
+    Attributes:
+        stream: the graph's.
+    """
+
+    detached = records = True
+
+    def __init__(self, stream: Any = None) -> None:
+        self.stream = default_device().policy.next_stream() if stream is None else as_stream(stream)
+        self._recording: Recording | None = None
+        self._graph: CudaGraph | None = None
+        self._results: list[Any] = []
+        self._failure: BaseException | None = None
+        self._outer: Any = None
+        self._thread = 0
+
+    @property
+    def op(self) -> GraphScope:
+        """What is being submitted, for messages."""
+        return self
+
+    @property
+    def graph(self) -> CudaGraph:
+        """The graph, when the scope is over. Its output is the list of the results.
+
+        Raises:
+            ValueError: it is not over, or was left by an exception.
+        """
+        if self._graph is None:
+            raise ValueError(f"{self!r} has no graph: " + ("it is not over" if self._recording else "nothing was recorded in it"))
+        return self._graph
+
+    def record(self, op: DeviceOp[Any]) -> Any:
+        """Record `op` behind what was recorded before. Its result: what the launches will write.
+
+        Raises:
+            RuntimeError: the scope is over, has not begun, or is another thread's.
+            TypeError: something in the op cannot be recorded. Whatever it fails with. Then there will be no graph.
+        """
+        if self._recording is None or self._thread != threading.get_ident():
+            why = "it has not begun, or is over" if self._recording is None else "it is another thread's"
+            op.consumed()
+            raise RuntimeError(f"{self!r} records nothing now: {why}")
+        submitting.submission = self._outer
+        try:
+            result = unwrapped(self._recording.run(op))
+        except BaseException as error:
+            self._failure = error
+            raise
+        finally:
+            submitting.submission = self
+        self._results.append(result)
+        return result
+
+    def __enter__(self) -> Self:
+        if self._recording is not None or self._graph is not None:
+            raise RuntimeError(f"{self!r} has been entered before: make another one")
+        if submitting.submission is not None:
+            raise RuntimeError(f"{self!r} cannot begin while {submitting.submission.op!r} is being submitted by the same thread")
+        self._thread = threading.get_ident()
+        self._recording = Recording(self.stream.device, self.stream, self)
+        self._outer, submitting.submission = submitting.submission, self
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        recording, self._recording = self._recording, None
+        submitting.submission = self._outer
+        assert recording is not None, "it has begun"
+        if error is not None:
+            recording.discard()
+        elif self._failure is not None:
+            recording.discard()
+            raise RuntimeError(f"{self!r}: an op was not recorded, so there is no graph: {self._failure}") from self._failure
+        else:
+            recording.finish()
+            self._graph = CudaGraph(recording, self._results, self.stream, "scope")
+
+    def __repr__(self) -> str:
+        return f"<CudaGraph.scope on {self.stream!r}>"
+
+
+def recorded_op(op: DeviceOp[Any], stream: Stream, make: type[R]) -> R:
+    """`op`, recorded for the device of `stream`."""
+    if submitting.submission is not None:
+        _nested(op)
+    recording = Recording(stream.device, stream, op)
+    try:
+        output = recording.run(op)
+    except BaseException:
+        recording.discard()
+        raise
+    recording.finish()
+    return make(recording, output, stream, op.label)
+
+
+def _nested(op: DeviceOp[Any]) -> NoReturn:
+    op.consumed()
+    raise RuntimeError(f"{op!r} cannot be recorded while {submitting.submission.op!r} is being submitted by the same thread")
