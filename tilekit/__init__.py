@@ -30,6 +30,7 @@ from tilekit.errors import DeviceError as DeviceError
 from tilekit.errors import DeviceUnavailableError as DeviceUnavailableError
 from tilekit.errors import OutOfMemoryError as OutOfMemoryError
 from tilekit.errors import TilekitError as TilekitError
+from tilekit.graphed import graphed as graphed
 from tilekit.interop import as_tensor as as_tensor
 from tilekit.interop import from_pointer as from_pointer
 from tilekit.lang.atomic import atomic_add as atomic_add
@@ -301,6 +302,7 @@ __all__ = [
     "gather",
     "generics",
     "global_policy",
+    "graphed",
     "greater",
     "greater_equal",
     "histogram",

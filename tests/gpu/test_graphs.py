@@ -70,10 +70,36 @@ def test_clusters(device, record):
     assert host(y)[0] >= 16
 
 
-def test_numba_kernels_are_captured(device, record):
+def test_numba_kernels_and_their_slots(device, record):
     cuda = pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
 
     @cuda.jit
+    def shift(y, x, a, n):
+        i, j = cuda.grid(2)
+        if i < y.shape[0] and j < y.shape[1] and i < n:
+            y[i, j] = x[i, j] + a
+
+    rows = api.arange(8 * N, dtype=tk.float32).sync().reshape(8, N)
+    x, other = rows[::2], api.full((8, N), 100.0).sync()[::2]
+    y = api.zeros((4, N)).sync()
+    config = tk.LaunchConfig(grid=(1, 8), block=(4, 128))
+    recorded = record(tk.wrap(shift)[config](y, tk.slot("x", x), tk.slot("a", 2.0), tk.slot("n", 4)))
+    assert type(recorded.nodes[0]).__name__ == "Launch", "as a launch, not as captured work"
+    recorded.launch().sync()
+    np.testing.assert_array_equal(host(y), host(x) + 2)
+    recorded.bind(x=other, a=5.0, n=2).launch().sync()
+    np.testing.assert_array_equal(host(y)[:2], 105)
+    np.testing.assert_array_equal(host(y)[2:], host(x)[2:] + 2)
+
+
+def test_numba_kernels_that_only_numba_launches_are_captured(device, record):
+    cuda = pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
+
+    class Extension:
+        def prepare_args(self, kind, value, stream, retr):
+            return kind, value
+
+    @cuda.jit(extensions=[Extension()])
     def double(y):
         i = cuda.grid(1)
         if i < y.size:
@@ -87,6 +113,10 @@ def test_numba_kernels_are_captured(device, record):
     recorded.launch().sync()
     recorded.launch().sync()
     assert (host(y) == 36).all()
+    named = tk.slot("y", y)
+    captured = record(tk.wrap(double)[tk.LaunchConfig(grid=8, block=128)](named))
+    with pytest.raises(ValueError, match=r"bind\(y=...\) cannot reach numba kernel double"):
+        captured.bind(y=api.ones(N).sync())
 
 
 def test_torch_in_a_closure_is_captured(device, record):

@@ -19,6 +19,7 @@ from tilekit.compiler.recorded import InterpretedLaunch, compiled_launch
 from tilekit.device import Device
 from tilekit.driver.recorded import Node
 from tilekit.errors import CompileError, DeviceError, DeviceUnavailableError
+from tilekit.partition import Partition
 from tilekit.schedule import ExecutionContext
 from tilekit.tensor import Tensor
 
@@ -27,6 +28,11 @@ __all__ = ["LoadedImage", "NumbaLaunch", "RawLaunch", "SimulatedLaunch", "kind_o
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # with which numba emphasises
 
 Triple = tuple[int, int, int]
+
+_NUMBA_SCALARS = {
+    "bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q",
+    "float32": "f", "float64": "d",
+}  # fmt: skip
 
 _PLAIN_SHARED = 48 * 1024  # bytes of shared memory that a kernel gets without asking
 
@@ -197,6 +203,38 @@ class NumbaLaunch:
             self._allow_shared()
         stream = _external_stream(self._device.ordinal, ctx.stream.address)
         self._dispatcher[grid, self._block, stream, self._shared_bytes](*self._arguments)
+
+    def recorded(self, grid: Triple, arguments: Sequence[Any]) -> Node | None:
+        """The launch, to be written down: numba's kernels take the fields of an array one by one, eight bytes each.
+
+        None for what only numba can pass: its extensions, kernels that report exceptions, scalars of other types.
+        """
+        overloads = self._dispatcher.overloads
+        kernel = overloads.get(self._types)
+        if kernel is None or self._dispatcher.extensions or kernel.debug:
+            return None
+        packed, codes, placed = bytearray(), "", []
+        for given, passed, kind in zip(arguments, self._arguments, self._types, strict=True):
+            tensor = given.tensor if isinstance(given, Partition) else given
+            if isinstance(tensor, Tensor):
+                fields = (0, 0, tensor.size, tensor.itemsize, tensor.address, *tensor.shape, *passed.strides)
+                placed.append((given, len(codes) + 4, True))
+                packed += struct.pack(f"={len(fields)}q", *fields)
+                codes += "q" * len(fields)
+                continue
+            code = _NUMBA_SCALARS.get(str(kind))
+            if code is None:
+                return None
+            placed.append((given, len(codes), False))
+            packed += struct.pack(f"={code}", passed).ljust(8, b"\0")
+            codes += code
+        _enter(self._device)
+        library: Any = kernel._codelibrary.get_cufunc()
+        driver: Any = self._device.driver
+        function = driver.function_of(int(library.handle), self._what)
+        node = compiled_launch(function, grid, self._block, self._shared_bytes, bytes(packed), codes, placed)
+        node.keep = (self._dispatcher, self._arguments)
+        return node
 
     def native(self, grid: Triple, passed: Sequence[int], uses: Sequence[int]) -> None:
         """There is none."""

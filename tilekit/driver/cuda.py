@@ -69,6 +69,14 @@ class CudaDriver(CudaGraphs):
             self._allow_shared(function, shared_bytes)
         return function
 
+    def function_of(self, kernel: int, entry: str) -> CudaFunction:
+        """The kernel that somebody else loaded, a CUkernel, as one of this device's; what it was loaded from must stay loaded."""
+        self.activate()
+        cu = self._cu
+        handle = check(cu, cu.cuKernelGetFunction(cu.CUkernel(kernel)))
+        static = check(cu, cu.cuFuncGetAttribute(cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, handle))
+        return CudaFunction(handle, entry, None, _STATIC_SHARED_LIMIT - int(static))
+
     def watch(self, function: CudaFunction, sites: Sequence[Site]) -> None:
         self.activate()
         cu = self._cu
@@ -144,13 +152,12 @@ class CudaDriver(CudaGraphs):
         self.activate()
         cu = self._cu
         addresses = []
-        for name in (b"cuLaunchKernel", b"cuCtxGetCurrent"):
+        for name in (b"cuLaunchKernel", b"cuCtxGetCurrent", b"cuEventRecord", b"cuEventQuery"):
             found = cu.cuGetProcAddress(name, 12000, 0)
             if found[0] or not found[1]:
                 return None
             addresses.append(int(found[1]))
-        launch, current = addresses
-        return NativeCalls(launch, current, self._context_address)
+        return NativeCalls(*addresses, context=self._context_address, spin_s=self._spin_s)
 
     def allow(self, function: CudaFunction, shared_bytes: int, cluster: tuple[int, int, int] | None = None) -> None:
         cu = self._cu

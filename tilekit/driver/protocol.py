@@ -82,11 +82,16 @@ class Lent(Memory):
 
 
 class NativeCalls(NamedTuple):
-    """Addresses: of cuLaunchKernel, of cuCtxGetCurrent, and of the context that must be current."""
+    """Addresses: of cuLaunchKernel, cuCtxGetCurrent, cuEventRecord and cuEventQuery, and of the context that must be current;
+    and for how many seconds a waiter polls an event itself.
+    """
 
     launch: int
     current: int
+    record: int
+    query: int
     context: int
+    spin_s: float
 
 
 class Driver(Protocol):

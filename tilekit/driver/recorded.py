@@ -210,13 +210,14 @@ class Captured(Node):
 
     Attributes:
         graph: the driver's, see `Driver.capture_end` and `Driver.graph_create`.
+        memories: what it works on, as far as that is known. It cannot be given other memory.
     """
 
-    __slots__ = ("graph",)
+    __slots__ = ("graph", "memories")
 
-    def __init__(self, label: str, graph: Any) -> None:
+    def __init__(self, label: str, graph: Any, memories: Sequence[Memory] = ()) -> None:
         super().__init__(label)
-        self.graph = graph
+        self.graph, self.memories = graph, tuple(memories)
 
     def enqueue(self, driver: Any, stream: StreamHandle) -> None:
         driver.graph_launch(self.graph, stream)

@@ -11,37 +11,76 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Self, TypeVar
 
 from tilekit.device import Device, default_device
+from tilekit.driver.protocol import Memory
 from tilekit.driver.recorded import Captured, Node, Place
 from tilekit.ops.base import DeviceOp
 from tilekit.ops.execution import Done, HostValue, moments, rebuilt
 from tilekit.ops.future import DeviceFuture
 from tilekit.ops.recording import Recording
 from tilekit.schedule import ExecutionContext, submitting
-from tilekit.storage import Garbage
+from tilekit.storage import Garbage, Storage
 from tilekit.stream import Stream, as_stream
 
-__all__ = ["CudaGraph", "GraphLaunch", "GraphScope", "PreparedOp", "Recorded", "recorded_op"]
+__all__ = ["Binding", "CudaGraph", "GraphLaunch", "GraphScope", "PreparedOp", "Recorded", "recorded_op"]
 
 R = TypeVar("R", bound="Recorded")
 
 
-class _Bound:
-    """What a slot stands for in something recorded, and where.
+class Binding:
+    """Where something recorded uses a piece of memory, or a number from a slot, and can be given another.
+
+    Args:
+        recorded: what was recorded.
+        memory, offset: the memory, and where in it that begins which is given another place; None for a number.
+        slot: whose number, or whose memory it is; None if it has no name.
 
     Attributes:
-        slot: what was recorded (`tilekit.slot`).
-        value: what it stands for now.
-        at: the nodes with it, by their numbers; with the places and how many bytes each lies behind the start of the slot.
-        reads, writes: where its storage is among those that a launch reads and writes; None if it is not.
+        value: what a slot stands for now.
+        at: the nodes that use it, by their numbers; with the places, and how many bytes each lies behind `offset`.
+        captured: a node that works on it and cannot be changed, if there is one.
     """
 
-    __slots__ = ("at", "reads", "slot", "value", "writes")
+    __slots__ = ("_reads", "_recorded", "_writes", "at", "captured", "slot", "value")
 
-    def __init__(self, slot: Any) -> None:
-        self.slot, self.value = slot, slot.value
+    def __init__(self, recorded: Recorded, memory: Memory | None, offset: int, slot: Any = None) -> None:
+        self._recorded, self.slot, self.value = recorded, slot, None if slot is None else slot.value
         self.at: list[tuple[int, Node, list[tuple[Place, int]]]] = []
-        self.reads: int | None = None
-        self.writes: int | None = None
+        self.captured: Node | None = None
+        self._reads, self._writes = (
+            next((at for at, storage in enumerate(side) if memory is not None and storage.memory is memory), None)
+            for side in (recorded.reads, recorded.writes)
+        )
+        for at, node in enumerate(recorded.nodes):
+            if isinstance(node, Captured) and memory in node.memories:
+                self.captured = node
+            places = [(place, place.offset - offset) for place in node.places() if place.memory is memory]
+            if places or (slot is not None and any(named is slot for named, *_ in getattr(node, "scalars", ()))):
+                self.at.append((at, node, places))
+
+    def move(self, storage: Storage, start: int) -> None:
+        """Use `storage` from now on, from the byte `start` on. The recorded op's lock is held."""
+        for _, node, places in self.at:
+            for place, behind in places:
+                place.memory, place.offset = storage.memory, start + behind
+            node.refresh()
+        self.keep(storage)
+
+    def keep(self, storage: Storage) -> None:
+        """Keep `storage` alive, and in order with its other users, in the place of what was. The recorded op's lock is held."""
+        if self._reads is not None:
+            self._recorded.reads[self._reads] = storage
+        if self._writes is not None:
+            self._recorded.writes[self._writes] = storage
+
+    def set(self, value: Any) -> None:
+        """Let the slot stand for `value`, which it can. The recorded op's lock is held."""
+        self.value = value
+        storage = self.slot.storage_of(value)
+        if storage is not None:
+            self.move(storage, value.offset * value.dtype.itemsize)
+            return
+        for _, node, _ in self.at:
+            node.set(self.slot, value)
 
 
 class Recorded:
@@ -54,6 +93,9 @@ class Recorded:
         device: where it runs.
         stream: where `update` runs ops.
         label: what messages call it.
+        nodes: the work.
+        reads, writes: the storages that a launch uses.
+        lock: held while it is launched, and changed.
     """
 
     _noun = "recorded op"
@@ -61,26 +103,14 @@ class Recorded:
     def __init__(self, recording: Recording, output: Any, stream: Stream, label: str) -> None:
         self.device, self.stream, self.label = recording.device, stream, label
         self.nodes: tuple[Node, ...] = tuple(recording.nodes)
-        self._lock = threading.Lock()
-        self._reads, self._writes = list(recording.reads.values()), list[Any](recording.writes.values())
+        self.lock = threading.Lock()
+        self.reads, self.writes = list(recording.reads.values()), list[Any](recording.writes.values())
         if recording.arena.blocks:
-            self._writes.append(recording.arena)
+            self.writes.append(recording.arena)
         self._several = any(len(node.after) != (1 if at else 0) for at, node in enumerate(self.nodes))
         self._result, self._taken = output, False
-        self._slots = {name: _Bound(slot) for name, slot in recording.slots.items()}
+        self._slots = {name: Binding(self, slot.memory, slot.offset, slot) for name, slot in recording.slots.items()}
         self._closed = self._embedded = False
-        self._find_slots()
-
-    def _find_slots(self) -> None:
-        for bound in self._slots.values():
-            memory = bound.slot.memory
-            for side in ("reads", "writes"):
-                places = [at for at, storage in enumerate(getattr(self, f"_{side}")) if storage.memory is memory]
-                setattr(bound, side, places[0] if memory is not None and places else None)
-            for at, node in enumerate(self.nodes):
-                mine = [(place, place.offset - bound.slot.offset) for place in node.places() if place.memory is memory]
-                if mine or any(slot is bound.slot for slot, *_ in getattr(node, "scalars", ())):
-                    bound.at.append((at, node, mine))
 
     # what comes out of it
 
@@ -88,6 +118,11 @@ class Recorded:
     def output(self) -> Any:
         """The result of the op: tensors, partitions and arrays that each launch writes. Defined once one has been waited for."""
         return unwrapped(self._result)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of the slots."""
+        return tuple(self._slots)
 
     def take_output(self) -> Any:
         """`output`, once: for whoever goes on with it by himself.
@@ -113,11 +148,12 @@ class Recorded:
             ValueError: there is no such slot; a tensor does not fit it, or overlaps others that the same work writes.
             TypeError: it is something else. Then nothing is changed.
         """
-        with self._lock:
-            self._bind(values)
+        with self.lock:
+            self.bind_locked(values)
         return self
 
-    def _bind(self, values: Mapping[str, Any]) -> None:
+    def bind_locked(self, values: Mapping[str, Any]) -> None:
+        """As `bind`, with the lock held."""
         self._check_open()
         if self._embedded:
             raise ValueError(
@@ -129,37 +165,25 @@ class Recorded:
             if bound is None:
                 known = ", ".join(self._slots) or "none: mark what is to change with tk.slot(name, tensor) before recording"
                 raise ValueError(f"{self!r} has no slot {name!r}; it has {known}")
+            if bound.captured is not None:
+                raise ValueError(
+                    f"{self!r}: bind({name}=...) cannot reach {bound.captured.label}, which was captured from another library's "
+                    "launch. Copy to the recorded tensor instead, with update(api.memcpy(...))"
+                )
             found.append((bound, bound.slot.check(value, self)))
         before = [(bound, bound.value) for bound, _ in found]
         for bound, value in found:
-            self._set(bound, value)
+            bound.set(value)
         try:
             for bound, _ in found:
                 self._check_overlap(bound)
         except BaseException:
             for bound, value in before:
-                self._set(bound, value)
+                bound.set(value)
             raise
-        self._changed(sorted({at for bound, _ in found for at, *_ in bound.at}))
+        self.changed([bound for bound, _ in found])
 
-    def _set(self, bound: _Bound, value: Any) -> None:
-        bound.value = value
-        storage = bound.slot.storage_of(value)
-        if storage is None:
-            for _, node, _ in bound.at:
-                node.set(bound.slot, value)
-            return
-        memory, start = storage.memory, value.offset * value.dtype.itemsize
-        for _, node, places in bound.at:
-            for place, behind in places:
-                place.memory, place.offset = memory, start + behind
-            node.refresh()
-        if bound.reads is not None:
-            self._reads[bound.reads] = storage
-        if bound.writes is not None:
-            self._writes[bound.writes] = storage
-
-    def _check_overlap(self, bound: _Bound) -> None:
+    def _check_overlap(self, bound: Binding) -> None:
         """Refuse memory that is written beside another use of it. What lies in one place was so when it was recorded."""
         for _, node, places in bound.at:
             others = [(o, other) for o in (self.nodes if self._several else (node,)) for other in o.places()]
@@ -172,8 +196,8 @@ class Recorded:
                             f"some are used, and written, by {where} as well. Bind a tensor that does not overlap"
                         )
 
-    def _changed(self, at: Sequence[int]) -> None:
-        """The nodes with these numbers are not what they were."""
+    def changed(self, bindings: Sequence[Binding]) -> None:
+        """Nodes with these are not what they were. The lock is held."""
 
     def update(self, op: DeviceOp[Any]) -> DeviceFuture[Any]:
         """Submit `op` to the graph's stream, to change what the next launch finds: `graph.update(api.memcpy(x, token))`.
@@ -194,13 +218,14 @@ class Recorded:
 
     def submit(self, ctx: ExecutionContext) -> Any:
         """Submit all of it; the result, which the device still computes."""
-        with self._lock:
-            self._check_open()
-            self._submit(ctx)
+        with self.lock:
+            self.submit_locked(ctx)
         return self._delivered(ctx)
 
-    def _submit(self, ctx: ExecutionContext) -> None:
-        reads, writes = self._reads, self._writes
+    def submit_locked(self, ctx: ExecutionContext) -> None:
+        """The same, with the lock held."""
+        self._check_open()
+        reads, writes = self.reads, self.writes
         ctx.acquire(reads, writes)
         try:
             if ctx.recording is not None:
@@ -236,12 +261,12 @@ class Recorded:
 
     def close(self) -> None:
         """Give it up. What was launched still runs. May be called again."""
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return
             self._closed = True
             self._give_up()
-            self.nodes, self._slots, self._reads, self._writes, self._result = (), {}, [], [], None
+            self.nodes, self._slots, self.reads, self.writes, self._result = (), {}, [], [], None
 
     def _give_up(self) -> None:
         """Let go what is not memory."""
@@ -296,11 +321,10 @@ class PreparedOp(Recorded):
         if type(stream) is not Stream or stream.device is not self.device or stream.closed:
             stream = as_stream(stream, self.device)
         ctx = ExecutionContext(self.device, stream)
-        with self._lock:
-            self._check_open()
+        with self.lock:
             if values:
-                self._bind(values)
-            self._submit(ctx)
+                self.bind_locked(values)
+            self.submit_locked(ctx)
         stream.mark()
 
     def _enqueue(self, ctx: ExecutionContext) -> None:
@@ -341,8 +365,8 @@ class CudaGraph(Recorded):
         """Record several ops as one graph: `with tk.CudaGraph.scope(stream) as scope: scope.record(op)`, then `scope.graph`."""
         return GraphScope(stream)
 
-    def _changed(self, at: Sequence[int]) -> None:
-        self._dirty.update(at)
+    def changed(self, bindings: Sequence[Binding]) -> None:
+        self._dirty.update(at for binding in bindings for at, *_ in binding.at)
 
     def _enqueue(self, ctx: ExecutionContext) -> None:
         if self._dirty:
@@ -360,7 +384,7 @@ class CudaGraph(Recorded):
         self.device.garbage.append(Garbage(None, self._uses(), left))
 
     def _uses(self) -> list[Any]:
-        return [use for order in (*self._writes, *self._reads) for use in order.uses()]
+        return [use for order in (*self.writes, *self.reads) for use in order.uses()]
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and hasattr(self, "_handle") and not sys.is_finalizing():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from tilekit.driver.recorded import Node
 from tilekit.ops.base import DeviceOp
 from tilekit.schedule import ExecutionContext
 from tilekit.storage import Storage
@@ -23,6 +24,12 @@ class Executable(Protocol):
         """Enqueue one launch on the context's stream."""
         ...
 
+    def recorded(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node | None:
+        """One launch, to be written down (`tilekit.driver.recorded`); None if somebody else launches, whom it takes a capture to
+        follow.
+        """
+        ...
+
     def native(self, grid: tuple[int, int, int], passed: Sequence[int], uses: Sequence[int]) -> NativeLaunch | None:
         """A launch on this grid in one native call, with all that belongs to it; None if there is no such thing.
 
@@ -36,6 +43,9 @@ class Executable(Protocol):
 
 class AsyncKernelLaunch(DeviceOp[tuple[Any, ...]]):
     """One launch of a kernel. Its result is the tuple of its arguments."""
+
+    if not TYPE_CHECKING:
+        __slots__ = ()
 
     def enqueue(
         self,

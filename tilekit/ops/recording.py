@@ -145,7 +145,7 @@ class Recording:
                     wait.run()
                 if not made:
                     time.sleep(NAP_S)  # another thread runs an op that they share
-            self._end_captures()
+            self.end_captures()
             return made.value
         except Exception as error:
             op.annotate(error)
@@ -191,7 +191,7 @@ class Recording:
 
     def add(self, node: Node, stream: RecordingStream) -> None:
         """Append a node to a branch."""
-        self._end_captures()
+        self.end_captures()
         self._append(node, stream)
 
     def _append(self, node: Node, stream: RecordingStream) -> None:
@@ -214,17 +214,18 @@ class Recording:
         for branch, handle in self._captured:
             if branch is stream:
                 return handle
-        self._end_captures()
+        self.end_captures()
         handle = self.device.driver.capture_begin()
         self._captured.append((stream, handle))
         return handle
 
-    def _end_captures(self) -> None:
+    def end_captures(self, memories: Sequence[Memory] = ()) -> None:
+        """What was captured up to now becomes a node; `memories` is what it works on."""
         while self._captured:
             stream, handle = self._captured.pop()
             graph = self.device.driver.capture_end(handle)
             if graph is not None:
-                self._append(Captured("captured work", graph), stream)
+                self._append(Captured("captured work", graph, memories), stream)
 
     # who uses what
 
@@ -283,9 +284,13 @@ class Recording:
         self._blocks[found].storage = weakref.ref(storage)
         return storage
 
+    def owns(self, memory: Memory) -> bool:
+        """Whether it was allocated by what is recorded."""
+        return memory in self._blocks
+
     def finish(self) -> None:
         """No more is recorded. What is alive of the recording's memory is used like other memory from now on."""
-        self._end_captures()
+        self.end_captures()
         first = (self._source, self._allocated)
         own: list[Memory] = []
         for memory, block in self._blocks.items():
@@ -335,7 +340,7 @@ class RecordingStream(Stream):
 
     def mark(self) -> int:
         """The place behind what has been recorded."""
-        self._recording._end_captures()
+        self._recording.end_captures()
         self._tails.append(self.tail)
         self.pending = len(self._tails) + 1
         return len(self._tails)
@@ -431,12 +436,12 @@ class RecordingContext(ExecutionContext):
 
     def launch(self, executable: Executable, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
         """Write down a launch; of kernels that others launch, capture it."""
-        recorded = getattr(executable, "recorded", None)
-        if recorded is None:
-            executable.launch(self, grid, arguments)
-            self.recording._end_captures()
-        else:
-            self.recording.add(recorded(grid, arguments), self.stream)
+        node = executable.recorded(grid, arguments)
+        if node is not None:
+            self.recording.add(node, self.stream)
+            return
+        executable.launch(self, grid, arguments)
+        self.recording.end_captures([a.storage.memory for a in arguments if getattr(a, "storage", None) is not None])
 
     def beside(self) -> RecordingContext:
         """Another branch."""
