@@ -222,6 +222,6 @@ def test_memory_of_results_comes_back(device, blend):
 
     before = used()
     results = [blend(x, z).sync() for _ in range(4)]
-    assert used() >= before + 4 * x.nbytes
+    assert used() - before > 3.9 * x.nbytes
     del results
     assert used() <= before
