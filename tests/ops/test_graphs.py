@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import random
 import threading
 import weakref
 
@@ -736,6 +737,46 @@ def test_ready_made_kernels_can_be_recorded(device, record):
     recorded = record(kernels.rms_norm(x, w).then(lambda y: kernels.softmax(y)))
     expected = host(kernels.softmax(kernels.rms_norm(x, w).sync()).sync())
     np.testing.assert_array_equal(host(recorded.launch().sync()), expected)
+
+
+def random_op(pick, tensors):
+    """Work on all tensors: chains, parts side by side, parts that are shared, copies, fills and new memory."""
+
+    def part(depth):
+        kind = pick(["saxpy", "scale", "copy", "fill", "dup", "zip", "parallel", "chain", "shared"][: 9 if depth else 5])
+        y, x = pick(tensors), pick(tensors)
+        if kind in ("zip", "parallel"):
+            return tk.zip(*(part(depth - 1) for _ in range(3)), parallel=kind == "parallel")
+        if kind == "chain":
+            first, second = part(depth - 1), part(depth - 1)
+            return first.then(lambda _: second)
+        if kind == "shared":
+            once = part(depth - 1).shared()
+            return tk.zip(once, part(depth - 1), once)
+        if kind == "saxpy" and x is not y:
+            return saxpy(y.partition(TILE), pick([0.5, -1.0]), x)
+        if kind == "copy":
+            return api.memcpy(y, x)
+        if kind == "fill":
+            return y[:: pick([1, 2])].fill(pick([1.0, 2.0]))
+        if kind == "dup":
+            return x.dup().then(lambda t: saxpy(y.partition(TILE), 0.25, t))
+        return scale(y.partition(TILE), pick([0.5, -1.0]))
+
+    return tk.join_all([part(3) for _ in range(3)])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_work_replays_to_what_it_is_when_it_is_run(device, record, seed):
+    start = [np.arange(N, dtype=np.float32) % 7 + i for i in range(4)]
+    ran, replayed = ([api.from_host(array).sync() for array in start] for _ in range(2))
+    for _ in range(3):
+        random_op(random.Random(seed).choice, ran).sync()
+    recorded = record(random_op(random.Random(seed).choice, replayed))
+    for _ in range(3):
+        recorded.launch().sync()
+    for one, other in zip(ran, replayed, strict=True):
+        np.testing.assert_array_equal(host(one), host(other))
 
 
 # prepared ops

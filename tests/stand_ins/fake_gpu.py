@@ -14,6 +14,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from fake_graphs import FakeGraphs
+
 from tilekit.device import Device
 from tilekit.driver import cuda
 
@@ -43,11 +45,13 @@ class _Flag(enum.IntFlag):
 _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
 )
+_RECORD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+_QUERY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _CURRENT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
 _ATTRIBUTES = {16: 132, 75: 9, 76: 0, 115: 1, 97: 227 * 1024}
 
 
-class FakeBindings:
+class FakeBindings(FakeGraphs):
     """As much of cuda.bindings.driver as tilekit's driver calls.
 
     Attributes:
@@ -66,13 +70,19 @@ class FakeBindings:
     CUstream = CUstreamCallback = cuuint64_t = int
 
     def __init__(self) -> None:
+        super().__init__()
         self.calls: collections.Counter[str] = collections.Counter()
         self.context = 7
         self.not_ready = self.slots = self.refuse = 0
         self.foreign: list[tuple[int, int]] = []
         self.launches: list[tuple[Any, ...]] = []
         self.meanwhile: Callable[[], object] = lambda: None
-        self._native = {b"cuLaunchKernel": _LAUNCH(self._launched), b"cuCtxGetCurrent": _CURRENT(self._current)}
+        self._native = {
+            b"cuLaunchKernel": _LAUNCH(self._launched),
+            b"cuCtxGetCurrent": _CURRENT(self._current),
+            b"cuEventRecord": _RECORD(lambda event, stream: self.cuEventRecord(event, stream)[0]),
+            b"cuEventQuery": _QUERY(lambda event: self.cuEventQuery(event)[0]),
+        }
         self._addresses = itertools.count(1 << 32, 1 << 20)
         self._handles = itertools.count(1)
 

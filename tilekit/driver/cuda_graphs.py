@@ -22,13 +22,15 @@ class GraphExec:
         template: the CUgraph.
         executable: the CUgraphExec; None until it is launched for the first time.
         nodes: the CUgraphNodes, in the order of the recorded ones.
+        launches: what the driver was told of launches, by their numbers, as far as they have been changed.
     """
 
-    __slots__ = ("executable", "nodes", "template")
+    __slots__ = ("executable", "launches", "nodes", "template")
 
     def __init__(self, template: Any, nodes: Sequence[Any] = ()) -> None:
         self.template, self.nodes = template, tuple(nodes)
         self.executable: Any = None
+        self.launches: dict[int, Any] = {}
 
 
 class CudaGraphs(CudaMemory):
@@ -128,7 +130,9 @@ class CudaGraphs(CudaMemory):
         for at in changed:
             node, handle = nodes[at], graph.nodes[at]
             if isinstance(node, Launch):
-                params = self._launch_params(node)
+                params = graph.launches.get(at)  # it points to the parameters, which are the node's
+                if params is None:
+                    params = graph.launches[at] = self._launch_params(node)
                 check(cu, cu.cuGraphExecKernelNodeSetParams(run, handle, params))
                 if template:
                     check(cu, cu.cuGraphKernelNodeSetParams(handle, params))

@@ -211,13 +211,14 @@ class Captured(Node):
     Attributes:
         graph: the driver's, see `Driver.capture_end` and `Driver.graph_create`.
         memories: what it works on, as far as that is known. It cannot be given other memory.
+        owned: whether the graph is nobody else's, and goes with the node.
     """
 
-    __slots__ = ("graph", "memories")
+    __slots__ = ("graph", "memories", "owned")
 
-    def __init__(self, label: str, graph: Any, memories: Sequence[Memory] = ()) -> None:
+    def __init__(self, label: str, graph: Any, memories: Sequence[Memory] = (), *, owned: bool = True) -> None:
         super().__init__(label)
-        self.graph, self.memories = graph, tuple(memories)
+        self.graph, self.memories, self.owned = graph, tuple(memories), owned
 
     def enqueue(self, driver: Any, stream: StreamHandle) -> None:
         driver.graph_launch(self.graph, stream)

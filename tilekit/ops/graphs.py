@@ -239,7 +239,8 @@ class Recorded:
     def _embed(self, ctx: ExecutionContext) -> None:
         """Be a part of what is recorded. That has what the slots stand for now; it would not learn of a change."""
         self._embedded = True
-        node = Captured(self.label, self._graph())
+        graph = self._graph()
+        node = Captured(self.label, graph, owned=graph not in self._handles())
         node.keep = self
         ctx.recording.add(node, ctx.stream)
 
@@ -269,7 +270,18 @@ class Recorded:
             self.nodes, self._slots, self.reads, self.writes, self._result = (), {}, [], [], None
 
     def _give_up(self) -> None:
-        """Let go what is not memory."""
+        """Leave to the device, until all launches are done, what they use beside memory of its own."""
+        owned = [node.graph for node in self.nodes if isinstance(node, Captured) and node.owned]
+        uses = [use for order in (*self.writes, *self.reads) for use in order.uses()]
+        self.device.garbage.append(Garbage(None, uses, _Left(self.device, self.nodes, [*owned, *self._handles()])))
+
+    def _handles(self) -> list[Any]:
+        """The driver's graphs that are this one's."""
+        return []
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and not sys.is_finalizing():
+            self._give_up()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -351,6 +363,7 @@ class CudaGraph(Recorded):
     _noun = "CUDA graph"
 
     def __init__(self, recording: Recording, output: Any, stream: Stream, label: str) -> None:
+        self._handle: Any = None
         super().__init__(recording, output, stream, label)
         self._handle = self.device.driver.graph_create(self.nodes)
         self._dirty: set[int] = set()
@@ -379,29 +392,25 @@ class CudaGraph(Recorded):
         self.device.driver.graph_change(self._handle, self.nodes, changed, template=True)
         return self._handle
 
-    def _give_up(self) -> None:
-        left, self._handle = _Handle(self.device, self._handle), None
-        self.device.garbage.append(Garbage(None, self._uses(), left))
-
-    def _uses(self) -> list[Any]:
-        return [use for order in (*self.writes, *self.reads) for use in order.uses()]
-
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and hasattr(self, "_handle") and not sys.is_finalizing():
-            self._give_up()
+    def _handles(self) -> list[Any]:
+        return [self._handle] if self._handle is not None else []
 
 
-class _Handle:
-    """The driver's graph that nobody has any more. Let go by the device when all launches are done."""
+class _Left:
+    """What is left of something recorded that nobody has any more. The device lets go of it when all launches are done.
 
-    __slots__ = ("_device", "_handle")
+    Nodes keep arrays of the host's, for example.
+    """
 
-    def __init__(self, device: Device, handle: Any) -> None:
-        self._device, self._handle = device, handle
+    __slots__ = ("_device", "_handles", "_nodes")
+
+    def __init__(self, device: Device, nodes: Sequence[Node], handles: Sequence[Any]) -> None:
+        self._device, self._nodes, self._handles = device, nodes, handles
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            self._device.driver.graph_destroy(self._handle)
+            for handle in self._handles:
+                self._device.driver.graph_destroy(handle)
 
 
 class GraphLaunch(DeviceOp[Any]):

@@ -1,0 +1,97 @@
+"""The graphs of a GPU that does nothing: launching one notes down what its nodes are."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+__all__ = ["FakeGraphs"]
+
+
+class _Node(SimpleNamespace):
+    """kind, after, params."""
+
+
+class FakeGraphs:
+    """As much of cuda.bindings.driver as `tilekit.driver.cuda_graphs` calls.
+
+    Attributes:
+        graphs: what each launched graph did: its nodes, as (kind, what it was told).
+    """
+
+    calls: collections.Counter[str]
+    slots: int
+
+    CUDA_KERNEL_NODE_PARAMS = CUDA_MEMSET_NODE_PARAMS = CUDA_MEMCPY3D = SimpleNamespace
+    CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_HOST=1, CU_MEMORYTYPE_DEVICE=2)
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
+
+    def __init__(self) -> None:
+        self.graphs: list[list[tuple[str, Any]]] = []
+
+    def _done(self, name: str, *values: Any) -> tuple[Any, ...]:
+        self.calls[name] += 1
+        return (0, *values)
+
+    def cuGraphCreate(self, flags: int) -> tuple[Any, ...]:
+        return self._done("cuGraphCreate", [])
+
+    def _add(self, kind: str, graph: list[_Node], after: list[_Node], count: int, params: Any) -> tuple[Any, ...]:
+        assert count == len(after)
+        assert all(any(node is other for other in graph) for node in after), "nodes of this graph"
+        graph.append(_Node(kind=kind, after=list(after), params=params))
+        return self._done("cuGraphAddNode", graph[-1])
+
+    def cuGraphAddKernelNode(self, graph: Any, after: Any, count: int, params: Any) -> tuple[Any, ...]:
+        return self._add("kernel", graph, after, count, params)
+
+    def cuGraphAddMemsetNode(self, graph: Any, after: Any, count: int, params: Any, context: Any) -> tuple[Any, ...]:
+        return self._add("memset", graph, after, count, params)
+
+    def cuGraphAddMemcpyNode(self, graph: Any, after: Any, count: int, params: Any, context: Any) -> tuple[Any, ...]:
+        return self._add("memcpy", graph, after, count, params)
+
+    def cuGraphAddChildGraphNode(self, graph: Any, after: Any, count: int, child: Any) -> tuple[Any, ...]:
+        return self._add("child", graph, after, count, child)
+
+    def cuGraphInstantiate(self, graph: list[_Node], flags: int) -> tuple[Any, ...]:
+        return self._done("cuGraphInstantiate", {id(node): self._told(node) for node in graph} | {"nodes": list(graph)})
+
+    def _told(self, node: _Node) -> tuple[str, Any]:
+        """What the driver copies of a node when it is told."""
+        p = node.params
+        if node.kind == "kernel":
+            pointers = ctypes.cast(p.kernelParams, ctypes.POINTER(ctypes.c_void_p))
+            values = b"".join(ctypes.string_at(pointers[i], 8) for i in range(self.slots))
+            grid, block = (p.gridDimX, p.gridDimY, p.gridDimZ), (p.blockDimX, p.blockDimY, p.blockDimZ)
+            return "kernel", (p.func, grid, block, p.sharedMemBytes, values)
+        if node.kind == "memset":
+            return "memset", (p.dst, p.value, p.elementSize, p.width)
+        if node.kind == "memcpy":
+            return "memcpy", (getattr(p, "dstDevice", None), getattr(p, "srcDevice", None), p.WidthInBytes)
+        return "child", [self._told(inner) for inner in p]
+
+    def _set(self, run: Any, node: _Node, params: Any) -> tuple[Any, ...]:
+        run[id(node)] = self._told(_Node(kind=node.kind, after=(), params=params))
+        return self._done("cuGraphExecNodeSetParams")
+
+    def cuGraphExecKernelNodeSetParams(self, run: Any, node: _Node, params: Any) -> tuple[Any, ...]:
+        return self._set(run, node, params)
+
+    def cuGraphExecMemsetNodeSetParams(self, run: Any, node: _Node, params: Any, context: Any) -> tuple[Any, ...]:
+        return self._set(run, node, params)
+
+    def cuGraphExecMemcpyNodeSetParams(self, run: Any, node: _Node, params: Any, context: Any) -> tuple[Any, ...]:
+        return self._set(run, node, params)
+
+    def cuGraphLaunch(self, run: Any, stream: Any) -> tuple[Any, ...]:
+        self.graphs.append([run[id(node)] for node in run["nodes"]])
+        return self._done("cuGraphLaunch")
+
+    def cuStreamEndCapture(self, stream: Any) -> tuple[Any, ...]:
+        return self._done("cuStreamEndCapture", [])
+
+    def cuGraphGetNodes(self, graph: list[_Node]) -> tuple[Any, ...]:
+        return self._done("cuGraphGetNodes", graph, len(graph))
