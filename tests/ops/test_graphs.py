@@ -782,17 +782,20 @@ def test_random_work_replays_to_what_it_is_when_it_is_run(device, record, seed):
 # prepared ops
 
 
-def test_a_prepared_op_runs_on_a_stream(device, stream):
+def test_what_is_recorded_runs_on_a_stream(device, stream, record):
     x = new(0, dtype=tk.int32)
-    prepared = add(x.partition(TILE), tk.slot("n", 1)).prepare()
+    prepared = record(add(x.partition(TILE), tk.slot("n", 1)))
     for i in range(5):
         assert prepared.run(stream, n=i) is None
     prepared.run(stream)
     stream.synchronize()
     assert (host(x) == 14).all()
     prepared.run(stream.address if device.kind == "cuda" else stream)
-    stream.synchronize()
-    assert (host(x) == 18).all()
+    done, _ = prepared.sync_on(stream, n=3)
+    assert (host(x) == 21).all()
+    assert done.unpartition().address == x.address
+    with pytest.raises(RuntimeError, match="cannot run while"):
+        api.ones(3).map(lambda _: prepared.run(stream)).sync()
 
 
 def test_a_prepared_op_on_a_closed_stream(device):

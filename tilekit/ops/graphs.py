@@ -216,6 +216,41 @@ class Recorded:
         self._check_open()
         return GraphLaunch(self)
 
+    def run(self, stream: Any, **values: Any) -> None:
+        """Submit all of it to `stream`, and return at once; `stream.synchronize()` waits for it.
+
+        What `launch().async_on(stream)` does, without an op and a future: for loops in which every microsecond counts.
+
+        Args:
+            stream: where, of the op's device, in anything that `as_stream` takes.
+            values: for slots, see `bind`.
+
+        Raises:
+            ValueError: the stream is closed or on another device; what `bind` raises.
+        """
+        self._run(self._stream_of(stream), values)
+
+    def sync_on(self, stream: Any, **values: Any) -> Any:
+        """As `run`, and block until the work is done; the result is `output`."""
+        stream = self._stream_of(stream)
+        stream.wait(self._run(stream, values))
+        return self.output
+
+    def _stream_of(self, stream: Any) -> Stream:
+        if type(stream) is Stream and stream.device is self.device and not stream.closed:
+            return stream
+        return as_stream(stream, self.device)
+
+    def _run(self, stream: Stream, values: Mapping[str, Any]) -> int:
+        """Submit all of it; the serial behind it."""
+        if submitting.submission is not None:
+            _nested(self)
+        with self.lock:
+            if values:
+                self.bind_locked(values)
+            self.submit_locked(ExecutionContext(self.device, stream))
+        return stream.mark()
+
     def submit(self, ctx: ExecutionContext) -> Any:
         """Submit all of it; the result, which the device still computes."""
         with self.lock:
@@ -319,25 +354,6 @@ class PreparedOp(Recorded):
     """An op whose work is submitted again and again, without the op being built or looked at: see `DeviceOp.prepare`."""
 
     _noun = "prepared"
-
-    def run(self, stream: Stream, **values: Any) -> None:
-        """Submit all of it to `stream`, and return at once; `stream.synchronize()` waits for it.
-
-        Args:
-            stream: where, of the op's device.
-            values: for slots, see `bind`.
-
-        Raises:
-            ValueError: the stream is closed or on another device; what `bind` raises.
-        """
-        if type(stream) is not Stream or stream.device is not self.device or stream.closed:
-            stream = as_stream(stream, self.device)
-        ctx = ExecutionContext(self.device, stream)
-        with self.lock:
-            if values:
-                self.bind_locked(values)
-            self.submit_locked(ctx)
-        stream.mark()
 
     def _enqueue(self, ctx: ExecutionContext) -> None:
         driver, handle = self.device.driver, ctx.stream.handle
@@ -531,6 +547,8 @@ def recorded_op(op: DeviceOp[Any], stream: Stream, make: type[R]) -> R:
     return make(recording, output, stream, op.label)
 
 
-def _nested(op: DeviceOp[Any]) -> NoReturn:
-    op.consumed()
-    raise RuntimeError(f"{op!r} cannot be recorded while {submitting.submission.op!r} is being submitted by the same thread")
+def _nested(what: DeviceOp[Any] | Recorded) -> NoReturn:
+    does = "run" if isinstance(what, Recorded) else "be recorded"
+    if isinstance(what, DeviceOp):
+        what.consumed()
+    raise RuntimeError(f"{what!r} cannot {does} while {submitting.submission.op!r} is being submitted by the same thread")
