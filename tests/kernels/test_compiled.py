@@ -27,14 +27,14 @@ def i64(*shape):
 
 
 def launch_in(op):
-    """The launch that an op is made of, which is compiled and not run."""
+    """The first launch that an op is made of, which is compiled and not run."""
     op.consumed()
     waiting = [op]
     while waiting:
         op = waiting.pop()
         if isinstance(op, tk.KernelLaunch):
             return op
-        waiting += op.parts()
+        waiting += reversed(op.parts())
     raise AssertionError("no launch in it")
 
 
@@ -105,7 +105,7 @@ KERNELS = {
     "cross_entropy f16 32768": (lambda: kernels.cross_entropy(m(ROWS, 32768, dtype=H), i64(ROWS)), 48),
     "cross_entropy f32 131072": (lambda: kernels.cross_entropy(m(ROWS, 131072), i64(ROWS)), 48),
     "cross_entropy_backward f16": (
-        lambda: kernels.cross_entropy_backward(m(), m(ROWS, 32768, dtype=H), i64(ROWS), m(ROWS)),
+        lambda: kernels.cross_entropy_backward(m(), m(ROWS, 32768, dtype=H), i64(ROWS), m(ROWS), reduction="sum"),
         64,
     ),
     "total of losses": (lambda: losses._total(m(1).partition(1), m(ROWS), i64(ROWS), 2, -100, True, 4096).num_warps(8), 104),

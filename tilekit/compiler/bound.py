@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import copy
 import dis
 import types
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +18,9 @@ __all__ = [
     "BoundKernel", "arguments_of", "arguments_of_lambdas", "compile_tree", "free_names", "local_names", "stored",
     "without_type_parameters",
 ]  # fmt: skip
+
+
+Change = Callable[[str, ast.FunctionDef], ast.FunctionDef]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +34,9 @@ class BoundKernel:
         text: its syntax tree as text, and those of the functions that it calls. Together with `outside` it decides what the
             function does.
         outside: the names that its body takes from outside, and their values.
+        definition: the tree that `function` is made of, and `cells` the enclosing variables that it uses but `called`.
         called: the functions that it calls or passes on, by the names that stand for them in `function`.
-        passes: whether it passes a function on, to `tk.reduce` for instance.
+        passed: which of them it passes on, to `tk.reduce` for instance.
         origins: where the called functions came from: a mapping, a key, and what was there.
     """
 
@@ -40,15 +45,35 @@ class BoundKernel:
     names: tuple[str, ...]
     text: str
     outside: Mapping[str, Any]
+    definition: ast.FunctionDef
+    cells: Mapping[str, Any]
     called: Mapping[str, BoundKernel] = field(default_factory=dict)
-    passes: bool = False
+    passed: frozenset[str] = frozenset()
     origins: tuple[tuple[Mapping[str, Any], str, Any], ...] = ()
 
     @property
     def loops(self) -> bool:
         """Whether code may run more than once in a block: it jumps backwards, or what it passes a function to may repeat it."""
         jumps = any("JUMP_BACKWARD" in step.opname for step in dis.get_instructions(self.function))
-        return jumps or self.passes or any(bound.loops for bound in self.called.values())
+        return jumps or bool(self.passed) or any(bound.loops for bound in self.called.values())
+
+    def changed(self, change: Change, cells: Mapping[str, Any] | None = None, path: str = "") -> BoundKernel:
+        """The same, where `change` made other trees of its own and those of the functions that it calls.
+
+        Args:
+            change: gets the place of a function among the calls and a copy of its tree, and gives a tree. It gets none that is
+                passed on: an operation of the language decides what such a function is called with.
+            cells: enclosing variables that the other trees use, by name.
+            path: where this function is among the calls.
+        """
+        called = {
+            name: bound if name in self.passed else bound.changed(change, cells, f"{path}/{name}")
+            for name, bound in self.called.items()
+        }
+        definition = change(path, copy.deepcopy(self.definition))
+        enclosing = {**self.cells, **(cells or {}), **{name: bound.function for name, bound in called.items()}}
+        function = compile_tree(definition, self.function, self.source, enclosing)
+        return replace(self, function=function, definition=definition, called=called)
 
     def places(self) -> Iterator[str]:
         """What changes when a line of the kernel, or of a function that it calls, moves."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeVar
 
 from cuda.pathfinder import DynamicLibNotFoundError
 from numba.cuda import compiler, dispatcher, types
@@ -18,18 +19,20 @@ from numba.cuda.cudadrv.error import NvvmSupportError
 
 from tilekit.compiler import lower
 from tilekit.compiler.bound import BoundKernel
+from tilekit.compiler.branches import without_dead_branches
 from tilekit.compiler.cubin import read_resources
 from tilekit.compiler.diagnose import explain
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.inlining import inlined
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format, target_capability
 from tilekit.compiler.layout import Config
-from tilekit.compiler.source import KernelSource
-from tilekit.compiler.types import Compilation, argument_type, compiling
+from tilekit.compiler.types import MOST_WARPS, Compilation, MoreWarps, argument_type, compiling
 from tilekit.driver.report import Site
 from tilekit.errors import TilekitError
 
-__all__ = ["CompiledKernel", "argument_types", "build", "translated"]
+__all__ = ["CompiledKernel", "argument_types", "build", "translate", "with_enough_warps"]
+
+T = TypeVar("T")
 
 assert lower.__all__, "importing it registers the tile operations"
 
@@ -48,7 +51,7 @@ def build(
     Args:
         bound: its generics bound.
         facts: what may be assumed about each argument.
-        num_warps: warps in a block, a power of two; None leaves it to the compiler.
+        num_warps: warps in a block, a power of two; None leaves it to the compiler, which takes more where registers spill.
         target: `"sm_90a"`, see `compiler.kernel.TARGETS`.
         checks: whether it makes sure of indices while it runs, see `TILEKIT_CHECKS`.
         occupancy: blocks that a multiprocessor should have room for; a thread gets no more registers than that leaves.
@@ -57,20 +60,65 @@ def build(
         CompileError: the kernel cannot be compiled; it points at the user's line.
         ValueError: there is no such target.
     """
-    capability, config = target_capability(target), choose_config(facts, num_warps)
-    function, called = inlined(bound)
-    with translated(bound, config, called, checks=checks) as compilation, _standing_in(capability):
+
+    def attempt(config: Config) -> tuple[CompiledKernel, Compilation]:
+        return _compiled(bound, facts, config, target, occupancy, checks=checks, grows=num_warps is None)
+
+    found, compilation = with_enough_warps(facts, num_warps, attempt)
+    notes = list(compilation.notes or ())
+    while num_warps is None and occupancy is None and _spilled(found) and compilation.config.num_warps < MOST_WARPS:
+        other, compilation = attempt(choose_config(facts, 2 * compilation.config.num_warps))
+        if other.local_bytes >= found.local_bytes:
+            break
+        found, notes = other, list(compilation.notes or ())
+    if compilation.notes is not None:
+        compilation.notes[:] = notes
+    return found
+
+
+def with_enough_warps(facts: Sequence[ArgumentFacts], num_warps: int | None, attempt: Callable[[Config], T]) -> T:
+    """What `attempt` gives for `num_warps`; or, if that is None, for so many that the largest tile has room in registers."""
+    config = choose_config(facts, num_warps)
+    while True:
+        try:
+            return attempt(config)
+        except MoreWarps as wanted:
+            config = choose_config(facts, wanted.num_warps)
+
+
+def _spilled(kernel: CompiledKernel) -> int:
+    """How many bytes of registers a thread keeps in memory: what is more than the variables that PTX has there."""
+    variables = sum(int(size) for size in re.findall(r"\.local .*?__local_depot\w*\[(\d+)\]", kernel.ptx))
+    return max(0, kernel.local_bytes - -(-variables // 16) * 16)
+
+
+def _compiled(
+    bound: BoundKernel,
+    facts: Sequence[ArgumentFacts],
+    config: Config,
+    target: str,
+    occupancy: int | None,
+    *,
+    checks: bool,
+    grows: bool,
+) -> tuple[CompiledKernel, Compilation]:
+    """A kernel for blocks of so many warps, and what is known of its compilation."""
+    capability, arguments = target_capability(target), argument_types(bound.names, facts, config)
+
+    def compile_function(function: FunctionType) -> tuple[str, bytes]:
         library, _ = compiler._compile_pyfunc_with_fixup(
-            function, argument_types(bound.names, facts, config), device=False, abi="numba", cc=capability, fastmath=False,
+            function, arguments, device=False, abi="numba", cc=capability, fastmath=False,
             launch_bounds=(config.num_threads, occupancy or 1), lto=False,
         )  # fmt: skip
         library._lto = False
-        ptx = library.get_asm_str(cc=capability)
-        cubin = bytes(library.get_cubin(cc=capability).code)
+        return library.get_asm_str(cc=capability), bytes(library.get_cubin(cc=capability).code)
+
+    with _standing_in(capability):
+        (ptx, cubin), compilation = translate(bound, config, arguments, capability, compile_function, checks=checks, grows=grows)
     entry = re.search(r"\.entry\s+(\w+)\(", ptx)
     assert entry, "a kernel has an entry"
     resources = read_resources(cubin, entry[1])
-    return CompiledKernel(
+    made = CompiledKernel(
         entry=entry[1],
         ptx=ptx,
         cubin=cubin,
@@ -83,6 +131,7 @@ def build(
         param_format=param_format(facts),
         sites=tuple(Site(bound.source.name, *site) for site in compilation.sites),
     )
+    return made, compilation
 
 
 def argument_types(names: Sequence[str], facts: Sequence[ArgumentFacts], config: Config) -> tuple[types.Type, ...]:
@@ -90,32 +139,52 @@ def argument_types(names: Sequence[str], facts: Sequence[ArgumentFacts], config:
     return tuple(argument_type(name, fact, config) for name, fact in zip(names, facts, strict=True))
 
 
-@contextmanager
-def translated(
-    bound: BoundKernel, config: Config, called: Mapping[str, KernelSource], *, checks: bool = False
-) -> Iterator[Compilation]:
+def translate(
+    bound: BoundKernel,
+    config: Config,
+    arguments: tuple[types.Type, ...],
+    capability: tuple[Any, ...],
+    compile_function: Callable[[FunctionType], T],
+    *,
+    checks: bool = False,
+    grows: bool = False,
+) -> tuple[T, Compilation]:
     """Let numba compile `bound`: the tile operations know `config`, and numba's errors become `CompileError`.
 
     Args:
         bound, config: the kernel, and what its tiles share.
-        called: the sources of the functions that it calls, see `inlined`.
+        arguments: the types of its parameters.
+        capability: what it is compiled for.
+        compile_function: what compiles the function that is the kernel.
         checks: whether it makes sure of indices while it runs.
+        grows: whether to stop where more warps are wanted.
+
+    Returns:
+        What `compile_function` gives, and what is known of the compilation.
 
     Raises:
         CompileError: what `explain` makes of any error.
+        MoreWarps: a tile is too large for these, if `grows`.
         TilekitError: NVVM or nvJitLink is not installed.
     """
-    with compiling(config, loops=bound.loops, checks=checks) as compilation:
+    with compiling(config, loops=bound.loops, checks=checks, grows=grows) as compilation:
+        function, called = inlined(bound)
         try:
-            yield compilation
+            return compile_function(function), compilation
+        except MoreWarps:
+            raise
         except (DynamicLibNotFoundError, NvvmSupportError) as error:
             raise TilekitError(
                 'kernels are compiled by parts of the CUDA toolkit that are not installed here: pip install "numba-cuda[cu13]" '
                 f"(or cu12, for a driver of CUDA 12). {str(error).splitlines()[0]}"
             ) from error
         except Exception as error:
-            explained = explain(error, bound.source, called)
-            raise explained from explained.__cause__
+            compilation.grows = False
+            simpler = without_dead_branches(bound, arguments, capability)
+            if simpler is None:
+                explained = explain(error, bound.source, called)
+                raise explained from explained.__cause__
+    return translate(simpler, config, arguments, capability, compile_function, checks=checks, grows=grows)
 
 
 class _StandIn:

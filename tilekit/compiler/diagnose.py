@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from numba.cuda.core.errors import TypingError
 
+from tilekit.compiler.joins import KEEPS
 from tilekit.compiler.source import KernelSource
 from tilekit.compiler.types import Clash, describe
 from tilekit.errors import CompileError
@@ -51,7 +52,7 @@ def _fence(op: str, message: str) -> str:
 # numba's words -> ours, the first that is found. Named groups fill the braces; `name` places the caret too.
 _KNOWN: tuple[tuple[str, str], ...] = (
     (r"NameError: name '(?P<name>\w+)' is not defined", "{name} is not defined"),
-    (r"[Vv]ariable '(?P<name>\w+)' (?:is )?referenced before assignment",
+    (r"[Vv]ariable '(?P<name>\w+)' (?:(?:is )?referenced before assignment|is not defined)",
      "{name} may be used before it has a value: assign it on every path"),
     (r"Unknown attribute '(?P<name>\w+)' of type Tile\(",
      ("a tile has no attribute {name}; there are shape, dtype, ndim, and the methods astype, reshape, permute, transpose, "
@@ -181,11 +182,7 @@ def _explain_clash(error: Clash, sources: Mapping[str, KernelSource], kernel: Ke
     for ty, where in found:
         what.setdefault(describe(ty), f" (line {where.line})" if where is not None and where != loc else "")
     listed = " and ".join(f"{words}{where}" for words, where in what.items())
-    reason = (
-        f"{name} is {listed}: on every path through the kernel, and each time round a loop, a variable keeps its shape and dtype"
-        "; cast with .astype(...), or start from tk.zeros of the right shape and dtype"
-    )
-    return source.error(reason, getattr(place, "line", source.tree.lineno), name)
+    return source.error(f"{name} is {listed}: {KEEPS}", getattr(place, "line", source.tree.lineno), name)
 
 
 def _place(

@@ -16,11 +16,10 @@ from numba.cuda import types
 
 from tilekit import dtypes
 from tilekit.compiler.bound import BoundKernel
-from tilekit.compiler.build import argument_types, translated
+from tilekit.compiler.build import argument_types, translate, with_enough_warps
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
-from tilekit.compiler.inlining import inlined
-from tilekit.compiler.kernel import choose_config
-from tilekit.compiler.types import TensorType
+from tilekit.compiler.layout import Config
+from tilekit.compiler.types import Compilation, TensorType
 from tilekit.errors import TilekitError
 from tilekit.partition import Partition
 from tilekit.tensor import Tensor
@@ -44,19 +43,21 @@ def make_dispatcher(
         CompileError: the kernel cannot be compiled.
         TilekitError: it needs more than 48 KB of shared memory.
     """
-    config = choose_config(facts, num_warps)
     unproven = [fact._replace(covered=False) if isinstance(fact, TensorFacts) else fact for fact in facts]
-    signature = argument_types(bound.names, unproven, config)
-    decorate = cuda.jit(signature, extensions=[_Flatten()], launch_bounds=(config.num_threads, occupancy or 1), lto=False)
-    function, called = inlined(bound)
-    with translated(bound, config, called) as compilation:
-        dispatcher = decorate(function)
+    capability = cuda.get_current_device().compute_capability
+
+    def attempt(config: Config) -> tuple[Any, Compilation]:
+        signature = argument_types(bound.names, unproven, config)
+        decorate = cuda.jit(signature, extensions=[_Flatten()], launch_bounds=(config.num_threads, occupancy or 1), lto=False)
+        return translate(bound, config, signature, capability, decorate, grows=num_warps is None)
+
+    dispatcher, compilation = with_enough_warps(facts, num_warps, attempt)
     if compilation.dynamic_bytes:
         raise TilekitError(
             f"kernel {bound.source.name} needs {compilation.dynamic_bytes} bytes of dynamic shared memory, which numba "
             "does not give a launch; take smaller tiles, or launch it with tilekit"
         )
-    dispatcher.block = config.num_threads
+    dispatcher.block = compilation.config.num_threads
     return dispatcher
 
 

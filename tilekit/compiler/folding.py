@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import math
 import operator
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilekit import dtypes
+from tilekit.lang import calculation
 
 __all__ = ["BINARY", "COMPARE", "FOLDABLE_CALLS", "MISSING", "UNARY", "is_constant", "literal", "plain", "similar", "value_of"]
 
@@ -28,7 +30,20 @@ COMPARE: dict[type, Callable[[Any, Any], Any]] = {
     ast.NotEq: operator.ne, ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.In: lambda x, among: x in among,
     ast.NotIn: lambda x, among: x not in among,
 }  # fmt: skip
-FOLDABLE_CALLS = (min, max, abs, len)
+FOLDABLE_CALLS: dict[Callable[..., Any], Callable[..., Any]] = {
+    f: f for f in (min, max, abs, len, sum, int, bool, divmod, pow, math.prod, math.gcd)
+}
+"""Functions whose calls with constants are constants, and what evaluates them."""
+
+
+def _ceiling_quotient(x: Any, y: Any) -> Any:
+    """`tk.cdiv` of two ints; of anything else it is the operation's to say what it thinks of them."""
+    if type(x) is not int or type(y) is not int:
+        return MISSING
+    return -(-x // y) if y else 0
+
+
+FOLDABLE_CALLS[calculation.cdiv] = _ceiling_quotient
 
 
 def plain(value: Any) -> Any:

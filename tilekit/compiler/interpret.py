@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilekit.compiler.bound import BoundKernel
+from tilekit.compiler.joins import checked
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang import block
 
@@ -26,6 +27,7 @@ def interpret(kernel: BoundKernel, grid: tuple[int, int, int], arguments: tuple[
         CompileError: the kernel uses the tile language wrongly; it points at the line.
         DeviceError: a block failed: an index outside a tensor, or any exception of Python's.
     """
+    kernel = checked(kernel)
     function = kernel.function
     with block.running(block.Block(grid)) as running, np.errstate(all="ignore"):
         try:

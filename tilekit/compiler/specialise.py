@@ -14,6 +14,7 @@ import ast
 import builtins
 import copy
 import inspect
+import itertools
 import operator
 import types
 import typing
@@ -50,6 +51,7 @@ from tilekit.compiler.source import KernelSource
 from tilekit.compiler.syntax import check_syntax
 from tilekit.lang import reduction, scanning
 from tilekit.lang.functions import Function
+from tilekit.lang.registry import OPS
 from tilekit.lang.signature import Generic
 
 __all__ = ["BoundKernel", "Constant", "bind"]
@@ -88,7 +90,16 @@ class _Lambda:
 
 
 _TAKING_FUNCTIONS = (reduction.reduce, scanning.scan)
+_functions: weakref.WeakKeyDictionary[types.FunctionType, Function] = weakref.WeakKeyDictionary()
 _sources: weakref.WeakKeyDictionary[Function, KernelSource] = weakref.WeakKeyDictionary()
+
+
+def _is_plain(node: ast.expr) -> bool:
+    """Whether an expression may as well be evaluated twice: names, constants, attributes and items of them."""
+    return all(
+        isinstance(part, (ast.Name, ast.Constant, ast.Attribute, ast.Subscript, ast.UnaryOp, ast.unaryop, ast.expr_context))
+        for part in ast.walk(node)
+    )
 
 
 class _Binder(ast.NodeTransformer):
@@ -105,7 +116,7 @@ class _Binder(ast.NodeTransformer):
         self.function, self.source, self.generics, self.callers = function, source, generics, callers
         self.called: dict[str, BoundKernel] = {}
         self.origins: list[tuple[Mapping[str, Any], str, Any]] = []
-        self.passes = False
+        self.passed: set[str] = set()
         self.constants = {name: plain(value) for name, value in constants.items()}
         self.cells: dict[str, Any] = {}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -121,15 +132,28 @@ class _Binder(ast.NodeTransformer):
         definition = self._rewrite()
         free, called = sorted(free_names(definition)), self.called
         outside = {name: self.lookup(name) for name in free if name not in called}
-        cells = {name: called[name].function for name in free if name in called}
-        made = compile_tree(definition, self.function, self.source, cells | {k: v for k, v in outside.items() if k in self.cells})
+        cells = {name: value for name, value in outside.items() if name in self.cells}
+        made = compile_tree(
+            definition, self.function, self.source, cells | {name: called[name].function for name in free if name in called}
+        )
         names = tuple(argument.arg for argument in definition.args.args)
         text, origins = [ast.dump(definition)], list(self.origins)
         for name, bound in called.items():
             text.append(f"{name}: {bound.text}")
             outside |= {f"{name}.{key}": value for key, value in bound.outside.items()}
             origins += bound.origins
-        return BoundKernel(made, self.source, names, "\n".join(text), outside, called, self.passes, tuple(origins))
+        return BoundKernel(
+            function=made,
+            source=self.source,
+            names=names,
+            text="\n".join(text),
+            outside=outside,
+            definition=definition,
+            cells=cells,
+            called=called,
+            passed=frozenset(self.passed),
+            origins=tuple(origins),
+        )
 
     def _rewrite(self) -> ast.FunctionDef:
         original = self.source.tree
@@ -232,6 +256,8 @@ class _Binder(ast.NodeTransformer):
         if isinstance(function, Function):
             return self._passed(node, function)
         owner = self._static(node.value)
+        if isinstance(owner, np.dtype) and node.attr in ("itemsize", "name"):
+            return literal(getattr(owner, node.attr), node)
         if not isinstance(owner, (types.ModuleType, type)):
             return self.generic_visit(node)
         if not hasattr(owner, node.attr):
@@ -259,9 +285,22 @@ class _Binder(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)
-        if len(node.ops) != 1:
-            return node
-        return self._fold(node, COMPARE.get(type(node.ops[0])), node.left, node.comparators[0])
+        functions = [COMPARE[type(op)] for op in node.ops]
+
+        def compare(*values: Any) -> Any:
+            steps = zip(functions, itertools.pairwise(values), strict=True)
+            return all(function(first, second) for function, (first, second) in steps)
+
+        operands = [node.left, *node.comparators]
+        folded = self._fold(node, compare, *operands)
+        if folded is not node or len(functions) == 1 or not all(map(_is_plain, operands[1:-1])):
+            return folded
+        # In parts, each of which types may decide.
+        pairs = zip(node.ops, itertools.pairwise(operands), strict=True)
+        parts: list[ast.expr] = [
+            ast.copy_location(ast.Compare(copy.deepcopy(first), [op], [second]), node) for op, (first, second) in pairs
+        ]
+        return ast.copy_location(ast.BoolOp(ast.And(), parts), node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         self.generic_visit(node)
@@ -283,12 +322,15 @@ class _Binder(ast.NodeTransformer):
         if isinstance(called, (Function, _Lambda)):
             return self._call(node, called)
         if any(called is function for function in _TAKING_FUNCTIONS):
-            node.args = [self._passed(a, _Lambda(self, a)) if isinstance(a, ast.Lambda) else a for a in node.args]
+            node.args = [self._given(a) for a in node.args]
             for k in node.keywords:
-                k.value = self._passed(k.value, _Lambda(self, k.value)) if isinstance(k.value, ast.Lambda) else k.value
+                k.value = self._given(k.value)
         self.generic_visit(node)
-        if any(called is function for function in FOLDABLE_CALLS) and node.args and not node.keywords:
-            return self._fold(node, called, *node.args)
+        for function, evaluate in FOLDABLE_CALLS.items():
+            if called is function and node.args and not node.keywords:
+                return self._fold(node, evaluate, *node.args)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "bit_length" and not (node.args or node.keywords):
+            return self._fold(node, int.bit_length, node.func.value)
         return node
 
     def _fold(self, node: ast.expr, function: Callable[..., Any] | None, *operands: ast.expr) -> ast.expr:
@@ -340,11 +382,30 @@ class _Binder(ast.NodeTransformer):
         called = ast.Call(self._stand_in(node, function, bound), [by_name[p] for p in bound.names], [])
         return ast.copy_location(called, node)
 
+    def _given(self, node: ast.expr) -> ast.expr:
+        """An argument of an operation that takes a function: a lambda, or one that is written for Python alone, is one, too."""
+        if isinstance(node, ast.Lambda):
+            return self._passed(node, _Lambda(self, node))
+        found = self._static(node)
+        if not isinstance(found, types.FunctionType) or any(op.function is found for op in OPS.values()):
+            return node
+        if found.__name__ == "<lambda>":
+            reason = f"{ast.unparse(node)} is a lambda that is written elsewhere: write it here, or define a function with def"
+            raise self.source.error(reason, node.lineno, ast.unparse(node))
+        try:
+            function = _functions.get(found)
+            if function is None:
+                function = _functions[found] = Function(found)
+        except TypeError as error:
+            raise self.source.error(str(error), node.lineno) from None
+        return self._passed(node, function)
+
     def _passed(self, node: ast.expr, function: Function | _Lambda) -> ast.Name:
         """What stands for a function that is passed on."""
-        self.passes = True
         required = [p.name for p in function.signature.parameters.values() if p.default is p.empty]
-        return self._stand_in(node, function, self._bound(node, function, {}, required))
+        made = self._stand_in(node, function, self._bound(node, function, {}, required))
+        self.passed.add(made.id)
+        return made
 
     def _stand_in(self, node: ast.expr, function: Function | _Lambda, bound: BoundKernel) -> ast.Name:
         number = len(self.called) + 1
@@ -414,9 +475,11 @@ class _Binder(ast.NodeTransformer):
     def _note_origin(self, node: ast.expr, function: Function) -> None:
         """Remember which name `function` was found under, so that a definition that is run again counts."""
         place = node.func if isinstance(node, ast.Call) else node
-        if isinstance(place, ast.Name) and self.function.__globals__.get(place.id) is function:
-            self.origins.append((self.function.__globals__, place.id, function))
-        elif isinstance(place, ast.Attribute):
-            owner = self._static(place.value)
-            if isinstance(owner, types.ModuleType):
-                self.origins.append((vars(owner), place.attr, function))
+        names: Mapping[str, Any] = {}
+        if isinstance(place, ast.Name):
+            names, key = self.function.__globals__, place.id
+        elif isinstance(place, ast.Attribute) and isinstance(owner := self._static(place.value), types.ModuleType):
+            names, key = vars(owner), place.attr
+        found = names.get(key) if names else None
+        if found is function or found is function.function:
+            self.origins.append((names, key, found))

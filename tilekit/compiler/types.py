@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,9 +28,9 @@ from tilekit.compiler.layout import Config, Layout
 from tilekit.dtypes import DType
 
 __all__ = [
-    "Clash", "Compilation", "DTypeType", "TensorType", "TileType", "argument_type", "compiling", "constant", "current",
-    "current_config", "describe", "dtype_of", "extent_dtype", "integer", "lowered_line", "lowered_place", "noting",
-    "prevailing", "register_type", "scalar_dtype", "scalar_kind", "scalar_type",
+    "MOST_WARPS", "Clash", "Compilation", "DTypeType", "MoreWarps", "TensorType", "TileType", "argument_type", "compiles",
+    "compiling", "constant", "current", "current_config", "describe", "dtype_of", "extent_dtype", "integer", "lowered_line",
+    "lowered_place", "noting", "prevailing", "register_type", "scalar_dtype", "scalar_kind", "scalar_type",
 ]  # fmt: skip
 
 i1, i8, i16, i32, i64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -82,38 +83,61 @@ def constant(dtype: DType, value: Any) -> ir.Constant:
     return ir.Constant(register_type(dtype), int(exact))
 
 
+MOST_REGISTERS = 64
+"""What one tile may take of a thread's 255 registers before a block gets more warps, which nobody has asked for."""
+
+MOST_WARPS = 16
+"""Up to which it gets them: with more, a thread can have no more than 64 registers."""
+
+
+class MoreWarps(Exception):
+    """A tile is too large for the warps of a block: so many are wanted. No error of numba's, which would go on without it."""
+
+    def __init__(self, num_warps: int) -> None:
+        self.num_warps = num_warps
+        super().__init__(num_warps)
+
+
 class Compilation:
     """What the operations of one kernel share while it is compiled.
 
     Attributes:
         config: warps and vector width.
+        grows: whether another number of warps may be taken for the sake of a large tile.
         loops: whether code may run more than once in a block, so that shared memory may still be read when it is written again.
         static_bytes, dynamic_bytes: shared memory that the operations asked for, as far as they were lowered.
         notes: what the operations do, for `compiler.explain`: the line, and what was noted. None where nobody wants to know.
         checks: whether the kernel looks after itself while it runs, see `lower.checks`.
         sites: file, line and message of each such check.
-        touched, roamed: the written parameters that were accessed so far, and those of them by index: see `lower.windows.settle`.
+        accesses: those to the parameters that the kernel writes, by name, as far as lowered: see `lower.windows.settle`.
     """
 
     __slots__ = (
+        "accesses",
         "checks",
         "config",
         "dynamic_bytes",
+        "grows",
         "loops",
         "notes",
-        "roamed",
         "sites",
         "static_bytes",
-        "touched",
     )
 
-    def __init__(self, config: Config, *, loops: bool, checks: bool = False) -> None:
-        self.config, self.loops, self.checks = config, loops, checks
+    def __init__(self, config: Config, *, loops: bool, checks: bool = False, grows: bool = False) -> None:
+        self.config, self.loops, self.checks, self.grows = config, loops, checks, grows
         self.sites: list[tuple[str, int, str]] = []
-        self.touched: set[str] = set()
-        self.roamed: set[str] = set()
+        self.accesses: defaultdict[str, list[Any]] = defaultdict(list)
         self.static_bytes = self.dynamic_bytes = 0
         self.notes = _wanted.get()
+        if self.notes is not None:
+            self.notes.clear()  # an earlier attempt's
+
+    def hold(self, tile: TileType) -> None:
+        """Take notice of a tile that threads hold; `MoreWarps` if it is too large for them, and there may be more."""
+        registers = tile.layout.num_registers * tile.dtype.itemsize // 4
+        if self.grows and registers > MOST_REGISTERS and self.config.num_warps < MOST_WARPS:
+            raise MoreWarps(min(MOST_WARPS, self.config.num_warps * registers // MOST_REGISTERS))
 
     def site(self, message: str) -> int:
         """The number of a check at the line that is being lowered."""
@@ -161,9 +185,9 @@ _compilation: ContextVar[Compilation] = ContextVar("tilekit_compilation")
 
 
 @contextmanager
-def compiling(config: Config, *, loops: bool = True, checks: bool = False) -> Iterator[Compilation]:
+def compiling(config: Config, *, loops: bool = True, checks: bool = False, grows: bool = False) -> Iterator[Compilation]:
     """Compile a kernel of this configuration: operations ask for what they share by `current()`."""
-    made = Compilation(config, loops=loops, checks=checks)
+    made = Compilation(config, loops=loops, checks=checks, grows=grows)
     token = _compilation.set(made)
     try:
         yield made
@@ -174,6 +198,11 @@ def compiling(config: Config, *, loops: bool = True, checks: bool = False) -> It
 def current() -> Compilation:
     """The compilation that is under way."""
     return _compilation.get()
+
+
+def compiles() -> bool:
+    """Whether numba is compiling a kernel of tilekit's, and none of the user's own."""
+    return _compilation.get(None) is not None
 
 
 def current_config() -> Config:
@@ -217,6 +246,9 @@ class TileType(types.Type):
     def __init__(self, dtype: DType, layout: Layout, config: Config, *, splat: bool = False) -> None:
         self.dtype, self.layout, self.config, self.splat = dtype, layout, config, splat
         super().__init__(f"Tile({dtype.name}, {layout}, {config}{', splat' * splat})")
+        compilation = _compilation.get(None)
+        if compilation is not None and not splat:
+            compilation.hold(self)
 
     @classmethod
     def of_shape(cls, dtype: DType, shape: tuple[int, ...], config: Config, *, splat: bool = False) -> TileType:

@@ -181,7 +181,14 @@ def _says(verb: str) -> str:
     return f"{verb}, with nobody in between."
 
 
-atomic_add = _define("add", _says("Add values to elements of a tensor"), np.add, _histogram("add", "0", "[5, 1, 2, 3]", "[5, 6]"))
+_FLUSHES = """
+
+    A GPU's instruction for float32 (PTX `atom.add.f32` and `red.add.f32` on global memory) takes subnormal operands, and gives
+    subnormal sums, as zeros of the same sign. The CPU device keeps them, and so do all devices for the other dtypes."""
+
+atomic_add = _define(
+    "add", _says("Add values to elements of a tensor") + _FLUSHES, np.add, _histogram("add", "0", "[5, 1, 2, 3]", "[5, 6]")
+)
 atomic_max = _define(
     "max",
     _says("Raise elements of a tensor to the larger of themselves and a value; a NaN stays"),

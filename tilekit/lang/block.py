@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 __all__ = ["Block", "current", "running"]
 
@@ -18,13 +19,15 @@ class Block:
     Attributes:
         index: its place in the launch grid, along the axes 0, 1, 2.
         grid: the number of blocks along each axis.
+        kinds: what variables are, by where paths through the kernel meet; see `compiler.joins`.
     """
 
-    __slots__ = ("grid", "index")
+    __slots__ = ("grid", "index", "kinds")
 
     def __init__(self, grid: tuple[int, int, int]) -> None:
         self.grid = grid
         self.index = (0, 0, 0)
+        self.kinds: dict[tuple[str, str], Any] = {}
 
 
 class _Local(threading.local):

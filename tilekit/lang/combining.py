@@ -41,9 +41,11 @@ def arity_problem(func: Callable[..., Any], tiles: int) -> str | None:
         parameters = inspect.signature(func).parameters.values()
     except (TypeError, ValueError):  # a function in C that does not say
         return None
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters) or len(parameters) == 2 * tiles:
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = sum(p.default is p.empty for p in places)
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters) or needed <= 2 * tiles <= len(places):
         return None
-    return f"func takes {len(parameters)} values; for {tiles} tile{'s' * (tiles > 1)} it must take {2 * tiles}"
+    return f"func takes {needed} values; for {tiles} tile{'s' * (tiles > 1)} it must take {2 * tiles}"
 
 
 def check_function(func: Any, tiles: int, what: str) -> None:

@@ -245,8 +245,8 @@ def static_assert(condition: bool, message: str = "") -> None:
     """Refuse to compile the kernel where a condition does not hold. It costs nothing when the kernel runs.
 
     Args:
-        condition: a bool known when the kernel is compiled: of generics and `Const` parameters; a comparison of ranks or extents
-            of tiles. (Join such comparisons by `&`, or write an assertion for each: `and` is a jump, and not known on a GPU.)
+        condition: a bool known when the kernel is compiled: of generics and `Const` parameters; of ranks, dtypes and the extents
+            of tiles.
         message: what the error says; a string known then, too.
 
     Raises:

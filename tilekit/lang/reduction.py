@@ -271,9 +271,9 @@ def reduce(
     Args:
         x: a tile, or a tuple of tiles whose shapes broadcast and whose dtypes may differ; their elements are folded together.
         axis: as for `tk.sum`.
-        func: a `@tk.function`, a lambda, or one of Python's `operator` functions: of two tiles of shape `()` to another. For a
-            tuple of N tiles it takes the N of one place, then the N of another, and returns a tuple of N. It must be associative
-            and commutative: in which order elements meet is not said.
+        func: a `@tk.function`, a plain function, a lambda, or one of Python's `operator` functions: of two tiles of shape `()` to
+            another. For a tuple of N tiles it takes the N of one place, then the N of another, and returns a tuple of N. It must
+            be associative and commutative: in which order elements meet is not said.
         identity: for cuTile Python's sake: a constant (or a tuple of them) that `func` leaves other values as they are with.
             Nothing here needs one, and none is used.
         keepdims: as for `tk.sum`.

@@ -90,9 +90,9 @@ def scan(
     Args:
         x: a tile, or a tuple of tiles whose shapes broadcast and whose dtypes may differ; their elements are folded together.
         axis: the dimension, known when the kernel is compiled.
-        func: a `@tk.function`, a lambda, or one of Python's `operator` functions: of two tiles of shape `()`, what came before
-            and what follows, to another. For a tuple of N tiles it takes the N of what came before, then the N of what follows,
-            and returns a tuple of N. It must be associative.
+        func: a `@tk.function`, a plain function, a lambda, or one of Python's `operator` functions: of two tiles of shape `()`,
+            what came before and what follows, to another. For a tuple of N tiles it takes the N of what came before, then the N
+            of what follows, and returns a tuple of N. It must be associative.
         identity: for cuTile Python's sake: a constant (or a tuple of them) that `func` leaves other values as they are with.
             Nothing here needs one, and none is used.
         reverse: whether each element is folded with all behind it; what is behind comes first to `func` then.

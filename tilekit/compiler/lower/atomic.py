@@ -114,7 +114,7 @@ def _define(
         used = _result_used() or name in ("xchg", "cas")
         reduces = not used and order in ("relaxed", "release") and _instruction(name, tensor.dtype) is not None
         most = _most_together(name, tensor.dtype) if reduces else 1
-        settle(builder, tensor, roams=True, atomic=True)
+        settle(builder, tensor, writes=True, atomic=True)
         access = points.open(builder, array, index_parts(builder, indices, at), mask_, writing=True, most=most)
         if order in ("release", "acq_rel"):
             shared.barrier(builder)  # what other threads of the block wrote comes before, too

@@ -221,7 +221,7 @@ def gather(array: types.Type, indices: types.Type, mask: types.Type, padding_val
         reject("gather", f"padding_value is a scalar, not {describe(padding_value)}")
 
     def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, mask_: ir.Value, fill: ir.Value) -> ir.Value:
-        settle(builder, tensor, roams=True)
+        settle(builder, tensor)
         access = points.open(builder, array, index_parts(builder, indices, at), mask_, writing=False)
         padding = Padding(number=given or 0)
         if given is None:
@@ -237,7 +237,7 @@ def scatter(array: types.Type, indices: types.Type, value: types.Type, mask: typ
 
     def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, stored: ir.Value, mask_: ir.Value) -> None:
         made = operand_elements(builder, value, stored, points.tile)
-        settle(builder, points.tensor, roams=True)
+        settle(builder, points.tensor, writes=True)
         access = points.open(builder, array, index_parts(builder, indices, at), mask_, writing=True)
         write(builder, access, points.tensor.dtype, made)
 

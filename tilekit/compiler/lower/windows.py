@@ -238,27 +238,61 @@ def check_padding(what: str, tensor: TensorType, mode: types.Type, value: types.
 # --------------------------------------------------------------------------------------------------------- loads and stores
 
 
-def settle(builder: ir.IRBuilder, tensor: TensorType, *, roams: bool, atomic: bool = False, repeats: bool = True) -> None:
+def settle(
+    builder: ir.IRBuilder, tensor: TensorType, *, lies: Layout | None = None, writes: bool = False, atomic: bool = False
+) -> None:
     """Before an access to a tensor that the kernel writes: what other threads of the block did to it before is done.
+
+    Of the block's own tile each thread accesses the elements that a layout gives it: two accesses in one layout need no order
+    between threads. In a loop what comes later in the text has come before, too, one turn ago; so an access that is lowered later
+    puts a barrier where it is missing.
 
     Args:
         builder: at the place of the access.
         tensor: whose elements are accessed.
-        roams: whether a thread may touch elements that are others' otherwise: all but the block's own tile, in its usual layout.
+        lies: the layout of the block's own tile; None where any thread may access any element.
+        writes: whether it writes.
         atomic: two such accesses need no order.
-        repeats: in a loop, another access may have come before, too, if none has in the text.
     """
     if tensor.facts.role == "in":
         return
-    compilation, name = current(), tensor.parameter
-    touched, roamed = name in compilation.touched, name in compilation.roamed
-    met = touched if atomic else roamed or (roams and (touched or (compilation.loops and repeats)))
-    if met:
+    compilation = current()
+    others, access = compilation.accesses[tensor.parameter], _Access(lies, writes, atomic, builder)
+    if any(access.meets(other) for other in others) or (compilation.loops and access.meets(access)):
         barrier(builder)
-    if not atomic:
-        compilation.touched.add(name)
-    if roams:
-        compilation.roamed.add(name)
+        access.settled = True
+    if compilation.loops:
+        for other in others:
+            if not other.settled and access.meets(other):
+                other.settle(builder)
+    others.append(access)
+
+
+class _Access:
+    """An access to a tensor that the kernel writes, and the place before it."""
+
+    def __init__(self, lies: Layout | None, writes: bool, atomic: bool, builder: ir.IRBuilder) -> None:
+        self.lies, self.writes, self.atomic, self.settled = lies, writes, atomic, False
+        self.block = builder.block
+        self.last = self.block.instructions[-1] if self.block.instructions else None
+
+    def meets(self, other: _Access) -> bool:
+        """Whether threads may have to wait for each other between the two: one writes what another thread accesses."""
+        if (self.atomic and other.atomic) or not (self.writes or other.writes):
+            return False
+        return self.lies is None or self.lies != other.lies
+
+    def settle(self, builder: ir.IRBuilder) -> None:
+        """Put a barrier before it; `builder` is at the end of a block."""
+        before = ir.IRBuilder(self.block)
+        if self.last is None:
+            before.position_at_start(self.block)
+        else:
+            before.position_after(self.last)
+        barrier(before)
+        self.settled = True
+        if builder.block is self.block:
+            builder.position_at_end(self.block)
 
 
 def load_window(
@@ -277,7 +311,8 @@ def load_window(
     Args:
         what, tensor, cut: the operation, and what it loads.
         padding: as `check_padding` gives it.
-        proven, roams: as for `open_access` and `settle`.
+        proven: as for `open_access`.
+        roams: whether it is another tile than the block's own.
         value_type, mask_type: the types of what is given for padding and mask.
     """
     if tensor.facts.role == "out":
@@ -289,7 +324,7 @@ def load_window(
     def emit(
         builder: ir.IRBuilder, value: ir.Value, index: list[ir.Value], mask: ir.Value = None, fill: ir.Value = None
     ) -> ir.Value:
-        settle(builder, tensor, roams=roams)
+        settle(builder, tensor, lies=None if roams else lies)
         access = open_access(builder, tensor, value, index, lies, proven=proven, writing=False, what=what, steps=cut.steps)
         chosen = mask_elements(builder, mask_type, mask, tile) if masked else None
         pad = padding
@@ -314,7 +349,7 @@ def store_window(
     if isinstance(value, TileType) and value.shape not in (cut.shape, ()):
         reject(what, f"a tile of shape {value.shape} into {tensor.parameter}, whose tiles are {cut.shape}")
     check_value(what, value, tensor)
-    lies = usual = Layout.blocked(cut.extents, tensor.config, tensor.facts.unit)
+    lies = Layout.blocked(cut.extents, tensor.config, tensor.facts.unit)
     whole = isinstance(value, TileType) and value.shape == cut.shape
     if whole and not value.splat and _wide_enough(cut.unseen(value.layout), tensor):
         lies = cut.unseen(value.layout)
@@ -330,8 +365,7 @@ def store_window(
         else:
             made = operand_elements(builder, value, stored, tile)
         chosen = mask_elements(builder, mask_type, mask, tile) if masked else None
-        # A tile of the block's own that is only written is written by the same threads each time.
-        settle(builder, tensor, roams=roams or lies != usual, repeats=roams or tensor.facts.role == "inout")
+        settle(builder, tensor, lies=None if roams else lies, writes=True)
         access = open_access(builder, tensor, tensor_value, index, lies, proven=proven, writing=True, what=what, steps=cut.steps)
         write(builder, access, tensor.dtype, made, chosen)
 
