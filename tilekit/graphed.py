@@ -16,7 +16,8 @@ from tilekit.driver.protocol import Memory
 from tilekit.driver.recorded import Captured
 from tilekit.ops import DeviceOp
 from tilekit.ops.execution import Steps, moments, unwrap
-from tilekit.ops.graphs import Binding, CudaGraph
+from tilekit.ops.graphs import CudaGraph
+from tilekit.ops.recorded import Binding
 from tilekit.ops.recording import Recording
 from tilekit.partition import Partition
 from tilekit.schedule import ExecutionContext

@@ -1,0 +1,388 @@
+"""What all ops that were written down have in common: slots, launches, and what they keep alive."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Self
+
+from tilekit.device import Device
+from tilekit.driver.protocol import Memory
+from tilekit.driver.recorded import Captured, Node, Place
+from tilekit.ops.base import DeviceOp
+from tilekit.ops.execution import Done, HostValue, moments, rebuilt
+from tilekit.ops.future import DeviceFuture
+from tilekit.ops.recording import Recording
+from tilekit.schedule import ExecutionContext, submitting
+from tilekit.storage import Garbage, Storage
+from tilekit.stream import Stream, as_stream
+
+__all__ = ["Binding", "GraphLaunch", "Recorded", "refuse_nested", "unwrapped"]
+
+
+class Binding:
+    """Where something recorded uses a piece of memory, or a number from a slot, and can be given another.
+
+    Args:
+        recorded: what was recorded.
+        memory, offset: the memory, and where in it that begins which is given another place; None for a number.
+        slot: whose number, or whose memory it is; None if it has no name.
+
+    Attributes:
+        value: what a slot stands for now.
+        at: the nodes that use it, by their numbers; with the places, and how many bytes each lies behind `offset`.
+        captured: a node that works on it and cannot be changed, if there is one.
+    """
+
+    __slots__ = ("_reads", "_recorded", "_writes", "at", "captured", "slot", "value")
+
+    def __init__(self, recorded: Recorded, memory: Memory | None, offset: int, slot: Any = None) -> None:
+        self._recorded, self.slot, self.value = recorded, slot, None if slot is None else slot.value
+        self.at: list[tuple[int, Node, list[tuple[Place, int]]]] = []
+        self.captured: Node | None = None
+        self._reads, self._writes = (
+            next((at for at, storage in enumerate(side) if memory is not None and storage.memory is memory), None)
+            for side in (recorded.reads, recorded.writes)
+        )
+        for at, node in enumerate(recorded.nodes):
+            if isinstance(node, Captured) and memory in node.memories:
+                self.captured = node
+            places = [(place, place.offset - offset) for place in node.places() if place.memory is memory]
+            if places or (slot is not None and any(named is slot for named, *_ in getattr(node, "scalars", ()))):
+                self.at.append((at, node, places))
+
+    def move(self, storage: Storage, start: int) -> None:
+        """Use `storage` from now on, from the byte `start` on. The recorded op's lock is held."""
+        for _, node, places in self.at:
+            for place, behind in places:
+                place.memory, place.offset = storage.memory, start + behind
+            node.refresh()
+        self.keep(storage)
+
+    def keep(self, storage: Storage) -> None:
+        """Keep `storage` alive, and in order with its other users, in the place of what was. The recorded op's lock is held."""
+        if self._reads is not None:
+            self._recorded.reads[self._reads] = storage
+        if self._writes is not None:
+            self._recorded.writes[self._writes] = storage
+
+    def set(self, value: Any) -> None:
+        """Let the slot stand for `value`, which it can. The recorded op's lock is held."""
+        self.value = value
+        storage = self.slot.storage_of(value)
+        if storage is not None:
+            self.move(storage, value.offset * value.dtype.itemsize)
+            return
+        for _, node, _ in self.at:
+            node.set(self.slot, value)
+
+
+class Recorded:
+    """An op's work, written down, to be run any number of times. Everything that it uses is kept alive.
+
+    Any thread may launch it, on any stream of its device. Launches of one recorded op come one after the other, since they
+    write the same memory.
+
+    Attributes:
+        device: where it runs.
+        stream: where `update` runs ops.
+        label: what messages call it.
+        nodes: the work.
+        reads, writes: the storages that a launch uses.
+        lock: held while it is launched, and changed.
+    """
+
+    _noun = "recorded op"
+
+    def __init__(self, recording: Recording, output: Any, stream: Stream, label: str) -> None:
+        self.device, self.stream, self.label = recording.device, stream, label
+        self.nodes: tuple[Node, ...] = tuple(recording.nodes)
+        self.lock = threading.Lock()
+        self.reads, self.writes = list(recording.reads.values()), list[Any](recording.writes.values())
+        if recording.arena.blocks:
+            self.writes.append(recording.arena)
+        self._several = any(len(node.after) != (1 if at else 0) for at, node in enumerate(self.nodes))
+        self._result, self._taken = output, False
+        self._slots = {name: Binding(self, slot.memory, slot.offset, slot) for name, slot in recording.slots.items()}
+        self._closed = self._embedded = False
+
+    # what comes out of it
+
+    @property
+    def output(self) -> Any:
+        """The result of the op: tensors, partitions and arrays that each launch writes. Defined once one has been waited for."""
+        return unwrapped(self._result)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of the slots."""
+        return tuple(self._slots)
+
+    def take_output(self) -> Any:
+        """`output`, once: for whoever goes on with it by himself.
+
+        Raises:
+            ValueError: it has been taken.
+        """
+        if self._taken:
+            raise ValueError(f"{self!r}: its output has been taken already; .output shows it as often as you like")
+        self._taken = True
+        return self.output
+
+    # what goes into it
+
+    def bind(self, **values: Any) -> Self:
+        """Let slots stand for something else in the launches that follow. Does not wait, and changes none that is under way.
+
+        Args:
+            values: by the name of the slot, see `tilekit.slot`: a tensor of the same shape, strides and dtype on the same
+                device, or a number.
+
+        Raises:
+            ValueError: there is no such slot; a tensor does not fit it, or overlaps others that the same work writes.
+            TypeError: it is something else. Then nothing is changed.
+        """
+        with self.lock:
+            self.bind_locked(values)
+        return self
+
+    def bind_locked(self, values: Mapping[str, Any]) -> None:
+        """As `bind`, with the lock held."""
+        self._check_open()
+        if self._embedded:
+            raise ValueError(
+                f"{self!r} is part of another recorded op, which would not learn of this: bind before recording that"
+            )
+        found = []
+        for name, value in values.items():
+            bound = self._slots.get(name)
+            if bound is None:
+                known = ", ".join(self._slots) or "none: mark what is to change with tk.slot(name, tensor) before recording"
+                raise ValueError(f"{self!r} has no slot {name!r}; it has {known}")
+            if bound.captured is not None:
+                raise ValueError(
+                    f"{self!r}: bind({name}=...) cannot reach {bound.captured.label}, which was captured from another library's "
+                    "launch. Copy to the recorded tensor instead, with update(api.memcpy(...))"
+                )
+            found.append((bound, bound.slot.check(value, self)))
+        before = [(bound, bound.value) for bound, _ in found]
+        for bound, value in found:
+            bound.set(value)
+        try:
+            for bound, _ in found:
+                self._check_overlap(bound)
+        except BaseException:
+            for bound, value in before:
+                bound.set(value)
+            raise
+        self.changed([bound for bound, _ in found])
+
+    def _check_overlap(self, bound: Binding) -> None:
+        """Refuse memory that is written beside another use of it. What lies in one place was so when it was recorded."""
+        for _, node, places in bound.at:
+            others = [(o, other) for o in (self.nodes if self._several else (node,)) for other in o.places()]
+            for place, _ in places:
+                for owner, other in others:
+                    if other.address != place.address and (other.written or place.written) and place.overlaps(other):
+                        where = "itself" if owner is node else f"{owner.label}, which may run at the same time"
+                        raise ValueError(
+                            f"{self!r}: bind({bound.slot.name}=...) would let {node.label} use {place.nbytes:,} bytes of which "
+                            f"some are used, and written, by {where} as well. Bind a tensor that does not overlap"
+                        )
+
+    def changed(self, bindings: Sequence[Binding]) -> None:
+        """Nodes with these are not what they were. The lock is held."""
+
+    def update(self, op: DeviceOp[Any]) -> DeviceFuture[Any]:
+        """Submit `op` to the graph's stream, to change what the next launch finds: `graph.update(api.memcpy(x, token))`.
+
+        Launches that come later wait for it, on whatever stream. Does not block.
+
+        Returns:
+            The future of the op.
+        """
+        return op.async_on(self.stream)
+
+    # running it
+
+    def launch(self) -> GraphLaunch:
+        """An op that runs all of it, on any stream; its result is `output`."""
+        self._check_open()
+        return GraphLaunch(self)
+
+    def run(self, stream: Any, **values: Any) -> None:
+        """Submit all of it to `stream`, and return at once; `stream.synchronize()` waits for it.
+
+        What `launch().async_on(stream)` does, without an op and a future: for loops in which every microsecond counts.
+
+        Args:
+            stream: where, of the op's device, in anything that `as_stream` takes.
+            values: for slots, see `bind`.
+
+        Raises:
+            ValueError: the stream is closed or on another device; what `bind` raises.
+        """
+        self._run(self._stream_of(stream), values)
+
+    def sync_on(self, stream: Any, **values: Any) -> Any:
+        """As `run`, and block until the work is done; the result is `output`."""
+        stream = self._stream_of(stream)
+        stream.wait(self._run(stream, values))
+        return self.output
+
+    def _stream_of(self, stream: Any) -> Stream:
+        if type(stream) is Stream and stream.device is self.device and not stream.closed:
+            return stream
+        return as_stream(stream, self.device)
+
+    def _run(self, stream: Stream, values: Mapping[str, Any]) -> int:
+        """Submit all of it; the serial behind it."""
+        if submitting.submission is not None:
+            refuse_nested(self)
+        with self.lock:
+            if values:
+                self.bind_locked(values)
+            self.submit_locked(ExecutionContext(self.device, stream))
+        return stream.mark()
+
+    def submit(self, ctx: ExecutionContext) -> Any:
+        """Submit all of it; the result, which the device still computes."""
+        with self.lock:
+            self.submit_locked(ctx)
+        return self._delivered(ctx)
+
+    def submit_locked(self, ctx: ExecutionContext) -> None:
+        """The same, with the lock held."""
+        self._check_open()
+        reads, writes = self.reads, self.writes
+        ctx.acquire(reads, writes)
+        try:
+            if ctx.recording is not None:
+                self._embed(ctx)
+            else:
+                self._enqueue(ctx)
+        finally:
+            ctx.note(reads, writes)
+        ctx.stream.submitted(self.label)
+
+    def _embed(self, ctx: ExecutionContext) -> None:
+        """Be a part of what is recorded. That has what the slots stand for now; it would not learn of a change."""
+        self._embedded = True
+        graph = self._graph()
+        node = Captured(self.label, graph, owned=graph not in self._handles())
+        node.keep = self
+        ctx.recording.add(node, ctx.stream)
+
+    def _delivered(self, ctx: ExecutionContext) -> Any:
+        result = self._result
+        if not moments(result):
+            return result
+        return rebuilt(result, lambda value: HostValue(value.get(), ctx.stream))
+
+    def _enqueue(self, ctx: ExecutionContext) -> None:
+        """Submit the nodes to the stream."""
+        raise NotImplementedError
+
+    def _graph(self) -> Any:
+        """The driver's graph of the nodes as they are now."""
+        raise NotImplementedError
+
+    # the end
+
+    def close(self) -> None:
+        """Give it up. What was launched still runs. May be called again."""
+        with self.lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._give_up()
+            self.nodes, self._slots, self.reads, self.writes, self._result = (), {}, [], [], None
+
+    def _give_up(self) -> None:
+        """Leave to the device, until all launches are done, what they use beside memory of its own."""
+        owned = [node.graph for node in self.nodes if isinstance(node, Captured) and node.owned]
+        uses = [use for order in (*self.writes, *self.reads) for use in order.uses()]
+        self.device.garbage.append(Garbage(None, uses, _Left(self.device, self.nodes, [*owned, *self._handles()])))
+
+    def _handles(self) -> list[Any]:
+        """The driver's graphs that are this one's."""
+        return []
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and not sys.is_finalizing():
+            self._give_up()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(f"{self!r} is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self.close()
+
+    def graphviz(self) -> str:
+        """The recorded work in Graphviz's language, what runs first on top: `dot -Tsvg`."""
+        lines = [f'    n{at} [label="{node.label.replace(chr(34), chr(39))}"];' for at, node in enumerate(self.nodes)]
+        lines += [f"    n{before} -> n{at};" for at, node in enumerate(self.nodes) for before in node.after]
+        return "\n".join(["digraph graph_ {", "    node [shape=box];", *lines, "}"]) + "\n"
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        count = len(self.nodes)
+        return f"<{self._noun} {self.label}: {count} node{'' if count == 1 else 's'}{', closed' if self._closed else ''}>"
+
+
+def unwrapped(value: Any) -> Any:
+    """`value` with arrays where the host's copies will be."""
+    return rebuilt(value, HostValue.get) if moments(value) else value
+
+
+class GraphLaunch(DeviceOp[Any]):
+    """One launch of a recorded op. Its result is the recorded op's output."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self.recorded, self._label = recorded, f"launch of {recorded.label}"
+
+    @property
+    def device(self) -> Device:
+        """Where it was recorded for."""
+        return self.recorded.device
+
+    def steps(self, ctx: ExecutionContext) -> Done:
+        """Submit all of it."""
+        if ctx.device is not self.recorded.device:
+            raise ValueError(f"{self.recorded!r} was recorded for {self.recorded.device!r}, and is launched on {ctx.device!r}")
+        return Done(self.recorded.submit(ctx))
+
+
+class _Left:
+    """What is left of something recorded that nobody has any more. The device lets go of it when all launches are done.
+
+    Nodes keep arrays of the host's, for example.
+    """
+
+    __slots__ = ("_device", "_handles", "_nodes")
+
+    def __init__(self, device: Device, nodes: Sequence[Node], handles: Sequence[Any]) -> None:
+        self._device, self._nodes, self._handles = device, nodes, handles
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            for handle in self._handles:
+                self._device.driver.graph_destroy(handle)
+
+
+def refuse_nested(what: DeviceOp[Any] | Recorded) -> NoReturn:
+    """RuntimeError: this thread is submitting an op."""
+    does = "run" if isinstance(what, Recorded) else "be recorded"
+    if isinstance(what, DeviceOp):
+        what.consumed()
+    raise RuntimeError(f"{what!r} cannot {does} while {submitting.submission.op!r} is being submitted by the same thread")
