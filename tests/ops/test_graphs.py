@@ -332,6 +332,23 @@ def test_a_binding_that_overlaps_what_is_written_is_refused(device, record):
     assert (host(both) == np.repeat([2, 1], N)).all()
 
 
+def test_a_binding_that_branches_would_share_is_refused(device, record):
+    x, y = new(1), new(2)
+    op = tk.zip(scale(tk.slot("x", x).partition(TILE), 2.0), scale(tk.slot("y", y).partition(TILE), 3.0), parallel=True)
+    recorded = record(op)
+    with pytest.raises(ValueError, match="by kernel scale, which may run at the same time as well"):
+        recorded.bind(x=y)
+    recorded.bind(x=y, y=x).launch().sync()
+    assert (host(x)[0], host(y)[0]) == (3, 4)
+
+
+def test_the_view_that_is_written_may_be_read_as_well(device, record):
+    y = new(3)
+    recorded = record(saxpy(y.partition(TILE), 1.0, tk.slot("x", new(1))))
+    recorded.bind(x=y).launch().sync()
+    assert (host(y) == 6).all()
+
+
 def test_a_bound_tensor_is_kept_alive(device, record):
     target = new(0)
     recorded = record(saxpy(target.partition(TILE), 1.0, tk.slot("x", new(1))))

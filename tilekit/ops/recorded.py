@@ -179,12 +179,16 @@ class Recorded:
         self.changed([bound for bound, _ in found])
 
     def _check_overlap(self, bound: Binding) -> None:
-        """Refuse memory that is written beside another use of it. What lies in one place was so when it was recorded."""
+        """Refuse memory that is written beside another use of it: in a node, unless it is the very same view; or in nodes that may
+        run side by side.
+        """
+        own = {id(place) for _, _, places in bound.at for place, _ in places}
         for _, node, places in bound.at:
-            others = [(o, other) for o in (self.nodes if self._several else (node,)) for other in o.places()]
+            others = [(o, p) for o in (self.nodes if self._several else (node,)) for p in o.places() if id(p) not in own]
             for place, _ in places:
                 for owner, other in others:
-                    if other.address != place.address and (other.written or place.written) and place.overlaps(other):
+                    apart = owner is not node or other.address != place.address
+                    if apart and (other.written or place.written) and place.overlaps(other):
                         where = "itself" if owner is node else f"{owner.label}, which may run at the same time"
                         raise ValueError(
                             f"{self!r}: bind({bound.slot.name}=...) would let {node.label} use {place.nbytes:,} bytes of which "
