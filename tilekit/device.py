@@ -288,7 +288,9 @@ class Device:
         # A stream that runs behind all users needs no waits. If there is none, a private stream waits for them: a user's stream
         # must not be held up by others for the sake of memory that it is done with.
         for stream, _ in item.uses:
-            if not stream.closed and stream.device is self and all(stream.follows(*use) for use in item.uses):
+            if stream.closed or stream.device is not self:
+                continue
+            if len(item.uses) == 1 or all(stream.follows(*use) for use in item.uses):
                 self.driver.free(item.memory, stream.handle)
                 return
         with self._lock:

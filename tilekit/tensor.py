@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -66,7 +66,7 @@ _NEW_KEPT = 1024
 _new: dict[tuple[tuple[int, ...], dtypes.DType], _Contiguous] = {}
 
 
-class _Contiguous:
+class _Contiguous(NamedTuple):
     """What new tensors of one shape and dtype have in common.
 
     Attributes:
@@ -76,7 +76,10 @@ class _Contiguous:
         traits: of those there whose address is a multiple of 16.
     """
 
-    __slots__ = ("device", "flat", "strides", "traits")
+    strides: tuple[int, ...]
+    flat: tuple[int, ...]
+    device: Device
+    traits: Traits
 
 
 def new_tensor(storage: Storage, shape: tuple[int, ...], dtype: dtypes.DType) -> Tensor:
@@ -90,11 +93,9 @@ def new_tensor(storage: Storage, shape: tuple[int, ...], dtype: dtypes.DType) ->
         return self
     self.strides = contiguous_strides(shape)
     if not address % 16:
-        known = _Contiguous()
-        known.strides, known.flat, known.device, known.traits = self.strides, self.flat[1:], storage.device, self.traits
         if len(_new) >= _NEW_KEPT:
             _new.clear()
-        _new[shape, dtype] = known
+        _new[shape, dtype] = _Contiguous(self.strides, self.flat[1:], storage.device, self.traits)
     return self
 
 

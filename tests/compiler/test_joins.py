@@ -23,7 +23,7 @@ def chosen(t, n):
         (["for i in range(3):", "    t = t.astype(tk.float64)", "y.store(1.0)"], "t", {T, "a float64 tile of shape (16,)"}),
         (["s = 0", "for i in range(2):", "    s += t", "y.store(s)"], "s", {T, "a scalar (int)"}),
         (["if tk.bid(0) == 1:", "    t = tk.sum(t)", "y.store(t)"], "t", {T, "a float32 tile of shape ()"}),
-        (["y.store(t if tk.bid(0) == 1 else tk.sum(t))"], "the value", {T, "a float32 tile of shape ()"}),
+        (["y.store(t if tk.bid(0) == 1 else tk.sum(t))", "y.store(t)"], "the value", {T, "a float32 tile of shape ()"}),
         (["y.store(chosen(t, tk.bid(0)))"], "the value", {T, "a float32 tile of shape ()"}),
         (
             ["i = 0", "while i < 3:", "    i += 1", "    if i == 1:", "        t = t > 0", "        continue",

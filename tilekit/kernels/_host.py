@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from tilekit import api, dtypes
+from tilekit.launcher.launch import KernelLaunch
 from tilekit.ops import DeviceOp, Spec, zip_ops
-from tilekit.tensor import Tensor
+from tilekit.ops.stepwise import Stepwise
+from tilekit.partition import Partition
+from tilekit.schedule import ExecutionContext
+from tilekit.tensor import Tensor, new_tensor
 
 __all__ = [
-    "Operand", "RowTile", "a_tensor", "check", "compute_dtype", "exponential", "flat", "flat_tile", "integers", "on_cpu",
-    "out_or_new", "power", "result", "results", "row_tile", "rows_of", "same_shape", "shaped", "takes_ops",
+    "Launches", "Measured", "New", "Operand", "Place", "RowTile", "a_tensor", "check", "compute_dtype", "exponential", "flat",
+    "flat_tile", "integers", "on_cpu", "out_or_new", "power", "result", "row_tile", "rows_of", "same_shape", "shaped",
+    "takes_ops",
 ]  # fmt: skip
 
 # A thread's share of a row, in registers of 32 bits: fewer leave the memory idle, more leave room for too few blocks. On an H200,
@@ -32,6 +38,10 @@ _LOOP_WARPS = 8
 # What a block of a CPU device works on: each tile operation there is a call of NumPy, and this much stays in a cache.
 _CPU_ELEMENTS = 1 << 15
 _FLAT_BYTES = 4096
+
+_FLOATS = frozenset((dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64))
+_INTEGERS = frozenset((dtypes.int32, dtypes.int64))
+_HALVES = frozenset((dtypes.float16, dtypes.bfloat16))
 
 Operand = Tensor | DeviceOp[Tensor]
 """What the functions take: a tensor, or an op that produces one."""
@@ -49,9 +59,12 @@ def takes_ops(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> DeviceOp[Any]:
-        given = [a for a in (*args, *kwargs.values()) if isinstance(a, DeviceOp)]
-        if not given:
+        for argument in (*args, *kwargs.values()):
+            if isinstance(argument, DeviceOp):
+                break
+        else:
             return function(*args, **kwargs).named(name)
+        given = [a for a in (*args, *kwargs.values()) if isinstance(a, DeviceOp)]
 
         def called(tensors: Sequence[Any]) -> DeviceOp[Any]:
             left = iter(tensors)
@@ -77,8 +90,9 @@ def takes_ops(function: F) -> F:
 def check(name: str, **tensors: Any) -> None:
     """Raise TypeError unless all of them are tensors, with floats for elements."""
     for what, tensor in tensors.items():
-        _check_tensor(name, what, tensor)
-        if tensor.dtype not in (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64):
+        if type(tensor) is not Tensor:
+            _check_tensor(name, what, tensor)
+        if tensor.dtype not in _FLOATS:
             raise TypeError(
                 f"{name}: {what} holds {tensor.dtype.name}; it takes float16, bfloat16, float32 and float64: "
                 "convert it with .astype(tk.float32)"
@@ -89,7 +103,7 @@ def integers(name: str, **tensors: Any) -> None:
     """Raise TypeError unless all of them are tensors of int32 or int64."""
     for what, tensor in tensors.items():
         _check_tensor(name, what, tensor)
-        if tensor.dtype not in (dtypes.int32, dtypes.int64):
+        if tensor.dtype not in _INTEGERS:
             raise TypeError(f"{name}: {what} holds {tensor.dtype.name}; it takes int32 and int64")
 
 
@@ -117,17 +131,17 @@ def same_shape(name: str, **tensors: Tensor) -> None:
 
 def compute_dtype(dtype: Any) -> Any:
     """What is calculated in: float32 for 16-bit floats, else the dtype itself."""
-    return dtypes.float32 if dtype in (dtypes.float16, dtypes.bfloat16) else dtype
+    return dtypes.float32 if dtype in _HALVES else dtype
 
 
 def exponential(dtype: Any) -> str | None:
     """The rounding mode of `tk.exp` for elements of `dtype`: in 16 bits nobody sees the difference, and it takes a third."""
-    return "approx" if dtype in (dtypes.float16, dtypes.bfloat16) else None
+    return "approx" if dtype in _HALVES else None
 
 
 def on_cpu(tensor: Tensor) -> bool:
     """Whether it is a CPU device's, whose blocks are calls of NumPy."""
-    return tensor.device is not None and tensor.device.kind == "cpu"
+    return tensor.storage is not None and tensor.storage.device.kind == "cpu"
 
 
 def power(n: int) -> int:
@@ -150,9 +164,11 @@ def rows_of(name: str, x: Tensor) -> Tensor:
 
 
 def shaped(x: Any, shape: tuple[int, ...]) -> Any:
-    """`x`, a tensor or an op that produces one, in another shape of as many elements; as it is, if it has that one."""
+    """`x`, a `Place` or an op that produces a tensor, in another shape of as many elements; as it is, if it has that one."""
     if x.shape == shape:
         return x
+    if type(x) is Spec:
+        return Spec(shape, x.dtype)
     if isinstance(x, Tensor) and x.is_contiguous:  # what reshape makes of it, without asking NumPy
         return Tensor(x.storage, shape, x.dtype, None, x.offset)
     return x.reshape(shape)
@@ -163,54 +179,113 @@ def flat(x: Tensor) -> Any:
     return shaped(x, (x.size,)) if x.is_contiguous else x.dup().reshape(x.size)
 
 
-def out_or_new(name: str, out: Any, like: Tensor, shape: tuple[int, ...] | None = None, dtype: Any = None) -> Any:
-    """`out`, if it was given and is what is needed; else a new tensor, on the device of `like`, as an op.
+def out_or_new(name: str, out: Any, like: Tensor, shape: tuple[int, ...] | None = None, dtype: Any = None) -> Place:
+    """`out`, if it was given and is what is needed; else what a new tensor is to be, on the device of `like`.
 
     Raises:
         TypeError, ValueError: `out` is no tensor, or has another shape or dtype.
     """
     shape, dtype = like.shape if shape is None else shape, like.dtype if dtype is None else dtype
     if out is None:
-        return api.meta(shape, dtype) if like.is_meta else api.empty(shape, dtype)
+        return Spec(tuple(shape), dtype)
     _check_tensor(name, "out", out)
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(
             f"{name}: out is {out.dtype.name} of shape {out.shape}, the result is {dtype.name} of shape {tuple(shape)}"
         )
-    return out
+    return out  # type: ignore[no-any-return]
 
 
-def result(launch: DeviceOp[Any], like: Any, out: Tensor | None, at: int = 0) -> DeviceOp[Tensor]:
-    """The argument `at` of a launch, a partition, as the tensor that was asked for.
+Place = Tensor | Spec
+"""Where a result goes: a tensor, or what a new one is to be."""
+
+New = Callable[[Place], Tensor]
+"""Makes a tensor of a `Place`: that which is one is it already."""
+
+
+class Launches(Stepwise[Any]):
+    """What the functions return: an op that makes new tensors when it is run, and launches kernels on them.
+
+    Args:
+        like: a tensor that the kernels get, on the device of all.
+        steps: a generator function, called with a function that makes tensors (`New`) when the op is run. It yields the launches
+            (any ops) in order, is sent their results, and returns the op's.
+        spec: what is known of the result, if it is one tensor.
+    """
+
+    def __init__(self, like: Tensor, steps: Callable[[New], Generator[DeviceOp[Any], Any, Any]], spec: Any = None) -> None:
+        self._like, self._steps = like, steps
+        if spec is not None:
+            self.spec = Spec(tuple(spec.shape), spec.dtype)
+
+    @property
+    def device(self) -> Any:
+        """That of what the kernels get."""
+        return self._like.device
+
+    def begin(self, ctx: ExecutionContext) -> Generator[DeviceOp[Any], Any, Any]:
+        """The steps, with tensors in the memory of the device."""
+        return self._steps(partial(_allocated, ctx))
+
+    def parts(self) -> tuple[DeviceOp[Any], ...]:
+        """What the steps yield, tried out with tensors that have no memory: for pictures, and to compile without running."""
+        return tuple(self._tried()[0])
+
+    def _tried(self) -> tuple[list[DeviceOp[Any]], Any]:
+        made: list[DeviceOp[Any]] = []
+        steps, result = self._steps(_described), None
+        try:
+            while True:
+                made.append(steps.send(result))
+                made[-1].consumed()
+                result = _outcome(made[-1])
+        except StopIteration as stop:
+            return made, stop.value
+
+
+def result(launch: DeviceOp[Any], like: Any, out: Tensor | None) -> DeviceOp[Tensor]:
+    """The first argument of a launch, a partition, as the tensor that was asked for.
 
     Args:
         launch: the launch.
         like: what has the shape and dtype of the result.
         out: the result itself, if it was given.
-        at: which argument.
     """
-    made: DeviceOp[Tensor] = launch.map(lambda done: _whole(done[at], like.shape, out))
+    made: DeviceOp[Tensor] = launch.map(lambda done: shaped(done[0].unpartition(), like.shape) if out is None else out)
     made.spec = Spec(tuple(like.shape), like.dtype)
     return made
 
 
-def results(launch: DeviceOp[Any], **wanted: tuple[int, tuple[int, ...]]) -> DeviceOp[tuple[Tensor, ...]]:
-    """Several arguments of a launch, partitions, as tensors: for each where it is, and its shape."""
-    made: DeviceOp[tuple[Tensor, ...]] = launch.map(lambda done: tuple(_whole(done[at], to, None) for at, to in wanted.values()))
-    return made
+def _allocated(ctx: ExecutionContext, place: Place) -> Tensor:
+    if type(place) is Spec:
+        shape, dtype = place.shape, place.dtype
+        return new_tensor(ctx.allocate(math.prod(shape) * dtype.itemsize), shape, dtype)
+    return place  # type: ignore[return-value]
 
 
-def _whole(partition: Any, shape: tuple[int, ...], out: Tensor | None) -> Tensor:
-    if out is not None:
-        return out
-    tensor: Tensor = partition.unpartition()
-    return shaped(tensor, tuple(shape))  # type: ignore[no-any-return]
+def _described(place: Place) -> Tensor:
+    return Tensor(None, place.shape, place.dtype) if isinstance(place, Spec) else place
+
+
+def _outcome(op: DeviceOp[Any]) -> Any:
+    """What the result of an op looks like."""
+    if isinstance(op, KernelLaunch):
+        return op.arguments
+    if isinstance(op, Launches):
+        return op._tried()[1]
+    return None if op.spec is None else _described(op.spec)
 
 
 # ------------------------------------------------------------------------------------------------------------------------- tiles
 
 
-Measured = Mapping[tuple[int, int], tuple[int, int | None]]
+class Measured(dict[tuple[int, int], tuple[int, int | None]]):
+    """For the size of an element and a number of columns the warps and the occupancy that were best on an H200."""
+
+    __hash__ = object.__hash__  # it is told from others by what it is, not by what is in it
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
 
 class RowTile(NamedTuple):
@@ -228,22 +303,13 @@ class RowTile(NamedTuple):
     num_warps: int
     occupancy: int | None
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The tile's."""
-        return self.rows, self.columns
-
-    def cut(self, matrix: Any, count: int) -> Any:
-        """The partition of a matrix of `count` rows (or of an op that gives one), for a block to have whole rows.
+    def cut(self, matrix: Tensor) -> Partition:
+        """The partition of a matrix for a block to have whole rows.
 
         Of a row that takes several tiles a block goes from one to the next by itself, and so has the first of them only.
         """
-        if self.chunks == 1:
-            return matrix.partition(self.shape)
-        tiles = -(-count // self.rows), 1
-        if isinstance(matrix, DeviceOp):
-            return matrix.map(lambda tensor: tensor.partition(self.shape).prefix(tiles))
-        return matrix.partition(self.shape).prefix(tiles)
+        cut = Partition(matrix, (self.rows, self.columns))
+        return cut if self.chunks == 1 else cut.prefix((-(-matrix.shape[0] // self.rows), 1))
 
     def launch(self, op: Any) -> Any:
         """The launch `op`, with the warps and the occupancy."""
@@ -269,17 +335,19 @@ def row_tile(
         held: how many tiles of that shape a block keeps at a time.
         room: how many registers a thread needs for each 32 bits that it keeps, to do without local memory.
         blocks: where a row takes several tiles, how many blocks of that loop a multiprocessor shall hold.
-        measured: for a size of element and a number of columns the warps and the occupancy that were best on an H200; the rule
-            here is for all others.
+        measured: what was measured; the rule here is for all others.
     """
-    (count, length), itemsize, cpu = matrix.shape, matrix.itemsize, on_cpu(matrix)
-    best = None if cpu or measured is None else measured.get((itemsize, power(length)))
-    return RowTile(1, power(length), 1, *best) if best else _row_tile(count, length, itemsize, cpu, held, room, blocks)
+    (count, length), cpu = matrix.shape, on_cpu(matrix)
+    return _row_tile(count, length, matrix.dtype.itemsize, cpu, held, room, blocks, None if cpu else measured)
 
 
 @functools.lru_cache(maxsize=256)
-def _row_tile(count: int, length: int, itemsize: int, cpu: bool, held: int, room: int, blocks: int | None) -> RowTile:
+def _row_tile(
+    count: int, length: int, itemsize: int, cpu: bool, held: int, room: int, blocks: int | None, measured: Measured | None
+) -> RowTile:
     columns, words = power(length), held * max(1, itemsize // 4)  # 16-bit floats are calculated in 32 bits
+    if measured is not None and (itemsize, columns) in measured:
+        return RowTile(1, columns, 1, *measured[itemsize, columns])
     share = max(4, (_SHARE_16_BIT if itemsize < 4 else _SHARE) // words)
     if columns * words > 32 * _WARPS * (_MOST_16_BIT if itemsize < 4 and held == 1 else _MOST):
         columns = 32 * _LOOP_WARPS * share

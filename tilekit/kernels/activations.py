@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import tilekit as tk
 from tilekit.kernels._host import (
+    Launches,
     Operand,
     check,
     compute_dtype,
     flat,
     flat_tile,
     out_or_new,
-    result,
-    results,
     same_shape,
     shaped,
     takes_ops,
 )
-from tilekit.ops import DeviceOp
+from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
 __all__ = ["gelu", "gelu_backward", "silu", "silu_backward", "swiglu", "swiglu_backward"]
@@ -102,8 +101,7 @@ def gelu(x: Operand, *, approximate: str = "none", out: Tensor | None = None) ->
     """
     check("gelu", x=x)
     tanh = _form("gelu", approximate)
-    y, tile = _target("gelu", out, x)
-    return result(_gelu(y.partition(tile), flat(x), tanh, compute_dtype(x.dtype)), x, out)
+    return _elementwise("gelu", out, x, lambda y: _gelu(y, flat(x), tanh, compute_dtype(x.dtype)))
 
 
 @takes_ops
@@ -121,16 +119,15 @@ def gelu_backward(grad: Operand, x: Operand, *, approximate: str = "none", out: 
     check("gelu_backward", grad=grad, x=x)
     same_shape("gelu_backward", x=x, grad=grad)
     tanh = _form("gelu_backward", approximate)
-    dx, tile = _target("gelu_backward", out, x)
-    return result(_gelu_backward(dx.partition(tile), flat(grad), flat(x), tanh, compute_dtype(x.dtype)), x, out)
+    dtype = compute_dtype(x.dtype)
+    return _elementwise("gelu_backward", out, x, lambda dx: _gelu_backward(dx, flat(grad), flat(x), tanh, dtype))
 
 
 @takes_ops
 def silu(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """silu of each element; arguments, result and errors as for `gelu`."""
     check("silu", x=x)
-    y, tile = _target("silu", out, x)
-    return result(_silu(y.partition(tile), flat(x), compute_dtype(x.dtype)), x, out)
+    return _elementwise("silu", out, x, lambda y: _silu(y, flat(x), compute_dtype(x.dtype)))
 
 
 @takes_ops
@@ -138,8 +135,8 @@ def silu_backward(grad: Operand, x: Operand, *, out: Tensor | None = None) -> De
     """The gradient of `silu` by its argument; as `gelu_backward`."""
     check("silu_backward", grad=grad, x=x)
     same_shape("silu_backward", x=x, grad=grad)
-    dx, tile = _target("silu_backward", out, x)
-    return result(_silu_backward(dx.partition(tile), flat(grad), flat(x), compute_dtype(x.dtype)), x, out)
+    dtype = compute_dtype(x.dtype)
+    return _elementwise("silu_backward", out, x, lambda dx: _silu_backward(dx, flat(grad), flat(x), dtype))
 
 
 @takes_ops
@@ -147,8 +144,7 @@ def swiglu(gate: Operand, up: Operand, *, out: Tensor | None = None) -> DeviceOp
     """`silu(gate) * up` for each element of two tensors of one shape and dtype; otherwise as `gelu`."""
     check("swiglu", gate=gate, up=up)
     same_shape("swiglu", gate=gate, up=up)
-    y, tile = _target("swiglu", out, gate)
-    return result(_swiglu(y.partition(tile), flat(gate), flat(up), compute_dtype(gate.dtype)), gate, out)
+    return _elementwise("swiglu", out, gate, lambda y: _swiglu(y, flat(gate), flat(up), compute_dtype(gate.dtype)))
 
 
 @takes_ops
@@ -164,11 +160,15 @@ def swiglu_backward(grad: Operand, gate: Operand, up: Operand) -> DeviceOp[tuple
     """
     check("swiglu_backward", grad=grad, gate=gate, up=up)
     same_shape("swiglu_backward", gate=gate, up=up, grad=grad)
-    (dgate, tile), (dup, _) = (_target("swiglu_backward", None, gate) for _ in range(2))
-    launch = _swiglu_backward(
-        dgate.partition(tile), dup.partition(tile), flat(grad), flat(gate), flat(up), compute_dtype(gate.dtype)
-    )
-    return results(launch, dgate=(0, gate.shape), dup=(1, gate.shape))
+    tile, like = flat_tile(gate), Spec((gate.size,), gate.dtype)
+
+    def steps(new):
+        dgate, dup = new(like), new(like)
+        cuts = dgate.partition(tile), dup.partition(tile)
+        yield _swiglu_backward(*cuts, flat(grad), flat(gate), flat(up), compute_dtype(gate.dtype))
+        return shaped(dgate, gate.shape), shaped(dup, gate.shape)
+
+    return Launches(gate, steps)
 
 
 def _form(name, approximate):
@@ -177,6 +177,13 @@ def _form(name, approximate):
     return approximate == "tanh"
 
 
-def _target(name, out, x):
-    """The result in one dimension, and the elements of a block."""
-    return shaped(out_or_new(name, out, x), (x.size,)), flat_tile(x)
+def _elementwise(name, out, x, launch):
+    """The op whose result is `out`, or new and like `x`: what `launch` writes to a partition of its elements in one dimension."""
+    place, tile = shaped(out_or_new(name, out, x), (x.size,)), flat_tile(x)
+
+    def steps(new):
+        y = new(place)
+        yield launch(y.partition(tile))
+        return shaped(y, x.shape) if out is None else out
+
+    return Launches(x, steps, x)

@@ -7,7 +7,7 @@ gradient: with the same seed it drops the same elements.
 from __future__ import annotations
 
 import tilekit as tk
-from tilekit.kernels._host import Operand, check, compute_dtype, flat, flat_tile, out_or_new, result, shaped, takes_ops
+from tilekit.kernels._host import Launches, Operand, check, compute_dtype, flat, flat_tile, out_or_new, shaped, takes_ops
 from tilekit.ops import DeviceOp
 from tilekit.tensor import Tensor
 
@@ -57,7 +57,13 @@ def _dropped(name, x, p, seed, out):
         raise TypeError(f"{name}: a seed is an int, not {seed!r}")
     if not 0 <= seed < 2**64:
         raise ValueError(f"{name}: a seed is at least 0 and below 2**64, not {seed!r}")
-    y, tile = shaped(out_or_new(name, out, x), (x.size,)), flat_tile(x)
+    place, tile = shaped(out_or_new(name, out, x), (x.size,)), flat_tile(x)
     signed = seed - 2**64 if seed >= 2**63 else seed  # the same 64 bits
     scale = 1.0 / (1.0 - p) if p < 1 else 0.0
-    return result(_dropout(y.partition(tile), flat(x), signed, float(p), scale, tile, compute_dtype(x.dtype)), x, out)
+
+    def steps(new):
+        y = new(place)
+        yield _dropout(y.partition(tile), flat(x), signed, float(p), scale, tile, compute_dtype(x.dtype))
+        return shaped(y, x.shape) if out is None else out
+
+    return Launches(x, steps, x)

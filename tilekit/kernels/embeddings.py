@@ -10,6 +10,7 @@ from __future__ import annotations
 import tilekit as tk
 from tilekit import api
 from tilekit.kernels._host import (
+    Launches,
     Operand,
     a_tensor,
     check,
@@ -18,7 +19,6 @@ from tilekit.kernels._host import (
     on_cpu,
     out_or_new,
     power,
-    result,
     shaped,
     takes_ops,
 )
@@ -60,11 +60,17 @@ def embedding(table: Operand, ids: Operand, *, out: Tensor | None = None) -> Dev
     """
     _check("embedding", table, ids)
     shape = (*ids.shape, table.shape[1])
-    y = shaped(out_or_new("embedding", out, table, shape, table.dtype), (ids.size, table.shape[1]))
+    place = shaped(out_or_new("embedding", out, table, shape, table.dtype), (ids.size, table.shape[1]))
     width, most = power(table.shape[1]), max(1, 8192 // table.itemsize)
-    columns = min(width, most)
-    launch = _embedding(y.partition((1, columns)), table, shaped(ids, (ids.size,)))
-    return result(launch.num_warps(max(1, min(8, columns * table.itemsize // 1024))), Spec(shape, table.dtype), out)
+    columns, rows = min(width, most), shaped(ids, (ids.size,))
+
+    def steps(new):
+        y = new(place)
+        launch = _embedding(y.partition((1, columns)), table, rows)
+        yield launch.num_warps(max(1, min(8, columns * table.itemsize // 1024)))
+        return shaped(y, shape) if out is None else out
+
+    return Launches(table, steps, Spec(shape, table.dtype))
 
 
 @takes_ops
@@ -95,19 +101,13 @@ def embedding_backward(grad: Operand, ids: Operand, rows: int) -> DeviceOp[Tenso
     flat, at = grad.reshape(count, width), ids.reshape(count)
     dtype = compute_dtype(grad.dtype)
 
-    def added(total):
+    def steps(new):
+        total = yield api.zeros((rows, width), dtype)
         launch = _embedding_backward(total.scattered(), flat, at, high, columns)
-        return launch.grid((-(-count // high), -(-width // columns), 1)).first().unpartition()
+        yield launch.grid((-(-count // high), -(-width // columns), 1))
+        return total if dtype == grad.dtype else (yield tk.value(total).astype(grad.dtype))
 
-    if grad.is_meta:
-        launch = _embedding_backward(api.meta((rows, width), dtype).scattered(), flat, at, high, columns)
-        launch = launch.grid((-(-count // high), -(-width // columns), 1))
-        return result(launch, Spec((rows, width), grad.dtype), api.meta((rows, width), grad.dtype))
-    made = api.zeros((rows, width), dtype).then(added)
-    if dtype != grad.dtype:
-        made = made.astype(grad.dtype)
-    made.spec = Spec((rows, width), grad.dtype)
-    return made
+    return Launches(grad, steps, Spec((rows, width), grad.dtype))
 
 
 def _check(name, table, ids):

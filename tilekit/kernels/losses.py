@@ -14,6 +14,7 @@ import numpy as np
 import tilekit as tk
 from tilekit import api
 from tilekit.kernels._host import (
+    Launches,
     Operand,
     check,
     compute_dtype,
@@ -22,12 +23,12 @@ from tilekit.kernels._host import (
     on_cpu,
     out_or_new,
     power,
-    result,
     row_tile,
     rows_of,
+    shaped,
     takes_ops,
 )
-from tilekit.ops import DeviceOp
+from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
 __all__ = ["cross_entropy", "cross_entropy_backward"]
@@ -136,27 +137,27 @@ def cross_entropy(
     rows, classes = _checked("cross_entropy", logits, target, reduction)
     count, dtype, mode = rows.shape[0], compute_dtype(logits.dtype), exponential(logits.dtype)
     tile = row_tile(rows, blocks=_LOOPS if rows.itemsize <= 4 else None)
-    new = [out_or_new("cross_entropy", None, rows, (count,), dtype).partition(tile.rows) for _ in range(2)]
-    if tile.chunks == 1:
-        launch = _cross_entropy(*new, rows, classes, ignore_index, tile.columns, dtype, mode)
-    else:
-        launch = _cross_entropy_long(
-            *new, rows, classes, ignore_index, tile.chunks, tile.columns, tile.threads(rows.itemsize),
-            float(np.finfo(dtype).min), dtype, mode,
-        )  # fmt: skip
 
-    def reduced(done):
-        losses, lse = (partition.unpartition() for partition in done[:2])
-        lse = tk.value(lse.reshape(target.shape))
+    def steps(new):
+        losses, lse = new(Spec((count,), dtype)), new(Spec((count,), dtype))
+        cuts = losses.partition(tile.rows), lse.partition(tile.rows)
+        if tile.chunks == 1:
+            launch = _cross_entropy(*cuts, rows, classes, ignore_index, tile.columns, dtype, mode)
+        else:
+            launch = _cross_entropy_long(
+                *cuts, rows, classes, ignore_index, tile.chunks, tile.columns, tile.threads(rows.itemsize),
+                float(np.finfo(dtype).min), dtype, mode,
+            )  # fmt: skip
+        yield tile.launch(launch)
+        lse = shaped(lse, target.shape)
         if reduction == "none":
-            return tk.zip(tk.value(losses.reshape(target.shape)), lse)
-        block = min(4096, power(count))
-        total = _total(
-            api.empty(1, dtype).partition(1), losses, classes, -(-count // block), ignore_index, reduction == "mean", block
-        ).num_warps(8)
-        return tk.zip(total.map(lambda made: made[0].unpartition().reshape(())), lse)
+            return shaped(losses, target.shape), lse
+        block, total = min(4096, power(count)), new(Spec((1,), dtype))
+        mean, tiles = reduction == "mean", -(-count // block)
+        yield _total(total.partition(1), losses, classes, tiles, ignore_index, mean, block).num_warps(8)
+        return shaped(total, ()), lse
 
-    return tile.launch(launch).then(reduced)
+    return Launches(rows, steps)
 
 
 @takes_ops
@@ -194,20 +195,26 @@ def cross_entropy_backward(
                 f"{name}: {what} is {tensor.dtype.name} of shape {tensor.shape}; with reduction {reduction!r} it takes "
                 f"{dtype.name} of shape {tuple(shape)}"
             )
-    block = min(4096, power(count))
-    if reduction == "mean" and not rows.is_meta:
-        share = _counted(api.empty(1, dtype).partition(1), classes, -(-count // block), ignore_index, block)
-        share = share.num_warps(8).first().unpartition()
-    else:
-        share = api.meta(1, dtype) if rows.is_meta else api.full(1, 1.0, dtype)
-    dx = out_or_new(name, out, logits).reshape(*rows.shape)
+    place, grads, sums = (
+        shaped(out_or_new(name, out, logits), rows.shape),
+        shaped(grad, (count if each else 1,)),
+        shaped(lse, (count,)),
+    )
     columns = min(power(rows.shape[1]), 4096 // rows.itemsize)
     high = min(power(count), max(1, (1 << 15 if on_cpu(rows) else 4096 // rows.itemsize) // columns))
-    launch = _cross_entropy_backward(
-        dx.partition((high, columns)), grad.reshape(count if each else 1), rows, classes, lse.reshape(count), share,
-        ignore_index, each, dtype, exponential(logits.dtype),
-    )  # fmt: skip
-    return result(launch.num_warps(4), logits, out)
+
+    def steps(new):
+        dx = new(place)
+        if reduction == "mean":
+            share, block = new(Spec((1,), dtype)), min(4096, power(count))
+            yield _counted(share.partition(1), classes, -(-count // block), ignore_index, block).num_warps(8)
+        else:
+            share = yield api.full(1, 1.0, dtype)
+        cut, mode = dx.partition((high, columns)), exponential(logits.dtype)
+        yield _cross_entropy_backward(cut, grads, rows, classes, sums, share, ignore_index, each, dtype, mode).num_warps(4)
+        return shaped(dx, logits.shape) if out is None else out
+
+    return Launches(rows, steps, logits)
 
 
 def _checked(name, logits, target, reduction):
@@ -218,4 +225,4 @@ def _checked(name, logits, target, reduction):
     rows = rows_of(name, logits)
     if target.shape != logits.shape[:-1]:
         raise ValueError(f"{name}: logits of shape {logits.shape} need a target of shape {logits.shape[:-1]}, not {target.shape}")
-    return rows, target.reshape(rows.shape[0])
+    return rows, shaped(target, (rows.shape[0],))

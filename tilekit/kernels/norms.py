@@ -15,29 +15,29 @@ from __future__ import annotations
 import tilekit as tk
 from tilekit import api
 from tilekit.kernels._host import (
+    Launches,
+    Measured,
     Operand,
     check,
     compute_dtype,
     on_cpu,
     out_or_new,
     power,
-    result,
-    results,
     row_tile,
     rows_of,
     same_shape,
     shaped,
     takes_ops,
 )
-from tilekit.ops import DeviceOp
+from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
 __all__ = ["add_rms_norm", "layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"]
 
 # Warps and occupancy by the bytes of an element and the columns, as measured (`row_tile`).
-_RMS_NORM = {(2, 4096): (8, None), (2, 8192): (2, 4)}
-_LAYER_NORM = {(2, 4096): (4, 3), (2, 8192): (4, 4)}
-_BACKWARD = {(2, 8192): (8, 2)}
+_RMS_NORM = Measured({(2, 4096): (8, None), (2, 8192): (2, 4)})
+_LAYER_NORM = Measured({(2, 4096): (4, 3), (2, 8192): (4, 4)})
+_BACKWARD = Measured({(2, 8192): (8, 2)})
 # Blocks that add up weight gradients: some for each multiprocessor of a large GPU.
 _BLOCKS = 512
 
@@ -232,15 +232,21 @@ def add_rms_norm(x: Operand, residual: Operand, weight: Operand, eps: float = 1e
     check("add_rms_norm", x=x, residual=residual, weight=weight)
     same_shape("add_rms_norm", x=x, residual=residual)
     rows, others, n = rows_of("add_rms_norm", x), rows_of("add_rms_norm", residual), x.shape[-1]
-    _check_weights("add_rms_norm", n, weight=weight)
+    _check_weight("add_rms_norm", n, "weight", weight)
     tile, dtype = row_tile(rows, held=2), compute_dtype(x.dtype)
-    y, h = (out_or_new("add_rms_norm", None, rows) for _ in range(2))
-    if tile.chunks == 1:
-        cut = (tile.cut(target, rows.shape[0]) for target in (y, h))
-        op = tile.launch(_add_rms_norm(*cut, rows, others, weight, _per(n), eps, dtype))
-        return results(op, y=(0, x.shape), h=(1, x.shape))
-    summed = _add(h.partition((1, 1024)), rows, others, dtype).first().unpartition().reshape(*x.shape).shared()
-    return tk.zip(rms_norm(summed, weight, eps), summed)
+    like = Spec(rows.shape, x.dtype)
+
+    def steps(new):
+        h = new(like)
+        if tile.chunks == 1:
+            y = new(like)
+            yield tile.launch(_add_rms_norm(tile.cut(y), tile.cut(h), rows, others, weight, _per(n), eps, dtype))
+        else:
+            yield _add(h.partition((1, 1024)), rows, others, dtype)
+            y = yield rms_norm(h, weight, eps)
+        return shaped(y, x.shape), shaped(h, x.shape)
+
+    return Launches(x, steps)
 
 
 @tk.kernel
@@ -271,10 +277,9 @@ def rms_norm_backward(grad: Operand, x: Operand, weight: Operand, eps: float = 1
     return _backward("rms_norm_backward", grad, x, weight, eps, False)
 
 
-def _check_weights(name, n, **weights):
-    for what, tensor in weights.items():
-        if tensor.shape != (n,):
-            raise ValueError(f"{name}: {what} has shape {tensor.shape}; rows of {n} elements need ({n},)")
+def _check_weight(name, n, what, tensor):
+    if tensor.shape != (n,):
+        raise ValueError(f"{name}: {what} has shape {tensor.shape}; rows of {n} elements need ({n},)")
 
 
 def _per(n):
@@ -285,58 +290,68 @@ def _forward(name, x, weight, bias, eps, out):
     rows, n, dtype = rows_of(name, x), x.shape[-1], compute_dtype(x.dtype)
     measured = _RMS_NORM if bias is None else _LAYER_NORM
     tile = row_tile(rows, room=3 if bias is not None and x.itemsize >= 4 else 2, measured=measured)
-    _check_weights(name, n, weight=weight, **({} if bias is None else {"bias": bias}))
-    target = tile.cut(shaped(out_or_new(name, out, x), rows.shape), rows.shape[0])
-    if tile.chunks > 1:
-        launch = _norm_long(
-            target, rows, weight, weight if bias is None else bias, tile.chunks, n, _per(n), eps, tile.threads(x.itemsize),
-            bias is not None, dtype,
-        )  # fmt: skip
-    elif bias is None:
-        launch = _rms_norm(target, rows, weight, _per(n), eps, dtype)
-    else:
-        launch = _layer_norm(target, rows, weight, bias, n, _per(n), eps, n != tile.columns, dtype)
-    return result(tile.launch(launch), x, out)
+    _check_weight(name, n, "weight", weight)
+    if bias is not None:
+        _check_weight(name, n, "bias", bias)
+    place = shaped(out_or_new(name, out, x), rows.shape)
+
+    def steps(new):
+        y = new(place)
+        target = tile.cut(y)
+        if tile.chunks > 1:
+            launch = _norm_long(
+                target, rows, weight, weight if bias is None else bias, tile.chunks, n, _per(n), eps, tile.threads(x.itemsize),
+                bias is not None, dtype,
+            )  # fmt: skip
+        elif bias is None:
+            launch = _rms_norm(target, rows, weight, _per(n), eps, dtype)
+        else:
+            launch = _layer_norm(target, rows, weight, bias, n, _per(n), eps, n != tile.columns, dtype)
+        yield tile.launch(launch)
+        return shaped(y, x.shape) if out is None else out
+
+    return Launches(x, steps, x)
 
 
 def _backward(name, grad, x, weight, eps, centred):
     check(name, grad=grad, x=x, weight=weight)
     same_shape(name, x=x, grad=grad)
     rows, grads, n = rows_of(name, x), rows_of(name, grad), x.shape[-1]
-    _check_weights(name, n, weight=weight)
+    _check_weight(name, n, "weight", weight)
     if not x.size:
         return tk.zip(api.zeros(x.shape, x.dtype), *(api.zeros(n, weight.dtype) for _ in range(1 + centred)))
     count, tile, dtype = rows.shape[0], row_tile(rows, held=2, room=3, measured=_BACKWARD), compute_dtype(x.dtype)
-    dx = tile.cut(out_or_new(name, None, rows), count)
-    mean, rstd = (out_or_new(name, None, rows, (count,), dtype).partition(tile.rows) for _ in range(2))
-    if tile.chunks == 1:
-        launch = _norm_backward(dx, mean, rstd, grads, rows, weight, n, _per(n), eps, n != tile.columns, centred, dtype)
-    else:
-        launch = _norm_backward_long(
-            dx, mean, rstd, grads, rows, weight, tile.chunks, n, _per(n), eps, tile.threads(x.itemsize), centred, dtype
-        )
 
-    def weights(done):
-        dx, mean, rstd = (partition.unpartition() for partition in done[:3])
-        return tk.zip(tk.value(dx.reshape(*x.shape)), *_by_weights(grads, rows, mean, rstd, weight, centred, dtype))
+    def steps(new):
+        dx, mean, rstd = new(Spec(rows.shape, x.dtype)), new(Spec((count,), dtype)), new(Spec((count,), dtype))
+        cuts = tile.cut(dx), mean.partition(tile.rows), rstd.partition(tile.rows)
+        if tile.chunks == 1:
+            launch = _norm_backward(*cuts, grads, rows, weight, n, _per(n), eps, n != tile.columns, centred, dtype)
+        else:
+            launch = _norm_backward_long(
+                *cuts, grads, rows, weight, tile.chunks, n, _per(n), eps, tile.threads(x.itemsize), centred, dtype
+            )
+        yield tile.launch(launch)
+        wide, high, parts, share = _shares(count, n, on_cpu(rows))
+        partial = [new(Spec((parts, n), dtype)) for _ in range(2)]
+        cuts = (part.partition((1, wide)) for part in partial)
+        tiles = -(-count // high)
+        yield _weight_gradients(*cuts, grads, rows, mean, rstd, tiles, share, high, centred, dtype).num_warps(4)
+        gradients = [shaped(dx, x.shape)]
+        for part in partial[: 1 + centred]:
+            gradients.append(new(Spec((n,), weight.dtype)))
+            yield _column_sums(gradients[-1].partition(wide), part, -(-parts // high), high)
+        return tuple(gradients)
 
-    return tile.launch(launch).then(weights)
+    return Launches(x, steps)
 
 
-def _by_weights(grads, rows, mean, rstd, weight, centred, dtype):
-    """The gradients by the weights, as ops: in parts, and then the sum of the parts."""
-    count, n = rows.shape
-    wide, high = (min(512, power(n)), 64) if on_cpu(rows) else (128, 16)
+def _shares(count, n, cpu):
+    """How the weight gradients of a matrix are dealt out: the columns and rows of a tile, the parts that the rows are taken in,
+    and how many tiles one of these has.
+    """
+    wide, high = (min(512, power(n)), 64) if cpu else (128, 16)
     tiles = -(-count // high)
-    parts = 1 if on_cpu(rows) else max(1, min(tiles, _BLOCKS * wide // max(n, 1)))
+    parts = 1 if cpu else max(1, min(tiles, _BLOCKS * wide // max(n, 1)))
     share = -(-tiles // parts)
-    parts = -(-tiles // max(share, 1))
-    dw, db = (api.zeros((parts, n), dtype).partition((1, wide)) for _ in range(2))
-    launch = _weight_gradients(dw, db, grads, rows, mean, rstd, tiles, share, high, centred, dtype).num_warps(4)
-
-    def total(partial):
-        y = api.zeros(n, weight.dtype).partition(wide)
-        op = _column_sums(y, partial.unpartition(), -(-parts // high), high)
-        return op.first().unpartition()
-
-    return [part.then(total) for part in launch.unzip()[: 2 if centred else 1]]
+    return wide, high, -(-tiles // max(share, 1)), share

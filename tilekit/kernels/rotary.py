@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 import tilekit as tk
-from tilekit.kernels._host import Operand, check, compute_dtype, on_cpu, out_or_new, power, result, takes_ops
+from tilekit.kernels._host import Launches, Operand, check, compute_dtype, on_cpu, out_or_new, power, shaped, takes_ops
 from tilekit.ops import DeviceOp
 from tilekit.tensor import Tensor
 
@@ -65,10 +65,12 @@ def _turned(name, x, cos, sin, out, back):
             raise ValueError(f"{name}: {what} has shape {tensor.shape}; x of shape {x.shape} needs {(positions, size // 2)}")
     tokens, half = math.prod(batch) * positions, power(size // 2)
     split = (tokens, heads, 2, size // 2)
-    y = out_or_new(name, out, x)
+    place, source, dtype = shaped(out_or_new(name, out, x), split), shaped(x, split), compute_dtype(x.dtype)
     group = min(power(heads), max(1, (1 << 15 if on_cpu(x) else 2048) // half))
-    launch = _rope(
-        y.reshape(*split).partition((1, group, 2, half)), x.reshape(*split), cos, sin, max(1, positions), back,
-        compute_dtype(x.dtype),
-    )  # fmt: skip
-    return result(launch, x, out)
+
+    def steps(new):
+        y = new(place)
+        yield _rope(y.partition((1, group, 2, half)), source, cos, sin, max(1, positions), back, dtype)
+        return shaped(y, x.shape) if out is None else out
+
+    return Launches(x, steps, x)

@@ -8,8 +8,19 @@ in every run.
 from __future__ import annotations
 
 import tilekit as tk
-from tilekit.kernels._host import Operand, a_tensor, compute_dtype, on_cpu, out_or_new, power, result, rows_of, takes_ops
-from tilekit.ops import DeviceOp
+from tilekit.kernels._host import (
+    Launches,
+    Operand,
+    a_tensor,
+    compute_dtype,
+    on_cpu,
+    out_or_new,
+    power,
+    rows_of,
+    shaped,
+    takes_ops,
+)
+from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
 __all__ = ["cumsum"]
@@ -55,12 +66,19 @@ def cumsum(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     a_tensor("cumsum", x=x)
     if x.dtype not in _DTYPES:
         raise TypeError(f"cumsum: x holds {x.dtype.name}; it takes {', '.join(d.name for d in _DTYPES)}")
-    rows, y = rows_of("cumsum", x), out_or_new("cumsum", out, x)
-    return result(_scanned(y.reshape(*rows.shape), rows, compute_dtype(x.dtype)), x, out)
+    rows, dtype = rows_of("cumsum", x), compute_dtype(x.dtype)
+    place = shaped(out_or_new("cumsum", out, x), rows.shape)
+
+    def steps(new):
+        y = new(place)
+        yield from _scanned(new, y, rows, dtype)
+        return shaped(y, x.shape) if out is None else out
+
+    return Launches(x, steps, x)
 
 
-def _scanned(y, x, dtype):
-    """The launch that writes the running sums of the rows of `x` to `y`."""
+def _scanned(new, y, x, dtype):
+    """The steps that write the running sums of the rows of `x` to `y`."""
     count, length = x.shape
     longest = 32768 // max(4, x.itemsize)
     columns = min(power(length), longest)
@@ -69,8 +87,9 @@ def _scanned(y, x, dtype):
     tile = (min(power(count), max(1, elements // columns)), columns)
     tiles = -(-length // columns)
     if tiles <= 1:
-        return _cumsum(y.partition(tile), x, dtype).num_warps(warps)
-    sums = out_or_new("cumsum", None, x, (count, tiles), dtype)
-    partial = _tile_sums(sums.partition((tile[0], 1)), x, columns).num_warps(warps).first().unpartition()
-    running = partial.then(lambda made: _scanned(made, made, dtype).first().unpartition())
-    return _cumsum_from(y.partition(tile), x, running).num_warps(warps)
+        yield _cumsum(y.partition(tile), x, dtype).num_warps(warps)
+        return
+    sums = new(Spec((count, tiles), dtype))
+    yield _tile_sums(sums.partition((tile[0], 1)), x, columns).num_warps(warps)
+    yield from _scanned(new, sums, sums, dtype)
+    yield _cumsum_from(y.partition(tile), x, sums).num_warps(warps)

@@ -9,7 +9,19 @@ import numpy as np
 
 import tilekit as tk
 from tilekit import dtypes
-from tilekit.kernels._host import Operand, a_tensor, on_cpu, out_or_new, power, result, row_tile, rows_of, takes_ops
+from tilekit.kernels._host import (
+    Launches,
+    Measured,
+    Operand,
+    a_tensor,
+    on_cpu,
+    out_or_new,
+    power,
+    row_tile,
+    rows_of,
+    shaped,
+    takes_ops,
+)
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
@@ -17,7 +29,7 @@ __all__ = ["argmax", "topk"]
 
 _DTYPES = (tk.float16, tk.bfloat16, tk.float32, tk.float64, tk.int32, tk.int64)
 # As measured (`row_tile`): few warps, which have little to tell each other.
-_ARGMAX = {(4, 4096): (2, None)}
+_ARGMAX = Measured({(4, 4096): (2, None)})
 # What a block sorts at a time.
 _SORTED = 4096
 
@@ -79,13 +91,19 @@ def argmax(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
         TypeError, ValueError: other arguments.
     """
     rows = _checked("argmax", x)
-    y, tile, count = out_or_new("argmax", out, x, x.shape[:-1], tk.int64), row_tile(rows, measured=_ARGMAX), rows.shape[0]
-    target = y.reshape(count).partition(tile.rows)
-    if tile.chunks == 1:
-        launch = _argmax(target, rows, tile.columns, _lowest(x.dtype))
-    else:
-        launch = _argmax_long(target, rows, tile.chunks, tile.columns, _lowest(x.dtype))
-    return result(tile.launch(launch), Spec(x.shape[:-1], tk.int64), out)
+    tile, shape = row_tile(rows, measured=_ARGMAX), x.shape[:-1]
+    place = shaped(out_or_new("argmax", out, x, shape, tk.int64), rows.shape[:1])
+
+    def steps(new):
+        y = new(place)
+        if tile.chunks == 1:
+            launch = _argmax(y.partition(tile.rows), rows, tile.columns, _lowest(x.dtype))
+        else:
+            launch = _argmax_long(y.partition(tile.rows), rows, tile.chunks, tile.columns, _lowest(x.dtype))
+        yield tile.launch(launch)
+        return shaped(y, shape) if out is None else out
+
+    return Launches(x, steps, Spec(shape, tk.int64))
 
 
 @takes_ops
@@ -112,28 +130,30 @@ def topk(x: Operand, k: int, *, largest: bool = True) -> DeviceOp[tuple[Tensor, 
     worst = _lowest(x.dtype) if largest else _highest(x.dtype)
     shape = (*x.shape[:-1], k)
 
-    def whole(done):
-        return tuple(partition.unpartition().reshape(shape) for partition in done[:2])
+    def steps(new):
+        best, origin = rows, None
+        while origin is None or best.shape[1] > k:  # the best of each part, as long as a row is too long for one block
+            best, origin = yield from _best(new, best, origin, k, power(k), worst, largest)
+        return shaped(best, shape), shaped(origin, shape)
 
-    return _best(rows, None, k, power(k), worst, largest).map(whole)
+    return Launches(x, steps)
 
 
-def _best(x, origin, k, width, worst, largest):
-    """The launch that finds the best `k` of each row; through the best of its parts, if a row is too long for one block."""
+def _best(new, x, origin, k, width, worst, largest):
+    """Find the best of each row, or of each of its parts, if there are several: steps that give them and their places."""
     count, length = x.shape
     columns = max(width, min(power(length), _SORTED))
     parts = -(-length // columns)
     kept = k if parts == 1 else parts * width
     rows = 1 if columns >= 1024 and not on_cpu(x) else min(power(count), max(1, (1 << 15 if on_cpu(x) else 1024) // columns))
-    values, places = (out_or_new("topk", None, x, (count, kept), dtype).partition((rows, width)) for dtype in (x.dtype, tk.int64))
+    values, places = new(Spec((count, kept), x.dtype)), new(Spec((count, kept), tk.int64))
+    cuts = values.partition((rows, width)), places.partition((rows, width))
     warps = max(1, min(8, rows * columns // 512))
     if origin is None:
-        launch = _topk(values, places, x, columns, worst, largest).num_warps(warps)
+        yield _topk(*cuts, x, columns, worst, largest).num_warps(warps)
     else:
-        launch = _topk_of_best(values, places, x, origin, columns, worst, largest).num_warps(warps)
-    if parts <= 1:
-        return launch
-    return launch.then(lambda done: _best(done[0].unpartition(), done[1].unpartition(), k, width, worst, largest))
+        yield _topk_of_best(*cuts, x, origin, columns, worst, largest).num_warps(warps)
+    return values, places
 
 
 def _checked(name, x):

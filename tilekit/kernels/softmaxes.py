@@ -13,12 +13,13 @@ import numpy as np
 
 import tilekit as tk
 from tilekit.kernels._host import (
+    Launches,
+    Measured,
     Operand,
     check,
     compute_dtype,
     exponential,
     out_or_new,
-    result,
     row_tile,
     rows_of,
     same_shape,
@@ -31,7 +32,7 @@ from tilekit.tensor import Tensor
 __all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
 
 # Warps and occupancy by the bytes of an element and the columns, as measured (`row_tile`).
-_SOFTMAX = {(4, 4096): (16, 4)}
+_SOFTMAX = Measured({(4, 4096): (16, 4)})
 # Blocks of the loop over a long row that a multiprocessor has room for: a thread then gets 48 registers, and can do with them.
 _LOOPS = 5
 
@@ -149,24 +150,38 @@ def log_softmax_backward(grad: Operand, y: Operand, *, out: Tensor | None = None
 
 
 def _forward(name, x, out, log):
-    rows, y = rows_of(name, x), out_or_new(name, out, x)
+    rows = rows_of(name, x)
+    place = shaped(out_or_new(name, out, x), rows.shape)
     tile = row_tile(rows, blocks=_LOOPS if x.itemsize <= 4 else None, measured=_SOFTMAX)
     dtype, mode = compute_dtype(x.dtype), exponential(x.dtype)
-    target = tile.cut(shaped(y, rows.shape), rows.shape[0])
-    if tile.chunks == 1:
-        launch = _softmax(target, rows, dtype, mode, log)
-    else:
-        launch = _softmax_long(target, rows, tile.chunks, tile.threads(x.itemsize), dtype, float(np.finfo(dtype).min), mode, log)
-    return result(tile.launch(launch), x, out)
+
+    def steps(new):
+        y = new(place)
+        if tile.chunks == 1:
+            launch = _softmax(tile.cut(y), rows, dtype, mode, log)
+        else:
+            lowest = float(np.finfo(dtype).min)
+            launch = _softmax_long(tile.cut(y), rows, tile.chunks, tile.threads(x.itemsize), dtype, lowest, mode, log)
+        yield tile.launch(launch)
+        return shaped(y, x.shape) if out is None else out
+
+    return Launches(x, steps, x)
 
 
 def _backward(name, grad, y, out, log):
     same_shape(name, grad=grad, y=y)
-    rows, dx = rows_of(name, y), out_or_new(name, out, y)
+    rows, grads = rows_of(name, y), rows_of(name, grad)
+    place = shaped(out_or_new(name, out, y), rows.shape)
     tile, dtype, mode = row_tile(rows, held=2), compute_dtype(y.dtype), exponential(y.dtype)
-    target, grads = tile.cut(shaped(dx, rows.shape), rows.shape[0]), rows_of(name, grad)
-    if tile.chunks == 1:
-        launch = _softmax_backward(target, grads, rows, dtype, mode, log)
-    else:
-        launch = _softmax_backward_long(target, grads, rows, tile.chunks, tile.threads(y.itemsize), dtype, mode, log)
-    return result(tile.launch(launch), y, out)
+
+    def steps(new):
+        dx = new(place)
+        if tile.chunks == 1:
+            launch = _softmax_backward(tile.cut(dx), grads, rows, dtype, mode, log)
+        else:
+            threads = tile.threads(y.itemsize)
+            launch = _softmax_backward_long(tile.cut(dx), grads, rows, tile.chunks, threads, dtype, mode, log)
+        yield tile.launch(launch)
+        return shaped(dx, y.shape) if out is None else out
+
+    return Launches(y, steps, y)

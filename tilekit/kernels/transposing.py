@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 import tilekit as tk
-from tilekit.kernels._host import Operand, a_tensor, out_or_new, power, result, takes_ops
+from tilekit.kernels._host import Launches, Operand, a_tensor, out_or_new, power, shaped, takes_ops
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
@@ -41,8 +41,14 @@ def transpose(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
         raise ValueError(f"transpose: a tensor of shape {x.shape} has no two dimensions to exchange")
     *batch, m, n = x.shape
     count = math.prod(batch)
-    y = out_or_new("transpose", out, x, (*batch, n, m))
+    place = shaped(out_or_new("transpose", out, x, (*batch, n, m)), (count, n, m))
+    source = shaped(x, (count, m, n))
     side, warps = {8: (32, 4), 4: (64, 4)}.get(x.itemsize, (128, 8))
     tile = (1, min(side, power(n)), min(side, power(m)))
-    launch = _transpose(y.reshape(count, n, m).partition(tile), x.reshape(count, m, n))
-    return result(launch.num_warps(warps), Spec((*batch, n, m), x.dtype), out)
+
+    def steps(new):
+        y = new(place)
+        yield _transpose(y.partition(tile), source).num_warps(warps)
+        return shaped(y, (*batch, n, m)) if out is None else out
+
+    return Launches(x, steps, Spec((*batch, n, m), x.dtype))

@@ -37,8 +37,8 @@ class Stepwise(DeviceOp[T]):
                 op = running.send(result)
             except StopIteration as stop:
                 return Done(self._result(stop.value))
-            # Ops in ops in ops must not need Python's stack for each: for all that have parts, the loop in `Run.advance` takes over.
-            if getattr(type(op), "parts", None) is not DeviceOp.parts and not isinstance(op, AsyncKernelLaunch):
+            # Ops inside each other must not need Python's stack for each: where there are parts, `Run.advance` takes over.
+            if not isinstance(op, AsyncKernelLaunch) and getattr(type(op), "parts", None) is not DeviceOp.parts:
                 return self._onwards(running, op, None, [], ctx)
             try:
                 made = self._started(op, ctx)

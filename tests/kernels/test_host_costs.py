@@ -1,0 +1,103 @@
+"""What it costs the host to run a ready-made kernel, and a launch whose result is new, counted in calls of Python functions.
+
+As in `tests/test_host_path.py`, on a GPU that does nothing. A kernel of 64 MB takes 30 microseconds on an H200; at 0.1 a call, a
+few hundred calls would be as much.
+"""
+
+import gc
+import os
+import sys
+
+import pytest
+from fake_gpu import fake_gpu
+
+import tilekit as tk
+from tilekit import api, kernels
+from tilekit.schedule import SingleStream
+
+PACKAGE = os.path.dirname(tk.__file__)
+
+
+@tk.kernel
+def scale(y: tk.Out, x: tk.In, g: float):
+    y.store(tk.load_tile_like(x, y) * g)
+
+
+@pytest.fixture
+def gpu():
+    pytest.importorskip("numba.cuda", reason="compiles kernels")
+    device, driver = fake_gpu()
+    with tk.use_device(device):
+        device.policy = SingleStream(device)
+        yield driver
+
+
+def counted(function):
+    """How many Python functions of tilekit's `function` calls."""
+    calls = 0
+
+    def profile(frame, event, argument):
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
+
+    gc.disable()  # finalizers of other tests' would be counted
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return calls
+
+
+@pytest.fixture
+def ways(gpu):
+    """What is run, each once before."""
+    stream = tk.default_device().policy.next_stream()
+    x, g = (api.empty((256, 4096), tk.float16).sync() for _ in range(2))
+    w, b = (api.empty(4096, tk.float16).sync() for _ in range(2))
+    flat, out = api.empty(2048).sync(), api.empty((256, 4096), tk.float16).sync()
+    tiles = api.empty(2048).sync().partition(1024)
+    made = {
+        "launch": lambda: scale(tiles, flat, 1.5),
+        "lazy output": lambda: scale(api.empty(2048).partition(1024), flat, 1.5).first().unpartition(),
+        "rms_norm": lambda: kernels.rms_norm(x, w),
+        "rms_norm, out": lambda: kernels.rms_norm(x, w, out=out),
+        "layer_norm": lambda: kernels.layer_norm(x, w, b),
+        "softmax": lambda: kernels.softmax(x),
+        "swiglu_backward": lambda: kernels.swiglu_backward(g, x, x),
+        "rms_norm_backward": lambda: kernels.rms_norm_backward(g, x, w),
+        "layer_norm_backward": lambda: kernels.layer_norm_backward(g, x, w),
+    }
+    return {name: lambda build=build: build().sync_on(stream) for name, build in made.items()}
+
+
+# Of the pure Python path, whose launches take the most calls; and of the driver's: launches, and blocks of memory.
+BUDGETS = {
+    "lazy output": (100, 1, 0),
+    "rms_norm": (101, 1, 1),
+    "rms_norm, out": (80, 1, 0),
+    "layer_norm": (116, 1, 1),
+    "softmax": (105, 1, 1),
+    "swiglu_backward": (180, 1, 2),
+    "rms_norm_backward": (203, 3, 1),
+    "layer_norm_backward": (241, 4, 1),
+}
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_a_kernel_stays_within_its_budget(gpu, ways, name):
+    python, launches, blocks = BUDGETS[name]
+    ways[name]()
+    ways[name]()  # what the first left is freed by now, and kept for the next
+    gpu.calls.clear()
+    assert counted(ways[name]) <= python
+    assert (gpu.calls["cuLaunchKernel"], gpu.calls["cuMemAllocAsync"]) == (launches, blocks)
+    assert not [call for call in gpu.calls if call.startswith("cuMemset")]  # nothing is filled that is written anyway
+
+
+def test_a_new_result_costs_half_as_much_again_as_a_given_one_at_most(gpu, ways):
+    new, given = (ways[name] for name in ("rms_norm", "rms_norm, out"))
+    for way in (new, given, new, given):
+        way()
+    assert counted(new) <= 1.5 * counted(given)
