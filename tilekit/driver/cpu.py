@@ -106,6 +106,9 @@ class CpuDriver:
             except TilekitError:  # a stepper that cannot go on
                 return
 
+    def failure(self, code: int, doing: str) -> DeviceError:
+        raise TypeError("no native code works on a CPU device")
+
     @property
     def native(self) -> None:
         return None

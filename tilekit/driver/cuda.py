@@ -77,6 +77,10 @@ class CudaDriver(CudaGraphs):
         static = check(cu, cu.cuFuncGetAttribute(cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, handle))
         return CudaFunction(handle, entry, None, _STATIC_SHARED_LIMIT - int(static))
 
+    def failure(self, code: int, doing: str) -> DeviceError:
+        """The error for a code that the driver gave to native code."""
+        return failure(self._cu, self._cu.CUresult(code), doing)
+
     def watch(self, function: CudaFunction, sites: Sequence[Site]) -> None:
         self.activate()
         cu = self._cu
@@ -157,7 +161,8 @@ class CudaDriver(CudaGraphs):
             if found[0] or not found[1]:
                 return None
             addresses.append(int(found[1]))
-        return NativeCalls(*addresses, context=self._context_address, spin_s=self._spin_s)
+        launch, current, record, query = addresses
+        return NativeCalls(launch, current, record, query, self._context_address, self._spin_s)
 
     def allow(self, function: CudaFunction, shared_bytes: int, cluster: tuple[int, int, int] | None = None) -> None:
         cu = self._cu

@@ -20,6 +20,7 @@ from tilekit.driver.report import Site
 from tilekit.driver.shadow import Shadow
 from tilekit.driver.signal import SignalBoard
 from tilekit.driver.staging import Staging
+from tilekit.errors import DeviceError
 
 __all__ = ["Allocator", "Driver", "EventHandle", "FunctionHandle", "GraphHandle", "Lent", "Memory", "NativeCalls", "StreamHandle"]
 
@@ -279,6 +280,10 @@ class Driver(Protocol):
 
     def capture_end(self, stream: StreamHandle) -> GraphHandle | None:
         """What was submitted there, as a graph; None if nothing was. The stream is gone. DeviceError if it cannot be recorded."""
+        ...
+
+    def failure(self, code: int, doing: str) -> DeviceError:
+        """The error for a code that native code was given by the driver; `doing` says what failed."""
         ...
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Self, TypeVar
 
 from tilekit.device import default_device
+from tilekit.driver.recorded import Captured, Node
 from tilekit.ops.base import DeviceOp
 from tilekit.ops.recorded import Binding, Recorded, refuse_nested, unwrapped
 from tilekit.ops.recording import Recording
@@ -68,10 +69,16 @@ class CudaGraph(Recorded):
     def changed(self, bindings: Sequence[Binding]) -> None:
         self._dirty.update(at for binding in bindings for at, *_ in binding.at)
 
-    def _enqueue(self, ctx: ExecutionContext) -> None:
+    def _steps(self) -> Sequence[Node]:
+        return (Captured(self.label, self._handle),)
+
+    def _settle(self) -> None:
         if self._dirty:
             self.device.driver.graph_change(self._handle, self.nodes, sorted(self._dirty))
             self._dirty.clear()
+
+    def _enqueue(self, ctx: ExecutionContext) -> None:
+        self._settle()
         self.device.driver.graph_launch(self._handle, ctx.stream.handle)
 
     def _graph(self) -> Any:

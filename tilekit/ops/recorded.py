@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol, Self
 
 from tilekit.device import Device
 from tilekit.driver.protocol import Memory
-from tilekit.driver.recorded import Captured, Node, Place
+from tilekit.driver.recorded import Captured, Launch, Node, Place
 from tilekit.ops.base import DeviceOp
 from tilekit.ops.execution import Done, HostValue, moments, rebuilt
 from tilekit.ops.future import DeviceFuture
@@ -18,7 +18,24 @@ from tilekit.schedule import ExecutionContext, submitting
 from tilekit.storage import Garbage, Storage
 from tilekit.stream import Stream, as_stream
 
-__all__ = ["Binding", "GraphLaunch", "Recorded", "refuse_nested", "unwrapped"]
+__all__ = ["NATIVE", "Binding", "GraphLaunch", "Program", "Recorded", "refuse_nested", "unwrapped"]
+
+
+class Program(Protocol):
+    """Recorded work that is submitted by one native call."""
+
+    def run(self, stream: Stream, reads: list[Storage], writes: list[Any], label: str, marked: bool, /) -> tuple[int, Any]:
+        """Submit it, remember who uses the memory, and if `marked` record a place behind it.
+
+        Returns:
+            0 if that was done, -1 if nothing was, since the memory is not free for the stream or anything else is unusual; else
+            the driver's code, some of it submitted. And the mark of the place, or None.
+        """
+        ...
+
+
+# `NATIVE["program"](driver, nodes)` makes a program, or gives None if it cannot; whoever has native code puts it here.
+NATIVE: dict[str, Callable[[Any, Sequence[Node]], Program | None]] = {}
 
 
 class Binding:
@@ -106,6 +123,8 @@ class Recorded:
         self._result, self._taken = output, False
         self._slots = {name: Binding(self, slot.memory, slot.offset, slot) for name, slot in recording.slots.items()}
         self._closed = self._embedded = False
+        self._program: Program | None = None
+        self._programmed = False  # whether `_program` is known
 
     # what comes out of it
 
@@ -179,8 +198,8 @@ class Recorded:
         self.changed([bound for bound, _ in found])
 
     def _check_overlap(self, bound: Binding) -> None:
-        """Refuse memory that is written beside another use of it: in a node, unless it is the very same view; or in nodes that may
-        run side by side.
+        """Refuse memory that is written beside another use of it: in a node, unless it begins in the same place; or in nodes that
+        may run side by side.
         """
         own = {id(place) for _, _, places in bound.at for place, _ in places}
         for _, node, places in bound.at:
@@ -197,6 +216,9 @@ class Recorded:
 
     def changed(self, bindings: Sequence[Binding]) -> None:
         """Nodes with these are not what they were. The lock is held."""
+        # A launch's parameters stay where they are; all else is told anew.
+        if not all(isinstance(node, Launch) for binding in bindings for _, node, _ in binding.at):
+            self._programmed = False
 
     def update(self, op: DeviceOp[Any]) -> DeviceFuture[Any]:
         """Submit `op` to the graph's stream, to change what the next launch finds: `graph.update(api.memcpy(x, token))`.
@@ -247,8 +269,34 @@ class Recorded:
         with self.lock:
             if values:
                 self.bind_locked(values)
-            self.submit_locked(ExecutionContext(self.device, stream))
-        return stream.mark()
+            mark = self._submitted(stream, marked=True)
+            if mark is False:
+                self._submit(ExecutionContext(self.device, stream))
+        return mark.serial if mark else stream.mark()
+
+    def _submitted(self, stream: Stream, *, marked: bool) -> Any:
+        """Submit all of it in one native call; the mark behind it, if there is one. False if nothing was done."""
+        self._check_open()
+        if not self._programmed:
+            self._program, self._programmed = self._programme(), True
+        if self._program is None:
+            return False
+        self._settle()
+        code, mark = self._program.run(stream, self.reads, self.writes, self.label, marked)
+        if code > 0:
+            raise self.device.driver.failure(code, f"running {self.label}")
+        return False if code else mark
+
+    def _programme(self) -> Program | None:
+        make = NATIVE.get("program")
+        return None if make is None else make(self.device.driver, self._steps())
+
+    def _steps(self) -> Sequence[Node]:
+        """The nodes that are submitted one by one."""
+        return self.nodes
+
+    def _settle(self) -> None:
+        """Tell the driver what was changed."""
 
     def submit(self, ctx: ExecutionContext) -> Any:
         """Submit all of it; the result, which the device still computes."""
@@ -258,6 +306,10 @@ class Recorded:
 
     def submit_locked(self, ctx: ExecutionContext) -> None:
         """The same, with the lock held."""
+        if ctx.recording is not None or self._submitted(ctx.stream, marked=False) is False:
+            self._submit(ctx)
+
+    def _submit(self, ctx: ExecutionContext) -> None:
         self._check_open()
         reads, writes = self.reads, self.writes
         ctx.acquire(reads, writes)
@@ -301,6 +353,7 @@ class Recorded:
                 return
             self._closed = True
             self._give_up()
+            self._program, self._programmed = None, True
             self.nodes, self._slots, self.reads, self.writes, self._result = (), {}, [], [], None
 
     def _give_up(self) -> None:
