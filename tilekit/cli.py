@@ -1,4 +1,4 @@
-"""The command line: `python -m tilekit info`, `python -m tilekit bench saxpy|await|chain|overlap|bimodal`."""
+"""The command line: `python -m tilekit info`, `python -m tilekit bench NAME`."""
 
 from __future__ import annotations
 
@@ -261,7 +261,8 @@ def _bench(options: argparse.Namespace, given: Sequence[str]) -> int:
     if options.plot is not None:
         report.check_plot()
     command = f"python -m tilekit {shlex.join(given)}"
-    asked = bench.Options(device=Device(options.device), n=options.n, rounds=options.rounds, command=command)
+    graph = getattr(options, "graph", False)
+    asked = bench.Options(device=Device(options.device), n=options.n, rounds=options.rounds, graph=graph, command=command)
     log, handler = logging.getLogger("tilekit.bench"), logging.StreamHandler()  # to stderr, what it is busy with
     level = log.level
     log.addHandler(handler)
@@ -295,6 +296,8 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument(
             "--rounds", type=_count, default=20, metavar="R", help="how many samples of each contestant (default: 20)"
         )
+        if benchmark.graph:
+            one.add_argument("--graph", action="store_true", help="launch CUDA graphs")
         one.add_argument("--device", metavar="DEVICE", help='such as "cuda:0" or "cpu" (default: the default device)')
         one.add_argument("--json", type=Path, metavar="FILE", help="write the record there, as JSON")
         one.add_argument("--commit", metavar="HASH", help="the commit to record where tilekit does not run from a git checkout")

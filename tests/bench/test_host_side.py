@@ -1,52 +1,78 @@
 """The benchmarks of the host's side: small, on any device; and what a GPU's peers do, against stand-ins."""
 
+import ast
 import asyncio
 import ctypes
 import json
+import re
 import struct
 import threading
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tilekit as tk
 from tilekit import api, bench
-from tilekit.bench import Options, bimodal, chain, overlap
-from tilekit.bench._tilekit_host import accumulate, scale, turn
+from tilekit.bench import Options, bimodal, chain, decode, overlap
+from tilekit.bench._tilekit_host import LAUNCHES, accumulate, scale, turn
 from tilekit.bench.awaiting import policy_of
 from tilekit.bench.turning import Clock, Wheel, advanced, op_us
 
-SMALL = {"await": 100, "chain": 5, "overlap": 3, "bimodal": 10}
+SMALL = {"launch": 100, "await": 100, "chain": 5, "graph": 5, "decode": 2, "overlap": 3, "bimodal": 10}
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_each_is_measured_and_right(name, device, monkeypatch):
     monkeypatch.setattr(bimodal, "STREAMS", (1, 3))
+    monkeypatch.setattr(decode, "WIDTHS", {"cpu": (48, 64), "cuda": (504, 512)})
     policy = device.policy
     run = bench.run(name, Options(device=device, n=SMALL[name], rounds=2, command="c"))
     assert run.benchmark == name
     assert run.command == "c"
     assert run.all_correct
-    assert not run.left_out
+    missing = [one.name for one in run.left_out]
+    assert all(one.cause == "missing" for one in run.left_out)
+    assert not missing or name in ("launch", "decode")
     assert run.parameters["n"] == SMALL[name]
     assert device.policy is policy
     variants = {series.variant: series for series in run.results}
     assert len(variants) == len(run.results)
-    assert any(series.label == run.reference for series in run.results)
+    assert run.reference in [*missing, *(series.label for series in run.results)]
     places = {
+        "launch": [0, 1, 3, 8, 16],
         "await": [100],
         "chain": [1, 5],
+        "graph": [1, 5],
+        "decode": decode.WIDTHS[device.kind],
         "bimodal": [1, 3],
         "overlap": [round(share * run.parameters.get("chain_us", 0)) for share in (0, 0.5, 1, 2)],
     }
     for series in run.results:
-        assert [point.at for point in series.points] == places[name]
+        at = [point.at for point in series.points]
+        assert at == list(places[name]) or (name == "launch" and at in ([3, 8, 16], [3]))
         for point in series.points:
             assert point.low <= point.value <= point.high
             assert len(point.samples_us) == 2
-            assert point.ratio == 1.0 if series.label == run.reference else point.ratio > 0
+            if run.reference in missing:
+                assert point.ratio is None
+            else:
+                assert point.ratio == 1.0 if series.label == run.reference else point.ratio > 0
     json.dumps(run.parameters)
+
+
+def test_overlap_with_graphs(device):
+    run = bench.run("overlap", Options(device=device, n=3, rounds=2, graph=True))
+    assert run.all_correct
+    assert run.parameters["graph"] == 1
+    assert all(series.variant.startswith("graph: ") for series in run.results)
+    assert "graph" not in bench.run("overlap", Options(device=device, n=2, rounds=1)).parameters
+
+
+def test_who_has_no_graphs_says_so(device):
+    with pytest.raises(ValueError, match="the benchmark await does not run as a graph; overlap does"):
+        bench.run("await", Options(device=device, graph=True))
 
 
 def test_chains_grow_by_tens():
@@ -202,6 +228,46 @@ def test_a_native_loop_launches_as_often_as_it_should(launches, device, monkeypa
     assert len(seen) == 6
 
 
+def test_a_raw_launch_by_a_function(launches, device, monkeypatch):
+    from tilekit.bench.raw import RawLaunch
+
+    x, y, z = (api.zeros(2048, tk.int32).sync() for _ in range(3))
+    prepared = RawLaunch(LAUNCHES[3](y.partition(1024), x, z), fake_stream([]))
+    once = prepared.once()
+    once()
+    once()
+    assert launches == [(7, (2, 1, 1), (128, 1, 1), 9, prepared._params)] * 2
+    RawLaunch(LAUNCHES[0]().grid(1), fake_stream([])).once()()
+    assert launches[2][1:3] == ((1, 1, 1), (32, 1, 1))
+    monkeypatch.setattr(prepared._cu, "cuLaunchKernel", lambda *_: (700,))
+    with pytest.raises(RuntimeError, match="700"):
+        prepared.once()()
+
+
+def test_a_raw_graph_is_captured_once_and_replayed(launches, device, monkeypatch):
+    from tilekit.bench.raw import RawGraph, RawLaunch
+
+    bindings = pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
+    results = {
+        "cuStreamBeginCapture": (0,), "cuStreamEndCapture": (0, "template"), "cuGraphInstantiate": (0, "executable"),
+        "cuGraphLaunch": (0,), "cuGraphExecDestroy": (0,), "cuGraphDestroy": (0,),
+    }  # fmt: skip
+    for name, result in results.items():
+        monkeypatch.setattr(bindings, name, lambda *given, name=name, result=result: (launches.append((name, *given)), result)[1])
+    stream, y = fake_stream([]), api.zeros(128, tk.int32).sync()
+    graph = RawGraph(RawLaunch(turn(y.partition(128), 1, 2, 3), stream), 2, stream)
+    assert [seen[0] for seen in launches] == ["cuStreamBeginCapture", 7, 7, "cuStreamEndCapture", "cuGraphInstantiate"]
+    del launches[:]
+    graph.launch_and_wait()
+    graph.launch_and_wait()
+    assert launches == [("cuGraphLaunch", "executable", 9), 9] * 2
+    graph.close()
+    assert [seen[0] for seen in launches[4:]] == ["cuGraphExecDestroy", "cuGraphDestroy"]
+    monkeypatch.setattr(bindings, "cuGraphLaunch", lambda *_: (700,))
+    with pytest.raises(RuntimeError, match="700"):
+        graph.launch_and_wait()
+
+
 @pytest.mark.parametrize("status", [0, 700])
 def test_numbas_async_done_repaired(status, monkeypatch):
     driver = pytest.importorskip("numba.cuda.cudadrv.driver", reason="needs numba-cuda")
@@ -228,16 +294,20 @@ def test_numbas_async_done_repaired(status, monkeypatch):
         assert asyncio.run(main()) is stream
 
 
-@pytest.mark.parametrize("name", ["await", "chain"])
+@pytest.mark.parametrize("name", ["launch", "await", "chain", "graph"])
 def test_a_gpus_contestants_are_named(name, device):
     """Their labels tell them apart; what they do is the tests' above, and a GPU's."""
     from contextlib import ExitStack
 
-    from tilekit.bench import awaiting
+    from tilekit.bench import awaiting, graph, launch
 
     with device.stream() as stream, ExitStack() as stack:
-        data = awaiting._Data(stream, 10, stack) if name == "await" else chain._Data(stream, stack)
-        made = (awaiting if name == "await" else chain)._on_gpu(data)
+        made = {
+            "launch": lambda: launch._on_gpu(launch._Data(stream, 10, stack)),
+            "await": lambda: awaiting._on_gpu(awaiting._Data(stream, 10, stack)),
+            "chain": lambda: chain.on_gpu(chain.Data(stream, stack)),
+            "graph": lambda: graph._on_gpu(chain.Data(stream, stack)),
+        }[name]()
         assert len({candidate.label for candidate in made}) == len(made)
         assert made[0].name == "cuda-bindings"
 
@@ -256,9 +326,71 @@ def test_the_kernels_compile_for_a_gpu_without_spills(make):
     assert compiled.shared_bytes == 0
 
 
+@pytest.mark.parametrize("count", LAUNCHES)
+def test_the_kernels_of_launch_have_as_many_tensors(count):
+    tensors = [api.meta(2048, tk.int32) for _ in range(count)]
+    op = LAUNCHES[count](tensors[0].partition(1024), *tensors[1:]) if count else LAUNCHES[0]().grid(1)
+    compiled = op.compile(target="sm_90a")
+    assert compiled.local_bytes == 0
+    assert compiled.param_format.count("Q") == count
+
+
+@pytest.mark.parametrize("count", LAUNCHES)
+@pytest.mark.parametrize("module", ["_triton_launch", "_cutile_launch", "_numba_host"])
+def test_the_peers_kernels_of_launch_read_as_many(module, count):
+    source = (Path(bench.__file__).parent / f"{module}.py").read_text()
+    kernels = {node.name: node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)}
+    kernel = kernels[f"of_{count}" if count else "nothing"]
+    others = {"_triton_launch": {"n", "BLOCK"}, "_cutile_launch": {"tile"}}.get(module, set())
+    tensors = [argument.arg for argument in kernel.args.args if argument.arg not in others]
+    assert len(set(tensors)) == count
+    read = [node.id for node in ast.walk(kernel) if isinstance(node, ast.Name) and node.id in tensors[1:]]
+    assert sorted(read) == sorted(tensors[1:])
+
+
+@pytest.mark.parametrize("count", LAUNCHES)
+def test_the_cuda_kernels_of_launch_compile(count):
+    from tilekit.bench.launch_peers import cuda_source
+
+    tensors = [f"p{at}: {'Out' if at == 0 else 'In'}[i32]" for at in range(count)]
+    signature = ", ".join([*tensors, *(["size: i32"] if count else [])])
+    assert tk.cuda_source(cuda_source(count), "kernel", signature).compile("sm_90a").registers > 0
+
+
 def test_a_wheel_is_one_warp():
     compiled = turn(api.meta(128, tk.int32).partition(128), 5, 3, 4).compile(target="sm_90a")
     assert compiled.block == (32, 1, 1)
+
+
+@pytest.mark.parametrize(("rows", "warps"), decode._MATVECS)
+def test_a_matvec_reads_16_bytes_a_thread_and_spills_nothing(rows, warps):
+    from tilekit.bench import _tilekit_decode
+
+    width = 2048
+    vector, matrix = api.meta(width, tk.float16), api.meta((width, width), tk.float16)
+    for kernel in (_tilekit_decode.matvec, _tilekit_decode.matvec_add):
+        if 256 * warps <= rows * width:
+            compiled = kernel(vector.partition(rows), matrix, vector, width).num_warps(warps).compile(target="sm_90a")
+            assert compiled.local_bytes == 0
+            assert len(re.findall(r"ld\.global\S*\.v4", compiled.ptx)) >= rows * width // (256 * warps)
+
+
+def test_a_model_that_leaves_out_a_layer_is_noticed(device):
+    with device.stream() as stream:
+        model = decode._Models(stream, 3).of(64)
+
+        def launch(ops):
+            tk.join_all([api.memcpy(model.x, model.tokens[model.next()]), *ops]).sync_on(stream)
+
+        *fewer, norm, product, addition = model.ops()
+        for left_out in (norm, product, addition):
+            left_out.consumed()
+        for ops, wrong in ((model.ops(), False), (model.fused_ops(), False), (fewer, True)):
+            work = model.work(lambda ops=ops: launch(ops))
+            work.reset()
+            assert work.check() == "the first token's result is off by nan, 0.01 is right"
+            work.launch()
+            assert (work.check() is not None) == wrong
 
 
 def test_numbas_kernel_computes_in_single_precision():

@@ -1,11 +1,12 @@
 """Contestants along an axis: who takes part, what is recorded, how it is shown."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 
 from tilekit.bench import report
-from tilekit.bench.harness import Prepared, WallTimer
+from tilekit.bench.harness import Prepared, Unwaited, WallTimer
 from tilekit.bench.report import OWN
 from tilekit.bench.saxpy_peers import Missing
 from tilekit.bench.sweep import Candidate, Work, survey, sweep
@@ -148,3 +149,47 @@ def test_a_record_is_shown_saved_and_drawn(device, tmp_path, places, rate):
     pytest.importorskip("matplotlib", reason="drawing needs the extra bench")
     report.plot(run, tmp_path / "run.png")
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_launch_that_is_not_waited_for(timer, monkeypatch):
+    now, calls = [0], []
+
+    def after(name, ns):
+        calls.append(name)
+        now[0] += ns
+
+    monkeypatch.setattr("time.perf_counter_ns", lambda: now[0])
+    launch = Unwaited(lambda: after("launch", 2000), lambda: after("wait", 1_000_000))
+    assert timer.sample_us(launch, 3) == 2.0
+    assert calls == ["launch", "wait", "launch", "launch", "launch", "wait"]
+    assert timer.sample_us(launch, 1) == 2.0
+
+
+def test_a_way_that_there_is_not_everywhere():
+    here = doing("here")
+    sometimes = Candidate(name="sometimes", version="1", variant="v", build=here.build, places=(2, 4))
+    found, left_out = surveyed(here, sometimes, places=(1, 2, 3, 4))
+    assert [[p.at for p in series.points] for series in found] == [[1, 2, 3, 4], [2, 4]]
+    assert not left_out
+    found, _ = surveyed(sometimes, places=(1, 2))
+    assert [p.at for p in found[0].points] == [2]
+
+
+def test_a_contestants_context_is_there_when_it_launches():
+    active, seen = [], []
+
+    @contextmanager
+    def context():
+        active.append(1)
+        yield
+        active.pop()
+
+    work = Work(
+        launch=lambda: seen.append(len(active)),
+        reset=lambda: seen.append(-len(active)),
+        check=lambda: seen.append(-len(active)),
+        active=context,
+    )
+    surveyed(Candidate(name="one", version="1", variant="v", build=lambda place: work), places=(1,))
+    assert set(seen) == {0, 1}
+    assert seen[:4] == [1, 0, 1, 0]

@@ -201,6 +201,38 @@ def test_async_refuses_bad_numbers(refused: Run) -> None:
     assert "--launches 0: at least one" in refused("07_async", "--launches", 0)
 
 
+def test_mlp_pipeline_agrees_with_numpy(run: Run, device: tk.Device) -> None:
+    out = run("08_mlp_pipeline")
+    assert f"6 batches of 32 x 48 on {device.kind}:{device.ordinal}" in out
+    assert out.count("the same as NumPy's") == 2
+    out = run("08_mlp_pipeline", "--batches", 2, "--rows", 17, "--features", 5, "--hidden", 70)
+    assert out.count("the same as NumPy's") == 2
+
+
+def test_mlp_pipeline_refuses_bad_numbers(refused: Run) -> None:
+    for name in ("batches", "rows", "features", "hidden"):
+        assert f"--{name} 0: at least one" in refused("08_mlp_pipeline", f"--{name}", 0)
+
+
+def test_cuda_graphs_agree_with_numpy(run: Run, device: tk.Device) -> None:
+    out = run("10_cuda_graphs", "--width", 100, "--layers", 2, "--tokens", 3)
+    assert f"2 layers of width 100 on {device.kind}:{device.ordinal}" in out
+    assert "recorded: 6 nodes by combinators, 6 in a scope, 7 with a slot" in out
+    assert out.count("us per token, the same as NumPy's") == 4
+
+
+def test_cuda_graphs_notice_a_layer_that_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load("10_cuda_graphs")
+    forward = module.Model.forward
+    monkeypatch.setattr(module.Model, "forward", lambda self: forward(self) if self.layers.pop() else None)
+    with pytest.raises(SystemExit, match="1"):
+        module.main(["--width", "16", "--layers", "5", "--tokens", "1"])
+
+
+def test_cuda_graphs_refuse_bad_numbers(refused: Run) -> None:
+    assert "--width, --layers and --tokens are at least 1" in refused("10_cuda_graphs", "--layers", 0)
+
+
 def test_torch_autograd_agrees_with_torch(run: Run, device: tk.Device) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     out = run("12_torch_autograd", "--n", 5000, "--steps", 20)

@@ -29,11 +29,13 @@ class Benchmark:
         module: of this package.
         summary: what it is about.
         size: what `Options.n` counts.
+        graph: whether it can be asked to use CUDA graphs, `Options.graph`.
     """
 
     module: str
     summary: str
     size: str
+    graph: bool = False
 
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -41,6 +43,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         module="saxpy",
         summary="y = a * x + y in place, float32: how near to the speed of the memory",
         size="elements of a vector",
+    ),
+    "launch": Benchmark(
+        module="launch",
+        summary="one launch of 0 to 16 tensors: what it costs the host, beside numba, Triton, CuPy, PyTorch and cuTile",
+        size="elements of each tensor",
     ),
     "await": Benchmark(
         module="awaiting",
@@ -52,10 +59,21 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         summary="chains of 1, 10, 100... ops: what each costs, synced one by one, chained, awaited",
         size="ops of the longest chain",
     ),
+    "graph": Benchmark(
+        module="graph",
+        summary="CUDA graphs of 1, 10, 100... ops: what each costs, replayed, prepared, built anew",
+        size="ops of the longest graph",
+    ),
+    "decode": Benchmark(
+        module="decode",
+        summary="a model of rms_norm, matvec and add, token by token: latency eager, chained, prepared, and as a CUDA graph",
+        size="layers of the model",
+    ),
     "overlap": Benchmark(
         module="overlap",
         summary="a chain of device ops and work for the host: one after the other, and both at once",
         size="ops of the chain",
+        graph=True,
     ),
     "bimodal": Benchmark(
         module="bimodal",
@@ -99,12 +117,14 @@ class Options:
         device: where it runs.
         n: the size of the problem; None leaves it to the benchmark.
         rounds: how many samples are taken of each contestant, in turns.
+        graph: whether to use CUDA graphs, where the benchmark can (`Benchmark.graph`).
         command: the command line that asked for it, for the record.
     """
 
     device: Device
     n: int | None = None
     rounds: int = 20
+    graph: bool = False
     command: str | None = None
 
     def __post_init__(self) -> None:
@@ -118,9 +138,12 @@ def run(name: str, options: Options) -> Run:
     """Run the benchmark `name`. Blocks until it is done.
 
     Raises:
-        ValueError: there is no such benchmark.
+        ValueError: there is no such benchmark, or it has no graphs.
     """
     if name not in BENCHMARKS:
         raise ValueError(f"there is no benchmark {name!r}; there is {', '.join(BENCHMARKS)}")
+    if options.graph and not BENCHMARKS[name].graph:
+        able = ", ".join(one for one, benchmark in BENCHMARKS.items() if benchmark.graph)
+        raise ValueError(f"the benchmark {name} does not run as a graph; {able} does")
     found: Run = importlib.import_module(f"{__name__}.{BENCHMARKS[name].module}").run(options)
     return found

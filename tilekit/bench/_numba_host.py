@@ -74,3 +74,55 @@ def async_done(stream):
     function = numba_driver.binding.CUstreamCallback(int.from_bytes(stream._stream_callback, byteorder="little"))
     numba_driver.driver.cuStreamAddCallback(int(stream.handle), function, id(data), 0)
     return future
+
+
+@functools.cache
+def launches():
+    """The kernels of `_tilekit_host.LAUNCHES`, a thread for each element: `kernel[blocks, threads, stream](*tensors)`."""
+    from numba import cuda
+
+    @cuda.jit
+    def nothing():
+        pass
+
+    @cuda.jit
+    def of_1(y):
+        at = cuda.grid(1)
+        if at < y.size:
+            y[at] = 1
+
+    @cuda.jit
+    def of_3(y, a, b):
+        at = cuda.grid(1)
+        if at < y.size:
+            y[at] = a[at] + b[at]
+
+    @cuda.jit
+    def of_8(y, a, b, c, d, e, f, g):
+        at = cuda.grid(1)
+        if at < y.size:
+            y[at] = a[at] + b[at] + c[at] + d[at] + e[at] + f[at] + g[at]
+
+    @cuda.jit
+    def of_16(y, a, b, c, d, e, f, g, h, i, j, k, p, m, n, o):
+        at = cuda.grid(1)
+        if at < y.size:
+            y[at] = (
+                a[at]
+                + b[at]
+                + c[at]
+                + d[at]
+                + e[at]
+                + f[at]
+                + g[at]
+                + h[at]
+                + i[at]
+                + j[at]
+                + k[at]
+                + p[at]
+                + m[at]
+                + n[at]
+                + o[at]
+            )
+
+    return {0: nothing, 1: of_1, 3: of_3, 8: of_8, 16: of_16}

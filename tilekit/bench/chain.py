@@ -1,4 +1,5 @@
-"""What an op costs in a chain of N: each waited for by itself, or chained and waited for once, blocking or in a coroutine.
+"""What an op costs in a chain of N: each waited for by itself, or chained and waited for once, blocking or in a coroutine;
+prepared, and as a CUDA graph.
 
 The op is `y = y + x * g` on 32-bit integers, so that the result counts the ops. The floor is a loop over a prepared launch of the
 same machine code.
@@ -28,12 +29,15 @@ from tilekit.launcher import KernelLaunch
 from tilekit.ops import DeviceOp
 from tilekit.stream import Stream
 
-__all__ = ["DEFAULT_N", "lengths", "run"]
+__all__ = ["DEFAULT_N", "ELEMENTS", "Data", "lengths", "on_cpu", "on_gpu", "run"]
 
 DEFAULT_N = {"cuda": 1000, "cpu": 100}
 """The longest chain, by the kind of device."""
 
-_ELEMENTS, _TILE, _FACTOR, _SEED = 2048, 1024, 3, 20261121
+ELEMENTS = 2048
+"""How many elements an op works on."""
+
+_TILE, _FACTOR, _SEED = 1024, 3, 20261121
 _log = logging.getLogger("tilekit.bench")
 
 
@@ -44,9 +48,9 @@ def run(options: Options) -> Sweep:
     with ExitStack() as stack:
         stream = stack.enter_context(device.stream())
         stack.enter_context(policy_of(device, stream))
-        data = _Data(stream, stack)
-        candidates = [*(_on_gpu(data) if device.kind == "cuda" else _on_cpu(data)), *_own(data)]
-        _log.info("chain: up to %d ops on %d elements, on %s", longest, _ELEMENTS, device.label)
+        data = Data(stream, stack)
+        candidates = [*(on_gpu(data) if device.kind == "cuda" else on_cpu(data)), *_own(data)]
+        _log.info("chain: up to %d ops on %d elements, on %s", longest, ELEMENTS, device.label)
         reference = candidates[0].label
         results = survey(
             candidates,
@@ -66,7 +70,7 @@ def run(options: Options) -> Sweep:
         unit="us per op",
         rate=False,
         reference=reference,
-        parameters={"n": longest, "elements": _ELEMENTS},
+        parameters={"n": longest, "elements": ELEMENTS},
         results=results,
         left_out=tuple(left_out),
     )
@@ -81,20 +85,27 @@ def lengths(longest: int) -> list[int]:
     return [*found, longest]
 
 
-class _Data:
+class Data:
     """The vectors, and the work that a contestant makes of launches."""
 
     def __init__(self, stream: Stream, stack: ExitStack) -> None:
         self.stream, self.stack = stream, stack
-        self._on_host = np.random.default_rng(_SEED).integers(-(2**31), 2**31, _ELEMENTS, dtype=np.int32)
+        self._on_host = np.random.default_rng(_SEED).integers(-(2**31), 2**31, ELEMENTS, dtype=np.int32)
         self.x = api.from_host(self._on_host).sync_on(stream)
-        self.y, self._blank = (api.zeros(_ELEMENTS, tk.int32).sync_on(stream) for _ in range(2))
+        self.y, self._blank = (api.zeros(ELEMENTS, tk.int32).sync_on(stream) for _ in range(2))
         self.partition = self.y.partition(_TILE)
 
-    def op(self) -> KernelLaunch:
-        """One op, anew."""
-        made: KernelLaunch = accumulate(self.partition, self.x, _FACTOR)
+    def op(self, x: tk.Tensor | None = None) -> KernelLaunch:
+        """One op, anew; it reads `x`, if that is given, for the vector."""
+        made: KernelLaunch = accumulate(self.partition, self.x if x is None else x, _FACTOR)
         return made
+
+    def chained(self, ops: int) -> DeviceOp[Any]:
+        """A chain of so many, anew."""
+        op: DeviceOp[Any] = self.op()
+        for _ in range(ops - 1):
+            op = op.apply(accumulate)  # an op's result is the tuple of its arguments, which are the next one's
+        return op
 
     def work(self, ops: int, launch: Callable[[], object]) -> Work:
         """With the check that all contestants share: the result says how many ops there were."""
@@ -102,24 +113,18 @@ class _Data:
         def check() -> str | None:
             expected = self._on_host * np.int32(_FACTOR) * np.int32(ops)  # modulo 2^32, as the device's
             wrong = np.count_nonzero(self.y.to_host().sync_on(self.stream) != expected)
-            return f"{wrong} of {_ELEMENTS} elements differ from NumPy's after {ops} ops" if wrong else None
+            return f"{wrong} of {ELEMENTS} elements differ from NumPy's after {ops} ops" if wrong else None
 
         return Work(launch=launch, reset=lambda: api.memcpy(self.y, self._blank).sync_on(self.stream), check=check)
 
 
-def _own(data: _Data) -> list[Candidate]:
+def _own(data: Data) -> list[Candidate]:
     def one_by_one(ops: int) -> Callable[[], object]:
         def launch() -> None:
             for _ in range(ops):
                 data.op().sync()
 
         return launch
-
-    def chained(ops: int) -> DeviceOp[Any]:
-        op: DeviceOp[Any] = data.op()
-        for _ in range(ops - 1):
-            op = op.apply(accumulate)  # an op's result is the tuple of its arguments, which are the next one's
-        return op
 
     def listed(ops: int) -> DeviceOp[Any]:
         return tk.join_all([data.op() for _ in range(ops)])
@@ -135,17 +140,27 @@ def _own(data: _Data) -> list[Candidate]:
 
     def anew_awaited(ops: int) -> Callable[[], object]:
         async def launch() -> None:
-            await chained(ops)
+            await data.chained(ops)
 
         return launch
 
+    def prepared(ops: int) -> Callable[[], object]:
+        op = data.chained(ops).prepare()
+        return lambda: op.sync_on(data.stream)
+
+    def graph(ops: int) -> Callable[[], object]:
+        recorded = data.chained(ops).graph()
+        return lambda: recorded.sync_on(data.stream)
+
     ways: dict[str, Callable[[int], Callable[[], object]]] = {
         "each built and synced": one_by_one,
-        "chain built, sync": anew(chained),
-        "chain built before, sync": lambda ops: Prepared(lambda: chained(ops), blocking),
+        "chain built, sync": anew(data.chained),
+        "chain built before, sync": lambda ops: Prepared(lambda: data.chained(ops), blocking),
         "join_all built, sync": anew(listed),
         "chain built, await": anew_awaited,
-        "chain built before, await": lambda ops: Prepared(lambda: chained(ops), awaited),
+        "chain built before, await": lambda ops: Prepared(lambda: data.chained(ops), awaited),
+        "prepared, sync": prepared,
+        "graph, sync": graph,
     }
 
     def candidate(variant: str, launcher: Callable[[int], Callable[[], object]]) -> Candidate:
@@ -155,7 +170,7 @@ def _own(data: _Data) -> list[Candidate]:
     return [candidate(variant, launcher) for variant, launcher in ways.items()]
 
 
-def _on_gpu(data: _Data) -> list[Candidate]:
+def on_gpu(data: Data) -> list[Candidate]:
     def python_loop(ops: int) -> Work:
         prepared = raw.RawLaunch(data.op(), data.stream)
         return data.work(ops, lambda: prepared.launch_and_wait(ops))
@@ -175,7 +190,7 @@ def _on_gpu(data: _Data) -> list[Candidate]:
     ]
 
 
-def _on_cpu(data: _Data) -> list[Candidate]:
+def on_cpu(data: Data) -> list[Candidate]:
     """What Python itself offers: another thread, with a queue."""
     x, y, factor = data.x.host_view(), data.y.host_view(), np.int32(_FACTOR)
     pool = data.stack.enter_context(ThreadPoolExecutor(1))

@@ -27,6 +27,7 @@ __all__ = [
     "Measurement",
     "Prepared",
     "Timer",
+    "Unwaited",
     "Variant",
     "WallTimer",
     "compete",
@@ -43,7 +44,8 @@ class Variant:
     Attributes:
         label: tells it from the others, such as `"256 threads"`; empty if it is the only one.
         launch: submits the work once, on the stream that all share, or does it at once. What it returns is ignored. A
-            `WallTimer` takes what waits for its own work: a function, a coroutine function, or a `Prepared` of either.
+            `WallTimer` takes what waits for its own work: a function, a coroutine function, a `Prepared` of either; or else an
+            `Unwaited`.
     """
 
     label: str = ""
@@ -136,6 +138,22 @@ class Prepared:
         return self.run(self.make())
 
 
+class Unwaited:
+    """A launch that a `WallTimer` does not wait for: the clock stops when the last call has returned, then `wait` is called.
+
+    Args:
+        launch: submits the work; a plain function.
+        wait: blocks until what was submitted is done.
+    """
+
+    def __init__(self, launch: Callable[[], object], wait: Callable[[], object]) -> None:
+        self.launch, self.wait = launch, wait
+
+    def __call__(self) -> object:
+        """Submit it once."""
+        return self.launch()
+
+
 class WallTimer:
     """By the host's clock, for work that ends with its own wait, blocking or awaited. Needs `close`.
 
@@ -148,6 +166,10 @@ class WallTimer:
 
     def sample_us(self, launch: Callable[[], object], launches: int) -> float:
         """See `Timer`. The first launch is not timed, unless it is the only one."""
+        if isinstance(launch, Unwaited):
+            taken_ns = _blocked(None, launch.launch, launches, launch.wait)
+            launch.wait()
+            return 1e-3 * taken_ns / launches
         make, run = (launch.make, launch.run) if isinstance(launch, Prepared) else (None, launch)
         if inspect.iscoroutinefunction(run):
             taken_ns = self._loop.run_until_complete(_awaited(make, run, launches))
@@ -160,12 +182,15 @@ class WallTimer:
         self._loop.close()
 
 
-def _blocked(make: Callable[[], Any] | None, run: Callable[..., object], launches: int) -> int:
-    """Nanoseconds that `launches` calls take together, one after the other."""
+def _blocked(
+    make: Callable[[], Any] | None, run: Callable[..., object], launches: int, wait: Callable[[], object] = lambda: None
+) -> int:
+    """Nanoseconds that `launches` calls take together, one after the other. `wait` is called behind the one that is not timed."""
     clock = time.perf_counter_ns
     if make is None:
         if launches > 1:
             run()
+            wait()
         start = clock()
         for _ in range(launches):
             run()

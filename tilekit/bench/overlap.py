@@ -1,7 +1,7 @@
 """What asynchrony is for: a chain of device ops, and W microseconds of work for the host, one after the other or both at once.
 
 A pipeline is the chain, built and run, and the host's work. In `sync` the host submits, waits, then works; in `async` it
-submits, works, then waits: blocking, or by await.
+submits, works, then waits: blocking, or by await. With `--graph` the chain is a CUDA graph.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import tilekit as tk
 from tilekit.bench import Options
 from tilekit.bench.report import OWN, LeftOut
 from tilekit.bench.sweep import Candidate, Sweep, Work, survey, sweep
 from tilekit.bench.turning import Clock, Wheel, op_us
+from tilekit.ops import DeviceOp
 
 __all__ = ["DEFAULT_N", "run"]
 
@@ -39,7 +41,7 @@ def run(options: Options) -> Sweep:
         _log.info("overlap: %d ops of %.1f us, on %s", ops, chain_us / ops, device.label)
         candidates = [
             Candidate(name=OWN, version=tk.__version__, variant=variant, build=build)
-            for variant, build in _ways(wheel, ops, loops).items()
+            for variant, build in _ways(wheel, ops, loops, options.graph).items()
         ]
         results = survey(
             candidates,
@@ -60,7 +62,13 @@ def run(options: Options) -> Sweep:
         unit="pipelines/s",
         rate=True,
         reference=candidates[0].label,
-        parameters={"n": ops, "op_us": single_us, "chain_us": chain_us, "loops": loops},
+        parameters={
+            "n": ops,
+            "op_us": single_us,
+            "chain_us": chain_us,
+            "loops": loops,
+            **({"graph": 1} if options.graph else {}),
+        },
         results=results,
         left_out=tuple(left_out),
         notes=_notes(device.kind, single_us),
@@ -90,8 +98,12 @@ def _chain_us(wheel: Wheel, ops: int, loops: int) -> float:
     return statistics.median(samples[1:])
 
 
-def _ways(wheel: Wheel, ops: int, loops: int) -> dict[str, Callable[[float], Work]]:
+def _ways(wheel: Wheel, ops: int, loops: int, as_graph: bool) -> dict[str, Callable[[float], Work]]:
     stream = wheel.stream
+    graph = wheel.chain(ops, loops).graph_on(stream) if as_graph else None
+
+    def chain() -> DeviceOp[Any]:
+        return wheel.chain(ops, loops) if graph is None else graph.launch()
 
     def work(launch: Callable[[], object]) -> Work:
         def reset() -> None:
@@ -102,14 +114,14 @@ def _ways(wheel: Wheel, ops: int, loops: int) -> dict[str, Callable[[float], Wor
 
     def one_after_the_other(host_us: float) -> Work:
         def launch() -> None:
-            wheel.chain(ops, loops).sync_on(stream)
+            chain().sync_on(stream)
             _busy(host_us)
 
         return work(launch)
 
     def both_blocking(host_us: float) -> Work:
         def launch() -> None:
-            future = wheel.chain(ops, loops).async_on(stream)
+            future = chain().async_on(stream)
             _busy(host_us)
             future.result()
 
@@ -117,16 +129,17 @@ def _ways(wheel: Wheel, ops: int, loops: int) -> dict[str, Callable[[float], Wor
 
     def both_awaited(host_us: float) -> Work:
         async def launch() -> None:
-            future = wheel.chain(ops, loops).async_on(stream)
+            future = chain().async_on(stream)
             _busy(host_us)
             await future
 
         return work(launch)
 
+    what = "graph: " if as_graph else ""
     return {
-        "sync, host work": one_after_the_other,
-        "async_on, host work, result": both_blocking,
-        "async_on, host work, await": both_awaited,
+        f"{what}sync, host work": one_after_the_other,
+        f"{what}async_on, host work, result": both_blocking,
+        f"{what}async_on, host work, await": both_awaited,
     }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from tilekit.bench.environment import version_of
@@ -13,7 +15,7 @@ from tilekit.partition import Partition
 from tilekit.stream import Stream
 from tilekit.tensor import Tensor
 
-__all__ = ["NAME", "RawLaunch", "version"]
+__all__ = ["NAME", "RawGraph", "RawLaunch", "version"]
 
 NAME = "cuda-bindings"
 
@@ -46,7 +48,7 @@ class RawLaunch:
             if isinstance(argument, Partition):
                 tiles = argument.grid
             flat.extend(argument.flat if isinstance(argument, (Tensor, Partition)) else (argument,))
-        self._grid: tuple[int, ...] = (*tiles, 1, 1)[:3]
+        self._grid: tuple[int, ...] = (*tiles, 1, 1, 1)[:3]
         self._block = compiled.block
         packer = struct.Struct(compiled.param_format)
         self._buffer = ctypes.create_string_buffer(packer.size)
@@ -65,6 +67,20 @@ class RawLaunch:
             result = call(function, x, y, z, bx, by, bz, 0, stream, params, 0)
             if result[0]:
                 self._failed(result[0])
+
+    def once(self) -> Callable[[], None]:
+        """A function that launches it one time, with as little of Python as there can be."""
+        x, y, z = self._grid
+        handles = self._function.handle, self._stream.handle
+        call = functools.partial(self._cu.cuLaunchKernel, handles[0], x, y, z, *self._block, 0, handles[1], self._params, 0)
+        failed = self._failed
+
+        def launch() -> None:
+            (code,) = call()
+            if code:
+                failed(code)
+
+        return launch
 
     def wait(self) -> None:
         """Block until the stream is done."""
@@ -90,8 +106,46 @@ class RawLaunch:
         if code:
             self._failed(code)
 
-    def _failed(self, code: Any) -> None:
+    @staticmethod
+    def _failed(code: Any) -> None:
         raise RuntimeError(f"the driver returned {code!r}")
+
+
+class RawGraph:
+    """A CUDA graph of prepared launches, as the driver captures it from a stream. Needs `close`.
+
+    Args:
+        launch: what it consists of, `count` times in a row.
+        stream: where it is captured, and replayed.
+    """
+
+    def __init__(self, launch: RawLaunch, count: int, stream: Stream) -> None:
+        from cuda.bindings import driver as bindings
+
+        self._cu, self._stream, self._launch = bindings, stream, launch  # the launch's parameters must stay
+        mode = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        self._call(bindings.cuStreamBeginCapture, stream.handle, mode)
+        launch.launch(count)
+        self._template = self._call(bindings.cuStreamEndCapture, stream.handle)
+        self._executable = self._call(bindings.cuGraphInstantiate, self._template, 0)
+
+    def _call(self, function: Any, *arguments: Any) -> Any:
+        result = function(*arguments)
+        if result[0]:
+            RawLaunch._failed(result[0])
+        return result[1] if len(result) > 1 else None
+
+    def launch_and_wait(self) -> None:
+        """Replay it, and block until the stream is done."""
+        result = self._cu.cuGraphLaunch(self._executable, self._stream.handle)
+        if result[0]:
+            RawLaunch._failed(result[0])
+        self._launch.wait()
+
+    def close(self) -> None:
+        """Give the graph up."""
+        self._call(self._cu.cuGraphExecDestroy, self._executable)
+        self._call(self._cu.cuGraphDestroy, self._template)
 
 
 def _address_of_launch() -> int:

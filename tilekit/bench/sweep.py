@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +30,13 @@ class Work:
         launch: does it once, to the end; see `WallTimer`.
         reset: puts the data back to where a check begins.
         check: after `reset` and one launch, says what is wrong with the result; None if nothing is.
+        active: makes a context in which `launch` may be called (one that sets the library's current stream).
     """
 
     launch: Callable[[], object]
     reset: Callable[[], object]
     check: Callable[[], str | None]
+    active: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +47,14 @@ class Candidate:
         name, version: the library's.
         variant: which of its ways.
         build: makes the work for a point of the axis. Raises `Missing` if the library is not installed.
+        places: where on the axis there is such a way; None for everywhere.
     """
 
     name: str
     version: str
     variant: str
     build: Callable[[Any], Work]
+    places: Sequence[float] | None = None
 
     @property
     def label(self) -> str:
@@ -112,6 +117,7 @@ class Sweep(Run):
         reference: the label of the contestant that the ratios compare with.
         parameters: sizes and times that were chosen or measured beforehand, with their units in their names.
         results: a series for each contestant.
+        agreement: how near each result is to NumPy's.
     """
 
     axis: str
@@ -120,6 +126,7 @@ class Sweep(Run):
     reference: str
     parameters: dict[str, float]
     results: tuple[Series, ...]
+    agreement: str = "equals it"
 
     @property
     def title(self) -> str:
@@ -144,7 +151,10 @@ class Sweep(Run):
         lines = ["", *align(rows)]
         if self.results:
             better = "larger is better" if self.rate else "smaller is better"
-            lines += ["", f"Ratios are to {self.reference}; {better}. Every result was compared with NumPy's, and equals it."]
+            lines += [
+                "",
+                f"Ratios are to {self.reference}; {better}. Every result was compared with NumPy's, and {self.agreement}.",
+            ]
         return lines
 
     def draw(self, figure: Any) -> None:
@@ -217,13 +227,15 @@ def survey(
     try:
         for place in places:
             _log.info("%g: building, checking", place)
-            works = [(c, work) for c in taking_part if (work := _admit(c, place, timer, left_out)) is not None]
-            taking_part = [candidate for candidate, _ in works]
+            here = [c for c in taking_part if c.places is None or place in c.places]
+            works = [(c, work) for c in here if (work := _admit(c, place, timer, left_out)) is not None]
+            admitted = [candidate for candidate, _ in works]
+            taking_part = [c for c in taking_part if c not in here or c in admitted]
             if not works:
-                break
+                continue
             _log.info("%g: measuring", place)
             measured = compete([_contestant(c, work) for c, work in works], timer, rounds=rounds)
-            by_label = {c.label: m for c, m in zip(taking_part, measured)}
+            by_label = {c.label: m for c, m in zip(admitted, measured)}
             for label, m in by_label.items():
                 found[label].append(_point(place, m, by_label.get(reference), items(place), rate))
     finally:
@@ -239,9 +251,11 @@ def _admit(candidate: Candidate, place: float, timer: WallTimer, left_out: list[
     """The candidate's work, run once and found right; or None, and it is written down why."""
     try:
         work = candidate.build(place)
-        timer.sample_us(work.launch, 1)  # whatever happens only once happens now
+        with work.active():
+            timer.sample_us(work.launch, 1)  # whatever happens only once happens now
         work.reset()
-        timer.sample_us(work.launch, 1)
+        with work.active():
+            timer.sample_us(work.launch, 1)
         wrong = work.check()
     except Missing as missing:
         left_out.append(LeftOut(name=candidate.label, cause="missing", reason=str(missing)))
@@ -262,7 +276,7 @@ def _admit(candidate: Candidate, place: float, timer: WallTimer, left_out: list[
 
 def _contestant(candidate: Candidate, work: Work) -> Contestant:
     variant = Variant(label=candidate.variant, launch=work.launch)
-    return Contestant(name=candidate.name, version=candidate.version, variants=(variant,))
+    return Contestant(name=candidate.name, version=candidate.version, variants=(variant,), active=work.active)
 
 
 def _point(place: float, m: Measurement, reference: Measurement | None, items: float, rate: bool) -> Point:
