@@ -14,6 +14,7 @@ from tilekit import dtypes
 from tilekit.device import Device, default_device
 from tilekit.driver.protocol import Memory
 from tilekit.interop import dlpack
+from tilekit.interop.again import met_again, remember_array
 from tilekit.interop.crossing import bridge
 from tilekit.interop.ranges import admit, cross, known, owner_range, remember
 from tilekit.ops import DeviceOp
@@ -48,6 +49,8 @@ def as_tensor(obj: Any, *, device: Device | str | None = None) -> Tensor:
             of the element's size, or the address is none; the capsule was used already.
         BufferError: the library refuses.
     """
+    if device is None and (known := met_again(obj)) is not None:
+        return known
     wanted = None if device is None else Device(device)
     if isinstance(obj, Tensor):
         if wanted is not None and obj.device is not None:
@@ -61,7 +64,9 @@ def as_tensor(obj: Any, *, device: Device | str | None = None) -> Tensor:
     if dlpack.is_capsule(obj):
         return _of_capsule(obj, wanted)
     if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
-        return _of_exporter(obj, wanted)
+        tensor = _of_exporter(obj, wanted)
+        remember_array(obj, tensor)
+        return tensor
     interface = getattr(obj, "__cuda_array_interface__", None)
     if interface is not None:
         return _of_interface(obj, interface, wanted)

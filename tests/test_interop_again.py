@@ -1,0 +1,149 @@
+"""Arrays of PyTorch and CuPy that are met again: one export, but the order of the streams each time."""
+
+import gc
+import itertools
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+from exporter import Exporter
+from fake_gpu import fake_gpu
+
+import tilekit as tk
+from tilekit.driver.discovery import Discovery
+from tilekit.interop import again
+
+BASE = 1 << 40
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    import tilekit.device as module
+
+    pytest.importorskip("cuda.bindings.driver", reason="the stand-in is driven by cuda.bindings")
+    made, bindings = fake_gpu()
+    bindings._handles = itertools.count(1 << 20)
+    monkeypatch.setattr(module, "_found", module._Found(lambda: Discovery(drivers=[made.driver])))
+    device = tk.Device("cuda:0")
+    with tk.use_device(device):
+        yield device
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    """A library whose arrays are exported by DLPack, and whose current stream is 77."""
+    module = ModuleType("torch")
+    module.current = 77
+    module._C = SimpleNamespace(_cuda_getCurrentRawStream=lambda ordinal: module.current)
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return module
+
+
+class Theirs(Exporter):
+    """An array of that library."""
+
+    requires_grad = False
+
+    def __init__(self):
+        super().__init__(np.zeros(64, np.uint32), np.float32, device=(2, 0))
+
+    def data_ptr(self):
+        return self.array.ctypes.data
+
+    @property
+    def shape(self):
+        return self.array.shape
+
+    def stride(self):
+        return self.array.strides
+
+
+Theirs.__module__ = "torch._tensor"
+
+
+class Owned(Theirs):
+    """One of a library whose streams may go."""
+
+    @property
+    def data(self):
+        return SimpleNamespace(ptr=self.array.ctypes.data)
+
+    @property
+    def strides(self):
+        return self.array.strides
+
+
+Owned.__module__ = "cupy._core.core"
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    again._libraries.clear()
+    yield
+    again._libraries.clear()
+
+
+def test_an_array_is_exported_once(gpu, torch):
+    theirs = Theirs()
+    first = tk.as_tensor(theirs)
+    assert tk.as_tensor(theirs) is first
+    assert tk.as_tensor(theirs) is first
+    assert len(theirs.asked) == 1
+    assert tk.as_tensor(theirs, device="cuda").storage is first.storage
+    assert len(theirs.asked) == 2, "whoever names a device is told if it is another"
+
+
+def test_its_users_come_behind_the_librarys_current_stream(gpu, torch):
+    theirs = Theirs()
+    tensor = tk.as_tensor(theirs)
+    for current in (77, 77, 0, 99):
+        torch.current = current
+        tk.as_tensor(theirs)
+        stream, serial = tensor.storage.last_write
+        assert stream.address == current
+        assert serial == stream.pending, "recorded when somebody waits"
+
+
+def test_streams_that_may_go_are_marked_at_once(gpu, monkeypatch):
+    cupy = ModuleType("cupy")
+    cupy.cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=55))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    theirs = Owned()
+    tensor = tk.as_tensor(theirs)
+    assert tk.as_tensor(theirs) is tensor
+    stream, serial = tensor.storage.last_write
+    assert stream.address == 55
+    assert serial == stream.pending - 1
+
+
+def test_what_has_changed_is_exported_anew(gpu, torch):
+    theirs = Theirs()
+    first = tk.as_tensor(theirs)
+    theirs.array = theirs.array.reshape(8, 8)
+    second = tk.as_tensor(theirs)
+    assert second.shape == (8, 8)
+    assert second.storage is first.storage
+    theirs.array = np.zeros(64, np.uint32)
+    assert tk.as_tensor(theirs).address == theirs.array.ctypes.data
+    assert len(theirs.asked) == 3
+    theirs.requires_grad = True  # which the real library refuses to export
+    tk.as_tensor(theirs)
+    assert len(theirs.asked) == 4
+
+
+def test_nothing_is_kept_of_an_array_that_is_gone(gpu, torch):
+    theirs = Theirs()
+    tk.as_tensor(theirs)
+    key = id(theirs)
+    assert again._known[key].array() is theirs
+    del theirs
+    gc.collect()
+    assert key not in again._known
+
+
+def test_other_libraries_are_always_asked(gpu):
+    theirs = Exporter(np.zeros(64, np.uint32), np.float32, device=(2, 0))
+    tk.as_tensor(theirs)
+    tk.as_tensor(theirs)
+    assert len(theirs.asked) == 2
