@@ -56,6 +56,8 @@ def test_what_is_bound_is_told_before_the_next_launch(gpu):
     (_, (*_, values)), copy = driver.graphs[-1]
     assert struct.unpack("=QqQqd", values)[2:] == (other.address, 2048, 5.0)
     assert copy[1][1] == x.address
+    graph.bind(x=other, a=5.0).launch().sync()
+    assert driver.calls["cuGraphExecNodeSetParams"] == 1, "nothing has changed"
     graph.bind(z=other).launch().sync()
     assert driver.graphs[-1][1][1][1] == other.address
 

@@ -75,7 +75,7 @@ class RawLaunch:
         call = functools.partial(self._cu.cuLaunchKernel, handles[0], x, y, z, *self._block, 0, handles[1], self._params, 0)
         failed = self._failed
 
-        def launch() -> None:
+        def launch(keep: RawLaunch = self) -> None:  # the parameters are its
             (code,) = call()
             if code:
                 failed(code)

@@ -184,7 +184,8 @@ class Recorded:
                     f"{self!r}: bind({name}=...) cannot reach {bound.captured.label}, which was captured from another library's "
                     "launch. Copy to the recorded tensor instead, with update(api.memcpy(...))"
                 )
-            found.append((bound, bound.slot.check(value, self)))
+            if value is not bound.value:
+                found.append((bound, bound.slot.check(value, self)))
         before = [(bound, bound.value) for bound, _ in found]
         for bound, value in found:
             bound.set(value)
