@@ -97,24 +97,26 @@ def test_an_array_is_exported_once(gpu, torch):
 def test_its_users_come_behind_the_librarys_current_stream(gpu, torch):
     theirs = Theirs()
     tensor = tk.as_tensor(theirs)
-    for current in (77, 77, 0, 99):
-        torch.current = current
-        tk.as_tensor(theirs)
-        stream, serial = tensor.storage.last_write
-        assert stream.address == current
-        assert serial == stream.pending, "recorded when somebody waits"
+    with gpu.stream() as ours:
+        for current, later in ((77, 0), (77, 0), (0, 1), (ours.address, 1), (ours.address, 1), (99, 0)):
+            torch.current = current
+            tk.as_tensor(theirs)
+            stream, serial = tensor.storage.last_write
+            assert stream.address == current
+            assert serial == stream.pending - 1 + later, "recorded when somebody waits, but at once in what may be gone then"
 
 
-def test_streams_that_may_go_are_marked_at_once(gpu, monkeypatch):
+def test_streams_of_cupys_are_kept(gpu, monkeypatch):
     cupy = ModuleType("cupy")
-    cupy.cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=55))
+    theirs_now = SimpleNamespace(ptr=55)
+    cupy.cuda = SimpleNamespace(get_current_stream=lambda: theirs_now)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     theirs = Owned()
     tensor = tk.as_tensor(theirs)
     assert tk.as_tensor(theirs) is tensor
     stream, serial = tensor.storage.last_write
-    assert stream.address == 55
-    assert serial == stream.pending - 1
+    assert (stream.address, serial) == (55, stream.pending)
+    assert stream._source is theirs_now
 
 
 def test_what_has_changed_is_exported_anew(gpu, torch):

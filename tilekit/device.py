@@ -306,7 +306,8 @@ class Device:
             DeviceError: the device failed meanwhile.
         """
         self.collect()
-        marks = [(stream, stream.mark_at(stream.pending)) for stream in self.streams]
+        # Of a stream that is a bare address nobody knows whether it is still there.
+        marks = [(stream, stream.mark_at(stream.pending)) for stream in self.streams if stream.lasting]
         try:
             self.driver.synchronize()
         except TilekitError as error:

@@ -111,6 +111,11 @@ class Stream(Timeline):
         """In a forked process: another thread of the parent may have held the lock (internal)."""
         self._lock = threading.Lock()
 
+    @property
+    def lasting(self) -> bool:
+        """Whether the stream is there as long as this object is: not where it is but an address (internal)."""
+        return self._stable
+
     def keep(self, source: Any) -> None:
         """Keep alive what an adopted stream belongs to (internal)."""
         if not self._stable:

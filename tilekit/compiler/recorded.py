@@ -84,10 +84,10 @@ class InterpretedLaunch(Node):
     def places(self) -> Sequence[Place]:
         return [place for place in self._places if place is not None]
 
-    def refresh(self) -> None:
-        for at, (argument, place) in enumerate(zip(self._arguments, self._places, strict=True)):
-            if place is not None:
-                self._arguments[at] = _moved(argument, place)
+    def refresh(self, place: Place) -> None:
+        for at, mine in enumerate(self._places):
+            if mine is place:
+                self._arguments[at] = _moved(self._arguments[at], place)
 
     def set(self, slot: Any, number: Any) -> None:
         for from_slot, at, _ in self.scalars:

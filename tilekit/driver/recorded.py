@@ -19,6 +19,8 @@ __all__ = ["Captured", "Copy", "CopyIn", "CopyOut", "Fill", "Launch", "Node", "P
 
 Triple = tuple[int, int, int]
 
+_pack_address = struct.Struct("=Q").pack_into
+
 
 class SlotMemory(Memory):
     """Memory under a name of its own: what was recorded with it can be given other memory (`tilekit.slot`).
@@ -81,8 +83,8 @@ class Node:
         """What it works on."""
         return ()
 
-    def refresh(self) -> None:
-        """Some of its places have been changed."""
+    def refresh(self, place: Place) -> None:
+        """One of its places has been changed."""
 
     def set(self, slot: Any, number: Any) -> None:
         """Give the scalar that came from `slot` another value. Only launches have any."""
@@ -98,7 +100,9 @@ class Launch(Node):
         scalars: for each one that came from a slot, that; where it is, and its code in the module struct.
     """
 
-    __slots__ = ("_pointers", "_values", "block", "cluster", "function", "grid", "params", "pointers", "scalars", "shared_bytes")
+    __slots__ = (
+        "_pointers", "_values", "_where", "block", "cluster", "function", "grid", "params", "pointers", "scalars", "shared_bytes",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -119,6 +123,7 @@ class Launch(Node):
         base, count = ctypes.addressof(self._values), max(len(values) // 8, 1)
         self._pointers = (ctypes.c_void_p * count)(*range(base, base + 8 * count, 8))
         self.params = ctypes.addressof(self._pointers)
+        self._where = {id(place): 8 * at for at, place in self.pointers}
 
     def enqueue(self, driver: Any, stream: StreamHandle) -> None:
         if self.cluster is None:
@@ -129,9 +134,8 @@ class Launch(Node):
     def places(self) -> Sequence[Place]:
         return [place for _, place in self.pointers]
 
-    def refresh(self) -> None:
-        for at, place in self.pointers:
-            struct.pack_into("=Q", self._values, 8 * at, place.address)
+    def refresh(self, place: Place) -> None:
+        _pack_address(self._values, self._where[id(place)], place.memory.address + place.offset)
 
     def set(self, slot: Any, number: Any) -> None:
         for from_slot, at, code in self.scalars:

@@ -12,8 +12,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tilekit.device import Device
 from tilekit.interop.ranges import cross
 from tilekit.storage import Storage
+from tilekit.stream import as_stream
 from tilekit.tensor import Tensor
 
 __all__ = ["met_again", "remember_array"]
@@ -24,23 +26,25 @@ class _Library(NamedTuple):
 
     Attributes:
         says: what the array says of itself.
-        stream: the address of the library's current stream on a device, by its number.
-        lasting: whether its streams are there for ever.
+        stream: the library's current stream on a device, by its number: its address, or an object that has it.
     """
 
     says: Callable[[Any], Any]
-    stream: Callable[[int], int]
-    lasting: bool
+    stream: Callable[[int], Any]
 
 
 class _Known(NamedTuple):
-    """An array that was met, by a weak reference; what it said; its tensor."""
+    """An array that was met, by a weak reference; what it said; its tensor, storage and device; how it is asked."""
 
     array: weakref.ref[Any]
     said: Any
     tensor: Tensor
+    storage: Storage
+    device: Device
+    library: _Library
 
 
+_DEFAULT_STREAMS = (0, 1, 2)  # CUDA's: none, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
 _known: dict[int, _Known] = {}  # by the identity of the array
 _libraries: dict[type, _Library | None] = {}
 
@@ -48,22 +52,26 @@ _libraries: dict[type, _Library | None] = {}
 def met_again(obj: Any) -> Tensor | None:
     """The tensor of `obj`, behind the work that its library has submitted by now; None if it was not met, or has changed."""
     known = _known.get(id(obj))
-    if known is None or known.array() is not obj:
+    if known is None:
         return None
-    library = _libraries[type(obj)]
-    tensor = known.tensor
-    storage, device = tensor.storage, tensor.device
-    if library is None or storage is None or device is None or library.says(obj) != known.said:
+    array, said, tensor, storage, device, library = known
+    if array() is not obj or library.says(obj) != said:
         return None
-    address = library.stream(device.ordinal)
+    found = library.stream(device.ordinal)
     before = storage.last_write
-    if before is not None and before[0].address == address and before[0].device is device and not before[0].closed:
+    if before is not None and before[0].address == found and before[0].device is device and not before[0].closed:
         stream = before[0]
     else:
-        stream = device.adopt(address, None)
-    # In a stream that lasts no place is recorded: whoever uses the memory on another one does that, and waits for what the
-    # library has submitted by then; on this one it takes none.
-    use = (stream, stream.pending if library.lasting else stream.mark())
+        stream = device.adopt(found, None) if isinstance(found, int) else as_stream(found, device)
+    if stream.lasting or stream.address in _DEFAULT_STREAMS:
+        # No place is recorded: whoever uses the memory on another stream does that, and waits for what the library has submitted
+        # by then; on this one it takes none.
+        use = (stream, stream.pending)
+        if before is not None and before[0] is stream:
+            storage.last_write = use
+            return tensor
+    else:
+        use = (stream, stream.mark())  # it may be gone when somebody waits
     if before is None or stream.follows(*before) or before[0].is_complete(before[1]):
         storage.written_by(use)
     else:
@@ -77,10 +85,11 @@ def remember_array(obj: Any, tensor: Tensor) -> None:
     if kind not in _libraries:
         _libraries[kind] = _library_of(kind)
     library, storage = _libraries[kind], tensor.storage
-    if library is None or not isinstance(storage, Storage) or storage.device.kind != "cuda" or storage.guarded:
+    if library is None or storage is None or storage.device.kind != "cuda" or storage.guarded:
         return
     key = id(obj)
-    _known[key] = _Known(weakref.ref(obj, lambda _: _known.pop(key, None)), library.says(obj), tensor)
+    gone = weakref.ref(obj, lambda _: _known.pop(key, None))
+    _known[key] = _Known(gone, library.says(obj), tensor, storage, storage.device, library)
 
 
 def _library_of(kind: type) -> _Library | None:
@@ -91,9 +100,9 @@ def _library_of(kind: type) -> _Library | None:
         current = getattr(getattr(module, "_C", None), "_cuda_getCurrentRawStream", None)  # what torch's own compiler asks
         if current is None:
             current = lambda ordinal: module.cuda.current_stream(ordinal).cuda_stream  # type: ignore[union-attr]  # noqa: E731
-        return _Library(_torch_says, current, True)
+        return _Library(_torch_says, current)
     if name == "cupy" and module is not None:
-        return _Library(_cupy_says, lambda _: module.cuda.get_current_stream().ptr, False)
+        return _Library(_cupy_says, lambda _: module.cuda.get_current_stream())
     return None
 
 

@@ -50,9 +50,11 @@ class Binding:
         value: what a slot stands for now.
         at: the nodes that use it, by their numbers; with the places, and how many bytes each lies behind `offset`.
         captured: a node that works on it and cannot be changed, if there is one.
+        conflicts: of its places those that must not overlap another place, with their node, that place and its node: since one
+            of the two is written.
     """
 
-    __slots__ = ("_reads", "_recorded", "_writes", "at", "captured", "slot", "value")
+    __slots__ = ("_reads", "_recorded", "_writes", "at", "captured", "conflicts", "slot", "value")
 
     def __init__(self, recorded: Recorded, memory: Memory | None, offset: int, slot: Any = None) -> None:
         self._recorded, self.slot, self.value = recorded, slot, None if slot is None else slot.value
@@ -69,12 +71,23 @@ class Binding:
             if places or (slot is not None and any(named is slot for named, *_ in getattr(node, "scalars", ()))):
                 self.at.append((at, node, places))
 
+        own = {id(place) for _, _, places in self.at for place, _ in places}
+        self.conflicts = [
+            (place, node, other, owner)
+            for _, node, places in self.at
+            for owner in (recorded.nodes if recorded.branches else (node,))
+            for other in owner.places()
+            for place, _ in places
+            if id(other) not in own and (place.written or other.written)
+        ]
+
     def move(self, storage: Storage, start: int) -> None:
         """Use `storage` from now on, from the byte `start` on. The recorded op's lock is held."""
+        memory = storage.memory
         for _, node, places in self.at:
             for place, behind in places:
-                place.memory, place.offset = storage.memory, start + behind
-            node.refresh()
+                place.memory, place.offset = memory, start + behind
+                node.refresh(place)
         self.keep(storage)
 
     def keep(self, storage: Storage) -> None:
@@ -106,6 +119,7 @@ class Recorded:
         stream: where `update` runs ops.
         label: what messages call it.
         nodes: the work.
+        branches: whether some nodes may run side by side.
         reads, writes: the storages that a launch uses.
         lock: held while it is launched, and changed.
     """
@@ -119,7 +133,7 @@ class Recorded:
         self.reads, self.writes = list(recording.reads.values()), list[Any](recording.writes.values())
         if recording.arena.blocks:
             self.writes.append(recording.arena)
-        self._several = any(len(node.after) != (1 if at else 0) for at, node in enumerate(self.nodes))
+        self.branches = any(len(node.after) != (1 if at else 0) for at, node in enumerate(self.nodes))
         self._result, self._taken = output, False
         self._slots = {name: Binding(self, slot.memory, slot.offset, slot) for name, slot in recording.slots.items()}
         self._closed = self._embedded = False
@@ -202,18 +216,13 @@ class Recorded:
         """Refuse memory that is written beside another use of it: in a node, unless it begins in the same place; or in nodes that
         may run side by side.
         """
-        own = {id(place) for _, _, places in bound.at for place, _ in places}
-        for _, node, places in bound.at:
-            others = [(o, p) for o in (self.nodes if self._several else (node,)) for p in o.places() if id(p) not in own]
-            for place, _ in places:
-                for owner, other in others:
-                    apart = owner is not node or other.address != place.address
-                    if apart and (other.written or place.written) and place.overlaps(other):
-                        where = "itself" if owner is node else f"{owner.label}, which may run at the same time"
-                        raise ValueError(
-                            f"{self!r}: bind({bound.slot.name}=...) would let {node.label} use {place.nbytes:,} bytes of which "
-                            f"some are used, and written, by {where} as well. Bind a tensor that does not overlap"
-                        )
+        for place, node, other, owner in bound.conflicts:
+            if place.overlaps(other) and (owner is not node or other.address != place.address):
+                where = "itself" if owner is node else f"{owner.label}, which may run at the same time"
+                raise ValueError(
+                    f"{self!r}: bind({bound.slot.name}=...) would let {node.label} use {place.nbytes:,} bytes of which some are "
+                    f"used, and written, by {where} as well. Bind a tensor that does not overlap"
+                )
 
     def changed(self, bindings: Sequence[Binding]) -> None:
         """Nodes with these are not what they were. The lock is held."""
