@@ -274,7 +274,8 @@ class _Entry:
             graph.bind_locked({f"t{at}": tensor for at, tensor in enumerate(tensors) if f"t{at}" in slots})
             for move, storage in zip(self._moves, made, strict=True):
                 move.move(storage, 0)
-            graph.changed(self._moves)
+            for move in self._moves:
+                graph.changed(move)
             graph.submit_locked(ctx)
             for move, (stand, _) in zip(self._moves, self._sizes, strict=True):
                 move.keep(stand)  # the results are the caller's alone

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from tilekit.driver.recorded import SlotMemory
-from tilekit.storage import Imported, Storage
+from tilekit.storage import Imported
 from tilekit.tensor import Tensor
 
 __all__ = ["Slot", "slot"]
@@ -21,18 +21,19 @@ class Slot:
         value: what it was made with.
         memory: a tensor's, as an object of the slot's own, by which it is known where it is used; None of a number.
         offset: where the tensor begins there, in bytes.
+        traits: a tensor's; None of a number.
     """
 
     def __init__(self, name: str, value: Any) -> None:
         self.name, self.value = name, value
         self.memory: SlotMemory | None = None
-        self.offset = 0
+        self.offset, self.traits = 0, None
         if isinstance(value, Tensor):
             assert value.storage is not None, "checked by slot"
             whole = value.storage.memory
             self.memory = SlotMemory(whole.address, whole.nbytes, whole.raw, whole.shadow)
             self.memory.slot = self
-            self.offset = value.offset * value.itemsize
+            self.offset, self.traits = value.offset * value.itemsize, value.traits
 
     def check(self, value: Any, who: Any) -> Any:
         """`value`, if the slot can stand for it.
@@ -41,6 +42,8 @@ class Slot:
             TypeError: it is of another kind. ValueError: it is a tensor that does not look the same, or a number too large.
         """
         mine = self.value
+        if self.traits is not None and isinstance(value, Tensor) and value.traits is self.traits and value.storage is not None:
+            return value
         what = f"{who!r}: bind({self.name}=...)"
         if not isinstance(mine, Tensor):
             if isinstance(value, bool) or not isinstance(value, (int, float) if isinstance(mine, float) else int):
@@ -52,8 +55,6 @@ class Slot:
         if not isinstance(value, Tensor) or value.storage is None:
             given = "a meta tensor, without memory" if isinstance(value, Tensor) else type(value).__name__
             raise TypeError(f"{what} takes a tensor, not {given}")
-        if value.traits is mine.traits:
-            return value
         for name in ("device", "dtype", "shape", "strides"):
             old, new = getattr(mine, name), getattr(value, name)
             if old != new:
@@ -64,10 +65,6 @@ class Slot:
                 f"{value.align} only. Bind a dup() of it"
             )
         return value
-
-    def storage_of(self, value: Any) -> Storage | None:
-        """A tensor's storage; None of a number."""
-        return value.storage if isinstance(value, Tensor) else None
 
     def __repr__(self) -> str:
         return f"<slot {self.name}: {self.value!r}>"

@@ -38,20 +38,20 @@ class Place:
     """A piece of memory that a node works on. It can be made another: then `Node.refresh`.
 
     Attributes:
-        memory, offset: where the first element is, in bytes from the start of the memory.
+        memory, offset: where the first element is, in bytes from the start of the memory; `address` is that of both.
         nbytes: how many bytes it spans; `below` of them lie before the first element.
         written: whether the node writes them.
     """
 
-    __slots__ = ("below", "memory", "nbytes", "offset", "written")
+    __slots__ = ("address", "below", "memory", "nbytes", "offset", "written")
 
     def __init__(self, memory: Memory, offset: int, nbytes: int, written: bool, below: int = 0) -> None:
-        self.memory, self.offset, self.nbytes, self.written, self.below = memory, offset, nbytes, written, below
+        self.memory, self.offset, self.address = memory, offset, memory.address + offset
+        self.nbytes, self.written, self.below = nbytes, written, below
 
-    @property
-    def address(self) -> int:
-        """Of the first element."""
-        return self.memory.address + self.offset
+    def move(self, memory: Memory, offset: int) -> None:
+        """Be elsewhere."""
+        self.memory, self.offset, self.address = memory, offset, memory.address + offset
 
     def overlaps(self, other: Place) -> bool:
         """Whether they may have bytes in common."""
@@ -135,7 +135,7 @@ class Launch(Node):
         return [place for _, place in self.pointers]
 
     def refresh(self, place: Place) -> None:
-        _pack_address(self._values, self._where[id(place)], place.memory.address + place.offset)
+        _pack_address(self._values, self._where[id(place)], place.address)
 
     def set(self, slot: Any, number: Any) -> None:
         for from_slot, at, code in self.scalars:

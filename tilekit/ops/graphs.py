@@ -66,8 +66,8 @@ class CudaGraph(Recorded):
         """Record several ops as one graph: `with tk.CudaGraph.scope(stream) as scope: scope.record(op)`, then `scope.graph`."""
         return GraphScope(stream)
 
-    def changed(self, bindings: Sequence[Binding]) -> None:
-        self._dirty.update(at for binding in bindings for at, *_ in binding.at)
+    def changed(self, binding: Binding) -> None:
+        self._dirty |= binding.numbers
 
     def _steps(self) -> Sequence[Node]:
         return (Captured(self.label, self._handle),)
@@ -82,7 +82,7 @@ class CudaGraph(Recorded):
         self.device.driver.graph_launch(self._handle, ctx.stream.handle)
 
     def _graph(self) -> Any:
-        changed = sorted({at for bound in self._slots.values() for at, *_ in bound.at})
+        changed = sorted({at for bound in self._slots.values() for at in bound.numbers})
         self.device.driver.graph_change(self._handle, self.nodes, changed, template=True)
         return self._handle
 

@@ -48,18 +48,26 @@ class Binding:
 
     Attributes:
         value: what a slot stands for now.
-        at: the nodes that use it, by their numbers; with the places, and how many bytes each lies behind `offset`.
+        numbers: of the nodes that use it.
         captured: a node that works on it and cannot be changed, if there is one.
-        conflicts: of its places those that must not overlap another place, with their node, that place and its node: since one
-            of the two is written.
+        launches: whether the others are all launches.
+        conflicts: of its places those that must not overlap another place, with their node, that place and its node, since
+            one of the two is written.
     """
 
-    __slots__ = ("_reads", "_recorded", "_writes", "at", "captured", "conflicts", "slot", "value")
+    __slots__ = (
+        "_places", "_reads", "_recorded", "_scalars", "_tensor", "_writes", "captured", "conflicts", "launches", "numbers", "slot",
+        "value",
+    )  # fmt: skip
 
     def __init__(self, recorded: Recorded, memory: Memory | None, offset: int, slot: Any = None) -> None:
         self._recorded, self.slot, self.value = recorded, slot, None if slot is None else slot.value
-        self.at: list[tuple[int, Node, list[tuple[Place, int]]]] = []
+        self._tensor = memory is not None
+        # Each place with its node, and how many bytes it lies behind `offset`.
+        self._places: list[tuple[Node, Place, int]] = []
+        self._scalars: list[Node] = []
         self.captured: Node | None = None
+        self.numbers: set[int] = set()
         self._reads, self._writes = (
             next((at for at, storage in enumerate(side) if memory is not None and storage.memory is memory), None)
             for side in (recorded.reads, recorded.writes)
@@ -67,27 +75,29 @@ class Binding:
         for at, node in enumerate(recorded.nodes):
             if isinstance(node, Captured) and memory in node.memories:
                 self.captured = node
-            places = [(place, place.offset - offset) for place in node.places() if place.memory is memory]
-            if places or (slot is not None and any(named is slot for named, *_ in getattr(node, "scalars", ()))):
-                self.at.append((at, node, places))
-
-        own = {id(place) for _, _, places in self.at for place, _ in places}
+            places = [(node, place, place.offset - offset) for place in node.places() if place.memory is memory]
+            self._places += places
+            takes = slot is not None and any(named is slot for named, *_ in getattr(node, "scalars", ()))
+            if takes:
+                self._scalars.append(node)
+            if places or takes:
+                self.numbers.add(at)
+        self.launches = all(isinstance(recorded.nodes[at], Launch) for at in self.numbers)
+        own = {id(place) for _, place, _ in self._places}
         self.conflicts = [
             (place, node, other, owner)
-            for _, node, places in self.at
+            for node, place, _ in self._places
             for owner in (recorded.nodes if recorded.branches else (node,))
             for other in owner.places()
-            for place, _ in places
             if id(other) not in own and (place.written or other.written)
         ]
 
     def move(self, storage: Storage, start: int) -> None:
         """Use `storage` from now on, from the byte `start` on. The recorded op's lock is held."""
         memory = storage.memory
-        for _, node, places in self.at:
-            for place, behind in places:
-                place.memory, place.offset = memory, start + behind
-                node.refresh(place)
+        for node, place, behind in self._places:
+            place.move(memory, start + behind)
+            node.refresh(place)
         self.keep(storage)
 
     def keep(self, storage: Storage) -> None:
@@ -100,11 +110,10 @@ class Binding:
     def set(self, value: Any) -> None:
         """Let the slot stand for `value`, which it can. The recorded op's lock is held."""
         self.value = value
-        storage = self.slot.storage_of(value)
-        if storage is not None:
-            self.move(storage, value.offset * value.dtype.itemsize)
+        if self._tensor:
+            self.move(value.storage, value.offset * value.dtype.itemsize)
             return
-        for _, node, _ in self.at:
+        for node in self._scalars:
             node.set(self.slot, value)
 
 
@@ -182,52 +191,53 @@ class Recorded:
 
     def bind_locked(self, values: Mapping[str, Any]) -> None:
         """As `bind`, with the lock held."""
+        found = []
+        try:
+            for name, value in values.items():
+                bound = self._slots.get(name)
+                if bound is None or bound.captured is not None or self._embedded:
+                    self._refuse_binding(name, bound)
+                if value is not bound.value:
+                    value = bound.slot.check(value, self)
+                    found.append((bound, bound.value))
+                    bound.set(value)
+            for bound, _ in found:
+                for place, node, other, owner in bound.conflicts:
+                    if place.address != other.address or owner is not node:
+                        self._check_overlap(bound, place, node, other, owner)
+                self.changed(bound)
+        except BaseException:
+            for bound, before in found:
+                bound.set(before)
+            raise
+
+    def _refuse_binding(self, name: str, bound: Binding | None) -> NoReturn:
         self._check_open()
         if self._embedded:
             raise ValueError(
                 f"{self!r} is part of another recorded op, which would not learn of this: bind before recording that"
             )
-        found = []
-        for name, value in values.items():
-            bound = self._slots.get(name)
-            if bound is None:
-                known = ", ".join(self._slots) or "none: mark what is to change with tk.slot(name, tensor) before recording"
-                raise ValueError(f"{self!r} has no slot {name!r}; it has {known}")
-            if bound.captured is not None:
-                raise ValueError(
-                    f"{self!r}: bind({name}=...) cannot reach {bound.captured.label}, which was captured from another library's "
-                    "launch. Copy to the recorded tensor instead, with update(api.memcpy(...))"
-                )
-            if value is not bound.value:
-                found.append((bound, bound.slot.check(value, self)))
-        before = [(bound, bound.value) for bound, _ in found]
-        for bound, value in found:
-            bound.set(value)
-        try:
-            for bound, _ in found:
-                self._check_overlap(bound)
-        except BaseException:
-            for bound, value in before:
-                bound.set(value)
-            raise
-        self.changed([bound for bound, _ in found])
+        if bound is None:
+            known = ", ".join(self._slots) or "none: mark what is to change with tk.slot(name, tensor) before recording"
+            raise ValueError(f"{self!r} has no slot {name!r}; it has {known}")
+        assert bound.captured is not None, "the last reason"
+        raise ValueError(
+            f"{self!r}: bind({name}=...) cannot reach {bound.captured.label}, which was captured from another library's launch. "
+            "Copy to the recorded tensor instead, with update(api.memcpy(...))"
+        )
 
-    def _check_overlap(self, bound: Binding) -> None:
-        """Refuse memory that is written beside another use of it: in a node, unless it begins in the same place; or in nodes that
-        may run side by side.
-        """
-        for place, node, other, owner in bound.conflicts:
-            if place.overlaps(other) and (owner is not node or other.address != place.address):
-                where = "itself" if owner is node else f"{owner.label}, which may run at the same time"
-                raise ValueError(
-                    f"{self!r}: bind({bound.slot.name}=...) would let {node.label} use {place.nbytes:,} bytes of which some are "
-                    f"used, and written, by {where} as well. Bind a tensor that does not overlap"
-                )
+    def _check_overlap(self, bound: Binding, place: Place, node: Node, other: Place, owner: Node) -> None:
+        """Refuse memory that is written beside another use of it."""
+        if place.overlaps(other):
+            where = "itself" if owner is node else f"{owner.label}, which may run at the same time"
+            raise ValueError(
+                f"{self!r}: bind({bound.slot.name}=...) would let {node.label} use {place.nbytes:,} bytes of which some are used, "
+                f"and written, by {where} as well. Bind a tensor that does not overlap"
+            )
 
-    def changed(self, bindings: Sequence[Binding]) -> None:
-        """Nodes with these are not what they were. The lock is held."""
-        # A launch's parameters stay where they are; all else is told anew.
-        if not all(isinstance(node, Launch) for binding in bindings for _, node, _ in binding.at):
+    def changed(self, binding: Binding) -> None:
+        """The nodes with this are not what they were. The lock is held."""
+        if not binding.launches:  # whose parameters stay where they are; all else is told anew
             self._programmed = False
 
     def update(self, op: DeviceOp[Any]) -> DeviceFuture[Any]:
