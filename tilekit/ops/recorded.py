@@ -56,8 +56,8 @@ class Binding:
     """
 
     __slots__ = (
-        "_places", "_reads", "_recorded", "_scalars", "_tensor", "_writes", "captured", "conflicts", "launches", "numbers", "slot",
-        "value",
+        "_places", "_reads", "_recorded", "_scalars", "_tensor", "_writes", "captured", "conflicts", "launches", "numbers",
+        "slot", "value",
     )  # fmt: skip
 
     def __init__(self, recorded: Recorded, memory: Memory | None, offset: int, slot: Any = None) -> None:
@@ -231,8 +231,8 @@ class Recorded:
         if place.overlaps(other):
             where = "itself" if owner is node else f"{owner.label}, which may run at the same time"
             raise ValueError(
-                f"{self!r}: bind({bound.slot.name}=...) would let {node.label} use {place.nbytes:,} bytes of which some are used, "
-                f"and written, by {where} as well. Bind a tensor that does not overlap"
+                f"{self!r}: bind({bound.slot.name}=...) would let {node.label} use {place.nbytes:,} bytes of which some are "
+                f"used, and written, by {where} as well. Bind a tensor that does not overlap"
             )
 
     def changed(self, binding: Binding) -> None:
