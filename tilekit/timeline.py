@@ -30,9 +30,20 @@ _NAMES_KEPT = 1024
 
 
 class Mark:
-    """A recorded place in a stream. While anybody holds the mark, its event is not recorded anew."""
+    """A recorded place in a stream. While anybody holds the mark, its event is not recorded anew.
+
+    The compiled part makes marks of its own, which have the same attributes.
+
+    Attributes:
+        serial: the stream's.
+        event: the driver's.
+        poll: asks the driver whether the place has passed, for up to so many seconds, without Python's lock: True or False; None
+            if it cannot tell. Of Python's own marks there is none.
+    """
 
     __slots__ = ("_recycle", "event", "serial")
+
+    poll: Callable[[float], bool | None] | None = None
 
     def __init__(self, serial: int, event: EventHandle, recycle: Callable[[EventHandle], None]) -> None:
         self.serial, self.event, self._recycle = serial, event, recycle
@@ -213,8 +224,12 @@ class Timeline:
                 self._seen = {}
             self._seen[other.number] = max(mark.serial, self._seen.get(other.number, 0))
 
-    def is_complete(self, serial: int) -> bool:
+    def is_complete(self, serial: int, poll_s: float = 0.0) -> bool:
         """Whether a moment has passed. Records a place if there is none at or behind it yet. Does not block.
+
+        Args:
+            serial: of the moment.
+            poll_s: how many seconds to go on asking, if that costs other threads nothing.
 
         Raises:
             DeviceError: it has passed, with a fault.
@@ -222,11 +237,14 @@ class Timeline:
         mark = self.mark_at(serial)
         if mark is None:
             return self._check(serial)
-        try:
-            if not self.device.driver.event_query(mark.event):
-                return False
-        except TilekitError:
-            return self._wait(mark, None)  # raises it in the way that clears it
+        passed = None if mark.poll is None else mark.poll(poll_s)
+        if passed is None:
+            try:
+                passed = self.device.driver.event_query(mark.event)
+            except TilekitError:
+                return self._wait(mark, None)  # raises it in the way that clears it
+        if not passed:
+            return False
         if mark.serial > self.completed:
             self.completed = mark.serial
         return True

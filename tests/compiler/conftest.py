@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tilekit.compiler.facts import ScalarFacts, TensorFacts, divisor
+from tilekit.compiler.facts import ScalarFacts, TensorFacts, divisor, extent_divisor
 from tilekit.compiler.kernel import CompiledKernel
 from tilekit.compiler.source import KernelSource
 from tilekit.compiler.specialise import bind
@@ -33,7 +33,7 @@ class Tensors:
             rank=len(shape),
             unit=unit,
             align=align,
-            extents=tuple(divisor(n) for n in shape),
+            extents=tuple(extent_divisor(n) for n in shape),
             strides=tuple(0 if dim == unit else divisor(stride) for dim, stride in enumerate(strides)),
             wide=max(shape) >= 1 << 31,
             covered=covered,

@@ -1,42 +1,33 @@
-/* A kernel launch in one call, for the common case.
+/* The compiled part of tilekit: what every launch passes through, for the common case.
  *
- * What Python does for a launch (look whom the memory waits for, pack the arguments, call the driver, remember who uses the
- * memory) is a dozen calls of functions, each longer than the work in it. A Launcher does the same for one plan of a kernel on one
- * device, as long as nothing has to be waited for and no two arguments share memory that is written. Where that is not so, or
- * anything else is unusual, it has done nothing and says SLOW: then Python does it (`KernelLaunch._launch`), which also works
- * without this module. What the attributes mean is told where they are: storage.py, stream.py, tensor.py, partition.py.
+ * What Python does for a launch (build the op, find the plan, look whom the memory waits for, pack the arguments, call the
+ * driver, remember who uses the memory, record an event) is dozens of calls of functions, each longer than the work in it. Here it
+ * is one call or two. Where anything is unusual, nothing has been done, and Python does it, which also works without this module.
+ * What the attributes mean is told where they are: storage.py, stream.py, tensor.py, planning.py...
+ *
+ *   _build.c     calling a kernel
+ *   _launcher.c  one launch: memory, parameters, driver
+ *   _marks.c     recorded places in a stream
+ *   _submit.c    running launches: alone, in a chain, in a row
+ *
+ * Python's lock is held but for the driver's calls. Whatever was read before such a call may be another's afterwards.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdint.h>
-#include <string.h>
+#include "_launch.h"
+#include <structmember.h>
 
-enum { SLOW = -1, MOST_SLOTS = 512, MOST_VIEWS = 64, READERS_KEPT = 8 };
-enum { READ = 1, WRITTEN = 2 };
+#define DEFINE_SLOT(type, slot) Slot type##_##slot = {#type, #slot, NULL, NULL, 0};
+SLOTS(DEFINE_SLOT)
+#define SLOT_ADDRESS(type, slot) &type##_##slot,
+static Slot *const all_slots[] = {SLOTS(SLOT_ADDRESS) NULL};
 
-typedef int (*launch_function)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                               unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **params,
-                               void **extra);
-typedef int (*current_function)(void **context);
+Helpers helpers;
+#define HELPER_ENTRY(name) {#name, &helpers.name},
+static const struct {
+    const char *name;
+    PyObject **place;
+} all_helpers[] = {HELPERS(HELPER_ENTRY){NULL, NULL}};
 
-typedef struct {
-    PyObject_HEAD
-    launch_function launch;
-    current_function current;
-    void *context, *function;
-    unsigned grid[3], block[3], shared_bytes;
-    Py_ssize_t count;    /* of arguments */
-    PyTypeObject *plain; /* the class of storages whose order is their own, and whose attributes are what they seem */
-    PyObject *kinds;     /* bytes, one for each argument: T a tensor, P a partition, S a scalar, - not passed */
-    PyObject *uses;      /* bytes, one for each argument: READ and WRITTEN */
-    PyObject *slots;     /* bytes, one for each parameter of the kernel: its code in the module struct */
-} Launcher;
-
-static struct {
-    PyObject *storage, *tensor, *flat, *guarded, *last_write, *written_by, *reads, *closed, *address, *pending, *names, *append;
-} name;
-
-static int as_pointer(PyObject *value, void *where)
+int as_pointer(PyObject *value, void *where)
 {
     void *pointer = PyLong_AsVoidPtr(value);
     if (pointer == NULL && PyErr_Occurred())
@@ -45,341 +36,101 @@ static int as_pointer(PyObject *value, void *where)
     return 1;
 }
 
-static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+int intern(const Text *texts)
 {
-    static char *keywords[] = {"launch", "current", "context", "function", "grid", "block", "shared_bytes",
-                               "plain",  "kinds",   "uses",    "slots",    NULL};
-    Launcher made;
-    memset(&made, 0, sizeof made);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&O&(III)(III)IO!SSS:Launcher", keywords, as_pointer, &made.launch,
-                                     as_pointer, &made.current, as_pointer, &made.context, as_pointer, &made.function,
-                                     &made.grid[0], &made.grid[1], &made.grid[2], &made.block[0], &made.block[1],
-                                     &made.block[2], &made.shared_bytes, &PyType_Type, &made.plain, &made.kinds, &made.uses, &made.slots))
-        return NULL;
-    made.count = PyBytes_GET_SIZE(made.kinds);
-    if (PyBytes_GET_SIZE(made.uses) != made.count || PyBytes_GET_SIZE(made.slots) > MOST_SLOTS || made.count > MOST_VIEWS) {
-        PyErr_Format(PyExc_ValueError, "a Launcher takes %d arguments and %d parameters at most", MOST_VIEWS, MOST_SLOTS);
-        return NULL;
-    }
-    Launcher *self = (Launcher *)type->tp_alloc(type, 0);
-    if (self == NULL)
-        return NULL;
-    memcpy((char *)self + sizeof(PyObject), (char *)&made + sizeof(PyObject), sizeof made - sizeof(PyObject));
-    Py_INCREF(self->plain);
-    Py_INCREF(self->kinds);
-    Py_INCREF(self->uses);
-    Py_INCREF(self->slots);
-    return (PyObject *)self;
+    while (texts->place != NULL && (*texts->place = PyUnicode_InternFromString(texts->text)) != NULL)
+        texts++;
+    return texts->place == NULL;
 }
 
-static void launcher_dealloc(Launcher *self)
+/* Where the instances of a class have the attributes that SLOTS names. */
+static int prepare_class(PyTypeObject *class)
 {
-    PyTypeObject *type = Py_TYPE(self);
-    Py_XDECREF(self->plain);
-    Py_XDECREF(self->kinds);
-    Py_XDECREF(self->uses);
-    Py_XDECREF(self->slots);
-    type->tp_free((PyObject *)self);
-    Py_DECREF(type);
-}
-
-/* One parameter, in a slot of eight bytes that is zero so far; 0 with an exception if the value is none of that type. */
-static int pack_one(char code, PyObject *value, uint64_t *slot)
-{
-    if (code == 'd' || code == 'f') {
-        double number = PyFloat_AsDouble(value);
-        if (number == -1.0 && PyErr_Occurred())
+    const char *dot = strrchr(class->tp_name, '.'), *name = dot ? dot + 1 : class->tp_name;
+    for (Slot *const *each = all_slots; *each != NULL; each++) {
+        if (strcmp((*each)->class_name, name) != 0)
+            continue;
+        PyObject *found = PyObject_GetAttr((PyObject *)class, (*each)->name);
+        if (found == NULL)
             return 0;
-        float single = (float)number;
-        if (code == 'd')
-            memcpy(slot, &number, sizeof number);
-        else
-            memcpy(slot, &single, sizeof single);
-        return 1;
+        int is_slot = Py_TYPE(found) == &PyMemberDescr_Type && ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX;
+        if (is_slot)
+            (*each)->offset = ((PyMemberDescrObject *)found)->d_member->offset;
+        Py_DECREF(found);
+        if (!is_slot) {
+            PyErr_Format(PyExc_TypeError, "%s.%s is none of the class's __slots__", name, (*each)->attribute);
+            return 0;
+        }
+        Py_XSETREF((*each)->owner, (PyTypeObject *)Py_NewRef(class));
     }
-    if (code == '?') {
-        int truth = PyObject_IsTrue(value);
-        *slot = truth > 0;
-        return truth >= 0;
-    }
-    if (code == 'Q') {
-        *slot = PyLong_Check(value) ? PyLong_AsUnsignedLongLong(value) : PyLong_AsUnsignedLongLongMask(value);
-        return *slot != (uint64_t)-1 || !PyErr_Occurred();
-    }
-    int64_t number = PyLong_AsLongLong(value);
-    if (number == -1 && PyErr_Occurred())
-        return 0;
-    int bits = strchr("bB", code) ? 8 : strchr("hH", code) ? 16 : strchr("iI", code) ? 32 : 64;
-    int is_signed = code >= 'a';
-    if (bits < 64 && (is_signed ? number < -((int64_t)1 << (bits - 1)) || number >= (int64_t)1 << (bits - 1)
-                                : number < 0 || number >= (int64_t)1 << bits)) {
-        PyErr_SetString(PyExc_OverflowError, "a value does not fit its parameter");
-        return 0;
-    }
-    *slot = bits < 64 ? (uint64_t)number & (((uint64_t)1 << bits) - 1) : (uint64_t)number;
     return 1;
 }
 
-/* The parameters of all arguments; 0, perhaps with an exception, if they are not what the kernel takes. */
-static int pack_all(Launcher *self, PyObject *const *arguments, uint64_t *values)
+static PyObject *prepare(PyObject *Py_UNUSED(module), PyObject *classes, PyObject *known)
 {
-    const char *kinds = PyBytes_AS_STRING(self->kinds), *codes = PyBytes_AS_STRING(self->slots);
-    Py_ssize_t slot = 0, slots = PyBytes_GET_SIZE(self->slots);
-    for (Py_ssize_t i = 0; i < self->count; i++) {
-        if (kinds[i] == '-')
-            continue;
-        if (kinds[i] == 'S') {
-            if (slot >= slots || !pack_one(codes[slot], arguments[i], &values[slot]))
-                return 0;
-            slot++;
-            continue;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(classes); i++) {
+        PyObject *class = PyTuple_GET_ITEM(classes, i);
+        if (!PyType_Check(class)) {
+            PyErr_Format(PyExc_TypeError, "expected classes, not %R", class);
+            return NULL;
         }
-        PyObject *view = kinds[i] == 'P' ? PyObject_GetAttr(arguments[i], name.tensor) : Py_NewRef(arguments[i]);
-        PyObject *flat = view ? PyObject_GetAttr(view, name.flat) : NULL;
-        Py_XDECREF(view);
-        int fits = flat != NULL && PyTuple_CheckExact(flat) && slot + PyTuple_GET_SIZE(flat) <= slots;
-        for (Py_ssize_t j = 0; fits && j < PyTuple_GET_SIZE(flat); j++, slot++)
-            fits = pack_one(codes[slot], PyTuple_GET_ITEM(flat, j), &values[slot]);
-        Py_XDECREF(flat);
-        if (!fits)
-            return 0;
+        if (!prepare_class((PyTypeObject *)class))
+            return NULL;
     }
-    return slot == slots;
-}
-
-/* A piece of memory that the launch uses. */
-typedef struct {
-    PyObject *storage, *reads; /* owned */
-    unsigned uses;
-    int plain; /* whether the storage is of the class whose attributes are plain slots */
-} View;
-
-/* Whether a moment, (stream, serial) or None, is one of the stream, or none. */
-static int is_of(PyObject *moment, PyObject *stream)
-{
-    return moment == Py_None ||
-           (PyTuple_CheckExact(moment) && PyTuple_GET_SIZE(moment) == 2 && PyTuple_GET_ITEM(moment, 0) == stream);
-}
-
-/* Whether the launch may use the memory, and need not wait for others who do; -1 with an exception. */
-static int is_free(Launcher *self, View *view, PyObject *stream)
-{
-    view->plain = Py_TYPE(view->storage) == self->plain;
-    if (!view->plain) { /* others' memory: borrowed or read-only, it is looked at by Python */
-        PyObject *guarded = PyObject_GetAttr(view->storage, name.guarded);
-        if (guarded == NULL)
-            return -1;
-        Py_DECREF(guarded);
-        if (guarded != Py_False)
-            return 0;
-    }
-    PyObject *last = PyObject_GetAttr(view->storage, name.last_write);
-    if (last == NULL)
-        return -1;
-    int ours = is_of(last, stream);
-    Py_DECREF(last);
-    if (!ours)
-        return 0;
-    view->reads = PyObject_GetAttr(view->storage, name.reads);
-    if (view->reads == NULL || !PyDict_CheckExact(view->reads))
-        return view->reads == NULL ? -1 : 0;
-    Py_ssize_t readers = PyDict_GET_SIZE(view->reads);
-    if (readers >= READERS_KEPT)
-        return 0;
-    if (view->uses & WRITTEN && readers > 0)
-        return readers == 1 ? PyDict_Contains(view->reads, stream) : 0;
-    return 1;
-}
-
-/* Remember that the launch wrote the memory; 0 with an exception if that fails. */
-static int note_write(View *view, PyObject *stream, PyObject *use)
-{
-    /* Other threads may have come in between: what they did must not be forgotten. */
-    PyObject *last = PyObject_GetAttr(view->storage, name.last_write);
-    if (last == NULL)
-        return 0;
-    int ours = is_of(last, stream);
-    Py_DECREF(last);
-    Py_ssize_t readers = PyDict_GET_SIZE(view->reads);
-    if (ours && readers > 0) {
-        ours = readers == 1 ? PyDict_Contains(view->reads, stream) : 0;
-        if (ours < 0)
-            return 0;
-    }
-    if (ours) {
-        PyDict_Clear(view->reads); /* the stream's own, which is behind the write */
-        return PyObject_SetAttr(view->storage, name.last_write, use) == 0;
-    }
-    PyObject *none = PyObject_CallMethodOneArg(view->storage, name.written_by, use);
-    Py_XDECREF(none);
-    return none != NULL;
-}
-
-/* Remember the use (stream, serial) of all memory, as ExecutionContext.note does; 0 with an exception if that fails. All of it is
- * remembered that can be: the launch has been made. */
-static int note(View *views, int count, PyObject *stream, PyObject *serial)
-{
-    PyObject *use = PyTuple_Pack(2, stream, serial);
-    if (use == NULL)
-        return 0;
-    PyObject *type = NULL, *value = NULL, *trace = NULL;
-    for (int i = 0; i < count; i++) {
-        View *view = &views[i];
-        int done = 1;
-        if (!view->plain) { /* others may have joined it with more of their memory, which then has one dict of reads */
-            PyObject *reads = PyObject_GetAttr(view->storage, name.reads);
-            done = reads != NULL && PyDict_Check(reads);
-            if (done)
-                Py_SETREF(view->reads, reads);
-            else
-                Py_XDECREF(reads);
+    Py_ssize_t at = 0;
+    PyObject *key, *value;
+    while (known != NULL && PyDict_Next(known, &at, &key, &value)) {
+        int i = 0;
+        while (all_helpers[i].name != NULL && PyUnicode_CompareWithASCIIString(key, all_helpers[i].name) != 0)
+            i++;
+        if (all_helpers[i].name == NULL) {
+            PyErr_Format(PyExc_TypeError, "no helper is called %R", key);
+            return NULL;
         }
-        if (done)
-            done = view->uses & WRITTEN ? note_write(view, stream, use) : PyDict_SetItem(view->reads, stream, serial) == 0;
-        if (!done && type == NULL)
-            PyErr_Fetch(&type, &value, &trace);
-        else if (!done)
-            PyErr_Clear();
+        Py_XSETREF(*all_helpers[i].place, Py_NewRef(value));
     }
-    Py_DECREF(use);
-    if (type != NULL)
-        PyErr_Restore(type, value, trace);
-    return type == NULL;
+    Py_RETURN_NONE;
 }
 
-static PyObject *launcher_call(Launcher *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    if (nargs != 3 || !PyTuple_CheckExact(args[1]) || PyTuple_GET_SIZE(args[1]) != self->count) {
-        PyErr_SetString(PyExc_TypeError, "expected a stream, a tuple of the kernel's arguments, and a label");
-        return NULL;
-    }
-    PyObject *stream = args[0], *const *arguments = &PyTuple_GET_ITEM(args[1], 0);
-    PyObject *serial = NULL, *names = NULL, *address = NULL;
-    const char *kinds = PyBytes_AS_STRING(self->kinds), *uses = PyBytes_AS_STRING(self->uses);
-    View views[MOST_VIEWS];
-    uint64_t values[MOST_SLOTS];
-    void *params[MOST_SLOTS], *context = NULL, *handle;
-    int count = 0, code = SLOW, failed = 0;
-
-    PyObject *closed = PyObject_GetAttr(stream, name.closed);
-    int usable = closed == Py_False;
-    Py_XDECREF(closed);
-    if (!usable || self->current(&context) != 0 || context != self->context)
-        goto out;
-    for (Py_ssize_t i = 0; i < self->count; i++) {
-        if (kinds[i] != 'T' && kinds[i] != 'P')
-            continue;
-        View *view = &views[count];
-        view->reads = NULL;
-        view->uses = (unsigned)uses[i];
-        view->storage = PyObject_GetAttr(arguments[i], name.storage);
-        if (view->storage == NULL || view->storage == Py_None) {
-            Py_XDECREF(view->storage);
-            goto out;
-        }
-        count++;
-        if (is_free(self, view, stream) != 1)
-            goto out;
-        for (int j = 0; j < count - 1; j++) /* one storage, or storages that overlap */
-            if (views[j].reads == view->reads && (views[j].uses | view->uses) & WRITTEN)
-                goto out;
-    }
-    Py_ssize_t slots = PyBytes_GET_SIZE(self->slots);
-    memset(values, 0, (size_t)slots * sizeof values[0]);
-    if (!pack_all(self, arguments, values))
-        goto out;
-    address = PyObject_GetAttr(stream, name.address);
-    if (address == NULL || !as_pointer(address, &handle))
-        goto out;
-    for (Py_ssize_t i = 0; i < slots; i++)
-        params[i] = &values[i];
-
-    /* The driver waits here if too much is queued, and a callback of somebody's may need the interpreter meanwhile. */
-    Py_BEGIN_ALLOW_THREADS
-    code = self->launch(self->function, self->grid[0], self->grid[1], self->grid[2], self->block[0], self->block[1],
-                        self->block[2], self->shared_bytes, handle, params, NULL);
-    Py_END_ALLOW_THREADS
-    if (code != 0)
-        goto out;
-    serial = PyObject_GetAttr(stream, name.pending);
-    failed = serial == NULL || !note(views, count, stream, serial);
-    if (!failed) {
-        PyObject *entry = PyTuple_Pack(2, serial, args[2]), *none = NULL;
-        names = PyObject_GetAttr(stream, name.names);
-        if (entry != NULL && names != NULL)
-            none = PyObject_CallMethodOneArg(names, name.append, entry);
-        failed = none == NULL;
-        Py_XDECREF(none);
-        Py_XDECREF(entry);
-    }
-out:
-    for (int i = 0; i < count; i++) {
-        Py_DECREF(views[i].storage);
-        Py_XDECREF(views[i].reads);
-    }
-    Py_XDECREF(serial);
-    Py_XDECREF(names);
-    Py_XDECREF(address);
-    /* What stopped before the launch Python finds again, and says better; but not that the user interrupted. */
-    if (failed || (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)))
-        return NULL;
-    PyErr_Clear();
-    return PyLong_FromLong(code);
-}
-
-static PyMethodDef launcher_methods[] = {
-    {"launch", (PyCFunction)(void (*)(void))launcher_call, METH_FASTCALL,
-     "launch(stream, arguments, label): 0 if it was launched, -1 if nothing was done, or the driver's error code."},
+static PyMethodDef functions[] = {
+    {"prepare", (PyCFunction)(void (*)(void))prepare, METH_VARARGS | METH_KEYWORDS, "See _launch.pyi."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot launcher_slots[] = {
-    {Py_tp_doc, "Launches of one kernel with arguments of one kind, on one device."},
-    {Py_tp_new, launcher_new},
-    {Py_tp_dealloc, launcher_dealloc},
-    {Py_tp_methods, launcher_methods},
-    {0, NULL},
-};
-
-static PyType_Spec launcher_spec = {
-    .name = "tilekit.compiler._launch.Launcher",
-    .basicsize = sizeof(Launcher),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = launcher_slots,
-};
-
-static int intern_names(void)
+static int add_type(PyObject *module, const char *name, PyObject *type)
 {
-    return (name.storage = PyUnicode_InternFromString("storage")) && (name.tensor = PyUnicode_InternFromString("tensor")) &&
-           (name.flat = PyUnicode_InternFromString("flat")) && (name.guarded = PyUnicode_InternFromString("guarded")) &&
-           (name.last_write = PyUnicode_InternFromString("last_write")) &&
-           (name.written_by = PyUnicode_InternFromString("written_by")) &&
-           (name.reads = PyUnicode_InternFromString("reads")) && (name.closed = PyUnicode_InternFromString("closed")) &&
-           (name.address = PyUnicode_InternFromString("address")) &&
-           (name.pending = PyUnicode_InternFromString("pending")) && (name.names = PyUnicode_InternFromString("_names")) &&
-           (name.append = PyUnicode_InternFromString("append"));
+    if (type == NULL)
+        return 0;
+    int added = PyModule_AddObjectRef(module, name, type);
+    Py_DECREF(type);
+    return added == 0;
 }
 
 static int module_exec(PyObject *module)
 {
-    PyObject *launcher = intern_names() ? PyType_FromSpec(&launcher_spec) : NULL;
-    if (launcher == NULL)
+    for (Slot *const *each = all_slots; *each != NULL; each++)
+        if (((*each)->name = PyUnicode_InternFromString((*each)->attribute)) == NULL)
+            return -1;
+    if ((helpers.submission = PyUnicode_InternFromString("submission")) == NULL)
         return -1;
-    int added = PyModule_AddObjectRef(module, "Launcher", launcher);
-    Py_DECREF(launcher);
-    return added;
+    return add_type(module, "Launcher", make_launcher_type()) && add_type(module, "Mark", make_mark_type()) &&
+                   add_type(module, "Calls", make_calls_type()) && add_type(module, "Runs", make_runs_type()) &&
+                   PyModule_AddFunctions(module, submit_functions) == 0
+               ? 0
+               : -1;
 }
 
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
 #if PY_VERSION_HEX >= 0x030C0000
-    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED}, /* `name` is for one */
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED}, /* what is known of classes is for one */
 #endif
     {0, NULL},
 };
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, .m_name = "_launch", .m_doc = "The compiled part of launching.", .m_slots = module_slots,
+    PyModuleDef_HEAD_INIT, .m_name = "_launch", .m_doc = "The compiled part of tilekit.", .m_methods = functions,
+    .m_slots = module_slots,
 };
 
 PyMODINIT_FUNC PyInit__launch(void)

@@ -1,6 +1,11 @@
-# Launches of one kernel with arguments of one kind, on one device: see _launch.c.
-from typing import Self
+# The compiled part of tilekit: see _launch.c.
+from collections.abc import Callable
+from typing import Any, Self
 
+from tilekit.schedule import ExecutionContext
+from tilekit.stream import Stream
+
+# Launches of one kernel with arguments of one kind, on one device.
 class Launcher:
     def __new__(
         cls,
@@ -16,5 +21,31 @@ class Launcher:
         kinds: bytes,
         uses: bytes,
         slots: bytes,
+        record: int = ...,
+        query: int = ...,
+        spin_s: float = ...,
     ) -> Self: ...
     def launch(self, stream: object, arguments: tuple[object, ...], label: str, /) -> int: ...
+
+# A base of `Kernel`: calls it, and leaves to its `_build` what is unusual.
+class Calls:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+# A base of `KernelLaunch`: its start(), sync(), sync_on() and async_on(). What is unusual is left to those of `DeviceOp`.
+class Runs: ...
+
+# Tell the compiled part the classes whose attributes it reads, all of them slots, and what of Python's it needs: `start`,
+# `sync`, `sync_on`, `async_on` of `DeviceOp`; `site_of` and what it knows, `inside`; `submitting`; `ended(op, stream)`, which
+# ends a submission that has been made; `dropped(op)`, its finalizer; `waited(op, stream, serial)`, which waits for it.
+def prepare(*classes: type, **helpers: Callable[..., Any] | object) -> None: ...
+
+# Submit a launch: the serial behind it; None if nothing was done.
+def submit(op: object, stream: Stream, /) -> int | None: ...
+
+# Run the ops of a chain, first to last, from number `at` on, as far as each applies a kernel to `result`, which a launch leaves
+# as it is, and all is as usual. The number of the op to go on with.
+def links(ops: list[Any], at: int, result: Any, ctx: ExecutionContext, /) -> int: ...
+
+# Run ops from number `at` on as far as they are launches, and all is as usual; append their results. The number of the op to go
+# on with.
+def row(ops: tuple[Any, ...], at: int, results: list[Any], ctx: ExecutionContext, /) -> int: ...

@@ -16,6 +16,7 @@ from tilekit.compiler import cache
 from tilekit.compiler.bound import BoundKernel
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.interpret import interpret
+from tilekit.compiler.native import Launcher as _Launcher
 from tilekit.compiler.recorded import InterpretedLaunch, compiled_launch
 from tilekit.device import Device
 from tilekit.driver.protocol import Driver
@@ -31,16 +32,9 @@ from tilekit.settings import load_settings
 from tilekit.storage import Storage
 
 if TYPE_CHECKING:
-    from tilekit.compiler._launch import Launcher
     from tilekit.compiler.build import CompiledKernel
 
 __all__ = ["Specialisation"]
-
-_Launcher: type[Launcher] | None
-try:
-    from tilekit.compiler._launch import Launcher as _Launcher
-except ImportError:  # it was installed without a C compiler: everything works, a launch takes a few microseconds longer
-    _Launcher = None
 
 _NO_PADDING = str.maketrans("", "", "<x1234567890")  # what a format of the module struct has beside the types
 

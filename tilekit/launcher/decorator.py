@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tilekit.compiler import native
 from tilekit.compiler.bound import BoundKernel
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.load import Specialisation
@@ -53,7 +54,7 @@ def kernel(function: Callable[..., Any] | None = None, *, num_warps: int | None 
     return Kernel(function, scope, num_warps, occupancy)
 
 
-class Kernel:
+class Kernel(native.Calls):
     """A function in the tile language. Made by `@tk.kernel`.
 
     Attributes:
@@ -62,7 +63,12 @@ class Kernel:
         signature: its parameters and generics.
         num_warps, occupancy: what the decorator was given.
         result_count: how many results a launch has, one for each parameter.
+        grids: the options that have been made by `grid`, by what they were made of.
     """
+
+    __slots__ = ("__dict__", "__weakref__", "_form", "_forms", "_functions", "_options", "label")
+
+    _launch_links = native.links  # what runs a chain asks for it, see `AndThen.steps`
 
     def __init__(
         self, function: Callable[..., Any], scope: Mapping[str, Any], num_warps: int | None, occupancy: int | None = None
@@ -79,17 +85,19 @@ class Kernel:
         self._bound: dict[Any, BoundKernel] = {}
         self._specialisations: dict[Any, Specialisation] = {}
         self._forms: dict[tuple[type, ...], planning.Form] = {}
+        self._form: planning.Form | None = None  # the last one that the compiled part took
         self._functions: set[BoundKernel] = set()  # those that call a `@tk.function`
         self._lock = threading.Lock()
         self.result_count = len(self.signature.parameters)
         self._options = planning.Options(None, (), self.num_warps, self.occupancy)
+        self.grids: dict[tuple[Any, ...], planning.Options] = {}
 
     @functools.cached_property
     def source(self) -> KernelSource:
         """The source of the function, for errors that point into it."""
         return KernelSource(self._function, self._file)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> KernelLaunch:
+    def _build(self, *args: Any, **kwargs: Any) -> KernelLaunch:
         """A launch with these arguments: tensors, partitions, scalars, values of `Const` parameters, or ops that produce them.
 
         Raises:
@@ -106,12 +114,16 @@ class Kernel:
             self._inspect(form, args)
         return launch_of(self, args, form, self._options)
 
+    if native.prepare is None:  # else that does it, where nothing has to be looked at but the types
+        __call__ = _build
+
     def _look_again(self) -> None:
         """Forget what was specialised if a function that the kernel calls has been defined anew, as in a notebook."""
         with self._lock:
             if any(bound.outdated for bound in self._functions):
                 for kept in (self._functions, self._bound, self._specialisations, self._forms):
                     kept.clear()
+                self._form = None
 
     def form(self, arguments: tuple[Any, ...]) -> planning.Form:
         """The form of such arguments: whether each is of a kind that its parameter takes, and what follows from the types.

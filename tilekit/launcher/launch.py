@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilekit.compiler import native
 from tilekit.device import Device
+from tilekit.errors import DeviceError
 from tilekit.launcher.planning import Form, Options, Plan, check_grid, check_overlap
 from tilekit.ops import AsyncKernelLaunch, DeviceOp, Executable, Spec, Value
 from tilekit.ops.base import site_of
-from tilekit.ops.execution import Done, HostJob, Steps, moments, unwrap
+from tilekit.ops.completion import awaited, reached
+from tilekit.ops.execution import Done, HostJob, Steps, Submission, moments, unwrap
 from tilekit.ops.nodes import is_shallow
 from tilekit.partition import Partition
 from tilekit.schedule import ExecutionContext
+from tilekit.stream import Stream
 from tilekit.tensor import Tensor, as_shape
 
 if TYPE_CHECKING:
@@ -27,17 +30,23 @@ if TYPE_CHECKING:
 
 __all__ = ["KernelLaunch", "check_occupancy", "check_warps", "launch_of"]
 
+_GRIDS_KEPT = 1024  # of a kernel's, see `Kernel.grids`
 
-class KernelLaunch(AsyncKernelLaunch):
+
+class KernelLaunch(native.Runs, AsyncKernelLaunch):
     """One launch of a kernel, as an op. Its result is the tuple of the arguments, in the order of the signature.
 
     Made by calling a kernel. The grid follows from the partitions: a block for each tile, or what a mapped partition says.
     """
 
+    __slots__ = ("_consumed", "_form", "_fresh", "_label", "_options", "_site", "_spent", "arguments", "kernel")
+
     kernel: Kernel
     arguments: tuple[Any, ...]
     _form: Form
     _options: Options
+
+    _launch_row = native.row  # what runs several ops asks for it, see `Zip.steps`
 
     # what can be said about it before it runs
 
@@ -48,11 +57,20 @@ class KernelLaunch(AsyncKernelLaunch):
         Raises:
             ValueError: more than three axes, a count that is negative or more than CUDA launches.
         """
-        with self._configuring():
-            given = as_shape(grid)
-            if len(given) > 3:
-                raise ValueError(f"{self.label}: a grid has up to three axes, not {len(given)} as {given}")
-            self._options = self._options._replace(grid=check_grid((*given, 1, 1, 1)[:3], self.label))
+        before, known = self._options, self.kernel.grids
+        key = (before, grid, *map(type, grid)) if type(grid) is tuple else (before, grid) if type(grid) is int else None
+        with _Configuring(self):
+            found = None if key is None else known.get(key)
+            if found is None:
+                given = as_shape(grid)
+                if len(given) > 3:
+                    raise ValueError(f"{self.label}: a grid has up to three axes, not {len(given)} as {given}")
+                found = before._replace(grid=check_grid((*given, 1, 1, 1)[:3], self.label))
+                if len(known) >= _GRIDS_KEPT:
+                    known.clear()
+                if key is not None:
+                    known[key] = found
+            self._options = found
         return self
 
     def generics(self, **values: int | tuple[int, ...]) -> KernelLaunch:
@@ -62,7 +80,7 @@ class KernelLaunch(AsyncKernelLaunch):
             ValueError: the kernel has no such generic; TypeError: the value is not of its kind.
         """
         known, given = self.kernel.signature.generics, dict(self._options.generics)
-        with self._configuring():
+        with _Configuring(self):
             for name, value in values.items():
                 if name not in known:
                     raise ValueError(f"{self.label} has no generic {name}; it has {', '.join(sorted(known)) or 'none'}")
@@ -76,24 +94,15 @@ class KernelLaunch(AsyncKernelLaunch):
 
     def num_warps(self, num_warps: int) -> KernelLaunch:
         """Give each block `num_warps` warps of 32 threads, a power of two up to 32. No effect on a CPU device."""
-        with self._configuring():
+        with _Configuring(self):
             self._options = self._options._replace(num_warps=check_warps(num_warps))
         return self
 
     def occupancy(self, occupancy: int) -> KernelLaunch:
         """Let a multiprocessor have `occupancy` blocks at a time, 1 to 32, see `tk.kernel`. No effect on a CPU device."""
-        with self._configuring():
+        with _Configuring(self):
             self._options = self._options._replace(occupancy=check_occupancy(occupancy))
         return self
-
-    @contextmanager
-    def _configuring(self) -> Iterator[None]:
-        """An op that was refused while it was being built has failed: it is spent, and need not be run."""
-        try:
-            yield
-        except Exception:
-            self._spent = True
-            raise
 
     def parts(self) -> tuple[DeviceOp[Any], ...]:
         """The arguments that are ops."""
@@ -113,7 +122,47 @@ class KernelLaunch(AsyncKernelLaunch):
         """What is known of each result."""
         return _Specs(self.arguments)
 
+    def _given(self) -> Iterable[Any]:
+        """The arguments."""
+        return self.arguments
+
     # running and compiling
+
+    if native.submit is not None:
+
+        def __await__(self) -> Generator[Any, None, tuple[Any, ...]]:
+            return self._awaited_at(self._next_stream())
+
+    def _awaited_at(self, stream: Stream) -> Generator[Any, None, tuple[Any, ...]]:
+        serial = native.submit(self, stream)
+        if serial is None:
+            result: tuple[Any, ...] = yield from awaited(Submission(self, stream))
+            return result
+        try:
+            yield from reached(((stream, serial),))
+        except Exception as error:
+            self.annotate(error)
+            raise
+        return self.arguments
+
+    def _ended(self, stream: Stream) -> int:
+        """Mark the end of the submission after the compiled part has launched and could not."""
+        try:
+            return stream.end(self)
+        except Exception as error:
+            self.annotate(error)
+            if isinstance(error, DeviceError) and error.lost:
+                stream.explain(error)
+            raise
+
+    def _waited(self, stream: Stream, serial: int) -> tuple[Any, ...]:
+        """Wait for what the compiled part has submitted; the result."""
+        try:
+            stream.wait(serial)
+        except Exception as error:
+            self.annotate(error)
+            raise
+        return self.arguments
 
     def steps(self, ctx: ExecutionContext) -> Steps | Done:
         """Launch, at once if the arguments are there and the kernel is compiled."""
@@ -153,9 +202,10 @@ class KernelLaunch(AsyncKernelLaunch):
         return self._launch(ctx, plan, arguments)
 
     def _launch(self, ctx: ExecutionContext, plan: Plan, arguments: tuple[Any, ...]) -> Steps | Done:
-        if plan.device is not ctx.device:
+        if plan.home is not ctx.device:
             self._check_device(plan, ctx)
-        elif plan.native is not None and plan.native(ctx.stream, arguments, self._label or self.label) == 0:
+            plan = plan.on(ctx.device)
+        if plan.native is not None and plan.native(ctx.stream, arguments, self._label or self.label) == 0:
             return Done(arguments)
         reads, writes, ours = plan.storages(arguments)
         for storage in writes:
@@ -249,6 +299,21 @@ class KernelLaunch(AsyncKernelLaunch):
         return self.kernel.form(arguments).plan(self.kernel, arguments, self._options)
 
 
+class _Configuring:
+    """An op that is refused while it is being built has failed: it is spent, and need not be run."""
+
+    __slots__ = ("_op",)
+
+    def __init__(self, op: KernelLaunch) -> None:
+        self._op = op
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is not None:
+            self._op._spent = True
+
+
 class _Specs(Sequence[Any]):
     """What is known of each of a launch's arguments, worked out for those that somebody asks for."""
 
@@ -268,7 +333,7 @@ class _Specs(Sequence[Any]):
 def launch_of(kernel: Kernel, arguments: tuple[Any, ...], form: Form, options: Options) -> KernelLaunch:
     """The launch of `kernel` that its caller's caller asks for, once the kernel has looked at the arguments."""
     self: KernelLaunch = object.__new__(KernelLaunch)  # past DeviceOp's, which takes twice as long
-    self._fresh, self._site = None, site_of(sys._getframe(2))
+    self._fresh, self._spent, self._consumed, self._site = None, False, False, site_of(sys._getframe(2))
     self.kernel, self.arguments, self._form, self._options = kernel, arguments, form, options
     self._label = kernel.label
     if form.lazy:

@@ -6,13 +6,14 @@ addresses; the one rule about these, that what is written overlaps nothing else,
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tilekit import dtypes
-from tilekit.compiler.facts import ArgumentFacts, Role, ScalarFacts, TensorFacts, divisor
+from tilekit.compiler.facts import ArgumentFacts, Role, ScalarFacts, TensorFacts, divisor, extent_divisor, tile_extents
 from tilekit.device import Device
 from tilekit.lang.signature import Generic, Parameter
 from tilekit.ops import DeviceOp, Executable, NativeLaunch
@@ -61,16 +62,20 @@ class Plan:
         storages: a function that takes the arguments and gives the storages of these two, and whether all are tilekit's own.
         empty: whether there is no block to run.
         meta: the name of an argument that has no memory, if there is one.
-        executable: what runs on `device`, once it is there.
+        home: the device to run on: `device`; of a plan without tensors None.
+        elsewhere: of a plan without tensors those for devices that it ran on.
+        executable: what runs at home, once it is there.
         native: launches it in one call, where there is such a thing.
     """
 
     __slots__ = (
         "all_passed",
         "device",
+        "elsewhere",
         "empty",
         "executable",
         "grid",
+        "home",
         "meta",
         "native",
         "passed",
@@ -93,13 +98,14 @@ class Plan:
         tensors = [(parameters[i], arguments[i]) for i in passed if isinstance(arguments[i], (Tensor, Partition))]
         written = [(p, a) for p, a in tensors if isinstance(a, Partition)]
         generics = _bind_generics(kernel, tensors, options)
-        covers = _covered([a for _, a in written if not isinstance(a, Scattered)])
+        cut = [a for _, a in written if not isinstance(a, Scattered)]
+        covers, tiles = _covered(cut), tile_extents([a.tile_shape for a in cut] + [value for _, value in generics])
         constants = tuple((p.name, a) for p, a in zip(parameters, arguments, strict=True) if p.kind == "const")
         self.grid = _infer_grid(kernel, written, options.grid)
         for parameter, partition in written:
             _check_distinct(kernel, parameter, partition)
         kin: Kin = {}
-        facts = tuple(_facts(parameters[i], arguments[i], covers, kin) for i in passed)
+        facts = tuple(_facts(parameters[i], arguments[i], covers, tiles, kin) for i in passed)
         self.specialisation = kernel.specialise(facts, generics, constants, options.num_warps, options.occupancy)
         device = _common_device(kernel, tensors)
         self.meta = next((p.name for p, a in tensors if a.storage is None), None)
@@ -112,14 +118,24 @@ class Plan:
         ours = " and ".join(f"a[{i}].storage.owned" for i in sorted({*self.reads, *self.writes})) or "True"
         self.storages: Callable[[Sequence[Any]], Storages] = eval("lambda a: (({}), ({}), {})".format(*sides, ours))
         self.empty = 0 in self.grid
+        self.home = self.device
+        self.elsewhere: dict[Device, Plan] = {}
         self.executable: Executable | None = None
         self.native: NativeLaunch | None = None
 
+    def on(self, device: Device) -> Plan:
+        """A plan without tensors, for `device`."""
+        found = self.elsewhere.get(device)
+        if found is None:
+            made = copy.copy(self)
+            made.home = device
+            found = self.elsewhere.setdefault(device, made)
+        return found
+
     def keep(self, executable: Executable) -> None:
-        """Remember what runs on the plan's device, if it has one."""
-        if self.device is not None:
-            self.executable = executable
-            self.native = executable.native(self.grid, self.passed, self.uses)
+        """Remember what runs at home."""
+        self.native = executable.native(self.grid, self.passed, self.uses)
+        self.executable = executable
 
 
 class Form:
@@ -131,9 +147,13 @@ class Form:
         tuples: which are for a `Const`, and are looked into at each call.
         key: a function of the arguments and options whose results tell the plans from each other.
         plans: by these.
+        types: the types.
+        constants: bytes, that tell the compiled part what `key` takes of each argument: T its traits, V itself, ? something that
+            Python works out, - nothing.
+        last: the plan that it found last, and what it found it by.
     """
 
-    __slots__ = ("ints", "key", "lazy", "plans", "tuples")
+    __slots__ = ("constants", "ints", "key", "last", "lazy", "plans", "tuples", "types")
 
     def __init__(self, parameters: Sequence[Parameter], types: tuple[type, ...]) -> None:
         self.lazy = any(issubclass(kind, DeviceOp) for kind in types)
@@ -141,12 +161,17 @@ class Form:
         self.ints = tuple(i for i, t in enumerate(types) if issubclass(t, int) and t is not bool and not constant[i])
         self.tuples = tuple(i for i, t in enumerate(types) if issubclass(t, tuple) and constant[i])
         self.plans: dict[Any, Plan] = {}
-        parts = []
+        self.types, self.last = types, None
+        parts, taken = [], bytearray(b"-" * len(types))
         for i, kind in enumerate(types):
             if constant[i]:
-                parts.append(f"a[{i}], " if kind in (bool, int, str) or issubclass(kind, np.dtype) else f"constant_key(a[{i}]), ")
+                plain = kind in (bool, int, str) or issubclass(kind, np.dtype)
+                parts.append(f"a[{i}], " if plain else f"constant_key(a[{i}]), ")
+                taken[i] = ord("V" if plain else "?")
             elif issubclass(kind, (Tensor, Partition)):
                 parts.append(f"a[{i}].traits, ")
+                taken[i] = ord("T")
+        self.constants = bytes(taken)
         # Written out for these types, what tells one plan from another takes no loop.
         self.key = eval(f"lambda a, options: (options, {''.join(parts)})", {"constant_key": constant_key})
 
@@ -330,19 +355,23 @@ def _covered(written: Sequence[Partition]) -> dict[tuple[int, ...], tuple[int, .
     return dict.fromkeys(shapes, written[0].tile_shape)
 
 
-def _facts(parameter: Parameter, argument: Any, covers: dict[tuple[int, ...], tuple[int, ...]], kin: Kin) -> ArgumentFacts:
-    """What may be assumed about an argument; `covers` as `_covered` gives it, `kin` numbers the mapped partitions that differ."""
+def _facts(
+    parameter: Parameter, argument: Any, covers: dict[tuple[int, ...], tuple[int, ...]], tiles: tuple[int, ...], kin: Kin
+) -> ArgumentFacts:
+    """What may be assumed about an argument; `covers` as `_covered` gives it, `tiles` as `tile_extents` does, `kin` numbers the
+    mapped partitions that differ.
+    """
     if isinstance(argument, Partition):
         role: Role = "inout" if parameter.kind == "auto" else parameter.kind  # type: ignore[assignment]
         if isinstance(argument, Scattered):
-            return _tensor_facts(argument.tensor, role, None, None)
-        facts = _tensor_facts(argument.tensor, role, argument.tile_shape, argument.tile_shape)
+            return _tensor_facts(argument.tensor, role, None, None, tiles)
+        facts = _tensor_facts(argument.tensor, role, argument.tile_shape, argument.tile_shape, tiles)
         if isinstance(argument, MappedPartition):
             cut = (argument.shape, argument.tile_shape, argument.group)
             facts = facts._replace(group=argument.group, kin=kin.setdefault(cut, len(kin)))
         return facts
     if isinstance(argument, Tensor):
-        return _tensor_facts(argument, "in", None, covers.get(argument.shape))
+        return _tensor_facts(argument, "in", None, covers.get(argument.shape), tiles)
     if isinstance(argument, np.generic):
         return ScalarFacts(dtypes.as_dtype(argument.dtype).name)
     return next(facts for kind, facts in _PYTHON_SCALARS.items() if isinstance(argument, kind))
@@ -351,14 +380,16 @@ def _facts(parameter: Parameter, argument: Any, covers: dict[tuple[int, ...], tu
 _PYTHON_SCALARS = {bool: ScalarFacts("bool"), int: ScalarFacts("int64"), float: ScalarFacts("float64")}
 
 
-def _tensor_facts(tensor: Tensor, role: Role, tile: tuple[int, ...] | None, grid_tile: tuple[int, ...] | None) -> TensorFacts:
+def _tensor_facts(
+    tensor: Tensor, role: Role, tile: tuple[int, ...] | None, grid_tile: tuple[int, ...] | None, tiles: tuple[int, ...]
+) -> TensorFacts:
     """What may be assumed about a tensor in such a role; `grid_tile` if the grid covers it in tiles of that shape."""
     if not 1 <= tensor.ndim <= 4:
         raise ValueError(f"kernels take tensors of 1 to 4 dimensions, not {tensor.ndim} as {tensor!r} has")
-    if grid_tile is None:
-        extents = tuple(map(divisor, tensor.shape))
-    else:  # the tile's own extent where it divides, so that nothing hangs over the edge
-        extents = tuple(n if extent % n == 0 else divisor(extent) for extent, n in zip(tensor.shape, grid_tile, strict=True))
+    extents = tuple(extent_divisor(extent, tiles) for extent in tensor.shape)
+    if grid_tile is not None:  # the tile's own extent where it divides, so that nothing hangs over the edge
+        known = zip(tensor.shape, grid_tile, extents, strict=True)
+        extents = tuple(n if extent and extent % n == 0 else there for extent, n, there in known)
     return TensorFacts(
         dtype=tensor.dtype.name,
         role=role,

@@ -16,6 +16,7 @@ from tilekit.ops.nodes import with_context as with_context
 from tilekit.ops.placement import Zip as Zip
 from tilekit.ops.placement import join_all as join_all
 from tilekit.ops.placement import zip_ops as zip_ops
+from tilekit.ops.stepwise import operation as operation
 
 __all__ = [
     "AsyncKernelLaunch",
@@ -29,6 +30,7 @@ __all__ = [
     "Zip",
     "host_fn",
     "join_all",
+    "operation",
     "value",
     "with_context",
     "zip_ops",

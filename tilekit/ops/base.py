@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from types import CodeType, FrameType
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from tilekit.device import Device, default_device
 from tilekit.dtypes import as_dtype
@@ -19,7 +19,7 @@ from tilekit.schedule import ExecutionContext, SchedulingPolicy
 from tilekit.storage import BORROWED
 from tilekit.stream import Stream, as_stream
 
-__all__ = ["DeviceOp", "Spec", "site_of"]
+__all__ = ["INSIDE", "DeviceOp", "Spec", "site_of"]
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -44,9 +44,9 @@ def site_of(frame: FrameType) -> tuple[CodeType, int] | None:
     """
     while True:
         name = frame.f_globals.get("__name__", "")
-        inside = _inside.get(name)
+        inside = INSIDE.get(name)
         if inside is None:
-            inside = _inside[name] = name.startswith(_PACKAGE) and not name.startswith(_BENCHMARKS)
+            inside = INSIDE[name] = name.startswith(_PACKAGE) and not name.startswith(_BENCHMARKS)
         if not inside or frame.f_back is None:
             return frame.f_code, frame.f_lasti
         if name == nodes.__name__:
@@ -61,7 +61,7 @@ class _Asked(threading.local):
 
 
 _asked = _Asked()
-_inside: dict[str, bool] = {}  # by the name of a module: whether it is tilekit's own
+INSIDE: dict[str, bool] = {}  # by the name of a module: whether it is tilekit's own
 
 
 class DeviceOp(Generic[T]):
@@ -80,6 +80,9 @@ class DeviceOp(Generic[T]):
 
     To make an operation of your own, derive from this class and define `execute`.
     """
+
+    if not TYPE_CHECKING:  # which would take all attributes to be named here
+        __slots__ = ("__weakref__",)  # classes with many instances name their attributes, any other gets a __dict__
 
     _fresh: None  # an op has it until somebody takes its one run
     _spent = False
@@ -108,6 +111,12 @@ class DeviceOp(Generic[T]):
     def parts(self) -> tuple[DeviceOp[Any], ...]:
         """The ops that this one is made of."""
         return ()
+
+    def _given(self) -> Iterable[Any]:
+        """What it was built with, in which borrowed memory is looked for."""
+        return vars(self).values()
+
+    _launch_row: Any = None  # `native.row`, for ops that it can run
 
     # what is known before it runs
 

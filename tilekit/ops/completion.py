@@ -27,6 +27,8 @@ __all__ = ["Ask", "awaited", "reached", "rung", "submitted"]
 Ask = Callable[[SignalBoard, int], bool]
 Waiting = Generator[Any, None, None]  # what `__await__` gives
 
+# A turn in which nobody else did anything takes up to so long; then the device is asked for so long before the next turn.
+_IDLE_S, _GLANCE_S = 8e-6, 2e-6
 _TURN_S = 1e-4  # how long a task may go on with what is complete at once, before other tasks get a turn
 
 
@@ -105,12 +107,16 @@ class _Reactor:
         driver = stream.device.driver
         if driver.kind == "cuda":  # the worker of a CPU stream needs the interpreter that a poll would keep busy
             clock = time.perf_counter
-            end = clock() + self._spin_s
-            while (now := clock()) < end:
+            now = clock()
+            end = now + self._spin_s
+            while now < end:
                 yield from self.turn().__await__()
-                if stream.is_complete(serial):
+                before, now = now, clock()
+                # If the others had nothing to do, they can wait about as long as it takes to see that again.
+                if stream.is_complete(serial, _GLANCE_S if now - before < _IDLE_S else 0.0):
                     self.others_at = now + _TURN_S
                     return
+                now = clock()
         if not driver.signals_ready():
             yield from self.in_thread(driver.make_signals_ready).__await__()
         while not stream.is_complete(serial):

@@ -365,6 +365,15 @@ class Submission(Run):
         self._failure: Exception | None = None
         self.value: Any = None
 
+    @classmethod
+    def ended(cls, op: DeviceOp[Any], stream: Stream, serial: int, value: Any) -> Submission:
+        """That of an op that was submitted by other means."""
+        self: Submission = object.__new__(cls)
+        self.op, self.ctx, self.stream, self.detached = op, ExecutionContext(stream.device, stream), stream, True
+        self._stack, self._inner, self._failure = [], None, None
+        self.value, self.serial, self.pending = value, serial, []
+        return self
+
     def submit(self) -> bool:
         """Submit what can be submitted now. True if that was the last of it."""
         if submitting.submission is not None:

@@ -22,6 +22,7 @@ __all__ = ["DeviceFuture"]
 
 T = TypeVar("T")
 
+_settling = threading.Lock()  # see DeviceFuture.__getattr__
 _log = logging.getLogger("tilekit")
 _CALLBACKS = "tilekit-callbacks"  # the name of the `Dispatcher`'s thread
 
@@ -39,6 +40,7 @@ class DeviceFuture(Generic[T]):
         "_error",
         "_final",
         "_lock",
+        "_made",
         "_submission",
         "_submitted",
         "_turns",
@@ -57,6 +59,22 @@ class DeviceFuture(Generic[T]):
         self._lock = threading.Lock()
         self._turns = 0
         self._when_submitted: list[Callable[[], object]] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """What a future of the compiled part's lacks, which was made with the op, the stream, and in `_made` the serial behind
+        the work and the result: most are asked for nothing else.
+        """
+        if name not in DeviceFuture.__slots__ or name == "_made":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with _settling:
+            try:
+                return object.__getattribute__(self, name)  # another thread was faster
+            except AttributeError:
+                serial, value = self._made
+            self._error, self._final, self._turns, self._when_submitted = None, ((self.stream, serial),), 0, None
+            self._lock, self._submission = threading.Lock(), Submission.ended(self.op, self.stream, serial, value)
+            self._submitted = True
+            return object.__getattribute__(self, name)
 
     @property
     def state(self) -> Literal["idle", "executing", "complete"]:

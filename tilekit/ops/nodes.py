@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from tilekit.ops.base import DeviceOp, Spec
+from tilekit.ops.base import DeviceOp, Spec, site_of
 from tilekit.ops.execution import Done, HostJob, HostValue, Run, Steps, Wait, called_on_host, moments, unwrap
 from tilekit.schedule import ExecutionContext
 
@@ -79,6 +80,9 @@ def _follow(made: Any, maker: DeviceOp[Any], ctx: ExecutionContext) -> Steps | D
 class Derived(DeviceOp[Any]):
     """An op made of one other."""
 
+    if not TYPE_CHECKING:
+        __slots__ = ()
+
     _passes_on = False  # whether its result is that of the other
 
     def __init__(self, source: DeviceOp[Any], *, label: str | None = None, spec: Spec | None = None) -> None:
@@ -103,20 +107,39 @@ class Derived(DeviceOp[Any]):
 class AndThen(Derived):
     """Run an op, then the op that `function` makes of its result, on the same stream."""
 
-    def __init__(
-        self,
+    if not TYPE_CHECKING:
+        __slots__ = (
+            *("_consumed", "_fresh", "_label", "_site", "_spent"),
+            *("context", "function", "source", "spec", "unpack"),
+        )
+        __init__ = object.__init__
+
+    function: Callable[..., Any]
+    unpack: bool
+    context: bool
+
+    def __new__(  # all of it, since chains have many of these
+        cls,
         source: DeviceOp[Any],
         function: Callable[..., Any],
         unpack: bool = False,
         context: bool = False,
         label: str | None = None,
         spec: Spec | None = None,
-    ) -> None:
+    ) -> Self:
         if not isinstance(source, DeviceOp):
-            raise TypeError(f"{type(self).__name__} needs an op, not {type(source).__name__}")
+            raise TypeError(f"{cls.__name__} needs an op, not {type(source).__name__}")
+        self = object.__new__(cls)
+        self._fresh, self._site = None, site_of(sys._getframe(2))  # past the method that makes it
         source._consumed = True
+        self._spent = self._consumed = False
         self.source, self._label, self.spec = source, label, spec
         self.function, self.unpack, self.context = function, unpack, context
+        return self
+
+    def _given(self) -> Iterable[Any]:
+        """No tensor: these are the source's."""
+        return ()
 
     @property
     def specs(self) -> Any:
@@ -132,7 +155,17 @@ class AndThen(Derived):
             links.append(source)
             source = source.source
         result = yield source.start(ctx)
-        for link in reversed(links):
+        links.reverse()
+        at = 0
+        while at < len(links):
+            link = links[at]
+            launch_links = getattr(type(link.function), "_launch_links", None)  # a kernel's: of as many links as are launches
+            if launch_links is not None:
+                at = launch_links(links, at, result, ctx)
+                if at == len(links):
+                    break
+                link = links[at]
+            at += 1
             if pending := moments(result):
                 yield pending
                 result = unwrap(result)

@@ -25,7 +25,7 @@ class Zip(DeviceOp[Any]):
         self.ops = tuple(map(as_op, ops))
         self.parallel = parallel
         for op in self.ops:
-            op.consumed()
+            op._consumed = True
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
@@ -40,10 +40,12 @@ class Zip(DeviceOp[Any]):
         """Each in turn, or all side by side."""
         if self.parallel:
             return (yield from _side_by_side(self.ops, ctx))
-        results = []
-        for op in self.ops:
-            result = yield op.start(ctx)
-            results.append(result)
+        results: list[Any] = []
+        while len(results) < len(self.ops):
+            op = self.ops[len(results)]
+            if op._launch_row is None or op._launch_row(self.ops, len(results), results, ctx) < len(self.ops):
+                result = yield self.ops[len(results)].start(ctx)
+                results.append(result)
         return tuple(results)
 
 

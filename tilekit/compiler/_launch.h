@@ -1,0 +1,135 @@
+/* What the parts of the compiled module share: see _launch.c. */
+#ifndef TILEKIT_LAUNCH_H
+#define TILEKIT_LAUNCH_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+
+#pragma GCC visibility push(hidden)
+
+/* Attributes of Python classes that have __slots__, read and written in place. */
+#define SLOTS(X)                                                                                                                  \
+    X(Stream, _create) X(Stream, _events) X(Stream, _failures) X(Stream, _lock) X(Stream, _marks) X(Stream, _names) X(Stream, _trim_at)             \
+    X(Stream, address) X(Stream, closed) X(Stream, completed) X(Stream, device) X(Stream, pending)                               \
+    X(Storage, last_write) X(Storage, reads)                                                                                     \
+    X(Tensor, flat) X(Tensor, storage) X(Tensor, traits)                                                                         \
+    X(Partition, storage) X(Partition, tensor) X(Partition, traits)                                                              \
+    X(ExecutionContext, device) X(ExecutionContext, stream)                                                                      \
+    X(AndThen, _consumed) X(AndThen, _fresh) X(AndThen, _label) X(AndThen, _site) X(AndThen, _spent) X(AndThen, context)         \
+    X(AndThen, function) X(AndThen, source) X(AndThen, spec) X(AndThen, unpack)                                                  \
+    X(Done, value)                                                                                                               \
+    X(DeviceFuture, _made) X(DeviceFuture, op) X(DeviceFuture, stream)                                                           \
+    X(Form, constants) X(Form, ints) X(Form, last) X(Form, lazy) X(Form, plans) X(Form, tuples) X(Form, types)                   \
+    X(Plan, device) X(Plan, elsewhere) X(Plan, home) X(Plan, native)                                                                                              \
+    X(Kernel, _form) X(Kernel, _forms) X(Kernel, _functions) X(Kernel, _options) X(Kernel, label)                                \
+    X(KernelLaunch, _consumed) X(KernelLaunch, _form) X(KernelLaunch, _fresh) X(KernelLaunch, _label) X(KernelLaunch, _options)  \
+    X(KernelLaunch, _site) X(KernelLaunch, _spent) X(KernelLaunch, arguments) X(KernelLaunch, kernel)
+
+/* Functions and objects of Python's, by name; see `prepare` in _launch.pyi. */
+#define HELPERS(X)                                                                                                                \
+    X(async_on) X(dropped) X(ended) X(inside) X(site_of) X(start) X(submitting) X(sync) X(sync_on) X(waited)
+
+typedef struct {
+    const char *class_name, *attribute;
+    PyObject *name;
+    PyTypeObject *owner; /* NULL until `prepare` was told the class */
+    Py_ssize_t offset;
+} Slot;
+
+#define DECLARE_SLOT(type, slot) extern Slot type##_##slot;
+SLOTS(DECLARE_SLOT)
+#define HELPER_FIELD(name) *name,
+typedef struct {
+    PyObject HELPERS(HELPER_FIELD) * submission;
+} Helpers;
+extern Helpers helpers;
+
+/* The attribute, borrowed; NULL, and no exception, if it is not set or the object is no instance of the very class. */
+static inline PyObject *held(PyObject *object, const Slot *slot)
+{
+    return Py_TYPE(object) == slot->owner ? *(PyObject **)((char *)object + slot->offset) : NULL;
+}
+
+/* Set an attribute of an instance of the very class; the reference to `value` is taken over, NULL deletes. */
+static inline void put(PyObject *object, const Slot *slot, PyObject *value)
+{
+    PyObject **place = (PyObject **)((char *)object + slot->offset), *old = *place;
+    *place = value;
+    Py_XDECREF(old);
+}
+
+/* Any object's attribute, a new reference; NULL with an exception. */
+static inline PyObject *get(PyObject *object, const Slot *slot)
+{
+    PyObject *found = held(object, slot);
+    return found != NULL ? Py_NewRef(found) : PyObject_GetAttr(object, slot->name);
+}
+
+int as_pointer(PyObject *value, void *where);
+
+typedef struct {
+    PyObject **place;
+    const char *text;
+} Text;
+int intern(const Text *texts); /* up to one without a place; 0 with an exception */
+
+/* _launcher.c */
+enum { LAUNCHED = 0, SLOW = -1, FAILED = -2 };
+
+typedef struct {
+    PyObject_HEAD
+    int (*launch)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+                  unsigned block_z, unsigned shared_bytes, void *stream, void **params, void **extra);
+    int (*current)(void **context);
+    int (*record)(void *event, void *stream); /* this and the next may be NULL */
+    int (*query)(void *event);
+    double spin_s;
+    void *context, *function;
+    unsigned grid[3], block[3], shared_bytes;
+    Py_ssize_t count;    /* of arguments */
+    PyTypeObject *plain; /* the class of storages whose order is their own, and whose attributes are what they seem */
+    PyObject *kinds;     /* bytes, one for each argument: T a tensor, P a partition, S a scalar, - not passed */
+    PyObject *uses;      /* bytes, one for each argument: READ and WRITTEN */
+    PyObject *slots;     /* bytes, one for each parameter of the kernel: its code in the module struct */
+} Launcher;
+
+/* An event to be recorded right behind a launch. */
+typedef struct {
+    void *event;
+    int code; /* the driver's, of the recording */
+} Ending;
+
+/* LAUNCHED; SLOW, or the driver's code of the launch, if nothing was done; FAILED with an exception. */
+int launch(Launcher *self, PyObject *stream, PyObject *arguments, PyObject *label, Ending *ending);
+Launcher *launcher_behind(PyObject *native); /* borrowed; NULL if it is no `Launcher.launch` */
+PyObject *make_launcher_type(void);
+
+/* _marks.c: recorded places in a stream */
+typedef struct {
+    PyObject_HEAD
+    long long serial;
+    PyObject *event, *pool; /* a list, where the event goes back to */
+    Launcher *launcher;     /* one of the same device */
+} Mark;
+
+/* Under the stream's lock, once the event has been recorded: the mark that says so; NULL with an exception. */
+Mark *made_mark(PyObject *stream, Launcher *launcher, PyObject *event);
+/* Whether the place has passed, which is polled for so long at most; -1, and no exception, if that is not known. */
+int mark_passed(Mark *self, double seconds);
+PyObject *make_mark_type(void);
+
+/* _build.c */
+/* The plan for such arguments, if it is known, a new reference; NULL, and no exception. As `Form.plan`, which makes it. */
+PyObject *known_plan(PyObject *form, PyObject *arguments, PyObject *options);
+/* The form that a kernel has for such arguments, borrowed from the kernel, if it is known and nothing has to be looked at but the
+ * types; NULL, and no exception. */
+PyObject *known_form(PyObject *kernel, PyObject *arguments);
+PyObject *make_calls_type(void);
+
+/* _submit.c */
+PyObject *make_runs_type(void);
+extern PyMethodDef submit_functions[];
+
+#pragma GCC visibility pop
+#endif
