@@ -5,19 +5,15 @@ host a call is about 0.1 microseconds.
 """
 
 import asyncio
-import gc
-import os
-import sys
 
 import pytest
+from counting import counted
 from fake_gpu import fake_gpu
 
 import tilekit as tk
 from tilekit import api
 from tilekit.compiler import load
 from tilekit.schedule import ExecutionContext, SingleStream
-
-PACKAGE = os.path.dirname(tk.__file__)
 
 
 @tk.kernel
@@ -49,24 +45,6 @@ def gpu(request, monkeypatch):
     with tk.use_device(device):
         device.policy = SingleStream(device)
         yield device, driver
-
-
-def counted(function):
-    """How many of tilekit's Python functions `function` calls."""
-    calls = 0
-
-    def profile(frame, event, argument):
-        nonlocal calls
-        calls += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
-
-    gc.disable()  # finalizers of other tests' would be counted
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return calls
 
 
 @pytest.fixture

@@ -8,7 +8,10 @@ from fake_gpu import fake_gpu
 
 import tilekit as tk
 from tilekit import api
+from tilekit.compiler import native
 from tilekit.schedule import SingleStream
+
+compiled = pytest.mark.skipif(native.Program is None, reason="tilekit was installed without a C compiler")
 
 
 @tk.kernel
@@ -72,6 +75,56 @@ def test_a_prepared_op_is_launched_node_by_node(gpu):
     prepared.run(stream)
     assert driver.calls["cuLaunchKernel"] == 3
     assert [struct.unpack("=d", values[-8:])[0] for *_, values in driver.launches] == [0.0, 1.0, 2.0]
+
+
+@compiled
+def test_copies_and_fills_are_prepared_too(gpu):
+    device, driver = gpu
+    x, y = api.zeros(2048).sync(), api.zeros(2048).sync()
+    op = tk.zip(api.memcpy(tk.slot("y", y), x), x.fill(1.5), x[:8].fill(0.0), y.reinterpret(tk.int16).fill(7))
+    prepared, stream = op.prepare(), device.policy.next_stream()
+    prepared.run(stream)
+    word = struct.unpack("=I", struct.pack("=f", 1.5))[0]
+    assert driver.copies == [
+        ("cuMemcpyAsync", y.address, x.address, x.nbytes),
+        ("cuMemsetD32Async", x.address, word, 2048),
+        ("cuMemsetD8Async", x.address, 0, 32),
+        ("cuMemsetD16Async", y.address, 7, 4096),
+    ]
+    other = api.zeros(2048).sync()
+    prepared.run(stream, y=other)
+    assert driver.copies[4][1] == other.address
+
+
+@compiled
+def test_who_uses_the_memory_elsewhere_is_waited_for(gpu):
+    """Native code does nothing then: Python waits, and remembers."""
+    device, driver = gpu
+    x, y = api.zeros(2048).sync(), api.zeros(2048).sync()
+    prepared, stream, other = scale(y.partition(1024), x, 2.0).prepare(), device.policy.next_stream(), device.stream()
+    prepared.run(stream)
+    driver.not_ready = 100
+    driver.calls.clear()
+    prepared.run(other)
+    assert driver.calls["cuStreamWaitEvent"] == 1
+    assert y.storage.last_write[0] is other
+    driver.calls.clear()
+    prepared.run(other)
+    assert driver.calls["cuStreamWaitEvent"] == 0
+    driver.not_ready = 0
+
+
+@compiled
+def test_what_the_driver_refuses_is_raised(gpu):
+    device, driver = gpu
+    x, y = api.zeros(2048).sync(), api.zeros(2048).sync()
+    prepared, stream = scale(y.partition(1024), x, 2.0).prepare(), device.policy.next_stream()
+    driver.refuse = 1
+    with pytest.raises(tk.DeviceError, match="running kernel scale: CUDA_ERROR_FAKE"):
+        prepared.run(stream)
+    driver.refuse = 0
+    prepared.run(stream)
+    assert y.storage.last_write == (stream, stream.pending - 1)
 
 
 def test_a_graph_is_destroyed_when_its_launches_are_done(gpu):

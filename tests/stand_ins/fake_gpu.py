@@ -47,6 +47,7 @@ _LAUNCH = ctypes.CFUNCTYPE(
 )
 _RECORD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _QUERY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_COPY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p)
 _CURRENT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
 _ATTRIBUTES = {16: 132, 75: 9, 76: 0, 115: 1, 97: 227 * 1024}
 
@@ -60,6 +61,7 @@ class FakeBindings(FakeGraphs):
         foreign: (start, size) of the allocations of other libraries.
         slots: how many parameters the kernels have that are launched; their values are kept.
         launches: of each launch the function, grid, block, shared bytes, the stream, and so many parameters.
+        copies: of each copy and fill by native code the function, and what it was given.
         context: which one is current.
         refuse: the code that the next launches return.
         meanwhile: is called during each launch, as other threads may run then.
@@ -67,7 +69,7 @@ class FakeBindings(FakeGraphs):
 
     CUstream_flags = CUevent_flags = CUmemPool_attribute = CUfunction_attribute = _Flag
     CUpointer_attribute = CUdevice_attribute = _Flag
-    CUstream = CUstreamCallback = cuuint64_t = int
+    CUstream = CUstreamCallback = CUresult = cuuint64_t = int
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,12 +78,18 @@ class FakeBindings(FakeGraphs):
         self.not_ready = self.slots = self.refuse = 0
         self.foreign: list[tuple[int, int]] = []
         self.launches: list[tuple[Any, ...]] = []
+        self.copies: list[tuple[str, int, int, int]] = []
         self.meanwhile: Callable[[], object] = lambda: None
         self._native = {
             b"cuLaunchKernel": _LAUNCH(self._launched),
             b"cuCtxGetCurrent": _CURRENT(self._current),
             b"cuEventRecord": _RECORD(lambda event, stream: self.cuEventRecord(event, stream)[0]),
             b"cuEventQuery": _QUERY(lambda event: self.cuEventQuery(event)[0]),
+            b"cuGraphLaunch": _RECORD(lambda graph, stream: self.cuGraphLaunch(graph, stream)[0]),
+            **{
+                name: _COPY(lambda to, start, nbytes, stream, name=name: self._copied(name, to, start, nbytes))
+                for name in (b"cuMemcpyAsync", b"cuMemsetD8Async", b"cuMemsetD16Async", b"cuMemsetD32Async")
+            },
         }
         self._addresses = itertools.count(1 << 32, 1 << 20)
         self._handles = itertools.count(1)
@@ -148,6 +156,11 @@ class FakeBindings(FakeGraphs):
         values = b"".join(ctypes.string_at(params[i], 8) for i in range(self.slots))
         self.launches.append((function, tuple(sizes[:3]), tuple(sizes[3:6]), sizes[6], stream, values))
         return self.refuse
+
+    def _copied(self, name: bytes, to: int, start: int, count: int) -> int:
+        self.calls[name.decode()] += 1
+        self.copies.append((name.decode(), to, start, count))
+        return 0
 
     def _current(self, context: Any) -> int:
         context[0] = self.context

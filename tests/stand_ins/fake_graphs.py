@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +31,8 @@ class FakeGraphs:
 
     def __init__(self) -> None:
         self.graphs: list[list[tuple[str, Any]]] = []
+        self._executables: dict[int, dict[Any, Any]] = {}
+        self._numbers = itertools.count(1 << 16)
 
     def _done(self, name: str, *values: Any) -> tuple[Any, ...]:
         self.calls[name] += 1
@@ -57,7 +60,9 @@ class FakeGraphs:
         return self._add("child", graph, after, count, child)
 
     def cuGraphInstantiate(self, graph: list[_Node], flags: int) -> tuple[Any, ...]:
-        return self._done("cuGraphInstantiate", {id(node): self._told(node) for node in graph} | {"nodes": list(graph)})
+        number = next(self._numbers)
+        self._executables[number] = {id(node): self._told(node) for node in graph} | {"nodes": list(graph)}
+        return self._done("cuGraphInstantiate", number)
 
     def _told(self, node: _Node) -> tuple[str, Any]:
         """What the driver copies of a node when it is told."""
@@ -74,7 +79,7 @@ class FakeGraphs:
         return "child", [self._told(inner) for inner in p]
 
     def _set(self, run: Any, node: _Node, params: Any) -> tuple[Any, ...]:
-        run[id(node)] = self._told(_Node(kind=node.kind, after=(), params=params))
+        self._executables[run][id(node)] = self._told(_Node(kind=node.kind, after=(), params=params))
         return self._done("cuGraphExecNodeSetParams")
 
     def cuGraphExecKernelNodeSetParams(self, run: Any, node: _Node, params: Any) -> tuple[Any, ...]:
@@ -87,7 +92,8 @@ class FakeGraphs:
         return self._set(run, node, params)
 
     def cuGraphLaunch(self, run: Any, stream: Any) -> tuple[Any, ...]:
-        self.graphs.append([run[id(node)] for node in run["nodes"]])
+        made = self._executables[int(run)]
+        self.graphs.append([made[id(node)] for node in made["nodes"]])
         return self._done("cuGraphLaunch")
 
     def cuStreamEndCapture(self, stream: Any) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@
  *   _build.c     calling a kernel
  *   _launcher.c  one launch: memory, parameters, driver
  *   _marks.c     recorded places in a stream
+ *   _program.c   recorded work, submitted in one go
  *   _submit.c    running launches: alone, in a chain, in a row
  *
  * Python's lock is held but for the driver's calls. Whatever was read before such a call may be another's afterwards.
@@ -115,6 +116,7 @@ static int module_exec(PyObject *module)
         return -1;
     return add_type(module, "Launcher", make_launcher_type()) && add_type(module, "Mark", make_mark_type()) &&
                    add_type(module, "Calls", make_calls_type()) && add_type(module, "Runs", make_runs_type()) &&
+                   add_type(module, "Program", make_program_type()) &&
                    PyModule_AddFunctions(module, submit_functions) == 0
                ? 0
                : -1;

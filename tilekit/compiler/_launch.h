@@ -103,6 +103,24 @@ typedef struct {
 /* LAUNCHED; SLOW, or the driver's code of the launch, if nothing was done; FAILED with an exception. */
 int launch(Launcher *self, PyObject *stream, PyObject *arguments, PyObject *label, Ending *ending);
 Launcher *launcher_behind(PyObject *native); /* borrowed; NULL if it is no `Launcher.launch` */
+extern PyTypeObject *launcher_type;
+
+/* A piece of memory that work uses. */
+enum { READ = 1, WRITTEN = 2 };
+
+typedef struct {
+    PyObject *storage, *reads; /* owned */
+    unsigned uses;
+    int plain; /* whether the storage is of the class whose attributes are plain slots */
+} View;
+
+/* Whether work in the stream may use the memory, and need not wait for others who do; -1 with an exception. */
+int is_free(Launcher *self, View *view, PyObject *stream);
+/* Remember the use (stream, serial) of all memory, as ExecutionContext.note does; 0 with an exception if that fails. All of it is
+ * remembered that can be: the work has been submitted. */
+int note(View *views, int count, PyObject *stream, PyObject *serial);
+/* Remember the name of the work, as `Timeline.submitted` does; 0 with an exception. */
+int note_name(PyObject *stream, PyObject *serial, PyObject *label);
 PyObject *make_launcher_type(void);
 
 /* _marks.c: recorded places in a stream */
@@ -126,6 +144,9 @@ PyObject *known_plan(PyObject *form, PyObject *arguments, PyObject *options);
  * types; NULL, and no exception. */
 PyObject *known_form(PyObject *kernel, PyObject *arguments);
 PyObject *make_calls_type(void);
+
+/* _program.c */
+PyObject *make_program_type(void);
 
 /* _submit.c */
 PyObject *make_runs_type(void);

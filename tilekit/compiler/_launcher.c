@@ -7,9 +7,8 @@
 #include <string.h>
 
 enum { MOST_SLOTS = 512, MOST_VIEWS = 64, READERS_KEPT = 8 };
-enum { READ = 1, WRITTEN = 2 };
 
-static PyTypeObject *launcher_type;
+PyTypeObject *launcher_type;
 static struct {
     PyObject *guarded, *written_by, *append;
 } name;
@@ -132,13 +131,6 @@ static int pack_all(Launcher *self, PyObject *const *arguments, uint64_t *values
     return slot == slots;
 }
 
-/* A piece of memory that the launch uses. */
-typedef struct {
-    PyObject *storage, *reads; /* owned */
-    unsigned uses;
-    int plain; /* whether the storage is of the class whose attributes are plain slots */
-} View;
-
 /* Whether a moment, (stream, serial) or None, is one of the stream, or none. */
 static int is_of(PyObject *moment, PyObject *stream)
 {
@@ -157,8 +149,7 @@ static int written_here(PyObject *storage, PyObject *stream)
     return ours;
 }
 
-/* Whether the launch may use the memory, and need not wait for others who do; -1 with an exception. */
-static int is_free(Launcher *self, View *view, PyObject *stream)
+int is_free(Launcher *self, View *view, PyObject *stream)
 {
     view->plain = Py_TYPE(view->storage) == self->plain;
     if (!view->plain) { /* others' memory: borrowed or read-only, it is looked at by Python */
@@ -207,9 +198,7 @@ static int note_write(View *view, PyObject *stream, PyObject *use)
     return none != NULL;
 }
 
-/* Remember the use (stream, serial) of all memory, as ExecutionContext.note does; 0 with an exception if that fails. All of it is
- * remembered that can be: the launch has been made. */
-static int note(View *views, int count, PyObject *stream, PyObject *serial)
+int note(View *views, int count, PyObject *stream, PyObject *serial)
 {
     PyObject *use = PyTuple_Pack(2, stream, serial);
     if (use == NULL)
@@ -239,8 +228,7 @@ static int note(View *views, int count, PyObject *stream, PyObject *serial)
     return type == NULL;
 }
 
-/* Remember the name of the work, as `Timeline.submitted` does; 0 with an exception. */
-static int note_name(PyObject *stream, PyObject *serial, PyObject *label)
+int note_name(PyObject *stream, PyObject *serial, PyObject *label)
 {
     PyObject *entry = PyTuple_Pack(2, serial, label), *names = get(stream, &Stream__names), *none = NULL;
     if (entry != NULL && names != NULL)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["Calls", "Launcher", "Runs", "links", "prepare", "row", "submit"]
+__all__ = ["Calls", "Launcher", "Program", "Runs", "links", "prepare", "row", "submit"]
 
 try:
-    from tilekit.compiler._launch import Calls, Launcher, Runs, links, prepare, row, submit
+    from tilekit.compiler._launch import Calls, Launcher, Program, Runs, links, prepare, row, submit
 except ImportError:  # there was no C compiler: everything works, a launch takes a few microseconds longer
 
     class Calls:  # type: ignore[no-redef]
@@ -18,4 +18,4 @@ except ImportError:  # there was no C compiler: everything works, a launch takes
 
         __slots__ = ()
 
-    Launcher = links = prepare = row = submit = None  # type: ignore[assignment,misc]
+    Launcher = Program = links = prepare = row = submit = None  # type: ignore[assignment,misc]

@@ -114,6 +114,10 @@ class CpuDriver:
         return None
 
     @property
+    def native_work(self) -> None:
+        return None
+
+    @property
     def context(self) -> CpuDriver:
         return self
 

@@ -16,7 +16,7 @@ import numpy as np
 from tilekit.driver.cuda_context import this_thread
 from tilekit.driver.cuda_errors import check, failure
 from tilekit.driver.cuda_graphs import CudaGraphs
-from tilekit.driver.protocol import NativeCalls
+from tilekit.driver.protocol import NativeCalls, NativeWork
 from tilekit.driver.report import VARIABLE, WORDS, Report, Site
 from tilekit.driver.staging import Staging
 from tilekit.errors import DeviceError
@@ -153,16 +153,27 @@ class CudaDriver(CudaGraphs):
 
     @property
     def native(self) -> NativeCalls | None:
+        found = self._addresses("cuLaunchKernel", "cuCtxGetCurrent", "cuEventRecord", "cuEventQuery")
+        if found is None:
+            return None
+        launch, current, record, query = found
+        return NativeCalls(launch, current, record, query, self._context_address, self._spin_s)
+
+    @property
+    def native_work(self) -> NativeWork | None:
+        found = self._addresses("cuGraphLaunch", "cuMemcpyAsync", "cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async")
+        return None if found is None else NativeWork(*found)
+
+    def _addresses(self, *names: str) -> list[int] | None:
+        """Of the driver's functions; None if one is missing."""
         self.activate()
-        cu = self._cu
         addresses = []
-        for name in (b"cuLaunchKernel", b"cuCtxGetCurrent", b"cuEventRecord", b"cuEventQuery"):
-            found = cu.cuGetProcAddress(name, 12000, 0)
+        for name in names:
+            found = self._cu.cuGetProcAddress(name.encode(), 12000, 0)
             if found[0] or not found[1]:
                 return None
             addresses.append(int(found[1]))
-        launch, current, record, query = addresses
-        return NativeCalls(launch, current, record, query, self._context_address, self._spin_s)
+        return addresses
 
     def allow(self, function: CudaFunction, shared_bytes: int, cluster: tuple[int, int, int] | None = None) -> None:
         cu = self._cu

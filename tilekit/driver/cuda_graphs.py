@@ -156,6 +156,12 @@ class CudaGraphs(CudaMemory):
         if result[0]:
             raise failure(self._cu, result[0], f"launching a CUDA graph of {len(graph.nodes)} nodes")
 
+    def graph_handle(self, graph: GraphExec) -> int:
+        """The CUgraphExec, as a number."""
+        self.activate()
+        self._instantiate(graph)
+        return int(graph.executable)
+
     def graph_destroy(self, graph: GraphExec) -> None:
         self.activate()
         cu = self._cu

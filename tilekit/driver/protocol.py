@@ -22,7 +22,18 @@ from tilekit.driver.signal import SignalBoard
 from tilekit.driver.staging import Staging
 from tilekit.errors import DeviceError
 
-__all__ = ["Allocator", "Driver", "EventHandle", "FunctionHandle", "GraphHandle", "Lent", "Memory", "NativeCalls", "StreamHandle"]
+__all__ = [
+    "Allocator",
+    "Driver",
+    "EventHandle",
+    "FunctionHandle",
+    "GraphHandle",
+    "Lent",
+    "Memory",
+    "NativeCalls",
+    "NativeWork",
+    "StreamHandle",
+]
 
 StreamHandle = Any
 EventHandle = Any
@@ -93,6 +104,16 @@ class NativeCalls(NamedTuple):
     query: int
     context: int
     spin_s: float
+
+
+class NativeWork(NamedTuple):
+    """Addresses: of cuGraphLaunch, cuMemcpyAsync, cuMemsetD8Async, cuMemsetD16Async and cuMemsetD32Async."""
+
+    graph: int
+    copy: int
+    fill8: int
+    fill16: int
+    fill32: int
 
 
 class Driver(Protocol):
@@ -289,6 +310,11 @@ class Driver(Protocol):
     @property
     def native(self) -> NativeCalls | None:
         """What native code needs to launch by itself; None where it cannot."""
+        ...
+
+    @property
+    def native_work(self) -> NativeWork | None:
+        """What native code needs beside `native` to submit recorded work; None where it cannot."""
         ...
 
     def submit(self, stream: StreamHandle, work: Callable[[], None], keep: Sequence[Any] = ()) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tilekit import ops, schedule
 from tilekit.compiler import native
+from tilekit.compiler.recorded import program
 from tilekit.launcher.decorator import Kernel as Kernel
 from tilekit.launcher.decorator import kernel as kernel
 from tilekit.launcher.launch import KernelLaunch as KernelLaunch
@@ -17,12 +18,15 @@ from tilekit.ops.base import INSIDE, site_of
 from tilekit.ops.execution import Done
 from tilekit.ops.future import DeviceFuture
 from tilekit.ops.nodes import AndThen
+from tilekit.ops.recorded import NATIVE
 from tilekit.partition import Partition
 from tilekit.storage import Storage
 from tilekit.stream import Stream
 from tilekit.tensor import Tensor
 
 __all__ = ["Kernel", "KernelLaunch", "kernel"]
+
+NATIVE["program"] = program
 
 if native.prepare is not None:
     native.prepare(

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from tilekit.device import default_device
 from tilekit.driver.recorded import Captured, Node
 from tilekit.ops.base import DeviceOp
-from tilekit.ops.recorded import Binding, Recorded, refuse_nested, unwrapped
+from tilekit.ops.recorded import Recorded, refuse_nested, unwrapped
 from tilekit.ops.recording import Recording
 from tilekit.schedule import ExecutionContext, submitting
 from tilekit.stream import Stream, as_stream
@@ -49,12 +49,12 @@ class CudaGraph(Recorded):
     """
 
     _noun = "CUDA graph"
+    _one_by_one = False
 
     def __init__(self, recording: Recording, output: Any, stream: Stream, label: str) -> None:
         self._handle: Any = None
         super().__init__(recording, output, stream, label)
         self._handle = self.device.driver.graph_create(self.nodes)
-        self._dirty: set[int] = set()
 
     @classmethod
     def capture(cls, stream: Any, op: DeviceOp[Any]) -> CudaGraph:
@@ -66,19 +66,16 @@ class CudaGraph(Recorded):
         """Record several ops as one graph: `with tk.CudaGraph.scope(stream) as scope: scope.record(op)`, then `scope.graph`."""
         return GraphScope(stream)
 
-    def changed(self, binding: Binding) -> None:
-        self._dirty |= binding.numbers
-
     def _steps(self) -> Sequence[Node]:
         return (Captured(self.label, self._handle),)
 
     def _settle(self) -> None:
-        if self._dirty:
-            self.device.driver.graph_change(self._handle, self.nodes, sorted(self._dirty))
-            self._dirty.clear()
+        self.device.driver.graph_change(self._handle, self.nodes, sorted(self._dirty))
+        self._dirty.clear()
 
     def _enqueue(self, ctx: ExecutionContext) -> None:
-        self._settle()
+        if self._dirty:
+            self._settle()
         self.device.driver.graph_launch(self._handle, ctx.stream.handle)
 
     def _graph(self) -> Any:

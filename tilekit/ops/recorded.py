@@ -134,6 +134,7 @@ class Recorded:
     """
 
     _noun = "recorded op"
+    _one_by_one = True  # whether the device gets the nodes one by one
 
     def __init__(self, recording: Recording, output: Any, stream: Stream, label: str) -> None:
         self.device, self.stream, self.label = recording.device, stream, label
@@ -148,6 +149,7 @@ class Recorded:
         self._closed = self._embedded = False
         self._program: Program | None = None
         self._programmed = False  # whether `_program` is known
+        self._dirty: set[int] = set()  # the nodes that are not what the driver was told
 
     # what comes out of it
 
@@ -237,8 +239,9 @@ class Recorded:
 
     def changed(self, binding: Binding) -> None:
         """The nodes with this are not what they were. The lock is held."""
-        if not binding.launches:  # whose parameters stay where they are; all else is told anew
-            self._programmed = False
+        self._dirty |= binding.numbers
+        if not binding.launches and self._one_by_one:  # the parameters of launches stay where they are; all else is told anew
+            self._program, self._programmed = None, False
 
     def update(self, op: DeviceOp[Any]) -> DeviceFuture[Any]:
         """Submit `op` to the graph's stream, to change what the next launch finds: `graph.update(api.memcpy(x, token))`.
@@ -269,47 +272,47 @@ class Recorded:
         Raises:
             ValueError: the stream is closed or on another device; what `bind` raises.
         """
-        self._run(self._stream_of(stream), values)
+        self._run(stream, values)
 
     def sync_on(self, stream: Any, **values: Any) -> Any:
         """As `run`, and block until the work is done; the result is `output`."""
-        stream = self._stream_of(stream)
-        stream.wait(self._run(stream, values))
+        where, serial = self._run(stream, values)
+        where.wait(serial)
         return self.output
 
-    def _stream_of(self, stream: Any) -> Stream:
-        if type(stream) is Stream and stream.device is self.device and not stream.closed:
-            return stream
-        return as_stream(stream, self.device)
-
-    def _run(self, stream: Stream, values: Mapping[str, Any]) -> int:
-        """Submit all of it; the serial behind it."""
+    def _run(self, given: Any, values: Mapping[str, Any]) -> tuple[Stream, int]:
+        """Submit all of it; the stream, and the serial behind it."""
+        stream: Stream = given if type(given) is Stream and given.device is self.device else as_stream(given, self.device)
         if submitting.submission is not None:
             refuse_nested(self)
         with self.lock:
             if values:
                 self.bind_locked(values)
-            mark = self._submitted(stream, marked=True)
+            mark = self._submitted(stream, True)
             if mark is False:
                 self._submit(ExecutionContext(self.device, stream))
-        return mark.serial if mark else stream.mark()
+        return stream, mark.serial if mark else stream.mark()
 
-    def _submitted(self, stream: Stream, *, marked: bool) -> Any:
+    def _submitted(self, stream: Stream, marked: bool) -> Any:
         """Submit all of it in one native call; the mark behind it, if there is one. False if nothing was done."""
-        self._check_open()
-        if not self._programmed:
-            self._program, self._programmed = self._programme(), True
-        if self._program is None:
-            return False
-        self._settle()
-        code, mark = self._program.run(stream, self.reads, self.writes, self.label, marked)
+        program = self._program
+        if program is None:
+            self._check_open()
+            if self._programmed:
+                return False
+            make = NATIVE.get("program")
+            program = self._program = None if make is None else make(self.device.driver, self._steps())
+            self._programmed = True
+            if program is None:
+                return False
+        if self._dirty:
+            self._settle()
+        code, mark = program.run(stream, self.reads, self.writes, self.label, marked)
+        if code == 0:
+            return mark
         if code > 0:
             raise self.device.driver.failure(code, f"running {self.label}")
-        return False if code else mark
-
-    def _programme(self) -> Program | None:
-        make = NATIVE.get("program")
-        return None if make is None else make(self.device.driver, self._steps())
+        return False
 
     def _steps(self) -> Sequence[Node]:
         """The nodes that are submitted one by one."""
@@ -317,6 +320,7 @@ class Recorded:
 
     def _settle(self) -> None:
         """Tell the driver what was changed."""
+        self._dirty.clear()
 
     def submit(self, ctx: ExecutionContext) -> Any:
         """Submit all of it; the result, which the device still computes."""
@@ -326,7 +330,7 @@ class Recorded:
 
     def submit_locked(self, ctx: ExecutionContext) -> None:
         """The same, with the lock held."""
-        if ctx.recording is not None or self._submitted(ctx.stream, marked=False) is False:
+        if ctx.recording is not None or self._submitted(ctx.stream, False) is False:
             self._submit(ctx)
 
     def _submit(self, ctx: ExecutionContext) -> None:
