@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tilekit.device import Device
 from tilekit.interop.ranges import cross
-from tilekit.storage import Storage
+from tilekit.storage import Imported, Order, Storage
 from tilekit.stream import as_stream
 from tilekit.tensor import Tensor
 
@@ -58,7 +58,8 @@ def met_again(obj: Any) -> Tensor | None:
     if array() is not obj or library.says(obj) != said:
         return None
     found = library.stream(device.ordinal)
-    before = storage.last_write
+    order: Order = storage.order if isinstance(storage, Imported) else storage
+    before = order.last_write
     if before is not None and before[0].address == found and before[0].device is device and not before[0].closed:
         stream = before[0]
     else:
@@ -68,7 +69,7 @@ def met_again(obj: Any) -> Tensor | None:
         # by then; on this one it takes none.
         use = (stream, stream.pending)
         if before is not None and before[0] is stream:
-            storage.last_write = use
+            order.last_write = use
             return tensor
     else:
         use = (stream, stream.mark())  # it may be gone when somebody waits

@@ -15,6 +15,7 @@ from tilekit.ops.execution import Done, HostValue, moments, rebuilt
 from tilekit.ops.future import DeviceFuture
 from tilekit.ops.recording import Recording
 from tilekit.schedule import ExecutionContext, submitting
+from tilekit.settings import load_settings
 from tilekit.storage import Garbage, Storage
 from tilekit.stream import Stream, as_stream
 
@@ -144,7 +145,8 @@ class Recorded:
         if recording.arena.blocks:
             self.writes.append(recording.arena)
         self.branches = any(len(node.after) != (1 if at else 0) for at, node in enumerate(self.nodes))
-        self._result, self._taken = output, False
+        self._result, self._taken, self._on_host = output, False, bool(moments(output))
+        self._spin_s = 1e-6 * load_settings().spin_us
         self._slots = {name: Binding(self, slot.memory, slot.offset, slot) for name, slot in recording.slots.items()}
         self._closed = self._embedded = False
         self._program: Program | None = None
@@ -263,7 +265,8 @@ class Recorded:
     def run(self, stream: Any, **values: Any) -> None:
         """Submit all of it to `stream`, and return at once; `stream.synchronize()` waits for it.
 
-        What `launch().async_on(stream)` does, without an op and a future: for loops in which every microsecond counts.
+        What `launch().async_on(stream)` does, without an op, a future, and an event behind it: for loops in which every
+        microsecond counts. Who waits for it on another stream records the event, and so waits for what is in `stream` by then.
 
         Args:
             stream: where, of the op's device, in anything that `as_stream` takes.
@@ -272,26 +275,32 @@ class Recorded:
         Raises:
             ValueError: the stream is closed or on another device; what `bind` raises.
         """
-        self._run(stream, values)
+        self._run(stream, values, False)
 
     def sync_on(self, stream: Any, **values: Any) -> Any:
         """As `run`, and block until the work is done; the result is `output`."""
-        where, serial = self._run(stream, values)
-        where.wait(serial)
-        return self.output
+        where, mark = self._run(stream, values, True)
+        if mark and mark.poll(self._spin_s):
+            if mark.serial > where.completed:
+                where.completed = mark.serial
+        else:
+            where.wait(mark.serial if mark else where.mark())
+        return self.output if self._on_host else self._result
 
-    def _run(self, given: Any, values: Mapping[str, Any]) -> tuple[Stream, int]:
-        """Submit all of it; the stream, and the serial behind it."""
-        stream: Stream = given if type(given) is Stream and given.device is self.device else as_stream(given, self.device)
+    def _run(self, given: Any, values: Mapping[str, Any], marked: bool) -> tuple[Stream, Any]:
+        """Submit all of it; the stream, and if asked for and there is one the mark behind it."""
+        stream: Stream = given
+        if type(given) is not Stream or given.device is not self.device or given.closed:
+            stream = as_stream(given, self.device)
         if submitting.submission is not None:
             refuse_nested(self)
         with self.lock:
             if values:
                 self.bind_locked(values)
-            mark = self._submitted(stream, True)
+            mark = self._submitted(stream, marked)
             if mark is False:
                 self._submit(ExecutionContext(self.device, stream))
-        return stream, mark.serial if mark else stream.mark()
+        return stream, mark
 
     def _submitted(self, stream: Stream, marked: bool) -> Any:
         """Submit all of it in one native call; the mark behind it, if there is one. False if nothing was done."""
@@ -355,10 +364,9 @@ class Recorded:
         ctx.recording.add(node, ctx.stream)
 
     def _delivered(self, ctx: ExecutionContext) -> Any:
-        result = self._result
-        if not moments(result):
-            return result
-        return rebuilt(result, lambda value: HostValue(value.get(), ctx.stream))
+        if not self._on_host:
+            return self._result
+        return rebuilt(self._result, lambda value: HostValue(value.get(), ctx.stream))
 
     def _enqueue(self, ctx: ExecutionContext) -> None:
         """Submit the nodes to the stream."""

@@ -224,6 +224,9 @@ class Recording:
         while self._captured:
             stream, handle = self._captured.pop()
             graph = self.device.driver.capture_end(handle)
+            for memory in memories:
+                if isinstance(memory, SlotMemory):
+                    self._slot(memory.slot)
             if graph is not None:
                 self._append(Captured("captured work", graph, memories), stream)
 
