@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, Self
 
+import numpy as np
+
 from tilekit.device import Device
 from tilekit.driver.protocol import Memory
 from tilekit.driver.recorded import Captured, Launch, Node, Place
@@ -146,6 +148,7 @@ class Recorded:
             self.writes.append(recording.arena)
         self.branches = any(len(node.after) != (1 if at else 0) for at, node in enumerate(self.nodes))
         self._result, self._taken, self._on_host = output, False, bool(moments(output))
+        self._arrays = recording.arrays
         self._spin_s = 1e-6 * load_settings().spin_us
         self._slots = {name: Binding(self, slot.memory, slot.offset, slot) for name, slot in recording.slots.items()}
         self._closed = self._embedded = False
@@ -366,7 +369,14 @@ class Recorded:
     def _delivered(self, ctx: ExecutionContext) -> Any:
         if not self._on_host:
             return self._result
-        return rebuilt(self._result, lambda value: HostValue(value.get(), ctx.stream))
+        return rebuilt(self._result, lambda value: self._copied(value.get(), ctx.stream))
+
+    def _copied(self, array: Any, stream: Stream) -> HostValue:
+        """An array of the host's that a launch in `stream` writes: a copy, but for those that the caller gave."""
+        if not any(array is own for own in self._arrays):
+            return HostValue(array, stream)
+        copy = np.empty_like(array)
+        return HostValue(copy, stream, lambda: np.copyto(copy, array))
 
     def _enqueue(self, ctx: ExecutionContext) -> None:
         """Submit the nodes to the stream."""

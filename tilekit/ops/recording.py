@@ -94,6 +94,7 @@ class Recording:
         reads, writes: the storages that it uses and that are not its own; keeping them here keeps them alive.
         arena: its own memory, once it is finished.
         slots: what was recorded by name, see `tilekit.slot`.
+        arrays: of the host's, that launches write and nobody gave.
         detached: nobody in whose place it runs keeps borrowed memory alive.
     """
 
@@ -105,6 +106,7 @@ class Recording:
         self.reads: dict[Memory, Storage] = {}
         self.writes: dict[Memory, Storage] = {}
         self.slots: dict[str, Any] = {}
+        self.arrays: list[np.ndarray[Any, Any]] = []
         self.arena = Arena(device, ())
         self._users: dict[Any, _Users] = {}
         self._blocks: dict[Memory, _Block] = {}
@@ -185,6 +187,7 @@ class Recording:
         if made is None:
             self.refuse(f"there is no page-locked memory for the {target.nbytes:,} bytes that it copies to the host")
         array: np.ndarray[Any, Any] = made.view(target.dtype).reshape(target.shape)
+        self.arrays.append(array)
         return array
 
     # nodes
