@@ -116,6 +116,9 @@ def test_what_the_host_gets_is_new_at_each_launch(device, record):
     for array, expected in zip(found, (2, 4, 8), strict=True):
         assert (array == expected).all()
     assert (recorded.output == 8).all()
+    last = recorded.sync_on(device.policy.next_stream())
+    recorded.launch().sync()
+    assert (last == 16).all()
 
 
 def test_recording_submits_nothing_to_the_stream(device, stream):

@@ -288,7 +288,9 @@ class Recorded:
                 where.completed = mark.serial
         else:
             where.wait(mark.serial if mark else where.mark())
-        return self.output if self._on_host else self._result
+        if not self._on_host:
+            return self._result
+        return rebuilt(self._result, lambda value: self._copied(value.get(), where).get())
 
     def _run(self, given: Any, values: Mapping[str, Any], marked: bool) -> tuple[Stream, Any]:
         """Submit all of it; the stream, and if asked for and there is one the mark behind it."""
