@@ -355,3 +355,81 @@ def test_what_one_thread_got_reaches_the_others(compiled, tensor):
     made = compiled(tickets, *facts)
     assert "BAR.SYNC" in made.kernel.sass
     assert "BAR.SYNC" not in compiled(unseen, *facts).kernel.sass
+
+
+# ------------------------------------------------------------------------------ hints to the caches, what is known to exist
+
+
+def hinted(y, x, w):
+    t = tk.load_tile_like(x, y, eviction_policy="no_allocate") + tk.load(w, 0, 1024, eviction_policy="evict_last")
+    y.store(t, eviction_policy="evict_first")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_hint_is_in_the_instruction(compiled, tensor, dtype, target):
+    made = compiled(hinted, tensor.out(4096, 1024, dtype), tensor(4096, dtype), tensor(1024, dtype), target=target)
+    assert made.bits == {128}
+    assert {"LDG.E.NA.128", "LDG.E.EL.128", "STG.E.EF.128"} == set(made.accesses)
+    found = set(re.findall(r"(ld|st)\.global\.(\S+?)\.v\d", made.kernel.ptx))
+    assert found == {("ld", "L1::no_allocate"), ("ld", "L1::evict_last"), ("st", "L1::evict_first")}
+
+
+def test_a_hint_at_the_edge(compiled, tensor):
+    made = compiled(hinted, tensor.out(1001, 1024), tensor(1001), tensor(1001))
+    found = re.findall(r"(@p )?(ld|st)\.global\.(L1::\w+)?", made.kernel.ptx)
+    hints = [("ld", "L1::no_allocate"), ("ld", "L1::evict_last"), ("st", "L1::evict_first")]
+    assert set(found) == {(where, *hint) for where in ("", "@p ") for hint in hints}, "inside and at the edge"
+
+
+def hinted_views(y, x, i):
+    t = x.tiled_view(1024).load(tk.bid(0), eviction_policy="evict_first")
+    places = tk.gather(i, tk.bid(0) * 1024 + tk.arange(1024), eviction_policy="evict_last")
+    tk.scatter(y, places, t, eviction_policy="no_allocate")
+
+
+def test_hints_of_views_and_indexed_elements(compiled, tensor):
+    made = compiled(hinted_views, tensor.inout(4096, 1024), tensor(4096), tensor(4096, "int32"))
+    kinds = {(name[:3], hint) for name in made.accesses for hint in re.findall(r"\.(EF|EL|NA)\b", name)}
+    assert kinds == {("LDG", "EF"), ("LDG", "EL"), ("STG", "NA")}
+    assert all(re.search(r"\.(EF|EL|NA)\b", name) for name in made.accesses)
+
+
+def no_hint(y, x):
+    y.store(tk.load(x, tk.bid(0), 1024, eviction_policy="evict_normal"))
+
+
+def test_no_hint(compiled, tensor):
+    assert "L1::" not in compiled(no_hint, tensor.out(4096, 1024), tensor(4096)).kernel.ptx
+
+
+def by_constant(y, x):
+    y.store(tk.load(x, 0, 1024) + tk.load(x, 3, 1024))
+
+
+def by_constants(y, x):
+    t = x.tiled_view((8, 32)).load((1, tk.bid(0))) + tk.load(x, (tk.bid(0), 1), (8, 32), order="F")
+    y.store(t.reshape(y.tile_shape))
+
+
+@pytest.mark.parametrize(
+    ("extent", "kinds"), [(4096, set()), (8192, set()), (1024, {"ld"}), (1000, {"ld"}), (2048 + 1024, {"ld"})]
+)
+def test_a_constant_index_that_is_inside_takes_no_mask(compiled, tensor, extent, kinds):
+    made = compiled(by_constant, tensor.out(4096, 1024), tensor(extent))
+    assert masked(made) == kinds
+    assert made.bits == {128}
+
+
+def test_constants_along_some_dimensions(compiled, tensor):
+    def comparisons(shape):
+        made = compiled(by_constants, tensor.out(4096, 256), tensor(shape))
+        return len(re.findall(r"\bsetp\.", made.kernel.ptx))
+
+    # The tile of index 1 starts at row 32: of 64 rows it is one.
+    assert comparisons((64, 64)) < comparisons((32, 64))
+
+
+def test_no_element_of_an_empty_tensor_is_known_to_exist(compiled, tensor):
+    made = compiled(by_constant, tensor.out(4096, 1024), tensor(0))
+    assert masked(made) == {"ld"}

@@ -91,3 +91,17 @@ def test_approximations_are_single_instructions(target):
 def test_division_by_a_power_of_two_is_a_shift(dtype, target):
     made = compiled(by_eight, dtype, target, 1)
     assert not re.search(r"\b(IMAD\.HI|MUFU|CALL|I2F)", made.sass)
+
+
+def squares(y: tk.Out, x: tk.In):
+    t = tk.load_tile_like(x, y)
+    y.store(t * tk.sum(t * t, 1, keepdims=True))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_a_sum_of_products_takes_one_instruction_an_element(target):
+    """32 registers in 8 chains: all products but the first of each chain go into additions. In a tree only half of them do."""
+    x = api.meta((64, 4096))
+    sass = tk.kernel(squares)(x.partition((1, 4096)), x).num_warps(4).compile(target=target).sass
+    found = {name: len(re.findall(rf"\b{name}\b", sass)) for name in ("FFMA", "FMUL", "FADD")}
+    assert found == {"FFMA": 24, "FMUL": 8 + 32, "FADD": 7 + 5 + 3}, "a tree of 8, of lanes, and of 4 warps; 32 for the result"

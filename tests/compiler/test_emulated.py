@@ -6,12 +6,10 @@ warps, shared memory with its alignment, and that threads which hold copies agre
 """
 
 import itertools
-import operator
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from llvmlite import ir
+from emulated import Block, Fragment, Value, emulate, gathered, spread
 from numba.cuda import types
 
 import tilekit as tk
@@ -19,137 +17,15 @@ from tilekit import dtypes
 from tilekit.compiler import lower, ops
 from tilekit.compiler.layout import Config, Layout
 from tilekit.compiler.lower import counting, reduction, relayout, scanning, shared, sorting
-from tilekit.compiler.types import TileType, compiling, i32, register_type
+from tilekit.compiler.types import TileType, compiling, i32
 
 DRAIN = (1 << 18) - 4  # an address of shared memory that is no room's
 
 
-class Value:
-    """A value that each thread has: its bits, in 64."""
-
-    def __init__(self, kind, bits):
-        self.type, self.bits = kind, np.asarray(bits, np.uint64) & np.uint64((1 << _width(kind)) - 1)
-
-    @property
-    def signed(self):
-        shift = np.uint64(64 - _width(self.type))
-        return (self.bits << shift).view(np.int64) >> shift.astype(np.int64)
-
-
-def _width(kind):
-    return kind.width if isinstance(kind, ir.IntType) else {"half": 16, "float": 32, "double": 64}[str(kind)]
-
-
-def _value(x):
-    return x if isinstance(x, Value) else Value(x.type, np.uint64(int(x.constant) % 2**64))
-
-
-class Fragment(list):
-    """The elements of a tile, or of a tuple."""
-
-    @property
-    def type(self):
-        return SimpleNamespace(count=len(self))
-
-
-class Block:
-    """A builder, and the machine that carries out what it is asked to build."""
-
-    def __init__(self, num_threads):
-        self.thread = np.arange(num_threads, dtype=np.uint64)
-        self.memory = np.zeros(1 << 18, np.uint8)
-
-    def _binary(function, signed=False):
-        def compute(self, x, y):
-            x, y = _value(x), _value(y)
-            with np.errstate(over="ignore"):
-                made = function(x.signed, y.signed) if signed else function(x.bits, y.bits)
-            return Value(x.type, made.astype(np.int64).view(np.uint64) if signed else made)
-
-        return compute
-
-    add, sub, mul = _binary(operator.add), _binary(operator.sub), _binary(operator.mul)
-    and_, or_, xor = _binary(operator.and_), _binary(operator.or_), _binary(operator.xor)
-    shl, lshr, ashr = _binary(operator.lshift), _binary(operator.rshift), _binary(operator.rshift, signed=True)
-
-    def not_(self, x):
-        return Value(x.type, ~_value(x).bits)
-
-    def _compare(self, symbol, x, y):
-        function = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}[symbol]
-        return Value(ir.IntType(1), function(x, y))
-
-    def icmp_unsigned(self, symbol, x, y):
-        return self._compare(symbol, _value(x).bits, _value(y).bits)
-
-    def icmp_signed(self, symbol, x, y):
-        return self._compare(symbol, _value(x).signed, _value(y).signed)
-
-    def select(self, condition, x, y):
-        x, y = _value(x), _value(y)
-        assert x.type == y.type
-        return Value(x.type, np.where(condition.bits == 1, x.bits, y.bits))
-
-    def zext(self, x, to):
-        return Value(to, x.bits)
-
-    trunc = bitcast = zext
-
-    def sext(self, x, to):
-        return Value(to, x.signed.view(np.uint64))
-
-    def extract_value(self, fragment, at):
-        return fragment[at]
-
-    def insert_value(self, fragment, element, at):
-        made = Fragment(fragment if isinstance(fragment, Fragment) else [])
-        made.insert(at, element)
-        return made
-
-    def whole(self, bits):
-        """`bits` in all threads."""
-        return np.broadcast_to(bits, self.thread.shape)
-
-
 @pytest.fixture(autouse=True)
 def _emulated(monkeypatch):
-    """Shuffles, special registers and shared memory, in place of PTX."""
-
-    def exchange(block, elements, dtype, place, num_threads):
-        if place.kind == "reg":
-            return [elements[r ^ 1 << place.bit] for r in range(len(elements))]
-        step = 1 << place.bit if place.kind == "lane" else 32 << place.bit
-        return [Value(e.type, block.whole(e.bits)[(block.thread ^ np.uint64(step)).astype(int)]) for e in elements]
-
-    def put(block, address, offset, dtype, elements):
-        size = dtype.itemsize
-        start = block.whole(address.bits).astype(int) + offset
-        assert not np.any(start % (size * len(elements))), "misaligned"
-        for k, element in enumerate(elements):
-            for byte in range(size):
-                block.memory[start + k * size + byte] = (block.whole(_value(element).bits) >> np.uint64(8 * byte)).astype(
-                    np.uint8
-                )
-
-    def get(block, address, offset, dtype, count):
-        size, kind = dtype.itemsize, register_type(dtype)
-        start = block.whole(address.bits).astype(int) + offset
-        assert size * count <= 16
-        assert not np.any(start % (size * count)), "misaligned"
-        read = [
-            [block.memory[start + k * size + byte].astype(np.uint64) << np.uint64(8 * byte) for byte in range(size)]
-            for k in range(count)
-        ]
-        return [Value(kind, sum(parts[1:], parts[0])) for parts in read]
-
-    def room(block, nbytes, what):
-        assert nbytes <= shared.ROOM
-        block.memory[:] = 0xA5
-        return Value(i32, 0)
-
-    def special_register(block, name):
-        assert name == "tid.x"
-        return Value(i32, block.thread)
+    """Shuffles, special registers, shared memory and its atomics, in place of PTX."""
+    emulate(monkeypatch, [counting, reduction, relayout, scanning, sorting])
 
     def asm(block, text, constraints, result, args, *, effect):
         assert (text, constraints, effect) == ("red.shared.add.u32 [$0], 1;", "r,~{memory}", True)
@@ -157,14 +33,6 @@ def _emulated(monkeypatch):
 
     monkeypatch.setattr(counting, "asm", asm)
     monkeypatch.setattr(shared, "drain", lambda block: Value(i32, DRAIN))
-    for module in (reduction, scanning, sorting):
-        monkeypatch.setattr(module, "exchange", exchange)
-    for module in (counting, reduction, scanning, sorting, relayout):
-        monkeypatch.setattr(module, "special_register", special_register)
-    monkeypatch.setattr(shared, "put", put)
-    monkeypatch.setattr(shared, "get", get)
-    monkeypatch.setattr(shared, "room", room)
-    monkeypatch.setattr(shared, "barrier", lambda block: None)
 
 
 def _layouts():
@@ -189,30 +57,6 @@ def _layouts():
 
 CASES = list(_layouts())
 IDS = [f"{n}: {layout}, axis {axis}" for n, (layout, axis, _) in enumerate(CASES)]
-
-
-def spread(block, layout, array):
-    """An array as a fragment."""
-    kind, bits = register_type(array.dtype), array.view(f"u{array.dtype.itemsize}").astype(np.uint64)
-    made = Fragment()
-    for at in layout.coordinates():
-        threads = [tuple(a ^ b for a, b in zip(at, layout.thread_coordinate(int(t)), strict=True)) for t in block.thread]
-        made.append(Value(kind, bits[tuple(np.array(threads).T)] if layout.shape else block.whole(bits)))
-    return made
-
-
-def gathered(block, layout, fragment, dtype):
-    """A fragment as an array; threads that hold copies must hold the same."""
-    made, seen = np.zeros(layout.shape, np.uint64), np.zeros(layout.shape, bool)
-    for at, value in zip(layout.coordinates(), fragment, strict=True):
-        for t, bits in enumerate(block.whole(value.bits)):
-            place = tuple(a ^ b for a, b in zip(at, layout.thread_coordinate(t), strict=True))
-            assert not seen[place] or made[place] == bits, "copies differ"
-            made[place], seen[place] = bits, True
-    assert seen.all()
-    if dtype == tk.bool_:
-        return made.astype(bool)
-    return made.astype(f"u{dtype.itemsize}").view(dtype)
 
 
 def run(function, layout, config, array, *arguments):

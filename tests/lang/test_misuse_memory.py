@@ -147,6 +147,47 @@ def atomic_scope(y: tk.InOut, x: tk.In):
     tk.atomic_add(y, 0, 1.0, memory_scope="cluster")
 
 
+def load_policy(y: tk.Out, x: tk.In):
+    y.store(tk.load(x, (0, 0), (4, 4), eviction_policy="evict").reshape(16))
+
+
+def load_policy_name(y: tk.Out, x: tk.In):
+    y.store(tk.load(x, (0, 0), (4, 4), eviction_policy=1).reshape(16))
+
+
+def load_like_policy(y: tk.InOut, x: tk.In):
+    y.store(tk.load_tile_like(y, y, eviction_policy=".cs"))
+
+
+def load_own_policy(y: tk.InOut, x: tk.In):
+    y.store(y.load(eviction_policy=""))
+
+
+def store_policy(y: tk.Out, x: tk.In):
+    tk.store(y, 0, 1.0, eviction_policy="write_back")
+
+
+def store_own_policy(y: tk.Out, x: tk.In):
+    y.store(1.0, eviction_policy="write_back")
+
+
+def view_load_policy(y: tk.Out, x: tk.In):
+    y.store(x.tiled_view((4, 4)).load((0, 0), eviction_policy="last").reshape(16))
+
+
+def view_store_policy(y: tk.Out, x: tk.In):
+    y.tiled_view(4).store(0, 1.0, eviction_policy="last")
+
+
+def gather_policy(y: tk.Out, x: tk.In):
+    y.store(tk.gather(x, (0, tk.arange(16)), eviction_policy="last"))
+
+
+def scatter_policy(y: tk.Out, x: tk.In):
+    tk.scatter(y, tk.arange(16), 1.0, eviction_policy="last")
+
+
+POLICIES = "eviction_policy is one of 'evict_normal', 'evict_first', 'evict_last', 'no_allocate', not "
 PERMUTED = "load: order is 'C', 'F', or a tuple with each of the 2 dimensions once, not "
 INDICES = "gather: indices are integer tiles and ints, one for each dimension of the tensor, not a float32 tile"
 WRONG = {
@@ -182,6 +223,16 @@ WRONG = {
     scatter_dtype: "scatter: a float64 tile does not fit y, a float32 tensor, without loss; write .astype(y.dtype)",
     scatter_mask: "scatter: the mask is a bool tile, not ",
     store_into_in: "store: x is a tensor without tiles of its own: writing needs a partition; pass x.partition(...) to write it",
+    load_policy: f"load: {POLICIES}'evict'",
+    load_policy_name: f"load: {POLICIES}1",
+    load_like_policy: f"load_tile_like: {POLICIES}'.cs'",
+    load_own_policy: f"load: {POLICIES}''",
+    store_policy: f"store: {POLICIES}'write_back'",
+    store_own_policy: f"store: {POLICIES}'write_back'",
+    view_load_policy: f"load: {POLICIES}'last'",
+    view_store_policy: f"store: {POLICIES}'last'",
+    gather_policy: f"gather: {POLICIES}'last'",
+    scatter_policy: f"scatter: {POLICIES}'last'",
     atomic_bits: "atomic_or: y holds float32; there are atomics of this kind for int32, uint32, int64, uint64",
     atomic_scope: "atomic_add: memory_scope is one of 'block', 'device', 'system', not 'cluster'",
 }

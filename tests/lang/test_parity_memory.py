@@ -63,6 +63,62 @@ def test_orders_of_three_dimensions(device):
 
 
 @tk.kernel
+def hinted(y: tk.InOut, z: tk.Out, x: tk.In, policy: tk.Const):
+    own = y.load(eviction_policy=policy) + tk.load_tile_like(x, y, eviction_policy=policy)
+    other = tk.load(x, 0, 64, eviction_policy=policy) + x.tiled_view(64).load(tk.bid(0), eviction_policy=policy)
+    place = tk.bid(0) * 64 + tk.arange(64)
+    inside = place < x.shape[0]
+    y.store(own + other + tk.gather(x, place, mask=inside, eviction_policy=policy), eviction_policy=policy)
+    if policy == "evict_last":
+        tk.scatter(z, place, tk.load_tile_like(x, y), mask=inside, eviction_policy=policy)
+    elif policy == "evict_first":
+        z.tiled_view(64).store(tk.bid(0), tk.load_tile_like(x, y), eviction_policy=policy)
+    else:
+        tk.store(z, tk.bid(0), tk.load_tile_like(x, y), mask=tk.arange(64) >= 0, eviction_policy=policy)
+
+
+@pytest.mark.parametrize("policy", ["evict_normal", "evict_first", "evict_last", "no_allocate"])
+@pytest.mark.parametrize("n", [256, 250, 201])
+@pytest.mark.parametrize("dtype", [tk.float16, tk.int32, tk.float64], ids=str)
+def test_hints_to_the_caches_change_nothing(device, dtype, n, policy):
+    x, y = sample(dtype, n=n), sample(dtype, 1, n=n)
+    z = api.zeros(n, dtype).partition(64)
+    made, copied, *_ = hinted(api.from_host(y).sync().partition(64), z, api.from_host(x), policy).sync()
+    first = np.resize(x[:64], n)
+    wanted = ((y + x) + (first + x)) + x
+    check(made.unpartition().to_host().sync(), wanted)
+    check(copied.unpartition().to_host().sync(), x)
+
+
+@tk.kernel
+def first_tiles(y: tk.Out, x: tk.In):
+    y.store(tk.load(x, 0, 64) + tk.load(x, 1, 64))
+
+
+@pytest.mark.parametrize("n", [64, 65, 100, 128, 192, 256])
+def test_an_index_that_is_a_constant(device, n):
+    x = sample(tk.int32, n=n)
+    if n == 64 and device.kind == "cpu":
+        with pytest.raises(tk.DeviceError, match=r"load: tile index \(1,\) is outside x"):
+            run(first_tiles, tk.int32, x, n=64)
+        return
+    second = np.zeros(64, np.int32)
+    second[: min(n, 128) - 64] = x[64:128]
+    check(run(first_tiles, tk.int32, x, n=64), x[:64] + second)
+
+
+def test_a_tensor_without_elements_has_no_first_tile(device):
+    """It gives padding, though its extent is a multiple of the tile's."""
+    y = api.ones(64, tk.int32).partition(64)
+    assert not first_of(y, api.zeros(0, tk.int32)).first().unpartition().to_host().sync().any()
+
+
+@tk.kernel
+def first_of(y: tk.Out, x: tk.In):
+    y.store(tk.load(x, 0, 64))
+
+
+@tk.kernel
 def some(y: tk.Out, x: tk.In, keep: tk.In, value):
     t = tk.load(x, tk.bid(0), 64, mask=tk.load_tile_like(keep, y), padding_value=value)
     y.store(t)

@@ -63,7 +63,8 @@ def test_sums(device, dtype, shape, axis):
         exact, size = np.sum(x.astype(np.float64), axis), np.sum(np.abs(x.astype(np.float64)), axis)
         eps = {tk.float16: 2**-11, tk.bfloat16: 2**-8, tk.float32: 2**-24, tk.float64: 2**-53}[dtype]
         wide = 2**-24 if dtype.itemsize == 2 else eps
-        assert np.all(np.abs(found.astype(np.float64) - exact) <= eps * np.abs(exact) * 1.01 + 14 * wide * size)
+        # An element meets 16 additions at most: 10 in the chains and the tree of 64 registers, 6 in lanes and warps.
+        assert np.all(np.abs(found.astype(np.float64) - exact) <= eps * np.abs(exact) * 1.01 + 18 * wide * size)
     else:
         check(found, np.asarray(np.sum(x, axis, dtype=result)))
 

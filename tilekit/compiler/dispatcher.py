@@ -129,8 +129,8 @@ def _check(ty: TensorType, memory: _Memory) -> None:
         problem = "an extent of more than 31 bits"
     else:
         for dim, (extent, stride) in enumerate(zip(memory.shape, memory.strides, strict=True)):
-            if extent % facts.extents[dim]:
-                problem = f"extent {extent} in dimension {dim}, no multiple of {facts.extents[dim]}"
+            if extent % facts.extents[dim] or (not extent and facts.extents[dim] > 1):
+                problem = f"extent {extent} in dimension {dim}, no positive multiple of {facts.extents[dim]}"
             elif dim == facts.unit and stride != 1 and extent > 1:
                 problem = f"stride {stride} in dimension {dim}, not 1"
             elif dim != facts.unit and stride % facts.strides[dim] and extent > 1:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
 
-__all__ = ["ArgumentFacts", "Role", "ScalarFacts", "TensorFacts"]
+__all__ = ["ArgumentFacts", "Role", "ScalarFacts", "TensorFacts", "divisor", "extent_divisor", "tile_extents"]
 
 Role = Literal["in", "out", "inout"]
 
@@ -22,7 +23,8 @@ class TensorFacts(NamedTuple):
         rank: number of dimensions.
         unit: the dimension whose stride is one (the last such), or None.
         align: the largest power of two, up to 16, that divides the address, in bytes.
-        extents: for each dimension a power of two that divides the extent (see `divisor`); the tile's own extent if that does.
+        extents: for each dimension a power of two that divides the extent (see `extent_divisor`); the tile's own extent if that
+            does. More than 1 says that the extent is not 0, too.
         strides: for each dimension a power of two that divides the stride in elements; 0 for `unit`.
         wide: whether an extent needs more than 31 bits.
         covered: whether the extents are those of the partition that the grid follows, so that a tile index inside the grid
@@ -58,3 +60,17 @@ def divisor(n: int) -> int:
     """A power of two that divides `n`, at most 4096; above 16 only powers of four, which keeps specialisations few."""
     d = min(n & -n, 4096) if n else 4096
     return d if d <= 16 else 1 << ((d.bit_length() - 1) & ~1)
+
+
+def extent_divisor(n: int, tiles: Iterable[int] = ()) -> int:
+    """What is known of an extent: as `divisor`, or the largest of `tiles` that divides it, if that is more; of 0 it is 1.
+
+    Loads by tiles that divide the extent need no mask. There is a specialisation more for each of `tiles`, at most.
+    """
+    return max(divisor(n), *(tile for tile in (1, *tiles) if n % tile == 0)) if n else 1
+
+
+def tile_extents(values: Iterable[Any]) -> tuple[int, ...]:
+    """The extents that a kernel's tiles may have, as far as the launch shows: the powers of two among ints and tuples of them."""
+    numbers = (n for value in values for n in (value if isinstance(value, tuple) else (value,)))
+    return tuple(sorted({n for n in numbers if isinstance(n, int) and n > 0 and not n & (n - 1)}))

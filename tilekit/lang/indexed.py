@@ -12,7 +12,7 @@ from tilekit.lang import block
 from tilekit.lang.registry import tile_op
 from tilekit.lang.tile import Tile, common_shape, convert, scalar_kind
 from tilekit.lang.views import TensorView
-from tilekit.lang.windows import mask_of, read_only, storable, written_only
+from tilekit.lang.windows import check_eviction, mask_of, read_only, storable, written_only
 
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
@@ -82,7 +82,9 @@ def values_of(view: TensorView, value: Any, shape: tuple[int, ...], what: str) -
 
 
 @tile_op("gather", host="numpy.take")
-def gather(array: TensorView, indices: Any, *, mask: Any = None, padding_value: Any = 0) -> Tile:
+def gather(
+    array: TensorView, indices: Any, *, mask: Any = None, padding_value: Any = 0, eviction_policy: str = "evict_normal"
+) -> Tile:
     """Read elements of a tensor by index.
 
     Args:
@@ -92,6 +94,7 @@ def gather(array: TensorView, indices: Any, *, mask: Any = None, padding_value: 
             negative ones are outside.
         mask: a bool tile that broadcasts to that shape; where it is False nothing is read.
         padding_value: a scalar: what the result has where the mask is False, and on a GPU where an index is outside.
+        eviction_policy: as for `tk.load`.
 
     Raises:
         CompileError: indices or mask do not fit the tensor or each other, or the tensor is written only.
@@ -106,6 +109,7 @@ def gather(array: TensorView, indices: Any, *, mask: Any = None, padding_value: 
         >>> pick(api.zeros(4).partition(4), x, where).first().unpartition().to_host().sync()
         array([7., 1., 1., 9.], dtype=float32)
     """
+    check_eviction(eviction_policy, "gather")
     found = points(array, indices, mask, "gather")
     if not array.readable:
         raise CompileError(f"gather: {written_only(array.name)}")
@@ -119,7 +123,7 @@ def gather(array: TensorView, indices: Any, *, mask: Any = None, padding_value: 
 
 
 @tile_op("scatter")
-def scatter(array: TensorView, indices: Any, value: Any, *, mask: Any = None) -> None:
+def scatter(array: TensorView, indices: Any, value: Any, *, mask: Any = None, eviction_policy: str = "evict_normal") -> None:
     """Write elements of a tensor by index.
 
     No two blocks may write one element, which is an error on the CPU device; where a block has an index twice, either value may
@@ -130,6 +134,7 @@ def scatter(array: TensorView, indices: Any, value: Any, *, mask: Any = None) ->
         indices: as for `tk.gather`.
         value: a tile that broadcasts to the shape of the indices, in a dtype that the tensor's holds without loss; or a scalar.
         mask: a bool tile that broadcasts to that shape; where it is False nothing is written.
+        eviction_policy: as for `tk.store`.
 
     Raises:
         CompileError: indices, value or mask do not fit the tensor or each other, or the tensor is only read.
@@ -145,6 +150,7 @@ def scatter(array: TensorView, indices: Any, value: Any, *, mask: Any = None) ->
         >>> reverse(api.zeros(8).scattered(), x).grid(2).first().unpartition().to_host().sync()
         array([7., 6., 5., 4., 3., 2., 1., 0.], dtype=float32)
     """
+    check_eviction(eviction_policy, "scatter")
     found = points(array, indices, mask, "scatter")
     written(array, "scatter")
     values = values_of(array, value, found.shape, "scatter")

@@ -17,6 +17,7 @@ from tilekit.lang.tile import Tile, convert, scalar_kind
 from tilekit.lang.views import TensorView
 from tilekit.lang.windows import (
     PaddingMode,
+    check_eviction,
     check_order,
     check_window,
     mask_of,
@@ -139,6 +140,7 @@ def load(
     padding_mode: str = "zero",
     mask: Any = None,
     padding_value: Any = None,
+    eviction_policy: str = "evict_normal",
 ) -> Tile:
     """Read a tile of a tensor.
 
@@ -152,6 +154,10 @@ def load(
         padding_mode: what elements beyond the edge are, see `tk.PaddingMode`; all but `"zero"` need a floating-point tensor.
         mask: a bool tile that broadcasts to the tile's shape; where it is False nothing is read.
         padding_value: a scalar, for elements beyond the edge and those that the mask leaves out, instead of `padding_mode`.
+        eviction_policy: a hint to the caches of a GPU, known when the kernel is compiled, about what is read:
+            `"evict_first"` for what is read once (PTX `ld.global.L1::evict_first`), `"evict_last"` for what is read again
+            (`.L1::evict_last`), `"no_allocate"` for what shall take no line of the L1 (`.L1::no_allocate`). By default there is
+            none. It changes no result, and nothing on a CPU device. Whether it pays has to be measured.
 
     Raises:
         CompileError: index and shape do not fit the tensor's rank, or the shape is not a compile-time power of two.
@@ -167,6 +173,7 @@ def load(
         array([4., 5., 2., 3., 0., 1.], dtype=float32)
     """
     view = tensor(array, "load")
+    check_eviction(eviction_policy, "load")
     where = tile_index(view, index, "load")
     extents, made = check_window(shape, view.ndim, view.name, "load")
     along = check_order(order, view.ndim, "load")
@@ -195,13 +202,16 @@ def _fill(view: TensorView, padding_mode: str, padding_value: Any, what: str) ->
 
 
 @tile_op("load_tile_like")
-def load_tile_like(array: TensorView, like: TensorView | TileIndex, *, padding_mode: str = "zero") -> Tile:
+def load_tile_like(
+    array: TensorView, like: TensorView | TileIndex, *, padding_mode: str = "zero", eviction_policy: str = "evict_normal"
+) -> Tile:
     """Read the tile of `array` at the index, and of the shape, of the tile that the block owns of the partition `like`.
 
     Args:
         array: a tensor parameter of the same rank as `like`.
         like: a partition; or a tile of a mapped one, from `for tile in y.tiles():`.
         padding_mode: what elements beyond the edge of `array` are, see `tk.PaddingMode`.
+        eviction_policy: as for `tk.load`.
 
     Raises:
         CompileError: the ranks differ, or `like` is no partition.
@@ -216,6 +226,7 @@ def load_tile_like(array: TensorView, like: TensorView | TileIndex, *, padding_m
         >>> double(api.zeros(4).partition(2), x).first().unpartition().to_host().sync()
         array([0., 2., 4., 6.], dtype=float32)
     """
+    check_eviction(eviction_policy, "load_tile_like")
     at, like = (like, like.views[0]) if isinstance(like, TileIndex) else (None, like)
     if tensor(like, "load_tile_like").tile_shape is None:
         raise CompileError(f"load_tile_like: {tileless(like.name, like.writable)}")
@@ -232,7 +243,9 @@ def load_tile_like(array: TensorView, like: TensorView | TileIndex, *, padding_m
 
 
 @tile_op("store")
-def store(array: TensorView, index: Any, tile: Any, *, order: Any = "C", mask: Any = None) -> None:
+def store(
+    array: TensorView, index: Any, tile: Any, *, order: Any = "C", mask: Any = None, eviction_policy: str = "evict_normal"
+) -> None:
     """Write a tile of a partition; what hangs over the edge is dropped.
 
     A block owns one tile, and `y.store(tile)` writes it. This form names the tile by its index. Two blocks that write the same
@@ -246,6 +259,8 @@ def store(array: TensorView, index: Any, tile: Any, *, order: Any = "C", mask: A
             scattered, a scalar or a tile of shape `()` writes one element, and the index counts elements.
         order: which dimension of the tensor each dimension of the tile lies along, see `tk.load`.
         mask: a bool tile that broadcasts to the tile's shape; where it is False nothing is written.
+        eviction_policy: as for `tk.load`, about what is written: `"evict_first"` (`st.global.L1::evict_first`, which a GPU
+            executes as it does `st.global.cs`), `"evict_last"`, `"no_allocate"`.
 
     Raises:
         CompileError: `array` is no partition, or the tile does not fit it.
@@ -261,6 +276,7 @@ def store(array: TensorView, index: Any, tile: Any, *, order: Any = "C", mask: A
         array([4., 5., 2., 3., 0., 1.], dtype=float32)
     """
     view = tensor(array, "store")
+    check_eviction(eviction_policy, "store")
     if not view.writable:
         raise CompileError(f"store: {tileless(view.name, False)}")
     if view.group is not None:

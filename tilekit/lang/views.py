@@ -13,6 +13,7 @@ from tilekit.lang import block
 from tilekit.lang.mapped import TileIndex, cut_otherwise, foreign_tile, no_tile, ownerless, unmapped, visited
 from tilekit.lang.tile import Tile, is_index
 from tilekit.lang.windows import (
+    check_eviction,
     check_row,
     check_steps,
     check_window,
@@ -83,13 +84,21 @@ class TensorView:
         """The number of dimensions."""
         return self._elements.ndim
 
-    def load(self, tile: TileIndex | None = None) -> Tile:
-        """The block's own tile of a partition, or `tile` of a mapped one; zeros beyond the edge."""
+    def load(self, tile: TileIndex | None = None, *, eviction_policy: str = "evict_normal") -> Tile:
+        """The block's own tile of a partition, or `tile` of a mapped one; zeros beyond the edge.
+
+        `eviction_policy` is as for `tk.load`.
+        """
+        check_eviction(eviction_policy, "load")
         shape = _own_tile(self, "load")
         return Tile(read(self, window_of(self, self._place(tile, "load"), shape, shape, "load"), shape, 0.0, "load"))
 
-    def store(self, value: Any, tile: TileIndex | None = None) -> None:
-        """Write the block's own tile of a partition, or `tile` of a mapped one; what hangs over the edge is dropped."""
+    def store(self, value: Any, tile: TileIndex | None = None, *, eviction_policy: str = "evict_normal") -> None:
+        """Write the block's own tile of a partition, or `tile` of a mapped one; what hangs over the edge is dropped.
+
+        `eviction_policy` is as for `tk.store`.
+        """
+        check_eviction(eviction_policy, "store")
         place, shape = self._place(tile, "store"), _own_tile(self, "store")
         values = stored(self, value, shape, "store")
         write(self, window_of(self, place, shape, shape, "store"), values, None, place)
@@ -214,13 +223,14 @@ class TiledView:
         along = axis_of(axis, self._view.ndim, "num_tiles")
         return -(-self._view.shape[along] // self.traversal_steps[along])
 
-    def load(self, index: Any) -> Tile:
-        """The window at an index; what lies beyond the edge is the view's padding.
+    def load(self, index: Any, *, eviction_policy: str = "evict_normal") -> Tile:
+        """The window at an index; what lies beyond the edge is the view's padding. `eviction_policy` is as for `tk.load`.
 
         Raises:
             CompileError: the tensor is written only, or the index does not fit its rank.
             DeviceError: on the CPU device, an index outside the view. A GPU gives a window of padding.
         """
+        check_eviction(eviction_policy, "load")
         return self._load(tile_index(self._view, index, "load"))
 
     def _load(self, index: Shape) -> Tile:
@@ -229,18 +239,20 @@ class TiledView:
         fill = padding(view.dtype, self._padding_mode, view.name, "load")
         return Tile(read(view, window, self._extents, fill, "load").reshape(self.tile_shape))
 
-    def store(self, index: Any, tile: Any) -> None:
+    def store(self, index: Any, tile: Any, *, eviction_policy: str = "evict_normal") -> None:
         """Write the window at an index; what hangs over the edge is dropped.
 
         Args:
             index: which window; windows that overlap, and two blocks that write the same one, race.
             tile: of the view's tile shape, in a dtype that the tensor's holds without loss; or a scalar.
+            eviction_policy: as for `tk.store`.
 
         Raises:
             CompileError: the tensor is only read, or the tile does not fit it.
             DeviceError: on the CPU device, an index outside the view. A GPU writes nothing then.
         """
         view = self._view
+        check_eviction(eviction_policy, "store")
         if not view.writable:
             raise CompileError(f"store: {read_only(view.name)}")
         values = stored(view, tile, self.tile_shape, "store")

@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # importing it takes 20 ms
     from tilekit.lang.views import TensorView
 
 __all__ = [
-    "PADDING", "PaddingMode", "check_order", "check_row", "check_steps", "check_window", "mask_of", "padding", "read",
-    "read_only", "storable", "stored", "tile_index", "tileless", "window_of", "write", "written_only",
+    "EVICTION", "PADDING", "PaddingMode", "check_eviction", "check_order", "check_row", "check_steps", "check_window", "mask_of",
+    "padding", "read", "read_only", "storable", "stored", "tile_index", "tileless", "window_of", "write", "written_only",
 ]  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -42,6 +42,9 @@ class PaddingMode(StrEnum):
 
 PADDING = {"zero": 0.0, "neg_zero": -0.0, "nan": np.nan, "inf": np.inf, "-inf": -np.inf}
 
+EVICTION = ("evict_normal", "evict_first", "evict_last", "no_allocate")
+"""How long a GPU keeps in its caches what an access brings there; `evict_normal` is no hint."""
+
 
 # --------------------------------------------------------------------------------------------------------------------- rules
 
@@ -55,6 +58,13 @@ def padding(dtype: dtypes.DType, mode: Any, name: str, what: str) -> float:
     if mode in ("inf", "-inf") and dtype == dtypes.float8_e4m3fn:
         raise CompileError(f"{what}: padding_mode {str(mode)!r} of {name}: float8_e4m3fn has no infinities; 'nan' is there")
     return PADDING[mode]
+
+
+def check_eviction(policy: Any, what: str) -> str:
+    """`policy`, which must be a name of `EVICTION`."""
+    if not isinstance(policy, str) or policy not in EVICTION:
+        raise CompileError(f"{what}: eviction_policy is one of {', '.join(map(repr, EVICTION))}, not {policy!r}")
+    return policy
 
 
 def check_order(order: Any, rank: int, what: str) -> Shape:

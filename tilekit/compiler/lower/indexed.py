@@ -22,7 +22,7 @@ from tilekit.compiler.lower.emit import all_of, pack, special_register
 from tilekit.compiler.lower.operands import broadcast
 from tilekit.compiler.lower.operands import elements as operand_elements
 from tilekit.compiler.lower.transfer import Padding, read, write
-from tilekit.compiler.lower.windows import check_mask, check_value, mask_elements, settle, the_tensor, writable
+from tilekit.compiler.lower.windows import check_eviction, check_mask, check_value, mask_elements, settle, the_tensor, writable
 from tilekit.compiler.ops import lowers
 from tilekit.compiler.types import TensorType, TileType, current, describe, i64, integer, prevailing, scalar_dtype, scalar_kind
 from tilekit.errors import CompileError
@@ -211,7 +211,10 @@ def index_parts(builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> list[
 
 
 @lowers(lang.gather)
-def gather(array: types.Type, indices: types.Type, mask: types.Type, padding_value: types.Type) -> Any:
+def gather(
+    array: types.Type, indices: types.Type, mask: types.Type, padding_value: types.Type, eviction_policy: types.Type
+) -> Any:
+    eviction = check_eviction("gather", eviction_policy)
     points = check_points("gather", array, indices, mask, writing=False)
     tensor = points.tensor
     if tensor.facts.role == "out":
@@ -220,25 +223,26 @@ def gather(array: types.Type, indices: types.Type, mask: types.Type, padding_val
     if given is None and scalar_kind(padding_value) is None:
         reject("gather", f"padding_value is a scalar, not {describe(padding_value)}")
 
-    def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, mask_: ir.Value, fill: ir.Value) -> ir.Value:
+    def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, mask_: ir.Value, fill: ir.Value, _: Any) -> ir.Value:
         settle(builder, tensor)
         access = points.open(builder, array, index_parts(builder, indices, at), mask_, writing=False)
         padding = Padding(number=given or 0)
         if given is None:
             padding = Padding(value=convert(builder, fill, scalar_dtype(padding_value), tensor.dtype))
-        return pack(builder, read(builder, access, tensor.dtype, padding))
+        return pack(builder, read(builder, access, tensor.dtype, padding, eviction=eviction))
 
     return points.tile, emit
 
 
 @lowers(lang.scatter)
-def scatter(array: types.Type, indices: types.Type, value: types.Type, mask: types.Type) -> Any:
+def scatter(array: types.Type, indices: types.Type, value: types.Type, mask: types.Type, eviction_policy: types.Type) -> Any:
+    eviction = check_eviction("scatter", eviction_policy)
     points = check_points("scatter", array, indices, mask, [value], writing=True)
 
-    def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, stored: ir.Value, mask_: ir.Value) -> None:
+    def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, stored: ir.Value, mask_: ir.Value, _: Any) -> None:
         made = operand_elements(builder, value, stored, points.tile)
         settle(builder, points.tensor, writes=True)
         access = points.open(builder, array, index_parts(builder, indices, at), mask_, writing=True)
-        write(builder, access, points.tensor.dtype, made)
+        write(builder, access, points.tensor.dtype, made, eviction=eviction)
 
     return types.none, emit

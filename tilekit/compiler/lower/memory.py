@@ -24,6 +24,7 @@ from tilekit.compiler.lower.windows import (
     in_rule,
     index_values,
     load_window,
+    proven,
     store_window,
     the_tensor,
     tile_shape,
@@ -132,15 +133,19 @@ def load(
     padding_mode: types.Type,
     mask: types.Type,
     padding_value: types.Type,
+    eviction_policy: types.Type,
 ) -> Any:
     tensor = the_tensor(array, "load")
     check_index(index, tensor, "load")
     cut = _cut(tensor, shape, order, "load")
     padding = check_padding("load", tensor, padding_mode, padding_value)
-    tile, emit = load_window("load", tensor, cut, padding, proven=False, value_type=padding_value, mask_type=mask)
+    inside = proven(index, tensor, cut)
+    tile, emit = load_window(
+        "load", tensor, cut, padding, proven=inside, value_type=padding_value, mask_type=mask, policy=eviction_policy
+    )
 
     def emit_load(
-        builder: ir.IRBuilder, array: ir.Value, at: ir.Value, shape: Any, order: Any, mode: Any, mask: Any, fill: Any
+        builder: ir.IRBuilder, array: ir.Value, at: ir.Value, shape: Any, order: Any, mode: Any, mask: Any, fill: Any, _: Any
     ) -> ir.Value:
         return emit(builder, array, _by_tensor(cut, index_values(builder, index, at)), mask, fill)
 
@@ -148,7 +153,7 @@ def load(
 
 
 @lowers(lang.load_tile_like)
-def load_tile_like(array: types.Type, like: types.Type, padding_mode: types.Type) -> Any:
+def load_tile_like(array: types.Type, like: types.Type, padding_mode: types.Type, eviction_policy: types.Type) -> Any:
     at = like if isinstance(like, TileIndexType) else types.none
     partition = with_tiles(like.tensor if isinstance(like, TileIndexType) else like, "load_tile_like")
     tensor, shape = the_tensor(array, "load_tile_like"), partition.facts.tile
@@ -160,12 +165,15 @@ def load_tile_like(array: types.Type, like: types.Type, padding_mode: types.Type
         )
     place = _place(partition, at, "load_tile_like")
     padding = check_padding("load_tile_like", tensor, padding_mode, types.none)
-    tile, emit = load_window("load_tile_like", tensor, cut_of(shape, shape), padding, proven=tensor.facts.covered, roams=False)
+    covered, cut = tensor.facts.covered, cut_of(shape, shape)
+    tile, emit = load_window("load_tile_like", tensor, cut, padding, proven=covered, roams=False, policy=eviction_policy)
     return tile, lambda builder, array, like, *_: emit(builder, array, place(builder, like, like))
 
 
 @lowers(lang.store)
-def store(array: types.Type, index: types.Type, tile: types.Type, order: types.Type, mask: types.Type) -> Any:
+def store(
+    array: types.Type, index: types.Type, tile: types.Type, order: types.Type, mask: types.Type, eviction_policy: types.Type
+) -> Any:
     tensor = the_tensor(array, "store")
     facts, rank = tensor.facts, tensor.facts.rank
     if facts.role == "in":
@@ -180,29 +188,30 @@ def store(array: types.Type, index: types.Type, tile: types.Type, order: types.T
         given = tile.shape if isinstance(tile, TileType) else ()
         extents, made = in_rule("store", windows.check_window, given, rank, tensor.parameter)
     cut = cut_of(extents, made, along)
-    emit = store_window("store", tensor, cut, tile, proven=False, mask_type=mask)
+    inside = proven(index, tensor, cut)
+    emit = store_window("store", tensor, cut, tile, proven=inside, mask_type=mask, policy=eviction_policy)
 
-    def emit_store(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, tile: ir.Value, order: Any, mask: Any) -> None:
+    def emit_store(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, tile: ir.Value, order: Any, mask: Any, _: Any) -> None:
         emit(builder, array, _by_tensor(cut, index_values(builder, index, at)), tile, mask)
 
     return types.none, emit_store
 
 
 @lowers_method(TensorType, lang.TensorView.load)
-def load_own(self: TensorType, tile: types.Type) -> Any:
+def load_own(self: TensorType, tile: types.Type, eviction_policy: types.Type) -> Any:
     partition = with_tiles(self, "load")
-    place, proven = _place(partition, tile, "load"), _is_inside(partition, tile)
+    place, inside = _place(partition, tile, "load"), _is_inside(partition, tile)
     padding = check_padding("load", partition, types.StringLiteral("zero"), types.none)
-    loaded, emit = load_window("load", partition, _own(partition), padding, proven=proven, roams=False)
-    return loaded, lambda builder, value, tile: emit(builder, value, place(builder, value, tile))
+    loaded, emit = load_window("load", partition, _own(partition), padding, proven=inside, roams=False, policy=eviction_policy)
+    return loaded, lambda builder, value, tile, _: emit(builder, value, place(builder, value, tile))
 
 
 @lowers_method(TensorType, lang.TensorView.store)
-def store_own(self: TensorType, value: types.Type, tile: types.Type) -> Any:
+def store_own(self: TensorType, value: types.Type, tile: types.Type, eviction_policy: types.Type) -> Any:
     partition = with_tiles(self, "store")
-    place = _place(partition, tile, "store")
-    emit = store_window("store", partition, _own(partition), value, proven=_is_inside(partition, tile), roams=False)
-    return types.none, lambda builder, tensor, value, tile: emit(builder, tensor, place(builder, tensor, tile), value)
+    place, inside = _place(partition, tile, "store"), _is_inside(partition, tile)
+    emit = store_window("store", partition, _own(partition), value, proven=inside, roams=False, policy=eviction_policy)
+    return types.none, lambda builder, tensor, value, tile, _: emit(builder, tensor, place(builder, tensor, tile), value)
 
 
 def _is_inside(partition: TensorType, tile: types.Type) -> bool:

@@ -60,6 +60,7 @@ def fold(
     num_threads: int,
     *,
     ordered: bool = False,
+    fused: bool = False,
 ) -> list[Elements]:
     """Fold tiles of one layout, element by element together, along `axes`. All threads of the block take part.
 
@@ -71,6 +72,7 @@ def fold(
         combine: of two rows of elements; associative and commutative. Given in the same order in every thread if `ordered`.
         num_threads: of the block.
         ordered: `combine` may round differently if its arguments are exchanged, and threads that hold copies must agree.
+        fused: `combine` adds floats, so that the multiplication of a product goes into it.
 
     Returns:
         For each column its results, by register of `layout.without(axes)`.
@@ -81,7 +83,8 @@ def fold(
     for register, at in enumerate(layout.coordinates()):
         groups.setdefault(made.register_of(tuple(at[d] for d in kept)), []).append(register)
     given = [list(row) for row in zip(*(column.elements for column in columns), strict=True)]
-    rows = [_tree(builder, [given[r] for r in groups[g]], combine) for g in range(made.num_registers)]
+    together = _chains if fused else _tree
+    rows = [together(builder, [given[r] for r in groups[g]], combine) for g in range(made.num_registers)]
     for bit, vector in enumerate(layout.lane):
         if any(vector[a] for a in axes):
             rows = _with_partner(builder, rows, columns, Place("lane", bit), bit, combine, num_threads, ordered)
@@ -89,6 +92,24 @@ def fold(
     if warps:
         rows = _across_warps(builder, rows, columns, made, warps, len(layout.lane), combine)
     return [[row[k] for row in rows] for k in range(len(columns))]
+
+
+# So many hide the latency of an addition, 4 cycles.
+_CHAINS = 8
+
+
+def _chains(builder: ir.IRBuilder, rows: list[Any], combine: Combine) -> Any:
+    """Fold many registers in chains side by side, and these in a tree.
+
+    Of products a chain takes one instruction an element, the multiplication and the addition in one. A tree takes one and a half:
+    its first additions have two products each, of which one goes into them.
+    """
+    if len(rows) > 2 * _CHAINS:
+        made = rows[:_CHAINS]
+        for place, row in enumerate(rows[_CHAINS:]):
+            made[place % _CHAINS] = combine(builder, made[place % _CHAINS], row)
+        rows = made
+    return _tree(builder, rows, combine)
 
 
 def _tree(builder: ir.IRBuilder, rows: list[Any], combine: Combine) -> Any:
@@ -173,8 +194,12 @@ def _folded(
     through: DType,
     result: DType,
     combine: Callable[[ir.IRBuilder, ir.Value, ir.Value], ir.Value],
+    *,
+    fused: bool = False,
 ) -> Any:
-    """The type of a fold of one tile in dtype `through`, converted to `result` afterwards, and how to emit it."""
+    """The type of a fold of one tile in dtype `through`, converted to `result` afterwards, and how to emit it; `fused` as for
+    `fold`.
+    """
     layout = result_layout(tile.layout, axes, keepdims)
 
     def emit(builder: ir.IRBuilder, value: ir.Value, *_: ir.Value) -> ir.Value:
@@ -183,7 +208,7 @@ def _folded(
         def both(b: ir.IRBuilder, x: Sequence[ir.Value], y: Sequence[ir.Value]) -> Sequence[ir.Value]:
             return [combine(b, x[0], y[0])]
 
-        (made,) = fold(builder, [column], tile.layout, axes, both, tile.config.num_threads)
+        (made,) = fold(builder, [column], tile.layout, axes, both, tile.config.num_threads, fused=fused)
         return pack(builder, [convert(builder, e, through, result) for e in made])
 
     return TileType(result, layout, tile.config), emit
@@ -204,8 +229,9 @@ def _arithmetic(what: str, symbol: str) -> Callable[..., Any]:
             reject(what, problem)
         result = lang.sum_dtype(tile.dtype)
         through = _through(result)
-        keep = flag(keepdims, what, "keepdims")
-        return _folded(what, tile, _axes(tile, axis, what), keep, through, result, arithmetic.binary(symbol, through))
+        keep, combine = flag(keepdims, what, "keepdims"), arithmetic.binary(symbol, through)
+        fused = symbol == "+" and dtypes.is_float(through)
+        return _folded(what, tile, _axes(tile, axis, what), keep, through, result, combine, fused=fused)
 
     return define
 

@@ -32,15 +32,20 @@ class Padding:
 Mask = list[ir.Value] | None
 
 
-def read(builder: ir.IRBuilder, access: Access, dtype: DType, padding: Padding, mask: Mask = None) -> list[ir.Value]:
-    """The elements of a tile, by register; padding for those that do not exist, and where `mask` (by register) is False."""
+def read(
+    builder: ir.IRBuilder, access: Access, dtype: DType, padding: Padding, mask: Mask = None, *, eviction: str = "evict_normal"
+) -> list[ir.Value]:
+    """The elements of a tile, by register; padding for those that do not exist, and where `mask` (by register) is False.
+
+    `eviction` is one of `lang.windows.EVICTION`.
+    """
     if access.inside is None:
-        return _read_all(builder, access.full, dtype, padding, mask)
+        return _read_all(builder, access.full, dtype, padding, mask, eviction)
     with builder.if_else(access.inside) as (inside, edge):
         with inside:
-            full, from_inside = _read_all(builder, access.full, dtype, padding, mask), builder.block
+            full, from_inside = _read_all(builder, access.full, dtype, padding, mask, eviction), builder.block
         with edge:
-            cut, from_edge = _read_all(builder, access.edge, dtype, padding, mask), builder.block
+            cut, from_edge = _read_all(builder, access.edge, dtype, padding, mask, eviction), builder.block
     merged = []
     for a, b in zip(full, cut, strict=True):
         phi = builder.phi(a.type)
@@ -50,26 +55,44 @@ def read(builder: ir.IRBuilder, access: Access, dtype: DType, padding: Padding, 
     return merged
 
 
-def write(builder: ir.IRBuilder, access: Access, dtype: DType, elements: list[ir.Value], mask: Mask = None) -> None:
-    """Store the elements of a tile, given by register; those that do not exist are dropped, and where `mask` is False."""
+def write(
+    builder: ir.IRBuilder,
+    access: Access,
+    dtype: DType,
+    elements: list[ir.Value],
+    mask: Mask = None,
+    *,
+    eviction: str = "evict_normal",
+) -> None:
+    """Store the elements of a tile, given by register; those that do not exist are dropped, and where `mask` is False.
+
+    `eviction` is one of `lang.windows.EVICTION`.
+    """
     if access.inside is None:
-        _write_all(builder, access.full, dtype, elements, mask)
+        _write_all(builder, access.full, dtype, elements, mask, eviction)
         return
     with builder.if_else(access.inside) as (inside, edge):
         with inside:
-            _write_all(builder, access.full, dtype, elements, mask)
+            _write_all(builder, access.full, dtype, elements, mask, eviction)
         with edge:
-            _write_all(builder, access.edge, dtype, elements, mask)
+            _write_all(builder, access.edge, dtype, elements, mask, eviction)
 
 
-def _read_all(builder: ir.IRBuilder, slots: list[Slot], dtype: DType, padding: Padding, mask: Mask) -> list[ir.Value]:
+def _hint(eviction: str) -> str:
+    """The qualifier of `ld.global` and `st.global`."""
+    return "" if eviction == "evict_normal" else f".L1::{eviction}"
+
+
+def _read_all(
+    builder: ir.IRBuilder, slots: list[Slot], dtype: DType, padding: Padding, mask: Mask, eviction: str
+) -> list[ir.Value]:
     if mask is not None:  # an access goes ahead where the mask leaves any of its elements
         slots = [
             replace(slot, predicate=all_of(builder, [slot.predicate, _any_of(builder, [mask[r] for r in slot.registers])]))
             for slot in slots
         ]
     # All loads first, then what unpacks them: they are in flight together.
-    loaded = [_load(builder, slot, dtype, padding.number) for slot in slots]
+    loaded = [_load(builder, slot, dtype, padding.number, eviction) for slot in slots]
     fill = constant(dtype, padding.number) if padding.value is None else padding.value
     elements: dict[int, ir.Value] = {}
     for slot, words in zip(slots, loaded, strict=True):
@@ -90,11 +113,11 @@ def _any_of(builder: ir.IRBuilder, conditions: list[ir.Value]) -> ir.Value:
     return result
 
 
-def _load(builder: ir.IRBuilder, slot: Slot, dtype: DType, padding: float) -> list[ir.Value]:
+def _load(builder: ir.IRBuilder, slot: Slot, dtype: DType, padding: float, eviction: str) -> list[ir.Value]:
     words = words_of(dtype, len(slot.registers))
     n = words.count
     target = braced([f"${k}" for k in range(n)])
-    text = f"ld.global.{words.access} {target}, [${n}+{slot.offset}];"
+    text = f"ld.global{_hint(eviction)}.{words.access} {target}, [${n}+{slot.offset}];"
     result = words.type if n == 1 else ir.LiteralStructType([words.type] * n)
     if slot.predicate is None:
         made = asm(builder, text, ",".join([f"={words.letter}"] * n + ["l"]), result, [slot.address], effect=True)
@@ -107,12 +130,14 @@ def _load(builder: ir.IRBuilder, slot: Slot, dtype: DType, padding: float) -> li
     return [made] if n == 1 else [builder.extract_value(made, k) for k in range(n)]
 
 
-def _write_all(builder: ir.IRBuilder, slots: list[Slot], dtype: DType, elements: list[ir.Value], mask: Mask) -> None:
+def _write_all(
+    builder: ir.IRBuilder, slots: list[Slot], dtype: DType, elements: list[ir.Value], mask: Mask, eviction: str
+) -> None:
     for slot in slots if mask is None else _masked(builder, slots, dtype, mask):
         words = words_of(dtype, len(slot.registers))
         values = packed(builder, [elements[r] for r in slot.registers], dtype, words)
         source = braced([f"${k + 1}" for k in range(words.count)])
-        text = f"st.global.{words.access} [$0+{slot.offset}], {source};"
+        text = f"st.global{_hint(eviction)}.{words.access} [$0+{slot.offset}], {source};"
         letters = ["l"] + [words.letter] * words.count
         args = [slot.address, *values]
         if slot.predicate is not None:

@@ -28,6 +28,7 @@ from tilekit.compiler.lower.windows import (
     index_value,
     index_values,
     load_window,
+    proven,
     store_window,
     tile_shape,
     writable,
@@ -187,23 +188,24 @@ def _within(builder: ir.IRBuilder, value: ir.Value, low: ir.Value, high: ir.Valu
 # -------------------------------------------------------------------------------------------------------------------- using
 
 
-def _load(view: TiledViewType, proven: tuple[int, ...] = ()) -> Any:
-    return load_window("load", view.tensor, view.cut, view.padding, proven=proven)
+def _load(view: TiledViewType, inside: tuple[int, ...], policy: types.Type | None = None) -> Any:
+    return load_window("load", view.tensor, view.cut, view.padding, proven=inside, policy=policy)
 
 
 @lowers_method(TiledViewType, lang.TiledView.load)
-def load(self: TiledViewType, index: types.Type) -> Any:
+def load(self: TiledViewType, index: types.Type, eviction_policy: types.Type) -> Any:
     check_index(index, self.tensor, "load")
-    tile, emit = _load(self)
-    return tile, lambda builder, value, at: emit(builder, value, index_values(builder, index, at))
+    tile, emit = _load(self, proven(index, self.tensor, self.cut), eviction_policy)
+    return tile, lambda builder, value, at, _: emit(builder, value, index_values(builder, index, at))
 
 
 @lowers_method(TiledViewType, lang.TiledView.store)
-def store(self: TiledViewType, index: types.Type, tile: types.Type) -> Any:
+def store(self: TiledViewType, index: types.Type, tile: types.Type, eviction_policy: types.Type) -> Any:
     writable(self.tensor, "store")
     check_index(index, self.tensor, "store")
-    emit = store_window("store", self.tensor, self.cut, tile, proven=False)
-    return types.none, lambda builder, value, at, stored: emit(builder, value, index_values(builder, index, at), stored)
+    inside = proven(index, self.tensor, self.cut)
+    emit = store_window("store", self.tensor, self.cut, tile, proven=inside, policy=eviction_policy)
+    return types.none, lambda builder, value, at, stored, _: emit(builder, value, index_values(builder, index, at), stored)
 
 
 @lowers_method(TiledViewType, lang.TiledView.num_tiles)
@@ -256,7 +258,7 @@ def pick(grid: types.Type, index: types.Type) -> Any:
         elif part.has_step and not isinstance(part, types.SliceLiteral):
             reject("[]", "an index of tiles is an int, ':' or a range such as 'a:b', without a step")
     if not free:
-        tile, emit_load = _load(grid)
+        tile, emit_load = _load(grid, proven(index, grid.tensor, grid.cut))
         return tile, lambda builder, value, at: emit_load(builder, value, index_values(builder, index, at))
 
     def emit(builder: ir.IRBuilder, value: ir.Value, at: ir.Value) -> ir.Value:

@@ -27,9 +27,9 @@ from tilekit.lang import mapped, windows
 from tilekit.lang.tile import check_shape, common_shape
 
 __all__ = [
-    "Cut", "check_index", "check_indices", "check_mask", "check_padding", "check_value", "constant_of", "cut_of", "in_rule",
-    "index_values", "load_window", "mask_elements", "settle", "store_window", "the_tensor", "tile_shape", "with_tiles",
-    "writable",
+    "Cut", "check_eviction", "check_index", "check_indices", "check_mask", "check_padding", "check_value", "constant_of",
+    "cut_of", "in_rule", "index_values", "load_window", "mask_elements", "proven", "settle", "store_window", "the_tensor",
+    "tile_shape", "with_tiles", "writable",
 ]  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -160,6 +160,20 @@ def check_index(ty: types.Type, tensor: TensorType, what: str) -> None:
         reject(what, f"{parts} indices for {tensor.parameter}, which has {tensor.facts.rank} dimensions")
 
 
+def proven(index: types.Type, tensor: TensorType, cut: Cut) -> tuple[int, ...]:
+    """The dimensions of the tensor in which an index of its tiles, by their dimensions, is known and sure to be inside.
+
+    An extent of which a factor is known is no less than that.
+    """
+    parts = index.types if isinstance(index, types.BaseTuple) else [index]
+    found = []
+    for d, place in enumerate(cut.back):
+        at, least = known(parts[place]), tensor.facts.extents[d]
+        if least > 1 and isinstance(at, int) and 0 <= at * cut.steps[d] < least:
+            found.append(d)
+    return tuple(found)
+
+
 def index_values(builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> list[ir.Value]:
     """An index as an i32 or i64 for each dimension."""
     if isinstance(ty, types.BaseTuple):
@@ -235,6 +249,11 @@ def check_padding(what: str, tensor: TensorType, mode: types.Type, value: types.
     return None
 
 
+def check_eviction(what: str, policy: types.Type) -> str:
+    """The eviction policy that an argument names."""
+    return in_rule(what, windows.check_eviction, constant_of(policy, what, "eviction_policy"))  # type: ignore[no-any-return]
+
+
 # --------------------------------------------------------------------------------------------------------- loads and stores
 
 
@@ -305,6 +324,7 @@ def load_window(
     roams: bool = True,
     value_type: types.Type = types.none,
     mask_type: types.Type = types.none,
+    policy: types.Type | None = None,
 ) -> tuple[TileType, Callable[..., ir.Value]]:
     """The type of a loaded tile; and how to load it, given the tensor, an index in the order of its dimensions, mask and padding.
 
@@ -314,7 +334,9 @@ def load_window(
         proven: as for `open_access`.
         roams: whether it is another tile than the block's own.
         value_type, mask_type: the types of what is given for padding and mask.
+        policy: the type of what is given for the eviction policy.
     """
+    eviction = "evict_normal" if policy is None else check_eviction(what, policy)
     if tensor.facts.role == "out":
         reject(what, windows.written_only(tensor.parameter))
     lies = Layout.blocked(cut.extents, tensor.config, tensor.facts.unit)
@@ -330,7 +352,7 @@ def load_window(
         pad = padding
         if pad is None:
             pad = Padding(value=convert(builder, fill, scalar_dtype(value_type), tensor.dtype))
-        return pack(builder, read(builder, access, tensor.dtype, pad, chosen))
+        return pack(builder, read(builder, access, tensor.dtype, pad, chosen, eviction=eviction))
 
     return tile, emit
 
@@ -344,8 +366,10 @@ def store_window(
     proven: bool | Sequence[int],
     roams: bool = True,
     mask_type: types.Type = types.none,
+    policy: types.Type | None = None,
 ) -> Callable[..., None]:
     """How to store a tile or a scalar, given the tensor, an index in the order of its dimensions, the value and the mask."""
+    eviction = "evict_normal" if policy is None else check_eviction(what, policy)
     if isinstance(value, TileType) and value.shape not in (cut.shape, ()):
         reject(what, f"a tile of shape {value.shape} into {tensor.parameter}, whose tiles are {cut.shape}")
     check_value(what, value, tensor)
@@ -367,7 +391,7 @@ def store_window(
         chosen = mask_elements(builder, mask_type, mask, tile) if masked else None
         settle(builder, tensor, lies=None if roams else lies, writes=True)
         access = open_access(builder, tensor, tensor_value, index, lies, proven=proven, writing=True, what=what, steps=cut.steps)
-        write(builder, access, tensor.dtype, made, chosen)
+        write(builder, access, tensor.dtype, made, chosen, eviction=eviction)
 
     return emit
 
