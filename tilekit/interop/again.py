@@ -44,7 +44,7 @@ class _Known(NamedTuple):
     library: _Library
 
 
-_DEFAULT_STREAMS = (0, 1, 2)  # CUDA's: none, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
+_DEFAULT = (0, 1, 2)  # CUDA's: none, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
 _known: dict[int, _Known] = {}  # by the identity of the array
 _libraries: dict[type, _Library | None] = {}
 
@@ -60,19 +60,16 @@ def met_again(obj: Any) -> Tensor | None:
     found = library.stream(device.ordinal)
     order: Order = storage.order if isinstance(storage, Imported) else storage
     before = order.last_write
-    if before is not None and before[0].address == found and before[0].device is device and not before[0].closed:
-        stream = before[0]
-    else:
-        stream = device.adopt(found, None) if isinstance(found, int) else as_stream(found, device)
-    if stream.lasting or stream.address in _DEFAULT_STREAMS:
-        # No place is recorded: whoever uses the memory on another stream does that, and waits for what the library has submitted
-        # by then; on this one it takes none.
-        use = (stream, stream.pending)
-        if before is not None and before[0] is stream:
-            order.last_write = use
+    if before is not None:
+        stream, serial = before
+        if stream.address == found and stream.device is device and not stream.closed and (stream.lasting or found in _DEFAULT):
+            if serial != stream.pending:
+                order.last_write = (stream, stream.pending)
             return tensor
-    else:
-        use = (stream, stream.mark())  # it may be gone when somebody waits
+    stream = device.adopt(found, None) if isinstance(found, int) else as_stream(found, device)
+    # In a stream that lasts no place is recorded: whoever uses the memory on another one does that, and waits for what the
+    # library has submitted by then; on this one it takes none. Another may be gone by then.
+    use = (stream, stream.pending if stream.lasting or stream.address in _DEFAULT else stream.mark())
     if before is None or stream.follows(*before) or before[0].is_complete(before[1]):
         storage.written_by(use)
     else:
