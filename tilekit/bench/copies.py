@@ -1,6 +1,7 @@
 """Copies between the host and the device, from page-locked and from ordinary memory, beside the driver's own.
 
-What is timed is one copy and the wait for it. Arrays have random bytes, and what arrives is compared.
+What is timed is one copy and the wait for it: an op that is built and run, or one that was prepared. Arrays have random bytes,
+and what arrives is compared.
 """
 
 from __future__ import annotations
@@ -112,7 +113,20 @@ def _own(stream: Stream) -> list[Candidate]:
 
         return make
 
-    return [Candidate(name=OWN, version=__version__, variant=_label(*kind), build=build(*kind)) for kind in _KINDS]
+    def prepared(direction: str) -> Callable[[Any], Work]:
+        def make(nbytes: float) -> Work:
+            data = _Data(stream, int(nbytes), True)
+            if direction == "to device":
+                copy = api.memcpy(data.tensor, data.array).prepare()
+                return data.upload(lambda: copy.sync_on(stream))
+            copy = data.tensor.to_host(out=data.array).prepare()
+            return data.download(lambda: copy.sync_on(stream))
+
+        return make
+
+    every = {_label(*kind): build(*kind) for kind in _KINDS}
+    every |= {f"{_label(direction, True)}, prepared": prepared(direction) for direction, pinned in _KINDS if pinned}
+    return [Candidate(name=OWN, version=__version__, variant=variant, build=make) for variant, make in every.items()]
 
 
 def _on_gpu(stream: Stream) -> list[Candidate]:
