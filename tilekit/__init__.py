@@ -114,6 +114,8 @@ from tilekit.lang.exponential import sqrt as sqrt
 from tilekit.lang.functions import function as function
 from tilekit.lang.indexed import gather as gather
 from tilekit.lang.indexed import scatter as scatter
+from tilekit.lang.matmul import matmul as matmul
+from tilekit.lang.matmul import mma as mma
 from tilekit.lang.memory import PaddingMode as PaddingMode
 from tilekit.lang.memory import bid as bid
 from tilekit.lang.memory import load as load
@@ -177,6 +179,7 @@ from tilekit.launcher.foreign import wrap as wrap
 from tilekit.ops import DeviceOp as DeviceOp
 from tilekit.ops import host_fn as host_fn
 from tilekit.ops import join_all as join_all
+from tilekit.ops import operation as operation
 from tilekit.ops import value as value
 from tilekit.ops import with_context as with_context
 from tilekit.ops import zip_ops as zip
@@ -331,10 +334,12 @@ __all__ = [
     "logical_not",
     "logical_or",
     "logical_xor",
+    "matmul",
     "max",
     "maximum",
     "min",
     "minimum",
+    "mma",
     "mod",
     "mul",
     "mulhi",
@@ -343,6 +348,7 @@ __all__ = [
     "num_blocks",
     "num_tiles",
     "ones",
+    "operation",
     "permute",
     "philox",
     "popcount",

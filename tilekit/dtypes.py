@@ -11,7 +11,8 @@ tile's dtype, and has to fit it. Where tilekit differs:
 * Negative powers of integers, integers divided by zero, and shifts by the width or more have results: see `tk.pow`,
   `tk.floordiv`, `tk.bitwise_lshift`.
 * `//`, `%` and `divmod` of floats are Python's and NumPy's: what they give belongs together.
-* 8-bit floats are loaded, stored and cast; there are no tfloat32 and no 4-bit floats.
+* 8-bit floats are loaded, stored, cast and multiplied as matrices; there are no tfloat32 (products of float32 take
+  `precision="tf32"`) and no 4-bit floats.
 """
 
 from __future__ import annotations

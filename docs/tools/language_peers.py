@@ -121,6 +121,9 @@ OPERATIONS: dict[str, Peers] = {
     "cat": ("ct.cat", "cat", "tl.cat (in any order), tl.join"),
     "extract": ("ct.extract", "extract", None),
     "insert": ("ct.insert", None, None),
+    # products of matrices
+    "mma": ("ct.mma", "mma, mmaf, mmai", "tl.dot(a, b, acc)"),
+    "matmul": ("ct.matmul", None, "tl.dot"),
     # reductions, scans, sorts, counts
     "sum": ("ct.sum", "reduce_sum", "tl.sum"),
     "prod": ("ct.prod", "reduce_prod", "(tl.reduce)"),
@@ -160,6 +163,7 @@ OPERATORS: dict[str, tuple[str, Peers]] = {
     "== != < <= > >=": ("equal, not_equal, less, less_equal, greater, greater_equal: a bool tile", ("the same", "eq_tile...", "the same")),
     "& | ^ ~": ("bitwise_and, bitwise_or, bitwise_xor, bitwise_not, of bools too", ("the same", "the same, of one shape", "the same")),
     "<< >>": ("bitwise_lshift, bitwise_rshift", ("the same", "the same, of one shape", "the same")),
+    "@": ("matmul", ("the same", None, None)),
     "abs(t), divmod(t, u)": ("abs, divmod", ("the same", "absf, absi", "tl.abs")),
     "t[:, None]": ("expand_dims", ("the same", "reshape", "the same")),
 }  # fmt: skip

@@ -51,6 +51,7 @@ TITLES = {
     "comparison": "Comparisons and logic",
     "bits": "Bits",
     "shape": "Shapes",
+    "matmul": "Products of matrices",
     "reduction": "Reductions",
     "scanning": "Scans",
     "sorting": "Sorts",

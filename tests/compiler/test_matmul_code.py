@@ -43,7 +43,7 @@ def launch(dtypes, tile, *, acc="float32", out=None, precision="ieee", warps=Non
 
 def instructions(kernel):
     """How many there are of each instruction that matters here."""
-    names = "HMMA|IMMA|DMMA|QMMA|FFMA|LDS|STS|LDG|STG|LDL|STL|SHFL"
+    names = "HMMA|IMMA|DMMA|QMMA|FFMA|LDS|LDSM|STS|LDG|STG|LDL|STL|SHFL"
     return Counter(re.findall(rf"\b((?:{names})\b[.\w]*)", kernel.sass))
 
 
@@ -84,18 +84,40 @@ def test_tensor_cores(kind, target):
     assert kernel.local_bytes == 0
     assert of(found, "LDL") == of(found, "STL") == 0
     assert {n for n in found if n.startswith("LDG")} == {"LDG.E.128"}
-    assert {n for n in found if n.startswith("STG")} == {"STG.E.128"}, "the result is stored from where it is"
+    bits = "64" if dtypes[0].itemsize == 2 or (target == "sm_80" and kind == "float8") else "128"
+    assert {n for n in found if n.startswith("STG")} == {f"STG.E.{bits}"}, "the result is stored from where it is"
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
-def test_operands_go_through_shared_memory_16_bytes_at_a_time(target):
-    """Read by 4 warps that share rows, and 2 that share columns: 128 x 64 elements twice, 64 x 128 four times."""
-    kernel = launch((tk.bfloat16, tk.bfloat16), (128, 128, 64), out=tk.bfloat16, warps=8).compile(target=target)
+@pytest.mark.parametrize("turned", [False, True])
+def test_operands_of_16_bits_are_read_as_matrices(turned, target):
+    """By 4 warps that share rows, and 2 that share columns: 128 x 64 elements twice, 64 x 128 four times; nothing is moved."""
+    if turned:
+        c = meta(tk.float32, 4096, 4096).partition((128, 128))
+        op = added(c, meta(tk.bfloat16, 4096, 4096), meta(tk.bfloat16, 4096, 4096)).generics(BM=128, BN=128, BK=64).num_warps(8)
+    else:
+        op = launch((tk.bfloat16, tk.bfloat16), (128, 128, 64), warps=8)
+    code = loop(op.compile(target=target))
+    found = Counter(re.findall(r"\b((?:LDS|LDSM|STS|HMMA)\b[.\w]*)", code))
+    rows, columns = 128 * 64 * 2 * 2 // 16 // 256, 64 * 128 * 4 * 2 // 16 // 256
+    wanted = {"HMMA.16816.F32.BF16": 64, "STS.128": 2 * 128 * 64 * 2 // 16 // 256}
+    wanted |= {"LDSM.16.M88.4": rows + columns} if turned else {"LDSM.16.M88.4": rows, "LDSM.16.MT88.4": columns}
+    assert found == wanted
+    assert len(re.findall(r"\bMOV\b|\bPRMT\b", code)) <= 16
+
+
+@pytest.mark.parametrize("kind", ["tf32", "int8", "float8", "float64"])
+def test_others_are_read_16_bytes_at_a_time(kind):
+    dtypes, acc, precision, *_ = KINDS[kind]
+    size = 128 if dtypes[0].itemsize == 1 else 64
+    kernel = launch(dtypes, (size, size, size), acc=acc, precision=precision, warps=size // 16).compile(target="sm_90a")
     found = instructions(kernel)
-    assert found["LDS.128"] == (128 * 64 * 2 + 64 * 128 * 4) * 2 // 16 // 256
-    assert found["STS.128"] == 2 * 128 * 64 * 2 // 16 // 256
-    assert of(found, "LDS") == found["LDS.128"]
-    assert of(found, "STS") == found["STS.128"]
+    assert {n for n in found if n.startswith(("LDS", "STS"))} == {"LDS.128", "STS.128"}
+
+
+def test_two_blocks_fit_on_a_multiprocessor():
+    kernel = launch((tk.bfloat16, tk.bfloat16), (128, 128, 64), out=tk.bfloat16, warps=8).occupancy(2).compile(target="sm_90a")
+    assert (kernel.registers <= 128, kernel.local_bytes) == (True, 0)
 
 
 # Registers that a thread may take; more would mean fewer blocks on a multiprocessor.
@@ -128,15 +150,6 @@ def test_an_accumulator_stays_where_it_is_round_a_loop(start):
     assert code.count("HMMA.16816.F32") == 16
     assert code.count("BAR.SYNC") == 2
     assert not re.search(r"\b(STG|SHFL|STL|LDL)\b", code)
-
-
-def test_an_operand_whose_k_is_contiguous_needs_no_moves():
-    """`b` read along `k` gives pairs of registers as instructions take them."""
-    c = meta(tk.float32, 4096, 4096).partition((128, 128))
-    op = added(c, meta(tk.float16, 4096, 4096), meta(tk.float16, 4096, 4096)).generics(BM=128, BN=128, BK=64).num_warps(8)
-    code = loop(op.compile(target="sm_90a"))
-    assert code.count("HMMA.16816.F32") == 64
-    assert len(re.findall(r"\bMOV\b", code)) <= 16
 
 
 def test_float32_is_multiplied_by_each_thread():

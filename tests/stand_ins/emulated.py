@@ -130,6 +130,25 @@ def emulate(monkeypatch, modules):
         ]
         return [Value(kind, sum(parts[1:], parts[0])) for parts in read]
 
+    def get_matrices(block, address, offset, dtype, *, transposed):
+        """As PTX describes `ldmatrix`: of each matrix, 8 lanes have the addresses of the rows."""
+        start = block.whole(address.bits).astype(int) + offset
+        assert not np.any(start % 16), "misaligned"
+        per_word = 4 // dtype.itemsize
+        made = np.zeros((4 * per_word, len(block.thread)), np.uint64)
+        for warp in range(0, len(block.thread), 32):
+            for matrix in range(4):
+                rows = [block.memory[s : s + 16] for s in start[warp + 8 * matrix : warp + 8 * matrix + 8]]
+                halves = np.stack(rows).view(np.uint16)
+                for lane in range(32):
+                    group, member = divmod(lane, 4)
+                    pair = (
+                        halves[2 * member : 2 * member + 2, group] if transposed else halves[group, 2 * member : 2 * member + 2]
+                    )
+                    held = np.ascontiguousarray(pair).view(f"u{dtype.itemsize}")
+                    made[matrix * per_word : (matrix + 1) * per_word, warp + lane] = held
+        return [Value(register_type(dtype), bits) for bits in made]
+
     def room(block, nbytes, what):
         assert nbytes <= shared.ROOM
         block.memory[:] = 0xA5
@@ -145,6 +164,7 @@ def emulate(monkeypatch, modules):
                 monkeypatch.setattr(module, name, function)
     monkeypatch.setattr(shared, "put", put)
     monkeypatch.setattr(shared, "get", get)
+    monkeypatch.setattr(shared, "get_matrices", get_matrices)
     monkeypatch.setattr(shared, "room", room)
     monkeypatch.setattr(shared, "barrier", lambda block: None)
 

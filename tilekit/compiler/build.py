@@ -167,7 +167,8 @@ def translate(
         MoreWarps: a tile is too large for these, if `grows`.
         TilekitError: NVVM or nvJitLink is not installed.
     """
-    with compiling(config, loops=bound.loops, checks=checks, grows=grows) as compilation:
+    target = capability[0], capability[1]
+    with compiling(config, loops=bound.loops, checks=checks, grows=grows, capability=target) as compilation:
         function, called = inlined(bound)
         try:
             return compile_function(function), compilation

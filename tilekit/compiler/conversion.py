@@ -15,12 +15,15 @@ of Triton's swizzling (Zhou et al., Linear Layouts, 2025), for the layouts of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tilekit.compiler.layout import ACCESS_BYTES, Layout, Vector
 
-__all__ = ["Swizzle", "wavefronts", "within_threads"]
+__all__ = ["MATRIX_ITEMSIZE", "Matrices", "Swizzle", "wavefronts", "within_threads"]
+
+MATRIX_ITEMSIZE = 2
+"""Of elements that `ldmatrix` deals with, in bytes."""
 
 _BANKS, _BANK_BYTES, _LANE_BITS = 32, 4, 5
 
@@ -57,10 +60,13 @@ class Swizzle:
     shared: tuple[Vector, ...]
 
     @classmethod
-    def between(cls, source: Layout, target: Layout, itemsize: int) -> Swizzle:
-        """The map for writing a tile in `source` and reading it in `target`, free of bank conflicts on both sides."""
+    def between(cls, source: Layout, target: Layout, itemsize: int, apart: Sequence[Vector] = ()) -> Swizzle:
+        """The map for writing a tile in `source` and reading it in `target`, free of bank conflicts on both sides.
+
+        Elements that differ in a bit of `apart` are not read in one access.
+        """
         most = (ACCESS_BYTES // itemsize).bit_length() - 1
-        shared = [v for v in target.reg if v in source.reg][:most]
+        shared = [v for v in target.reg if v in source.reg and v not in apart][:most]
         order = list(shared)
         # Lanes take part in an access in phases of 128 bytes: the lowest lanes, the fewer the wider the access.
         width = max(_BANK_BYTES, itemsize << len(shared))
@@ -96,6 +102,35 @@ class Swizzle:
     def of_thread(self, layout: Layout) -> list[int]:
         """What each bit of the thread number adds (by XOR) to the offset."""
         return [self.offset(v) for v in layout.thread]
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """How `ldmatrix` reads a tile of 16-bit elements: matrices of 8 x 8, to whose rows of 16 bytes 8 lanes point; 4 at a time.
+
+    Of each matrix a lane then holds two elements: in row `lane // 4` those from `2 * (lane % 4)` on; or, if it is transposed, in
+    column `lane // 4` those of rows `2 * (lane % 4)` and the next.
+
+    Attributes:
+        pointing: the layout in which lanes point: a row in the lowest registers; the lowest three bits of the lane count rows,
+            the others matrices.
+        transposed: see above.
+    """
+
+    pointing: Layout
+    transposed: bool
+
+    @classmethod
+    def between(cls, source: Layout, target: Layout, itemsize: int) -> Matrices | None:
+        """To read in `target` what was written in `source`, 16 bytes at a time; None if it cannot be done."""
+        if itemsize != MATRIX_ITEMSIZE or len(target.reg) < 3:
+            return None
+        pair, numbers, rest = target.reg[:1], target.reg[1:3], target.reg[3:]
+        near, far = (*pair, *target.lane[:2]), target.lane[2:]
+        for along, rows, transposed in ((near, far, False), (far, near, True)):
+            if set(along) <= set(source.reg) and len(set(along)) == len(along):
+                return cls(Layout(target.shape, (*along, *rest), (*rows, *numbers), target.warp), transposed)
+        return None
 
 
 def wavefronts(swizzle: Swizzle, layout: Layout, itemsize: int) -> int:

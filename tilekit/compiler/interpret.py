@@ -61,9 +61,6 @@ _OURS = {
     r"type Tile doesn't define __round__ method": (
         "round does not take tiles: the operations on tiles are tk.*, the operators and abs"
     ),
-    r"unsupported operand type\(s\) for @: 'Tile' and 'Tile'": (
-        "@: tiles do not have the operator @ here; there are + - * / // % ** & | ^ ~ << >> and the comparisons"
-    ),
     r"'TensorView' object is not subscriptable": f"a tensor in a kernel has no index: {_LOAD}",
     r"'TensorView' object does not support item assignment": f"a tensor in a kernel has no assignment to an index: {_LOAD}",
 }

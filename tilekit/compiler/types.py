@@ -24,6 +24,7 @@ from numba.cuda.types.ext_types import bfloat16
 
 from tilekit import dtypes
 from tilekit.compiler.facts import ScalarFacts, TensorFacts
+from tilekit.compiler.fragments import is_accumulator
 from tilekit.compiler.layout import Config, Layout
 from tilekit.dtypes import DType
 
@@ -108,12 +109,14 @@ class Compilation:
         static_bytes, dynamic_bytes: shared memory that the operations asked for, as far as they were lowered.
         notes: what the operations do, for `compiler.explain`: the line, and what was noted. None where nobody wants to know.
         checks: whether the kernel looks after itself while it runs, see `lower.checks`.
+        capability: of the GPU that it is compiled for, `(8, 0)`.
         sites: file, line and message of each such check.
         accesses: those to the parameters that the kernel writes, by name, as far as lowered: see `lower.windows.settle`.
     """
 
     __slots__ = (
         "accesses",
+        "capability",
         "checks",
         "config",
         "dynamic_bytes",
@@ -124,8 +127,16 @@ class Compilation:
         "static_bytes",
     )
 
-    def __init__(self, config: Config, *, loops: bool, checks: bool = False, grows: bool = False) -> None:
-        self.config, self.loops, self.checks, self.grows = config, loops, checks, grows
+    def __init__(
+        self,
+        config: Config,
+        *,
+        loops: bool,
+        checks: bool = False,
+        grows: bool = False,
+        capability: tuple[int, int] = (8, 0),
+    ) -> None:
+        self.config, self.loops, self.checks, self.grows, self.capability = config, loops, checks, grows, capability
         self.sites: list[tuple[str, int, str]] = []
         self.accesses: defaultdict[str, list[Any]] = defaultdict(list)
         self.static_bytes = self.dynamic_bytes = 0
@@ -185,9 +196,16 @@ _compilation: ContextVar[Compilation] = ContextVar("tilekit_compilation")
 
 
 @contextmanager
-def compiling(config: Config, *, loops: bool = True, checks: bool = False, grows: bool = False) -> Iterator[Compilation]:
+def compiling(
+    config: Config,
+    *,
+    loops: bool = True,
+    checks: bool = False,
+    grows: bool = False,
+    capability: tuple[int, int] = (8, 0),
+) -> Iterator[Compilation]:
     """Compile a kernel of this configuration: operations ask for what they share by `current()`."""
-    made = Compilation(config, loops=loops, checks=checks, grows=grows)
+    made = Compilation(config, loops=loops, checks=checks, grows=grows, capability=capability)
     token = _compilation.set(made)
     try:
         yield made
@@ -283,10 +301,12 @@ class TileType(types.Type):
 
 
 def prevailing(tiles: Sequence[TileType]) -> TileType:
-    """Of tiles of one shape, the one whose layout the others are converted to: no splat; the layout that loads have, if any."""
+    """Of tiles of one shape, the one whose layout the others are converted to: no splat; that of products of matrices, if any,
+    so that one which is added to round a loop stays where it is; else the layout that loads have."""
     fixed = [tile for tile in tiles if not tile.splat]
+    products = (t for t in fixed if is_accumulator(t.layout))
     usual = (tile for tile in fixed if tile.layout == Layout.blocked(tile.shape, tile.config))
-    return next(usual, (fixed or list(tiles))[0])
+    return next(products, next(usual, (fixed or list(tiles))[0]))
 
 
 class DTypeType(types.Opaque):

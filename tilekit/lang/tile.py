@@ -229,6 +229,16 @@ class Tile:
         value = self._array.reshape(())[()]
         return np.float32(value) if self.dtype in (dtypes.float16, dtypes.bfloat16) else value
 
+    def __matmul__(self, other: Any) -> Tile:
+        from tilekit.lang import matmul as family
+
+        return family.product_of("@", self, other, "ieee")
+
+    def __rmatmul__(self, other: Any) -> Tile:
+        from tilekit.lang import matmul as family
+
+        return family.product_of("@", other, self, "ieee")
+
     def __getitem__(self, index: Any) -> Tile:
         parts = index if isinstance(index, tuple) else (index,)
         whole = [part is None or (isinstance(part, slice) and part == slice(None)) for part in parts]

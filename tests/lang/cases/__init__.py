@@ -1,5 +1,5 @@
 """The tables of `scale`: families of cases, each a function that gives them."""
 
-from cases import elementwise, folds, moves, placed
+from cases import elementwise, folds, moves, placed, products
 
-ALL = [*elementwise.FAMILIES, *moves.FAMILIES, *folds.FAMILIES, *placed.FAMILIES]
+ALL = [*elementwise.FAMILIES, *moves.FAMILIES, *folds.FAMILIES, *placed.FAMILIES, *products.FAMILIES]

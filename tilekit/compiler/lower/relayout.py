@@ -5,20 +5,23 @@ Numba asks for conversions where a variable is now a tile of one layout, now of 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.cudaimpl import registry
 
-from tilekit.compiler.conversion import Swizzle, within_threads
-from tilekit.compiler.layout import WARP, Layout, Place
+from tilekit.compiler.conversion import Matrices, Swizzle, within_threads
+from tilekit.compiler.layout import WARP, Layout, Place, Vector
 from tilekit.compiler.lower import shared
 from tilekit.compiler.lower.emit import asm, pack, special_register, unpack, xor_of_bits
 from tilekit.compiler.types import TileType, current, i16, i32, i64, integer
 from tilekit.dtypes import DType
 
-__all__ = ["exchange", "in_layout", "relayout", "thread_bit"]
+__all__ = ["Beyond", "Passage", "Take", "exchange", "in_layout", "relayout", "thread_bit"]
+
+Take = Callable[[int], ir.Value]  # the element of a register
 
 
 def in_layout(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], layout: Layout) -> list[ir.Value]:
@@ -59,17 +62,79 @@ def thread_bit(builder: ir.IRBuilder, bit: int) -> ir.Value:
 def _through_shared(
     builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, source: Layout, target: Layout
 ) -> list[ir.Value]:
-    itemsize = dtype.itemsize
-    swizzle = Swizzle.between(source, target, itemsize)
-    count = 1 << len(swizzle.offsets)
-    base = shared.room(builder, count * itemsize, "converting the layout of a tile")
-    thread = special_register(builder, "tid.x")
+    passage = Passage(dtype, source, target)
+    base = shared.room(builder, passage.nbytes, "converting the layout of a tile")
+    passage.put(builder, base, elements)
+    shared.barrier(builder)
+    take = passage.taker(builder, base)
+    return [take(r) for r in range(target.num_registers)]
 
-    def accesses(layout: Layout) -> list[tuple[list[int], ir.Value, int]]:
+
+class Beyond(NamedTuple):
+    """A number that is computed when the kernel runs, and for some of its bits how far each moves a coordinate of a tile."""
+
+    number: ir.Value
+    vectors: Sequence[tuple[int, Vector]]
+
+
+class Passage:
+    """A tile's way through shared memory, from one layout to another. All threads of the block take part.
+
+    Attributes:
+        nbytes: how much memory it takes.
+    """
+
+    def __init__(
+        self, dtype: DType, source: Layout, target: Layout, apart: Sequence[Vector] = (), *, matrices: bool = False
+    ) -> None:
+        """The arguments are those of `Swizzle.between`; and whether to read by `ldmatrix` where that is possible."""
+        self.dtype, self.source, self.target = dtype, source, target
+        self.matrices = Matrices.between(source, target, dtype.itemsize) if matrices else None
+        self.read = self.matrices.pointing if self.matrices else target
+        self.swizzle = Swizzle.between(source, self.read, dtype.itemsize, apart)
+        self.nbytes = dtype.itemsize << len(self.swizzle.offsets)
+
+    def put(self, builder: ir.IRBuilder, base: ir.Value, elements: list[ir.Value]) -> None:
+        """Write the tile, given by register of `source`, to address `base`. A barrier must follow."""
+        for registers, address, offset in self._accesses(builder, base, self.source):
+            shared.put(builder, address, offset, self.dtype, [elements[r] for r in registers])
+
+    def taker(self, builder: ir.IRBuilder, base: ir.Value, beyond: Beyond | None = None) -> Take:
+        """What gives the element of a register of `target`: it reads when it is first asked for it, or for a neighbour.
+
+        Args:
+            builder: at the place of the accesses, which stay in one block of code.
+            base: where the tile is.
+            beyond: how far from there the elements are in the tile; the vectors are among those that are read apart.
+        """
+        accesses = {register: access for access in self._accesses(builder, base, self.read, beyond) for register in access[0]}
+        taken: dict[int, ir.Value] = {}
+
+        def take(register: int) -> ir.Value:
+            if register not in taken:
+                registers, address, offset = accesses[register]
+                if self.matrices is not None:  # a lane points to as many elements as it gets: they have the same registers
+                    made = shared.get_matrices(builder, address, offset, self.dtype, transposed=self.matrices.transposed)
+                else:
+                    made = shared.get(builder, address, offset, self.dtype, len(registers))
+                taken.update(zip(registers, made, strict=True))
+            return taken[register]
+
+        return take
+
+    def _accesses(
+        self, builder: ir.IRBuilder, base: ir.Value, layout: Layout, beyond: Beyond | None = None
+    ) -> list[tuple[list[int], ir.Value, int]]:
         """For each access its registers, an address and an offset in bytes."""
+        itemsize, swizzle = self.dtype.itemsize, self.swizzle
         masks, coordinates = swizzle.of_thread(layout), layout.coordinates()
-        start = xor_of_bits(builder, thread, masks)
-        walked = 0  # bits of the offset that the thread decides; others are immediates
+        start = xor_of_bits(builder, special_register(builder, "tid.x"), masks)
+        if beyond is not None:
+            steps = {bit: swizzle.offset(vector) for bit, vector in beyond.vectors}
+            moves = [steps.get(bit, 0) for bit in range(1 + max(steps))]
+            start = builder.xor(start, xor_of_bits(builder, beyond.number, moves))
+            masks = [*masks, *moves]
+        walked = 0  # bits of the offset that are decided when the kernel runs; others are immediates
         for mask in masks:
             walked |= mask
         addresses: dict[int, ir.Value] = {}
@@ -82,14 +147,6 @@ def _through_shared(
                 addresses[flip] = shared.at(builder, base, moved, itemsize)
             made.append((registers, addresses[flip], (offset ^ flip) * itemsize))
         return made
-
-    for registers, address, offset in accesses(source):
-        shared.put(builder, address, offset, dtype, [elements[r] for r in registers])
-    shared.barrier(builder)
-    made: dict[int, ir.Value] = {}
-    for registers, address, offset in accesses(target):
-        made.update(zip(registers, shared.get(builder, address, offset, dtype, len(registers)), strict=True))
-    return [made[r] for r in range(len(made))]
 
 
 def exchange(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, place: Place, num_threads: int) -> list[ir.Value]:

@@ -10,7 +10,7 @@ from tilekit.compiler.lower.words import braced, elements_of, packed, words_of
 from tilekit.compiler.types import current, i8, i32, integer
 from tilekit.dtypes import DType
 
-__all__ = ["ROOM", "at", "barrier", "drain", "get", "put", "room"]
+__all__ = ["ROOM", "at", "barrier", "drain", "get", "get_matrices", "put", "room"]
 
 ROOM = 160 * 1024
 """What one operation may use, in bytes: a block of sm_80 has 163 KB, one of sm_90 227 KB."""
@@ -99,6 +99,13 @@ def get(builder: ir.IRBuilder, address: ir.Value, offset: int, dtype: DType, cou
     constraints = ",".join([f"={words.letter}"] * n + ["r", "~{memory}"])
     made = asm(builder, text, constraints, result, [address], effect=True)
     return elements_of(builder, [made] if n == 1 else [builder.extract_value(made, k) for k in range(n)], dtype, count)
+
+
+def get_matrices(builder: ir.IRBuilder, address: ir.Value, offset: int, dtype: DType, *, transposed: bool) -> list[ir.Value]:
+    """Eight 16-bit elements by `ldmatrix`, see `conversion.Matrices`; a lane's address is that of a row. All lanes take part."""
+    text = f"ldmatrix.sync.aligned.m8n8.x4{'.trans' * transposed}.shared.b16 {{$0, $1, $2, $3}}, [$4+{offset}];"
+    made = asm(builder, text, "=r,=r,=r,=r,r,~{memory}", ir.LiteralStructType([i32] * 4), [address], convergent=True)
+    return elements_of(builder, [builder.extract_value(made, k) for k in range(4)], dtype, 8)
 
 
 def at(builder: ir.IRBuilder, address: ir.Value, offset: ir.Value, itemsize: int) -> ir.Value:

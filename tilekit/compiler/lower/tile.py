@@ -155,8 +155,6 @@ def _operators() -> Iterator[tuple[str, tuple[str, ...], Callable[..., Any]]]:
         yield symbol, names, lambda x, y, s=symbol: bitwise(s, s, x, y)
     for symbol, name in {"<<": "lshift", ">>": "rshift"}.items():
         yield symbol, (name, f"i{name}"), lambda x, y, s=symbol: shift(s, s, x, y)
-    instead = "tiles do not have the operator @ here; there are + - * / // % ** & | ^ ~ << >> and the comparisons"
-    yield "@", ("matmul", "imatmul"), _missing("@", instead)
 
 
 for _symbol, _names, _define in _operators():
