@@ -13,6 +13,7 @@ from fake_gpu import fake_gpu
 import tilekit as tk
 from tilekit import api
 from tilekit.compiler import load
+from tilekit.ops import completion
 from tilekit.schedule import ExecutionContext, SingleStream
 
 
@@ -48,13 +49,16 @@ def gpu(request, monkeypatch):
 
 
 @pytest.fixture
-def launches(gpu):
+def launches(gpu, monkeypatch):
     """Ways to launch one small op with three arguments, each run before, and the budget of Python calls."""
     x, y = api.zeros(2048).sync(), api.zeros(2048).sync()
     tiles, stream = y.partition(1024), gpu[0].policy.next_stream()
     loop = asyncio.new_event_loop()
+    monkeypatch.setattr(completion, "_TURN_S", 60.0)  # however long it takes to count
 
-    async def awaited():
+    async def awaited(turn):
+        if turn:
+            completion._reactor()._others_at = 0.0
         await scale(tiles, x, 1.5)
 
     def chained():
@@ -69,7 +73,8 @@ def launches(gpu):
         "sync_on": lambda: scale(tiles, x, 1.5).sync_on(stream),
         "async_on": lambda: scale(tiles, x, 1.5).async_on(stream),
         "its result": lambda: scale(tiles, x, 1.5).async_on(stream).result(),
-        "await": lambda: loop.run_until_complete(awaited()),
+        "await": lambda: loop.run_until_complete(awaited(False)),
+        "await, and a turn": lambda: loop.run_until_complete(awaited(True)),
         "a chain of ten": chained,
         "ten joined": lambda: tk.join_all([scale(tiles, x, 1.5) for _ in range(10)]).sync(),
         "no arguments": lambda: nothing().grid(4).sync_on(stream),
@@ -91,7 +96,8 @@ def launches(gpu):
         ("sync_on", 0, 42, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
         ("async_on", 0, 41, {"cuLaunchKernel": 1, "cuEventRecord": 1}),
         ("its result", 12, 50, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
-        ("await", 16, 50, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
+        ("await", 6, 45, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
+        ("await, and a turn", 19, 53, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
         ("a chain of ten", 83, 282, {"cuLaunchKernel": 10, "cuEventRecord": 1, "cuEventQuery": 1}),
         ("ten joined", 58, 249, {"cuLaunchKernel": 10, "cuEventRecord": 1, "cuEventQuery": 1}),
         ("no arguments", 4, 52, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),

@@ -197,10 +197,10 @@ def test_marks_are_trimmed_and_their_events_recorded_again(cpu):
         stream.mark()
         if stream.pending % 16 == 0:
             stream.device.driver.stream_synchronize(stream.handle)
-    assert len(stream._marks) <= 40
-    assert stream.completed > 1900
-    assert cpu.driver.calls.count("create") < 64
-    assert cpu.driver.calls.count("query") < 2000 / 8
+    assert len(stream._marks) <= 136
+    assert stream.completed > 1800
+    assert cpu.driver.calls.count("create") < 256
+    assert cpu.driver.calls.count("query") < 2000 / 32
 
 
 def test_while_the_device_is_behind_trimming_stays_cheap(cpu):
@@ -305,7 +305,7 @@ def test_a_fault_nobody_was_told_of_is_not_trimmed_away(cpu):
         stream.mark()
         if stream.pending % 16 == 0:
             stream.synchronize()
-    assert len(stream._marks) <= 40
+    assert len(stream._marks) <= 136
 
 
 def test_passed_tells_of_no_fault_and_clears_none(cpu):

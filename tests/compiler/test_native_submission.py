@@ -221,10 +221,17 @@ def test_a_stream_that_somebody_records_in_is_waited_for(gpu, made):
     stream, tiles, x = made
     op = scale(tiles, x, 1.5)
     with stream._lock:
-        assert native.submit(op, stream) is None
+        assert native.submit(op, 0.0) == (stream, None)
     serial = stream.pending
-    assert native.submit(op, stream) == serial
-    assert native.submit(op, stream) is None, "it has run"
+    assert native.submit(op, 0.0) == (stream, serial)
+    assert native.submit(op, 0.0) == (None, None), "it has run"
+    assert native.submit(scale(tiles, x, 1.5), 1.0) is None
+    assert stream.completed == serial + 1
+    gpu[1].not_ready = 10**9
+    assert native.submit(scale(tiles, x, 1.5), 1e-6) == (stream, serial + 2)
+    for wrong in ((op,), (op, "long"), (op, -1.0)):
+        with pytest.raises(TypeError):
+            native.submit(*wrong)
 
 
 @compiled
@@ -239,6 +246,44 @@ def test_a_device_that_is_not_ready_is_polled_then_waited_for(gpu, made):
     scale(tiles, x, 1.5).sync_on(stream)
     assert gpu[1].calls["cuEventSynchronize"] == 1
     assert stream.completed == stream.pending - 1
+
+
+def test_marks_of_launches_are_trimmed(gpu, made):
+    stream, tiles, x = made
+    calls = gpu[1].calls
+    calls.clear()
+    for _ in range(1000):
+        scale(tiles, x, 1.5).async_on(stream)
+    assert len(stream._marks) <= 129
+    assert stream.pending - 130 <= stream.completed < stream.pending
+    assert 10 <= calls["cuEventQuery"] <= 1000 / 60
+    assert calls["cuEventCreate"] <= 140
+    assert [mark.serial for mark in stream._marks] == list(range(stream.completed + 1, stream.pending))
+    calls.clear()
+    gpu[1].not_ready = 10**9
+    for _ in range(1000):
+        scale(tiles, x, 1.5).async_on(stream)
+    assert 1 <= calls["cuEventQuery"] <= 6, "while the device is behind, more rarely each time"
+    gpu[1].not_ready = 0
+    scale(tiles, x, 1.5).sync_on(stream)
+    scale(tiles, x, 1.5).async_on(stream)
+    assert len(stream._marks) == 1
+
+
+def test_a_fault_that_trimming_finds_is_told_to_who_waits(gpu, made, monkeypatch):
+    stream, tiles, x = made
+    gpu[1].not_ready = 10**9
+    future = scale(tiles, x, 1.5).async_on(stream)
+    for _ in range(126):
+        scale(tiles, x, 1.5).async_on(stream)
+    gpu[1].not_ready = 0
+    for name in ("cuEventQuery", "cuEventSynchronize"):
+        monkeypatch.setattr(gpu[1], name, lambda event: (719,), raising=False)
+    monkeypatch.setattr(gpu[0].driver, "_query", gpu[1].cuEventQuery)
+    for _ in range(20):
+        scale(tiles, x, 1.5).async_on(stream)
+    with pytest.raises(DeviceError):
+        future.result()
 
 
 @compiled

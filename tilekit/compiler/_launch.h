@@ -68,6 +68,29 @@ static inline PyObject *get(PyObject *object, const Slot *slot)
 
 int as_pointer(PyObject *value, void *where);
 
+/* The value of an int that is at least 0 and below 2^60, as nearly all are that a kernel gets; 0, and no exception, of any other. */
+static inline int small_int(PyObject *value, uint64_t *where)
+{
+#if PY_VERSION_HEX < 0x030F0000 && PYLONG_BITS_IN_DIGIT == 30
+    if (!PyLong_CheckExact(value))
+        return 0;
+#if PY_VERSION_HEX >= 0x030C0000
+    const digit *digits = ((PyLongObject *)value)->long_value.ob_digit;
+    uintptr_t tag = ((PyLongObject *)value)->long_value.lv_tag, size = (tag & 3) != 2 ? tag >> 3 : 3;
+#else
+    const digit *digits = ((PyLongObject *)value)->ob_digit;
+    size_t size = (size_t)Py_SIZE(value);
+#endif
+    if (size > 2)
+        return 0;
+    *where = size == 2 ? digits[0] | (uint64_t)digits[1] << 30 : size == 1 ? digits[0] : 0;
+    return 1;
+#else
+    (void)value, (void)where;
+    return 0;
+#endif
+}
+
 typedef struct {
     PyObject **place;
     const char *text;
@@ -131,6 +154,13 @@ typedef struct {
     Launcher *launcher;     /* one of the same device */
 } Mark;
 
+/* Take a stream's lock, if nobody has it; 0, perhaps with an exception, if somebody has. Let it go, whatever has happened. */
+int lock_stream(PyObject *lock);
+void unlock_stream(PyObject *lock);
+/* Append to a deque, which is what lists of a stream are; 0 with an exception. */
+int append(PyObject *deque, PyObject *item);
+/* The last event of a stream's pool, or a new one, a new reference; NULL, perhaps with an exception. */
+PyObject *take_event(PyObject *stream, PyObject *pool);
 /* Under the stream's lock, once the event has been recorded: the mark that says so; NULL with an exception. */
 Mark *made_mark(PyObject *stream, Launcher *launcher, PyObject *event);
 /* Whether the place has passed, which is polled for so long at most; -1, and no exception, if that is not known. */

@@ -10,7 +10,7 @@ enum { MOST_SLOTS = 512, MOST_VIEWS = 64, READERS_KEPT = 8 };
 
 PyTypeObject *launcher_type;
 static struct {
-    PyObject *guarded, *written_by, *append;
+    PyObject *guarded, *written_by;
 } name;
 
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -72,11 +72,15 @@ static int pack_one(char code, PyObject *value, uint64_t *slot)
 {
     switch (code) {
     case 'q': {
+        if (small_int(value, slot))
+            return 1;
         int64_t number = PyLong_AsLongLong(value);
         *slot = (uint64_t)number;
         return number != -1 || !PyErr_Occurred();
     }
     case 'Q':
+        if (small_int(value, slot))
+            return 1;
         *slot = PyLong_Check(value) ? PyLong_AsUnsignedLongLong(value) : PyLong_AsUnsignedLongLongMask(value);
         return *slot != (uint64_t)-1 || !PyErr_Occurred();
     case 'd':
@@ -174,6 +178,17 @@ int is_free(Launcher *self, View *view, PyObject *stream)
     return 1;
 }
 
+/* PyTuple_Pack of two, which takes half as long. */
+static PyObject *pair(PyObject *first, PyObject *second)
+{
+    PyObject *made = PyTuple_New(2);
+    if (made != NULL) {
+        PyTuple_SET_ITEM(made, 0, Py_NewRef(first));
+        PyTuple_SET_ITEM(made, 1, Py_NewRef(second));
+    }
+    return made;
+}
+
 /* Remember that the launch wrote the memory; 0 with an exception if that fails. */
 static int note_write(View *view, PyObject *stream, PyObject *use)
 {
@@ -200,7 +215,7 @@ static int note_write(View *view, PyObject *stream, PyObject *use)
 
 int note(View *views, int count, PyObject *stream, PyObject *serial)
 {
-    PyObject *use = PyTuple_Pack(2, stream, serial);
+    PyObject *use = pair(stream, serial);
     if (use == NULL)
         return 0;
     PyObject *type = NULL, *value = NULL, *trace = NULL;
@@ -230,13 +245,11 @@ int note(View *views, int count, PyObject *stream, PyObject *serial)
 
 int note_name(PyObject *stream, PyObject *serial, PyObject *label)
 {
-    PyObject *entry = PyTuple_Pack(2, serial, label), *names = get(stream, &Stream__names), *none = NULL;
-    if (entry != NULL && names != NULL)
-        none = PyObject_CallMethodOneArg(names, name.append, entry);
+    PyObject *entry = pair(serial, label), *names = get(stream, &Stream__names);
+    int done = entry != NULL && names != NULL && append(names, entry);
     Py_XDECREF(entry);
     Py_XDECREF(names);
-    Py_XDECREF(none);
-    return none != NULL;
+    return done;
 }
 
 int launch(Launcher *self, PyObject *stream, PyObject *given, PyObject *label, Ending *ending)
@@ -346,7 +359,7 @@ static PyType_Spec launcher_spec = {
 PyObject *make_launcher_type(void)
 {
     static const Text texts[] = {
-        {&name.guarded, "guarded"}, {&name.written_by, "written_by"}, {&name.append, "append"}, {NULL, NULL},
+        {&name.guarded, "guarded"}, {&name.written_by, "written_by"}, {NULL, NULL},
     };
     PyObject *type = intern(texts) ? PyType_FromSpec(&launcher_spec) : NULL;
     launcher_type = (PyTypeObject *)type; /* which the module keeps */

@@ -3,12 +3,75 @@
 #include <structmember.h>
 #include <time.h>
 
-enum { NOT_READY = 600 };
+enum { NOT_READY = 600, MARKS_KEPT = 128 }; /* the second is _MARKS_KEPT of timeline.py */
 
 static struct {
-    PyObject *append, *popleft, *forget, *trim, *serial;
+    PyObject *forget, *trim, *serial;
 } name;
 static PyTypeObject *mark_type;
+
+/* A method of a class of Python's own, whose function is called at once where the object is of that class. */
+typedef struct {
+    const char *text;
+    int flags; /* that its function is called with */
+    PyObject *name;
+    PyTypeObject *owner; /* NULL if its flags are others in this Python */
+    PyCFunction function;
+} Method;
+
+static Method deque_append = {.text = "append", .flags = METH_O}, deque_popleft = {.text = "popleft", .flags = METH_NOARGS};
+static Method lock_acquire = {.text = "acquire", .flags = METH_VARARGS | METH_KEYWORDS};
+static Method lock_release = {.text = "release", .flags = METH_NOARGS};
+static PyObject *not_blocking; /* the arguments of `acquire` */
+
+/* Call it with that argument (of `acquire`: the tuple of them), or with none; 0 with an exception. */
+static int call(Method *method, PyObject *object, PyObject *argument)
+{
+    PyObject *result;
+    if (Py_TYPE(object) == method->owner)
+        result = method->flags & METH_KEYWORDS
+                     ? ((PyCFunctionWithKeywords)(void (*)(void))method->function)(object, argument, NULL)
+                     : method->function(object, argument);
+    else if (method->flags & METH_KEYWORDS)
+        result = PyObject_CallMethodOneArg(object, method->name, PyTuple_GET_ITEM(argument, 0));
+    else if (argument != NULL)
+        result = PyObject_CallMethodOneArg(object, method->name, argument);
+    else
+        result = PyObject_CallMethodNoArgs(object, method->name);
+    Py_XDECREF(result);
+    return result != NULL && result != Py_False;
+}
+
+int append(PyObject *deque, PyObject *item)
+{
+    return call(&deque_append, deque, item);
+}
+
+int lock_stream(PyObject *lock)
+{
+    return call(&lock_acquire, lock, not_blocking);
+}
+
+void unlock_stream(PyObject *lock)
+{
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    if (!call(&lock_release, lock, NULL))
+        PyErr_WriteUnraisable(lock);
+    PyErr_Restore(kind, value, trace);
+}
+
+PyObject *take_event(PyObject *stream, PyObject *pool)
+{
+    Py_ssize_t last = PyList_GET_SIZE(pool) - 1;
+    if (last >= 0) {
+        PyObject *event = PyList_GET_ITEM(pool, last);
+        Py_SET_SIZE(pool, last); /* the list's reference is the caller's now */
+        return event;
+    }
+    PyObject *create = held(stream, &Stream__create);
+    return create ? PyObject_CallNoArgs(create) : NULL;
+}
 
 static void mark_dealloc(Mark *self)
 {
@@ -42,13 +105,50 @@ static long long serial_of(PyObject *mark)
     return found;
 }
 
-/* Call a method for what it does; 0 with an exception. */
-static int call(PyObject *object, PyObject *method, PyObject *argument)
+static int done(PyObject *none)
 {
-    PyObject *args[] = {object, argument};
-    PyObject *none = PyObject_VectorcallMethod(method, args, argument ? 2 : 1, NULL);
     Py_XDECREF(none);
     return none != NULL;
+}
+
+/* The serial of a mark of the deque, which is not empty; -1 with an exception. */
+static long long serial_at(PyObject *marks, Py_ssize_t at)
+{
+    PyObject *mark = PySequence_GetItem(marks, at);
+    long long serial = mark ? serial_of(mark) : -1;
+    Py_XDECREF(mark);
+    return serial;
+}
+
+/* As `Timeline._trim`; 0 with an exception. */
+static int trim(PyObject *stream, PyObject *marks, Py_ssize_t count)
+{
+    PyObject *middle = PySequence_GetItem(marks, count / 2);
+    int passed = middle && Py_TYPE(middle) == mark_type ? mark_passed((Mark *)middle, 0) : -1;
+    long long serial = passed == 1 ? ((Mark *)middle)->serial : 0;
+    Py_XDECREF(middle);
+    if (passed < 0 || PyObject_Size(held(stream, &Stream__failures)) != 0) /* what has failed has to be remembered */
+        return done(PyObject_CallMethodNoArgs(stream, name.trim));
+    if (serial > PyLong_AsLongLong(held(stream, &Stream_completed))) {
+        PyObject *completed = PyLong_FromLongLong(serial);
+        if (completed == NULL)
+            return 0;
+        put(stream, &Stream_completed, completed);
+    }
+    for (; passed && count > 0; count--) {
+        long long first = serial_at(marks, 0);
+        if (first < 0)
+            return 0;
+        if (first > serial)
+            break;
+        if (!call(&deque_popleft, marks, NULL))
+            return 0;
+    }
+    PyObject *most = PyLong_FromSsize_t(2 * count < MARKS_KEPT ? MARKS_KEPT : 2 * count);
+    if (most == NULL)
+        return 0;
+    put(stream, &Stream__trim_at, most);
+    return 1;
 }
 
 /* Forget the marks that are known to have passed; of too many look whether some have. As at the end of `Timeline._mark`. */
@@ -61,16 +161,14 @@ static int tidy(PyObject *stream, PyObject *marks)
         Py_ssize_t count = PySequence_Size(marks);
         if (count <= 0)
             return count == 0 && !PyErr_Occurred();
-        PyObject *mark = PySequence_GetItem(marks, 0);
-        long long serial = mark ? serial_of(mark) : -1;
-        Py_XDECREF(mark);
+        long long serial = serial_at(marks, 0);
         if (serial < 0 || PyErr_Occurred())
             return 0;
         if (serial > completed)
-            return first && count > most ? call(stream, name.trim, NULL) : 1;
+            return first && count > most ? trim(stream, marks, count) : 1;
         if (!told) /* a failure among those that are forgotten has to be remembered */
-            return call(stream, name.forget, held(stream, &Stream_completed));
-        if (!call(marks, name.popleft, NULL))
+            return done(PyObject_CallMethodOneArg(stream, name.forget, held(stream, &Stream_completed)));
+        if (!call(&deque_popleft, marks, NULL))
             return 0;
     }
 }
@@ -90,7 +188,7 @@ Mark *made_mark(PyObject *stream, Launcher *launcher, PyObject *event)
     mark->event = Py_NewRef(event);
     mark->pool = Py_NewRef(held(stream, &Stream__events));
     mark->launcher = (Launcher *)Py_NewRef((PyObject *)launcher);
-    if (call(marks, name.append, (PyObject *)mark)) {
+    if (append(marks, (PyObject *)mark)) {
         put(stream, &Stream_pending, next);
         if (!tidy(stream, marks))
             Py_CLEAR(mark);
@@ -143,13 +241,34 @@ static PyMethodDef mark_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+/* Look a method up; 0 with an exception. */
+static int find(const char *module, const char *class, Method *method)
+{
+    PyObject *in = PyImport_ImportModule(module), *owner = in ? PyObject_GetAttrString(in, class) : NULL;
+    PyObject *found = owner ? PyObject_GetAttrString(owner, method->text) : NULL;
+    method->name = found ? PyUnicode_InternFromString(method->text) : NULL;
+    if (method->name != NULL && Py_TYPE(found) == &PyMethodDescr_Type) {
+        PyMethodDef *definition = ((PyMethodDescrObject *)found)->d_method;
+        if (definition->ml_flags == method->flags) {
+            method->owner = (PyTypeObject *)owner; /* which its module keeps */
+            method->function = definition->ml_meth;
+        }
+    }
+    Py_XDECREF(in);
+    Py_XDECREF(owner);
+    Py_XDECREF(found);
+    return method->name != NULL;
+}
+
 PyObject *make_mark_type(void)
 {
     static const Text texts[] = {
-        {&name.append, "append"}, {&name.popleft, "popleft"}, {&name.forget, "_forget_until"}, {&name.trim, "_trim"},
-        {&name.serial, "serial"}, {NULL, NULL},
+        {&name.forget, "_forget_until"}, {&name.trim, "_trim"}, {&name.serial, "serial"}, {NULL, NULL},
     };
-    if (!intern(texts))
+    not_blocking = PyTuple_Pack(1, Py_False);
+    if (not_blocking == NULL || !intern(texts) || !find("collections", "deque", &deque_append) ||
+        !find("collections", "deque", &deque_popleft) || !find("_thread", "LockType", &lock_acquire) ||
+        !find("_thread", "LockType", &lock_release))
         return NULL;
     static PyType_Slot slots[] = {
         {Py_tp_doc, "A recorded place in a stream: see timeline.Mark."},

@@ -6,7 +6,7 @@
 #include "_launch.h"
 
 static struct {
-    PyObject *acquire, *release, *policy, *next_stream;
+    PyObject *policy, *next_stream, *dict;
 } name;
 
 /* The launcher of a plan on that device, a new reference; NULL, and no exception, if there is none. */
@@ -63,17 +63,26 @@ static void claim(PyObject *op, int taken)
     put(op, &KernelLaunch__spent, Py_NewRef(taken ? Py_True : Py_False));
 }
 
-/* Let the stream's lock go, whatever has happened. */
-static void unlock(PyObject *lock)
+/* Whether this thread is in the middle of a submission, or that cannot be told. `submitting` is a threading.local; the
+ * attributes that it had in the thread that was here last are kept at hand. */
+static int is_submitting(void)
 {
-    PyObject *kind, *value, *trace;
-    PyErr_Fetch(&kind, &value, &trace);
-    PyObject *none = PyObject_CallMethodNoArgs(lock, name.release);
-    if (none == NULL)
-        PyErr_WriteUnraisable(lock);
-    Py_XDECREF(none);
-    PyErr_Restore(kind, value, trace);
-    Py_DECREF(lock);
+    static PyObject *attributes;
+    static uint64_t whose; /* no number is given to a second thread */
+    uint64_t number = PyThreadState_GetID(PyThreadState_Get());
+    if (number != whose || attributes == NULL) {
+        PyObject *found = PyObject_GetAttr(helpers.submitting, name.dict);
+        if (found == NULL || !PyDict_CheckExact(found)) {
+            PyErr_Clear();
+            Py_XDECREF(found);
+            return 1;
+        }
+        whose = number;
+        Py_XSETREF(attributes, found);
+    }
+    PyObject *submission = PyDict_GetItemWithError(attributes, helpers.submission);
+    PyErr_Clear(); /* of a string's lookup there is none */
+    return submission != NULL && submission != Py_None;
 }
 
 /* A submission of one launch: the mark behind it, or where Python recorded that, its serial alone. Owned. */
@@ -86,27 +95,17 @@ typedef struct {
 static int submit_ready(PyObject *op, PyObject *stream, Ready *what, Submitted *made)
 {
     Launcher *launcher = what->launcher;
-    PyObject *lock = held(stream, &Stream__lock), *pool = held(stream, &Stream__events), *args[2] = {lock, Py_False};
-    PyObject *running = PyObject_GetAttr(helpers.submitting, helpers.submission);
-    Py_XDECREF(running);
-    if (running != Py_None || launcher->record == NULL || lock == NULL || pool == NULL || !PyList_CheckExact(pool))
+    PyObject *lock = held(stream, &Stream__lock), *pool = held(stream, &Stream__events);
+    if (launcher->record == NULL || lock == NULL || pool == NULL || !PyList_CheckExact(pool) || is_submitting())
         return 0;
     Py_INCREF(lock);
-    PyObject *locked = PyObject_VectorcallMethod(name.acquire, args, 2, NULL);
-    Py_XDECREF(locked);
-    if (locked != Py_True) { /* somebody records in it just now: Python waits for that */
+    if (!lock_stream(lock)) { /* somebody records in it just now: Python waits for that */
+        PyErr_Clear();
         Py_DECREF(lock);
         return 0;
     }
     Ending ending = {NULL, 0};
-    Py_ssize_t last = PyList_GET_SIZE(pool) - 1;
-    PyObject *event = last >= 0 ? Py_NewRef(PyList_GET_ITEM(pool, last)) : NULL, *address = NULL;
-    if (event != NULL && PyList_SetSlice(pool, last, last + 1, NULL) != 0)
-        Py_CLEAR(event);
-    if (last < 0 && held(stream, &Stream__create) != NULL)
-        event = PyObject_CallNoArgs(held(stream, &Stream__create));
-    if (event != NULL)
-        address = PyNumber_Long(event);
+    PyObject *event = take_event(stream, pool), *address = event ? PyNumber_Long(event) : NULL;
     int code = SLOW, outcome = 0;
     if (address != NULL && as_pointer(address, &ending.event) && held(op, &KernelLaunch__fresh) != NULL) {
         claim(op, 1);
@@ -116,15 +115,15 @@ static int submit_ready(PyObject *op, PyObject *stream, Ready *what, Submitted *
     }
     Py_XDECREF(address);
     if (code == LAUNCHED && ending.code == 0) {
+        made->serial = Py_NewRef(held(stream, &Stream_pending));
         made->mark = made_mark(stream, launcher, event);
-        if (made->mark != NULL)
-            made->serial = PyLong_FromLongLong(made->mark->serial);
-        outcome = made->serial != NULL ? 1 : -1;
+        outcome = made->mark != NULL ? 1 : -1;
     } else if (event != NULL && PyList_Append(pool, event) != 0) {
         outcome = -1;
     }
     Py_XDECREF(event);
-    unlock(lock);
+    unlock_stream(lock);
+    Py_DECREF(lock);
     if (code == LAUNCHED && ending.code != 0) {
         made->serial = PyObject_CallFunctionObjArgs(helpers.ended, op, stream, NULL);
         outcome = made->serial != NULL ? 1 : -1;
@@ -135,17 +134,25 @@ static int submit_ready(PyObject *op, PyObject *stream, Ready *what, Submitted *
     return outcome;
 }
 
+/* Whether the work has passed, which is polled for. */
+static int is_over(Submitted *made, PyObject *stream, double seconds)
+{
+    if (made->mark == NULL || mark_passed(made->mark, seconds) != 1)
+        return 0;
+    if (PyLong_AsLongLong(held(stream, &Stream_completed)) < made->mark->serial)
+        put(stream, &Stream_completed, Py_NewRef(made->serial));
+    return 1;
+}
+
 /* `op.sync_on(stream)`; NULL without an exception if nothing was done. */
 static PyObject *run_here(PyObject *op, PyObject *stream, Ready *what)
 {
     Submitted made = {NULL, NULL};
     PyObject *result = NULL;
     if (submit_ready(op, stream, what, &made) == 1) {
-        if (made.mark != NULL && mark_passed(made.mark, what->launcher->spin_s) == 1) {
-            if (PyLong_AsLongLong(held(stream, &Stream_completed)) < made.mark->serial)
-                put(stream, &Stream_completed, Py_NewRef(made.serial));
+        if (is_over(&made, stream, what->launcher->spin_s))
             result = Py_NewRef(what->arguments);
-        } else
+        else
             result = PyObject_CallFunctionObjArgs(helpers.waited, op, stream, made.serial, NULL);
     }
     Py_XDECREF(made.mark);
@@ -218,14 +225,12 @@ static PyObject *runs_async_on(PyObject *self, PyObject *const *args, Py_ssize_t
         PyObject *future = NULL;
         int submitted = submit_ready(self, args[0], &what, &made);
         if (submitted == 1) {
-            PyObject *done = PyTuple_Pack(2, made.serial, what.arguments);
-            future = done ? type->tp_alloc(type, 0) : NULL;
+            future = type->tp_alloc(type, 0);
             if (future != NULL) {
                 put(future, &DeviceFuture_op, Py_NewRef(self));
                 put(future, &DeviceFuture_stream, Py_NewRef(args[0]));
-                put(future, &DeviceFuture__made, Py_NewRef(done));
+                put(future, &DeviceFuture__made, Py_NewRef(made.serial));
             }
-            Py_XDECREF(done);
         }
         Py_XDECREF(made.mark);
         Py_XDECREF(made.serial);
@@ -287,18 +292,35 @@ static PyMethodDef runs_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* submit(op, stream): the serial behind it; None if nothing was done. */
+/* submit(op, seconds): see _launch.pyi. */
 static PyObject *submit_op(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
 {
+    double seconds = nargs == 2 ? PyFloat_AsDouble(args[1]) : -1;
+    if (seconds < 0) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "expected an op, and for how many seconds to poll");
+        return NULL;
+    }
     Ready what;
     Submitted made = {NULL, NULL};
-    int submitted = 0;
-    if (nargs == 2 && open_stream(args[1]) && ready(args[0], held(args[1], &Stream_device), &what)) {
-        submitted = submit_ready(args[0], args[1], &what, &made);
+    PyObject *stream = NULL, *left = NULL;
+    int submitted = 0, over = 0;
+    if (ready(args[0], NULL, &what)) {
+        stream = next_stream(what.plan);
+        if (stream == NULL)
+            submitted = PyErr_Occurred() ? -1 : 0;
+        else if (open_stream(stream) && held(stream, &Stream_device) == held(what.plan, &Plan_device))
+            submitted = submit_ready(args[0], stream, &what, &made);
         let_go(&what);
     }
+    over = submitted == 1 && seconds > 0 && is_over(&made, stream, seconds);
+    if (submitted >= 0)
+        left = over ? Py_NewRef(Py_None)
+                    : PyTuple_Pack(2, stream ? stream : Py_None, made.serial ? made.serial : Py_None);
     Py_XDECREF(made.mark);
-    return submitted < 0 ? NULL : submitted ? made.serial : Py_NewRef(Py_None);
+    Py_XDECREF(made.serial);
+    Py_XDECREF(stream);
+    return left;
 }
 
 /* links(ops, at, result, ctx): of a chain of `apply(kernel)`, first to last, launch those from `at` on, each with the result of
@@ -376,8 +398,7 @@ PyObject *make_runs_type(void)
         .name = "tilekit.compiler._launch.Runs", .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, .slots = slots,
     };
     static const Text texts[] = {
-        {&name.acquire, "acquire"}, {&name.release, "release"}, {&name.policy, "policy"}, {&name.next_stream, "next_stream"},
-        {NULL, NULL},
+        {&name.policy, "policy"}, {&name.next_stream, "next_stream"}, {&name.dict, "__dict__"}, {NULL, NULL},
     };
     return intern(texts) ? PyType_FromSpec(&spec) : NULL;
 }

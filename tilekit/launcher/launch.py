@@ -15,7 +15,7 @@ from tilekit.errors import DeviceError
 from tilekit.launcher.planning import Form, Options, Plan, check_grid, check_overlap
 from tilekit.ops import AsyncKernelLaunch, DeviceOp, Executable, Spec, Value
 from tilekit.ops.base import site_of
-from tilekit.ops.completion import awaited, reached
+from tilekit.ops.completion import awaited, patience, reached
 from tilekit.ops.execution import Done, HostJob, Steps, Submission, moments, unwrap
 from tilekit.ops.nodes import is_shallow
 from tilekit.partition import Partition
@@ -131,19 +131,19 @@ class KernelLaunch(native.Runs, AsyncKernelLaunch):
     if native.submit is not None:
 
         def __await__(self) -> Generator[Any, None, tuple[Any, ...]]:
-            return self._awaited_at(self._next_stream())
-
-    def _awaited_at(self, stream: Stream) -> Generator[Any, None, tuple[Any, ...]]:
-        serial = native.submit(self, stream)
-        if serial is None:
-            result: tuple[Any, ...] = yield from awaited(Submission(self, stream))
-            return result
-        try:
-            yield from reached(((stream, serial),))
-        except Exception as error:
-            self.annotate(error)
-            raise
-        return self.arguments
+            poll_s = patience()
+            left = native.submit(self, poll_s)
+            if left is not None:
+                stream, serial = left
+                if stream is None or serial is None:
+                    result: tuple[Any, ...] = yield from awaited(Submission(self, stream or self._next_stream()))
+                    return result
+                try:
+                    yield from reached(((stream, serial),), polled_s=poll_s)
+                except Exception as error:
+                    self.annotate(error)
+                    raise
+            return self.arguments
 
     def _ended(self, stream: Stream) -> int:
         """Mark the end of the submission after the compiled part has launched and could not."""

@@ -1,8 +1,9 @@
 """Waiting for a stream from a coroutine: nothing blocks, and nothing runs Python on the driver's thread.
 
-A moment that is near is polled for (`TILEKIT_SPIN_US`), between turns of the other tasks. For any other, the driver writes a
-status into a slot and rings the bell of a `SignalBoard`; the event loop watches the bell's file descriptor, and wakes whoever
-waits for the slot. Every event loop has a reactor of its own, which is found anew at each `await`.
+A moment that is near is polled for (`TILEKIT_SPIN_US`): between turns of the other tasks, or for a while without where no other
+task is ready. For any other, the driver writes a status into a slot and rings the bell of a `SignalBoard`; the event loop
+watches the bell's file descriptor, and wakes whoever waits for the slot. Every event loop has a reactor of its own, which is
+found anew at each `await`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from typing import Any
 
 from tilekit.driver import forking
@@ -21,15 +23,14 @@ from tilekit.ops.execution import NAP_S, TURNS, HostJob, Submission, Wait
 from tilekit.settings import load_settings
 from tilekit.stream import Stream
 
-__all__ = ["Ask", "awaited", "reached", "rung", "submitted"]
+__all__ = ["Ask", "awaited", "patience", "reached", "rung", "submitted"]
 
 # Asks for a slot of a board to be filled some time; False if there is nothing to wait for.
 Ask = Callable[[SignalBoard, int], bool]
 Waiting = Generator[Any, None, None]  # what `__await__` gives
 
-# A turn in which nobody else did anything takes up to so long; then the device is asked for so long before the next turn.
-_IDLE_S, _GLANCE_S = 8e-6, 2e-6
-_TURN_S = 1e-4  # how long a task may go on with what is complete at once, before other tasks get a turn
+# How long a task may go on before other tasks get a turn: with what is complete at once, or with polling if none is ready.
+_TURN_S = 1e-4
 
 
 def awaited(submission: Submission) -> Generator[Any, None, Any]:
@@ -60,7 +61,17 @@ def submitted(submission: Submission) -> Waiting:
             submission.close()
 
 
-def reached(waits: Sequence[Wait], turns: int = 0) -> Waiting:
+def patience() -> float:
+    """For how many seconds a task may poll now, without a turn of the loop before; 0 where no loop runs."""
+    try:
+        reactor = _reactor()
+    except RuntimeError:  # as who waits then will say
+        return 0.0
+    now = time.perf_counter()
+    return reactor.patience(now, now + reactor.spin_s)
+
+
+def reached(waits: Sequence[Wait], turns: int = 0, polled_s: float = 0.0) -> Waiting:
     """Suspend the task until all of `waits` have passed; have the jobs among them done in a worker thread.
 
     If they have passed already, other tasks still get a turn, unless they just had one.
@@ -68,6 +79,7 @@ def reached(waits: Sequence[Wait], turns: int = 0) -> Waiting:
     Args:
         waits: what to wait for. If empty, only give way.
         turns: how often that was done already, to no avail.
+        polled_s: for how many seconds they have been polled for already.
 
     Raises:
         DeviceError: the device failed meanwhile.
@@ -79,13 +91,10 @@ def reached(waits: Sequence[Wait], turns: int = 0) -> Waiting:
             for stream, serial in wait.after:
                 yield from reactor.passed(stream, serial)
             yield from reactor.in_thread(wait.run).__await__()
-        elif not wait[0].is_complete(wait[1]):
-            yield from reactor.passed(*wait)
+        else:
+            yield from reactor.passed(*wait, polled_s)
     if not waits:
         yield from (reactor.turn() if turns < TURNS else reactor.nap()).__await__()
-    elif time.perf_counter() >= reactor.others_at:
-        yield from reactor.turn().__await__()
-        reactor.others_at = time.perf_counter() + _TURN_S
 
 
 def rung(ask: Ask) -> Waiting:
@@ -94,29 +103,43 @@ def rung(ask: Ask) -> Waiting:
 
 
 class _Reactor:
-    """The waiters of one event loop."""
+    """The waiters of one event loop.
+
+    Attributes:
+        spin_s: how long to poll.
+    """
 
     def __init__(self) -> None:
-        self._spin_s = load_settings().spin_us * 1e-6
+        self.spin_s = load_settings().spin_us * 1e-6
         self._board = SignalBoard()
         self._waiting: dict[int, Any] = {}  # by slot: what `_resume` takes
-        self.others_at = 0.0  # when others shall have a turn, at the latest
+        self._ready: Collection[Any] = (None,)  # what the loop is to call next, where it tells; else as if there were something
+        self._others_at = 0.0  # when others shall have a turn, at the latest
 
-    def passed(self, stream: Stream, serial: int) -> Waiting:
-        """Return once a moment has passed, which it has not yet; others get a turn in any case."""
-        driver = stream.device.driver
-        if driver.kind == "cuda":  # the worker of a CPU stream needs the interpreter that a poll would keep busy
-            clock = time.perf_counter
-            now = clock()
-            end = now + self._spin_s
-            while now < end:
+    def patience(self, now: float, end: float) -> float:
+        """For how many seconds a task may poll now, until `end` at most: 0 if another is ready, or waits for the bell."""
+        if self._ready or self._waiting:
+            return 0.0
+        left = (end if end < self._others_at else self._others_at) - now
+        return left if left > 0 else 0.0
+
+    def passed(self, stream: Stream, serial: int, polled_s: float = 0.0) -> Waiting:
+        """Return once a moment has passed. Others get a turn if it is time, while the device works: before the first poll."""
+        clock, driver = time.perf_counter, stream.device.driver
+        now = clock()
+        # The worker of a CPU stream needs the interpreter that a poll would keep busy.
+        end = now + self.spin_s - polled_s if driver.kind == "cuda" else now
+        turn = now >= self._others_at
+        while True:
+            if turn:
                 yield from self.turn().__await__()
-                before, now = now, clock()
-                # If the others had nothing to do, they can wait about as long as it takes to see that again.
-                if stream.is_complete(serial, _GLANCE_S if now - before < _IDLE_S else 0.0):
-                    self.others_at = now + _TURN_S
-                    return
                 now = clock()
+                self._others_at = now + _TURN_S
+            if stream.is_complete(serial, self.patience(now, end)):
+                return
+            now, turn = clock(), True
+            if now >= end:
+                break
         if not driver.signals_ready():
             yield from self.in_thread(driver.make_signals_ready).__await__()
         while not stream.is_complete(serial):
@@ -197,8 +220,12 @@ class _Asyncio(_Reactor):
         super().__init__()
         self._asyncio = asyncio
         self._readable = True
+        loop = asyncio.get_running_loop()
+        ready = getattr(loop, "_ready", None)  # of asyncio's own loops: nothing public tells whether a task is ready
+        if isinstance(ready, deque):
+            self._ready = ready
         try:
-            asyncio.get_running_loop().add_reader(self._board.fd, self._wake)
+            loop.add_reader(self._board.fd, self._wake)
         except NotImplementedError:  # a loop that watches no descriptors, such as the proactor of Windows
             self._readable = False
             self._board.close()

@@ -61,8 +61,8 @@ class DeviceFuture(Generic[T]):
         self._when_submitted: list[Callable[[], object]] | None = None
 
     def __getattr__(self, name: str) -> Any:
-        """What a future of the compiled part's lacks, which was made with the op, the stream, and in `_made` the serial behind
-        the work and the result: most are asked for nothing else.
+        """What a future of the compiled part's lacks, which was made with the launch, the stream, and in `_made` the serial
+        behind it: most are asked for nothing else. The result is the launch's arguments.
         """
         if name not in DeviceFuture.__slots__ or name == "_made":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -70,9 +70,10 @@ class DeviceFuture(Generic[T]):
             try:
                 return object.__getattribute__(self, name)  # another thread was faster
             except AttributeError:
-                serial, value = self._made
+                serial: int = self._made
+                op: Any = self.op
             self._error, self._final, self._turns, self._when_submitted = None, ((self.stream, serial),), 0, None
-            self._lock, self._submission = threading.Lock(), Submission.ended(self.op, self.stream, serial, value)
+            self._lock, self._submission = threading.Lock(), Submission.ended(op, self.stream, serial, op.arguments)
             self._submitted = True
             return object.__getattribute__(self, name)
 
