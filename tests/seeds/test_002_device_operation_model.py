@@ -126,7 +126,6 @@ def test_a_recipe_can_be_stapled_to_another(device):
     np.testing.assert_array_equal(meal.sync(), np.maximum(data, 0))
 
 
-@pytest.mark.xfail(strict=True, raises=AttributeError, reason="matrix products: tk.mma does not exist yet")
 def test_a_function_that_returns_a_recipe_with_a_gemm(device):
     """Upload, matrix product, activation: one function makes the recipe, its caller runs it."""
     mma = tk.mma

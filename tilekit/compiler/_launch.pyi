@@ -27,23 +27,17 @@ class Launcher:
     ) -> Self: ...
     def launch(self, stream: object, arguments: tuple[object, ...], label: str, /) -> int: ...
 
-# A base of `Kernel`: calls it, and leaves to its `_build` what is unusual.
+# Recorded work, submitted in one go: see `tilekit.ops.recorded.Program`. `launcher` is any of the same device. `steps` is ten
+# numbers of eight bytes each: the kind, and what it takes. Of a launch (0) the function, grid, block, shared bytes, and the
+# address of its parameters; of a graph (1) its handle; of a copy (2) where to, where from, bytes; of a fill (3) the address, the
+# pattern, how often, and its bytes. The others are addresses: of cuGraphLaunch, cuMemcpyAsync, cuMemsetD8Async and its like.
 class Program:
-    """Recorded work, submitted in one go: see `tilekit.ops.recorded.Program`.
-
-    Args:
-        launcher: any of the same device.
-        steps: ten numbers of eight bytes each: the kind, and what it takes. Of a launch (0) the function, grid, block, shared
-            bytes, and the address of its parameters; of a graph (1) its handle; of a copy (2) where to, where from, bytes; of a
-            fill (3) the address, the pattern, how often, and its bytes.
-        graph, copy, fill8, fill16, fill32: addresses of cuGraphLaunch, cuMemcpyAsync, cuMemsetD8Async and its like.
-    """
-
     def __new__(
         cls, *, launcher: Launcher, steps: bytes, graph: int, copy: int, fill8: int, fill16: int, fill32: int
     ) -> Self: ...
     def run(self, stream: Stream, reads: list[Any], writes: list[Any], label: str, marked: bool, /) -> tuple[int, Any]: ...
 
+# A base of `Kernel`: calls it, and leaves to its `_build` what is unusual.
 class Calls:
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
