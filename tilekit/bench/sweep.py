@@ -22,6 +22,9 @@ __all__ = ["Candidate", "Point", "Series", "Sweep", "Work", "survey", "sweep"]
 _log = logging.getLogger("tilekit.bench")
 
 
+_FEW = 6  # lines among which there is room for the legend
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """What a contestant does at one point of the axis.
@@ -170,7 +173,10 @@ class Sweep(Run):
             )
             return
         axes = figure.subplots()
-        for series in self.results:
+        few = len(self.results) <= _FEW
+        if not few:
+            figure.set_size_inches(12, 5)
+        for number, series in enumerate(self.results):
             values = [p.value for p in series.points]
             spans = [[p.value - p.low for p in series.points], [p.high - p.value for p in series.points]]
             axes.errorbar(
@@ -178,7 +184,7 @@ class Sweep(Run):
                 values,
                 yerr=spans,
                 label=f"{series.name}: {series.variant}",
-                marker="o",
+                marker="os^"[number // 10 % 3],  # there are ten colours
                 capsize=3,
                 linestyle="-" if series.name == OWN else "--",
             )
@@ -189,7 +195,7 @@ class Sweep(Run):
             axes.set_ylim(bottom=0)
         else:
             axes.set_yscale("log")
-        axes.legend(fontsize=8, frameon=False)
+        axes.legend(fontsize=8, frameon=False, **({} if few else {"bbox_to_anchor": (1.01, 1), "loc": "upper left"}))
 
 
 def sweep(device: Device, **fields: Any) -> Sweep:
