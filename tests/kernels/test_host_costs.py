@@ -4,18 +4,13 @@ As in `tests/test_host_path.py`, on a GPU that does nothing. A kernel of 64 MB t
 few hundred calls would be as much.
 """
 
-import gc
-import os
-import sys
-
 import pytest
+from counting import counted
 from fake_gpu import fake_gpu
 
 import tilekit as tk
 from tilekit import api, kernels
 from tilekit.schedule import SingleStream
-
-PACKAGE = os.path.dirname(tk.__file__)
 
 
 @tk.kernel
@@ -30,24 +25,6 @@ def gpu():
     with tk.use_device(device):
         device.policy = SingleStream(device)
         yield driver
-
-
-def counted(function):
-    """How many Python functions of tilekit's `function` calls."""
-    calls = 0
-
-    def profile(frame, event, argument):
-        nonlocal calls
-        calls += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
-
-    gc.disable()  # finalizers of other tests' would be counted
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return calls
 
 
 @pytest.fixture
