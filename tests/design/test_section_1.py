@@ -23,7 +23,7 @@ def run_up_to(marker: str, tmp_path: Path) -> dict:
     return runpy.run_path(str(head))
 
 
-@pytest.mark.xfail(strict=True, raises=tk.CompileError, reason="tk.pipelined and tk.mma do not exist yet")
+@pytest.mark.xfail(strict=True, raises=tk.CompileError, reason="tk.pipelined does not exist yet")
 def test_the_whole_program(device):
     runpy.run_path(str(PROGRAM))
 
