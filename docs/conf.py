@@ -22,6 +22,7 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+suppress_warnings = ["ref.python"]  # a name in a list of attributes that several classes have
 
 html_theme = "furo"
 html_title = "tilekit"

@@ -31,6 +31,8 @@ __all__ = ["Graphed", "graphed"]
 def graphed(function: Callable[..., DeviceOp[Any]] | None = None, *, most: int = 16) -> Any:
     """Let calls of a function that builds an op replay a CUDA graph: `@tk.graphed`, or `tk.graphed(function, most=4)`.
 
+    ::
+
         @tk.graphed
         def layer(x, weights, scale):
             return kernels.rms_norm(x, weights).then(lambda y: ...)

@@ -39,6 +39,8 @@ class PreparedOp(Recorded):
 class CudaGraph(Recorded):
     """An op, recorded as a CUDA graph: one call of the driver launches all of it. On a CPU device the nodes run one by one.
 
+    ::
+
         graph = op.graph_on(stream)          # recorded, not executed
         out = graph.output
         for token in tokens:

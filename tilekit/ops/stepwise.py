@@ -124,6 +124,8 @@ class _Operation(Stepwise[T]):
 def operation(function: Callable[P, Generator[DeviceOp[Any], Any, T]]) -> Callable[P, DeviceOp[T]]:
     """Make a generator function one whose calls are ops: `@tk.operation`.
 
+    ::
+
         @tk.operation
         def block(x, weight):
             h = yield kernels.rms_norm(x, weight)
