@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tilekit.bench import report
+from tilekit.bench import Options, report
 from tilekit.bench.harness import Prepared, Unwaited, WallTimer
 from tilekit.bench.report import OWN
 from tilekit.bench.saxpy_peers import Missing
@@ -122,19 +122,16 @@ def test_values_are_times_of_a_piece_or_rates_of_them(monkeypatch):
 @pytest.mark.parametrize("places", [(7,), (0, 10, 1000)])
 @pytest.mark.parametrize("rate", [False, True])
 def test_a_record_is_shown_saved_and_drawn(device, tmp_path, places, rate):
-    results, left_out = surveyed(doing("peer"), doing(OWN, "mine"), doing("bad", wrong="off by one"), places=places, rate=rate)
     run = sweep(
-        device,
+        Options(device=device, rounds=2, command="c"),
+        [doing("peer"), doing(OWN, "mine"), doing("bad", wrong="off by one")],
+        places,
         benchmark="chain",
-        rounds=2,
-        command="c",
         axis="ops",
         unit="us per op",
         rate=rate,
-        reference="peer, v",
+        items=lambda n: n or 1,
         parameters={"n": 1000, "op_us": 51.234},
-        results=results,
-        left_out=tuple(left_out),
     )
     assert not run.all_correct
     text = report.table(run)

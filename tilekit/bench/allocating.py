@@ -13,9 +13,9 @@ from tilekit import __version__, api
 from tilekit.bench import Options, raw
 from tilekit.bench.awaiting import policy_of
 from tilekit.bench.environment import version_of
-from tilekit.bench.report import OWN, LeftOut
+from tilekit.bench.report import OWN
 from tilekit.bench.saxpy_peers import need
-from tilekit.bench.sweep import Candidate, Sweep, Work, survey, sweep
+from tilekit.bench.sweep import Candidate, Sweep, Work, sweep
 from tilekit.storage import allocate
 from tilekit.stream import Stream
 
@@ -30,30 +30,20 @@ _log = logging.getLogger("tilekit.bench")
 def run(options: Options) -> Sweep:
     """Measure allocating and freeing, of 4 KiB and 1 MiB, or of `options.n` bytes. Blocks until it is done."""
     device = options.device
-    left_out: list[LeftOut] = []
     with ExitStack() as stack:
         stream = stack.enter_context(device.stream())
         stack.enter_context(policy_of(device, stream))
         candidates = [*(_on_gpu(stream) if device.kind == "cuda" else _on_cpu()), *_own(stream)]
-        reference = candidates[0].label
         _log.info("allocate: on %s", device.label)
-        results = survey(
-            candidates, (options.n,) if options.n else SIZES, items=lambda _: 1, rate=False, reference=reference,
-            rounds=options.rounds, left_out=left_out,
-        )  # fmt: skip
-    return sweep(
-        device,
-        benchmark="allocate",
-        rounds=options.rounds,
-        command=options.command,
-        axis="bytes",
-        unit="us",
-        rate=False,
-        reference=reference,
-        parameters={},
-        results=results,
-        left_out=tuple(left_out),
-    )
+        return sweep(
+            options,
+            candidates,
+            (options.n,) if options.n else SIZES,
+            benchmark="allocate",
+            axis="bytes",
+            unit="us",
+            parameters={},
+        )
 
 
 def _work(launch: Callable[[], object]) -> Work:

@@ -20,9 +20,9 @@ from tilekit import api
 from tilekit.bench import Options, raw
 from tilekit.bench._tilekit_host import scale
 from tilekit.bench.environment import version_of
-from tilekit.bench.report import OWN, LeftOut
+from tilekit.bench.report import OWN
 from tilekit.bench.saxpy_peers import DeviceArray, need
-from tilekit.bench.sweep import Candidate, Sweep, Work, survey, sweep
+from tilekit.bench.sweep import Candidate, Sweep, Work, sweep
 from tilekit.device import Device
 from tilekit.launcher import KernelLaunch
 from tilekit.schedule import SingleStream
@@ -43,30 +43,21 @@ _log = logging.getLogger("tilekit.bench")
 def run(options: Options) -> Sweep:
     """Measure launching and waiting. Blocks until it is done."""
     device, n = options.device, options.n or DEFAULT_N
-    left_out: list[LeftOut] = []
     with ExitStack() as stack:
         stream = stack.enter_context(device.stream())
         stack.enter_context(policy_of(device, stream))
         data = _Data(stream, n, stack)
         candidates = [*(_on_gpu(data) if device.kind == "cuda" else _on_cpu(data)), *_own(data)]
         _log.info("await: one op on %d elements, on %s", n, device.label)
-        reference = candidates[0].label
-        results = survey(
-            candidates, [n], items=lambda _: 1, rate=False, reference=reference, rounds=options.rounds, left_out=left_out
+        return sweep(
+            options,
+            candidates,
+            [n],
+            benchmark="await",
+            axis="elements",
+            unit="us per op",
+            parameters={"n": n},
         )
-    return sweep(
-        device,
-        benchmark="await",
-        rounds=options.rounds,
-        command=options.command,
-        axis="elements",
-        unit="us per op",
-        rate=False,
-        reference=reference,
-        parameters={"n": n},
-        results=results,
-        left_out=tuple(left_out),
-    )
 
 
 @contextmanager

@@ -16,8 +16,8 @@ import numpy as np
 
 import tilekit as tk
 from tilekit.bench import Options
-from tilekit.bench.report import OWN, LeftOut
-from tilekit.bench.sweep import Candidate, Sweep, Work, survey, sweep
+from tilekit.bench.report import OWN
+from tilekit.bench.sweep import Candidate, Sweep, Work, sweep
 from tilekit.bench.turning import Clock, Wheel, op_us
 from tilekit.device import Device
 
@@ -37,40 +37,33 @@ _log = logging.getLogger("tilekit.bench")
 def run(options: Options) -> Sweep:
     """Measure the three ways. Blocks until it is done."""
     device, n = options.device, options.n or DEFAULT_N[options.device.kind]
-    left_out: list[LeftOut] = []
     with ExitStack() as stack:
         wheel = Wheel(stack.enter_context(device.stream()))
         clock = Clock.measure(wheel)
         small, large = clock.loops(_SMALL_US), clock.loops(_LARGE_US)
         units = _units(n, small, large)
         _log.info("bimodal: %d units of about %g and %g us, on %s", n, _SMALL_US, _LARGE_US, device.label)
-        results = survey(
+        notes: tuple[str, ...] = ()
+        if device.kind == "cpu":
+            notes = ("the streams of a CPU device compute under one interpreter's lock: more of them do not compute more",)
+        return sweep(
+            options,
             _candidates(device, units, stack),
             STREAMS,
             items=lambda _: n,
+            benchmark="bimodal",
+            axis="streams",
+            unit="units/s",
             rate=True,
             reference=f"{OWN}, {_REFERENCE}",
-            rounds=options.rounds,
-            left_out=left_out,
+            parameters={
+                "n": n,
+                "small_us": op_us(wheel, small),
+                "large_us": op_us(wheel, large),
+                "large_units": units.count(large) if large != small else n,
+            },
+            notes=notes,
         )
-        parameters: dict[str, float] = {"n": n, "small_us": op_us(wheel, small), "large_us": op_us(wheel, large)}
-    notes: tuple[str, ...] = ()
-    if device.kind == "cpu":
-        notes = ("the streams of a CPU device compute under one interpreter's lock: more of them do not compute more",)
-    return sweep(
-        device,
-        benchmark="bimodal",
-        rounds=options.rounds,
-        command=options.command,
-        axis="streams",
-        unit="units/s",
-        rate=True,
-        reference=f"{OWN}, {_REFERENCE}",
-        parameters={**parameters, "large_units": units.count(large) if large != small else n},
-        results=results,
-        left_out=tuple(left_out),
-        notes=notes,
-    )
 
 
 def _units(n: int, small: int, large: int) -> list[int]:

@@ -23,8 +23,8 @@ from tilekit.bench._tilekit_host import accumulate
 from tilekit.bench.awaiting import policy_of
 from tilekit.bench.environment import version_of
 from tilekit.bench.harness import Prepared
-from tilekit.bench.report import OWN, LeftOut
-from tilekit.bench.sweep import Candidate, Sweep, Work, survey, sweep
+from tilekit.bench.report import OWN
+from tilekit.bench.sweep import Candidate, Sweep, Work, sweep
 from tilekit.launcher import KernelLaunch
 from tilekit.ops import DeviceOp
 from tilekit.stream import Stream
@@ -44,36 +44,22 @@ _log = logging.getLogger("tilekit.bench")
 def run(options: Options) -> Sweep:
     """Measure chains of 1, 10, 100... ops, up to `options.n`. Blocks until it is done."""
     device, longest = options.device, options.n or DEFAULT_N[options.device.kind]
-    left_out: list[LeftOut] = []
     with ExitStack() as stack:
         stream = stack.enter_context(device.stream())
         stack.enter_context(policy_of(device, stream))
         data = Data(stream, stack)
         candidates = [*(on_gpu(data) if device.kind == "cuda" else on_cpu(data)), *_own(data)]
         _log.info("chain: up to %d ops on %d elements, on %s", longest, ELEMENTS, device.label)
-        reference = candidates[0].label
-        results = survey(
+        return sweep(
+            options,
             candidates,
             lengths(longest),
             items=lambda ops: ops,
-            rate=False,
-            reference=reference,
-            rounds=options.rounds,
-            left_out=left_out,
+            benchmark="chain",
+            axis="ops in the chain",
+            unit="us per op",
+            parameters={"n": longest, "elements": ELEMENTS},
         )
-    return sweep(
-        device,
-        benchmark="chain",
-        rounds=options.rounds,
-        command=options.command,
-        axis="ops in the chain",
-        unit="us per op",
-        rate=False,
-        reference=reference,
-        parameters={"n": longest, "elements": ELEMENTS},
-        results=results,
-        left_out=tuple(left_out),
-    )
 
 
 def lengths(longest: int) -> list[int]:

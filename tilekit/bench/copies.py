@@ -16,8 +16,8 @@ import numpy as np
 from tilekit import __version__, api, memory
 from tilekit.bench import Options, raw
 from tilekit.bench.awaiting import policy_of
-from tilekit.bench.report import OWN, LeftOut
-from tilekit.bench.sweep import Candidate, Sweep, Work, survey, sweep
+from tilekit.bench.report import OWN
+from tilekit.bench.sweep import Candidate, Sweep, Work, sweep
 from tilekit.stream import Stream
 
 __all__ = ["DEFAULT_N", "run"]
@@ -35,30 +35,22 @@ def run(options: Options) -> Sweep:
     sizes = [_SMALLEST]
     while sizes[-1] * _STEP <= largest:
         sizes.append(sizes[-1] * _STEP)
-    left_out: list[LeftOut] = []
     with ExitStack() as stack:
         stream = stack.enter_context(device.stream())
         stack.enter_context(policy_of(device, stream))
         candidates = [*(_on_gpu(stream) if device.kind == "cuda" else _on_cpu(stream)), *_own(stream)]
         _log.info("copies: up to %d bytes, on %s", sizes[-1], device.label)
-        reference = candidates[0].label
-        results = survey(
-            candidates, sizes, items=lambda nbytes: nbytes * 1e-9, rate=True, reference=reference, rounds=options.rounds,
-            left_out=left_out,
-        )  # fmt: skip
-    return sweep(
-        device,
-        benchmark="copies",
-        rounds=options.rounds,
-        command=options.command,
-        axis="bytes",
-        unit="GB/s",
-        rate=True,
-        reference=reference,
-        parameters={"n": sizes[-1]},
-        results=results,
-        left_out=tuple(left_out),
-    )
+        return sweep(
+            options,
+            candidates,
+            sizes,
+            items=lambda nbytes: nbytes * 1e-9,
+            benchmark="copies",
+            axis="bytes",
+            unit="GB/s",
+            rate=True,
+            parameters={"n": sizes[-1]},
+        )
 
 
 class _Data:

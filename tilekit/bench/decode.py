@@ -20,9 +20,9 @@ from tilekit.bench import Options, _tilekit_decode, launch_peers
 from tilekit.bench.awaiting import policy_of
 from tilekit.bench.environment import version_of
 from tilekit.bench.harness import Contestant, Variant, compete, timer_for
-from tilekit.bench.report import OWN, LeftOut
+from tilekit.bench.report import OWN
 from tilekit.bench.saxpy_peers import DeviceArray
-from tilekit.bench.sweep import Candidate, Sweep, Work, survey, sweep
+from tilekit.bench.sweep import Candidate, Sweep, Work, sweep
 from tilekit.ops import DeviceOp
 from tilekit.stream import Stream
 
@@ -44,49 +44,34 @@ _log = logging.getLogger("tilekit.bench")
 def run(options: Options) -> Sweep:
     """Measure a token of a model of `options.n` layers, for several widths. Blocks until it is done."""
     device, layers = options.device, options.n or LAYERS[options.device.kind]
-    left_out: list[LeftOut] = []
     with ExitStack() as stack:
         stream = stack.enter_context(device.stream())
         stack.enter_context(policy_of(device, stream))
         models = _Models(stream, layers)
         candidates = [*(_on_gpu(models) if device.kind == "cuda" else _on_cpu(models)), *_own(models)]
         _log.info("decode: %d layers, on %s", layers, device.label)
-        reference = candidates[0].label
-        results = survey(
+        return sweep(
+            options,
             candidates,
             WIDTHS[device.kind],
-            items=lambda _: 1,
-            rate=False,
-            reference=reference,
-            rounds=options.rounds,
-            left_out=left_out,
+            benchmark="decode",
+            axis="width",
+            unit="us per token",
+            parameters=models.chosen,
+            agreement=f"is within {_TOLERANCE:g} of it",
         )
-    return sweep(
-        device,
-        benchmark="decode",
-        rounds=options.rounds,
-        command=options.command,
-        axis="width",
-        unit="us per token",
-        rate=False,
-        reference=reference,
-        parameters={"n": layers, **models.chosen},
-        results=results,
-        left_out=tuple(left_out),
-        agreement=f"is within {_TOLERANCE:g} of it",
-    )
 
 
 class _Models:
     """The model of the width that is measured; the one before is dropped.
 
     Attributes:
-        chosen: how the rows are dealt out to blocks, for each width.
+        chosen: how many layers there are, and how the rows are dealt out to blocks, for each width.
     """
 
     def __init__(self, stream: Stream, layers: int) -> None:
         self.stream, self.layers = stream, layers
-        self.chosen: dict[str, float] = {}
+        self.chosen: dict[str, float] = {"n": layers}
         self._model: _Model | None = None
 
     def of(self, width: int) -> _Model:

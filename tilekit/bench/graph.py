@@ -16,8 +16,8 @@ import tilekit as tk
 from tilekit.bench import Options, chain, raw
 from tilekit.bench.awaiting import policy_of
 from tilekit.bench.harness import Prepared
-from tilekit.bench.report import OWN, LeftOut
-from tilekit.bench.sweep import Candidate, Sweep, Work, survey, sweep
+from tilekit.bench.report import OWN
+from tilekit.bench.sweep import Candidate, Sweep, Work, sweep
 
 __all__ = ["DEFAULT_N", "run"]
 
@@ -30,36 +30,22 @@ _log = logging.getLogger("tilekit.bench")
 def run(options: Options) -> Sweep:
     """Measure graphs of 1, 10, 100... ops, up to `options.n`. Blocks until it is done."""
     device, longest = options.device, options.n or DEFAULT_N[options.device.kind]
-    left_out: list[LeftOut] = []
     with ExitStack() as stack:
         stream = stack.enter_context(device.stream())
         stack.enter_context(policy_of(device, stream))
         data = chain.Data(stream, stack)
         candidates = [*(_on_gpu(data) if device.kind == "cuda" else chain.on_cpu(data)), *_own(data)]
         _log.info("graph: up to %d ops on %d elements, on %s", longest, chain.ELEMENTS, device.label)
-        reference = candidates[0].label
-        results = survey(
+        return sweep(
+            options,
             candidates,
             chain.lengths(longest),
             items=lambda ops: ops,
-            rate=False,
-            reference=reference,
-            rounds=options.rounds,
-            left_out=left_out,
+            benchmark="graph",
+            axis="ops in the graph",
+            unit="us per op",
+            parameters={"n": longest, "elements": chain.ELEMENTS},
         )
-    return sweep(
-        device,
-        benchmark="graph",
-        rounds=options.rounds,
-        command=options.command,
-        axis="ops in the graph",
-        unit="us per op",
-        rate=False,
-        reference=reference,
-        parameters={"n": longest, "elements": chain.ELEMENTS},
-        results=results,
-        left_out=tuple(left_out),
-    )
 
 
 def _own(data: chain.Data) -> list[Candidate]:

@@ -23,9 +23,9 @@ from tilekit.bench import Options, launch_peers, raw
 from tilekit.bench._tilekit_host import LAUNCHES
 from tilekit.bench.awaiting import policy_of
 from tilekit.bench.harness import Unwaited
-from tilekit.bench.report import OWN, LeftOut
+from tilekit.bench.report import OWN
 from tilekit.bench.saxpy_peers import need
-from tilekit.bench.sweep import Candidate, Sweep, Work, survey, sweep
+from tilekit.bench.sweep import Candidate, Sweep, Work, sweep
 from tilekit.launcher import KernelLaunch
 from tilekit.stream import Stream
 
@@ -44,7 +44,6 @@ _log = logging.getLogger("tilekit.bench")
 def run(options: Options) -> Sweep:
     """Measure launches. Blocks until it is done."""
     device, n = options.device, options.n or DEFAULT_N
-    left_out: list[LeftOut] = []
     with ExitStack() as stack:
         stack.enter_context(tk.use_device(device))  # a launch without tensors runs on the default one
         stream = stack.enter_context(device.stream())
@@ -52,23 +51,15 @@ def run(options: Options) -> Sweep:
         data = _Data(stream, n, stack)
         candidates = [*(_on_gpu(data) if device.kind == "cuda" else _on_cpu(data)), *_own(data)]
         _log.info("launch: tensors of %d elements, on %s", n, device.label)
-        reference = candidates[0].label
-        results = survey(
-            candidates, COUNTS, items=lambda _: 1, rate=False, reference=reference, rounds=options.rounds, left_out=left_out
+        return sweep(
+            options,
+            candidates,
+            COUNTS,
+            benchmark="launch",
+            axis="tensors",
+            unit="us per launch",
+            parameters={"n": n},
         )
-    return sweep(
-        device,
-        benchmark="launch",
-        rounds=options.rounds,
-        command=options.command,
-        axis="tensors",
-        unit="us per launch",
-        rate=False,
-        reference=reference,
-        parameters={"n": n},
-        results=results,
-        left_out=tuple(left_out),
-    )
 
 
 class _Data:

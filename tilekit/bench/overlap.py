@@ -15,8 +15,8 @@ from typing import Any
 
 import tilekit as tk
 from tilekit.bench import Options
-from tilekit.bench.report import OWN, LeftOut
-from tilekit.bench.sweep import Candidate, Sweep, Work, survey, sweep
+from tilekit.bench.report import OWN
+from tilekit.bench.sweep import Candidate, Sweep, Work, sweep
 from tilekit.bench.turning import Clock, Wheel, op_us
 from tilekit.ops import DeviceOp
 
@@ -33,7 +33,6 @@ _log = logging.getLogger("tilekit.bench")
 def run(options: Options) -> Sweep:
     """Measure pipelines. Blocks until it is done."""
     device, ops = options.device, options.n or DEFAULT_N[options.device.kind]
-    left_out: list[LeftOut] = []
     with ExitStack() as stack:
         wheel = Wheel(stack.enter_context(device.stream()))
         loops = Clock.measure(wheel).loops(_OP_US)
@@ -43,36 +42,24 @@ def run(options: Options) -> Sweep:
             Candidate(name=OWN, version=tk.__version__, variant=variant, build=build)
             for variant, build in _ways(wheel, ops, loops, options.graph).items()
         ]
-        results = survey(
+        single_us = op_us(wheel, loops)
+        return sweep(
+            options,
             candidates,
             [round(share * chain_us) for share in _SHARES],
-            items=lambda _: 1,
+            benchmark="overlap",
+            axis="host work, us",
+            unit="pipelines/s",
             rate=True,
-            reference=candidates[0].label,
-            rounds=options.rounds,
-            left_out=left_out,
+            parameters={
+                "n": ops,
+                "op_us": single_us,
+                "chain_us": chain_us,
+                "loops": loops,
+                **({"graph": 1} if options.graph else {}),
+            },
+            notes=_notes(device.kind, single_us),
         )
-        single_us = op_us(wheel, loops)
-    return sweep(
-        device,
-        benchmark="overlap",
-        rounds=options.rounds,
-        command=options.command,
-        axis="host work, us",
-        unit="pipelines/s",
-        rate=True,
-        reference=candidates[0].label,
-        parameters={
-            "n": ops,
-            "op_us": single_us,
-            "chain_us": chain_us,
-            "loops": loops,
-            **({"graph": 1} if options.graph else {}),
-        },
-        results=results,
-        left_out=tuple(left_out),
-        notes=_notes(device.kind, single_us),
-    )
 
 
 def _notes(kind: str, single_us: float) -> tuple[str, ...]:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from tilekit.bench import Options
 from tilekit.bench.harness import Contestant, Measurement, Variant, WallTimer, compete
 from tilekit.bench.report import OWN, LeftOut, Run, align, bars, surroundings
 from tilekit.bench.saxpy_peers import Missing
-from tilekit.device import Device
 
 __all__ = ["Candidate", "Point", "Series", "Sweep", "Work", "survey", "sweep"]
 
@@ -129,7 +129,7 @@ class Sweep(Run):
     reference: str
     parameters: dict[str, float]
     results: tuple[Series, ...]
-    agreement: str = "equals it"
+    agreement: str
 
     @property
     def title(self) -> str:
@@ -198,9 +198,50 @@ class Sweep(Run):
         axes.legend(fontsize=8, frameon=False, **({} if few else {"bbox_to_anchor": (1.01, 1), "loc": "upper left"}))
 
 
-def sweep(device: Device, **fields: Any) -> Sweep:
-    """A record of a run on `device`, here and now; `fields` are those of `Sweep` that this does not know."""
-    return Sweep(**surroundings(device, fields["results"]), timer="host clock", **fields)
+def sweep(
+    options: Options,
+    candidates: Sequence[Candidate],
+    places: Sequence[float],
+    *,
+    benchmark: str,
+    axis: str,
+    unit: str,
+    rate: bool = False,
+    items: Callable[[float], float] = lambda _: 1,
+    reference: str | None = None,
+    parameters: Mapping[str, float],
+    agreement: str = "equals it",
+    notes: tuple[str, ...] = (),
+) -> Sweep:
+    """Measure the candidates at every place, and write down who did how, here and now. Blocks until all is done.
+
+    Args:
+        options: of the benchmark.
+        candidates, places, items: see `survey`.
+        benchmark, notes: see `Run`.
+        axis, unit, rate, agreement: see `Sweep`.
+        parameters: see `Sweep`; looked at when all is measured.
+        reference: see `Sweep`; the first candidate's label, if it is not given.
+    """
+    reference = candidates[0].label if reference is None else reference
+    left_out: list[LeftOut] = []
+    results = survey(candidates, places, items=items, rate=rate, reference=reference, rounds=options.rounds, left_out=left_out)
+    return Sweep(
+        **surroundings(options.device, results),
+        benchmark=benchmark,
+        rounds=options.rounds,
+        command=options.command,
+        timer="host clock",
+        axis=axis,
+        unit=unit,
+        rate=rate,
+        reference=reference,
+        parameters=dict(parameters),
+        results=results,
+        agreement=agreement,
+        left_out=tuple(left_out),
+        notes=notes,
+    )
 
 
 def survey(
