@@ -38,11 +38,6 @@ __all__ = ["add_rms_norm", "layer_norm", "layer_norm_backward", "rms_norm", "rms
 _RMS_NORM = Measured({(2, 4096): (8, None), (2, 8192): (2, 4)})
 _LAYER_NORM = Measured({(2, 4096): (4, 3), (2, 8192): (4, 4)})
 _BACKWARD = Measured({(2, 8192): (8, 2)})
-# By the bytes of an element and the columns, eviction policies of what is read and of what is written: 1 % at 16384 rows. Less
-# than `_LARGE` bytes may be in the L2 cache before, or be read from it afterwards.
-_STREAMED = {(2, 8192): ("no_allocate", "evict_first")}
-_KEPT = ("evict_normal", "evict_normal")
-_LARGE = 1 << 27
 # Blocks that add up weight gradients: some for each multiprocessor of a large GPU.
 _BLOCKS = 512
 
@@ -56,16 +51,15 @@ def _mean(total, n, per_n):
 
 @tk.kernel
 def _layer_norm(
-    y: tk.Out, x: tk.In, w: tk.In, b: tk.In, n: int, per_n: float, eps: float, ragged: tk.Const, dtype: tk.Const,
-    read: tk.Const, written: tk.Const,
+    y: tk.Out, x: tk.In, w: tk.In, b: tk.In, n: int, per_n: float, eps: float, ragged: tk.Const, dtype: tk.Const
 ):  # fmt: skip
-    t = tk.load_tile_like(x, y, eviction_policy=read).astype(dtype)
+    t = tk.load_tile_like(x, y).astype(dtype)
     t = t - _mean(tk.sum(t, 1, keepdims=True), n, per_n)
     if ragged:  # beyond the edge there were zeros
         t = tk.where(tk.arange(y.tile_shape[1]) < n, t, 0.0)
     r = tk.rsqrt(tk.sum(t * t, 1, keepdims=True) * per_n + eps)
     t = t * r * tk.load(w, 0, y.tile_shape[1]).astype(dtype)
-    y.store((t + tk.load(b, 0, y.tile_shape[1]).astype(dtype)).astype(y.dtype), eviction_policy=written)
+    y.store((t + tk.load(b, 0, y.tile_shape[1]).astype(dtype)).astype(y.dtype))
 
 
 @tk.kernel
@@ -314,9 +308,7 @@ def _forward(name, x, weight, bias, eps, out):
         elif bias is None:
             launch = _rms_norm(target, rows, weight, _per(n), eps, dtype)
         else:
-            size = x.dtype.itemsize
-            policies = _STREAMED.get((size, n), _KEPT) if rows.shape[0] * n * size >= _LARGE else _KEPT
-            launch = _layer_norm(target, rows, weight, bias, n, _per(n), eps, n != tile.columns, dtype, *policies)
+            launch = _layer_norm(target, rows, weight, bias, n, _per(n), eps, n != tile.columns, dtype)
         yield tile.launch(launch)
         return shaped(y, x.shape) if out is None else out
 
