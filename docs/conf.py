@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from typing import Any
 
@@ -22,10 +23,21 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
-suppress_warnings = ["ref.python"]  # a name in a list of attributes that several classes have
 
 html_theme = "furo"
 html_title = "tilekit"
+
+
+_SEVERAL = re.compile(r":ivar (\w+(?:, \w+)+): (.*)")
+
+
+def _several_attributes(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """`a, b: text` under Attributes is two entries. Napoleon parts such names in Args alone; Sphinx would take `a` for a type."""
+    for at in reversed(range(len(lines))):
+        if found := _SEVERAL.fullmatch(lines[at]):
+            end = next((i for i in range(at + 1, len(lines)) if not lines[i].startswith(" ")), len(lines))
+            more = lines[at + 1 : end]
+            lines[at:end] = [line for each in found[1].split(", ") for line in (f":ivar {each}: {found[2]}", *more)]
 
 
 def _markdown_tables(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
@@ -45,3 +57,4 @@ def _markdown_tables(app: Any, what: str, name: str, obj: Any, options: Any, lin
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", _markdown_tables)
+    app.connect("autodoc-process-docstring", _several_attributes)  # after napoleon, which comes first as an extension

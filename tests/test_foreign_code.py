@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from cuda_code import CODE, CONFIG, PTX, SAXPY, has_nvrtc, needs_nvrtc
-from fake_gpu import fake_gpu
+from fake_gpu import fake_device
 
 import tilekit as tk
 from tilekit import api
@@ -15,10 +15,8 @@ from tilekit.compiler import image
 @pytest.fixture
 def gpu():
     """A GPU that does nothing, the default device; gives it and its driver's stand-in."""
-    device, bindings = fake_gpu()
-    bindings.slots = 4
-    with tk.use_device(device):
-        yield device, bindings
+    with fake_device(slots=4) as made:
+        yield made
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cuda_code import CODE, CONFIG, EVERY, EVERY_CODE, SAXPY, needs_headers, needs_nvrtc, saxpy
-from fake_gpu import fake_gpu
+from fake_gpu import fake_device
 
 import tilekit as tk
 from tilekit import api, ops
@@ -20,10 +20,8 @@ from tilekit.compiler import image, nvrtc
 @pytest.fixture
 def gpu():
     """A GPU that does nothing, the default device; gives it and its driver's stand-in."""
-    device, bindings = fake_gpu()
-    bindings.slots = 4
-    with tk.use_device(device):
-        yield device, bindings
+    with fake_device(slots=4) as made:
+        yield made
 
 
 # calling

@@ -9,13 +9,12 @@ import sys
 
 import pytest
 from counting import counted
-from fake_gpu import fake_gpu
+from fake_gpu import fake_device, fake_gpu, launch_through
 
 import tilekit as tk
 from tilekit import api
-from tilekit.compiler import load
 from tilekit.ops import completion
-from tilekit.schedule import ExecutionContext, SingleStream
+from tilekit.schedule import ExecutionContext
 
 
 @tk.kernel
@@ -40,13 +39,9 @@ def polynomial(
 @pytest.fixture(params=["native", "python"])
 def gpu(request, monkeypatch):
     pytest.importorskip("numba.cuda", reason="compiles a kernel")
-    monkeypatch.setenv("TILEKIT_NATIVE", str(int(request.param == "native")))
-    if request.param == "native" and load._Launcher is None:
-        pytest.skip("tilekit was installed without a C compiler")
-    device, driver = fake_gpu()
-    with tk.use_device(device):
-        device.policy = SingleStream(device)
-        yield device, driver
+    launch_through(request.param, monkeypatch)
+    with fake_device() as made:
+        yield made
 
 
 @pytest.fixture

@@ -1,17 +1,15 @@
 """Arrays of PyTorch and CuPy that are met again: one export, but the order of the streams each time."""
 
 import gc
-import itertools
 import sys
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 from exporter import Exporter
-from fake_gpu import fake_gpu
+from fake_gpu import first_gpu
 
 import tilekit as tk
-from tilekit.driver.discovery import Discovery
 from tilekit.interop import again
 
 BASE = 1 << 40
@@ -19,14 +17,8 @@ BASE = 1 << 40
 
 @pytest.fixture
 def gpu(monkeypatch):
-    import tilekit.device as module
-
     pytest.importorskip("cuda.bindings.driver", reason="the stand-in is driven by cuda.bindings")
-    made, bindings = fake_gpu()
-    bindings._handles = itertools.count(1 << 20)
-    monkeypatch.setattr(module, "_found", module._Found(lambda: Discovery(drivers=[made.driver])))
-    device = tk.Device("cuda:0")
-    with tk.use_device(device):
+    with first_gpu(monkeypatch) as (device, _):
         yield device
 
 

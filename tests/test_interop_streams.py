@@ -1,33 +1,25 @@
 """Memory shared with other libraries on a GPU, by a stand-in: what is asked of the driver, and what of the other library."""
 
 import gc
-import itertools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from exporter import Exporter
-from fake_gpu import fake_gpu
+from fake_gpu import first_gpu
 from sharing import TILE, N, copy
 
 import tilekit as tk
 from tilekit import api
-from tilekit.driver.discovery import Discovery
 from tilekit.schedule import ExecutionContext
 
 
 @pytest.fixture
 def gpu(monkeypatch):
     """A GPU that does nothing, as the first one."""
-    import tilekit.device as module
-
     pytest.importorskip("cuda.bindings.driver", reason="the stand-in is driven by cuda.bindings")
-    made, bindings = fake_gpu()
-    bindings._handles = itertools.count(1 << 20)  # as real ones: 1 and 2 stand for the default streams
-    monkeypatch.setattr(module, "_found", module._Found(lambda: Discovery(drivers=[made.driver])))
-    device = tk.Device("cuda:0")
-    with tk.use_device(device):
-        yield device, bindings
+    with first_gpu(monkeypatch) as made:
+        yield made
 
 
 def interface(address, shape, typestr="<f4", **more):

@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from fake_gpu import fake_gpu
+from fake_gpu import fake_device, fake_gpu
 from tiled import copy, expected_places, host, mark, numbers, order, places, refuse, scale
 
 import tilekit as tk
@@ -340,8 +340,7 @@ def test_a_value_that_is_mapped(device):
 def test_the_grid_that_a_gpu_gets(native, monkeypatch):
     pytest.importorskip("numba.cuda", reason="compiles a kernel")
     monkeypatch.setenv("TILEKIT_NATIVE", native)
-    gpu, driver = fake_gpu()
-    with tk.use_device(gpu):
+    with fake_device() as (_, driver):
         y, x = api.zeros((64, 64)).sync(), api.zeros((64, 64)).sync()
         mapped = y.partition((8, 8)).map(group=(4, 1))
         launch = lambda: scale(mapped, x, 2.0)  # noqa: E731

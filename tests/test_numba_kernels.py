@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from cuda_code import CONFIG
-from fake_gpu import fake_gpu
+from fake_gpu import fake_device
 
 import tilekit as tk
 from tilekit import api
@@ -113,9 +113,8 @@ def views(monkeypatch):
 
     assert cudadrv
     monkeypatch.setattr(devices, "get_context", lambda: None)
-    device, bindings = fake_gpu()
-    with tk.use_device(device):
-        yield device, bindings
+    with fake_device() as made:
+        yield made
 
 
 def test_numba_sees_the_same_memory(views):

@@ -2,12 +2,10 @@
 
 import pytest
 from counting import counted
-from fake_gpu import fake_gpu
+from fake_gpu import fake_device, launch_through
 
 import tilekit as tk
 from tilekit import api
-from tilekit.compiler import native
-from tilekit.schedule import SingleStream
 
 
 @tk.kernel
@@ -18,13 +16,9 @@ def scale(y: tk.Out, x: tk.In, g: float):
 @pytest.fixture(params=["native", "python"])
 def gpu(request, monkeypatch):
     pytest.importorskip("numba.cuda", reason="compiles a kernel")
-    monkeypatch.setenv("TILEKIT_NATIVE", str(int(request.param == "native")))
-    if request.param == "native" and native.Program is None:
-        pytest.skip("tilekit was installed without a C compiler")
-    device, driver = fake_gpu()
-    with tk.use_device(device):
-        device.policy = SingleStream(device)
-        yield device, driver
+    launch_through(request.param, monkeypatch)
+    with fake_device() as made:
+        yield made
 
 
 @pytest.fixture

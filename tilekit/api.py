@@ -26,7 +26,8 @@ from tilekit.random import rand as rand
 from tilekit.random import randint as randint
 from tilekit.random import randn as randn
 from tilekit.schedule import ExecutionContext
-from tilekit.tensor import DEVICE_CODE, Tensor, as_shape, new_tensor, refuse_mask
+from tilekit.shapes import as_shape
+from tilekit.tensor import DEVICE_CODE, Tensor, new_tensor, refuse_mask
 
 __all__ = [
     "arange", "convert", "dup", "empty", "eye", "from_host", "full", "linspace", "memcpy", "meta", "ones", "rand", "randint",

@@ -16,8 +16,8 @@ from tilekit.device import Device
 from tilekit.driver.adapters import CupyAllocator, RmmAllocator, TorchAllocator
 from tilekit.driver.protocol import Allocator as Allocator
 from tilekit.errors import OutOfMemoryError
+from tilekit.shapes import as_shape
 from tilekit.streaming import stream_chunks as stream_chunks
-from tilekit.tensor import as_shape
 
 __all__ = [
     "Allocator",

@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tilekit.shapes import as_shape
+
 if TYPE_CHECKING:
     from tilekit.device import Device
     from tilekit.ops import DeviceOp
@@ -127,8 +129,6 @@ class Partition:
             ValueError: more tiles than there are; or, of rank 4, a part of the tiles along the second dimension, which shares
                 an axis of the grid with the first.
         """
-        from tilekit.tensor import as_shape
-
         self._check_plain("prefix")
         return PrefixPartition(self.tensor, self.tile_shape, None if tiles is None else as_shape(tiles))
 
@@ -148,8 +148,6 @@ class Partition:
             TypeError: this is a prefix or a map already, or `num_blocks` is no int.
             ValueError: `group` does not fit the rank; a count is not positive, or there are more than 2^31 - 1 tiles.
         """
-        from tilekit.tensor import as_shape
-
         self._check_plain("map")
         if num_blocks is None:
             num_blocks = self.storage.device.driver.multiprocessors if self.storage is not None else 1

@@ -23,7 +23,8 @@ from tilekit.lang.tile import scalar_kind
 from tilekit.launcher import kernel
 from tilekit.ops import DeviceOp, Spec, value, with_context
 from tilekit.schedule import ExecutionContext
-from tilekit.tensor import Tensor, as_shape
+from tilekit.shapes import as_shape
+from tilekit.tensor import Tensor
 
 __all__ = ["rand", "randint", "randn"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -17,49 +16,16 @@ from tilekit.ops.execution import Steps
 from tilekit.ops.transfer import copy_out
 from tilekit.partition import Partition, Scattered, Traits, try_partition
 from tilekit.schedule import ExecutionContext
+from tilekit.shapes import as_shape, contiguous_strides, indexed, numpy_like, reinterpreted, reshaped, viewed
 from tilekit.storage import Storage
 
-__all__ = ["DEVICE_CODE", "Tensor", "as_shape", "contiguous_strides", "new_tensor", "refuse_mask"]
+__all__ = ["DEVICE_CODE", "Tensor", "new_tensor", "refuse_mask"]
 
 # How hard to think about two strided views before they count as overlapping (NumPy's measure; a second is about 10^8).
 _OVERLAP_WORK = 100_000
-_FAR = 1 << 63
 
 # Tensor methods that need kernels; `tilekit.api`, which has them, fills this in.
 DEVICE_CODE: dict[str, Callable[..., Any]] = {}
-
-
-def as_shape(shape: Any) -> tuple[int, ...]:
-    """`shape` (an int, or a sequence of ints) as a tuple.
-
-    Raises:
-        TypeError, ValueError: it is something else; an extent is negative.
-    """
-    if type(shape) is int and shape >= 0:
-        return (shape,)
-    if type(shape) is tuple:
-        for n in shape:
-            if type(n) is not int or n < 0:
-                break
-        else:
-            return shape
-    extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    for n in extents:
-        if not isinstance(n, (int, np.integer)) or isinstance(n, bool):
-            raise TypeError(f"a shape is an int or a tuple of ints, not {shape!r}")
-        if n < 0:
-            raise ValueError(f"a shape has no negative extents, as {n} in {shape!r}")
-    return tuple(int(n) for n in extents)
-
-
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides, in elements, of a C-contiguous tensor."""
-    strides, step = [], 1
-    for n in reversed(shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
-
 
 # How many shapes and dtypes of new tensors are remembered. Programs whose shapes never repeat would otherwise keep one for each.
 _NEW_KEPT = 1024
@@ -219,7 +185,7 @@ class Tensor:
         Args:
             shift: how many bytes further on the storage shall seem to start.
         """
-        return np.asarray(_Layout(self, shift))
+        return numpy_like(self, shift)
 
     def span(self) -> tuple[int, int]:
         """The bytes of the storage that the elements lie in: first, and one past the last."""
@@ -288,21 +254,7 @@ class Tensor:
             TypeError: what copies elements in NumPy: arrays, lists and bools.
             ValueError: a step of zero.
         """
-        keys = key if isinstance(key, tuple) else (key,)
-        for k in keys:
-            if type(k) is int:
-                if not -_FAR <= k < _FAR:  # NumPy would take it for something else than an index
-                    raise IndexError(f"index {k} is out of bounds for a tensor of shape {self.shape}")
-                continue
-            if k is None or isinstance(k, (slice, EllipsisType)):
-                continue
-            if isinstance(k, (bool, np.bool_, list, np.ndarray, Tensor)):
-                raise TypeError(f"tensors are indexed by ints, slices, None and ..., not {k!r}")
-            if not hasattr(k, "__index__"):
-                raise IndexError(f"tensors are indexed by ints, slices, None and ..., not {k!r}")
-        if Ellipsis not in keys:
-            keys = (*keys, Ellipsis)  # keeps NumPy from reading an element
-        return self._view(lambda array: array[keys])
+        return self._at(*indexed(self, key))
 
     def permute(self, *axes: Any) -> Tensor:
         """A view with the dimensions in another order; without `axes`, reversed. (torch's `transpose(a, b)` swaps two: this is
@@ -312,7 +264,7 @@ class Tensor:
             ValueError: as NumPy's: not every dimension once.
         """
         order = axes[0] if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list))) else axes or None
-        return self._view(lambda array: array.transpose(order))
+        return self._at(*viewed(self, lambda array: array.transpose(order)))
 
     transpose = permute
 
@@ -328,29 +280,7 @@ class Tensor:
         Raises:
             ValueError: the number of elements differs, or no strides give that view (make a `dup()` first).
         """
-        extents = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        if not shape:
-            raise TypeError("reshape takes the new shape; () is that of a tensor without dimensions")
-        for n in extents:
-            if isinstance(n, (str, type, np.dtype)):
-                raise TypeError(f"{n!r} is no extent; reinterpret(dtype) gives the same memory another dtype")
-            if not isinstance(n, (int, np.integer)) or isinstance(n, bool):
-                raise TypeError(f"reshape takes ints, not {n!r}")
-            if n < -1:
-                raise ValueError(f"reshape: {n} is no extent; -1 stands for what is left")
-
-        def view(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            try:
-                return array.reshape(extents, copy=False)
-            except ValueError as error:
-                if "copy" not in str(error):
-                    raise
-                raise ValueError(
-                    f"a tensor of shape {self.shape} and strides {self.strides} has no view of shape {tuple(extents)}; "
-                    "make a dup() first"
-                ) from None
-
-        return self._view(view)
+        return self._at(*reshaped(self, shape))
 
     view = reshape
 
@@ -365,44 +295,12 @@ class Tensor:
                 not neighbours, or these or the start of the tensor do not fall on elements of the new dtype.
         """
         chosen = dtypes.as_dtype(dtype)
-        old, new = self.itemsize, chosen.itemsize
-        who = f"{self!r} as {chosen.name}"
-        if new == old:
-            return Tensor(self.storage, self.shape, chosen, self.strides, self.offset)
-        if not self.shape:
-            raise ValueError(f"{who}: without dimensions, elements of {old} bytes cannot become some of {new}; reshape(1) first")
-        *outer, last = self.shape
-        *steps, step = self.strides
-        if step != 1 and last != 1 and self.size:
-            raise ValueError(
-                f"{who}: its last dimension must be contiguous for elements of another size, and the stride is {step}; make a "
-                "dup() first"
-            )
-        if last * old % new:
-            raise ValueError(
-                f"{who}: the {last * old} bytes of its last dimension are no multiple of {new}; slice it to a multiple first"
-            )
-        if self.size and any(n != 1 and stride * old % new for n, stride in zip(outer, steps, strict=True)):
-            raise ValueError(
-                f"{who}: a stride is no multiple of {new} bytes, so not every row begins on an element; make a dup() first"
-            )
-        if self.size and (self.offset * old % new or self.address % new):
-            raise ValueError(
-                f"{who}: it begins {self.offset * old} bytes into its memory, at an address that is no multiple of {new}; "
-                "make a dup() first"
-            )
-        shape = (*outer, last * old // new)
-        strides = (*(stride * old // new for stride in steps), 1)
-        return Tensor(self.storage, shape, chosen, strides, self.offset * old // new)
+        shape, strides, offset = reinterpreted(self, chosen)
+        return Tensor(self.storage, shape, chosen, strides, offset)
 
-    def _view(self, change: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Tensor:
-        """Let NumPy work out a view, on an array of the same shape and strides whose elements nobody touches."""
-        array = self.numpy_like()
-        view = change(array)
-        moved = (view.__array_interface__["data"][0] - array.__array_interface__["data"][0]) // self.itemsize if view.size else 0
-        return Tensor(
-            self.storage, view.shape, self.dtype, tuple(step // self.itemsize for step in view.strides), self.offset + moved
-        )
+    def _at(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:
+        """A view of the same dtype."""
+        return Tensor(self.storage, shape, self.dtype, strides, offset)
 
     # ops
 
@@ -560,20 +458,6 @@ class Tensor:
         """
         described: dict[str, Any] = DEVICE_CODE["array_interface"](self)
         return described
-
-
-class _Layout:
-    """What NumPy needs to know to make `Tensor.numpy_like`, at an address that stands for the start of the storage."""
-
-    def __init__(self, tensor: Tensor, shift: int) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": tensor.shape,
-            "strides": tuple(stride * tensor.itemsize for stride in tensor.strides),
-            # NumPy compares dtypes nowhere in what is asked of it; bytes of the same size spare it bfloat16.
-            "typestr": f"|V{tensor.itemsize}",
-            "data": ((1 << 40) + shift + tensor.offset * tensor.itemsize, True),
-        }
 
 
 def _check_target(tensor: Tensor, out: Any) -> None:

@@ -10,13 +10,12 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
-from fake_gpu import fake_gpu
+from fake_gpu import fake_device
 
 import tilekit as tk
 from tilekit import api
 from tilekit.compiler import load
 from tilekit.errors import DeviceError
-from tilekit.schedule import SingleStream
 from tilekit.storage import Storage
 
 pytestmark = pytest.mark.skipif(load._Launcher is None, reason="tilekit was installed without a C compiler")
@@ -46,10 +45,8 @@ def both(y: tk.Out, z: tk.Out, x: tk.In):
 
 @pytest.fixture
 def gpu():
-    device, driver = fake_gpu()
-    with tk.use_device(device):
-        device.policy = SingleStream(device)
-        yield device, driver
+    with fake_device() as made:
+        yield made
 
 
 @pytest.fixture

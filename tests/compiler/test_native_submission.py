@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from fake_gpu import fake_gpu
+from fake_gpu import fake_device, fake_gpu
 
 import tilekit as tk
 from tilekit import api
@@ -44,10 +44,8 @@ def nothing():
 
 @pytest.fixture
 def gpu():
-    device, driver = fake_gpu()
-    with tk.use_device(device):
-        device.policy = SingleStream(device)
-        yield device, driver
+    with fake_device() as made:
+        yield made
 
 
 @pytest.fixture

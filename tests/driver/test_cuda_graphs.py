@@ -4,12 +4,11 @@ import gc
 import struct
 
 import pytest
-from fake_gpu import fake_gpu
+from fake_gpu import fake_device
 
 import tilekit as tk
 from tilekit import api
 from tilekit.compiler import native
-from tilekit.schedule import SingleStream
 
 compiled = pytest.mark.skipif(native.Program is None, reason="tilekit was installed without a C compiler")
 
@@ -22,11 +21,8 @@ def scale(y: tk.InOut, x: tk.In, a: float):
 @pytest.fixture
 def gpu():
     pytest.importorskip("numba.cuda", reason="compiles a kernel")
-    device, driver = fake_gpu()
-    driver.slots = 5  # two addresses and extents, and the scalar
-    with tk.use_device(device):
-        device.policy = SingleStream(device)
-        yield device, driver
+    with fake_device(slots=5) as made:  # two addresses and extents, and the scalar
+        yield made
 
 
 def test_one_call_launches_all(gpu):

@@ -6,11 +6,10 @@ few hundred calls would be as much.
 
 import pytest
 from counting import counted
-from fake_gpu import fake_gpu
+from fake_gpu import fake_device
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.schedule import SingleStream
 
 
 @tk.kernel
@@ -21,9 +20,7 @@ def scale(y: tk.Out, x: tk.In, g: float):
 @pytest.fixture
 def gpu():
     pytest.importorskip("numba.cuda", reason="compiles kernels")
-    device, driver = fake_gpu()
-    with tk.use_device(device):
-        device.policy = SingleStream(device)
+    with fake_device() as (_, driver):
         yield driver
 
 

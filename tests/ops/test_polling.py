@@ -4,11 +4,10 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from fake_gpu import fake_gpu
+from fake_gpu import fake_device, fake_gpu
 
 import tilekit as tk
 from tilekit.ops import completion
-from tilekit.schedule import SingleStream
 
 SPIN_S, TURN_S = 20e-6, completion._TURN_S
 
@@ -209,9 +208,7 @@ def test_a_launch_is_polled_for_as_it_is_submitted(clock):
     if native.submit is None:
         pytest.skip("tilekit was installed without a C compiler")
 
-    device, driver = fake_gpu()
-    with tk.use_device(device):
-        device.policy = SingleStream(device)
+    with fake_device() as (_, driver):
         tiles = api.zeros(2048).sync().partition(1024)
         scaled(tiles, 1.0).sync()
 

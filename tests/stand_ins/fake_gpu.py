@@ -10,14 +10,21 @@ import collections
 import ctypes
 import enum
 import itertools
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from fake_graphs import FakeGraphs
 
-from tilekit.device import Device
+import tilekit.device
+from tilekit.compiler import native
+from tilekit.device import Device, use_device
 from tilekit.driver import cuda
+from tilekit.driver.discovery import Discovery
+from tilekit.schedule import SingleStream
 
 
 class _Flag(enum.IntFlag):
@@ -42,6 +49,13 @@ class _Flag(enum.IntFlag):
     CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97
 
 
+class _Names:
+    """Enumerations of which a test sees the names."""
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
 _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
 )
@@ -59,7 +73,8 @@ class FakeBindings(FakeGraphs):
         calls: how often each function was called.
         not_ready: how many of the next queries say that an event has not passed.
         foreign: (start, size) of the allocations of other libraries.
-        slots: how many parameters the kernels have that are launched; their values are kept.
+        slots, maps: how many parameters of 8 and of 128 bytes the kernels have that are launched; their values are kept.
+        encoded: what was asked for as tensor maps, by the 128 bytes that were given for it.
         launches: of each launch the function, grid, block, shared bytes, the stream, and so many parameters.
         copies: of each copy and fill by native code the function, and what it was given.
         context: which one is current.
@@ -69,13 +84,15 @@ class FakeBindings(FakeGraphs):
 
     CUstream_flags = CUevent_flags = CUmemPool_attribute = CUfunction_attribute = _Flag
     CUpointer_attribute = CUdevice_attribute = _Flag
-    CUstream = CUstreamCallback = CUresult = cuuint64_t = int
+    CUtensorMapDataType = CUtensorMapInterleave = CUtensorMapSwizzle = CUtensorMapL2promotion = CUtensorMapFloatOOBfill = _Names()
+    CUstream = CUstreamCallback = CUresult = cuuint64_t = cuuint32_t = int
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: collections.Counter[str] = collections.Counter()
         self.context = 7
-        self.not_ready = self.slots = self.refuse = 0
+        self.not_ready = self.slots = self.maps = self.refuse = 0
+        self.encoded: dict[bytes, tuple[Any, ...]] = {}
         self.foreign: list[tuple[int, int]] = []
         self.launches: list[tuple[Any, ...]] = []
         self.copies: list[tuple[str, int, int, int]] = []
@@ -153,7 +170,7 @@ class FakeBindings(FakeGraphs):
         self.calls["cuLaunchKernel"] += 1
         self.meanwhile()
         *sizes, stream, params, _ = rest
-        values = b"".join(ctypes.string_at(params[i], 8) for i in range(self.slots))
+        values = self._values(params)
         self.launches.append((function, tuple(sizes[:3]), tuple(sizes[3:6]), sizes[6], stream, values))
         return self.refuse
 
@@ -169,6 +186,12 @@ class FakeBindings(FakeGraphs):
     def cuGetProcAddress(self, name: bytes, version: int, flags: int) -> tuple[int, int, int]:
         return 0, ctypes.cast(self._native[name], ctypes.c_void_p).value or 0, 0
 
+    def cuTensorMapEncodeTiled(self, *asked: Any) -> tuple[Any, ...]:
+        made = struct.pack("=QQ", len(self.encoded) + 1, asked[2]) * 8  # its number, and the address
+        self.encoded[made] = asked
+        memory = ctypes.create_string_buffer(made, len(made))
+        return self._done("cuTensorMapEncodeTiled", SimpleNamespace(getPtr=lambda: ctypes.addressof(memory)))
+
     def cuMemHostAlloc(self, nbytes: int, flags: int) -> tuple[int]:
         return (2,)  # none to be had: copies go the plain way
 
@@ -180,3 +203,34 @@ def fake_gpu() -> tuple[Device, FakeBindings]:
     driver.make_signals_ready = lambda: setattr(driver, "_callback", SimpleNamespace())  # type: ignore[method-assign]
     device = Device.of_driver(driver)
     return device, bindings
+
+
+@contextmanager
+def fake_device(slots: int = 0) -> Iterator[tuple[Device, FakeBindings]]:
+    """A `fake_gpu` that is the default device for the `with` block, and that has one stream for all ops.
+
+    Args:
+        slots: how many parameters the kernels have that are launched.
+    """
+    device, bindings = fake_gpu()
+    bindings.slots = slots
+    with use_device(device):
+        device.policy = SingleStream(device)
+        yield device, bindings
+
+
+@contextmanager
+def first_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Device, FakeBindings]]:
+    """A `fake_gpu` that is found as `cuda:0`, and is the default device for the `with` block."""
+    made, bindings = fake_gpu()
+    bindings._handles = itertools.count(1 << 20)  # as real ones: 1 and 2 stand for the default streams
+    monkeypatch.setattr(tilekit.device, "_found", tilekit.device._Found(lambda: Discovery(drivers=[made.driver])))
+    with use_device("cuda:0") as device:
+        yield device, bindings
+
+
+def launch_through(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let launches go through the compiled part (`"native"`), which must be there, or through Python alone (`"python"`)."""
+    if way == "native" and native.Launcher is None:
+        pytest.skip("tilekit was installed without a C compiler")
+    monkeypatch.setenv("TILEKIT_NATIVE", str(int(way == "native")))

@@ -24,6 +24,7 @@ class FakeGraphs:
 
     calls: collections.Counter[str]
     slots: int
+    maps: int
 
     CUDA_KERNEL_NODE_PARAMS = CUDA_MEMSET_NODE_PARAMS = CUDA_MEMCPY3D = SimpleNamespace
     CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_HOST=1, CU_MEMORYTYPE_DEVICE=2)
@@ -37,6 +38,10 @@ class FakeGraphs:
     def _done(self, name: str, *values: Any) -> tuple[Any, ...]:
         self.calls[name] += 1
         return (0, *values)
+
+    def _values(self, params: Any) -> bytes:
+        """What the driver copies of a kernel's parameters, given their addresses."""
+        return b"".join(ctypes.string_at(params[i], 8 if i < self.slots else 128) for i in range(self.slots + self.maps))
 
     def cuGraphCreate(self, flags: int) -> tuple[Any, ...]:
         return self._done("cuGraphCreate", [])
@@ -69,7 +74,7 @@ class FakeGraphs:
         p = node.params
         if node.kind == "kernel":
             pointers = ctypes.cast(p.kernelParams, ctypes.POINTER(ctypes.c_void_p))
-            values = b"".join(ctypes.string_at(pointers[i], 8) for i in range(self.slots))
+            values = self._values(pointers)
             grid, block = (p.gridDimX, p.gridDimY, p.gridDimZ), (p.blockDimX, p.blockDimY, p.blockDimZ)
             return "kernel", (p.func, grid, block, p.sharedMemBytes, values)
         if node.kind == "memset":

@@ -18,9 +18,10 @@ from tilekit.interop.again import met_again, remember_array
 from tilekit.interop.crossing import bridge
 from tilekit.interop.ranges import admit, cross, known, owner_range, remember
 from tilekit.ops import DeviceOp
+from tilekit.shapes import as_shape, contiguous_strides
 from tilekit.storage import Storage, Use
 from tilekit.stream import Stream, as_stream
-from tilekit.tensor import Tensor, as_shape, contiguous_strides, refuse_mask
+from tilekit.tensor import Tensor, refuse_mask
 
 __all__ = ["as_tensor", "from_pointer"]
 

@@ -20,8 +20,9 @@ from tilekit.ops.execution import Done, HostJob, Steps, Submission, moments, unw
 from tilekit.ops.nodes import is_shallow
 from tilekit.partition import Partition
 from tilekit.schedule import ExecutionContext
+from tilekit.shapes import as_shape
 from tilekit.stream import Stream
-from tilekit.tensor import Tensor, as_shape
+from tilekit.tensor import Tensor
 
 if TYPE_CHECKING:
     from tilekit.compiler.explain import Explanation
