@@ -123,6 +123,7 @@ from tilekit.lang.memory import load_tile_like as load_tile_like
 from tilekit.lang.memory import num_blocks as num_blocks
 from tilekit.lang.memory import num_tiles as num_tiles
 from tilekit.lang.memory import store as store
+from tilekit.lang.pipelines import pipelined as pipelined
 from tilekit.lang.randomness import philox as philox
 from tilekit.lang.randomness import rand as rand
 from tilekit.lang.randomness import randint as randint

@@ -124,6 +124,8 @@ OPERATIONS: dict[str, Peers] = {
     # products of matrices
     "mma": ("ct.mma", "mma, mmaf, mmai", "tl.dot(a, b, acc)"),
     "matmul": ("ct.matmul", None, "tl.dot"),
+    # software pipelines
+    "pipelined": (None, None, "(tl.range(num_stages=))"),
     # reductions, scans, sorts, counts
     "sum": ("ct.sum", "reduce_sum", "tl.sum"),
     "prod": ("ct.prod", "reduce_prod", "(tl.reduce)"),

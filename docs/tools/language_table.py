@@ -52,6 +52,7 @@ TITLES = {
     "bits": "Bits",
     "shape": "Shapes",
     "matmul": "Products of matrices",
+    "pipelines": "Software pipelines",
     "reduction": "Reductions",
     "scanning": "Scans",
     "sorting": "Sorts",

@@ -7,6 +7,7 @@ import pytest
 
 from tilekit.compiler import cache
 from tilekit.compiler.kernel import CompiledKernel
+from tilekit.driver.tensormaps import TensorMap
 
 KEY = bytes(range(32))
 KERNEL = CompiledKernel(
@@ -19,6 +20,7 @@ KERNEL = CompiledKernel(
     local_bytes=8,
     block=(128, 1, 1),
     param_format="<Qi4x",
+    maps=(TensorMap(1, "float16", (128, 64), (1, 0), 128), TensorMap(0, "bool", (16,), (0,), 0)),
 )
 
 

@@ -7,7 +7,6 @@ import runpy
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import tilekit as tk
 from tilekit import api
@@ -23,7 +22,6 @@ def run_up_to(marker: str, tmp_path: Path) -> dict:
     return runpy.run_path(str(head))
 
 
-@pytest.mark.xfail(strict=True, raises=tk.CompileError, reason="tk.pipelined does not exist yet")
 def test_the_whole_program(device):
     runpy.run_path(str(PROGRAM))
 

@@ -240,10 +240,8 @@ def test_asynchronous_pattern_with_grouped_inputs(device):
 # Building computation graphs
 
 
-@pytest.mark.xfail(strict=True, raises=AttributeError, reason="tk.pipelined does not exist yet")
 def test_building_computation_graphs_with_a_matrix_product(device):
     """A product, an activation, a normalisation: one lazy graph, executed as a whole."""
-    assert tk.pipelined
     a, b = np.random.default_rng(0).normal(size=(2, 64, 64)).astype(np.float32)
     product = gemm(api.zeros((64, 64)).partition((32, 32)), api.from_host(a), api.from_host(b)).generics(BK=32)
     result = product.first().then(relu).first().then(lambda z: scale(z, 0.5)).first().unpartition().to_host()

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from cuda.pathfinder import DynamicLibNotFoundError
 from numba.cuda import compiler, dispatcher, types
+from numba.cuda.cudadrv import driver
 from numba.cuda.cudadrv.error import NvvmSupportError
 
 from tilekit.compiler import lower
@@ -26,8 +27,11 @@ from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.inlining import inlined
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format, target_capability
 from tilekit.compiler.layout import Config
-from tilekit.compiler.types import MOST_WARPS, Compilation, MoreWarps, argument_type, compiling
+from tilekit.compiler.lower.pipelines import LOADERS, MAP_NAME, SHARED_BYTES, WITH_TMA
+from tilekit.compiler.pipelines import Unfit, pipelined_loops, plain, specialised
+from tilekit.compiler.types import MOST_WARPS, Compilation, MoreWarps, Pipelines, TensorType, argument_type, compiling
 from tilekit.driver.report import Site
+from tilekit.driver.tensormaps import MAP_BYTES
 from tilekit.errors import TilekitError
 
 __all__ = ["CompiledKernel", "argument_types", "build", "translate", "with_enough_warps"]
@@ -103,18 +107,65 @@ def _compiled(
     grows: bool,
 ) -> tuple[CompiledKernel, Compilation]:
     """A kernel for blocks of so many warps, and what is known of its compilation."""
+
+    def attempt(pipelines: Pipelines | None) -> tuple[CompiledKernel, Compilation]:
+        return _assembled(bound, facts, config, target, occupancy, pipelines, checks=checks, grows=grows)
+
+    rings, reason = len(pipelined_loops(bound)), ""
+    if rings and target_capability(target)[:2] == WITH_TMA:
+        types_ = argument_types(bound.names, facts, config)
+        tensors = {ty.parameter: (at, ty) for at, ty in enumerate(types_) if isinstance(ty, TensorType)}
+        state = Pipelines(tensors, rings, rooms=0, kept=0)
+        try:
+            while True:
+                made, compilation = attempt(state)
+                rooms = compilation.dynamic_bytes
+                if rooms <= state.rooms and made.shared_bytes + made.dynamic_shared_bytes <= SHARED_BYTES:
+                    return made, compilation
+                # What other operations need of shared memory is known now, and is left to them.
+                state = Pipelines(tensors, rings, rooms=max(rooms, state.rooms), kept=max(made.shared_bytes, state.kept))
+        except Unfit as error:
+            reason = str(error)
+    made, compilation = attempt(None)
+    if rings and compilation.notes is not None:
+        reason = reason or f"{target} has no tensor memory accelerator that is made use of"
+        compilation.notes.append((pipelined_loops(bound)[0].lineno, "no ring", reason))
+    return made, compilation
+
+
+def _assembled(
+    bound: BoundKernel,
+    facts: Sequence[ArgumentFacts],
+    config: Config,
+    target: str,
+    occupancy: int | None,
+    pipelines: Pipelines | None,
+    *,
+    checks: bool,
+    grows: bool,
+) -> tuple[CompiledKernel, Compilation]:
+    """The same, with or without rings for its pipelines."""
     capability, arguments = target_capability(target), argument_types(bound.names, facts, config)
+    threads = config.num_threads + (LOADERS if pipelines else 0)
 
     def compile_function(function: FunctionType) -> tuple[str, bytes]:
         library, _ = compiler._compile_pyfunc_with_fixup(
             function, arguments, device=False, abi="numba", cc=capability, fastmath=False,
-            launch_bounds=(config.num_threads, occupancy or 1), lto=False,
+            launch_bounds=(threads, occupancy or 1), lto=False,
         )  # fmt: skip
         library._lto = False
-        return library.get_asm_str(cc=capability), bytes(library.get_cubin(cc=capability).code)
+        ptx = library.get_asm_str(cc=capability)
+        if pipelines is None:
+            return ptx, bytes(library.get_cubin(cc=capability).code)
+        ptx = _with_maps(ptx, len(pipelines.maps))
+        linker = driver._Linker(max_registers=None, cc=capability, lto=False)
+        linker.add_ptx(ptx.encode())
+        return ptx, bytes(linker.complete().code)
 
     with _standing_in(capability):
-        (ptx, cubin), compilation = translate(bound, config, arguments, capability, compile_function, checks=checks, grows=grows)
+        (ptx, cubin), compilation = translate(
+            bound, config, arguments, capability, compile_function, checks=checks, grows=grows, pipelines=pipelines
+        )
     entry = re.search(r"\.entry\s+(\w+)\(", ptx)
     assert entry, "a kernel has an entry"
     resources = read_resources(cubin, entry[1])
@@ -125,13 +176,22 @@ def _compiled(
         target=target,
         registers=resources.registers,
         shared_bytes=resources.shared_bytes,
-        dynamic_shared_bytes=compilation.dynamic_bytes,
+        dynamic_shared_bytes=compilation.dynamic_bytes if pipelines is None else pipelines.shared_bytes,
         local_bytes=resources.local_bytes,
-        block=(config.num_threads, 1, 1),
+        block=(threads, 1, 1),
         param_format=param_format(facts),
         sites=tuple(Site(bound.source.name, *site) for site in compilation.sites),
+        maps=() if pipelines is None else tuple(pipelines.maps),
     )
     return made, compilation
+
+
+def _with_maps(ptx: str, count: int) -> str:
+    """A kernel that has parameters for tensor maps, besides its own. Its code names them already."""
+    head = re.search(r"\.entry\s+\w+\((.*?)\n\)", ptx, re.DOTALL)
+    assert head, "a kernel with tensors has parameters"
+    more = "".join(f",\n\t.param .align 64 .b8 {MAP_NAME}{number}[{MAP_BYTES}]" for number in range(count))
+    return ptx[: head.end(1)] + more + ptx[head.end(1) :]
 
 
 def argument_types(names: Sequence[str], facts: Sequence[ArgumentFacts], config: Config) -> tuple[types.Type, ...]:
@@ -148,6 +208,7 @@ def translate(
     *,
     checks: bool = False,
     grows: bool = False,
+    pipelines: Pipelines | None = None,
 ) -> tuple[T, Compilation]:
     """Let numba compile `bound`: the tile operations know `config`, and numba's errors become `CompileError`.
 
@@ -158,6 +219,7 @@ def translate(
         compile_function: what compiles the function that is the kernel.
         checks: whether it makes sure of indices while it runs.
         grows: whether to stop where more warps are wanted.
+        pipelines: what rings of stages share; None for pipelines that load as they go.
 
     Returns:
         What `compile_function` gives, and what is known of the compilation.
@@ -165,14 +227,16 @@ def translate(
     Raises:
         CompileError: what `explain` makes of any error.
         MoreWarps: a tile is too large for these, if `grows`.
+        Unfit: its pipelines cannot be rings.
         TilekitError: NVVM or nvJitLink is not installed.
     """
     target = capability[0], capability[1]
-    with compiling(config, loops=bound.loops, checks=checks, grows=grows, capability=target) as compilation:
+    bound = plain(bound) if pipelines is None else specialised(bound)
+    with compiling(config, loops=bound.loops, checks=checks, grows=grows, capability=target, pipelines=pipelines) as compilation:
         function, called = inlined(bound)
         try:
             return compile_function(function), compilation
-        except MoreWarps:
+        except (MoreWarps, Unfit):
             raise
         except (DynamicLibNotFoundError, NvvmSupportError) as error:
             raise TilekitError(
@@ -185,7 +249,7 @@ def translate(
             if simpler is None:
                 explained = explain(error, bound.source, called)
                 raise explained from explained.__cause__
-    return translate(simpler, config, arguments, capability, compile_function, checks=checks, grows=grows)
+    return translate(simpler, config, arguments, capability, compile_function, checks=checks, grows=grows, pipelines=pipelines)
 
 
 class _StandIn:

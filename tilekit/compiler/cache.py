@@ -7,6 +7,7 @@ cannot be used costs time alone.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from tilekit.compiler.kernel import CompiledKernel
 from tilekit.driver.report import Site
+from tilekit.driver.tensormaps import TensorMap
 from tilekit.settings import load_settings
 
 __all__ = ["MAX_BYTES", "folder", "load", "save", "toolchain_fingerprint"]
@@ -90,9 +92,8 @@ def toolchain_fingerprint() -> str:
 
     digest = hashlib.sha256(f"{sys.version_info[:2]} {sys.platform}".encode())
     package = Path(__file__).parent.parent
-    for source in sorted(
-        [package / "dtypes.py", package / "driver/report.py", *package.glob("compiler/**/*.py"), *package.glob("lang/*.py")]
-    ):
+    below = [package / name for name in ("dtypes.py", "driver/report.py", "driver/tensormaps.py")]
+    for source in sorted([*below, *package.glob("compiler/**/*.py"), *package.glob("lang/*.py")]):
         digest.update(f"{source.relative_to(package)}\n".encode())
         digest.update(source.read_bytes())
     for name in _TOOLCHAIN:
@@ -134,7 +135,8 @@ _FIELDS = (
 def _encode(kernel: CompiledKernel) -> bytes:
     ptx = kernel.ptx.encode()
     fields = {name: getattr(kernel, name) for name in _FIELDS}
-    header = json.dumps({**fields, "ptx_bytes": len(ptx)}).encode()
+    maps = [dataclasses.astuple(known) for known in kernel.maps]
+    header = json.dumps({**fields, "maps": maps, "ptx_bytes": len(ptx)}).encode()
     body = header + b"\n" + ptx + kernel.cubin
     return _MAGIC + hashlib.sha256(body).digest() + body
 
@@ -149,6 +151,7 @@ def _decode(data: bytes) -> CompiledKernel | None:
         fields = json.loads(header)
         split = fields.pop("ptx_bytes")
         fields["block"], fields["sites"] = tuple(fields["block"]), tuple(Site(*site) for site in fields["sites"])
+        fields["maps"] = tuple(TensorMap(at, dtype, tuple(box), tuple(order), s) for at, dtype, box, order, s in fields["maps"])
         return CompiledKernel(ptx=rest[:split].decode(), cubin=rest[split:], **fields)
     except (AttributeError, KeyError, TypeError, ValueError):  # whole, but not of this version's making
         return None

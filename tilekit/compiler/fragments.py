@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from tilekit.compiler.conversion import MATRIX_ITEMSIZE
 from tilekit.compiler.layout import ACCESS_BYTES, Layout, Vector
 
-__all__ = ["Product", "accumulator", "is_accumulator", "product", "sum_of_products"]
+__all__ = ["WARPS_OF_GROUP", "Product", "accumulator", "is_accumulator", "product", "sum_of_products", "warpgroup_accumulator"]
 
 _LEAST_ROWS, _LEAST_COLUMNS = 4, 3  # bits of a warp's part of the result, as far as warps can be given parts of their own
 _NEIGHBOURS = 2  # bits of a row's and a column's number that are in registers, before those that lanes walk
@@ -93,10 +93,41 @@ def accumulator(shape: Vector, num_warps: int, itemsize: int) -> Layout:
     return Layout(shape, reg, parts.column_lanes + parts.row_lanes, parts.warp)
 
 
+WARPS_OF_GROUP = 4
+"""Of a warpgroup, whose instruction multiplies 64 rows: 16 for each of its warps."""
+
+
+@functools.cache
+def warpgroup_accumulator(shape: Vector, num_warps: int) -> Layout | None:
+    """The layout of a product `(M, N)` by warpgroups; None if there is none: M is less than 64, or N too small for the groups.
+
+    Groups of warps have rows of their own, 64 at least; if there are more groups than that, columns.
+    """
+    if len(shape) != 2 or num_warps < WARPS_OF_GROUP or shape[0] < 64:
+        return None
+    rows, columns = (
+        [(1 << bit, 0) for bit in range(shape[0].bit_length() - 1)],
+        [(0, 1 << bit) for bit in range(shape[1].bit_length() - 1)],
+    )
+    apart = []
+    for _ in range((num_warps // WARPS_OF_GROUP).bit_length() - 1):
+        left = rows if len(rows) > 6 else columns
+        apart.append(left.pop())
+    down = [v for v in reversed(apart) if v[0]]
+    if len(columns) < 3:
+        return None
+    reg = (columns[0], rows[3], *columns[3:], *rows[6:])
+    return Layout(shape, reg, (*columns[1:3], *rows[:3]), (*rows[4:6], *down, *[v for v in reversed(apart) if v[1]]))
+
+
 @functools.cache
 def is_accumulator(layout: Layout) -> bool:
     """Whether a tile lies as products do."""
-    return len(layout.shape) > 1 and layout in (accumulator(layout.shape, 1 << len(layout.warp), size) for size in (2, 4))
+    if len(layout.shape) < 2:
+        return False
+    warps = 1 << len(layout.warp)
+    products = [accumulator(layout.shape, warps, size) for size in (2, 4)]
+    return layout in (*products, warpgroup_accumulator(layout.shape, warps))
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from tilekit import dtypes
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.layout import Config, choose_num_warps, choose_vec, elements
 from tilekit.driver.report import Site
+from tilekit.driver.tensormaps import TensorMap
 from tilekit.errors import TilekitError
 
 __all__ = ["TARGETS", "CompiledKernel", "choose_config", "disassemble", "param_format", "target_capability"]
@@ -91,6 +92,7 @@ class CompiledKernel:
         block: threads of a block along its three axes.
         param_format: the `struct` format of the parameters, see `param_format`.
         sites: what it checks while it runs, if it was compiled with checks.
+        maps: of which tensors it gets a tensor map of 128 bytes each, behind the parameters of `param_format` and in that order.
     """
 
     entry: str
@@ -104,6 +106,7 @@ class CompiledKernel:
     block: tuple[int, int, int]
     param_format: str
     sites: tuple[Site, ...] = ()
+    maps: tuple[TensorMap, ...] = ()
 
     @cached_property
     def sass(self) -> str:

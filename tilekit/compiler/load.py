@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import hashlib
 import struct
 import threading
@@ -20,8 +20,9 @@ from tilekit.compiler.native import Launcher as _Launcher
 from tilekit.compiler.recorded import InterpretedLaunch, compiled_launch
 from tilekit.device import Device
 from tilekit.driver.protocol import Driver
-from tilekit.driver.recorded import Node
+from tilekit.driver.recorded import Node, Parameters
 from tilekit.driver.shadow import Writers
+from tilekit.driver.tensormaps import TensorMap
 from tilekit.errors import DeviceUnavailableError, TilekitError
 from tilekit.lang.memory import TensorView
 from tilekit.lang.registry import OPS
@@ -197,12 +198,10 @@ class _Loaded:
             device.driver.watch(self._function, compiled.sites)
         self._driver, self._block, self._shared_bytes = device.driver, compiled.block, compiled.dynamic_shared_bytes
         packer = struct.Struct(compiled.param_format)
-        self._buffer = ctypes.create_string_buffer(max(packer.size, 8))
-        base = ctypes.addressof(self._buffer)
-        slots = [base + at for at in range(0, packer.size, 8)] or [base]
-        self._pointers = (ctypes.c_void_p * len(slots))(*slots)
-        self._params = ctypes.addressof(self._pointers)
+        self._parameters = Parameters(packer.size // 8, len(compiled.maps))
+        self._buffer, self._params = self._parameters.values, self._parameters.address
         self._pack = _packing(facts, packer.pack_into)
+        self._maps = [(known.argument, _encoder(device.driver, known)) for known in compiled.maps]
         self._facts, self._slots = facts, compiled.param_format.translate(_NO_PADDING).encode()
         self._lock = threading.Lock()
 
@@ -210,6 +209,8 @@ class _Loaded:
         """Launch on the stream."""
         with self._lock:
             self._pack(self._buffer, arguments)
+            for at, (number, encode) in enumerate(self._maps):
+                self._parameters.put_map(at, encode(*_described(arguments[number])))
             self._driver.launch(self._function, grid, self._block, self._shared_bytes, ctx.stream.handle, self._params)
 
     def recorded(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
@@ -220,12 +221,18 @@ class _Loaded:
         for argument, known in zip(arguments, self._facts, strict=True):
             placed.append((argument, at, isinstance(known, TensorFacts) and known.role != "in"))
             at += len(argument.flat) if isinstance(known, TensorFacts) else 1
-        codes = self._slots.decode()
-        return compiled_launch(self._function, grid, self._block, self._shared_bytes, bytes(values), codes, placed)
+        maps = []
+        for number, encode in self._maps:
+            _, shape, strides = _described(arguments[number])
+            maps.append((number, functools.partial(_again, encode, shape, strides)))
+        codes, shared = self._slots.decode(), self._shared_bytes
+        return compiled_launch(self._function, grid, self._block, shared, bytes(values), codes, placed, maps=maps)
 
     def native(self, grid: tuple[int, int, int], passed: Sequence[int], uses: Sequence[int]) -> NativeLaunch | None:
-        """A launch in one call, if the compiled part of tilekit is there. See `Executable.native`."""
-        calls = self._driver.native if _Launcher is not None and load_settings().native else None
+        """A launch in one call, if the compiled part of tilekit is there, and the kernel has no tensor maps: native code knows
+        slots of eight bytes alone. See `Executable.native`.
+        """
+        calls = self._driver.native if _Launcher is not None and not self._maps and load_settings().native else None
         if calls is None or _Launcher is None:
             return None
         kinds = bytearray(b"-" * len(uses))
@@ -245,6 +252,26 @@ class _Loaded:
             ).launch
         except ValueError:  # more arguments than it has room for
             return None
+
+
+_Encoder = Callable[[int, tuple[int, ...], tuple[int, ...]], bytes]
+_MAPS_KEPT = 256  # of one parameter
+
+
+def _encoder(driver: Driver, known: TensorMap) -> _Encoder:
+    """`Driver.tensor_map` for one parameter. It remembers the maps of recent tensors."""
+    return functools.lru_cache(_MAPS_KEPT)(functools.partial(driver.tensor_map, known))
+
+
+def _described(argument: Any) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """The address, shape and strides of a tensor, or of a partition's tensor."""
+    tensor = argument.tensor if isinstance(argument, Partition) else argument
+    return tensor.address, tensor.shape, tensor.strides
+
+
+def _again(encode: _Encoder, shape: tuple[int, ...], strides: tuple[int, ...], address: int) -> bytes:
+    """The map of a tensor that looks the same, elsewhere."""
+    return encode(address, shape, strides)
 
 
 def _packing(facts: Sequence[ArgumentFacts], pack_into: Callable[..., None]) -> Callable[[Any, Sequence[Any]], None]:

@@ -25,9 +25,9 @@ from numba.cuda.descriptor import cuda_target
 from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate, signature
 
 from tilekit.compiler.diagnose import reject
-from tilekit.compiler.types import TileType
+from tilekit.compiler.types import DeferredType, TileType
 
-__all__ = ["ABSENT", "attribute", "install", "known", "lowers", "lowers_method", "lowers_operator"]
+__all__ = ["ABSENT", "attribute", "install", "known", "lowers", "lowers_method", "lowers_operator", "settle", "settled"]
 
 Emit = Callable[..., ir.Value]
 Definition = Callable[..., tuple[types.Type, Emit]]
@@ -52,13 +52,16 @@ def known(ty: types.Type) -> Any:
     return ABSENT
 
 
-def lowers(function: Callable[..., Any]) -> Callable[[Definition], Definition]:
-    """Make the decorated definition the lowering of `function`, an operation of `tilekit.lang`."""
+def lowers(function: Callable[..., Any], *, deferred: bool = False) -> Callable[[Definition], Definition]:
+    """Make the decorated definition the lowering of `function`, an operation of `tilekit.lang`.
+
+    If it takes tiles that are `deferred` (`types.DeferredType`), it gets them as they are; else as threads hold them.
+    """
 
     def register(define: Definition) -> Definition:
         parameters = _parameters(function)
         _check(function.__name__, parameters, define)
-        template = _template(function.__name__, parameters, define)
+        template = _template(function.__name__, parameters, define, deferred=deferred)
         typing_registry.register(template)
         typing_registry.register_global(function, types.Function(template))
         LOWERINGS[function] = define
@@ -67,13 +70,18 @@ def lowers(function: Callable[..., Any]) -> Callable[[Definition], Definition]:
     return register
 
 
-def lowers_method(owner: type[types.Type], method: Callable[..., Any]) -> Callable[[Definition], Definition]:
-    """Make the decorated definition the lowering of `method`, of a class of `tilekit.lang`, for values of type `owner`."""
+def lowers_method(
+    owner: type[types.Type], method: Callable[..., Any], *, deferred: bool = False
+) -> Callable[[Definition], Definition]:
+    """Make the decorated definition the lowering of `method`, of a class of `tilekit.lang`, for values of type `owner`.
+
+    `deferred` is as for `lowers`.
+    """
 
     def register(define: Definition) -> Definition:
         parameters = _parameters(method)
         _check(method.__name__, parameters, define)
-        template = _template(method.__name__, parameters[1:], define)
+        template = _template(method.__name__, parameters[1:], define, deferred=deferred)
 
         def resolve(value: types.Type) -> types.Type:
             return types.BoundFunction(template, value)
@@ -109,13 +117,14 @@ def attribute(owner: type[types.Type], name: str) -> Callable[[Callable[[Any], t
     """Make the decorated definition the attribute `name` of values of type `owner`; it gets the type, `emit` the value."""
 
     def register(define: Callable[[Any], tuple[types.Type, Emit]]) -> Any:
-        _register_attribute(owner, name, lambda value: define(value)[0])
+        _register_attribute(owner, name, lambda value: define(settled(value))[0])
 
-        @lowering_registry.lower_getattr(owner, name)
         def lower(context: Any, builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> ir.Value:
-            made = define(ty)[1](builder, value)
+            made = define(settled(ty))[1](builder, value)  # of a tile, it is known when the kernel is compiled
             return context.get_dummy_value() if made is None else made
 
+        for each in _with_deferred(owner):
+            lowering_registry.lower_getattr(each, name)(lower)
         return define
 
     return register
@@ -145,6 +154,7 @@ def _template(
     *,
     owner: type[types.Type] | None = None,
     key: Any = None,
+    deferred: bool = False,
 ) -> type[AbstractTemplate]:
     """A numba template that binds arguments as Python would and asks `define`."""
     variadic = parameters is not None and any(p.kind is p.VAR_POSITIONAL for p in parameters)
@@ -158,11 +168,12 @@ def _template(
         prefer_literal = True
 
         def generic(self, args: tuple[types.Type, ...], kws: dict[str, types.Type]) -> Any:
-            if owner is not None and not any(isinstance(a, owner) for a in args):
+            if owner is not None and not any(isinstance(a, _with_deferred(owner)) for a in args):
                 return None
             given = args if binder is None or variadic else _bind(name, binder, args, kws)
             this = getattr(self, "this", None)
-            result, _ = define(*given) if this is None else define(this, *given)
+            whole = given if this is None else (this, *given)
+            result, _ = define(*(whole if deferred else map(settled, whole)))
             made = signature(result, *given, recvr=this)
             return made.replace(pysig=folded)
 
@@ -174,10 +185,43 @@ def _template(
 
     @lowering_registry.lower(define, types.VarArg(types.Any))
     def lower(context: Any, builder: ir.IRBuilder, sig: Any, args: list[ir.Value]) -> ir.Value:
-        made = define(*sig.args)[1](builder, *args)
+        kinds = sig.args
+        if not deferred:
+            args = [settle(builder, ty, value) for ty, value in zip(kinds, args, strict=True)]
+            kinds = tuple(map(settled, kinds))
+        made = define(*kinds)[1](builder, *args)
         return context.get_dummy_value() if made is None else made
 
     return Template
+
+
+def _with_deferred(owner: type[types.Type]) -> tuple[type[types.Type], ...]:
+    """The types that count as `owner`."""
+    return (owner, DeferredType) if owner is TileType else (owner,)
+
+
+def settled(ty: Any) -> Any:
+    """The type of what threads hold in the end; in tuples, too."""
+    if isinstance(ty, DeferredType):
+        return ty.settled
+    if isinstance(ty, types.BaseTuple) and any(isinstance(part, DeferredType) for part in ty.types):
+        return types.BaseTuple.from_types([settled(part) for part in ty.types])
+    return ty
+
+
+def settle(builder: ir.IRBuilder, ty: Any, value: ir.Value) -> ir.Value:
+    """What threads hold in the end."""
+    if isinstance(ty, DeferredType):
+        return ty.settle(builder, value)
+    if settled(ty) is ty:
+        return value
+    parts = [settle(builder, part, builder.extract_value(value, place)) for place, part in enumerate(ty.types)]
+    alike = isinstance(settled(ty), types.UniTuple)
+    kind = ir.ArrayType(parts[0].type, len(parts)) if alike else ir.LiteralStructType([part.type for part in parts])
+    made: Any = ir.Constant(kind, ir.Undefined)
+    for place, part in enumerate(parts):
+        made = builder.insert_value(made, part, place)
+    return made
 
 
 def _bind(name: str, binder: inspect.Signature, args: tuple[Any, ...], kws: dict[str, Any]) -> tuple[types.Type, ...]:
@@ -192,10 +236,8 @@ def _bind(name: str, binder: inspect.Signature, args: tuple[Any, ...], kws: dict
 
 
 def _register_attribute(owner: type[types.Type], name: str, resolve: Callable[[Any], types.Type]) -> None:
-    class Attribute(AttributeTemplate):
-        key = owner
+    def generic_resolve(self: Any, value: types.Type, attr: str) -> types.Type | None:
+        return resolve(value) if attr == name else None
 
-        def generic_resolve(self, value: types.Type, attr: str) -> types.Type | None:
-            return resolve(value) if attr == name else None
-
-    typing_registry.register_attr(Attribute)
+    for each in _with_deferred(owner):
+        typing_registry.register_attr(type("Attribute", (AttributeTemplate,), {"key": each, "generic_resolve": generic_resolve}))

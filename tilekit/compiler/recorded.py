@@ -42,6 +42,7 @@ def compiled_launch(
     codes: str,
     arguments: Sequence[tuple[Any, int, bool]],
     cluster: Triple | None = None,
+    maps: Sequence[tuple[int, Callable[[int], bytes]]] = (),
 ) -> Launch:
     """A launch of machine code.
 
@@ -49,14 +50,17 @@ def compiled_launch(
         function, grid, block, shared_bytes, cluster: see `Launch`.
         values: its parameters, eight bytes each; `codes` their codes in the module struct, one each.
         arguments: what was passed: each with the place of its first parameter, and whether it is written.
+        maps: for each tensor map behind `values` the number of its argument, and what makes it for an address.
     """
-    pointers, scalars = [], []
-    for argument, at, written in arguments:
+    pointers, scalars, places = [], [], {}
+    for number, (argument, at, written) in enumerate(arguments):
         if isinstance(argument, (Tensor, Partition)):
-            pointers.append((at, place_of(argument, written)))
+            places[number] = place_of(argument, written)
+            pointers.append((at, places[number]))
         elif (slot := slot_of(argument)) is not None:
             scalars.append((slot, at, codes[at]))
-    return Launch("", function, grid, block, shared_bytes, values, pointers, scalars, cluster)
+    placed = [(places[number], encode) for number, encode in maps]
+    return Launch("", function, grid, block, shared_bytes, values, pointers, scalars, cluster, placed)
 
 
 class InterpretedLaunch(Node):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
@@ -26,12 +26,14 @@ from tilekit import dtypes
 from tilekit.compiler.facts import ScalarFacts, TensorFacts
 from tilekit.compiler.fragments import is_accumulator
 from tilekit.compiler.layout import Config, Layout
+from tilekit.driver.tensormaps import TensorMap
 from tilekit.dtypes import DType
 
 __all__ = [
-    "MOST_WARPS", "Clash", "Compilation", "DTypeType", "MoreWarps", "TensorType", "TileType", "argument_type", "compiles",
-    "compiling", "constant", "current", "current_config", "describe", "dtype_of", "extent_dtype", "integer", "lowered_line",
-    "lowered_place", "noting", "prevailing", "register_type", "scalar_dtype", "scalar_kind", "scalar_type",
+    "MOST_WARPS", "RING_ALIGNMENT", "Clash", "Compilation", "DTypeType", "DeferredType", "MoreWarps", "Pipelines", "TensorType",
+    "TileType", "argument_type", "compiles", "compiling", "constant", "current", "current_config", "describe", "dtype_of",
+    "extent_dtype", "integer", "lowered_line", "lowered_place", "noting", "prevailing", "register_type", "scalar_dtype",
+    "scalar_kind", "scalar_type",
 ]  # fmt: skip
 
 i1, i8, i16, i32, i64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -91,12 +93,38 @@ MOST_WARPS = 16
 """Up to which it gets them: with more, a thread can have no more than 64 registers."""
 
 
+RING_ALIGNMENT = 1024
+"""What a ring of stages begins at a multiple of, in bytes."""
+
+
 class MoreWarps(Exception):
     """A tile is too large for the warps of a block: so many are wanted. No error of numba's, which would go on without it."""
 
     def __init__(self, num_warps: int) -> None:
         self.num_warps = num_warps
         super().__init__(num_warps)
+
+
+class Pipelines:
+    """What the rings of stages of one kernel share.
+
+    Attributes:
+        tensors: by name, the place of a parameter among the arguments, and its type.
+        rings: how many there are.
+        rooms: bytes of dynamic shared memory that lie before the rings, and `kept` bytes that are for anything but rings.
+        ring_bytes: how much the rings take, as far as they were lowered.
+        maps: the tensor maps that the kernel gets, as far as it was lowered.
+    """
+
+    def __init__(self, tensors: Mapping[str, tuple[int, TensorType]], rings: int, *, rooms: int, kept: int) -> None:
+        self.tensors, self.rings, self.rooms, self.kept = tensors, rings, rooms, kept
+        self.ring_bytes = 0
+        self.maps: list[TensorMap] = []
+
+    @property
+    def shared_bytes(self) -> int:
+        """The dynamic shared memory of a block: the rings, which begin at a multiple of 1024 bytes, and what lies before them."""
+        return self.rooms + RING_ALIGNMENT + self.ring_bytes
 
 
 class Compilation:
@@ -112,6 +140,7 @@ class Compilation:
         capability: of the GPU that it is compiled for, `(8, 0)`.
         sites: file, line and message of each such check.
         accesses: those to the parameters that the kernel writes, by name, as far as lowered: see `lower.windows.settle`.
+        pipelines: what the rings of stages share; None if there are none.
     """
 
     __slots__ = (
@@ -123,6 +152,7 @@ class Compilation:
         "grows",
         "loops",
         "notes",
+        "pipelines",
         "sites",
         "static_bytes",
     )
@@ -135,7 +165,9 @@ class Compilation:
         checks: bool = False,
         grows: bool = False,
         capability: tuple[int, int] = (8, 0),
+        pipelines: Pipelines | None = None,
     ) -> None:
+        self.pipelines = pipelines
         self.config, self.loops, self.checks, self.grows, self.capability = config, loops, checks, grows, capability
         self.sites: list[tuple[str, int, str]] = []
         self.accesses: defaultdict[str, list[Any]] = defaultdict(list)
@@ -203,9 +235,10 @@ def compiling(
     checks: bool = False,
     grows: bool = False,
     capability: tuple[int, int] = (8, 0),
+    pipelines: Pipelines | None = None,
 ) -> Iterator[Compilation]:
     """Compile a kernel of this configuration: operations ask for what they share by `current()`."""
-    made = Compilation(config, loops=loops, checks=checks, grows=grows, capability=capability)
+    made = Compilation(config, loops=loops, checks=checks, grows=grows, capability=capability, pipelines=pipelines)
     token = _compilation.set(made)
     try:
         yield made
@@ -235,14 +268,15 @@ class TensorType(types.Type):
         parameter: the parameter's name, for errors.
         facts, config: as given.
         dtype: the element type.
+        whole: whether it is all of the parameter, and no slice.
     """
 
     mangling_args = ("T", ())  # symbol names spell out the types; kilobytes of them without this
 
-    def __init__(self, parameter: str, facts: TensorFacts, config: Config) -> None:
-        self.parameter, self.facts, self.config = parameter, facts, config
+    def __init__(self, parameter: str, facts: TensorFacts, config: Config, *, whole: bool = True) -> None:
+        self.parameter, self.facts, self.config, self.whole = parameter, facts, config, whole
         self.dtype = np.dtype(dtypes.as_dtype(facts.dtype))
-        super().__init__(f"Tensor({parameter}, {facts}, {config})")
+        super().__init__(f"Tensor({parameter}, {facts}, {config}{', part' * (not whole)})")
 
 
 class Clash(Exception):
@@ -307,6 +341,30 @@ def prevailing(tiles: Sequence[TileType]) -> TileType:
     products = (t for t in fixed if is_accumulator(t.layout))
     usual = (tile for tile in fixed if tile.layout == Layout.blocked(tile.shape, tile.config))
     return next(products, next(usual, (fixed or list(tiles))[0]))
+
+
+class DeferredType(types.Type):
+    """A tile that is no thread's yet: it lies in shared memory, or is still being computed.
+
+    Operations get what threads hold in the end, unless they say that they take it as it is (`ops.lowers`).
+
+    Attributes:
+        settled: the tile that threads hold then.
+    """
+
+    settled: TileType
+
+    def settle(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+        """Wait for it, or load it: the threads' fragments."""
+        raise NotImplementedError
+
+    def unify(self, typingctx: Any, other: types.Type) -> types.Type | None:
+        """With any other tile, what threads hold."""
+        return self.settled.unify(typingctx, other.settled if isinstance(other, DeferredType) else other)
+
+    def can_convert_to(self, typingctx: Any, other: types.Type) -> Conversion | None:
+        """To what threads hold, in any layout."""
+        return self.settled.can_convert_to(typingctx, other)
 
 
 class DTypeType(types.Opaque):
@@ -389,6 +447,8 @@ def dtype_of(ty: types.Type) -> DType | None:
 def describe(ty: types.Type) -> str:
     """What a value is, in the words of the tile language: numba's names mean nothing to the reader of an error."""
     match ty:
+        case DeferredType():
+            return describe(ty.settled)
         case TileType():
             return f"a {ty.dtype.name} tile of shape {ty.shape}"
         case TensorType():

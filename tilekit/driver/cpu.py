@@ -26,6 +26,7 @@ from tilekit.driver.recorded import Node
 from tilekit.driver.shadow import Shadow
 from tilekit.driver.signal import SignalBoard
 from tilekit.driver.stepper import Stepper as Stepper
+from tilekit.driver.tensormaps import TensorMap
 from tilekit.errors import DeviceError, TilekitError
 
 __all__ = ["CpuDriver", "CpuEvent", "CpuStream", "Stepper", "discover"]
@@ -336,6 +337,9 @@ class CpuDriver:
         params: int,
     ) -> None:
         raise TypeError(f"{self.name} has no compiled kernels to launch: submit() their Python functions")
+
+    def tensor_map(self, known: TensorMap, address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
+        raise TypeError(f"{self.name} has no compiled kernels, which take tensor maps")
 
     # recorded work
     def graph_create(self, nodes: Sequence[Node]) -> tuple[Node, ...]:

@@ -19,6 +19,7 @@ from tilekit.driver.cuda_graphs import CudaGraphs
 from tilekit.driver.protocol import NativeCalls, NativeWork
 from tilekit.driver.report import VARIABLE, WORDS, Report, Site
 from tilekit.driver.staging import Staging
+from tilekit.driver.tensormaps import TensorMap, encode
 from tilekit.errors import DeviceError
 
 __all__ = ["CudaDriver", "CudaFunction"]
@@ -138,6 +139,10 @@ class CudaDriver(CudaGraphs):
         if result[0]:
             doing = f"launching {function.entry} with grid {grid} and block {block} in clusters of {cluster}"
             raise failure(cu, result[0], doing)
+
+    def tensor_map(self, known: TensorMap, address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
+        self.activate()
+        return encode(self._cu, known, address, shape, strides)
 
     def kernel_names(self, image: bytes) -> tuple[str, ...]:
         """The kernels in an image that `load` takes, by the names that they have there."""

@@ -20,6 +20,7 @@ from tilekit.driver.report import Site
 from tilekit.driver.shadow import Shadow
 from tilekit.driver.signal import SignalBoard
 from tilekit.driver.staging import Staging
+from tilekit.driver.tensormaps import TensorMap
 from tilekit.errors import DeviceError
 
 __all__ = [
@@ -273,6 +274,19 @@ class Driver(Protocol):
         params: int,
     ) -> None:
         """Launch `function`; `params` is the address of the array of parameter addresses (cuLaunchKernel's kernelParams)."""
+        ...
+
+    def tensor_map(self, known: TensorMap, address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
+        """A parameter of a kernel that says to the TMA where a tensor is; see `tilekit.driver.tensormaps.encode`.
+
+        Args:
+            known: the parameter.
+            address: of the tensor's first element.
+            shape, strides: the tensor's, in elements.
+
+        Raises:
+            ValueError: there is no map of such a tensor.
+        """
         ...
 
     # recorded work: nodes are those of `tilekit.driver.recorded`

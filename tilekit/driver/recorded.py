@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from tilekit.driver.protocol import FunctionHandle, Memory, StreamHandle
+from tilekit.driver.tensormaps import MAP_BYTES
 
-__all__ = ["Captured", "Copy", "CopyIn", "CopyOut", "Fill", "Launch", "Node", "Place", "Recorder", "SlotMemory"]
+__all__ = ["Captured", "Copy", "CopyIn", "CopyOut", "Fill", "Launch", "Node", "Parameters", "Place", "Recorder", "SlotMemory"]
 
 Triple = tuple[int, int, int]
 
@@ -90,8 +91,35 @@ class Node:
         """Give the scalar that came from `slot` another value. Only launches have any."""
 
 
+class Parameters:
+    """Room for a kernel's parameters: slots of eight bytes each, and tensor maps behind them.
+
+    Attributes:
+        values: the slots; what is behind them is written by `put_map`.
+        address: of the array of the parameters' addresses.
+    """
+
+    __slots__ = ("_maps", "_pointers", "address", "values")
+
+    def __init__(self, slots: int, maps: int = 0) -> None:
+        self.values = ctypes.create_string_buffer(max(8 * slots + MAP_BYTES * maps, 8))
+        base = ctypes.addressof(self.values)
+        self._maps = base + 8 * slots
+        every = [*range(base, self._maps, 8), *range(self._maps, self._maps + MAP_BYTES * maps, MAP_BYTES)] or [base]
+        self._pointers = (ctypes.c_void_p * len(every))(*every)
+        self.address = ctypes.addressof(self._pointers)
+
+    def put_map(self, at: int, encoded: bytes) -> None:
+        """Let `encoded`, of 128 bytes, be the tensor map `at`."""
+        ctypes.memmove(self._maps + MAP_BYTES * at, encoded, MAP_BYTES)
+
+
 class Launch(Node):
-    """A launch of compiled code. Its parameters are its own, eight bytes each.
+    """A launch of compiled code. Its parameters are its own: slots of eight bytes each, and tensor maps behind them.
+
+    Args:
+        values: the slots.
+        maps: for each tensor map the place of its tensor, one of those in `pointers`, and what makes it for an address.
 
     Attributes:
         function, grid, block, cluster, shared_bytes: as of `Driver.launch`; no cluster is None.
@@ -101,7 +129,8 @@ class Launch(Node):
     """
 
     __slots__ = (
-        "_pointers", "_values", "_where", "block", "cluster", "function", "grid", "params", "pointers", "scalars", "shared_bytes",
+        "_maps", "_parameters", "_values", "_where", "block", "cluster", "function", "grid", "params", "pointers", "scalars",
+        "shared_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -115,15 +144,17 @@ class Launch(Node):
         pointers: Sequence[tuple[int, Place]],
         scalars: Sequence[tuple[Any, int, str]],
         cluster: Triple | None = None,
+        maps: Sequence[tuple[Place, Callable[[int], bytes]]] = (),
     ) -> None:
         super().__init__(label)
         self.function, self.grid, self.block, self.shared_bytes, self.cluster = function, grid, block, shared_bytes, cluster
         self.pointers, self.scalars = tuple(pointers), tuple(scalars)
-        self._values = ctypes.create_string_buffer(values, max(len(values), 8))
-        base, count = ctypes.addressof(self._values), max(len(values) // 8, 1)
-        self._pointers = (ctypes.c_void_p * count)(*range(base, base + 8 * count, 8))
-        self.params = ctypes.addressof(self._pointers)
+        self._parameters, self._maps = Parameters(len(values) // 8, len(maps)), tuple(maps)
+        self._values, self.params = self._parameters.values, self._parameters.address
+        ctypes.memmove(self._values, values, len(values))
         self._where = {id(place): 8 * at for at, place in self.pointers}
+        for at, (place, encode) in enumerate(self._maps):
+            self._parameters.put_map(at, encode(place.address))
 
     def enqueue(self, driver: Any, stream: StreamHandle) -> None:
         if self.cluster is None:
@@ -136,6 +167,9 @@ class Launch(Node):
 
     def refresh(self, place: Place) -> None:
         _pack_address(self._values, self._where[id(place)], place.address)
+        for at, (mapped, encode) in enumerate(self._maps):
+            if mapped is place:
+                self._parameters.put_map(at, encode(place.address))
 
     def set(self, slot: Any, number: Any) -> None:
         for from_slot, at, code in self.scalars:

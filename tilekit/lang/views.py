@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilekit import dtypes
@@ -284,7 +285,14 @@ class TileGrid:
         return TileRow(self._windows, parts)
 
     def __iter__(self) -> Iterator[Tile]:
-        return iter(TileRow(self._windows, (slice(None),) * self._windows._view.ndim))
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def _all(self) -> TileRow:
+        return TileRow(self._windows, (slice(None),) * self._windows._view.ndim)
 
 
 class TileRow:
@@ -296,13 +304,19 @@ class TileRow:
         self._windows, self._parts = windows, parts
 
     def __iter__(self) -> Iterator[Tile]:
+        for index in itertools.product(*self._ranges):
+            yield self._windows._load(index)
+
+    def __len__(self) -> int:
+        return math.prod(map(len, self._ranges))
+
+    @property
+    def _ranges(self) -> list[Sequence[int]]:
         counts = map(self._windows.num_tiles, range(self._windows._view.ndim))
-        ranges = [
+        return [
             range(*part.indices(count)) if isinstance(part, slice) else (int(part),)
             for part, count in zip(self._parts, counts, strict=True)
         ]
-        for index in itertools.product(*ranges):
-            yield self._windows._load(index)
 
 
 def _own_tile(view: Any, what: str) -> Shape:

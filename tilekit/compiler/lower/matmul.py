@@ -26,8 +26,9 @@ from tilekit.compiler.lower.convert import convert
 from tilekit.compiler.lower.emit import asm, pack, unpack
 from tilekit.compiler.lower.relayout import Beyond, Passage, Take, in_layout, thread_bit
 from tilekit.compiler.lower.shape import constant, in_words
+from tilekit.compiler.lower.warpgroups import warpgroup_product
 from tilekit.compiler.lower.words import braced, packed, words_of
-from tilekit.compiler.ops import lowers, lowers_operator
+from tilekit.compiler.ops import lowers, lowers_operator, settle, settled
 from tilekit.compiler.types import TileType, current, describe, i32, integer, register_type
 from tilekit.compiler.types import constant as constant_of
 from tilekit.dtypes import DType
@@ -319,15 +320,22 @@ def _the_tile(what: str, name: str, ty: types.Type) -> TileType:
     return ty
 
 
-@lowers(lang.mma)
+@lowers(lang.mma, deferred=True)
 def mma(a: types.Type, b: types.Type, acc: types.Type, precision: types.Type) -> Any:
+    by_groups = warpgroup_product(a, b, acc)
+    if by_groups is not None:
+        pending, emit_pending = by_groups
+        return pending, lambda builder, x, y, z, _: emit_pending(builder, x, y, z)
+    deferred = (a, b, acc)
+    a, b, acc = map(settled, deferred)
     tiles = [_the_tile("mma", name, ty) for name, ty in (("a", a), ("b", b), ("acc", acc))]
     chosen = in_words("mma", lang.check_precision, constant(precision, "mma", "precision"))
     result, emit_product = _product("mma", *tiles, chosen)
     in_words("mma", lang.check_accumulator, tiles[2].shape, tiles[2].dtype, result.shape, result.dtype)
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value, precision: ir.Value) -> ir.Value:
-        return pack(builder, emit_product(builder, *(unpack(builder, value) for value in (x, y, z))))
+        given = [settle(builder, ty, value) for ty, value in zip(deferred, (x, y, z), strict=True)]
+        return pack(builder, emit_product(builder, *(unpack(builder, value) for value in given)))
 
     return result, emit
 

@@ -22,8 +22,10 @@ _SHARED = 3  # the address space
 
 
 def barrier(builder: ir.IRBuilder) -> None:
-    """All threads of the block wait for each other; what they wrote to shared memory before can be read after."""
-    asm(builder, "bar.sync 0;", "~{memory}", ir.VoidType(), [], convergent=True)
+    """All threads that calculate wait for each other; what they wrote to shared memory before can be read after."""
+    compilation = current()
+    which = f"1, {compilation.config.num_threads}" if compilation.pipelines else "0"
+    asm(builder, f"bar.sync {which};", "~{memory}", ir.VoidType(), [], convergent=True)
 
 
 def room(builder: ir.IRBuilder, nbytes: int, what: str) -> ir.Value:

@@ -39,7 +39,9 @@ from tilekit.lang import views as lang
 from tilekit.lang import windows
 from tilekit.lang.shape import axis_of
 
-__all__ = ["TileGridType", "TileRowType", "TiledViewType", "grid_of_tiles", "view_of"]
+__all__ = [
+    "TileGridType", "TileRowType", "TiledViewType", "all_of_grid", "grid_of_tiles", "load_of_row", "tiles_of_row", "view_of",
+]  # fmt: skip
 
 
 class TiledViewType(types.Type):
@@ -81,6 +83,17 @@ class TileRowType(types.SimpleIterableType):
     def __init__(self, grid: TileGridType, free: tuple[int, ...]) -> None:
         self.grid, self.free = grid, free
         super().__init__(f"Row({grid}, {free})", _RowIterator(grid, free))
+
+    def index(self, builder: ir.IRBuilder, value: ir.Value, place: ir.Value) -> list[ir.Value]:
+        """The index of the tile at a place of the row."""
+        firsts, counts = (unpack(builder, builder.extract_value(value, k)) for k in (1, 2))
+        rest = place
+        for d in reversed(self.free):
+            step = rest
+            if d != self.free[0]:
+                step, rest = builder.urem(rest, counts[d]), builder.udiv(rest, counts[d])
+            firsts[d] = builder.add(firsts[d], step)
+        return firsts
 
 
 class _RowIterator(types.SimpleIteratorType):
@@ -159,7 +172,7 @@ def slice_(self: TensorType, axis: types.Type, start: types.Type, stop: types.Ty
     align = min(facts.align, divisor(known_start) * stride * itemsize)
     extents = tuple(1 if d == along else n for d, n in enumerate(facts.extents))
     part = facts._replace(tile=None, group=None, kin=0, covered=False, extents=extents, align=align)
-    made = TensorType(name, part, self.config)
+    made = TensorType(name, part, self.config, whole=False)
 
     def emit(builder: ir.IRBuilder, value: ir.Value, _: ir.Value, start_: ir.Value, stop_: ir.Value) -> ir.Value:
         extent = tensor_field(builder, self, value, f"extent{along}")
@@ -302,22 +315,41 @@ def _struct(builder: ir.IRBuilder, parts: list[ir.Value]) -> ir.Value:
     return made
 
 
+def all_of_grid(builder: ir.IRBuilder, grid: TileGridType, value: ir.Value) -> ir.Value:
+    """The row of all tiles of a grid."""
+    rank = grid.tensor.facts.rank
+    counts = pack(builder, [_count(builder, grid, value, d) for d in range(rank)])
+    return _struct(builder, [value, pack(builder, [integer(32, 0)] * rank), counts])
+
+
+def tiles_of_row(builder: ir.IRBuilder, row: TileRowType, value: ir.Value) -> ir.Value:
+    """The number of tiles of a row, an i32."""
+    total = integer(32, 1)
+    for count in unpack(builder, builder.extract_value(value, 2)):
+        total = builder.mul(total, count)
+    return total
+
+
+def load_of_row(row: TileRowType) -> Any:
+    """The type of a tile of a row; and how to load it, given the row and its place in it, an i32."""
+    tile, emit = _load(row.grid, row.free)
+    return tile, lambda builder, value, place: emit(builder, builder.extract_value(value, 0), row.index(builder, value, place))
+
+
 @registry.lower("getiter", TileGridType)
 def grid_iterator(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
     (grid,), (value,) = signature.args, args
-    rank = grid.tensor.facts.rank
-    counts = pack(builder, [_count(builder, grid, value, d) for d in range(rank)])
-    return row_iterator(context, builder, signature, [_struct(builder, [value, pack(builder, [integer(32, 0)] * rank), counts])])
+    return _iterator(builder, TileRowType(grid, tuple(range(grid.tensor.facts.rank))), all_of_grid(builder, grid, value))
 
 
 @registry.lower("getiter", TileRowType)
 def row_iterator(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
-    (row,) = args
-    total = integer(32, 1)
-    for count in unpack(builder, builder.extract_value(row, 2)):
-        total = builder.mul(total, count)
+    return _iterator(builder, signature.args[0], args[0])
+
+
+def _iterator(builder: ir.IRBuilder, row: TileRowType, value: ir.Value) -> ir.Value:
     place = cgutils.alloca_once_value(builder, integer(32, 0))
-    return _struct(builder, [place, row, total])
+    return _struct(builder, [place, value, tiles_of_row(builder, row, value)])
 
 
 @registry.lower("iternext", _RowIterator)
@@ -329,13 +361,5 @@ def next_in_row(context: Any, builder: ir.IRBuilder, signature: Any, args: list[
     more = builder.icmp_unsigned("<", at, total)
     result.set_valid(more)
     with builder.if_then(more):
-        tensor, firsts, counts = (builder.extract_value(row, k) for k in range(3))
-        index, sizes, rest = unpack(builder, firsts), unpack(builder, counts), at
-        for d in reversed(iterator.free):
-            step = rest
-            if d != iterator.free[0]:
-                step, rest = builder.urem(rest, sizes[d]), builder.udiv(rest, sizes[d])
-            index[d] = builder.add(index[d], step)
-        _, emit = _load(iterator.grid, iterator.free)
-        result.yield_(emit(builder, tensor, index))
+        result.yield_(load_of_row(TileRowType(iterator.grid, iterator.free))[1](builder, row, at))
         builder.store(builder.add(at, integer(32, 1)), place)

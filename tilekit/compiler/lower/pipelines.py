@@ -1,0 +1,365 @@
+"""Lowering of `tilekit.lang.pipelines`: what `compiler.pipelines` makes of a loop over `tk.pipelined`.
+
+Each ring has two barriers (PTX: mbarriers) a stage. One thread loads: it waits until a stage is `empty`, says how many bytes
+will come, and has the tensor memory accelerator bring them, which counts them at the barrier `full`. Those that calculate wait
+for that one, and each of their warps arrives at `empty` when it has read the stage. Barriers change phase each time they are
+passed; so turn `n` waits for phase `n // stages` of stage `n % stages`, by its parity.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.cudaimpl import registry
+from numba.cuda.extending import core_models, register_model
+
+from tilekit.compiler import pipelines as steps
+from tilekit.compiler.diagnose import reject
+from tilekit.compiler.layout import ACCESS_BYTES, WARP
+from tilekit.compiler.lower.emit import asm, special_register
+from tilekit.compiler.lower.staged import LEAST_ROWS, StagedType, span_of
+from tilekit.compiler.lower.views import TileGridType, TileRowType, all_of_grid, load_of_row, tiles_of_row
+from tilekit.compiler.ops import known, lowers
+from tilekit.compiler.pipelines import Unfit
+from tilekit.compiler.types import RING_ALIGNMENT, Pipelines, current, describe, i8, i32, i64, integer
+from tilekit.driver.tensormaps import TensorMap
+from tilekit.lang import pipelines as lang
+
+__all__ = ["LOADERS", "MAP_NAME", "SHARED_BYTES", "WITH_TMA"]
+
+SHARED_BYTES = 227 * 1024
+"""What a block of sm_90 may use of shared memory."""
+WITH_TMA = (9, 0)
+"""The compute capability whose tensor memory accelerator is made use of."""
+LOADERS = 128
+"""Threads of a block besides those that calculate, of which one loads: registers are dealt out to four warps at a time."""
+MAP_NAME = "tilekit_map_"
+"""How the kernel's parameters for tensor maps are called, with a number each."""
+
+_MOST_STAGES = 4  # unless more are asked for
+_BARRIER = 8  # bytes
+_SHARED = 3  # the address space
+_VOID = ir.VoidType()
+
+
+@lowers(lang.pipelined)
+def pipelined(streams: types.Type, stages: types.Type, warp_specialize: types.Type) -> Any:
+    reject("pipelined", "stands in a for statement: for ta, tb in tk.pipelined(...):")
+
+
+def _row(ty: types.Type) -> TileRowType:
+    if isinstance(ty, TileGridType):
+        return TileRowType(ty, tuple(range(ty.tensor.facts.rank)))
+    if not isinstance(ty, TileRowType):
+        reject("pipelined", lang.no_stream(describe(ty)))
+    return ty
+
+
+def _as_row(builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> ir.Value:
+    return all_of_grid(builder, ty, value) if isinstance(ty, TileGridType) else value
+
+
+def _shortest(builder: ir.IRBuilder, rows: Sequence[tuple[types.Type, ir.Value]]) -> ir.Value:
+    counts = [tiles_of_row(builder, _row(ty), _as_row(builder, ty, value)) for ty, value in rows]
+    least = counts[0]
+    for count in counts[1:]:
+        least = builder.select(builder.icmp_signed("<", count, least), count, least)
+    return least
+
+
+@lowers(steps._steps)
+def count(*rows: types.Type) -> Any:
+    if not rows:
+        reject("pipelined", "at least one stream of tiles")
+    for row in rows:
+        _row(row)
+    return types.int32, lambda builder, *values: _shortest(builder, list(zip(rows, values, strict=True)))
+
+
+@lowers(steps._nth)
+def nth(row: types.Type, k: types.Type) -> Any:
+    tile, emit = load_of_row(_row(row))
+    return tile, lambda builder, value, at: emit(builder, _as_row(builder, row, value), _i32(builder, at))
+
+
+def _i32(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    return builder.trunc(value, i32) if value.type.width > 32 else value
+
+
+# ---------------------------------------------------------------------------------------------------------------------- rings
+
+
+class RingType(types.Type):
+    """A ring of stages; the value is its address, an i32, a multiple of 1024.
+
+    Attributes:
+        stages: how many.
+        tiles: what each stage has room for.
+        maps: the numbers of their tensor maps.
+    """
+
+    mangling_args = ("G", ())
+
+    def __init__(self, stages: int, tiles: tuple[StagedType, ...], maps: tuple[int, ...]) -> None:
+        self.stages, self.tiles, self.maps = stages, tiles, maps
+        super().__init__(f"Ring({stages}, {tiles}, {maps})")
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where the stages of each tile begin, then where the barriers do, in bytes."""
+        return list(itertools.accumulate((self.stages * tile.nbytes for tile in self.tiles), initial=0))
+
+    def full(self, builder: ir.IRBuilder, base: ir.Value, stage: ir.Value) -> ir.Value:
+        """The address of a stage's barrier for what has come."""
+        return _plus(builder, base, self.offsets[-1], stage, _BARRIER)
+
+    def empty(self, builder: ir.IRBuilder, base: ir.Value, stage: ir.Value) -> ir.Value:
+        """The address of its barrier for what has been read."""
+        return _plus(builder, base, self.offsets[-1] + _BARRIER * self.stages, stage, _BARRIER)
+
+    def stage(self, builder: ir.IRBuilder, turn: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """The stage of a turn, and the parity of its phase."""
+        turn, stages = _i32(builder, turn), integer(32, self.stages)
+        return builder.urem(turn, stages), builder.and_(builder.udiv(turn, stages), integer(32, 1))
+
+
+@register_model(RingType)
+class _RingModel(core_models.PrimitiveModel):
+    def __init__(self, manager: Any, ty: RingType) -> None:
+        super().__init__(manager, ty, i32)
+
+
+def _plus(builder: ir.IRBuilder, base: ir.Value, offset: int, stage: ir.Value, nbytes: int) -> ir.Value:
+    return builder.add(builder.add(base, integer(32, offset)), builder.mul(stage, integer(32, nbytes)))
+
+
+def _staged(grid: types.Type, state: Pipelines) -> tuple[StagedType, TensorMap]:
+    """How tiles of a grid lie in a stage, and the tensor map that brings them."""
+    if not isinstance(grid, TileGridType):
+        raise Unfit("a stream is no tiles of a tensor")
+    tensor, cut = grid.tensor, grid.cut
+    facts, name, itemsize = tensor.facts, tensor.parameter, tensor.dtype.itemsize
+    if not tensor.whole or name not in state.tensors:
+        raise Unfit(f"{name} is a slice")
+    if facts.role != "in":
+        raise Unfit(f"{name} is written, too")
+    if facts.unit is None or facts.wide or not 1 <= facts.rank <= 5:
+        raise Unfit(f"{name} has no dimension of stride 1, more than 5 dimensions, or 2**31 elements in a row")
+    if facts.align < ACCESS_BYTES:
+        raise Unfit(f"{name} does not begin at a multiple of 16 bytes")
+    if any(facts.strides[d] * itemsize % ACCESS_BYTES for d in range(facts.rank) if d != facts.unit):
+        raise Unfit(f"rows of {name} are not multiples of 16 bytes apart")
+    order = [facts.unit, *(d for d in reversed(range(facts.rank)) if d != facts.unit)]
+    memory = tuple(cut.extents[d] for d in reversed(order))
+    span = span_of(memory[-1] * itemsize)
+    if span is None or not cut.shape or (max(cut.extents) > 256 and facts.unit != cut.extents.index(max(cut.extents))):
+        raise Unfit(f"tiles of {name} have rows of {memory[-1] * itemsize} bytes")
+    place = list(reversed(order))
+    tile = StagedType(tensor.dtype, memory, tuple(place.index(d) for d in cut.along), tensor.config)
+    if tile.rows < LEAST_ROWS or tile.nbytes % RING_ALIGNMENT or any(n > 256 for n in memory[:-1]):
+        raise Unfit(f"tiles of {name} have {tile.rows} rows")
+    box = tuple(span // itemsize if d == facts.unit else n for d, n in enumerate(cut.extents))
+    return tile, TensorMap(state.tensors[name][0], tensor.dtype.name, box, tuple(order), span)
+
+
+def _state() -> Pipelines:
+    state = current().pipelines
+    assert state is not None, "compiler.pipelines makes rings in kernels that are compiled with them"
+    return state
+
+
+@lowers(steps._ring)
+def ring(stages: types.Type, *grids: types.Type) -> Any:
+    compilation, state = current(), _state()
+    found = [_staged(grid, state) for grid in grids]
+    each = sum(tile.nbytes for tile, _ in found) + 2 * _BARRIER
+    room = (SHARED_BYTES - RING_ALIGNMENT - state.rooms - state.kept) // state.rings & -RING_ALIGNMENT
+    wanted = known(stages)
+    count = wanted or min(_MOST_STAGES, room // each)
+    if count < 2 or count * each > room:
+        raise Unfit(f"{max(2, count)} stages of {each} bytes do not fit into the shared memory that is left, {max(0, room)}")
+    numbers = []
+    for _, tensor_map in found:
+        if tensor_map not in state.maps:
+            state.maps.append(tensor_map)
+        numbers.append(state.maps.index(tensor_map))
+    made = RingType(count, tuple(tile for tile, _ in found), tuple(numbers))
+    begin = state.rooms + state.ring_bytes
+
+    def emit(builder: ir.IRBuilder, *_: ir.Value) -> ir.Value:
+        state.ring_bytes += -(-(made.offsets[-1] + 2 * _BARRIER * count) // RING_ALIGNMENT) * RING_ALIGNMENT
+        compilation.note("ring", made)
+        base = _dynamic(builder)
+        aligned = builder.and_(builder.add(base, integer(32, RING_ALIGNMENT - 1)), integer(32, -RING_ALIGNMENT & 0xFFFFFFFF))
+        base = builder.add(aligned, integer(32, begin))
+        first = builder.icmp_unsigned("==", special_register(builder, "tid.x"), integer(32, 0))
+        with builder.if_then(first):
+            for stage in range(count):
+                where = integer(32, stage)
+                for barrier, arrivals in ((made.full, 1), (made.empty, compilation.config.num_warps)):
+                    text = f"mbarrier.init.shared::cta.b64 [$0], {arrivals};"
+                    asm(builder, text, "r,~{memory}", _VOID, [barrier(builder, base, where)], effect=True)
+            asm(builder, "fence.mbarrier_init.release.cluster;", "~{memory}", _VOID, [], effect=True)
+        asm(builder, "bar.sync 0;", "~{memory}", _VOID, [], convergent=True)
+        return base
+
+    return made, emit
+
+
+def _dynamic(builder: ir.IRBuilder) -> ir.Value:
+    name = "tilekit_rings"
+    buffer = builder.module.globals.get(name)
+    if buffer is None:
+        buffer = ir.GlobalVariable(builder.module, ir.ArrayType(i8, 0), name, addrspace=_SHARED)
+        buffer.linkage, buffer.align = "external", 16
+    return builder.ptrtoint(buffer, i32)
+
+
+@lowers(steps._role)
+def role() -> Any:
+    loader = current().config.num_threads
+
+    def emit(builder: ir.IRBuilder) -> ir.Value:
+        thread = special_register(builder, "tid.x")
+        loads = builder.icmp_unsigned("==", thread, integer(32, loader))
+        other = builder.select(loads, integer(32, steps.LOADS), integer(32, 2))
+        return builder.select(builder.icmp_unsigned("<", thread, integer(32, loader)), integer(32, steps.CALCULATES), other)
+
+    return types.int32, emit
+
+
+def _ring_type(ty: types.Type) -> RingType:
+    assert isinstance(ty, RingType), "compiler.pipelines passes rings"
+    return ty
+
+
+@lowers(steps._put)
+def put(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) -> Any:
+    made = _ring_type(ring)
+
+    def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, *values: ir.Value) -> None:
+        stage, parity = made.stage(builder, turn)
+        full = made.full(builder, base, stage)
+        # Nobody has arrived before the first phase: who waits for the one before that does not wait.
+        _wait(builder, made.empty(builder, base, stage), builder.xor(parity, integer(32, 1)))
+        nbytes = sum(tile.nbytes for tile in made.tiles)
+        text = f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {nbytes};"
+        asm(builder, text, "r,~{memory}", _VOID, [full], effect=True)
+        at = _i32(builder, k)
+        for tile, number, begin, ty, value in zip(made.tiles, made.maps, made.offsets, rows, values, strict=False):
+            row = _row(ty)
+            index = row.index(builder, _as_row(builder, ty, value), at)
+            _load(builder, row, tile, number, _plus(builder, base, begin, stage, tile.nbytes), full, index)
+
+    return types.none, emit
+
+
+def _load(
+    builder: ir.IRBuilder,
+    row: TileRowType,
+    tile: StagedType,
+    number: int,
+    target: ir.Value,
+    full: ir.Value,
+    index: list[ir.Value],
+) -> None:
+    """Have a tile brought: a copy for each panel."""
+    cut, facts = row.grid.cut, row.grid.tensor.facts
+    order = _state().maps[number].order
+    begins = [builder.mul(index[d], integer(32, cut.steps[d])) for d in range(facts.rank)]
+    step, rank = tile.span // tile.dtype.itemsize, len(order)
+    tensor_map = asm(builder, f"{{ .reg .b64 t; mov.b64 t, {MAP_NAME}{number}; cvta.param.u64 $0, t; }}", "=l", i64, [])
+    coordinates = ", ".join(f"${3 + d}" for d in range(rank))
+    text = (
+        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1, {{{coordinates}}}], [$2];"
+    )
+    for panel in range(tile.memory[-1] // step):
+        where = [begins[d] for d in order]
+        where[0] = builder.add(where[0], integer(32, panel * step))
+        address = builder.add(target, integer(32, panel * tile.rows * tile.span))
+        asm(
+            builder,
+            text,
+            ",".join(["r", "l", "r", *["r"] * rank, "~{memory}"]),
+            _VOID,
+            [address, tensor_map, full, *where],
+            effect=True,
+        )
+
+
+def _wait(builder: ir.IRBuilder, barrier: ir.Value, parity: ir.Value) -> None:
+    """Wait until a barrier has passed the phase of a parity."""
+    text = "{ .reg .pred P; W${:uid}: mbarrier.try_wait.parity.shared::cta.b64 P, [$0], $1; @!P bra W${:uid}; }"
+    asm(builder, text, "r,r,~{memory}", _VOID, [barrier, parity], effect=True)
+
+
+@lowers(steps._take)
+def take(ring: types.Type, turn: types.Type) -> Any:
+    made = _ring_type(ring)
+    result = made.tiles[0] if len(made.tiles) == 1 else types.BaseTuple.from_types(list(made.tiles))
+
+    def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value) -> ir.Value:
+        stage, parity = made.stage(builder, turn)
+        _wait(builder, made.full(builder, base, stage), parity)
+        tiles = zip(made.tiles, made.offsets, strict=False)
+        places = [_plus(builder, base, begin, stage, tile.nbytes) for tile, begin in tiles]
+        if len(places) == 1:
+            return places[0]
+        alike = isinstance(result, types.UniTuple)
+        packed: Any = ir.Constant(
+            ir.ArrayType(i32, len(places)) if alike else ir.LiteralStructType([i32] * len(places)), ir.Undefined
+        )
+        for n, place in enumerate(places):
+            packed = builder.insert_value(packed, place, n)
+        return packed
+
+    return result, emit
+
+
+def _given(builder: ir.IRBuilder, ring: RingType, base: ir.Value, turn: ir.Value) -> None:
+    """A warp is done with the tiles of a turn."""
+    stage, _ = ring.stage(builder, turn)
+    text = "{ .reg .pred P; setp.eq.u32 P, $1, 0; bar.warp.sync -1; @P mbarrier.arrive.shared::cta.b64 _, [$0]; }"
+    lane = builder.and_(special_register(builder, "tid.x"), integer(32, WARP - 1))
+    asm(builder, text, "r,r,~{memory}", _VOID, [ring.empty(builder, base, stage), lane], convergent=True)
+
+
+def _products(builder: ir.IRBuilder, left: int) -> None:
+    """Wait until at most so many of the products that were asked for are under way."""
+    asm(builder, f"wgmma.wait_group.sync.aligned {left};", "~{memory}", _VOID, [], convergent=True)
+
+
+@lowers(steps._give)
+def give(ring: types.Type, turn: types.Type, k: types.Type, lags: types.Type) -> Any:
+    made, lagging = _ring_type(ring), known(lags)
+
+    def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, _: ir.Value) -> None:
+        _products(builder, 1 if lagging else 0)
+        if not lagging:
+            _given(builder, made, base, turn)
+            return
+        with builder.if_then(builder.icmp_signed(">", k, ir.Constant(k.type, 0))):
+            _given(builder, made, base, builder.sub(turn, ir.Constant(turn.type, 1)))
+
+    return types.none, emit
+
+
+@lowers(steps._last)
+def last(ring: types.Type, turn: types.Type, k: types.Type, lags: types.Type) -> Any:
+    made, lagging = _ring_type(ring), known(lags)
+
+    def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, _: ir.Value) -> None:
+        if not lagging:
+            return
+        _products(builder, 0)
+        with builder.if_then(builder.icmp_signed(">", k, ir.Constant(k.type, 0))):
+            _given(builder, made, base, builder.sub(turn, ir.Constant(turn.type, 1)))
+
+    return types.none, emit
+
+
+assert registry, "numba's"

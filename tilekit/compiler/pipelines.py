@@ -1,0 +1,371 @@
+"""Software pipelines: what becomes of `for ... in tk.pipelined(...):` before the compiler sees it.
+
+On its own, such a loop becomes one that loads a tile of each stream in each turn (`_plain`). Where the tensor memory accelerator
+can bring the tiles, a ring of stages in shared memory stands between it and the loop, and the kernel becomes two: that of one
+thread that loads, which is the kernel without all that does not decide which tiles come, and the kernel itself, which takes the
+tiles and gives the stages back.
+
+    ring = _ring(stages, x.tiles(...), ...)                            in all threads
+    role = _role()
+    if role == LOADS:
+        turn = 0                                                       if role == CALCULATES:
+        ...                                                                turn = 0
+        for k in range(_steps(rows...)):                                   ...
+            _put(ring, turn, k, rows...)                                   for k in range(_steps(rows...)):
+            turn += 1                                                          t = _take(ring, turn)
+                                                                               ...
+                                                                               _give(ring, turn, k, ...)
+                                                                               turn += 1
+                                                                           _last(ring, turn, ...)
+
+The functions that stand in such code do nothing in Python; `compiler.lower.pipelines` lowers them.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from tilekit.compiler.bound import BoundKernel, stored
+from tilekit.lang import calculation, memory, pipelines
+from tilekit.lang.matmul import matmul, mma
+from tilekit.lang.pipelines import check_stages, check_warp_specialize
+
+__all__ = ["CALCULATES", "LOADS", "STEPS", "Unfit", "pipelined_loops", "plain", "specialised"]
+
+CALCULATES, LOADS = 0, 1
+
+
+def _steps(*rows: Any) -> Any:
+    """The number of turns."""
+
+
+def _nth(row: Any, k: Any) -> Any:
+    """Load the tile of a turn."""
+
+
+def _ring(stages: Any, *grids: Any) -> Any:
+    """Stages for tiles of such grids."""
+
+
+def _role() -> Any:
+    """What a thread does: CALCULATES, LOADS, or nothing."""
+
+
+def _put(ring: Any, turn: Any, k: Any, *rows: Any) -> Any:
+    """Load the tiles of turn `k` of a loop, as soon as there is a stage; `turn` counts those of all loops."""
+
+
+def _take(ring: Any, turn: Any) -> Any:
+    """Wait for the tiles of a turn."""
+
+
+def _give(ring: Any, turn: Any, k: Any, lags: Any) -> Any:
+    """Be done with a turn's tiles; if it `lags`, with those of the turn before, unless that belongs to another loop."""
+
+
+def _last(ring: Any, turn: Any, k: Any, lags: Any) -> Any:
+    """The loop is over, which had `k` turns; `turn` is the next."""
+
+
+STEPS: dict[str, Callable[..., Any]] = {
+    f"tilekit_{function.__name__}": function for function in (_steps, _nth, _ring, _role, _put, _take, _give, _last)
+}
+
+
+class Unfit(Exception):
+    """A kernel whose pipelines are no rings, and why."""
+
+
+def pipelined_loops(bound: BoundKernel) -> list[ast.For]:
+    """The loops over `tk.pipelined` of a kernel, without those of the functions that it calls."""
+    return [node for node in ast.walk(bound.definition) if isinstance(node, ast.For) and _is_pipelined(bound, node.iter)]
+
+
+def plain(bound: BoundKernel) -> BoundKernel:
+    """The kernel with loops that load as they go."""
+    if not any(_all_pipelined(bound)):
+        return bound
+    made = bound.changed(lambda path, tree: _Loads(bound, path).visit(tree), STEPS)
+    return replace(made, cells={**bound.cells, **STEPS})
+
+
+def specialised(bound: BoundKernel) -> BoundKernel:
+    """The kernel with rings of stages, and a thread that loads.
+
+    Raises:
+        Unfit: it cannot have them.
+    """
+    if any(_all_pipelined(called) for called in bound.called.values()):
+        raise Unfit("a function that the kernel calls has a pipeline")
+    tree = copy.deepcopy(bound.definition)
+    loops = [_Pipeline(bound, node, number) for number, node in enumerate(_loops_of(bound, tree))]
+    kept = _Kept(bound, tree, loops)
+    parameters = {a.arg for a in tree.args.args} - stored(ast.walk(tree))
+    head: list[ast.stmt] = []
+    for loop in loops:
+        loop.check(parameters)
+        head.append(loop.ring())
+    first = tree.body[0]
+    head.append(_assigned(_ROLE, _called("tilekit__role", [], first), first))
+    starts = [_assigned(loop.turn, ast.Constant(0), loop.node) for loop in loops]
+    loading = [*copy.deepcopy(starts), *kept.statements(tree.body)]
+    calculating = [*starts, *_Takes(bound, loops).block(tree.body)]
+    roles: ast.stmt = ast.If(_is_role(LOADS), loading, [ast.If(_is_role(CALCULATES), calculating, [])])
+    tree.body = [*head, ast.copy_location(roles, first)]
+    for node in ast.walk(roles):
+        if isinstance(node, (ast.expr, ast.stmt)) and not hasattr(node, "lineno"):
+            ast.copy_location(node, first)
+    made = bound.changed(lambda path, old: tree if not path else old, STEPS)
+    return replace(made, cells={**bound.cells, **STEPS})
+
+
+_ROLE = "tilekit__role_of_thread"
+
+
+def _is_role(role: int) -> ast.expr:
+    return ast.Compare(ast.Name(_ROLE, ast.Load()), [ast.Eq()], [ast.Constant(role)])
+
+
+def _is_pipelined(bound: BoundKernel, node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and _resolved(bound, node.func) is pipelines.pipelined
+
+
+def _resolved(bound: BoundKernel, node: ast.expr) -> Any:
+    """What an expression such as `tk.mma` stands for; None if it is nothing that stands outside of the kernel."""
+    if isinstance(node, ast.Name):
+        return bound.outside.get(node.id)
+    if isinstance(node, ast.Attribute):
+        return getattr(_resolved(bound, node.value), node.attr, None)
+    return None
+
+
+def _loops_of(bound: BoundKernel, tree: ast.AST) -> list[ast.For]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.For) and _is_pipelined(bound, node.iter)]
+
+
+def _all_pipelined(bound: BoundKernel) -> list[ast.For]:
+    return pipelined_loops(bound) + [loop for called in bound.called.values() for loop in _all_pipelined(called)]
+
+
+def _called(name: str, arguments: list[ast.expr], at: ast.AST) -> ast.Call:
+    made: ast.Call = _placed(ast.Call(ast.Name(name, ast.Load()), arguments, []), at)
+    return made
+
+
+def _assigned(name: str, value: ast.expr, at: ast.AST) -> ast.stmt:
+    made: ast.stmt = _placed(ast.Assign([ast.Name(name, ast.Store())], value), at)
+    return made
+
+
+def _placed(made: Any, at: ast.AST) -> Any:
+    for node in ast.walk(made):
+        if isinstance(node, (ast.expr, ast.stmt)) and not hasattr(node, "lineno"):
+            ast.copy_location(node, at)
+    return made
+
+
+def _name(name: str) -> ast.expr:
+    return ast.Name(name, ast.Load())
+
+
+class _Pipeline:
+    """One loop over `tk.pipelined`.
+
+    Attributes:
+        node: the loop.
+        streams: the expressions of its streams.
+        stages: how many the user wants, None for as many as fit.
+        turn: the name of the variable that counts the turns of all times it runs.
+    """
+
+    def __init__(self, bound: BoundKernel, node: ast.For, number: int) -> None:
+        assert isinstance(node.iter, ast.Call), "a loop over tk.pipelined"
+        self.node, self.streams = node, node.iter.args
+        options = {k.arg: k.value.value for k in node.iter.keywords if isinstance(k.value, ast.Constant)}
+        if len(options) < len(node.iter.keywords) or any(isinstance(s, ast.Starred) for s in self.streams):
+            raise bound.source.error("pipelined: stages and warp_specialize are constants", node.iter.lineno)
+        self.stages = check_stages(options.get("stages"), "pipelined")
+        self.wanted = check_warp_specialize(options.get("warp_specialize"), "pipelined")
+        self.name = f"tilekit__ring{number}"
+        self.turn, self.count, self.index = f"{self.name}_turn", f"{self.name}_steps", f"{self.name}_k"
+        self.rows = [f"{self.name}_row{place}" for place in range(len(self.streams))]
+
+    def check(self, parameters: set[str]) -> None:
+        """Refuse what cannot be a ring."""
+        if self.wanted is False:
+            raise Unfit("warp_specialize=False")
+        if self.node.orelse or any(
+            isinstance(n, (ast.Break, ast.Continue, ast.Return)) for s in self.node.body for n in ast.walk(s)
+        ):
+            raise Unfit("the loop has a break, continue, return or else")
+        for stream in self.streams:
+            names = {n.id for n in ast.walk(self._grid(stream)) if isinstance(n, ast.Name)}
+            if not names <= parameters:
+                raise Unfit(f"{ast.unparse(self._grid(stream))} is no tiles of a parameter of the kernel")
+
+    @staticmethod
+    def _grid(stream: ast.expr) -> ast.expr:
+        return stream.value if isinstance(stream, ast.Subscript) else stream
+
+    def ring(self) -> ast.stmt:
+        """What makes the ring."""
+        grids = [copy.deepcopy(self._grid(stream)) for stream in self.streams]
+        return _assigned(self.name, _called("tilekit__ring", [ast.Constant(self.stages or 0), *grids], self.node), self.node)
+
+    def around(self, inner: list[ast.stmt], after: list[ast.stmt]) -> list[ast.stmt]:
+        """The loop with another body, and what is before and behind it."""
+        node, rows = self.node, [_name(row) for row in self.rows]
+        before = [_assigned(row, copy.deepcopy(stream), node) for row, stream in zip(self.rows, self.streams, strict=True)]
+        before.append(_assigned(self.count, _called("tilekit__steps", rows, node), node))
+        turns = _called("range", [_name(self.count)], node)
+        further: ast.stmt = _placed(ast.AugAssign(ast.Name(self.turn, ast.Store()), ast.Add(), ast.Constant(1)), node)
+        loop: ast.stmt = ast.For(ast.Name(self.index, ast.Store()), turns, [*inner, further], [])
+        return [*before, _placed(loop, node), *after]
+
+    def loading(self) -> list[ast.stmt]:
+        """The loop of the thread that loads."""
+        given = [_name(n) for n in (self.name, self.turn, self.index, *self.rows)]
+        return self.around([_placed(ast.Expr(_called("tilekit__put", given, self.node)), self.node)], [])
+
+    def calculating(self, body: list[ast.stmt], lags: bool) -> list[ast.stmt]:
+        """The loop of those that calculate."""
+        taken = _called("tilekit__take", [_name(self.name), _name(self.turn)], self.node)
+        get: ast.stmt = _placed(ast.Assign([copy.deepcopy(self.node.target)], taken), self.node)
+
+        def told(name: str, k: str) -> ast.stmt:
+            given = [_name(self.name), _name(self.turn), _name(k), ast.Constant(lags)]
+            return _placed(ast.Expr(_called(name, given, self.node)), self.node)  # type: ignore[no-any-return]
+
+        return self.around([get, *body, told("tilekit__give", self.index)], [told("tilekit__last", self.count)])
+
+
+class _Loads(ast.NodeTransformer):
+    """Makes pipelines loops that load as they go."""
+
+    def __init__(self, bound: BoundKernel, path: str) -> None:
+        for name in path.split("/")[1:]:
+            bound = bound.called[name]
+        self.bound, self.count = bound, 0
+
+    def visit_For(self, node: ast.For) -> Any:
+        self.generic_visit(node)
+        if not _is_pipelined(self.bound, node.iter):
+            return node
+        loop = _Pipeline(self.bound, node, self.count)
+        self.count += 1
+        tiles: list[ast.expr] = [_called("tilekit__nth", [_name(row), _name(loop.index)], node) for row in loop.rows]
+        value = tiles[0] if len(tiles) == 1 else ast.Tuple(tiles, ast.Load())
+        get = _placed(ast.Assign([copy.deepcopy(node.target)], value), node)
+        before = [_assigned(row, stream, node) for row, stream in zip(loop.rows, loop.streams, strict=True)]
+        turns = _called("range", [_called("tilekit__steps", [_name(row) for row in loop.rows], node)], node)
+        made = ast.For(ast.Name(loop.index, ast.Store()), turns, [get, *node.body], node.orelse)
+        return [*before, _placed(made, node)]
+
+
+class _Takes(ast.NodeTransformer):
+    """Makes pipelines loops that take tiles from a ring."""
+
+    def __init__(self, bound: BoundKernel, loops: list[_Pipeline]) -> None:
+        self.bound, self.loops = bound, {id(loop.node): loop for loop in loops}
+
+    def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        made: list[ast.stmt] = []
+        for statement in statements:
+            result = self.visit(statement)
+            made.extend(result if isinstance(result, list) else [result])
+        return made
+
+    def visit_For(self, node: ast.For) -> Any:
+        loop = self.loops.get(id(node))
+        if loop is None:
+            return self.generic_visit(node)
+        # Products are under way when the next statement begins. In each turn one of them is asked for: then those of the turn
+        # before are done when it has been.
+        lags = any(self._multiplies(statement) for statement in node.body)
+        return loop.calculating(self.block(node.body), lags)
+
+    def _multiplies(self, statement: ast.stmt) -> bool:
+        if not isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+            return False
+        nodes = list(ast.walk(statement))
+        return any(isinstance(n, ast.Call) and _resolved(self.bound, n.func) in (mma, matmul) for n in nodes)
+
+
+_HARMLESS = (
+    memory.bid, memory.num_blocks, memory.num_tiles, calculation.cdiv, min, max, abs, int, range, divmod, len,
+)  # fmt: skip
+
+
+class _Kept:
+    """What is left of a kernel for the thread that loads: what decides which tiles come."""
+
+    def __init__(self, bound: BoundKernel, tree: ast.FunctionDef, loops: list[_Pipeline]) -> None:
+        self.bound, self.loops = bound, {id(loop.node): loop for loop in loops}
+        self.needed: set[str] = set()
+        while True:
+            before = len(self.needed)
+            self._look(tree.body)
+            if len(self.needed) == before:
+                break
+
+    def _look(self, statements: list[ast.stmt]) -> bool:
+        """Add the names that these need; whether any of them is kept."""
+        kept = [self._look_at(statement) for statement in statements]  # all are looked at
+        return any(kept)
+
+    def _look_at(self, node: ast.stmt) -> bool:
+        loop = self.loops.get(id(node))
+        if loop is not None:
+            for stream in loop.streams:
+                self._need(stream)
+            return True
+        match node:
+            case ast.For() | ast.While():
+                if not (self._look(node.body) | self._look(node.orelse)):
+                    return False
+                self._need(node.iter if isinstance(node, ast.For) else node.test)
+                return True
+            case ast.If():
+                if not (self._look(node.body) | self._look(node.orelse)):
+                    return False
+                self._need(node.test)
+                return True
+            case ast.Break() | ast.Continue() | ast.Return():
+                return True
+            case ast.Assign() | ast.AugAssign() | ast.AnnAssign():
+                if not stored(ast.walk(node)) & self.needed:
+                    return False
+                self._need(node)
+                return True
+        return False
+
+    def _need(self, node: ast.AST) -> None:
+        self.needed |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            self.needed.add(node.target.id)
+        for call in ast.walk(node):
+            if isinstance(call, ast.Call):
+                function = _resolved(self.bound, call.func)
+                method = isinstance(call.func, ast.Attribute) and call.func.attr in ("tiles", "num_tiles")
+                if function not in _HARMLESS and not method:
+                    raise Unfit(f"which tiles come depends on {ast.unparse(call)}")
+
+    def statements(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        """What is left of a block."""
+        return [made for statement in statements for made in self._left(statement)]
+
+    def _left(self, node: ast.stmt) -> Iterator[ast.stmt]:
+        loop = self.loops.get(id(node))
+        if loop is not None:
+            yield from loop.loading()
+        elif self._look_at(node):
+            made = copy.copy(node)
+            for field in ("body", "orelse"):
+                if hasattr(made, field):
+                    inner = self.statements(getattr(made, field))
+                    setattr(made, field, inner or ([ast.copy_location(ast.Pass(), node)] if field == "body" else []))
+            yield copy.deepcopy(made)

@@ -1,0 +1,90 @@
+"""Software pipelines: tiles that are on their way while earlier ones are being worked on.
+
+A loop that loads a tile and works on it waits for the memory in each turn. `tk.pipelined` says beforehand which tiles come, so
+that a GPU keeps several of them under way, in a ring of stages in shared memory. What it means is what the plain loop means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tilekit.errors import CompileError, DeviceError
+from tilekit.lang.registry import tile_op
+from tilekit.lang.tile import is_index
+from tilekit.lang.views import TileGrid, TileRow
+
+__all__ = ["MOST_STAGES", "check_stages", "check_warp_specialize", "no_stream", "pipelined", "unequal"]
+
+MOST_STAGES = 16
+
+
+def check_stages(stages: Any, what: str) -> int | None:
+    """`stages`, if there can be so many."""
+    if stages is None or (is_index(stages) and 2 <= stages <= MOST_STAGES):
+        return None if stages is None else int(stages)
+    raise CompileError(f"{what}: stages is an int from 2 to {MOST_STAGES}, or None, not {stages!r}")
+
+
+def check_warp_specialize(wanted: Any, what: str) -> bool | None:
+    """`warp_specialize`, if it is one of its values."""
+    if wanted is None or isinstance(wanted, bool):
+        return wanted
+    raise CompileError(f"{what}: warp_specialize is True, False or None, not {wanted!r}")
+
+
+def no_stream(found: str) -> str:
+    """What to say of a thing that is no stream of tiles."""
+    return f"a stream of tiles is a row such as x.tiles((BM, BK))[i, :], or all of x.tiles((BM, BK)), not {found}"
+
+
+def unequal(counts: Any) -> str:
+    """What to say of streams that have different numbers of tiles."""
+    return f"pipelined: the streams have {', '.join(map(str, counts))} tiles; they must have equally many"
+
+
+@tile_op("pipelined")
+def pipelined(*streams: Any, stages: int | None = None, warp_specialize: bool | None = None) -> Iterator[Any]:
+    """Tiles of one or several tensors, one after the other, loaded ahead: `for ta, tb in tk.pipelined(...):`.
+
+    Args:
+        streams: rows of tiles, `x.tiles(shape)[i, :]`, or all tiles of a grid, `x.tiles(shape)`. All have equally many.
+        stages: how many tiles of each stream there is room for in shared memory, those that are being worked on included: 2 to
+            16. By default as many as fit, up to 4. A constant.
+        warp_specialize: whether loading is the work of warps of its own, besides the `num_warps` that calculate. By default the
+            compiler decides. A constant.
+
+    In each turn there is a tile of each stream; with one stream it is the tile itself, with several a tuple.
+
+    On a GPU of compute capability 9.0, tiles come by the tensor memory accelerator (TMA) if their tensors are only read, begin at
+    a multiple of 16 bytes, have one dimension without gaps and rows that are multiples of 16 bytes apart; a product (`tk.mma`)
+    takes them from shared memory. Otherwise they are loaded as in the loop without `tk.pipelined`; `op.explain()` says why.
+
+    Raises:
+        CompileError: not in a `for` statement, or arguments of other types.
+        DeviceError: on the CPU device, streams of unequal length. A GPU stops with the shortest.
+
+    Examples:
+        >>> @tk.kernel
+        ... def product(c: tk.Out, a: tk.In, b: tk.In):
+        ...     acc = tk.zeros((2, 2), tk.float32)
+        ...     for ta, tb in tk.pipelined(a.tiles((2, 2))[tk.bid(0), :], b.tiles((2, 2))[:, tk.bid(1)]):
+        ...         acc = tk.mma(ta, tb, acc)
+        ...     c.store(acc)
+        >>> a = api.arange(8, dtype=tk.float32).reshape(2, 4).sync()
+        >>> b = api.ones((4, 2), tk.float32).sync()
+        >>> product(api.zeros((2, 2)).partition((2, 2)), a, b).first().unpartition().to_host().sync()
+        array([[ 6.,  6.],
+               [22., 22.]], dtype=float32)
+    """
+    check_stages(stages, "pipelined")
+    check_warp_specialize(warp_specialize, "pipelined")
+    if not streams:
+        raise CompileError("pipelined: at least one stream of tiles")
+    for stream in streams:
+        if not isinstance(stream, (TileRow, TileGrid)):
+            raise CompileError(f"pipelined: {no_stream(f'a {type(stream).__name__}')}")
+    counts = [len(stream) for stream in streams]
+    if len(set(counts)) > 1:
+        raise DeviceError(unequal(counts))
+    return (tiles[0] if len(tiles) == 1 else tiles for tiles in zip(*streams, strict=True))
