@@ -352,6 +352,7 @@ __all__ = [
     "operation",
     "permute",
     "philox",
+    "pipelined",
     "popcount",
     "pow",
     "print",

@@ -1,7 +1,7 @@
 """How a tile gets from one layout to another: which registers to take, or where to put elements in shared memory.
 
-A conversion that needs no other thread's elements is a choice of registers (`within_threads`). All others go through shared
-memory, at offsets that are a linear map of the coordinate's bits too (`Swizzle`), chosen so that neither side meets a bank
+A conversion that needs no other thread's elements is a choice of registers (`within_threads`). One in which bits of the register
+number and of the lane change places goes by shuffles (`within_warps`). All others go through shared memory, at offsets that are a linear map of the coordinate's bits too (`Swizzle`), chosen so that neither side meets a bank
 conflict:
 
 * bits that both sides keep in registers come lowest: an access takes up to 16 bytes of them;
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from tilekit.compiler.layout import ACCESS_BYTES, Layout, Vector
 
-__all__ = ["MATRIX_ITEMSIZE", "Matrices", "Swizzle", "wavefronts", "within_threads"]
+__all__ = ["MATRIX_ITEMSIZE", "Matrices", "Swizzle", "wavefronts", "with_runs", "within_threads", "within_warps"]
 
 MATRIX_ITEMSIZE = 2
 """Of elements that `ldmatrix` deals with, in bytes."""
@@ -45,6 +45,38 @@ def within_threads(source: Layout, target: Layout) -> list[tuple[int, list[tuple
     if not set(target.reg) <= set(source.reg):
         return None
     return [(source.register_of(at), choices) for at in target.coordinates()]
+
+
+def within_warps(source: Layout, target: Layout) -> list[tuple[int, int]] | None:
+    """The conversion as bits of the register number and of the lane that change places; None if it is more than that."""
+    if source.warp != target.warp or len(source.reg) != len(target.reg):
+        return None
+    swaps = []
+    for lane, (old, new) in enumerate(zip(source.lane, target.lane, strict=True)):
+        if old == new:
+            continue
+        if not any(old) or new not in source.reg or target.reg[source.reg.index(new)] != old:
+            return None
+        swaps.append((source.reg.index(new), lane))
+    changed = {reg for reg, _ in swaps}
+    same = all(a == b for reg, (a, b) in enumerate(zip(source.reg, target.reg, strict=True)) if reg not in changed)
+    return swaps if same else None
+
+
+def with_runs(layout: Layout, dim: int, itemsize: int) -> Layout:
+    """The layout whose threads hold up to 16 neighbouring bytes along a dimension, with other elements of their warps for it.
+
+    Bits of the lane that walk the dimension change places with bits of the register number that walk it further on.
+    """
+    reg, lane = list(layout.reg), list(layout.lane)
+    for bit in range(len(layout.run(dim)), (ACCESS_BYTES // itemsize).bit_length() - 1):
+        near = tuple(1 << bit if d == dim else 0 for d in range(len(layout.shape)))
+        further = [r for r, v in enumerate(reg) if v[dim] >= ACCESS_BYTES // itemsize]
+        if near not in lane or not further:
+            break
+        place, register = lane.index(near), further[0]
+        lane[place], reg[register] = reg[register], near
+    return Layout(layout.shape, tuple(reg), tuple(lane), layout.warp)
 
 
 @dataclass(frozen=True)

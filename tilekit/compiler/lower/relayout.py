@@ -12,10 +12,11 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.cudaimpl import registry
 
-from tilekit.compiler.conversion import Matrices, Swizzle, within_threads
+from tilekit.compiler.conversion import Matrices, Swizzle, within_threads, within_warps
 from tilekit.compiler.layout import WARP, Layout, Place, Vector
 from tilekit.compiler.lower import shared
 from tilekit.compiler.lower.emit import asm, pack, special_register, unpack, xor_of_bits
+from tilekit.compiler.lower.words import elements_of, packed, words_of
 from tilekit.compiler.types import TileType, current, i16, i32, i64, integer
 from tilekit.dtypes import DType
 
@@ -35,8 +36,10 @@ def relayout(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, sour
     """Elements in `source` as elements in `target`, a layout of the same shape. All threads of the block take part."""
     if source == target:
         return elements
-    choices = within_threads(source, target)
-    current().note("conversion", dtype, source, target, choices is None)
+    choices, swaps = within_threads(source, target), within_warps(source, target)
+    current().note("conversion", dtype, source, target, choices is None and swaps is None)
+    if choices is None and swaps is not None:
+        return _by_shuffles(builder, elements, dtype, source, swaps)
     if choices is None:
         return _through_shared(builder, elements, dtype, source, target)
     made = []
@@ -52,6 +55,42 @@ def _chosen(builder: ir.IRBuilder, elements: list[ir.Value], register: int, flip
     (bit, flip), *rest = flips
     there = _chosen(builder, elements, register ^ flip, rest)
     return builder.select(thread_bit(builder, bit), there, _chosen(builder, elements, register, rest))
+
+
+def _by_shuffles(
+    builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, source: Layout, swaps: list[tuple[int, int]]
+) -> list[ir.Value]:
+    """Elements of which bits of the register number and of the lane change places, by whole words of those that stay together."""
+    still = [bit for bit in range(len(source.reg)) if bit not in {reg for reg, _ in swaps}]
+    together = tuple(still[: max(0, (4 // dtype.itemsize).bit_length() - 1)])
+    chunks = source.chunks(together)
+    words = [_word(builder, [elements[r] for r in chunk], dtype) for chunk in chunks]
+    place = {chunk[0]: at for at, chunk in enumerate(chunks)}
+    for reg, lane in swaps:
+        upper = thread_bit(builder, lane)
+        for first, at in place.items():
+            if first >> reg & 1:
+                continue
+            other = place[first | 1 << reg]
+            low, high = words[at], words[other]
+            moved = _shuffled(builder, builder.select(upper, low, high), 1 << lane)
+            words[at], words[other] = builder.select(upper, moved, low), builder.select(upper, high, moved)
+    made: list[Any] = [None] * len(elements)
+    for chunk, word in zip(chunks, words, strict=True):
+        for register, element in zip(chunk, _elements(builder, word, dtype, len(chunk)), strict=True):
+            made[register] = element
+    return made
+
+
+def _word(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType) -> ir.Value:
+    if len(elements) == 1:
+        return elements[0]
+    (word,) = packed(builder, elements, dtype, words_of(dtype, len(elements)))
+    return word
+
+
+def _elements(builder: ir.IRBuilder, word: ir.Value, dtype: DType, count: int) -> list[ir.Value]:
+    return [word] if count == 1 else elements_of(builder, [word], dtype, count)
 
 
 def thread_bit(builder: ir.IRBuilder, bit: int) -> ir.Value:

@@ -10,6 +10,7 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
+from tilekit.compiler.conversion import with_runs
 from tilekit.compiler.diagnose import refuse, reject
 from tilekit.compiler.layout import Layout, elements
 from tilekit.compiler.lower.access import open_access
@@ -375,8 +376,11 @@ def store_window(
     check_value(what, value, tensor)
     lies = Layout.blocked(cut.extents, tensor.config, tensor.facts.unit)
     whole = isinstance(value, TileType) and value.shape == cut.shape
-    if whole and not value.splat and _wide_enough(cut.unseen(value.layout), tensor):
-        lies = cut.unseen(value.layout)
+    if whole and not value.splat:
+        held = cut.unseen(value.layout)
+        unit = tensor.facts.unit
+        near = held if unit is None else with_runs(held, unit, tensor.dtype.itemsize)
+        lies = next((layout for layout in (held, near) if _wide_enough(layout, tensor)), lies)
     tile = TileType(tensor.dtype, cut.seen(lies), tensor.config)
     masked = check_mask(what, mask_type, cut.shape)
 
