@@ -14,8 +14,8 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 from cuda.pathfinder import DynamicLibNotFoundError
-from numba.cuda import compiler, dispatcher, types
-from numba.cuda.cudadrv import driver
+from llvmlite import ir
+from numba.cuda import cgutils, compiler, dispatcher, types
 from numba.cuda.cudadrv.error import NvvmSupportError
 
 from tilekit.compiler import lower
@@ -27,16 +27,17 @@ from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.inlining import inlined
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format, target_capability
 from tilekit.compiler.layout import Config
-from tilekit.compiler.lower.pipelines import LOADERS, MAP_NAME, SHARED_BYTES, WITH_TMA
+from tilekit.compiler.lower.pipelines import LOADERS, SHARED_BYTES, WITH_TMA
 from tilekit.compiler.pipelines import Unfit, pipelined_loops, plain, specialised
 from tilekit.compiler.types import MOST_WARPS, Compilation, MoreWarps, Pipelines, TensorType, argument_type, compiling
 from tilekit.driver.report import Site
-from tilekit.driver.tensormaps import MAP_BYTES
 from tilekit.errors import TilekitError
 
 __all__ = ["CompiledKernel", "argument_types", "build", "translate", "with_enough_warps"]
 
 T = TypeVar("T")
+
+_MAP_ALIGNMENT = 64  # bytes
 
 assert lower.__all__, "importing it registers the tile operations"
 
@@ -153,14 +154,12 @@ def _assembled(
             function, arguments, device=False, abi="numba", cc=capability, fastmath=False,
             launch_bounds=(threads, occupancy or 1), lto=False,
         )  # fmt: skip
-        library._lto = False
+        if pipelines is not None:
+            _pass_by_value(library, len(pipelines.maps))
         ptx = library.get_asm_str(cc=capability)
-        if pipelines is None:
-            return ptx, bytes(library.get_cubin(cc=capability).code)
-        ptx = _with_maps(ptx, len(pipelines.maps))
-        linker = driver._Linker(max_registers=None, cc=capability, lto=False)
-        linker.add_ptx(ptx.encode())
-        return ptx, bytes(linker.complete().code)
+        # ptxas deals registers out anew in whole programs alone.
+        library._lto = pipelines is not None and pipelines.deals
+        return ptx, bytes(library.get_cubin(cc=capability).code)
 
     with _standing_in(capability):
         (ptx, cubin), compilation = translate(
@@ -186,12 +185,19 @@ def _assembled(
     return made, compilation
 
 
-def _with_maps(ptx: str, count: int) -> str:
-    """A kernel that has parameters for tensor maps, besides its own. Its code names them already."""
-    head = re.search(r"\.entry\s+\w+\((.*?)\n\)", ptx, re.DOTALL)
-    assert head, "a kernel with tensors has parameters"
-    more = "".join(f",\n\t.param .align 64 .b8 {MAP_NAME}{number}[{MAP_BYTES}]" for number in range(count))
-    return ptx[: head.end(1)] + more + ptx[head.end(1) :]
+def _pass_by_value(library: Any, count: int) -> None:
+    """Make the last parameters of a kernel, which are tensor maps, ones whose contents are passed, and whose address can be taken."""
+    kernel = library.get_function(library._entry_name)
+    numbers = range(len(kernel.args) - count, len(kernel.args))
+    for number in numbers:
+        kernel.args[number].add_attribute("byval")
+        kernel.args[number].attributes.align = _MAP_ALIGNMENT
+    module = kernel.module
+    places = module.add_metadata(tuple(ir.Constant(ir.IntType(32), number + 1) for number in numbers))
+    annotations = cgutils.get_or_insert_named_metadata(module, "nvvm.annotations")
+    annotations.add(module.add_metadata((kernel, ir.MetaDataString(module, "grid_constant"), places)))
+    # NVVM's dialect of LLVM below sm_100 has no types there.
+    library._llvm_strs = [re.sub(r"byval\(\[\d+ x i64\]\)", "byval", text) for text in library.llvm_strs]
 
 
 def argument_types(names: Sequence[str], facts: Sequence[ArgumentFacts], config: Config) -> tuple[types.Type, ...]:

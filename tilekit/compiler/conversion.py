@@ -1,8 +1,8 @@
 """How a tile gets from one layout to another: which registers to take, or where to put elements in shared memory.
 
 A conversion that needs no other thread's elements is a choice of registers (`within_threads`). One in which bits of the register
-number and of the lane change places goes by shuffles (`within_warps`). All others go through shared memory, at offsets that are a linear map of the coordinate's bits too (`Swizzle`), chosen so that neither side meets a bank
-conflict:
+number and of the lane change places goes by shuffles (`within_warps`). All others go through shared memory, at offsets that are a
+linear map of the coordinate's bits too (`Swizzle`), chosen so that neither side meets a bank conflict:
 
 * bits that both sides keep in registers come lowest: an access takes up to 16 bytes of them;
 * then come the 32 banks. Bits that the lanes of both sides walk get a bank bit each. One that only the writing lanes walk shares

@@ -7,9 +7,8 @@ tiles and gives the stages back.
 
     ring = _ring(stages, x.tiles(...), ...)                            in all threads
     role = _role()
-    if role == LOADS:
-        turn = 0                                                       if role == CALCULATES:
-        ...                                                                turn = 0
+    if role == LOADS:                                                  if role == CALCULATES:
+        turn = 0                                                           turn = 0
         for k in range(_steps(rows...)):                                   ...
             _put(ring, turn, k, rows...)                                   for k in range(_steps(rows...)):
             turn += 1                                                          t = _take(ring, turn)
@@ -30,11 +29,15 @@ from dataclasses import replace
 from typing import Any
 
 from tilekit.compiler.bound import BoundKernel, stored
+from tilekit.compiler.folding import MISSING, value_of
+from tilekit.compiler.source import KernelSource
+from tilekit.errors import CompileError
 from tilekit.lang import calculation, memory, pipelines
 from tilekit.lang.matmul import matmul, mma
 from tilekit.lang.pipelines import check_stages, check_warp_specialize
+from tilekit.lang.shape import permute, reshape, transpose
 
-__all__ = ["CALCULATES", "LOADS", "STEPS", "Unfit", "pipelined_loops", "plain", "specialised"]
+__all__ = ["CALCULATES", "LOADS", "STEPS", "Unfit", "check_call", "pipelined_loops", "plain", "specialised"]
 
 CALCULATES, LOADS = 0, 1
 
@@ -55,6 +58,10 @@ def _role() -> Any:
     """What a thread does: CALCULATES, LOADS, or nothing."""
 
 
+def _registers(role: Any) -> Any:
+    """From here on, a thread needs as many registers as its role does."""
+
+
 def _put(ring: Any, turn: Any, k: Any, *rows: Any) -> Any:
     """Load the tiles of turn `k` of a loop, as soon as there is a stage; `turn` counts those of all loops."""
 
@@ -72,12 +79,37 @@ def _last(ring: Any, turn: Any, k: Any, lags: Any) -> Any:
 
 
 STEPS: dict[str, Callable[..., Any]] = {
-    f"tilekit_{function.__name__}": function for function in (_steps, _nth, _ring, _role, _put, _take, _give, _last)
+    f"tilekit_{function.__name__}": function for function in (_steps, _nth, _ring, _role, _registers, _put, _take, _give, _last)
 }
 
 
 class Unfit(Exception):
     """A kernel whose pipelines are no rings, and why."""
+
+
+def check_call(source: KernelSource, call: ast.Call, *, looped: bool) -> None:
+    """Refuse a call of `tk.pipelined` whose place or options are wrong; `looped` if a `for` statement goes over it.
+
+    Raises:
+        CompileError: it points at the call.
+    """
+    values = {k.arg: k.value for k in call.keywords}
+    try:
+        if not looped:
+            raise CompileError(f"pipelined: {pipelines.PLACE}")
+        if None in values or any(isinstance(stream, ast.Starred) for stream in call.args):
+            raise CompileError("pipelined: the streams and options are written out: *args and **kwargs do not exist in kernels")
+        if not call.args:
+            raise CompileError(f"pipelined: {pipelines.NO_STREAMS}")
+        for name, check in (("stages", check_stages), ("warp_specialize", check_warp_specialize)):
+            value = value_of(values.pop(name, ast.Constant(None)))
+            if value is MISSING:
+                raise CompileError(f"pipelined: {name} is a constant, known when the kernel is compiled")
+            check(value, "pipelined")
+        if values:
+            raise CompileError(f"pipelined: there is no option {next(iter(values))}; there are stages and warp_specialize")
+    except CompileError as error:
+        raise source.error(error.reason, call.lineno, "pipelined") from None
 
 
 def pipelined_loops(bound: BoundKernel) -> list[ast.For]:
@@ -102,7 +134,8 @@ def specialised(bound: BoundKernel) -> BoundKernel:
     if any(_all_pipelined(called) for called in bound.called.values()):
         raise Unfit("a function that the kernel calls has a pipeline")
     tree = copy.deepcopy(bound.definition)
-    loops = [_Pipeline(bound, node, number) for number, node in enumerate(_loops_of(bound, tree))]
+    loops = [_Pipeline(node, number) for number, node in enumerate(_loops_of(bound, tree))]
+    _check_stay(bound, tree, loops)
     kept = _Kept(bound, tree, loops)
     parameters = {a.arg for a in tree.args.args} - stored(ast.walk(tree))
     head: list[ast.stmt] = []
@@ -114,7 +147,9 @@ def specialised(bound: BoundKernel) -> BoundKernel:
     starts = [_assigned(loop.turn, ast.Constant(0), loop.node) for loop in loops]
     loading = [*copy.deepcopy(starts), *kept.statements(tree.body)]
     calculating = [*starts, *_Takes(bound, loops).block(tree.body)]
-    roles: ast.stmt = ast.If(_is_role(LOADS), loading, [ast.If(_is_role(CALCULATES), calculating, [])])
+    registers = [ast.Expr(_called("tilekit__registers", [ast.Constant(role)], first)) for role in (CALCULATES, LOADS)]
+    others = [registers[LOADS], ast.If(_is_role(LOADS), loading, [])]
+    roles: ast.stmt = ast.If(_is_role(CALCULATES), [registers[CALCULATES], *calculating], others)
     tree.body = [*head, ast.copy_location(roles, first)]
     for node in ast.walk(roles):
         if isinstance(node, (ast.expr, ast.stmt)) and not hasattr(node, "lineno"):
@@ -182,14 +217,11 @@ class _Pipeline:
         turn: the name of the variable that counts the turns of all times it runs.
     """
 
-    def __init__(self, bound: BoundKernel, node: ast.For, number: int) -> None:
+    def __init__(self, node: ast.For, number: int) -> None:
         assert isinstance(node.iter, ast.Call), "a loop over tk.pipelined"
         self.node, self.streams = node, node.iter.args
-        options = {k.arg: k.value.value for k in node.iter.keywords if isinstance(k.value, ast.Constant)}
-        if len(options) < len(node.iter.keywords) or any(isinstance(s, ast.Starred) for s in self.streams):
-            raise bound.source.error("pipelined: stages and warp_specialize are constants", node.iter.lineno)
-        self.stages = check_stages(options.get("stages"), "pipelined")
-        self.wanted = check_warp_specialize(options.get("warp_specialize"), "pipelined")
+        options = {k.arg: value_of(k.value) for k in node.iter.keywords}  # constants: `check_call`
+        self.stages, self.wanted = options.get("stages"), options.get("warp_specialize")
         self.name = f"tilekit__ring{number}"
         self.turn, self.count, self.index = f"{self.name}_turn", f"{self.name}_steps", f"{self.name}_k"
         self.rows = [f"{self.name}_row{place}" for place in range(len(self.streams))]
@@ -226,10 +258,10 @@ class _Pipeline:
         loop: ast.stmt = ast.For(ast.Name(self.index, ast.Store()), turns, [*inner, further], [])
         return [*before, _placed(loop, node), *after]
 
-    def loading(self) -> list[ast.stmt]:
-        """The loop of the thread that loads."""
+    def loading(self, kept: list[ast.stmt]) -> list[ast.stmt]:
+        """The loop of the thread that loads; of its body, it has `kept`."""
         given = [_name(n) for n in (self.name, self.turn, self.index, *self.rows)]
-        return self.around([_placed(ast.Expr(_called("tilekit__put", given, self.node)), self.node)], [])
+        return self.around([_placed(ast.Expr(_called("tilekit__put", given, self.node)), self.node), *kept], [])
 
     def calculating(self, body: list[ast.stmt], lags: bool) -> list[ast.stmt]:
         """The loop of those that calculate."""
@@ -255,7 +287,7 @@ class _Loads(ast.NodeTransformer):
         self.generic_visit(node)
         if not _is_pipelined(self.bound, node.iter):
             return node
-        loop = _Pipeline(self.bound, node, self.count)
+        loop = _Pipeline(node, self.count)
         self.count += 1
         tiles: list[ast.expr] = [_called("tilekit__nth", [_name(row), _name(loop.index)], node) for row in loop.rows]
         value = tiles[0] if len(tiles) == 1 else ast.Tuple(tiles, ast.Load())
@@ -292,7 +324,46 @@ class _Takes(ast.NodeTransformer):
         if not isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
             return False
         nodes = list(ast.walk(statement))
+        if any(isinstance(n, (ast.IfExp, ast.BoolOp)) for n in nodes):
+            return False  # not in each turn
         return any(isinstance(n, ast.Call) and _resolved(self.bound, n.func) in (mma, matmul) for n in nodes)
+
+
+def _check_stay(bound: BoundKernel, tree: ast.FunctionDef, loops: list[_Pipeline]) -> None:
+    """Refuse tiles that may be used when their stage has been given back: behind their loop, or in a later turn."""
+    for loop in loops:
+        taken = stored(ast.walk(loop.node.target))
+        for name in sorted(taken | _further_names(bound, loop.node, taken)):
+            around = [each.node for each in loops if each is loop or name in stored(ast.walk(each.node.target))]
+            within = {id(node) for each in around for node in ast.walk(each)}
+            read = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
+            if any(id(node) not in within for node in read):
+                raise Unfit(f"{name}, a tile of the pipeline, is used behind the loop")
+            begins = [s.lineno for s in loop.node.body if isinstance(s, ast.Assign) and name in stored(ast.walk(s))]
+            if name not in taken and (not begins or any(node.lineno <= begins[0] for node in read)):
+                raise Unfit(f"{name}, a tile of the pipeline, may be used in a later turn")
+
+
+def _further_names(bound: BoundKernel, loop: ast.For, names: set[str]) -> set[str]:
+    """What else a loop's body calls the tiles of these names, without loading them."""
+
+    def same(value: ast.expr | None) -> bool:
+        if isinstance(value, ast.Call):
+            method = isinstance(value.func, ast.Attribute) and value.func.attr in ("permute", "reshape", "transpose")
+            passed = isinstance(value.func, ast.Name) and value.func.id in bound.called
+            if not (method or passed or _resolved(bound, value.func) in (permute, reshape, transpose)):
+                return False
+        elif not isinstance(value, (ast.Name, ast.Tuple, ast.IfExp, ast.Subscript)):
+            return False
+        return any(isinstance(n, ast.Name) and n.id in found for n in ast.walk(value))
+
+    found = set(names)
+    nodes = [n for s in loop.body for n in ast.walk(s) if isinstance(n, (ast.Assign, ast.AnnAssign))]
+    while True:
+        more = {name for node in nodes if same(node.value) for name in stored(ast.walk(node))} - found
+        if not more:
+            return found - names
+        found |= more
 
 
 _HARMLESS = (
@@ -311,6 +382,9 @@ class _Kept:
             self._look(tree.body)
             if len(self.needed) == before:
                 break
+        for loop in loops:
+            if stored(ast.walk(loop.node.target)) & self.needed:
+                raise Unfit(f"which tiles come depends on {ast.unparse(loop.node.target)}, which a pipeline loads")
 
     def _look(self, statements: list[ast.stmt]) -> bool:
         """Add the names that these need; whether any of them is kept."""
@@ -322,10 +396,12 @@ class _Kept:
         if loop is not None:
             for stream in loop.streams:
                 self._need(stream)
+            self._look(loop.node.body)
             return True
         match node:
             case ast.For() | ast.While():
-                if not (self._look(node.body) | self._look(node.orelse)):
+                counts = isinstance(node, ast.For) and bool(stored(ast.walk(node.target)) & self.needed)
+                if not (self._look(node.body) | self._look(node.orelse) | counts):
                     return False
                 self._need(node.iter if isinstance(node, ast.For) else node.test)
                 return True
@@ -361,7 +437,7 @@ class _Kept:
     def _left(self, node: ast.stmt) -> Iterator[ast.stmt]:
         loop = self.loops.get(id(node))
         if loop is not None:
-            yield from loop.loading()
+            yield from loop.loading(self.statements(loop.node.body))
         elif self._look_at(node):
             made = copy.copy(node)
             for field in ("body", "orelse"):

@@ -47,10 +47,12 @@ from tilekit.compiler.folding import (
     similar,
     value_of,
 )
+from tilekit.compiler.pipelines import check_call
 from tilekit.compiler.source import KernelSource
 from tilekit.compiler.syntax import check_syntax
 from tilekit.lang import reduction, scanning
 from tilekit.lang.functions import Function
+from tilekit.lang.pipelines import pipelined
 from tilekit.lang.registry import OPS
 from tilekit.lang.signature import Generic
 
@@ -126,6 +128,7 @@ class _Binder(ast.NodeTransformer):
                 continue
         self.cells |= {name: value for name, value in self.constants.items() if not is_constant(value)}
         self.locals: set[str] = set()
+        self.looped: list[ast.expr] = []  # what for statements go over
 
     def bind(self) -> BoundKernel:
         """The function with all that is known put in."""
@@ -317,6 +320,10 @@ class _Binder(ast.NodeTransformer):
         self.generic_visit(node)
         return self._fold(node, operator.getitem, node.value, node.slice) if isinstance(node.ctx, ast.Load) else node
 
+    def visit_For(self, node: ast.For) -> Any:
+        self.looped.append(node.iter)
+        return self.generic_visit(node)
+
     def visit_Call(self, node: ast.Call) -> Any:
         called = self._static(node.func)
         if isinstance(called, (Function, _Lambda)):
@@ -326,6 +333,8 @@ class _Binder(ast.NodeTransformer):
             for k in node.keywords:
                 k.value = self._given(k.value)
         self.generic_visit(node)
+        if called is pipelined:
+            check_call(self.source, node, looped=any(node is each for each in self.looped))
         for function, evaluate in FOLDABLE_CALLS.items():
             if called is function and node.args and not node.keywords:
                 return self._fold(node, evaluate, *node.args)

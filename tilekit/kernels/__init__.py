@@ -7,6 +7,7 @@ Their functions take tensors, or ops that produce some, and return a `DeviceOp` 
 
 from __future__ import annotations
 
+from tilekit.kernels import epilogues as epilogues
 from tilekit.kernels.activations import gelu as gelu
 from tilekit.kernels.activations import gelu_backward as gelu_backward
 from tilekit.kernels.activations import silu as silu
@@ -25,6 +26,7 @@ from tilekit.kernels.norms import layer_norm as layer_norm
 from tilekit.kernels.norms import layer_norm_backward as layer_norm_backward
 from tilekit.kernels.norms import rms_norm as rms_norm
 from tilekit.kernels.norms import rms_norm_backward as rms_norm_backward
+from tilekit.kernels.products import gemm as gemm
 from tilekit.kernels.rotary import rope as rope
 from tilekit.kernels.rotary import rope_backward as rope_backward
 from tilekit.kernels.scans import cumsum as cumsum
@@ -46,8 +48,10 @@ __all__ = [
     "dropout_backward",
     "embedding",
     "embedding_backward",
+    "epilogues",
     "gelu",
     "gelu_backward",
+    "gemm",
     "histogram",
     "layer_norm",
     "layer_norm_backward",

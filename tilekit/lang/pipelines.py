@@ -14,9 +14,11 @@ from tilekit.lang.registry import tile_op
 from tilekit.lang.tile import is_index
 from tilekit.lang.views import TileGrid, TileRow
 
-__all__ = ["MOST_STAGES", "check_stages", "check_warp_specialize", "no_stream", "pipelined", "unequal"]
+__all__ = ["MOST_STAGES", "NO_STREAMS", "PLACE", "check_stages", "check_warp_specialize", "no_stream", "pipelined", "unequal"]
 
 MOST_STAGES = 16
+NO_STREAMS = "at least one stream of tiles"
+PLACE = "stands in a for statement: for ta, tb in tk.pipelined(...):"
 
 
 def check_stages(stages: Any, what: str) -> int | None:
@@ -80,7 +82,7 @@ def pipelined(*streams: Any, stages: int | None = None, warp_specialize: bool | 
     check_stages(stages, "pipelined")
     check_warp_specialize(warp_specialize, "pipelined")
     if not streams:
-        raise CompileError("pipelined: at least one stream of tiles")
+        raise CompileError(f"pipelined: {NO_STREAMS}")
     for stream in streams:
         if not isinstance(stream, (TileRow, TileGrid)):
             raise CompileError(f"pipelined: {no_stream(f'a {type(stream).__name__}')}")

@@ -26,7 +26,7 @@ from tilekit.compiler.lower.views import TileGridType, TileRowType, all_of_grid,
 from tilekit.compiler.ops import known, lowers
 from tilekit.compiler.pipelines import Unfit
 from tilekit.compiler.types import RING_ALIGNMENT, Pipelines, current, describe, i8, i32, i64, integer
-from tilekit.driver.tensormaps import TensorMap
+from tilekit.driver.tensormaps import MAP_BYTES, TensorMap
 from tilekit.lang import pipelines as lang
 
 __all__ = ["LOADERS", "MAP_NAME", "SHARED_BYTES", "WITH_TMA"]
@@ -41,6 +41,8 @@ MAP_NAME = "tilekit_map_"
 """How the kernel's parameters for tensor maps are called, with a number each."""
 
 _MOST_STAGES = 4  # unless more are asked for
+_DEALT = 8  # warps that calculate, among which registers are dealt out anew
+_REGISTERS = {steps.CALCULATES: 232, steps.LOADS: 40}  # of a thread; the block began with 168 for all
 _BARRIER = 8  # bytes
 _SHARED = 3  # the address space
 _VOID = ir.VoidType()
@@ -191,6 +193,8 @@ def ring(stages: types.Type, *grids: types.Type) -> Any:
     begin = state.rooms + state.ring_bytes
 
     def emit(builder: ir.IRBuilder, *_: ir.Value) -> ir.Value:
+        for number in made.maps:
+            _map(builder, number)
         state.ring_bytes += -(-(made.offsets[-1] + 2 * _BARRIER * count) // RING_ALIGNMENT) * RING_ALIGNMENT
         compilation.note("ring", made)
         base = _dynamic(builder)
@@ -237,6 +241,16 @@ def _ring_type(ty: types.Type) -> RingType:
     return ty
 
 
+@lowers(steps._registers)
+def registers(role: types.Type) -> Any:
+    warps, mine = current().config.num_warps, known(role)
+    text = ""
+    if warps == _DEALT:
+        text = f"setmaxnreg.{'inc' if mine == steps.CALCULATES else 'dec'}.sync.aligned.u32 {_REGISTERS[mine]};"
+        _state().deals = True
+    return types.none, lambda builder, _: text and asm(builder, text, "~{memory}", _VOID, [], convergent=True) and None
+
+
 @lowers(steps._put)
 def put(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) -> Any:
     made = _ring_type(ring)
@@ -272,7 +286,7 @@ def _load(
     order = _state().maps[number].order
     begins = [builder.mul(index[d], integer(32, cut.steps[d])) for d in range(facts.rank)]
     step, rank = tile.span // tile.dtype.itemsize, len(order)
-    tensor_map = asm(builder, f"{{ .reg .b64 t; mov.b64 t, {MAP_NAME}{number}; cvta.param.u64 $0, t; }}", "=l", i64, [])
+    tensor_map = builder.ptrtoint(_map(builder, number), i64)
     coordinates = ", ".join(f"${3 + d}" for d in range(rank))
     text = (
         f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1, {{{coordinates}}}], [$2];"
@@ -289,6 +303,21 @@ def _load(
             [address, tensor_map, full, *where],
             effect=True,
         )
+
+
+def _map(builder: ir.IRBuilder, number: int) -> ir.Value:
+    """The kernel's parameter that is a tensor map. It is put behind its own, as soon as it is needed."""
+    kernel = builder.function
+    name = f"{MAP_NAME}{number}"
+    for argument in kernel.args:
+        if argument.name == name:
+            return argument
+    pointer = ir.PointerType(ir.ArrayType(i64, MAP_BYTES // 8))
+    made = ir.Argument(kernel, pointer, name)
+    kernel.args = (*kernel.args, made)
+    kernel.ftype = ir.FunctionType(kernel.ftype.return_type, [*kernel.ftype.args, pointer])
+    kernel.type = ir.PointerType(kernel.ftype)
+    return made
 
 
 def _wait(builder: ir.IRBuilder, barrier: ir.Value, parity: ir.Value) -> None:

@@ -10,13 +10,14 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit.compiler.diagnose import reject
-from tilekit.compiler.layout import Config, Layout
+from tilekit.compiler.layout import Config, Layout, Vector
 from tilekit.compiler.lower.emit import pack, unpack
 from tilekit.compiler.lower.memory import check_indices, index_values, tile_shape
 from tilekit.compiler.lower.operands import broadcast
 from tilekit.compiler.lower.relayout import in_layout
+from tilekit.compiler.lower.staged import StagedType
 from tilekit.compiler.lower.sums import is_whole
-from tilekit.compiler.ops import ABSENT, known, lowers, lowers_method, lowers_operator
+from tilekit.compiler.ops import ABSENT, known, lowers, lowers_method, lowers_operator, settle, settled
 from tilekit.compiler.types import TileType, describe, i32, integer
 from tilekit.errors import CompileError
 from tilekit.lang import shape as lang
@@ -52,53 +53,92 @@ def _renamed(tile: TileType, layout: Layout) -> Any:
     return tile.at(layout), lambda builder, value, *_: value
 
 
-def _reshaped(tile: TileType, shape: types.Type, what: str) -> Any:
-    return _renamed(tile, tile.layout.reshape(in_words(what, lang.reshape_to, constant(shape, what, "the shape"), tile.shape)))
+def _where_it_is(ty: types.Type, rename: Callable[[Any], Any], axes: Callable[[StagedType], Vector | None]) -> Any:
+    """A tile with its dimensions renamed; one that lies in shared memory stays there, if its new `axes` can be told."""
+    if isinstance(ty, StagedType):
+        renamed = axes(ty)
+        if renamed is not None:
+            return ty.with_axes(renamed), lambda builder, value, *_: value
+    made, emit = rename(settled(ty))
+    return made, lambda builder, value, *rest: emit(builder, settle(builder, ty, value), *rest)
 
 
-@lowers(lang.reshape)
+def _reshaped(ty: types.Type, shape: types.Type, what: str) -> Any:
+    def rename(tile: TileType) -> Any:
+        wanted = in_words(what, lang.reshape_to, constant(shape, what, "the shape"), tile.shape)
+        return _renamed(tile, tile.layout.reshape(wanted))
+
+    def axes(tile: StagedType) -> Vector | None:
+        wanted = in_words(what, lang.reshape_to, constant(shape, what, "the shape"), tile.shape)
+        kept = [(n, axis) for n, axis in zip(tile.shape, tile.axes, strict=True) if n > 1]
+        if [n for n in wanted if n > 1] != [n for n, _ in kept]:
+            return None
+        left = iter(axis for _, axis in kept)
+        return tuple(next(left) if n > 1 else -1 for n in wanted)
+
+    return _where_it_is(ty, rename, axes)
+
+
+@lowers(lang.reshape, deferred=True)
 def reshape(x: types.Type, shape: types.Type) -> Any:
-    return _reshaped(the_tile(x, "reshape"), shape, "reshape")
+    the_tile(settled(x), "reshape")
+    return _reshaped(x, shape, "reshape")
 
 
-@lowers_method(TileType, tile_lang.Tile.reshape)
-def reshape_method(self: TileType, shape: types.Type) -> Any:
+@lowers_method(TileType, tile_lang.Tile.reshape, deferred=True)
+def reshape_method(self: types.Type, shape: types.Type) -> Any:
     return _reshaped(self, shape, "reshape")
 
 
-def _permuted(tile: TileType, axes: types.Type) -> Any:
-    given = constant(axes, "permute", "axes")
-    order = in_words("permute", lang.axes_of, given, len(tile.shape))
-    if len(order) != len(tile.shape):
-        reject("permute", f"axes {given} of a tile with {len(tile.shape)} dimensions: each must be there once")
-    return _renamed(tile, tile.layout.permute(order))
+def _permuted(ty: types.Type, order_of: Callable[[int], Vector]) -> Any:
+    return _where_it_is(
+        ty,
+        lambda tile: _renamed(tile, tile.layout.permute(order_of(len(tile.shape)))),
+        lambda tile: tuple(tile.axes[d] for d in order_of(len(tile.shape))),
+    )
 
 
-@lowers(lang.permute)
+def _order(axes: types.Type) -> Callable[[int], Vector]:
+    def order_of(rank: int) -> Vector:
+        given = constant(axes, "permute", "axes")
+        order: Vector = in_words("permute", lang.axes_of, given, rank)
+        if len(order) != rank:
+            reject("permute", f"axes {given} of a tile with {rank} dimensions: each must be there once")
+        return order
+
+    return order_of
+
+
+@lowers(lang.permute, deferred=True)
 def permute(x: types.Type, axes: types.Type) -> Any:
-    return _permuted(the_tile(x, "permute"), axes)
+    the_tile(settled(x), "permute")
+    return _permuted(x, _order(axes))
 
 
-@lowers_method(TileType, tile_lang.Tile.permute)
-def permute_method(self: TileType, axes: types.Type) -> Any:
-    return _permuted(self, axes)
+@lowers_method(TileType, tile_lang.Tile.permute, deferred=True)
+def permute_method(self: types.Type, axes: types.Type) -> Any:
+    return _permuted(self, _order(axes))
 
 
-def _transposed(tile: TileType, axis0: types.Type, axis1: types.Type) -> Any:
-    order = list(range(len(tile.shape)))
-    a, b = (in_words("transpose", lang.axis_of, constant(t, "transpose", "an axis"), len(order)) for t in (axis0, axis1))
-    order[a], order[b] = order[b], order[a]
-    return _renamed(tile, tile.layout.permute(tuple(order)))
+def _exchanged(axis0: types.Type, axis1: types.Type) -> Callable[[int], Vector]:
+    def order_of(rank: int) -> Vector:
+        order = list(range(rank))
+        a, b = (in_words("transpose", lang.axis_of, constant(t, "transpose", "an axis"), rank) for t in (axis0, axis1))
+        order[a], order[b] = order[b], order[a]
+        return tuple(order)
+
+    return order_of
 
 
-@lowers(lang.transpose)
+@lowers(lang.transpose, deferred=True)
 def transpose(x: types.Type, axis0: types.Type, axis1: types.Type) -> Any:
-    return _transposed(the_tile(x, "transpose"), axis0, axis1)
+    the_tile(settled(x), "transpose")
+    return _permuted(x, _exchanged(axis0, axis1))
 
 
-@lowers_method(TileType, tile_lang.Tile.transpose)
-def transpose_method(self: TileType, axis0: types.Type, axis1: types.Type) -> Any:
-    return _transposed(self, axis0, axis1)
+@lowers_method(TileType, tile_lang.Tile.transpose, deferred=True)
+def transpose_method(self: types.Type, axis0: types.Type, axis1: types.Type) -> Any:
+    return _permuted(self, _exchanged(axis0, axis1))
 
 
 @lowers(lang.expand_dims)

@@ -8,6 +8,7 @@ panels are apart, in units of 16 bytes (PTX ISA, "matrix descriptor").
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
@@ -17,9 +18,12 @@ from numba.cuda.extending import core_models, register_model
 
 from tilekit import dtypes
 from tilekit.compiler.fragments import WARPS_OF_GROUP, warpgroup_accumulator
+from tilekit.compiler.layout import WARP, Layout
 from tilekit.compiler.lower.emit import asm, pack, special_register, unpack
 from tilekit.compiler.lower.relayout import in_layout
 from tilekit.compiler.lower.staged import StagedType
+from tilekit.compiler.lower.words import packed, words_of
+from tilekit.compiler.ops import settle, settled
 from tilekit.compiler.types import DeferredType, TileType, current, i64, integer, register_type
 from tilekit.dtypes import DType
 
@@ -81,25 +85,27 @@ class _Operand:
 
     Attributes:
         turned: whether the dimension without gaps is not `k`.
-        depth: how far a step along `k` is, in 16 bytes, by the number of the step.
-        across: how far the next 64 rows (of `a`; columns of `b`) are, in 16 bytes.
+        depth: how far a step along `k` is, by the number of the step; and `along`, by their number, how far rows (of `a`; columns
+            of `b`) are. Both in 16 bytes.
         bits: of the descriptor, but for the address.
     """
 
     def __init__(self, tile: StagedType, kept: int, deep: int) -> None:
         """`kept` is the dimension of rows or columns, `deep` that of `k`."""
+        assert {kept, deep} == {0, 1}, "matrices"
         itemsize, panel = tile.dtype.itemsize, tile.rows * _SPAN
         self.turned = tile.axes[kept] == len(tile.memory) - 1
-        groups = 8 * _SPAN  # eight rows of a panel
+        self.depth: Callable[[int], int]
+        self.along: Callable[[int], int]
         if self.turned:
-            self.across = panel >> 4
-            self.depth: Callable[[int], int] = lambda step: step * (_STEP // itemsize) * _SPAN >> 4
             leading = panel
+            self.depth = lambda step: step * (_STEP // itemsize) * _SPAN >> 4
+            self.along = lambda rows: rows * itemsize // _SPAN * panel >> 4
         else:
-            steps = _SPAN // _STEP
-            self.across = _ROWS * _SPAN >> 4
+            leading, steps = 16, _SPAN // _STEP  # in one panel; the first is not looked at
             self.depth = lambda step: (step % steps * _STEP + step // steps * panel) >> 4
-            leading = 16
+            self.along = lambda rows: rows * _SPAN >> 4
+        groups = 8 * _SPAN  # eight rows of a panel
         self.bits = 1 << 62 | (groups >> 4) << 32 | (leading >> 4) << 16
 
     def descriptor(self, builder: ir.IRBuilder, address: ir.Value, offset: ir.Value | None = None) -> ir.Value:
@@ -110,72 +116,163 @@ class _Operand:
         return builder.or_(builder.zext(low, i64), integer(64, self.bits))
 
 
+@dataclass(frozen=True)
+class _Shape:
+    """How the warpgroups of a block share a product `(M, K) @ (K, N)` of 16-bit elements.
+
+    Attributes:
+        layout: of the result.
+        down: how many groups have rows of their own; others have columns of theirs.
+        high: instructions down a group's rows, and `wide` across its columns; `deep` along `k`.
+        columns: that an instruction takes.
+    """
+
+    layout: Layout
+    down: int
+    high: int
+    wide: int
+    deep: int
+    columns: int
+
+    @classmethod
+    def of(cls, rows: int, columns: int, depth: int, num_warps: int, itemsize: int) -> _Shape | None:
+        """None if warpgroups cannot compute it."""
+        layout = warpgroup_accumulator((rows, columns), num_warps)
+        if layout is None or num_warps % WARPS_OF_GROUP or depth * itemsize % _STEP:
+            return None
+        groups = num_warps // WARPS_OF_GROUP
+        down = min(groups, rows // _ROWS)
+        width = columns // (groups // down)
+        at_once = min(width, _MOST_COLUMNS)
+        return cls(layout, down, rows // down // _ROWS, width // at_once, depth * itemsize // _STEP, at_once)
+
+
 def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type) -> Any:
-    """The type of `tk.mma(a, b, acc)` and how to emit it, if a warpgroup can multiply these; None if not."""
-    warps = current().config.num_warps
-    if current().capability != (9, 0) or warps % WARPS_OF_GROUP or not (isinstance(a, StagedType) and isinstance(b, StagedType)):
+    """The type of `tk.mma(a, b, acc)` and how to emit it, if warpgroups can multiply these; None if not.
+
+    `b` must lie in shared memory; `a` may, or its elements are passed as threads hold them.
+    """
+    first = a if isinstance(a, StagedType) else settled(a)
+    tile = settled(acc)
+    if current().capability != (9, 0) or not isinstance(b, StagedType) or not isinstance(first, (StagedType, TileType)):
         return None
-    if a.dtype != b.dtype or a.dtype not in _NAMES or len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
+    if not isinstance(tile, TileType) or tile.dtype != dtypes.float32 or first.dtype != b.dtype or b.dtype not in _NAMES:
         return None
-    (rows, depth), columns = a.shape, b.shape[1]
-    itemsize, groups = a.dtype.itemsize, warps // WARPS_OF_GROUP
-    layout = warpgroup_accumulator((rows, columns), warps)
-    if layout is None or a.span != _SPAN or b.span != _SPAN or depth * itemsize % _STEP:
+    if len(first.shape) != 2 or len(b.shape) != 2 or first.shape[1] != b.shape[0]:
         return None
-    tile = acc.settled if isinstance(acc, DeferredType) else acc
-    if not isinstance(tile, TileType) or tile.shape != (rows, columns) or tile.dtype != dtypes.float32:
+    (rows, depth), columns = first.shape, b.shape[1]
+    warps, itemsize = tile.config.num_warps, b.dtype.itemsize
+    shape = _Shape.of(rows, columns, depth, warps, itemsize)
+    if shape is None or tile.shape != (rows, columns) or b.span != _SPAN:
         return None
-    result = PendingType(TileType(dtypes.float32, layout, tile.config))
-    down = min(groups, rows // _ROWS)  # groups that have rows of their own; others have columns of theirs
-    width = columns // (groups // down)
-    at_once = min(width, _MOST_COLUMNS)
-    first, second = _Operand(a, 0, 1), _Operand(b, 1, 0)
-    if second.turned and at_once * itemsize < _SPAN:
+    second = _Operand(b, 1, 0)
+    if second.turned and shape.columns * itemsize < _SPAN:
         return None
-    name = f"m64n{at_once}k{_STEP // itemsize}.f32.{_NAMES[a.dtype]}.{_NAMES[a.dtype]}"
+    result = PendingType(TileType(dtypes.float32, shape.layout, tile.config))
+    if isinstance(first, StagedType):
+        if first.span != _SPAN:
+            return None
+        operand, fragments = _Operand(first, 0, 1), None
+    else:  # a row of `a` lies as one of the result does
+        fragments = warpgroup_accumulator((rows, depth), warps)
+        if fragments is None or shape.down < warps // WARPS_OF_GROUP:
+            return None
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
-        if acc == result:
-            total = unpack(builder, z)
-        elif isinstance(acc, DeferredType):
-            total = in_layout(builder, tile, unpack(builder, acc.settle(builder, z)), layout)
-        else:
-            total = in_layout(builder, tile, unpack(builder, z), layout)
+        total = unpack(builder, z)
+        if acc != result:
+            total = in_layout(builder, tile, unpack(builder, settle(builder, acc, z)), shape.layout)
         group = builder.lshr(special_register(builder, "tid.x"), integer(32, 7))
-        mine_a = builder.mul(builder.and_(group, integer(32, down - 1)), integer(32, rows // down // _ROWS * first.across))
-        beside = builder.lshr(group, integer(32, down.bit_length() - 1))
-        mine_b = builder.mul(beside, integer(32, _columns(second, b, width))) if groups > down else None
-        return pack(
-            builder, _multiplied(builder, first.descriptor(builder, x, mine_a), second.descriptor(builder, y, mine_b), total)
-        )
-
-    def _multiplied(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, total: list[ir.Value]) -> list[ir.Value]:
-        count = len(total)
-        per_instruction = _ROWS * at_once // (WARPS_OF_GROUP * 32)
-        lines = ["{ .reg .b64 x, y; wgmma.fence.sync.aligned;"]
-        high, wide = rows // down // _ROWS, width // at_once
-        for step in range(depth * itemsize // _STEP):
-            for down_by in range(high):
-                for across_by in range(wide):
-                    # Registers go along the columns first, then down the rows.
-                    begin = (down_by * wide + across_by) * per_instruction
-                    d = ", ".join(f"${n}" for n in range(begin, begin + per_instruction))
-                    at_a = first.depth(step) + down_by * first.across
-                    at_b = second.depth(step) + across_by * _columns(second, b, at_once)
-                    lines.append(f"add.s64 x, ${2 * count}, {at_a}; add.s64 y, ${2 * count + 1}, {at_b};")
-                    turned = f"{int(first.turned)}, {int(second.turned)}"
-                    lines.append(f"wgmma.mma_async.sync.aligned.{name} {{{d}}}, x, y, 1, 1, 1, {turned};")
-        lines.append("wgmma.commit_group.sync.aligned; }")
-        letters = ",".join(["=f"] * count + [str(n) for n in range(count)] + ["l", "l", "~{memory}"])
-        kind = ir.LiteralStructType([total[0].type] * count)
-        made = asm(builder, " ".join(lines), letters, kind, [*total, x, y], convergent=True)
-        return [builder.extract_value(made, n) for n in range(count)]
+        beside = None
+        if shape.down < warps // WARPS_OF_GROUP:
+            number = builder.lshr(group, integer(32, shape.down.bit_length() - 1))
+            beside = builder.mul(number, integer(32, second.along(shape.columns * shape.wide)))
+        of_b = second.descriptor(builder, y, beside)
+        if fragments is None:
+            down = builder.and_(group, integer(32, shape.down - 1))
+            mine = builder.mul(down, integer(32, shape.high * operand.along(_ROWS)))
+            return pack(
+                builder,
+                _from_memory(builder, shape, b.dtype, operand, second, (operand.descriptor(builder, x, mine), of_b), total),
+            )
+        held = in_layout(builder, first, unpack(builder, settle(builder, a, x)), fragments)
+        pairs = [held[n : n + 2] for n in range(0, len(held), 2)]
+        words = [word for pair in pairs for word in packed(builder, pair, b.dtype, words_of(b.dtype, 2))]
+        return pack(builder, _from_registers(builder, shape, b.dtype, words, second, of_b, total))
 
     return result, emit
 
 
-def _columns(operand: _Operand, tile: StagedType, count: int) -> int:
-    """How far `count` columns are, in 16 bytes."""
-    if operand.turned:
-        return count * tile.dtype.itemsize // _SPAN * operand.across
-    return count * _SPAN >> 4
+def _from_memory(
+    builder: ir.IRBuilder,
+    shape: _Shape,
+    dtype: DType,
+    first: _Operand,
+    second: _Operand,
+    descriptors: tuple[ir.Value, ir.Value],
+    total: list[ir.Value],
+) -> list[ir.Value]:
+    """Multiply two tiles in shared memory."""
+
+    def operand(step: int, down: int) -> tuple[str, str]:
+        return f"add.s64 x, ${2 * len(total)}, {first.depth(step) + down * first.along(_ROWS)};", "x"
+
+    turned = f"{int(first.turned)}, {int(second.turned)}"
+    return _asked(builder, shape, dtype, operand, second, turned, list(descriptors), total)
+
+
+def _from_registers(
+    builder: ir.IRBuilder,
+    shape: _Shape,
+    dtype: DType,
+    words: list[ir.Value],
+    second: _Operand,
+    descriptor: ir.Value,
+    total: list[ir.Value],
+) -> list[ir.Value]:
+    """Multiply a tile that threads hold, two elements in a word, with one in shared memory."""
+
+    def operand(step: int, down: int) -> tuple[str, str]:
+        begin = 2 * len(total) + 4 * (down * shape.deep + step)
+        return "", "{" + ", ".join(f"${n}" for n in range(begin, begin + 4)) + "}"
+
+    return _asked(builder, shape, dtype, operand, second, f"{int(second.turned)}", [*words, descriptor], total)
+
+
+def _asked(
+    builder: ir.IRBuilder,
+    shape: _Shape,
+    dtype: DType,
+    operand: Callable[[int, int], tuple[str, str]],
+    second: _Operand,
+    turned: str,
+    given: list[ir.Value],
+    total: list[ir.Value],
+) -> list[ir.Value]:
+    """Ask for a product, and do not wait.
+
+    Args:
+        builder, shape, dtype, total: where, how it is shared out, what is multiplied, what it is added to.
+        operand: of a step along `k` and one down the rows, what comes before the instruction, and how it names its first operand.
+        second: the other; its descriptor is the last of `given`.
+        turned: the instruction's flags for operands whose contiguous dimension is not `k`.
+        given: values behind those of `total`.
+    """
+    count, per_instruction = len(total), _ROWS * shape.columns // (WARPS_OF_GROUP * WARP)
+    name = f"m64n{shape.columns}k{_STEP // dtype.itemsize}.f32.{_NAMES[dtype]}.{_NAMES[dtype]}"
+    lines = ["{ .reg .b64 x, y; wgmma.fence.sync.aligned;"]
+    for step in range(shape.deep):
+        for down in range(shape.high):
+            before, first = operand(step, down)
+            for across in range(shape.wide):
+                begin = (down * shape.wide + across) * per_instruction  # registers go along the columns, then down the rows
+                d = ", ".join(f"${n}" for n in range(begin, begin + per_instruction))
+                at = second.depth(step) + across * second.along(shape.columns)
+                lines.append(f"{before} add.s64 y, ${2 * count + len(given) - 1}, {at};")
+                lines.append(f"wgmma.mma_async.sync.aligned.{name} {{{d}}}, {first}, y, 1, 1, 1, {turned};")
+    lines.append("wgmma.commit_group.sync.aligned; }")
+    letters = ["l" if value.type == i64 else "r" for value in given]
+    constraints = ",".join(["=f"] * count + [str(n) for n in range(count)] + [*letters, "~{memory}"])
+    kind = ir.LiteralStructType([total[0].type] * count)
+    made = asm(builder, " ".join(lines), constraints, kind, [*total, *given], convergent=True)
+    return [builder.extract_value(made, n) for n in range(count)]

@@ -1,0 +1,173 @@
+"""How a product of matrices is dealt out to blocks: tiles, warps, and the parts that a long sum is taken in.
+
+On GPUs of compute capability 9.0 the candidates are compared by a model of what a multiprocessor does with a tile, in clocks: the
+tensor cores multiply and add so many elements, and so many bytes of operands come from the L2 cache, whichever takes longer; what
+comes before and after the loop is not hidden. The numbers are an H200's. Elsewhere, and for operands that the tensor memory
+accelerator does not take, tiles follow from the dtype.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+from tilekit import dtypes
+from tilekit.kernels._host import power
+from tilekit.tensor import Tensor
+
+__all__ = ["Plan", "in_stages", "plan_of"]
+
+# Of a multiprocessor with bfloat16: products a clock, and bytes from the L2 cache.
+_PRODUCTS, _BYTES = 2048, 60
+# Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one.
+_LATENCY, _STORED = 1500, 16
+# Of a GPU: bytes a clock from memory or to it; and clocks from the end of one kernel to the work of the next.
+_MEMORY, _NEXT = 2400, 3000
+# Tiles for 16-bit operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
+_STAGED = ((128, 256, 8), (128, 128, 8), (128, 64, 8), (64, 256, 4), (64, 128, 4), (64, 64, 4))
+_STAGED_DEPTH = 64
+# With a tile of an operand of the epilogue beside it, a larger accumulator does not fit the registers.
+_BESIDE_OPERANDS = 128 * 128
+# Tiles that are loaded as the loop goes, by the operands' dtype: rows, columns, depth, warps, and the blocks of a multiprocessor.
+_LOADED = {
+    2: (128, 128, 32, 8, 2),
+    1: (128, 128, 64, 8, 2),
+    8: (64, 64, 16, 8, None),
+}
+_LOADED_TF32, _LOADED_F32 = (128, 128, 32, 8, None), (64, 64, 16, 8, None)
+_LEAST = 16  # rows, columns and depth of a tile of tensor cores
+_MOST_SPLITS = 64
+_CPU_TILE = 256
+# Tiles that are near each other use the same operands while these are in the cache.
+_GROUP = 8
+_MULTIPROCESSORS = 132  # where there is no GPU: those of an H200
+
+
+class Plan(NamedTuple):
+    """How a product is dealt out.
+
+    Attributes:
+        rows, columns, depth: of tiles: `BM`, `BN` and `BK`.
+        splits: the parts that the sum is taken in.
+        share: how many tiles along K each part has.
+        blocks: of the launch.
+        num_warps, occupancy: for the launch; None leaves the latter to the compiler.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    splits: int
+    share: int
+    blocks: int
+    num_warps: int
+    occupancy: int | None
+
+    @property
+    def group(self) -> tuple[int, int]:
+        """How many tiles are visited together."""
+        return _GROUP, _GROUP
+
+
+def in_stages(*tensors: Tensor) -> bool:
+    """Whether the tensor memory accelerator can bring tiles of all of them: 16 bits, rows at multiples of 16 bytes, on sm_90."""
+    for x in tensors:
+        capability = x.storage.device.compute_capability if x.storage is not None else (9, 0)
+        if capability != (9, 0) or x.itemsize != 2 or x.dtype not in (dtypes.float16, dtypes.bfloat16):
+            return False
+        if x.unit is None or x.unit < len(x.shape) - 2 or x.align < 16:
+            return False
+        if any(stride * x.itemsize % 16 for dim, stride in enumerate(x.strides) if dim != x.unit):
+            return False
+    return True
+
+
+def plan_of(
+    a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, cpu: bool, tf32: bool, operands: bool,
+    tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | None,
+) -> Plan:  # fmt: skip
+    """The plan for a product of shape `(batch, M, N, K)`.
+
+    Args:
+        a: one of the operands.
+        shape: of the product.
+        staged: see `in_stages`.
+        cpu: whether it is for a CPU device.
+        tf32: whether float32 operands are rounded for tensor cores.
+        operands: whether the epilogue takes matrices.
+        tile, num_warps, splits: what the caller wants; None for what is best.
+    """
+    device = a.device
+    count = device.driver.multiprocessors if device is not None else _MULTIPROCESSORS
+    return _plan(shape, count, a.itemsize, staged, cpu, tf32, operands, tile, num_warps, splits)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    shape: tuple[int, int, int, int], count: int, itemsize: int, staged: bool, cpu: bool, tf32: bool, operands: bool,
+    tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | None,
+) -> Plan:  # fmt: skip
+    batch, m, n, k = shape
+    occupancy: int | None = None
+    if tile is not None:
+        bm, bn, bk = tile
+        warps = num_warps or max(1, min(8, bm * bn // 2048))
+        parts = splits or 1
+    elif cpu:
+        bm, bn, bk = (min(_CPU_TILE, power(extent)) for extent in (m, n, k))
+        warps, parts = 1, splits or 1
+    elif staged:
+        bk = _STAGED_DEPTH
+        bm, bn, warps, parts = _cheapest(shape, count, operands, splits)
+    else:
+        bm, bn, bk, warps, occupancy = _LOADED_TF32 if tf32 else _LOADED_F32 if itemsize == 4 else _LOADED[itemsize]
+        bm, bn, bk, warps = _smaller(shape, count, (bm, bn, bk, warps))
+        occupancy = occupancy if bm * bn >= _BESIDE_OPERANDS and not operands else None
+        parts = splits or _parts(batch * -(-m // bm) * -(-n // bn), -(-k // bk), count)
+    if num_warps is not None:
+        warps = num_warps
+    steps = -(-k // bk)
+    share = -(-steps // min(parts, steps))
+    parts = -(-steps // share)  # so many have some
+    tiles = max(1, batch * -(-m // bm) * -(-n // bn) * parts)
+    # Blocks that stay, one after the other visiting tiles; where nothing is fetched ahead, the GPU deals tiles out better.
+    held = count * max(1, 4 // warps * 2 if warps < 8 else 1)
+    return Plan(bm, bn, bk, parts, share, min(tiles, held) if staged else tiles, warps, occupancy)
+
+
+def _cheapest(shape: tuple[int, int, int, int], count: int, operands: bool, splits: int | None) -> tuple[int, int, int, int]:
+    """The tile, the warps and the parts for operands that come in stages."""
+    batch, m, n, k = shape
+    steps = -(-k // _STAGED_DEPTH)
+    best, chosen = math.inf, (128, 128, 8, 1)
+    for bm, bn, warps in _STAGED:
+        if operands and bm * bn > _BESIDE_OPERANDS:
+            continue
+        tiles = batch * -(-m // bm) * -(-n // bn)
+        step = max(bm * bn * _STAGED_DEPTH / _PRODUCTS, (bm + bn) * _STAGED_DEPTH * 2 / _BYTES)
+        most = 1 if batch > 1 else min(_MOST_SPLITS, steps, max(1, 2 * count // tiles))
+        for parts in range(1, most + 1) if splits is None else (splits,):
+            turns = -(-tiles * parts // count)
+            clocks = turns * (-(-steps // parts) * step + bm * bn / _STORED) + _LATENCY
+            if parts > 1:  # the parts are written, and read
+                clocks += _NEXT + 8 * m * n * parts / _MEMORY
+            clocks = max(clocks, 2 * batch * (m * k + k * n) / _MEMORY)
+            if clocks < best:
+                best, chosen = clocks, (bm, bn, warps, parts)
+    return chosen
+
+
+def _smaller(shape: tuple[int, int, int, int], count: int, tile: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """The tile, halved while it is larger than the product, or there are too few of them for all multiprocessors."""
+    batch, m, n, k = shape
+    bm, bn, bk, warps = tile
+    bm, bn, bk = (max(_LEAST, min(size, power(extent))) for size, extent in zip((bm, bn, bk), (m, n, k), strict=True))
+    while max(bm, bn) > 64 and batch * -(-m // bm) * -(-n // bn) < count:
+        bm, bn = (bm // 2, bn) if bm >= bn else (bm, bn // 2)
+    return bm, bn, bk, max(1, min(warps, bm * bn // 512))
+
+
+def _parts(tiles: int, steps: int, count: int) -> int:
+    """As many parts as give each multiprocessor a block, of 8 tiles along K at least."""
+    return max(1, min(_MOST_SPLITS, count // max(1, tiles), steps // 8))

@@ -1,0 +1,323 @@
+"""Products of matrices: `alpha * a @ b + beta * c`, and what else is to be done with it before it is stored.
+
+Blocks stay, and visit tiles of the result, those near each other at the same time. For each the tiles of `a` and `b` come in a
+pipeline (`tk.pipelined`). Where there are fewer tiles than multiprocessors and the sums are long, a sum is taken in parts: a first
+kernel writes these, a second adds them up, always in the same order, so that the result is the same in every run.
+
+A kernel is made for each epilogue; all else that differs is a constant of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tilekit as tk
+from tilekit import dtypes
+from tilekit.errors import CompileError
+from tilekit.kernels._gemm_plans import in_stages, plan_of
+from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, power, shaped, takes_ops
+from tilekit.lang.functions import Function
+from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
+from tilekit.ops import DeviceOp, Spec
+from tilekit.tensor import Tensor
+
+__all__ = ["gemm"]
+
+BM, BN, BK = tk.generics("BM BN BK")
+
+_MOST_OPERANDS = 3
+_LEAST = 16  # of K: what an instruction of the tensor cores takes at once
+# Elements of a block that adds up parts: 8 a thread of 4 warps.
+_SUMMED, _SUMMED_WARPS = 1024, 4
+
+
+@tk.function
+def _nothing_else(acc):
+    return acc
+
+
+@tk.function
+def _tile_of(x, along: tk.Const, n, i, j):
+    """A tile of an operand: `along` says for each dimension whether it has the result's extent, or one element for all."""
+    if len(along) == 2:
+        tile = tk.load(x, (i * along[0], j * along[1]), (1 + (BM - 1) * along[0], 1 + (BN - 1) * along[1]))
+    else:
+        shape = (1 + (BM - 1) * along[1], 1 + (BN - 1) * along[2])
+        tile = tk.load(x, (n * along[0], i * along[1], j * along[2]), (1, *shape)).reshape(shape)
+    return tile
+
+
+class _Kernels(NamedTuple):
+    """The kernels of one epilogue."""
+
+    matrix: Any
+    batch: Any
+    finish: Any
+
+
+@functools.lru_cache(maxsize=256)
+def _kernels(epilogue: Function) -> _Kernels:
+    @tk.function
+    def finished(acc, n, i, j, alpha, beta, c, x, y, z, scaled: tk.Const, added: tk.Const, operands: tk.Const):
+        if scaled:
+            acc = acc * alpha
+        if len(added) > 0:
+            acc = acc + _tile_of(c, added, n, i, j).astype(acc.dtype) * beta
+        if len(operands) == 0:
+            acc = epilogue(acc)
+        elif len(operands) == 1:
+            acc = epilogue(acc, _tile_of(x, operands[0], n, i, j).astype(acc.dtype))
+        elif len(operands) == 2:
+            first, second = _tile_of(x, operands[0], n, i, j), _tile_of(y, operands[1], n, i, j)
+            acc = epilogue(acc, first.astype(acc.dtype), second.astype(acc.dtype))
+        else:
+            first, second, third = (
+                _tile_of(x, operands[0], n, i, j), _tile_of(y, operands[1], n, i, j), _tile_of(z, operands[2], n, i, j)
+            )  # fmt: skip
+            acc = epilogue(acc, first.astype(acc.dtype), second.astype(acc.dtype), third.astype(acc.dtype))
+        return acc
+
+    @tk.kernel
+    def gemm(
+        out: tk.Out, a: tk.In, b: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta,
+        dtype: tk.Const, precision: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const,
+    ):  # fmt: skip
+        for tile in out.tiles():
+            i, j = tile.index
+            acc = tk.zeros((BM, BN), dtype)
+            for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, :], b.tiles((BK, BN))[:, j]):
+                acc = tk.mma(ta, tb, acc, precision=precision)
+            done = finished(acc, 0, i, j, alpha, beta, c, x, y, z, scaled, added, operands)
+            out.store(done.astype(out.dtype), tile)
+
+    @tk.kernel
+    def batched_gemm(
+        out: tk.Out, a: tk.In, b: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta,
+        dtype: tk.Const, precision: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const, each: tk.Const,
+    ):  # fmt: skip
+        for tile in out.tiles():
+            n, i, j = tile.index
+            acc = tk.zeros((BM, BN), dtype)
+            for ta, tb in tk.pipelined(a.tiles((1, BM, BK))[n * each[0], i, :], b.tiles((1, BK, BN))[n * each[1], :, j]):
+                acc = tk.mma(ta.reshape((BM, BK)), tb.reshape((BK, BN)), acc, precision=precision)
+            done = finished(acc, n, i, j, alpha, beta, c, x, y, z, scaled, added, operands)
+            out.store(done.astype(out.dtype).reshape((1, BM, BN)), tile)
+
+    @tk.kernel
+    def sum_of_parts(
+        out: tk.Out, parts: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta, count: int,
+        scaled: tk.Const, added: tk.Const, operands: tk.Const,
+    ):  # fmt: skip
+        i, j = tk.bid(0), tk.bid(1)
+        acc = tk.zeros((BM, BN), parts.dtype)
+        for part in range(count):
+            acc = acc + tk.load(parts, (part, i, j), (1, BM, BN)).reshape((BM, BN))
+        out.store(finished(acc, 0, i, j, alpha, beta, c, x, y, z, scaled, added, operands).astype(out.dtype))
+
+    return _Kernels(gemm, batched_gemm, sum_of_parts)
+
+
+@tk.kernel
+def _parts(parts: tk.Out, a: tk.In, b: tk.In, share: int, precision: tk.Const):
+    """Part `s` of the sums has tiles `s * share` to `(s + 1) * share` along K."""
+    for tile in parts.tiles():
+        s, i, j = tile.index
+        first, last = s * share, (s + 1) * share
+        acc = tk.zeros((BM, BN), parts.dtype)
+        for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, first:last], b.tiles((BK, BN))[first:last, j]):
+            acc = tk.mma(ta, tb, acc, precision=precision)
+        parts.store(acc.reshape((1, BM, BN)), tile)
+
+
+def gemm(
+    a: Operand,
+    b: Operand,
+    c: Operand | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    epilogue: Callable[..., Any] | None = None,
+    operands: Sequence[Operand] = (),
+    dtype: Any = None,
+    precision: str = "ieee",
+    out: Tensor | None = None,
+    tile: tuple[int, int, int] | None = None,
+    num_warps: int | None = None,
+    splits: int | None = None,
+) -> DeviceOp[Tensor]:
+    """`epilogue(alpha * a @ b + beta * c, *operands)`, in one pass over the memory.
+
+    Args:
+        a: a matrix of shape `(M, K)`, or a batch of B of them, `(B, M, K)`; or an op that produces one.
+        b: of shape `(K, N)` or `(B, K, N)`. One of the two may be a matrix for all of a batch. Both hold float16, bfloat16,
+            float32 or float64; or 8-bit floats, or int8 and uint8, which may be mixed. Any strides will do, so `x.T` for one.
+        c: what is added, of the result's shape or one that NumPy broadcasts to it; any float (integers for integers).
+        alpha, beta: factors; ints for products of integers. `c` is not read where `beta` is 0.
+        epilogue: a `tk.function`, or a plain function that could be one, of the accumulator and a tile of each of `operands`,
+            all in the dtype in which the product is added up; `kernels.epilogues` has some. It returns the tile to be stored. A
+            kernel is made for each such function: define it once, and not for each call.
+        operands: up to 3 tensors (or ops) for the epilogue: of shape `(N,)` for a number for each column, `(M, 1)` for each row,
+            or others that NumPy broadcasts to the result's.
+        dtype: of the result; by default that of `a`, but float32 for 8-bit floats, and int32 for integers.
+        precision: of float32 operands, as for `tk.mma`: "ieee" multiplies them as they are, "tf32" rounds them for tensor cores.
+        out: where the result goes, `c` itself for one; by default a new tensor.
+        tile: `(BM, BN, BK)`, powers of two, instead of the tile that the sizes suggest.
+        num_warps: of a block, instead of those that the tile suggests.
+        splits: into how many parts sums are split, instead of as many as keep all multiprocessors busy. Not for batches.
+
+    Returns:
+        An op whose result is a tensor of shape `(M, N)` or `(B, M, N)`. It is rounded once, at the end.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+        CompileError: when it runs, for an epilogue that does not compile.
+
+    How far a result may be off is that of `tk.mma`, over all of K.
+    """
+    made = _gemm(
+        a, b, c, *operands, alpha=alpha, beta=beta, epilogue=epilogue, dtype=dtype, precision=precision, out=out, tile=tile,
+        num_warps=num_warps, splits=splits,
+    )  # fmt: skip
+    return made.named("gemm")
+
+
+@takes_ops
+def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile, num_warps, splits):
+    wide = _check_operands(a, b, precision)
+    shape = _shape_of(a.shape, b.shape)
+    batch, m, n, k = shape
+    if beta == 0:
+        c = None
+    _check_factors(wide, alpha, beta)
+    matrix = len(a.shape) == len(b.shape) == 2
+    extents = (m, n) if matrix else (batch, m, n)
+    result = _result_dtype(a.dtype, wide) if dtype is None else dtypes.as_dtype(dtype)
+    added = () if c is None else _along("c", c, extents)
+    if len(operands) > _MOST_OPERANDS:
+        raise ValueError(f"gemm: {len(operands)} operands for the epilogue; it takes up to {_MOST_OPERANDS}")
+    if operands and epilogue is None:
+        raise ValueError("gemm: operands are for an epilogue, and there is none: epilogue=kernels.epilogues.bias adds one")
+    along = tuple(_along(f"operands[{at}]", x, extents) for at, x in enumerate(operands))
+    place = out_or_new("gemm", out, a, extents, result)
+    cpu, staged = on_cpu(a), in_stages(a, b)
+    _check_tuning(tile, num_warps, splits, matrix)
+    plan = plan_of(
+        a, (batch, m, n, k or _LEAST), staged=staged, cpu=cpu, tf32=precision == "tf32" and a.dtype == dtypes.float32,
+        operands=any(all(each[-2:]) for each in (added, *along) if each), tile=tile, num_warps=num_warps, splits=splits,
+    )  # fmt: skip
+    kernels = _kernels(_function(epilogue))
+    c_seen = a if c is None else shaped(c, _padded(c.shape, len(extents)))
+    more = [shaped(x, _padded(x.shape, len(extents))) for x in operands]
+    rest = (c_seen, *more, *[a] * (_MOST_OPERANDS - len(more)), alpha, beta)
+    constants = (alpha != 1, added, along)
+    generics = {"BM": plan.rows, "BN": plan.columns, "BK": plan.depth}
+
+    def steps(new):
+        y = new(place)
+        if not y.size:
+            return y
+        left, right = a, b
+        if not k:  # nothing to add up, which zeros are as well
+            left, right = (new(Spec((*x.shape[:-2], *ends), x.dtype)) for x, ends in ((a, (m, _LEAST)), (b, (_LEAST, n))))
+            for x in (left, right):
+                yield x.fill(0)
+        if not matrix:
+            cut = y.partition((1, plan.rows, plan.columns)).map(group=(1, *plan.group), num_blocks=plan.blocks)
+            each = tuple(int(len(x.shape) == 3) for x in (a, b))
+            stacks = (shaped(x, _padded(x.shape, 3)) for x in (left, right))
+            yield launched(kernels.batch(cut, *stacks, *rest, wide, precision, *constants, each))
+        elif plan.splits == 1:
+            cut = y.partition((plan.rows, plan.columns)).map(group=plan.group, num_blocks=plan.blocks)
+            yield launched(kernels.matrix(cut, left, right, *rest, wide, precision, *constants))
+        else:
+            parts = new(Spec((plan.splits, m, n), wide))
+            cut = parts.partition((1, plan.rows, plan.columns)).map(group=(1, *plan.group), num_blocks=plan.blocks)
+            yield launched(_parts(cut, left, right, plan.share, precision))
+            columns = min(power(n), 256)
+            rows = min(power(m), 256 if cpu else _SUMMED // columns)
+            launch = kernels.finish(y.partition((rows, columns)), parts, *rest, plan.splits, *constants)
+            yield launch.generics(BM=rows, BN=columns).num_warps(_SUMMED_WARPS)
+        return y
+
+    def launched(launch):
+        launch = launch.generics(BM=plan.rows, BN=plan.columns, BK=plan.depth).num_warps(plan.num_warps)
+        return launch if plan.occupancy is None else launch.occupancy(plan.occupancy)
+
+    return Launches(a, steps, Spec(extents, result))
+
+
+# ------------------------------------------------------------------------------------------------------------------------- checks
+
+
+def _check_operands(a: Any, b: Any, precision: str) -> Any:
+    """The dtype in which a product of these is added up."""
+    a_tensor("gemm", a=a, b=b)
+    if precision not in PRECISIONS:
+        raise ValueError(f'gemm: precision is "ieee" or "tf32", not {precision!r}')
+    try:
+        return accumulator_dtype(a.dtype, b.dtype, "gemm")
+    except CompileError as error:
+        raise TypeError(str(error)) from None
+
+
+def _shape_of(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """B, M, N and K of a product of operands of these shapes."""
+    if not {len(a), len(b)} <= {2, 3}:
+        raise ValueError(f"gemm: a has shape {a}, b {b}; each is a matrix, or a batch of matrices with 3 dimensions")
+    if a[-1] != b[-2]:
+        turned = "; pass a.T or b.T?" if a[-1] == b[-1] or a[-2] == b[-2] else ""
+        raise ValueError(f"gemm: a has shape {a}, b {b}: rows of {a[-1]} elements meet columns of {b[-2]}{turned}")
+    batches = {x[0] for x in (a, b) if len(x) == 3}
+    if len(batches) > 1:
+        raise ValueError(f"gemm: a has shape {a}, b {b}: batches of {a[0]} and {b[0]} matrices; a matrix serves a whole batch")
+    return (*batches, a[-2], b[-1], a[-1]) if batches else (1, a[-2], b[-1], a[-1])  # type: ignore[return-value]
+
+
+def _check_factors(wide: Any, alpha: Any, beta: Any) -> None:
+    kinds = (int,) if wide == dtypes.int32 else (int, float)
+    for what, value in (("alpha", alpha), ("beta", beta)):
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise TypeError(f"gemm: {what} is {'an int, for integers' if kinds == (int,) else 'a number'}, not {value!r}")
+
+
+def _result_dtype(dtype: Any, wide: Any) -> Any:
+    return dtype if dtype.itemsize > 1 else wide
+
+
+def _along(what: str, x: Any, extents: tuple[int, ...]) -> tuple[int, ...]:
+    """For each dimension of the result whether `x` has it (1), or one element for all (0)."""
+    a_tensor("gemm", **{what: x})
+    if len(x.shape) > len(extents) or any(n not in (1, to) for n, to in zip(x.shape[::-1], extents[::-1], strict=False)):
+        raise ValueError(f"gemm: {what} has shape {x.shape}, which does not broadcast to {extents}")
+    return tuple(int(n == to) for n, to in zip(_padded(x.shape, len(extents)), extents, strict=True))
+
+
+def _padded(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    return (1,) * (rank - len(shape)) + tuple(shape)
+
+
+def _check_tuning(tile: Any, num_warps: Any, splits: Any, matrix: bool) -> None:
+    if tile is not None and (len(tile) != 3 or any(type(n) is not int or n < 1 or n & (n - 1) for n in tile)):
+        raise ValueError(f"gemm: tile is (BM, BN, BK), three powers of two, not {tile!r}")
+    if splits is not None and (type(splits) is not int or splits < 1):
+        raise ValueError(f"gemm: splits is an int from 1 on, not {splits!r}")
+    if splits is not None and splits > 1 and not matrix:
+        raise ValueError(f"gemm: splits = {splits}, but the sums of a batch are not split")
+
+
+def _function(epilogue: Any) -> Function:
+    if epilogue is None:
+        return _nothing_else  # type: ignore[no-any-return]
+    return epilogue if isinstance(epilogue, Function) else _helper(epilogue)
+
+
+@functools.lru_cache(maxsize=256)
+def _helper(epilogue: Callable[..., Any]) -> Function:
+    if getattr(epilogue, "__name__", "") == "<lambda>":
+        raise TypeError("gemm: epilogue is a lambda; define it with def, once, for a kernel is made for each function")
+    try:
+        return Function(epilogue)
+    except TypeError as error:
+        raise TypeError(f"gemm: epilogue is a function in the tile language, see tk.function: {error}") from None
