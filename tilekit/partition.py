@@ -22,6 +22,7 @@ __all__ = ["MappedPartition", "Partition", "PrefixPartition", "Scattered", "Trai
 _RANKS = range(1, 5)
 # Kernels count tiles in 32 bits, and blocks as well.
 _MOST_TILES = 2**31 - 1
+_MOST_IN_CLUSTER = 8  # blocks that every GPU with clusters runs together
 # How many shapes of tiles are remembered for tensors of one kind.
 _CUTS_KEPT = 64
 
@@ -132,7 +133,13 @@ class Partition:
         self._check_plain("prefix")
         return PrefixPartition(self.tensor, self.tile_shape, None if tiles is None else as_shape(tiles))
 
-    def map(self, *, group: int | tuple[int, ...] | None = None, num_blocks: int | None = None) -> MappedPartition:
+    def map(
+        self,
+        *,
+        group: int | tuple[int, ...] | None = None,
+        num_blocks: int | None = None,
+        cluster: int | tuple[int, ...] | None = None,
+    ) -> MappedPartition:
         """The partition for a persistent kernel: `num_blocks` blocks that visit all tiles, `for tile in y.tiles():`.
 
         Block `b` visits tiles `b`, `b + num_blocks`, `b + 2 * num_blocks`..., counted in grouped order: the tiles are cut into
@@ -141,6 +148,10 @@ class Partition:
 
         Args:
             group: how many tiles a group has along each dimension. By default one, which makes the order row-major.
+            cluster: how many tiles that lie beside each other, along each dimension, are visited by neighbouring blocks at the
+                same time: `(2, 1)` for two, one below the other. What `tk.pipelined` loads for all of them then comes once, where
+                the GPU has clusters of blocks. Tiles are counted cluster by cluster. Where the tiles or the blocks do not divide
+                into clusters there are none.
             num_blocks: the number of blocks. By default that of the device's multiprocessors; 4 on a CPU device, 1 for a meta
                 tensor.
 
@@ -151,8 +162,9 @@ class Partition:
         self._check_plain("map")
         if num_blocks is None:
             num_blocks = self.storage.device.driver.multiprocessors if self.storage is not None else 1
-        shape = (1,) * len(self.tile_shape) if group is None else as_shape(group)
-        return MappedPartition(self.tensor, self.tile_shape, shape, num_blocks)
+        ones = (1,) * len(self.tile_shape)
+        shapes = [ones if shape is None else as_shape(shape) for shape in (group, cluster)]
+        return MappedPartition(self.tensor, self.tile_shape, shapes[0], num_blocks, shapes[1])
 
     def _check_plain(self, what: str) -> None:
         if type(self) is not Partition:
@@ -211,11 +223,19 @@ class MappedPartition(Partition):
     Attributes:
         group: how many tiles a group has along each dimension.
         num_blocks: how many blocks a launch has, along axis 0 of its grid.
+        cluster: how many tiles along each dimension neighbouring blocks visit together; None where they do not.
     """
 
-    __slots__ = ("group", "num_blocks")
+    __slots__ = ("cluster", "group", "num_blocks")
 
-    def __init__(self, tensor: Tensor, tile_shape: tuple[int, ...], group: tuple[int, ...], num_blocks: int) -> None:
+    def __init__(
+        self,
+        tensor: Tensor,
+        tile_shape: tuple[int, ...],
+        group: tuple[int, ...],
+        num_blocks: int,
+        cluster: tuple[int, ...] | None = None,
+    ) -> None:
         super().__init__(tensor, tile_shape)
         if isinstance(num_blocks, bool):
             raise TypeError(f"num_blocks is an int, not {num_blocks!r}")
@@ -234,15 +254,29 @@ class MappedPartition(Partition):
             raise ValueError(
                 f"{self.grid} tiles in groups of {group}: a map counts up to 2^31 - 1 tiles; take larger tiles, or smaller groups"
             )
-        self.traits = Traits.of((tensor.traits, tile_shape, "map", group, self.num_blocks))
+        self.cluster = self._possible(cluster)
+        self.traits = Traits.of((tensor.traits, tile_shape, "map", group, self.num_blocks, self.cluster))
+
+    def _possible(self, cluster: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """A cluster, if tiles and blocks divide into such."""
+        if cluster is None or math.prod(cluster) == 1:
+            return None
+        if len(cluster) != len(self.tile_shape):
+            rank = len(self.tile_shape)
+            raise ValueError(f"a cluster of shape {cluster} has {len(cluster)} dimensions, the partition has {rank}")
+        if min(cluster) < 1 or math.prod(cluster) > _MOST_IN_CLUSTER:
+            raise ValueError(f"a cluster has 1 to {_MOST_IN_CLUSTER} tiles; {cluster} has not")
+        divides = all(count % n == 0 for count, n in zip(self.grid, cluster, strict=True))
+        return cluster if divides and self.num_blocks % math.prod(cluster) == 0 else None
 
     def order(self) -> list[tuple[int, ...]]:
         """The indices of all tiles in the order in which they are counted: block `b` visits `order()[b::num_blocks]`."""
         tiles = self.grid
-        return [grouped_index(at, tiles, self.group) for at in range(math.prod(tiles))]
+        return [grouped_index(at, tiles, self.group, self.cluster) for at in range(math.prod(tiles))]
 
     def __repr__(self) -> str:
-        return f"{super().__repr__()}.map(group={self.group}, num_blocks={self.num_blocks})"
+        cluster = f", cluster={self.cluster}" if self.cluster else ""
+        return f"{super().__repr__()}.map(group={self.group}, num_blocks={self.num_blocks}{cluster})"
 
 
 class Scattered(Partition):
@@ -265,14 +299,23 @@ class Scattered(Partition):
         return f"{self.tensor!r}.scattered()"
 
 
-def grouped_index(at: int, tiles: Sequence[int], group: Sequence[int]) -> tuple[int, ...]:
+def grouped_index(
+    at: int, tiles: Sequence[int], group: Sequence[int], cluster: Sequence[int] | None = None
+) -> tuple[int, ...]:
     """The index of the tile that comes at place `at` in grouped order, see `Partition.map`.
 
     Args:
         at: a place, from 0.
         tiles: the number of tiles along each dimension.
         group: the number of tiles in a group along each dimension.
+        cluster: the number of tiles in a cluster, which divides that of all tiles; groups are rounded up to whole clusters.
     """
+    if cluster is not None:
+        which, rank = divmod(at, math.prod(cluster))
+        groups = [-(-size // n) for size, n in zip(group, cluster, strict=True)]
+        outer = grouped_index(which, [count // n for count, n in zip(tiles, cluster, strict=True)], groups)
+        within = grouped_index(rank, cluster, [1] * len(cluster))
+        return tuple(o * n + i for o, n, i in zip(outer, cluster, within, strict=True))
     # A group's place, dimension by dimension: so many tiles are in all groups that are as far along this dimension, given the
     # extents of the group along those before.
     first: list[int] = []

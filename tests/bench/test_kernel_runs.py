@@ -9,7 +9,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, bench
-from tilekit.bench import Options, kernel_cases, kernel_peers, kernel_runs, report
+from tilekit.bench import Options, gemm, kernel_cases, kernel_peers, kernel_runs, report
 from tilekit.bench.harness import Contestant, Variant
 
 ALL = [
@@ -40,7 +40,7 @@ def test_every_case_is_right(device, only, case):
 
 
 def test_every_case_has_a_peer():
-    assert {case.kernel for case in ALL} == set(kernel_peers.TORCH)
+    assert {case.kernel for case in (*ALL, *gemm.gemm_cases("cuda"))} == set(kernel_peers.TORCH)
 
 
 def peer(change):

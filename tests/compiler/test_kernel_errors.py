@@ -411,6 +411,72 @@ def matches(y):
             y.store(1)
 
 
+def streams_outside_of_a_loop(y, x):
+    tiles = tk.pipelined(x.tiles(32))  #: pipelined: stands in a for statement: for ta, tb in tk.pipelined(...):
+    for t in tiles:
+        y.store(tk.sum(t))
+
+
+def streams_counted(y, x):
+    for _, t in enumerate(tk.pipelined(x.tiles(32))):  #: pipelined: stands in a for statement: for ta, tb in tk.pipelined(
+        y.store(tk.sum(t))
+
+
+def no_streams(y):
+    for t in tk.pipelined():  #: pipelined: at least one stream of tiles
+        y.store(t)
+
+
+def streams_of_a_tensor(y, x):
+    for t in tk.pipelined(x):  #: pipelined: a stream of tiles is a row such as x.tiles((BM, BK))[i, :], or all of x.tiles((BM
+        y.store(tk.sum(t))
+
+
+def streams_of_one_tile(y, x):
+    for t, _ in tk.pipelined(x.tiles(32)[0], x.tiles(32)):  #: pipelined: a stream of tiles is a row such as
+        y.store(tk.sum(t))
+
+
+def streams_of_a_number(y, x, n):
+    for t, _ in tk.pipelined(x.tiles(32), n):  #: pipelined: a stream of tiles is a row such as x.tiles((BM, BK))[i, :], or
+        y.store(tk.sum(t))
+
+
+def one_stage(y, x):
+    for t in tk.pipelined(x.tiles(32), stages=1):  #: pipelined: stages is an int from 2 to 16, or None, not 1
+        y.store(tk.sum(t))
+
+
+def too_many_stages(y, x):
+    for t in tk.pipelined(x.tiles(32), stages=17):  #: pipelined: stages is an int from 2 to 16, or None, not 17
+        y.store(tk.sum(t))
+
+
+def stages_as_text(y, x):
+    for t in tk.pipelined(x.tiles(32), stages="3"):  #: pipelined: stages is an int from 2 to 16, or None, not '3'
+        y.store(tk.sum(t))
+
+
+def stages_at_run_time(y, x, n):
+    for t in tk.pipelined(x.tiles(32), stages=n):  #: pipelined: stages is a constant, known when the kernel is compiled
+        y.store(tk.sum(t))
+
+
+def specialised_by_number(y, x):
+    for t in tk.pipelined(x.tiles(32), warp_specialize=1):  #: pipelined: warp_specialize is True, False or None, not 1
+        y.store(tk.sum(t))
+
+
+def specialised_at_run_time(y, x, n):
+    for t in tk.pipelined(x.tiles(32), warp_specialize=n > 1):  #: pipelined: warp_specialize is a constant, known when the
+        y.store(tk.sum(t))
+
+
+def unknown_option(y, x):
+    for t in tk.pipelined(x.tiles(32), depth=3):  #: pipelined: there is no option depth; there are stages and warp_special
+        y.store(tk.sum(t))
+
+
 WRONG = [
     value
     for value in list(globals().values())

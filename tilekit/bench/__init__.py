@@ -1,7 +1,8 @@
 """Benchmarks: tilekit beside its peers, in one run, with the results checked. `python -m tilekit bench` runs them.
 
 A benchmark is a module of this package, named in `BENCHMARKS`, with a function `run(options)` that returns a `report.Run`:
-`saxpy` a `report.Record`, those of the host's side a `sweep.Sweep`, those of the kernels a `kernel_runs.KernelRun`. `harness`
+`saxpy` a `report.Record`, those of the host's side a `sweep.Sweep`, those of the kernels a `kernel_runs.KernelRun`, `gemm` a
+`gemm.GemmRun`. `harness`
 compares contestants, `environment` says where that was, `report` shows and keeps what came out. Peers are imported only by the
 functions that need them.
 """
@@ -104,6 +105,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         module="kernels",
         summary="all other ready-made kernels: gelu, dropout, transpose, cumsum, cross-entropy...",
         size="rows of each matrix",
+    ),
+    "gemm": Benchmark(
+        module="gemm",
+        summary="products of bfloat16 matrices, square and not: TFLOP/s, beside cuBLAS and Triton",
+        size="rows and columns of square matrices, the only ones then",
     ),
 }
 """The benchmarks, by name."""

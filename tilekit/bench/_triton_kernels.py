@@ -88,6 +88,37 @@ def _transpose(y_ptr, x_ptr, rows, columns, BLOCK: tl.constexpr):
     tl.store(y_ptr + j[:, None] * rows + i[None, :], tl.trans(x), mask=(j[:, None] < columns) & (i[None, :] < rows))
 
 
+@triton.jit
+def _gemm(
+    c_ptr, a_ptr, b_ptr, m, n, k,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    # Programs in groups of GROUP rows of tiles, which share the columns of b in the cache.
+    across = tl.cdiv(n, BN)
+    first = tl.program_id(0) // (GROUP * across) * GROUP
+    high = min(tl.cdiv(m, BM) - first, GROUP)
+    place = tl.program_id(0) % (GROUP * across)
+    i = (first + place % high) * BM + tl.arange(0, BM)
+    j = place // high * BN + tl.arange(0, BN)
+    step = tl.arange(0, BK)
+    a = a_ptr + (i % m).to(tl.int64)[:, None] * k + step[None, :]
+    b = b_ptr + step.to(tl.int64)[:, None] * n + (j % n)[None, :]
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for at in range(0, k, BK):
+        ta = tl.load(a, mask=step[None, :] < k - at, other=0.0)
+        tb = tl.load(b, mask=step[:, None] < k - at, other=0.0)
+        acc = tl.dot(ta, tb, acc)
+        a += BK
+        b += BK * n
+    place = c_ptr + i.to(tl.int64)[:, None] * n + j[None, :]
+    tl.store(place, acc.to(c_ptr.dtype.element_ty), mask=(i[:, None] < m) & (j[None, :] < n))
+
+
+# Those that the tutorial tries: BM, BN, BK, stages, warps.
+_GEMM_TILES = (
+    (128, 256, 64, 3, 8), (64, 256, 32, 4, 4), (128, 128, 32, 4, 4), (128, 64, 32, 4, 4), (64, 128, 32, 4, 4),
+    (128, 32, 32, 4, 4), (64, 32, 32, 5, 2), (32, 64, 32, 5, 2),
+)  # fmt: skip
 _ROW_WARPS = (2, 4, 8, 16, 32)
 _FLAT = ((1024, 4), (2048, 4), (2048, 8), (4096, 8))
 
@@ -133,6 +164,18 @@ def _squares(tensors, out):
     return [(f"block {block}, {warps} warps", launch(block, warps)) for block, warps in ((32, 4), (64, 4), (64, 8), (128, 8))]
 
 
+def _products(tensors, out):
+    (m, k), n = tensors["x"].shape, tensors["weight"].shape[1]
+
+    def launch(bm, bn, bk, stages, warps):
+        grid = (triton.cdiv(m, bm) * triton.cdiv(n, bn),)
+        given = out, tensors["x"], tensors["weight"], m, n, k
+        return lambda: _gemm[grid](*given, BM=bm, BN=bn, BK=bk, GROUP=8, num_stages=stages, num_warps=warps)
+
+    return [(f"{bm}x{bn}x{bk}, {stages} stages, {warps} warps", launch(bm, bn, bk, stages, warps))
+            for bm, bn, bk, stages, warps in _GEMM_TILES]  # fmt: skip
+
+
 VARIANTS = {
     "softmax": _by_rows(_softmax, "x"),
     "rms_norm": _by_rows(_rms_norm, "x", "weight", extra=(1e-6,)),
@@ -142,4 +185,5 @@ VARIANTS = {
     "dropout": _flat(_dropout, extra=(DROPPED, 123)),
     "cumsum": _by_rows(_cumsum, "x"),
     "transpose": _squares,
+    "gemm": _products,
 }

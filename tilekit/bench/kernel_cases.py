@@ -32,7 +32,7 @@ class Case:
 
     Attributes:
         kernel: which.
-        shape, dtype: of its first input, `"x"`.
+        shape, dtype: of its first input, `"x"`; of a product M, N and K.
         nbytes: what a launch must move.
         inputs: ops that make the tensors, by name.
         output: the shape and the dtype of the result that is checked.
@@ -45,7 +45,7 @@ class Case:
     """
 
     kernel: str
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     dtype: Any
     nbytes: int
     inputs: Mapping[str, Callable[[], tk.DeviceOp[tk.Tensor]]]

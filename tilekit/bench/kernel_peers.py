@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from tilekit import dtypes
 from tilekit.bench.harness import Contestant, Variant
 from tilekit.bench.kernel_cases import DROPPED, Case, Tensors
 from tilekit.bench.saxpy_peers import DeviceArray, Missing, need
@@ -93,6 +94,7 @@ TORCH: Mapping[str, Callable[[Any, TorchTensors, Any], Launch]] = {
         lambda: torch.ops.aten.embedding_dense_backward(t["x"], t["target"], out.shape[0], -1, False)
     ),
     "rope": _rope,
+    "gemm": lambda torch, t, out: lambda: torch.matmul(t["x"], t["weight"], out=out),
 }  # fmt: skip
 """For each kernel what makes a function that computes it with PyTorch and returns the result, of the tensors and one to write."""
 
@@ -108,7 +110,7 @@ def torch_eager(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> tu
         made[0] = run()
 
     contestant = Contestant(name="torch", version=torch.__version__, variants=(Variant(launch=launch),), active=active)
-    return contestant, lambda: made[0].detach().cpu().numpy()
+    return contestant, lambda: _to_numpy(made[0].detach())
 
 
 def triton_kernel(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> tuple[Contestant, Callable[[], Any]]:
@@ -123,7 +125,12 @@ def triton_kernel(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> 
         raise NotImplementedError
     variants = tuple(Variant(label=label, launch=launch) for label, launch in VARIANTS[case.kernel](given, target))
     contestant = Contestant(name="triton", version=triton.__version__, variants=variants, active=active)
-    return contestant, lambda: target.cpu().numpy()
+    return contestant, lambda: _to_numpy(target)
+
+
+def _to_numpy(tensor: Any) -> Any:
+    """A torch tensor as an array; NumPy has no bfloat16 of its own."""
+    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).cpu().numpy()
 
 
 def _in_torch(
@@ -137,10 +144,11 @@ def _in_torch(
     current = torch.cuda.ExternalStream(stream.address, device=device)
 
     def seen(tensor: Tensor) -> Any:
-        made = torch.as_tensor(DeviceArray(tensor), device=device)
+        brain = tensor.dtype == dtypes.bfloat16  # that protocol has no name for it
+        made = torch.as_tensor(DeviceArray(tensor.reinterpret(dtypes.int16) if brain else tensor), device=device)
         if made.data_ptr() != tensor.address:
             raise RuntimeError(f"torch.as_tensor copied: {made.data_ptr():#x} is not {tensor.address:#x}")
-        return made
+        return made.view(torch.bfloat16) if brain else made
 
     return torch, {name: seen(t) for name, t in tensors.items()}, seen(out), lambda: torch.cuda.stream(current)
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from tilekit.bench.kernel_cases import Case, Tensors
 from tilekit.bench.report import OWN, LeftOut, Result, Run, align, results, surroundings
 from tilekit.stream import Stream
 
-__all__ = ["CaseResult", "KernelRun", "measure"]
+__all__ = ["CaseResult", "Check", "KernelRun", "join", "measure"]
 
 _COPY = "copy"
 # Rows that are compared, at the beginning, in the middle, and at the end.
@@ -116,7 +116,7 @@ def measure(name: str, options: Options, cases: Sequence[Case]) -> KernelRun:
             taking_part: list[Contestant] = []
             errors: dict[str, float] = {}
             for who, build in {OWN: _own, **kernel_peers.PEERS[device.kind]}.items():
-                joined = _join(who, build, case, tensors, out, stream, host, left_out)
+                joined = join(who, build, case, tensors, out, stream, host, left_out)
                 if joined is not None:
                     taking_part.append(joined[0])
                     errors[who] = joined[1]
@@ -165,8 +165,16 @@ def _own(case: Case, tensors: Tensors, out: tk.Tensor, stream: Stream) -> tuple[
     return contestant, lambda: made[0].result().reshape(case.output[0]).to_host().sync_on(stream)
 
 
-def _join(
-    who: str, build: kernel_peers.Build, case: Case, tensors: Tensors, out: tk.Tensor, stream: Stream, host: _Host,
+class Check(Protocol):
+    """What knows the right result of a case."""
+
+    def error(self, result: Any) -> float:
+        """The largest error of an array, relative to the largest element; NaN if any element is."""
+        ...
+
+
+def join(
+    who: str, build: kernel_peers.Build, case: Case, tensors: Tensors, out: tk.Tensor, stream: Stream, check: Check,
     left_out: list[LeftOut],
 ) -> tuple[Contestant, float] | None:  # fmt: skip
     """Let a contestant take part, with the largest error of its variants, or write down why it does not."""
@@ -185,7 +193,7 @@ def _join(
                         raise
                     continue  # a block size that does not fit this GPU
                 stream.synchronize()
-                worst = float(np.maximum(worst, host.error(result())))  # Python's max() would lose a NaN
+                worst = float(np.maximum(worst, check.error(result())))  # Python's max() would lose a NaN
                 right.append(variant)
     except kernel_peers.Missing as missing:
         if not any(one.name == who for one in left_out):

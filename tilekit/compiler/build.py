@@ -155,6 +155,7 @@ def _assembled(
             launch_bounds=(threads, occupancy or 1), lto=False,
         )  # fmt: skip
         if pipelines is not None:
+            _run_together(library, pipelines.cluster)
             _pass_by_value(library, len(pipelines.maps))
         ptx = library.get_asm_str(cc=capability)
         # ptxas deals registers out anew in whole programs alone.
@@ -186,7 +187,7 @@ def _assembled(
 
 
 def _pass_by_value(library: Any, count: int) -> None:
-    """Make the last parameters of a kernel, which are tensor maps, ones whose contents are passed, and whose address can be taken."""
+    """Make a kernel's last parameters, which are tensor maps, ones whose contents are passed, and whose address can be taken."""
     kernel = library.get_function(library._entry_name)
     numbers = range(len(kernel.args) - count, len(kernel.args))
     for number in numbers:
@@ -198,6 +199,17 @@ def _pass_by_value(library: Any, count: int) -> None:
     annotations.add(module.add_metadata((kernel, ir.MetaDataString(module, "grid_constant"), places)))
     # NVVM's dialect of LLVM below sm_100 has no types there.
     library._llvm_strs = [re.sub(r"byval\(\[\d+ x i64\]\)", "byval", text) for text in library.llvm_strs]
+
+
+def _run_together(library: Any, blocks: int) -> None:
+    """Make so many neighbouring blocks of a kernel a cluster."""
+    if blocks == 1:
+        return
+    kernel = library.get_function(library._entry_name)
+    annotations = cgutils.get_or_insert_named_metadata(kernel.module, "nvvm.annotations")
+    for axis, count in zip("xyz", (blocks, 1, 1), strict=True):
+        name = ir.MetaDataString(kernel.module, f"cluster_dim_{axis}")
+        annotations.add(kernel.module.add_metadata((kernel, name, ir.Constant(ir.IntType(32), count))))
 
 
 def argument_types(names: Sequence[str], facts: Sequence[ArgumentFacts], config: Config) -> tuple[types.Type, ...]:
@@ -237,7 +249,7 @@ def translate(
         TilekitError: NVVM or nvJitLink is not installed.
     """
     target = capability[0], capability[1]
-    bound = plain(bound) if pipelines is None else specialised(bound)
+    bound = plain(bound) if pipelines is None else specialised(bound, pipelines.clusters)
     with compiling(config, loops=bound.loops, checks=checks, grows=grows, capability=target, pipelines=pipelines) as compilation:
         function, called = inlined(bound)
         try:

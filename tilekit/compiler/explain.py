@@ -14,7 +14,7 @@ from tilekit.compiler.source import KernelSource
 from tilekit.compiler.specialise import BoundKernel
 from tilekit.dtypes import DType
 
-__all__ = ["Conversion", "Explanation", "LayoutInUse", "MemoryAccess", "explain", "resident_blocks"]
+__all__ = ["Conversion", "Explanation", "LayoutInUse", "MemoryAccess", "Pipeline", "explain", "resident_blocks"]
 
 _SECTOR = 32  # bytes that memory moves at least
 
@@ -95,13 +95,32 @@ class LayoutInUse:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """What became of a loop over `tk.pipelined`.
+
+    Attributes:
+        line: of the kernel's file.
+        stages: for how many turns there is room in shared memory; 0 if there is no ring of stages, and the loop loads as it goes.
+        nbytes: of shared memory that all stages take.
+        tiles: dtype and shape of what comes in each turn, by the tensor memory accelerator.
+        reason: why there is no ring; empty if there is one.
+    """
+
+    line: int
+    stages: int = 0
+    nbytes: int = 0
+    tiles: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Explanation:
     """What `KernelLaunch.explain` gives. `str` of it is a table.
 
     Attributes:
         name, filename: the kernel's.
         compiled: the machine code, with registers, shared and local bytes.
-        accesses, layouts, conversions: in the order of the lines.
+        accesses, layouts, conversions, pipelines: in the order of the lines.
         blocks_per_multiprocessor: how many blocks have room on one, and `limited_by` what limits them.
         occupancy: the share of the warps that a multiprocessor can hold which these blocks are, from 0 to 1.
     """
@@ -112,6 +131,7 @@ class Explanation:
     accesses: tuple[MemoryAccess, ...]
     layouts: tuple[LayoutInUse, ...]
     conversions: tuple[Conversion, ...]
+    pipelines: tuple[Pipeline, ...]
     blocks_per_multiprocessor: int
     limited_by: str
     occupancy: float
@@ -150,6 +170,12 @@ class Explanation:
                 for c in self.conversions
             ]
             parts += ["", *_table(("line", "conversion", "layouts", "way", "count", "bytes"), moved)]
+        if self.pipelines:
+            rings = [
+                (str(p.line), str(p.stages or "-"), str(p.nbytes or "-"), ", ".join(p.tiles) or f"as the loop goes: {p.reason}")
+                for p in self.pipelines
+            ]
+            parts += ["", *_table(("line", "stages", "bytes", "tiles"), rings)]
         return "\n".join(parts)
 
 
@@ -206,6 +232,7 @@ def explain(
         accesses=tuple(_accesses(notes, layouts)),
         conversions=tuple(_conversions(notes, layouts)),
         layouts=tuple(layouts.values()),
+        pipelines=tuple(_pipelines(notes)),
         blocks_per_multiprocessor=blocks,
         limited_by=limit,
         occupancy=share,
@@ -290,6 +317,19 @@ def _conversions(notes: list[tuple[Any, ...]], layouts: dict[Layout, LayoutInUse
         for (line, what, way, size, source, target), count in counted.items()
     ]
     return sorted(made, key=lambda conversion: conversion.line)
+
+
+def _pipelines(notes: list[tuple[Any, ...]]) -> list[Pipeline]:
+    made = []
+    for line, kind, *rest in notes:
+        if kind == "ring":
+            (ring,) = rest
+            tiles = tuple(f"{tile.dtype.name} {_shown(tile.shape)} by TMA" for tile in ring.tiles)
+            nbytes = ring.stages * sum(tile.nbytes for tile in ring.tiles)
+            made.append(Pipeline(line=line, stages=ring.stages, nbytes=nbytes, tiles=tiles))
+        elif kind == "no ring":
+            made.append(Pipeline(line=line, reason=rest[0]))
+    return sorted(made, key=lambda pipeline: pipeline.line)
 
 
 def resident_blocks(kernel: CompiledKernel) -> tuple[int, str, float]:

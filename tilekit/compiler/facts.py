@@ -30,7 +30,8 @@ class TensorFacts(NamedTuple):
         covered: whether the extents are those of the partition that the grid follows, so that a tile index inside the grid
             is a tile index inside this tensor.
         group: of a mapped partition, the number of tiles in a group along each dimension; None for all else.
-        kin: of a mapped partition, a number that those share which have the same shape, tiles and group.
+        kin: of a mapped partition, a number that those share which have the same shape, tiles, group and cluster.
+        cluster: of a mapped partition, the number of tiles in a cluster along each dimension; None if there are none.
     """
 
     dtype: str
@@ -45,6 +46,7 @@ class TensorFacts(NamedTuple):
     covered: bool
     group: tuple[int, ...] | None = None
     kin: int = 0
+    cluster: tuple[int, ...] | None = None
 
 
 class ScalarFacts(NamedTuple):

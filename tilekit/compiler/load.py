@@ -182,7 +182,7 @@ class _Interpreted:
         tensor = argument.tensor if isinstance(argument, Partition) else argument
         array, shadow = tensor.host_view(noted=True), tensor.shadow_view()
         writers = None if facts.role == "in" else Writers(array.shape)
-        return TensorView(name, array, facts.tile, facts.role != "out", facts.group, shadow, writers)
+        return TensorView(name, array, facts.tile, facts.role != "out", facts.group, shadow, writers, facts.cluster)
 
 
 class _Loaded:

@@ -24,12 +24,13 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tilekit.compiler.bound import BoundKernel, stored
 from tilekit.compiler.folding import MISSING, value_of
+from tilekit.compiler.sharing import alike
 from tilekit.compiler.source import KernelSource
 from tilekit.errors import CompileError
 from tilekit.lang import calculation, memory, pipelines
@@ -50,8 +51,8 @@ def _nth(row: Any, k: Any) -> Any:
     """Load the tile of a turn."""
 
 
-def _ring(stages: Any, *grids: Any) -> Any:
-    """Stages for tiles of such grids."""
+def _ring(stages: Any, shared: Any, *grids: Any) -> Any:
+    """Stages for tiles of such grids; those whose bits of `shared` are set come to all blocks of a cluster."""
 
 
 def _role() -> Any:
@@ -74,12 +75,17 @@ def _give(ring: Any, turn: Any, k: Any, lags: Any) -> Any:
     """Be done with a turn's tiles; if it `lags`, with those of the turn before, unless that belongs to another loop."""
 
 
+def _end() -> Any:
+    """All is done. A block of a cluster waits for the others, which may still tell it something."""
+
+
 def _last(ring: Any, turn: Any, k: Any, lags: Any) -> Any:
     """The loop is over, which had `k` turns; `turn` is the next."""
 
 
 STEPS: dict[str, Callable[..., Any]] = {
-    f"tilekit_{function.__name__}": function for function in (_steps, _nth, _ring, _role, _registers, _put, _take, _give, _last)
+    f"tilekit_{function.__name__}": function
+    for function in (_steps, _nth, _ring, _role, _registers, _put, _take, _give, _last, _end)
 }
 
 
@@ -125,23 +131,30 @@ def plain(bound: BoundKernel) -> BoundKernel:
     return replace(made, cells={**bound.cells, **STEPS})
 
 
-def specialised(bound: BoundKernel) -> BoundKernel:
+def specialised(bound: BoundKernel, clusters: Mapping[str, tuple[int, ...]]) -> BoundKernel:
     """The kernel with rings of stages, and a thread that loads.
+
+    Args:
+        bound: the kernel.
+        clusters: the clusters of its mapped partitions, by the names of the parameters.
 
     Raises:
         Unfit: it cannot have them.
     """
     if any(_all_pipelined(called) for called in bound.called.values()):
         raise Unfit("a function that the kernel calls has a pipeline")
-    tree = copy.deepcopy(bound.definition)
+    tree: ast.FunctionDef = _Apart().visit(copy.deepcopy(bound.definition))
     loops = [_Pipeline(node, number) for number, node in enumerate(_loops_of(bound, tree))]
+    if not loops:
+        return bound  # it has its rings: dead branches have been taken out of it
     _check_stay(bound, tree, loops)
     kept = _Kept(bound, tree, loops)
     parameters = {a.arg for a in tree.args.args} - stored(ast.walk(tree))
     head: list[ast.stmt] = []
-    for loop in loops:
+    streams = [(loop.node, loop.streams) for loop in loops]
+    for loop, shared in zip(loops, alike(tree, streams, clusters, lambda node: _resolved(bound, node)), strict=True):
         loop.check(parameters)
-        head.append(loop.ring())
+        head.append(loop.ring(shared))
     first = tree.body[0]
     head.append(_assigned(_ROLE, _called("tilekit__role", [], first), first))
     starts = [_assigned(loop.turn, ast.Constant(0), loop.node) for loop in loops]
@@ -150,7 +163,8 @@ def specialised(bound: BoundKernel) -> BoundKernel:
     registers = [ast.Expr(_called("tilekit__registers", [ast.Constant(role)], first)) for role in (CALCULATES, LOADS)]
     others = [registers[LOADS], ast.If(_is_role(LOADS), loading, [])]
     roles: ast.stmt = ast.If(_is_role(CALCULATES), [registers[CALCULATES], *calculating], others)
-    tree.body = [*head, ast.copy_location(roles, first)]
+    end: ast.stmt = ast.Expr(_called("tilekit__end", [], first))
+    tree.body = [*head, ast.copy_location(roles, first), ast.copy_location(end, first)]
     for node in ast.walk(roles):
         if isinstance(node, (ast.expr, ast.stmt)) and not hasattr(node, "lineno"):
             ast.copy_location(node, first)
@@ -243,10 +257,12 @@ class _Pipeline:
     def _grid(stream: ast.expr) -> ast.expr:
         return stream.value if isinstance(stream, ast.Subscript) else stream
 
-    def ring(self) -> ast.stmt:
-        """What makes the ring."""
+    def ring(self, shared: Sequence[bool]) -> ast.stmt:
+        """What makes the ring, some of whose streams are shared by the blocks of a cluster."""
+        mask = sum(1 << place for place, each in enumerate(shared) if each)
         grids = [copy.deepcopy(self._grid(stream)) for stream in self.streams]
-        return _assigned(self.name, _called("tilekit__ring", [ast.Constant(self.stages or 0), *grids], self.node), self.node)
+        options: list[ast.expr] = [ast.Constant(self.stages or 0), ast.Constant(mask)]
+        return _assigned(self.name, _called("tilekit__ring", [*options, *grids], self.node), self.node)
 
     def around(self, inner: list[ast.stmt], after: list[ast.stmt]) -> list[ast.stmt]:
         """The loop with another body, and what is before and behind it."""
@@ -296,6 +312,21 @@ class _Loads(ast.NodeTransformer):
         turns = _called("range", [_called("tilekit__steps", [_name(row) for row in loop.rows], node)], node)
         made = ast.For(ast.Name(loop.index, ast.Store()), turns, [get, *node.body], node.orelse)
         return [*before, _placed(made, node)]
+
+
+class _Apart(ast.NodeTransformer):
+    """Takes `i, acc = 0, tk.zeros(...)` apart, so that the thread that loads can do with half of it."""
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        target, value = node.targets[0], node.value
+        if len(node.targets) > 1 or not (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)):
+            return node
+        pairs = list(zip(target.elts, value.elts, strict=False))
+        plain = all(isinstance(to, ast.Name) for to in target.elts) and len(target.elts) == len(value.elts)
+        used = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
+        if not plain or stored(ast.walk(target)) & used:
+            return node
+        return [ast.copy_location(ast.Assign([to], given), node) for to, given in pairs]
 
 
 class _Takes(ast.NodeTransformer):
@@ -426,7 +457,7 @@ class _Kept:
         for call in ast.walk(node):
             if isinstance(call, ast.Call):
                 function = _resolved(self.bound, call.func)
-                method = isinstance(call.func, ast.Attribute) and call.func.attr in ("tiles", "num_tiles")
+                method = isinstance(call.func, ast.Attribute) and call.func.attr in ("tiles", "num_tiles", "slice")
                 if function not in _HARMLESS and not method:
                     raise Unfit(f"which tiles come depends on {ast.unparse(call)}")
 

@@ -114,12 +114,17 @@ class Pipelines:
         rooms: bytes of dynamic shared memory that lie before the rings, and `kept` bytes that are for anything but rings.
         ring_bytes: how much the rings take, as far as they were lowered.
         maps: the tensor maps that the kernel gets, as far as it was lowered.
+        cluster: how many blocks load some tiles together; 1 if none do. `clusters`: of mapped partitions, by their names.
+        read: whether threads read tiles in shared memory by themselves, as far as it was lowered.
         deals: whether registers are dealt out anew between those that calculate and those that load.
     """
 
     def __init__(self, tensors: Mapping[str, tuple[int, TensorType]], rings: int, *, rooms: int, kept: int) -> None:
         self.tensors, self.rings, self.rooms, self.kept = tensors, rings, rooms, kept
-        self.ring_bytes, self.deals = 0, False
+        known = {name: ty.facts.cluster for name, (_, ty) in tensors.items()}
+        self.clusters = {name: cluster for name, cluster in known.items() if cluster is not None}
+        self.cluster = 1
+        self.ring_bytes, self.deals, self.read = 0, False, False
         self.maps: list[TensorMap] = []
 
     @property

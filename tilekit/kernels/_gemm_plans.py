@@ -1,9 +1,9 @@
 """How a product of matrices is dealt out to blocks: tiles, warps, and the parts that a long sum is taken in.
 
 On GPUs of compute capability 9.0 the candidates are compared by a model of what a multiprocessor does with a tile, in clocks: the
-tensor cores multiply and add so many elements, and so many bytes of operands come from the L2 cache, whichever takes longer; what
-comes before and after the loop is not hidden. The numbers are an H200's. Elsewhere, and for operands that the tensor memory
-accelerator does not take, tiles follow from the dtype.
+tensor cores multiply and add so many elements, and so many bytes of operands go into and out of shared memory, whichever takes
+longer; what comes before and after the loop is not hidden. The numbers are an H200's. Elsewhere, and for operands that the tensor
+memory accelerator does not take, tiles follow from the dtype.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tilekit import dtypes
 from tilekit.kernels._host import power
 from tilekit.tensor import Tensor
 
-__all__ = ["Plan", "in_stages", "plan_of"]
+__all__ = ["Plan", "aligned", "in_stages", "plan_of"]
 
-# Of a multiprocessor with bfloat16: products a clock, and bytes from the L2 cache.
-_PRODUCTS, _BYTES = 2048, 60
+# Of a multiprocessor, in a clock: products of 16-bit floats, and bytes into or out of shared memory.
+_PRODUCTS, _BYTES = 2048, 128
 # Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one.
 _LATENCY, _STORED = 1500, 16
 # Of a GPU: bytes a clock from memory or to it; and clocks from the end of one kernel to the work of the next.
@@ -70,12 +70,9 @@ class Plan(NamedTuple):
         return _GROUP, _GROUP
 
 
-def in_stages(*tensors: Tensor) -> bool:
-    """Whether the tensor memory accelerator can bring tiles of all of them: 16 bits, rows at multiples of 16 bytes, on sm_90."""
+def aligned(*tensors: Tensor) -> bool:
+    """Whether the rows, or the columns, of all of them are contiguous and begin at multiples of 16 bytes."""
     for x in tensors:
-        capability = x.storage.device.compute_capability if x.storage is not None else (9, 0)
-        if capability != (9, 0) or x.itemsize != 2 or x.dtype not in (dtypes.float16, dtypes.bfloat16):
-            return False
         if x.unit is None or x.unit < len(x.shape) - 2 or x.align < 16:
             return False
         if any(stride * x.itemsize % 16 for dim, stride in enumerate(x.strides) if dim != x.unit):
@@ -83,8 +80,15 @@ def in_stages(*tensors: Tensor) -> bool:
     return True
 
 
+def in_stages(*tensors: Tensor) -> bool:
+    """Whether the tensor memory accelerator brings tiles of all of them to shared memory, for products of 16-bit floats there."""
+    x = tensors[0]
+    capability = x.storage.device.compute_capability if x.storage is not None else (9, 0)
+    return capability == (9, 0) and x.dtype in (dtypes.float16, dtypes.bfloat16) and aligned(*tensors)
+
+
 def plan_of(
-    a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, cpu: bool, tf32: bool, operands: bool,
+    a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, even: bool, cpu: bool, tf32: bool, operands: bool,
     tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | None,
 ) -> Plan:  # fmt: skip
     """The plan for a product of shape `(batch, M, N, K)`.
@@ -93,6 +97,7 @@ def plan_of(
         a: one of the operands.
         shape: of the product.
         staged: see `in_stages`.
+        even: see `aligned`.
         cpu: whether it is for a CPU device.
         tf32: whether float32 operands are rounded for tensor cores.
         operands: whether the epilogue takes matrices.
@@ -100,13 +105,13 @@ def plan_of(
     """
     device = a.device
     count = device.driver.multiprocessors if device is not None else _MULTIPROCESSORS
-    return _plan(shape, count, a.itemsize, staged, cpu, tf32, operands, tile, num_warps, splits)
+    return _plan(shape, count, a.itemsize, staged, even, cpu, tf32, operands, tile, num_warps, splits)
 
 
 @functools.lru_cache(maxsize=1024)
 def _plan(
-    shape: tuple[int, int, int, int], count: int, itemsize: int, staged: bool, cpu: bool, tf32: bool, operands: bool,
-    tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | None,
+    shape: tuple[int, int, int, int], count: int, itemsize: int, staged: bool, even: bool, cpu: bool, tf32: bool,
+    operands: bool, tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | None,
 ) -> Plan:  # fmt: skip
     batch, m, n, k = shape
     occupancy: int | None = None
@@ -123,7 +128,7 @@ def _plan(
     else:
         bm, bn, bk, warps, occupancy = _LOADED_TF32 if tf32 else _LOADED_F32 if itemsize == 4 else _LOADED[itemsize]
         bm, bn, bk, warps = _smaller(shape, count, (bm, bn, bk, warps))
-        occupancy = occupancy if bm * bn >= _BESIDE_OPERANDS and not operands else None
+        occupancy = occupancy if bm * bn >= _BESIDE_OPERANDS and even and not operands else None
         parts = splits or _parts(batch * -(-m // bm) * -(-n // bn), -(-k // bk), count)
     if num_warps is not None:
         warps = num_warps
@@ -145,14 +150,15 @@ def _cheapest(shape: tuple[int, int, int, int], count: int, operands: bool, spli
         if operands and bm * bn > _BESIDE_OPERANDS:
             continue
         tiles = batch * -(-m // bm) * -(-n // bn)
-        step = max(bm * bn * _STAGED_DEPTH / _PRODUCTS, (bm + bn) * _STAGED_DEPTH * 2 / _BYTES)
+        read = warps // 4 * (4 * bm // warps + bn)  # each warpgroup reads its rows of a, and all of b
+        step = max(bm * bn * _STAGED_DEPTH / _PRODUCTS, (read + bm + bn) * _STAGED_DEPTH * 2 / _BYTES)
         most = 1 if batch > 1 else min(_MOST_SPLITS, steps, max(1, 2 * count // tiles))
         for parts in range(1, most + 1) if splits is None else (splits,):
-            turns = -(-tiles * parts // count)
-            clocks = turns * (-(-steps // parts) * step + bm * bn / _STORED) + _LATENCY
-            if parts > 1:  # the parts are written, and read
+            turns, busy = -(-tiles * parts // count), min(1.0, tiles * parts / count)
+            loop, memory = turns * -(-steps // parts) * step, 2 * batch * (m * k + k * n) / (_MEMORY * busy)
+            clocks = max(loop, memory) + turns * bm * bn / _STORED + _LATENCY
+            if parts > 1:  # they are written, and read
                 clocks += _NEXT + 8 * m * n * parts / _MEMORY
-            clocks = max(clocks, 2 * batch * (m * k + k * n) / _MEMORY)
             if clocks < best:
                 best, chosen = clocks, (bm, bn, warps, parts)
     return chosen

@@ -1,8 +1,8 @@
 """Products of matrices: `alpha * a @ b + beta * c`, and what else is to be done with it before it is stored.
 
 Blocks stay, and visit tiles of the result, those near each other at the same time. For each the tiles of `a` and `b` come in a
-pipeline (`tk.pipelined`). Where there are fewer tiles than multiprocessors and the sums are long, a sum is taken in parts: a first
-kernel writes these, a second adds them up, always in the same order, so that the result is the same in every run.
+pipeline (`tk.pipelined`). Where there are fewer tiles than multiprocessors and the sums are long, a sum is taken in parts: one
+kernel writes these, another adds them up, always in the same order, so that the result is the same in every run.
 
 A kernel is made for each epilogue; all else that differs is a constant of it.
 """
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import tilekit as tk
 from tilekit import dtypes
 from tilekit.errors import CompileError
-from tilekit.kernels._gemm_plans import in_stages, plan_of
+from tilekit.kernels._gemm_plans import aligned, in_stages, plan_of
 from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, power, shaped, takes_ops
 from tilekit.lang.functions import Function
 from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
@@ -82,12 +82,12 @@ def _kernels(epilogue: Function) -> _Kernels:
     @tk.kernel
     def gemm(
         out: tk.Out, a: tk.In, b: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta,
-        dtype: tk.Const, precision: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const,
+        dtype: tk.Const, precision: tk.Const, ahead: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const,
     ):  # fmt: skip
         for tile in out.tiles():
             i, j = tile.index
             acc = tk.zeros((BM, BN), dtype)
-            for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, :], b.tiles((BK, BN))[:, j]):
+            for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, :], b.tiles((BK, BN))[:, j], warp_specialize=ahead):
                 acc = tk.mma(ta, tb, acc, precision=precision)
             done = finished(acc, 0, i, j, alpha, beta, c, x, y, z, scaled, added, operands)
             out.store(done.astype(out.dtype), tile)
@@ -95,7 +95,8 @@ def _kernels(epilogue: Function) -> _Kernels:
     @tk.kernel
     def batched_gemm(
         out: tk.Out, a: tk.In, b: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta,
-        dtype: tk.Const, precision: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const, each: tk.Const,
+        dtype: tk.Const, precision: tk.Const, ahead: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const,
+        each: tk.Const,
     ):  # fmt: skip
         for tile in out.tiles():
             n, i, j = tile.index
@@ -120,13 +121,13 @@ def _kernels(epilogue: Function) -> _Kernels:
 
 
 @tk.kernel
-def _parts(parts: tk.Out, a: tk.In, b: tk.In, share: int, precision: tk.Const):
+def _parts(parts: tk.Out, a: tk.In, b: tk.In, share: int, precision: tk.Const, ahead: tk.Const):
     """Part `s` of the sums has tiles `s * share` to `(s + 1) * share` along K."""
     for tile in parts.tiles():
         s, i, j = tile.index
         first, last = s * share, (s + 1) * share
         acc = tk.zeros((BM, BN), parts.dtype)
-        for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, first:last], b.tiles((BK, BN))[first:last, j]):
+        for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, first:last], b.tiles((BK, BN))[first:last, j], warp_specialize=ahead):
             acc = tk.mma(ta, tb, acc, precision=precision)
         parts.store(acc.reshape((1, BM, BN)), tile)
 
@@ -136,8 +137,8 @@ def gemm(
     b: Operand,
     c: Operand | None = None,
     *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
+    alpha: float = 1,
+    beta: float = 1,
     epilogue: Callable[..., Any] | None = None,
     operands: Sequence[Operand] = (),
     dtype: Any = None,
@@ -201,18 +202,21 @@ def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile
         raise ValueError("gemm: operands are for an epilogue, and there is none: epilogue=kernels.epilogues.bias adds one")
     along = tuple(_along(f"operands[{at}]", x, extents) for at, x in enumerate(operands))
     place = out_or_new("gemm", out, a, extents, result)
-    cpu, staged = on_cpu(a), in_stages(a, b)
+    cpu = on_cpu(a)
     _check_tuning(tile, num_warps, splits, matrix)
+    with_matrices = any(all(each[-2:]) for each in (added, *along) if each)
     plan = plan_of(
-        a, (batch, m, n, k or _LEAST), staged=staged, cpu=cpu, tf32=precision == "tf32" and a.dtype == dtypes.float32,
-        operands=any(all(each[-2:]) for each in (added, *along) if each), tile=tile, num_warps=num_warps, splits=splits,
+        a, (batch, m, n, k or _LEAST), staged=in_stages(a, b), even=aligned(a, b), cpu=cpu,
+        tf32=precision == "tf32" and a.dtype == dtypes.float32, operands=with_matrices, tile=tile, num_warps=num_warps,
+        splits=splits if matrix else 1,
     )  # fmt: skip
     kernels = _kernels(_function(epilogue))
     c_seen = a if c is None else shaped(c, _padded(c.shape, len(extents)))
     more = [shaped(x, _padded(x.shape, len(extents))) for x in operands]
     rest = (c_seen, *more, *[a] * (_MOST_OPERANDS - len(more)), alpha, beta)
+    # Without tensor cores a product takes so long that its operands come in time, and registers are better spent on it.
+    ahead = False if a.dtype == dtypes.float64 or (a.dtype == dtypes.float32 and precision == "ieee") else None
     constants = (alpha != 1, added, along)
-    generics = {"BM": plan.rows, "BN": plan.columns, "BK": plan.depth}
 
     def steps(new):
         y = new(place)
@@ -227,14 +231,14 @@ def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile
             cut = y.partition((1, plan.rows, plan.columns)).map(group=(1, *plan.group), num_blocks=plan.blocks)
             each = tuple(int(len(x.shape) == 3) for x in (a, b))
             stacks = (shaped(x, _padded(x.shape, 3)) for x in (left, right))
-            yield launched(kernels.batch(cut, *stacks, *rest, wide, precision, *constants, each))
+            yield launched(kernels.batch(cut, *stacks, *rest, wide, precision, ahead, *constants, each))
         elif plan.splits == 1:
             cut = y.partition((plan.rows, plan.columns)).map(group=plan.group, num_blocks=plan.blocks)
-            yield launched(kernels.matrix(cut, left, right, *rest, wide, precision, *constants))
+            yield launched(kernels.matrix(cut, left, right, *rest, wide, precision, ahead, *constants))
         else:
             parts = new(Spec((plan.splits, m, n), wide))
             cut = parts.partition((1, plan.rows, plan.columns)).map(group=(1, *plan.group), num_blocks=plan.blocks)
-            yield launched(_parts(cut, left, right, plan.share, precision))
+            yield launched(_parts(cut, left, right, plan.share, precision, ahead))
             columns = min(power(n), 256)
             rows = min(power(m), 256 if cpu else _SUMMED // columns)
             launch = kernels.finish(y.partition((rows, columns)), parts, *rest, plan.splits, *constants)

@@ -32,13 +32,15 @@ class TileIndex:
         return f"<tile {self.index} of {self.views[0].name}>"
 
 
-def visited(views: tuple[TensorView, ...], tile_shape: tuple[int, ...], group: tuple[int, ...]) -> Iterator[TileIndex]:
+def visited(
+    views: tuple[TensorView, ...], tile_shape: tuple[int, ...], group: tuple[int, ...], cluster: tuple[int, ...] | None
+) -> Iterator[TileIndex]:
     """The tiles of `views`, which are cut alike, that the running block visits, in order."""
     running = block.current()
     assert running is not None, "views exist only while a kernel runs"
     tiles = [-(-extent // n) for extent, n in zip(views[0].shape, tile_shape, strict=True)]
     for at in range(running.index[0], math.prod(tiles), running.grid[0]):
-        yield TileIndex(grouped_index(at, tiles, group), views)
+        yield TileIndex(grouped_index(at, tiles, group, cluster), views)
 
 
 # What is said of misuse, on the CPU device and by the compiler.

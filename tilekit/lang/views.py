@@ -45,9 +45,10 @@ class TensorView:
         readable: whether the kernel may load (`Out` is written only).
         writable: whether it may be written (`In` is not).
         group: of a mapped partition, the number of tiles in a group along each dimension; None for all else.
+        cluster: of a mapped partition, the number of tiles in a cluster, if there are clusters.
     """
 
-    __slots__ = ("_elements", "_origin", "_shadow", "_writers", "group", "name", "readable", "tile_shape", "writable")
+    __slots__ = ("_elements", "_origin", "_shadow", "_writers", "cluster", "group", "name", "readable", "tile_shape", "writable")
 
     def __init__(
         self,
@@ -58,7 +59,9 @@ class TensorView:
         group: Shape | None = None,
         shadow: ShadowView | None = None,
         writers: Writers | None = None,
+        cluster: Shape | None = None,
     ) -> None:
+        self.cluster = cluster
         self.name, self._elements, self.tile_shape, self.readable, self.group = name, array, tile_shape, readable, group
         self._shadow, self._writers, self.writable = shadow, writers, tile_shape is not None or writers is not None
         self._origin: Shape = ()  # where a slice begins in the parameter; () for the parameter itself
@@ -125,10 +128,11 @@ class TensorView:
             _own_tile(view, "tiles")
             if view.group is None:
                 raise CompileError(f"tiles: {unmapped(view.name)}")
-            if (view.shape, view.tile_shape, view.group) != (self.shape, self.tile_shape, self.group):
+            cuts = [(one.shape, one.tile_shape, one.group, one.cluster) for one in (view, self)]
+            if cuts[0] != cuts[1]:
                 raise CompileError(f"tiles: {cut_otherwise(self.name, view.name)}")
         assert self.group is not None, "looked at above"
-        return visited(views, self.tile_shape, self.group)
+        return visited(views, self.tile_shape, self.group, self.cluster)
 
     def tiled_view(self, tile_shape: Any, padding_mode: str = "zero", traversal_steps: Any = None) -> TiledView:
         """Windows of the tensor: window `(i, j)` of shape `tile_shape` starts at element `(i * si, j * sj)`.

@@ -367,8 +367,8 @@ def _facts(
             return _tensor_facts(argument.tensor, role, None, None, tiles)
         facts = _tensor_facts(argument.tensor, role, argument.tile_shape, argument.tile_shape, tiles)
         if isinstance(argument, MappedPartition):
-            cut = (argument.shape, argument.tile_shape, argument.group)
-            facts = facts._replace(group=argument.group, kin=kin.setdefault(cut, len(kin)))
+            cut = (argument.shape, argument.tile_shape, argument.group, argument.cluster)
+            facts = facts._replace(group=argument.group, cluster=argument.cluster, kin=kin.setdefault(cut, len(kin)))
         return facts
     if isinstance(argument, Tensor):
         return _tensor_facts(argument, "in", None, covers.get(argument.shape), tiles)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from llvmlite import ir
@@ -104,8 +105,8 @@ def iternext(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.
     visits = builder.icmp_unsigned("<", at, total)
     result.set_valid(visits)
     with builder.if_then(visits):
-        group = signature.args[0].tensor.facts.group
-        result.yield_(pack(builder, _grouped(builder, at, unpack(builder, counts), group)))
+        facts = signature.args[0].tensor.facts
+        result.yield_(pack(builder, _visited(builder, at, unpack(builder, counts), facts.group, facts.cluster)))
         # There are fewer than 2^31 tiles and as many blocks, so that this does not wrap.
         builder.store(builder.add(at, special_register(builder, "nctaid.x")), place)
 
@@ -126,6 +127,24 @@ def _divmod(builder: ir.IRBuilder, value: ir.Value, divisor: ir.Value) -> tuple[
         return value, ir.Constant(i32, 0)
     quotient = builder.udiv(value, divisor)
     return quotient, builder.sub(value, builder.mul(quotient, divisor))
+
+
+def _visited(
+    builder: ir.IRBuilder, at: ir.Value, tiles: list[ir.Value], group: tuple[int, ...], cluster: tuple[int, ...] | None
+) -> list[ir.Value]:
+    """The same with clusters."""
+    if cluster is None:
+        return _grouped(builder, at, tiles, group)
+    sizes = [ir.Constant(i32, n) for n in cluster]
+    which, rank = _divmod(builder, at, _constant(math.prod(cluster)))
+    counts = [_divmod(builder, count, size)[0] for count, size in zip(tiles, sizes, strict=True)]
+    groups = tuple(-(-size // n) for size, n in zip(group, cluster, strict=True))
+    outer, inner = _grouped(builder, which, counts, groups), _grouped(builder, rank, sizes, (1,) * len(cluster))
+    return [builder.add(builder.mul(o, n), i) for o, n, i in zip(outer, sizes, inner, strict=True)]
+
+
+def _constant(number: int) -> ir.Constant:
+    return ir.Constant(i32, number)
 
 
 def _grouped(builder: ir.IRBuilder, at: ir.Value, tiles: list[ir.Value], group: tuple[int, ...]) -> list[ir.Value]:

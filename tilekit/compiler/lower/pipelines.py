@@ -9,6 +9,7 @@ passed; so turn `n` waits for phase `n // stages` of stage `n % stages`, by its 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ _REGISTERS = {steps.CALCULATES: 232, steps.LOADS: 40}  # of a thread; the block 
 _BARRIER = 8  # bytes
 _SHARED = 3  # the address space
 _VOID = ir.VoidType()
+_MEET = "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;"
 
 
 @lowers(lang.pipelined)
@@ -102,13 +104,16 @@ class RingType(types.Type):
         stages: how many.
         tiles: what each stage has room for.
         maps: the numbers of their tensor maps.
+        shared: which of them the blocks of a cluster load together; `cluster` is how many blocks that are, 1 if there are none.
     """
 
     mangling_args = ("G", ())
 
-    def __init__(self, stages: int, tiles: tuple[StagedType, ...], maps: tuple[int, ...]) -> None:
-        self.stages, self.tiles, self.maps = stages, tiles, maps
-        super().__init__(f"Ring({stages}, {tiles}, {maps})")
+    def __init__(
+        self, stages: int, tiles: tuple[StagedType, ...], maps: tuple[int, ...], shared: tuple[bool, ...], cluster: int
+    ) -> None:
+        self.stages, self.tiles, self.maps, self.shared, self.cluster = stages, tiles, maps, shared, cluster
+        super().__init__(f"Ring({stages}, {tiles}, {maps}, {shared}, {cluster})")
 
     @property
     def offsets(self) -> list[int]:
@@ -139,8 +144,8 @@ def _plus(builder: ir.IRBuilder, base: ir.Value, offset: int, stage: ir.Value, n
     return builder.add(builder.add(base, integer(32, offset)), builder.mul(stage, integer(32, nbytes)))
 
 
-def _staged(grid: types.Type, state: Pipelines) -> tuple[StagedType, TensorMap]:
-    """How tiles of a grid lie in a stage, and the tensor map that brings them."""
+def _staged(grid: types.Type, state: Pipelines, parts: int) -> tuple[StagedType, TensorMap]:
+    """How tiles of a grid lie in a stage, and the tensor map that brings them, in so many parts."""
     if not isinstance(grid, TileGridType):
         raise Unfit("a stream is no tiles of a tensor")
     tensor, cut = grid.tensor, grid.cut
@@ -164,8 +169,18 @@ def _staged(grid: types.Type, state: Pipelines) -> tuple[StagedType, TensorMap]:
     tile = StagedType(tensor.dtype, memory, tuple(place.index(d) for d in cut.along), tensor.config)
     if tile.rows < LEAST_ROWS or tile.nbytes % RING_ALIGNMENT or any(n > 256 for n in memory[:-1]):
         raise Unfit(f"tiles of {name} have {tile.rows} rows")
-    box = tuple(span // itemsize if d == facts.unit else n for d, n in enumerate(cut.extents))
-    return tile, TensorMap(state.tensors[name][0], tensor.dtype.name, box, tuple(order), span)
+    box = [span // itemsize if d == facts.unit else n for d, n in enumerate(cut.extents)]
+    if parts > 1 and not _by_panels(tile, parts):
+        slowest = next((d for d in reversed(order) if d != facts.unit and cut.extents[d] > 1), None)
+        if slowest is None or tile.rows % (parts * LEAST_ROWS) or box[slowest] % parts:
+            raise Unfit(f"tiles of {name} cannot be loaded in {parts} parts")
+        box[slowest] //= parts
+    return tile, TensorMap(state.tensors[name][0], tensor.dtype.name, tuple(box), tuple(order), span)
+
+
+def _by_panels(tile: StagedType, parts: int) -> bool:
+    """Whether a tile has panels for each of so many parts."""
+    return tile.panels % parts == 0
 
 
 def _state() -> Pipelines:
@@ -175,9 +190,12 @@ def _state() -> Pipelines:
 
 
 @lowers(steps._ring)
-def ring(stages: types.Type, *grids: types.Type) -> Any:
+def ring(stages: types.Type, shared: types.Type, *grids: types.Type) -> Any:
     compilation, state = current(), _state()
-    found = [_staged(grid, state) for grid in grids]
+    together = tuple(bool(known(shared) >> place & 1) for place in range(len(grids)))
+    cluster = math.prod(*state.clusters.values()) if any(together) else 1
+    state.cluster = max(state.cluster, cluster)
+    found = [_staged(grid, state, cluster if each else 1) for grid, each in zip(grids, together, strict=True)]
     each = sum(tile.nbytes for tile, _ in found) + 2 * _BARRIER
     room = (SHARED_BYTES - RING_ALIGNMENT - state.rooms - state.kept) // state.rings & -RING_ALIGNMENT
     wanted = known(stages)
@@ -189,7 +207,7 @@ def ring(stages: types.Type, *grids: types.Type) -> Any:
         if tensor_map not in state.maps:
             state.maps.append(tensor_map)
         numbers.append(state.maps.index(tensor_map))
-    made = RingType(count, tuple(tile for tile, _ in found), tuple(numbers))
+    made = RingType(count, tuple(tile for tile, _ in found), tuple(numbers), together, cluster)
     begin = state.rooms + state.ring_bytes
 
     def emit(builder: ir.IRBuilder, *_: ir.Value) -> ir.Value:
@@ -204,11 +222,11 @@ def ring(stages: types.Type, *grids: types.Type) -> Any:
         with builder.if_then(first):
             for stage in range(count):
                 where = integer(32, stage)
-                for barrier, arrivals in ((made.full, 1), (made.empty, compilation.config.num_warps)):
+                for barrier, arrivals in ((made.full, 1), (made.empty, compilation.config.num_warps * cluster)):
                     text = f"mbarrier.init.shared::cta.b64 [$0], {arrivals};"
                     asm(builder, text, "r,~{memory}", _VOID, [barrier(builder, base, where)], effect=True)
             asm(builder, "fence.mbarrier_init.release.cluster;", "~{memory}", _VOID, [], effect=True)
-        asm(builder, "bar.sync 0;", "~{memory}", _VOID, [], convergent=True)
+        asm(builder, "bar.sync 0;" if cluster == 1 else _MEET, "~{memory}", _VOID, [], convergent=True)
         return base
 
     return made, emit
@@ -264,10 +282,11 @@ def put(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) ->
         text = f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {nbytes};"
         asm(builder, text, "r,~{memory}", _VOID, [full], effect=True)
         at = _i32(builder, k)
-        for tile, number, begin, ty, value in zip(made.tiles, made.maps, made.offsets, rows, values, strict=False):
-            row = _row(ty)
+        for place, (ty, value) in enumerate(zip(rows, values, strict=True)):
+            row, tile = _row(ty), made.tiles[place]
             index = row.index(builder, _as_row(builder, ty, value), at)
-            _load(builder, row, tile, number, _plus(builder, base, begin, stage, tile.nbytes), full, index)
+            target = _plus(builder, base, made.offsets[place], stage, tile.nbytes)
+            _load(builder, row, tile, made.maps[place], target, full, index, made.cluster if made.shared[place] else 1)
 
     return types.none, emit
 
@@ -280,8 +299,9 @@ def _load(
     target: ir.Value,
     full: ir.Value,
     index: list[ir.Value],
+    parts: int,
 ) -> None:
-    """Have a tile brought: a copy for each panel."""
+    """Have a tile brought: a copy for each panel. If it comes in `parts`, each block of the cluster has one brought to all."""
     cut, facts = row.grid.cut, row.grid.tensor.facts
     order = _state().maps[number].order
     begins = [builder.mul(index[d], integer(32, cut.steps[d])) for d in range(facts.rank)]
@@ -291,16 +311,32 @@ def _load(
     text = (
         f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1, {{{coordinates}}}], [$2];"
     )
-    for panel in range(tile.memory[-1] // step):
-        where = [begins[d] for d in order]
-        where[0] = builder.add(where[0], integer(32, panel * step))
+    where = [begins[d] for d in order]
+    panels = tile.panels
+    if parts > 1:
+        block = asm(builder, "mov.u32 $0, %cluster_ctarank;", "=r", i32, [])
+        head, _, tail = text.partition(" [$0]")
+        copy = f"{head}.multicast::cluster [$0]{tail.removesuffix(';')}, all;"
+        text = f"{{ .reg .b16 all; mov.b16 all, {(1 << parts) - 1}; {copy} }}"
+        if _by_panels(tile, parts):
+            panels //= parts
+            where[0] = builder.add(where[0], builder.mul(block, integer(32, panels * step)))
+            ahead = panels * tile.rows * tile.span
+        else:
+            box = _state().maps[number].box
+            slowest = next(n for n in reversed(range(1, len(order))) if row.grid.cut.extents[order[n]] > box[order[n]])
+            where[slowest] = builder.add(where[slowest], builder.mul(block, integer(32, box[order[slowest]])))
+            ahead = tile.rows // parts * tile.span
+        target = builder.add(target, builder.mul(block, integer(32, ahead)))
+    for panel in range(panels):
+        moved = [builder.add(where[0], integer(32, panel * step)), *where[1:]]
         address = builder.add(target, integer(32, panel * tile.rows * tile.span))
         asm(
             builder,
             text,
             ",".join(["r", "l", "r", *["r"] * rank, "~{memory}"]),
             _VOID,
-            [address, tensor_map, full, *where],
+            [address, tensor_map, full, *moved],
             effect=True,
         )
 
@@ -324,6 +360,15 @@ def _wait(builder: ir.IRBuilder, barrier: ir.Value, parity: ir.Value) -> None:
     """Wait until a barrier has passed the phase of a parity."""
     text = "{ .reg .pred P; W${:uid}: mbarrier.try_wait.parity.shared::cta.b64 P, [$0], $1; @!P bra W${:uid}; }"
     asm(builder, text, "r,r,~{memory}", _VOID, [barrier, parity], effect=True)
+
+
+@lowers(steps._end)
+def end() -> Any:
+    def emit(builder: ir.IRBuilder) -> None:
+        if _state().cluster > 1:
+            asm(builder, "barrier.cluster.arrive.relaxed; barrier.cluster.wait.acquire;", "~{memory}", _VOID, [], convergent=True)
+
+    return types.none, emit
 
 
 @lowers(steps._take)
@@ -352,7 +397,15 @@ def take(ring: types.Type, turn: types.Type) -> Any:
 def _given(builder: ir.IRBuilder, ring: RingType, base: ir.Value, turn: ir.Value) -> None:
     """A warp is done with the tiles of a turn."""
     stage, _ = ring.stage(builder, turn)
-    text = "{ .reg .pred P; setp.eq.u32 P, $1, 0; bar.warp.sync -1; @P mbarrier.arrive.shared::cta.b64 _, [$0]; }"
+    if ring.cluster == 1:
+        text = "{ .reg .pred P; setp.eq.u32 P, $1, 0; bar.warp.sync -1; @P mbarrier.arrive.shared::cta.b64 _, [$0]; }"
+    else:
+        # Products have been waited for, which leaves nothing to release; what threads read by themselves has to be.
+        order = "release" if _state().read else "relaxed"
+        text = (
+            f"{{ .reg .pred P; .reg .b32 there; setp.lt.u32 P, $1, {ring.cluster}; bar.warp.sync -1; "
+            f"@P mapa.shared::cluster.u32 there, $0, $1; @P mbarrier.arrive.{order}.cluster.shared::cluster.b64 _, [there]; }}"
+        )
     lane = builder.and_(special_register(builder, "tid.x"), integer(32, WARP - 1))
     asm(builder, text, "r,r,~{memory}", _VOID, [ring.empty(builder, base, stage), lane], convergent=True)
 

@@ -21,7 +21,7 @@ from tilekit.compiler.layout import ACCESS_BYTES, Config, Layout, Vector
 from tilekit.compiler.lower import shared
 from tilekit.compiler.lower.emit import pack, special_register, unpack, xor_of_bits
 from tilekit.compiler.lower.relayout import in_layout
-from tilekit.compiler.types import DeferredType, TileType, i32, integer
+from tilekit.compiler.types import DeferredType, TileType, current, i32, integer
 from tilekit.dtypes import DType
 
 __all__ = ["LEAST_ROWS", "SPANS", "StagedType", "span_of"]
@@ -73,6 +73,11 @@ class StagedType(DeferredType):
         return math.prod(self.memory[:-1])
 
     @property
+    def panels(self) -> int:
+        """How many there are."""
+        return self.memory[-1] * self.dtype.itemsize // self.span
+
+    @property
     def nbytes(self) -> int:
         """How much memory it takes."""
         return math.prod(self.memory) * self.dtype.itemsize
@@ -109,6 +114,9 @@ class StagedType(DeferredType):
 
     def read(self, builder: ir.IRBuilder, base: ir.Value, layout: Layout) -> list[ir.Value]:
         """The elements, by register of a layout of the tile's shape."""
+        state = current().pipelines
+        if state is not None:
+            state.read = True
         swizzle = self.swizzle()
         together = tuple(v for v in swizzle.shared if v in layout.reg)
         for count, vector in enumerate(swizzle.shared):  # only those from the lowest on are neighbours

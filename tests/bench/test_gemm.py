@@ -1,0 +1,109 @@
+"""The benchmark `gemm`: small, on any device, with and without a peer."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tilekit import api, bench
+from tilekit.bench import Options, gemm, report
+from tilekit.bench.harness import Contestant, Variant
+from tilekit.bench.kernel_peers import Missing
+
+
+@pytest.fixture
+def only(monkeypatch, device):
+    def choose(**peers):
+        monkeypatch.setattr(gemm, "PEERS", {device.kind: peers})
+
+    return choose
+
+
+def peer(change, name="peer"):
+    """A peer that multiplies on the host, and then changes the result."""
+
+    def build(case, tensors, out, stream):
+        a, b = (tensors[what].to_host().sync_on(stream).astype(np.float32) for what in ("x", "weight"))
+        made = a @ b
+        change(made)
+
+        def launch():
+            api.memcpy(out, made.astype(case.dtype)).sync_on(stream)
+
+        variant = Variant(label="v", launch=launch)
+        return Contestant(name=name, version="1", variants=(variant,)), lambda: out.to_host().sync_on(stream)
+
+    return build
+
+
+def test_a_peer_is_compared(device, only, tmp_path, monkeypatch):
+    only(peer=peer(lambda y: None))
+    monkeypatch.setattr(gemm, "_REFERENCE", {device.kind: "peer"})
+    run = bench.run("gemm", Options(device=device, n=96, rounds=3, command="c"))
+    assert run.all_correct
+    assert not run.left_out
+    (case,) = run.cases
+    assert (case.m, case.n, case.k) == (96, 96, 96)
+    assert {r.name for r in case.results} == {"tilekit", "peer"}
+    own = next(r for r in case.results if r.name == "tilekit")
+    assert len(own.samples_us) == 3
+    assert own.tflop_per_s == pytest.approx(2e-6 * 96**3 / own.median_us)
+    assert own.min_tflop_per_s <= own.tflop_per_s <= own.max_tflop_per_s
+    assert own.ratio_to_reference > 0
+    assert next(r for r in case.results if r.name == "peer").ratio_to_reference == 1
+    text = report.table(run)
+    assert "96x96x96" in text
+    assert "to peer" in text
+    report.save(run, tmp_path / "r.json")
+    kept = json.loads((tmp_path / "r.json").read_text())
+    assert kept["cases"][0]["results"][0]["tflop_per_s"] > 0
+    assert kept["versions"]["peer"] == "1"
+    pytest.importorskip("matplotlib", reason="draws a plot")
+    report.plot(run, tmp_path / "r.png")
+    assert (tmp_path / "r.png").stat().st_size > 1000
+
+
+def test_sizes(device):
+    cases = gemm.gemm_cases("cuda")
+    assert [case.shape for case in cases][:5] == [(n, n, n) for n in (1024, 2048, 4096, 8192, 16384)]
+    assert {case.dtype.name for case in cases} == {"bfloat16"}
+    assert [case.shape for case in gemm.gemm_cases("cpu", 40)] == [(40, 40, 40)]
+
+
+@pytest.mark.parametrize("at", [(0, 0), (79, 79)])
+@pytest.mark.parametrize("value", [1e3, np.nan])
+def test_a_peer_that_is_wrong_is_left_out(device, only, at, value):
+    def change(y):
+        y[at] = value
+
+    only(peer=peer(change))
+    run = bench.run("gemm", Options(device=device, n=80, rounds=1))
+    assert not run.all_correct
+    assert [one.cause for one in run.left_out] == ["wrong"]
+    assert [r.name for r in run.cases[0].results] == ["tilekit"]
+    assert run.cases[0].results[0].ratio_to_reference is None
+
+
+def test_peers_that_are_not_there(device, only):
+    def missing(case, tensors, out, stream):
+        raise Missing("pip install it")
+
+    only(missing=missing)
+    run = bench.run("gemm", Options(device=device, n=32, rounds=1))
+    assert [(one.name, one.cause) for one in run.left_out] == [("missing", "missing")]
+
+
+def test_tilekit_may_not_be_wrong(device, only, monkeypatch):
+    only()
+    monkeypatch.setattr(gemm.kernels, "gemm", lambda a, b, out: out.fill(0.0))
+    run = bench.run("gemm", Options(device=device, n=32, rounds=1))
+    assert not run.all_correct
+    assert not run.cases
+
+
+def test_numpy_takes_part_on_a_cpu_device(cpu):
+    run = bench.run("gemm", Options(device=cpu, n=64, rounds=1))
+    assert {r.name for r in run.cases[0].results} == {"tilekit", "numpy"}
+    assert (run.reference, run.cases[0].dtype) == ("numpy", "float32")

@@ -1,0 +1,399 @@
+"""The machine code of loops over `tk.pipelined`: who loads, how products follow each other, and why some load as they go."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tilekit as tk
+from tilekit import api
+from tilekit.compiler.conversion import wavefronts
+from tilekit.compiler.layout import Config, Layout
+
+BM, BN, BK = tk.generics("BM BN BK")
+MOST_SHARED = 227 * 1024
+
+
+@tk.kernel
+def gemm(c: tk.Out[BM, BN], a: tk.In[-1, -1], b: tk.In[-1, -1], stages: tk.Const):
+    acc = tk.zeros((BM, BN), tk.float32)
+    for ta, tb in tk.pipelined(a.tiles((BM, BK))[tk.bid(0), :], b.tiles((BK, BN))[:, tk.bid(1)], stages=stages):
+        acc = tk.mma(ta, tb, acc)
+    c.store(acc.astype(c.dtype))
+
+
+@tk.kernel
+def turned(c: tk.Out[BM, BN], a: tk.In[-1, -1], b: tk.In[-1, -1]):
+    acc = tk.zeros((BM, BN), tk.float32)
+    for ta, tb in tk.pipelined(a.tiles((BK, BM))[:, tk.bid(0)], b.tiles((BN, BK))[tk.bid(1), :]):
+        acc = tk.mma(ta.transpose(), tk.transpose(tb), acc)
+    c.store(acc.astype(c.dtype))
+
+
+@tk.kernel
+def persistent(c: tk.Out, a: tk.In, b: tk.In):
+    for tile in c.tiles():
+        i, j = tile.index
+        acc = tk.zeros((BM, BN), tk.float32)
+        for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, :], b.tiles((BK, BN))[:, j]):
+            acc = tk.mma(ta, tb, acc)
+        c.store(acc.astype(c.dtype), tile)
+
+
+def meta(*shape, dtype=tk.bfloat16):
+    return api.meta(shape, dtype)
+
+
+def launch(kernel, tile, warps, *, dtype=tk.bfloat16, stages=None):
+    c = meta(4096, 4096, dtype=dtype).partition(tile[:2])
+    c = c.map(num_blocks=132) if kernel is persistent else c
+    more = (stages,) if kernel is gemm else ()
+    op = kernel(c, meta(4096, 4096, dtype=dtype), meta(4096, 4096, dtype=dtype), *more)
+    return op.generics(BM=tile[0], BN=tile[1], BK=tile[2]).num_warps(warps)
+
+
+def products(kernel):
+    """What the warps that multiply do, a letter each: Arrive, Hgmma, the last one of a Group, and waits for all but that many."""
+    letters = []
+    for line in kernel.sass.splitlines():
+        found = re.search(r"WARPGROUP\.ARRIVE|HGMMA.*|WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", line)
+        if found:
+            kind = "A" if "ARRIVE" in found[0] else "G" if "gsb0 " in found[0] else "H"
+            letters.append(found[1] or kind)
+    return "".join(letters)
+
+
+SHAPES = [
+    ((64, 64, 64), 4),
+    ((64, 128, 64), 4),
+    ((64, 256, 128), 4),
+    ((128, 128, 64), 8),
+    ((128, 256, 64), 8),
+    ((256, 128, 64), 8),
+]
+
+
+@pytest.mark.parametrize(("tile", "warps"), SHAPES, ids=str)
+@pytest.mark.parametrize("kernel", [gemm, turned, persistent], ids=lambda kernel: kernel.name)
+def test_products_follow_each_other(kernel, tile, warps):
+    """A turn has 4 instructions for 64 of k and 64 rows; one group stays under way, and ptxas does not wait for it."""
+    compiled = launch(kernel, tile, warps).compile(target="sm_90a")
+    rows = tile[0] // min(warps // 4, tile[0] // 64) // 64
+    turn = "A" + "H" * (4 * (tile[2] // 64) * rows - 1) + "G1"
+    assert re.fullmatch(f"(?:{turn})+0+", products(compiled)), products(compiled)
+    calculating = compiled.sass.split("USETMAXREG.TRY_ALLOC")[-1]  # behind it, where registers are dealt out anew
+    assert "LDL" not in calculating
+    assert "STL" not in calculating
+    assert "HMMA" not in compiled.sass.replace("HGMMA", "")
+    assert "LDSM" not in compiled.sass
+
+
+def test_who_loads():
+    """One thread of four more warps has the tiles brought; those that calculate wait at barriers, and load nothing."""
+    compiled = launch(gemm, (128, 256, 64), 8).compile(target="sm_90a")
+    assert compiled.block == ((8 + 4) * 32, 1, 1)
+    assert [m.box for m in compiled.maps] == [(128, 64), (64, 64)]
+    assert len(compiled.maps) == 2
+    assert [m.argument for m in compiled.maps] == [1, 2]
+    assert compiled.sass.count("UTMALDG.2D") % (1 + 256 // 64) == 0
+    assert "SYNCS.PHASECHK" in compiled.sass
+    assert not re.search(r"\bLDG", compiled.sass)
+    assert not re.search(r"\bLDS", compiled.sass)
+    assert "mbarrier.try_wait" in compiled.ptx
+    assert compiled.dynamic_shared_bytes + compiled.shared_bytes <= MOST_SHARED
+
+
+@pytest.mark.parametrize(
+    ("tile", "wanted", "got"), [((64, 64, 64), None, 4), ((128, 256, 64), None, 4), ((128, 256, 128), None, 2)]
+)
+def test_as_many_stages_as_fit(tile, wanted, got):
+    op = launch(gemm, tile, 4 * tile[0] // 64, stages=wanted)
+    (ring,) = op.explain("sm_90a").pipelines
+    each = 2 * (tile[0] * tile[2] + tile[2] * tile[1])
+    assert (ring.stages, ring.nbytes, ring.reason) == (got, got * each, "")
+    compiled = op.compile(target="sm_90a")
+    assert compiled.dynamic_shared_bytes + compiled.shared_bytes <= MOST_SHARED
+
+
+@pytest.mark.parametrize("stages", [2, 3, 8, 13])
+def test_the_stages_that_are_asked_for(stages):
+    (ring,) = launch(gemm, (64, 64, 64), 4, stages=stages).explain("sm_90a").pipelines
+    assert ring.stages == stages
+
+
+def test_a_tensor_has_one_map_for_tiles_of_a_shape():
+    @tk.kernel(num_warps=4)
+    def kernel(y: tk.Out, x: tk.In):
+        acc = tk.zeros((64, 64), tk.float32)
+        for ta, tb in tk.pipelined(x.tiles((64, 64))[0, :], x.tiles((64, 64))[1, :]):
+            acc = tk.mma(ta, tb.transpose(), acc)
+        y.store(acc)
+
+    assert len(kernel(meta(64, 64, dtype=tk.float32).partition((64, 64)), meta(128, 256)).compile(target="sm_90a").maps) == 1
+
+
+def test_other_targets_load_as_they_go():
+    for target in ("sm_80", "sm_89", "sm_100a", "sm_120"):
+        op = launch(gemm, (64, 64, 64), 4)
+        compiled = op.compile(target=target)
+        assert (compiled.maps, compiled.block, "UTMALDG" in compiled.sass) == ((), (128, 1, 1), False)
+        (loop,) = op.explain(target).pipelines
+        assert (loop.stages, loop.reason) == (0, f"{target} has no tensor memory accelerator that is made use of")
+
+
+# ------------------------------------------------------------------------------------------------- why there is no ring of stages
+
+
+def by_rows(make, *, tile=(16, 64), shape=(64, 256), dtype=tk.float32, x=None):
+    """A launch of the kernel that `make` gives for tiles of `x`."""
+    kernel = tk.kernel(make)
+    return kernel(meta(16, 64, dtype=tk.float32).partition((16, 64)), meta(*shape, dtype=dtype) if x is None else x)
+
+
+def summed(y: tk.Out, x: tk.In):
+    s = tk.zeros((16, 64), tk.float32)
+    for t in tk.pipelined(x.tiles((16, 64))[0, :]):
+        s += t.astype(tk.float32)
+    y.store(s)
+
+
+def told(y: tk.Out, x: tk.In):
+    s = tk.zeros((16, 64), tk.float32)
+    for t in tk.pipelined(x.tiles((16, 64))[0, :], warp_specialize=False):
+        s += t
+    y.store(s)
+
+
+def breaks(y: tk.Out, x: tk.In):
+    s = tk.zeros((16, 64), tk.float32)
+    for t in tk.pipelined(x.tiles((16, 64))[0, :]):
+        s += t
+        if x.shape[1] > 100:
+            break
+    y.store(s)
+
+
+def sliced(y: tk.Out, x: tk.In):
+    s = tk.zeros((16, 64), tk.float32)
+    for t in tk.pipelined(x.slice(0, 16, 32).tiles((16, 64))[0, :]):
+        s += t
+    y.store(s)
+
+
+def renamed(y: tk.Out, x: tk.In):
+    s, z = tk.zeros((16, 64), tk.float32), x
+    for t in tk.pipelined(z.tiles((16, 64))[0, :]):
+        s += t
+    y.store(s)
+
+
+def looked_up(y: tk.Out, x: tk.In):
+    s, row = tk.zeros((16, 64), tk.float32), tk.sum(tk.load(x, (0, 0), (16, 64))).astype(tk.int32).item()
+    for t in tk.pipelined(x.tiles((16, 64))[row, :]):
+        s += t
+    y.store(s)
+
+
+def chained(y: tk.Out, x: tk.In):
+    s = tk.zeros((16, 64), tk.float32)
+    for t in tk.pipelined(x.tiles((16, 64))[0, :]):
+        for u in tk.pipelined(x.tiles((16, 64))[t.shape[0] // 16, :]):
+            s += u
+    y.store(s)
+
+
+def behind(y: tk.Out, x: tk.In):
+    u = tk.zeros((16, 64), tk.float32)
+    for t in tk.pipelined(x.tiles((16, 64))[0, :]):
+        u = t
+    y.store(u)
+
+
+def turned_behind(y: tk.Out, x: tk.In):
+    for t in tk.pipelined(x.tiles((16, 64))[0, :]):
+        u, v = t.transpose(), 1
+    y.store(u.transpose() + v)
+
+
+def carried(y: tk.Out, x: tk.In):
+    s, before = tk.zeros((16, 64), tk.float32), tk.zeros((16, 64), tk.float32)
+    for t in tk.pipelined(x.tiles((16, 64))[0, :]):
+        s += t * before
+        before = t
+    y.store(s)
+
+
+def written(y: tk.InOut, x: tk.In):
+    s = tk.zeros((16, 64), tk.float32)
+    for t, u in tk.pipelined(x.tiles((16, 64))[0, :], y.tiles((16, 64))):
+        s += t + u
+    y.store(s)
+
+
+@tk.function
+def helper(x):
+    s = tk.zeros((16, 64), tk.float32)
+    for t in tk.pipelined(x.tiles((16, 64))[0, :]):
+        s += t
+    return s
+
+
+def helped(y: tk.Out, x: tk.In):
+    s = helper(x)
+    for t in tk.pipelined(x.tiles((16, 64))[0, :]):
+        s += t
+    y.store(s)
+
+
+def narrow(y: tk.Out, x: tk.In):
+    s = tk.zeros((16, 64), tk.float32)
+    for t in tk.pipelined(x.tiles((64, 4))[0, :]):
+        s += tk.sum(t)
+    y.store(s)
+
+
+def flat(y: tk.Out, x: tk.In):
+    s = tk.zeros((16, 64), tk.float32)
+    for t in tk.pipelined(x.tiles((4, 256))[0, :]):
+        s += tk.sum(t)
+    y.store(s)
+
+
+def tall(y: tk.Out, x: tk.In):
+    s = tk.zeros((16, 64), tk.float32)
+    for t in tk.pipelined(x.tiles((512, 16))[0, :]):
+        s += tk.sum(t)
+    y.store(s)
+
+
+def large(y: tk.Out, x: tk.In):
+    s = tk.zeros((16, 64), tk.float32)
+    for t in tk.pipelined(x.tiles((128, 256))[0, :]):
+        s += tk.sum(t)
+    y.store(s)
+
+
+def greedy(y: tk.Out, x: tk.In):
+    s = tk.zeros((16, 64), tk.float32)
+    for t in tk.pipelined(x.tiles((64, 64))[0, :], stages=16):
+        s += tk.sum(t)
+    y.store(s)
+
+
+REASONS = {
+    "told": (told, {}, "warp_specialize=False"),
+    "break": (breaks, {}, "the loop has a break, continue, return or else"),
+    "slice": (sliced, {}, "x is a slice"),
+    "renamed": (renamed, {}, "z.tiles((16, 64)) is no tiles of a parameter of the kernel"),
+    "looked up": (looked_up, {}, "which tiles come depends on tk.sum(tk.load(x, (0, 0), (16, 64))).astype(tk.int32).item()"),
+    "chained": (chained, {}, "which tiles come depends on t, which a pipeline loads"),
+    "behind": (turned_behind, {}, "u, a tile of the pipeline, is used behind the loop"),
+    "carried": (carried, {}, "before, a tile of the pipeline, may be used in a later turn"),
+    "last": (behind, {}, "u, a tile of the pipeline, is used behind the loop"),
+    "written": (written, {}, "y is written, too"),
+    "helped": (helped, {}, "a function that the kernel calls has a pipeline"),
+    "narrow": (narrow, {}, "tiles of x have rows of 16 bytes"),
+    "flat": (flat, {}, "tiles of x have 4 rows"),
+    "tall": (tall, {"shape": (1024, 256)}, "tiles of x have "),
+    "large": (large, {}, "2 stages of 131088 bytes do not fit into the shared memory that is left, "),
+    "greedy": (greedy, {}, "16 stages of 16400 bytes do not fit into the shared memory that is left, "),
+    "stride": (summed, {"shape": (64, 250)}, "rows of x are not multiples of 16 bytes apart"),
+    "align": (summed, {"x": lambda: meta(64, 260, dtype=tk.float32)[:, 1:257]}, "x does not begin at a multiple of 16 bytes"),
+    "gaps": (
+        summed,
+        {"x": lambda: meta(64, 512, dtype=tk.float32)[:, ::2]},
+        "x has no dimension of stride 1, more than 5 dimensions",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_why_there_is_no_ring(name):
+    """All the same it compiles, and loads as it goes."""
+    make, how, reason = REASONS[name]
+    how = dict(how)
+    if "x" in how:
+        how["x"] = how["x"]()
+    explained = by_rows(make, **how).explain("sm_90a")
+    assert (explained.compiled.maps, "UTMALDG" in explained.compiled.sass) == ((), False)
+    assert explained.compiled.block == by_rows(make, **how).compile(target="sm_80").block
+    (loop, *_) = explained.pipelines
+    assert loop.reason.startswith(reason)
+    assert (loop.stages, loop.nbytes, loop.tiles) == (0, 0, ())
+    assert f"as the loop goes: {reason}" in str(explained)
+
+
+def test_there_is_one_otherwise():
+    explained = by_rows(summed).explain("sm_90a")
+    (ring,) = explained.pipelines
+    assert "in tk.pipelined" in Path(__file__).read_text().splitlines()[ring.line - 1]
+    assert (ring.stages, ring.nbytes, ring.tiles, ring.reason) == (4, 4 * 16 * 64 * 4, ("float32 16x64 by TMA",), "")
+    assert re.search(rf"^line  stages  bytes  tiles\n{ring.line} +4 +16384  float32 16x64 by TMA$", str(explained), re.M)
+    assert len(explained.compiled.maps) == 1
+
+
+def test_column_major_tensors_have_rings():
+    explained = by_rows(summed, x=meta(256, 64, dtype=tk.float32).permute(1, 0)).explain("sm_90a")
+    assert [ring.stages for ring in explained.pipelines] == [4]
+
+
+# -------------------------------------------------------------------------------------------------------- how a stage is laid out
+
+
+def staged(dtype, memory, axes=None, warps=4):
+    from tilekit.compiler.lower.staged import StagedType
+
+    axes = tuple(range(len(memory))) if axes is None else axes
+    return StagedType(np.dtype(dtype), memory, axes, Config(warps, 16 // np.dtype(dtype).itemsize))
+
+
+def as_the_tma_writes(dtype, memory):
+    """The offset in elements of each element of a box, by a model of the TMA: panels, and in them swizzled rows."""
+    itemsize = np.dtype(dtype).itemsize
+    span = next(s for s in (128, 64, 32) if memory[-1] * itemsize % s == 0)
+    rows, columns = int(np.prod(memory[:-1])), memory[-1]
+    row, column = np.indices((rows, columns))
+    panel, within = np.divmod(column * itemsize, span)
+    address = panel * rows * span + row * span + within
+    # The number of a 16-byte piece within a row of the panel, exchanged by that of the 128 bytes it lies in.
+    exchanged = address ^ (address >> 7 & span // 16 - 1) << 4
+    return (exchanged // itemsize).reshape(memory)
+
+
+TILES = [
+    (tk.bfloat16, (64, 64)), (tk.bfloat16, (64, 256)), (tk.float16, (16, 32)), (tk.float16, (64, 16)), (tk.float32, (8, 32)),
+    (tk.float32, (32, 128)), (tk.float32, (32, 16)), (tk.float64, (16, 8)), (tk.float64, (64, 4)), (tk.int8, (32, 256)),
+    (tk.int8, (64, 32)), (tk.uint8, (16, 64)), (tk.float32, (4, 8, 64)), (tk.bfloat16, (1, 16, 128)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "memory"), TILES, ids=str)
+def test_where_elements_lie(dtype, memory):
+    model = as_the_tma_writes(dtype, memory)
+    assert sorted(model.ravel()) == list(range(model.size))
+    swizzle = staged(dtype, memory).swizzle()
+    for at in np.ndindex(memory):
+        assert swizzle.offset(at) == model[at]
+    turned = staged(dtype, memory, tuple(reversed(range(len(memory))))).swizzle()
+    for at in np.ndindex(memory):
+        assert turned.offset(at[::-1]) == model[at]
+
+
+@pytest.mark.parametrize(("dtype", "memory"), TILES, ids=str)
+@pytest.mark.parametrize("warps", [1, 4, 8])
+def test_reading_a_stage_meets_no_bank_conflicts(dtype, memory, warps):
+    """As loads from the tensor would hold the tile: 16 bytes a thread, in four wavefronts a warp."""
+    tile = staged(dtype, memory, warps=warps)
+    swizzle, layout = tile.swizzle(), tile.settled.layout
+    assert all(vector in layout.reg for vector in swizzle.shared), "16 bytes at a time"
+    assert wavefronts(swizzle, layout, np.dtype(dtype).itemsize) == 4
+
+
+def test_wavefronts_counts_conflicts():
+    """Lanes that walk down a column of one piece each would meet in the same banks without the exchange."""
+    tile = staged(tk.float32, (32, 32), warps=1)
+    swizzle = tile.swizzle()
+    plain = type(swizzle)({v: v[0] * 32 + v[1] for v in swizzle.offsets}, swizzle.shared)
+    down = Layout((32, 32), ((0, 1), (0, 2), (0, 4), (0, 8), (0, 16)), ((1, 0), (2, 0), (4, 0), (8, 0), (16, 0)), ())
+    assert (wavefronts(swizzle, down, 4), wavefronts(plain, down, 4)) == (4, 32)

@@ -1,0 +1,18 @@
+"""The peers of the benchmark `gemm` compute what tilekit computes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilekit import bench
+from tilekit.bench import Options, gemm, kernel_peers
+
+
+@pytest.mark.parametrize("name", ["torch", "triton"])
+@pytest.mark.parametrize("n", [256, 1000])
+def test_a_peer_agrees(device, monkeypatch, name, n):
+    pytest.importorskip(name, reason=f"{name} is not installed")
+    monkeypatch.setattr(gemm, "PEERS", {"cuda": {name: kernel_peers.PEERS["cuda"][name]}})
+    run = bench.run("gemm", Options(device=device, n=n, rounds=1))
+    assert not run.left_out, run.left_out
+    assert {r.name for r in run.cases[0].results} == {"tilekit", name}

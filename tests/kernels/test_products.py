@@ -1,0 +1,340 @@
+"""`kernels.gemm` against NumPy in float64: dtypes, sizes, strides, epilogues, batches, sums in parts, errors."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from closeness import FLOATS, normal
+
+import tilekit as tk
+from tilekit import api, kernels
+from tilekit.kernels import _gemm_plans, epilogues
+
+f = api.from_host
+E4, E5, BF = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16
+named = {"ids": lambda d: np.dtype(d).name}
+# Half of the distance between 1 and the next number: what rounding the result costs.
+ROUNDING = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-24, "float64": 2**-53}
+
+
+def wide(x):
+    return np.asarray(x).astype(np.float64)
+
+
+def close(found, expected, size, k, single=2**-22):
+    """Within what `tk.mma` states over `k` products, whose sizes add up to `size`, and the rounding of the result."""
+    assert found.shape == expected.shape
+    rounding = ROUNDING[found.dtype.name]
+    each = 2**-52 if found.dtype == np.float64 else single
+    allowed = (k + 4) * each * size + 1.01 * rounding * np.abs(expected) + 1e-6
+    off = np.abs(wide(found) - expected)
+    assert np.all(off <= allowed), f"off by up to {np.max(off - allowed):.3g} more than is allowed"
+
+
+def check(a, b, **options):
+    """Whether `gemm` of two arrays is right."""
+    y = kernels.gemm(f(a), f(b), **options).to_host().sync()
+    close(y, wide(a) @ wide(b), np.abs(wide(a)) @ np.abs(wide(b)), a.shape[-1])
+    return y
+
+
+SHAPES = [(1, 1, 1), (5, 7, 3), (64, 64, 64), (130, 257, 100), (16, 300, 1000), (300, 16, 520), (512, 384, 256), (1, 512, 2000)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, **named)
+def test_floats(device, dtype, shape):
+    m, n, k = shape
+    assert check(normal((m, k), dtype), normal((k, n), dtype, 1)).dtype == dtype
+
+
+@pytest.mark.parametrize("shape", [(130, 257, 100), (256, 256, 256)], ids=str)
+def test_tf32(device, shape):
+    m, n, k = shape
+    a, b = normal((m, k), np.float32), normal((k, n), np.float32, 1)
+    y = kernels.gemm(f(a), f(b), precision="tf32").to_host().sync()
+    size = np.abs(wide(a)) @ np.abs(wide(b))
+    close(y, wide(a) @ wide(b), size, k, single=2**-22 + 2**-10 / k)
+    assert np.abs(wide(y) - wide(a) @ wide(b)).max() > 1e-5 * size.max(), "the operands are rounded"
+
+
+@pytest.mark.parametrize(("left", "right"), [(E4, E4), (E4, E5), (E5, E5)], **named)
+def test_floats_of_8_bits(device, left, right):
+    y = check(normal((100, 200), left), normal((200, 72), right, 1))
+    assert y.dtype == np.float32
+
+
+@pytest.mark.parametrize(("left", "right"), [(np.int8, np.int8), (np.int8, np.uint8), (np.uint8, np.uint8)], **named)
+def test_integers(device, left, right):
+    random = np.random.default_rng(0)
+    a, b = (random.integers(np.iinfo(d).min, np.iinfo(d).max, s).astype(d) for d, s in ((left, (70, 300)), (right, (300, 90))))
+    exact = a.astype(np.int64) @ b.astype(np.int64)
+    y = kernels.gemm(f(a), f(b)).to_host().sync()
+    assert y.dtype == np.int32
+    assert np.array_equal(y, exact)
+    c = np.arange(90, dtype=np.int32)
+    assert np.array_equal(kernels.gemm(f(a), f(b), f(c), alpha=3, beta=-2).to_host().sync(), 3 * exact - 2 * c)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32], **named)
+def test_strides(device, dtype):
+    """Transposed operands, slices, rows at addresses that are no multiples of 16 bytes, gaps between all elements."""
+    host_a, host_b = normal((200, 160), dtype), normal((160, 136), dtype, 1)
+    a, b = f(host_a).sync(), f(host_b).sync()
+    turned_a, turned_b = f(np.ascontiguousarray(host_a.T)).sync().T, f(np.ascontiguousarray(host_b.T)).sync().T
+    odd_a = f(np.pad(host_a, ((0, 0), (1, 2)))).sync()[:, 1:161]
+    every = f(np.repeat(np.repeat(host_b, 2, 0), 3, 1)).sync()[::2, ::3]
+    expected, size = wide(host_a) @ wide(host_b), np.abs(wide(host_a)) @ np.abs(wide(host_b))
+    for left, right in [(turned_a, b), (a, turned_b), (turned_a, turned_b), (odd_a, b), (odd_a, turned_b), (turned_a, every)]:
+        close(kernels.gemm(left, right).to_host().sync(), expected, size, 160)
+    room = f(np.zeros((150, 220), dtype)).sync()
+    into = room[3:139, 5:205].T
+    assert kernels.gemm(a, b, out=into).sync() is into
+    written = room.to_host().sync()
+    close(written[3:139, 5:205].T, expected, size, 160)
+    assert (written[:3] == 0).all()
+    assert (written[:, 205:] == 0).all()
+
+
+# A tile for each of the ways: that of one block, many of them, warps that share rows and columns.
+TILES = [((64, 64, 64), 4), ((128, 128, 64), 8), ((16, 32, 16), 1), ((64, 256, 32), 4)]
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize(("tile", "warps"), TILES, ids=str)
+@pytest.mark.parametrize("dtype", [BF, np.float32], **named)
+def test_tiles_and_parts(device, dtype, tile, warps, splits):
+    a, b = normal((200, 456), dtype), normal((456, 264), dtype, 1)
+    first = check(a, b, tile=tile, num_warps=warps, splits=splits)
+    again = check(a, b, tile=tile, num_warps=warps, splits=splits)
+    assert first.tobytes() == again.tobytes()
+
+
+def test_more_tiles_than_blocks(device):
+    a, b = normal((1100, 96), np.float16), normal((96, 1300), np.float16, 1)
+    check(a, b, tile=(32, 32, 32))
+    if device.kind == "cuda":
+        check(normal((4200, 200), BF), normal((200, 5000), BF, 1))
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64], **named)
+def test_factors_and_what_is_added(device, dtype, splits):
+    a, b, c = normal((90, 200), dtype), normal((200, 70), dtype, 1), normal((90, 70), dtype, 2)
+    product, size = wide(a) @ wide(b), np.abs(wide(a)) @ np.abs(wide(b)) + 3
+
+    def right(found, expected):
+        close(found.to_host().sync(), expected, size, 200)
+
+    right(kernels.gemm(f(a), f(b), f(c), splits=splits), product + wide(c))
+    right(kernels.gemm(f(a), f(b), f(c), alpha=0.5, beta=-2.0, splits=splits), 0.5 * product - 2 * wide(c))
+    right(kernels.gemm(f(a), f(b), alpha=-1, splits=splits), -product)
+    right(kernels.gemm(f(a), f(b), f(c[0]), splits=splits), product + wide(c[0]))
+    right(kernels.gemm(f(a), f(b), f(c[:, :1]), splits=splits), product + wide(c[:, :1]))
+    nobody = np.full_like(c, np.nan)
+    right(kernels.gemm(f(a), f(b), f(nobody), beta=0, splits=splits), product)
+    target = f(c).sync()
+    assert kernels.gemm(f(a), f(b), target, beta=2, out=target, splits=splits).sync() is target
+    right(target, product + 2 * wide(c))
+
+
+def erf(x):
+    from math import erf
+
+    return np.vectorize(erf)(x)
+
+
+NUMPY = {
+    "bias": lambda x, t: x + t,
+    "residual": lambda x, t: x + t,
+    "scale": lambda x, t: x * t,
+    "bias_relu": lambda x, t: np.maximum(x + t, 0),
+    "bias_gelu": lambda x, t: (x + t) * (1 + erf((x + t) / 2**0.5)) / 2,
+    "bias_silu": lambda x, t: (x + t) / (1 + np.exp(-(x + t))),
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: x * (1 + erf(x / 2**0.5)) / 2,
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
+
+
+def test_all_epilogues_are_here():
+    assert set(NUMPY) == set(epilogues.__all__)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("name", NUMPY)
+def test_ready_made_epilogues(device, name, splits):
+    a, b = normal((60, 256), np.float32), normal((256, 130), np.float32, 1) / 16
+    shape = {"residual": (60, 130), "scale": (60, 1)}.get(name, (130,))
+    tensors = (normal(shape, np.float32, 2),) if name not in ("relu", "gelu", "silu") else ()
+    y = kernels.gemm(f(a), f(b), epilogue=getattr(epilogues, name), operands=[f(t) for t in tensors], splits=splits)
+    np.testing.assert_allclose(y.to_host().sync(), NUMPY[name](wide(a) @ wide(b), *map(wide, tensors)), rtol=2e-5, atol=2e-5)
+
+
+def mixed(acc, row, column, matrix):
+    return tk.maximum(acc * row + column, matrix) * 2.0
+
+
+def test_epilogues_of_ones_own(device):
+    a, b = normal((60, 256), np.float16), normal((256, 130), np.float16, 1)
+    row, column, matrix = normal((60, 1), np.float32, 2), normal((130,), BF, 3), normal((60, 130), np.float16, 4)
+    y = kernels.gemm(f(a), f(b), epilogue=mixed, operands=(f(row), f(column), f(matrix)), dtype=tk.float32)
+    expected = np.maximum((wide(a) @ wide(b)) * wide(row) + wide(column), wide(matrix)) * 2
+    np.testing.assert_allclose(y.to_host().sync(), expected, rtol=1e-4, atol=1e-3)
+    cubed = kernels.gemm(f(a), f(b), epilogue=_cube)
+    np.testing.assert_allclose(wide(cubed.to_host().sync()), np.clip((wide(a) @ wide(b)) ** 3, -65000, 65000), rtol=2e-2, atol=2)
+
+
+def _cube(acc):
+    return tk.minimum(tk.maximum(acc * acc * acc, -65000.0), 65000.0)
+
+
+def test_one_kernel_for_each_epilogue():
+    from tilekit.kernels.products import _function, _kernels
+
+    assert _kernels(_function(_cube)) is _kernels(_function(_cube))
+    assert _function(_cube) is not _function(mixed)
+
+
+@pytest.mark.parametrize("dtype", [tk.float32, tk.bfloat16, tk.float64], **named)
+def test_the_dtype_of_the_result(device, dtype):
+    a, b = normal((60, 256), np.float16), normal((256, 130), np.float16, 1)
+    op = kernels.gemm(f(a), f(b), dtype=dtype)
+    assert (op.shape, op.dtype) == ((60, 130), dtype)
+    y = op.to_host().sync()
+    size = np.abs(wide(a)) @ np.abs(wide(b))
+    close(y.astype(np.float32) if dtype == tk.float64 else y, wide(a) @ wide(b), size, 256)
+
+
+@pytest.mark.parametrize("dtype", [BF, np.float32], **named)
+@pytest.mark.parametrize("which", ["both", "a", "b"])
+def test_batches(device, which, dtype):
+    a = normal((3, 70, 100) if which != "b" else (70, 100), dtype)
+    b = normal((3, 100, 90) if which != "a" else (100, 90), dtype, 1)
+    c, column = normal((3, 70, 90), dtype, 2), normal((90,), dtype, 3)
+    product, size = wide(a) @ wide(b), np.abs(wide(a)) @ np.abs(wide(b)) + 3
+    close(check(a, b), product, size, 100)
+    y = kernels.gemm(f(a), f(b), f(c), alpha=2, epilogue=epilogues.bias, operands=(f(column),)).to_host().sync()
+    close(y, 2 * product + wide(c) + wide(column), 2 * size, 100)
+    close(kernels.gemm(f(a), f(b), f(c[0])).to_host().sync(), product + wide(c[0]), size, 100)
+    close(kernels.gemm(f(a), f(b), f(c[:, :1, :1])).to_host().sync(), product + wide(c[:, :1, :1]), size, 100)
+    if which == "both":
+        turned = f(np.ascontiguousarray(np.swapaxes(a, 1, 2))).sync().permute(0, 2, 1)
+        close(kernels.gemm(turned, f(b)).to_host().sync(), product, size, 100)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int8], **named)
+def test_nothing(device, dtype):
+    def zeros(*shape):
+        return f(np.zeros(shape, dtype))
+
+    for shape in ((0, 5, 4), (5, 0, 4), (0, 0, 0)):
+        m, n, k = shape
+        assert kernels.gemm(zeros(m, k), zeros(k, n)).sync().shape == (m, n)
+    assert kernels.gemm(zeros(0, 5, 4), zeros(4, 3)).sync().shape == (0, 5, 3)
+    out = np.dtype(np.int32 if dtype == np.int8 else dtype)
+    c = np.arange(15).reshape(3, 5).astype(out)
+    assert (kernels.gemm(zeros(3, 0), zeros(0, 5)).to_host().sync() == np.zeros((3, 5), out)).all()
+    assert (kernels.gemm(zeros(3, 0), zeros(0, 5), f(c), beta=2).to_host().sync() == 2 * c).all()
+    assert (kernels.gemm(zeros(2, 3, 0), zeros(0, 5), f(c)).to_host().sync() == np.stack([c, c])).all()
+
+
+def test_infinities_and_nan(device):
+    a, b = normal((40, 64), np.float16), normal((64, 48), np.float16, 1)
+    a[3, 5], b[7, 9] = np.inf, np.nan
+    y = kernels.gemm(f(a), f(b)).to_host().sync()
+    assert np.isnan(y[:, 9]).all()
+    assert np.isinf(np.delete(y[3], 9)).all()
+    assert np.isfinite(np.delete(np.delete(y, 9, 1), 3, 0)).all()
+
+
+def test_ops_in_every_place(device):
+    op = kernels.gemm(api.ones((4, 8)), api.ones((8, 3)), api.ones(3), epilogue=epilogues.bias, operands=(api.ones((4, 3)),))
+    assert (op.shape, op.dtype, op.label) == ((4, 3), tk.float32, "gemm")
+    assert (op.to_host().sync() == 10).all()
+
+
+def refuse(call, error, *parts):
+    with pytest.raises(error) as info:
+        call()
+    for part in parts:
+        assert part in str(info.value)
+
+
+def test_mistakes(device):
+    def x(*shape, dtype=tk.float32):
+        return api.zeros(shape, dtype).sync()
+
+    a, b = x(4, 8), x(8, 6)
+    gemm = kernels.gemm
+    refuse(lambda: gemm(x(4, 8), x(6, 8)), ValueError, "gemm: a has shape (4, 8), b (6, 8)", "columns of 6", "pass a.T or b.T?")
+    refuse(lambda: gemm(x(4, 8), x(7, 6)), ValueError, "rows of 8 elements meet columns of 7")
+    refuse(lambda: gemm(x(8), b), ValueError, "a has shape (8,)", "a matrix, or a batch of matrices")
+    refuse(lambda: gemm(x(2, 4, 8), x(3, 8, 6)), ValueError, "batches of 2 and 3 matrices")
+    refuse(lambda: gemm(np.zeros((4, 8)), b), TypeError, "gemm: a is a tensor", "from_host(array)")
+    refuse(lambda: gemm(a, x(8, 6, dtype=tk.float16)), TypeError, "gemm: no product of float32 and float16", ".astype(...)")
+    refuse(lambda: gemm(x(4, 8, dtype=tk.int32), x(8, 6, dtype=tk.int32)), TypeError, "no product of int32 and int32")
+    refuse(lambda: gemm(a, b, x(4, 5)), ValueError, "c has shape (4, 5), which does not broadcast to (4, 6)")
+    refuse(lambda: gemm(a, b, x(1, 4, 6)), ValueError, "c has shape (1, 4, 6), which does not broadcast")
+    refuse(lambda: gemm(a, b, epilogue=epilogues.bias, operands=(x(4),)), ValueError, "operands[0] has shape (4,)", "(4, 6)")
+    refuse(lambda: gemm(a, b, operands=(x(6),)), ValueError, "operands are for an epilogue", "epilogues.bias")
+    refuse(lambda: gemm(a, b, epilogue=mixed, operands=[x(6)] * 4), ValueError, "4 operands", "up to 3")
+    refuse(lambda: gemm(a, b, epilogue=lambda acc: acc), TypeError, "epilogue is a lambda", "with def, once")
+    refuse(lambda: gemm(a, b, epilogue=3), TypeError, "epilogue is a function in the tile language")
+    refuse(lambda: gemm(a, b, alpha="2"), TypeError, "alpha is a number, not '2'")
+    refuse(lambda: gemm(x(4, 8, dtype=tk.int8), x(8, 6, dtype=tk.int8), alpha=0.5), TypeError, "alpha is an int, for integers")
+    refuse(lambda: gemm(a, b, precision="tf16"), ValueError, '"ieee" or "tf32", not \'tf16\'')
+    refuse(lambda: gemm(a, b, out=x(6, 4)), ValueError, "out is float32 of shape (6, 4), the result is float32 of shape (4, 6)")
+    refuse(lambda: gemm(a, b, dtype=tk.float16, out=x(4, 6)), ValueError, "the result is float16")
+    refuse(lambda: gemm(a, b, tile=(48, 64, 64)), ValueError, "tile is (BM, BN, BK), three powers of two, not (48, 64, 64)")
+    refuse(lambda: gemm(a, b, splits=0), ValueError, "splits is an int from 1 on, not 0")
+    refuse(lambda: gemm(x(2, 4, 8), b, splits=2), ValueError, "splits = 2, but the sums of a batch are not split")
+    refuse(lambda: gemm(a, b, out=a.reshape(8, 4)[:4, :].reshape(4, 4)[:, :4]), ValueError, "out is float32")
+
+
+# ------------------------------------------------------------------------------------------------------------------------- plans
+
+
+def plan(m, n, k, batch=1, count=132, **options):
+    given = {"itemsize": 2, "staged": True, "even": True, "cpu": False, "tf32": False, "operands": False}
+    given |= {"tile": None, "num_warps": None, "splits": None, **options}
+    return _gemm_plans._plan((batch, m, n, k), count, **given)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile"),
+    [
+        ((2048, 2048, 2048), (128, 256, 64)),
+        ((4096, 4096, 4096), (128, 256, 64)),
+        ((16384, 16384, 16384), (128, 256, 64)),
+        ((8192, 8192, 1024), (128, 256, 64)),
+        ((512, 8192, 8192), (128, 256, 64)),
+        ((1024, 1024, 1024), (64, 128, 64)),
+        ((16, 8192, 8192), (64, 64, 64)),
+    ],
+    ids=str,
+)
+def test_tiles_by_size(shape, tile):
+    found = plan(*shape)
+    assert (found.rows, found.columns, found.depth) == tile
+
+
+def test_parts_cover_all_of_k_and_none_is_empty():
+    for m, n, k in [(16, 4096, 4096), (64, 64, 100000), (1, 512, 5000), (256, 256, 65536), (64, 64, 65)]:
+        for staged in (True, False):
+            found = plan(m, n, k, staged=staged)
+            steps = -(-k // found.depth)
+            assert found.splits * found.share >= steps > (found.splits - 1) * found.share
+    assert plan(64, 64, 100000).splits > 20
+    assert plan(4096, 4096, 4096).splits == 1
+    assert plan(64, 64, 100000, batch=4).splits == 1
+    assert plan(64, 64, 100, splits=7).splits == 2
+
+
+def test_blocks_stay_where_operands_come_ahead():
+    assert plan(8192, 8192, 8192).blocks == 132
+    assert plan(8192, 8192, 8192, count=78).blocks == 78
+    assert plan(512, 512, 512).blocks == 64
+    assert plan(4096, 4096, 4096, staged=False).blocks == (4096 // 128) ** 2
+    assert plan(8192, 8192, 8192, operands=True).columns == 128
