@@ -443,17 +443,17 @@ def streams_of_a_number(y, x, n):
 
 
 def one_stage(y, x):
-    for t in tk.pipelined(x.tiles(32), stages=1):  #: pipelined: stages is an int from 2 to 16, or None, not 1
+    for t in tk.pipelined(x.tiles(32), stages=0):  #: pipelined: stages is an int from 1 to 16, or None, not 0
         y.store(tk.sum(t))
 
 
 def too_many_stages(y, x):
-    for t in tk.pipelined(x.tiles(32), stages=17):  #: pipelined: stages is an int from 2 to 16, or None, not 17
+    for t in tk.pipelined(x.tiles(32), stages=17):  #: pipelined: stages is an int from 1 to 16, or None, not 17
         y.store(tk.sum(t))
 
 
 def stages_as_text(y, x):
-    for t in tk.pipelined(x.tiles(32), stages="3"):  #: pipelined: stages is an int from 2 to 16, or None, not '3'
+    for t in tk.pipelined(x.tiles(32), stages="3"):  #: pipelined: stages is an int from 1 to 16, or None, not '3'
         y.store(tk.sum(t))
 
 

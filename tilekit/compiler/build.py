@@ -124,7 +124,11 @@ def _compiled(
                 if rooms <= state.rooms and made.shared_bytes + made.dynamic_shared_bytes <= SHARED_BYTES:
                     return made, compilation
                 # What other operations need of shared memory is known now, and is left to them.
-                state = Pipelines(tensors, rings, rooms=max(rooms, state.rooms), kept=max(made.shared_bytes, state.kept))
+                further = Pipelines(tensors, rings, rooms=max(rooms, state.rooms), kept=max(made.shared_bytes, state.kept))
+                if (further.rooms, further.kept) == (state.rooms, state.kept):
+                    total = made.shared_bytes + made.dynamic_shared_bytes
+                    raise Unfit(f"its stages and the rest take {total} bytes of shared memory; a block has {SHARED_BYTES}")
+                state = further
         except Unfit as error:
             reason = str(error)
     made, compilation = attempt(None)

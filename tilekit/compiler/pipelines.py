@@ -25,7 +25,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilekit.compiler.bound import BoundKernel, stored
@@ -34,7 +34,7 @@ from tilekit.compiler.sharing import alike
 from tilekit.compiler.source import KernelSource
 from tilekit.errors import CompileError
 from tilekit.lang import calculation, memory, pipelines
-from tilekit.lang.matmul import matmul, mma
+from tilekit.lang.matmul import mma
 from tilekit.lang.pipelines import check_stages, check_warp_specialize
 from tilekit.lang.shape import permute, reshape, transpose
 
@@ -51,8 +51,8 @@ def _nth(row: Any, k: Any) -> Any:
     """Load the tile of a turn."""
 
 
-def _ring(stages: Any, shared: Any, *grids: Any) -> Any:
-    """Stages for tiles of such grids; those whose bits of `shared` are set come to all blocks of a cluster."""
+def _ring(number: Any, stages: Any, shared: Any, *grids: Any) -> Any:
+    """A ring: stages for tiles of such grids; those whose bits of `shared` are set come to all blocks of a cluster."""
 
 
 def _role() -> Any:
@@ -71,21 +71,30 @@ def _take(ring: Any, turn: Any) -> Any:
     """Wait for the tiles of a turn."""
 
 
-def _give(ring: Any, turn: Any, k: Any, lags: Any) -> Any:
-    """Be done with a turn's tiles; if it `lags`, with those of the turn before, unless that belongs to another loop."""
+def _operand(tile: Any) -> Any:
+    """A tile as products take it, so that it need not be converted in each turn."""
+
+
+def _settled(product: Any, *later: Any) -> Any:
+    """Wait for a product, and not for those that were asked for later."""
+
+
+def _give(ring: Any, turn: Any, k: Any, lines: Any) -> Any:
+    """Be done with a turn's tiles. If there are products that read them it is with those of the turn before, unless that belongs to
+    another loop. The statements on the given lines run once in each turn."""
 
 
 def _end() -> Any:
     """All is done. A block of a cluster waits for the others, which may still tell it something."""
 
 
-def _last(ring: Any, turn: Any, k: Any, lags: Any) -> Any:
+def _last(ring: Any, turn: Any, k: Any, lines: Any) -> Any:
     """The loop is over, which had `k` turns; `turn` is the next."""
 
 
 STEPS: dict[str, Callable[..., Any]] = {
     f"tilekit_{function.__name__}": function
-    for function in (_steps, _nth, _ring, _role, _registers, _put, _take, _give, _last, _end)
+    for function in (_steps, _nth, _ring, _role, _registers, _put, _take, _operand, _settled, _give, _last, _end)
 }
 
 
@@ -236,7 +245,7 @@ class _Pipeline:
         self.node, self.streams = node, node.iter.args
         options = {k.arg: value_of(k.value) for k in node.iter.keywords}  # constants: `check_call`
         self.stages, self.wanted = options.get("stages"), options.get("warp_specialize")
-        self.name = f"tilekit__ring{number}"
+        self.number, self.name = number, f"tilekit__ring{number}"
         self.turn, self.count, self.index = f"{self.name}_turn", f"{self.name}_steps", f"{self.name}_k"
         self.rows = [f"{self.name}_row{place}" for place in range(len(self.streams))]
 
@@ -261,7 +270,7 @@ class _Pipeline:
         """What makes the ring, some of whose streams are shared by the blocks of a cluster."""
         mask = sum(1 << place for place, each in enumerate(shared) if each)
         grids = [copy.deepcopy(self._grid(stream)) for stream in self.streams]
-        options: list[ast.expr] = [ast.Constant(self.stages or 0), ast.Constant(mask)]
+        options: list[ast.expr] = [ast.Constant(number) for number in (self.number, self.stages or 0, mask)]
         return _assigned(self.name, _called("tilekit__ring", [*options, *grids], self.node), self.node)
 
     def around(self, inner: list[ast.stmt], after: list[ast.stmt]) -> list[ast.stmt]:
@@ -279,13 +288,14 @@ class _Pipeline:
         given = [_name(n) for n in (self.name, self.turn, self.index, *self.rows)]
         return self.around([_placed(ast.Expr(_called("tilekit__put", given, self.node)), self.node), *kept], [])
 
-    def calculating(self, body: list[ast.stmt], lags: bool) -> list[ast.stmt]:
-        """The loop of those that calculate."""
+    def calculating(self, body: list[ast.stmt], lines: list[int]) -> list[ast.stmt]:
+        """The loop of those that calculate; the statements on these lines run once in each turn."""
         taken = _called("tilekit__take", [_name(self.name), _name(self.turn)], self.node)
         get: ast.stmt = _placed(ast.Assign([copy.deepcopy(self.node.target)], taken), self.node)
 
         def told(name: str, k: str) -> ast.stmt:
-            given = [_name(self.name), _name(self.turn), _name(k), ast.Constant(lags)]
+            where = ast.Tuple([ast.Constant(line) for line in lines], ast.Load())
+            given = [_name(self.name), _name(self.turn), _name(k), where]
             return _placed(ast.Expr(_called(name, given, self.node)), self.node)  # type: ignore[no-any-return]
 
         return self.around([get, *body, told("tilekit__give", self.index)], [told("tilekit__last", self.count)])
@@ -329,6 +339,30 @@ class _Apart(ast.NodeTransformer):
         return [ast.copy_location(ast.Assign([to], given), node) for to, given in pairs]
 
 
+@dataclass(frozen=True)
+class _Product:
+    """A statement `target = tk.mma(...)`."""
+
+    target: str
+    call: ast.Call
+
+    @property
+    def first(self) -> str | None:
+        """The variable that is its first operand, if it is one."""
+        operand = self.call.args[0] if self.call.args else None
+        return operand.id if isinstance(operand, ast.Name) else None
+
+    def only_adds_to(self, name: str) -> bool:
+        """Whether it needs a variable as its accumulator alone."""
+        *operands, acc = [*self.call.args, *(k.value for k in self.call.keywords)][:3]
+        used = [n.id for operand in operands for n in ast.walk(operand) if isinstance(n, ast.Name)]
+        return isinstance(acc, ast.Name) and acc.id == name and name not in used
+
+
+def _loads(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
 class _Takes(ast.NodeTransformer):
     """Makes pipelines loops that take tiles from a ring."""
 
@@ -346,18 +380,60 @@ class _Takes(ast.NodeTransformer):
         loop = self.loops.get(id(node))
         if loop is None:
             return self.generic_visit(node)
-        # Products are under way when the next statement begins. In each turn one of them is asked for: then those of the turn
-        # before are done when it has been.
-        lags = any(self._multiplies(statement) for statement in node.body)
-        return loop.calculating(self.block(node.body), lags)
+        # Products are under way when the next statement begins. If one is asked for in each turn, those of the turn before are
+        # done as soon as all but the last are.
+        products = [product for product in map(self._product, node.body) if product is not None]
+        # Those of the operands that are carried round the loop, or come into it, lie as products take them all the time.
+        carried = {p.first for p in products if p.first and self._is_carried(p.first, node)}
+        ready = {name: _called("tilekit__operand", [_name(name)], node) for name in sorted(carried)}
+        body: list[ast.stmt] = []
+        for statement in self._waiting(node.body):
+            mine = stored(ast.walk(statement)) & carried
+            body += [statement, *(_assigned(name, copy.deepcopy(ready[name]), statement) for name in sorted(mine))]
+        before = [_assigned(name, value, node) for name, value in ready.items()]
+        inner = any(isinstance(n, (ast.For, ast.While)) for s in node.body for n in ast.walk(s))
+        simple = () if inner else (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr)
+        lines = [s.lineno for s in node.body if isinstance(s, simple)]
+        return [*before, *loop.calculating(self.block(body), lines)]
 
-    def _multiplies(self, statement: ast.stmt) -> bool:
-        if not isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+    @staticmethod
+    def _is_carried(name: str, loop: ast.For) -> bool:
+        """Whether a variable has its value from before a turn, when it is first used in it."""
+        if name in stored(ast.walk(loop.target)):
             return False
-        nodes = list(ast.walk(statement))
-        if any(isinstance(n, (ast.IfExp, ast.BoolOp)) for n in nodes):
-            return False  # not in each turn
-        return any(isinstance(n, ast.Call) and _resolved(self.bound, n.func) in (mma, matmul) for n in nodes)
+        for statement in loop.body:
+            if name in _loads(statement):
+                return True
+            if name in stored(ast.walk(statement)):
+                return False
+        return False
+
+    def _waiting(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        """Statements of one turn, in which a product that is needed is waited for, and not those that were asked for after it."""
+        products = [self._product(statement) for statement in statements]
+        waits: dict[int, list[ast.stmt]] = {}
+        for first, product in enumerate(products):
+            if product is None:
+                continue
+            for needed in range(first + 1, len(statements)):
+                if product.target in _loads(statements[needed]):
+                    later = [p.target for p in products[first + 1 : needed] if p is not None]
+                    other = products[needed]
+                    if later and not (other is not None and other.only_adds_to(product.target)):
+                        given = [_name(name) for name in (product.target, *later)]
+                        at = statements[needed]
+                        waits.setdefault(needed, []).append(_assigned(product.target, _called("tilekit__settled", given, at), at))
+                    break
+                if product.target in stored(ast.walk(statements[needed])):
+                    break
+        return [made for place, statement in enumerate(statements) for made in (*waits.get(place, ()), statement)]
+
+    def _product(self, statement: ast.stmt) -> _Product | None:
+        """`x = tk.mma(...)`, if that is what a statement is."""
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call) if _resolved(self.bound, call.func) is mma:
+                return _Product(name, call)
+        return None
 
 
 def _check_stay(bound: BoundKernel, tree: ast.FunctionDef, loops: list[_Pipeline]) -> None:

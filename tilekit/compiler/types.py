@@ -115,6 +115,9 @@ class Pipelines:
         ring_bytes: how much the rings take, as far as they were lowered.
         maps: the tensor maps that the kernel gets, as far as it was lowered.
         cluster: how many blocks load some tiles together; 1 if none do. `clusters`: of mapped partitions, by their names.
+        products: what warpgroups were asked for, and what was waited for, since the tiles of a turn were taken, as far as it was
+            lowered: lines, and how many products may be under way after that; None for one product more.
+        left: by ring, how many may be under way when a turn has ended.
         read: whether threads read tiles in shared memory by themselves, as far as it was lowered.
         deals: whether registers are dealt out anew between those that calculate and those that load.
     """
@@ -125,6 +128,8 @@ class Pipelines:
         self.clusters = {name: cluster for name, cluster in known.items() if cluster is not None}
         self.cluster = 1
         self.ring_bytes, self.deals, self.read = 0, False, False
+        self.products: list[tuple[int, int | None]] = []
+        self.left: dict[int, int] = {}
         self.maps: list[TensorMap] = []
 
     @property

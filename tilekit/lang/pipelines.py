@@ -23,9 +23,9 @@ PLACE = "stands in a for statement: for ta, tb in tk.pipelined(...):"
 
 def check_stages(stages: Any, what: str) -> int | None:
     """`stages`, if there can be so many."""
-    if stages is None or (is_index(stages) and 2 <= stages <= MOST_STAGES):
+    if stages is None or (is_index(stages) and 1 <= stages <= MOST_STAGES):
         return None if stages is None else int(stages)
-    raise CompileError(f"{what}: stages is an int from 2 to {MOST_STAGES}, or None, not {stages!r}")
+    raise CompileError(f"{what}: stages is an int from 1 to {MOST_STAGES}, or None, not {stages!r}")
 
 
 def check_warp_specialize(wanted: Any, what: str) -> bool | None:
@@ -51,7 +51,7 @@ def pipelined(*streams: Any, stages: int | None = None, warp_specialize: bool | 
 
     Args:
         streams: rows of tiles, `x.tiles(shape)[i, :]`, or all tiles of a grid, `x.tiles(shape)`. All have equally many.
-        stages: how many tiles of each stream there is room for in shared memory, those that are being worked on included: 2 to
+        stages: how many tiles of each stream there is room for in shared memory, those that are being worked on included: 1 to
             16. By default as many as fit, up to 4. A constant.
         warp_specialize: whether loading is the work of warps of its own, besides the `num_warps` that calculate. By default the
             compiler decides. A constant.

@@ -21,9 +21,10 @@ from numba.cuda.extending import core_models, register_model
 from tilekit.compiler import pipelines as steps
 from tilekit.compiler.diagnose import reject
 from tilekit.compiler.layout import ACCESS_BYTES, WARP
-from tilekit.compiler.lower.emit import asm, special_register
+from tilekit.compiler.lower.emit import asm, pack, special_register
 from tilekit.compiler.lower.staged import LEAST_ROWS, StagedType, span_of
 from tilekit.compiler.lower.views import TileGridType, TileRowType, all_of_grid, load_of_row, tiles_of_row
+from tilekit.compiler.lower.warpgroups import OperandType, PendingType
 from tilekit.compiler.ops import known, lowers
 from tilekit.compiler.pipelines import Unfit
 from tilekit.compiler.types import RING_ALIGNMENT, Pipelines, current, describe, i8, i32, i64, integer
@@ -32,8 +33,8 @@ from tilekit.lang import pipelines as lang
 
 __all__ = ["LOADERS", "MAP_NAME", "SHARED_BYTES", "WITH_TMA"]
 
-SHARED_BYTES = 227 * 1024
-"""What a block of sm_90 may use of shared memory."""
+SHARED_BYTES = 228 * 1024
+"""What a block of sm_90 may take of shared memory, with the 1024 bytes that ptxas counts as its own."""
 WITH_TMA = (9, 0)
 """The compute capability whose tensor memory accelerator is made use of."""
 LOADERS = 128
@@ -44,6 +45,7 @@ MAP_NAME = "tilekit_map_"
 _MOST_STAGES = 4  # unless more are asked for
 _DEALT = 8  # warps that calculate, among which registers are dealt out anew
 _REGISTERS = {steps.CALCULATES: 232, steps.LOADS: 40}  # of a thread; the block began with 168 for all
+_OWN_BYTES = 2048  # that nearly all kernels need besides: ptxas's, barriers
 _BARRIER = 8  # bytes
 _SHARED = 3  # the address space
 _VOID = ir.VoidType()
@@ -101,6 +103,7 @@ class RingType(types.Type):
     """A ring of stages; the value is its address, an i32, a multiple of 1024.
 
     Attributes:
+        number: which of the kernel's it is.
         stages: how many.
         tiles: what each stage has room for.
         maps: the numbers of their tensor maps.
@@ -110,23 +113,38 @@ class RingType(types.Type):
     mangling_args = ("G", ())
 
     def __init__(
-        self, stages: int, tiles: tuple[StagedType, ...], maps: tuple[int, ...], shared: tuple[bool, ...], cluster: int
+        self,
+        number: int,
+        stages: int,
+        tiles: tuple[StagedType, ...],
+        maps: tuple[int, ...],
+        shared: tuple[bool, ...],
+        cluster: int,
     ) -> None:
-        self.stages, self.tiles, self.maps, self.shared, self.cluster = stages, tiles, maps, shared, cluster
-        super().__init__(f"Ring({stages}, {tiles}, {maps}, {shared}, {cluster})")
+        self.number, self.stages, self.tiles, self.maps, self.shared, self.cluster = number, stages, tiles, maps, shared, cluster
+        super().__init__(f"Ring({number}, {stages}, {tiles}, {maps}, {shared}, {cluster})")
 
     @property
     def offsets(self) -> list[int]:
-        """Where the stages of each tile begin, then where the barriers do, in bytes."""
+        """Where the stages of each tile begin, and where the last ends, in bytes."""
         return list(itertools.accumulate((self.stages * tile.nbytes for tile in self.tiles), initial=0))
 
-    def full(self, builder: ir.IRBuilder, base: ir.Value, stage: ir.Value) -> ir.Value:
+    def full(self, builder: ir.IRBuilder, stage: ir.Value) -> ir.Value:
         """The address of a stage's barrier for what has come."""
-        return _plus(builder, base, self.offsets[-1], stage, _BARRIER)
+        return _plus(builder, self._barriers(builder), 0, stage, _BARRIER)
 
-    def empty(self, builder: ir.IRBuilder, base: ir.Value, stage: ir.Value) -> ir.Value:
+    def empty(self, builder: ir.IRBuilder, stage: ir.Value) -> ir.Value:
         """The address of its barrier for what has been read."""
-        return _plus(builder, base, self.offsets[-1] + _BARRIER * self.stages, stage, _BARRIER)
+        return _plus(builder, self._barriers(builder), _BARRIER * self.stages, stage, _BARRIER)
+
+    def _barriers(self, builder: ir.IRBuilder) -> ir.Value:
+        name = f"tilekit_barriers{self.number}"
+        found = builder.module.globals.get(name)
+        if found is None:
+            found = ir.GlobalVariable(builder.module, ir.ArrayType(i64, 2 * self.stages), name, addrspace=_SHARED)
+            found.linkage, found.initializer, found.align = "internal", ir.Constant(found.value_type, ir.Undefined), _BARRIER
+            current().static_bytes += 2 * _BARRIER * self.stages
+        return builder.ptrtoint(found, i32)
 
     def stage(self, builder: ir.IRBuilder, turn: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The stage of a turn, and the parity of its phase."""
@@ -190,30 +208,31 @@ def _state() -> Pipelines:
 
 
 @lowers(steps._ring)
-def ring(stages: types.Type, shared: types.Type, *grids: types.Type) -> Any:
+def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: types.Type) -> Any:
     compilation, state = current(), _state()
     together = tuple(bool(known(shared) >> place & 1) for place in range(len(grids)))
     cluster = math.prod(*state.clusters.values()) if any(together) else 1
     state.cluster = max(state.cluster, cluster)
     found = [_staged(grid, state, cluster if each else 1) for grid, each in zip(grids, together, strict=True)]
-    each = sum(tile.nbytes for tile, _ in found) + 2 * _BARRIER
-    room = (SHARED_BYTES - RING_ALIGNMENT - state.rooms - state.kept) // state.rings & -RING_ALIGNMENT
+    each = sum(tile.nbytes for tile, _ in found)
+    most = SHARED_BYTES - _OWN_BYTES - RING_ALIGNMENT - state.rooms - state.kept
+    room = most // state.rings & -RING_ALIGNMENT
     wanted = known(stages)
     count = wanted or min(_MOST_STAGES, room // each)
-    if count < 2 or count * each > room:
-        raise Unfit(f"{max(2, count)} stages of {each} bytes do not fit into the shared memory that is left, {max(0, room)}")
+    if not count or (wanted is None and count < 2):
+        raise Unfit(f"2 stages of {each} bytes do not fit into the shared memory that is left, {max(0, room)}")
     numbers = []
     for _, tensor_map in found:
         if tensor_map not in state.maps:
             state.maps.append(tensor_map)
         numbers.append(state.maps.index(tensor_map))
-    made = RingType(count, tuple(tile for tile, _ in found), tuple(numbers), together, cluster)
+    made = RingType(known(number), count, tuple(tile for tile, _ in found), tuple(numbers), together, cluster)
     begin = state.rooms + state.ring_bytes
 
     def emit(builder: ir.IRBuilder, *_: ir.Value) -> ir.Value:
         for number in made.maps:
             _map(builder, number)
-        state.ring_bytes += -(-(made.offsets[-1] + 2 * _BARRIER * count) // RING_ALIGNMENT) * RING_ALIGNMENT
+        state.ring_bytes += made.offsets[-1]
         compilation.note("ring", made)
         base = _dynamic(builder)
         aligned = builder.and_(builder.add(base, integer(32, RING_ALIGNMENT - 1)), integer(32, -RING_ALIGNMENT & 0xFFFFFFFF))
@@ -224,7 +243,7 @@ def ring(stages: types.Type, shared: types.Type, *grids: types.Type) -> Any:
                 where = integer(32, stage)
                 for barrier, arrivals in ((made.full, 1), (made.empty, compilation.config.num_warps * cluster)):
                     text = f"mbarrier.init.shared::cta.b64 [$0], {arrivals};"
-                    asm(builder, text, "r,~{memory}", _VOID, [barrier(builder, base, where)], effect=True)
+                    asm(builder, text, "r,~{memory}", _VOID, [barrier(builder, where)], effect=True)
             asm(builder, "fence.mbarrier_init.release.cluster;", "~{memory}", _VOID, [], effect=True)
         asm(builder, "bar.sync 0;" if cluster == 1 else _MEET, "~{memory}", _VOID, [], convergent=True)
         return base
@@ -275,9 +294,9 @@ def put(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) ->
 
     def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, *values: ir.Value) -> None:
         stage, parity = made.stage(builder, turn)
-        full = made.full(builder, base, stage)
+        full = made.full(builder, stage)
         # Nobody has arrived before the first phase: who waits for the one before that does not wait.
-        _wait(builder, made.empty(builder, base, stage), builder.xor(parity, integer(32, 1)))
+        _wait(builder, made.empty(builder, stage), builder.xor(parity, integer(32, 1)))
         nbytes = sum(tile.nbytes for tile in made.tiles)
         text = f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {nbytes};"
         asm(builder, text, "r,~{memory}", _VOID, [full], effect=True)
@@ -377,8 +396,9 @@ def take(ring: types.Type, turn: types.Type) -> Any:
     result = made.tiles[0] if len(made.tiles) == 1 else types.BaseTuple.from_types(list(made.tiles))
 
     def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value) -> ir.Value:
+        _state().products.clear()
         stage, parity = made.stage(builder, turn)
-        _wait(builder, made.full(builder, base, stage), parity)
+        _wait(builder, made.full(builder, stage), parity)
         tiles = zip(made.tiles, made.offsets, strict=False)
         places = [_plus(builder, base, begin, stage, tile.nbytes) for tile, begin in tiles]
         if len(places) == 1:
@@ -394,7 +414,7 @@ def take(ring: types.Type, turn: types.Type) -> Any:
     return result, emit
 
 
-def _given(builder: ir.IRBuilder, ring: RingType, base: ir.Value, turn: ir.Value) -> None:
+def _given(builder: ir.IRBuilder, ring: RingType, turn: ir.Value) -> None:
     """A warp is done with the tiles of a turn."""
     stage, _ = ring.stage(builder, turn)
     if ring.cluster == 1:
@@ -407,7 +427,7 @@ def _given(builder: ir.IRBuilder, ring: RingType, base: ir.Value, turn: ir.Value
             f"@P mapa.shared::cluster.u32 there, $0, $1; @P mbarrier.arrive.{order}.cluster.shared::cluster.b64 _, [there]; }}"
         )
     lane = builder.and_(special_register(builder, "tid.x"), integer(32, WARP - 1))
-    asm(builder, text, "r,r,~{memory}", _VOID, [ring.empty(builder, base, stage), lane], convergent=True)
+    asm(builder, text, "r,r,~{memory}", _VOID, [ring.empty(builder, stage), lane], convergent=True)
 
 
 def _products(builder: ir.IRBuilder, left: int) -> None:
@@ -415,31 +435,68 @@ def _products(builder: ir.IRBuilder, left: int) -> None:
     asm(builder, f"wgmma.wait_group.sync.aligned {left};", "~{memory}", _VOID, [], convergent=True)
 
 
+@lowers(steps._operand)
+def operand(tile: types.Type) -> Any:
+    found = OperandType.of(tile)
+    if found is None:
+        return tile, lambda builder, value: value
+    return found, lambda builder, value: pack(builder, found.words(builder, tile, value))
+
+
+@lowers(steps._settled, deferred=True)
+def settled_product(product: types.Type, *later: types.Type) -> Any:
+    left = sum(isinstance(ty, PendingType) for ty in later)
+    if isinstance(product, PendingType):
+        return product.settled, lambda builder, value, *_: product.settle(builder, value, left)
+    return product, lambda builder, value, *_: value
+
+
 @lowers(steps._give)
-def give(ring: types.Type, turn: types.Type, k: types.Type, lags: types.Type) -> Any:
-    made, lagging = _ring_type(ring), known(lags)
+def give(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -> Any:
+    made = _ring_type(ring)
 
     def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, _: ir.Value) -> None:
-        _products(builder, 1 if lagging else 0)
-        if not lagging:
-            _given(builder, made, base, turn)
+        state = _state()
+        left = _left(known(lines))
+        most = 1 if left and made.stages > 1 and _lags(known(lines)) else 0
+        if left > most:
+            _products(builder, most)
+        state.left[made.number] = most
+        if not most:
+            _given(builder, made, turn)
             return
         with builder.if_then(builder.icmp_signed(">", k, ir.Constant(k.type, 0))):
-            _given(builder, made, base, builder.sub(turn, ir.Constant(turn.type, 1)))
+            _given(builder, made, builder.sub(turn, ir.Constant(turn.type, 1)))
 
     return types.none, emit
 
 
+def _lags(lines: tuple[int, ...]) -> bool:
+    """Whether warpgroups are asked for a product in each turn: on one of the lines of its own statements."""
+    return any(left is None and line in lines for line, left in _state().products)
+
+
+def _left(lines: tuple[int, ...]) -> int:
+    """How many products may be under way at the end of a turn, whose own statements are on these lines."""
+    most = 1  # from the turn before
+    for line, left in _state().products:
+        if left is None:
+            most += 1
+        elif line in lines:
+            most = min(most, left)
+    return most
+
+
 @lowers(steps._last)
-def last(ring: types.Type, turn: types.Type, k: types.Type, lags: types.Type) -> Any:
-    made, lagging = _ring_type(ring), known(lags)
+def last(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -> Any:
+    made = _ring_type(ring)
 
     def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, _: ir.Value) -> None:
-        if not lagging:
+        if not _state().left[made.number]:
             return
         _products(builder, 0)
         with builder.if_then(builder.icmp_signed(">", k, ir.Constant(k.type, 0))):
-            _given(builder, made, base, builder.sub(turn, ir.Constant(turn.type, 1)))
+            _given(builder, made, builder.sub(turn, ir.Constant(turn.type, 1)))
 
     return types.none, emit
 

@@ -211,7 +211,7 @@ def _folded(
         (made,) = fold(builder, [column], tile.layout, axes, both, tile.config.num_threads, fused=fused)
         return pack(builder, [convert(builder, e, through, result) for e in made])
 
-    return TileType(result, layout, tile.config), emit
+    return TileType(result, layout, tile.config, splat=tile.splat), emit
 
 
 def _through(dtype: DType) -> DType:

@@ -22,9 +22,9 @@ from tilekit.compiler.layout import WARP, Layout
 from tilekit.compiler.lower.emit import asm, pack, special_register, unpack
 from tilekit.compiler.lower.relayout import in_layout
 from tilekit.compiler.lower.staged import StagedType
-from tilekit.compiler.lower.words import packed, words_of
+from tilekit.compiler.lower.words import elements_of, packed, words_of
 from tilekit.compiler.ops import settle, settled
-from tilekit.compiler.types import DeferredType, TileType, current, i64, integer, register_type
+from tilekit.compiler.types import DeferredType, TileType, current, i64, integer, lowered_line, register_type
 from tilekit.dtypes import DType
 
 __all__ = ["PendingType", "warpgroup_product"]
@@ -32,6 +32,7 @@ __all__ = ["PendingType", "warpgroup_product"]
 _ROWS, _MOST_COLUMNS = 64, 256  # of an instruction's result
 _STEP = 32  # bytes of k that it takes
 _SPAN = 128  # the width of panels that descriptors here are for, in bytes
+_PAIR = words_of(dtypes.float16, 2)
 _NAMES = {dtypes.float16: "f16", dtypes.bfloat16: "bf16"}
 
 
@@ -48,13 +49,17 @@ class PendingType(DeferredType):
         self.settled = settled
         super().__init__(f"Pending({settled})")
 
-    def settle(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    def settle(self, builder: ir.IRBuilder, value: ir.Value, left: int = 0) -> ir.Value:
+        """Wait for it; so many may be `left` under way that were asked for later."""
+        state = current().pipelines
+        if state is not None:
+            state.products.append((lowered_line(), left))
         elements = unpack(builder, value)
         count = len(elements)
         letter = _letter(self.settled.dtype)
         letters = ",".join([f"={letter}"] * count + [str(n) for n in range(count)] + ["~{memory}"])
         kind = ir.LiteralStructType([elements[0].type] * count)
-        made = asm(builder, "wgmma.wait_group.sync.aligned 0;", letters, kind, elements, convergent=True)
+        made = asm(builder, f"wgmma.wait_group.sync.aligned {left};", letters, kind, elements, convergent=True)
         return pack(builder, [builder.extract_value(made, n) for n in range(count)])
 
     def unify(self, typingctx: Any, other: types.Type) -> types.Type | None:
@@ -74,6 +79,59 @@ class _PendingModel(core_models.PrimitiveModel):
 @registry.lower_cast(TileType, PendingType)
 def _pending(context: Any, builder: ir.IRBuilder, source: TileType, target: PendingType, value: ir.Value) -> ir.Value:
     return pack(builder, in_layout(builder, source, unpack(builder, value), target.settled.layout))
+
+
+class OperandType(DeferredType):
+    """A tile of 16-bit elements as threads pass it to a product, two elements in a word: a row lies as one of the result does.
+
+    Attributes:
+        settled: the tile.
+    """
+
+    mangling_args = ("o", ())
+
+    def __init__(self, settled: TileType) -> None:
+        self.settled = settled
+        super().__init__(f"Operand({settled})")
+
+    @classmethod
+    def of(cls, ty: types.Type) -> OperandType | None:
+        """That of a tile; None if there is none."""
+        if isinstance(ty, OperandType):
+            return ty
+        if not isinstance(ty, TileType) or ty.dtype not in _NAMES or len(ty.shape) != 2 or current().pipelines is None:
+            return None
+        warps = ty.config.num_warps
+        layout = warpgroup_accumulator(ty.shape, warps)
+        whole = ty.shape[0] // _ROWS >= warps // WARPS_OF_GROUP  # each group has rows of its own
+        return None if layout is None or not whole else cls(TileType(ty.dtype, layout, ty.config))
+
+    def words(self, builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> list[ir.Value]:
+        """A tile's, given as any type."""
+        if ty == self:
+            return unpack(builder, value)
+        held = in_layout(builder, settled(ty), unpack(builder, settle(builder, ty, value)), self.settled.layout)
+        pairs = [held[n : n + 2] for n in range(0, len(held), 2)]
+        return [word for pair in pairs for word in packed(builder, pair, self.settled.dtype, _PAIR)]
+
+    def settle(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+        words = unpack(builder, value)
+        return pack(builder, [e for word in words for e in elements_of(builder, [word], self.settled.dtype, 2)])
+
+    def unify(self, typingctx: Any, other: types.Type) -> types.Type | None:
+        """A variable that is passed to products is ready for it all the time."""
+        return self if OperandType.of(other) == self else super().unify(typingctx, other)
+
+
+@register_model(OperandType)
+class _OperandModel(core_models.PrimitiveModel):
+    def __init__(self, manager: Any, ty: OperandType) -> None:
+        super().__init__(manager, ty, ir.ArrayType(_PAIR.type, ty.settled.layout.num_registers // 2))
+
+
+@registry.lower_cast(TileType, OperandType)
+def _operand(context: Any, builder: ir.IRBuilder, source: TileType, target: OperandType, value: ir.Value) -> ir.Value:
+    return pack(builder, target.words(builder, source, value))
 
 
 def _letter(dtype: DType) -> str:
@@ -173,12 +231,15 @@ def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type) -> Any:
         if first.span != _SPAN:
             return None
         operand, fragments = _Operand(first, 0, 1), None
-    else:  # a row of `a` lies as one of the result does
-        fragments = warpgroup_accumulator((rows, depth), warps)
-        if fragments is None or shape.down < warps // WARPS_OF_GROUP:
+    else:
+        fragments = OperandType.of(a) or OperandType.of(first)
+        if fragments is None:
             return None
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+        state = current().pipelines
+        if state is not None:
+            state.products.append((lowered_line(), None))
         total = unpack(builder, z)
         if acc != result:
             total = in_layout(builder, tile, unpack(builder, settle(builder, acc, z)), shape.layout)
@@ -195,9 +256,7 @@ def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type) -> Any:
                 builder,
                 _from_memory(builder, shape, b.dtype, operand, second, (operand.descriptor(builder, x, mine), of_b), total),
             )
-        held = in_layout(builder, first, unpack(builder, settle(builder, a, x)), fragments)
-        pairs = [held[n : n + 2] for n in range(0, len(held), 2)]
-        words = [word for pair in pairs for word in packed(builder, pair, b.dtype, words_of(b.dtype, 2))]
+        words = fragments.words(builder, a, x)
         return pack(builder, _from_registers(builder, shape, b.dtype, words, second, of_b, total))
 
     return result, emit
