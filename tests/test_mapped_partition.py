@@ -54,6 +54,68 @@ def test_each_tile_is_visited_once_in_many_more_cases(device):
         np.testing.assert_array_equal(host(y), expected_places(shape, tile, group), err_msg=str((shape, tile, group, blocks)))
 
 
+CLUSTERED = [
+    ((1024,), (16,), (1,), 8, (4,)),
+    ((1000,), (16,), (5,), 9, (3,)),
+    ((64, 64), (8, 8), (1, 1), 6, (2, 1)),
+    ((64, 64), (8, 8), (4, 1), 132, (1, 2)),
+    ((64, 64), (8, 8), (3, 1), 4, (2, 1)),
+    ((63, 50), (8, 4), (3, 5), 2, (2, 1)),
+    ((48, 50), (8, 4), (2, 2), 12, (3, 1)),
+    ((64, 64), (8, 8), (100, 100), 16, (4, 2)),
+    ((7, 9, 16), (2, 4, 4), (2, 1, 2), 4, (2, 1, 2)),
+    ((4, 4, 6, 8), (1, 2, 2, 4), (1, 2, 1, 2), 8, (2, 2, 1, 2)),
+]
+
+
+@pytest.mark.parametrize(("shape", "tile", "group", "blocks", "cluster"), CLUSTERED)
+def test_each_tile_is_visited_once_and_cluster_by_cluster(device, shape, tile, group, blocks, cluster):
+    y = api.zeros(shape, tk.int64).sync()
+    mapped = y.partition(tile).map(group=group, num_blocks=blocks, cluster=cluster)
+    if mapped.cluster is None:  # one of the cases does not divide
+        assert any(n % c for n, c in zip(mapped.grid, cluster, strict=True))
+        cluster = None
+    assert places(mapped).sync() == (mapped,)
+    np.testing.assert_array_equal(host(y), expected_places(shape, tile, group, cluster))
+    assert mapped.order() == order(mapped.grid, group, cluster)
+    assert sorted(mapped.order()) == list(np.ndindex(mapped.grid))
+
+
+def test_blocks_of_a_cluster_visit_neighbours_at_the_same_time():
+    mapped = api.meta((64, 96)).partition((8, 8)).map(group=(4, 1), num_blocks=4, cluster=(1, 2))
+    assert mapped.order()[:6] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    by_block = [mapped.order()[block::4] for block in range(4)]
+    for first, second in (by_block[:2], by_block[2:]):
+        assert second == [(i, j + 1) for i, j in first]
+        assert all(j % 2 == 0 for _, j in first)
+
+
+@pytest.mark.parametrize(
+    ("grid", "blocks", "cluster", "kept"),
+    [
+        ((8, 8), 132, (2, 1), (2, 1)),
+        ((8, 8), 8, (2, 4), (2, 4)),
+        ((9, 8), 132, (2, 1), None),  # tiles along the dimension
+        ((9, 8), 132, (1, 2), (1, 2)),
+        ((8, 8), 131, (2, 1), None),  # blocks
+        ((8, 8), 6, (2, 2), None),
+        ((8, 8), 132, (1, 1), None),
+        ((8, 8), 132, None, None),
+        ((0, 8), 132, (2, 1), (2, 1)),  # no tiles at all
+    ],
+)
+def test_where_tiles_or_blocks_do_not_divide_there_are_no_clusters(grid, blocks, cluster, kept):
+    tiles = api.meta(tuple(8 * n for n in grid)).partition((8, 8))
+    mapped = tiles.map(group=(4, 1), num_blocks=blocks, cluster=cluster)
+    assert mapped.cluster == kept
+    shown = "" if kept is None else f", cluster={kept}"
+    assert repr(mapped).endswith(f".map(group=(4, 1), num_blocks={blocks}{shown})")
+    plain = tiles.map(group=(4, 1), num_blocks=blocks)
+    assert (mapped.traits is plain.traits) == (kept is None), "a launch depends on whether there are clusters"
+    if kept is None:
+        assert mapped.order() == plain.order()
+
+
 @pytest.mark.parametrize("blocks", [1, 3, 132, None])
 @pytest.mark.parametrize(
     ("shape", "tile"),
@@ -171,6 +233,26 @@ def test_partitions_that_are_cut_otherwise_have_loops_of_their_own(device, shape
     assert caught.value.reason.startswith("tiles: m is a partition of which each block owns one tile")
 
 
+@pytest.mark.parametrize("clusters", [((2, 1), None), ((2, 1), (1, 2)), (None, (1, 2))])
+def test_partitions_in_other_clusters_have_loops_of_their_own(device, clusters):
+    p, m = (
+        api.zeros((16, 16)).sync().partition((8, 8)).map(num_blocks=2, cluster=cluster) for cluster in clusters
+    )
+    with pytest.raises(tk.CompileError) as caught:
+        momentum(p, m, api.zeros((16, 16))).sync()
+    assert caught.value.reason.startswith("tiles: m is cut or mapped otherwise than p: one loop visits partitions of the same")
+
+
+def test_one_loop_over_partitions_in_the_same_clusters(device):
+    start, before, g = numbers((48, 33), 1), numbers((48, 33), 2), numbers((48, 33), 3)
+    p, m = api.from_host(start).sync(), api.from_host(before).sync()
+    cut = {"group": (2, 1), "num_blocks": 4, "cluster": (2, 1)}
+    momentum(p.partition((8, 8)).map(**cut), m.partition((8, 8)).map(**cut), api.from_host(g)).sync()
+    wanted = np.float32(0.5) * before + g
+    np.testing.assert_allclose(host(m), wanted, rtol=1e-6)
+    np.testing.assert_allclose(host(p), start - wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_no_tiles_at_all(device):
     y = api.zeros((0, 5)).sync()
     places(api.zeros((0, 5), tk.int64).sync().partition((1, 4)).map(num_blocks=3)).sync()
@@ -205,6 +287,13 @@ def test_maps_say_what_they_are():
         ({"group": (0, 1)}, ValueError, r"a group has one tile at least along each dimension; \(0, 1\) has not"),
         ({"group": (2**20, 2**20)}, ValueError, "a map counts up to 2\\^31 - 1 tiles; take larger tiles, or smaller groups"),
         ({"group": "ab"}, TypeError, "a shape is an int or a tuple of ints"),
+        ({"cluster": 2}, ValueError, r"a cluster of shape \(2,\) has 1 dimensions, the partition has 2"),
+        ({"cluster": (1, 1, 2)}, ValueError, r"a cluster of shape \(1, 1, 2\) has 3 dimensions, the partition has 2"),
+        ({"cluster": (0, 2)}, ValueError, r"a cluster has 1 to 8 tiles; \(0, 2\) has not"),
+        ({"cluster": (3, 3)}, ValueError, r"a cluster has 1 to 8 tiles; \(3, 3\) has not"),
+        ({"cluster": (16, 1)}, ValueError, r"a cluster has 1 to 8 tiles; \(16, 1\) has not"),
+        ({"cluster": (-1, 2)}, ValueError, "a shape has no negative extents"),
+        ({"cluster": (2.0, 1)}, TypeError, "a shape is an int or a tuple of ints"),
     ],
 )
 def test_maps_that_cannot_be(arguments, error, message):

@@ -74,6 +74,51 @@ def saxpy() -> Drawing:
     return d
 
 
+def flash_attention() -> Drawing:
+    d = Drawing(720, 250, "attention: a block goes along keys and values, and corrects its sums as it goes")
+    d.box(30, 130, 80, 44, BLUE)
+    d.text(70, 156, "q, tile i", 13, mono=True)
+    for j in range(4):
+        x = 140 + 95 * j
+        d.box(x, 30, 88, 32, AMBER if j == 1 else PAPER)
+        d.text(x + 44, 51, f"k {j}", 13, mono=True)
+        d.box(x, 130, 88, 44, GREEN if j == 1 else PAPER)
+        d.text(x + 44, 156, f"p {j}", 13, mono=True)
+        d.box(x, 76, 88, 32, AMBER if j == 1 else PAPER)
+        d.text(x + 44, 97, f"v {j}", 13, mono=True)
+    d.text(535, 60, "p = exp2(q @ k.T - most)", 13, anchor="start", mono=True)
+    d.text(535, 100, "acc = acc * shrink", 13, anchor="start", mono=True)
+    d.text(535, 120, "      + p @ v", 13, anchor="start", mono=True)
+    d.text(535, 156, "only acc is stored", 13, anchor="start")
+    d.text(330, 215, "a maximum and a sum for each row: when the maximum grows, what came before shrinks", 13)
+    return d
+
+
+def matmul() -> Drawing:
+    d = Drawing(720, 330, "matmul: a block goes along a row of tiles of a and a column of tiles of b, and adds up their products")
+    for j in range(3):
+        for k in range(4):
+            d.box(330 + 50 * j, 20 + 30 * k, 48, 28, AMBER if j == 1 else PAPER)
+    d.text(300, 82, "b", 15, mono=True)
+    for i in range(3):
+        for k in range(4):
+            d.box(90 + 50 * k, 160 + 42 * i, 48, 40, BLUE if i == 1 else PAPER)
+        for j in range(3):
+            d.box(330 + 50 * j, 160 + 42 * i, 48, 40, GREEN if i == j == 1 else PAPER)
+    for k in range(4):
+        d.text(114 + 50 * k, 227, f"ta {k}", 13, mono=True)
+        d.text(404, 39 + 30 * k, f"tb {k}", 13, mono=True)
+    d.text(404, 227, "acc", 13, mono=True)
+    d.text(70, 227, "a", 15, mono=True)
+    d.text(500, 227, "c", 15, mono=True)
+    d.text(520, 60, "acc = mma(ta, tb, acc)", 13, anchor="start", mono=True)
+    d.text(520, 84, "while the next ones come", 13, anchor="start")
+    d.text(520, 200, "acc stays in registers,", 13, anchor="start")
+    d.text(520, 220, "and is stored at the end", 13, anchor="start")
+    d.text(360, 312, "each element of ta is used BN times, each of tb BM times", 13)
+    return d
+
+
 def softmax() -> Drawing:
     d = Drawing(720, 300, "softmax: a block loads a row, folds it twice, and stores it")
     for row in range(3):
@@ -175,6 +220,8 @@ PICTURES = {
     "hello-tile": hello,
     "vecadd": vecadd,
     "saxpy": saxpy,
+    "flash-attention": flash_attention,
+    "matmul": matmul,
     "softmax": softmax,
     "async": overlap,
     "ranks": ranks,

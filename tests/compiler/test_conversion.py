@@ -2,9 +2,11 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
-from tilekit.compiler.conversion import Swizzle, wavefronts, within_threads
+from tilekit.compiler.conversion import Swizzle, wavefronts, with_runs, within_threads, within_warps
+from tilekit.compiler.fragments import accumulator, warpgroup_accumulator
 from tilekit.compiler.layout import Config, Layout
 
 SHAPES = [(128,), (64, 64), (32, 32), (128, 16), (16, 256), (1, 1024), (4, 8), (2, 2)]
@@ -68,3 +70,103 @@ def test_every_element_has_an_offset_of_its_own(warps, vec):
             swizzle = Swizzle.between(source, target, 4)
             offsets = {swizzle.offset(at) for at in itertools.product(*map(range, source.shape))}
             assert offsets == set(range(source.shape[0] * source.shape[1]))
+
+
+# ------------------------------------------------------------------------------------------------------------------ by shuffles
+
+
+def held(layout):
+    """What is in each register of each thread of the last warp: coordinates by `[lane][register]`."""
+    coordinates = np.array(layout.coordinates())
+    first = 32 * ((1 << len(layout.warp)) - 1)
+    return np.stack([coordinates ^ np.array(layout.thread_coordinate(first + lane)) for lane in range(32)])
+
+
+def swapped(elements, swaps):
+    """What threads hold when bits of the register number and of the lane have changed places: a shuffle for each pair of registers.
+
+    A lane whose bit is not set sends its upper register of a pair, and gets the other lane's lower one for it; the other way round.
+    """
+    lanes, registers = np.arange(elements.shape[0]), np.arange(elements.shape[1])
+    for reg, lane in swaps:
+        sent = elements[lanes ^ 1 << lane][:, registers ^ 1 << reg]
+        stays = (lanes >> lane & 1)[:, None] == registers >> reg & 1
+        elements = np.where(stays[..., None], elements, sent)
+    return elements
+
+
+def products():
+    """Layouts that products come in."""
+    shapes = [(16, 8), (16, 16), (64, 64), (64, 256), (128, 32), (32, 128), (2, 32, 64)]
+    made = [accumulator(shape, warps, size) for shape in shapes for warps in (1, 4, 8) for size in (2, 4)]
+    made += [warpgroup_accumulator(shape, warps) for shape in shapes for warps in (4, 8)]
+    return [layout for layout in made if layout is not None]
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
+def test_results_of_products_get_runs_by_shuffles(itemsize):
+    """16 bytes of a row in each thread where the row has them, and where lanes and registers walk it that far."""
+    widened = 0
+    for source in products():
+        for dim in range(len(source.shape)):
+            target = with_runs(source, dim, itemsize)
+            swaps = within_warps(source, target)
+            assert swaps is not None
+            np.testing.assert_array_equal(swapped(held(source), swaps), held(target))
+            assert target.warp == source.warp
+            assert sorted(target.reg + target.lane) == sorted(source.reg + source.lane)
+            before, after = (itemsize << len(layout.run(dim)) for layout in (source, target))
+            assert before <= after
+            assert after <= max(16, before)
+            assert (source == target) == (not swaps)
+            assert (before == after) == (not swaps), "each exchange lengthens the run"
+            widened += bool(swaps)
+    assert widened > 10
+
+
+@pytest.mark.parametrize(("itemsize", "run"), [(1, 16), (2, 8), (4, 4), (8, 2)])
+def test_runs_of_a_warpgroups_result(itemsize, run):
+    """Two neighbours in a thread, and 8 in four lanes, become what 16 bytes take."""
+    source = warpgroup_accumulator((64, 128), 4)
+    assert source.run(1) == (0,)
+    assert 1 << len(with_runs(source, 1, itemsize).run(1)) == run
+
+
+def test_conversions_that_are_no_exchange_within_warps():
+    source = warpgroup_accumulator((64, 128), 8)
+    reg, lane, warp = source.reg, source.lane, source.warp
+    assert within_warps(source, source) == []
+    exchanged = Layout(source.shape, (lane[2], *reg[1:]), (*lane[:2], reg[0], *lane[3:]), warp)
+    assert within_warps(source, exchanged) == [(0, 2)]
+    np.testing.assert_array_equal(swapped(held(source), [(0, 2)]), held(exchanged))
+    twice = Layout(source.shape, (lane[2], lane[0], *reg[2:]), (reg[1], lane[1], reg[0], *lane[3:]), warp)
+    assert sorted(within_warps(source, twice)) == [(0, 2), (1, 0)]
+    np.testing.assert_array_equal(swapped(held(source), within_warps(source, twice)), held(twice))
+    others = {
+        "another warp": Layout(source.shape, (warp[0], *reg[1:]), lane, (reg[0], *warp[1:])),
+        "registers in another order": Layout(source.shape, (reg[1], reg[0], *reg[2:]), lane, warp),
+        "lanes in another order": Layout(source.shape, reg, (lane[1], lane[0], *lane[2:]), warp),
+        "a circle of three": Layout(source.shape, (lane[0], reg[0], *reg[2:]), (reg[1], *lane[1:]), warp),
+        "registers besides": Layout(source.shape, (lane[2], reg[2], reg[1], *reg[3:]), (*lane[:2], reg[0], *lane[3:]), warp),
+        "fewer registers": Layout(source.shape, reg[1:], (reg[0], *lane[1:]), warp),
+        "a copy": Layout(source.shape, reg, ((0, 0), *lane[1:]), warp),
+        "from a copy": Layout(source.shape, (lane[0], *reg[1:]), ((0, 0), *lane[1:]), warp),
+    }
+    for name, target in others.items():
+        assert within_warps(source, target) is None, name
+    assert within_warps(others["a copy"], others["from a copy"]) is None
+    assert within_warps(others["a copy"], source) is None
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
+def test_tiles_as_they_are_loaded_get_runs_by_shuffles_too(itemsize):
+    for warps, vec in itertools.product((1, 4), (1, 2, 8)):
+        for shape in SHAPES:
+            for source in layouts(shape, Config(warps, vec)):
+                for dim in range(len(source.shape)):
+                    target = with_runs(source, dim, itemsize)
+                    swaps = within_warps(source, target)
+                    assert swaps is not None
+                    if source != target:
+                        np.testing.assert_array_equal(swapped(held(source), swaps), held(target))
+                        assert len(target.run(dim)) > len(source.run(dim))

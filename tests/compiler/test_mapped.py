@@ -13,16 +13,18 @@ pytest.importorskip("numba.cuda", reason="compiles kernels")
 import llvmlite.binding as llvm
 from llvmlite import ir
 
+from tiled import order
+
 import tilekit as tk
 from tilekit import api
 from tilekit.compiler.build import build
-from tilekit.compiler.lower.mapped import _grouped
+from tilekit.compiler.lower.mapped import _visited
 from tilekit.partition import grouped_index
 
 TARGETS = ["sm_80", "sm_90a"]
 
 
-def native(group):
+def native(group, cluster=None):
     """What the compiler emits for the index of a tile, as a function for this machine: `f(place, tiles, index)`."""
     i32 = ir.IntType(32)
     module = ir.Module()
@@ -31,7 +33,7 @@ def native(group):
     at, tiles, out = function.args
     cell = lambda base, dim: builder.gep(base, [ir.Constant(i32, dim)])  # noqa: E731
     counts = [builder.load(cell(tiles, dim)) for dim in range(len(group))]
-    for dim, value in enumerate(_grouped(builder, at, counts, group)):
+    for dim, value in enumerate(_visited(builder, at, counts, group, cluster)):
         builder.store(value, cell(out, dim))
     builder.ret_void()
     llvm.initialize_native_target()
@@ -66,12 +68,34 @@ def test_the_compiled_order_is_that_of_the_host(group):
         ]
 
 
+@pytest.mark.parametrize(
+    ("group", "cluster"),
+    [
+        ((1,), (2,)), ((5,), (3,)), ((1, 1), (2, 1)), ((4, 1), (2, 1)), ((3, 1), (2, 1)), ((4, 1), (1, 2)), ((3, 2), (2, 4)),
+        ((2, 1, 3), (1, 2, 2)), ((2, 3, 1, 2), (2, 1, 2, 1)),
+    ],
+)  # fmt: skip
+def test_the_compiled_order_of_clusters_is_that_of_the_host_and_of_numpy(group, cluster):
+    index = native(group, cluster)
+    for clusters in itertools.product((1, 2, 3, 5), repeat=len(group)):
+        tiles = tuple(n * c for n, c in zip(clusters, cluster, strict=True))
+        if len(tiles) == 4 and math.prod(tiles) > 250:
+            continue
+        expected = order(tiles, group, cluster)
+        assert [grouped_index(at, tiles, group, cluster) for at in range(math.prod(tiles))] == expected
+        assert [index(at, tiles) for at in range(math.prod(tiles))] == expected
+
+
 def test_as_many_tiles_as_there_may_be():
     tiles, group = (46_341, 46_340), (8, 4)  # just under 2^31
     index = native(group)
     for at in (0, 1, 2**30, 2**31 - 2**20, math.prod(tiles) - 1):
         assert index(at, tiles) == grouped_index(at, tiles, group)
     assert index(math.prod(tiles) - 1, tiles) == (46_340, 46_339)
+    tiles, group, cluster = (46_340, 46_340), (8, 4), (1, 2)
+    index = native(group, cluster)
+    for at in (0, 1, 2**30, 2**31 - 2**20, math.prod(tiles) - 1):
+        assert index(at, tiles) == grouped_index(at, tiles, group, cluster)
 
 
 @tk.kernel
@@ -137,6 +161,26 @@ def test_the_group_is_part_of_the_compiled_code():
     for launch in launches:
         launch._spent = True
     assert len({launch._plan("compile").specialisation._key("sm_90a") for launch in launches}) == 2
+
+
+def test_the_cluster_is_part_of_the_compiled_code():
+    """Also without a pipeline, whose tiles they would share: the order in which tiles are visited is another."""
+
+    def launch(cluster):
+        made = increment(api.meta((4096, 4096)).partition((32, 32)).map(num_blocks=8, cluster=cluster))
+        made._spent = True
+        return made._plan("compile").specialisation
+
+    shapes = (None, (2, 1), (1, 2), (2, 2), (8, 1))
+    made = [launch(cluster) for cluster in shapes]
+    assert [specialisation.facts[0].cluster for specialisation in made] == list(shapes)
+    assert len({specialisation._key("sm_90a") for specialisation in made}) == len(shapes)
+    texts = [
+        increment(api.meta((4096, 4096)).partition((32, 32)).map(num_blocks=8, cluster=cluster)).compile(target="sm_90a").ptx
+        for cluster in shapes[:3]
+    ]
+    assert len(set(texts)) == 3
+    assert not any("cluster" in text for text in texts), "nothing is shared: blocks run on their own"
 
 
 @tk.kernel

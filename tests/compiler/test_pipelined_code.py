@@ -41,13 +41,22 @@ def persistent(c: tk.Out, a: tk.In, b: tk.In):
         c.store(acc.astype(c.dtype), tile)
 
 
+@tk.kernel
+def persistent_turned(c: tk.Out, a: tk.In, b: tk.In):
+    for tile in c.tiles():
+        acc = tk.zeros((BM, BN), tk.float32)
+        for ta, tb in tk.pipelined(a.tiles((BK, BM))[:, tile.index[0]], b.tiles((BN, BK))[tile.index[1], :]):
+            acc = tk.mma(ta.transpose(), tb.transpose(), acc)
+        c.store(acc.astype(c.dtype), tile)
+
+
 def meta(*shape, dtype=tk.bfloat16):
     return api.meta(shape, dtype)
 
 
-def launch(kernel, tile, warps, *, dtype=tk.bfloat16, stages=None):
+def launch(kernel, tile, warps, *, dtype=tk.bfloat16, stages=None, cluster=None):
     c = meta(4096, 4096, dtype=dtype).partition(tile[:2])
-    c = c.map(num_blocks=132) if kernel is persistent else c
+    c = c.map(num_blocks=132, cluster=cluster) if kernel in (persistent, persistent_turned) else c
     more = (stages,) if kernel is gemm else ()
     op = kernel(c, meta(4096, 4096, dtype=dtype), meta(4096, 4096, dtype=dtype), *more)
     return op.generics(BM=tile[0], BN=tile[1], BK=tile[2]).num_warps(warps)
@@ -120,6 +129,161 @@ def test_as_many_stages_as_fit(tile, wanted, got):
 def test_the_stages_that_are_asked_for(stages):
     (ring,) = launch(gemm, (64, 64, 64), 4, stages=stages).explain("sm_90a").pipelines
     assert ring.stages == stages
+
+
+# ------------------------------------------------------------------------------------------------------------------- clusters
+
+ALONE = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+
+
+def copies(kernel):
+    """The loads, in the order of their streams: `b` for one that comes to the block, `c` to its cluster."""
+    found = re.findall(rf"{re.escape(ALONE)}(\.multicast::cluster)?", kernel.ptx)
+    return "".join("c" if shared else "b" for shared in found)
+
+
+# Of each case: the loads of a turn, the boxes of `a` and `b`.
+CLUSTERS = {
+    "b by panels": (persistent, (2, 1), "b" + "cc", [(128, 64), (64, 64)]),
+    "a by rows": (persistent, (1, 2), "c" + "bbbb", [(64, 64), (64, 64)]),
+    "b by rows": (persistent_turned, (2, 1), "bb" + "c", [(64, 64), (128, 64)]),
+    "a by panels": (persistent_turned, (1, 2), "c" + "b", [(64, 64), (256, 64)]),
+    "b in fours": (persistent, (4, 1), "b" + "c", [(128, 64), (64, 64)]),
+    "b's rows in fours": (persistent_turned, (4, 1), "bb" + "c", [(64, 64), (64, 64)]),
+}
+
+
+@pytest.mark.parametrize("case", CLUSTERS)
+def test_blocks_of_a_cluster_load_a_part_each(case):
+    kernel, cluster, loads, boxes = CLUSTERS[case]
+    tile, blocks = (128, 256, 64), cluster[0] * cluster[1]
+    compiled = launch(kernel, tile, 8, cluster=cluster).compile(target="sm_90a")
+    alone = launch(kernel, tile, 8).compile(target="sm_90a")
+    assert re.fullmatch(f"(?:{loads})+", copies(compiled))
+    assert [m.box for m in compiled.maps] == boxes
+    assert f".reqnctapercluster {blocks}, 1, 1" in compiled.ptx
+    assert f"mov.b16 all, {2**blocks - 1};" in compiled.ptx
+    assert re.search(r"UTMALDG\.2D\.MULTICAST", compiled.sass)
+    # Whoever has read a stage tells all who load into it: a warp arrives at as many barriers as there are blocks.
+    barriers = re.findall(r"mbarrier\.init\.shared::cta\.b64 \[\S+\], (\d+);", compiled.ptx)
+    assert set(barriers) == {"1", str(8 * blocks)}
+    assert "mapa.shared::cluster.u32" in compiled.ptx
+    # Nobody begins, and nobody is gone, before the others are there.
+    assert compiled.ptx.count("barrier.cluster.wait.acquire") >= 2
+    assert not re.search("cluster_ctarank|multicast|reqncta|barrier.cluster|mapa", alone.ptx)
+    assert (compiled.registers, compiled.block, compiled.dynamic_shared_bytes) == (168, (384, 1, 1), alone.dynamic_shared_bytes)
+    calculating = compiled.sass.split("USETMAXREG.TRY_ALLOC")[-1]
+    assert "LDL" not in calculating
+    assert "STL" not in calculating
+    assert products(compiled) == products(alone)
+
+
+@pytest.mark.parametrize("cluster", [(2, 2), (8, 1), (2, 1)])
+def test_clusters_that_share_nothing_are_none(cluster):
+    """With (2, 2) no stream is alike in all blocks; 132 blocks are no clusters of 8; sm_80 has none."""
+    op = launch(persistent, (128, 256, 64), 8, cluster=cluster)
+    compiled = op.compile(target="sm_80" if cluster == (2, 1) else "sm_90a")
+    assert "cluster_ctarank" not in compiled.ptx
+    assert "reqnctapercluster" not in compiled.ptx
+
+
+# ------------------------------------------------------------------------------------------------------ products and a softmax
+
+
+@tk.kernel
+def attention(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float):
+    """The scores of one turn are under way while the softmax of the turn before is multiplied by its values."""
+    h, i = tk.bid(0), tk.bid(1)
+    n = tk.cdiv(k.shape[1], BN)
+    query = tk.load(q, (h, i, 0), (1, BM, BK)).reshape((BM, BK))
+    acc, scores = tk.zeros((BM, BK), tk.float32), tk.zeros((BM, BN), tk.float32)
+    for first in tk.pipelined(k.tiles((1, BN, BK))[h, 0:1, 0], stages=1):
+        scores = tk.mma(query, first.reshape((BN, BK)).transpose(), scores)
+    most = tk.max(scores, 1, keepdims=True) * scale
+    p32 = tk.exp2(tk.fma(scores, scale, -most), flush_to_zero=True)
+    total = tk.sum(p32, 1, keepdims=True)
+    p = p32.astype(v.dtype)
+    for key, value in tk.pipelined(k.tiles((1, BN, BK))[h, 1:n, 0], v.tiles((1, BN, BK))[h, 0 : n - 1, 0], stages=2):
+        scores = tk.mma(query, key.reshape((BN, BK)).transpose(), tk.zeros((BM, BN), tk.float32))
+        acc = tk.mma(p, value.reshape((BN, BK)), acc)
+        higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
+        p32 = tk.exp2(tk.fma(scores, scale, -higher), flush_to_zero=True)
+        shrink = tk.exp2(most - higher, flush_to_zero=True)
+        total = tk.fma(total, shrink, tk.sum(p32, 1, keepdims=True))
+        most = higher
+        acc = acc * shrink
+        p = p32.astype(v.dtype)
+    for value in tk.pipelined(v.tiles((1, BN, BK))[h, n - 1 : n, 0], stages=1):
+        acc = tk.mma(p, value.reshape((BN, BK)), acc)
+    o.store((acc * (1.0 / total)).astype(o.dtype).reshape((1, BM, BK)))
+
+
+def of_attention(queries, keys, depth, dtype=tk.bfloat16):
+    x = meta(32, 8192, depth, dtype=dtype)
+    op = attention(x.partition((1, queries, depth)), x, x, x, 1.0).generics(BM=queries, BN=keys, BK=depth)
+    return op.num_warps(queries // 16)
+
+
+def turn_of(letters):
+    """What the loop with two products does, of the whole."""
+    (found,) = re.findall(r"A(?:H+)GA(?:H+)G\d\d?", letters)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [tk.bfloat16, tk.float16], ids=str)
+@pytest.mark.parametrize(("queries", "keys", "depth"), [(128, 128, 128), (128, 128, 64), (128, 64, 128)])
+def test_a_product_stays_under_way_until_it_is_needed(queries, keys, depth, dtype):
+    """Scores are waited for with the other product under way; the softmax of these comes between that and its own wait."""
+    compiled = of_attention(queries, keys, depth, dtype).compile(target="sm_90a")
+    letters = products(compiled)
+    by_scores, by_values = "H" * (depth // 16 - 1), "H" * (keys // 16 - 1)
+    turn = f"A{by_scores}GA{by_values}G10"
+    assert letters.count("1") == 1
+    assert turn_of(letters) == turn
+    before, after = letters.split(turn)
+    assert re.fullmatch(f"A{by_scores}G0+", before), before
+    assert re.fullmatch(f"(?:A{by_values}G0)+0*", after), after
+    calculating = compiled.sass.split("USETMAXREG.TRY_ALLOC")[-1]
+    between = calculating.split("gsb0, 0x1")[1].split("gsb0, 0x0")[0]
+    assert "FMNMX" in between, "maxima are computed while the second product runs"
+    assert "LDL" not in calculating
+    assert "STL" not in calculating
+    assert compiled.registers == 168
+    assert "HMMA" not in compiled.sass.replace("HGMMA", "")
+    assert "LDSM" not in calculating
+
+
+SLOW_PATH = pytest.mark.xfail(reason="ptxas serialises (C7509): in PTX that is linked, a division's slow path is a call")
+
+
+@SLOW_PATH
+@pytest.mark.parametrize("keys", [64, 128])
+def test_a_division_serialises_no_products(keys):
+    """Of four warps, too, among which registers are not dealt out anew."""
+    letters = products(of_attention(64, keys, 64).compile(target="sm_90a"))
+    assert turn_of(letters) == "A" + "H" * 3 + "GA" + "H" * (keys // 16 - 1) + "G10"
+
+
+def test_a_packed_operand_is_packed_once():
+    """`p` is carried round the loop in words: 64 of 128 x 128 elements for each thread, and none is converted twice."""
+    compiled = of_attention(128, 128, 128).compile(target="sm_90a")
+    calculating = compiled.sass.split("USETMAXREG.TRY_ALLOC")[-1]
+    loop = calculating.split("gsb0, 0x1")[0].rsplit("WARPGROUP.ARRIVE", 2)[1] + calculating.split("gsb0, 0x1")[1]
+    loop = loop.split("HGMMA")[:16]  # behind the loop comes the last product
+    assert calculating.count("F2FP.BF16.F32.PACK_AB") == 3 * 32, "of the first scores, of a turn, of the result"
+    assert not re.search(r"\bPRMT\b", "".join(loop))
+
+
+@pytest.mark.parametrize(("tile", "warps"), [((64, 128, 64), 4), ((128, 128, 64), 8), ((128, 256, 64), 8)], ids=str)
+@pytest.mark.parametrize("dtype", [tk.bfloat16, tk.float16], ids=str)
+def test_results_get_their_wide_stores_by_shuffles(tile, warps, dtype):
+    """In a word go two elements that lie together: half of the words of a thread change lanes, twice."""
+    compiled = launch(persistent, tile, warps, dtype=dtype).compile(target="sm_90a")
+    words = tile[0] * tile[1] // (32 * warps) // 2
+    stores = re.findall(r"\bSTG[.\w]*", compiled.sass)
+    assert stores == ["STG.E.128"] * (words // 4)
+    assert compiled.sass.count("SHFL.BFLY") == 2 * words // 2
+    assert not re.search(r"\b(STS|LDS)\b", compiled.sass)
 
 
 def test_a_tensor_has_one_map_for_tiles_of_a_shape():

@@ -169,6 +169,46 @@ def test_saxpy_says_that_a_folder_cannot_be_written(refused: Run, tmp_path: Path
         tmp_path.chmod(stat.S_IRWXU)
 
 
+def test_matmul_agrees_with_numpy(run: Run, device: tk.Device) -> None:
+    out = run("04_matmul")
+    assert f"on {device.kind}:{device.ordinal}" in out
+    assert out.count("TFLOP/s; the same as NumPy's") == 3
+    out = run("04_matmul", "--m", 70, "--n", 33, "--k", 300)
+    assert "70 x 33 x 300" in out
+    assert out.count("the same as NumPy's") == 3
+
+
+def test_matmul_notices_a_wrong_result(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load("04_matmul")
+    monkeypatch.setattr(module, "own", lambda c, a, b, bias: c.fill(0.0))
+    with pytest.raises(SystemExit, match="1"):
+        module.main(["--m", "20", "--n", "20", "--k", "20"])
+
+
+def test_flash_attention_agrees_with_numpy(run: Run, device: tk.Device) -> None:
+    out = run("06_flash_attention", "--length", 150)
+    assert f"on {device.kind}:{device.ordinal}" in out
+    assert out.count("TFLOP/s; the same as NumPy's") == 3
+    out = run("06_flash_attention", "--heads", 1, "--length", 33, "--size", 128)
+    assert "1 heads of 33 x 128" in out
+    assert out.count("the same as NumPy's") == 3
+
+
+def test_flash_attention_notices_a_wrong_result(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load("06_flash_attention")
+    monkeypatch.setattr(module, "own", lambda q, k, v: api.zeros(q.shape, q.dtype))
+    with pytest.raises(SystemExit, match="1"):
+        module.main(["--heads", "1", "--length", "20"])
+
+
+def test_flash_attention_takes_no_empty_sequence(refused: Run) -> None:
+    assert "--heads and --length are at least 1" in refused("06_flash_attention", "--length", 0)
+
+
+def test_matmul_takes_no_empty_matrix(refused: Run) -> None:
+    assert "--m, --n and --k are at least 1" in refused("04_matmul", "--k", 0)
+
+
 def test_softmax_agrees_with_numpy(run: Run, device: tk.Device) -> None:
     out = run("05_softmax", "--rows", 5, "--columns", 33)
     assert f"5 x 33 on {device.kind}:{device.ordinal}" in out

@@ -13,9 +13,9 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.kernels import losses, norms, scans, selection
+from tilekit.kernels import epilogues, losses, norms, products, scans, selection
 
-H, F, D = tk.float16, tk.float32, tk.float64
+B, H, F, D = tk.bfloat16, tk.float16, tk.float32, tk.float64
 ROWS = 8192
 
 
@@ -180,3 +180,102 @@ def test_layer_norm_of_even_rows_is_not_masked(target):
     kernel = op.compile(target=target)
     assert not re.search(r"@p (ld|st)\.global", kernel.ptx)
     assert Counter(re.findall(r"\b((?:LDG|STG)[.\w]*)", kernel.sass)) == {"LDG.E.128": 24, "STG.E.128": 8}
+
+
+def product(m_, n, k, dtype=B, **options):
+    return kernels.gemm(m(m_, k, dtype=dtype), m(k, n, dtype=dtype), **options)
+
+
+def turned(which):
+    a, b = m(4096, 4096, dtype=B), m(4096, 4096, dtype=B)
+    return kernels.gemm(a.T if "a" in which else a, b.T if "b" in which else b)
+
+
+# With the tile that is expected: what is compiled, and the columns of an instruction, of which there are BK / 16 a turn.
+PRODUCTS = {
+    "4096": (lambda: product(4096, 4096, 4096), 256),
+    "2048 f16": (lambda: product(2048, 2048, 2048, H), 256),
+    "1024": (lambda: product(1024, 1024, 1024), 128),
+    "16 rows": (lambda: product(16, 8192, 8192), 64),
+    "ragged": (lambda: product(4000, 4008, 4040), 256),
+    "in parts": (lambda: product(128, 128, 65536), 64),
+    "a.T": (lambda: turned("a"), 256),
+    "b.T": (lambda: turned("b"), 256),
+    "a.T, b.T": (lambda: turned("ab"), 256),
+    "batch": (lambda: kernels.gemm(m(16, 1024, 512, dtype=B), m(16, 512, 1024, dtype=B)), 256),
+    "batch, one b.T": (lambda: kernels.gemm(m(16, 1024, 512, dtype=B), m(1024, 512, dtype=B).T), 256),
+    "batch, one b": (lambda: kernels.gemm(m(16, 1024, 512, dtype=B), m(512, 1024, dtype=B)), 256),
+    "bias, gelu": (lambda: product(4096, 4096, 4096, epilogue=epilogues.bias_gelu, operands=(m(4096),)), 256),
+    "bias, silu": (lambda: product(4096, 4096, 4096, epilogue=epilogues.bias_silu, operands=(m(4096),)), 256),
+    "residual": (lambda: product(4096, 4096, 4096, epilogue=epilogues.residual, operands=(m(4096, 4096, dtype=B),)), 256),
+    "c": (lambda: product(4096, 4096, 4096, c=m(4096, 4096, dtype=B), alpha=0.5, beta=2.0), 256),
+    "c f32": (lambda: product(4096, 4096, 4096, c=m(4096, 4096), beta=2.0), 128),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_by_warpgroups(name):
+    make, columns = PRODUCTS[name]
+    kernel = launch_in(make()).compile(target="sm_90a")
+    loading, calculating = kernel.sass.split("USETMAXREG.TRY_ALLOC") if columns > 128 else (kernel.sass, kernel.sass)
+    found = Counter(re.findall(r"\b(HGMMA[.\w]*|HMMA[.\w]*)", kernel.sass))
+    instruction = f"HGMMA.64x{columns}x16.F32" + ("" if "f16" in name else ".BF16")
+    assert set(found) == {instruction}, found
+    assert found[instruction] % 4 == 0, "64 / 16 a turn"
+    assert len(re.findall(r"\bHGMMA\b.*\bgsb0\b", calculating)) == found[instruction] // 4, "those of a turn go together"
+    assert "UTMALDG" in loading
+    assert not re.search(r"\b(LDL|STL)\b", calculating), "what the loading thread keeps in local memory costs nothing"
+    assert "LDSM" not in kernel.sass
+    assert kernel.registers <= 168 or columns <= 128
+    stores = set(re.findall(r"\b(STG[.\w]*)", calculating))
+    assert stores == {"STG.E.64" if name == "in parts" else "STG.E.128"}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_by_warps(name, monkeypatch):
+    monkeypatch.setattr(products, "in_stages", lambda *tensors: False)  # as on such a GPU
+    monkeypatch.setattr(products, "_recipes", {})
+    kernel = launch_in(PRODUCTS[name][0]()).compile(target="sm_80")
+    assert "HMMA.16816.F32" in kernel.sass
+    assert "LDSM.16.M" in kernel.sass
+    assert set(re.findall(r"\b(LDG[.\w]*)", kernel.sass)) == {"LDG.E.128"}
+    assert kernel.local_bytes == 0
+
+
+OTHER_PRODUCTS = {
+    "f32": (lambda: product(4096, 4096, 4096, F), "FFMA", 104),
+    "tf32": (lambda: product(4096, 4096, 4096, F, precision="tf32"), "HMMA.1688.F32.TF32", 168),
+    "f64": (lambda: product(1024, 1024, 1024, D), "DMMA", 136),
+    "fp8": (lambda: product(4096, 4096, 4096, tk.float8_e4m3fn), "HMMA.16816.F32", 128),
+    "i8": (lambda: product(4096, 4096, 4096, tk.int8), "IMMA.16832.S8.S8", 128),
+    "rows at odd addresses": (lambda: product(4096, 4096, 4099), "HMMA.16816.F32.BF16", 208),
+    "batch, c, bias": (
+        lambda: kernels.gemm(
+            *(m(4, 512, 512, dtype=B) for _ in range(3)), alpha=2.0, epilogue=epilogues.bias, operands=(m(512),)
+        ),
+        "16.F32.BF16",
+        224,
+    ),
+    "batch, c": (lambda: kernels.gemm(m(3, 70, 100), m(100, 90), m(1, 1, 1)), "FFMA", 104),
+    "small, odd": (lambda: product(40, 33, 77), "HMMA.16816.F32.BF16", 152),
+}
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", OTHER_PRODUCTS)
+def test_other_products(name, target):
+    make, instruction, budget = OTHER_PRODUCTS[name]
+    kernel = launch_in(make()).compile(target=target)
+    assert instruction in kernel.sass
+    assert kernel.local_bytes == 0
+    assert kernel.registers <= budget, f"{kernel.registers} registers, the budget is {budget}"
+
+
+def test_parts_are_added_up_in_wide_accesses():
+    op = product(128, 128, 65536)
+    op.consumed()
+    parts, total = op.parts()
+    kernel = total.compile(target="sm_90a")
+    assert set(re.findall(r"\b(LDG[.\w]*)", kernel.sass)) == {"LDG.E.128"}
+    assert (kernel.local_bytes, kernel.registers <= 64) == (0, True)
+    parts.consumed()

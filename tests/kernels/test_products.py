@@ -190,6 +190,12 @@ def _cube(acc):
     return tk.minimum(tk.maximum(acc * acc * acc, -65000.0), 65000.0)
 
 
+def test_numpy_numbers_are_numbers(device):
+    a, b, c = normal((20, 30), np.float32), normal((30, 20), np.float32, 1), normal((20, 20), np.float32, 2)
+    y = kernels.gemm(f(a), f(b), f(c), alpha=np.float64(0.5), beta=np.float64(-1)).to_host().sync()
+    close(y, 0.5 * (wide(a) @ wide(b)) - wide(c), np.abs(wide(a)) @ np.abs(wide(b)) + 3, 30)
+
+
 def test_one_kernel_for_each_epilogue():
     from tilekit.kernels.products import _function, _kernels
 
@@ -297,7 +303,7 @@ def test_mistakes(device):
 
 
 def plan(m, n, k, batch=1, count=132, **options):
-    given = {"itemsize": 2, "staged": True, "even": True, "cpu": False, "tf32": False, "operands": False}
+    given = {"itemsize": 2, "staged": True, "even": True, "cpu": False, "tf32": False, "beside": 0}
     given |= {"tile": None, "num_warps": None, "splits": None, **options}
     return _gemm_plans._plan((batch, m, n, k), count, **given)
 
@@ -336,5 +342,6 @@ def test_blocks_stay_where_operands_come_ahead():
     assert plan(8192, 8192, 8192).blocks == 132
     assert plan(8192, 8192, 8192, count=78).blocks == 78
     assert plan(512, 512, 512).blocks == 64
-    assert plan(4096, 4096, 4096, staged=False).blocks == (4096 // 128) ** 2
-    assert plan(8192, 8192, 8192, operands=True).columns == 128
+    assert plan(4096, 4096, 4096, staged=False).blocks == 4096 // 128 * 4096 // 64
+    assert plan(8192, 8192, 8192, beside=2).columns == 256
+    assert plan(8192, 8192, 8192, beside=4).columns == 128

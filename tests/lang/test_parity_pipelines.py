@@ -65,10 +65,20 @@ def persistent(c: tk.Out, a: tk.In, b: tk.In):
         c.store(acc, tile)
 
 
-def multiply(kernel, a, b, shape, tile=(64, 128, 64), *, dtype=tk.float32, stages=None, map_=None, warps=None):
+@tk.kernel
+def persistent_turned(c: tk.Out, a: tk.In, b: tk.In):
+    for tile in c.tiles():
+        acc = tk.zeros(c.tile_shape, tk.float32)
+        for ta, tb in tk.pipelined(a.tiles((BK, BM))[:, tile.index[0]], b.tiles((BN, BK))[tile.index[1], :]):
+            acc = tk.mma(ta.transpose(), tb.transpose(), acc)
+        c.store(acc.astype(c.dtype), tile)
+
+
+def multiply(kernel, a, b, shape, tile=(64, 128, 64), *, dtype=tk.float32, stages=None, map_=None, cluster=None, warps=None):
     c = api.zeros(shape, dtype).sync().partition(tile[:2])
-    c = c if map_ is None else c.map(num_blocks=map_)
-    more = () if kernel is persistent else (stages,)
+    c = c if map_ is None else c.map(num_blocks=map_, cluster=cluster, group=(2, 1))
+    assert cluster is None or c.cluster == cluster
+    more = () if kernel in (persistent, persistent_turned) else (stages,)
     op = kernel(c, api.from_host(a), api.from_host(b), *more).generics(BM=tile[0], BN=tile[1], BK=tile[2])
     return (op if warps is None else op.num_warps(warps)).first().unpartition().to_host().sync()
 
@@ -126,6 +136,284 @@ def test_persistent_kernels(device, blocks, extents):
     a, b = whole((m, k), tk.bfloat16), whole((k, n), tk.bfloat16, 1)
     found = multiply(persistent, a, b, (m, n), (64, 64, 64), map_=blocks)
     check(found, product_of(a, b).astype(np.float32))
+
+
+# -------------------------------------------------------------------------------------------------------------------- clusters
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("cluster", [(2, 1), (1, 2), (4, 1), (1, 4), (2, 2)], ids=str)
+@pytest.mark.parametrize("kernel", [persistent, persistent_turned], ids=lambda kernel: kernel.name)
+def test_clusters(device, kernel, cluster, dtype):
+    """Each block of a cluster brings a part of what all of them multiply; blocks visit several tiles, not all of them equally many."""
+    m, n, k = 256, 1024, 320
+    a, b = whole((m, k), dtype), whole((k, n), dtype, 1)
+    given = (a, b) if kernel is persistent else (np.ascontiguousarray(a.T), np.ascontiguousarray(b.T))
+    found = multiply(kernel, *given, (m, n), (64, 128, 64), map_=20, cluster=cluster, warps=4)
+    check(found, product_of(a, b).astype(np.float32))
+
+
+@pytest.mark.parametrize("cluster", [(2, 1), (1, 2)], ids=str)
+@pytest.mark.parametrize("kernel", [persistent, persistent_turned], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(("tile", "warps"), [((128, 256, 64), 8), ((128, 128, 128), 8), ((256, 128, 64), 8), ((64, 256, 64), 4)], ids=str)
+def test_tiles_in_clusters(device, kernel, cluster, tile, warps):
+    """Extents that hang over, along all dimensions."""
+    m, n, k = 4 * tile[0] - 24, 2 * tile[1] - 8, 200
+    a, b = whole((m, k), tk.bfloat16), whole((k, n), tk.bfloat16, 1)
+    given = (a, b) if kernel is persistent else (np.ascontiguousarray(a.T), np.ascontiguousarray(b.T))
+    found = multiply(kernel, *given, (m, n), tile, map_=4, cluster=cluster, warps=warps)
+    check(found, product_of(a, b).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("shape", [(256, 512), (256, 504), (250, 510), (255, 511)], ids=str)
+def test_results_of_16_bits(device, shape, dtype):
+    """Rows change from the layout of products to that of wide stores; those that lie otherwise are stored as they can be."""
+    (m, n), k = shape, 64
+    a, b = whole((m, k), dtype), whole((k, n), dtype, 1)
+
+    @tk.kernel(num_warps=4)
+    def kernel(c: tk.Out, a: tk.In, b: tk.In):
+        for tile in c.tiles():
+            i, j = tile.index
+            acc = tk.zeros(c.tile_shape, tk.float32)
+            for ta, tb in tk.pipelined(a.tiles((64, 64))[i, :], b.tiles((64, 128))[:, j]):
+                acc = tk.mma(ta, tb, acc)
+            c.store(acc.astype(c.dtype), tile)
+
+    c = api.zeros(shape, dtype).sync().partition((64, 128)).map(num_blocks=4, cluster=(2, 1))
+    found = kernel(c, api.from_host(a), api.from_host(b)).first().unpartition().to_host().sync()
+    check(found, product_of(a, b).astype(dtype))
+
+
+def test_what_threads_of_a_cluster_read_by_themselves(device):
+    """A row of tiles that all blocks of a cluster add up, another one of their own, and no product."""
+
+    @tk.kernel
+    def kernel(y: tk.Out, a: tk.In, b: tk.In):
+        for tile in y.tiles():
+            i, j = tile.index
+            s = tk.zeros((16, 128), tk.float32)
+            for ta, tb in tk.pipelined(a.tiles((16, 128))[i, :], b.tiles((128, 16))[:, j], stages=2):
+                s += ta * (j + 1) + tb.transpose()
+            y.store(s, tile)
+
+    a, b = whole((64, 128 * 6), tk.float32), whole((128 * 6, 64), tk.float32, 1)
+    ta, tb = tiles_of(a, 16, 128).sum(1), tiles_of(b, 128, 16).sum(0).swapaxes(1, 2)
+    wanted = np.block([[ta[i] * (j + 1) + tb[j] for j in range(4)] for i in range(4)]).astype(np.float32)
+    for cluster in ((2, 1), (1, 2), (1, 4), (2, 2), None):
+        y = api.zeros((64, 512)).sync().partition((16, 128)).map(num_blocks=8, cluster=cluster)
+        check(kernel(y, api.from_host(a), api.from_host(b)).first().unpartition().to_host().sync(), wanted)
+
+
+def test_one_stream_of_several_is_shared_and_two_pipelines_follow_each_other(device):
+    @tk.kernel(num_warps=4)
+    def kernel(c: tk.Out, a: tk.In, b: tk.In, d: tk.In):
+        for tile in c.tiles():
+            i, j = tile.index
+            acc = tk.zeros(c.tile_shape, tk.float32)
+            for ta, tb in tk.pipelined(a.tiles((64, 64))[i, :], b.tiles((64, 128))[:, j]):
+                acc = tk.mma(ta, tb, acc)
+            for td in tk.pipelined(d.tiles((8, 128))[:, j], stages=2):
+                acc = acc + tk.sum(td, 0, keepdims=True)
+            c.store(acc, tile)
+
+    a, b, d = whole((256, 192), tk.bfloat16), whole((192, 512), tk.bfloat16, 1), whole((40, 512), tk.float32, 2)
+    c = api.zeros((256, 512)).sync().partition((64, 128)).map(num_blocks=6, cluster=(2, 1))
+    found = kernel(c, *(api.from_host(x) for x in (a, b, d))).first().unpartition().to_host().sync()
+    check(found, (product_of(a, b) + d.sum(0, dtype=np.float64)).astype(np.float32))
+
+
+# ----------------------------------------------------------------------------------------------- products that wait for each other
+
+
+@tk.kernel
+def attention(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float):
+    h, i = tk.bid(0), tk.bid(1)
+    n = tk.cdiv(k.shape[1], BN)
+    query = tk.load(q, (h, i, 0), (1, BM, BK)).reshape((BM, BK))
+    acc, scores = tk.zeros((BM, BK), tk.float32), tk.zeros((BM, BN), tk.float32)
+    for first in tk.pipelined(k.tiles((1, BN, BK))[h, 0:1, 0], stages=1):
+        scores = tk.mma(query, first.reshape((BN, BK)).transpose(), scores)
+    most = tk.max(scores, 1, keepdims=True) * scale
+    p32 = tk.exp2(scores * scale - most)
+    total = tk.sum(p32, 1, keepdims=True)
+    p = p32.astype(v.dtype)
+    for key, value in tk.pipelined(k.tiles((1, BN, BK))[h, 1:n, 0], v.tiles((1, BN, BK))[h, 0 : n - 1, 0], stages=2):
+        scores = tk.mma(query, key.reshape((BN, BK)).transpose(), tk.zeros((BM, BN), tk.float32))
+        acc = tk.mma(p, value.reshape((BN, BK)), acc)
+        higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
+        p32 = tk.exp2(scores * scale - higher)
+        shrink = tk.exp2(most - higher)
+        total = total * shrink + tk.sum(p32, 1, keepdims=True)
+        most = higher
+        acc = acc * shrink
+        p = p32.astype(v.dtype)
+    for value in tk.pipelined(v.tiles((1, BN, BK))[h, n - 1 : n, 0], stages=1):
+        acc = tk.mma(p, value.reshape((BN, BK)), acc)
+    o.store((acc / total).astype(o.dtype).reshape((1, BM, BK)))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("turns", [1, 2, 3, 7])
+@pytest.mark.parametrize(("tile", "warps"), [((64, 64, 64), 4), ((128, 64, 64), 8), ((128, 128, 128), 8), ((64, 128, 64), 4)], ids=str)
+def test_attention(device, tile, warps, turns, dtype):
+    queries, keys, depth = tile
+    rng = np.random.default_rng(turns)
+    q, k, v = (rng.normal(size=(2, n, depth)).astype(dtype) for n in (2 * queries, turns * keys, turns * keys))
+    o = api.zeros((2, 2 * queries, depth)).sync().partition((1, queries, depth))
+    scale = depth**-0.5
+    op = attention(o, *(api.from_host(x) for x in (q, k, v)), scale * np.log2(np.e).item())
+    found = op.generics(BM=queries, BN=keys, BK=depth).num_warps(warps).first().unpartition().to_host().sync()
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    p = np.exp(q @ k.swapaxes(1, 2) * scale)
+    wanted = p / p.sum(2, keepdims=True) @ v
+    assert abs(found - wanted).max() < (4e-3 if dtype == tk.float16 else 2e-2)
+
+
+def carry(kernel, turns, warps=4, rows=64, dtype=tk.bfloat16):
+    """Run `kernel(y, a, b, c)`, whose tiles have so many rows, and 64 columns."""
+    a, b, c = whole((rows, 64), dtype), whole((64, 64 * turns), dtype, 1), whole((64 * turns, 64), dtype, 2)
+    y = api.zeros((rows, 64)).sync().partition((rows, 64))
+    op = kernel(y, *(api.from_host(x) for x in (a, b, c))).num_warps(warps)
+    found = op.first().unpartition().to_host().sync()
+    a, b, c = (x.astype(np.float64) for x in (a, b, c))
+    return found, a, [b[:, 64 * t : 64 * t + 64] for t in range(turns)], [c[64 * t : 64 * t + 64] for t in range(turns)]
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(("rows", "warps"), [(64, 4), (128, 8), (128, 4), (64, 8), (32, 2)])
+@pytest.mark.parametrize("turns", [1, 2, 5])
+def test_an_operand_that_is_carried_round_the_loop(device, turns, rows, warps, dtype):
+    """It comes from the scores of the turn before: exact, as these are cut to one, zero and minus one."""
+
+    @tk.kernel
+    def kernel(y: tk.Out, a: tk.In, b: tk.In, c: tk.In):
+        query = tk.load(a, (0, 0), y.tile_shape)
+        p, acc = query, tk.zeros(y.tile_shape, tk.float32)
+        for tb, tc in tk.pipelined(b.tiles((64, 64))[0, :], c.tiles((64, 64))[:, 0], stages=2):
+            scores = tk.mma(query, tb, tk.zeros(y.tile_shape, tk.float32))
+            acc = tk.mma(p, tc, acc)
+            p = tk.minimum(tk.maximum(scores, -1.0), 1.0).astype(a.dtype)
+            acc = acc * -1.0
+        y.store(acc + p.astype(tk.float32))
+
+    found, query, b, c = carry(kernel, turns, warps, rows, dtype)
+    p, acc = query, 0
+    for tb, tc in zip(b, c, strict=True):
+        acc = -(acc + p @ tc)
+        p = np.clip(query @ tb, -1, 1)
+    check(found, (acc + p).astype(np.float32))
+
+
+def test_what_else_a_carried_operand_is_good_for(device):
+    """Read by other operations, changed in branches, and handed on to another variable."""
+
+    @tk.kernel
+    def kernel(y: tk.Out, a: tk.In, b: tk.In, c: tk.In):
+        p, acc, at = tk.load(a, (0, 0), (64, 64)), tk.zeros((64, 64), tk.float32), 0
+        before, seen = p, tk.zeros((64, 1), tk.float32)
+        for tb, tc in tk.pipelined(b.tiles((64, 64))[0, :], c.tiles((64, 64))[:, 0]):
+            acc = tk.mma(p, tb, acc)
+            seen += tk.sum(p.astype(tk.float32), 1, keepdims=True)
+            acc = tk.mma(before, tc, acc)
+            before = p
+            if at % 2 == 0:
+                p = p * -1.0
+            elif at % 3 == 0:
+                p = tk.where(p > 0, p, before)
+            at += 1
+        y.store(acc + seen + before.astype(tk.float32) * p.astype(tk.float32))
+
+    for turns in (1, 4, 7):
+        found, p, b, c = carry(kernel, turns)
+        before, seen, acc = p, 0, 0
+        for at, (tb, tc) in enumerate(zip(b, c, strict=True)):
+            acc = acc + p @ tb + before @ tc
+            seen = seen + p.sum(1, keepdims=True)
+            before = p
+            p = -p if at % 2 == 0 else p
+        check(found, (acc + seen + before * p).astype(np.float32))
+
+
+def test_products_that_are_needed_in_another_order(device):
+    """Three are asked for in a turn; the second is needed first, the first with it, and the last in the next turn alone."""
+
+    @tk.kernel(num_warps=4)
+    def kernel(y: tk.Out, a: tk.In, b: tk.In, c: tk.In):
+        query = tk.load(a, (0, 0), (64, 64))
+        total, late = tk.zeros((64, 64), tk.float32), tk.zeros((64, 64), tk.float32)
+        for tb, tc in tk.pipelined(b.tiles((64, 64))[0, :], c.tiles((64, 64))[:, 0]):
+            total = total + late
+            one = tk.mma(query, tb, tk.zeros((64, 64), tk.float32))
+            two = tk.mma(query, tc.transpose(), tk.zeros((64, 64), tk.float32))
+            late = tk.mma(query, tc, tk.zeros((64, 64), tk.float32))
+            total = total + tk.max(two, 1, keepdims=True)
+            total = total - one
+        y.store(total + 2.0 * late)
+
+    for turns in (1, 2, 6):
+        found, query, b, c = carry(kernel, turns)
+        total, late = 0, 0
+        for tb, tc in zip(b, c, strict=True):
+            total = total + late - query @ tb + (query @ tc.T).max(1, keepdims=True)
+            late = query @ tc
+        check(found, (total + 2 * late).astype(np.float32))
+
+
+# ------------------------------------------------------------------------------------------------------- tiles as they lie, renamed
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, tk.float32], ids=str)
+@pytest.mark.parametrize("shape", [(3, 64, 256), (2, 60, 200)], ids=str)
+def test_tiles_with_other_dimensions(device, dtype, shape):
+    """Elementwise, in reductions and in other shapes: it does not matter how a tile got its dimensions."""
+
+    @tk.kernel
+    def kernel(y: tk.Out, x: tk.In):
+        s = tk.zeros((64, 32), tk.float32)
+        for t in tk.pipelined(x.tiles((1, 32, 64))[tk.bid(0), 0, :]):
+            flat = t.reshape((32, 64))
+            s += flat.transpose().astype(tk.float32)
+            s += 2 * t.permute((2, 0, 1)).reshape((64, 32)).astype(tk.float32)
+            s += 3 * tk.reshape(t, (1, 32, 1, 64)).permute((3, 0, 2, 1)).reshape((64, 32)).astype(tk.float32)
+            s += 4 * tk.transpose(tk.transpose(t, 0, 2), 1, 2).reshape((64, 32)).astype(tk.float32)
+            s += 5 * flat.reshape((64, 32)).astype(tk.float32)  # rows apart: other elements lie together
+            s += tk.sum(t.transpose(1, 2).astype(tk.float32), 2).reshape((64, 1))
+            s += tk.max(flat.transpose().reshape((64, 1, 32)), 0).astype(tk.float32)
+        y.store(s.reshape((1, 64, 32)))
+
+    x = whole(shape, dtype)
+    t = tiles_of(x, 1, 32, 64)[:, 0, :, 0]
+    turned = t.swapaxes(2, 3)
+    wanted = 10 * turned + 5 * t.reshape(turned.shape) + t.sum(2)[..., None] + t.max(3)[:, :, None, :]
+    check(run(kernel, tk.float32, x, n=(shape[0], 64, 32), tile=(1, 64, 32)), wanted.sum(1).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("turned_b", [False, True])
+@pytest.mark.parametrize("turned_a", [False, True])
+def test_products_of_tiles_with_other_dimensions(device, turned_a, turned_b, dtype):
+    """Batches of one, taken off; and dimensions of one put in, exchanged, and taken off."""
+
+    @tk.kernel(num_warps=4)
+    def kernel(y: tk.Out, a: tk.In, b: tk.In):
+        acc = tk.zeros((64, 64), tk.float32)
+        for ta, tb in tk.pipelined(a.tiles((1, 64, 64))[tk.bid(0), 0, :], b.tiles((64, 1, 64))[:, 0, 0]):
+            first, second = ta.reshape((64, 64)), tb.permute((1, 0, 2)).reshape((64, 64))
+            if turned_a:
+                first = ta.permute((2, 1, 0)).reshape((64, 64))
+            if turned_b:
+                second = tb.reshape((1, 64, 64)).transpose(1, 2).reshape((64, 64))
+            acc = tk.mma(first, second, acc)
+            acc = acc + tk.sum(first.astype(tk.float32), 1, keepdims=True)
+        y.store(acc.reshape((1, 64, 64)))
+
+    a, b = whole((2, 64, 192), dtype), whole((192, 1, 64), dtype, 1)
+    ta, tb = tiles_of(a, 1, 64, 64)[:, 0, :, 0], tiles_of(b, 64, 1, 64)[:, 0, 0, :, 0]
+    ta, tb = (ta.swapaxes(2, 3) if turned_a else ta), (tb.swapaxes(1, 2) if turned_b else tb)
+    wanted = (ta @ tb + ta.sum(3, keepdims=True)).sum(1)
+    check(run(kernel, tk.float32, a, b, n=(2, 64, 64), tile=(1, 64, 64)), wanted.astype(np.float32))
 
 
 # ----------------------------------------------------------------------------------------------- streams, and other uses of tiles

@@ -111,6 +111,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         summary="products of bfloat16 matrices, square and not: TFLOP/s, beside cuBLAS and Triton",
         size="rows and columns of square matrices, the only ones then",
     ),
+    "attention": Benchmark(
+        module="attention",
+        summary="attention in bfloat16, with a causal mask and without: TFLOP/s, beside cuDNN and FlashAttention-2",
+        size="queries and keys of each sequence",
+    ),
 }
 """The benchmarks, by name."""
 

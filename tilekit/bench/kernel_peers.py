@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from tilekit import dtypes
@@ -13,7 +13,7 @@ from tilekit.bench.saxpy_peers import DeviceArray, Missing, need
 from tilekit.stream import Stream
 from tilekit.tensor import Tensor
 
-__all__ = ["PEERS", "Build", "Missing"]
+__all__ = ["PEERS", "Build", "Missing", "sdpa"]
 
 Build = Callable[[Case, Tensors, Tensor, Stream], tuple[Contestant, Callable[[], Any]]]
 """What makes a contestant of a case, its tensors, one for the result, and the stream; and what gives the result of the variant
@@ -111,6 +111,30 @@ def torch_eager(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> tu
 
     contestant = Contestant(name="torch", version=torch.__version__, variants=(Variant(launch=launch),), active=active)
     return contestant, lambda: _to_numpy(made[0].detach())
+
+
+def sdpa(name: str, backend: str) -> Build:
+    """PyTorch's scaled_dot_product_attention by one of its backends: `"CUDNN_ATTENTION"`, `"FLASH_ATTENTION"`..."""
+
+    def build(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> tuple[Contestant, Callable[[], Any]]:
+        torch, given, _, active = _in_torch(tensors, out, stream)
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        made: list[Any] = [None]
+        operands, causal = [given[what] for what in ("x", "key", "value")], "causal" in case.kernel
+
+        def launch() -> None:
+            made[0] = torch.nn.functional.scaled_dot_product_attention(*operands, is_causal=causal)
+
+        @contextmanager
+        def chosen() -> Iterator[None]:
+            with active(), sdpa_kernel(getattr(SDPBackend, backend)):
+                yield
+
+        contestant = Contestant(name=name, version=torch.__version__, variants=(Variant(launch=launch),), active=chosen)
+        return contestant, lambda: _to_numpy(made[0])
+
+    return build
 
 
 def triton_kernel(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> tuple[Contestant, Callable[[], Any]]:

@@ -28,7 +28,7 @@ from tilekit.compiler.inlining import inlined
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format, target_capability
 from tilekit.compiler.layout import Config
 from tilekit.compiler.lower.pipelines import LOADERS, SHARED_BYTES, WITH_TMA
-from tilekit.compiler.pipelines import Unfit, pipelined_loops, plain, specialised
+from tilekit.compiler.pipelines import Unfit, pipelined_loops, plain, rings_of, specialised
 from tilekit.compiler.types import MOST_WARPS, Compilation, MoreWarps, Pipelines, TensorType, argument_type, compiling
 from tilekit.driver.report import Site
 from tilekit.errors import TilekitError
@@ -112,7 +112,7 @@ def _compiled(
     def attempt(pipelines: Pipelines | None) -> tuple[CompiledKernel, Compilation]:
         return _assembled(bound, facts, config, target, occupancy, pipelines, checks=checks, grows=grows)
 
-    rings, reason = len(pipelined_loops(bound)), ""
+    rings, reason = rings_of(bound), ""
     if rings and target_capability(target)[:2] == WITH_TMA:
         types_ = argument_types(bound.names, facts, config)
         tensors = {ty.parameter: (at, ty) for at, ty in enumerate(types_) if isinstance(ty, TensorType)}

@@ -112,6 +112,8 @@ def warpgroup_accumulator(shape: Vector, num_warps: int) -> Layout | None:
     apart = []
     for _ in range((num_warps // WARPS_OF_GROUP).bit_length() - 1):
         left = rows if len(rows) > 6 else columns
+        if not left:
+            return None
         apart.append(left.pop())
     down = [v for v in reversed(apart) if v[0]]
     if len(columns) < 3:
@@ -122,9 +124,13 @@ def warpgroup_accumulator(shape: Vector, num_warps: int) -> Layout | None:
 
 @functools.cache
 def is_accumulator(layout: Layout) -> bool:
-    """Whether a tile lies as products do."""
+    """Whether a tile lies as products do; or its rows, as those of products by warpgroups do, whatever became of the columns."""
     if len(layout.shape) < 2:
         return False
+    down = next((d for d, extent in enumerate(layout.shape) if extent > 1), 0)
+    rows = [tuple(1 << bit if d == down else 0 for d in range(len(layout.shape))) for bit in range(6)]
+    if len(layout.warp) > 1 and (*layout.lane[2:], *layout.warp[:2]) == (*rows[:3], *rows[4:]):
+        return True
     warps = 1 << len(layout.warp)
     products = [accumulator(layout.shape, warps, size) for size in (2, 4)]
     return layout in (*products, warpgroup_accumulator(layout.shape, warps))

@@ -38,7 +38,7 @@ from tilekit.lang.matmul import mma
 from tilekit.lang.pipelines import check_stages, check_warp_specialize
 from tilekit.lang.shape import permute, reshape, transpose
 
-__all__ = ["CALCULATES", "LOADS", "STEPS", "Unfit", "check_call", "pipelined_loops", "plain", "specialised"]
+__all__ = ["CALCULATES", "LOADS", "STEPS", "Unfit", "check_call", "pipelined_loops", "plain", "rings_of", "specialised"]
 
 CALCULATES, LOADS = 0, 1
 
@@ -80,8 +80,8 @@ def _settled(product: Any, *later: Any) -> Any:
 
 
 def _give(ring: Any, turn: Any, k: Any, lines: Any) -> Any:
-    """Be done with a turn's tiles. If there are products that read them it is with those of the turn before, unless that belongs to
-    another loop. The statements on the given lines run once in each turn."""
+    """Be done with a turn's tiles. If there are products that read them it is with those of the turn before, unless that belongs
+    to another loop. The statements on the given lines run once in each turn."""
 
 
 def _end() -> Any:
@@ -153,7 +153,7 @@ def specialised(bound: BoundKernel, clusters: Mapping[str, tuple[int, ...]]) -> 
     if any(_all_pipelined(called) for called in bound.called.values()):
         raise Unfit("a function that the kernel calls has a pipeline")
     tree: ast.FunctionDef = _Apart().visit(copy.deepcopy(bound.definition))
-    loops = [_Pipeline(node, number) for number, node in enumerate(_loops_of(bound, tree))]
+    loops = _pipelines(bound, tree)
     if not loops:
         return bound  # it has its rings: dead branches have been taken out of it
     _check_stay(bound, tree, loops)
@@ -163,10 +163,11 @@ def specialised(bound: BoundKernel, clusters: Mapping[str, tuple[int, ...]]) -> 
     streams = [(loop.node, loop.streams) for loop in loops]
     for loop, shared in zip(loops, alike(tree, streams, clusters, lambda node: _resolved(bound, node)), strict=True):
         loop.check(parameters)
-        head.append(loop.ring(shared))
+        if loop.shares is None:
+            head.append(loop.ring(shared))
     first = tree.body[0]
     head.append(_assigned(_ROLE, _called("tilekit__role", [], first), first))
-    starts = [_assigned(loop.turn, ast.Constant(0), loop.node) for loop in loops]
+    starts = [_assigned(loop.turn, ast.Constant(0), loop.node) for loop in loops if loop.shares is None]
     loading = [*copy.deepcopy(starts), *kept.statements(tree.body)]
     calculating = [*starts, *_Takes(bound, loops).block(tree.body)]
     registers = [ast.Expr(_called("tilekit__registers", [ast.Constant(role)], first)) for role in (CALCULATES, LOADS)]
@@ -205,6 +206,26 @@ def _loops_of(bound: BoundKernel, tree: ast.AST) -> list[ast.For]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.For) and _is_pipelined(bound, node.iter)]
 
 
+def _pipelines(bound: BoundKernel, tree: ast.AST) -> list[_Pipeline]:
+    """The pipelines of a kernel. One over the same tiles as another, which does not stand in it, uses its ring."""
+    made: list[_Pipeline] = []
+    for node in _loops_of(bound, tree):
+        loop = _Pipeline(node, len(made))
+        within = {id(inner) for inner in ast.walk(node)}
+        for other in made:
+            apart = id(other.node) not in within and id(node) not in {id(inner) for inner in ast.walk(other.node)}
+            if other.shares is None and loop.key == other.key and apart:
+                loop.share(other)
+                break
+        made.append(loop)
+    return made
+
+
+def rings_of(bound: BoundKernel) -> int:
+    """How many rings the pipelines of a kernel have."""
+    return sum(loop.shares is None for loop in _pipelines(bound, bound.definition))
+
+
 def _all_pipelined(bound: BoundKernel) -> list[ast.For]:
     return pipelined_loops(bound) + [loop for called in bound.called.values() for loop in _all_pipelined(called)]
 
@@ -237,7 +258,9 @@ class _Pipeline:
         node: the loop.
         streams: the expressions of its streams.
         stages: how many the user wants, None for as many as fit.
-        turn: the name of the variable that counts the turns of all times it runs.
+        turn: the name of the variable that counts the turns of all times that loops with its ring run.
+        key: what pipelines have in common that can use one ring.
+        shares: whose ring it uses, None if it has its own.
     """
 
     def __init__(self, node: ast.For, number: int) -> None:
@@ -248,6 +271,12 @@ class _Pipeline:
         self.number, self.name = number, f"tilekit__ring{number}"
         self.turn, self.count, self.index = f"{self.name}_turn", f"{self.name}_steps", f"{self.name}_k"
         self.rows = [f"{self.name}_row{place}" for place in range(len(self.streams))]
+        self.key = (self.stages, *(ast.dump(self._grid(stream)) for stream in self.streams))
+        self.shares: _Pipeline | None = None
+
+    def share(self, other: _Pipeline) -> None:
+        """Use another's ring."""
+        self.shares, self.number, self.name, self.turn = other, other.number, other.name, other.turn
 
     def check(self, parameters: set[str]) -> None:
         """Refuse what cannot be a ring."""

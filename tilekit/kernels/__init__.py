@@ -14,6 +14,9 @@ from tilekit.kernels.activations import silu as silu
 from tilekit.kernels.activations import silu_backward as silu_backward
 from tilekit.kernels.activations import swiglu as swiglu
 from tilekit.kernels.activations import swiglu_backward as swiglu_backward
+from tilekit.kernels.attention_decoding import attention_decode as attention_decode
+from tilekit.kernels.attention_gradients import attention_backward as attention_backward
+from tilekit.kernels.attentions import attention as attention
 from tilekit.kernels.dropouts import dropout as dropout
 from tilekit.kernels.dropouts import dropout_backward as dropout_backward
 from tilekit.kernels.embeddings import embedding as embedding
@@ -41,6 +44,9 @@ from tilekit.kernels.transposing import transpose as transpose
 __all__ = [
     "add_rms_norm",
     "argmax",
+    "attention",
+    "attention_backward",
+    "attention_decode",
     "cross_entropy",
     "cross_entropy_backward",
     "cumsum",

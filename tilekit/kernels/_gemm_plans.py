@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from tilekit import dtypes
 from tilekit.kernels._host import power
+from tilekit.partition import MappedPartition
 from tilekit.tensor import Tensor
 
-__all__ = ["Plan", "aligned", "in_stages", "plan_of"]
+__all__ = ["FEW_ROWS", "Plan", "aligned", "in_stages", "plan_of"]
 
 # Of a multiprocessor, in a clock: products of 16-bit floats, and bytes into or out of shared memory.
 _PRODUCTS, _BYTES = 2048, 128
@@ -27,11 +28,16 @@ _MEMORY, _NEXT = 2400, 3000
 # Tiles for 16-bit operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
 _STAGED = ((128, 256, 8), (128, 128, 8), (128, 64, 8), (64, 256, 4), (64, 128, 4), (64, 64, 4))
 _STAGED_DEPTH = 64
-# With a tile of an operand of the epilogue beside it, a larger accumulator does not fit the registers.
-_BESIDE_OPERANDS = 128 * 128
+# Of a product with so few rows, the transpose is taken, with so many of its rows (see `products`) in a tile.
+FEW_ROWS = 32
+_FEW_STAGED = 128
+# With tiles of so many bytes for each of its elements beside it, a larger accumulator does not fit the registers.
+_LARGE, _BESIDE = 128 * 128, 4
+# Two blocks, one below the other, of such tiles load a tile of b once for both.
+_CLUSTER = (2, 1)
 # Tiles that are loaded as the loop goes, by the operands' dtype: rows, columns, depth, warps, and the blocks of a multiprocessor.
 _LOADED = {
-    2: (128, 128, 32, 8, 2),
+    2: (128, 64, 64, 4, None),
     1: (128, 128, 64, 8, 2),
     8: (64, 64, 16, 8, None),
 }
@@ -64,10 +70,14 @@ class Plan(NamedTuple):
     num_warps: int
     occupancy: int | None
 
-    @property
-    def group(self) -> tuple[int, int]:
-        """How many tiles are visited together."""
-        return _GROUP, _GROUP
+    def mapped(self, tensor: Tensor) -> MappedPartition:
+        """The partition of the result, or of a batch of them, for these blocks."""
+        batch = (1,) * (len(tensor.shape) - 2)
+        return tensor.partition((*batch, self.rows, self.columns)).map(
+            group=(*batch, _GROUP, _GROUP),
+            num_blocks=self.blocks,
+            cluster=(*batch, *_CLUSTER) if self.rows * self.columns > _LARGE and self.num_warps >= 8 else None,
+        )
 
 
 def aligned(*tensors: Tensor) -> bool:
@@ -88,7 +98,7 @@ def in_stages(*tensors: Tensor) -> bool:
 
 
 def plan_of(
-    a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, even: bool, cpu: bool, tf32: bool, operands: bool,
+    a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, even: bool, cpu: bool, tf32: bool, beside: int,
     tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | None,
 ) -> Plan:  # fmt: skip
     """The plan for a product of shape `(batch, M, N, K)`.
@@ -100,18 +110,18 @@ def plan_of(
         even: see `aligned`.
         cpu: whether it is for a CPU device.
         tf32: whether float32 operands are rounded for tensor cores.
-        operands: whether the epilogue takes matrices.
+        beside: the bytes of an element of all matrices that the epilogue takes.
         tile, num_warps, splits: what the caller wants; None for what is best.
     """
     device = a.device
     count = device.driver.multiprocessors if device is not None else _MULTIPROCESSORS
-    return _plan(shape, count, a.itemsize, staged, even, cpu, tf32, operands, tile, num_warps, splits)
+    return _plan(shape, count, a.itemsize, staged, even, cpu, tf32, beside, tile, num_warps, splits)
 
 
 @functools.lru_cache(maxsize=1024)
 def _plan(
     shape: tuple[int, int, int, int], count: int, itemsize: int, staged: bool, even: bool, cpu: bool, tf32: bool,
-    operands: bool, tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | None,
+    beside: int, tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | None,
 ) -> Plan:  # fmt: skip
     batch, m, n, k = shape
     occupancy: int | None = None
@@ -122,13 +132,16 @@ def _plan(
     elif cpu:
         bm, bn, bk = (min(_CPU_TILE, power(extent)) for extent in (m, n, k))
         warps, parts = 1, splits or 1
+    elif staged and n <= FEW_ROWS < m:
+        bm, bn, bk, warps = _FEW_STAGED, max(_LEAST, power(n)), _STAGED_DEPTH, 4
+        parts = splits or max(1, min(_MOST_SPLITS, -(-k // bk), 4 * count // -(-m // bm)))
     elif staged:
         bk = _STAGED_DEPTH
-        bm, bn, warps, parts = _cheapest(shape, count, operands, splits)
+        bm, bn, warps, parts = _cheapest(shape, count, beside, splits)
     else:
         bm, bn, bk, warps, occupancy = _LOADED_TF32 if tf32 else _LOADED_F32 if itemsize == 4 else _LOADED[itemsize]
         bm, bn, bk, warps = _smaller(shape, count, (bm, bn, bk, warps))
-        occupancy = occupancy if bm * bn >= _BESIDE_OPERANDS and even and not operands else None
+        occupancy = occupancy if bm * bn >= _LARGE and even and not beside else None
         parts = splits or _parts(batch * -(-m // bm) * -(-n // bn), -(-k // bk), count)
     if num_warps is not None:
         warps = num_warps
@@ -141,13 +154,13 @@ def _plan(
     return Plan(bm, bn, bk, parts, share, min(tiles, held) if staged else tiles, warps, occupancy)
 
 
-def _cheapest(shape: tuple[int, int, int, int], count: int, operands: bool, splits: int | None) -> tuple[int, int, int, int]:
+def _cheapest(shape: tuple[int, int, int, int], count: int, beside: int, splits: int | None) -> tuple[int, int, int, int]:
     """The tile, the warps and the parts for operands that come in stages."""
     batch, m, n, k = shape
     steps = -(-k // _STAGED_DEPTH)
     best, chosen = math.inf, (128, 128, 8, 1)
     for bm, bn, warps in _STAGED:
-        if operands and bm * bn > _BESIDE_OPERANDS:
+        if beside >= _BESIDE and bm * bn > _LARGE:
             continue
         tiles = batch * -(-m // bm) * -(-n // bn)
         read = warps // 4 * (4 * bm // warps + bn)  # each warpgroup reads its rows of a, and all of b

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import tilekit as tk
 from tilekit import dtypes
 from tilekit.errors import CompileError
-from tilekit.kernels._gemm_plans import aligned, in_stages, plan_of
+from tilekit.kernels._gemm_plans import FEW_ROWS, Plan, aligned, in_stages, plan_of
 from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, power, shaped, takes_ops
 from tilekit.lang.functions import Function
 from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
@@ -44,8 +44,8 @@ def _tile_of(x, along: tk.Const, n, i, j):
     if len(along) == 2:
         tile = tk.load(x, (i * along[0], j * along[1]), (1 + (BM - 1) * along[0], 1 + (BN - 1) * along[1]))
     else:
-        shape = (1 + (BM - 1) * along[1], 1 + (BN - 1) * along[2])
-        tile = tk.load(x, (n * along[0], i * along[1], j * along[2]), (1, *shape)).reshape(shape)
+        stacked = tk.load(x, (n * along[0], i * along[1], j * along[2]), (1, 1 + (BM - 1) * along[1], 1 + (BN - 1) * along[2]))
+        tile = stacked.reshape((1 + (BM - 1) * along[1], 1 + (BN - 1) * along[2]))
     return tile
 
 
@@ -186,37 +186,33 @@ def gemm(
 
 @takes_ops
 def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile, num_warps, splits):
-    wide = _check_operands(a, b, precision)
-    shape = _shape_of(a.shape, b.shape)
-    batch, m, n, k = shape
+    a_tensor("gemm", a=a, b=b)
+    for at, x in enumerate(operands):
+        a_tensor("gemm", **{f"operands[{at}]": x})
     if beta == 0:
         c = None
-    _check_factors(wide, alpha, beta)
-    matrix = len(a.shape) == len(b.shape) == 2
-    extents = (m, n) if matrix else (batch, m, n)
-    result = _result_dtype(a.dtype, wide) if dtype is None else dtypes.as_dtype(dtype)
-    added = () if c is None else _along("c", c, extents)
-    if len(operands) > _MOST_OPERANDS:
-        raise ValueError(f"gemm: {len(operands)} operands for the epilogue; it takes up to {_MOST_OPERANDS}")
-    if operands and epilogue is None:
-        raise ValueError("gemm: operands are for an epilogue, and there is none: epilogue=kernels.epilogues.bias adds one")
-    along = tuple(_along(f"operands[{at}]", x, extents) for at, x in enumerate(operands))
-    place = out_or_new("gemm", out, a, extents, result)
-    cpu = on_cpu(a)
-    _check_tuning(tile, num_warps, splits, matrix)
-    with_matrices = any(all(each[-2:]) for each in (added, *along) if each)
-    plan = plan_of(
-        a, (batch, m, n, k or _LEAST), staged=in_stages(a, b), even=aligned(a, b), cpu=cpu,
-        tf32=precision == "tf32" and a.dtype == dtypes.float32, operands=with_matrices, tile=tile, num_warps=num_warps,
-        splits=splits if matrix else 1,
+    if c is not None:
+        a_tensor("gemm", c=c)
+    # All that follows from what a tensor is, but for its address, is found out once.
+    given = (
+        a.traits, b.traits, None if c is None else c.traits, tuple(x.traits for x in operands), type(alpha), type(beta),
+        epilogue, dtype, precision, tile if tile is None else tuple(tile), num_warps, splits,
     )  # fmt: skip
-    kernels = _kernels(_function(epilogue))
-    c_seen = a if c is None else shaped(c, _padded(c.shape, len(extents)))
-    more = [shaped(x, _padded(x.shape, len(extents))) for x in operands]
-    rest = (c_seen, *more, *[a] * (_MOST_OPERANDS - len(more)), alpha, beta)
-    # Without tensor cores a product takes so long that its operands come in time, and registers are better spent on it.
-    ahead = False if a.dtype == dtypes.float64 or (a.dtype == dtypes.float32 and precision == "ieee") else None
-    constants = (alpha != 1, added, along)
+    recipe = _recipes.get(given)
+    if recipe is None:
+        if len(_recipes) >= _RECIPES_KEPT:
+            _recipes.clear()
+        recipe = _recipes[given] = _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, num_warps, splits)
+    extents, result, wide, added, along, ahead, plan, kernels, turned = recipe
+    place, matrix, rank = out_or_new("gemm", out, a, extents, result), len(extents) == 2, len(extents)
+    more = [shaped(x, _padded(x.shape, rank)) for x in operands]
+    added_to = a if c is None else shaped(c, _padded(c.shape, rank))
+    if turned and c is not None:
+        added_to = added_to.T
+    number = int if wide == dtypes.int32 else float  # and so one kernel for all numbers
+    rest = (added_to, *more, *[a] * (_MOST_OPERANDS - len(more)), number(alpha), number(beta))
+    constants = (bool(alpha != 1), added, along)
+    (m, n), k = extents[-2:], a.shape[-1]
 
     def steps(new):
         y = new(place)
@@ -227,21 +223,21 @@ def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile
             left, right = (new(Spec((*x.shape[:-2], *ends), x.dtype)) for x, ends in ((a, (m, _LEAST)), (b, (_LEAST, n))))
             for x in (left, right):
                 yield x.fill(0)
+        target = y
+        if turned:
+            target, left, right = y.T, right.T, left.T
         if not matrix:
-            cut = y.partition((1, plan.rows, plan.columns)).map(group=(1, *plan.group), num_blocks=plan.blocks)
             each = tuple(int(len(x.shape) == 3) for x in (a, b))
             stacks = (shaped(x, _padded(x.shape, 3)) for x in (left, right))
-            yield launched(kernels.batch(cut, *stacks, *rest, wide, precision, ahead, *constants, each))
+            yield launched(kernels.batch(plan.mapped(y), *stacks, *rest, wide, precision, ahead, *constants, each))
         elif plan.splits == 1:
-            cut = y.partition((plan.rows, plan.columns)).map(group=plan.group, num_blocks=plan.blocks)
-            yield launched(kernels.matrix(cut, left, right, *rest, wide, precision, ahead, *constants))
+            yield launched(kernels.matrix(plan.mapped(target), left, right, *rest, wide, precision, ahead, *constants))
         else:
-            parts = new(Spec((plan.splits, m, n), wide))
-            cut = parts.partition((1, plan.rows, plan.columns)).map(group=(1, *plan.group), num_blocks=plan.blocks)
-            yield launched(_parts(cut, left, right, plan.share, precision, ahead))
-            columns = min(power(n), 256)
-            rows = min(power(m), 256 if cpu else _SUMMED // columns)
-            launch = kernels.finish(y.partition((rows, columns)), parts, *rest, plan.splits, *constants)
+            parts = new(Spec((plan.splits, *target.shape), wide))
+            yield launched(_parts(plan.mapped(parts), left, right, plan.share, precision, ahead))
+            columns = min(power(target.shape[1]), 256)
+            rows = min(power(target.shape[0]), 256 if on_cpu(a) else _SUMMED // columns)
+            launch = kernels.finish(target.partition((rows, columns)), parts, *rest, plan.splits, *constants)
             yield launch.generics(BM=rows, BN=columns).num_warps(_SUMMED_WARPS)
         return y
 
@@ -252,12 +248,62 @@ def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile
     return Launches(a, steps, Spec(extents, result))
 
 
+class _Recipe(NamedTuple):
+    """What a product takes: its shape and dtype, the constants of its kernels, the plan, and the kernels.
+
+    Of few rows the transpose is computed, `b.T @ a.T`, if it is `turned`: tensor cores take 64 rows at a time, and 8 columns.
+    """
+
+    extents: tuple[int, ...]
+    result: Any
+    wide: Any
+    added: tuple[int, ...]
+    along: tuple[tuple[int, ...], ...]
+    ahead: bool | None
+    plan: Plan
+    kernels: _Kernels
+    turned: bool
+
+
+_recipes: dict[Any, _Recipe] = {}
+_RECIPES_KEPT = 512
+
+
+def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, num_warps, splits):
+    wide = _sum_dtype(a, b, precision)
+    batch, m, n, k = _shape_of(a.shape, b.shape)
+    _check_factors(wide, alpha, beta)
+    matrix = len(a.shape) == len(b.shape) == 2
+    extents = (m, n) if matrix else (batch, m, n)
+    added = () if c is None else _along("c", c, extents)
+    if len(operands) > _MOST_OPERANDS:
+        raise ValueError(f"gemm: {len(operands)} operands for the epilogue; it takes up to {_MOST_OPERANDS}")
+    if operands and epilogue is None:
+        raise ValueError("gemm: operands are for an epilogue, and there is none: epilogue=kernels.epilogues.bias adds one")
+    along = tuple(_along(f"operands[{at}]", x, extents) for at, x in enumerate(operands))
+    _check_tuning(tile, num_warps, splits, matrix)
+    result = dtypes.as_dtype(dtype) if dtype is not None else a.dtype if a.itemsize > 1 else wide
+    exact = a.dtype == dtypes.float32 and precision == "ieee"
+    staged = in_stages(a, b)
+    turned = staged and matrix and epilogue is None and tile is None and m <= FEW_ROWS < n
+    if turned:
+        m, n, added = n, m, added[::-1]
+    plan = plan_of(
+        a, (batch, m, n, k or _LEAST), staged=staged, even=aligned(a, b), cpu=on_cpu(a),
+        tf32=a.dtype == dtypes.float32 and not exact,
+        beside=sum(x.itemsize for x, each in zip((c, *operands), (added, *along), strict=True) if each and all(each[-2:])),
+        tile=tile, num_warps=num_warps, splits=splits if matrix else 1,
+    )  # fmt: skip
+    # Without fast tensor cores a product takes so long that its operands come in time, and registers are better spent on it.
+    ahead = False if exact or a.dtype == dtypes.float64 else None
+    return _Recipe(extents, result, wide, added, along, ahead, plan, _kernels(_function(epilogue)), turned)
+
+
 # ------------------------------------------------------------------------------------------------------------------------- checks
 
 
-def _check_operands(a: Any, b: Any, precision: str) -> Any:
+def _sum_dtype(a: Any, b: Any, precision: str) -> Any:
     """The dtype in which a product of these is added up."""
-    a_tensor("gemm", a=a, b=b)
     if precision not in PRECISIONS:
         raise ValueError(f'gemm: precision is "ieee" or "tf32", not {precision!r}')
     try:
@@ -286,13 +332,8 @@ def _check_factors(wide: Any, alpha: Any, beta: Any) -> None:
             raise TypeError(f"gemm: {what} is {'an int, for integers' if kinds == (int,) else 'a number'}, not {value!r}")
 
 
-def _result_dtype(dtype: Any, wide: Any) -> Any:
-    return dtype if dtype.itemsize > 1 else wide
-
-
 def _along(what: str, x: Any, extents: tuple[int, ...]) -> tuple[int, ...]:
     """For each dimension of the result whether `x` has it (1), or one element for all (0)."""
-    a_tensor("gemm", **{what: x})
     if len(x.shape) > len(extents) or any(n not in (1, to) for n, to in zip(x.shape[::-1], extents[::-1], strict=False)):
         raise ValueError(f"gemm: {what} has shape {x.shape}, which does not broadcast to {extents}")
     return tuple(int(n == to) for n, to in zip(_padded(x.shape, len(extents)), extents, strict=True))
@@ -314,14 +355,16 @@ def _check_tuning(tile: Any, num_warps: Any, splits: Any, matrix: bool) -> None:
 def _function(epilogue: Any) -> Function:
     if epilogue is None:
         return _nothing_else  # type: ignore[no-any-return]
-    return epilogue if isinstance(epilogue, Function) else _helper(epilogue)
+    if isinstance(epilogue, Function):
+        return epilogue
+    if getattr(epilogue, "__name__", "") == "<lambda>":
+        raise TypeError("gemm: epilogue is a lambda; define it with def, once, for a kernel is made for each function")
+    try:
+        return _helper(epilogue)
+    except TypeError as error:
+        raise TypeError(f"gemm: epilogue is a function in the tile language, see tk.function: {error}") from None
 
 
 @functools.lru_cache(maxsize=256)
 def _helper(epilogue: Callable[..., Any]) -> Function:
-    if getattr(epilogue, "__name__", "") == "<lambda>":
-        raise TypeError("gemm: epilogue is a lambda; define it with def, once, for a kernel is made for each function")
-    try:
-        return Function(epilogue)
-    except TypeError as error:
-        raise TypeError(f"gemm: epilogue is a function in the tile language, see tk.function: {error}") from None
+    return Function(epilogue)

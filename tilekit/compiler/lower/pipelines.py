@@ -417,15 +417,16 @@ def take(ring: types.Type, turn: types.Type) -> Any:
 def _given(builder: ir.IRBuilder, ring: RingType, turn: ir.Value) -> None:
     """A warp is done with the tiles of a turn."""
     stage, _ = ring.stage(builder, turn)
+    # Products have been waited for, which leaves nothing to order. What threads read by themselves has to have been read before
+    # the accelerator writes there: it is another proxy, and a barrier alone does not wait for loads that are under way.
+    read = _state().read
+    text = "fence.proxy.async.shared::cta; " * read + "bar.warp.sync -1; "
     if ring.cluster == 1:
-        text = "{ .reg .pred P; setp.eq.u32 P, $1, 0; bar.warp.sync -1; @P mbarrier.arrive.shared::cta.b64 _, [$0]; }"
+        text += "@P mbarrier.arrive.shared::cta.b64 _, [$0];"
     else:
-        # Products have been waited for, which leaves nothing to release; what threads read by themselves has to be.
-        order = "release" if _state().read else "relaxed"
-        text = (
-            f"{{ .reg .pred P; .reg .b32 there; setp.lt.u32 P, $1, {ring.cluster}; bar.warp.sync -1; "
-            f"@P mapa.shared::cluster.u32 there, $0, $1; @P mbarrier.arrive.{order}.cluster.shared::cluster.b64 _, [there]; }}"
-        )
+        arrive = f"mbarrier.arrive.{'release' if read else 'relaxed'}.cluster.shared::cluster.b64"
+        text += f"@P mapa.shared::cluster.u32 there, $0, $1; @P {arrive} _, [there];"
+    text = f"{{ .reg .pred P; .reg .b32 there; setp.lt.u32 P, $1, {ring.cluster}; {text} }}"
     lane = builder.and_(special_register(builder, "tid.x"), integer(32, WARP - 1))
     asm(builder, text, "r,r,~{memory}", _VOID, [ring.empty(builder, stage), lane], convergent=True)
 
@@ -435,7 +436,7 @@ def _products(builder: ir.IRBuilder, left: int) -> None:
     asm(builder, f"wgmma.wait_group.sync.aligned {left};", "~{memory}", _VOID, [], convergent=True)
 
 
-@lowers(steps._operand)
+@lowers(steps._operand, deferred=True)
 def operand(tile: types.Type) -> Any:
     found = OperandType.of(tile)
     if found is None:

@@ -42,7 +42,8 @@ def room(builder: ir.IRBuilder, nbytes: int, what: str) -> ir.Value:
     if nbytes > ROOM:
         reject(what, f"would need {nbytes} bytes of shared memory, more than a block has ({ROOM}); take smaller tiles")
     compilation = current()
-    own = nbytes <= _OWN and compilation.static_bytes + nbytes <= _STATIC
+    # Beside rings of stages there is little left.
+    own = nbytes <= _OWN and compilation.static_bytes + nbytes <= _STATIC and compilation.pipelines is None
     if own:
         name = builder.module.get_unique_name("tilekit_room")
     else:

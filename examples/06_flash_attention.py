@@ -1,0 +1,114 @@
+"""Attention in one pass: scores that never leave the multiprocessor, and a softmax that is corrected as it goes.
+
+    python examples/06_flash_attention.py
+    python examples/06_flash_attention.py --heads 32 --length 8192 --size 128
+
+It computes attention of random numbers with a kernel of its own, in float16, and with the ready-made one, also with a causal
+mask; all are compared with NumPy's. It runs on the first GPU that tilekit can use, else on the CPU device; TILEKIT_DEVICE=cpu or
+cuda chooses.
+"""
+
+import argparse
+import math
+import time
+
+import numpy as np
+
+import tilekit as tk
+from tilekit import api, kernels
+
+BM, BN, D = tk.generics("BM BN D")
+CHECKED = 32  # rows of the last head that are compared with NumPy's
+
+
+@tk.kernel
+def attention(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float):
+    h, i = tk.bid(0), tk.bid(1)
+    query = tk.load(q, (h, i, 0), (1, BM, D)).reshape((BM, D))
+    acc, total = tk.zeros((BM, D), tk.float32), tk.zeros((BM, 1), tk.float32)
+    most = tk.full((BM, 1), -1e38, tk.float32)
+    j = 0
+    for key, value in tk.pipelined(k.tiles((1, BN, D))[h, :, 0], v.tiles((1, BN, D))[h, :, 0]):
+        scores = tk.mma(query, key.reshape((BN, D)).transpose(), tk.zeros((BM, BN), tk.float32)) * scale
+        inside = tk.arange(BN)[None, :] + j * BN < k.shape[1]
+        scores = tk.where(inside, scores, float("-inf"))  # the last tile may hang over the edge
+        higher = tk.maximum(most, tk.max(scores, 1, keepdims=True))
+        p, shrink = tk.exp2(scores - higher), tk.exp2(most - higher)
+        total = total * shrink + tk.sum(p, 1, keepdims=True)
+        acc = tk.mma(p.astype(v.dtype), value.reshape((BN, D)), acc * shrink)
+        most = higher
+        j += 1  # noqa: SIM113
+    o.store((acc / total).astype(o.dtype).reshape((1, BM, D)))
+
+
+def own(q, k, v):
+    """An op: attention with the kernel above, of tensors of shape (1, heads, length, D)."""
+    q, k, v = (x.reshape(*x.shape[1:]) for x in (q, k, v))
+    rows, warps = (128, 8) if q.shape[1] >= 128 else (64, 4)
+    op = attention(
+        api.empty(q.shape, q.dtype).partition((1, rows, q.shape[2])), q, k, v, math.log2(math.e) / math.sqrt(q.shape[2])
+    )
+    return op.generics(BM=rows, BN=64, D=q.shape[2]).num_warps(warps).first().unpartition()
+
+
+def ready_made(q, k, v):
+    """The same with tilekit.kernels."""
+    return kernels.attention(q, k, v)
+
+
+def causal(q, k, v):
+    """Queries that see only what came before them: half the work."""
+    return kernels.attention(q, k, v, causal=True)
+
+
+def expected(q, k, v, rows, masked):
+    """NumPy's, of some rows of the last head."""
+    q, k, v = (x.to_host().sync()[0, -1].astype(np.float64) for x in (q, k, v))
+    scores = q[rows] @ k.T / math.sqrt(q.shape[1])
+    if masked:
+        scores = np.where(np.arange(len(k)) <= rows[:, None], scores, -np.inf)
+    e = np.exp(scores - scores.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True) @ v
+
+
+def seconds_of(make, *tensors):
+    """The best time of an op, run several times, and its result; the first run compiles the kernel."""
+    result = make(*tensors).sync()
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        make(*tensors).sync()
+        times.append(time.perf_counter() - start)
+    return min(times), result
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Attention of float16 tensors, compared with NumPy's.")
+    parser.add_argument("--heads", type=int, help="(default: 32 on a GPU, 2 on a CPU device)")
+    parser.add_argument("--length", type=int, help="queries and keys (default: 4096 on a GPU, 200 on a CPU device)")
+    parser.add_argument("--size", type=int, default=64, choices=(64, 128), help="of a head (default: 64)")
+    options = parser.parse_args(argv)
+    device = tk.default_device()
+    usual = (32, 4096) if device.kind == "cuda" else (2, 200)
+    heads, length = (n if given is None else given for n, given in zip(usual, (options.heads, options.length), strict=True))
+    if min(heads, length) < 1:
+        parser.exit(2, f"{parser.prog}: --heads and --length are at least 1\n")
+
+    shape = (1, heads, length, options.size)
+    q, k, v = (api.randn(0.0, 1.0, shape, seed=seed, dtype=tk.float16).sync() for seed in range(3))
+    rows = np.unique(np.linspace(0, length - 1, min(length, CHECKED)).astype(int))
+    print(f"{heads} heads of {length} x {options.size} on {device.kind}:{device.ordinal} ({device.name})")
+    contestants = (("the kernel above", own, False), ("kernels.attention", ready_made, False), ("... causal", causal, True))
+    for name, make, masked in contestants:
+        seconds, result = seconds_of(make, q, k, v)
+        right = expected(q, k, v, rows, masked)
+        found = result.to_host().sync().reshape(shape)[0, -1][rows]
+        error = np.abs(found - right).max() / np.abs(right).max()
+        if not error <= 3e-3:
+            parser.exit(1, f"{parser.prog}: {name}: off by {error:.3g} of the largest element\n")
+        tflops = 4e-12 * heads * length**2 * options.size / (2 if masked else 1) / seconds
+        print(f"{name:20} {1e3 * seconds:9.3f} ms, {tflops:8.3f} TFLOP/s; the same as NumPy's to {error:.1e}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""Attention against NumPy in float64: masks, grouped queries, lengths, head sizes; and what is compiled of it."""
+
+from __future__ import annotations
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilekit as tk
+from tilekit import api, kernels
+
+f = api.from_host
+BF16 = ml_dtypes.bfloat16
+# What the weights and the result are rounded to, and sums in float32.
+TOLERANCE = {np.dtype(np.float16): 2e-3, np.dtype(BF16): 1.2e-2, np.dtype(np.float32): 4e-6}
+
+
+def operands(q_shape, k_shape, dtype=np.float32, seed=0, factor=1.0):
+    random = np.random.default_rng(seed)
+    return [(factor * random.standard_normal(s)).astype(dtype) for s in (q_shape, k_shape, k_shape)]
+
+
+def seen(queries, keys, causal=False, window=None):
+    """Which queries see which keys."""
+    place, key = np.arange(queries)[:, None] + keys - queries, np.arange(keys)[None, :]
+    visible = np.ones((queries, keys), bool)
+    if causal:
+        visible &= key <= place
+    if window is not None:
+        visible &= abs(key - place) < window
+    return visible
+
+
+def weights_of(q, k, scale=None, causal=False, window=None):
+    """The weights, in float64, and the logarithms of the sums."""
+    q, k = q.astype(np.float64), np.repeat(k.astype(np.float64), q.shape[1] // k.shape[1], 1)
+    scores = q @ k.swapaxes(2, 3) * (q.shape[3] ** -0.5 if scale is None else scale)
+    scores = np.where(seen(q.shape[2], k.shape[2], causal, window), scores, -np.inf)
+    top = np.maximum(scores.max(-1, keepdims=True), -1e300)
+    e = np.exp(scores - top)
+    total = e.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        return e / np.where(total == 0, 1, total), (np.log(total) + top)[..., 0]
+
+
+def right(q, k, v, **options):
+    p, lse = weights_of(q, k, **options)
+    return p @ np.repeat(v.astype(np.float64), q.shape[1] // k.shape[1], 1), lse
+
+
+def check(q, k, v, **options):
+    y, lse = kernels.attention(f(q), f(k), f(v), return_lse=True, **options).sync()
+    y, lse = y.to_host().sync(), lse.to_host().sync()
+    options.pop("precision", None)
+    wanted, sums = right(q, k, v, **options)
+    # Scores are rounded to float32 before they become exponents.
+    tolerance = TOLERANCE[q.dtype] + 2e-7 * np.abs(sums[~np.isneginf(sums)]).max()
+    assert y.dtype == q.dtype
+    assert np.abs(y.astype(np.float64) - wanted).max() <= tolerance * np.abs(wanted).max()
+    blind = np.isneginf(sums)
+    assert np.array_equal(np.isneginf(lse), blind)
+    assert np.abs(lse[~blind] - sums[~blind]).max() <= 1e-5 * (1 + np.abs(sums[~blind]).max())
+    assert (y[blind] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BF16, np.float32], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_head_sizes(device, dtype, size, causal):
+    check(*operands((2, 2, 200, size), (2, 2, 200, size), dtype), causal=causal)
+
+
+@pytest.mark.parametrize("size", [1, 16, 40, 80, 96, 200])
+def test_other_head_sizes(device, size):
+    check(*operands((1, 2, 70, size), (1, 2, 150, size), np.float16), causal=True)
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 300), (128, 128), (129, 127), (300, 77), (64, 1000), (500, 500)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 40}, {"window": 200, "causal": True}], ids=str)
+def test_lengths_and_masks(device, lengths, options):
+    """With a causal mask the last query stands at the last key; earlier ones may see none."""
+    queries, keys = lengths
+    check(*operands((1, 2, queries, 64), (1, 2, keys, 64), np.float16), **options)
+
+
+@pytest.mark.parametrize("window", [1, 2, 128, 129, 10**12])
+def test_windows(device, window):
+    check(*operands((1, 1, 300, 64), (1, 1, 300, 64)), window=window, causal=True)
+
+
+@pytest.mark.parametrize(("heads", "of_keys"), [(4, 2), (6, 2), (5, 1), (3, 3)])
+def test_grouped_queries(device, heads, of_keys):
+    check(*operands((2, heads, 150, 64), (2, of_keys, 200, 64), BF16), causal=True)
+
+
+def test_many_heads_are_visited_in_parts(device, monkeypatch):
+    from tilekit.kernels import attentions
+
+    monkeypatch.setattr(attentions, "_CACHED", 3 * 2 * 150 * 16 * 4)
+    check(*operands((2, 4, 150, 16), (2, 4, 150, 16)), causal=True)
+
+
+def test_scale(device):
+    q, k, v = operands((1, 2, 100, 64), (1, 2, 100, 64))
+    check(q, k, v, scale=0.7)
+    check(q, k, v, scale=3)
+
+
+def test_large_scores(device):
+    """Exponentials of the differences only: none overflows."""
+    check(*operands((1, 1, 130, 64), (1, 1, 300, 64), np.float32, factor=30.0))
+
+
+def test_strides(device):
+    """Queries that lie as (batch, length, heads, size) are taken as they lie; so are those with gaps."""
+    q, k, v = operands((2, 100, 4, 64), (2, 120, 4, 64), np.float16)
+    views = [f(x).sync().permute(0, 2, 1, 3) for x in (q, k, v)]
+    wanted, _ = right(*(x.swapaxes(1, 2) for x in (q, k, v)), causal=True)
+    found = kernels.attention(*views, causal=True).to_host().sync()
+    assert np.abs(found - wanted).max() < 2e-3 * np.abs(wanted).max()
+
+
+def test_nan_stays_in_its_row(device):
+    q, k, v = operands((1, 1, 70, 64), (1, 1, 90, 64))
+    q[0, 0, 3, 5] = np.nan
+    y = kernels.attention(f(q), f(k), f(v)).to_host().sync()
+    assert np.isnan(y[0, 0, 3]).all()
+    assert np.isfinite(np.delete(y, 3, 2)).all()
+
+
+def test_the_same_each_time(device):
+    q, k, v = (f(x).sync() for x in operands((1, 4, 300, 64), (1, 2, 300, 64), BF16))
+    first, second = (kernels.attention(q, k, v, causal=True).to_host().sync() for _ in range(2))
+    assert first.tobytes() == second.tobytes()
+
+
+def test_nothing_to_do(device):
+    for q, k in [((0, 2, 4, 64), (0, 2, 4, 64)), ((2, 2, 0, 64), (2, 2, 4, 64)), ((1, 0, 4, 64), (1, 0, 4, 64))]:
+        key = api.zeros(k).sync()
+        assert kernels.attention(api.zeros(q), key, key).sync().shape == q
+    empty = api.ones((1, 1, 0, 64)).sync()
+    y, lse = kernels.attention(api.ones((1, 1, 3, 64)), empty, empty, return_lse=True).sync()
+    assert (y.to_host().sync() == 0).all()
+    assert np.isneginf(lse.to_host().sync()).all()
+
+
+def test_out(device):
+    q, k, v = operands((1, 2, 50, 64), (1, 2, 50, 64))
+    out = api.zeros(q.shape).sync()
+    assert kernels.attention(f(q), f(k), f(v), out=out).sync() is out
+    assert np.abs(out.to_host().sync() - right(q, k, v)[0]).max() < 1e-5
+
+
+def gradients(g, q, k, v, **options):
+    """In float64."""
+    p, _ = weights_of(q, k, **options)
+    scale = options.get("scale") or q.shape[3] ** -0.5
+    group = q.shape[1] // k.shape[1]
+    g, q = g.astype(np.float64), q.astype(np.float64)
+    k, v = (np.repeat(x.astype(np.float64), group, 1) for x in (k, v))
+    dp = g @ v.swapaxes(2, 3)
+    ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * scale
+
+    def of_group(x):
+        return x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2)
+
+    return ds @ k, of_group(ds.swapaxes(2, 3) @ q), of_group(p.swapaxes(2, 3) @ g)
+
+
+BACKWARD = [
+    ((2, 4, 200, 64), (2, 2, 200, 64), {}),
+    ((1, 2, 300, 64), (1, 2, 300, 64), {"causal": True}),
+    ((1, 2, 130, 128), (1, 1, 300, 128), {"causal": True, "scale": 0.2}),
+    ((1, 2, 300, 64), (1, 2, 77, 64), {"causal": True}),
+    ((1, 3, 257, 64), (1, 1, 300, 64), {"causal": True, "window": 70}),
+    ((1, 1, 200, 64), (1, 1, 300, 64), {"window": 33}),
+    ((1, 2, 70, 256), (1, 2, 90, 256), {"causal": True}),
+    ((1, 2, 70, 40), (1, 2, 1, 40), {}),
+]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BF16, np.float32], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize(("q_shape", "k_shape", "options"), BACKWARD, ids=str)
+def test_gradients(device, q_shape, k_shape, options, dtype):
+    q, k, v = operands(q_shape, k_shape, dtype)
+    g = operands(q_shape, k_shape, dtype, seed=1)[0]
+    y, lse = kernels.attention(f(q), f(k), f(v), return_lse=True, **options).sync()
+    made = kernels.attention_backward(f(g), f(q), f(k), f(v), y, lse, **options).sync()
+    for found, wanted, like in zip(made, gradients(g, q, k, v, **options), (q, k, v), strict=True):
+        found = found.to_host().sync()
+        assert found.dtype == like.dtype
+        tolerance = {np.float16: 3e-3, BF16: 2e-2, np.float32: 4e-6}[dtype]
+        assert np.abs(found.astype(np.float64) - wanted).max() <= tolerance * max(np.abs(wanted).max(), 1.0)
+
+
+def test_gradients_of_very_small_sums(device):
+    """Weights of keys that do not exist would be infinite; they take no part."""
+    q, k, v = operands((1, 1, 70, 64), (1, 1, 70, 64))
+    q, k = np.abs(q) * 40, -np.abs(k)
+    y, lse = kernels.attention(f(q), f(k), f(v), return_lse=True).sync()
+    assert lse.to_host().sync().max() < -89, "exp(89) is infinite in float32"
+    made = kernels.attention_backward(f(v), f(q), f(k), f(v), y, lse).sync()
+    for found, wanted in zip(made, gradients(v, q, k, v), strict=True):
+        assert np.abs(found.to_host().sync() - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
+def test_gradients_of_nothing(device):
+    q, k = api.zeros((1, 1, 3, 64)).sync(), api.zeros((1, 1, 0, 64)).sync()
+    dq, dk, dv = kernels.attention_backward(q, q, k, k, q, api.zeros((1, 1, 3))).sync()
+    assert (dq.to_host().sync() == 0).all()
+    assert dk.shape == dv.shape == (1, 1, 0, 64)
+
+
+def test_gradients_are_the_same_each_time(device):
+    q, k, v = (f(x).sync() for x in operands((1, 4, 150, 64), (1, 2, 150, 64), BF16))
+    y, lse = kernels.attention(q, k, v, causal=True, return_lse=True).sync()
+    runs = [kernels.attention_backward(q, q, k, v, y, lse, causal=True).sync() for _ in range(2)]
+    first, second = ([x.to_host().sync().tobytes() for x in run] for run in runs)
+    assert first == second
+
+
+def x(*shape, dtype=tk.float16):
+    return api.meta(shape, dtype)
+
+
+SAME = (1, 4, 32, 64)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: kernels.attention(x(4, 32, 64), x(*SAME), x(*SAME)), ValueError, r"q has shape \(4, 32, 64\); it takes 4 dim"),
+        (lambda: kernels.attention(x(*SAME), x(1, 3, 32, 64), x(1, 3, 32, 64)), ValueError, "4 heads, k 3; the former"),
+        (lambda: kernels.attention(x(*SAME), x(*SAME), x(1, 4, 16, 64)), ValueError, r"k has shape .* v \(1, 4, 16, 64\)"),
+        (lambda: kernels.attention(x(*SAME), x(1, 4, 32, 32), x(1, 4, 32, 32)), ValueError, "batch and head size must be"),
+        (lambda: kernels.attention(*[x(1, 4, 32, 512)] * 3), ValueError, "head size is 512; it is from 1 to 256"),
+        (lambda: kernels.attention(x(*SAME), x(*SAME, dtype=tk.float32), x(*SAME)), TypeError, "q holds float16, k float32"),
+        (lambda: kernels.attention(*[x(*SAME, dtype=tk.int32)] * 3), TypeError, "q holds int32; it takes float16"),
+        (lambda: kernels.attention(np.zeros(SAME), x(*SAME), x(*SAME)), TypeError, "from_host"),
+        (lambda: kernels.attention(*[x(*SAME)] * 3, scale=-1.0), ValueError, "scale is a positive number, not -1.0"),
+        (lambda: kernels.attention(*[x(*SAME)] * 3, scale="1"), TypeError, "scale is a number, or None"),
+        (lambda: kernels.attention(*[x(*SAME)] * 3, causal=1), TypeError, "causal is True or False, not 1"),
+        (lambda: kernels.attention(*[x(*SAME)] * 3, window=0), ValueError, "window is from 1 on, not 0"),
+        (lambda: kernels.attention(*[x(*SAME)] * 3, window=1.5), TypeError, "window is a number of keys, or None"),
+        (lambda: kernels.attention(*[x(*SAME)] * 3, precision="fast"), ValueError, 'precision is "ieee" or "tf32"'),
+        (lambda: kernels.attention(*[x(*SAME)] * 3, out=x(1, 4, 32, 32)), ValueError, "out is float16 of shape"),
+        (
+            lambda: kernels.attention_backward(*[x(*SAME)] * 5, x(1, 4, 32)),
+            ValueError, r"lse is float16 of shape .*; for queries of shape .* it is float32 .*return_lse=True",
+        ),
+        (
+            lambda: kernels.attention_backward(x(1, 4, 32, 32), *[x(*SAME)] * 4, x(1, 4, 32, dtype=tk.float32)),
+            ValueError, r"q has shape \(1, 4, 32, 64\), grad \(1, 4, 32, 32\); they must be the same",
+        ),
+    ],
+)  # fmt: skip
+def test_errors(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+# --------------------------------------------------------------------------------------------------------------- what is compiled
+
+
+def compiled(op, target):
+    op.consumed()
+    waiting = [op]
+    while not isinstance(waiting[-1], tk.KernelLaunch):
+        waiting += reversed(waiting.pop().parts())
+    kernel = waiting[-1].compile(target=target)
+    return kernel, [line for line in kernel.sass.splitlines() if ";" in line]
+
+
+def given(size, dtype=tk.bfloat16):
+    return x(1, 32, 8192, size, dtype=dtype), *[x(1, 8, 8192, size, dtype=dtype)] * 2
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 4096}], ids=str)
+@pytest.mark.parametrize(("size", "products"), [(64, 12), (128, 16)])
+def test_products_by_warpgroups_are_chained(size, products, options):
+    """One wait for each of the two products of a turn, tiles by the TMA, and nothing in local memory between them."""
+    kernel, lines = compiled(kernels.attention(*given(size), **options), "sm_90a")
+    asynchronous = [n for n, line in enumerate(lines) if "HGMMA" in line]
+    assert len(asynchronous) == products, "size / 16 for the scores, 8 for the values"
+    assert sum("gsb0" in lines[n] for n in asynchronous) == 2
+    assert any("UTMALDG.4D" in line for line in lines)
+    assert not re.search(r"\b(LDL|STL|LDG)\b", "\n".join(lines[asynchronous[0] : asynchronous[-1]]))
+    assert sum("MUFU.EX2" in line for line in lines) == 66, "64 weights, and by how much two rows shrink"
+    assert kernel.registers == 168, "which are dealt out anew"
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_products_by_warps(size):
+    _, lines = compiled(kernels.attention(*given(size), causal=True), "sm_80")
+    text = "\n".join(lines)
+    assert "HMMA.16816.F32.BF16" in text
+    assert "LDSM" in text

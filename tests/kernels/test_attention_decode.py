@@ -1,0 +1,125 @@
+"""Attention of the last queries of each sequence, against NumPy in float64: lengths, pages, parts."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilekit as tk
+from tilekit import api, kernels
+
+f = api.from_host
+
+
+def operands(q_shape, k_shape, dtype=np.float32):
+    random = np.random.default_rng(7)
+    return [random.standard_normal(s).astype(dtype) for s in (q_shape, k_shape, k_shape)]
+
+
+def right(q, k, v, lengths=None):
+    """Sequence by sequence, the keys that there are."""
+    made = np.zeros(q.shape)
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    group, queries = q.shape[1] // k.shape[1], q.shape[2]
+    for b, h in np.ndindex(q.shape[:2]):
+        n = k.shape[2] if lengths is None else lengths[b]
+        for t in range(queries):
+            seen = n - queries + t + 1
+            if seen > 0:
+                scores = k[b, h // group, :seen] @ q[b, h, t] * q.shape[3] ** -0.5
+                e = np.exp(scores - scores.max())
+                made[b, h, t] = e / e.sum() @ v[b, h // group, :seen]
+    return made
+
+
+def check(found, wanted):
+    tolerance = {"float16": 2e-3, "bfloat16": 1.2e-2, "float32": 4e-6}[np.dtype(found.dtype).name]
+    assert np.abs(found.astype(np.float64) - wanted).max() <= tolerance * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("size", [64, 128, 40])
+@pytest.mark.parametrize("heads", [(8, 2), (3, 3), (4, 1)])
+def test_one_query(device, heads, size, dtype):
+    q, k, v = operands((2, heads[0], 1, size), (2, heads[1], 700, size), dtype)
+    check(kernels.attention_decode(f(q), f(k), f(v)).to_host().sync(), right(q, k, v))
+
+
+@pytest.mark.parametrize("splits", [None, 1, 2, 5, 100])
+def test_parts_and_lengths(device, splits):
+    q, k, v = operands((5, 4, 3, 64), (5, 2, 1000, 64))
+    lengths = np.array([1000, 1, 3, 513, 0], np.int32)
+    found = kernels.attention_decode(f(q), f(k), f(v), f(lengths), splits=splits).to_host().sync()
+    check(found, right(q, k, v, lengths))
+    assert (found[4] == 0).all()
+
+
+@pytest.mark.parametrize("page", [16, 64, 512])
+def test_pages(device, page):
+    """In any order, with some that belong to nobody."""
+    q, k, v = operands((3, 4, 2, 64), (3, 2, 1024, 64), np.float16)
+    lengths, each = np.array([1000, 17, 512], np.int64), 1024 // page
+    random = np.random.default_rng(1)
+    table = random.permutation(3 * each + 5)[: 3 * each].reshape(3, each)
+    stores = []
+    for x in (k, v):
+        store = random.standard_normal((3 * each + 5, page, 2, 64)).astype(x.dtype)  # as such caches usually lie
+        store[table] = x.reshape(3, 2, each, page, 64).transpose(0, 2, 3, 1, 4)
+        stores.append(f(store).sync().permute(0, 2, 1, 3))
+    table = table.astype(np.int32)
+    table[1, -(-17 // page) :] = 10**6  # behind the length
+    found = kernels.attention_decode(f(q), *stores, f(lengths), block_table=f(table)).to_host().sync()
+    check(found, right(q, k, v, lengths))
+
+
+def test_the_same_as_attention(device):
+    q, k, v = operands((2, 4, 4, 64), (2, 2, 300, 64))
+    found = kernels.attention_decode(f(q), f(k), f(v)).to_host().sync()
+    assert np.abs(found - kernels.attention(f(q), f(k), f(v), causal=True).to_host().sync()).max() < 1e-5
+
+
+def test_strides_and_out(device):
+    q, k, v = operands((2, 4, 2, 64), (2, 2, 100, 64))
+    turned = f(np.ascontiguousarray(q.swapaxes(1, 2))).sync().permute(0, 2, 1, 3)
+    out = api.zeros(q.shape).sync()
+    assert kernels.attention_decode(turned, f(k), f(v), out=out).sync() is out
+    check(out.to_host().sync(), right(q, k, v))
+
+
+def x(*shape, dtype=tk.float16):
+    return api.meta(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda q, k: kernels.attention_decode(x(2, 8, 40, 64), k, k), ValueError, "40 queries of 4 heads .* take attention"),
+        (lambda q, k: kernels.attention_decode(q, k, k, x(3, dtype=tk.int32)), ValueError, r"lengths has shape \(3,\); .*2"),
+        (lambda q, k: kernels.attention_decode(q, k, k, x(2)), TypeError, "lengths holds float16; it takes int32"),
+        (lambda q, k: kernels.attention_decode(q, k, k, splits=0), ValueError, "splits is an int from 1 on, not 0"),
+        (
+            lambda q, k: kernels.attention_decode(q, x(9, 2, 24, 64), x(9, 2, 24, 64), block_table=x(2, 4, dtype=tk.int32)),
+            ValueError, "pages have 24 keys; it takes powers of two",
+        ),
+        (
+            lambda q, k: kernels.attention_decode(q, k, k, block_table=x(3, 4, dtype=tk.int32)),
+            ValueError, r"block_table has shape \(3, 4\); for 2 sequences",
+        ),
+        (lambda q, k: kernels.attention_decode(q, x(9, 2, 64, 64), x(9, 2, 64, 64)), ValueError, "batch and head size must be"),
+    ],
+)  # fmt: skip
+def test_errors(make, error, message):
+    with pytest.raises(error, match=message):
+        make(x(2, 8, 1, 64), x(2, 2, 64, 64))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_it_compiles_to_products_by_warps(target):
+    op = kernels.attention_decode(
+        x(8, 32, 1, 128), x(900, 8, 64, 128), x(900, 8, 64, 128), x(8, dtype=tk.int32), block_table=x(8, 100, dtype=tk.int32)
+    )
+    op.consumed()
+    first = op.parts()[0].compile(target=target)
+    assert "HMMA.16816" in first.sass
+    assert "LDG.E.128" in first.sass

@@ -1,0 +1,235 @@
+"""The gradients of attention by queries, keys and values.
+
+With `p` the weights, `softmax(scale * q @ k.T)`, and `g` the gradient by the result `o`:
+
+    dv = p.T @ g        ds = p * (g @ v.T - sum(g * o))        dq = scale * ds @ k        dk = scale * ds.T @ q
+
+The weights are computed anew, from the scores and the logarithms of their sums: Dao et al., "FlashAttention", 2022. One kernel
+has a block for each tile of keys, which goes over the queries that see them, and one a block for each tile of queries. So each
+sum is one block's, taken in a fixed order: the result is the same in every run. The price is that scores and `g @ v.T` are
+computed twice.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import tilekit as tk
+from tilekit import dtypes
+from tilekit.kernels._gemm_plans import in_stages
+from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, power, takes_ops
+from tilekit.kernels.attentions import LOG2_E, check_qkv, hidden, masks_of, scale_of
+from tilekit.ops import DeviceOp, Spec
+from tilekit.tensor import Tensor
+
+__all__ = ["attention_backward"]
+
+BM, BN, BD = tk.generics("BM BN BD")
+
+
+@tk.kernel
+def _of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, heads: int):
+    """`sum(grad * o)` of each query, and by which power of two its exponentials are divided: infinity if it sees no key."""
+    i, h = tk.bid(0), tk.bid(1)
+    b = h // heads
+    h = h - b * heads
+    g = tk.load(grad, (b, h, i, 0), (1, 1, BM, BD)).astype(tk.float32)
+    total = tk.sum(g * tk.load(o, (b, h, i, 0), (1, 1, BM, BD)).astype(tk.float32), 3)
+    s = tk.load(lse, (b, h, i), (1, 1, BM), padding_mode="-inf")
+    tk.store(delta, (b, h, i), total)
+    tk.store(sums, (b, h, i), tk.where(s == float("-inf"), float("inf"), s * LOG2_E))
+
+
+@tk.kernel
+def _by_queries(
+    dq: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float, left: int, right: int,
+    group: int, below: tk.Const, above: tk.Const, stages: tk.Const,
+):  # fmt: skip
+    heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
+    i, h = tk.num_blocks(0) - 1 - tk.bid(0), tk.bid(1)
+    b = h // heads
+    h = h - b * heads
+    ahead = i * BM + keys - queries
+    first, last = 0, tk.cdiv(keys, BN)
+    if below:
+        first = max(0, ahead - left) // BN
+    if above:
+        last = min(last, tk.cdiv(max(0, ahead + min(BM, queries - i * BM) + right), BN))
+    divisor = tk.load(sums, (b, h, i), (1, 1, BM)).reshape((BM, 1))
+    less = tk.load(delta, (b, h, i), (1, 1, BM)).reshape((BM, 1))
+    for tq, tg in tk.pipelined(
+        q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], grad.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=1
+    ):
+        acc = tk.zeros((BM, BD), tk.float32)
+        j = first
+        for key, value in tk.pipelined(
+            k.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
+            v.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
+            stages=stages,
+        ):
+            nothing = tk.zeros((BM, BN), tk.float32)
+            scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing) * 1.0
+            dp = tk.mma(tg.reshape((BM, BD)), value.reshape((BN, BD)).transpose(), nothing) * 1.0
+            cut = (j + 1) * BN > keys
+            if above:
+                cut = cut or (j + 1) * BN > ahead + right + 1
+            if below:
+                cut = cut or j * BN < ahead + BM - 1 - left
+            if cut:
+                scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
+            ds = tk.exp2(scores * (scale * LOG2_E) - divisor, flush_to_zero=True) * (dp - less)
+            acc = tk.mma(ds.astype(k.dtype), key.reshape((BN, BD)), acc) * 1.0
+            j += 1
+        tk.store(dq, (b, h, i, 0), (acc * scale).astype(dq.dtype).reshape((1, 1, BM, BD)))
+
+
+@tk.kernel
+def _by_keys(
+    dk: tk.Out, dv: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float, left: int,
+    right: int, group: int, below: tk.Const, above: tk.Const, stages: tk.Const,
+):  # fmt: skip
+    queries, keys, key_heads = q.shape[2], k.shape[2], k.shape[1]
+    j, h = tk.bid(0), tk.bid(1)
+    b = h // key_heads
+    h = h - b * key_heads
+    behind = j * BM + queries - keys
+    first, last = 0, tk.cdiv(queries, BN)
+    if above:
+        first = max(0, behind - right) // BN
+    if below:
+        last = min(last, tk.cdiv(max(0, behind + BM + left), BN))
+    for tkey, tvalue in tk.pipelined(
+        k.tiles((1, 1, BM, BD))[b, h, j : j + 1, 0], v.tiles((1, 1, BM, BD))[b, h, j : j + 1, 0], stages=1
+    ):
+        by_key, by_value = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, BD), tk.float32)
+        for which in range(group):
+            at = h * group + which
+            i = first
+            for tq, tg in tk.pipelined(
+                q.tiles((1, 1, BN, BD))[b, at, first:last, 0], grad.tiles((1, 1, BN, BD))[b, at, first:last, 0], stages=stages
+            ):
+                nothing = tk.zeros((BM, BN), tk.float32)
+                divisor = tk.load(sums, (b, at, i), (1, 1, BN)).reshape((1, BN))
+                less = tk.load(delta, (b, at, i), (1, 1, BN)).reshape((1, BN))
+                scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing) * 1.0
+                dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing) * 1.0
+                # Rows are keys here, and columns queries: what bounds the one bounds the other from the other side.
+                cut = False
+                if above:
+                    cut = i * BN < behind + BM - 1 - right
+                if below:
+                    cut = cut or (i + 1) * BN > behind + left + 1
+                if cut:
+                    scores = hidden(scores, i * BN, queries, behind, right, left, above, below)
+                p = tk.exp2(scores * (scale * LOG2_E) - divisor, flush_to_zero=True)
+                by_value = tk.mma(p.astype(v.dtype), tg.reshape((BN, BD)), by_value) * 1.0
+                by_key = tk.mma((p * (dp - less)).astype(k.dtype), tq.reshape((BN, BD)), by_key) * 1.0
+                i += 1
+        tk.store(dk, (b, h, j, 0), (by_key * scale).astype(dk.dtype).reshape((1, 1, BM, BD)))
+        tk.store(dv, (b, h, j, 0), by_value.astype(dv.dtype).reshape((1, 1, BM, BD)))
+
+
+class _Tile(NamedTuple):
+    """`BM`, `BN`, the stages and the warps."""
+
+    rows: int
+    columns: int
+    stages: int | None
+    num_warps: int
+
+
+class _Plan(NamedTuple):
+    """`BD`, and the tiles of the two kernels."""
+
+    depth: int
+    by_queries: _Tile
+    by_keys: _Tile
+
+
+# On GPUs of compute capability 9.0, by the head size. A thread has room for one accumulator of 256 columns, not for two.
+_STAGED = {
+    64: _Plan(64, _Tile(128, 64, 4, 8), _Tile(128, 64, 4, 8)),
+    128: _Plan(128, _Tile(128, 64, 3, 8), _Tile(128, 32, 4, 8)),
+    256: _Plan(256, _Tile(128, 32, 2, 8), _Tile(32, 16, None, 4)),
+}
+_LOADED = {
+    64: _Plan(64, _Tile(64, 32, None, 4), _Tile(64, 32, None, 4)),
+    128: _Plan(128, _Tile(64, 32, None, 4), _Tile(32, 32, None, 4)),
+    256: _Plan(256, _Tile(32, 16, None, 4), _Tile(32, 16, None, 4)),
+}
+_CPU_TILE = 128
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(size: int, queries: int, keys: int, cpu: bool, staged: bool) -> _Plan:
+    if cpu:
+        rows, columns = (min(_CPU_TILE, max(16, power(n))) for n in (queries, keys))
+        return _Plan(max(16, power(size)), _Tile(rows, columns, None, 1), _Tile(columns, rows, None, 1))
+    return (_STAGED if staged else _LOADED)[max(64, power(size))]
+
+
+@takes_ops
+def attention_backward(
+    grad: Operand,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    out: Operand,
+    lse: Operand,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+) -> DeviceOp[tuple[Tensor, Tensor, Tensor]]:
+    """The gradients of `attention` by `q`, `k` and `v`.
+
+    Args:
+        grad: the gradient by the result, of the shape and dtype of `q`.
+        q, k, v: as they were given to `attention`.
+        out, lse: what `attention(..., return_lse=True)` gave.
+        scale, causal, window: as they were given to `attention`.
+
+    Returns:
+        An op whose result is three tensors, like `q`, `k` and `v`. They are the same in every run. Weights and their gradients
+        are rounded to the dtype of the tensors before they are multiplied; sums are taken in float32.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    name = "attention_backward"
+    check_qkv(name, q, k, v, grad=grad, out=out)
+    a_tensor(name, lse=lse)
+    if lse.shape != q.shape[:3] or lse.dtype != dtypes.float32:
+        raise ValueError(
+            f"{name}: lse is {lse.dtype.name} of shape {lse.shape}; for queries of shape {q.shape} it is float32 of shape "
+            f"{q.shape[:3]}: take what attention(..., return_lse=True) gives"
+        )
+    factor, masks = scale_of(name, scale, q), masks_of(name, causal, window)
+    (batch, heads, queries, size), (_, key_heads, keys, _) = q.shape, k.shape
+    plan = _plan(size, queries, keys, on_cpu(q), in_stages(q, k, v, grad))
+    # Whole tiles of queries: those that do not exist have an infinite sum, and so no weights.
+    whole, rows = -(-queries // plan.by_keys.columns), plan.by_keys.columns
+    kept = Spec((batch, heads, whole * rows), dtypes.float32)
+    group = heads // max(1, key_heads)
+
+    def steps(new):
+        dq, dk, dv = (new(Spec(x.shape, x.dtype)) for x in (q, k, v))
+        if not q.size or not k.size:
+            for x in (dq, dk, dv):
+                if x.size:
+                    yield x.fill(0)
+            return dq, dk, dv
+        delta, sums = new(kept), new(kept)
+        launch = _of_rows(delta.scattered(), sums.scattered(), grad, out, lse, heads)
+        yield launch.generics(BM=rows, BD=plan.depth).num_warps(4).grid((whole, batch * heads))
+        given = (q, k, v, grad, delta, sums, factor, masks.left, masks.right, group, masks.below, masks.above)
+        for kernel, results, tile, length, of in (
+            (_by_keys, (dk, dv), plan.by_keys, keys, key_heads), (_by_queries, (dq,), plan.by_queries, queries, heads)
+        ):  # fmt: skip
+            launch = kernel(*(x.scattered() for x in results), *given, tile.stages)
+            launch = launch.generics(BM=tile.rows, BN=tile.columns, BD=plan.depth).num_warps(tile.num_warps)
+            yield launch.grid((-(-length // tile.rows), batch * of))
+        return dq, dk, dv
+
+    return Launches(q, steps)

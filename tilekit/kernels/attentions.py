@@ -1,0 +1,377 @@
+"""Attention: what each query takes of the values, by how well it goes with their keys.
+
+    attention(q, k, v) = softmax(scale * q @ k.T) @ v
+
+A block has a tile of queries and goes over the keys and values once, tile by tile. It keeps the maximum and the sum of the
+exponentials of each row up to date, and corrects what it has added up when a maximum grows: Milakov and Gimelshein, "Online
+normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022. The scores never leave the multiprocessor.
+
+Exponentials are powers of two, with the factor in `scale`. Only tiles that the mask cuts, or that hang over the last key, are
+masked; those in which no query sees a key are not visited.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import tilekit as tk
+from tilekit import dtypes
+from tilekit.kernels._gemm_plans import in_stages
+from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, power, takes_ops
+from tilekit.lang.matmul import PRECISIONS
+from tilekit.ops import DeviceOp, Spec
+from tilekit.tensor import Tensor
+
+__all__ = ["Masks", "attention", "check_qkv", "hidden", "masks_of", "scale_of"]
+
+BM, BN, BD = tk.generics("BM BN BD")
+
+LOG2_E = math.log2(math.e)
+_LN_2 = math.log(2)
+_DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+# Of a row in which nothing has been seen yet: -inf minus itself would be no number.
+LOWEST = -3.0e38
+_MOST_HEAD = 256
+# Keys and values of so many heads at a time are to stay in the L2 cache; an H200's has 50 MB, with a faster half.
+_CACHED = 16 << 20
+_MULTIPROCESSORS = 132  # where there is no GPU: those of an H200
+_FAR = 1 << 30  # as good as no bound
+
+
+# ------------------------------------------------------------------------------------------------------------------------- kernel
+
+
+@tk.function
+def hidden(scores, column, keys, ahead, left, right, below: tk.Const, above: tk.Const):
+    """`scores`, -inf where the query of a row does not see the key of a column.
+
+    `column` is the first column's key; `ahead` the key at which the first row's query stands.
+    """
+    columns = tk.arange(scores.shape[1])[None, :]
+    # In the layout that the scores have: the tiles of one row and one column are small, and only these change theirs.
+    columns = tk.where(scores == scores, columns, columns)
+    last = tk.full((scores.shape[0], 1), keys - 1 - column, tk.int32)
+    if above:
+        last = tk.minimum(last, tk.arange(scores.shape[0])[:, None] + (ahead + right - column))
+    seen = columns <= last
+    if below:
+        seen = seen & (columns >= tk.arange(scores.shape[0])[:, None] + (ahead - left - column))
+    return tk.where(seen, scores, float("-inf"))
+
+
+@tk.kernel
+def _attention(
+    o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float, left: int, right: int, group: int, share: int, tiles: int,
+    below: tk.Const, above: tk.Const, stages: tk.Const, precision: tk.Const,
+):  # fmt: skip
+    heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
+    rows = tk.cdiv(queries, BM)
+    for at in range(tk.bid(0), tiles, tk.num_blocks(0)):
+        # `share` heads at a time; of these, the last rows first: with a causal mask they have most to do.
+        batch = at // (share * rows)
+        place = at - batch * (share * rows)
+        width = min(share, heads * q.shape[0] - batch * share)
+        i = rows - 1 - place // width
+        h = batch * share + place % width
+        b = h // heads
+        h = h - b * heads
+        ahead = i * BM + keys - queries
+        first, last = 0, tk.cdiv(keys, BN)
+        if below:
+            first = max(0, ahead - left) // BN
+        if above:
+            last = min(last, tk.cdiv(max(0, ahead + min(BM, queries - i * BM) + right), BN))
+        for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=1):
+            acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
+            most = tk.full((BM, 1), LOWEST, tk.float32)
+            j = first
+            for key, value in tk.pipelined(
+                k.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
+                v.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
+                stages=stages,
+            ):
+                # Products are waited for where they are asked for (`* 1.0`): ptxas takes none that are under way around a branch.
+                nothing = tk.zeros((BM, BN), tk.float32)
+                scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing, precision=precision) * 1.0
+                cut = (j + 1) * BN > keys
+                if above:
+                    cut = cut or (j + 1) * BN > ahead + right + 1
+                if below:
+                    cut = cut or j * BN < ahead + BM - 1 - left
+                if cut:
+                    scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
+                higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
+                p, shrink = tk.exp2(scores * scale - higher, flush_to_zero=True), tk.exp2(most - higher, flush_to_zero=True)
+                total = total * shrink + tk.sum(p, 1, keepdims=True)
+                acc = tk.mma(p.astype(v.dtype), value.reshape((BN, BD)), acc * shrink, precision=precision) * 1.0
+                most = higher
+                j += 1
+            # A query that sees no key gets zeros, and -inf.
+            made = acc * tk.where(total == 0, 0.0, 1.0 / total)
+            tk.store(o, (b, h, i, 0), made.astype(o.dtype).reshape((1, 1, BM, BD)))
+            tk.store(lse, (b, h, i), ((most + tk.log2(total)) * _LN_2).reshape((1, 1, BM)))
+
+
+@tk.function
+def _turn(scores, most, total, scale):
+    """Of new scores the exponentials; the maximum and the sums so far, and what all before must be multiplied by.
+
+    Each thread adds up what it holds itself: of 8 columns 2, so that there are 4 sums of a row.
+    """
+    rows = scores.shape[0]
+    higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
+    p = tk.exp2(tk.fma(scores, scale, -higher), flush_to_zero=True)
+    shrink = tk.exp2(most - higher, flush_to_zero=True)
+    own = tk.sum(p.reshape((rows, scores.shape[1] // 8, 4, 2)), (1, 3), keepdims=True)
+    return p, higher, tk.fma(total, shrink.reshape((rows, 1, 1, 1)), own), shrink
+
+
+@tk.kernel
+def _attention_ahead(
+    o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float, group: int, share: int, tiles: int,
+    above: tk.Const, masked: tk.Const, wanted: tk.Const, stages: tk.Const,
+):  # fmt: skip
+    """As `_attention`, where at most the last tile of keys is masked: scores are asked for before values are added to the result.
+
+    So the tensor cores add values while the exponentials of the next scores are taken.
+    """
+    heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
+    rows = tk.cdiv(queries, BM)
+    for at in range(tk.bid(0), tiles, tk.num_blocks(0)):
+        batch = at // (share * rows)
+        place = at - batch * (share * rows)
+        width = min(share, heads * q.shape[0] - batch * share)
+        i = rows - 1 - place // width
+        h = batch * share + place % width
+        b = h // heads
+        h = h - b * heads
+        ahead = i * BM + keys - queries
+        n = tk.cdiv(keys, BN)
+        if above:
+            n = min(n, tk.cdiv(ahead + min(BM, queries - i * BM), BN))
+        whole = max(0, n - 2)
+        for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=1):
+            query = tq.reshape((BM, BD))
+            acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1, 4, 1), tk.float32)
+            most = tk.full((BM, 1), LOWEST, tk.float32)
+            scores = tk.zeros((BM, BN), tk.float32)
+            for key in tk.pipelined(k.tiles((1, 1, BN, BD))[b, h // group, 0:1, 0], stages=1):
+                scores = tk.mma(query, key.reshape((BN, BD)).transpose(), scores)
+            scores = scores * 1.0  # waited for: ptxas takes no product that is under way around a branch
+            if masked:
+                if n == 1:
+                    scores = hidden(scores, 0, keys, ahead, 0, 0, False, above)
+            p, most, total, shrink = _turn(scores, most, total, scale)
+            weights = p.astype(v.dtype)
+            for key, value in tk.pipelined(
+                k.tiles((1, 1, BN, BD))[b, h // group, 1 : 1 + whole, 0],
+                v.tiles((1, 1, BN, BD))[b, h // group, 0:whole, 0],
+                stages=stages,
+            ):
+                scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
+                acc = tk.mma(weights, value.reshape((BN, BD)), acc)
+                p, most, total, shrink = _turn(scores, most, total, scale)
+                acc = acc * shrink
+                weights = p.astype(v.dtype)
+            for key, value in tk.pipelined(  # the last tile of keys, if there are two at least
+                k.tiles((1, 1, BN, BD))[b, h // group, n - min(1, n - 1) : n, 0],
+                v.tiles((1, 1, BN, BD))[b, h // group, whole : n - 1, 0],
+                stages=stages,
+            ):
+                scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
+                acc = tk.mma(weights, value.reshape((BN, BD)), acc)
+                if masked:
+                    scores = hidden(scores, (n - 1) * BN, keys, ahead, 0, 0, False, above)
+                p, most, total, shrink = _turn(scores, most, total, scale)
+                acc = acc * shrink
+                weights = p.astype(v.dtype)
+            for value in tk.pipelined(v.tiles((1, 1, BN, BD))[b, h // group, n - 1 : n, 0], stages=1):
+                acc = tk.mma(weights, value.reshape((BN, BD)), acc)
+            sums = tk.sum(total, 2).reshape((BM, 1))
+            tk.store(o, (b, h, i, 0), (acc * (1.0 / sums)).astype(o.dtype).reshape((1, 1, BM, BD)))
+            if wanted:
+                tk.store(lse, (b, h, i), ((most + tk.log2(sums)) * _LN_2).reshape((1, 1, BM)))
+
+
+# -------------------------------------------------------------------------------------------------------------------------- host
+
+
+class Masks(NamedTuple):
+    """Which keys a query at key `n` sees: those from `n - left` to `n + right`.
+
+    Attributes:
+        left, right: how far it sees.
+        below, above: whether these are bounds at all.
+    """
+
+    left: int
+    right: int
+    below: bool
+    above: bool
+
+
+class _Plan(NamedTuple):
+    """`BM`, `BN`, `BD`, the stages of keys and values, and the warps."""
+
+    rows: int
+    columns: int
+    depth: int
+    stages: int | None
+    num_warps: int
+
+
+# By the head size. On GPUs of compute capability 9.0 each warpgroup has 64 rows, and shared memory room for the stages.
+_STAGED = {64: _Plan(128, 128, 64, 4, 8), 128: _Plan(128, 128, 128, 2, 8), 256: _Plan(128, 32, 256, 4, 8)}
+_LOADED = {64: _Plan(64, 32, 64, None, 4), 128: _Plan(128, 32, 128, None, 8), 256: _Plan(64, 16, 256, None, 4)}
+# For head sizes up to 128, and beyond.
+_LOADED_TF32, _LOADED_F32 = (_Plan(64, 32, 128, None, 4),), (_Plan(32, 32, 128, None, 4), _Plan(16, 16, 256, None, 4))
+
+
+@takes_ops
+def attention(
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    return_lse: bool = False,
+    precision: str = "ieee",
+    out: Tensor | None = None,
+) -> DeviceOp[Any]:
+    """`softmax(scale * q @ k.T) @ v` for each head, in one pass over the memory.
+
+    Args:
+        q: queries, a tensor of shape `(B, H, LQ, D)`: batch, heads, length, head size; or an op that produces one. D is up to
+            256; 64, 128 and 256 are the sizes that nothing is wasted on.
+        k, v: keys and values, `(B, HK, LK, D)`. H is a multiple of HK: query head `h` has key head `h // (H // HK)` (grouped
+            queries; with one key head, multi-query attention). All hold float16, or bfloat16, or float32. Any strides will do,
+            but with gaps along D, or rows at no multiple of 16 bytes, it is slower.
+        scale: a positive number that the scores are multiplied by; by default `1 / sqrt(D)`.
+        causal: a query sees only the keys up to its own place. The last query stands at the last key, whatever the lengths.
+        window: a query sees only keys less than so many places away (and with `causal` only before it); None for all.
+        return_lse: also return the logarithm of the sum of the exponentials of each row, which `attention_backward` takes.
+        precision: of float32 operands, as for `tk.mma`: "ieee", or "tf32" for tensor cores.
+        out: where the result goes; by default a new tensor.
+
+    Returns:
+        An op whose result is a tensor of the shape and dtype of `q`; with `return_lse` this and a float32 tensor of shape
+        `(B, H, LQ)`. A query that sees no key gets zeros, and -inf. Sums are taken in float32; the weights are rounded to the
+        dtype of `v` before they are multiplied by it.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    check_qkv("attention", q, k, v)
+    if precision not in PRECISIONS:
+        raise ValueError(f'attention: precision is "ieee" or "tf32", not {precision!r}')
+    factor, masks = scale_of("attention", scale, q), masks_of("attention", causal, window)
+    place = out_or_new("attention", out, q)
+    (batch, heads, queries, _), keys = q.shape, k.shape[2]
+    tf32 = precision == "tf32" and q.dtype == dtypes.float32
+    plan = _plan(q.shape, keys, q.dtype, on_cpu(q), in_stages(q, k, v), tf32)
+    tiles = batch * heads * -(-queries // plan.rows)
+    group = heads // max(1, k.shape[1])
+    share = max(1, _CACHED // max(1, 2 * keys * q.shape[3] * q.itemsize)) * group
+    # Blocks that stay load ahead for their next tile. Where tiles take differently long, the GPU deals them out better.
+    count = q.device.driver.multiprocessors if q.device is not None else _MULTIPROCESSORS
+    blocks = tiles if masks.above or masks.below or plan.stages is None else min(tiles, count)
+
+    # Whether no tile of keys but the last that a query tile sees is cut by the mask.
+    even = not masks.above or (keys >= queries and plan.rows == plan.columns and (keys - queries) % plan.columns == 0)
+    ahead = plan.stages is not None and even and not masks.below
+
+    def steps(new):
+        y, sums = new(place), new(Spec((batch, heads, queries), dtypes.float32))
+        if y.size and keys and ahead:
+            launch = _attention_ahead(
+                y.scattered(), sums.scattered(), q, k, v, factor * LOG2_E, group, share, tiles, masks.above,
+                masks.above or keys % plan.columns > 0, return_lse, plan.stages,
+            )  # fmt: skip
+            launch = launch.generics(BM=plan.rows, BN=plan.columns, BD=plan.depth).num_warps(plan.num_warps)
+            yield launch.grid(min(tiles, count))
+        elif y.size and keys:
+            launch = _attention(
+                y.scattered(), sums.scattered(), q, k, v, factor * LOG2_E, masks.left, masks.right, group, share, tiles,
+                masks.below, masks.above, plan.stages, precision,
+            )  # fmt: skip
+            yield launch.generics(BM=plan.rows, BN=plan.columns, BD=plan.depth).num_warps(plan.num_warps).grid(blocks)
+        elif y.size:
+            yield y.fill(0)
+            yield sums.fill(float("-inf"))
+        return (y, sums) if return_lse else y
+
+    return Launches(q, steps, None if return_lse else q)
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(shape: tuple[int, ...], keys: int, dtype: Any, cpu: bool, staged: bool, tf32: bool) -> _Plan:
+    depth = max(16, power(shape[3]))
+    if cpu:
+        return _Plan(min(128, max(16, power(shape[2]))), min(256, max(16, power(keys))), depth, None, 1)
+    if dtype.itemsize == 2:
+        depth = max(64, depth)
+        plan = (_STAGED if staged else _LOADED)[depth]
+        return plan._replace(depth=depth)
+    return (_LOADED_TF32 if tf32 and depth <= 128 else _LOADED_F32)[depth > 128]._replace(depth=depth)
+
+
+# ------------------------------------------------------------------------------------------------------------------------- checks
+
+
+def check_qkv(name: str, q: Any, k: Any, v: Any, *, paged: bool = False, **others: Any) -> None:
+    """Raise TypeError or ValueError unless these go together; `others` are like `q`. Of pages there may be any number."""
+    a_tensor(name, q=q, k=k, v=v, **others)
+    for what, x in {"q": q, "k": k, "v": v, **others}.items():
+        if x.dtype not in _DTYPES:
+            raise TypeError(f"{name}: {what} holds {x.dtype.name}; it takes float16, bfloat16 and float32")
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name}: q holds {q.dtype.name}, {what} {x.dtype.name}; convert one with .astype(...)")
+        if len(x.shape) != 4:
+            raise ValueError(f"{name}: {what} has shape {x.shape}; it takes 4 dimensions: batch, heads, length, head size")
+        if what in others and x.shape != q.shape:
+            raise ValueError(f"{name}: q has shape {q.shape}, {what} {x.shape}; they must be the same")
+    if k.shape != v.shape:
+        raise ValueError(f"{name}: k has shape {k.shape}, v {v.shape}; they must be the same")
+    if (q.shape[0] != k.shape[0] and not paged) or q.shape[3] != k.shape[3]:
+        raise ValueError(f"{name}: q has shape {q.shape}, k {k.shape}; batch and head size must be the same")
+    if not 1 <= q.shape[3] <= _MOST_HEAD:
+        raise ValueError(f"{name}: the head size is {q.shape[3]}; it is from 1 to {_MOST_HEAD}")
+    if q.shape[1] and (not k.shape[1] or q.shape[1] % k.shape[1]):
+        raise ValueError(f"{name}: q has {q.shape[1]} heads, k {k.shape[1]}; the former must be a multiple of the latter")
+
+
+def scale_of(name: str, scale: Any, q: Tensor) -> float:
+    """The factor of the scores.
+
+    Raises:
+        TypeError, ValueError: it is no positive number.
+    """
+    if scale is None:
+        return 1 / math.sqrt(q.shape[3])
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(f"{name}: scale is a number, or None for 1 / sqrt(head size), not {scale!r}")
+    if not 0 < scale < math.inf:
+        raise ValueError(f"{name}: scale is a positive number, not {scale!r}")
+    return float(scale)
+
+
+def masks_of(name: str, causal: Any, window: Any) -> Masks:
+    """The bounds that these options mean.
+
+    Raises:
+        TypeError, ValueError: they are no such options.
+    """
+    if not isinstance(causal, bool):
+        raise TypeError(f"{name}: causal is True or False, not {causal!r}")
+    if window is None:
+        return Masks(0, 0, False, causal)
+    if isinstance(window, bool) or not isinstance(window, int):
+        raise TypeError(f"{name}: window is a number of keys, or None for all, not {window!r}")
+    if window < 1:
+        raise ValueError(f"{name}: window is from 1 on, not {window}")
+    window = min(window, _FAR)
+    return Masks(window - 1, 0 if causal else window - 1, True, True)
