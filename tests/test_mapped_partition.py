@@ -235,9 +235,7 @@ def test_partitions_that_are_cut_otherwise_have_loops_of_their_own(device, shape
 
 @pytest.mark.parametrize("clusters", [((2, 1), None), ((2, 1), (1, 2)), (None, (1, 2))])
 def test_partitions_in_other_clusters_have_loops_of_their_own(device, clusters):
-    p, m = (
-        api.zeros((16, 16)).sync().partition((8, 8)).map(num_blocks=2, cluster=cluster) for cluster in clusters
-    )
+    p, m = (api.zeros((16, 16)).sync().partition((8, 8)).map(num_blocks=2, cluster=cluster) for cluster in clusters)
     with pytest.raises(tk.CompileError) as caught:
         momentum(p, m, api.zeros((16, 16))).sync()
     assert caught.value.reason.startswith("tiles: m is cut or mapped otherwise than p: one loop visits partitions of the same")

@@ -299,9 +299,7 @@ class Scattered(Partition):
         return f"{self.tensor!r}.scattered()"
 
 
-def grouped_index(
-    at: int, tiles: Sequence[int], group: Sequence[int], cluster: Sequence[int] | None = None
-) -> tuple[int, ...]:
+def grouped_index(at: int, tiles: Sequence[int], group: Sequence[int], cluster: Sequence[int] | None = None) -> tuple[int, ...]:
     """The index of the tile that comes at place `at` in grouped order, see `Partition.map`.
 
     Args:

@@ -83,9 +83,9 @@ def held(layout):
 
 
 def swapped(elements, swaps):
-    """What threads hold when bits of the register number and of the lane have changed places: a shuffle for each pair of registers.
+    """What lanes hold when bits of the register number and of the lane have changed places: a shuffle for each pair of registers.
 
-    A lane whose bit is not set sends its upper register of a pair, and gets the other lane's lower one for it; the other way round.
+    A lane whose bit is not set sends the upper register of a pair, and gets the other lane's lower one for it, and vice versa.
     """
     lanes, registers = np.arange(elements.shape[0]), np.arange(elements.shape[1])
     for reg, lane in swaps:
@@ -147,6 +147,7 @@ def test_conversions_that_are_no_exchange_within_warps():
         "registers in another order": Layout(source.shape, (reg[1], reg[0], *reg[2:]), lane, warp),
         "lanes in another order": Layout(source.shape, reg, (lane[1], lane[0], *lane[2:]), warp),
         "a circle of three": Layout(source.shape, (lane[0], reg[0], *reg[2:]), (reg[1], *lane[1:]), warp),
+        "two that cross": Layout(source.shape, (lane[1], lane[0], *reg[2:]), (*reg[:2], *lane[2:]), warp),
         "registers besides": Layout(source.shape, (lane[2], reg[2], reg[1], *reg[3:]), (*lane[:2], reg[0], *lane[3:]), warp),
         "fewer registers": Layout(source.shape, reg[1:], (reg[0], *lane[1:]), warp),
         "a copy": Layout(source.shape, reg, ((0, 0), *lane[1:]), warp),

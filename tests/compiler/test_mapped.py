@@ -12,7 +12,6 @@ pytest.importorskip("numba.cuda", reason="compiles kernels")
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-
 from tiled import order
 
 import tilekit as tk

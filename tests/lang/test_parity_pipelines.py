@@ -145,7 +145,7 @@ def test_persistent_kernels(device, blocks, extents):
 @pytest.mark.parametrize("cluster", [(2, 1), (1, 2), (4, 1), (1, 4), (2, 2)], ids=str)
 @pytest.mark.parametrize("kernel", [persistent, persistent_turned], ids=lambda kernel: kernel.name)
 def test_clusters(device, kernel, cluster, dtype):
-    """Each block of a cluster brings a part of what all of them multiply; blocks visit several tiles, not all of them equally many."""
+    """Each block of a cluster brings a part of what all of them multiply; some blocks visit a tile more than others do."""
     m, n, k = 256, 1024, 320
     a, b = whole((m, k), dtype), whole((k, n), dtype, 1)
     given = (a, b) if kernel is persistent else (np.ascontiguousarray(a.T), np.ascontiguousarray(b.T))
@@ -155,7 +155,9 @@ def test_clusters(device, kernel, cluster, dtype):
 
 @pytest.mark.parametrize("cluster", [(2, 1), (1, 2)], ids=str)
 @pytest.mark.parametrize("kernel", [persistent, persistent_turned], ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize(("tile", "warps"), [((128, 256, 64), 8), ((128, 128, 128), 8), ((256, 128, 64), 8), ((64, 256, 64), 4)], ids=str)
+@pytest.mark.parametrize(
+    ("tile", "warps"), [((128, 256, 64), 8), ((128, 128, 128), 8), ((256, 128, 64), 8), ((64, 256, 64), 4)], ids=str
+)
 def test_tiles_in_clusters(device, kernel, cluster, tile, warps):
     """Extents that hang over, along all dimensions."""
     m, n, k = 4 * tile[0] - 24, 2 * tile[1] - 8, 200
@@ -224,7 +226,7 @@ def test_one_stream_of_several_is_shared_and_two_pipelines_follow_each_other(dev
     check(found, (product_of(a, b) + d.sum(0, dtype=np.float64)).astype(np.float32))
 
 
-# ----------------------------------------------------------------------------------------------- products that wait for each other
+# ---------------------------------------------------------------------------------------------- products that wait for each other
 
 
 @tk.kernel
@@ -256,7 +258,9 @@ def attention(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float):
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("turns", [1, 2, 3, 7])
-@pytest.mark.parametrize(("tile", "warps"), [((64, 64, 64), 4), ((128, 64, 64), 8), ((128, 128, 128), 8), ((64, 128, 64), 4)], ids=str)
+@pytest.mark.parametrize(
+    ("tile", "warps"), [((64, 64, 64), 4), ((128, 64, 64), 8), ((128, 128, 128), 8), ((64, 128, 64), 4)], ids=str
+)
 def test_attention(device, tile, warps, turns, dtype):
     queries, keys, depth = tile
     rng = np.random.default_rng(turns)
@@ -322,7 +326,7 @@ def test_what_else_a_carried_operand_is_good_for(device):
                 p = p * -1.0
             elif at % 3 == 0:
                 p = tk.where(p > 0, p, before)
-            at += 1
+            at += 1  # noqa: SIM113
         y.store(acc + seen + before.astype(tk.float32) * p.astype(tk.float32))
 
     for turns in (1, 4, 7):
@@ -361,7 +365,7 @@ def test_products_that_are_needed_in_another_order(device):
         check(found, (total + 2 * late).astype(np.float32))
 
 
-# ------------------------------------------------------------------------------------------------------- tiles as they lie, renamed
+# ----------------------------------------------------------------------------------------------------- tiles as they lie, renamed
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, tk.float32], ids=str)

@@ -53,18 +53,14 @@ def numbers(shape: int | tuple[int, ...], seed: int = 0) -> Any:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def order(
-    tiles: tuple[int, ...], group: tuple[int, ...], cluster: tuple[int, ...] | None = None
-) -> list[tuple[int, ...]]:
+def order(tiles: tuple[int, ...], group: tuple[int, ...], cluster: tuple[int, ...] | None = None) -> list[tuple[int, ...]]:
     """The tiles in grouped order: groups are cut out of the array of tiles, one after the other; so are clusters, of which the
     groups are made then."""
     if cluster is not None:
         each = zip(tiles, group, cluster, strict=True)
         counts, groups = zip(*((count // n, math.ceil(size / n)) for count, size, n in each), strict=True)
         starts = [[i * n for i, n in zip(index, cluster, strict=True)] for index in order(counts, groups)]
-        return [
-            tuple(s + i for s, i in zip(start, within, strict=True)) for start in starts for within in np.ndindex(cluster)
-        ]
+        return [tuple(s + i for s, i in zip(start, within, strict=True)) for start in starts for within in np.ndindex(cluster)]
     numbered = np.arange(math.prod(tiles)).reshape(tiles)
     starts = itertools.product(*(range(0, n, g) for n, g in zip(tiles, group, strict=True)))
     groups = [numbered[tuple(slice(s, s + g) for s, g in zip(start, group, strict=True))].ravel() for start in starts]

@@ -162,8 +162,8 @@ def _assembled(
             _run_together(library, pipelines.cluster)
             _pass_by_value(library, len(pipelines.maps))
         ptx = library.get_asm_str(cc=capability)
-        # ptxas deals registers out anew in whole programs alone.
-        library._lto = pipelines is not None and pipelines.deals
+        # In whole programs alone ptxas deals registers out anew, and has no calls that products would have to end before.
+        library._lto = pipelines is not None
         return ptx, bytes(library.get_cubin(cc=capability).code)
 
     with _standing_in(capability):

@@ -34,7 +34,7 @@ def alike(
     """
     found = _Differing(tree, clusters, resolve)
     around = [node for node, loop in _around(tree, [node for node, _ in loops])]
-    if len(clusters) != 1 or any(found.differs(_deciding(node)) for node in around) or found.returns:
+    if len(clusters) != 1 or any(found.decides(node) for node in around) or found.returns:
         return [[False] * len(streams) for _, streams in loops]
     if any(found.differs(bound) for _, streams in loops for stream in streams for bound in _bounds(stream)):
         return [[False] * len(streams) for _, streams in loops]
@@ -53,8 +53,11 @@ class _Differing:
             cluster = self._visited(node.iter) if isinstance(node, ast.For) else None
             if cluster is not None and isinstance(node, ast.For) and isinstance(node.target, ast.Name):
                 self.tiles[node.target.id] = cluster
+        targets = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        for name in [name for name in self.tiles if targets.count(name) > 1]:
+            del self.tiles[name]  # it may be another tile
         self.returns = any(isinstance(node, (ast.Return, ast.Break, ast.Continue)) for node in ast.walk(tree))
-        self.names: set[str] = set()
+        self.names = {name for name in targets if targets.count(name) > 1 and self._is_target(tree, name)}
         before = -1
         while before < len(self.names):
             before = len(self.names)
@@ -76,9 +79,8 @@ class _Differing:
                     inner = decided or self.differs(test)
                     self._look(body, inner)
                     self._look(other, inner)
-                case ast.For(target=target, iter=over, body=body, orelse=other):
-                    visits = self._visited(over) is not None
-                    inner = decided or (not visits and self.differs(over))
+                case ast.For(target=target, body=body, orelse=other):
+                    inner = decided or self.decides(node)
                     if inner:
                         self.names |= stored(ast.walk(target))
                     self._look(body, inner)
@@ -93,6 +95,26 @@ class _Differing:
                     if decided or self.differs(node):
                         self.names |= stored(ast.walk(node))
 
+    def _is_target(self, tree: ast.AST, name: str) -> bool:
+        """Whether a variable is a tile of a mapped partition, at times."""
+        loops = [node for node in ast.walk(tree) if isinstance(node, ast.For) and self._is_tiles(node.iter)]
+        return any(name in stored(ast.walk(node.target)) for node in loops)
+
+    @staticmethod
+    def _is_tiles(node: ast.expr) -> bool:
+        """Whether a loop goes over what `y.tiles(...)` gives."""
+        return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "tiles"
+
+    def decides(self, node: ast.stmt) -> bool:
+        """Whether the body of a statement may run in one block and not in another, or more often."""
+        match node:
+            case ast.If(test=test) | ast.While(test=test):
+                return self.differs(test)
+            case ast.For(iter=over):
+                # All blocks of a cluster visit equally many tiles of the partition that has clusters.
+                return self._visited(over) is None and (self._is_tiles(over) or self.differs(over))
+        return False
+
     def differs(self, node: ast.AST) -> bool:
         """Whether the value of an expression may differ."""
         match node:
@@ -104,18 +126,6 @@ class _Differing:
                 if name in self.tiles and 0 <= at < len(self.tiles[name]):
                     return self.tiles[name][at] > 1
         return any(self.differs(child) for child in ast.iter_child_nodes(node))
-
-
-def _deciding(node: ast.stmt) -> ast.AST:
-    """What decides whether, and how often, the body of a statement runs."""
-    match node:
-        case ast.If(test=test) | ast.While(test=test):
-            return test
-        case ast.For(iter=ast.Call(func=ast.Attribute(attr="tiles"))):
-            return ast.Constant(None)  # all blocks of a cluster visit equally many
-        case ast.For(iter=over):
-            return over
-    return node
 
 
 def _around(tree: ast.AST, loops: Sequence[ast.For]) -> Iterator[tuple[ast.stmt, ast.For]]:

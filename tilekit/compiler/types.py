@@ -119,7 +119,6 @@ class Pipelines:
             lowered: lines, and how many products may be under way after that; None for one product more.
         left: by ring, how many may be under way when a turn has ended.
         read: whether threads read tiles in shared memory by themselves, as far as it was lowered.
-        deals: whether registers are dealt out anew between those that calculate and those that load.
     """
 
     def __init__(self, tensors: Mapping[str, tuple[int, TensorType]], rings: int, *, rooms: int, kept: int) -> None:
@@ -127,7 +126,7 @@ class Pipelines:
         known = {name: ty.facts.cluster for name, (_, ty) in tensors.items()}
         self.clusters = {name: cluster for name, cluster in known.items() if cluster is not None}
         self.cluster = 1
-        self.ring_bytes, self.deals, self.read = 0, False, False
+        self.ring_bytes, self.read = 0, False
         self.products: list[tuple[int, int | None]] = []
         self.left: dict[int, int] = {}
         self.maps: list[TensorMap] = []

@@ -134,7 +134,7 @@ def _plan(
         warps, parts = 1, splits or 1
     elif staged and n <= FEW_ROWS < m:
         bm, bn, bk, warps = _FEW_STAGED, max(_LEAST, power(n)), _STAGED_DEPTH, 4
-        parts = splits or max(1, min(_MOST_SPLITS, -(-k // bk), 4 * count // -(-m // bm)))
+        parts = splits or max(1, min(_MOST_SPLITS, -(-k // bk), count // -(-m // bm)))
     elif staged:
         bk = _STAGED_DEPTH
         bm, bn, warps, parts = _cheapest(shape, count, beside, splits)

@@ -217,10 +217,10 @@ def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: typ
     each = sum(tile.nbytes for tile, _ in found)
     most = SHARED_BYTES - _OWN_BYTES - RING_ALIGNMENT - state.rooms - state.kept
     room = most // state.rings & -RING_ALIGNMENT
-    wanted = known(stages)
+    wanted = known(stages)  # 0 if as many as fit
     count = wanted or min(_MOST_STAGES, room // each)
-    if not count or (wanted is None and count < 2):
-        raise Unfit(f"2 stages of {each} bytes do not fit into the shared memory that is left, {max(0, room)}")
+    if not count:
+        raise Unfit(f"a stage of {each} bytes does not fit into the shared memory that is left, {max(0, room)}")
     numbers = []
     for _, tensor_map in found:
         if tensor_map not in state.maps:
@@ -284,7 +284,6 @@ def registers(role: types.Type) -> Any:
     text = ""
     if warps == _DEALT:
         text = f"setmaxnreg.{'inc' if mine == steps.CALCULATES else 'dec'}.sync.aligned.u32 {_REGISTERS[mine]};"
-        _state().deals = True
     return types.none, lambda builder, _: text and asm(builder, text, "~{memory}", _VOID, [], convergent=True) and None
 
 
