@@ -49,7 +49,7 @@ def compiled(target: str) -> bytes:
     _, program = nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"fault.cu", 0, [], [])
     options = [f"--gpu-architecture={target}".encode()]
     if nvrtc.nvrtcCompileProgram(program, len(options), options)[0] != 0:
-        log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
+        log = b" " * (nvrtc.nvrtcGetProgramLogSize(program)[1] + 1)  # it is written to; of one byte there is one object
         nvrtc.nvrtcGetProgramLog(program, log)
         raise AssertionError(log.decode())
     cubin = b" " * nvrtc.nvrtcGetCUBINSize(program)[1]
