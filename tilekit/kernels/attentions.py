@@ -160,9 +160,8 @@ def _attention_ahead(
             for key in tk.pipelined(k.tiles((1, 1, BN, BD))[b, h // group, 0:1, 0], stages=1):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), scores)
             scores = scores * 1.0  # waited for: ptxas takes no product that is under way around a branch
-            if masked:
-                if n == 1:
-                    scores = hidden(scores, 0, keys, ahead, 0, 0, False, above)
+            if masked and n == 1:
+                scores = hidden(scores, 0, keys, ahead, 0, 0, False, above)
             p, most, total, shrink = _turn(scores, most, total, scale)
             weights = p.astype(v.dtype)
             for key, value in tk.pipelined(

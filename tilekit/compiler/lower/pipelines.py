@@ -15,7 +15,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba.cuda import types
-from numba.cuda.cudaimpl import registry
 from numba.cuda.extending import core_models, register_model
 
 from tilekit.compiler import pipelines as steps
@@ -280,11 +279,14 @@ def _ring_type(ty: types.Type) -> RingType:
 
 @lowers(steps._registers)
 def registers(role: types.Type) -> Any:
-    warps, mine = current().config.num_warps, known(role)
-    text = ""
-    if warps == _DEALT:
-        text = f"setmaxnreg.{'inc' if mine == steps.CALCULATES else 'dec'}.sync.aligned.u32 {_REGISTERS[mine]};"
-    return types.none, lambda builder, _: text and asm(builder, text, "~{memory}", _VOID, [], convergent=True) and None
+    mine = known(role)
+    text = f"setmaxnreg.{'inc' if mine == steps.CALCULATES else 'dec'}.sync.aligned.u32 {_REGISTERS[mine]};"
+
+    def emit(builder: ir.IRBuilder, _: ir.Value) -> None:
+        if current().config.num_warps == _DEALT:
+            asm(builder, text, "~{memory}", _VOID, [], convergent=True)
+
+    return types.none, emit
 
 
 @lowers(steps._put)
@@ -499,6 +501,3 @@ def last(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -
             _given(builder, made, builder.sub(turn, ir.Constant(turn.type, 1)))
 
     return types.none, emit
-
-
-assert registry, "numba's"
