@@ -187,7 +187,7 @@ def _template(
     def lower(context: Any, builder: ir.IRBuilder, sig: Any, args: list[ir.Value]) -> ir.Value:
         kinds = sig.args
         if not deferred:
-            args = [settle(builder, ty, value) for ty, value in zip(kinds, args, strict=True)]
+            args = [settle(builder, ty, value) for ty, value in zip(kinds, args, strict=False)]  # defaults may be left out
             kinds = tuple(map(settled, kinds))
         made = define(*kinds)[1](builder, *args)
         return context.get_dummy_value() if made is None else made

@@ -90,6 +90,17 @@ def turned() -> Iterator[Case]:
                     lambda rng, m=m, n=n, k=k, first=first, second=second: [_whole(rng, (k, m), first), _whole(rng, (n, k), second)],
                     lambda a, b, acc=acc: (a.T.astype(np.float64) @ b.T.astype(np.float64) + 1).astype(acc),
                 )  # fmt: skip
+        for m, n, k in ((64, 64, 64), (64, 128, 128), (16, 32, 32)):
+            body = (
+                f"acc = tk.zeros(({m}, {n}), tk.{acc.name})\n"
+                f"for t, u in tk.pipelined(a.tiles(({m}, {k}))[0, :], b.tiles(({k}, {n}))[:, 0]):\n"
+                "    acc = tk.mma(t, u, acc)\ny.store(acc)"
+            )
+            yield Case(
+                "pipelined", f"{pair} {m}x{n}x{3 * k}", body, (m, n), acc, (m, n),
+                lambda rng, m=m, n=n, k=k, first=first, second=second: [_whole(rng, (m, 3 * k), first), _whole(rng, (3 * k, n), second)],
+                lambda a, b, acc=acc: (a.astype(np.float64) @ b.astype(np.float64)).astype(acc),
+            )  # fmt: skip
         for batch, m, n, k in ((2, 16, 32, 32), (8, 4, 8, 16), (1, 32, 32, 16)):
             t, u, z = (
                 f"tk.load({x}, (0, 0, 0), {s})" for x, s in (("a", (batch, m, k)), ("b", (batch, k, n)), ("c", (batch, m, n)))
