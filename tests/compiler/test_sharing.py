@@ -3,7 +3,8 @@
 import pytest
 
 import tilekit as tk
-from tilekit.compiler.pipelines import _Apart, _loops_of, _Pipeline, _resolved
+from tilekit.compiler.loading import Apart, resolved
+from tilekit.compiler.pipelines import Pipeline, _loops_of
 from tilekit.compiler.sharing import alike
 from tilekit.compiler.source import KernelSource
 from tilekit.compiler.specialise import bind
@@ -15,9 +16,9 @@ bid = tk.bid
 def shared(kernel, clusters=None):
     """For each loop of a kernel, in the order of their lines, whether its streams are alike, a letter each: `y` or `n`."""
     bound = bind(kernel, KernelSource(kernel), {}, {})
-    tree = _Apart().visit(bound.definition)
-    loops = [(node, _Pipeline(node, 0).streams) for node in sorted(_loops_of(bound, tree), key=lambda node: node.lineno)]
-    found = alike(tree, loops, {"c": (2, 1)} if clusters is None else clusters, lambda node: _resolved(bound, node))
+    tree = Apart().visit(bound.definition)
+    loops = [(node, Pipeline(node, 0).streams) for node in sorted(_loops_of(bound, tree), key=lambda node: node.lineno)]
+    found = alike(tree, loops, {"c": (2, 1)} if clusters is None else clusters, lambda node: resolved(bound, node))
     return ["".join("ny"[each] for each in streams) for streams in found]
 
 

@@ -24,19 +24,19 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tilekit.compiler.bound import BoundKernel, stored
 from tilekit.compiler.folding import MISSING, value_of
+from tilekit.compiler.loading import Apart, Kept, Unfit, check_stay, reads, resolved
 from tilekit.compiler.sharing import alike
 from tilekit.compiler.source import KernelSource
 from tilekit.errors import CompileError
-from tilekit.lang import calculation, memory, pipelines
+from tilekit.lang import pipelines
 from tilekit.lang.matmul import mma
 from tilekit.lang.pipelines import check_stages, check_warp_specialize
-from tilekit.lang.shape import permute, reshape, transpose
 
 __all__ = ["CALCULATES", "LOADS", "STEPS", "Unfit", "check_call", "pipelined_loops", "plain", "rings_of", "specialised"]
 
@@ -98,10 +98,6 @@ STEPS: dict[str, Callable[..., Any]] = {
 }
 
 
-class Unfit(Exception):
-    """A kernel whose pipelines are no rings, and why."""
-
-
 def check_call(source: KernelSource, call: ast.Call, *, looped: bool) -> None:
     """Refuse a call of `tk.pipelined` whose place or options are wrong; `looped` if a `for` statement goes over it.
 
@@ -152,16 +148,16 @@ def specialised(bound: BoundKernel, clusters: Mapping[str, tuple[int, ...]]) -> 
     """
     if any(_all_pipelined(called) for called in bound.called.values()):
         raise Unfit("a function that the kernel calls has a pipeline")
-    tree: ast.FunctionDef = _Apart().visit(copy.deepcopy(bound.definition))
+    tree: ast.FunctionDef = Apart().visit(copy.deepcopy(bound.definition))
     loops = _pipelines(bound, tree)
     if not loops:
         return bound  # it has its rings: dead branches have been taken out of it
-    _check_stay(bound, tree, loops)
-    kept = _Kept(bound, tree, loops)
+    check_stay(bound, tree, loops)
+    kept = Kept(bound, tree, loops)
     parameters = {a.arg for a in tree.args.args} - stored(ast.walk(tree))
     head: list[ast.stmt] = []
     streams = [(loop.node, loop.streams) for loop in loops]
-    for loop, shared in zip(loops, alike(tree, streams, clusters, lambda node: _resolved(bound, node)), strict=True):
+    for loop, shared in zip(loops, alike(tree, streams, clusters, lambda node: resolved(bound, node)), strict=True):
         loop.check(parameters)
         if loop.shares is None:
             head.append(loop.ring(shared))
@@ -190,27 +186,18 @@ def _is_role(role: int) -> ast.expr:
 
 
 def _is_pipelined(bound: BoundKernel, node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and _resolved(bound, node.func) is pipelines.pipelined
-
-
-def _resolved(bound: BoundKernel, node: ast.expr) -> Any:
-    """What an expression such as `tk.mma` stands for; None if it is nothing that stands outside of the kernel."""
-    if isinstance(node, ast.Name):
-        return bound.outside.get(node.id)
-    if isinstance(node, ast.Attribute):
-        return getattr(_resolved(bound, node.value), node.attr, None)
-    return None
+    return isinstance(node, ast.Call) and resolved(bound, node.func) is pipelines.pipelined
 
 
 def _loops_of(bound: BoundKernel, tree: ast.AST) -> list[ast.For]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.For) and _is_pipelined(bound, node.iter)]
 
 
-def _pipelines(bound: BoundKernel, tree: ast.AST) -> list[_Pipeline]:
+def _pipelines(bound: BoundKernel, tree: ast.AST) -> list[Pipeline]:
     """The pipelines of a kernel. One over the same tiles as another, which does not stand in it, uses its ring."""
-    made: list[_Pipeline] = []
+    made: list[Pipeline] = []
     for node in _loops_of(bound, tree):
-        loop = _Pipeline(node, len(made))
+        loop = Pipeline(node, len(made))
         within = {id(inner) for inner in ast.walk(node)}
         for other in made:
             apart = id(other.node) not in within and id(node) not in {id(inner) for inner in ast.walk(other.node)}
@@ -251,7 +238,7 @@ def _name(name: str) -> ast.expr:
     return ast.Name(name, ast.Load())
 
 
-class _Pipeline:
+class Pipeline:
     """One loop over `tk.pipelined`.
 
     Attributes:
@@ -272,9 +259,9 @@ class _Pipeline:
         self.turn, self.count, self.index = f"{self.name}_turn", f"{self.name}_steps", f"{self.name}_k"
         self.rows = [f"{self.name}_row{place}" for place in range(len(self.streams))]
         self.key = (self.stages, *(ast.dump(self._grid(stream)) for stream in self.streams))
-        self.shares: _Pipeline | None = None
+        self.shares: Pipeline | None = None
 
-    def share(self, other: _Pipeline) -> None:
+    def share(self, other: Pipeline) -> None:
         """Use another's ring."""
         self.shares, self.number, self.name, self.turn = other, other.number, other.name, other.turn
 
@@ -342,7 +329,7 @@ class _Loads(ast.NodeTransformer):
         self.generic_visit(node)
         if not _is_pipelined(self.bound, node.iter):
             return node
-        loop = _Pipeline(node, self.count)
+        loop = Pipeline(node, self.count)
         self.count += 1
         tiles: list[ast.expr] = [_called("tilekit__nth", [_name(row), _name(loop.index)], node) for row in loop.rows]
         value = tiles[0] if len(tiles) == 1 else ast.Tuple(tiles, ast.Load())
@@ -351,21 +338,6 @@ class _Loads(ast.NodeTransformer):
         turns = _called("range", [_called("tilekit__steps", [_name(row) for row in loop.rows], node)], node)
         made = ast.For(ast.Name(loop.index, ast.Store()), turns, [get, *node.body], node.orelse)
         return [*before, _placed(made, node)]
-
-
-class _Apart(ast.NodeTransformer):
-    """Takes `i, acc = 0, tk.zeros(...)` apart, so that the thread that loads can do with half of it."""
-
-    def visit_Assign(self, node: ast.Assign) -> Any:
-        target, value = node.targets[0], node.value
-        if len(node.targets) > 1 or not (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)):
-            return node
-        pairs = list(zip(target.elts, value.elts, strict=False))
-        plain = all(isinstance(to, ast.Name) for to in target.elts) and len(target.elts) == len(value.elts)
-        used = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
-        if not plain or stored(ast.walk(target)) & used:
-            return node
-        return [ast.copy_location(ast.Assign([to], given), node) for to, given in pairs]
 
 
 @dataclass(frozen=True)
@@ -388,14 +360,10 @@ class _Product:
         return isinstance(acc, ast.Name) and acc.id == name and name not in used
 
 
-def _loads(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-
-
 class _Takes(ast.NodeTransformer):
     """Makes pipelines loops that take tiles from a ring."""
 
-    def __init__(self, bound: BoundKernel, loops: list[_Pipeline]) -> None:
+    def __init__(self, bound: BoundKernel, loops: list[Pipeline]) -> None:
         self.bound, self.loops = bound, {id(loop.node): loop for loop in loops}
 
     def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
@@ -431,7 +399,7 @@ class _Takes(ast.NodeTransformer):
         if name in stored(ast.walk(loop.target)):
             return False
         for statement in loop.body:
-            if name in _loads(statement):
+            if name in reads(statement):
                 return True
             if name in stored(ast.walk(statement)):
                 return False
@@ -445,7 +413,7 @@ class _Takes(ast.NodeTransformer):
             if product is None:
                 continue
             for needed in range(first + 1, len(statements)):
-                if product.target in _loads(statements[needed]):
+                if product.target in reads(statements[needed]):
                     later = [p.target for p in products[first + 1 : needed] if p is not None]
                     other = products[needed]
                     if later and not (other is not None and other.only_adds_to(product.target)):
@@ -460,124 +428,6 @@ class _Takes(ast.NodeTransformer):
     def _product(self, statement: ast.stmt) -> _Product | None:
         """`x = tk.mma(...)`, if that is what a statement is."""
         match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call) if _resolved(self.bound, call.func) is mma:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call) if resolved(self.bound, call.func) is mma:
                 return _Product(name, call)
         return None
-
-
-def _check_stay(bound: BoundKernel, tree: ast.FunctionDef, loops: list[_Pipeline]) -> None:
-    """Refuse tiles that may be used when their stage has been given back: behind their loop, or in a later turn."""
-    for loop in loops:
-        taken = stored(ast.walk(loop.node.target))
-        for name in sorted(taken | _further_names(bound, loop.node, taken)):
-            around = [each.node for each in loops if each is loop or name in stored(ast.walk(each.node.target))]
-            within = {id(node) for each in around for node in ast.walk(each)}
-            read = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
-            if any(id(node) not in within for node in read):
-                raise Unfit(f"{name}, a tile of the pipeline, is used behind the loop")
-            begins = [s.lineno for s in loop.node.body if isinstance(s, ast.Assign) and name in stored(ast.walk(s))]
-            if name not in taken and (not begins or any(node.lineno <= begins[0] for node in read)):
-                raise Unfit(f"{name}, a tile of the pipeline, may be used in a later turn")
-
-
-def _further_names(bound: BoundKernel, loop: ast.For, names: set[str]) -> set[str]:
-    """What else a loop's body calls the tiles of these names, without loading them."""
-
-    def same(value: ast.expr | None) -> bool:
-        if isinstance(value, ast.Call):
-            method = isinstance(value.func, ast.Attribute) and value.func.attr in ("permute", "reshape", "transpose")
-            passed = isinstance(value.func, ast.Name) and value.func.id in bound.called
-            if not (method or passed or _resolved(bound, value.func) in (permute, reshape, transpose)):
-                return False
-        elif not isinstance(value, (ast.Name, ast.Tuple, ast.IfExp, ast.Subscript)):
-            return False
-        return any(isinstance(n, ast.Name) and n.id in found for n in ast.walk(value))
-
-    found = set(names)
-    nodes = [n for s in loop.body for n in ast.walk(s) if isinstance(n, (ast.Assign, ast.AnnAssign))]
-    while True:
-        more = {name for node in nodes if same(node.value) for name in stored(ast.walk(node))} - found
-        if not more:
-            return found - names
-        found |= more
-
-
-_HARMLESS = (
-    memory.bid, memory.num_blocks, memory.num_tiles, calculation.cdiv, min, max, abs, int, range, divmod, len,
-)  # fmt: skip
-
-
-class _Kept:
-    """What is left of a kernel for the thread that loads: what decides which tiles come."""
-
-    def __init__(self, bound: BoundKernel, tree: ast.FunctionDef, loops: list[_Pipeline]) -> None:
-        self.bound, self.loops = bound, {id(loop.node): loop for loop in loops}
-        self.needed: set[str] = set()
-        while True:
-            before = len(self.needed)
-            self._look(tree.body)
-            if len(self.needed) == before:
-                break
-        for loop in loops:
-            if stored(ast.walk(loop.node.target)) & self.needed:
-                raise Unfit(f"which tiles come depends on {ast.unparse(loop.node.target)}, which a pipeline loads")
-
-    def _look(self, statements: list[ast.stmt]) -> bool:
-        """Add the names that these need; whether any of them is kept."""
-        kept = [self._look_at(statement) for statement in statements]  # all are looked at
-        return any(kept)
-
-    def _look_at(self, node: ast.stmt) -> bool:
-        loop = self.loops.get(id(node))
-        if loop is not None:
-            for stream in loop.streams:
-                self._need(stream)
-            self._look(loop.node.body)
-            return True
-        match node:
-            case ast.For() | ast.While():
-                counts = isinstance(node, ast.For) and bool(stored(ast.walk(node.target)) & self.needed)
-                if not (self._look(node.body) | self._look(node.orelse) | counts):
-                    return False
-                self._need(node.iter if isinstance(node, ast.For) else node.test)
-                return True
-            case ast.If():
-                if not (self._look(node.body) | self._look(node.orelse)):
-                    return False
-                self._need(node.test)
-                return True
-            case ast.Break() | ast.Continue() | ast.Return():
-                return True
-            case ast.Assign() | ast.AugAssign() | ast.AnnAssign():
-                if not stored(ast.walk(node)) & self.needed:
-                    return False
-                self._need(node)
-                return True
-        return False
-
-    def _need(self, node: ast.AST) -> None:
-        self.needed |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            self.needed.add(node.target.id)
-        for call in ast.walk(node):
-            if isinstance(call, ast.Call):
-                function = _resolved(self.bound, call.func)
-                method = isinstance(call.func, ast.Attribute) and call.func.attr in ("tiles", "num_tiles", "slice")
-                if function not in _HARMLESS and not method:
-                    raise Unfit(f"which tiles come depends on {ast.unparse(call)}")
-
-    def statements(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        """What is left of a block."""
-        return [made for statement in statements for made in self._left(statement)]
-
-    def _left(self, node: ast.stmt) -> Iterator[ast.stmt]:
-        loop = self.loops.get(id(node))
-        if loop is not None:
-            yield from loop.loading(self.statements(loop.node.body))
-        elif self._look_at(node):
-            made = copy.copy(node)
-            for field in ("body", "orelse"):
-                if hasattr(made, field):
-                    inner = self.statements(getattr(made, field))
-                    setattr(made, field, inner or ([ast.copy_location(ast.Pass(), node)] if field == "body" else []))
-            yield copy.deepcopy(made)
