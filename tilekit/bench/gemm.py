@@ -118,7 +118,7 @@ class GemmRun(Run):
                 span, label = f"{r.min_tflop_per_s:.4g}-{r.max_tflop_per_s:.4g}", "" if at else f"{case.label} {case.dtype}"
                 us, error = f"{r.median_us:.1f}", f"{r.max_relative_error:.1e}"
                 rows.append((label, r.name, r.variant, us, f"{r.tflop_per_s:.4g}", span, ratio, error))
-        return ["", *align(rows), "", f"`error` is the largest of {_ROWS} rows of each result, against NumPy in float64."]
+        return ["", *align(rows), "", "`error` is the largest of some rows of each result, against NumPy in float64."]
 
     def draw(self, figure: Any) -> None:
         """For each size a bar for each contestant."""
