@@ -149,11 +149,11 @@ class FakeBindings(FakeGraphs):
     def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[int, int]:
         return 0, _ATTRIBUTES[int(attribute)]
 
-    def cuPointerGetAttribute(self, attribute: int, address: int) -> tuple[int, int]:
+    def cuPointerGetAttributes(self, count: int, attributes: list[int], address: int) -> tuple[int, list[int]]:
         for start, nbytes in self.foreign:
             if start <= address < start + nbytes:
-                return 0, {2: 2, 9: 0, 11: start, 12: nbytes}[int(attribute)]
-        return 0, 0
+                return 0, [{2: 2, 9: 0, 11: start, 12: nbytes}[int(attribute)] for attribute in attributes]
+        return 0, [0] * count
 
     def cuEventQuery(self, event: Any) -> tuple[int]:
         self.calls["cuEventQuery"] += 1

@@ -113,23 +113,23 @@ class CudaMemory(CudaStreams):
     def _is_pinned(self, array: np.ndarray[Any, Any]) -> bool:
         """Whether the array is in page-locked memory, so that a copy goes on while the host does."""
         self.activate()
-        attribute = self._cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-        result = self._cu.cuPointerGetAttribute(attribute, array.__array_interface__["data"][0])
-        return not result[0] and int(result[1]) == _HOST_MEMORY  # of pageable memory CUDA knows nothing: an error
+        asked = [self._cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE]
+        error, told = self._cu.cuPointerGetAttributes(1, asked, array.__array_interface__["data"][0])
+        return not error and int(told[0]) == _HOST_MEMORY
 
     def extent(self, address: int) -> tuple[int, int, int] | None:
         self.activate()
         kinds = self._cu.CUpointer_attribute
-        asked = (
+        asked = [
             kinds.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
             kinds.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
             kinds.CU_POINTER_ATTRIBUTE_RANGE_SIZE,
             kinds.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-        )
-        told = [self._cu.cuPointerGetAttribute(attribute, address) for attribute in asked]
-        if any(result[0] for result in told) or int(told[0][1]) != _DEVICE_MEMORY:
+        ]
+        error, told = self._cu.cuPointerGetAttributes(len(asked), asked, address)
+        if error or int(told[0]) != _DEVICE_MEMORY:
             return None
-        return int(told[1][1]), int(told[2][1]), int(told[3][1])
+        return int(told[1]), int(told[2]), int(told[3])
 
     def copy_from_host(self, memory: Memory, offset: int, source: np.ndarray[Any, Any], stream: Any) -> None:
         self.activate()

@@ -90,7 +90,7 @@ def turned() -> Iterator[Case]:
                     lambda rng, m=m, n=n, k=k, first=first, second=second: [_whole(rng, (k, m), first), _whole(rng, (n, k), second)],
                     lambda a, b, acc=acc: (a.T.astype(np.float64) @ b.T.astype(np.float64) + 1).astype(acc),
                 )  # fmt: skip
-        for m, n, k in ((64, 64, 64), (64, 128, 128), (16, 32, 32)):
+        for m, n, k in ((64, 64, 64), (64, 128, 128 if first.itemsize < 8 else 64), (16, 32, 32)):
             body = (
                 f"acc = tk.zeros(({m}, {n}), tk.{acc.name})\n"
                 f"for t, u in tk.pipelined(a.tiles(({m}, {k}))[0, :], b.tiles(({k}, {n}))[:, 0]):\n"
