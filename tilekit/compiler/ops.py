@@ -52,16 +52,17 @@ def known(ty: types.Type) -> Any:
     return ABSENT
 
 
-def lowers(function: Callable[..., Any], *, deferred: bool = False) -> Callable[[Definition], Definition]:
+def lowers(function: Callable[..., Any], *, deferred: bool = False, anywhere: bool = False) -> Callable[[Definition], Definition]:
     """Make the decorated definition the lowering of `function`, an operation of `tilekit.lang`.
 
-    If it takes tiles that are `deferred` (`types.DeferredType`), it gets them as they are; else as threads hold them.
+    If it takes tiles that are `deferred` (`types.DeferredType`), it gets them as they are; else as threads hold them. One that
+    takes tiles that can be computed `anywhere` gets only these as they are.
     """
 
     def register(define: Definition) -> Definition:
         parameters = _parameters(function)
         _check(function.__name__, parameters, define)
-        template = _template(function.__name__, parameters, define, deferred=deferred)
+        template = _template(function.__name__, parameters, define, deferred=deferred, anywhere=anywhere)
         typing_registry.register(template)
         typing_registry.register_global(function, types.Function(template))
         LOWERINGS[function] = define
@@ -93,7 +94,12 @@ def lowers_method(
 
 
 def lowers_operator(
-    function: Callable[..., Any], symbol: str, owner: type[types.Type] = TileType
+    function: Callable[..., Any],
+    symbol: str,
+    owner: type[types.Type] = TileType,
+    *,
+    deferred: bool = False,
+    anywhere: bool = False,
 ) -> Callable[[Definition], Definition]:
     """Make the decorated definition the lowering of a Python operator or builtin wherever a tile is among the operands.
 
@@ -101,10 +107,11 @@ def lowers_operator(
         function: `operator.add`, `abs`...; or numba's name for a protocol (`"getiter"`).
         symbol: as the user spells it, for errors.
         owner: another type, one of which must be among the operands instead.
+        deferred, anywhere: as for `lowers`.
     """
 
     def register(define: Definition) -> Definition:
-        template = _template(symbol, None, define, owner=owner, key=function)
+        template = _template(symbol, None, define, owner=owner, key=function, deferred=deferred, anywhere=anywhere)
         typing_registry.register(template)
         if callable(function):
             typing_registry.register_global(function, types.Function(template))
@@ -155,6 +162,7 @@ def _template(
     owner: type[types.Type] | None = None,
     key: Any = None,
     deferred: bool = False,
+    anywhere: bool = False,
 ) -> type[AbstractTemplate]:
     """A numba template that binds arguments as Python would and asks `define`."""
     variadic = parameters is not None and any(p.kind is p.VAR_POSITIONAL for p in parameters)
@@ -163,6 +171,9 @@ def _template(
     folded = None
     if parameters is not None and not variadic:
         folded = inspect.Signature([p.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for p in parameters])
+
+    def kept(ty: types.Type) -> bool:
+        return deferred or (anywhere and isinstance(ty, DeferredType) and ty.anywhere)
 
     class Template(AbstractTemplate):
         prefer_literal = True
@@ -173,7 +184,7 @@ def _template(
             given = args if binder is None or variadic else _bind(name, binder, args, kws)
             this = getattr(self, "this", None)
             whole = given if this is None else (this, *given)
-            result, _ = define(*(whole if deferred else map(settled, whole)))
+            result, _ = define(*(ty if kept(ty) else settled(ty) for ty in whole))
             made = signature(result, *given, recvr=this)
             return made.replace(pysig=folded)
 
@@ -185,11 +196,10 @@ def _template(
 
     @lowering_registry.lower(define, types.VarArg(types.Any))
     def lower(context: Any, builder: ir.IRBuilder, sig: Any, args: list[ir.Value]) -> ir.Value:
-        kinds = sig.args
-        if not deferred:
-            args = [settle(builder, ty, value) for ty, value in zip(kinds, args, strict=False)]  # defaults may be left out
-            kinds = tuple(map(settled, kinds))
-        made = define(*kinds)[1](builder, *args)
+        taken = [ty if kept(ty) else settled(ty) for ty in sig.args]
+        # Defaults may be left out.
+        held = (v if kept(ty) else settle(builder, ty, v) for ty, v in zip(sig.args, args, strict=False))
+        made = define(*taken)[1](builder, *held)
         return context.get_dummy_value() if made is None else made
 
     return Template

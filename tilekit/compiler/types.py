@@ -354,15 +354,17 @@ def prevailing(tiles: Sequence[TileType]) -> TileType:
 
 
 class DeferredType(types.Type):
-    """A tile that is no thread's yet: it lies in shared memory, or is still being computed.
+    """A tile that is no thread's yet: it lies in shared memory, or is still being computed, or can be at any time.
 
     Operations get what threads hold in the end, unless they say that they take it as it is (`ops.lowers`).
 
     Attributes:
         settled: the tile that threads hold then.
+        anywhere: whether threads can compute it in any layout, without each other.
     """
 
     settled: TileType
+    anywhere = False
 
     def settle(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
         """Wait for it, or load it: the threads' fragments."""

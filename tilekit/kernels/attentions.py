@@ -50,8 +50,6 @@ def hidden(scores, column, keys, ahead, left, right, below: tk.Const, above: tk.
     `column` is the first column's key; `ahead` the key at which the first row's query stands.
     """
     columns = tk.arange(scores.shape[1])[None, :]
-    # In the layout that the scores have: the tiles of one row and one column are small, and only these change theirs.
-    columns = tk.where(scores == scores, columns, columns)
     last = tk.full((scores.shape[0], 1), keys - 1 - column, tk.int32)
     if above:
         last = tk.minimum(last, tk.arange(scores.shape[0])[:, None] + (ahead + right - column))
@@ -291,7 +289,7 @@ def attention(
                 masks.above or keys % plan.columns > 0, return_lse, plan.stages,
             )  # fmt: skip
             launch = launch.generics(BM=plan.rows, BN=plan.columns, BD=plan.depth).num_warps(plan.num_warps)
-            yield launch.grid(min(tiles, count))
+            yield launch.grid(blocks)
         elif y.size and keys:
             launch = _attention(
                 y.scattered(), sums.scattered(), q, k, v, factor * LOG2_E, masks.left, masks.right, group, share, tiles,

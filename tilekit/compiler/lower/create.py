@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -11,8 +11,9 @@ from numba.cuda import types
 from tilekit import dtypes
 from tilekit.compiler.diagnose import reject
 from tilekit.compiler.lower import arithmetic
+from tilekit.compiler.lower.computed import ComputedType, scalars_of
 from tilekit.compiler.lower.convert import convert
-from tilekit.compiler.lower.emit import pack, special_register, thread_coordinates
+from tilekit.compiler.lower.emit import pack, special_register
 from tilekit.compiler.lower.memory import tile_shape
 from tilekit.compiler.lower.rounded import directed
 from tilekit.compiler.ops import lowers
@@ -68,26 +69,23 @@ def arange(size: types.Type, dtype: types.Type, start: types.Type, step: types.T
     for name, bound in (("start", start), ("step", step)):
         if not isinstance(bound, types.Omitted) and scalar_kind(bound) is None:
             reject("arange", f"{name} is a scalar, not {describe(bound)}")
-    result = TileType.of_shape(chosen, (extent,), current_config())
     plus = arithmetic.binary("+", chosen)
     # A float is rounded after the product too, as NumPy does.
     times = directed("mul", None, False, chosen) if dtypes.is_float(chosen) else arithmetic.binary("*", chosen)
 
-    def in_dtype(builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> ir.Value:
-        if isinstance(ty, types.Omitted):
-            return constant(chosen, ty.value)
-        return convert(builder, value, scalar_dtype(ty), chosen)
+    given = [n for n, ty in enumerate((start, step)) if not isinstance(ty, types.Omitted)]
+
+    def element(builder: ir.IRBuilder, scalars: Sequence[ir.Value], place: Sequence[ir.Value]) -> ir.Value:
+        value = convert(builder, place[0], dtypes.int32, chosen)
+        if 1 in given:
+            value = times(builder, value, scalars[-1])
+        return plus(builder, scalars[0], value) if 0 in given else value
+
+    result = ComputedType(f"arange{given}", chosen, (extent,), current_config(), (chosen,) * len(given), element)
 
     def emit(builder: ir.IRBuilder, size: ir.Value, dtype: ir.Value, first: ir.Value, by: ir.Value) -> ir.Value:
-        (offset,) = thread_coordinates(builder, special_register(builder, "tid.x"), result.layout.thread)
-        origin, stride = in_dtype(builder, start, first), in_dtype(builder, step, by)
-        made = []
-        for (register,) in result.layout.coordinates():
-            place = convert(builder, builder.add(offset, integer(32, register)), dtypes.int32, chosen)
-            if not isinstance(step, types.Omitted):
-                place = times(builder, place, stride)
-            made.append(plus(builder, origin, place))
-        return pack(builder, made)
+        bounds = [((start, first), (step, by))[n] for n in given]
+        return scalars_of(builder, result, [convert(builder, value, scalar_dtype(ty), chosen) for ty, value in bounds])
 
     return result, emit
 

@@ -11,6 +11,7 @@ from numba.cuda import types
 from tilekit import dtypes
 from tilekit.compiler.diagnose import refuse, reject
 from tilekit.compiler.lower import arithmetic, tile
+from tilekit.compiler.lower.computed import ComputedType
 from tilekit.compiler.lower.emit import pack
 from tilekit.compiler.lower.floats import floating, library, pair
 from tilekit.compiler.lower.operands import common, elements, map_elements
@@ -23,9 +24,9 @@ from tilekit.lang.tile import NO_ARITHMETIC
 __all__: list[str] = []
 
 
-@lowers(lang.where)
+@lowers(lang.where, anywhere=True)
 def where(condition: types.Type, x: types.Type, y: types.Type) -> Any:
-    if not isinstance(condition, TileType) or condition.dtype != dtypes.bool_:
+    if not isinstance(condition, (TileType, ComputedType)) or condition.dtype != dtypes.bool_:
         reject("where", "the condition is a bool tile, such as the result of a comparison")
     result = common("where", condition, x, y)
 
@@ -47,14 +48,14 @@ def _extremum(name: str) -> Callable[..., Any]:
         function = (arithmetic.extremum if propagate else arithmetic.extremum_of_numbers)(name, meet.dtype)
         if flush:
             function = flushed_extremum(name, propagate)
-        result, emit = map_elements((x, y), meet, meet.dtype, function)
+        result, emit = map_elements((x, y), meet, meet.dtype, function, name)
         return result, lambda builder, a, b, *_: emit(builder, a, b)
 
     return define
 
 
-lowers(lang.minimum)(_extremum("minimum"))
-lowers(lang.maximum)(_extremum("maximum"))
+lowers(lang.minimum, anywhere=True)(_extremum("minimum"))
+lowers(lang.maximum, anywhere=True)(_extremum("maximum"))
 
 
 @lowers(lang.clip)

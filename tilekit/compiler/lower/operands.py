@@ -14,6 +14,7 @@ from numba.cuda import types
 from tilekit import dtypes
 from tilekit.compiler.diagnose import refuse, reject
 from tilekit.compiler.layout import Layout
+from tilekit.compiler.lower.computed import ComputedType, combined
 from tilekit.compiler.lower.convert import convert
 from tilekit.compiler.lower.emit import pack, unpack
 from tilekit.compiler.lower.relayout import in_layout
@@ -37,9 +38,9 @@ def common(what: str, *operands: types.Type) -> TileType:
 
 def meet(what: str, *operands: types.Type) -> TileType:
     """As `common`, for what calculates nothing."""
-    tiles = [t for t in operands if isinstance(t, TileType)]
+    tiles = [t for t in operands if isinstance(t, (TileType, ComputedType))]
     for operand in operands:
-        if not isinstance(operand, TileType) and scalar_kind(operand) is None:
+        if not isinstance(operand, (TileType, ComputedType)) and scalar_kind(operand) is None:
             reject(what, f"operands are tiles and scalars, not {describe(operand)}")
     if not tiles:
         reject(what, "one operand at least must be a tile")
@@ -61,14 +62,14 @@ def meet(what: str, *operands: types.Type) -> TileType:
     return _in_one_layout(what, tiles).like(dtype)
 
 
-def _in_one_layout(what: str, tiles: Sequence[TileType]) -> TileType:
+def _in_one_layout(what: str, tiles: Sequence[TileType | ComputedType]) -> TileType:
     """A tile of the shape that all broadcast to, in the layout that costs least: one that an operand of that shape has."""
     try:
         shape = common_shape(what, [tile.shape for tile in tiles])
     except CompileError as error:
         reject(what, error.reason)
-    whole = [tile for tile in tiles if tile.shape == shape]
-    splat = all(tile.splat for tile in tiles)
+    whole = [tile for tile in tiles if isinstance(tile, TileType) and tile.shape == shape]
+    splat = all(isinstance(tile, TileType) and tile.splat for tile in tiles)
     if whole and (splat or not all(tile.splat for tile in whole)):
         return prevailing(whole)
     return TileType.of_shape(tiles[0].dtype, shape, tiles[0].config, splat=splat)
@@ -95,14 +96,16 @@ def broadcast(builder: ir.IRBuilder, tile: TileType, value: ir.Value, layout: La
 
 def elements(builder: ir.IRBuilder, ty: types.Type, value: ir.Value, like: TileType) -> list[ir.Value]:
     """The elements of an operand, by register, in the dtype and the layout of `like`; a scalar's is the same everywhere."""
+    if isinstance(ty, ComputedType):
+        return [convert(builder, e, ty.dtype, like.dtype) for e in ty.elements(builder, value, like.layout)]
     if isinstance(ty, TileType):
         return [convert(builder, e, ty.dtype, like.dtype) for e in broadcast(builder, ty, value, like.layout)]
     return [convert(builder, value, scalar_dtype(ty), like.dtype)] * like.layout.num_registers
 
 
 def map_elements(
-    operands: Sequence[types.Type], meet: TileType, result: DType, function: Callable[..., ir.Value]
-) -> tuple[TileType, Callable[..., ir.Value]]:
+    operands: Sequence[types.Type], meet: TileType, result: DType, function: Callable[..., ir.Value], what: str | None = None
+) -> tuple[TileType | ComputedType, Callable[..., ir.Value]]:
     """An operation that computes each element alone.
 
     Args:
@@ -110,7 +113,11 @@ def map_elements(
         meet: what they are converted to.
         result: the dtype that `function` gives.
         function: of a builder and one element of each operand.
+        what: its name, if it is cheap enough to be computed again in each layout that its result is needed in, where it can.
     """
+    made = None if what is None else combined(what, operands, meet, result, function)
+    if made is not None:
+        return made
 
     def emit(builder: ir.IRBuilder, *values: Any) -> ir.Value:
         columns = [elements(builder, ty, value, meet) for ty, value in zip(operands, values, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -11,6 +11,7 @@ from numba.cuda import types
 
 from tilekit.compiler.diagnose import reject
 from tilekit.compiler.layout import Config, Layout, Vector
+from tilekit.compiler.lower.computed import ComputedType
 from tilekit.compiler.lower.emit import pack, unpack
 from tilekit.compiler.lower.memory import check_indices, index_values, tile_shape
 from tilekit.compiler.lower.operands import broadcast
@@ -49,34 +50,34 @@ def in_words(what: str, check: Callable[..., Any], *args: Any) -> Any:
         reject(what, error.reason.removeprefix(f"{what}: "))
 
 
-def _renamed(tile: TileType, layout: Layout) -> Any:
-    return tile.at(layout), lambda builder, value, *_: value
+def _where_it_is(ty: types.Type, rename: Callable[[TileType], Layout], dims: Callable[[Vector], Vector | None]) -> Any:
+    """A tile with its dimensions renamed.
 
-
-def _where_it_is(ty: types.Type, rename: Callable[[Any], Any], axes: Callable[[StagedType], Vector | None]) -> Any:
-    """A tile with its dimensions renamed; one that lies in shared memory stays there, if its new `axes` can be told."""
-    if isinstance(ty, StagedType):
-        renamed = axes(ty)
+    One that threads do not hold stays as it is, if `dims`, given its shape, tells which of its dimensions the new ones are, with
+    -1 for those of extent 1 that are new.
+    """
+    if isinstance(ty, (StagedType, ComputedType)):
+        renamed = dims(ty.shape)
         if renamed is not None:
-            return ty.with_axes(renamed), lambda builder, value, *_: value
-    made, emit = rename(settled(ty))
-    return made, lambda builder, value, *rest: emit(builder, settle(builder, ty, value), *rest)
+            return ty.renamed(renamed), lambda builder, value, *_: value
+    tile = settled(ty)
+    return tile.at(rename(tile)), lambda builder, value, *_: settle(builder, ty, value)
 
 
 def _reshaped(ty: types.Type, shape: types.Type, what: str) -> Any:
-    def rename(tile: TileType) -> Any:
-        wanted = in_words(what, lang.reshape_to, constant(shape, what, "the shape"), tile.shape)
-        return _renamed(tile, tile.layout.reshape(wanted))
+    def wanted(given: Vector) -> Vector:
+        found: Vector = in_words(what, lang.reshape_to, constant(shape, what, "the shape"), given)
+        return found
 
-    def axes(tile: StagedType) -> Vector | None:
-        wanted = in_words(what, lang.reshape_to, constant(shape, what, "the shape"), tile.shape)
-        kept = [(n, axis) for n, axis in zip(tile.shape, tile.axes, strict=True) if n > 1]
-        if [n for n in wanted if n > 1] != [n for n, _ in kept]:
+    def dims(given: Vector) -> Vector | None:
+        to = wanted(given)
+        kept = [d for d, n in enumerate(given) if n > 1]
+        if [n for n in to if n > 1] != [given[d] for d in kept]:
             return None
-        left = iter(axis for _, axis in kept)
-        return tuple(next(left) if n > 1 else -1 for n in wanted)
+        left = iter(kept)
+        return tuple(next(left) if n > 1 else -1 for n in to)
 
-    return _where_it_is(ty, rename, axes)
+    return _where_it_is(ty, lambda tile: tile.layout.reshape(wanted(tile.shape)), dims)
 
 
 @lowers(lang.reshape, deferred=True)
@@ -91,11 +92,7 @@ def reshape_method(self: types.Type, shape: types.Type) -> Any:
 
 
 def _permuted(ty: types.Type, order_of: Callable[[int], Vector]) -> Any:
-    return _where_it_is(
-        ty,
-        lambda tile: _renamed(tile, tile.layout.permute(order_of(len(tile.shape)))),
-        lambda tile: tuple(tile.axes[d] for d in order_of(len(tile.shape))),
-    )
+    return _where_it_is(ty, lambda tile: tile.layout.permute(order_of(len(tile.shape))), lambda shape: order_of(len(shape)))
 
 
 def _order(axes: types.Type) -> Callable[[int], Vector]:
@@ -141,33 +138,44 @@ def transpose_method(self: types.Type, axis0: types.Type, axis1: types.Type) -> 
     return _permuted(self, _exchanged(axis0, axis1))
 
 
-@lowers(lang.expand_dims)
+def _expanded(ty: types.Type, places: Sequence[int]) -> Any:
+    """A tile with new dimensions of extent 1 at these places of the result, in rising order."""
+
+    def layout(tile: TileType) -> Layout:
+        made = tile.layout
+        for at in places:
+            made = made.expand_dims(at)
+        return made
+
+    def dims(shape: Vector) -> Vector:
+        old = iter(range(len(shape)))
+        return tuple(-1 if at in places else next(old) for at in range(len(shape) + len(places)))
+
+    return _where_it_is(ty, layout, dims)
+
+
+@lowers(lang.expand_dims, deferred=True)
 def expand_dims(x: types.Type, axis: types.Type) -> Any:
-    tile = the_tile(x, "expand_dims")
-    at = in_words("expand_dims", lang.axis_of, constant(axis, "expand_dims", "the axis"), len(tile.shape) + 1)
-    return _renamed(tile, tile.layout.expand_dims(at))
+    rank = len(the_tile(settled(x), "expand_dims").shape)
+    return _expanded(x, [in_words("expand_dims", lang.axis_of, constant(axis, "expand_dims", "the axis"), rank + 1)])
 
 
-@lowers_operator(operator.getitem, "[]")
-def getitem(tile: TileType, index: types.Type) -> Any:
+@lowers_operator(operator.getitem, "[]", deferred=True)
+def getitem(tile: types.Type, index: types.Type) -> Any:
     parts = list(index.types) if isinstance(index, types.BaseTuple) else [index]
-    if not isinstance(tile, TileType):
+    if not isinstance(settled(tile), TileType):
         return None
     whole = [isinstance(p, types.SliceType) or known(p) is None for p in parts]
-    if not all(whole) or sum(known(p) is not None for p in parts) != len(tile.shape):
+    if not all(whole) or sum(known(p) is not None for p in parts) != len(settled(tile).shape):
         reject("[]", tile_lang.NO_INDEX)
-    layout = tile.layout
-    for at, part in enumerate(parts):
-        if known(part) is None:
-            layout = layout.expand_dims(at)
-    result, emit = _renamed(tile, layout)
+    result, emit = _expanded(tile, [at for at, part in enumerate(parts) if known(part) is None])
 
     def look_and_emit(builder: ir.IRBuilder, value: ir.Value, index_: ir.Value) -> ir.Value:
         alone = not isinstance(index, types.BaseTuple)
         for at, part in enumerate(parts):
             if isinstance(part, types.SliceType) and not is_whole(index_, None if alone else at):
                 reject("[]", tile_lang.NO_INDEX)
-        return emit(builder, value, index_)
+        return emit(builder, value)
 
     return result, look_and_emit
 

@@ -82,9 +82,9 @@ class StagedType(DeferredType):
         """How much memory it takes."""
         return math.prod(self.memory) * self.dtype.itemsize
 
-    def with_axes(self, axes: Vector) -> StagedType:
-        """The same memory, its dimensions in another order, or ones of extent 1 more or fewer."""
-        return StagedType(self.dtype, self.memory, axes, self.config)
+    def renamed(self, dims: Vector) -> StagedType:
+        """The tile whose dimensions are these of this one, where -1 is a new one of extent 1. It stays where it is."""
+        return StagedType(self.dtype, self.memory, tuple(self.axes[d] if d >= 0 else -1 for d in dims), self.config)
 
     def swizzle(self) -> Swizzle:
         """Where each element lies: offsets in elements, and the bits that an access of 16 bytes covers."""

@@ -28,12 +28,15 @@ __all__ = [
 ]  # fmt: skip
 
 
+_CHEAP = ("+", "-", "*")  # see `map_elements`
+
+
 def arithmetic_of(what: str, function: Callable[[DType], Callable[..., ir.Value]], x: types.Type, y: types.Type) -> Any:
     """An operation on numbers in their common dtype; `what` names it in errors, here and below."""
     meet = common(what, x, y)
     if meet.dtype == dtypes.bool_:
         reject(what, lang.NO_ARITHMETIC)
-    return map_elements((x, y), meet, meet.dtype, function(meet.dtype))
+    return map_elements((x, y), meet, meet.dtype, function(meet.dtype), what if what in _CHEAP else None)
 
 
 def quotient(what: str, x: types.Type, y: types.Type) -> Any:
@@ -94,7 +97,7 @@ def power(what: str, x: types.Type, y: types.Type) -> Any:
 def comparison(what: str, symbol: str, x: types.Type, y: types.Type) -> Any:
     """A bool for each pair of elements."""
     meet = common(what, x, y)
-    return map_elements((x, y), meet, dtypes.bool_, arithmetic.compare(symbol, meet.dtype))
+    return map_elements((x, y), meet, dtypes.bool_, arithmetic.compare(symbol, meet.dtype), symbol)
 
 
 def bitwise(what: str, symbol: str, x: types.Type, y: types.Type) -> Any:
@@ -102,7 +105,7 @@ def bitwise(what: str, symbol: str, x: types.Type, y: types.Type) -> Any:
     meet = common(what, x, y)
     if dtypes.is_float(meet.dtype):
         reject(what, f"needs bool or integer tiles, not {meet.dtype.name}")
-    return map_elements((x, y), meet, meet.dtype, arithmetic.BITWISE[symbol])
+    return map_elements((x, y), meet, meet.dtype, arithmetic.BITWISE[symbol], symbol)
 
 
 def shift(what: str, symbol: str, x: types.Type, y: types.Type) -> Any:
@@ -159,7 +162,9 @@ def _operators() -> Iterator[tuple[str, tuple[str, ...], Callable[..., Any]]]:
 
 for _symbol, _names, _define in _operators():
     for _name in _names:
-        lowers_operator(getattr(operator, _name), _symbol)(_define)
+        lowers_operator(getattr(operator, _name), _symbol, anywhere=_symbol in (*_CHEAP, *arithmetic.COMPARISONS, *"&|^"))(
+            _define
+        )
 lowers_operator(divmod, "divmod")(lambda x, y: divided_twice("divmod", x, y))
 lowers_operator(pow, "pow")(lambda x, y: power("pow", x, y))
 lowers_operator(operator.neg, "-")(lambda x: negative("-", x))
