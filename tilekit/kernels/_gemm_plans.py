@@ -17,17 +17,20 @@ from tilekit.kernels._host import power
 from tilekit.partition import MappedPartition
 from tilekit.tensor import Tensor
 
-__all__ = ["FEW_ROWS", "Plan", "aligned", "in_stages", "plan_of"]
+__all__ = ["FEW_ROWS", "Plan", "aligned", "in_stages", "plan_of", "staged_operands"]
 
-# Of a multiprocessor, in a clock: products of 16-bit floats, and bytes into or out of shared memory.
-_PRODUCTS, _BYTES = 2048, 128
+# Of a multiprocessor, in a clock: products of elements, by the bytes that each has, and bytes into or out of shared memory.
+_PRODUCTS, _BYTES = 4096, 128
+# How long a warpgroup that adds up short sums of 8-bit floats takes for its part, in the time of the products alone; another one
+# may multiply meanwhile. And of how many columns at a time it does so, for each of which its rows of `a` are read.
+_SUMMING, _SUMMED_COLUMNS = 1.5, 128
 # Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one.
 _LATENCY, _STORED = 1500, 16
 # Of a GPU: bytes a clock from memory or to it; and clocks from the end of one kernel to the work of the next.
 _MEMORY, _NEXT = 2400, 3000
-# Tiles for 16-bit operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
+# Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
 _STAGED = ((128, 256, 8), (128, 128, 8), (128, 64, 8), (64, 256, 4), (64, 128, 4), (64, 64, 4))
-_STAGED_DEPTH = 64
+_STAGED_BYTES = 128  # along K: what one swizzle covers
 # Of a product with so few rows, the transpose is taken, with so many of its rows (see `products`) in a tile.
 FEW_ROWS = 32
 _FEW_STAGED = 128
@@ -92,36 +95,50 @@ def aligned(*tensors: Tensor) -> bool:
 
 def in_stages(*tensors: Tensor) -> bool:
     """Whether the tensor memory accelerator brings tiles of all of them to shared memory, for products of 16-bit floats there."""
+    return tensors[0].dtype in (dtypes.float16, dtypes.bfloat16) and _fetched(*tensors)
+
+
+def staged_operands(a: Tensor, b: Tensor) -> bool:
+    """Whether it brings tiles of both there, and warpgroups multiply them.
+
+    Other than 16-bit floats they multiply if K is contiguous in both: `a` is row-major, and `b` the transpose of such a matrix.
+    """
+    deep = a.unit == len(a.shape) - 1 and b.unit == len(b.shape) - 2
+    return in_stages(a, b) or (a.itemsize in (1, 4) and deep and _fetched(a, b))
+
+
+def _fetched(*tensors: Tensor) -> bool:
     x = tensors[0]
     capability = x.storage.device.compute_capability if x.storage is not None else (9, 0)
-    return capability == (9, 0) and x.dtype in (dtypes.float16, dtypes.bfloat16) and aligned(*tensors)
+    return capability == (9, 0) and aligned(*tensors)
 
 
 def plan_of(
     a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, even: bool, cpu: bool, tf32: bool, beside: int,
-    tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | None,
+    tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | None, summed: bool = False,
 ) -> Plan:  # fmt: skip
     """The plan for a product of shape `(batch, M, N, K)`.
 
     Args:
         a: one of the operands.
         shape: of the product.
-        staged: see `in_stages`.
+        staged: see `staged_operands`.
         even: see `aligned`.
         cpu: whether it is for a CPU device.
         tf32: whether float32 operands are rounded for tensor cores.
         beside: the bytes of an element of all matrices that the epilogue takes.
         tile, num_warps, splits: what the caller wants; None for what is best.
+        summed: whether short sums of 8-bit floats are added up in float32 (see `tk.mma`).
     """
     device = a.device
     count = device.driver.multiprocessors if device is not None else _MULTIPROCESSORS
-    return _plan(shape, count, a.itemsize, staged, even, cpu, tf32, beside, tile, num_warps, splits)
+    return _plan(shape, count, a.itemsize, staged, even, cpu, tf32, beside, tile, num_warps, splits, summed)
 
 
 @functools.lru_cache(maxsize=1024)
 def _plan(
     shape: tuple[int, int, int, int], count: int, itemsize: int, staged: bool, even: bool, cpu: bool, tf32: bool,
-    beside: int, tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | None,
+    beside: int, tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | None, summed: bool = False,
 ) -> Plan:  # fmt: skip
     batch, m, n, k = shape
     occupancy: int | None = None
@@ -133,11 +150,11 @@ def _plan(
         bm, bn, bk = (min(_CPU_TILE, power(extent)) for extent in (m, n, k))
         warps, parts = 1, splits or 1
     elif staged and n <= FEW_ROWS < m:
-        bm, bn, bk, warps = _FEW_STAGED, max(_LEAST, power(n)), _STAGED_DEPTH, 4
+        bm, bn, bk, warps = _FEW_STAGED, max(_LEAST, power(n)), _STAGED_BYTES // itemsize, 4
         parts = splits or max(1, min(_MOST_SPLITS, -(-k // bk), count // -(-m // bm)))
     elif staged:
-        bk = _STAGED_DEPTH
-        bm, bn, warps, parts = _cheapest(shape, count, beside, splits)
+        bk = _STAGED_BYTES // itemsize
+        bm, bn, warps, parts = _cheapest(shape, count, itemsize, summed, beside, splits)
     else:
         bm, bn, bk, warps, occupancy = _LOADED_TF32 if tf32 else _LOADED_F32 if itemsize == 4 else _LOADED[itemsize]
         bm, bn, bk, warps = _smaller(shape, count, (bm, bn, bk, warps))
@@ -154,21 +171,25 @@ def _plan(
     return Plan(bm, bn, bk, parts, share, min(tiles, held) if staged else tiles, warps, occupancy)
 
 
-def _cheapest(shape: tuple[int, int, int, int], count: int, beside: int, splits: int | None) -> tuple[int, int, int, int]:
+def _cheapest(
+    shape: tuple[int, int, int, int], count: int, itemsize: int, summed: bool, beside: int, splits: int | None
+) -> tuple[int, int, int, int]:
     """The tile, the warps and the parts for operands that come in stages."""
     batch, m, n, k = shape
-    steps = -(-k // _STAGED_DEPTH)
+    steps = -(-k * itemsize // _STAGED_BYTES)
     best, chosen = math.inf, (128, 128, 8, 1)
     for bm, bn, warps in _STAGED:
         if beside >= _BESIDE and bm * bn > _LARGE:
             continue
         tiles = batch * -(-m // bm) * -(-n // bn)
-        read = warps // 4 * (4 * bm // warps + bn)  # each warpgroup reads its rows of a, and all of b
-        step = max(bm * bn * _STAGED_DEPTH / _PRODUCTS, (read + bm + bn) * _STAGED_DEPTH * 2 / _BYTES)
+        groups, times = warps // 4, -(-bn // _SUMMED_COLUMNS) if summed else 1
+        read = bm * times + groups * bn  # each warpgroup reads its rows of a, and all of b
+        products = bm * bn * _STAGED_BYTES / _PRODUCTS
+        step = max(products, (read + bm + bn) * _STAGED_BYTES / _BYTES, _SUMMING * products / groups if summed else 0)
         most = 1 if batch > 1 else min(_MOST_SPLITS, steps, max(1, 2 * count // tiles))
         for parts in range(1, most + 1) if splits is None else (splits,):
             turns, busy = -(-tiles * parts // count), min(1.0, tiles * parts / count)
-            loop, memory = turns * -(-steps // parts) * step, 2 * batch * (m * k + k * n) / (_MEMORY * busy)
+            loop, memory = turns * -(-steps // parts) * step, itemsize * batch * (m * k + k * n) / (_MEMORY * busy)
             clocks = max(loop, memory) + turns * bm * bn / _STORED + _LATENCY
             if parts > 1:  # they are written, and read
                 clocks += _NEXT + 8 * m * n * parts / _MEMORY

@@ -20,7 +20,6 @@ import tilekit as tk
 from tilekit import dtypes
 from tilekit.kernels._gemm_plans import in_stages
 from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, power, takes_ops
-from tilekit.lang.matmul import PRECISIONS
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
@@ -263,7 +262,7 @@ def attention(
         TypeError, ValueError: other arguments.
     """
     check_qkv("attention", q, k, v)
-    if precision not in PRECISIONS:
+    if precision not in ("ieee", "tf32"):
         raise ValueError(f'attention: precision is "ieee" or "tf32", not {precision!r}')
     factor, masks = scale_of("attention", scale, q), masks_of("attention", causal, window)
     place = out_or_new("attention", out, q)

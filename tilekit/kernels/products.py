@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import tilekit as tk
 from tilekit import dtypes
 from tilekit.errors import CompileError
-from tilekit.kernels._gemm_plans import FEW_ROWS, Plan, aligned, in_stages, plan_of
+from tilekit.kernels._gemm_plans import FEW_ROWS, Plan, aligned, plan_of, staged_operands
 from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, power, shaped, takes_ops
 from tilekit.lang.functions import Function
 from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
@@ -162,7 +162,7 @@ def gemm(
         operands: up to 3 tensors (or ops) for the epilogue: of shape `(N,)` for a number for each column, `(M, 1)` for each row,
             or others that NumPy broadcasts to the result's.
         dtype: of the result; by default that of `a`, but float32 for 8-bit floats, and int32 for integers.
-        precision: of float32 operands, as for `tk.mma`: "ieee" multiplies them as they are, "tf32" rounds them for tensor cores.
+        precision: as for `tk.mma`: "tf32" lets tensor cores multiply float32; "fast" leaves sums of 8-bit floats to them.
         out: where the result goes, `c` itself for one; by default a new tensor.
         tile: `(BM, BN, BK)`, powers of two, instead of the tile that the sizes suggest.
         num_warps: of a block, instead of those that the tile suggests.
@@ -283,8 +283,8 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     along = tuple(_along(f"operands[{at}]", x, extents) for at, x in enumerate(operands))
     _check_tuning(tile, num_warps, splits, matrix)
     result = dtypes.as_dtype(dtype) if dtype is not None else a.dtype if a.itemsize > 1 else wide
-    exact = a.dtype == dtypes.float32 and precision == "ieee"
-    staged = in_stages(a, b)
+    exact = a.dtype == dtypes.float32 and precision != "tf32"
+    staged = not exact and staged_operands(a, b)
     turned = staged and matrix and epilogue is None and tile is None and m <= FEW_ROWS < n
     if turned:
         m, n, added = n, m, added[::-1]
@@ -293,6 +293,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         tf32=a.dtype == dtypes.float32 and not exact,
         beside=sum(x.itemsize for x, each in zip((c, *operands), (added, *along), strict=True) if each and all(each[-2:])),
         tile=tile, num_warps=num_warps, splits=splits if matrix else 1,
+        summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
     )  # fmt: skip
     # Without fast tensor cores a product takes so long that its operands come in time, and registers are better spent on it.
     ahead = False if exact or a.dtype == dtypes.float64 else None
@@ -305,7 +306,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
 def _sum_dtype(a: Any, b: Any, precision: str) -> Any:
     """The dtype in which a product of these is added up."""
     if precision not in PRECISIONS:
-        raise ValueError(f'gemm: precision is "ieee" or "tf32", not {precision!r}')
+        raise ValueError(f'gemm: precision is "ieee", "tf32" or "fast", not {precision!r}')
     try:
         return accumulator_dtype(a.dtype, b.dtype, "gemm")
     except CompileError as error:

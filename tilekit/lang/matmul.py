@@ -34,7 +34,7 @@ __all__ = [
     "product_shape", "result_dtype",
 ]  # fmt: skip
 
-PRECISIONS = ("ieee", "tf32")
+PRECISIONS = ("ieee", "tf32", "fast")
 _EIGHT_BIT_INTEGERS = (dtypes.int8, dtypes.uint8)
 _ALONE = {
     dtypes.float16: dtypes.float32,

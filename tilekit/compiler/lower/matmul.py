@@ -322,14 +322,14 @@ def _the_tile(what: str, name: str, ty: types.Type) -> TileType:
 
 @lowers(lang.mma, deferred=True)
 def mma(a: types.Type, b: types.Type, acc: types.Type, precision: types.Type) -> Any:
-    by_groups = warpgroup_product(a, b, acc)
+    chosen = in_words("mma", lang.check_precision, constant(precision, "mma", "precision"))
+    by_groups = warpgroup_product(a, b, acc, chosen)
     if by_groups is not None:
         pending, emit_pending = by_groups
         return pending, lambda builder, x, y, z, _: emit_pending(builder, x, y, z)
     deferred = (a, b, acc)
     a, b, acc = map(settled, deferred)
     tiles = [_the_tile("mma", name, ty) for name, ty in (("a", a), ("b", b), ("acc", acc))]
-    chosen = in_words("mma", lang.check_precision, constant(precision, "mma", "precision"))
     result, emit_product = _product("mma", *tiles, chosen)
     in_words("mma", lang.check_accumulator, tiles[2].shape, tiles[2].dtype, result.shape, result.dtype)
 

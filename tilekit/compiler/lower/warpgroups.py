@@ -3,6 +3,9 @@
 What such an instruction gives is a tile under way (`PendingType`). The next product may be added to it as it is; whatever else
 needs it waits. `a` and `b` are described to the instruction by 64 bits each: where the tile begins, and how far its rows and
 panels are apart, in units of 16 bytes (PTX ISA, "matrix descriptor").
+
+Operands of 16 bits may lie either way in memory, and the first may come from registers. All others must lie in shared memory, both
+with their `k` contiguous.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from tilekit.compiler.lower.words import elements_of, packed, words_of
 from tilekit.compiler.ops import settle, settled
 from tilekit.compiler.types import DeferredType, TileType, current, i64, integer, lowered_line, register_type
 from tilekit.dtypes import DType
+from tilekit.errors import CompileError
+from tilekit.lang.matmul import accumulator_dtype
 
 __all__ = ["PendingType", "warpgroup_product"]
 
@@ -33,7 +38,13 @@ _ROWS, _MOST_COLUMNS = 64, 256  # of an instruction's result
 _STEP = 32  # bytes of k that it takes
 _SPAN = 128  # the width of panels that descriptors here are for, in bytes
 _PAIR = words_of(dtypes.float16, 2)
-_NAMES = {dtypes.float16: "f16", dtypes.bfloat16: "bf16"}
+_NAMES = {
+    dtypes.float16: "f16", dtypes.bfloat16: "bf16", dtypes.float32: "tf32", dtypes.float8_e4m3fn: "e4m3",
+    dtypes.float8_e5m2: "e5m2", dtypes.int8: "s8", dtypes.uint8: "u8",
+}  # fmt: skip
+# Sums of products of 8-bit floats keep 13 bits behind the leading one. After so many instructions, 128 of `k`, they are added up
+# in float32; so that registers suffice, of so many columns at a time.
+_CHAIN, _SUMMED_COLUMNS = 4, 128
 
 
 class PendingType(DeferredType):
@@ -99,7 +110,7 @@ class OperandType(DeferredType):
         """That of a tile; None if there is none."""
         if isinstance(ty, OperandType):
             return ty
-        if not isinstance(ty, TileType) or ty.dtype not in _NAMES or len(ty.shape) != 2 or current().pipelines is None:
+        if not isinstance(ty, TileType) or not _is_half(ty.dtype) or len(ty.shape) != 2 or current().pipelines is None:
             return None
         warps = ty.config.num_warps
         layout = warpgroup_accumulator(ty.shape, warps)
@@ -132,6 +143,10 @@ class _OperandModel(core_models.PrimitiveModel):
 @registry.lower_cast(TileType, OperandType)
 def _operand(context: Any, builder: ir.IRBuilder, source: TileType, target: OperandType, value: ir.Value) -> ir.Value:
     return pack(builder, target.words(builder, source, value))
+
+
+def _is_half(dtype: DType) -> bool:
+    return dtype in (dtypes.float16, dtypes.bfloat16)
 
 
 def _letter(dtype: DType) -> str:
@@ -176,13 +191,15 @@ class _Operand:
 
 @dataclass(frozen=True)
 class _Shape:
-    """How the warpgroups of a block share a product `(M, K) @ (K, N)` of 16-bit elements.
+    """How the warpgroups of a block share a product `(M, K) @ (K, N)`.
 
     Attributes:
         layout: of the result.
         down: how many groups have rows of their own; others have columns of theirs.
         high: instructions down a group's rows, and `wide` across its columns; `deep` along `k`.
         columns: that an instruction takes.
+        name: of the instruction.
+        flags: its last operands, the first of them whether it adds to what is there.
     """
 
     layout: Layout
@@ -191,54 +208,79 @@ class _Shape:
     wide: int
     deep: int
     columns: int
+    name: str
+    flags: str
 
     @classmethod
-    def of(cls, rows: int, columns: int, depth: int, num_warps: int, itemsize: int) -> _Shape | None:
-        """None if warpgroups cannot compute it."""
-        layout = warpgroup_accumulator((rows, columns), num_warps)
+    def of(
+        cls, a: DType, b: DType, rows: int, columns: int, depth: int, num_warps: int, *, most: int, turned: str
+    ) -> _Shape | None:
+        """None if warpgroups cannot compute it. An instruction takes `most` columns at most; `turned` are its flags for that."""
+        layout, itemsize = warpgroup_accumulator((rows, columns), num_warps), b.itemsize
         if layout is None or num_warps % WARPS_OF_GROUP or depth * itemsize % _STEP:
             return None
         groups = num_warps // WARPS_OF_GROUP
         down = min(groups, rows // _ROWS)
         width = columns // (groups // down)
-        at_once = min(width, _MOST_COLUMNS)
-        return cls(layout, down, rows // down // _ROWS, width // at_once, depth * itemsize // _STEP, at_once)
+        at_once = min(width, most)
+        whole = a.kind in "iu"
+        name = f"m64n{at_once}k{_STEP // itemsize}.{'s32' if whole else 'f32'}.{_NAMES[a]}.{_NAMES[b]}"
+        flags = "" if whole else ", 1, 1" + turned
+        return cls(layout, down, rows // down // _ROWS, width // at_once, depth * itemsize // _STEP, at_once, name, flags)
 
 
-def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type) -> Any:
+def _sum_dtype(a: DType, b: DType, precision: str) -> DType | None:
+    """What instructions add up products of these in; None if there is no such instruction."""
+    if a not in _NAMES or b not in _NAMES or (a == dtypes.float32 and precision != "tf32"):
+        return None
+    try:
+        return accumulator_dtype(a, b, "mma")
+    except CompileError:
+        return None
+
+
+def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type, precision: str) -> Any:
     """The type of `tk.mma(a, b, acc)` and how to emit it, if warpgroups can multiply these; None if not.
 
-    `b` must lie in shared memory; `a` may, or its elements are passed as threads hold them.
+    `b` must lie in shared memory; `a` may, or its elements, of 16 bits, are passed as threads hold them.
     """
     first = a if isinstance(a, StagedType) else settled(a)
     tile = settled(acc)
     if current().capability != (9, 0) or not isinstance(b, StagedType) or not isinstance(first, (StagedType, TileType)):
         return None
-    if not isinstance(tile, TileType) or tile.dtype != dtypes.float32 or first.dtype != b.dtype or b.dtype not in _NAMES:
+    wide = _sum_dtype(first.dtype, b.dtype, precision)
+    if not isinstance(tile, TileType) or wide is None or tile.dtype != wide:
         return None
-    if len(first.shape) != 2 or len(b.shape) != 2 or first.shape[1] != b.shape[0]:
+    if len(first.shape) != 2 or len(b.shape) != 2 or first.shape[1] != b.shape[0] or b.span != _SPAN:
         return None
     (rows, depth), columns = first.shape, b.shape[1]
-    warps, itemsize = tile.config.num_warps, b.dtype.itemsize
-    shape = _Shape.of(rows, columns, depth, warps, itemsize)
-    if shape is None or tile.shape != (rows, columns) or b.span != _SPAN:
+    if tile.shape != (rows, columns):
         return None
-    second = _Operand(b, 1, 0)
-    if second.turned and shape.columns * itemsize < _SPAN:
-        return None
-    result = PendingType(TileType(dtypes.float32, shape.layout, tile.config))
+    warps, half = tile.config.num_warps, _is_half(b.dtype)
+    second, operand, fragments = _Operand(b, 1, 0), None, None
     if isinstance(first, StagedType):
         if first.span != _SPAN:
             return None
-        operand, fragments = _Operand(first, 0, 1), None
+        operand = _Operand(first, 0, 1)
     else:
         fragments = OperandType.of(a) or OperandType.of(first)
         if fragments is None:
             return None
+    ways = [side.turned for side in (operand, second) if side is not None]
+    if any(ways) and not half:
+        return None
+    promoted = b.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast"
+    most = _SUMMED_COLUMNS if promoted else _MOST_COLUMNS
+    turned = "".join(f", {way:d}" for way in ways) if half else ""
+    shape = _Shape.of(first.dtype, b.dtype, rows, columns, depth, warps, most=most, turned=turned)
+    if shape is None or (second.turned and shape.columns * b.dtype.itemsize < _SPAN):
+        return None
+    made = TileType(wide, shape.layout, tile.config)
+    result = made if promoted else PendingType(made)
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
         state = current().pipelines
-        if state is not None:
+        if state is not None and not promoted:
             state.products.append((lowered_line(), None))
         total = unpack(builder, z)
         if acc != result:
@@ -248,90 +290,73 @@ def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type) -> Any:
         if shape.down < warps // WARPS_OF_GROUP:
             number = builder.lshr(group, integer(32, shape.down.bit_length() - 1))
             beside = builder.mul(number, integer(32, second.along(shape.columns * shape.wide)))
-        of_b = second.descriptor(builder, y, beside)
-        if fragments is None:
+        given = [second.descriptor(builder, y, beside)]
+        if operand is not None:
             down = builder.and_(group, integer(32, shape.down - 1))
             mine = builder.mul(down, integer(32, shape.high * operand.along(_ROWS)))
-            return pack(
-                builder,
-                _from_memory(builder, shape, b.dtype, operand, second, (operand.descriptor(builder, x, mine), of_b), total),
-            )
-        words = fragments.words(builder, a, x)
-        return pack(builder, _from_registers(builder, shape, b.dtype, words, second, of_b, total))
+            given.insert(0, operand.descriptor(builder, x, mine))
+        elif fragments is not None:
+            given = [*fragments.words(builder, a, x), *given]
+        return pack(builder, _asked(builder, shape, operand, second, given, total, wide, promoted=promoted))
 
     return result, emit
-
-
-def _from_memory(
-    builder: ir.IRBuilder,
-    shape: _Shape,
-    dtype: DType,
-    first: _Operand,
-    second: _Operand,
-    descriptors: tuple[ir.Value, ir.Value],
-    total: list[ir.Value],
-) -> list[ir.Value]:
-    """Multiply two tiles in shared memory."""
-
-    def operand(step: int, down: int) -> tuple[str, str]:
-        return f"add.s64 x, ${2 * len(total)}, {first.depth(step) + down * first.along(_ROWS)};", "x"
-
-    turned = f"{int(first.turned)}, {int(second.turned)}"
-    return _asked(builder, shape, dtype, operand, second, turned, list(descriptors), total)
-
-
-def _from_registers(
-    builder: ir.IRBuilder,
-    shape: _Shape,
-    dtype: DType,
-    words: list[ir.Value],
-    second: _Operand,
-    descriptor: ir.Value,
-    total: list[ir.Value],
-) -> list[ir.Value]:
-    """Multiply a tile that threads hold, two elements in a word, with one in shared memory."""
-
-    def operand(step: int, down: int) -> tuple[str, str]:
-        begin = 2 * len(total) + 4 * (down * shape.deep + step)
-        return "", "{" + ", ".join(f"${n}" for n in range(begin, begin + 4)) + "}"
-
-    return _asked(builder, shape, dtype, operand, second, f"{int(second.turned)}", [*words, descriptor], total)
 
 
 def _asked(
     builder: ir.IRBuilder,
     shape: _Shape,
-    dtype: DType,
-    operand: Callable[[int, int], tuple[str, str]],
+    operand: _Operand | None,
     second: _Operand,
-    turned: str,
     given: list[ir.Value],
     total: list[ir.Value],
+    wide: DType,
+    *,
+    promoted: bool,
 ) -> list[ir.Value]:
-    """Ask for a product, and do not wait.
+    """Ask for a product, and do not wait; or, if it is `promoted`, add up the sums of short chains, each waited for.
 
     Args:
-        builder, shape, dtype, total: where, how it is shared out, what is multiplied, what it is added to.
-        operand: of a step along `k` and one down the rows, what comes before the instruction, and how it names its first operand.
-        second: the other; its descriptor is the last of `given`.
-        turned: the instruction's flags for operands whose contiguous dimension is not `k`.
-        given: values behind those of `total`.
+        builder, shape, total, wide: where, how it is shared out, what it is added to, and the dtype of that.
+        operand: the first one; None if threads hold it, two elements in a word.
+        second: the other one.
+        given: values behind those of `total`: the descriptor of the first operand or its words, and the descriptor of the second.
+        promoted: see above.
     """
     count, per_instruction = len(total), _ROWS * shape.columns // (WARPS_OF_GROUP * WARP)
-    name = f"m64n{shape.columns}k{_STEP // dtype.itemsize}.f32.{_NAMES[dtype]}.{_NAMES[dtype]}"
-    lines = ["{ .reg .b64 x, y; wgmma.fence.sync.aligned;"]
-    for step in range(shape.deep):
-        for down in range(shape.high):
-            before, first = operand(step, down)
-            for across in range(shape.wide):
-                begin = (down * shape.wide + across) * per_instruction  # registers go along the columns, then down the rows
-                d = ", ".join(f"${n}" for n in range(begin, begin + per_instruction))
-                at = second.depth(step) + across * second.along(shape.columns)
-                lines.append(f"{before} add.s64 y, ${2 * count + len(given) - 1}, {at};")
-                lines.append(f"wgmma.mma_async.sync.aligned.{name} {{{d}}}, {first}, y, 1, 1, 1, {turned};")
-    lines.append("wgmma.commit_group.sync.aligned; }")
+    begin, end = "wgmma.fence.sync.aligned;", "wgmma.commit_group.sync.aligned;"
+
+    def instruction(d: list[str], step: int, down: int, across: int, adds: bool = True) -> str:
+        if operand is None:
+            at = 2 * count + 4 * (down * shape.deep + step)
+            before, first = "", "{" + ", ".join(f"${n}" for n in range(at, at + 4)) + "}"
+        else:
+            before, first = f"add.s64 x, ${2 * count}, {operand.depth(step) + down * operand.along(_ROWS)};", "x"
+        beyond = second.depth(step) + across * second.along(shape.columns)
+        return (
+            f"{before} add.s64 y, ${2 * count + len(given) - 1}, {beyond}; "
+            f"wgmma.mma_async.sync.aligned.{shape.name} {{{', '.join(d)}}}, {first}, y, {adds:d}{shape.flags};"
+        )
+
+    def registers(down: int, across: int) -> list[str]:
+        """They go along the columns, then down the rows."""
+        at = (down * shape.wide + across) * per_instruction
+        return [f"${n}" for n in range(at, at + per_instruction)]
+
+    places = [(down, across) for down in range(shape.high) for across in range(shape.wide)]
+    lines = ["{ .reg .b64 x, y;"]
+    if promoted:
+        sums = [f"t{n}" for n in range(per_instruction)]
+        lines.append(f".reg .f32 t<{per_instruction}>;")
+        for place in places:
+            for start in range(0, shape.deep, _CHAIN):
+                steps = range(start, min(start + _CHAIN, shape.deep))
+                lines += [begin, *(instruction(sums, step, *place, step > start) for step in steps)]
+                lines += [end, "wgmma.wait_group.sync.aligned 0;"]
+                lines += [f"add.f32 {d}, {d}, {t};" for d, t in zip(registers(*place), sums, strict=True)]
+    else:
+        lines += [begin, *(instruction(registers(*p), step, *p) for step in range(shape.deep) for p in places), end]
     letters = ["l" if value.type == i64 else "r" for value in given]
-    constraints = ",".join(["=f"] * count + [str(n) for n in range(count)] + [*letters, "~{memory}"])
+    constraints = ",".join([f"={_letter(wide)}"] * count + [str(n) for n in range(count)] + [*letters, "~{memory}"])
     kind = ir.LiteralStructType([total[0].type] * count)
-    made = asm(builder, " ".join(lines), constraints, kind, [*total, *given], convergent=True)
+    made = asm(builder, " ".join([*lines, "}"]), constraints, kind, [*total, *given], convergent=True)
     return [builder.extract_value(made, n) for n in range(count)]
