@@ -234,13 +234,58 @@ def test_products_by_warpgroups(name):
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_by_warps(name, monkeypatch):
-    monkeypatch.setattr(products, "in_stages", lambda *tensors: False)  # as on such a GPU
+    monkeypatch.setattr(products, "staged_operands", lambda *tensors: False)  # as on such a GPU
     monkeypatch.setattr(products, "_recipes", {})
     kernel = launch_in(PRODUCTS[name][0]()).compile(target="sm_80")
     assert "HMMA.16816.F32" in kernel.sass
     assert "LDSM.16.M" in kernel.sass
     assert set(re.findall(r"\b(LDG[.\w]*)", kernel.sass)) == {"LDG.E.128"}
     assert kernel.local_bytes == 0
+
+
+def deep(m_, n, k, left, right=None, **options):
+    """A product whose K is contiguous in both operands."""
+    return kernels.gemm(m(m_, k, dtype=left), m(n, k, dtype=right or left).T, **options)
+
+
+E4, E5, I8 = tk.float8_e4m3fn, tk.float8_e5m2, tk.int8
+# With the instruction that is expected.
+OF_OTHER_TYPES = {
+    "e4m3": (lambda: deep(8192, 8192, 8192, E4, dtype=B), "QGMMA.64x128x32.F32.E4M3.E4M3"),
+    "e4m3, fast": (lambda: deep(8192, 8192, 8192, E4, dtype=H, precision="fast"), "QGMMA.64x256x32.F32.E4M3.E4M3"),
+    "e5m2, e4m3": (lambda: deep(4096, 4096, 4096, E5, E4), "QGMMA.64x128x32.F32.E5M2.E4M3"),
+    "i8": (lambda: deep(8192, 8192, 8192, I8), "IGMMA.64x256x32.S8.S8"),
+    "u8, i8": (lambda: deep(4096, 4096, 4096, tk.uint8, I8, alpha=3, c=m(4096, dtype=tk.int32)), "IGMMA.64x256x32.U8.S8"),
+    "tf32": (lambda: deep(8192, 8192, 8192, F, precision="tf32"), "HGMMA.64x256x8.F32.TF32"),
+    "ragged e4m3": (lambda: deep(4000, 4010, 4048, E4, dtype=B), "QGMMA.64x128x32.F32.E4M3.E4M3"),
+    "e4m3 1024": (lambda: deep(1024, 1024, 1024, E4, dtype=B), "QGMMA.64x128x32.F32.E4M3.E4M3"),
+    "16 rows of e4m3": (lambda: deep(16, 8192, 8192, E4, dtype=B), "QGMMA.64x16x32.F32.E4M3.E4M3"),
+    "i8 in parts": (lambda: deep(128, 128, 65536, I8), "IGMMA.64x64x32.S8.S8"),
+    "batch of tf32": (
+        lambda: kernels.gemm(m(16, 1024, 512), m(16, 1024, 512).permute(0, 2, 1), precision="tf32"), "HGMMA.64x256x8.F32.TF32",
+    ),
+    "bias, gelu, e4m3": (
+        lambda: deep(4096, 4096, 4096, E4, dtype=B, epilogue=epilogues.bias_gelu, operands=(m(4096),)),
+        "QGMMA.64x128x32.F32.E4M3.E4M3",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_OTHER_TYPES)
+def test_products_of_other_types_by_warpgroups(name):
+    make, instruction = OF_OTHER_TYPES[name]
+    kernel = launch_in(make()).compile(target="sm_90a")
+    found = Counter(re.findall(r"\b([HIQ]GMMA[.\w]*|[HIQ]MMA[.\w]*)", kernel.sass))
+    assert set(found) == {instruction}, found
+    down = 2 if "rows" in name else 1  # instructions for 64 rows each
+    chained = 1 if instruction.startswith("QGMMA") and "fast" not in name else down
+    groups = re.findall(r"\b[HIQ]GMMA\b.*\bgsb0\b", kernel.sass)
+    assert len(groups) == found[instruction] // (4 * chained), "128 bytes of K go together"
+    dealt = kernel.block == (384, 1, 1)
+    loading, calculating = kernel.sass.split("USETMAXREG.TRY_ALLOC") if dealt else (kernel.sass, kernel.sass)
+    assert "UTMALDG" in loading
+    assert not re.search(r"\b(LDL|STL|LDSM)\b", calculating)
+    assert kernel.registers <= 168
 
 
 OTHER_PRODUCTS = {

@@ -49,6 +49,80 @@ def test_floats(device, dtype, shape):
     assert check(normal((m, k), dtype), normal((k, n), dtype, 1)).dtype == dtype
 
 
+# K is contiguous in both operands, and rows are multiples of 16 bytes: tensor cores of compute capability 9.0 take them from stages.
+DEEP = [(64, 64, 128), (130, 257, 112), (16, 300, 1024), (300, 16, 528), (512, 384, 256), (1, 512, 2000), (200, 136, 4096)]
+
+
+def turned(array):
+    """A tensor that lies in memory as the transpose."""
+    return f(np.ascontiguousarray(array.T)).sync().T
+
+
+@pytest.mark.parametrize("shape", DEEP, ids=str)
+def test_tf32_of_turned_operands(device, shape):
+    m, n, k = shape
+    a, b = normal((m, k), np.float32), normal((k, n), np.float32, 1)
+    y = kernels.gemm(f(a), turned(b), precision="tf32").to_host().sync()
+    close(y, wide(a) @ wide(b), np.abs(wide(a)) @ np.abs(wide(b)), k, single=2**-22 + 2.01 * 2**-10 / k)
+    cut = [x.view(np.uint32) & np.uint32(0xFFFFE000) for x in (a, b)]  # numbers that tf32 holds
+    a, b = (x.view(np.float32) for x in cut)
+    y = kernels.gemm(f(a), turned(b), precision="tf32").to_host().sync()
+    close(y, wide(a) @ wide(b), np.abs(wide(a)) @ np.abs(wide(b)), k)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF], **named)
+@pytest.mark.parametrize("precision", ["ieee", "fast"])
+@pytest.mark.parametrize("shape", DEEP, ids=str)
+@pytest.mark.parametrize(("left", "right"), [(E4, E4), (E4, E5), (E5, E4)], **named)
+def test_turned_floats_of_8_bits(device, left, right, shape, precision, dtype):
+    m, n, k = shape
+    a, b = normal((m, k), left), normal((k, n), right, 1)
+    expected, size = wide(a) @ wide(b), np.abs(wide(a)) @ np.abs(wide(b))
+    y = kernels.gemm(f(a), turned(b), precision=precision, dtype=dtype).to_host().sync()
+    chain = k if precision == "fast" else min(k, 128)
+    close(y, expected, size, k, single=2**-22 + 2**-12 * chain / k)
+    if precision == "ieee":  # what such sums lose of random numbers
+        assert np.abs(wide(y) - expected).max() <= (1e-3 + ROUNDING[np.dtype(dtype).name]) * np.abs(expected).max()
+
+
+def test_long_sums_of_floats_of_8_bits(device):
+    """Of positive numbers, where the tensor cores' own sums drift: the model of them is off by 0.05, and 0.0006 by parts of K."""
+    a, b = np.abs(normal((64, 8192), E4)), np.abs(normal((8192, 64), E4, 1))
+    y = kernels.gemm(f(a), turned(b), splits=1).to_host().sync()
+    np.testing.assert_allclose(y, wide(a) @ wide(b), rtol=2e-3)
+
+
+@pytest.mark.parametrize(("left", "right"), [(E4, E5), (np.int8, np.uint8), (np.uint8, np.uint8), (np.int8, np.int8)], **named)
+@pytest.mark.parametrize("shape", DEEP, ids=str)
+def test_turned_whole_numbers_are_exact(device, left, right, shape):
+    m, n, k = shape
+    random = np.random.default_rng(0)
+    lowest = [0 if d == np.uint8 else -128 if d == np.int8 else -2 for d in (left, right)]
+    most = [256 if d == np.uint8 else 128 if d == np.int8 else 3 for d in (left, right)]
+    a, b = (random.integers(lo, hi, s).astype(d) for lo, hi, s, d in zip(lowest, most, ((m, k), (k, n)), (left, right), strict=True))
+    y = kernels.gemm(f(a), turned(b)).to_host().sync()
+    assert np.array_equal(y, (wide(a) @ wide(b)).astype(y.dtype))
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("tile", [(64, 64, 128), (128, 128, 128), (128, 256, 128), (64, 128, 256)], ids=str)
+@pytest.mark.parametrize("dtype", [E4, np.int8], **named)
+def test_tiles_of_turned_operands(device, dtype, tile, splits):
+    random = np.random.default_rng(0)
+    a, b, c = (random.integers(-3, 4, s) for s in ((200, 464), (464, 300), (200, 300)))
+    into = np.int32 if dtype == np.int8 else np.float32
+    y = kernels.gemm(f(a.astype(dtype)), turned(b.astype(dtype)), f(c.astype(into)), beta=2, tile=tile, splits=splits)
+    assert np.array_equal(y.to_host().sync(), a @ b + 2 * c)
+
+
+def test_batches_of_turned_operands(device):
+    random = np.random.default_rng(0)
+    a, b = random.integers(-8, 8, (3, 140, 160)).astype(np.int8), random.integers(-8, 8, (3, 160, 150)).astype(np.int8)
+    each = f(np.ascontiguousarray(np.swapaxes(b, 1, 2))).sync().permute(0, 2, 1)
+    assert np.array_equal(kernels.gemm(f(a), each).to_host().sync(), a.astype(np.int32) @ b.astype(np.int32))
+    assert np.array_equal(kernels.gemm(f(a), turned(b[0])).to_host().sync(), a.astype(np.int32) @ b[0].astype(np.int32))
+
+
 @pytest.mark.parametrize("shape", [(130, 257, 100), (256, 256, 256)], ids=str)
 def test_tf32(device, shape):
     m, n, k = shape
@@ -290,7 +364,7 @@ def test_mistakes(device):
     refuse(lambda: gemm(a, b, epilogue=3), TypeError, "epilogue is a function in the tile language")
     refuse(lambda: gemm(a, b, alpha="2"), TypeError, "alpha is a number, not '2'")
     refuse(lambda: gemm(x(4, 8, dtype=tk.int8), x(8, 6, dtype=tk.int8), alpha=0.5), TypeError, "alpha is an int, for integers")
-    refuse(lambda: gemm(a, b, precision="tf16"), ValueError, '"ieee" or "tf32", not \'tf16\'')
+    refuse(lambda: gemm(a, b, precision="tf16"), ValueError, '"ieee", "tf32" or "fast", not \'tf16\'')
     refuse(lambda: gemm(a, b, out=x(6, 4)), ValueError, "out is float32 of shape (6, 4), the result is float32 of shape (4, 6)")
     refuse(lambda: gemm(a, b, dtype=tk.float16, out=x(4, 6)), ValueError, "the result is float16")
     refuse(lambda: gemm(a, b, tile=(48, 64, 64)), ValueError, "tile is (BM, BN, BK), three powers of two, not (48, 64, 64)")
@@ -324,6 +398,14 @@ def plan(m, n, k, batch=1, count=132, **options):
 def test_tiles_by_size(shape, tile):
     found = plan(*shape)
     assert (found.rows, found.columns, found.depth) == tile
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4])
+def test_the_depth_of_a_tile_is_128_bytes(itemsize):
+    for shape in ((8192, 8192, 8192), (1024, 1024, 1024), (8192, 16, 8192)):
+        assert plan(*shape, itemsize=itemsize).depth == 128 // itemsize
+    large = plan(8192, 8192, 8192, itemsize=itemsize, summed=itemsize == 1)
+    assert (large.rows, large.columns, large.num_warps) == (128, 256, 8)
 
 
 def test_parts_cover_all_of_k_and_none_is_empty():

@@ -322,7 +322,7 @@ def with_a_scalar(y: tk.Out, a: tk.In, b: tk.In, c: tk.In, s: tk.Const, t: tk.Co
             {"b": ((16,), tk.float16)},
             "@: shapes (16, 32) and (16, 1) do not fit: rows of 32 elements meet columns of 16; transpose one of them?",
         ),
-        (of_other_precision, {}, 'mma: precision is "ieee" or "tf32", not \'tf16\''),
+        (of_other_precision, {}, 'mma: precision is "ieee", "tf32" or "fast", not \'tf16\''),
         (of_scalars, {}, "@: b is a tile, not a scalar (float)"),
         (with_a_scalar, {}, "mma: acc is a tile, not a scalar (float)"),
     ],

@@ -13,6 +13,10 @@ On a GPU the tensor cores compute them; float32 only with `precision="tf32"`. A 
 `K * 2**-22 * (abs(a) @ abs(b) + abs(acc))` for an accumulator of float32 (`2**-52` for float64), besides what `precision` and
 the rounding to a narrower result cost: tensor cores cut off what does not fit into their sums, and nobody says in which order
 they add. Integers wrap.
+
+Tensor cores that multiply 8-bit floats themselves (of compute capability 8.9; of 9.0 by warpgroups) keep only 13 bits behind the
+leading one of such a sum, and of what goes into it: that costs up to `2**-12 * (abs(a) @ abs(b))` for each element of K. On 9.0
+sums of 128 elements are therefore added up in float32, and it is no more than `2**-5` for any K. `precision="fast"` goes without.
 """
 
 from __future__ import annotations
@@ -120,7 +124,7 @@ def check_accumulator(
 def check_precision(precision: Any, what: str) -> str:
     """`precision`, if there is such a one."""
     if precision not in PRECISIONS:
-        raise CompileError(f'{what}: precision is "ieee" or "tf32", not {precision!r}')
+        raise CompileError(f'{what}: precision is "ieee", "tf32" or "fast", not {precision!r}')
     return str(precision)
 
 
@@ -160,8 +164,9 @@ def mma(a: Tile, b: Tile, acc: Tile, *, precision: str = "ieee") -> Tile:
         b: of shape `(K, N)` or `(B, K, N)`. Both hold float16, bfloat16, float32 or float64; or 8-bit floats, or int8 and uint8,
             which may be mixed. Nothing is converted.
         acc: of the product's shape, `(M, N)` or `(B, M, N)`: float32; float64 for float64, int32 for 8-bit integers.
-        precision: of products of float32: "ieee" multiplies them as they are, without tensor cores; "tf32" rounds operands to 11
-            significant bits (a relative error of `2**-11` each), which is many times faster. It means nothing for other dtypes.
+        precision: "tf32" takes 11 significant bits of float32 operands, for tensor cores, which is many times faster: rounded (a
+            relative error of `2**-11` each), or cut off by warpgroups (`2**-10`). "ieee" multiplies them as they are, and adds up
+            short sums of 8-bit floats in float32, which "fast" does not. These mean nothing for other dtypes.
 
     Any extents will do: what is smaller than an instruction of the tensor cores (16 x 8, and a K of 32 bytes) is filled up.
 

@@ -346,11 +346,11 @@ def _asked(
     lines = ["{ .reg .b64 x, y;"]
     if promoted:
         sums = [f"t{n}" for n in range(per_instruction)]
+        assert shape.deep % _CHAIN == 0, "rows of k have a multiple of 128 bytes"
         lines.append(f".reg .f32 t<{per_instruction}>;")
         for place in places:
             for start in range(0, shape.deep, _CHAIN):
-                steps = range(start, min(start + _CHAIN, shape.deep))
-                lines += [begin, *(instruction(sums, step, *place, step > start) for step in steps)]
+                lines += [begin, *(instruction(sums, step, *place, step > start) for step in range(start, start + _CHAIN))]
                 lines += [end, "wgmma.wait_group.sync.aligned 0;"]
                 lines += [f"add.f32 {d}, {d}, {t};" for d, t in zip(registers(*place), sums, strict=True)]
     else:
