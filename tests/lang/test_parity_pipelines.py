@@ -121,6 +121,46 @@ def test_products_of_other_dtypes(device, dtype):
     check(multiply(gemm, a, b, (72, 80), (32, 32, 32)), product_of(a, b).astype(np.float32))
 
 
+@tk.kernel
+def of_any(c: tk.Out, a: tk.In, b: tk.In, precision: tk.Const):
+    """`b` comes in tiles of its transpose: `k` is contiguous in both operands."""
+    for tile in c.tiles():
+        i, j = tile.index
+        acc = tk.zeros(c.tile_shape, c.dtype)
+        for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, :], b.tiles((BN, BK))[j, :]):
+            acc = tk.mma(ta, tb.transpose(), acc, precision=precision)
+        c.store(acc, tile)
+
+
+OF_ANY = [
+    (tk.float8_e4m3fn, tk.float8_e5m2, "ieee"), (tk.float8_e5m2, tk.float8_e4m3fn, "fast"), (tk.int8, tk.uint8, "ieee"),
+    (tk.uint8, tk.int8, "ieee"), (tk.float32, tk.float32, "tf32"), (tk.bfloat16, tk.bfloat16, "fast"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("left", "right", "precision"), OF_ANY, ids=str)
+@pytest.mark.parametrize("extents", [(256, 512, 640), (136, 264, 400), (63, 70, 48), (64, 64, 0)], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "columns", "nbytes", "warps", "cluster"),
+    [
+        (64, 64, 128, 4, None),
+        (128, 256, 128, 8, (2, 1)),
+        (128, 128, 256, 8, (1, 2)),
+        (64, 256, 128, 8, None),
+        (32, 32, 128, 2, None),
+    ],
+    ids=str,
+)
+def test_products_with_k_contiguous(device, left, right, precision, extents, rows, columns, nbytes, warps, cluster):
+    m, n, k = extents
+    a, b = whole((m, k), left), whole((n, k), right, 1)
+    into = np.dtype(np.int32) if left in (tk.int8, tk.uint8) else tk.float32
+    c = api.zeros((m, n), into).sync().partition((rows, columns)).map(num_blocks=4, cluster=cluster, group=(2, 2))
+    op = of_any(c, api.from_host(a), api.from_host(b), precision).generics(BM=rows, BN=columns, BK=nbytes // left.itemsize)
+    found = op.num_warps(warps).first().unpartition().to_host().sync()
+    check(found, product_of(a, b.T).astype(into))
+
+
 @pytest.mark.parametrize("stages", [2, 3, 5])
 @pytest.mark.parametrize("k", [0, 1, 64, 128, 640])
 def test_any_number_of_stages_and_turns(device, stages, k):

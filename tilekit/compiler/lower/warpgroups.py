@@ -4,8 +4,8 @@ What such an instruction gives is a tile under way (`PendingType`). The next pro
 needs it waits. `a` and `b` are described to the instruction by 64 bits each: where the tile begins, and how far its rows and
 panels are apart, in units of 16 bytes (PTX ISA, "matrix descriptor").
 
-Operands of 16 bits may lie either way in memory, and the first may come from registers. All others must lie in shared memory, both
-with their `k` contiguous.
+Operands of 16 bits may lie either way in memory, and the first may come from registers. Others must both lie in shared memory,
+with `k` contiguous.
 """
 
 from __future__ import annotations
