@@ -30,7 +30,7 @@ def peer(change, name="peer"):
         change(made)
 
         def launch():
-            api.memcpy(out, made.astype(case.dtype)).sync_on(stream)
+            api.memcpy(out, made.astype(case.output[1])).sync_on(stream)
 
         variant = Variant(label="v", launch=launch)
         return Contestant(name=name, version="1", variants=(variant,)), lambda: out.to_host().sync_on(stream)
@@ -68,8 +68,32 @@ def test_a_peer_is_compared(device, only, tmp_path, monkeypatch):
 def test_sizes(device):
     cases = gemm.gemm_cases("cuda")
     assert [case.shape for case in cases][:5] == [(n, n, n) for n in (1024, 2048, 4096, 8192, 16384)]
-    assert {case.dtype.name for case in cases} == {"bfloat16"}
+    assert [case.dtype.name for case in cases[:8]] == ["bfloat16"] * 8
+    assert [case.kernel for case in cases[8:]] == ["gemm e4m3", "gemm e4m3 fast", "gemm int8", "gemm tf32"]
+    assert {case.shape for case in cases[8:]} == {(8192, 8192, 8192)}
+    assert len(gemm.gemm_cases("cuda", 4096)) == 1
     assert [case.shape for case in gemm.gemm_cases("cpu", 40)] == [(40, 40, 40)]
+
+
+@pytest.mark.parametrize("kernel", gemm._OF_OTHER_TYPES)
+def test_other_types(device, only, monkeypatch, kernel):
+    """The second matrix is the transpose of a row-major one, and the result is checked in the dtype that it has."""
+
+    def turned(case, tensors, out, stream):
+        given = {"x": tensors["x"], "weight": tensors["turned"].T}
+        return peer(lambda y: None)(case, given, out, stream)
+
+    only(peer=turned)
+    monkeypatch.setattr(gemm, "_REFERENCE", {device.kind: "peer"})
+    monkeypatch.setattr(gemm, "gemm_cases", lambda kind, n: [gemm._other_case(kernel, n)])
+    run = bench.run("gemm", Options(device=device, n=96, rounds=1))
+    assert run.all_correct, run.left_out
+    (case,) = run.cases
+    dtype, precision, _, tolerance = gemm._OF_OTHER_TYPES[kernel]
+    assert (case.dtype, case.precision) == (dtype.name, precision)
+    assert {r.name for r in case.results} == {"tilekit", "peer"}
+    assert all(r.max_relative_error <= tolerance for r in case.results if r.name == "tilekit")
+    assert f"96x96x96{'' if precision == 'ieee' else ' ' + precision} {dtype.name}" in report.table(run)
 
 
 @pytest.mark.parametrize("at", [(0, 0), (79, 79)])

@@ -1,5 +1,9 @@
 """The benchmark `gemm`: products of matrices, `kernels.gemm` beside cuBLAS (through PyTorch) and Triton's tutorial kernel.
 
+On a GPU products of bfloat16 come first, of row-major matrices; then of 8-bit floats and integers, and of float32 as tf32, by the
+transpose of such a matrix. PyTorch's peers of 8-bit floats are its `_scaled_mm` without fast accumulation, and with it where
+tilekit's `precision` is "fast"; that of integers is `_int_mm`.
+
 tilekit's op is prepared (`op.prepare()`), so that what is measured is the device's time also where that is short. On a CPU device
 matrices are small, and of float32; the peer is NumPy.
 """
@@ -37,6 +41,15 @@ _ROWS, _COLUMNS = 16, 1024
 # Of the largest element: bfloat16 results are rounded to half a unit of their last place, 2**-8 of what is just above a power of
 # two; and what additions in float32 lose before.
 _TOLERANCES = {dtypes.bfloat16: 4.2e-3, dtypes.float32: 2e-5}
+# Of other types, M = N = K; the dtype of the result, and what is right: tensor cores cut off sums of 8-bit floats, and tf32 what
+# float32 has beyond its 11 bits.
+_OTHERS = 8192
+_OF_OTHER_TYPES = {
+    "gemm e4m3": (dtypes.float8_e4m3fn, "ieee", dtypes.bfloat16, 5e-3),
+    "gemm e4m3 fast": (dtypes.float8_e4m3fn, "fast", dtypes.bfloat16, 1.2e-2),
+    "gemm int8": (dtypes.int8, "ieee", dtypes.int32, 0.0),
+    "gemm tf32": (dtypes.float32, "tf32", dtypes.float32, 2e-3),
+}
 _REFERENCE = {"cuda": "torch", "cpu": "numpy"}
 _log = logging.getLogger("tilekit.bench")
 
@@ -80,8 +93,9 @@ class GemmCase:
 
     Attributes:
         m, n, k: of a product of an `(M, K)` and a `(K, N)` matrix.
-        dtype: of all three.
+        dtype: of the operands; of the result, too, if that is a float of 16 bits or more.
         results: of each contestant, fastest first.
+        precision: as for `kernels.gemm`.
     """
 
     m: int
@@ -89,11 +103,12 @@ class GemmCase:
     k: int
     dtype: str
     results: tuple[GemmResult, ...]
+    precision: str = "ieee"
 
     @property
     def label(self) -> str:
-        """The size."""
-        return f"{self.m}x{self.n}x{self.k}"
+        """The size, and the precision if it is a special one."""
+        return f"{self.m}x{self.n}x{self.k}" + f" {self.precision}" * (self.precision != "ieee")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +147,7 @@ class GemmRun(Run):
                 place = at + height * (names.index(r.name) - (len(names) - 1) / 2)
                 error = [[r.tflop_per_s - r.min_tflop_per_s], [r.max_tflop_per_s - r.tflop_per_s]]
                 axes.barh(place, r.tflop_per_s, height, xerr=error, color=colours[r.name], error_kw={"lw": 0.8})
-        axes.set_yticks(range(len(self.cases)), [case.label for case in self.cases], fontsize=8)
+        axes.set_yticks(range(len(self.cases)), [f"{case.label} {case.dtype}" for case in self.cases], fontsize=8)
         axes.invert_yaxis()
         axes.set_xlabel("TFLOP/s (median, lowest to highest round)", fontsize=9)
         handles = [axes.barh(0, 0, color=colours[name], label=name) for name in names]
@@ -142,7 +157,8 @@ class GemmRun(Run):
 def gemm_cases(kind: str, n: int | None = None) -> list[Case]:
     """The products for a kind of device, or only that of square matrices of `n` rows."""
     dtype, sizes = (tk.bfloat16, _SIZES) if kind == "cuda" else (tk.float32, _CPU_SIZES)
-    return [_case(size, dtype) for size in (((n, n, n),) if n else sizes)]
+    cases = [_case(size, dtype) for size in (((n, n, n),) if n else sizes)]
+    return cases if n or kind != "cuda" else [*cases, *(_other_case(kernel, _OTHERS) for kernel in _OF_OTHER_TYPES)]
 
 
 def _case(size: tuple[int, int, int], dtype: Any) -> Case:
@@ -163,6 +179,28 @@ def _case(size: tuple[int, int, int], dtype: Any) -> Case:
     )
 
 
+def _other_case(kernel: str, n: int) -> Case:
+    dtype, precision, into, tolerance = _OF_OTHER_TYPES[kernel]
+
+    def operand(seed: int) -> tk.DeviceOp[tk.Tensor]:
+        if dtype == dtypes.int8:
+            return api.randint(-128, 128, (n, n), dtype=dtype, seed=seed)
+        made = api.randn(0.0, 1.0, (n, n), seed=seed)
+        return made if dtype == dtypes.float32 else made.astype(dtype)
+
+    return Case(
+        kernel=kernel,
+        shape=(n, n, n),
+        dtype=dtype,
+        nbytes=n * n * (2 * dtype.itemsize + into.itemsize),
+        inputs={"x": lambda: operand(1), "turned": lambda: operand(2)},
+        output=((n, n), into),
+        own=lambda t, y: kernels.gemm(t["x"], t["turned"].T, out=y, dtype=into, precision=precision),
+        expected=lambda a: a["x"] @ a["turned"].T,
+        tolerance=tolerance,
+    )
+
+
 class _Rows:
     """Some rows of the right result."""
 
@@ -170,7 +208,8 @@ class _Rows:
         count, columns = case.output[0]
         self._rows = np.unique(np.linspace(0, count - 1, min(_ROWS, count)).astype(int))
         left = tensors["x"].to_host().sync_on(stream)[self._rows].astype(np.float64)
-        right = tensors["weight"].to_host().sync_on(stream)
+        right = tensors["weight" if "weight" in tensors else "turned"].to_host().sync_on(stream)
+        right = right if "weight" in tensors else right.T
         parts = [left @ right[:, at : at + _COLUMNS].astype(np.float64) for at in range(0, columns, _COLUMNS)]
         self._right = np.concatenate(parts, axis=1)
 
@@ -207,7 +246,8 @@ def run(options: Options) -> GemmRun:
     found = []
     for case, results in measured:
         m, n, k = case.shape
-        found.append(GemmCase(m=m, n=n, k=k, dtype=case.dtype.name, results=results))
+        precision = _OF_OTHER_TYPES[case.kernel][1] if case.kernel in _OF_OTHER_TYPES else "ieee"
+        found.append(GemmCase(m=m, n=n, k=k, dtype=case.dtype.name, results=results, precision=precision))
     return GemmRun(
         **surroundings(device, [r for case in found for r in case.results]),
         benchmark="gemm",

@@ -54,6 +54,29 @@ def _rope(torch: Any, t: TorchTensors, out: Any) -> Launch:
     return launch
 
 
+def _scaled_mm(fast: bool) -> Callable[[Any, TorchTensors, Any], Launch]:
+    """A product of 8-bit floats; unless it is `fast`, what tensor cores add up is added up in float32 every so often."""
+
+    def build(torch: Any, t: TorchTensors, out: Any) -> Launch:
+        x, b, one = t["x"], t["turned"].t(), torch.ones((), device=out.device)
+        return lambda: torch._scaled_mm(x, b, scale_a=one, scale_b=one, out_dtype=out.dtype, use_fast_accum=fast)
+
+    return build
+
+
+def _as_tf32(torch: Any, t: TorchTensors, out: Any) -> Launch:
+    x, b, options = t["x"], t["turned"].t(), torch.backends.cuda.matmul
+
+    def launch() -> Any:
+        before, options.allow_tf32 = options.allow_tf32, True
+        try:
+            return torch.matmul(x, b, out=out)
+        finally:
+            options.allow_tf32 = before
+
+    return launch
+
+
 TORCH: Mapping[str, Callable[[Any, TorchTensors, Any], Launch]] = {
     "softmax": lambda torch, t, out: lambda: torch.softmax(t["x"], -1),
     "log_softmax": lambda torch, t, out: lambda: torch.log_softmax(t["x"], -1),
@@ -95,6 +118,10 @@ TORCH: Mapping[str, Callable[[Any, TorchTensors, Any], Launch]] = {
     ),
     "rope": _rope,
     "gemm": lambda torch, t, out: lambda: torch.matmul(t["x"], t["weight"], out=out),
+    "gemm e4m3": _scaled_mm(fast=False),
+    "gemm e4m3 fast": _scaled_mm(fast=True),
+    "gemm int8": lambda torch, t, out: lambda: torch._int_mm(t["x"], t["turned"].t(), out=out),
+    "gemm tf32": _as_tf32,
 }  # fmt: skip
 """For each kernel what makes a function that computes it with PyTorch and returns the result, of the tensors and one to write."""
 
@@ -157,6 +184,10 @@ def _to_numpy(tensor: Any) -> Any:
     return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).cpu().numpy()
 
 
+# What that protocol has no name for goes through it as integers.
+_NAMELESS = {dtypes.bfloat16: dtypes.int16, dtypes.float8_e4m3fn: dtypes.uint8, dtypes.float8_e5m2: dtypes.uint8}
+
+
 def _in_torch(
     tensors: Tensors, out: Tensor, stream: Stream
 ) -> tuple[Any, dict[str, Any], Any, Callable[[], AbstractContextManager[Any]]]:
@@ -168,11 +199,11 @@ def _in_torch(
     current = torch.cuda.ExternalStream(stream.address, device=device)
 
     def seen(tensor: Tensor) -> Any:
-        brain = tensor.dtype == dtypes.bfloat16  # that protocol has no name for it
-        made = torch.as_tensor(DeviceArray(tensor.reinterpret(dtypes.int16) if brain else tensor), device=device)
+        bits = _NAMELESS.get(tensor.dtype)
+        made = torch.as_tensor(DeviceArray(tensor if bits is None else tensor.reinterpret(bits)), device=device)
         if made.data_ptr() != tensor.address:
             raise RuntimeError(f"torch.as_tensor copied: {made.data_ptr():#x} is not {tensor.address:#x}")
-        return made.view(torch.bfloat16) if brain else made
+        return made if bits is None else made.view(getattr(torch, tensor.dtype.name))
 
     return torch, {name: seen(t) for name, t in tensors.items()}, seen(out), lambda: torch.cuda.stream(current)
 
