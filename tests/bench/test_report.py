@@ -25,17 +25,17 @@ def measurement(name, *samples_us, variant=""):
     )
 
 
+MEASURED = [
+    measurement("tilekit", 10.0, 11.0, 20.0, variant="tile 1024"),
+    measurement("slow", 40.0, 44.0, 80.0),
+    measurement("peer", 20.0, 21.0, 30.0),
+]
+
+
 @pytest.fixture
 def run():
-    found = report.results(
-        [
-            measurement("tilekit", 10.0, 11.0, 20.0, variant="tile 1024"),
-            measurement("slow", 40.0, 44.0, 80.0),
-            measurement("peer", 20.0, 21.0, 30.0),
-        ],
-        bytes_per_launch=12_000,
-        errors={"tilekit": 0.0, "slow": 1e-8, "peer": 1e-7},
-    )
+    errors = {"tilekit": 0.0, "slow": 1e-8, "peer": 1e-7}
+    found = report.results(MEASURED, work=12_000, unit="GB/s", errors=errors)
     return Record(
         benchmark="saxpy",
         n=1000,
@@ -59,17 +59,26 @@ def test_rates_and_ratios(run):
     assert [r.name for r in run.results] == ["tilekit", "peer", "slow"]
     own, peer, slow = run.results
     assert own.median_us == 11.0
-    assert own.gb_per_s == pytest.approx(12e3 / 11e-6 / 1e9)
-    assert own.min_gb_per_s == pytest.approx(0.6)
-    assert own.max_gb_per_s == pytest.approx(1.2)
-    assert own.ratio_to_best_peer == pytest.approx(21 / 11)  # the median of 20/10, 21/11, 30/20
-    assert peer.ratio_to_best_peer == 1.0
-    assert slow.ratio_to_best_peer == pytest.approx(21 / 44)
+    assert own.rate == pytest.approx(12e3 / 11e-6 / 1e9)
+    assert own.min_rate == pytest.approx(0.6)
+    assert own.max_rate == pytest.approx(1.2)
+    assert own.ratio == pytest.approx(21 / 11)  # the median of 20/10, 21/11, 30/20
+    assert peer.ratio == 1.0
+    assert slow.ratio == pytest.approx(21 / 44)
 
 
 def test_without_a_peer_there_is_no_ratio():
-    (only,) = report.results([measurement("tilekit", 1.0)], bytes_per_launch=1, errors={"tilekit": 0.0})
-    assert only.ratio_to_best_peer is None
+    (only,) = report.results([measurement("tilekit", 1.0)], work=1, unit="GB/s", errors={"tilekit": 0.0})
+    assert only.ratio is None
+
+
+def test_operations_and_ratios_to_one_peer():
+    errors = dict.fromkeys(("tilekit", "slow", "peer"), 0.0)
+    own, *_ = report.results(MEASURED, work=22e6, unit="TFLOP/s", errors=errors, reference="slow")
+    assert (own.unit, own.rate) == ("TFLOP/s", pytest.approx(2.0))
+    assert own.ratio == pytest.approx(4.0)
+    own, *_ = report.results(MEASURED, work=1, unit="TFLOP/s", errors=errors, reference="nobody")
+    assert own.ratio is None
 
 
 def test_the_table_says_it_all(run):

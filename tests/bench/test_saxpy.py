@@ -43,7 +43,7 @@ def test_tilekit_is_measured_and_right(device, only):
     assert own.variant in own.tried_us
     assert len(own.samples_us) == 3
     assert own.max_relative_error <= saxpy._TOLERANCE
-    assert own.ratio_to_best_peer is None
+    assert own.ratio is None
     assert any("--n" in note for note in run.notes)
     assert run.all_correct
 

@@ -1,8 +1,7 @@
 """Benchmarks: tilekit beside its peers, in one run, with the results checked. `python -m tilekit bench` runs them.
 
 A benchmark is a module of this package, named in `BENCHMARKS`, with a function `run(options)` that returns a `report.Run`:
-`saxpy` a `report.Record`, those of the host's side a `sweep.Sweep`, those of the kernels a `kernel_runs.KernelRun`, `gemm` a
-`gemm.GemmRun`. `harness`
+`saxpy` a `report.Record`, those of the host's side a `sweep.Sweep`, those of the kernels a `kernel_runs.KernelRun`. `harness`
 compares contestants, `environment` says where that was, `report` shows and keeps what came out. Peers are imported only by the
 functions that need them.
 """

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 import tilekit as tk
 from tilekit import api, dtypes, kernels
 from tilekit.bench import Options, kernel_peers
-from tilekit.bench.gemm import GemmResult, GemmRun, compared
 from tilekit.bench.harness import Contestant, Variant
 from tilekit.bench.kernel_cases import Case, Tensors
-from tilekit.bench.report import surroundings
+from tilekit.bench.kernel_runs import KernelRun, measure
 from tilekit.stream import Stream
 
-__all__ = ["PEERS", "AttentionCase", "AttentionRun", "attention_cases", "run"]
+__all__ = ["PEERS", "attention_cases", "run"]
 
 # Batch, heads, length, head size.
 _SIZES = ((1, 32, 8192, 128), (4, 16, 4096, 64))
@@ -35,38 +33,6 @@ _TOLERANCES = {dtypes.bfloat16: 8e-3, dtypes.float32: 2e-5}
 _REFERENCE = {"cuda": "cudnn", "cpu": "numpy"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionCase:
-    """One size.
-
-    Attributes:
-        batch, heads, length, head_size: of queries, keys and values.
-        causal: whether queries see only earlier keys.
-        dtype: of all.
-        results: of each contestant, fastest first.
-    """
-
-    batch: int
-    heads: int
-    length: int
-    head_size: int
-    causal: bool
-    dtype: str
-    results: tuple[GemmResult, ...]
-
-    @property
-    def label(self) -> str:
-        """The size, and the mask."""
-        return f"{self.batch}x{self.heads}x{self.length}x{self.head_size}{' causal' if self.causal else ''}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionRun(GemmRun):
-    """One run of the benchmark."""
-
-    sizes: ClassVar[str] = "BxHxLxD"
-
-
 def attention_cases(kind: str, n: int | None = None) -> list[Case]:
     """The cases for a kind of device, or those with sequences of length `n`."""
     dtype, sizes = (tk.bfloat16, _SIZES) if kind == "cuda" else (tk.float32, _CPU_SIZES)
@@ -77,6 +43,7 @@ def _case(shape: tuple[int, int, int, int], dtype: Any, causal: bool) -> Case:
     def random(seed: int) -> Callable[[], tk.DeviceOp[tk.Tensor]]:
         return lambda: api.randn(0.0, 1.0, shape, seed=seed, dtype=dtype)
 
+    batch, heads, length, size = shape
     return Case(
         kernel=_CAUSAL if causal else "attention",
         shape=shape,
@@ -86,12 +53,10 @@ def _case(shape: tuple[int, int, int, int], dtype: Any, causal: bool) -> Case:
         output=(shape, dtype),
         own=lambda t, y: kernels.attention(t["x"], t["key"], t["value"], causal=causal, out=y),
         tolerance=_TOLERANCES[dtype],
+        operations=4 * batch * heads * length * length * size // (2 if causal else 1),
+        prepared=True,
+        check=_Rows,
     )
-
-
-def _operations(case: Case) -> int:
-    batch, heads, length, size = case.shape
-    return 4 * batch * heads * length * length * size // (2 if case.kernel == _CAUSAL else 1)
 
 
 def _attend(q: Any, k: Any, v: Any, places: Any) -> Any:
@@ -148,27 +113,7 @@ PEERS: Mapping[str, Mapping[str, kernel_peers.Build]] = {
 """The peers on each kind of device, by name."""
 
 
-def run(options: Options) -> AttentionRun:
+def run(options: Options) -> KernelRun:
     """Measure them. Blocks until it is done."""
-    device = options.device
-    cases = attention_cases(device.kind, options.n)
-    measured, left_out = compared(options, cases, PEERS[device.kind], _REFERENCE[device.kind], _Rows, _operations)
-    found = []
-    for case, results in measured:
-        batch, heads, length, size = case.shape
-        found.append(
-            AttentionCase(
-                batch=batch, heads=heads, length=length, head_size=size, causal=case.kernel == _CAUSAL, dtype=case.dtype.name,
-                results=results,
-            )
-        )  # fmt: skip
-    return AttentionRun(
-        **surroundings(device, [r for case in found for r in case.results]),
-        benchmark="attention",
-        rounds=options.rounds,
-        timer="device events" if device.kind == "cuda" else "host clock",
-        command=options.command,
-        left_out=tuple(left_out),
-        reference=_REFERENCE[device.kind],
-        cases=tuple(found),
-    )
+    kind = options.device.kind
+    return measure("attention", options, attention_cases(kind, options.n), peers=PEERS[kind], reference=_REFERENCE[kind])

@@ -8,14 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 import tilekit as tk
 from tilekit import api, kernels
+from tilekit.bench.report import Unit
+from tilekit.stream import Stream
 
-__all__ = ["DROPPED", "Case", "Tensors", "kernel_cases", "norm_cases", "softmax_cases"]
+__all__ = ["DROPPED", "Case", "Check", "Tensors", "kernel_cases", "norm_cases", "softmax_cases"]
 
 Tensors = Mapping[str, tk.Tensor]
 Arrays = Mapping[str, Any]
@@ -24,6 +26,14 @@ DROPPED = 0.25
 """The probability in the cases of dropout."""
 _SQRT_2_PI = math.sqrt(2 * math.pi)
 _F, _H, _I = tk.float32, tk.float16, tk.int64
+
+
+class Check(Protocol):
+    """What knows the right result of a case."""
+
+    def error(self, result: Any) -> float:
+        """The largest error of an array, relative to the largest element; NaN if any element is."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +52,9 @@ class Case:
         turned: the rows of the result are the columns of `"x"`.
         whole: the check needs all rows.
         tolerance: what is right.
+        operations: of a launch, where these are what counts, and not the bytes.
+        prepared: tilekit's op is prepared, so that the device's time is measured also where that is short.
+        check: makes what knows the right result, of the case, its inputs and a stream, instead of `expected` and `wrong`.
     """
 
     kernel: str
@@ -56,6 +69,14 @@ class Case:
     turned: bool = False
     whole: bool = False
     tolerance: float = 2e-5
+    operations: int | None = None
+    prepared: bool = False
+    check: Callable[[Case, Tensors, Stream], Check] | None = None
+
+    @property
+    def unit(self) -> Unit:
+        """Of its rates."""
+        return "GB/s" if self.operations is None else "TFLOP/s"
 
     @property
     def label(self) -> str:

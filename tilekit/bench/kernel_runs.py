@@ -1,15 +1,16 @@
 """Benchmarks of `tilekit.kernels`: for each case all contestants in turns, each checked before; and a copy of as many bytes.
 
-The copy is the ceiling: the driver's, of half the bytes that the case moves, so that it reads and writes as many together.
+The copy is the ceiling where the memory is: the driver's, of half the bytes that the case moves, so that it reads and writes as
+many together.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +18,11 @@ import tilekit as tk
 from tilekit import api, dtypes
 from tilekit.bench import Options, kernel_peers
 from tilekit.bench.harness import Contestant, Variant, compete, timer_for
-from tilekit.bench.kernel_cases import Case, Tensors
-from tilekit.bench.report import OWN, LeftOut, Result, Run, align, results, surroundings
+from tilekit.bench.kernel_cases import Case, Check, Tensors
+from tilekit.bench.report import OWN, LeftOut, Result, Run, Unit, align, results, surroundings
 from tilekit.stream import Stream
 
-__all__ = ["CaseResult", "Check", "KernelRun", "join", "measure"]
+__all__ = ["CaseResult", "KernelRun", "measure"]
 
 _COPY = "copy"
 # Rows that are compared, at the beginning, in the middle, and at the end.
@@ -37,8 +38,8 @@ class CaseResult:
 
     Attributes:
         kernel, dtype, shape: which, and of what.
-        bytes_per_launch: what a launch must move.
-        copy_gb_per_s: what a copy of as many bytes reached in the same rounds.
+        bytes_per_launch, operations: what a launch must move, or what it must calculate if that is what counts.
+        copy_gb_per_s: what a copy of as many bytes reached in the same rounds, if bytes count.
         results: of each contestant, fastest first.
     """
 
@@ -46,7 +47,8 @@ class CaseResult:
     dtype: str
     shape: tuple[int, ...]
     bytes_per_launch: int
-    copy_gb_per_s: float
+    operations: int | None
+    copy_gb_per_s: float | None
     results: tuple[Result, ...]
 
     @property
@@ -57,53 +59,80 @@ class CaseResult:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRun(Run):
-    """One run of a benchmark of several kernels.
+    """One run of a benchmark of kernels.
 
     Attributes:
         cases: what was measured, and what each contestant reached; `results` has the contestants, whose versions are recorded.
+        reference: the peer that ratios are to; None if they are to each case's fastest.
     """
 
     cases: tuple[CaseResult, ...]
+    reference: str | None = None
+
+    def by_unit(self) -> dict[Unit, list[CaseResult]]:
+        """The cases, by the unit of their rates."""
+        found: dict[Unit, list[CaseResult]] = {}
+        for case in self.cases:
+            found.setdefault(case.results[0].unit, []).append(case)
+        return found
 
     def body(self) -> list[str]:
         """For each case a row for each contestant."""
-        rows = [("", "", "variant", "GB/s", "min-max GB/s", "of copy", "to best peer", "error")]
-        for case in self.cases:
-            for at, r in enumerate(case.results):
-                ratio = "" if r.ratio_to_best_peer is None else f"{r.ratio_to_best_peer:.3f}"
-                span = f"{r.min_gb_per_s:.0f}-{r.max_gb_per_s:.0f}"
-                of_copy, error = f"{r.gb_per_s / case.copy_gb_per_s:.3f}", f"{r.max_relative_error:.1e}"
-                rows.append((case.label if not at else "", r.name, r.variant, f"{r.gb_per_s:.0f}", span, of_copy, ratio, error))
-        return [
-            "",
-            *align(rows),
-            "",
-            "GB/s counts the bytes that the work must move. `error` is the largest of the rows compared.",
-        ]
+        lines = []
+        for unit, cases in self.by_unit().items():
+            rows: list[tuple[str, ...]] = [
+                ("", "", "variant", "us", unit, "min-max", "of copy", f"to {self.reference or 'best peer'}", "error")
+            ]
+            for case in cases:
+                for at, r in enumerate(case.results):
+                    ratio = "" if r.ratio is None else f"{r.ratio:.3f}"
+                    span, error = f"{r.min_rate:.4g}-{r.max_rate:.4g}", f"{r.max_relative_error:.1e}"
+                    of_copy = "" if case.copy_gb_per_s is None else f"{r.rate / case.copy_gb_per_s:.3f}"
+                    label, us, rate = "" if at else case.label, f"{r.median_us:.1f}", f"{r.rate:.4g}"
+                    rows.append((label, r.name, r.variant, us, rate, span, of_copy, ratio, error))
+            lines += ["", *align(rows)]
+        what = "GB/s counts the bytes that the work must move. " if "GB/s" in self.by_unit() else ""
+        return [*lines, "", f"{what}`error` is the largest of some rows of each result, against NumPy in float64."]
 
     def draw(self, figure: Any) -> None:
         """For each case a bar for each contestant, and a mark where the copy is."""
         figure.set_size_inches(9, 1.2 + 0.62 * len(self.cases))
-        axes = figure.subplots()
+        units = self.by_unit()
         names = sorted({r.name for case in self.cases for r in case.results}, key=lambda name: (name != OWN, name))
         colours = dict(zip(names, ["#d9822b", "#7b8794", "#b0bec5", "#546e7a"]))
         height = 0.8 / max(1, len(names))
-        for at, case in enumerate(self.cases):
-            for r in case.results:
-                place = at + height * (names.index(r.name) - (len(names) - 1) / 2)
-                error = [[r.gb_per_s - r.min_gb_per_s], [r.max_gb_per_s - r.gb_per_s]]
-                axes.barh(place, r.gb_per_s, height, xerr=error, color=colours[r.name], error_kw={"lw": 0.8})
-            axes.plot([case.copy_gb_per_s] * 2, [at - 0.45, at + 0.45], color="black", lw=1, ls=":")
-        axes.set_yticks(range(len(self.cases)), [case.label for case in self.cases], fontsize=8)
-        axes.invert_yaxis()
-        axes.set_xlabel("GB/s (median, lowest to highest round; dotted: a copy of as many bytes)", fontsize=9)
-        handles = [axes.barh(0, 0, color=colours[name], label=name) for name in names]
-        axes.legend(handles=handles, fontsize=8, frameon=False, loc="lower right")
+        rows = figure.subplots(max(1, len(units)), squeeze=False, height_ratios=[len(cases) for cases in units.values()] or None)
+        for (axes,), (unit, cases) in zip(rows, units.items(), strict=False):
+            for at, case in enumerate(cases):
+                for r in case.results:
+                    place = at + height * (names.index(r.name) - (len(names) - 1) / 2)
+                    error = [[r.rate - r.min_rate], [r.max_rate - r.rate]]
+                    axes.barh(place, r.rate, height, xerr=error, color=colours[r.name], error_kw={"lw": 0.8})
+                if case.copy_gb_per_s is not None:
+                    axes.plot([case.copy_gb_per_s] * 2, [at - 0.45, at + 0.45], color="black", lw=1, ls=":")
+            axes.set_yticks(range(len(cases)), [case.label for case in cases], fontsize=8)
+            axes.invert_yaxis()
+            copied = "; dotted: a copy of as many bytes" if unit == "GB/s" else ""
+            axes.set_xlabel(f"{unit} (median, lowest to highest round{copied})", fontsize=9)
+            handles = [axes.barh(0, 0, color=colours[name], label=name) for name in names]
+            axes.legend(handles=handles, fontsize=8, frameon=False, loc="lower right")
 
 
-def measure(name: str, options: Options, cases: Sequence[Case]) -> KernelRun:
-    """Measure `cases` one after the other, as the benchmark `name`. Blocks until it is done."""
+def measure(
+    name: str, options: Options, cases: Sequence[Case], *, peers: Mapping[str, kernel_peers.Build] | None = None,
+    reference: str | None = None,
+) -> KernelRun:  # fmt: skip
+    """Measure `cases` one after the other, as the benchmark `name`. Blocks until it is done.
+
+    Args:
+        name: the benchmark's.
+        options: of the benchmark.
+        cases: what is measured.
+        peers: who takes part, instead of `kernel_peers.PEERS`.
+        reference: the peer that ratios are to, instead of each case's fastest.
+    """
     device, left_out = options.device, list[LeftOut]()
+    peers = kernel_peers.PEERS[device.kind] if peers is None else peers
     found = []
     with device.stream() as stream, ExitStack() as stack:
         timer = timer_for(device, stream)
@@ -112,36 +141,39 @@ def measure(name: str, options: Options, cases: Sequence[Case]) -> KernelRun:
             _log.info("%s: making data, compiling, checking", case.label)
             tensors = {what: make().on(device).sync_on(stream) for what, make in case.inputs.items()}
             out = api.empty(*case.output).on(device).sync_on(stream)
-            host = _Host(case, tensors, stream)
+            check = (case.check or _Host)(case, tensors, stream)
             taking_part: list[Contestant] = []
             errors: dict[str, float] = {}
-            for who, build in {OWN: _own, **kernel_peers.PEERS[device.kind]}.items():
-                joined = join(who, build, case, tensors, out, stream, host, left_out)
+            for who, build in {OWN: _own, **peers}.items():
+                joined = _join(who, build, case, tensors, out, stream, check, left_out)
                 if joined is not None:
                     taking_part.append(joined[0])
                     errors[who] = joined[1]
             if not errors.get(OWN, -1.0) >= 0:
                 continue
             _log.info("%s: measuring", case.label)
-            source, target = (api.empty(case.nbytes // 2, tk.uint8).on(device).sync_on(stream) for _ in range(2))
-            source.fill(1).sync_on(stream)
-            copy = Variant(launch=lambda source=source, target=target: api.memcpy(target, source).async_on(stream))  # type: ignore[misc]
-            taking_part.append(Contestant(name=_COPY, version="", variants=(copy,)))
+            if case.operations is None:
+                source, target = (api.empty(case.nbytes // 2, tk.uint8).on(device).sync_on(stream) for _ in range(2))
+                source.fill(1).sync_on(stream)
+                copy = Variant(launch=lambda source=source, target=target: api.memcpy(target, source).async_on(stream))  # type: ignore[misc]
+                taking_part.append(Contestant(name=_COPY, version="", variants=(copy,)))
             measured = compete(taking_part, timer, rounds=options.rounds)
-            copied = next(m for m in measured if m.name == _COPY)
+            copied = next((m for m in measured if m.name == _COPY), None)
+            work = case.nbytes if case.operations is None else case.operations
             found.append(
                 CaseResult(
                     kernel=case.kernel,
                     dtype=case.dtype.name,
                     shape=case.shape,
                     bytes_per_launch=case.nbytes,
-                    copy_gb_per_s=1e-3 * case.nbytes / copied.median_us,
+                    operations=case.operations,
+                    copy_gb_per_s=1e-3 * case.nbytes / copied.median_us if copied else None,
                     results=results(
-                        [m for m in measured if m.name != _COPY], bytes_per_launch=case.nbytes, errors=errors
+                        [m for m in measured if m is not copied], work=work, unit=case.unit, errors=errors, reference=reference
                     ),
                 )
             )  # fmt: skip
-    small = [case.label for case in cases if case.nbytes < 256e6]
+    small = [case.label for case in cases if case.operations is None and case.nbytes < 256e6]
     notes = (f"these may stay in a cache: {', '.join(small)}; a larger --n measures the memory",) if small else ()
     return KernelRun(
         **surroundings(device, [r for case in found for r in case.results]),
@@ -152,10 +184,17 @@ def measure(name: str, options: Options, cases: Sequence[Case]) -> KernelRun:
         left_out=tuple(left_out),
         notes=notes,
         cases=tuple(found),
+        reference=reference,
     )
 
 
 def _own(case: Case, tensors: Tensors, out: tk.Tensor, stream: Stream) -> tuple[Contestant, Callable[[], Any]]:
+    if case.prepared:
+        prepared = case.own(tensors, out).prepare()
+        variant = Variant(label="prepared", launch=lambda: prepared.run(stream))
+        return Contestant(name=OWN, version=tk.__version__, variants=(variant,)), lambda: prepared.output.to_host().sync_on(
+            stream
+        )
     made: list[Any] = [None]
 
     def launch() -> None:
@@ -165,15 +204,7 @@ def _own(case: Case, tensors: Tensors, out: tk.Tensor, stream: Stream) -> tuple[
     return contestant, lambda: made[0].result().reshape(case.output[0]).to_host().sync_on(stream)
 
 
-class Check(Protocol):
-    """What knows the right result of a case."""
-
-    def error(self, result: Any) -> float:
-        """The largest error of an array, relative to the largest element; NaN if any element is."""
-        ...
-
-
-def join(
+def _join(
     who: str, build: kernel_peers.Build, case: Case, tensors: Tensors, out: tk.Tensor, stream: Stream, check: Check,
     left_out: list[LeftOut],
 ) -> tuple[Contestant, float] | None:  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -22,6 +22,7 @@ __all__ = [
     "Record",
     "Result",
     "Run",
+    "Unit",
     "align",
     "bars",
     "check_plot",
@@ -36,6 +37,10 @@ __all__ = [
 OWN = "tilekit"
 """The contestant that is no peer."""
 
+Unit = Literal["GB/s", "TFLOP/s"]
+# What a byte or an operation in a microsecond is.
+_PER_US: dict[Unit, float] = {"GB/s": 1e-3, "TFLOP/s": 1e-6}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
@@ -44,10 +49,11 @@ class Result:
     Attributes:
         name, version, variant: who, and in which variant (the best of its own).
         median_us, min_us, max_us: of a launch, over the rounds.
-        gb_per_s: the bytes that the work must move, over the median time; 1 GB is 10^9 bytes.
-        min_gb_per_s, max_gb_per_s: over the longest and the shortest time.
-        ratio_to_best_peer: how much faster than the fastest peer: the median, over the rounds, of the peer's time divided by
-            this one's in the same round. None if there is no peer.
+        unit: of rates: `"GB/s"`, of the bytes that the work must move (1 GB is 10^9 bytes), or `"TFLOP/s"`, of 10^12 operations.
+        rate: the work over the median time.
+        min_rate, max_rate: over the longest and the shortest time.
+        ratio: how much faster than the peer that the run names as its reference, or else the fastest: the median, over the
+            rounds, of the peer's time divided by this one's in the same round. None if it did not take part.
         max_relative_error: the largest of any element, against NumPy in float64.
         launches_per_sample: how many launches each sample is the mean of.
         samples_us: each round's.
@@ -60,10 +66,11 @@ class Result:
     median_us: float
     min_us: float
     max_us: float
-    gb_per_s: float
-    min_gb_per_s: float
-    max_gb_per_s: float
-    ratio_to_best_peer: float | None
+    unit: Unit
+    rate: float
+    min_rate: float
+    max_rate: float
+    ratio: float | None
     max_relative_error: float
     launches_per_sample: int
     samples_us: tuple[float, ...]
@@ -156,10 +163,10 @@ class Record(Run):
         """A row for each contestant."""
         rows = [("", "variant", "median us", "GB/s", "min-max GB/s", "to best peer", "max rel. error")]
         for r in self.results:
-            ratio = "" if r.ratio_to_best_peer is None else f"{r.ratio_to_best_peer:.3f}"
-            span = f"{_rate(r.min_gb_per_s)}-{_rate(r.max_gb_per_s)}"
+            ratio = "" if r.ratio is None else f"{r.ratio:.3f}"
+            span = f"{_rate(r.min_rate)}-{_rate(r.max_rate)}"
             who = f"{r.name} {r.version}"
-            rows.append((who, r.variant, f"{r.median_us:.1f}", _rate(r.gb_per_s), span, ratio, f"{r.max_relative_error:.1e}"))
+            rows.append((who, r.variant, f"{r.median_us:.1f}", _rate(r.rate), span, ratio, f"{r.max_relative_error:.1e}"))
         lines = [f"{1e-6 * self.bytes_per_launch:.6g} MB a launch", "", *align(rows)]
         if self.results:
             lines += ["", "Every element was compared with NumPy in float64. GB/s counts the bytes that the work must move."]
@@ -170,22 +177,27 @@ class Record(Run):
         bars(
             figure,
             names=[f"{r.name} {r.version}" + (f"\n{r.variant}" if r.variant else "") for r in self.results],
-            spans=[(r.min_gb_per_s, r.gb_per_s, r.max_gb_per_s) for r in self.results],
+            spans=[(r.min_rate, r.rate, r.max_rate) for r in self.results],
             own=[r.name == OWN for r in self.results],
             unit="GB/s",
         )
 
 
-def results(measurements: Sequence[Measurement], *, bytes_per_launch: int, errors: dict[str, float]) -> tuple[Result, ...]:
+def results(
+    measurements: Sequence[Measurement], *, work: float, unit: Unit, errors: Mapping[str, float], reference: str | None = None
+) -> tuple[Result, ...]:
     """Rates and ratios of measurements that were taken in the same rounds, fastest first.
 
     Args:
         measurements: of each contestant.
-        bytes_per_launch: what a launch must move.
+        work: the bytes that a launch must move, or its operations.
+        unit: of the rates.
         errors: each contestant's largest relative error, by name.
+        reference: the peer that ratios are to, instead of the fastest.
     """
-    peers = [m for m in measurements if m.name != OWN]
-    best = min(peers, key=lambda m: m.median_us, default=None)
+    peers = [m for m in measurements if m.name == reference or (reference is None and m.name != OWN)]
+    base = min(peers, key=lambda m: m.median_us, default=None)
+    amount = _PER_US[unit] * work
     return tuple(
         Result(
             name=m.name,
@@ -194,10 +206,11 @@ def results(measurements: Sequence[Measurement], *, bytes_per_launch: int, error
             median_us=m.median_us,
             min_us=min(m.samples_us),
             max_us=max(m.samples_us),
-            gb_per_s=1e-3 * bytes_per_launch / m.median_us,
-            min_gb_per_s=1e-3 * bytes_per_launch / max(m.samples_us),
-            max_gb_per_s=1e-3 * bytes_per_launch / min(m.samples_us),
-            ratio_to_best_peer=statistics.median(b / own for b, own in zip(best.samples_us, m.samples_us)) if best else None,
+            unit=unit,
+            rate=amount / m.median_us,
+            min_rate=amount / max(m.samples_us),
+            max_rate=amount / min(m.samples_us),
+            ratio=statistics.median(b / own for b, own in zip(base.samples_us, m.samples_us)) if base else None,
             max_relative_error=errors[m.name],
             launches_per_sample=m.launches_per_sample,
             samples_us=m.samples_us,

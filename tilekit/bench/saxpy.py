@@ -85,7 +85,7 @@ def run(options: Options) -> Record:
         rounds=options.rounds,
         timer="device events" if device.kind == "cuda" else "host clock",
         command=options.command,
-        results=results(measurements, bytes_per_launch=BYTES_PER_ELEMENT * n, errors=errors),
+        results=results(measurements, work=BYTES_PER_ELEMENT * n, unit="GB/s", errors=errors),
         left_out=tuple(left_out),
         notes=tuple(notes),
     )
