@@ -112,7 +112,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     ),
     "attention": Benchmark(
         module="attention",
-        summary="attention in bfloat16, with a causal mask and without: TFLOP/s, beside cuDNN and FlashAttention-2",
+        summary="attention in bfloat16, forward, backward and decoding, beside cuDNN, FlashAttention-2 and Triton",
         size="queries and keys of each sequence",
     ),
 }

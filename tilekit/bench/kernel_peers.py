@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import numpy as np
+
 from tilekit import dtypes
 from tilekit.bench.harness import Contestant, Variant
 from tilekit.bench.kernel_cases import DROPPED, Case, Tensors
@@ -141,22 +143,37 @@ def torch_eager(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> tu
 
 
 def sdpa(name: str, backend: str) -> Build:
-    """PyTorch's scaled_dot_product_attention by one of its backends: `"CUDNN_ATTENTION"`, `"FLASH_ATTENTION"`..."""
+    """PyTorch's scaled_dot_product_attention, or its gradients, by one backend: `"CUDNN_ATTENTION"`, `"FLASH_ATTENTION"`..."""
 
     def build(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> tuple[Contestant, Callable[[], Any]]:
         torch, given, _, active = _in_torch(tensors, out, stream)
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        made: list[Any] = [None]
-        operands, causal = [given[what] for what in ("x", "key", "value")], "causal" in case.kernel
-
-        def launch() -> None:
-            made[0] = torch.nn.functional.scaled_dot_product_attention(*operands, is_causal=causal)
-
         @contextmanager
         def chosen() -> Iterator[None]:
             with active(), sdpa_kernel(getattr(SDPBackend, backend)):
                 yield
+
+        made: list[Any] = [None]
+        operands = [given[what] for what in ("x", "key", "value")]
+        options: dict[str, Any] = {"is_causal": case.kernel.startswith("causal")}
+        if backend == "CUDNN_ATTENTION" and operands[0].shape[2] == 1:
+            raise NotImplementedError  # PyTorch does not give a single query to cuDNN
+        if operands[0].shape[1] != operands[1].shape[1]:
+            options["enable_gqa"] = True
+
+        def forward() -> None:
+            made[0] = torch.nn.functional.scaled_dot_product_attention(*operands, **options)
+
+        launch = forward
+        if "grad" in given:  # only the gradients: what they are of has been computed before
+            operands = [x.detach().requires_grad_() for x in operands]
+            with chosen():
+                forward()
+            attended = made[0]
+
+            def launch() -> None:
+                made[0] = torch.autograd.grad(attended, operands, given["grad"], retain_graph=True)
 
         contestant = Contestant(name=name, version=torch.__version__, variants=(Variant(launch=launch),), active=chosen)
         return contestant, lambda: _to_numpy(made[0])
@@ -169,18 +186,21 @@ def triton_kernel(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> 
     need(("torch", "torch"), ("triton", "triton"))
     import triton
 
-    from tilekit.bench._triton_kernels import VARIANTS  # type: ignore[attr-defined,unused-ignore]
+    from tilekit.bench import _triton_attention, _triton_kernels
 
+    known = {**_triton_kernels.VARIANTS, **_triton_attention.VARIANTS}  # type: ignore[attr-defined,unused-ignore]
     _, given, target, active = _in_torch(tensors, out, stream)
-    if case.kernel not in VARIANTS:
+    if case.kernel not in known:
         raise NotImplementedError
-    variants = tuple(Variant(label=label, launch=launch) for label, launch in VARIANTS[case.kernel](given, target))
+    variants = tuple(Variant(label=label, launch=launch) for label, launch in known[case.kernel](given, target))
     contestant = Contestant(name="triton", version=triton.__version__, variants=variants, active=active)
     return contestant, lambda: _to_numpy(target)
 
 
 def _to_numpy(tensor: Any) -> Any:
-    """A torch tensor as an array; NumPy has no bfloat16 of its own."""
+    """A torch tensor as an array, or several of a shape as one; NumPy has no bfloat16 of its own."""
+    if isinstance(tensor, tuple):
+        return np.stack([_to_numpy(one) for one in tensor])
     return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).cpu().numpy()
 
 
