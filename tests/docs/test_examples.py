@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import stat
@@ -242,15 +243,48 @@ def test_async_refuses_bad_numbers(refused: Run) -> None:
 
 
 def test_mlp_pipeline_agrees_with_numpy(run: Run, device: tk.Device) -> None:
-    out = run("08_mlp_pipeline")
-    assert f"6 batches of 32 x 48 on {device.kind}:{device.ordinal}" in out
+    sizes = ("--batches", 6, "--rows", 32, "--features", 48, "--hidden", 64, "--outputs", 16)
+    out = run("08_mlp_pipeline", *sizes)
+    assert f"6 batches of 32 x 48 -> 64 -> 16 on {device.kind}:{device.ordinal}" in out
     assert out.count("the same as NumPy's") == 2
-    out = run("08_mlp_pipeline", "--batches", 2, "--rows", 17, "--features", 5, "--hidden", 70)
+    assert "of the time of one stream (speed-up " in out
+    out = run("08_mlp_pipeline", *sizes, "--rows", 17, "--features", 5, "--hidden", 70, "--outputs", 3, "--streams", 2)
+    assert "2 streams" in out
     assert out.count("the same as NumPy's") == 2
+
+
+def test_mlp_pipeline_has_sizes_for_both_kinds_of_devices() -> None:
+    sizes = load("08_mlp_pipeline").SIZES
+    assert set(sizes) == {"cpu", "cuda"}
+    assert min(map(min, sizes.values())) > 0
+
+
+def test_mlp_pipeline_deals_batches_out_to_streams(device: tk.Device) -> None:
+    module = load("08_mlp_pipeline")
+    network = module.Network(np.ones((4, 4), np.float16), np.ones((4, 4), np.float16))
+    used = []
+    policy = tk.StreamPoolRoundRobin(device, 3)
+    scores = network.scores
+
+    def noted(batch: object, out: object) -> object:
+        return scores(batch, out).then(lambda y: tk.with_context(lambda ctx: tk.value(used.append(ctx.stream))))
+
+    network.scores = noted
+    batches, outs = np.ones((6, 2, 4), np.float16), np.empty((6, 2, 4), np.float16)
+    asyncio.run(module.run_all(network, batches, outs, policy))
+    assert len(set(used)) == 3
+    assert (outs == 16).all()
+
+
+def test_mlp_pipeline_notices_a_wrong_result(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load("08_mlp_pipeline")
+    monkeypatch.setattr(module.epilogues, "relu", None)
+    with pytest.raises(SystemExit, match="1"):
+        module.main(["--batches", "2", "--rows", "8", "--features", "8", "--hidden", "8", "--outputs", "4"])
 
 
 def test_mlp_pipeline_refuses_bad_numbers(refused: Run) -> None:
-    for name in ("batches", "rows", "features", "hidden"):
+    for name in ("batches", "rows", "features", "hidden", "outputs", "streams"):
         assert f"--{name} 0: at least one" in refused("08_mlp_pipeline", f"--{name}", 0)
 
 
