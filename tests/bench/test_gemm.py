@@ -89,11 +89,11 @@ def test_other_types(device, only, monkeypatch, kernel):
     run = bench.run("gemm", Options(device=device, n=96, rounds=1))
     assert run.all_correct, run.left_out
     (case,) = run.cases
-    dtype, precision, _, tolerance = gemm._OF_OTHER_TYPES[kernel]
-    assert (case.dtype, case.precision) == (dtype.name, precision)
+    dtype, _, _, tolerance = gemm._OF_OTHER_TYPES[kernel]
+    assert (case.kernel, case.dtype) == (kernel, dtype.name)
     assert {r.name for r in case.results} == {"tilekit", "peer"}
     assert all(r.max_relative_error <= tolerance for r in case.results if r.name == "tilekit")
-    assert f"96x96x96{'' if precision == 'ieee' else ' ' + precision} {dtype.name}" in report.table(run)
+    assert f"{kernel} {dtype.name} 96x96x96" in report.table(run)
 
 
 @pytest.mark.parametrize("at", [(0, 0), (79, 79)])

@@ -35,7 +35,7 @@ Array = np.ndarray[Any, Any]
 
 STEP = {"float64": 2.0**-52}
 STEP_ELSE = 2.0**-22
-LOST = {"tf32": lambda k: 2.01 * 2.0**-11}
+LOST = {"tf32": lambda k: 2.01 * 2.0**-10, "float8": lambda k: 2.0**-12 * min(k, 128)}
 # Of the result: half a unit in the last place, relative to it or to the smallest normal number.
 ROUNDING = {F16: (2.0**-11, 2.0**-14), BF: (2.0**-8, 2.0**-126), F32: (2.0**-24, 2.0**-126), F64: (2.0**-53, 2.0**-1022)}
 
