@@ -80,7 +80,7 @@ def _attention(
             first = max(0, ahead - left) // BN
         if above:
             last = min(last, tk.cdiv(max(0, ahead + min(BM, queries - i * BM) + right), BN))
-        for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=1):
+        for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=2 if BD <= 64 else 1):
             acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
             most = tk.full((BM, 1), LOWEST, tk.float32)
             j = first
@@ -149,7 +149,7 @@ def _attention_ahead(
         if above:
             n = min(n, tk.cdiv(ahead + min(BM, queries - i * BM), BN))
         whole = max(0, n - 2)
-        for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=1):
+        for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=2 if BD <= 64 else 1):
             query = tq.reshape((BM, BD))
             acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1, 4, 1), tk.float32)
             most = tk.full((BM, 1), LOWEST, tk.float32)

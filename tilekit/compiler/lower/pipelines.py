@@ -24,7 +24,7 @@ from tilekit.compiler.lower.emit import asm, pack, special_register
 from tilekit.compiler.lower.staged import LEAST_ROWS, StagedType, span_of
 from tilekit.compiler.lower.views import TileGridType, TileRowType, all_of_grid, load_of_row, tiles_of_row
 from tilekit.compiler.lower.warpgroups import OperandType, PendingType
-from tilekit.compiler.ops import known, lowers
+from tilekit.compiler.ops import known, lowers, settled
 from tilekit.compiler.pipelines import Unfit
 from tilekit.compiler.types import RING_ALIGNMENT, Pipelines, current, describe, i8, i32, i64, integer
 from tilekit.driver.tensormaps import MAP_BYTES, TensorMap
@@ -46,6 +46,7 @@ _DEALT = 8  # warps that calculate, among which registers are dealt out anew
 _REGISTERS = {steps.CALCULATES: 232, steps.LOADS: 40}  # of a thread; the block began with 168 for all
 _OWN_BYTES = 2048  # that nearly all kernels need besides: ptxas's, barriers
 _BARRIER = 8  # bytes
+_MOST_READ = 32  # registers for a first operand that products of several turns share
 _SHARED = 3  # the address space
 _VOID = ir.VoidType()
 _MEET = "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;"
@@ -439,8 +440,9 @@ def _products(builder: ir.IRBuilder, left: int) -> None:
 
 @lowers(steps._operand, deferred=True)
 def operand(tile: types.Type) -> Any:
-    found = OperandType.of(tile)
-    if found is None:
+    found = OperandType.of(settled(tile) if isinstance(tile, StagedType) else tile)
+    # A tile in shared memory is read once if that takes few registers: products need not read it there in each turn.
+    if found is None or (isinstance(tile, StagedType) and found.count > _MOST_READ):
         return tile, lambda builder, value: value
     return found, lambda builder, value: pack(builder, found.words(builder, tile, value))
 

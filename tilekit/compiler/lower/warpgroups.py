@@ -117,11 +117,19 @@ class OperandType(DeferredType):
         whole = ty.shape[0] // _ROWS >= warps // WARPS_OF_GROUP  # each group has rows of its own
         return None if layout is None or not whole else cls(TileType(ty.dtype, layout, ty.config))
 
+    @property
+    def count(self) -> int:
+        """How many words a thread has."""
+        return self.settled.layout.num_registers // 2
+
     def words(self, builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> list[ir.Value]:
         """A tile's, given as any type."""
         if ty == self:
             return unpack(builder, value)
-        held = in_layout(builder, settled(ty), unpack(builder, settle(builder, ty, value)), self.settled.layout)
+        if isinstance(ty, StagedType):
+            held = ty.read(builder, value, self.settled.layout)
+        else:
+            held = in_layout(builder, settled(ty), unpack(builder, settle(builder, ty, value)), self.settled.layout)
         pairs = [held[n : n + 2] for n in range(0, len(held), 2)]
         return [word for pair in pairs for word in packed(builder, pair, self.settled.dtype, _PAIR)]
 
@@ -137,7 +145,7 @@ class OperandType(DeferredType):
 @register_model(OperandType)
 class _OperandModel(core_models.PrimitiveModel):
     def __init__(self, manager: Any, ty: OperandType) -> None:
-        super().__init__(manager, ty, ir.ArrayType(_PAIR.type, ty.settled.layout.num_registers // 2))
+        super().__init__(manager, ty, ir.ArrayType(_PAIR.type, ty.count))
 
 
 @registry.lower_cast(TileType, OperandType)
