@@ -372,6 +372,13 @@ def looked_up(y: tk.Out, x: tk.In):
     y.store(s)
 
 
+def looked_up_late(y: tk.InOut, x: tk.In):
+    s, z = tk.zeros((16, 64), tk.float32), y.slice(0, 0, 1)
+    for t in tk.pipelined(x.tiles((16, 64))[int(tk.load(z, (0, 0), ()).item()), :]):
+        s += t
+    y.store(s)
+
+
 def chained(y: tk.Out, x: tk.In):
     s = tk.zeros((16, 64), tk.float32)
     for t in tk.pipelined(x.tiles((16, 64))[0, :]):
@@ -463,7 +470,8 @@ REASONS = {
     "break": (breaks, {}, "the loop has a break, continue, return or else"),
     "slice": (sliced, {}, "x is a slice"),
     "renamed": (renamed, {}, "z.tiles((16, 64)) is no tiles of a parameter of the kernel"),
-    "looked up": (looked_up, {}, "which tiles come depends on tk.sum(tk.load(x, (0, 0), (16, 64))).astype(tk.int32).item()"),
+    "looked up": (looked_up, {}, "which tiles come depends on tk.sum(tk.load(x, (0, 0), (16, 64))).astype(tk.int32)"),
+    "looked up late": (looked_up_late, {}, "which tiles come depends on tk.load(z, (0, 0), ()), and z is written"),
     "chained": (chained, {}, "which tiles come depends on t, which a pipeline loads"),
     "behind": (turned_behind, {}, "u, a tile of the pipeline, is used behind the loop"),
     "carried": (carried, {}, "before, a tile of the pipeline, may be used in a later turn"),
@@ -512,6 +520,25 @@ def test_there_is_one_otherwise():
     assert (ring.stages, ring.nbytes, ring.tiles, ring.reason) == (4, 4 * 16 * 64 * 4, ("float32 16x64 by TMA",), "")
     assert re.search(rf"^line  stages  bytes  tiles\n{ring.line} +4 +16384  float32 16x64 by TMA$", str(explained), re.M)
     assert len(explained.compiled.maps) == 1
+
+
+def test_single_elements_may_decide_which_tiles_come():
+    """The thread that loads reads them by itself, as do those that calculate; also in a function."""
+
+    @tk.function
+    def row_of(table, at):
+        return tk.load(table, at, ()).item() - 1
+
+    @tk.kernel(num_warps=4)
+    def kernel(y: tk.Out, x: tk.In, table: tk.In):
+        s, begin = tk.zeros((16, 64), tk.float32), tk.load(table, 0, ()).item()
+        for t in tk.pipelined(x.tiles((16, 64))[row_of(table, 1), begin:]):
+            s += t
+        y.store(s)
+
+    out = api.meta((16, 64), tk.float32).partition((16, 64))
+    explained = kernel(out, meta(64, 256, dtype=tk.float32), api.meta((2,), tk.int32)).explain("sm_90a")
+    assert [ring.stages for ring in explained.pipelines] == [4]
 
 
 def test_column_major_tensors_have_rings():

@@ -494,6 +494,26 @@ def test_tiles_of_any_extents(device, dtype, tile):
     np.testing.assert_array_equal(found, tiles_of(x, *tile).sum(1).reshape(found.shape))
 
 
+def test_tiles_that_are_looked_up(device):
+    """Single elements of a tensor decide which tiles come, in what order."""
+
+    @tk.kernel
+    def kernel(y: tk.Out, x: tk.In, table: tk.In, begins: tk.In, n: int):
+        s = tk.zeros(y.tile_shape, tk.float32)
+        for at in range(n):
+            begin = tk.load(begins, at, ()).item()
+            for t in tk.pipelined(x.tiles((16, 64))[tk.load(table, at, ()).item(), begin : begin + 2], stages=2):
+                s = s * 2 + t
+        y.store(s)
+
+    x, table, begins = whole((40, 320), tk.float32), np.array([2, 0, 0, 1], np.int32), np.array([3, 0, 2, 1], np.int32)
+    wanted, tiles = np.zeros((16, 64)), tiles_of(x, 16, 64)
+    for row, begin in zip(table, begins, strict=True):
+        wanted = (wanted * 2 + tiles[row, begin]) * 2 + tiles[row, begin + 1]
+    op = kernel(api.zeros((16, 64)).partition((16, 64)), *(api.from_host(a) for a in (x, table, begins)), len(table))
+    np.testing.assert_array_equal(op.first().unpartition().to_host().sync(), wanted)
+
+
 def test_all_tiles_of_a_grid(device):
     @tk.kernel
     def kernel(y: tk.Out, x: tk.In):

@@ -253,7 +253,7 @@ def translate(
         TilekitError: NVVM or nvJitLink is not installed.
     """
     target = capability[0], capability[1]
-    bound = plain(bound) if pipelines is None else specialised(bound, pipelines.clusters)
+    bound = plain(bound) if pipelines is None else specialised(bound, pipelines.clusters, pipelines.written)
     with compiling(config, loops=bound.loops, checks=checks, grows=grows, capability=target, pipelines=pipelines) as compilation:
         function, called = inlined(bound)
         try:

@@ -95,8 +95,12 @@ _HARMLESS = (
 class Kept:
     """What is left of a kernel for the thread that loads: what decides which tiles come."""
 
-    def __init__(self, bound: BoundKernel, tree: ast.FunctionDef, loops: list[Pipeline]) -> None:
-        self.bound, self.loops = bound, {id(loop.node): loop for loop in loops}
+    def __init__(self, bound: BoundKernel, tree: ast.FunctionDef, loops: list[Pipeline], written: frozenset[str]) -> None:
+        self.bound, self.loops, self.written = bound, {id(loop.node): loop for loop in loops}, set(written)
+        for node in ast.walk(tree):  # what else they are called
+            match node:
+                case ast.Assign(value=(ast.Name() | ast.IfExp() | ast.Call(func=ast.Attribute(attr="slice"))) as value):
+                    self.written |= stored(ast.walk(node)) if reads(value) & self.written else set()
         self.needed: set[str] = set()
         while True:
             before = len(self.needed)
@@ -144,12 +148,24 @@ class Kept:
         self.needed |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             self.needed.add(node.target.id)
+        self._check(self.bound, node)
+
+    def _check(self, bound: BoundKernel, node: ast.AST) -> None:
+        """Refuse what one thread cannot find out alone, or too late: what others write it may see at another time than they."""
         for call in ast.walk(node):
-            if isinstance(call, ast.Call):
-                function = resolved(self.bound, call.func)
-                method = isinstance(call.func, ast.Attribute) and call.func.attr in ("tiles", "num_tiles", "slice")
-                if function not in _HARMLESS and not method:
+            if not isinstance(call, ast.Call) or resolved(bound, call.func) in _HARMLESS:
+                continue
+            match call:
+                case ast.Call(func=ast.Attribute(attr="tiles" | "num_tiles" | "slice" | "item")):
+                    continue
+                case ast.Call(func=ast.Name(id=name)) if name in bound.called and name not in bound.passed:
+                    self._check(bound.called[name], bound.called[name].definition)
+                case ast.Call(args=[_, _, ast.Tuple(elts=[])]) if resolved(bound, call.func) is memory.load:
+                    pass
+                case _:
                     raise Unfit(f"which tiles come depends on {ast.unparse(call)}")
+            for name in sorted(reads(call) & self.written if bound is self.bound else ()):
+                raise Unfit(f"which tiles come depends on {ast.unparse(call)}, and {name} is written")
 
     def statements(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         """What is left of a block."""

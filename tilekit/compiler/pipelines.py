@@ -136,12 +136,13 @@ def plain(bound: BoundKernel) -> BoundKernel:
     return replace(made, cells={**bound.cells, **STEPS})
 
 
-def specialised(bound: BoundKernel, clusters: Mapping[str, tuple[int, ...]]) -> BoundKernel:
+def specialised(bound: BoundKernel, clusters: Mapping[str, tuple[int, ...]], written: frozenset[str]) -> BoundKernel:
     """The kernel with rings of stages, and a thread that loads.
 
     Args:
         bound: the kernel.
         clusters: the clusters of its mapped partitions, by the names of the parameters.
+        written: the tensors that are not only read.
 
     Raises:
         Unfit: it cannot have them.
@@ -153,7 +154,7 @@ def specialised(bound: BoundKernel, clusters: Mapping[str, tuple[int, ...]]) -> 
     if not loops:
         return bound  # it has its rings: dead branches have been taken out of it
     check_stay(bound, tree, loops)
-    kept = Kept(bound, tree, loops)
+    kept = Kept(bound, tree, loops, written)
     parameters = {a.arg for a in tree.args.args} - stored(ast.walk(tree))
     head: list[ast.stmt] = []
     streams = [(loop.node, loop.streams) for loop in loops]

@@ -109,7 +109,7 @@ class Pipelines:
     """What the rings of stages of one kernel share.
 
     Attributes:
-        tensors: by name, the place of a parameter among the arguments, and its type.
+        tensors: by name, the place of a parameter among the arguments, and its type; `written`: those that are not only read.
         rings: how many there are.
         rooms: bytes of dynamic shared memory that lie before the rings, and `kept` bytes that are for anything but rings.
         ring_bytes: how much the rings take, as far as they were lowered.
@@ -125,6 +125,7 @@ class Pipelines:
         self.tensors, self.rings, self.rooms, self.kept = tensors, rings, rooms, kept
         known = {name: ty.facts.cluster for name, (_, ty) in tensors.items()}
         self.clusters = {name: cluster for name, cluster in known.items() if cluster is not None}
+        self.written = frozenset(name for name, (_, ty) in tensors.items() if ty.facts.role != "in")
         self.cluster = 1
         self.ring_bytes, self.read = 0, False
         self.products: list[tuple[int, int | None]] = []
