@@ -16,6 +16,8 @@ from tilekit.kernels.activations import swiglu as swiglu
 from tilekit.kernels.activations import swiglu_backward as swiglu_backward
 from tilekit.kernels.attention_decoding import attention_decode as attention_decode
 from tilekit.kernels.attention_gradients import attention_backward as attention_backward
+from tilekit.kernels.attention_packed import attention_varlen as attention_varlen
+from tilekit.kernels.attention_packed_gradients import attention_varlen_backward as attention_varlen_backward
 from tilekit.kernels.attentions import attention as attention
 from tilekit.kernels.dropouts import dropout as dropout
 from tilekit.kernels.dropouts import dropout_backward as dropout_backward
@@ -47,6 +49,8 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_decode",
+    "attention_varlen",
+    "attention_varlen_backward",
     "cross_entropy",
     "cross_entropy_backward",
     "cumsum",

@@ -23,13 +23,13 @@ from tilekit.kernels.attentions import LOG2_E, check_qkv, hidden, masks_of, scal
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
-__all__ = ["attention_backward"]
+__all__ = ["attention_backward", "of_rows", "plan_of"]
 
 BM, BN, BD = tk.generics("BM BN BD")
 
 
 @tk.kernel
-def _of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, heads: int):
+def of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, heads: int):
     """`sum(grad * o)` of each query, and by which power of two its exponentials are divided: infinity if it sees no key."""
     i, h = tk.bid(0), tk.bid(1)
     b = h // heads
@@ -162,7 +162,8 @@ _CPU_TILE = 128
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(size: int, queries: int, keys: int, cpu: bool, staged: bool) -> _Plan:
+def plan_of(size: int, queries: int, keys: int, cpu: bool, staged: bool) -> _Plan:
+    """The tiles for heads of a size, and so many queries and keys."""
     if cpu:
         rows, columns = (min(_CPU_TILE, max(16, power(n))) for n in (queries, keys))
         return _Plan(max(16, power(size)), _Tile(rows, columns, None, 1), _Tile(columns, rows, None, 1))
@@ -207,7 +208,7 @@ def attention_backward(
         )
     factor, masks = scale_of(name, scale, q), masks_of(name, causal, window)
     (batch, heads, queries, size), (_, key_heads, keys, _) = q.shape, k.shape
-    plan = _plan(size, queries, keys, on_cpu(q), in_stages(q, k, v, grad))
+    plan = plan_of(size, queries, keys, on_cpu(q), in_stages(q, k, v, grad))
     # Whole tiles of queries: those that do not exist have an infinite sum, and so no weights.
     whole, rows = -(-queries // plan.by_keys.columns), plan.by_keys.columns
     kept = Spec((batch, heads, whole * rows), dtypes.float32)
@@ -221,7 +222,7 @@ def attention_backward(
                     yield x.fill(0)
             return dq, dk, dv
         delta, sums = new(kept), new(kept)
-        launch = _of_rows(delta.scattered(), sums.scattered(), grad, out, lse, heads)
+        launch = of_rows(delta.scattered(), sums.scattered(), grad, out, lse, heads)
         yield launch.generics(BM=rows, BD=plan.depth).num_warps(4).grid((whole, batch * heads))
         given = (q, k, v, grad, delta, sums, factor, masks.left, masks.right, group, masks.below, masks.above)
         for kernel, results, tile, length, of in (

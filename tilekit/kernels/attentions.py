@@ -23,7 +23,7 @@ from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_ne
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
-__all__ = ["Masks", "attention", "check_qkv", "hidden", "masks_of", "scale_of"]
+__all__ = ["Masks", "attention", "check_qkv", "hidden", "masks_of", "plan_of", "scale_of"]
 
 BM, BN, BD = tk.generics("BM BN BD")
 
@@ -268,7 +268,7 @@ def attention(
     place = out_or_new("attention", out, q)
     (batch, heads, queries, _), keys = q.shape, k.shape[2]
     tf32 = precision == "tf32" and q.dtype == dtypes.float32
-    plan = _plan(q.shape, keys, q.dtype, on_cpu(q), in_stages(q, k, v), tf32)
+    plan = plan_of(q.shape, keys, q.dtype, on_cpu(q), in_stages(q, k, v), tf32)
     tiles = batch * heads * -(-queries // plan.rows)
     group = heads // max(1, k.shape[1])
     share = max(1, _CACHED // max(1, 2 * keys * q.shape[3] * q.itemsize)) * group
@@ -304,7 +304,8 @@ def attention(
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(shape: tuple[int, ...], keys: int, dtype: Any, cpu: bool, staged: bool, tf32: bool) -> _Plan:
+def plan_of(shape: tuple[int, ...], keys: int, dtype: Any, cpu: bool, staged: bool, tf32: bool) -> _Plan:
+    """The tiles for queries of a shape, and so many keys."""
     depth = max(16, power(shape[3]))
     if cpu:
         return _Plan(min(128, max(16, power(shape[2]))), min(256, max(16, power(keys))), depth, None, 1)
@@ -318,24 +319,29 @@ def _plan(shape: tuple[int, ...], keys: int, dtype: Any, cpu: bool, staged: bool
 # ------------------------------------------------------------------------------------------------------------------------- checks
 
 
-def check_qkv(name: str, q: Any, k: Any, v: Any, *, paged: bool = False, **others: Any) -> None:
-    """Raise TypeError or ValueError unless these go together; `others` are like `q`. Of pages there may be any number."""
+def check_qkv(name: str, q: Any, k: Any, v: Any, *, paged: bool = False, packed: bool = False, **others: Any) -> None:
+    """Raise TypeError or ValueError unless these go together; `others` are like `q`.
+
+    Of pages there may be any number. Packed sequences lie one behind the other.
+    """
+    dims = ("length", "heads", "head size") if packed else ("batch", "heads", "length", "head size")
     a_tensor(name, q=q, k=k, v=v, **others)
     for what, x in {"q": q, "k": k, "v": v, **others}.items():
         if x.dtype not in _DTYPES:
             raise TypeError(f"{name}: {what} holds {x.dtype.name}; it takes float16, bfloat16 and float32")
         if x.dtype != q.dtype:
             raise TypeError(f"{name}: q holds {q.dtype.name}, {what} {x.dtype.name}; convert one with .astype(...)")
-        if len(x.shape) != 4:
-            raise ValueError(f"{name}: {what} has shape {x.shape}; it takes 4 dimensions: batch, heads, length, head size")
+        if len(x.shape) != len(dims):
+            raise ValueError(f"{name}: {what} has shape {x.shape}; it takes {len(dims)} dimensions: {', '.join(dims)}")
         if what in others and x.shape != q.shape:
             raise ValueError(f"{name}: q has shape {q.shape}, {what} {x.shape}; they must be the same")
     if k.shape != v.shape:
         raise ValueError(f"{name}: k has shape {k.shape}, v {v.shape}; they must be the same")
-    if (q.shape[0] != k.shape[0] and not paged) or q.shape[3] != k.shape[3]:
-        raise ValueError(f"{name}: q has shape {q.shape}, k {k.shape}; batch and head size must be the same")
-    if not 1 <= q.shape[3] <= _MOST_HEAD:
-        raise ValueError(f"{name}: the head size is {q.shape[3]}; it is from 1 to {_MOST_HEAD}")
+    if (q.shape[0] != k.shape[0] and not paged and not packed) or q.shape[-1] != k.shape[-1]:
+        both = "the head size" if packed else "batch and head size"
+        raise ValueError(f"{name}: q has shape {q.shape}, k {k.shape}; {both} must be the same")
+    if not 1 <= q.shape[-1] <= _MOST_HEAD:
+        raise ValueError(f"{name}: the head size is {q.shape[-1]}; it is from 1 to {_MOST_HEAD}")
     if q.shape[1] and (not k.shape[1] or q.shape[1] % k.shape[1]):
         raise ValueError(f"{name}: q has {q.shape[1]} heads, k {k.shape[1]}; the former must be a multiple of the latter")
 
@@ -347,7 +353,7 @@ def scale_of(name: str, scale: Any, q: Tensor) -> float:
         TypeError, ValueError: it is no positive number.
     """
     if scale is None:
-        return 1 / math.sqrt(q.shape[3])
+        return 1 / math.sqrt(q.shape[-1])
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(f"{name}: scale is a number, or None for 1 / sqrt(head size), not {scale!r}")
     if not 0 < scale < math.inf:

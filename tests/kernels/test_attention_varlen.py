@@ -1,0 +1,327 @@
+"""Attention of packed sequences against NumPy in float64, sequence by sequence; and what is compiled of it."""
+
+from __future__ import annotations
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+from attending import TOLERANCE, compiled, gradients, right
+
+import tilekit as tk
+from tilekit import api, kernels
+from tilekit.driver import cpu
+
+f = api.from_host
+BF16 = ml_dtypes.bfloat16
+# Sequences that are empty, short, on the tiles' borders, and across several.
+MIXED = ((5, 0, 300, 1, 128, 130, 0, 84), (5, 7, 200, 3, 128, 400, 33, 0))
+
+
+def packed(lengths, heads=(2, 2), size=64, dtype=np.float32, seed=0):
+    """Queries, keys and values of sequences of these lengths, and where each begins."""
+    random = np.random.default_rng(seed)
+    starts = [np.concatenate([[0], np.cumsum(each)]).astype(np.int32) for each in lengths]
+    (queries, keys), (h, hk) = (s[-1] for s in starts), heads
+    shapes = ((queries, h, size), (keys, hk, size), (keys, hk, size))
+    return [random.standard_normal(shape).astype(dtype) for shape in shapes], starts
+
+
+def alone(x, starts, b):
+    """A sequence as `attention` takes it."""
+    return x[starts[b] : starts[b + 1]].swapaxes(0, 1)[None]
+
+
+def wanted_of(q, k, v, starts, **options):
+    """The result and the logarithms of the sums; zeros and -inf where no sequence is."""
+    y, lse = np.zeros(q.shape), np.full(q.shape[1::-1], -np.inf)
+    for b in range(len(starts[0]) - 1):
+        mine = slice(starts[0][b], starts[0][b + 1])
+        one = alone(q, starts[0], b), alone(k, starts[1], b), alone(v, starts[1], b)
+        if one[0].size and one[1].size:
+            made, sums = right(*one, **options)
+            y[mine], lse[:, mine] = made[0].swapaxes(0, 1), sums[0]
+    return y, lse
+
+
+def check(operands, starts, **options):
+    q = operands[0]
+    out = f(np.full(q.shape, np.nan).astype(q.dtype)).sync()
+    given = (*(f(x) for x in operands), *(f(s) for s in starts))
+    y, lse = kernels.attention_varlen(*given, return_lse=True, out=out, **options).sync()
+    assert y is out
+    agrees(y.to_host().sync(), lse.to_host().sync(), *wanted_of(*operands, starts, **options))
+
+
+def agrees(y, lse, wanted, sums):
+    blind = np.isneginf(sums)
+    # Scores are rounded to float32 before they become exponents.
+    tolerance = TOLERANCE[y.dtype] + 2e-7 * np.abs(sums[~blind]).max()
+    assert np.abs(y.astype(np.float64) - wanted).max() <= tolerance * np.abs(wanted).max()
+    assert (y[blind.T] == 0).all()
+    assert np.array_equal(np.isneginf(lse), blind)
+    assert np.abs(lse[~blind] - sums[~blind]).max() <= 1e-5 * (1 + np.abs(sums[~blind]).max())
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BF16, np.float32], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 40}, {"window": 200, "causal": True}], ids=str)
+def test_mixed_lengths(device, options, dtype):
+    """The last query of each sequence stands at its last key; some see none."""
+    check(*packed(MIXED, dtype=dtype), **options)
+
+
+@pytest.mark.parametrize("size", [1, 40, 64, 96, 128, 256])
+def test_head_sizes(device, size):
+    check(*packed(((70, 150, 9), (90, 150, 30)), size=size, dtype=np.float16), causal=True)
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (5, 1), (3, 3)])
+def test_grouped_queries(device, heads):
+    check(*packed(((70, 0, 150), (90, 20, 130)), heads, dtype=BF16), causal=True, scale=0.3)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 9, 40])
+def test_any_number_of_sequences(device, count):
+    """Many of which share a tile; each is found by bisection."""
+    lengths = np.random.default_rng(count).integers(0, 9, (2, count))
+    check(*packed((lengths[0] + 1, lengths[1])), causal=True)
+
+
+def test_large_scores(device):
+    operands, starts = packed(((130, 20), (300, 5)))
+    check([30 * operands[0], 30 * operands[1], operands[2]], starts)
+
+
+def test_what_belongs_to_no_sequence(device):
+    """Queries before the first and behind the last get zeros; keys there are not seen, whatever they hold."""
+    operands, starts = packed(((40, 130, 60, 150), (70, 100, 200, 90)), dtype=np.float16)
+    cut = [s[1:4] for s in starts]
+    for x, s in zip(operands, (cut[0], cut[1], cut[1]), strict=True):
+        x[: s[0]], x[s[-1] :] = np.nan, np.inf
+    check(operands, cut, causal=True)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_sequence_does_not_spoil_its_neighbours(device, bad):
+    operands, starts = packed(((40, 130, 60), (70, 100, 200)), dtype=np.float16)
+    wanted, sums = wanted_of(*operands, starts)
+    operands[1][70:170, 0], operands[2][70:170] = bad, bad
+    y, lse = kernels.attention_varlen(*map(f, operands), *map(f, starts), return_lse=True).sync()
+    y, lse = y.to_host().sync(), lse.to_host().sync()
+    others = np.r_[0:40, 170:230]
+    agrees(y[others], lse[:, others], wanted[others], sums[:, others])
+    assert np.isnan(y[40:170]).any()
+
+
+@pytest.mark.parametrize("starts", [[0, 90, 30, 100], [-50, 20, 2**31 - 1, 100], [2**31 - 1, -(2**31), 70, -5]], ids=str)
+def test_starts_that_make_no_sense_stay_inside(device, starts):
+    """What queries get is not said, but nothing around the tensors is read or written."""
+    room = [np.full((300, 2, 64), np.nan, np.float16) for _ in range(3)]
+    for x in room:
+        x[100:200] = 1
+    out = f(np.full((300, 2, 64), 7, np.float16)).sync()
+    tensors = [f(x).sync()[100:200] for x in room]
+    table = f(np.array(starts, np.int32)).sync()
+    try:
+        kernels.attention_varlen(*tensors, table, table, out=out[100:200], causal=True).sync()
+    except tk.DeviceError as error:
+        assert (device.kind, "both write o" in str(error)) == ("cpu", True)  # noqa: PT017
+    made = out.to_host().sync()
+    assert (made[:100] == 7).all()
+    assert (made[200:] == 7).all()
+    assert not np.isnan(made).any()
+
+
+def test_strides(device):
+    """Heads may be the first dimension in memory."""
+    operands, starts = packed(((50, 90), (120, 33)), dtype=np.float16)
+    views = [f(np.ascontiguousarray(x.swapaxes(0, 1))).sync().permute(1, 0, 2) for x in operands]
+    found = kernels.attention_varlen(*views, *map(f, starts)).to_host().sync()
+    wanted, _ = wanted_of(*operands, starts)
+    assert np.abs(found - wanted).max() < 2e-3 * np.abs(wanted).max()
+
+
+def test_the_same_as_attention(device):
+    """Of sequences of one length."""
+    operands, starts = packed(((128, 128), (128, 128)))
+    found = kernels.attention_varlen(*map(f, operands), *map(f, starts), causal=True).to_host().sync()
+    q, k, v = (f(np.ascontiguousarray(x.reshape(2, 128, 2, 64).swapaxes(1, 2))) for x in operands)
+    same = kernels.attention(q, k, v, causal=True).to_host().sync()
+    assert np.abs(found.reshape(2, 128, 2, 64).swapaxes(1, 2) - same).max() < 1e-5
+
+
+def test_nothing_to_do(device):
+    starts = api.zeros(3, tk.int32).sync()
+    none, some = api.zeros((0, 2, 64)).sync(), api.ones((5, 2, 64)).sync()
+    assert kernels.attention_varlen(none, some, some, starts, starts).sync().shape == (0, 2, 64)
+    y, lse = kernels.attention_varlen(some, none, none, starts, starts, return_lse=True).sync()
+    assert (y.to_host().sync() == 0).all()
+    assert np.isneginf(lse.to_host().sync()).all()
+    y = kernels.attention_varlen(some, some, some, starts[:1], starts[:1]).sync()
+    assert (y.to_host().sync() == 0).all(), "no sequence at all"
+
+
+# -------------------------------------------------------------------------------------------------------------------- gradients
+
+
+def gradients_of(g, operands, starts, **options):
+    made = [np.zeros(x.shape) for x in operands]
+    for b in range(len(starts[0]) - 1):
+        of = (starts[0], starts[1], starts[1])
+        one = [alone(x, s, b) for x, s in zip((g, *operands), (starts[0], *of), strict=True)]
+        if one[0].size and one[2].size:
+            for into, s, found in zip(made, of, gradients(*one, **options), strict=True):
+                into[s[b] : s[b + 1]] = found[0].swapaxes(0, 1)
+    return made
+
+
+def backward(g, operands, starts, **options):
+    given = [*(f(x).sync() for x in operands), *(f(s).sync() for s in starts)]
+    y, lse = kernels.attention_varlen(*given, return_lse=True, **options).sync()
+    made = kernels.attention_varlen_backward(f(g), *given[:3], y, lse, *given[3:], **options).sync()
+    return [x.to_host().sync() for x in made]
+
+
+def check_gradients(found, wanted):
+    for one, right_one in zip(found, wanted, strict=True):
+        tolerance = {"float16": 3e-3, "bfloat16": 2e-2, "float32": 4e-6}[one.dtype.name]
+        assert np.abs(one.astype(np.float64) - right_one).max() <= tolerance * max(np.abs(right_one).max(), 1.0)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BF16, np.float32], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True, "scale": 0.2}, {"window": 40}, {"window": 200, "causal": True}], ids=str
+)
+def test_gradients(device, options, dtype):
+    lengths = ((5, 0, 150, 1, 84), (5, 7, 100, 3, 130))
+    operands, starts = packed(lengths, (2, 1), dtype=dtype)
+    g = packed(lengths, (2, 1), dtype=dtype, seed=1)[0][0]
+    made = backward(g, operands, starts, **options)
+    assert [x.dtype for x in made] == [np.dtype(dtype)] * 3
+    check_gradients(made, gradients_of(g, operands, starts, **options))
+
+
+@pytest.mark.parametrize("size", [40, 128, 256])
+def test_gradients_of_head_sizes(device, size):
+    operands, starts = packed(((70, 150, 9), (90, 150, 30)), size=size, dtype=np.float16)
+    g = packed(((70, 150, 9), (90, 150, 30)), size=size, dtype=np.float16, seed=1)[0][0]
+    check_gradients(backward(g, operands, starts, causal=True), gradients_of(g, operands, starts, causal=True))
+
+
+def test_gradients_are_not_spoiled_by_neighbours(device):
+    operands, starts = packed(((40, 130, 60), (70, 100, 200)), dtype=np.float16)
+    g = np.ascontiguousarray(operands[0][::-1])
+    wanted = gradients_of(g, operands, starts)
+    operands[0][40:170, 0, 3], g[40:170, :, 5], operands[1][70:170, 1], operands[2][70:170, :, 7] = np.nan, np.inf, np.nan, np.inf
+    made = backward(g, operands, starts)
+    assert np.isnan(made[0][40:170]).any()
+    for x, right_one, (first, last) in zip(made, wanted, ((40, 170), (70, 170), (70, 170)), strict=True):
+        check_gradients([np.delete(x, np.s_[first:last], 0)], [np.delete(right_one, np.s_[first:last], 0)])
+
+
+def test_gradients_of_what_belongs_to_no_sequence(device):
+    operands, starts = packed(((40, 130, 60, 150), (70, 100, 200, 90)))
+    cut = [s[1:4] for s in starts]
+    check_gradients(backward(operands[0], operands, cut), gradients_of(operands[0], operands, cut))
+
+
+def test_gradients_of_nothing(device):
+    starts = api.zeros(3, tk.int32).sync()
+    q, k = api.ones((5, 2, 64)).sync(), api.zeros((0, 2, 64)).sync()
+    dq, dk, dv = kernels.attention_varlen_backward(q, q, k, k, q, api.zeros((2, 5)), starts, starts).sync()
+    assert (dq.to_host().sync() == 0).all()
+    assert dk.shape == dv.shape == (0, 2, 64)
+
+
+# --------------------------------------------------------------------------------------------------------------------- mistakes
+
+
+def x(*shape, dtype=tk.float16):
+    return api.meta(shape, dtype)
+
+
+def call(q=None, k=None, starts=None, key_starts=None, **options):
+    q, k = x(90, 4, 64) if q is None else q, x(80, 2, 64) if k is None else k
+    starts = x(4, dtype=tk.int32) if starts is None else starts
+    return kernels.attention_varlen(q, k, k, starts, starts if key_starts is None else key_starts, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: call(x(1, 90, 4, 64)), ValueError, r"q has shape \(1, 90, 4, 64\); it takes 3 dimensions: length, heads, head"),
+        (lambda: call(x(90, 3, 64)), ValueError, "3 heads, k 2; the former must be a multiple"),
+        (lambda: call(k=x(80, 2, 32)), ValueError, r"k \(80, 2, 32\); the head size must be the same"),
+        (lambda: call(x(90, 4, 512), x(90, 4, 512)), ValueError, "head size is 512; it is from 1 to 256"),
+        (lambda: call(k=x(80, 2, 64, dtype=tk.float32)), TypeError, "q holds float16, k float32"),
+        (lambda: call(starts=x(4, dtype=tk.int64)), TypeError, r"cu_seqlens_q holds int64; it takes int32: .*astype\(tk.int32\)"),
+        (lambda: call(key_starts=x(4, dtype=tk.float32)), TypeError, "cu_seqlens_k holds float32; it takes int32"),
+        (lambda: call(starts=x(4, 1, dtype=tk.int32)), ValueError, r"cu_seqlens_q has shape \(4, 1\); for B sequences"),
+        (lambda: call(starts=x(0, dtype=tk.int32)), ValueError, r"cu_seqlens_q has shape \(0,\); for B sequences"),
+        (
+            lambda: call(key_starts=x(5, dtype=tk.int32)),
+            ValueError, r"cu_seqlens_q has shape \(4,\), cu_seqlens_k \(5,\); they must have equally many sequences",
+        ),
+        (lambda: call(starts=np.zeros(4, np.int32)), TypeError, "cu_seqlens_q is a tensor or an op .*from_host"),
+        (lambda: call(window=0), ValueError, "attention_varlen: window is from 1 on, not 0"),
+        (lambda: call(precision="fast"), ValueError, 'attention_varlen: precision is "ieee" or "tf32"'),
+        (lambda: call(out=x(90, 4, 32)), ValueError, "out is float16 of shape"),
+        (
+            lambda: kernels.attention_varlen_backward(*[x(90, 4, 64)] * 5, x(90, 4), *[x(4, dtype=tk.int32)] * 2),
+            ValueError, r"lse is float16 of shape \(90, 4\); for queries of .* float32 of shape \(4, 90\): .*return_lse=True",
+        ),
+    ],
+)  # fmt: skip
+def test_errors(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_starts_on_another_device(device):
+    one, other = (tk.Device.of_driver(driver) for driver in cpu.discover(2))
+    q, starts = api.zeros((4, 1, 64)).on(one).sync(), api.zeros(2, tk.int32).on(other).sync()
+    with pytest.raises(ValueError, match=r"cu_seqlens_q is on cpu:1, q on cpu:0; copy it with \.to\(q\.device\)"):
+        kernels.attention_varlen(q, q, q, starts, starts)
+
+
+# --------------------------------------------------------------------------------------------------------------- what is compiled
+
+
+def given(size, dtype=tk.bfloat16):
+    starts = api.meta((17,), tk.int32)
+    return x(36000, 32, size, dtype=dtype), *[x(36000, 8, size, dtype=dtype)] * 2, starts, starts
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 4096}], ids=str)
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_products_by_warpgroups(size, options):
+    """Tiles come by the TMA though their places are looked up; a turn has two waits for products, and nothing in local memory."""
+    kernel, lines = compiled(kernels.attention_varlen(*given(size), **options), "sm_90a")
+    assert any("UTMALDG.3D" in line for line in lines)
+    assert not any("HMMA" in line.replace("HGMMA", "") for line in lines)
+    waited = [n for n, line in enumerate(lines) if "HGMMA" in line and "gsb0" in line]
+    assert len(waited) == 2
+    assert not re.search(r"\b(LDL|STL)\b", "\n".join(lines[waited[0] : waited[1]]))
+    assert {store for line in lines for store in re.findall(r"STG[.\w]*", line)} == {"STG.E.128", "STG.E"}, "the latter for lse"
+    assert kernel.registers == 168, "which are dealt out anew"
+
+
+def test_gradients_by_warpgroups():
+    """Both kernels have their rings, and wait for as many products a turn as those of `attention_backward`."""
+    q, k, _, starts, _ = given(128)
+    op = kernels.attention_varlen_backward(q, q, k, k, q, api.meta((32, 36000), tk.float32), starts, starts, causal=True)
+    op.consumed()
+    for launch, waits in zip(op.parts()[1:], (4, 3), strict=True):
+        sass = launch.compile(target="sm_90a").sass
+        assert "UTMALDG.3D" in sass
+        assert "HMMA" not in sass.replace("HGMMA", "")
+        assert len(re.findall(r"HGMMA.*gsb0", sass)) == waits
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_products_by_warps(size):
+    _, lines = compiled(kernels.attention_varlen(*given(size), causal=True), "sm_80")
+    text = "\n".join(lines)
+    assert "HMMA.16816.F32.BF16" in text
+    assert "LDSM" in text

@@ -1,0 +1,243 @@
+"""Attention of sequences of any lengths, packed one behind the other: no padding, and no batch dimension.
+
+Tiles are those of the packed tensors, whose rows the tensor memory accelerator can bring; sequences begin anywhere in them. A
+tile of queries in which sequences meet is visited once for each, and of the result each visit stores the rows that are its
+sequence's. The first and the last tile of a sequence's keys may hold keys of others, which are masked. No weight makes a zero of
+a value that is infinite or no number: where others have such, the sequence's own are added row by row.
+
+How many visits there are is bounded without knowing the starts: sequence `b` has place `starts[b] // BM + b` and those behind it,
+up to the next one's, which are enough for all tiles that it has a part of. So a block finds its sequence by bisection, nobody
+waits for the starts to come to the host, and one launch serves any lengths, in a recorded graph too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilekit as tk
+from tilekit import dtypes
+from tilekit.kernels._gemm_plans import in_stages
+from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, power, takes_ops
+from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, hidden, masks_of, plan_of, scale_of
+from tilekit.lang.matmul import PRECISIONS
+from tilekit.ops import DeviceOp, Spec
+from tilekit.tensor import Tensor
+
+__all__ = [
+    "attention_varlen", "by_rows", "check_starts", "finite_outside", "first_step", "inside", "part_of", "visits", "within",
+]  # fmt: skip
+
+BM, BN, BD = tk.generics("BM BN BD")
+
+_LN_2 = 1 / LOG2_E
+
+
+# ------------------------------------------------------------------------------------------------------------------------- kernel
+
+
+@tk.function
+def part_of(place, starts, length, others, other_length, step, rows: tk.Const):
+    """Which tile of `rows` rows a place stands for, where its sequence begins and ends, and where that does in the other tensor.
+
+    What lies before the first sequence and behind the last are sequences too, with nothing in the other tensor. Starts that
+    decrease, or lie outside, give some sequence within the tensors.
+    """
+    count = starts.shape[0]
+    part = 0
+    while step > 0:
+        if part + step <= count and tk.load(starts, part + step - 1, ()).item() // rows + part + step <= place:
+            part += step
+        step = step // 2
+    begin, end, other_begin, other_end = 0, length, 0, 0
+    if part > 0:
+        begin = min(max(0, tk.load(starts, part - 1, ()).item()), length)
+    if part < count:
+        end = min(max(begin, tk.load(starts, part, ()).item()), length)
+    if part > 0 and part < count:
+        other_begin = min(max(0, tk.load(others, part - 1, ()).item()), other_length)
+        other_end = min(max(other_begin, tk.load(others, part, ()).item()), other_length)
+    return place - part, begin, end, other_begin, other_end
+
+
+@tk.function
+def within(scores, column, begin, end, ahead, left, right, below: tk.Const, above: tk.Const):
+    """As `hidden`, of keys from `begin` to `end`."""
+    scores = hidden(scores, column, end, ahead, left, right, below, above)
+    columns = tk.arange(scores.shape[1])[None, :]
+    columns = tk.where(scores == scores, columns, columns)  # in the layout that the scores have
+    return tk.where(columns >= begin - column, scores, float("-inf"))
+
+
+@tk.function
+def inside(row, rows, begin, end):
+    """Which of the rows from `row` on are those of a sequence, as a column."""
+    at = tk.arange(rows)[:, None]
+    return (at >= begin - row) & (at < end - row)
+
+
+@tk.function
+def finite_outside(tile, row, begin, end):
+    """Whether all is finite in those rows of a tile, whose first is `row`, that are not from `begin` to `end`."""
+    others = tk.where(inside(row, tile.shape[0], begin, end), 0.0, tile.astype(tk.float32))
+    return tk.sum(others * 0.0).item() == 0.0
+
+
+@tk.function
+def by_rows(weights, x, h, row, begin, end, acc):
+    """`acc + weights @ tile`, of those rows of a tile of `x`, whose first is `row`, that are from `begin` to `end`."""
+    columns = tk.arange(weights.shape[1])[None, :]
+    for at in range(max(row, begin), min(row + weights.shape[1], end)):
+        weight = tk.sum(tk.where(columns == at - row, weights.astype(tk.float32), 0.0), 1, keepdims=True)
+        weight = tk.where(acc == acc, weight, weight)  # in the layout that the sums have
+        acc = acc + weight * tk.load(x, (h, at, 0), (1, 1, acc.shape[1])).astype(tk.float32).reshape((1, acc.shape[1]))
+    return acc
+
+
+@tk.kernel
+def _varlen(
+    o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, starts: tk.In, key_starts: tk.In, scale: float, left: int, right: int,
+    group: int, step: int, below: tk.Const, above: tk.Const, stages: tk.Const, precision: tk.Const,
+):  # fmt: skip
+    h = tk.bid(1)
+    # With a causal mask the last rows of a sequence have most to do; they come first.
+    i, begin, end, key_begin, key_end = part_of(
+        tk.num_blocks(0) - 1 - tk.bid(0), starts, q.shape[1], key_starts, k.shape[1], step, BM
+    )
+    top, bottom = max(begin, i * BM), min(end, (i + 1) * BM)
+    if top < bottom:
+        ahead = i * BM + key_end - end
+        low, high = key_begin, key_end
+        if below:
+            low = max(low, top + key_end - end - left)
+        if above:
+            high = min(high, bottom + key_end - end + right)
+        first, last = low // BN, tk.cdiv(max(low, high), BN)
+        for tq in tk.pipelined(q.tiles((1, BM, BD))[h, i : i + 1, 0], stages=1):
+            acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
+            most = tk.full((BM, 1), LOWEST, tk.float32)
+            j = first
+            for tkey, tvalue in tk.pipelined(
+                k.tiles((1, BN, BD))[h // group, first:last, 0], v.tiles((1, BN, BD))[h // group, first:last, 0], stages=stages
+            ):
+                nothing = tk.zeros((BM, BN), tk.float32)
+                key, value = tkey.reshape((BN, BD)), tvalue.reshape((BN, BD))
+                scores = tk.mma(tq.reshape((BM, BD)), key.transpose(), nothing, precision=precision) * 1.0
+                shared = j * BN < key_begin or (j + 1) * BN > key_end
+                cut = shared
+                if above:
+                    cut = cut or (j + 1) * BN > ahead + right + 1
+                if below:
+                    cut = cut or j * BN < ahead + BM - 1 - left
+                if cut:
+                    scores = within(scores, j * BN, key_begin, key_end, ahead, left, right, below, above)
+                higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
+                p, shrink = tk.exp2(scores * scale - higher, flush_to_zero=True), tk.exp2(most - higher, flush_to_zero=True)
+                total = total * shrink + tk.sum(p, 1, keepdims=True)
+                acc, weights = acc * shrink, p.astype(v.dtype)
+                if shared and not finite_outside(value, j * BN, key_begin, key_end):
+                    acc = by_rows(weights, v, h // group, j * BN, key_begin, key_end, acc)
+                else:
+                    acc = tk.mma(weights, value, acc, precision=precision) * 1.0
+                most = higher
+                j += 1
+            made = (acc * tk.where(total == 0, 0.0, 1.0 / total)).astype(o.dtype).reshape((1, BM, BD))
+            sums = ((most + tk.log2(total)) * _LN_2).reshape((1, BM))
+            mine = inside(i * BM, BM, begin, end)
+            tk.store(o, (h, i, 0), made, mask=mine.reshape((1, BM, 1)))
+            tk.store(lse, (h, i), sums, mask=mine.reshape((1, BM)))
+
+
+# --------------------------------------------------------------------------------------------------------------------------- host
+
+
+@takes_ops
+def attention_varlen(
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    cu_seqlens_q: Operand,
+    cu_seqlens_k: Operand,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    return_lse: bool = False,
+    precision: str = "ieee",
+    out: Tensor | None = None,
+) -> DeviceOp[Any]:
+    """`attention` of each of several sequences, which are packed one behind the other.
+
+    Args:
+        q: queries of shape `(TQ, H, D)`: those of all sequences, heads, head size. D is up to 256; 64, 128 and 256 are the sizes
+            that nothing is wasted on.
+        k, v: keys and values, `(TK, HK, D)`; H is a multiple of HK. Dtypes and strides are as for `attention`.
+        cu_seqlens_q: int32 of shape `(B + 1,)` on the same device: the queries of sequence `b` are those from `cu_seqlens_q[b]`
+            to `cu_seqlens_q[b + 1]`. The longest sequence need not be known.
+        cu_seqlens_k: the same of its keys. Both may be the same tensor.
+        scale, causal, window, precision: as for `attention`. With `causal`, each sequence's last query stands at its last key.
+        return_lse: also return the logarithm of the sum of the exponentials of each row.
+        out: where the result goes; by default a new tensor.
+
+    Returns:
+        An op whose result is a tensor of the shape and dtype of `q`; with `return_lse` this and a float32 tensor of shape
+        `(H, TQ)`. Queries that see no key, and those before the first sequence or behind the last, get zeros, and -inf. What the
+        cumulative lengths hold is not checked, which would mean waiting for it: where they decrease, or are larger than TQ or
+        TK, queries get what others should, or nothing, which a CPU device may notice; nothing outside the tensors is touched.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    name = "attention_varlen"
+    check_qkv(name, q, k, v, packed=True)
+    check_starts(name, q, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    if precision not in PRECISIONS:
+        raise ValueError(f'{name}: precision is "ieee" or "tf32", not {precision!r}')
+    factor, masks = scale_of(name, scale, q), masks_of(name, causal, window)
+    place = out_or_new(name, out, q)
+    (queries, heads, size), (keys, key_heads, _) = q.shape, k.shape
+    tf32 = precision == "tf32" and q.dtype == dtypes.float32
+    plan = plan_of((1, heads, queries, size), keys, q.dtype, on_cpu(q), in_stages(q, k, v), tf32)
+
+    def steps(new):
+        y, sums = new(place), new(Spec((heads, queries), dtypes.float32))
+        if y.size and k.size:
+            launch = _varlen(
+                y.permute(1, 0, 2).scattered(), sums.scattered(), *(x.permute(1, 0, 2) for x in (q, k, v)), cu_seqlens_q,
+                cu_seqlens_k, factor * LOG2_E, masks.left, masks.right, heads // key_heads, first_step(cu_seqlens_q),
+                masks.below, masks.above, plan.stages, precision,
+            )  # fmt: skip
+            launch = launch.generics(BM=plan.rows, BN=plan.columns, BD=plan.depth).num_warps(plan.num_warps)
+            yield launch.grid((visits(queries, plan.rows, cu_seqlens_q), heads))
+        elif y.size:
+            yield y.fill(0)
+            yield sums.fill(float("-inf"))
+        return (y, sums) if return_lse else y
+
+    return Launches(q, steps, None if return_lse else q)
+
+
+def visits(length: int, rows: int, starts: Tensor) -> int:
+    """How many places there are for tiles of `rows` rows of packed sequences, and of what lies before and behind them."""
+    return length // rows + starts.shape[0] + 1
+
+
+def first_step(starts: Tensor) -> int:
+    """With which step bisection begins that ends at one of `B + 2` parts."""
+    return power(starts.shape[0] + 1) // 2
+
+
+def check_starts(name: str, q: Tensor, **starts: Any) -> None:
+    """Raise TypeError or ValueError unless these are the cumulative lengths of equally many sequences, on the device of `q`."""
+    a_tensor(name, **starts)
+    for what, x in starts.items():
+        if x.dtype != dtypes.int32:
+            raise TypeError(f"{name}: {what} holds {x.dtype.name}; it takes int32: convert it with .astype(tk.int32)")
+        if len(x.shape) != 1 or not x.shape[0]:
+            raise ValueError(
+                f"{name}: {what} has shape {x.shape}; for B sequences it is (B + 1,): where each begins, and where the last ends"
+            )
+        if None not in (x.device, q.device) and x.device is not q.device:
+            raise ValueError(f"{name}: {what} is on {x.device.label}, q on {q.device.label}; copy it with .to(q.device)")
+    (first, one), (second, other) = starts.items()
+    if one.shape != other.shape:
+        raise ValueError(f"{name}: {first} has shape {one.shape}, {second} {other.shape}; they must have equally many sequences")
