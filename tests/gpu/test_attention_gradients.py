@@ -7,6 +7,9 @@ import pytest
 import tilekit as tk
 from tilekit import kernels
 
+# PyTorch's, of the thread in which autograd runs; it finds the context by itself.
+pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning")
+
 # Of the largest element: weights and their gradients are rounded to 16 bits before they are multiplied.
 TOLERANCE = {"float16": 3e-3, "bfloat16": 2e-2, "float32": 4e-6}
 
