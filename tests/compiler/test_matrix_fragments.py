@@ -203,7 +203,7 @@ def test_operands_meet_no_bank_conflicts(shape, depth, warps, itemsize, packed):
     for target in (made.a, made.b, *(slow if itemsize == 4 else ())):
         for source in (Layout.blocked(target.shape, config), turned(target.shape, config)):
             if within_threads(source, target) is None:
-                matrices = Matrices.between(source, target, itemsize)
+                matrices = Matrices.between(source.reg, target, itemsize)
                 read = matrices.pointing if matrices else target
                 swizzle = Swizzle.between(source, read, itemsize)
                 for layout in (source, read):

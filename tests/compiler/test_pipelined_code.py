@@ -1,6 +1,7 @@
 """The machine code of loops over `tk.pipelined`: who loads, how products follow each other, and why some load as they go."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -310,13 +311,108 @@ def test_a_tensor_has_one_map_for_tiles_of_a_shape():
     assert len(kernel(meta(64, 64, dtype=tk.float32).partition((64, 64)), meta(128, 256)).compile(target="sm_90a").maps) == 1
 
 
-def test_other_targets_load_as_they_go():
-    for target in ("sm_80", "sm_89", "sm_100a", "sm_120"):
-        op = launch(gemm, (64, 64, 64), 4)
-        compiled = op.compile(target=target)
-        assert (compiled.maps, compiled.block, "UTMALDG" in compiled.sass) == ((), (128, 1, 1), False)
-        (loop,) = op.explain(target).pipelines
-        assert (loop.stages, loop.reason) == (0, f"{target} has no tensor memory accelerator that is made use of")
+# ------------------------------------------------------------------------------------------------------------- copies by threads
+
+
+def counted(kernel, *names):
+    """How often instructions of these names are in a kernel, by their full names."""
+    return Counter(re.findall(rf"\b((?:{'|'.join(names)})\b[.\w]*)", kernel.sass))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_100a", "sm_120"])
+@pytest.mark.parametrize("kernel", [gemm, turned, persistent], ids=lambda kernel: kernel.name)
+def test_other_targets_copy(kernel, target):
+    """A warp copies 16 bytes a thread; those that calculate read matrices where they lie, and write nothing to shared memory."""
+    op = launch(kernel, (64, 64, 64), 4, dtype=tk.float16)
+    compiled = op.compile(target=target)
+    found = counted(compiled, "LDGSTS", "LDSM", "LDG", "STS", "HMMA")
+    copies, reads = 2 * 64 * 64 * 2 // 16 // 32, 2 * 2 * 64 * 64 * 2 // 16 // 32 // 4  # two warps read the same rows, or columns
+    assert {name.partition(".")[0] for name in found} - {"STS"} == {"LDGSTS", "LDSM", "HMMA"}
+    assert set(counted(compiled, "STS")) <= {"STS.64"}, "barriers, which are set up"
+    assert {n for n in found if n.startswith("LDGSTS")} == {"LDGSTS.E.BYPASS.LTC128B.128"}
+    assert found["LDGSTS.E.BYPASS.LTC128B.128"] % copies == 0
+    assert sum(n for name, n in found.items() if name.startswith("LDSM")) % reads == 0
+    assert all(".4" in name for name in found if name.startswith("LDSM")), "four matrices at a time"
+    assert (compiled.maps, compiled.block, compiled.local_bytes) == ((), (128 + 32, 1, 1), 0)
+    assert "wgmma" not in compiled.ptx
+    (ring,) = op.explain(target).pipelines
+    assert (ring.stages, ring.tiles) == (4, ("float16 64x64 by cp.async of 16 bytes",) * 2)
+
+
+@pytest.mark.parametrize(("tile", "warps"), [((128, 128, 64), 8), ((128, 128, 64), 4), ((128, 64, 64), 4)], ids=str)
+def test_tiles_of_older_gpus(tile, warps):
+    """The next matrices are read while products run; no register spills."""
+    compiled = launch(persistent, tile, warps).compile(target="sm_80")
+    assert compiled.local_bytes == 0
+    assert compiled.block == (32 * (warps + max(1, warps // 4)), 1, 1)
+    assert compiled.dynamic_shared_bytes + compiled.shared_bytes <= 163 * 1024
+    order = "".join(name[0] for name in re.findall(r"\b(HMMA|LDSM)\b", compiled.sass))
+    assert order.count("H") == tile[0] * tile[1] * tile[2] // warps // 2048
+    assert max(map(len, re.findall("L+", order))) <= 16
+    assert "mbarrier.test_wait.parity" in compiled.ptx
+    assert "cp.async.mbarrier.arrive.noinc" in compiled.ptx
+
+
+# Of each case: elements in a row of the operands, and the bytes of a copy.
+COPIES = {"16 bytes": (4096, 16), "8 bytes": (4092, 8), "4 bytes": (4090, 4)}
+
+
+@pytest.mark.parametrize("case", COPIES)
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_how_wide_copies_are(case, target):
+    """Rows decide. On sm_90a the tensor memory accelerator brings what it can, and warpgroups multiply whatever came."""
+    n, nbytes = COPIES[case]
+    op = gemm(meta(n, n).partition((128, 256)), meta(n, n), meta(n, n), None).generics(BK=64).num_warps(8)
+    compiled = op.compile(target=target)
+    (ring,) = op.explain(target).pipelines
+    way = "TMA" if nbytes == 16 and target == "sm_90a" else f"cp.async of {nbytes} bytes"
+    assert ring.tiles == (f"bfloat16 128x64 by {way}", f"bfloat16 64x256 by {way}")
+    names = set(re.findall(r"\bLDGSTS\.[.\w]*", compiled.sass))
+    wide = {16: "LDGSTS.E.BYPASS.LTC128B.128", 8: "LDGSTS.E.64", 4: "LDGSTS.E"}[nbytes]
+    assert names == (set() if way == "TMA" else {wide})
+    assert "LDG.E" not in compiled.sass
+    if target == "sm_90a":
+        turn = "A" + "H" * 3 + "G1"
+        assert re.fullmatch(f"(?:{turn})+0+", products(compiled))
+        calculating = compiled.sass.split("USETMAXREG.TRY_ALLOC")[-1]
+        assert not re.search(r"\b(LDL|STL)\b", calculating)
+        assert ("fence.proxy.async" in compiled.ptx) == (way != "TMA"), "wgmma reads through another proxy"
+
+
+def test_each_stream_comes_as_it_can():
+    """One by the tensor memory accelerator, to a cluster, the other by copies; a stage is full when both are there."""
+    c = meta(4096, 4092).partition((128, 256)).map(num_blocks=132, cluster=(1, 2))
+    op = persistent(c, meta(4096, 4096), meta(4096, 4092)).generics(BM=128, BN=256, BK=64).num_warps(8)
+    (ring,) = op.explain("sm_90a").pipelines
+    assert ring.tiles == ("bfloat16 128x64 by TMA", "bfloat16 64x256 by cp.async of 8 bytes")
+    compiled = op.compile(target="sm_90a")
+    assert [m.box for m in compiled.maps] == [(64, 64)]
+    barriers = re.findall(r"mbarrier\.init\.shared::cta\.b64 \[\S+\], (\d+);", compiled.ptx)
+    assert set(barriers) == {str(128 + 1), str(8 * 2)}, "those who copy and the one who asks; the warps of both blocks"
+    assert re.search(rf"expect_tx.*, {128 * 64 * 2};", compiled.ptx)
+    assert "multicast::cluster" in compiled.ptx
+
+
+def test_copies_at_the_edge_fill_up_with_zeros():
+    """What is left of a row is counted in bytes; tiles inside need no such number."""
+    op = gemm(meta(4096, 4088).partition((64, 64)), meta(4096, 4090), meta(4090, 4088), None).generics(BK=64).num_warps(4)
+    copy = r"cp\.async\.\w+\.shared\.global\S* \[\S+\], \[\S+\], (\d+)(, %\w+)?;"
+    found = {(width, bool(left)) for width, left in re.findall(copy, op.compile(target="sm_80").ptx)}
+    assert found == {("4", True), ("4", False), ("16", True), ("16", False)}
+
+
+@pytest.mark.parametrize(("blocks", "stages"), [(1, 4), (2, 3)])
+def test_blocks_that_share_a_multiprocessor_have_fewer_stages(blocks, stages):
+    op = launch(gemm, (64, 128, 64), 4).occupancy(blocks)
+    (ring,) = op.explain("sm_80").pipelines
+    assert (ring.stages, ring.reason) == (stages, "")
+
+
+def test_a_ring_is_not_worth_spilled_registers():
+    op = launch(gemm, (128, 128, 64), 8).occupancy(2)
+    (loop,) = op.explain("sm_80").pipelines
+    assert loop.reason == "with warps that load, too, registers of 2 blocks on a multiprocessor spill"
+    assert op.compile(target="sm_80").local_bytes == 0
 
 
 # ------------------------------------------------------------------------------------------------- why there is no ring of stages
@@ -468,7 +564,6 @@ def greedy(y: tk.Out, x: tk.In):
 REASONS = {
     "told": (told, {}, "warp_specialize=False"),
     "break": (breaks, {}, "the loop has a break, continue, return or else"),
-    "slice": (sliced, {}, "x is a slice"),
     "renamed": (renamed, {}, "z.tiles((16, 64)) is no tiles of a parameter of the kernel"),
     "looked up": (looked_up, {}, "which tiles come depends on tk.sum(tk.load(x, (0, 0), (16, 64))).astype(tk.int32)"),
     "looked up late": (looked_up_late, {}, "which tiles come depends on tk.load(z, (0, 0), ()), and z is written"),
@@ -480,14 +575,13 @@ REASONS = {
     "helped": (helped, {}, "a function that the kernel calls has a pipeline"),
     "narrow": (narrow, {}, "tiles of x have rows of 16 bytes"),
     "flat": (flat, {}, "tiles of x have 4 rows"),
-    "tall": (tall, {"shape": (1024, 256)}, "tiles of x have "),
     "greedy": (greedy, {}, "its stages and the rest take 264464 bytes of shared memory; a block has 233472"),
-    "stride": (summed, {"shape": (64, 250)}, "rows of x are not multiples of 16 bytes apart"),
-    "align": (summed, {"x": lambda: meta(64, 260, dtype=tk.float32)[:, 1:257]}, "x does not begin at a multiple of 16 bytes"),
+    "stride": (summed, {"shape": (64, 255), "dtype": tk.float16}, "rows of x are not multiples of 4 bytes apart"),
+    "align": (summed, {"x": lambda: meta(64, 260, dtype=tk.float16)[:, 1:257]}, "x does not begin at a multiple of 4 bytes"),
     "gaps": (
         summed,
         {"x": lambda: meta(64, 512, dtype=tk.float32)[:, ::2]},
-        "x has no dimension of stride 1, more than 5 dimensions",
+        "x has no dimension of stride 1",
     ),
 }
 
@@ -539,6 +633,25 @@ def test_single_elements_may_decide_which_tiles_come():
     out = api.meta((16, 64), tk.float32).partition((16, 64))
     explained = kernel(out, meta(64, 256, dtype=tk.float32), api.meta((2,), tk.int32)).explain("sm_90a")
     assert [ring.stages for ring in explained.pipelines] == [4]
+
+
+@pytest.mark.parametrize(
+    ("make", "how", "nbytes"),
+    [
+        (summed, {"shape": (64, 250)}, 8),
+        (summed, {"x": lambda: meta(64, 260, dtype=tk.float32)[:, 1:257]}, 4),
+        (sliced, {}, 16),
+        (tall, {"shape": (1024, 256)}, 16),
+    ],
+    ids=["stride", "align", "slice", "tall"],
+)
+def test_threads_copy_what_the_accelerator_cannot_bring(make, how, nbytes):
+    how = {name: value() if name == "x" else value for name, value in how.items()}
+    explained = by_rows(make, **how).explain("sm_90a")
+    (ring,) = explained.pipelines
+    assert [tile.rpartition(" by ")[2] for tile in ring.tiles] == [f"cp.async of {nbytes} bytes"]
+    assert explained.compiled.maps == ()
+    assert f"by cp.async of {nbytes} bytes" in str(explained)
 
 
 def test_column_major_tensors_have_rings():

@@ -234,13 +234,17 @@ def test_products_by_warpgroups(name):
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_by_warps(name, monkeypatch):
-    monkeypatch.setattr(products, "staged_operands", lambda *tensors: False)  # as on such a GPU
+    """As on a GPU without products by warpgroups: threads copy tiles to shared memory ahead, and nobody waits for a load."""
+    monkeypatch.setattr(products, "staged_operands", lambda *tensors: False)
+    monkeypatch.setattr(products, "in_stages", lambda *tensors, to, warpgroups: not warpgroups)
     monkeypatch.setattr(products, "_recipes", {})
     kernel = launch_in(PRODUCTS[name][0]()).compile(target="sm_80")
     assert "HMMA.16816.F32" in kernel.sass
     assert "LDSM.16.M" in kernel.sass
-    assert set(re.findall(r"\b(LDG[.\w]*)", kernel.sass)) == {"LDG.E.128"}
+    assert set(re.findall(r"\b(LDGSTS\.[.\w]*)", kernel.sass)) == {"LDGSTS.E.BYPASS.LTC128B.128"}
     assert kernel.local_bytes == 0
+    beside = {"bias, gelu", "bias, silu", "residual", "c", "c f32"}
+    assert name in beside or not re.search(r"\bLDG\b", kernel.sass)
 
 
 def deep(m_, n, k, left, right=None, **options):

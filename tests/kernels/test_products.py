@@ -376,7 +376,7 @@ def test_mistakes(device):
 
 
 def plan(m, n, k, batch=1, count=132, **options):
-    given = {"itemsize": 2, "staged": True, "even": True, "cpu": False, "tf32": False, "beside": 0}
+    given = {"itemsize": 2, "staged": True, "copied": False, "even": True, "cpu": False, "tf32": False, "beside": 0}
     given |= {"tile": None, "num_warps": None, "splits": None, **options}
     return _gemm_plans._plan((batch, m, n, k), count, **given)
 
@@ -424,5 +424,6 @@ def test_blocks_stay_where_operands_come_ahead():
     assert plan(8192, 8192, 8192, count=78).blocks == 78
     assert plan(512, 512, 512).blocks == 64
     assert plan(4096, 4096, 4096, staged=False).blocks == 4096 // 128 * 4096 // 64
+    assert plan(4096, 4096, 4096, staged=False, copied=True, count=108).blocks == 108
     assert plan(8192, 8192, 8192, beside=2).columns == 256
     assert plan(8192, 8192, 8192, beside=4).columns == 128

@@ -27,7 +27,7 @@ from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.inlining import inlined
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format, target_capability
 from tilekit.compiler.layout import Config
-from tilekit.compiler.lower.pipelines import LOADERS, SHARED_BYTES, WITH_TMA
+from tilekit.compiler.lower.rings import SHARED_BYTES, loaders_of
 from tilekit.compiler.pipelines import Unfit, pipelined_loops, plain, rings_of, specialised
 from tilekit.compiler.types import MOST_WARPS, Compilation, MoreWarps, Pipelines, TensorType, argument_type, compiling
 from tilekit.driver.report import Site
@@ -112,28 +112,37 @@ def _compiled(
     def attempt(pipelines: Pipelines | None) -> tuple[CompiledKernel, Compilation]:
         return _assembled(bound, facts, config, target, occupancy, pipelines, checks=checks, grows=grows)
 
-    rings, reason = rings_of(bound), ""
-    if rings and target_capability(target)[:2] == WITH_TMA:
-        types_ = argument_types(bound.names, facts, config)
-        tensors = {ty.parameter: (at, ty) for at, ty in enumerate(types_) if isinstance(ty, TensorType)}
-        state = Pipelines(tensors, rings, rooms=0, kept=0)
-        try:
-            while True:
-                made, compilation = attempt(state)
-                rooms = compilation.dynamic_bytes
-                if rooms <= state.rooms and made.shared_bytes + made.dynamic_shared_bytes <= SHARED_BYTES:
-                    return made, compilation
-                # What other operations need of shared memory is known now, and is left to them.
-                further = Pipelines(tensors, rings, rooms=max(rooms, state.rooms), kept=max(made.shared_bytes, state.kept))
-                if (further.rooms, further.kept) == (state.rooms, state.kept):
-                    total = made.shared_bytes + made.dynamic_shared_bytes
-                    raise Unfit(f"its stages and the rest take {total} bytes of shared memory; a block has {SHARED_BYTES}")
-                state = further
-        except Unfit as error:
-            reason = str(error)
+    rings = rings_of(bound)
+    if not rings:
+        return attempt(None)
+    types_, capability = argument_types(bound.names, facts, config), target_capability(target)[:2]
+    tensors = {ty.parameter: (at, ty) for at, ty in enumerate(types_) if isinstance(ty, TensorType)}
+    loaders, most = loaders_of(capability, config.num_warps), SHARED_BYTES[capability]
+
+    def state(rooms: int, kept: int) -> Pipelines:
+        return Pipelines(
+            tensors, capability, rings, loaders=loaders, shared=most, resident=occupancy or 1, rooms=rooms, kept=kept
+        )
+
+    tried = state(0, 0)
+    try:
+        while True:
+            made, compilation = attempt(tried)
+            rooms = compilation.dynamic_bytes
+            if rooms <= tried.rooms and made.shared_bytes + made.dynamic_shared_bytes <= most:
+                if (occupancy or 1) > 1 and _spilled(made):
+                    raise Unfit(f"with warps that load, too, registers of {occupancy} blocks on a multiprocessor spill")
+                return made, compilation
+            # What other operations need of shared memory is known now, and is left to them.
+            further = state(max(rooms, tried.rooms), max(made.shared_bytes, tried.kept))
+            if (further.rooms, further.kept) == (tried.rooms, tried.kept):
+                total = made.shared_bytes + made.dynamic_shared_bytes
+                raise Unfit(f"its stages and the rest take {total} bytes of shared memory; a block has {most}")
+            tried = further
+    except Unfit as error:
+        reason = str(error)
     made, compilation = attempt(None)
-    if rings and compilation.notes is not None:
-        reason = reason or f"{target} has no tensor memory accelerator that is made use of"
+    if compilation.notes is not None:
         compilation.notes.append((pipelined_loops(bound)[0].lineno, "no ring", reason))
     return made, compilation
 
@@ -151,7 +160,7 @@ def _assembled(
 ) -> tuple[CompiledKernel, Compilation]:
     """The same, with or without rings for its pipelines."""
     capability, arguments = target_capability(target), argument_types(bound.names, facts, config)
-    threads = config.num_threads + (LOADERS if pipelines else 0)
+    threads = config.num_threads + (pipelines.loaders if pipelines else 0)
 
     def compile_function(function: FunctionType) -> tuple[str, bytes]:
         library, _ = compiler._compile_pyfunc_with_fixup(
@@ -192,6 +201,8 @@ def _assembled(
 
 def _pass_by_value(library: Any, count: int) -> None:
     """Make a kernel's last parameters, which are tensor maps, ones whose contents are passed, and whose address can be taken."""
+    if not count:
+        return
     kernel = library.get_function(library._entry_name)
     numbers = range(len(kernel.args) - count, len(kernel.args))
     for number in numbers:

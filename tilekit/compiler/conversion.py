@@ -153,14 +153,14 @@ class Matrices:
     transposed: bool
 
     @classmethod
-    def between(cls, source: Layout, target: Layout, itemsize: int) -> Matrices | None:
-        """To read in `target` what was written in `source`, 16 bytes at a time; None if it cannot be done."""
+    def between(cls, together: Sequence[Vector], target: Layout, itemsize: int) -> Matrices | None:
+        """To read in `target` what lies in runs of 16 bytes that bits of `together` walk; None if it cannot be done."""
         if itemsize != MATRIX_ITEMSIZE or len(target.reg) < 3:
             return None
         pair, numbers, rest = target.reg[:1], target.reg[1:3], target.reg[3:]
         near, far = (*pair, *target.lane[:2]), target.lane[2:]
         for along, rows, transposed in ((near, far, False), (far, near, True)):
-            if set(along) <= set(source.reg) and len(set(along)) == len(along):
+            if set(along) <= set(together) and len(set(along)) == len(along):
                 return cls(Layout(target.shape, (*along, *rest), (*rows, *numbers), target.warp), transposed)
         return None
 

@@ -102,7 +102,7 @@ class Pipeline:
         line: of the kernel's file.
         stages: for how many turns there is room in shared memory; 0 if there is no ring of stages, and the loop loads as it goes.
         nbytes: of shared memory that all stages take.
-        tiles: dtype and shape of what comes in each turn, by the tensor memory accelerator.
+        tiles: dtype and shape of what comes in each turn, by the tensor memory accelerator (TMA) or by copies of threads (cp.async).
         reason: why there is no ring; empty if there is one.
     """
 
@@ -324,7 +324,7 @@ def _pipelines(notes: list[tuple[Any, ...]]) -> list[Pipeline]:
     for line, kind, *rest in notes:
         if kind == "ring":
             (ring,) = rest
-            tiles = tuple(f"{tile.dtype.name} {_shown(tile.shape)} by TMA" for tile in ring.tiles)
+            tiles = tuple(f"{t.dtype.name} {_shown(t.shape)} by {way}" for t, way in zip(ring.tiles, ring.ways, strict=True))
             nbytes = ring.stages * sum(tile.nbytes for tile in ring.tiles)
             made.append(Pipeline(line=line, stages=ring.stages, nbytes=nbytes, tiles=tiles))
         elif kind == "no ring":

@@ -110,7 +110,10 @@ class Pipelines:
 
     Attributes:
         tensors: by name, the place of a parameter among the arguments, and its type; `written`: those that are not only read.
+        capability: of the GPU that the kernel is compiled for.
         rings: how many there are.
+        loaders: threads of a block besides those that calculate.
+        shared: bytes of shared memory that a block may have, and `resident`, how many blocks should have room beside each other.
         rooms: bytes of dynamic shared memory that lie before the rings, and `kept` bytes that are for anything but rings.
         ring_bytes: how much the rings take, as far as they were lowered.
         maps: the tensor maps that the kernel gets, as far as it was lowered.
@@ -119,15 +122,28 @@ class Pipelines:
             lowered: lines, and how many products may be under way after that; None for one product more.
         left: by ring, how many may be under way when a turn has ended.
         read: whether threads read tiles in shared memory by themselves, as far as it was lowered.
+        copied: whether all `loaders` load, and not one of them alone, as far as it was lowered.
     """
 
-    def __init__(self, tensors: Mapping[str, tuple[int, TensorType]], rings: int, *, rooms: int, kept: int) -> None:
-        self.tensors, self.rings, self.rooms, self.kept = tensors, rings, rooms, kept
+    def __init__(
+        self,
+        tensors: Mapping[str, tuple[int, TensorType]],
+        capability: tuple[int, int],
+        rings: int,
+        *,
+        loaders: int,
+        shared: int,
+        resident: int = 1,
+        rooms: int = 0,
+        kept: int = 0,
+    ) -> None:
+        self.tensors, self.capability, self.rings, self.loaders = tensors, capability, rings, loaders
+        self.shared, self.resident, self.rooms, self.kept = shared, resident, rooms, kept
         known = {name: ty.facts.cluster for name, (_, ty) in tensors.items()}
         self.clusters = {name: cluster for name, cluster in known.items() if cluster is not None}
         self.written = frozenset(name for name, (_, ty) in tensors.items() if ty.facts.role != "in")
         self.cluster = 1
-        self.ring_bytes, self.read = 0, False
+        self.ring_bytes, self.read, self.copied = 0, False, False
         self.products: list[tuple[int, int | None]] = []
         self.left: dict[int, int] = {}
         self.maps: list[TensorMap] = []

@@ -2,8 +2,8 @@
 
 On GPUs of compute capability 9.0 the candidates are compared by a model of what a multiprocessor does with a tile, in clocks: the
 tensor cores multiply and add so many elements, and so many bytes of operands go into and out of shared memory, whichever takes
-longer; what comes before and after the loop is not hidden. The numbers are an H200's. Elsewhere, and for operands that the tensor
-memory accelerator does not take, tiles follow from the dtype.
+longer; what comes before and after the loop is not hidden. The numbers are an H200's. Elsewhere, and for operands that no ring of
+stages takes, tiles follow from the dtype.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tilekit.kernels._host import power
 from tilekit.partition import MappedPartition
 from tilekit.tensor import Tensor
 
-__all__ = ["FEW_ROWS", "Plan", "aligned", "in_stages", "plan_of", "staged_operands"]
+__all__ = ["COPIES", "FEW_ROWS", "Plan", "aligned", "in_stages", "plan_of", "staged_operands"]
 
 # Of a multiprocessor, in a clock: products of elements, by the bytes that each has, and bytes into or out of shared memory.
 _PRODUCTS, _BYTES = 4096, 128
@@ -38,6 +38,8 @@ _FEW_STAGED = 128
 _LARGE, _BESIDE = 128 * 128, 4
 # Two blocks, one below the other, of such tiles load a tile of b once for both.
 _CLUSTER = (2, 1)
+# Tiles for 16-bit operands in stages of shared memory on GPUs without products by warpgroups: a warp multiplies 64 x 32.
+_COPIED = (128, 128, 64, 8, None)
 # Tiles that are loaded as the loop goes, by the operands' dtype: rows, columns, depth, warps, and the blocks of a multiprocessor.
 _LOADED = {
     2: (128, 64, 64, 4, None),
@@ -48,6 +50,8 @@ _LOADED_TF32, _LOADED_F32 = (128, 128, 32, 8, None), (64, 64, 16, 8, None)
 _LEAST = 16  # rows, columns and depth of a tile of tensor cores
 _MOST_SPLITS = 64
 _CPU_TILE = 256
+COPIES = 4
+"""What rows must be multiples of, in bytes, for threads to copy them to shared memory (cp.async)."""
 # Tiles that are near each other use the same operands while these are in the cache.
 _GROUP = 8
 _MULTIPROCESSORS = 132  # where there is no GPU: those of an H200
@@ -83,38 +87,44 @@ class Plan(NamedTuple):
         )
 
 
-def aligned(*tensors: Tensor) -> bool:
-    """Whether the rows, or the columns, of all of them are contiguous and begin at multiples of 16 bytes."""
+def aligned(*tensors: Tensor, to: int = 16) -> bool:
+    """Whether the rows, or the columns, of all of them are contiguous and begin at multiples of `to` bytes."""
     for x in tensors:
-        if x.unit is None or x.unit < len(x.shape) - 2 or x.align < 16:
+        if x.unit is None or x.unit < len(x.shape) - 2 or x.align < to:
             return False
-        if any(stride * x.itemsize % 16 for dim, stride in enumerate(x.strides) if dim != x.unit):
+        if any(stride * x.itemsize % to for dim, stride in enumerate(x.strides) if dim != x.unit):
             return False
     return True
 
 
-def in_stages(*tensors: Tensor) -> bool:
-    """Whether the tensor memory accelerator brings tiles of all of them to shared memory, for products of 16-bit floats there."""
-    return tensors[0].dtype in (dtypes.float16, dtypes.bfloat16) and _fetched(*tensors)
+def in_stages(*tensors: Tensor, to: int = 16, warpgroups: bool = True) -> bool:
+    """Whether tiles of all of them come to stages in shared memory, for products of 16-bit floats there.
+
+    Args:
+        tensors: the operands.
+        to: what their rows must be multiples of: 16 for the tensor memory accelerator, `COPIES` if threads may copy them.
+        warpgroups: whether it is for products by warpgroups (compute capability 9.0), or on GPUs that have none.
+    """
+    return tensors[0].dtype in (dtypes.float16, dtypes.bfloat16) and _fetched(*tensors, to=to, warpgroups=warpgroups)
 
 
 def staged_operands(a: Tensor, b: Tensor) -> bool:
-    """Whether it brings tiles of both there, and warpgroups multiply them.
+    """Whether tiles of both come there, by whichever way, and warpgroups multiply them.
 
     Other than 16-bit floats they multiply if K is contiguous in both: `a` is row-major, and `b` the transpose of such a matrix.
     """
     deep = a.unit == len(a.shape) - 1 and b.unit == len(b.shape) - 2
-    return in_stages(a, b) or (a.itemsize in (1, 4) and deep and _fetched(a, b))
+    return in_stages(a, b, to=COPIES) or (a.itemsize in (1, 4) and deep and _fetched(a, b, to=COPIES))
 
 
-def _fetched(*tensors: Tensor) -> bool:
+def _fetched(*tensors: Tensor, to: int, warpgroups: bool = True) -> bool:
     x = tensors[0]
     capability = x.storage.device.compute_capability if x.storage is not None else (9, 0)
-    return capability == (9, 0) and aligned(*tensors)
+    return capability is not None and (capability == (9, 0)) == warpgroups and aligned(*tensors, to=to)
 
 
 def plan_of(
-    a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, even: bool, cpu: bool, tf32: bool, beside: int,
+    a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool, beside: int,
     tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | None, summed: bool = False,
 ) -> Plan:  # fmt: skip
     """The plan for a product of shape `(batch, M, N, K)`.
@@ -123,6 +133,7 @@ def plan_of(
         a: one of the operands.
         shape: of the product.
         staged: see `staged_operands`.
+        copied: whether they come to stages for products without warpgroups, see `in_stages`.
         even: see `aligned`.
         cpu: whether it is for a CPU device.
         tf32: whether float32 operands are rounded for tensor cores.
@@ -132,12 +143,12 @@ def plan_of(
     """
     device = a.device
     count = device.driver.multiprocessors if device is not None else _MULTIPROCESSORS
-    return _plan(shape, count, a.itemsize, staged, even, cpu, tf32, beside, tile, num_warps, splits, summed)
+    return _plan(shape, count, a.itemsize, staged, copied, even, cpu, tf32, beside, tile, num_warps, splits, summed)
 
 
 @functools.lru_cache(maxsize=1024)
 def _plan(
-    shape: tuple[int, int, int, int], count: int, itemsize: int, staged: bool, even: bool, cpu: bool, tf32: bool,
+    shape: tuple[int, int, int, int], count: int, itemsize: int, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool,
     beside: int, tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | None, summed: bool = False,
 ) -> Plan:  # fmt: skip
     batch, m, n, k = shape
@@ -156,7 +167,8 @@ def _plan(
         bk = _STAGED_BYTES // itemsize
         bm, bn, warps, parts = _cheapest(shape, count, itemsize, summed, beside, splits)
     else:
-        bm, bn, bk, warps, occupancy = _LOADED_TF32 if tf32 else _LOADED_F32 if itemsize == 4 else _LOADED[itemsize]
+        loaded = _LOADED_TF32 if tf32 else _LOADED_F32 if itemsize == 4 else _LOADED[itemsize]
+        bm, bn, bk, warps, occupancy = _COPIED if copied else loaded
         bm, bn, bk, warps = _smaller(shape, count, (bm, bn, bk, warps))
         occupancy = occupancy if bm * bn >= _LARGE and even and not beside else None
         parts = splits or _parts(batch * -(-m // bm) * -(-n // bn), -(-k // bk), count)
@@ -168,7 +180,7 @@ def _plan(
     tiles = max(1, batch * -(-m // bm) * -(-n // bn) * parts)
     # Blocks that stay, one after the other visiting tiles; where nothing is fetched ahead, the GPU deals tiles out better.
     held = count * max(1, 4 // warps * 2 if warps < 8 else 1)
-    return Plan(bm, bn, bk, parts, share, min(tiles, held) if staged else tiles, warps, occupancy)
+    return Plan(bm, bn, bk, parts, share, min(tiles, held) if staged or copied else tiles, warps, occupancy)
 
 
 def _cheapest(

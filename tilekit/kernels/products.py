@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import tilekit as tk
 from tilekit import dtypes
 from tilekit.errors import CompileError
-from tilekit.kernels._gemm_plans import FEW_ROWS, Plan, aligned, plan_of, staged_operands
+from tilekit.kernels._gemm_plans import COPIES, FEW_ROWS, Plan, aligned, in_stages, plan_of, staged_operands
 from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, power, shaped, takes_ops
 from tilekit.lang.functions import Function
 from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
@@ -101,7 +101,9 @@ def _kernels(epilogue: Function) -> _Kernels:
         for tile in out.tiles():
             n, i, j = tile.index
             acc = tk.zeros((BM, BN), dtype)
-            for ta, tb in tk.pipelined(a.tiles((1, BM, BK))[n * each[0], i, :], b.tiles((1, BK, BN))[n * each[1], :, j]):
+            for ta, tb in tk.pipelined(
+                a.tiles((1, BM, BK))[n * each[0], i, :], b.tiles((1, BK, BN))[n * each[1], :, j], warp_specialize=ahead
+            ):
                 acc = tk.mma(ta.reshape((BM, BK)), tb.reshape((BK, BN)), acc, precision=precision)
             done = finished(acc, n, i, j, alpha, beta, c, x, y, z, scaled, added, operands)
             out.store(done.astype(out.dtype).reshape((1, BM, BN)), tile)
@@ -289,7 +291,8 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     if turned:
         m, n, added = n, m, added[::-1]
     plan = plan_of(
-        a, (batch, m, n, k or _LEAST), staged=staged, even=aligned(a, b), cpu=on_cpu(a),
+        a, (batch, m, n, k or _LEAST), staged=staged, copied=in_stages(a, b, to=COPIES, warpgroups=False),
+        even=aligned(a, b), cpu=on_cpu(a),
         tf32=a.dtype == dtypes.float32 and not exact,
         beside=sum(x.itemsize for x, each in zip((c, *operands), (added, *along), strict=True) if each and all(each[-2:])),
         tile=tile, num_warps=num_warps, splits=splits if matrix else 1,

@@ -23,7 +23,7 @@ from tilekit.compiler.lower.checks import checking, require
 from tilekit.compiler.lower.emit import all_of, special_register, thread_coordinates
 from tilekit.compiler.types import TensorType, current, extent_dtype, i32, i64, integer, register_type
 
-__all__ = ["Access", "Plan", "Slot", "count_tiles", "open_access", "plan", "tensor_field"]
+__all__ = ["Access", "Plan", "Slot", "Window", "count_tiles", "open_access", "plan", "tensor_field"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +149,7 @@ def open_access(
     if isinstance(proven, bool):
         proven = range(tensor.facts.rank) if proven else ()
     steps = layout.shape if steps is None else steps
-    window = _Window(builder, tensor, value, index, layout, plan(tensor, layout, proven, steps), steps)
+    window = Window(builder, tensor, value, index, layout, plan(tensor, layout, proven, steps), steps)
     chosen = window.plan
     current().note("access", tensor, layout, chosen, writing)
     if window.valid is not None and checking():
@@ -164,8 +164,8 @@ def open_access(
     return Access(window.slots(chosen.vector, owner, masked=False), window.slots(chosen.edge, owner, masked=True), inside)
 
 
-class _Window:
-    """The part of a tensor that a tile covers."""
+class Window:
+    """The part of a tensor that a tile covers, as `thread` sees it: by default by its number in the block."""
 
     def __init__(
         self,
@@ -176,10 +176,11 @@ class _Window:
         layout: Layout,
         plan: Plan,
         steps: tuple[int, ...],
+        thread: ir.Value | None = None,
     ) -> None:
         self.steps = steps
         self.builder, self.tensor, self.value, self.layout, self.plan = builder, tensor, value, layout, plan
-        self.thread = special_register(builder, "tid.x")
+        self.thread = special_register(builder, "tid.x") if thread is None else thread
         self.width = register_type(extent_dtype(tensor.facts))
         self.valid = all_of(builder, [self._in_range(d, index[d]) for d in plan.checked])
         starts = [builder.mul(self._resize(i), self._count(steps[d])) for d, i in enumerate(index)]
@@ -245,7 +246,7 @@ class _Window:
             total = builder.add(total, element)
         return builder.add(self._field("address"), builder.mul(total, integer(64, self.tensor.dtype.itemsize)))
 
-    def _row(self, coordinate: tuple[int, ...]) -> ir.Value:
+    def row(self, coordinate: tuple[int, ...]) -> ir.Value:
         """The base address moved by a register's coordinate in every dimension but the unit one, whose offset is an immediate."""
         unit = self.tensor.facts.unit
         key = tuple(0 if d == unit else c for d, c in enumerate(coordinate))
@@ -278,6 +279,17 @@ class _Window:
             return [self.valid]
         return [self.builder.icmp_signed(">", left, integer(32, at[d])) for d, left in self.remaining.items()]
 
+    def present(self, at: tuple[int, ...], count: int) -> ir.Value:
+        """How many of `count` neighbours, from the register at coordinate `at` on, are elements of the tensor: an i32."""
+        builder, unit, most = self.builder, self.tensor.facts.unit, integer(32, count)
+        left = self.remaining.get(unit) if self.tensor.facts.extents[unit] % count else None  # which the edge may cut
+        if left is not None:
+            left = builder.sub(left, integer(32, at[unit]))
+            left = builder.select(builder.icmp_signed("<", left, most), left, most)
+            most = builder.select(builder.icmp_signed(">", left, integer(32, 0)), left, integer(32, 0))
+        exists = all_of(builder, self._exists(at))
+        return most if exists is None else builder.select(exists, most, integer(32, 0))
+
     def slots(self, bits: tuple[int, ...], owner: ir.Value | None, *, masked: bool) -> list[Slot]:
         """One access for each group of registers that differ in `bits`."""
         coordinates, unit, itemsize = self.layout.coordinates(), self.tensor.facts.unit, self.tensor.dtype.itemsize
@@ -285,5 +297,5 @@ class _Window:
         for registers in self.layout.chunks(bits):
             at = coordinates[registers[0]]
             predicate = all_of(self.builder, [owner, *self._exists(at)]) if masked else owner
-            slots.append(Slot(registers, self._row(at), 0 if unit is None else at[unit] * itemsize, predicate))
+            slots.append(Slot(registers, self.row(at), 0 if unit is None else at[unit] * itemsize, predicate))
         return slots

@@ -24,8 +24,9 @@ from tilekit.compiler.layout import Layout, Vector
 from tilekit.compiler.lower import arithmetic, shared
 from tilekit.compiler.lower.convert import convert
 from tilekit.compiler.lower.emit import asm, pack, unpack
-from tilekit.compiler.lower.relayout import Beyond, Passage, Take, in_layout, thread_bit
+from tilekit.compiler.lower.relayout import Beyond, InShared, Passage, Take, in_layout, thread_bit
 from tilekit.compiler.lower.shape import constant, in_words
+from tilekit.compiler.lower.staged import StagedType
 from tilekit.compiler.lower.warpgroups import warpgroup_product
 from tilekit.compiler.lower.words import braced, packed, words_of
 from tilekit.compiler.ops import lowers, lowers_operator, settle, settled
@@ -88,21 +89,26 @@ def instruction(a: DType, b: DType, precision: str, capability: tuple[int, int])
     return None
 
 
-def _product(what: str, a: TileType, b: TileType, acc: TileType | None, precision: str) -> Any:
-    """The type of `a @ b + acc` (or without `acc`), of matrices, and how to emit it, given the operands' elements."""
+def _product(
+    what: str,
+    a: TileType,
+    b: TileType,
+    acc: TileType | None,
+    precision: str,
+    staged: Sequence[StagedType | None] = (None, None),
+) -> Any:
+    """The type of `a @ b + acc` (or without `acc`), of matrices, and how to emit it, given the operands' elements.
+
+    Operands that are `staged` are read where they lie: given is the address.
+    """
     shape = in_words(what, lang.product_shape, a.shape, b.shape)
     wide = in_words(what, lang.accumulator_dtype, a.dtype, b.dtype)
     extent, num_warps = a.shape[-1], a.config.num_warps
     chosen = instruction(a.dtype, b.dtype, precision, current().capability)
     first, second = (a, b) if chosen is None else (a.like(chosen.through[0]), b.like(chosen.through[1]))
     result = TileType(wide, fragments.accumulator(shape, num_warps, first.dtype.itemsize), a.config)
-    if chosen is None:
-        layouts = fragments.sum_of_products(shape, extent, num_warps)
-        at_once = min(extent, max(_LEAST_DEPTH, _UNROLLED // result.layout.num_registers))
-    else:
-        at_once = extent
-        product = fragments.product(shape, extent, num_warps, first.dtype.itemsize, chosen.packed, wide=chosen.wide)
-        layouts = product.a, product.b
+    product, layouts = _spread(shape, extent, num_warps, chosen, first.dtype.itemsize)
+    at_once = extent if chosen else min(extent, max(_LEAST_DEPTH, _UNROLLED // result.layout.num_registers))
 
     def emit(builder: ir.IRBuilder, x: Elements, y: Elements, z: Elements | None) -> Elements:
         if acc is None or z is None:
@@ -110,11 +116,13 @@ def _product(what: str, a: TileType, b: TileType, acc: TileType | None, precisio
         else:
             total = in_layout(builder, acc, z, result.layout)
         x, y = (
-            [convert(builder, e, tile.dtype, through.dtype) for e in held]
+            held if tile.dtype == through.dtype else [convert(builder, e, tile.dtype, through.dtype) for e in held]
             for tile, through, held in ((a, first, x), (b, second, y))
         )
-        brought = _brought(builder, [(first, x, layouts[0]), (second, y, layouts[1])], _turns(len(shape), at_once, extent))
-        if chosen is None:
+        brought = _brought(
+            builder, [(first, x, layouts[0]), (second, y, layouts[1])], _turns(len(shape), at_once, extent), staged
+        )
+        if chosen is None or product is None:
             return _sum_of_products(builder, brought, result.layout, at_once, extent, list(total))
         operands = [_Operand(builder, product, chosen, operand, depth) for operand, depth in zip(brought, (-1, -2), strict=True)]
         return _by_instructions(builder, chosen, product, operands[0], operands[1], list(total), wide)
@@ -122,21 +130,43 @@ def _product(what: str, a: TileType, b: TileType, acc: TileType | None, precisio
     return result, emit
 
 
+def _spread(
+    shape: Vector, extent: int, num_warps: int, chosen: Instruction | None, itemsize: int
+) -> tuple[Product | None, tuple[Layout, Layout]]:
+    """How a product is computed by instructions, if it is; and the layouts in which its operands are multiplied."""
+    if chosen is None:
+        return None, fragments.sum_of_products(shape, extent, num_warps)
+    product = fragments.product(shape, extent, num_warps, itemsize, chosen.packed, wide=chosen.wide)
+    return product, (product.a, product.b)
+
+
 class _Brought:
     """An operand on its way to the layout in which it is multiplied."""
 
     def __init__(
-        self, builder: ir.IRBuilder, tile: TileType, held: Elements, target: Layout, turns: Sequence[tuple[int, Vector]]
+        self,
+        builder: ir.IRBuilder,
+        tile: TileType,
+        held: Elements,
+        target: Layout,
+        turns: Sequence[tuple[int, Vector]],
+        staged: StagedType | None,
     ) -> None:
-        """`turns` are the bits of `k` that a loop counts, and how far they move a coordinate of the tile."""
+        """`turns` are the bits of `k` that a loop counts, and how far they move a coordinate of the tile.
+
+        `held` is the address of a tile that is `staged`.
+        """
         self.tile, self.held, self.target, self.turns = tile, held, target, turns
         self.passage: Passage | None = None
+        self.lies: InShared | None = None
         self.start: ir.Value | None = None
-        if not tile.splat:
+        if staged is not None:
+            self.lies, self.start = staged.reader(target, matrices=True), held[0]
+        elif not tile.splat:
             if within_threads(tile.layout, target) is None:
                 current().note("conversion", tile.dtype, tile.layout, target, True)
                 apart = [vector for _, vector in turns]
-                self.passage = Passage(tile.dtype, tile.layout, target, apart, matrices=True)
+                self.lies = self.passage = Passage(tile.dtype, tile.layout, target, apart, matrices=True)
             else:
                 self.held = in_layout(builder, tile, held, target)
 
@@ -144,14 +174,14 @@ class _Brought:
         """What gives the element of a register of `target`; that which lies `k` further on, if it is given."""
         if self.tile.splat:
             return lambda _: self.held[0]
-        if self.passage is None:
+        if self.lies is None:
             return self.held.__getitem__
-        return self.passage.taker(builder, self.start, None if k is None else Beyond(k, self.turns))
+        return self.lies.taker(builder, self.start, None if k is None else Beyond(k, self.turns))
 
     @property
     def anywhere(self) -> bool:
         """Whether its elements need not be known by register."""
-        return self.tile.splat or self.passage is not None
+        return self.tile.splat or self.lies is not None
 
 
 def _turns(rank: int, at_once: int, depth: int) -> list[list[tuple[int, Vector]]]:
@@ -161,10 +191,13 @@ def _turns(rank: int, at_once: int, depth: int) -> list[list[tuple[int, Vector]]
 
 
 def _brought(
-    builder: ir.IRBuilder, tiles: Sequence[tuple[TileType, Elements, Layout]], turns: Sequence[Sequence[tuple[int, Vector]]]
+    builder: ir.IRBuilder,
+    tiles: Sequence[tuple[TileType, Elements, Layout]],
+    turns: Sequence[Sequence[tuple[int, Vector]]],
+    staged: Sequence[StagedType | None],
 ) -> list[_Brought]:
     """Operands (types, elements, and where they must go), together through shared memory if they must."""
-    operands = [_Brought(builder, *tile, counted) for tile, counted in zip(tiles, turns, strict=True)]
+    operands = [_Brought(builder, *tile, counted, lies) for tile, counted, lies in zip(tiles, turns, staged, strict=True)]
     moving = [(operand, operand.passage) for operand in operands if operand.passage is not None]
     if moving:
         sizes = [-(-passage.nbytes // 16) * 16 for _, passage in moving]
@@ -320,6 +353,20 @@ def _the_tile(what: str, name: str, ty: types.Type) -> TileType:
     return ty
 
 
+def _read_there(operands: Sequence[types.Type], tiles: Sequence[TileType], precision: str) -> list[StagedType | None]:
+    """Operands that lie in shared memory, if instructions' fragments can be read there, 16 bytes at a time."""
+    a, b = tiles[:2]
+    shape = in_words("mma", lang.product_shape, a.shape, b.shape)
+    chosen = instruction(a.dtype, b.dtype, precision, current().capability)
+    through = (a.dtype, b.dtype) if chosen is None else chosen.through
+    _, layouts = _spread(shape, a.shape[-1], a.config.num_warps, chosen, through[0].itemsize)
+    made: list[StagedType | None] = []
+    for ty, dtype, layout in zip(operands, through, layouts, strict=True):
+        lies = ty.reader(layout, matrices=True) if isinstance(ty, StagedType) and ty.dtype == dtype else None
+        made.append(ty if lies is not None and (lies.matrices or lies.nearby) else None)  # type: ignore[arg-type]
+    return made
+
+
 @lowers(lang.mma, deferred=True)
 def mma(a: types.Type, b: types.Type, acc: types.Type, precision: types.Type) -> Any:
     chosen = in_words("mma", lang.check_precision, constant(precision, "mma", "precision"))
@@ -328,14 +375,17 @@ def mma(a: types.Type, b: types.Type, acc: types.Type, precision: types.Type) ->
         pending, emit_pending = by_groups
         return pending, lambda builder, x, y, z, _: emit_pending(builder, x, y, z)
     deferred = (a, b, acc)
-    a, b, acc = map(settled, deferred)
-    tiles = [_the_tile("mma", name, ty) for name, ty in (("a", a), ("b", b), ("acc", acc))]
-    result, emit_product = _product("mma", *tiles, chosen)
+    tiles = [_the_tile("mma", name, settled(ty)) for name, ty in zip(("a", "b", "acc"), deferred, strict=True)]
+    staged = _read_there((a, b), tiles, chosen)
+    result, emit_product = _product("mma", *tiles, chosen, staged)
     in_words("mma", lang.check_accumulator, tiles[2].shape, tiles[2].dtype, result.shape, result.dtype)
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value, precision: ir.Value) -> ir.Value:
-        given = [settle(builder, ty, value) for ty, value in zip(deferred, (x, y, z), strict=True)]
-        return pack(builder, emit_product(builder, *(unpack(builder, value) for value in given)))
+        given = [
+            [value] if lies else unpack(builder, settle(builder, ty, value))
+            for ty, value, lies in zip(deferred, (x, y, z), (*staged, None), strict=True)
+        ]
+        return pack(builder, emit_product(builder, *given))
 
     return result, emit
 

@@ -20,7 +20,7 @@ from tilekit.compiler.lower.words import elements_of, packed, words_of
 from tilekit.compiler.types import TileType, current, i16, i32, i64, integer
 from tilekit.dtypes import DType
 
-__all__ = ["Beyond", "Passage", "Take", "exchange", "in_layout", "relayout", "thread_bit"]
+__all__ = ["Beyond", "InShared", "Passage", "Take", "accesses", "exchange", "in_layout", "relayout", "thread_bit"]
 
 Take = Callable[[int], ir.Value]  # the element of a register
 
@@ -116,7 +116,52 @@ class Beyond(NamedTuple):
     vectors: Sequence[tuple[int, Vector]]
 
 
-class Passage:
+class InShared:
+    """A tile in shared memory, to be read in some layout.
+
+    Attributes:
+        dtype: of its elements.
+        swizzle: where each of them lies.
+        read: the layout in which threads read.
+        matrices: how `ldmatrix` reads it, if it does.
+        nearby: whether an access covers all that the swizzle lets it.
+    """
+
+    def __init__(self, dtype: DType, swizzle: Swizzle, target: Layout, matrices: Matrices | None = None) -> None:
+        """`target` is the layout in which it is wanted."""
+        self.dtype, self.matrices = dtype, matrices
+        self.read = matrices.pointing if matrices else target
+        # Of what an access may cover, only elements that a thread has together.
+        count = next((n for n, vector in enumerate(swizzle.shared) if vector not in self.read.reg), len(swizzle.shared))
+        self.swizzle = Swizzle(swizzle.offsets, swizzle.shared[:count])
+        self.nearby = count == len(swizzle.shared)
+
+    def taker(self, builder: ir.IRBuilder, base: ir.Value, beyond: Beyond | None = None) -> Take:
+        """What gives the element of a register of the wanted layout: it reads when it is first asked for it, or for a neighbour.
+
+        Args:
+            builder: at the place of the accesses, which stay in one block of code.
+            base: where the tile is.
+            beyond: how far from there the elements are in the tile; the vectors are among those that are read apart.
+        """
+        found = accesses(builder, base, self.dtype.itemsize, self.swizzle, self.read, beyond=beyond)
+        access_of = {register: access for access in found for register in access[0]}
+        taken: dict[int, ir.Value] = {}
+
+        def take(register: int) -> ir.Value:
+            if register not in taken:
+                registers, address, offset = access_of[register]
+                if self.matrices is not None:  # a lane points to as many elements as it gets: they have the same registers
+                    made = shared.get_matrices(builder, address, offset, self.dtype, transposed=self.matrices.transposed)
+                else:
+                    made = shared.get(builder, address, offset, self.dtype, len(registers))
+                taken.update(zip(registers, made, strict=True))
+            return taken[register]
+
+        return take
+
+
+class Passage(InShared):
     """A tile's way through shared memory, from one layout to another. All threads of the block take part.
 
     Attributes:
@@ -127,65 +172,58 @@ class Passage:
         self, dtype: DType, source: Layout, target: Layout, apart: Sequence[Vector] = (), *, matrices: bool = False
     ) -> None:
         """The arguments are those of `Swizzle.between`; and whether to read by `ldmatrix` where that is possible."""
-        self.dtype, self.source, self.target = dtype, source, target
-        self.matrices = Matrices.between(source, target, dtype.itemsize) if matrices else None
-        self.read = self.matrices.pointing if self.matrices else target
-        self.swizzle = Swizzle.between(source, self.read, dtype.itemsize, apart)
+        self.source = source
+        way = Matrices.between(source.reg, target, dtype.itemsize) if matrices else None
+        swizzle = Swizzle.between(source, way.pointing if way else target, dtype.itemsize, apart)
+        super().__init__(dtype, swizzle, target, way)
         self.nbytes = dtype.itemsize << len(self.swizzle.offsets)
 
     def put(self, builder: ir.IRBuilder, base: ir.Value, elements: list[ir.Value]) -> None:
         """Write the tile, given by register of `source`, to address `base`. A barrier must follow."""
-        for registers, address, offset in self._accesses(builder, base, self.source):
+        for registers, address, offset in accesses(builder, base, self.dtype.itemsize, self.swizzle, self.source):
             shared.put(builder, address, offset, self.dtype, [elements[r] for r in registers])
 
-    def taker(self, builder: ir.IRBuilder, base: ir.Value, beyond: Beyond | None = None) -> Take:
-        """What gives the element of a register of `target`: it reads when it is first asked for it, or for a neighbour.
 
-        Args:
-            builder: at the place of the accesses, which stay in one block of code.
-            base: where the tile is.
-            beyond: how far from there the elements are in the tile; the vectors are among those that are read apart.
-        """
-        accesses = {register: access for access in self._accesses(builder, base, self.read, beyond) for register in access[0]}
-        taken: dict[int, ir.Value] = {}
+def accesses(
+    builder: ir.IRBuilder,
+    base: ir.Value,
+    itemsize: int,
+    swizzle: Swizzle,
+    layout: Layout,
+    *,
+    thread: ir.Value | None = None,
+    beyond: Beyond | None = None,
+) -> list[tuple[list[int], ir.Value, int]]:
+    """How a thread accesses a tile in shared memory: for each access its registers, an address and an offset in bytes.
 
-        def take(register: int) -> ir.Value:
-            if register not in taken:
-                registers, address, offset = accesses[register]
-                if self.matrices is not None:  # a lane points to as many elements as it gets: they have the same registers
-                    made = shared.get_matrices(builder, address, offset, self.dtype, transposed=self.matrices.transposed)
-                else:
-                    made = shared.get(builder, address, offset, self.dtype, len(registers))
-                taken.update(zip(registers, made, strict=True))
-            return taken[register]
-
-        return take
-
-    def _accesses(
-        self, builder: ir.IRBuilder, base: ir.Value, layout: Layout, beyond: Beyond | None = None
-    ) -> list[tuple[list[int], ir.Value, int]]:
-        """For each access its registers, an address and an offset in bytes."""
-        itemsize, swizzle = self.dtype.itemsize, self.swizzle
-        masks, coordinates = swizzle.of_thread(layout), layout.coordinates()
-        start = xor_of_bits(builder, special_register(builder, "tid.x"), masks)
-        if beyond is not None:
-            steps = {bit: swizzle.offset(vector) for bit, vector in beyond.vectors}
-            moves = [steps.get(bit, 0) for bit in range(1 + max(steps))]
-            start = builder.xor(start, xor_of_bits(builder, beyond.number, moves))
-            masks = [*masks, *moves]
-        walked = 0  # bits of the offset that are decided when the kernel runs; others are immediates
-        for mask in masks:
-            walked |= mask
-        addresses: dict[int, ir.Value] = {}
-        made = []
-        for registers in swizzle.registers(layout):
-            offset = swizzle.offset(coordinates[registers[0]])
-            flip = offset & walked
-            if flip not in addresses:
-                moved = builder.xor(start, integer(32, flip)) if flip else start
-                addresses[flip] = shared.at(builder, base, moved, itemsize)
-            made.append((registers, addresses[flip], (offset ^ flip) * itemsize))
-        return made
+    Args:
+        builder: at the place of the accesses.
+        base: where the tile is.
+        itemsize: of its elements.
+        swizzle, layout: where they lie, and who has which.
+        thread: the number of the thread, if it is not that in the block.
+        beyond: see `InShared.taker`.
+    """
+    masks, coordinates = swizzle.of_thread(layout), layout.coordinates()
+    start = xor_of_bits(builder, special_register(builder, "tid.x") if thread is None else thread, masks)
+    if beyond is not None:
+        steps = {bit: swizzle.offset(vector) for bit, vector in beyond.vectors}
+        moves = [steps.get(bit, 0) for bit in range(1 + max(steps))]
+        start = builder.xor(start, xor_of_bits(builder, beyond.number, moves))
+        masks = [*masks, *moves]
+    walked = 0  # bits of the offset that are decided when the kernel runs; others are immediates
+    for mask in masks:
+        walked |= mask
+    addresses: dict[int, ir.Value] = {}
+    made = []
+    for registers in swizzle.registers(layout):
+        offset = swizzle.offset(coordinates[registers[0]])
+        flip = offset & walked
+        if flip not in addresses:
+            moved = builder.xor(start, integer(32, flip)) if flip else start
+            addresses[flip] = shared.at(builder, base, moved, itemsize)
+        made.append((registers, addresses[flip], (offset ^ flip) * itemsize))
+    return made
 
 
 def exchange(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, place: Place, num_threads: int) -> list[ir.Value]:

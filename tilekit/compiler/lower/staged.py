@@ -1,4 +1,4 @@
-"""Tiles in shared memory, as the tensor memory accelerator puts them there.
+"""Tiles in shared memory, as the tensor memory accelerator puts them there, and copies by threads (cp.async) in its place.
 
 A tile lies in panels, of 128 bytes of each row at most; in a panel row follows row, without gaps. Within every 1024 bytes the
 16-byte pieces of a row are exchanged: to their number the number of the row is added, by XOR, so that the same column of
@@ -16,12 +16,11 @@ from numba.cuda import types
 from numba.cuda.cudaimpl import registry
 from numba.cuda.extending import core_models, register_model
 
-from tilekit.compiler.conversion import Swizzle
+from tilekit.compiler.conversion import Matrices, Swizzle
 from tilekit.compiler.layout import ACCESS_BYTES, Config, Layout, Vector
-from tilekit.compiler.lower import shared
-from tilekit.compiler.lower.emit import pack, special_register, unpack, xor_of_bits
-from tilekit.compiler.lower.relayout import in_layout
-from tilekit.compiler.types import DeferredType, TileType, current, i32, integer
+from tilekit.compiler.lower.emit import pack, unpack
+from tilekit.compiler.lower.relayout import InShared, in_layout
+from tilekit.compiler.types import DeferredType, TileType, current, i32
 from tilekit.dtypes import DType
 
 __all__ = ["LEAST_ROWS", "SPANS", "StagedType", "span_of"]
@@ -112,36 +111,21 @@ class StagedType(DeferredType):
     def settle(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
         return pack(builder, self.read(builder, value, self.settled.layout))
 
-    def read(self, builder: ir.IRBuilder, base: ir.Value, layout: Layout) -> list[ir.Value]:
-        """The elements, by register of a layout of the tile's shape."""
+    def read(self, builder: ir.IRBuilder, base: ir.Value, layout: Layout, *, matrices: bool = False) -> list[ir.Value]:
+        """The elements, by register of a layout of the tile's shape; `matrices` as for `reader`."""
+        take = self.reader(layout, matrices=matrices).taker(builder, base)
+        return [take(r) for r in range(layout.num_registers)]
+
+    def reader(self, layout: Layout, *, matrices: bool = False) -> InShared:
+        """How threads read it in a layout of its shape, by `ldmatrix` if that is possible and `matrices` says so."""
         state = current().pipelines
         if state is not None:
             state.read = True
         swizzle = self.swizzle()
-        together = tuple(v for v in swizzle.shared if v in layout.reg)
-        for count, vector in enumerate(swizzle.shared):  # only those from the lowest on are neighbours
-            if vector not in layout.reg:
-                together = swizzle.shared[:count]
-                break
-        swizzle = Swizzle(swizzle.offsets, together)
-        start = xor_of_bits(builder, special_register(builder, "tid.x"), swizzle.of_thread(layout))
-        coordinates = layout.coordinates()
-        walked = 0
-        for mask in swizzle.of_thread(layout):
-            walked |= mask
-        itemsize = self.dtype.itemsize
-        found: list[Any] = [None] * layout.num_registers
-        addresses: dict[int, ir.Value] = {}
-        for registers in swizzle.registers(layout):
-            offset = swizzle.offset(coordinates[registers[0]])
-            flip = offset & walked
-            if flip not in addresses:
-                moved = builder.xor(start, integer(32, flip)) if flip else start
-                addresses[flip] = shared.at(builder, base, moved, itemsize)
-            made = shared.get(builder, addresses[flip], (offset ^ flip) * itemsize, self.dtype, len(registers))
-            for register, element in zip(registers, made, strict=True):
-                found[register] = element
-        return found
+        found = Matrices.between(swizzle.shared, layout, self.dtype.itemsize) if matrices else None
+        if found is not None and found.pointing.reg[: len(swizzle.shared)] != swizzle.shared:
+            found = None
+        return InShared(self.dtype, swizzle, layout, found)
 
 
 @register_model(StagedType)

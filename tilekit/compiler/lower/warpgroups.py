@@ -110,7 +110,9 @@ class OperandType(DeferredType):
         """That of a tile; None if there is none."""
         if isinstance(ty, OperandType):
             return ty
-        if not isinstance(ty, TileType) or not _is_half(ty.dtype) or len(ty.shape) != 2 or current().pipelines is None:
+        if current().pipelines is None or current().capability != (9, 0):
+            return None
+        if not isinstance(ty, TileType) or not _is_half(ty.dtype) or len(ty.shape) != 2:
             return None
         warps = ty.config.num_warps
         layout = warpgroup_accumulator(ty.shape, warps)
@@ -127,7 +129,7 @@ class OperandType(DeferredType):
         if ty == self:
             return unpack(builder, value)
         if isinstance(ty, StagedType):
-            held = ty.read(builder, value, self.settled.layout)
+            held = ty.read(builder, value, self.settled.layout, matrices=True)
         else:
             held = in_layout(builder, settled(ty), unpack(builder, settle(builder, ty, value)), self.settled.layout)
         pairs = [held[n : n + 2] for n in range(0, len(held), 2)]

@@ -1,0 +1,178 @@
+"""How tiles get into the stages of a ring: what the threads that load do in each turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from llvmlite import ir
+from numba.cuda import cgutils
+
+from tilekit.compiler.conversion import Swizzle
+from tilekit.compiler.layout import ACCESS_BYTES, WARP, Config, Layout
+from tilekit.compiler.lower.access import Plan, Window, plan
+from tilekit.compiler.lower.emit import asm, special_register
+from tilekit.compiler.lower.relayout import accesses
+from tilekit.compiler.lower.rings import RingType, by_panels, memory_order, plus, tensor_map_of, the_pipelines
+from tilekit.compiler.lower.staged import StagedType
+from tilekit.compiler.lower.views import TileRowType
+from tilekit.compiler.types import current, i32, i64, integer
+
+__all__ = ["fill"]
+
+_UNROLLED = 16  # copies of a tile that are written out for a thread; of more there is a loop
+_VOID = ir.VoidType()
+
+
+def fill(
+    builder: ir.IRBuilder,
+    ring: RingType,
+    base: ir.Value,
+    stage: ir.Value,
+    rows: list[tuple[TileRowType, ir.Value, list[ir.Value]]],
+) -> None:
+    """Have the tiles of a turn brought to a stage, which is empty.
+
+    Args:
+        builder: where the threads do so that load.
+        ring, base: the ring.
+        stage: the number of the stage.
+        rows: for each stream its type, its value, and the index of the tile.
+    """
+    full = ring.full(builder, stage)
+    targets = [plus(builder, base, begin, stage, tile.nbytes) for begin, tile in zip(ring.offsets, ring.tiles, strict=False)]
+    if ring.brought:
+        with _one_of_them(builder):
+            text = f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {ring.brought};"
+            asm(builder, text, "r,~{memory}", _VOID, [full], effect=True)
+            for (row, _, index), tile, way, target in zip(rows, ring.tiles, ring.ways, targets, strict=True):
+                if way.map is not None:
+                    _load(builder, row, tile, way.map, target, full, index, way.parts)
+    for (row, value, index), tile, way, target in zip(rows, ring.tiles, ring.ways, targets, strict=True):
+        if way.map is None:
+            _copy(builder, row, value, tile, way.nbytes, target, index)
+    if ring.copied:
+        text = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];"
+        asm(builder, text, "r,~{memory}", _VOID, [full], effect=True)
+
+
+@contextmanager
+def _one_of_them(builder: ir.IRBuilder) -> Iterator[None]:
+    """What one thread does, if there are several that load."""
+    if not the_pipelines().copied:
+        yield
+        return
+    thread = special_register(builder, "tid.x")
+    with builder.if_then(builder.icmp_unsigned("==", thread, integer(32, current().config.num_threads))):
+        yield
+
+
+def _copy(
+    builder: ir.IRBuilder,
+    row: TileRowType,
+    value: ir.Value,
+    tile: StagedType,
+    nbytes: int,
+    target: ir.Value,
+    index: list[ir.Value],
+) -> None:
+    """Copy a tile, `nbytes` at a time. What does not exist of it becomes zeros."""
+    tensor, cut, loaders = row.grid.tensor, row.grid.cut, the_pipelines().loaders
+    unit, itemsize = tensor.facts.unit, tensor.dtype.itemsize
+    assert unit is not None, "looked at when the ring was made"
+    count = nbytes // itemsize
+    turns = max(1, tile.nbytes // nbytes // loaders // _UNROLLED)
+    lies = Layout.blocked(cut.extents, Config(loaders // WARP * turns, count), unit)
+    together = lies.run(unit)[: count.bit_length() - 1]
+    order = memory_order(row.grid)
+    whole = StagedType(tile.dtype, tile.memory, tuple(map(order.index, range(len(order)))), tile.config)
+    swizzle = whole.swizzle()
+    swizzle = Swizzle(swizzle.offsets, swizzle.shared[: len(together)])
+    found = plan(tensor, lies, row.free, cut.steps)
+    found = Plan(vector=together, edge=together, ragged=found.ragged, checked=found.checked)
+    coordinates = lies.coordinates()
+    kind = ("cg", ".L2::128B") if nbytes == ACCESS_BYTES else ("ca", "")
+    text = f"cp.async.{kind[0]}.shared.global{kind[1]} [$0+{{}}], [$1+{{}}], {nbytes}"
+
+    def copy(number: ir.Value) -> None:
+        """A thread's part, or one of its parts."""
+        tensor_value = builder.extract_value(value, 0)
+        window = Window(builder, tensor, tensor_value, index, lies, found, cut.steps, number)
+        pieces = accesses(builder, target, itemsize, swizzle, lies, thread=number)
+        sources = [window.row(coordinates[registers[0]]) for registers, _, _ in pieces]
+
+        def pass_on(*, masked: bool) -> None:
+            for (registers, address, offset), source in zip(pieces, sources, strict=True):
+                at = coordinates[registers[0]]
+                given = [address, source]
+                piece = text.format(offset, at[unit] * itemsize)
+                if masked:
+                    given.append(builder.mul(window.present(at, count), integer(32, itemsize)))
+                    piece += ", $2"
+                asm(builder, piece + ";", ",".join(["r", "l", "r"][: len(given)]) + ",~{memory}", _VOID, given, effect=True)
+
+        if not found.masked:
+            pass_on(masked=False)
+            return
+        with builder.if_else(window.inside()) as (inside, edge):
+            with inside:
+                pass_on(masked=False)
+            with edge:
+                pass_on(masked=True)
+
+    thread = builder.sub(special_register(builder, "tid.x"), integer(32, current().config.num_threads))
+    if turns == 1:
+        copy(thread)
+        return
+    with cgutils.for_range(builder, integer(32, turns), intp=i32) as loop:
+        copy(builder.add(thread, builder.mul(loop.index, integer(32, loaders))))
+
+
+def _load(
+    builder: ir.IRBuilder,
+    row: TileRowType,
+    tile: StagedType,
+    number: int,
+    target: ir.Value,
+    full: ir.Value,
+    index: list[ir.Value],
+    parts: int,
+) -> None:
+    """Have a tile brought: a copy for each panel. If it comes in `parts`, each block of the cluster has one brought to all."""
+    cut, facts = row.grid.cut, row.grid.tensor.facts
+    order = the_pipelines().maps[number].order
+    begins = [builder.mul(index[d], integer(32, cut.steps[d])) for d in range(facts.rank)]
+    step, rank = tile.span // tile.dtype.itemsize, len(order)
+    tensor_map = builder.ptrtoint(tensor_map_of(builder, number), i64)
+    coordinates = ", ".join(f"${3 + d}" for d in range(rank))
+    text = (
+        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1, {{{coordinates}}}], [$2];"
+    )
+    where = [begins[d] for d in order]
+    panels = tile.panels
+    if parts > 1:
+        block = asm(builder, "mov.u32 $0, %cluster_ctarank;", "=r", i32, [])
+        head, _, tail = text.partition(" [$0]")
+        copy = f"{head}.multicast::cluster [$0]{tail.removesuffix(';')}, all;"
+        text = f"{{ .reg .b16 all; mov.b16 all, {(1 << parts) - 1}; {copy} }}"
+        if by_panels(tile, parts):
+            panels //= parts
+            where[0] = builder.add(where[0], builder.mul(block, integer(32, panels * step)))
+            ahead = panels * tile.rows * tile.span
+        else:
+            box = the_pipelines().maps[number].box
+            slowest = next(n for n in reversed(range(1, len(order))) if row.grid.cut.extents[order[n]] > box[order[n]])
+            where[slowest] = builder.add(where[slowest], builder.mul(block, integer(32, box[order[slowest]])))
+            ahead = tile.rows // parts * tile.span
+        target = builder.add(target, builder.mul(block, integer(32, ahead)))
+    for panel in range(panels):
+        moved = [builder.add(where[0], integer(32, panel * step)), *where[1:]]
+        address = builder.add(target, integer(32, panel * tile.rows * tile.span))
+        asm(
+            builder,
+            text,
+            ",".join(["r", "l", "r", *["r"] * rank, "~{memory}"]),
+            _VOID,
+            [address, tensor_map, full, *moved],
+            effect=True,
+        )
