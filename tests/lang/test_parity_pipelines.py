@@ -11,8 +11,9 @@ from tilekit import api, dtypes
 
 BM, BN, BK = tk.generics("BM BN BK")
 HALVES = [tk.float16, tk.bfloat16]
-# Extents that rings of the TMA take, ragged ones that it fills up with zeros, and rows that it cannot have.
-EXTENTS = [(128, 256, 192), (130, 264, 200), (65, 136, 40), (63, 71, 45)]
+# Extents that rings of the TMA take, ragged ones that it fills up with zeros, rows that threads copy 8 and 4 bytes at a time (of
+# both operands, of one), and rows that no ring can have.
+EXTENTS = [(128, 256, 192), (130, 264, 200), (65, 136, 40), (132, 268, 196), (66, 142, 90), (136, 260, 200), (63, 71, 45)]
 
 
 def whole(shape, dtype, seed=0):
@@ -115,10 +116,33 @@ def test_tiles_of_products(device, kernel, tile, warps):
     check(multiply(kernel, *given, (m, n), tile, warps=warps), product_of(a, b).astype(np.float32))
 
 
+@pytest.mark.parametrize("extents", [(132, 260, 332), (134, 262, 330)], ids=str)
+@pytest.mark.parametrize(
+    ("tile", "warps"),
+    [((64, 64, 64), 4), ((64, 256, 128), 8), ((128, 256, 64), 8), ((128, 128, 32), 4), ((16, 16, 16), 1), ((256, 64, 64), 8)],
+    ids=str,
+)
+@pytest.mark.parametrize("kernel", [gemm, turned], ids=lambda kernel: kernel.name)
+def test_tiles_that_threads_copy(device, kernel, tile, warps, extents):
+    m, n, k = extents
+    a, b = whole((m, k), tk.bfloat16), whole((k, n), tk.bfloat16, 1)
+    given = (a, b) if kernel is gemm else (np.ascontiguousarray(a.T), np.ascontiguousarray(b.T))
+    check(multiply(kernel, *given, (m, n), tile, warps=warps), product_of(a, b).astype(np.float32))
+
+
+@pytest.mark.parametrize("extents", [(72, 80, 96), (68, 76, 92)], ids=str)
 @pytest.mark.parametrize("dtype", [tk.float32, tk.float8_e4m3fn, tk.float8_e5m2], ids=str)
-def test_products_of_other_dtypes(device, dtype):
-    a, b = whole((72, 96), dtype), whole((96, 80), dtype, 1)
-    check(multiply(gemm, a, b, (72, 80), (32, 32, 32)), product_of(a, b).astype(np.float32))
+def test_products_of_other_dtypes(device, dtype, extents):
+    m, n, k = extents
+    a, b = whole((m, k), dtype), whole((k, n), dtype, 1)
+    check(multiply(gemm, a, b, (m, n), (32, 32, 32)), product_of(a, b).astype(np.float32))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 7])
+@pytest.mark.parametrize("k", [2, 62, 66, 642])
+def test_copies_in_any_number_of_stages_and_turns(device, stages, k):
+    a, b = whole((64, k), tk.float16), whole((k, 68), tk.float16, 1)
+    check(multiply(gemm, a, b, (64, 68), (64, 64, 64), stages=stages), product_of(a, b).astype(np.float32))
 
 
 @tk.kernel
@@ -204,6 +228,16 @@ def test_tiles_in_clusters(device, kernel, cluster, tile, warps):
     a, b = whole((m, k), tk.bfloat16), whole((k, n), tk.bfloat16, 1)
     given = (a, b) if kernel is persistent else (np.ascontiguousarray(a.T), np.ascontiguousarray(b.T))
     found = multiply(kernel, *given, (m, n), tile, map_=4, cluster=cluster, warps=warps)
+    check(found, product_of(a, b).astype(np.float32))
+
+
+@pytest.mark.parametrize("cluster", [(2, 1), (1, 2)], ids=str)
+@pytest.mark.parametrize("extents", [(232, 500, 200), (232, 504, 198), (230, 508, 196)], ids=str)
+def test_streams_that_are_copied_in_clusters(device, extents, cluster):
+    """Each block copies what it needs itself, and has a part of the other stream's tiles brought to all."""
+    m, n, k = extents
+    a, b = whole((m, k), tk.bfloat16), whole((k, n), tk.bfloat16, 1)
+    found = multiply(persistent, a, b, (m, n), (64, 128, 64), map_=4, cluster=cluster, warps=4)
     check(found, product_of(a, b).astype(np.float32))
 
 
@@ -472,7 +506,7 @@ def total(y: tk.Out, x: tk.In):
 
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, *dtypes.EIGHT_BIT_FLOATS, tk.bool_], ids=str)
-@pytest.mark.parametrize("extents", [(64, 512), (60, 272), (33, 45)], ids=str)
+@pytest.mark.parametrize("extents", [(64, 512), (60, 272), (60, 268), (33, 45)], ids=str)
 def test_a_row_of_every_dtype(device, dtype, extents):
     """One stream gives the tile itself; zeros fill up the edges."""
     x = whole(extents, dtype) if dtype != tk.bool_ else sample(dtype, n=extents)
@@ -765,8 +799,26 @@ def test_slices(device):
         y.store(s)
 
     x = whole((16, 256), tk.float32)
-    wanted = tiles_of(x[:, 32:132], 16, 64)[0].sum(0)
-    check(run(kernel, tk.float32, x, 32, n=(16, 64), tile=(16, 64)), wanted.astype(np.float32))
+    for first in (32, 33):
+        wanted = tiles_of(x[:, first : first + 100], 16, 64)[0].sum(0)
+        check(run(kernel, tk.float32, x, first, n=(16, 64), tile=(16, 64)), wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize("first", [1, 2, 4, 8])
+def test_tensors_that_begin_anywhere(device, first):
+    """In a tensor with other rows: by 16, 8, 4 bytes, or as the loop goes."""
+
+    @tk.kernel(num_warps=4)
+    def kernel(y: tk.Out, a: tk.In, b: tk.In):
+        acc = tk.zeros((64, 64), tk.float32)
+        for ta, tb in tk.pipelined(a.tiles((64, 64))[0, :], b.tiles((64, 64))[:, 0]):
+            acc = tk.mma(ta, tb, acc)
+        y.store(acc)
+
+    a, b = whole((64, 320), tk.bfloat16), whole((304, 72), tk.bfloat16, 1)
+    views = api.from_host(a).sync()[:, first : first + 304], api.from_host(b).sync()[:, first : first + 64]
+    found = kernel(api.zeros((64, 64)).partition((64, 64)), *views).first().unpartition().to_host().sync()
+    check(found, product_of(a[:, first : first + 304], b[:, first : first + 64]).astype(np.float32))
 
 
 def test_rank_1(device):

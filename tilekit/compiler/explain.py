@@ -102,7 +102,7 @@ class Pipeline:
         line: of the kernel's file.
         stages: for how many turns there is room in shared memory; 0 if there is no ring of stages, and the loop loads as it goes.
         nbytes: of shared memory that all stages take.
-        tiles: dtype and shape of what comes in each turn, by the tensor memory accelerator (TMA) or by copies of threads (cp.async).
+        tiles: dtype and shape of what comes in each turn, by the TMA, or copied by threads (cp.async).
         reason: why there is no ring; empty if there is one.
     """
 

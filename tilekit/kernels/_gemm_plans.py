@@ -43,7 +43,7 @@ _COPIED = (128, 128, 64, 8, None)
 # Tiles that are loaded as the loop goes, by the operands' dtype: rows, columns, depth, warps, and the blocks of a multiprocessor.
 _LOADED = {
     2: (128, 64, 64, 4, None),
-    1: (128, 128, 64, 8, 2),
+    1: (128, 128, 64, 8, None),
     8: (64, 64, 16, 8, None),
 }
 _LOADED_TF32, _LOADED_F32 = (128, 128, 32, 8, None), (64, 64, 16, 8, None)

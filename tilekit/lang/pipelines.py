@@ -58,9 +58,10 @@ def pipelined(*streams: Any, stages: int | None = None, warp_specialize: bool | 
 
     In each turn there is a tile of each stream; with one stream it is the tile itself, with several a tuple.
 
-    On a GPU of compute capability 9.0, tiles come by the tensor memory accelerator (TMA) if their tensors are only read, begin at
-    a multiple of 16 bytes, have one dimension without gaps and rows that are multiples of 16 bytes apart; a product (`tk.mma`)
-    takes them from shared memory. Otherwise they are loaded as in the loop without `tk.pipelined`; `op.explain()` says why.
+    On a GPU, tiles come to stages in shared memory if their tensors are only read, begin at a multiple of 4 bytes, have one
+    dimension without gaps and rows that are multiples of 4 bytes apart: where these are multiples of 16 bytes, by the tensor
+    memory accelerator (TMA) of compute capability 9.0, else by copies of warps of their own (cp.async). A product (`tk.mma`) takes
+    them from there. Otherwise they are loaded as in the loop without `tk.pipelined`; `op.explain()` says why.
 
     Raises:
         CompileError: not in a `for` statement, or arguments of other types.
