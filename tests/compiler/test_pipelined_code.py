@@ -711,6 +711,41 @@ def test_reading_a_stage_meets_no_bank_conflicts(dtype, memory, warps):
     assert wavefronts(swizzle, layout, np.dtype(dtype).itemsize) == 4
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("warps", [1, 4, 8])
+@pytest.mark.parametrize("depth", [16, 32, 64, 128])
+def test_reading_matrices_from_a_stage_meets_no_bank_conflicts(depth, warps, turned):
+    """Of both operands, whichever dimension has no gaps: eight lanes point to 128 bytes in all banks."""
+    from tilekit.compiler import fragments
+
+    product = fragments.product((128, 64), depth, warps, 2, 1, wide=True)
+    for layout in (product.a, product.b):
+        memory, axes = (layout.shape[::-1], (1, 0)) if turned else (layout.shape, (0, 1))
+        lies = staged(tk.bfloat16, memory, axes, warps).reader(layout, matrices=True)
+        assert lies.matrices is not None
+        assert lies.matrices.transposed == (turned == (layout is product.a))
+        assert wavefronts(lies.swizzle, lies.read, 2) == 4
+
+
+@pytest.mark.parametrize(("dtype", "memory"), TILES, ids=str)
+@pytest.mark.parametrize("loaders", [32, 64, 128])
+@pytest.mark.parametrize("nbytes", [4, 8, 16])
+def test_copying_to_a_stage_meets_no_bank_conflicts(dtype, memory, loaders, nbytes):
+    """Neighbouring threads copy neighbours in a row, and all of them together each element once."""
+    from tilekit.compiler.lower.copies import dealt
+
+    itemsize = np.dtype(dtype).itemsize
+    nbytes = max(nbytes, itemsize)
+    tile = staged(dtype, memory)
+    layout, swizzle, turns = dealt(tile, nbytes, loaders)
+    assert (itemsize << len(swizzle.shared), 1 << len(layout.thread)) == (nbytes, loaders * turns)
+    assert wavefronts(swizzle, layout, itemsize) == nbytes * 32 // 128
+    assert layout.num_registers * itemsize // nbytes <= 31, "copies that are written out"
+    once = [v for v in (*layout.reg, *layout.thread) if any(v)]
+    assert sorted(once) == sorted(swizzle.offsets)
+    assert layout.reg[: len(swizzle.shared)] == swizzle.shared
+
+
 def test_wavefronts_counts_conflicts():
     """Lanes that walk down a column of one piece each would meet in the same banks without the exchange."""
     tile = staged(tk.float32, (32, 32), warps=1)

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba.cuda import cgutils
 
 from tilekit.compiler.conversion import Swizzle
-from tilekit.compiler.layout import ACCESS_BYTES, WARP, Config, Layout
+from tilekit.compiler.layout import ACCESS_BYTES, WARP, Layout
 from tilekit.compiler.lower.access import Plan, Window, plan
 from tilekit.compiler.lower.emit import asm, special_register
 from tilekit.compiler.lower.relayout import accesses
@@ -18,7 +18,7 @@ from tilekit.compiler.lower.staged import StagedType
 from tilekit.compiler.lower.views import TileRowType
 from tilekit.compiler.types import current, i32, i64, integer
 
-__all__ = ["fill"]
+__all__ = ["dealt", "fill"]
 
 _UNROLLED = 16  # copies of a tile that are written out for a thread; of more there is a loop
 _VOID = ir.VoidType()
@@ -67,6 +67,28 @@ def _one_of_them(builder: ir.IRBuilder) -> Iterator[None]:
         yield
 
 
+def dealt(tile: StagedType, nbytes: int, loaders: int) -> tuple[Layout, Swizzle, int]:
+    """How threads share the work of copying a tile, `nbytes` at a time: neighbours copy neighbours in a row, then row after row.
+
+    Returns:
+        Which elements each copies, where they go, and in how many turns of a loop: in each further one, a thread has the number
+        of one that does not exist.
+    """
+    turns = max(1, tile.nbytes // nbytes // loaders // _UNROLLED)
+    swizzle, rank = tile.swizzle(), len(tile.shape)
+    dims = sorted((d for d in range(rank) if tile.axes[d] >= 0), key=lambda d: -tile.axes[d])
+    bits = [tuple(n if other == d else 0 for other in range(rank)) for d in dims for n in _powers(tile.shape[d])]
+    together = (nbytes // tile.dtype.itemsize).bit_length() - 1
+    lanes, warps = together + WARP.bit_length() - 1, together + (loaders * turns).bit_length() - 1
+    bits += [(0,) * rank] * (warps - len(bits))  # more threads than copies: some do the same
+    lies = Layout(tile.shape, (*bits[:together], *bits[warps:]), tuple(bits[together:lanes]), tuple(bits[lanes:warps]))
+    return lies, Swizzle(swizzle.offsets, swizzle.shared[:together]), turns
+
+
+def _powers(extent: int) -> list[int]:
+    return [1 << bit for bit in range(extent.bit_length() - 1)]
+
+
 def _copy(
     builder: ir.IRBuilder,
     row: TileRowType,
@@ -78,16 +100,11 @@ def _copy(
 ) -> None:
     """Copy a tile, `nbytes` at a time. What does not exist of it becomes zeros."""
     tensor, cut, loaders = row.grid.tensor, row.grid.cut, the_pipelines().loaders
-    unit, itemsize = tensor.facts.unit, tensor.dtype.itemsize
-    assert unit is not None, "looked at when the ring was made"
-    count = nbytes // itemsize
-    turns = max(1, tile.nbytes // nbytes // loaders // _UNROLLED)
-    lies = Layout.blocked(cut.extents, Config(loaders // WARP * turns, count), unit)
-    together = lies.run(unit)[: count.bit_length() - 1]
-    order = memory_order(row.grid)
+    itemsize, order = tensor.dtype.itemsize, memory_order(row.grid)
+    unit, count = order[-1], nbytes // itemsize
     whole = StagedType(tile.dtype, tile.memory, tuple(map(order.index, range(len(order)))), tile.config)
-    swizzle = whole.swizzle()
-    swizzle = Swizzle(swizzle.offsets, swizzle.shared[: len(together)])
+    lies, swizzle, turns = dealt(whole, nbytes, loaders)
+    together = lies.run(unit)[: len(swizzle.shared)]
     found = plan(tensor, lies, row.free, cut.steps)
     found = Plan(vector=together, edge=together, ragged=found.ragged, checked=found.checked)
     coordinates = lies.coordinates()

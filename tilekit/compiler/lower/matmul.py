@@ -161,6 +161,7 @@ class _Brought:
         self.lies: InShared | None = None
         self.start: ir.Value | None = None
         if staged is not None:
+            staged.note_read()
             self.lies, self.start = staged.reader(target, matrices=True), held[0]
         elif not tile.splat:
             if within_threads(tile.layout, target) is None:

@@ -113,14 +113,19 @@ class StagedType(DeferredType):
 
     def read(self, builder: ir.IRBuilder, base: ir.Value, layout: Layout, *, matrices: bool = False) -> list[ir.Value]:
         """The elements, by register of a layout of the tile's shape; `matrices` as for `reader`."""
+        self.note_read()
         take = self.reader(layout, matrices=matrices).taker(builder, base)
         return [take(r) for r in range(layout.num_registers)]
 
-    def reader(self, layout: Layout, *, matrices: bool = False) -> InShared:
-        """How threads read it in a layout of its shape, by `ldmatrix` if that is possible and `matrices` says so."""
+    @staticmethod
+    def note_read() -> None:
+        """Tell those who have stages filled that threads read them."""
         state = current().pipelines
         if state is not None:
             state.read = True
+
+    def reader(self, layout: Layout, *, matrices: bool = False) -> InShared:
+        """How threads read it in a layout of its shape, by `ldmatrix` if that is possible and `matrices` says so."""
         swizzle = self.swizzle()
         found = Matrices.between(swizzle.shared, layout, self.dtype.itemsize) if matrices else None
         if found is not None and found.pointing.reg[: len(swizzle.shared)] != swizzle.shared:
