@@ -17,7 +17,8 @@ import tilekit as tk
 from tilekit.compiler import fragments, ops
 from tilekit.compiler.conversion import Matrices, Swizzle, wavefronts, within_threads
 from tilekit.compiler.layout import Config, Layout
-from tilekit.compiler.lower import matmul, relayout
+from tilekit.compiler.lower import matmul, relayout, shared
+from tilekit.compiler.lower.staged import StagedType, span_of
 from tilekit.compiler.types import TileType, compiling, i32, register_type
 
 PTX = {
@@ -176,6 +177,48 @@ def test_operands_in_other_layouts(shape, depth, warps, kinds, which):
     layouts[2] = turned(shape, config)
     found, _, wanted = product(shape, depth, kinds, warps, layouts)
     np.testing.assert_array_equal(found, wanted)
+
+
+STAGES = [((64, 64), 64, 4), ((128, 64), 32, 8), ((32, 128), 64, 1), ((64, 32), 128, 2), ((16, 64), 16, 1)]
+STAGED = [
+    (tk.float16, tk.float16, (8, 0), "ieee"), (tk.bfloat16, tk.bfloat16, (8, 0), "ieee"),
+    (tk.float64, tk.float64, (8, 0), "ieee"),
+    (tk.float32, tk.float32, (8, 0), "ieee"), (tk.float32, tk.float32, (8, 0), "tf32"), (tk.int8, tk.uint8, (8, 0), "ieee"),
+    (tk.float8_e4m3fn, tk.float8_e5m2, (8, 0), "ieee"), (tk.float8_e4m3fn, tk.float8_e5m2, (8, 9), "ieee"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kinds", STAGED, ids=str)
+@pytest.mark.parametrize(("shape", "depth", "warps"), STAGES)
+@pytest.mark.parametrize("which", ["a", "b", "ab"])
+@pytest.mark.parametrize("turned", ["", "ab"])
+def test_operands_that_lie_in_stages(shape, depth, warps, kinds, which, turned):
+    """Of one or both, whichever dimension is contiguous there: read as instructions take them, or as threads hold them."""
+    *kinds, capability, precision = kinds
+    rows, columns = shape
+    shapes, config = [(rows, depth), (depth, columns), shape], Config(warps, 16 // kinds[0].itemsize)
+    acc = tk.int32 if kinds[0].kind in "iu" else tk.float64 if kinds[0] == tk.float64 else tk.float32
+    given = [small(s, d, n) for n, (s, d) in enumerate(zip(shapes, (*kinds, acc), strict=True))]
+    layouts = [Layout.blocked(s, config) for s in shapes]
+    block, start = Block(config.num_threads), shared.ROOM
+    with compiling(config, capability=capability):
+        tiles = [TileType(x.dtype, layout, config) for x, layout in zip(given, layouts, strict=True)]
+        values = [spread(block, layout, x) for x, layout in zip(given, layouts, strict=True)]
+        for n, name in enumerate("ab"):
+            size = given[n].itemsize
+            memory, axes = (shapes[n][::-1], (1, 0)) if name in turned else (shapes[n], (0, 1))
+            if name not in which or span_of(memory[-1] * size) is None:
+                continue
+            tiles[n], values[n] = StagedType(given[n].dtype, memory, axes, config), Value(i32, start)
+            held, swizzle = np.zeros(given[n].size, given[n].dtype), tiles[n].swizzle()
+            for at in np.ndindex(shapes[n]):
+                held[swizzle.offset(at)] = given[n][at]
+            block.memory[start : start + held.nbytes] = held.view(np.uint8)
+            start += held.nbytes
+        ty, emit = ops.LOWERINGS[tk.mma](*tiles, types.StringLiteral(precision))
+        made = emit(block, *values, None)
+    a, b, c = (x.astype(np.float64) for x in given)
+    np.testing.assert_array_equal(gathered(block, ty.layout, Fragment(made), acc), (a @ b + c).astype(acc))
 
 
 @pytest.mark.parametrize("kinds", [KINDS[0], KINDS[2]], ids=lambda kinds: kinds[0].name)

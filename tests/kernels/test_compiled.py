@@ -296,8 +296,8 @@ OTHER_PRODUCTS = {
     "f32": (lambda: product(4096, 4096, 4096, F), "FFMA", 104),
     "tf32": (lambda: product(4096, 4096, 4096, F, precision="tf32"), "HMMA.1688.F32.TF32", 168),
     "f64": (lambda: product(1024, 1024, 1024, D), "DMMA", 136),
-    "fp8": (lambda: product(4096, 4096, 4096, tk.float8_e4m3fn), "HMMA.16816.F32", 128),
-    "i8": (lambda: product(4096, 4096, 4096, tk.int8), "IMMA.16832.S8.S8", 128),
+    "fp8": (lambda: product(4096, 4096, 4096, tk.float8_e4m3fn), "HMMA.16816.F32", 168),
+    "i8": (lambda: product(4096, 4096, 4096, tk.int8), "IMMA.16832.S8.S8", 168),
     "rows at odd addresses": (lambda: product(4096, 4096, 4099), "HMMA.16816.F32.BF16", 208),
     "batch, c, bias": (
         lambda: kernels.gemm(
