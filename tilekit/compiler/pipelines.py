@@ -1,9 +1,9 @@
 """Software pipelines: what becomes of `for ... in tk.pipelined(...):` before the compiler sees it.
 
-On its own, such a loop becomes one that loads a tile of each stream in each turn (`_plain`). Where the tensor memory accelerator
-can bring the tiles, a ring of stages in shared memory stands between it and the loop, and the kernel becomes two: that of one
-thread that loads, which is the kernel without all that does not decide which tiles come, and the kernel itself, which takes the
-tiles and gives the stages back.
+On its own, such a loop becomes one that loads a tile of each stream in each turn (`_plain`). Where tiles can be brought ahead, by
+the tensor memory accelerator or by copies, a ring of stages in shared memory stands between these and the loop, and the kernel
+becomes two: that of the threads that load, which is the kernel without all that does not decide which tiles come, and the kernel
+itself, which takes the tiles and gives the stages back.
 
     ring = _ring(stages, x.tiles(...), ...)                            in all threads
     role = _role()
@@ -17,7 +17,7 @@ tiles and gives the stages back.
                                                                                turn += 1
                                                                            _last(ring, turn, ...)
 
-The functions that stand in such code do nothing in Python; `compiler.lower.pipelines` lowers them.
+The functions that stand in such code do nothing in Python; `compiler.lower.pipelines` and `rings` lower them.
 """
 
 from __future__ import annotations
