@@ -292,6 +292,23 @@ def test_products_of_other_types_by_warpgroups(name):
     assert kernel.registers <= 168
 
 
+COPIED = {
+    "e4m3": (lambda: deep(4096, 4096, 4100, E4, dtype=B), "QGMMA.64x128x32.F32.E4M3.E4M3", "LDGSTS.E"),
+    "e4m3, fast": (lambda: deep(4096, 4096, 4104, E4, dtype=B, precision="fast"), "QGMMA.64x256x32.F32.E4M3.E4M3", "LDGSTS.E.64"),
+    "i8": (lambda: deep(4096, 4096, 4100, I8), "IGMMA.64x256x32.S8.S8", "LDGSTS.E"),
+    "tf32": (lambda: deep(4096, 4096, 4098, F, precision="tf32"), "HGMMA.64x256x8.F32.TF32", "LDGSTS.E.64"),
+}
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_products_of_other_types_that_threads_copy(name):
+    make, instruction, copy = COPIED[name]
+    kernel = launch_in(make()).compile(target="sm_90a")
+    assert set(re.findall(r"\b([HIQ]GMMA[.\w]*|LDGSTS\.[.\w]*)", kernel.sass)) == {instruction, copy}
+    assert not re.search(r"\b(UTMALDG|LDG|[HIQ]MMA)\b", kernel.sass)
+    assert (kernel.local_bytes, kernel.registers <= 168) == (0, True)
+
+
 OTHER_PRODUCTS = {
     "f32": (lambda: product(4096, 4096, 4096, F), "FFMA", 104),
     "tf32": (lambda: product(4096, 4096, 4096, F, precision="tf32"), "HMMA.1688.F32.TF32", 168),
