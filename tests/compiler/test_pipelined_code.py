@@ -454,6 +454,20 @@ def sliced(y: tk.Out, x: tk.In):
     y.store(s)
 
 
+def sliced_twice(y: tk.Out, x: tk.In):
+    s = tk.zeros((16, 64), tk.float32)
+    for t in tk.pipelined(x.slice(0, 0, 32).slice(0, 3).tiles((16, 64))[0, :]):
+        s += t
+    y.store(s)
+
+
+def sliced_to_the_end(y: tk.Out, x: tk.In):
+    s = tk.zeros((16, 64), tk.float32)
+    for t in tk.pipelined(x.slice(1, 1).tiles((16, 64))[0, :]):
+        s += t
+    y.store(s)
+
+
 def renamed(y: tk.Out, x: tk.In):
     s, z = tk.zeros((16, 64), tk.float32), x
     for t in tk.pipelined(z.tiles((16, 64))[0, :]):
@@ -471,6 +485,13 @@ def looked_up(y: tk.Out, x: tk.In):
 def looked_up_late(y: tk.InOut, x: tk.In):
     s, z = tk.zeros((16, 64), tk.float32), y.slice(0, 0, 1)
     for t in tk.pipelined(x.tiles((16, 64))[int(tk.load(z, (0, 0), ()).item()), :]):
+        s += t
+    y.store(s)
+
+
+def looked_up_by_a_tile(y: tk.Out, x: tk.In):
+    s, row = tk.zeros((16, 64), tk.float32), tk.load(x, (0, 0), (1, 1)).item() > 0
+    for t in tk.pipelined(x.tiles((16, 64))[1 if row else 0, :]):
         s += t
     y.store(s)
 
@@ -564,9 +585,11 @@ def greedy(y: tk.Out, x: tk.In):
 REASONS = {
     "told": (told, {}, "warp_specialize=False"),
     "break": (breaks, {}, "the loop has a break, continue, return or else"),
+    "slice": (sliced_to_the_end, {"shape": (64, 250)}, "x is a slice that may begin at a multiple of 4 bytes; copies are of 8"),
     "renamed": (renamed, {}, "z.tiles((16, 64)) is no tiles of a parameter of the kernel"),
     "looked up": (looked_up, {}, "which tiles come depends on tk.sum(tk.load(x, (0, 0), (16, 64))).astype(tk.int32)"),
     "looked up late": (looked_up_late, {}, "which tiles come depends on tk.load(z, (0, 0), ()), and z is written"),
+    "looked up by a tile": (looked_up_by_a_tile, {}, "which tiles come depends on tk.load(x, (0, 0), (1, 1))"),
     "chained": (chained, {}, "which tiles come depends on t, which a pipeline loads"),
     "behind": (turned_behind, {}, "u, a tile of the pipeline, is used behind the loop"),
     "carried": (carried, {}, "before, a tile of the pipeline, may be used in a later turn"),
@@ -641,9 +664,10 @@ def test_single_elements_may_decide_which_tiles_come():
         (summed, {"shape": (64, 250)}, 8),
         (summed, {"x": lambda: meta(64, 260, dtype=tk.float32)[:, 1:257]}, 4),
         (sliced, {}, 16),
+        (sliced_twice, {}, 16),
         (tall, {"shape": (1024, 256)}, 16),
     ],
-    ids=["stride", "align", "slice", "tall"],
+    ids=["stride", "align", "slice", "slice of a slice", "tall"],
 )
 def test_threads_copy_what_the_accelerator_cannot_bring(make, how, nbytes):
     how = {name: value() if name == "x" else value for name, value in how.items()}
@@ -652,6 +676,27 @@ def test_threads_copy_what_the_accelerator_cannot_bring(make, how, nbytes):
     assert [tile.rpartition(" by ")[2] for tile in ring.tiles] == [f"cp.async of {nbytes} bytes"]
     assert explained.compiled.maps == ()
     assert f"by cp.async of {nbytes} bytes" in str(explained)
+
+
+@tk.kernel
+def from_a_row(y: tk.Out[BM, BN], x: tk.In, rows: tk.In):
+    s = tk.zeros((BM, BN), tk.float32)
+    first = tk.load(rows, tk.bid(0), ()).item()
+    for t in tk.pipelined(x.slice(0, first).slice(1, 8).tiles((BM, BN))[0, :]):
+        s += t
+    y.store(s)
+
+
+def test_a_slice_to_the_end_has_a_ring():
+    """The thread that loads looks its beginning up by itself, and meets no barrier of the others."""
+    op = from_a_row(meta(64, 64, dtype=tk.float32).partition((16, 64)), meta(999, 512, dtype=tk.float32), meta(4, dtype=tk.int32))
+    compiled = op.generics(BM=16, BN=64).num_warps(8).compile(target="sm_90a")
+    assert [m.box for m in compiled.maps] == [(16, 32)]
+    loading, calculating = compiled.sass.split("USETMAXREG.TRY_ALLOC")
+    assert "UTMALDG.2D" in loading
+    assert len(re.findall(r"\bLDG\.E\b", loading)) == 1
+    assert "LDG" not in calculating
+    assert loading.count("BAR.SYNC") == 1, "that all threads meet at, when there are barriers"
 
 
 def test_column_major_tensors_have_rings():

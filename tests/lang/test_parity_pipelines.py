@@ -821,6 +821,40 @@ def test_tensors_that_begin_anywhere(device, first):
     check(found, product_of(a[:, first : first + 304], b[:, first : first + 64]).astype(np.float32))
 
 
+def test_slices_to_the_end(device):
+    """They begin at any element, which the kernel may look up; beyond the end of the tensor there are zeros."""
+
+    @tk.kernel
+    def kernel(y: tk.Out, x: tk.In, rows: tk.In, column):
+        s = tk.zeros((16, 64), tk.float32)
+        at = tk.load(rows, tk.bid(0), ()).item()
+        for t in tk.pipelined(x.slice(0, at).slice(1, column).slice(0, 1).tiles((16, 64))[0, :]):
+            s += t
+        y.store(s)
+
+    x, rows = whole((50, 256), tk.float32), np.array([0, 3, 17, 30, 45, 49], np.int32)
+    wanted = [tiles_of(np.pad(x[row + 1 :, 5:], ((0, 16), (0, 0))), 16, 64)[0].sum(0) for row in rows]
+    found = run(kernel, tk.float32, x, rows, 5, n=(16 * len(rows), 64), tile=(16, 64))
+    check(found, np.concatenate(wanted).astype(np.float32))
+
+
+def test_products_of_slices_to_the_end(device):
+    @tk.kernel(num_warps=4)
+    def kernel(y: tk.Out, a: tk.In, b: tk.In, offsets: tk.In):
+        for g in range(offsets.shape[0]):
+            first = tk.load(offsets, g, ()).item()
+            acc = tk.zeros((64, 64), tk.float32)
+            for ta, tb in tk.pipelined(a.slice(0, first).tiles((64, 64))[0, :], b.tiles((64, 64))[:, 0]):
+                acc = tk.mma(ta, tb, acc)
+            tk.store(y, (g, 0), acc)
+
+    a, b, offsets = whole((200, 320), tk.bfloat16), whole((320, 64), tk.bfloat16, 1), np.array([0, 1, 77, 136], np.int32)
+    wanted = [product_of(a[at : at + 64], b) for at in offsets]
+    y = api.zeros((256, 64)).sync()
+    kernel(y.scattered(), *map(api.from_host, (a, b, offsets))).grid(1).sync()
+    check(y.to_host().sync(), np.concatenate(wanted).astype(np.float32))
+
+
 def test_rank_1(device):
     @tk.kernel
     def kernel(y: tk.Out, x: tk.In):

@@ -239,6 +239,18 @@ def _name(name: str) -> ast.expr:
     return ast.Name(name, ast.Load())
 
 
+class _Whole(ast.NodeTransformer):
+    """Makes `x.slice(axis, start)` the tensor of which it is the rest."""
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        if not isinstance(node.func, ast.Attribute) or node.func.attr != "slice":
+            return node
+        stops = [*node.args[2:], *(k.value for k in node.keywords if k.arg == "stop")]
+        ends = any(not isinstance(stop, ast.Constant) or stop.value is not None for stop in stops)
+        return node if ends else node.func.value
+
+
 class Pipeline:
     """One loop over `tk.pipelined`.
 
@@ -281,12 +293,13 @@ class Pipeline:
 
     @staticmethod
     def _grid(stream: ast.expr) -> ast.expr:
-        return stream.value if isinstance(stream, ast.Subscript) else stream
+        """The tiles that a stream is some of; of a slice to the end, those of the whole tensor."""
+        return _Whole().visit(copy.deepcopy(stream.value if isinstance(stream, ast.Subscript) else stream))  # type: ignore[no-any-return]
 
     def ring(self, shared: Sequence[bool]) -> ast.stmt:
         """What makes the ring, some of whose streams are shared by the blocks of a cluster."""
         mask = sum(1 << place for place, each in enumerate(shared) if each)
-        grids = [copy.deepcopy(self._grid(stream)) for stream in self.streams]
+        grids = [self._grid(stream) for stream in self.streams]
         options: list[ast.expr] = [ast.Constant(number) for number in (self.number, self.stages or 0, mask)]
         return _assigned(self.name, _called("tilekit__ring", [*options, *grids], self.node), self.node)
 

@@ -295,15 +295,16 @@ class TensorType(types.Type):
         parameter: the parameter's name, for errors.
         facts, config: as given.
         dtype: the element type.
-        whole: whether it is all of the parameter, and no slice.
+        origins: the dimensions along which it begins behind the parameter's beginning, and ends with it: those of
+            `x.slice(axis, start)`. None for any other part of a parameter.
     """
 
     mangling_args = ("T", ())  # symbol names spell out the types; kilobytes of them without this
 
-    def __init__(self, parameter: str, facts: TensorFacts, config: Config, *, whole: bool = True) -> None:
-        self.parameter, self.facts, self.config, self.whole = parameter, facts, config, whole
+    def __init__(self, parameter: str, facts: TensorFacts, config: Config, *, origins: tuple[int, ...] | None = ()) -> None:
+        self.parameter, self.facts, self.config, self.origins = parameter, facts, config, origins
         self.dtype = np.dtype(dtypes.as_dtype(facts.dtype))
-        super().__init__(f"Tensor({parameter}, {facts}, {config}{', part' * (not whole)})")
+        super().__init__(f"Tensor({parameter}, {facts}, {config}{'' if origins == () else f', from {origins}'})")
 
 
 class Clash(Exception):
@@ -411,7 +412,7 @@ def extent_dtype(facts: TensorFacts) -> DType:
 
 @register_model(TensorType)
 class _TensorModel(core_models.StructModel):
-    """Address, extents, strides but the one that is 1: the flat kernel parameters, in this order."""
+    """Address, extents, strides but the one that is 1: the flat kernel parameters, in this order. Of a slice also its origin."""
 
     def __init__(self, manager: Any, tensor: TensorType) -> None:
         extent = _SCALAR[extent_dtype(tensor.facts)]
@@ -419,6 +420,7 @@ class _TensorModel(core_models.StructModel):
         members = [("address", types.uint64)]
         members += [(f"extent{d}", extent) for d in range(tensor.facts.rank)]
         members += [(f"stride{d}", types.int64) for d in strides]
+        members += [(f"origin{d}", extent) for d in tensor.origins or ()]
         super().__init__(manager, tensor, members)
 
 

@@ -151,12 +151,12 @@ class TensorView:
         padding(self.dtype, padding_mode, self.name, "tiled_view")
         return TiledView(self, extents, shape, check_steps(traversal_steps, extents, "tiled_view"), padding_mode)
 
-    def slice(self, axis: int, start: Any, stop: Any) -> TensorView:
+    def slice(self, axis: int, start: Any, stop: Any = None) -> TensorView:
         """The part of the tensor from index `start` up to `stop` along one dimension; no data is copied.
 
         Args:
             axis: the dimension, known when the kernel is compiled; it may count from the end.
-            start, stop: ints that the kernel may compute, `0 <= start <= stop <= shape[axis]`.
+            start, stop: ints that the kernel may compute, `0 <= start <= stop <= shape[axis]`; None for a stop at the end.
 
         Raises:
             CompileError: there is no such dimension, or a bound is no int.
@@ -165,6 +165,7 @@ class TensorView:
         from tilekit.lang.shape import axis_of  # it imports the tiles
 
         along = axis_of(axis, self.ndim, "slice")
+        stop = self.shape[along] if stop is None else stop
         if not is_index(start) or not is_index(stop):
             raise CompileError(f"slice: start and stop are ints, not {start!r} and {stop!r}")
         first, last = int(start), int(stop)

@@ -23,7 +23,7 @@ from tilekit.compiler.lower.checks import checking, require
 from tilekit.compiler.lower.emit import all_of, special_register, thread_coordinates
 from tilekit.compiler.types import TensorType, current, extent_dtype, i32, i64, integer, register_type
 
-__all__ = ["Access", "Plan", "Slot", "Window", "count_tiles", "open_access", "plan", "tensor_field"]
+__all__ = ["Access", "Plan", "Slot", "Window", "count_tiles", "members", "open_access", "plan", "tensor_field"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,17 +101,30 @@ class Access:
 
 
 def tensor_field(builder: ir.IRBuilder, tensor: TensorType, value: ir.Value, name: str) -> ir.Value:
-    """A member of a tensor parameter: `address`, `extent0`, `stride1`... The stride of the unit dimension is the constant 1."""
+    """A member of a tensor parameter: `address`, `extent0`, `stride1`... The stride of the unit dimension is the constant 1.
+
+    `origin0` is where a slice begins in the parameter, in elements.
+    """
     facts = tensor.facts
     if name == "address":
         return builder.extract_value(value, 0)
     kind, dim = name[:-1], int(name[-1])
     if kind == "extent":
         return builder.extract_value(value, 1 + dim)
+    if kind == "origin":
+        origins = tensor.origins or ()
+        if dim not in origins:
+            return integer(64 if facts.wide else 32, 0)
+        return builder.extract_value(value, members(tensor) + origins.index(dim))
     if dim == facts.unit:
         return integer(64, 1)
     before = sum(1 for d in range(dim) if d != facts.unit)
     return builder.extract_value(value, 1 + facts.rank + before)
+
+
+def members(tensor: TensorType) -> int:
+    """How many members a tensor parameter has."""
+    return 1 + 2 * tensor.facts.rank - (tensor.facts.unit is not None)
 
 
 def count_tiles(builder: ir.IRBuilder, extent: ir.Value, step: int) -> ir.Value:

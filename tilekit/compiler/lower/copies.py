@@ -10,7 +10,7 @@ from numba.cuda import cgutils
 
 from tilekit.compiler.conversion import Swizzle
 from tilekit.compiler.layout import ACCESS_BYTES, WARP, Layout
-from tilekit.compiler.lower.access import Plan, Window, plan
+from tilekit.compiler.lower.access import Plan, Window, plan, tensor_field
 from tilekit.compiler.lower.emit import asm, special_register
 from tilekit.compiler.lower.relayout import accesses
 from tilekit.compiler.lower.rings import RingType, by_panels, memory_order, plus, tensor_map_of, the_pipelines
@@ -45,9 +45,9 @@ def fill(
         with _one_of_them(builder):
             text = f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {ring.brought};"
             asm(builder, text, "r,~{memory}", _VOID, [full], effect=True)
-            for (row, _, index), tile, way, target in zip(rows, ring.tiles, ring.ways, targets, strict=True):
+            for (row, value, index), tile, way, target in zip(rows, ring.tiles, ring.ways, targets, strict=True):
                 if way.map is not None:
-                    _load(builder, row, tile, way.map, target, full, index, way.parts)
+                    _load(builder, row, value, tile, way.map, target, full, index, way.parts)
     for (row, value, index), tile, way, target in zip(rows, ring.tiles, ring.ways, targets, strict=True):
         if way.map is None:
             _copy(builder, row, value, tile, way.nbytes, target, index)
@@ -148,6 +148,7 @@ def _copy(
 def _load(
     builder: ir.IRBuilder,
     row: TileRowType,
+    value: ir.Value,
     tile: StagedType,
     number: int,
     target: ir.Value,
@@ -156,9 +157,14 @@ def _load(
     parts: int,
 ) -> None:
     """Have a tile brought: a copy for each panel. If it comes in `parts`, each block of the cluster has one brought to all."""
-    cut, facts = row.grid.cut, row.grid.tensor.facts
+    tensor, steps = row.grid.tensor, row.grid.cut.steps
+    assert tensor.origins is not None, "the ring is that of a whole tensor, of which such slices are the rest"
     order = the_pipelines().maps[number].order
-    begins = [builder.mul(index[d], integer(32, cut.steps[d])) for d in range(facts.rank)]
+    sliced = builder.extract_value(value, 0)
+    begins = [
+        builder.add(builder.mul(at, integer(32, n)), tensor_field(builder, tensor, sliced, f"origin{d}"))
+        for d, (at, n) in enumerate(zip(index, steps, strict=True))
+    ]
     step, rank = tile.span // tile.dtype.itemsize, len(order)
     tensor_map = builder.ptrtoint(tensor_map_of(builder, number), i64)
     coordinates = ", ".join(f"${3 + d}" for d in range(rank))

@@ -21,6 +21,7 @@ from tilekit.compiler.lower.staged import StagedType
 from tilekit.compiler.lower.views import TileGridType, TileRowType, all_of_grid, load_of_row, tiles_of_row
 from tilekit.compiler.lower.warpgroups import OperandType, PendingType
 from tilekit.compiler.ops import known, lowers, settled
+from tilekit.compiler.pipelines import Unfit
 from tilekit.compiler.types import current, describe, i32, integer
 from tilekit.lang import pipelines as lang
 
@@ -103,6 +104,11 @@ def registers(role: types.Type) -> Any:
 @lowers(steps._put)
 def put(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) -> Any:
     made = the_ring(ring)
+    for tensor, way in zip((_row(row).grid.tensor for row in rows), made.ways, strict=True):
+        # The ring is that of the whole tensor, of which this may be the rest.
+        if way.map is None and tensor.facts.align < way.nbytes:
+            begins = f"may begin at a multiple of {tensor.facts.align} bytes"
+            raise Unfit(f"{tensor.parameter} is a slice that {begins}; copies are of {way.nbytes}")
 
     def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, *values: ir.Value) -> None:
         stage, parity = made.stage(builder, turn)

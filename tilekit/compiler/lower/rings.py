@@ -195,7 +195,7 @@ def _map_of(grid: TileGridType, tile: StagedType, state: Pipelines, parts: int) 
     tensor, extents, order = grid.tensor, grid.cut.extents, memory_order(grid)[::-1]
     facts, itemsize, unit = tensor.facts, tensor.dtype.itemsize, order[0]
     strides = [facts.strides[d] * itemsize for d in order[1:]]
-    if state.capability != WITH_TMA or not tensor.whole or tensor.parameter not in state.tensors:
+    if state.capability != WITH_TMA or tensor.origins != () or tensor.parameter not in state.tensors:
         return None
     if facts.wide or facts.rank > _MOST_DIMENSIONS or max(tile.memory[:-1], default=1) > _MOST_IN_BOX:
         return None

@@ -13,7 +13,7 @@ from numba.cuda.extending import core_models, register_model
 
 from tilekit.compiler.diagnose import reject
 from tilekit.compiler.facts import divisor
-from tilekit.compiler.lower.access import count_tiles, tensor_field
+from tilekit.compiler.lower.access import count_tiles, members, tensor_field
 from tilekit.compiler.lower.checks import require
 from tilekit.compiler.lower.emit import constant_tuple, pack, unpack
 from tilekit.compiler.lower.transfer import Padding
@@ -163,7 +163,8 @@ def grid_of_tiles(tensor: TensorType, shape: types.Type) -> TileGridType:
 def slice_(self: TensorType, axis: types.Type, start: types.Type, stop: types.Type) -> Any:
     facts, name = self.facts, self.parameter
     along = in_rule("slice", axis_of, constant_of(axis, "slice", "the axis"), facts.rank)
-    for bound in (start, stop):
+    rest = known(stop) is None
+    for bound in (start,) if rest else (start, stop):
         check_indices(bound, 1, "slice", "start and stop are ints")
     itemsize, first = self.dtype.itemsize, known(start)
     # What is known of the start leaves something to be known of the address.
@@ -172,12 +173,13 @@ def slice_(self: TensorType, axis: types.Type, start: types.Type, stop: types.Ty
     align = min(facts.align, divisor(known_start) * stride * itemsize)
     extents = tuple(1 if d == along else n for d, n in enumerate(facts.extents))
     part = facts._replace(tile=None, group=None, kin=0, covered=False, extents=extents, align=align)
-    made = TensorType(name, part, self.config, whole=False)
+    begins = None if not rest or self.origins is None else tuple(sorted({*self.origins, along}))
+    made = TensorType(name, part, self.config, origins=begins)
 
     def emit(builder: ir.IRBuilder, value: ir.Value, _: ir.Value, start_: ir.Value, stop_: ir.Value) -> ir.Value:
         extent = tensor_field(builder, self, value, f"extent{along}")
         wide = extent if extent.type == i64 else builder.zext(extent, i64)
-        given = [index_value(builder, ty, v) for ty, v in ((start, start_), (stop, stop_))]
+        given = [index_value(builder, start, start_), wide if rest else index_value(builder, stop, stop_)]
         low, high = (v if v.type == i64 else builder.sext(v, i64) for v in given)
         ordered = builder.icmp_unsigned("<=", low, high)  # a negative bound is a huge one
         inside = builder.and_(ordered, builder.icmp_unsigned("<=", high, wide))
@@ -187,8 +189,13 @@ def slice_(self: TensorType, axis: types.Type, start: types.Type, stop: types.Ty
         offset = builder.mul(low, tensor_field(builder, self, value, f"stride{along}"))
         address = builder.add(tensor_field(builder, self, value, "address"), builder.mul(offset, integer(64, itemsize)))
         left = builder.sub(high, low)
-        value = builder.insert_value(value, address, 0)
-        return builder.insert_value(value, left if extent.type == i64 else builder.trunc(left, i32), 1 + along)
+        left, low = (v if extent.type == i64 else builder.trunc(v, i32) for v in (left, low))
+        fields = [builder.extract_value(value, n) for n in range(members(self))]
+        fields[0], fields[1 + along] = address, left
+        for d in begins or ():
+            before = tensor_field(builder, self, value, f"origin{d}")
+            fields.append(builder.add(before, low) if d == along else before)
+        return _struct(builder, fields)
 
     return made, emit
 
