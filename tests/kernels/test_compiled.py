@@ -13,7 +13,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.kernels import epilogues, losses, norms, products, scans, selection
+from tilekit.kernels import epilogues, grouped, losses, norms, products, scans, selection
 
 B, H, F, D = tk.bfloat16, tk.float16, tk.float32, tk.float64
 ROWS = 8192
@@ -334,6 +334,73 @@ def test_other_products(name, target):
     make, instruction, budget = OTHER_PRODUCTS[name]
     kernel = launch_in(make()).compile(target=target)
     assert instruction in kernel.sass
+    assert kernel.local_bytes == 0
+    assert kernel.registers <= budget, f"{kernel.registers} registers, the budget is {budget}"
+
+
+# Tokens, experts, K and N, and the columns of an instruction.
+GROUPS = {"few, large": (16384, 8, 4096, 4096, 256), "many, small": (4096, 128, 2048, 768, 256)}
+
+
+def groups(tokens, experts, k, n, dtype=B):
+    return kernels.grouped_gemm(m(tokens, k, dtype=dtype), m(experts, k, n, dtype=dtype), m(experts, dtype=tk.int32))
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups_by_warpgroups(name):
+    *sizes, columns = GROUPS[name]
+    kernel = launch_in(groups(*sizes)).compile(target="sm_90a")
+    found = Counter(re.findall(r"\b(HGMMA[.\w]*|HMMA[.\w]*)", kernel.sass))
+    assert (set(found), found.total() % 4) == ({f"HGMMA.64x{columns}x16.F32.BF16"}, 0)
+    assert {"UTMALDG.2D", "UTMALDG.3D"} <= set(re.findall(r"\b(UTMALDG\.\dD)", kernel.sass))
+    assert set(re.findall(r"\b((?:LDG|STG)[.\w]*)", kernel.sass)) == {"LDG.E", "STG.E.128"}, "offsets are loaded one by one"
+    assert kernel.local_bytes == 0
+    assert kernel.registers <= (168 if kernel.block[0] == 384 else 184)
+
+
+def deep_groups(k, dtype, **options):
+    """Groups whose K is contiguous in both operands."""
+    return kernels.grouped_gemm(
+        m(16384, k, dtype=dtype), m(8, 4096, k, dtype=dtype).permute(0, 2, 1), m(8, dtype=tk.int32), **options
+    )
+
+
+OTHER_GROUPS = {
+    "e4m3": (lambda: deep_groups(4096, E4), "QGMMA.64x128x32.F32.E4M3.E4M3", "UTMALDG.2D"),
+    "tf32": (lambda: deep_groups(4096, F, precision="tf32"), "HGMMA.64x256x8.F32.TF32", "UTMALDG.2D"),
+    "columns of bf16": (lambda: groups_of_columns(16384), "HGMMA.64x256x16.F32.BF16", "UTMALDG.2D"),
+    "bf16 that threads copy": (lambda: groups(16384, 8, 4100, 4096), "HGMMA.64x256x16.F32.BF16", "LDGSTS.E.64"),
+    "i8 that threads copy": (lambda: deep_groups(4100, I8), "IGMMA.64x256x32.S8.S8", "LDGSTS.E"),
+    "columns that begin in the middle of a copy": (lambda: groups_of_columns(16386), "HMMA.16816.F32.BF16", "LDG.E.U16"),
+    "odd rows": (lambda: groups(16384, 8, 4099, 4096), "HMMA.16816.F32.BF16", "LDG.E.U16"),
+}
+
+
+def groups_of_columns(tokens):
+    return kernels.grouped_gemm(m(4096, tokens, dtype=B).T, m(8, 4096, 4096, dtype=B), m(8, dtype=tk.int32))
+
+
+@pytest.mark.parametrize("name", OTHER_GROUPS)
+def test_how_groups_come(name):
+    make, instruction, load = OTHER_GROUPS[name]
+    kernel = launch_in(make()).compile(target="sm_90a")
+    assert set(re.findall(r"\b([HIQ]GMMA[.\w]*|[HIQ]MMA[.\w]*)", kernel.sass)) == {instruction}
+    assert re.search(rf"\b{re.escape(load)} ", kernel.sass)
+    assert kernel.local_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "target", "instruction", "budget"),
+    [(B, "sm_80", "HMMA.16816.F32.BF16", 208), (F, "sm_80", "FFMA", 120), (F, "sm_90a", "FFMA", 120)],
+    ids=str,
+)
+def test_other_groups(dtype, target, instruction, budget, monkeypatch):
+    """As on a GPU without products by warpgroups, which copies operands ahead, of 16 bits."""
+    monkeypatch.setattr(grouped, "staged_operands", lambda *tensors: False)
+    monkeypatch.setattr(grouped, "in_stages", lambda *tensors, to, warpgroups: dtype == B)
+    kernel = launch_in(groups(16384, 8, 4096, 4096, dtype)).compile(target=target)
+    assert instruction in kernel.sass
+    assert ("LDGSTS.E.BYPASS.LTC128B.128" in kernel.sass) == (dtype == B)
     assert kernel.local_bytes == 0
     assert kernel.registers <= budget, f"{kernel.registers} registers, the budget is {budget}"
 

@@ -23,6 +23,7 @@ from tilekit.kernels.dropouts import dropout as dropout
 from tilekit.kernels.dropouts import dropout_backward as dropout_backward
 from tilekit.kernels.embeddings import embedding as embedding
 from tilekit.kernels.embeddings import embedding_backward as embedding_backward
+from tilekit.kernels.grouped import grouped_gemm as grouped_gemm
 from tilekit.kernels.histograms import histogram as histogram
 from tilekit.kernels.losses import cross_entropy as cross_entropy
 from tilekit.kernels.losses import cross_entropy_backward as cross_entropy_backward
@@ -62,6 +63,7 @@ __all__ = [
     "gelu",
     "gelu_backward",
     "gemm",
+    "grouped_gemm",
     "histogram",
     "layer_norm",
     "layer_norm_backward",

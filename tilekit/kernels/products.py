@@ -23,7 +23,7 @@ from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
-__all__ = ["gemm"]
+__all__ = ["check_tile", "gemm", "result_dtype", "sum_dtype"]
 
 BM, BN, BK = tk.generics("BM BN BK")
 
@@ -272,7 +272,7 @@ _RECIPES_KEPT = 512
 
 
 def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, num_warps, splits):
-    wide = _sum_dtype(a, b, precision)
+    wide = sum_dtype("gemm", a, b, precision)
     batch, m, n, k = _shape_of(a.shape, b.shape)
     _check_factors(wide, alpha, beta)
     matrix = len(a.shape) == len(b.shape) == 2
@@ -283,8 +283,9 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     if operands and epilogue is None:
         raise ValueError("gemm: operands are for an epilogue, and there is none: epilogue=kernels.epilogues.bias adds one")
     along = tuple(_along(f"operands[{at}]", x, extents) for at, x in enumerate(operands))
-    _check_tuning(tile, num_warps, splits, matrix)
-    result = dtypes.as_dtype(dtype) if dtype is not None else a.dtype if a.itemsize > 1 else wide
+    check_tile("gemm", tile)
+    _check_splits(splits, matrix)
+    result = result_dtype(a, dtype, wide)
     exact = a.dtype == dtypes.float32 and precision != "tf32"
     staged = not exact and staged_operands(a, b)
     turned = staged and matrix and epilogue is None and tile is None and m <= FEW_ROWS < n
@@ -306,14 +307,19 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
 # ------------------------------------------------------------------------------------------------------------------------- checks
 
 
-def _sum_dtype(a: Any, b: Any, precision: str) -> Any:
+def sum_dtype(name: str, a: Any, b: Any, precision: str) -> Any:
     """The dtype in which a product of these is added up."""
     if precision not in PRECISIONS:
-        raise ValueError(f'gemm: precision is "ieee", "tf32" or "fast", not {precision!r}')
+        raise ValueError(f'{name}: precision is "ieee", "tf32" or "fast", not {precision!r}')
     try:
-        return accumulator_dtype(a.dtype, b.dtype, "gemm")
+        return accumulator_dtype(a.dtype, b.dtype, name)
     except CompileError as error:
         raise TypeError(str(error)) from None
+
+
+def result_dtype(a: Any, dtype: Any, wide: Any) -> Any:
+    """That of a product, which is added up in `wide`, if `dtype` was asked for."""
+    return dtypes.as_dtype(dtype) if dtype is not None else a.dtype if a.itemsize > 1 else wide
 
 
 def _shape_of(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int, int, int]:
@@ -347,9 +353,13 @@ def _padded(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return (1,) * (rank - len(shape)) + tuple(shape)
 
 
-def _check_tuning(tile: Any, num_warps: Any, splits: Any, matrix: bool) -> None:
+def check_tile(name: str, tile: Any) -> None:
+    """Raise ValueError unless it is a tile of a product, or None."""
     if tile is not None and (len(tile) != 3 or any(type(n) is not int or n < 1 or n & (n - 1) for n in tile)):
-        raise ValueError(f"gemm: tile is (BM, BN, BK), three powers of two, not {tile!r}")
+        raise ValueError(f"{name}: tile is (BM, BN, BK), three powers of two, not {tile!r}")
+
+
+def _check_splits(splits: Any, matrix: bool) -> None:
     if splits is not None and (type(splits) is not int or splits < 1):
         raise ValueError(f"gemm: splits is an int from 1 on, not {splits!r}")
     if splits is not None and splits > 1 and not matrix:

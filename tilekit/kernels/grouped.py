@@ -1,0 +1,134 @@
+"""Products of groups of rows with a matrix for each group, as the experts of a mixture have them.
+
+How many rows a group has is known on the device alone, so each block finds its tiles by itself: it goes over the groups, counts
+their tiles, and takes every n-th of n blocks. Tiles of rows begin where a group does, at any row: `a.slice(0, first)`. What they
+have of the next group's rows is multiplied, too, and not stored. Shazeer et al., "Outrageously large neural networks: the
+sparsely-gated mixture-of-experts layer", 2017; Gale et al., "MegaBlocks", 2022.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilekit as tk
+from tilekit import dtypes
+from tilekit.kernels._gemm_plans import COPIES, aligned, in_stages, plan_of, staged_operands
+from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, takes_ops
+from tilekit.kernels.products import check_tile, result_dtype, sum_dtype
+from tilekit.ops import DeviceOp
+from tilekit.tensor import Tensor
+
+__all__ = ["grouped_gemm"]
+
+BM, BN, BK = tk.generics("BM BN BK")
+
+# So many tiles of rows, and then the next columns: what is near each other uses the same operands while these are in the cache.
+_TOGETHER = 8
+_MULTIPROCESSORS = 132  # where there is no GPU: those of an H200
+# Blocks that stay on a multiprocessor. Where operands come ahead, two have room if their tiles have so many rows and columns and
+# four warps calculate.
+_STAYING, _STAYING_AHEAD, _SMALL = 4, 2, 192
+
+
+@tk.kernel
+def _grouped(out: tk.Out, a: tk.In, b: tk.In, offsets: tk.In, dtype: tk.Const, precision: tk.Const, ahead: tk.Const):
+    groups, columns = b.shape[0], tk.cdiv(b.shape[2], BN)
+    # The next tile of this block, counted from the group's first. A slice that begins at the constant 0 is of another type.
+    at, first = tk.bid(0), 0 * groups
+    for g in range(groups + 1):
+        last, steps = a.shape[0], 0  # rows behind those of all groups: sums of nothing
+        if g < groups:
+            last = min(max(tk.load(offsets, g, ()).item(), first), a.shape[0])
+            steps = tk.cdiv(a.shape[1], BK)
+        rows = tk.cdiv(last - first, BM)
+        while at < rows * columns:
+            top = at // (_TOGETHER * columns) * _TOGETHER
+            place = at - top * columns
+            height = min(_TOGETHER, rows - top)
+            i, j = top + place % height, place // height
+            acc = tk.zeros((BM, BN), dtype)
+            for ta, tb in tk.pipelined(
+                a.slice(0, first).tiles((BM, BK))[i, :steps], b.tiles((1, BK, BN))[g, :steps, j], warp_specialize=ahead
+            ):
+                acc = tk.mma(ta, tb.reshape((BK, BN)), acc, precision=precision)
+            tk.store(out.slice(0, first, last), (i, j), acc.astype(out.dtype))
+            at += tk.num_blocks(0)
+        at -= rows * columns
+        first = last
+
+
+@takes_ops
+def grouped_gemm(
+    a: Operand,
+    b: Operand,
+    offsets: Operand,
+    *,
+    dtype: Any = None,
+    precision: str = "ieee",
+    out: Tensor | None = None,
+    tile: tuple[int, int, int] | None = None,
+    num_warps: int | None = None,
+) -> DeviceOp[Tensor]:
+    """`a[rows of g] @ b[g]` for each group of rows `g`, in one kernel: what the experts of a mixture compute.
+
+    Args:
+        a: a matrix of shape `(T, K)`, its rows sorted by group; or an op that produces one.
+        b: of shape `(G, K, N)`, a matrix for each group. Dtypes are those of `gemm`. Any strides will do: a tensor of shape
+            `(G, N, K)` is passed as `x.permute(0, 2, 1)`.
+        offsets: int32 of shape `(G,)`: where the rows of each group end, `cumsum` of their numbers. Group `g` has the rows
+            `offsets[g - 1]` (0 for the first) to `offsets[g]`; groups may be empty. It stays on the device.
+        dtype, precision, out, tile, num_warps: as for `gemm`.
+
+    Returns:
+        An op whose result is a tensor of shape `(T, N)`, the same in every run. Rows behind the last group's are zeros.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+
+    Nobody looks at `offsets` beforehand, for that would wait for the device. Those beyond T count as T; one that is less than one
+    before it makes its group empty. Nothing is read or written outside of the tensors.
+
+    How far a result may be off is that of `tk.mma`, over all of K.
+    """
+    name = "grouped_gemm"
+    a_tensor(name, a=a, b=b, offsets=offsets)
+    wide = sum_dtype(name, a, b, precision)
+    if (len(a.shape), len(b.shape)) != (2, 3):
+        raise ValueError(f"{name}: a has shape {a.shape}, b {b.shape}; a is a matrix, b a stack of them, one for each group")
+    (total, k), (groups, _, n) = a.shape, b.shape
+    if b.shape[1] != k:
+        turned = "; pass b.permute(0, 2, 1)?" if n == k else ""
+        raise ValueError(f"{name}: a has shape {a.shape}, b {b.shape}: rows of {k} elements meet columns of {b.shape[1]}{turned}")
+    if offsets.dtype != dtypes.int32:
+        raise TypeError(f"{name}: offsets holds {offsets.dtype.name}; it takes int32: convert it with .astype(tk.int32)")
+    if offsets.shape != (groups,):
+        raise ValueError(f"{name}: offsets has shape {offsets.shape}; for {groups} groups it is ({groups},), where each ends")
+    check_tile(name, tile)
+    place = out_or_new(name, out, a, (total, n), result_dtype(a, dtype, wide))
+    exact = a.dtype == dtypes.float32 and precision != "tf32"
+    # Where the columns of `a` are contiguous, tiles begin in the middle of what threads copy at a time; the TMA brings such.
+    lies = a.unit == 1
+    staged = not exact and (lies or aligned(a)) and staged_operands(a, b)
+    copied = lies and in_stages(a, b, to=COPIES, warpgroups=False)
+    plan = plan_of(
+        a, (max(1, groups), max(1, -(-total // max(1, groups))), max(1, n), max(1, k)), staged=staged, copied=copied,
+        even=aligned(a, b), cpu=on_cpu(a), tf32=a.dtype == dtypes.float32 and not exact, beside=0,
+        tile=tile, num_warps=num_warps, splits=1, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
+    )  # fmt: skip
+    most = min(total, (total + (groups + 1) * (plan.rows - 1)) // plan.rows) * -(-n // plan.columns)
+    count = a.device.driver.multiprocessors if a.device is not None else _MULTIPROCESSORS
+    small = plan.num_warps <= 4 and plan.rows + plan.columns <= _SMALL
+    blocks = min(most, count * (_STAYING if not (staged or copied) else _STAYING_AHEAD if small else 1))
+
+    def steps(new):
+        y = new(place)
+        if y.size and k and groups:
+            ahead = False if exact or a.dtype == dtypes.float64 else None
+            launch = _grouped(y.scattered(), a, b, offsets, wide, precision, ahead).grid(blocks)
+            launch = launch.generics(BM=plan.rows, BN=plan.columns, BK=plan.depth).num_warps(plan.num_warps)
+            yield launch if plan.occupancy is None else launch.occupancy(plan.occupancy)
+        elif y.size:
+            yield y.fill(0)
+        return y
+
+    return Launches(a, steps, place)
