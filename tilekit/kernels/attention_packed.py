@@ -19,7 +19,6 @@ from tilekit import dtypes
 from tilekit.kernels._gemm_plans import in_stages
 from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, power, takes_ops
 from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, hidden, masks_of, plan_of, scale_of
-from tilekit.lang.matmul import PRECISIONS
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
@@ -190,7 +189,7 @@ def attention_varlen(
     name = "attention_varlen"
     check_qkv(name, q, k, v, packed=True)
     check_starts(name, q, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    if precision not in PRECISIONS:
+    if precision not in ("ieee", "tf32"):
         raise ValueError(f'{name}: precision is "ieee" or "tf32", not {precision!r}')
     factor, masks = scale_of(name, scale, q), masks_of(name, causal, window)
     place = out_or_new(name, out, q)
