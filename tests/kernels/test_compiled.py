@@ -338,6 +338,21 @@ def test_other_products(name, target):
     assert kernel.registers <= budget, f"{kernel.registers} registers, the budget is {budget}"
 
 
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_steps_that_are_dealt_out(target):
+    op = product(3072, 3072, 3072, splits="stream", tile=(128, 256, 64) if target == "sm_90a" else (128, 64, 64))
+    op.consumed()
+    whole, shares, total = op.parts()
+    whole.consumed()
+    kernel = shares.compile(target=target)
+    assert ("HGMMA.64x256x16.F32.BF16" if target == "sm_90a" else "HMMA.16816.F32.BF16") in kernel.sass
+    assert ("UTMALDG" in kernel.sass) == (target == "sm_90a")
+    assert kernel.local_bytes == 0
+    kernel = total.compile(target=target)
+    assert set(re.findall(r"\b(LDG[.\w]*)", kernel.sass)) == {"LDG.E.128"}
+    assert (kernel.local_bytes, kernel.registers <= 72) == (0, True)
+
+
 # Tokens, experts, K and N, and the columns of an instruction.
 GROUPS = {"few, large": (16384, 8, 4096, 4096, 256), "many, small": (4096, 128, 2048, 768, 256)}
 

@@ -9,7 +9,7 @@ from closeness import FLOATS, normal
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.kernels import _gemm_plans, epilogues
+from tilekit.kernels import _gemm_plans, _stream_k, epilogues
 
 f = api.from_host
 E4, E5, BF = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16
@@ -174,7 +174,7 @@ def test_strides(device, dtype):
 TILES = [((64, 64, 64), 4), ((128, 128, 64), 8), ((16, 32, 16), 1), ((64, 256, 32), 4)]
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("splits", [1, 2, 3, 7, 100, "stream"])
 @pytest.mark.parametrize(("tile", "warps"), TILES, ids=str)
 @pytest.mark.parametrize("dtype", [BF, np.float32], **named)
 def test_tiles_and_parts(device, dtype, tile, warps, splits):
@@ -191,7 +191,7 @@ def test_more_tiles_than_blocks(device):
         check(normal((4200, 200), BF), normal((200, 5000), BF, 1))
 
 
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("splits", [1, 3, "stream"])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64], **named)
 def test_factors_and_what_is_added(device, dtype, splits):
     a, b, c = normal((90, 200), dtype), normal((200, 70), dtype, 1), normal((90, 70), dtype, 2)
@@ -235,7 +235,7 @@ def test_all_epilogues_are_here():
     assert set(NUMPY) == set(epilogues.__all__)
 
 
-@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("splits", [1, 4, "stream"])
 @pytest.mark.parametrize("name", NUMPY)
 def test_ready_made_epilogues(device, name, splits):
     a, b = normal((60, 256), np.float32), normal((256, 130), np.float32, 1) / 16
@@ -367,7 +367,9 @@ def test_mistakes(device):
     refuse(lambda: gemm(a, b, out=x(6, 4)), ValueError, "out is float32 of shape (6, 4), the result is float32 of shape (4, 6)")
     refuse(lambda: gemm(a, b, dtype=tk.float16, out=x(4, 6)), ValueError, "the result is float16")
     refuse(lambda: gemm(a, b, tile=(48, 64, 64)), ValueError, "tile is (BM, BN, BK), three powers of two, not (48, 64, 64)")
-    refuse(lambda: gemm(a, b, splits=0), ValueError, "splits is an int from 1 on, not 0")
+    refuse(lambda: gemm(a, b, splits=0), ValueError, 'splits is an int from 1 on, or "stream", not 0')
+    refuse(lambda: gemm(a, b, splits="wave"), ValueError, "or \"stream\", not 'wave'")
+    refuse(lambda: gemm(x(2, 4, 8), b, splits="stream"), ValueError, "splits = 'stream', but the sums of a batch")
     refuse(lambda: gemm(x(2, 4, 8), b, splits=2), ValueError, "splits = 2, but the sums of a batch are not split")
     refuse(lambda: gemm(a, b, out=a.reshape(8, 4)[:4, :].reshape(4, 4)[:, :4]), ValueError, "out is float32")
 
@@ -417,6 +419,39 @@ def test_parts_cover_all_of_k_and_none_is_empty():
     assert plan(4096, 4096, 4096).splits == 1
     assert plan(64, 64, 100000, batch=4).splits == 1
     assert plan(64, 64, 100, splits=7).splits == 2
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (3, 5, 7), (24, 12, 48), (38, 4, 128), (22, 12, 1), (12, 11, 9), (132, 2, 5)], ids=str
+)
+@pytest.mark.parametrize("blocks", [1, 4, 78, 132, 264])
+def test_steps_are_dealt_out_evenly(shape, blocks):
+    """All of them to somebody, each piece of a tile to a place of its own."""
+    rows, columns, steps = shape
+    stream = _stream_k.stream_k(rows, columns, steps, blocks)
+    if stream is None:
+        assert rows * columns % blocks == 0
+        return
+    assert stream.top * columns + stream.tiles == rows * columns
+    assert stream.blocks <= blocks
+    assert (stream.blocks - 1) * stream.share < stream.tiles * steps <= stream.blocks * stream.share
+    pieces = {(step // stream.share, step // steps) for step in range(stream.tiles * steps)}
+    places = {block + tile for block, tile in pieces}
+    assert len(places) == len(pieces)
+    assert max(places) < stream.places
+
+
+def test_where_steps_are_dealt_out():
+    """Where few tiles are left and K is long; not where three kernels take longer than what is gained."""
+    for shape in ((3072, 3072, 3072), (5120, 5120, 5120), (5120, 1024, 8192), (2304, 2304, 8192)):
+        assert plan(*shape).stream is not None
+    for shape in ((2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192), (8192, 8192, 1024), (3072, 3072, 512)):
+        assert plan(*shape).stream is None
+    assert plan(3072, 3072, 3072, batch=2).stream is None
+    assert plan(3072, 3072, 3072, splits=1).stream is None
+    assert plan(4096, 4096, 4096, splits="stream").stream is not None
+    assert plan(128 * 12, 256 * 11, 512, splits="stream", tile=(128, 256, 64)).stream is None, "132 tiles"
+    assert plan(16, 16, 16, count=1, splits="stream")[3:5] == (1, 1)
 
 
 def test_blocks_stay_where_operands_come_ahead():

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from tilekit import dtypes
 from tilekit.kernels._host import power
+from tilekit.kernels._stream_k import StreamK, stream_k
 from tilekit.partition import MappedPartition
 from tilekit.tensor import Tensor
 
@@ -28,6 +29,8 @@ _SUMMING, _SUMMED_COLUMNS = 1.5, 128
 _LATENCY, _STORED = 1500, 16
 # Of a GPU: bytes a clock from memory or to it; and clocks from the end of one kernel to the work of the next.
 _MEMORY, _NEXT = 2400, 3000
+# Steps dealt out evenly are no gain unless by so much, for all else that the model does not know of three kernels.
+_UNLESS = 1.05
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
 _STAGED = ((128, 256, 8), (128, 128, 8), (128, 64, 8), (64, 256, 4), (64, 128, 4), (64, 64, 4))
 _STAGED_BYTES = 128  # along K: what one swizzle covers
@@ -66,6 +69,7 @@ class Plan(NamedTuple):
         share: how many tiles along K each part has.
         blocks: of the launch.
         num_warps, occupancy: for the launch; None leaves the latter to the compiler.
+        stream: how the last tiles are dealt out, if not whole.
     """
 
     rows: int
@@ -76,6 +80,7 @@ class Plan(NamedTuple):
     blocks: int
     num_warps: int
     occupancy: int | None
+    stream: StreamK | None = None
 
     def mapped(self, tensor: Tensor) -> MappedPartition:
         """The partition of the result, or of a batch of them, for these blocks."""
@@ -125,7 +130,7 @@ def _fetched(*tensors: Tensor, to: int, warpgroups: bool = True) -> bool:
 
 def plan_of(
     a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool, beside: int,
-    tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | None, summed: bool = False,
+    tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
 ) -> Plan:  # fmt: skip
     """The plan for a product of shape `(batch, M, N, K)`.
 
@@ -149,10 +154,11 @@ def plan_of(
 @functools.lru_cache(maxsize=1024)
 def _plan(
     shape: tuple[int, int, int, int], count: int, itemsize: int, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool,
-    beside: int, tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | None, summed: bool = False,
+    beside: int, tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
 ) -> Plan:  # fmt: skip
     batch, m, n, k = shape
     occupancy: int | None = None
+    parts: int | str
     if tile is not None:
         bm, bn, bk = tile
         warps = num_warps or max(1, min(8, bm * bn // 2048))
@@ -175,21 +181,31 @@ def _plan(
     if num_warps is not None:
         warps = num_warps
     steps = -(-k // bk)
+    # Blocks that stay, one after the other visiting tiles; where nothing is fetched ahead, the GPU deals tiles out better.
+    held, stream = _held(count, warps), None
+    if isinstance(parts, str):
+        stream, parts = stream_k(-(-m // bm), -(-n // bn), steps, held), 1
     share = -(-steps // min(parts, steps))
     parts = -(-steps // share)  # so many have some
     tiles = max(1, batch * -(-m // bm) * -(-n // bn) * parts)
-    # Blocks that stay, one after the other visiting tiles; where nothing is fetched ahead, the GPU deals tiles out better.
-    held = count * max(1, 4 // warps * 2 if warps < 8 else 1)
-    return Plan(bm, bn, bk, parts, share, min(tiles, held) if staged or copied else tiles, warps, occupancy)
+    if stream is not None:
+        tiles = max(1, stream.top * stream.columns)
+    return Plan(bm, bn, bk, parts, share, min(tiles, held) if staged or copied else tiles, warps, occupancy, stream)
+
+
+def _held(count: int, warps: int) -> int:
+    """How many blocks of so many warps multiprocessors hold."""
+    return count * max(1, 4 // warps * 2 if warps < 8 else 1)
 
 
 def _cheapest(
-    shape: tuple[int, int, int, int], count: int, itemsize: int, summed: bool, beside: int, splits: int | None
-) -> tuple[int, int, int, int]:
-    """The tile, the warps and the parts for operands that come in stages."""
+    shape: tuple[int, int, int, int], count: int, itemsize: int, summed: bool, beside: int, splits: int | str | None
+) -> tuple[int, int, int, int | str]:
+    """The tile, the warps and the parts, or "stream", for operands that come in stages."""
     batch, m, n, k = shape
     steps = -(-k * itemsize // _STAGED_BYTES)
-    best, chosen = math.inf, (128, 128, 8, 1)
+    best = math.inf
+    chosen: tuple[int, int, int, int | str] = (128, 128, 8, 1)
     for bm, bn, warps in _STAGED:
         if beside >= _BESIDE and bm * bn > _LARGE:
             continue
@@ -199,12 +215,25 @@ def _cheapest(
         products = bm * bn * _STAGED_BYTES / _PRODUCTS
         step = max(products, (read + bm + bn) * _STAGED_BYTES / _BYTES, _SUMMING * products / groups if summed else 0)
         most = 1 if batch > 1 else min(_MOST_SPLITS, steps, max(1, 2 * count // tiles))
-        for parts in range(1, most + 1) if splits is None else (splits,):
-            turns, busy = -(-tiles * parts // count), min(1.0, tiles * parts / count)
-            loop, memory = turns * -(-steps // parts) * step, itemsize * batch * (m * k + k * n) / (_MEMORY * busy)
-            clocks = max(loop, memory) + turns * bm * bn / _STORED + _LATENCY
-            if parts > 1:  # they are written, and read
-                clocks += _NEXT + 8 * m * n * parts / _MEMORY
+        stream = stream_k(-(-m // bm), -(-n // bn), steps, _held(count, warps)) if batch == 1 else None
+        ways: list[int | str] = list(range(1, most + 1)) if splits is None else [1 if splits == "stream" else splits]
+        # Of tiles that are too few from the start, the sums are split, as long as nobody says otherwise.
+        if stream is not None and (splits == "stream" or (splits is None and stream.top)):
+            ways = ["stream"] if splits else [*ways, "stream"]
+        operands = itemsize * batch * (m * k + k * n) / _MEMORY
+        for parts in ways:
+            if isinstance(parts, str):
+                assert stream is not None, "looked at above"
+                # Rounds of whole tiles, and the blocks of a multiprocessor that each have a share, with two ends at most.
+                turns, each = -(-stream.top * stream.columns // count), _held(count, warps) // count
+                loop, written = (turns * steps + each * stream.share) * step, (turns + 2 * each) * bm * bn / _STORED
+                clocks = max(loop, operands) + written + 2 * _LATENCY + 2 * _NEXT + 8 * stream.places * bm * bn / _MEMORY
+                clocks *= _UNLESS
+            else:
+                turns, busy = -(-tiles * parts // count), min(1.0, tiles * parts / count)
+                clocks = max(turns * -(-steps // parts) * step, operands / busy) + turns * bm * bn / _STORED + _LATENCY
+                if parts > 1:  # they are written, and read
+                    clocks += _NEXT + 8 * m * n * parts / _MEMORY
             if clocks < best:
                 best, chosen = clocks, (bm, bn, warps, parts)
     return chosen

@@ -2,7 +2,8 @@
 
 Blocks stay, and visit tiles of the result, those near each other at the same time. For each the tiles of `a` and `b` come in a
 pipeline (`tk.pipelined`). Where there are fewer tiles than multiprocessors and the sums are long, a sum is taken in parts: one
-kernel writes these, another adds them up, always in the same order, so that the result is the same in every run.
+kernel writes these, another adds them up, always in the same order, so that the result is the same in every run. Likewise where
+whole rounds of tiles leave a few (`_stream_k`).
 
 A kernel is made for each epilogue; all else that differs is a constant of it.
 """
@@ -18,6 +19,7 @@ from tilekit import dtypes
 from tilekit.errors import CompileError
 from tilekit.kernels._gemm_plans import COPIES, FEW_ROWS, Plan, aligned, in_stages, plan_of, staged_operands
 from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, power, shaped, takes_ops
+from tilekit.kernels._stream_k import shares_of
 from tilekit.lang.functions import Function
 from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
 from tilekit.ops import DeviceOp, Spec
@@ -55,6 +57,7 @@ class _Kernels(NamedTuple):
     matrix: Any
     batch: Any
     finish: Any
+    finish_stream: Any
 
 
 @functools.lru_cache(maxsize=256)
@@ -119,7 +122,19 @@ def _kernels(epilogue: Function) -> _Kernels:
             acc = acc + tk.load(parts, (part, i, j), (1, BM, BN)).reshape((BM, BN))
         out.store(finished(acc, 0, i, j, alpha, beta, c, x, y, z, scaled, added, operands).astype(out.dtype))
 
-    return _Kernels(gemm, batched_gemm, sum_of_parts)
+    @tk.kernel
+    def sum_of_shares(
+        out: tk.Out, parts: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta, above: int, columns: int,
+        steps: int, share: int, down: tk.Const, across: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const,
+    ):  # fmt: skip
+        i, j = tk.bid(0), tk.bid(1)
+        tile = i // down * columns + j // across
+        acc = tk.zeros((BM, BN), parts.dtype)
+        for block in range(tile * steps // share, ((tile + 1) * steps - 1) // share + 1):
+            acc = acc + tk.load(parts, (block + tile, i % down, j % across), (1, BM, BN)).reshape((BM, BN))
+        out.store(finished(acc, 0, above + i, j, alpha, beta, c, x, y, z, scaled, added, operands).astype(out.dtype))
+
+    return _Kernels(gemm, batched_gemm, sum_of_parts, sum_of_shares)
 
 
 @tk.kernel
@@ -148,7 +163,7 @@ def gemm(
     out: Tensor | None = None,
     tile: tuple[int, int, int] | None = None,
     num_warps: int | None = None,
-    splits: int | None = None,
+    splits: int | str | None = None,
 ) -> DeviceOp[Tensor]:
     """`epilogue(alpha * a @ b + beta * c, *operands)`, in one pass over the memory.
 
@@ -168,7 +183,8 @@ def gemm(
         out: where the result goes, `c` itself for one; by default a new tensor.
         tile: `(BM, BN, BK)`, powers of two, instead of the tile that the sizes suggest.
         num_warps: of a block, instead of those that the tile suggests.
-        splits: into how many parts sums are split, instead of as many as keep all multiprocessors busy. Not for batches.
+        splits: into how many parts sums are split, instead of as many as keep all multiprocessors busy; or "stream", which deals
+            the steps along K of the last tiles, too few for all multiprocessors, out to these (stream-K). Not for batches.
 
     Returns:
         An op whose result is a tensor of shape `(M, N)` or `(B, M, N)`. It is rounded once, at the end.
@@ -232,8 +248,24 @@ def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile
             each = tuple(int(len(x.shape) == 3) for x in (a, b))
             stacks = (shaped(x, _padded(x.shape, 3)) for x in (left, right))
             yield launched(kernels.batch(plan.mapped(y), *stacks, *rest, wide, precision, ahead, *constants, each))
-        elif plan.splits == 1:
+        elif plan.splits == 1 and plan.stream is None:
             yield launched(kernels.matrix(plan.mapped(target), left, right, *rest, wide, precision, ahead, *constants))
+        elif plan.stream is not None:
+            stream, above = plan.stream, plan.stream.top * plan.rows
+            if above:
+                yield launched(
+                    kernels.matrix(plan.mapped(target[:above]), left, right, *rest, wide, precision, ahead, *constants)
+                )
+            parts = new(Spec((stream.places, plan.rows, plan.columns), wide))
+            launch = shares_of(parts.scattered(), left, right, *stream[:-1], precision, ahead)
+            yield launched(launch.grid(stream.blocks))
+            columns = min(plan.columns, 256)
+            rows = min(plan.rows, 256 if on_cpu(a) else max(1, _SUMMED // columns))
+            launch = kernels.finish_stream(
+                target[above:].partition((rows, columns)), parts, *rest, above // rows, stream.columns, stream.steps,
+                stream.share, plan.rows // rows, plan.columns // columns, *constants,
+            )  # fmt: skip
+            yield launch.generics(BM=rows, BN=columns).num_warps(_SUMMED_WARPS)
         else:
             parts = new(Spec((plan.splits, *target.shape), wide))
             yield launched(_parts(plan.mapped(parts), left, right, plan.share, precision, ahead))
@@ -360,10 +392,10 @@ def check_tile(name: str, tile: Any) -> None:
 
 
 def _check_splits(splits: Any, matrix: bool) -> None:
-    if splits is not None and (type(splits) is not int or splits < 1):
-        raise ValueError(f"gemm: splits is an int from 1 on, not {splits!r}")
-    if splits is not None and splits > 1 and not matrix:
-        raise ValueError(f"gemm: splits = {splits}, but the sums of a batch are not split")
+    if splits not in (None, "stream") and (type(splits) is not int or splits < 1):
+        raise ValueError(f'gemm: splits is an int from 1 on, or "stream", not {splits!r}')
+    if splits not in (None, 1) and not matrix:
+        raise ValueError(f"gemm: splits = {splits!r}, but the sums of a batch are not split")
 
 
 def _function(epilogue: Any) -> Function:
