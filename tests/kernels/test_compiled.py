@@ -347,6 +347,7 @@ def test_steps_that_are_dealt_out(target):
     kernel = shares.compile(target=target)
     assert ("HGMMA.64x256x16.F32.BF16" if target == "sm_90a" else "HMMA.16816.F32.BF16") in kernel.sass
     assert ("UTMALDG" in kernel.sass) == (target == "sm_90a")
+    assert kernel.sass.count("gsb0 ;") * 4 == kernel.sass.count("HGMMA"), "those of a turn go together"
     assert kernel.local_bytes == 0
     kernel = total.compile(target=target)
     assert set(re.findall(r"\b(LDG[.\w]*)", kernel.sass)) == {"LDG.E.128"}
@@ -366,7 +367,8 @@ def test_groups_by_warpgroups(name):
     *sizes, columns = GROUPS[name]
     kernel = launch_in(groups(*sizes)).compile(target="sm_90a")
     found = Counter(re.findall(r"\b(HGMMA[.\w]*|HMMA[.\w]*)", kernel.sass))
-    assert (set(found), found.total() % 4) == ({f"HGMMA.64x{columns}x16.F32.BF16"}, 0)
+    assert set(found) == {f"HGMMA.64x{columns}x16.F32.BF16"}
+    assert len(re.findall(r"\bHGMMA\b.*\bgsb0\b", kernel.sass)) == found.total() // 4, "those of a turn go together"
     assert {"UTMALDG.2D", "UTMALDG.3D"} <= set(re.findall(r"\b(UTMALDG\.\dD)", kernel.sass))
     assert set(re.findall(r"\b((?:LDG|STG)[.\w]*)", kernel.sass)) == {"LDG.E", "STG.E.128"}, "offsets are loaded one by one"
     assert kernel.local_bytes == 0
