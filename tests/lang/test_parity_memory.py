@@ -345,6 +345,24 @@ def test_slices(device, dtype, axis):
         check(run(part, dtype, x, axis, start, stop, n=wanted.shape, tile=(8, 16)), wanted)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_slices_to_the_end(device, axis):
+    @tk.kernel
+    def rest(y: tk.Out, x: tk.In, axis: tk.Const, start):
+        part = x.slice(axis, start).slice(1 - axis, 2, None).slice(axis, 1)
+        tk.store(y.slice(axis, 3), (0, 0), tk.load(part, (0, 0), (32, 64)))
+
+    x = sample(tk.int32, n=(29, 50))
+    for start in (0, 5, 20):
+        wanted, y = np.zeros((29, 50), np.int32), api.zeros((29, 50), tk.int32).sync()
+        part = x[start + 1 :, 2:] if axis == 0 else x[2:, start + 1 :]
+        room = wanted[3:] if axis == 0 else wanted[:, 3:]
+        shape = tuple(min(pair) for pair in zip(part.shape, room.shape, strict=True))
+        room[: shape[0], : shape[1]] = part[: shape[0], : shape[1]]
+        rest(y.scattered(), api.from_host(x), axis, start).grid(1).sync()
+        check(y.to_host().sync(), wanted)
+
+
 def test_segments_of_a_length_of_their_own(device):
     @tk.kernel
     def sums(y: tk.Out, x: tk.In, starts: tk.In):
