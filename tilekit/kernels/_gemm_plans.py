@@ -1,4 +1,4 @@
-"""How a product of matrices is dealt out to blocks: tiles, warps, and the parts that a long sum is taken in.
+"""What products of matrices share: dtypes, and how they are dealt out to blocks, by tiles, warps, and parts of long sums.
 
 On GPUs of compute capability 9.0 the candidates are compared by a model of what a multiprocessor does with a tile, in clocks: the
 tensor cores multiply and add so many elements, and so many bytes of operands go into and out of shared memory, whichever takes
@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tilekit import dtypes
+from tilekit.errors import CompileError
 from tilekit.kernels._host import power
 from tilekit.kernels._stream_k import StreamK, stream_k
+from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
 from tilekit.partition import MappedPartition
 from tilekit.tensor import Tensor
 
-__all__ = ["COPIES", "FEW_ROWS", "Plan", "aligned", "in_stages", "plan_of", "staged_operands"]
+__all__ = [
+    "COPIES", "FEW_ROWS", "Plan", "aligned", "check_splits", "check_tile", "in_stages", "plan_of", "result_dtype",
+    "staged_operands", "sum_dtype",
+]  # fmt: skip
 
 # Of a multiprocessor, in a clock: products of elements, by the bytes that each has, and bytes into or out of shared memory.
 _PRODUCTS, _BYTES = 4096, 128
@@ -126,6 +131,35 @@ def _fetched(*tensors: Tensor, to: int, warpgroups: bool = True) -> bool:
     x = tensors[0]
     capability = x.storage.device.compute_capability if x.storage is not None else (9, 0)
     return capability is not None and (capability == (9, 0)) == warpgroups and aligned(*tensors, to=to)
+
+
+def sum_dtype(name: str, a: Any, b: Any, precision: str) -> Any:
+    """The dtype in which a product of these is added up."""
+    if precision not in PRECISIONS:
+        raise ValueError(f'{name}: precision is "ieee", "tf32" or "fast", not {precision!r}')
+    try:
+        return accumulator_dtype(a.dtype, b.dtype, name)
+    except CompileError as error:
+        raise TypeError(str(error)) from None
+
+
+def result_dtype(a: Any, dtype: Any, wide: Any) -> Any:
+    """That of a product, which is added up in `wide`, if `dtype` was asked for."""
+    return dtypes.as_dtype(dtype) if dtype is not None else a.dtype if a.itemsize > 1 else wide
+
+
+def check_tile(name: str, tile: Any) -> None:
+    """Raise ValueError unless it is a tile of a product, or None."""
+    if tile is not None and (len(tile) != 3 or any(type(n) is not int or n < 1 or n & (n - 1) for n in tile)):
+        raise ValueError(f"{name}: tile is (BM, BN, BK), three powers of two, not {tile!r}")
+
+
+def check_splits(splits: Any, matrix: bool) -> None:
+    """The same of `splits`."""
+    if splits not in (None, "stream") and (type(splits) is not int or splits < 1):
+        raise ValueError(f'gemm: splits is an int from 1 on, or "stream", not {splits!r}')
+    if splits not in (None, 1) and not matrix:
+        raise ValueError(f"gemm: splits = {splits!r}, but the sums of a batch are not split")
 
 
 def plan_of(

@@ -12,9 +12,17 @@ from typing import Any
 
 import tilekit as tk
 from tilekit import dtypes
-from tilekit.kernels._gemm_plans import COPIES, aligned, in_stages, plan_of, staged_operands
+from tilekit.kernels._gemm_plans import (
+    COPIES,
+    aligned,
+    check_tile,
+    in_stages,
+    plan_of,
+    result_dtype,
+    staged_operands,
+    sum_dtype,
+)
 from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, takes_ops
-from tilekit.kernels.products import check_tile, result_dtype, sum_dtype
 from tilekit.ops import DeviceOp
 from tilekit.tensor import Tensor
 

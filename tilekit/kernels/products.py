@@ -16,16 +16,26 @@ from typing import Any, NamedTuple
 
 import tilekit as tk
 from tilekit import dtypes
-from tilekit.errors import CompileError
-from tilekit.kernels._gemm_plans import COPIES, FEW_ROWS, Plan, aligned, in_stages, plan_of, staged_operands
+from tilekit.kernels._gemm_plans import (
+    COPIES,
+    FEW_ROWS,
+    Plan,
+    aligned,
+    check_splits,
+    check_tile,
+    in_stages,
+    plan_of,
+    result_dtype,
+    staged_operands,
+    sum_dtype,
+)
 from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, power, shaped, takes_ops
 from tilekit.kernels._stream_k import shares_of
 from tilekit.lang.functions import Function
-from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
-__all__ = ["check_tile", "gemm", "result_dtype", "sum_dtype"]
+__all__ = ["gemm"]
 
 BM, BN, BK = tk.generics("BM BN BK")
 
@@ -316,7 +326,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         raise ValueError("gemm: operands are for an epilogue, and there is none: epilogue=kernels.epilogues.bias adds one")
     along = tuple(_along(f"operands[{at}]", x, extents) for at, x in enumerate(operands))
     check_tile("gemm", tile)
-    _check_splits(splits, matrix)
+    check_splits(splits, matrix)
     result = result_dtype(a, dtype, wide)
     exact = a.dtype == dtypes.float32 and precision != "tf32"
     staged = not exact and staged_operands(a, b)
@@ -337,21 +347,6 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
 
 
 # ------------------------------------------------------------------------------------------------------------------------- checks
-
-
-def sum_dtype(name: str, a: Any, b: Any, precision: str) -> Any:
-    """The dtype in which a product of these is added up."""
-    if precision not in PRECISIONS:
-        raise ValueError(f'{name}: precision is "ieee", "tf32" or "fast", not {precision!r}')
-    try:
-        return accumulator_dtype(a.dtype, b.dtype, name)
-    except CompileError as error:
-        raise TypeError(str(error)) from None
-
-
-def result_dtype(a: Any, dtype: Any, wide: Any) -> Any:
-    """That of a product, which is added up in `wide`, if `dtype` was asked for."""
-    return dtypes.as_dtype(dtype) if dtype is not None else a.dtype if a.itemsize > 1 else wide
 
 
 def _shape_of(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int, int, int]:
@@ -383,19 +378,6 @@ def _along(what: str, x: Any, extents: tuple[int, ...]) -> tuple[int, ...]:
 
 def _padded(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return (1,) * (rank - len(shape)) + tuple(shape)
-
-
-def check_tile(name: str, tile: Any) -> None:
-    """Raise ValueError unless it is a tile of a product, or None."""
-    if tile is not None and (len(tile) != 3 or any(type(n) is not int or n < 1 or n & (n - 1) for n in tile)):
-        raise ValueError(f"{name}: tile is (BM, BN, BK), three powers of two, not {tile!r}")
-
-
-def _check_splits(splits: Any, matrix: bool) -> None:
-    if splits not in (None, "stream") and (type(splits) is not int or splits < 1):
-        raise ValueError(f'gemm: splits is an int from 1 on, or "stream", not {splits!r}')
-    if splits not in (None, 1) and not matrix:
-        raise ValueError(f"gemm: splits = {splits!r}, but the sums of a batch are not split")
 
 
 def _function(epilogue: Any) -> Function:
