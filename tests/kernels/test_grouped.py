@@ -136,6 +136,16 @@ def test_dtypes_of_the_result(device):
     assert np.array_equal(y, product(a, b, offsets)[0].astype(np.int32))
 
 
+@pytest.mark.parametrize("k", [128, 132, 131])
+@pytest.mark.parametrize("dtype", [np.int8, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, np.float32, BF], **named)
+def test_k_contiguous_in_both(device, dtype, k):
+    """What warpgroups of sm_90 multiply; small numbers, whose sums are exact in every way of adding them up."""
+    offsets, rng = [0, 33, 150], np.random.default_rng(7)
+    a, b = rng.integers(-2, 3, (190, k)).astype(dtype), rng.integers(-2, 3, (3, 136, k)).astype(dtype)
+    y = kernels.grouped_gemm(f(a), f(b).sync().permute(0, 2, 1), i32(offsets), dtype=tk.float32, precision="tf32")
+    assert np.array_equal(y.to_host().sync(), product(a, b.transpose(0, 2, 1), offsets)[0].astype(np.float32))
+
+
 def test_nothing(device):
     def zeros(*shape):
         return f(np.zeros(shape, np.float16))
