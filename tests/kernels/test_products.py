@@ -406,9 +406,9 @@ def test_tiles_by_size(shape, tile):
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4])
-def test_the_depth_of_a_tile_is_128_bytes(itemsize):
-    for shape in ((8192, 8192, 8192), (1024, 1024, 1024), (8192, 16, 8192)):
-        assert plan(*shape, itemsize=itemsize).depth == 128 // itemsize
+def test_the_depth_of_a_tile_is_in_bytes(itemsize):
+    for shape, nbytes in (((8192, 8192, 8192), 128), ((1024, 1024, 1024), 128), ((8192, 16, 8192), 512)):
+        assert plan(*shape, itemsize=itemsize).depth == nbytes // itemsize
     large = plan(8192, 8192, 8192, itemsize=itemsize, summed=itemsize == 1)
     assert (large.rows, large.columns, large.num_warps) == (128, 256, 8)
 

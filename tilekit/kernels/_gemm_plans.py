@@ -36,12 +36,15 @@ _LATENCY, _STORED = 1500, 16
 _MEMORY, _NEXT = 2400, 3000
 # Steps dealt out evenly are no gain unless by so much, for all else that the model does not know of three kernels.
 _UNLESS = 1.05
+# Nor are they where operands are much larger than the L2 cache: blocks that are at different places of K share nothing in it.
+# (Measured: gains of 8 to 30 % up to 105 MB, a loss of 13 % at 210 MB.)
+_STREAMED = 128 << 20
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
 _STAGED = ((128, 256, 8), (128, 128, 8), (128, 64, 8), (64, 256, 4), (64, 128, 4), (64, 64, 4))
 _STAGED_BYTES = 128  # along K: what one swizzle covers
 # Of a product with so few rows, the transpose is taken, with so many of its rows (see `products`) in a tile.
 FEW_ROWS = 32
-_FEW_STAGED = 128
+_FEW_STAGED, _FEW_BYTES = 64, 512  # rows, and bytes along K: as many blocks as there are, each with much on its way to it
 # With tiles of so many bytes for each of its elements beside it, a larger accumulator does not fit the registers.
 _LARGE, _BESIDE = 128 * 128, 4
 # Two blocks, one below the other, of such tiles load a tile of b once for both.
@@ -201,7 +204,7 @@ def _plan(
         bm, bn, bk = (min(_CPU_TILE, power(extent)) for extent in (m, n, k))
         warps, parts = 1, splits or 1
     elif staged and n <= FEW_ROWS < m:
-        bm, bn, bk, warps = _FEW_STAGED, max(_LEAST, power(n)), _STAGED_BYTES // itemsize, 4
+        bm, bn, bk, warps = _FEW_STAGED, max(_LEAST, power(n)), _FEW_BYTES // itemsize, 4
         parts = splits or max(1, min(_MOST_SPLITS, -(-k // bk), count // -(-m // bm)))
     elif staged:
         bk = _STAGED_BYTES // itemsize
@@ -252,7 +255,8 @@ def _cheapest(
         stream = stream_k(-(-m // bm), -(-n // bn), steps, _held(count, warps)) if batch == 1 else None
         ways: list[int | str] = list(range(1, most + 1)) if splits is None else [1 if splits == "stream" else splits]
         # Of tiles that are too few from the start, the sums are split, as long as nobody says otherwise.
-        if stream is not None and (splits == "stream" or (splits is None and stream.top)):
+        near = itemsize * (m * k + k * n) <= _STREAMED
+        if stream is not None and (splits == "stream" or (splits is None and stream.top and near)):
             ways = ["stream"] if splits else [*ways, "stream"]
         operands = itemsize * batch * (m * k + k * n) / _MEMORY
         for parts in ways:
