@@ -586,6 +586,7 @@ REASONS = {
     "told": (told, {}, "warp_specialize=False"),
     "break": (breaks, {}, "the loop has a break, continue, return or else"),
     "slice": (sliced_to_the_end, {"shape": (64, 250)}, "x is a slice that may begin at a multiple of 4 bytes; copies are of 8"),
+    "slice of rows": (sliced_to_the_end, {}, "x is a slice that may begin at a multiple of 4 bytes; copies are of 16"),
     "renamed": (renamed, {}, "z.tiles((16, 64)) is no tiles of a parameter of the kernel"),
     "looked up": (looked_up, {}, "which tiles come depends on tk.sum(tk.load(x, (0, 0), (16, 64))).astype(tk.int32)"),
     "looked up late": (looked_up_late, {}, "which tiles come depends on tk.load(z, (0, 0), ()), and z is written"),

@@ -114,9 +114,9 @@ def grouped_gemm(
     check_tile(name, tile)
     place = out_or_new(name, out, a, (total, n), result_dtype(a, dtype, wide))
     exact = a.dtype == dtypes.float32 and precision != "tf32"
-    # Where the columns of `a` are contiguous, tiles begin in the middle of what threads copy at a time; the TMA brings such.
+    # Where the columns of `a` are contiguous, tiles begin in the middle of the 16 bytes that are copied at a time.
     lies = a.unit == 1
-    staged = not exact and (lies or aligned(a)) and staged_operands(a, b)
+    staged = not exact and lies and staged_operands(a, b)
     copied = lies and in_stages(a, b, to=COPIES, warpgroups=False)
     plan = plan_of(
         a, (max(1, groups), max(1, -(-total // max(1, groups))), max(1, n), max(1, k)), staged=staged, copied=copied,

@@ -13,7 +13,7 @@ from numba.cuda import types
 
 from tilekit.compiler import pipelines as steps
 from tilekit.compiler.diagnose import reject
-from tilekit.compiler.layout import WARP
+from tilekit.compiler.layout import ACCESS_BYTES, WARP
 from tilekit.compiler.lower.copies import fill
 from tilekit.compiler.lower.emit import asm, pack, special_register
 from tilekit.compiler.lower.rings import WITH_TMA, RingType, narrow, plus, the_pipelines, the_ring, wait
@@ -105,10 +105,12 @@ def registers(role: types.Type) -> Any:
 def put(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) -> Any:
     made = the_ring(ring)
     for tensor, way in zip((_row(row).grid.tensor for row in rows), made.ways, strict=True):
-        # The ring is that of the whole tensor, of which this may be the rest.
-        if way.map is None and tensor.facts.align < way.nbytes:
+        # The ring is that of the whole tensor, of which this may be the rest. The accelerator's boxes begin where copies of 16
+        # bytes would: at others, it stops the kernel (an illegal instruction).
+        least = ACCESS_BYTES if way.map is not None else way.nbytes
+        if tensor.facts.align < least:
             begins = f"may begin at a multiple of {tensor.facts.align} bytes"
-            raise Unfit(f"{tensor.parameter} is a slice that {begins}; copies are of {way.nbytes}")
+            raise Unfit(f"{tensor.parameter} is a slice that {begins}; copies are of {least}")
 
     def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, *values: ir.Value) -> None:
         stage, parity = made.stage(builder, turn)
