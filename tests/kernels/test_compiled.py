@@ -386,10 +386,9 @@ def deep_groups(k, dtype, **options):
 OTHER_GROUPS = {
     "e4m3": (lambda: deep_groups(4096, E4), "QGMMA.64x128x32.F32.E4M3.E4M3", "UTMALDG.2D"),
     "tf32": (lambda: deep_groups(4096, F, precision="tf32"), "HGMMA.64x256x8.F32.TF32", "UTMALDG.2D"),
-    "columns of bf16": (lambda: groups_of_columns(16384), "HGMMA.64x256x16.F32.BF16", "UTMALDG.2D"),
     "bf16 that threads copy": (lambda: groups(16384, 8, 4100, 4096), "HGMMA.64x256x16.F32.BF16", "LDGSTS.E.64"),
     "i8 that threads copy": (lambda: deep_groups(4100, I8), "IGMMA.64x256x32.S8.S8", "LDGSTS.E"),
-    "columns that begin in the middle of a copy": (lambda: groups_of_columns(16386), "HMMA.16816.F32.BF16", "LDG.E.U16"),
+    "columns that begin in the middle of a copy": (lambda: groups_of_columns(16384), "HMMA.16816.F32.BF16", "LDG.E.U16"),
     "odd rows": (lambda: groups(16384, 8, 4099, 4096), "HMMA.16816.F32.BF16", "LDG.E.U16"),
 }
 
