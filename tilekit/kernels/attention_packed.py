@@ -23,7 +23,8 @@ from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
 __all__ = [
-    "attention_varlen", "by_rows", "check_starts", "finite_outside", "first_step", "inside", "part_of", "visits", "within",
+    "attention_varlen", "by_rows", "check_starts", "finite_outside", "first_step", "inside", "part_of", "seen", "visits",
+    "within",
 ]  # fmt: skip
 
 BM, BN, BD = tk.generics("BM BN BD")
@@ -62,9 +63,18 @@ def part_of(place, starts, length, others, other_length, step, rows: tk.Const):
 def within(scores, column, begin, end, ahead, left, right, below: tk.Const, above: tk.Const):
     """As `hidden`, of keys from `begin` to `end`."""
     scores = hidden(scores, column, end, ahead, left, right, below, above)
-    columns = tk.arange(scores.shape[1])[None, :]
-    columns = tk.where(scores == scores, columns, columns)  # in the layout that the scores have
-    return tk.where(columns >= begin - column, scores, float("-inf"))
+    return tk.where(tk.arange(scores.shape[1])[None, :] >= begin - column, scores, float("-inf"))
+
+
+@tk.function
+def seen(top, bottom, end, other_begin, other_end, left, right, columns: tk.Const, below: tk.Const, above: tk.Const):
+    """Of the tiles of the other tensor, the first that rows `top` to `bottom` see any of, and the one behind the last."""
+    low, high = other_begin, other_end
+    if below:
+        low = max(low, top + other_end - end - left)
+    if above:
+        high = min(high, bottom + other_end - end + right)
+    return low // columns, tk.cdiv(max(low, high), columns)
 
 
 @tk.function
@@ -105,12 +115,7 @@ def _varlen(
     top, bottom = max(begin, i * BM), min(end, (i + 1) * BM)
     if top < bottom:
         ahead = i * BM + key_end - end
-        low, high = key_begin, key_end
-        if below:
-            low = max(low, top + key_end - end - left)
-        if above:
-            high = min(high, bottom + key_end - end + right)
-        first, last = low // BN, tk.cdiv(max(low, high), BN)
+        first, last = seen(top, bottom, end, key_begin, key_end, left, right, BN, below, above)
         for tq in tk.pipelined(q.tiles((1, BM, BD))[h, i : i + 1, 0], stages=1):
             acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
             most = tk.full((BM, 1), LOWEST, tk.float32)

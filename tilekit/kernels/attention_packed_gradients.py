@@ -7,7 +7,17 @@ from tilekit import dtypes
 from tilekit.kernels._gemm_plans import in_stages
 from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, takes_ops
 from tilekit.kernels.attention_gradients import of_rows, plan_of
-from tilekit.kernels.attention_packed import by_rows, check_starts, finite_outside, first_step, inside, part_of, visits, within
+from tilekit.kernels.attention_packed import (
+    by_rows,
+    check_starts,
+    finite_outside,
+    first_step,
+    inside,
+    part_of,
+    seen,
+    visits,
+    within,
+)
 from tilekit.kernels.attentions import LOG2_E, check_qkv, masks_of, scale_of
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
@@ -35,12 +45,7 @@ def _by_queries(
     top, bottom = max(begin, i * BM), min(end, (i + 1) * BM)
     if top < bottom:
         ahead = i * BM + key_end - end
-        low, high = key_begin, key_end
-        if below:
-            low = max(low, top + key_end - end - left)
-        if above:
-            high = min(high, bottom + key_end - end + right)
-        first, last = low // BN, tk.cdiv(max(low, high), BN)
+        first, last = seen(top, bottom, end, key_begin, key_end, left, right, BN, below, above)
         divisor = tk.load(sums, (0, h, i), (1, 1, BM)).reshape((BM, 1))
         less = tk.load(delta, (0, h, i), (1, 1, BM)).reshape((BM, 1))
         for tq, tg in tk.pipelined(q.tiles((1, BM, BD))[h, i : i + 1, 0], grad.tiles((1, BM, BD))[h, i : i + 1, 0], stages=1):
@@ -83,12 +88,8 @@ def _by_keys(
     top, bottom = max(key_begin, j * BM), min(key_end, (j + 1) * BM)
     if top < bottom:
         behind = j * BM + end - key_end
-        low, high = begin, end
-        if above:
-            low = max(low, top + end - key_end - right)
-        if below:
-            high = min(high, bottom + end - key_end + left)
-        first, last = low // BN, tk.cdiv(max(low, high), BN)
+        # What bounds the keys of a query bounds the queries of a key from the other side.
+        first, last = seen(top, bottom, key_end, begin, end, right, left, BN, above, below)
         for tkey, tvalue in tk.pipelined(k.tiles((1, BM, BD))[h, j : j + 1, 0], v.tiles((1, BM, BD))[h, j : j + 1, 0], stages=1):
             by_key, by_value = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, BD), tk.float32)
             for which in range(group):

@@ -58,6 +58,18 @@ def hidden(scores, column, keys, ahead, left, right, below: tk.Const, above: tk.
     return tk.where(seen, scores, float("-inf"))
 
 
+@tk.function
+def _visited(at, heads, rows, share):
+    """The tile of rows and the head that are visited as number `at`.
+
+    `share` heads at a time; of these, the last rows first: with a causal mask they have most to do.
+    """
+    batch = at // (share * rows)
+    place = at - batch * (share * rows)
+    width = min(share, heads - batch * share)
+    return rows - 1 - place // width, batch * share + place % width
+
+
 @tk.kernel
 def _attention(
     o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float, left: int, right: int, group: int, share: int, tiles: int,
@@ -66,12 +78,7 @@ def _attention(
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     rows = tk.cdiv(queries, BM)
     for at in range(tk.bid(0), tiles, tk.num_blocks(0)):
-        # `share` heads at a time; of these, the last rows first: with a causal mask they have most to do.
-        batch = at // (share * rows)
-        place = at - batch * (share * rows)
-        width = min(share, heads * q.shape[0] - batch * share)
-        i = rows - 1 - place // width
-        h = batch * share + place % width
+        i, h = _visited(at, heads * q.shape[0], rows, share)
         b = h // heads
         h = h - b * heads
         ahead = i * BM + keys - queries
@@ -137,11 +144,7 @@ def _attention_ahead(
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     rows = tk.cdiv(queries, BM)
     for at in range(tk.bid(0), tiles, tk.num_blocks(0)):
-        batch = at // (share * rows)
-        place = at - batch * (share * rows)
-        width = min(share, heads * q.shape[0] - batch * share)
-        i = rows - 1 - place // width
-        h = batch * share + place % width
+        i, h = _visited(at, heads * q.shape[0], rows, share)
         b = h // heads
         h = h - b * heads
         ahead = i * BM + keys - queries
