@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     import tilekit as tk
 
 HERE = Path(__file__).parent
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile("tilekit", deadline=None)
+hypothesis.settings.load_profile("tilekit")
 NEEDS_GPU = "needs a GPU: run `pytest --device=cuda` on a machine that has one"
 
 

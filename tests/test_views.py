@@ -20,7 +20,6 @@ cases = settings(
     max_examples=CASES,
     derandomize=True,
     database=None,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 

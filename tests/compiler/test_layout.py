@@ -22,7 +22,7 @@ def places(layout):
     return found
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(shapes, configs)
 def test_every_element_has_one_owner(shape, config):
     layout = Layout.blocked(shape, config)
@@ -38,7 +38,7 @@ def test_every_element_has_one_owner(shape, config):
     assert len(found) == total
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(shapes, configs)
 def test_a_run_steps_by_one(shape, config):
     layout = Layout.blocked(shape, config)
@@ -107,7 +107,7 @@ def renamings(draw):
 layouts = st.composite(renamings)()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(layouts, st.data())
 def test_renaming_moves_no_element(layout, data):
     total = 1
@@ -126,7 +126,7 @@ def test_renaming_moves_no_element(layout, data):
     assert flat.reshape(layout.shape) == layout
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(layouts, st.data())
 def test_what_is_left_of_a_reduction_broadcasts_back_without_moving(layout, data):
     axis = data.draw(st.integers(0, len(layout.shape) - 1))
@@ -137,7 +137,7 @@ def test_what_is_left_of_a_reduction_broadcasts_back_without_moving(layout, data
         assert small.coordinates()[register] == tuple(0 if d == axis else a for d, a in enumerate(at))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(layouts)
 def test_every_bit_of_a_dimension_has_a_place(layout):
     for dim, extent in enumerate(layout.shape):

@@ -21,6 +21,8 @@ import tilekit as tk
 from tilekit import api
 from tilekit.ops import AsyncKernelLaunch
 
+pytestmark = pytest.mark.alone
+
 # After `clocks` cycles: nothing, a write far out of bounds, a trap, a failed assertion.
 SOURCE = """
 extern "C" __global__ void fault(int* y, int kind, long long clocks) {

@@ -35,6 +35,7 @@ def device_bytes(device):
     return total - free
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the resident memory as Linux tells it")
 def test_memory_does_not_grow(device):
     count = int(os.environ.get("TILEKIT_SOAK", OPS[device.kind]))
