@@ -7,6 +7,9 @@ import pytest
 
 import tilekit as tk
 from tilekit import api
+from tilekit.compiler.layout import Config
+from tilekit.compiler.lower.computed import ComputedType, combined
+from tilekit.compiler.types import TileType
 
 
 @tk.kernel
@@ -83,3 +86,17 @@ def test_dimensions_are_renamed_and_others_are_not():
     y = api.zeros((8, 16), tk.int32).sync()
     turned(y.partition((8, 16))).sync()
     assert (y.to_host().sync() == np.arange(128).reshape(8, 16) * 10 + np.arange(8)[:, None]).all()
+
+
+@pytest.mark.parametrize("other", [(1, "int32"), (8, "int8")], ids=str)
+def test_formulas_of_other_ranges_are_other_types(other):
+    """numba keeps one type of each name: two whose elements differ would be computed alike."""
+    config = Config(1, 4)
+
+    def of(extent, dtype):
+        return ComputedType("arange", np.dtype(dtype), (extent,), config, (), lambda builder, scalars, place: place[0])
+
+    meet = TileType.of_shape(np.dtype("int32"), (8,), config)
+    sums = [combined("+", [of(*first), of(8, "int32")], meet, meet.dtype, None)[0] for first in ((8, "int32"), other)]
+    assert sums[0] != sums[1]
+    assert sums[0] == combined("+", [of(8, "int32"), of(8, "int32")], meet, meet.dtype, None)[0]

@@ -24,7 +24,7 @@ from tilekit.dtypes import DType
 
 __all__ = ["ComputedType", "combined", "scalars_of"]
 
-_MOST_TERMS = 16  # a larger formula is computed once, and held
+_TERM, _MOST_TERMS = " in ", 8  # each operation of a formula has one; a larger formula is computed once, and held
 
 Place = Sequence[ir.Value]  # an i32 for each dimension
 Formula = Callable[[ir.IRBuilder, Sequence[ir.Value], Place], ir.Value]
@@ -34,7 +34,8 @@ class ComputedType(DeferredType):
     """A tile that can be computed in any layout; the value is the scalars in its formula.
 
     Attributes:
-        dtype: the element type, an integer or bool.
+        text: the formula in words, with the dtype and the shape: types with the same are the same to numba.
+        dtype: the element type, an integer or bool; of a range, any.
         shape: its extents.
         config: the kernel's.
         formula: of the builder, the scalars, and the place of an element, the element.
@@ -47,9 +48,9 @@ class ComputedType(DeferredType):
     def __init__(
         self, text: str, dtype: DType, shape: Vector, config: Config, scalars: tuple[DType, ...], formula: Formula
     ) -> None:
-        """`text` is the formula in words: types with the same have the same."""
-        self.text, self.dtype, self.shape, self.config, self.scalars, self.formula = text, dtype, shape, config, scalars, formula
-        super().__init__(f"Computed({text}, {dtype.name}, {shape}, {[s.name for s in scalars]}, {config})")
+        self.dtype, self.shape, self.config, self.scalars, self.formula = dtype, shape, config, scalars, formula
+        self.text = f"{text}: {dtype.name} {shape}"
+        super().__init__(f"Computed({self.text}, {[s.name for s in scalars]}, {config})")
 
     @cached_property
     def settled(self) -> TileType:  # type: ignore[override]
@@ -97,7 +98,6 @@ class _ComputedModel(core_models.PrimitiveModel):
 
 @registry.lower_cast(ComputedType, TileType)
 def _held(context: Any, builder: ir.IRBuilder, source: ComputedType, target: TileType, value: ir.Value) -> ir.Value:
-    assert isinstance(context, object), "of the same dtype and shape: DeferredType.can_convert_to"
     return pack(builder, source.elements(builder, value, target.layout))
 
 
@@ -122,8 +122,8 @@ def combined(
         return None
     parts = [_part(ty, meet) for ty in operands]
     scalars = tuple(dtype for part in parts for dtype in part.scalars)
-    text = f"{what}.{meet.dtype.name}({', '.join(part.text for part in parts)})"
-    if text.count("(") > _MOST_TERMS:
+    text = f"{what}{_TERM}{meet.dtype.name}({', '.join(part.text for part in parts)})"
+    if text.count(_TERM) > _MOST_TERMS:
         return None
 
     def formula(builder: ir.IRBuilder, given: Sequence[ir.Value], place: Place) -> ir.Value:
