@@ -1,4 +1,4 @@
-"""Integer tiles that follow from the places of their elements: ranges, and what is made of them, scalars and each other.
+"""Tiles that follow from the places of their elements: ranges, and integers and bools made of them, scalars and each other.
 
 No thread holds one. It is computed where it is needed, in the layout of what it meets there, and so a mask or an index never
 moves between threads. What an operation makes of such tiles alone is one again; all others get what threads would hold.
