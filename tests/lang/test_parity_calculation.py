@@ -62,6 +62,22 @@ def test_floor_division(device, dtype, how):
     check(w.unpartition().to_host().sync(), np.remainder(x, y))
 
 
+@tk.kernel
+def with_nothing(z: tk.Out, w: tk.Out, x: tk.In, y: tk.In):
+    a, b = tk.load_tile_like(x, z), tk.load_tile_like(y, z)
+    z.store(a * 0.0 + b)
+    w.store(b - a * tk.zeros(a.shape, a.dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_zero_times_what_is_infinite_or_no_number(device, dtype):
+    x, y = dividends(dtype)
+    parts = [api.zeros(N, dtype).partition(64) for _ in range(2)]
+    z, w, *_ = with_nothing(*parts, api.from_host(x), api.from_host(y)).sync()
+    for made, wanted in ((z, x * dtype.type(0) + y), (w, y - x * dtype.type(0))):
+        check(made.unpartition().to_host().sync(), wanted)
+
+
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_integers_by_zero_are_zero(device, dtype):
     @tk.kernel

@@ -1,7 +1,8 @@
 """Arithmetic on single elements: for each operation and dtype the LLVM instructions, or PTX where LLVM has none that fits.
 
-Every operation is rounded, to 16 bits too. A product and a sum may contract to a fused multiply-add (not of bfloat16); nothing
-else is relaxed. `rounded.directed` gives ones that do not contract.
+Every operation is rounded, to 16 bits too. A product and a sum may contract to a fused multiply-add (not of bfloat16), which
+NVVM and ptxas do by themselves; nothing else is relaxed. LLVM's flag for it, `contract`, relaxes more in NVVM: with it on a sum,
+`x * 0 + y` is `y`, also where `x` is infinite. `rounded.directed` gives operations that do not contract.
 """
 
 from __future__ import annotations
@@ -24,13 +25,12 @@ __all__ = [
 
 Binary = Callable[[ir.IRBuilder, ir.Value, ir.Value], ir.Value]
 
-_CONTRACT = ("contract",)
 _SIXTEEN = (dtypes.float16, dtypes.bfloat16)
 
 _FLOAT: dict[str, Binary] = {
-    "+": lambda b, x, y: b.fadd(x, y, flags=_CONTRACT),
-    "-": lambda b, x, y: b.fsub(x, y, flags=_CONTRACT),
-    "*": lambda b, x, y: b.fmul(x, y, flags=_CONTRACT),
+    "+": lambda b, x, y: b.fadd(x, y),
+    "-": lambda b, x, y: b.fsub(x, y),
+    "*": lambda b, x, y: b.fmul(x, y),
 }
 # x * 1 + y, x - y * 1 and x * y - 0, rounded once: two of them are one packed instruction, and need no conversions.
 _BFLOAT16: dict[str, Binary] = {
