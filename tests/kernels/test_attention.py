@@ -239,9 +239,9 @@ def test_products_by_warpgroups_are_chained(size, options):
 
 def test_scores_are_asked_for_before_values_are_added():
     """While the exponentials of the next scores are taken, the tensor cores add values: a wait leaves one product under way."""
-    _, lines = compiled(kernels.attention(*given(128)), "sm_90a")
-    waits = [line for line in lines if "WARPGROUP.DEPBAR.LE gsb0, 0x1" in line]
-    assert len(waits) == 2, "in the loop over whole tiles, and in that over the last"
+    for causal, loops in ((False, 1), (True, 2)):  # over whole tiles, and over the last, which is masked
+        _, lines = compiled(kernels.attention(*given(128), causal=causal), "sm_90a")
+        assert sum("WARPGROUP.DEPBAR.LE gsb0, 0x1" in line for line in lines) == loops
 
 
 @pytest.mark.parametrize("size", [64, 128])

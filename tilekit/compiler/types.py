@@ -30,7 +30,7 @@ from tilekit.driver.tensormaps import TensorMap
 from tilekit.dtypes import DType
 
 __all__ = [
-    "MOST_WARPS", "RING_ALIGNMENT", "Clash", "Compilation", "DTypeType", "DeferredType", "MoreWarps", "Pipelines", "TensorType",
+    "BARRIER_ROOM", "MOST_WARPS", "RING_ALIGNMENT", "Clash", "Compilation", "DTypeType", "DeferredType", "MoreWarps", "Pipelines", "TensorType",
     "TileType", "argument_type", "compiles", "compiling", "constant", "current", "current_config", "describe", "dtype_of",
     "extent_dtype", "integer", "lowered_line", "lowered_place", "noting", "prevailing", "register_type", "scalar_dtype",
     "scalar_kind", "scalar_type",
@@ -94,6 +94,7 @@ MOST_WARPS = 16
 
 
 RING_ALIGNMENT = 1024
+BARRIER_ROOM = RING_ALIGNMENT  # bytes for the barriers of all rings
 """What a ring of stages begins at a multiple of, in bytes."""
 
 
@@ -116,6 +117,7 @@ class Pipelines:
         shared: bytes of shared memory that a block may have, and `resident`, how many blocks should have room beside each other.
         rooms: bytes of dynamic shared memory that lie before the rings, and `kept` bytes that are for anything but rings.
         ring_bytes: how much the rings take, as far as they were lowered.
+        barriers: by ring, how far before its stages its barriers lie, as far as they were lowered; `barrier_bytes`: of all.
         maps: the tensor maps that the kernel gets, as far as it was lowered.
         cluster: how many blocks load some tiles together; 1 if none do. `clusters`: of mapped partitions, by their names.
         products: what warpgroups were asked for, and what was waited for, since the tiles of a turn were taken, as far as it was
@@ -144,14 +146,16 @@ class Pipelines:
         self.written = frozenset(name for name, (_, ty) in tensors.items() if ty.facts.role != "in")
         self.cluster = 1
         self.ring_bytes, self.read, self.copied = 0, False, False
+        self.barriers: dict[int, int] = {}
+        self.barrier_bytes = 0
         self.products: list[tuple[int, int | None]] = []
         self.left: dict[int, int] = {}
         self.maps: list[TensorMap] = []
 
     @property
     def shared_bytes(self) -> int:
-        """The dynamic shared memory of a block: the rings, which begin at a multiple of 1024 bytes, and what lies before them."""
-        return self.rooms + RING_ALIGNMENT + self.ring_bytes
+        """The dynamic shared memory of a block: from a multiple of 1024 bytes on what is no ring's, all barriers, the stages."""
+        return RING_ALIGNMENT + self.rooms + BARRIER_ROOM + self.ring_bytes
 
 
 class Compilation:

@@ -70,6 +70,15 @@ def _visited(at, heads, rows, share):
     return rows - 1 - place // width, batch * share + place % width
 
 
+@tk.function
+def _back_and_forth(turn, tiles):
+    """In every second round of the blocks, the last of them goes first: who had the longest tile gets the shortest."""
+    before = turn - tk.bid(0)
+    if before // tk.num_blocks(0) % 2 == 1:
+        turn = before + min(tk.num_blocks(0), tiles - before) - 1 - tk.bid(0)
+    return turn
+
+
 @tk.kernel
 def _attention(
     o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float, left: int, right: int, group: int, share: int, tiles: int,
@@ -143,7 +152,10 @@ def _attention_ahead(
     """
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     rows = tk.cdiv(queries, BM)
-    for at in range(tk.bid(0), tiles, tk.num_blocks(0)):
+    for turn in range(tk.bid(0), tiles, tk.num_blocks(0)):
+        at = turn
+        if above:
+            at = _back_and_forth(turn, tiles)
         i, h = _visited(at, heads * q.shape[0], rows, share)
         b = h // heads
         h = h - b * heads
@@ -151,7 +163,9 @@ def _attention_ahead(
         n = tk.cdiv(keys, BN)
         if above:
             n = min(n, tk.cdiv(ahead + min(BM, queries - i * BM), BN))
-        whole = max(0, n - 2)
+        whole = n - 1  # tiles of keys in which nothing is masked, behind the first one
+        if masked:
+            whole = max(0, n - 2)
         for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=2 if BD <= 64 else 1):
             query = tq.reshape((BM, BD))
             acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1, 4, 1), tk.float32)
@@ -174,18 +188,18 @@ def _attention_ahead(
                 p, most, total, shrink = _turn(scores, most, total, scale)
                 acc = acc * shrink
                 weights = p.astype(v.dtype)
-            for key, value in tk.pipelined(  # the last tile of keys, if there are two at least
-                k.tiles((1, 1, BN, BD))[b, h // group, n - min(1, n - 1) : n, 0],
-                v.tiles((1, 1, BN, BD))[b, h // group, whole : n - 1, 0],
-                stages=stages,
-            ):
-                scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
-                acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-                if masked:
+            if masked:
+                for key, value in tk.pipelined(  # the last tile of keys, if there are two at least
+                    k.tiles((1, 1, BN, BD))[b, h // group, n - min(1, n - 1) : n, 0],
+                    v.tiles((1, 1, BN, BD))[b, h // group, whole : n - 1, 0],
+                    stages=stages,
+                ):
+                    scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
+                    acc = tk.mma(weights, value.reshape((BN, BD)), acc)
                     scores = hidden(scores, (n - 1) * BN, keys, ahead, 0, 0, False, above)
-                p, most, total, shrink = _turn(scores, most, total, scale)
-                acc = acc * shrink
-                weights = p.astype(v.dtype)
+                    p, most, total, shrink = _turn(scores, most, total, scale)
+                    acc = acc * shrink
+                    weights = p.astype(v.dtype)
             for value in tk.pipelined(v.tiles((1, 1, BN, BD))[b, h // group, n - 1 : n, 0], stages=1):
                 acc = tk.mma(weights, value.reshape((BN, BD)), acc)
             sums = tk.sum(total, 2).reshape((BM, 1))

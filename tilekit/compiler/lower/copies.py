@@ -39,7 +39,7 @@ def fill(
         stage: the number of the stage.
         rows: for each stream its type, its value, and the index of the tile.
     """
-    full = ring.full(builder, stage)
+    full = ring.full(builder, base, stage)
     targets = [plus(builder, base, begin, stage, tile.nbytes) for begin, tile in zip(ring.offsets, ring.tiles, strict=False)]
     if ring.brought:
         with _one_of_them(builder):

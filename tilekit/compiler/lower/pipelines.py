@@ -115,7 +115,7 @@ def put(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) ->
     def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, *values: ir.Value) -> None:
         stage, parity = made.stage(builder, turn)
         # Nobody has arrived before the first phase: who waits for the one before that does not wait.
-        wait(builder, made.empty(builder, stage), builder.xor(parity, integer(32, 1)))
+        wait(builder, made.empty(builder, base, stage), builder.xor(parity, integer(32, 1)))
         at = narrow(builder, k)
         given = [(_row(ty), _as_row(builder, ty, value)) for ty, value in zip(rows, values, strict=True)]
         fill(builder, made, base, stage, [(row, value, row.index(builder, value, at)) for row, value in given])
@@ -142,7 +142,7 @@ def take(ring: types.Type, turn: types.Type) -> Any:
     def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value) -> ir.Value:
         the_pipelines().products.clear()
         stage, parity = made.stage(builder, turn)
-        wait(builder, made.full(builder, stage), parity)
+        wait(builder, made.full(builder, base, stage), parity)
         if made.copied and current().capability == WITH_TMA:  # wgmma reads through another proxy than threads copy
             asm(builder, "fence.proxy.async.shared::cta;", "~{memory}", _VOID, [], effect=True)
         tiles = zip(made.tiles, made.offsets, strict=False)
@@ -160,7 +160,7 @@ def take(ring: types.Type, turn: types.Type) -> Any:
     return result, emit
 
 
-def _given(builder: ir.IRBuilder, ring: RingType, turn: ir.Value) -> None:
+def _given(builder: ir.IRBuilder, ring: RingType, base: ir.Value, turn: ir.Value) -> None:
     """A warp is done with the tiles of a turn."""
     stage, _ = ring.stage(builder, turn)
     # Products have been waited for, which leaves nothing to order. What threads read by themselves has to have been read before
@@ -175,7 +175,7 @@ def _given(builder: ir.IRBuilder, ring: RingType, turn: ir.Value) -> None:
         text += f"@P mapa.shared::cluster.u32 there, $0, $1; @P {arrive} _, [there];"
     text = f"{{ .reg .pred P; .reg .b32 there; setp.lt.u32 P, $1, {ring.cluster}; {text} }}"
     lane = builder.and_(special_register(builder, "tid.x"), integer(32, WARP - 1))
-    asm(builder, text, "r,r,~{memory}", _VOID, [ring.empty(builder, stage), lane], convergent=True)
+    asm(builder, text, "r,r,~{memory}", _VOID, [ring.empty(builder, base, stage), lane], convergent=True)
 
 
 def _products(builder: ir.IRBuilder, left: int) -> None:
@@ -214,10 +214,10 @@ def give(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -
             _products(builder, most)
         state.left[made.number] = most
         if not most:
-            _given(builder, made, turn)
+            _given(builder, made, base, turn)
             return
         with builder.if_then(builder.icmp_signed(">", k, ir.Constant(k.type, 0))):
-            _given(builder, made, builder.sub(turn, ir.Constant(turn.type, 1)))
+            _given(builder, made, base, builder.sub(turn, ir.Constant(turn.type, 1)))
 
     return types.none, emit
 
@@ -247,6 +247,6 @@ def last(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -
             return
         _products(builder, 0)
         with builder.if_then(builder.icmp_signed(">", k, ir.Constant(k.type, 0))):
-            _given(builder, made, builder.sub(turn, ir.Constant(turn.type, 1)))
+            _given(builder, made, base, builder.sub(turn, ir.Constant(turn.type, 1)))
 
     return types.none, emit

@@ -26,7 +26,7 @@ from tilekit.compiler.lower.staged import LEAST_ROWS, StagedType, span_of
 from tilekit.compiler.lower.views import TileGridType
 from tilekit.compiler.ops import known, lowers
 from tilekit.compiler.pipelines import Unfit
-from tilekit.compiler.types import RING_ALIGNMENT, Pipelines, current, i8, i32, i64, integer
+from tilekit.compiler.types import BARRIER_ROOM, RING_ALIGNMENT, Pipelines, current, i8, i32, i64, integer
 from tilekit.driver.tensormaps import MAP_BYTES, TensorMap
 
 __all__ = [
@@ -47,7 +47,7 @@ _SHARE = 4  # elsewhere, for so many warps that calculate there is one that load
 _MOST_STAGES = 4  # unless more are asked for
 _MOST_IN_BOX, _MOST_DIMENSIONS = 256, 5  # of a tensor map
 _LEAST_COPY = 4  # bytes
-_OWN_BYTES = 2048  # that nearly all kernels need besides: ptxas's, barriers
+_OWN_BYTES = 1024  # that ptxas counts as its own
 _BARRIER = 8  # bytes
 _SHARED = 3  # the address space
 _MAP_NAME = "tilekit_map_"  # of the kernel's parameters for tensor maps, with a number each
@@ -118,22 +118,13 @@ class RingType(types.Type):
         """Where the stages of each tile begin, and where the last ends, in bytes."""
         return list(itertools.accumulate((self.stages * tile.nbytes for tile in self.tiles), initial=0))
 
-    def full(self, builder: ir.IRBuilder, stage: ir.Value) -> ir.Value:
+    def full(self, builder: ir.IRBuilder, base: ir.Value, stage: ir.Value) -> ir.Value:
         """The address of a stage's barrier for what has come."""
-        return plus(builder, self._barriers(builder), 0, stage, _BARRIER)
+        return plus(builder, base, -the_pipelines().barriers[self.number], stage, _BARRIER)
 
-    def empty(self, builder: ir.IRBuilder, stage: ir.Value) -> ir.Value:
+    def empty(self, builder: ir.IRBuilder, base: ir.Value, stage: ir.Value) -> ir.Value:
         """The address of its barrier for what has been read."""
-        return plus(builder, self._barriers(builder), _BARRIER * self.stages, stage, _BARRIER)
-
-    def _barriers(self, builder: ir.IRBuilder) -> ir.Value:
-        name = f"tilekit_barriers{self.number}"
-        found = builder.module.globals.get(name)
-        if found is None:
-            found = ir.GlobalVariable(builder.module, ir.ArrayType(i64, 2 * self.stages), name, addrspace=_SHARED)
-            found.linkage, found.initializer, found.align = "internal", ir.Constant(found.value_type, ir.Undefined), _BARRIER
-            current().static_bytes += 2 * _BARRIER * self.stages
-        return builder.ptrtoint(found, i32)
+        return plus(builder, base, _BARRIER * self.stages - the_pipelines().barriers[self.number], stage, _BARRIER)
 
     def stage(self, builder: ir.IRBuilder, turn: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The stage of a turn, and the parity of its phase."""
@@ -149,7 +140,7 @@ class _RingModel(core_models.PrimitiveModel):
 
 def plus(builder: ir.IRBuilder, base: ir.Value, offset: int, stage: ir.Value, nbytes: int) -> ir.Value:
     """`base`, and behind it an offset and so many stages."""
-    return builder.add(builder.add(base, integer(32, offset)), builder.mul(stage, integer(32, nbytes)))
+    return builder.add(builder.add(base, ir.Constant(i32, offset)), builder.mul(stage, integer(32, nbytes)))
 
 
 def memory_order(grid: TileGridType) -> tuple[int, ...]:
@@ -231,7 +222,7 @@ def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: typ
     each = sum(tile.nbytes for tile, _ in found)
 
     def room(blocks: int) -> int:
-        most = state.shared // blocks - _OWN_BYTES - RING_ALIGNMENT - state.rooms - state.kept
+        most = state.shared // blocks - _OWN_BYTES - RING_ALIGNMENT - BARRIER_ROOM - state.rooms - state.kept
         return max(0, most // state.rings & -RING_ALIGNMENT)
 
     # As many as fit if there is room for the other blocks that are wanted, too; but one at least.
@@ -240,18 +231,24 @@ def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: typ
         raise Unfit(f"a stage of {each} bytes does not fit into the shared memory that is left, {room(1)}")
     made = RingType(known(number), count, tuple(tile for tile, _ in found), tuple(way for _, way in found))
     state.cluster = max(state.cluster, made.cluster)
-    begin = state.rooms + state.ring_bytes
+    begin = state.rooms + BARRIER_ROOM + state.ring_bytes
+    if state.barrier_bytes + 2 * _BARRIER * count > BARRIER_ROOM:
+        raise Unfit(f"rings have {BARRIER_ROOM // (2 * _BARRIER)} stages at most")
 
     def emit(builder: ir.IRBuilder, *_: ir.Value) -> ir.Value:
         for way in made.ways:
             if way.map is not None:
                 tensor_map_of(builder, way.map)
+        state.barriers[made.number] = begin - state.rooms - state.barrier_bytes
+        state.barrier_bytes += 2 * _BARRIER * count
         state.ring_bytes += made.offsets[-1]
         state.copied |= made.copied
         compilation.note("ring", made)
         base = _dynamic(builder)
         aligned = builder.and_(builder.add(base, integer(32, RING_ALIGNMENT - 1)), integer(32, -RING_ALIGNMENT & 0xFFFFFFFF))
         base = builder.add(aligned, integer(32, begin))
+        # Taken for a constant, the address would be computed anew in each turn of a loop.
+        base = asm(builder, "mov.u32 $0, $1;", "=r,r", i32, [base])
         first = builder.icmp_unsigned("==", special_register(builder, "tid.x"), integer(32, 0))
         filling = (made.brought > 0) + state.loaders * made.copied
         emptying = compilation.config.num_warps * made.cluster
@@ -260,7 +257,7 @@ def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: typ
                 where = integer(32, stage)
                 for barrier, arrivals in ((made.full, filling), (made.empty, emptying)):
                     text = f"mbarrier.init.shared::cta.b64 [$0], {arrivals};"
-                    asm(builder, text, "r,~{memory}", _VOID, [barrier(builder, where)], effect=True)
+                    asm(builder, text, "r,~{memory}", _VOID, [barrier(builder, base, where)], effect=True)
             if state.capability >= (9, 0):
                 asm(builder, "fence.mbarrier_init.release.cluster;", "~{memory}", _VOID, [], effect=True)
         asm(builder, "bar.sync 0;" if made.cluster == 1 else _MEET, "~{memory}", _VOID, [], convergent=True)
