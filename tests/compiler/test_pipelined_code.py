@@ -288,6 +288,29 @@ def test_a_packed_operand_is_packed_once():
     assert not re.search(r"\bPRMT\b", "".join(loop))
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_fences_stand_where_threads_have_read(scaled):
+    """Queries come from their ring into registers: it is given back with a fence. One that products alone read is not."""
+
+    @tk.kernel(num_warps=8)
+    def kernel(y: tk.Out, q: tk.In, k: tk.In, v: tk.In, scaled: tk.Const):
+        for tq in tk.pipelined(q.tiles((128, 64))[0:1, 0], stages=1):
+            acc = tk.zeros((128, 64), tk.float32)
+            for key, value in tk.pipelined(k.tiles((64, 64))[:, 0], v.tiles((64, 64))[:, 0], stages=2):
+                p = tk.mma(tq, key.transpose(), tk.zeros((128, 64), tk.float32))
+                if scaled:
+                    p += tk.sum(key.astype(tk.float32), 1)[None, :]
+                acc = tk.mma(p.astype(q.dtype), value, acc) * 1.0
+            y.store(acc)
+
+    op = kernel(meta(128, 64, dtype=tk.float32).partition((128, 64)), *[meta(128 * n, 64) for n in (1, 9, 9)], scaled)
+    compiled = op.compile(target="sm_90a")
+    found = re.findall(r"wgmma\.mma_async|fence\.proxy\.async\.shared::cta|mbarrier\.arrive\.shared", compiled.ptx)
+    after = [step for step in found[found.index("wgmma.mma_async") :] if not step.startswith("wgmma")]
+    fence, arrive = "fence.proxy.async.shared::cta", "mbarrier.arrive.shared"
+    assert after == [*[fence] * scaled, arrive, fence, arrive]
+
+
 @pytest.mark.parametrize(("tile", "warps"), [((64, 128, 64), 4), ((128, 128, 64), 8), ((128, 256, 64), 8)], ids=str)
 @pytest.mark.parametrize("dtype", [tk.bfloat16, tk.float16], ids=str)
 def test_results_get_their_wide_stores_by_shuffles(tile, warps, dtype):

@@ -123,7 +123,7 @@ class Pipelines:
         products: what warpgroups were asked for, and what was waited for, since the tiles of a turn were taken, as far as it was
             lowered: lines, and how many products may be under way after that; None for one product more.
         left: by ring, how many may be under way when a turn has ended.
-        read: whether threads read tiles in shared memory by themselves, as far as it was lowered.
+        read: the rings whose tiles threads read by themselves, as far as it was lowered.
         copied: whether all `loaders` load, and not one of them alone, as far as it was lowered.
     """
 
@@ -145,9 +145,10 @@ class Pipelines:
         self.clusters = {name: cluster for name, cluster in known.items() if cluster is not None}
         self.written = frozenset(name for name, (_, ty) in tensors.items() if ty.facts.role != "in")
         self.cluster = 1
-        self.ring_bytes, self.read, self.copied = 0, False, False
+        self.ring_bytes, self.copied = 0, False
         self.barriers: dict[int, int] = {}
         self.barrier_bytes = 0
+        self.read: set[int] = set()
         self.products: list[tuple[int, int | None]] = []
         self.left: dict[int, int] = {}
         self.maps: list[TensorMap] = []

@@ -102,7 +102,7 @@ def _copy(
     tensor, cut, loaders = row.grid.tensor, row.grid.cut, the_pipelines().loaders
     itemsize, order = tensor.dtype.itemsize, memory_order(row.grid)
     unit, count = order[-1], nbytes // itemsize
-    whole = StagedType(tile.dtype, tile.memory, tuple(map(order.index, range(len(order)))), tile.config)
+    whole = StagedType(tile.dtype, tile.memory, tuple(map(order.index, range(len(order)))), tile.config, tile.ring)
     lies, swizzle, turns = dealt(whole, nbytes, loaders)
     together = lies.run(unit)[: len(swizzle.shared)]
     found = plan(tensor, lies, row.free, cut.steps)

@@ -166,7 +166,7 @@ def _given(builder: ir.IRBuilder, ring: RingType, base: ir.Value, turn: ir.Value
     # Products have been waited for, which leaves nothing to order. What threads read by themselves has to have been read before
     # the accelerator writes there: it is another proxy, and a barrier alone does not wait for loads that are under way. Copies by
     # threads are of the same proxy.
-    read = the_pipelines().read and ring.brought > 0
+    read = ring.number in the_pipelines().read and ring.brought > 0
     text = "fence.proxy.async.shared::cta; " * read + "bar.warp.sync -1; "
     if ring.cluster == 1:
         text += "@P mbarrier.arrive.shared::cta.b64 _, [$0];"

@@ -149,7 +149,7 @@ def memory_order(grid: TileGridType) -> tuple[int, ...]:
     return (*(d for d in range(facts.rank) if d != facts.unit), facts.unit)  # type: ignore[return-value]
 
 
-def _staged(grid: types.Type, state: Pipelines, parts: int) -> tuple[StagedType, Way]:
+def _staged(grid: types.Type, state: Pipelines, parts: int, number: int) -> tuple[StagedType, Way]:
     """How tiles of a grid lie in a stage, and how they come: in so many parts, if they can be divided so."""
     if not isinstance(grid, TileGridType):
         raise Unfit("a stream is no tiles of a tensor")
@@ -163,7 +163,7 @@ def _staged(grid: types.Type, state: Pipelines, parts: int) -> tuple[StagedType,
     memory = tuple(cut.extents[d] for d in order)
     if span_of(memory[-1] * itemsize) is None or not cut.shape:
         raise Unfit(f"tiles of {name} have rows of {memory[-1] * itemsize} bytes")
-    tile = StagedType(tensor.dtype, memory, tuple(order.index(d) for d in cut.along), tensor.config)
+    tile = StagedType(tensor.dtype, memory, tuple(order.index(d) for d in cut.along), tensor.config, number)
     if tile.rows < LEAST_ROWS or tile.nbytes % RING_ALIGNMENT:
         raise Unfit(f"tiles of {name} have {tile.rows} rows")
     for count in dict.fromkeys((parts, 1)):
@@ -218,7 +218,7 @@ def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: typ
     compilation, state = current(), the_pipelines()
     together = known(shared)
     parts = math.prod(*state.clusters.values()) if together else 1
-    found = [_staged(grid, state, parts if together >> place & 1 else 1) for place, grid in enumerate(grids)]
+    found = [_staged(grid, state, parts if together >> place & 1 else 1, known(number)) for place, grid in enumerate(grids)]
     each = sum(tile.nbytes for tile, _ in found)
 
     def room(blocks: int) -> int:

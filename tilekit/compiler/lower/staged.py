@@ -44,14 +44,15 @@ class StagedType(DeferredType):
         memory: its extents in memory, the slowest dimension first.
         axes: the dimension in memory of each dimension of the tile; dimensions of extent 1 may have none (-1).
         config: the kernel's.
+        ring: the number of the ring whose stages it is in.
     """
 
     mangling_args = ("S", ())
 
-    def __init__(self, dtype: DType, memory: Vector, axes: Vector, config: Config) -> None:
-        self.dtype, self.memory, self.axes, self.config = dtype, memory, axes, config
+    def __init__(self, dtype: DType, memory: Vector, axes: Vector, config: Config, ring: int = 0) -> None:
+        self.dtype, self.memory, self.axes, self.config, self.ring = dtype, memory, axes, config, ring
         self.shape = tuple(memory[axis] if axis >= 0 else 1 for axis in axes)
-        super().__init__(f"Staged({dtype.name}, {memory}, {axes}, {config})")
+        super().__init__(f"Staged({dtype.name}, {memory}, {axes}, {config}, {ring})")
 
     @cached_property
     def settled(self) -> TileType:  # type: ignore[override]
@@ -83,7 +84,7 @@ class StagedType(DeferredType):
 
     def renamed(self, dims: Vector) -> StagedType:
         """The tile whose dimensions are these of this one, where -1 is a new one of extent 1. It stays where it is."""
-        return StagedType(self.dtype, self.memory, tuple(self.axes[d] if d >= 0 else -1 for d in dims), self.config)
+        return StagedType(self.dtype, self.memory, tuple(self.axes[d] if d >= 0 else -1 for d in dims), self.config, self.ring)
 
     def swizzle(self) -> Swizzle:
         """Where each element lies: offsets in elements, and the bits that an access of 16 bytes covers."""
@@ -117,12 +118,11 @@ class StagedType(DeferredType):
         take = self.reader(layout, matrices=matrices).taker(builder, base)
         return [take(r) for r in range(layout.num_registers)]
 
-    @staticmethod
-    def note_read() -> None:
+    def note_read(self) -> None:
         """Tell those who have stages filled that threads read them."""
         state = current().pipelines
         if state is not None:
-            state.read = True
+            state.read.add(self.ring)
 
     def reader(self, layout: Layout, *, matrices: bool = False) -> InShared:
         """How threads read it in a layout of its shape, by `ldmatrix` if that is possible and `matrices` says so."""
