@@ -34,6 +34,7 @@ _DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 LOWEST = -3.0e38
 _MOST_HEAD = 256
 # Keys and values of so many heads at a time are to stay in the L2 cache; an H200's has 50 MB, with a faster half.
+_ROUNDS = 16  # of the blocks, in which causal tiles of different lengths even out: computed, 1 % is left
 _CACHED = 16 << 20
 _MULTIPROCESSORS = 132  # where there is no GPU: those of an H200
 _FAR = 1 << 30  # as good as no bound
@@ -128,17 +129,22 @@ def _attention(
 
 
 @tk.function
-def _turn(scores, most, total, scale):
-    """Of new scores the exponentials; the maximum and the sums so far, and what all before must be multiplied by.
+def _higher(scores, most, scale):
+    """The maximum with new scores, and what all before must be multiplied by."""
+    higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
+    return higher, tk.exp2(most - higher, flush_to_zero=True)
+
+
+@tk.function
+def _exponentials(scores, most, total, shrink, scale):
+    """The exponentials of new scores, and the sums so far.
 
     Each thread adds up what it holds itself: of 8 columns 2, so that there are 4 sums of a row.
     """
     rows = scores.shape[0]
-    higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
-    p = tk.exp2(tk.fma(scores, scale, -higher), flush_to_zero=True)
-    shrink = tk.exp2(most - higher, flush_to_zero=True)
+    p = tk.exp2(tk.fma(scores, scale, -most), flush_to_zero=True)
     own = tk.sum(p.reshape((rows, scores.shape[1] // 8, 4, 2)), (1, 3), keepdims=True)
-    return p, higher, tk.fma(total, shrink.reshape((rows, 1, 1, 1)), own), shrink
+    return p, tk.fma(total, shrink.reshape((rows, 1, 1, 1)), own)
 
 
 @tk.kernel
@@ -176,7 +182,8 @@ def _attention_ahead(
             scores = scores * 1.0  # waited for: ptxas takes no product that is under way around a branch
             if masked and n == 1:
                 scores = hidden(scores, 0, keys, ahead, 0, 0, False, above)
-            p, most, total, shrink = _turn(scores, most, total, scale)
+            most, shrink = _higher(scores, most, scale)
+            p, total = _exponentials(scores, most, total, shrink, scale)
             weights = p.astype(v.dtype)
             for key, value in tk.pipelined(
                 k.tiles((1, 1, BN, BD))[b, h // group, 1 : 1 + whole, 0],
@@ -185,8 +192,9 @@ def _attention_ahead(
             ):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                 acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-                p, most, total, shrink = _turn(scores, most, total, scale)
+                most, shrink = _higher(scores, most, scale)
                 acc = acc * shrink
+                p, total = _exponentials(scores, most, total, shrink, scale)
                 weights = p.astype(v.dtype)
             if masked:
                 for key, value in tk.pipelined(  # the last tile of keys, if there are two at least
@@ -197,8 +205,9 @@ def _attention_ahead(
                     scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                     acc = tk.mma(weights, value.reshape((BN, BD)), acc)
                     scores = hidden(scores, (n - 1) * BN, keys, ahead, 0, 0, False, above)
-                    p, most, total, shrink = _turn(scores, most, total, scale)
+                    most, shrink = _higher(scores, most, scale)
                     acc = acc * shrink
+                    p, total = _exponentials(scores, most, total, shrink, scale)
                     weights = p.astype(v.dtype)
             for value in tk.pipelined(v.tiles((1, 1, BN, BD))[b, h // group, n - 1 : n, 0], stages=1):
                 acc = tk.mma(weights, value.reshape((BN, BD)), acc)
@@ -289,13 +298,16 @@ def attention(
     tiles = batch * heads * -(-queries // plan.rows)
     group = heads // max(1, k.shape[1])
     share = max(1, _CACHED // max(1, 2 * keys * q.shape[3] * q.itemsize)) * group
-    # Blocks that stay load ahead for their next tile. Where tiles take differently long, the GPU deals them out better.
     count = q.device.driver.multiprocessors if q.device is not None else _MULTIPROCESSORS
-    blocks = tiles if masks.above or masks.below or plan.stages is None else min(tiles, count)
 
     # Whether no tile of keys but the last that a query tile sees is cut by the mask.
     even = not masks.above or (keys >= queries and plan.rows == plan.columns and (keys - queries) % plan.columns == 0)
     ahead = plan.stages is not None and even and not masks.below
+    # Blocks that stay load ahead for their next tile. Where tiles take differently long, going back and forth evens that out over
+    # some rounds; without that, the GPU deals them out better.
+    blocks = min(tiles, count) if ahead or (plan.stages is not None and not masks.above and not masks.below) else tiles
+    if ahead and masks.above:
+        share = max(share, -(-_ROUNDS * count * plan.rows // max(1, queries * group)) * group)
 
     def steps(new):
         y, sums = new(place), new(Spec((batch, heads, queries), dtypes.float32))
