@@ -8,6 +8,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, kernels
+from tilekit.kernels import attention_decoding
 
 f = api.from_host
 
@@ -87,6 +88,27 @@ def test_strides_and_out(device):
     check(out.to_host().sync(), right(q, k, v))
 
 
+@pytest.mark.parametrize("splits", [1, 3])
+def test_in_place_of_the_queries(device, splits):
+    """Each block has loaded what it writes over."""
+    q, k, v = operands((2, 4, 2, 64), (2, 2, 1000, 64), np.float16)
+    found = f(q).sync()
+    assert kernels.attention_decode(found, f(k), f(v), splits=splits, out=found).sync() is found
+    check(found.to_host().sync(), right(q, k, v))
+
+
+@pytest.mark.parametrize(("blocks", "parts"), [(64, 4), (8, 29), (1, 55), (132, 2), (200, 5), (264, 1), (5000, 1)])
+def test_parts_keep_two_blocks_of_each_multiprocessor_busy(blocks, parts):
+    """The fewest that leave nearly as few of the 264 idle, at the end, as any number does."""
+    plan = attention_decoding._plan(blocks, 4, 128, 2, 32768, 32768, 132, 3, False, None)
+    assert (plan.parts, plan.occupancy) == (parts, 2)
+
+
+def test_short_sequences_have_few_parts():
+    plan = attention_decoding._plan(1, 4, 128, 2, 500, 500, 132, 3, False, None)
+    assert (plan.parts, plan.columns) == (4, 64), "of two tiles"
+
+
 def x(*shape, dtype=tk.float16):
     return api.meta(shape, dtype)
 
@@ -112,14 +134,3 @@ def x(*shape, dtype=tk.float16):
 def test_errors(make, error, message):
     with pytest.raises(error, match=message):
         make(x(2, 8, 1, 64), x(2, 2, 64, 64))
-
-
-@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
-def test_it_compiles_to_products_by_warps(target):
-    op = kernels.attention_decode(
-        x(8, 32, 1, 128), x(900, 8, 64, 128), x(900, 8, 64, 128), x(8, dtype=tk.int32), block_table=x(8, 100, dtype=tk.int32)
-    )
-    op.consumed()
-    first = op.parts()[0].compile(target=target)
-    assert "HMMA.16816" in first.sass
-    assert "LDG.E.128" in first.sass

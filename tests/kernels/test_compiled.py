@@ -430,3 +430,47 @@ def test_parts_are_added_up_in_wide_accesses():
     assert set(re.findall(r"\b(LDG[.\w]*)", kernel.sass)) == {"LDG.E.128"}
     assert (kernel.local_bytes, kernel.registers <= 64) == (0, True)
     parts.consumed()
+
+
+def decoded(heads, key_heads, size, page=None, dtype=B):
+    lengths, table = m(8, dtype=tk.int32), None if page is None else m(8, 32768 // page, dtype=tk.int32)
+    shape = (8, key_heads, 32768, size) if page is None else (40000, key_heads, page, size)
+    cache = m(*shape, dtype=dtype)
+    return kernels.attention_decode(m(8, heads, 1, size, dtype=dtype), cache, cache, lengths, block_table=table)
+
+
+# With the stages of keys and values, the blocks of a multiprocessor (of sm_90a), and the registers.
+DECODED = {
+    "128": (lambda: decoded(32, 8, 128), 3, 2, 128),
+    "64": (lambda: decoded(16, 16, 64), 3, 2, 128),
+    "256": (lambda: decoded(16, 16, 256), 3, 1, 168),
+    "64 rows": (lambda: decoded(64, 1, 128), 3, 1, 168),
+    "32 rows of 256": (lambda: decoded(32, 1, 256), 3, 1, 168),
+    "f32": (lambda: decoded(16, 16, 64, dtype=F), 3, 2, 128),
+    "f32 128": (lambda: decoded(16, 16, 128, dtype=F), 3, 1, 168),
+    "pages of 64": (lambda: decoded(32, 8, 128, 64), 3, 2, 128),
+    "pages of 16": (lambda: decoded(32, 8, 128, 16), 8, 2, 128),
+}
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", DECODED)
+def test_keys_and_values_of_few_queries_come_ahead(name, target):
+    make, stages, blocks, budget = DECODED[name]
+    op = make()
+    op.consumed()
+    parts, *together = op.parts()
+    assert len(together) == (name not in ("256", "f32 128")), "whose 128 heads are a block for each multiprocessor"
+    kernel = parts.compile(target=target)
+    explained = parts.explain(target)
+    assert explained.pipelines[-1].stages == stages
+    assert target == "sm_80" or explained.blocks_per_multiprocessor == blocks
+    copies = set(re.findall(r"\b(UTMALDG|LDGSTS\.[.\w]*)", kernel.sass))
+    assert copies == ({"UTMALDG"} if target == "sm_90a" else {"LDGSTS.E.BYPASS.LTC128B.128"})
+    assert set(re.findall(r"\b(LDG\.[.\w]*)", kernel.sass)) <= {"LDG.E", "LDG.E.CONSTANT"}, "lengths and pages"
+    assert ("FFMA" if "f32" in name else "HMMA.16816.F32.BF16") in kernel.sass
+    assert kernel.local_bytes == 0
+    assert kernel.registers <= budget + 40 * (target == "sm_80"), f"{kernel.registers} registers"
+    for kernel in (launch.compile(target=target) for launch in together):
+        assert "LDG.E.128" in kernel.sass
+        assert (kernel.local_bytes, kernel.registers <= 168) == (0, True)

@@ -3,7 +3,8 @@
 There is little to calculate and much to read: all keys and values once. To keep all multiprocessors busy, the keys of a sequence
 are dealt out to several blocks, each of which writes a result of its own and the logarithm of its sum; a second kernel weighs
 these and adds them up, always in the same order ("Flash-Decoding", Dao et al., 2023). Query heads that share a key head are rows
-of one tile.
+of one tile. Tiles of keys and values come ahead, from pages too: what is being worked on is a small part of what is on its way.
+What a block has to read follows from the sequence's own length.
 """
 
 from __future__ import annotations
@@ -20,75 +21,89 @@ from tilekit.tensor import Tensor
 
 __all__ = ["attention_decode"]
 
-BM, BN, BD = tk.generics("BM BN BD")
+BM, BN, BD, PARTS = tk.generics("BM BN BD PARTS")
 
 _MOST_ROWS, _MOST_SPLITS = 64, 64
-_LEAST_ROWS, _COLUMNS, _CPU_COLUMNS = 16, 64, 256
-_LEAST_SHARE = 4  # tiles of keys that are worth a block
+_LEAST_ROWS, _LEAST_COLUMNS, _MOST_COLUMNS, _CPU_COLUMNS = 16, 16, 128, 256
+# A multiprocessor of an H200 needs some 40 KB on their way to it at any time (4.8 TB/s / 132 * 1 us), and two blocks, lest it
+# waits for one's sums. Each has three stages of a tile of keys and one of values, of which one is being worked on: 128 KB. Of
+# smaller tiles there are more stages; elsewhere there is room for two.
+_TILE_BYTES, _BLOCKS, _MOST_STAGES = 16 << 10, 2, 8
+_STAGES, _STAGES_ELSEWHERE = 3, 2
+_SMALL = 256  # bytes of a query; of larger ones, and of more rows than products have at least, two blocks' sums are too many
+_LEAST_SHARE = 2  # tiles of keys that are worth a block
+_EFFICIENT = 0.85  # of the places that the best number of parts keeps busy; fewer parts are less to add up
 _MULTIPROCESSORS = 132  # where there is no GPU: those of an H200
 
 
 @tk.kernel
 def _of_parts(
     o: tk.Out, sums: tk.Out, q: tk.In, k: tk.In, v: tk.In, lengths: tk.In, pages: tk.In, scale: float, keys: int, queries: int,
-    share: int, given: tk.Const, tiles_of_page: tk.Const,
+    given: tk.Const, paged: tk.Const, stages: tk.Const,
 ):  # fmt: skip
     part, at = tk.bid(0), tk.bid(1)
     b = at // k.shape[1]
     h = at - b * k.shape[1]
     # A sequence may be longer than what there is room for, if someone counts wrongly; what is not there is not read.
-    length = tk.minimum(tk.load(lengths, b, ()), keys) if given else keys
-    query = tk.load(q, (b, h, 0, 0), (1, 1, BM, BD)).reshape((BM, BD))
-    acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
-    most = tk.full((BM, 1), LOWEST, tk.float32)
-    # The query of a row stands so far from the last key.
-    last = tk.arange(BM)[:, None] % queries + (length - queries)
-    for j in range(part * share, min((part + 1) * share, tk.cdiv(keys, BN))):
-        if j * BN < length:
-            if tiles_of_page:
-                page = tk.load(pages, (b, j // tiles_of_page), ())
-                inside = j % tiles_of_page
-            else:
-                page = b
-                inside = j
-            key = tk.load(k, (page, h, inside, 0), (1, 1, BN, BD)).reshape((BN, BD))
-            value = tk.load(v, (page, h, inside, 0), (1, 1, BN, BD)).reshape((BN, BD))
-            scores = tk.mma(query, key.transpose(), tk.zeros((BM, BN), tk.float32))
-            columns = tk.where(scores == scores, tk.arange(BN)[None, :], tk.arange(BN)[None, :])  # in the layout of the scores
-            scores = tk.where(columns <= last - j * BN, scores, float("-inf"))
-            higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
-            p, shrink = tk.exp2(scores * scale - higher, flush_to_zero=True), tk.exp2(most - higher, flush_to_zero=True)
-            total = total * shrink + tk.sum(p, 1, keepdims=True)
-            acc = tk.mma(p.astype(v.dtype), value, acc * shrink)
-            most = higher
-    made = acc * tk.where(total == 0, 0.0, 1.0 / total)
-    tk.store(o, (part, at, 0, 0), made.reshape((1, 1, BM, BD)))
-    tk.store(sums, (part, at, 0), (most + tk.log2(total)).reshape((1, 1, BM)))
+    length = keys
+    if given:
+        length = max(0, min(keys, tk.load(lengths, b, ()).item()))
+    # A page has so many tiles, and the keys of a sequence that has none are one.
+    each = tk.cdiv(k.shape[2], BN)
+    share = tk.cdiv(tk.cdiv(length, BN), tk.num_blocks(0))
+    first, end = part * share, min((part + 1) * share, tk.cdiv(length, BN))
+    for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[0, at, 0:1, 0], stages=1):  # products take it from shared memory
+        acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
+        most = tk.full((BM, 1), LOWEST, tk.float32)
+        for n in range(first // each, tk.cdiv(end, each)):
+            page = b
+            if paged:
+                page = tk.load(pages, (b, n), ()).item()
+            j = max(first, n * each)
+            inside, behind = j - n * each, min(end - n * each, each)
+            for key, value in tk.pipelined(
+                k.tiles((1, 1, BN, BD))[page, h, inside:behind, 0],
+                v.tiles((1, 1, BN, BD))[page, h, inside:behind, 0],
+                stages=stages,
+            ):
+                nothing = tk.zeros((BM, BN), tk.float32)
+                scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing)
+                if (j + 1) * BN > length - queries + 1:
+                    # The query of a row stands so far from the last key.
+                    last = tk.arange(BM)[:, None] % queries + (length - queries - j * BN)
+                    scores = tk.where(tk.arange(BN)[None, :] <= last, scores, float("-inf"))
+                higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
+                p, shrink = tk.exp2(scores * scale - higher, flush_to_zero=True), tk.exp2(most - higher, flush_to_zero=True)
+                total = total * shrink + tk.sum(p, 1, keepdims=True)
+                acc = tk.mma(p.astype(v.dtype), value.reshape((BN, BD)), acc * shrink)
+                most = higher
+                j += 1
+        made = acc * tk.where(total == 0, 0.0, 1.0 / total)
+        tk.store(o, (part, at, 0, 0), made.astype(o.dtype).reshape((1, 1, BM, BD)))
+        tk.store(sums, (part, at, 0), (most + tk.log2(total)).reshape((1, 1, BM)))
 
 
 @tk.kernel
-def _together(y: tk.Out, o: tk.In, sums: tk.In, parts: int):
-    at = tk.bid(0)
-    acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
-    most = tk.full((BM, 1), LOWEST, tk.float32)
-    for part in range(parts):
-        s = tk.load(sums, (part, at, 0), (1, 1, BM)).reshape((BM, 1))
-        higher = tk.maximum(most, s)
-        weight, shrink = tk.exp2(s - higher), tk.exp2(most - higher)
-        acc = acc * shrink + tk.load(o, (part, at, 0, 0), (1, 1, BM, BD)).reshape((BM, BD)) * weight
-        total = total * shrink + weight
-        most = higher
-    tk.store(y, (at, 0, 0), (acc * tk.where(total == 0, 0.0, 1.0 / total)).astype(y.dtype).reshape((1, BM, BD)))
+def _together(y: tk.Out, o: tk.In, sums: tk.In):
+    row, at = tk.bid(0), tk.bid(1)
+    s = tk.load(sums, (0, at, row), (PARTS, 1, 1), padding_mode="-inf").reshape((PARTS, 1))
+    parts = tk.load(o, (0, at, row, 0), (PARTS, 1, 1, BD)).reshape((PARTS, BD))
+    weights = tk.exp2(s - tk.maximum(tk.max(s, 0, keepdims=True), LOWEST))
+    total = tk.sum(weights, 0, keepdims=True)
+    made = tk.sum(parts * weights, 0, keepdims=True) * tk.where(total == 0, 0.0, 1.0 / total)
+    tk.store(y, (at, row, 0), made.astype(y.dtype).reshape((1, 1, BD)))
 
 
 class _Plan(NamedTuple):
-    """`BM`, `BN`, `BD`, the parts, and how many tiles of keys each has."""
+    """`BM`, `BN`, `BD`, the stages of keys and values, the parts, the warps, and the blocks that a multiprocessor is to have."""
 
     rows: int
     columns: int
     depth: int
+    stages: int
     parts: int
-    share: int
+    num_warps: int
+    occupancy: int
 
 
 @takes_ops
@@ -145,8 +160,9 @@ def attention_decode(
         raise ValueError(f"{name}: splits is an int from 1 on, not {splits!r}")
     place = out_or_new(name, out, q)
     count = q.device.driver.multiprocessors if q.device is not None else _MULTIPROCESSORS
-    plan = _plan(batch * key_heads, group * queries, size, keys, page, count, on_cpu(q), splits)
-    rows = (batch, key_heads, group * queries, size)
+    stages = _STAGES if q.device is None or q.device.compute_capability == (9, 0) else _STAGES_ELSEWHERE
+    plan = _plan(batch * key_heads, group * queries, size, q.itemsize, keys, page, count, stages, on_cpu(q), splits)
+    rows = (1, batch * key_heads, group * queries, size)
 
     def steps(new):
         y = new(place)
@@ -156,17 +172,19 @@ def attention_decode(
             yield y.fill(0)
             return y
         packed = shaped(q, rows) if q.is_contiguous else shaped((yield q.dup()), rows)
-        o = new(Spec((plan.parts, batch * key_heads, *rows[2:]), dtypes.float32))
+        flat = y if y.is_contiguous else new(Spec(y.shape, y.dtype))
+        several = plan.parts > 1
+        o = new(Spec((plan.parts, *rows[1:]), dtypes.float32)) if several else shaped(flat, rows)
         sums = new(Spec(o.shape[:3], dtypes.float32))
         launch = _of_parts(
-            o.scattered(), sums.scattered(), packed, k, v, q if lengths is None else lengths, block_table if paged else q,
-            factor * LOG2_E, keys, queries, plan.share, lengths is not None, page // plan.columns if paged else 0,
+            o.scattered(), sums.scattered(), packed, k, v, packed if lengths is None else lengths,
+            block_table if paged else packed, factor * LOG2_E, keys, queries, lengths is not None, paged, plan.stages,
         )  # fmt: skip
-        generics = {"BM": plan.rows, "BD": plan.depth}
-        yield launch.generics(BN=plan.columns, **generics).num_warps(4).grid((plan.parts, batch * key_heads))
-        flat = y if y.is_contiguous else new(Spec(y.shape, y.dtype))
-        launch = _together(shaped(flat, (batch * key_heads, *rows[2:])).scattered(), o, sums, plan.parts)
-        yield launch.generics(**generics).num_warps(4).grid(batch * key_heads)
+        launch = launch.generics(BM=plan.rows, BN=plan.columns, BD=plan.depth).num_warps(plan.num_warps)
+        yield launch.occupancy(plan.occupancy).grid((plan.parts, rows[1]))
+        if several:
+            launch = _together(shaped(flat, rows[1:]).scattered(), o, sums).generics(PARTS=power(plan.parts), BD=plan.depth)
+            yield launch.num_warps(4).grid((rows[2], rows[1]))
         if flat is not y:
             yield flat.copy_into(y)
         return y
@@ -175,12 +193,29 @@ def attention_decode(
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(blocks: int, rows: int, size: int, keys: int, page: int, count: int, cpu: bool, splits: int | None) -> _Plan:
-    columns = min(_CPU_COLUMNS if cpu else _COLUMNS, max(16, power(page)))
+def _plan(
+    blocks: int, rows: int, size: int, itemsize: int, keys: int, page: int, count: int, stages: int, cpu: bool, splits: int | None
+) -> _Plan:
+    depth = max(16, power(size))
+    columns = _CPU_COLUMNS if cpu else min(_MOST_COLUMNS, max(_LEAST_COLUMNS, _TILE_BYTES // (depth * itemsize)))
+    columns = min(columns, max(_LEAST_COLUMNS, power(page)))
+    stages = min(_MOST_STAGES, max(stages, stages * _TILE_BYTES // (columns * depth * itemsize)))
     tiles = max(1, -(-keys // columns))
-    parts = splits or max(1, min(_MOST_SPLITS, 2 * count // max(1, blocks), tiles // _LEAST_SHARE))
-    share = -(-tiles // min(parts, tiles))
-    return _Plan(max(_LEAST_ROWS, power(rows)), columns, max(16, power(size)), -(-tiles // share), share)
+    rows = max(_LEAST_ROWS, power(rows))
+    num_warps, occupancy = (4, _BLOCKS) if rows == _LEAST_ROWS and depth * itemsize <= _SMALL else (8, 1)
+    parts = min(splits, tiles) if splits else _parts(max(1, blocks), tiles // _LEAST_SHARE, count * occupancy)
+    return _Plan(rows, columns, depth, stages, parts, num_warps, occupancy)
+
+
+def _parts(blocks: int, most: int, places: int) -> int:
+    """The least number of parts that keeps the places for blocks about as busy as the best (as flash-attention chooses)."""
+
+    def busy(parts: int) -> float:
+        return blocks * parts / (-(-blocks * parts // places) * places)
+
+    some = range(1, max(1, min(_MOST_SPLITS, most)) + 1)
+    least = _EFFICIENT * max(map(busy, some))
+    return next(parts for parts in some if busy(parts) >= least)
 
 
 def _check_table(name: str, table: Any, batch: int, page: int) -> int:
