@@ -104,6 +104,17 @@ def test_parts_keep_two_blocks_of_each_multiprocessor_busy(blocks, parts):
     assert (plan.parts, plan.occupancy) == (parts, 2)
 
 
+def test_sequences_of_different_lengths_have_some_parts():
+    """While the longest goes on, the others' places are not to stay empty."""
+    for blocks, keys, parts in ((264, 32768, 4), (5000, 32768, 4), (64, 32768, 4), (264, 100, 1)):
+        assert attention_decoding._plan(blocks, 4, 128, 2, keys, keys, 132, 3, False, None, True).parts == parts
+
+
+def test_small_pages_have_few_warps():
+    plans = [attention_decoding._plan(64, 4, 128, 2, 32768, page, 132, 3, False, None) for page in (16, 32)]
+    assert [(plan.columns, plan.num_warps) for plan in plans] == [(16, 2), (32, 4)]
+
+
 def test_short_sequences_have_few_parts():
     plan = attention_decoding._plan(1, 4, 128, 2, 500, 500, 132, 3, False, None)
     assert (plan.parts, plan.columns) == (4, 64), "of two tiles"

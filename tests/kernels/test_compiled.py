@@ -459,8 +459,7 @@ def test_keys_and_values_of_few_queries_come_ahead(name, target):
     make, stages, blocks, budget = DECODED[name]
     op = make()
     op.consumed()
-    parts, *together = op.parts()
-    assert len(together) == (name not in ("256", "f32 128")), "whose 128 heads are a block for each multiprocessor"
+    parts, _ = op.parts()
     kernel = parts.compile(target=target)
     explained = parts.explain(target)
     assert explained.pipelines[-1].stages == stages

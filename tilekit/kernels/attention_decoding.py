@@ -32,6 +32,7 @@ _TILE_BYTES, _BLOCKS, _MOST_STAGES = 16 << 10, 2, 8
 _STAGES, _STAGES_ELSEWHERE = 3, 2
 _SMALL = 256  # bytes of a query; of larger ones, and of more rows than products have at least, two blocks' sums are too many
 _LEAST_SHARE = 2  # tiles of keys that are worth a block
+_LEAST_PARTS = 4  # of sequences that may be of different lengths: blocks that are done early leave room for others
 _EFFICIENT = 0.85  # of the places that the best number of parts keeps busy; fewer parts are less to add up
 _MULTIPROCESSORS = 132  # where there is no GPU: those of an H200
 
@@ -161,7 +162,7 @@ def attention_decode(
     place = out_or_new(name, out, q)
     count = q.device.driver.multiprocessors if q.device is not None else _MULTIPROCESSORS
     stages = _STAGES if q.device is None or q.device.compute_capability == (9, 0) else _STAGES_ELSEWHERE
-    plan = _plan(batch * key_heads, group * queries, size, q.itemsize, keys, page, count, stages, on_cpu(q), splits)
+    plan = _plan(batch * key_heads, group * queries, size, q.itemsize, keys, page, count, stages, on_cpu(q), splits, lengths is not None)
     rows = (1, batch * key_heads, group * queries, size)
 
     def steps(new):
@@ -194,8 +195,9 @@ def attention_decode(
 
 @functools.lru_cache(maxsize=256)
 def _plan(
-    blocks: int, rows: int, size: int, itemsize: int, keys: int, page: int, count: int, stages: int, cpu: bool, splits: int | None
-) -> _Plan:
+    blocks: int, rows: int, size: int, itemsize: int, keys: int, page: int, count: int, stages: int, cpu: bool,
+    splits: int | None, uneven: bool = False,
+) -> _Plan:  # fmt: skip
     depth = max(16, power(size))
     columns = _CPU_COLUMNS if cpu else min(_MOST_COLUMNS, max(_LEAST_COLUMNS, _TILE_BYTES // (depth * itemsize)))
     columns = min(columns, max(_LEAST_COLUMNS, power(page)))
@@ -203,19 +205,23 @@ def _plan(
     tiles = max(1, -(-keys // columns))
     rows = max(_LEAST_ROWS, power(rows))
     num_warps, occupancy = (4, _BLOCKS) if rows == _LEAST_ROWS and depth * itemsize <= _SMALL else (8, 1)
-    parts = min(splits, tiles) if splits else _parts(max(1, blocks), tiles // _LEAST_SHARE, count * occupancy)
+    if occupancy > 1 and columns == _LEAST_COLUMNS:  # as measured: more would mostly wait for each other
+        num_warps = 2
+    least = _LEAST_PARTS if uneven else 1
+    parts = min(splits, tiles) if splits else _parts(max(1, blocks), least, tiles // _LEAST_SHARE, count * occupancy)
     return _Plan(rows, columns, depth, stages, parts, num_warps, occupancy)
 
 
-def _parts(blocks: int, most: int, places: int) -> int:
-    """The least number of parts that keeps the places for blocks about as busy as the best (as flash-attention chooses)."""
+def _parts(blocks: int, least: int, most: int, places: int) -> int:
+    """The least number of parts, from `least` on, that keeps the places for blocks about as busy as the best (as flash-attention chooses)."""
 
     def busy(parts: int) -> float:
         return blocks * parts / (-(-blocks * parts // places) * places)
 
-    some = range(1, max(1, min(_MOST_SPLITS, most)) + 1)
-    least = _EFFICIENT * max(map(busy, some))
-    return next(parts for parts in some if busy(parts) >= least)
+    most = max(1, min(_MOST_SPLITS, most))
+    some = range(min(least, most), most + 1)
+    wanted = _EFFICIENT * max(map(busy, some))
+    return next(parts for parts in some if busy(parts) >= wanted)
 
 
 def _check_table(name: str, table: Any, batch: int, page: int) -> int:
