@@ -30,10 +30,10 @@ from tilekit.driver.tensormaps import TensorMap
 from tilekit.dtypes import DType
 
 __all__ = [
-    "BARRIER_ROOM", "MOST_WARPS", "RING_ALIGNMENT", "Clash", "Compilation", "DTypeType", "DeferredType", "MoreWarps", "Pipelines", "TensorType",
-    "TileType", "argument_type", "compiles", "compiling", "constant", "current", "current_config", "describe", "dtype_of",
-    "extent_dtype", "integer", "lowered_line", "lowered_place", "noting", "prevailing", "register_type", "scalar_dtype",
-    "scalar_kind", "scalar_type",
+    "BARRIER_ROOM", "MOST_WARPS", "RING_ALIGNMENT", "Clash", "Compilation", "DTypeType", "DeferredType", "MoreWarps",
+    "Pipelines", "TensorType", "TileType", "argument_type", "compiles", "compiling", "constant", "current", "current_config",
+    "describe", "dtype_of", "extent_dtype", "integer", "lowered_line", "lowered_place", "noting", "prevailing", "register_type",
+    "scalar_dtype", "scalar_kind", "scalar_type",
 ]  # fmt: skip
 
 i1, i8, i16, i32, i64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))

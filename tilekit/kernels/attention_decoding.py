@@ -162,7 +162,8 @@ def attention_decode(
     place = out_or_new(name, out, q)
     count = q.device.driver.multiprocessors if q.device is not None else _MULTIPROCESSORS
     stages = _STAGES if q.device is None or q.device.compute_capability == (9, 0) else _STAGES_ELSEWHERE
-    plan = _plan(batch * key_heads, group * queries, size, q.itemsize, keys, page, count, stages, on_cpu(q), splits, lengths is not None)
+    uneven, cpu = lengths is not None, on_cpu(q)
+    plan = _plan(batch * key_heads, group * queries, size, q.itemsize, keys, page, count, stages, cpu, splits, uneven)
     rows = (1, batch * key_heads, group * queries, size)
 
     def steps(new):
@@ -213,7 +214,7 @@ def _plan(
 
 
 def _parts(blocks: int, least: int, most: int, places: int) -> int:
-    """The least number of parts, from `least` on, that keeps the places for blocks about as busy as the best (as flash-attention chooses)."""
+    """The fewest parts, from `least` on, that keep the places for blocks about as busy as the best (as flash-attention does)."""
 
     def busy(parts: int) -> float:
         return blocks * parts / (-(-blocks * parts // places) * places)
