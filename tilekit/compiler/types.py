@@ -324,21 +324,24 @@ class TileType(types.Type):
         layout: which thread holds what.
         config: shared by all tiles of the kernel.
         splat: all elements are equal, so that any other layout holds them as well.
+        zero: they are known to be zeros; a `splat`, too.
     """
 
     mangling_args = ("t", ())
 
-    def __init__(self, dtype: DType, layout: Layout, config: Config, *, splat: bool = False) -> None:
-        self.dtype, self.layout, self.config, self.splat = dtype, layout, config, splat
-        super().__init__(f"Tile({dtype.name}, {layout}, {config}{', splat' * splat})")
+    def __init__(self, dtype: DType, layout: Layout, config: Config, *, splat: bool = False, zero: bool = False) -> None:
+        self.dtype, self.layout, self.config, self.splat, self.zero = dtype, layout, config, splat, zero
+        super().__init__(f"Tile({dtype.name}, {layout}, {config}{', splat' * splat}{', zero' * zero})")
         compilation = _compilation.get(None)
         if compilation is not None and not splat:
             compilation.hold(self)
 
     @classmethod
-    def of_shape(cls, dtype: DType, shape: tuple[int, ...], config: Config, *, splat: bool = False) -> TileType:
+    def of_shape(
+        cls, dtype: DType, shape: tuple[int, ...], config: Config, *, splat: bool = False, zero: bool = False
+    ) -> TileType:
         """The type of a tile of `shape` that nothing else has decided the layout of."""
-        return cls(dtype, Layout.blocked(shape, config), config, splat=splat)
+        return cls(dtype, Layout.blocked(shape, config), config, splat=splat, zero=zero)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -373,7 +376,7 @@ def prevailing(tiles: Sequence[TileType]) -> TileType:
     fixed = [tile for tile in tiles if not tile.splat]
     products = (t for t in fixed if is_accumulator(t.layout))
     usual = (tile for tile in fixed if tile.layout == Layout.blocked(tile.shape, tile.config))
-    return next(products, next(usual, (fixed or list(tiles))[0]))
+    return next(products, next(usual, (fixed or sorted(tiles, key=lambda tile: tile.zero))[0]))
 
 
 class DeferredType(types.Type):

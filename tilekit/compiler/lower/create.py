@@ -33,7 +33,8 @@ def _named_dtype(ty: types.Type, what: str) -> DType:
 
 def _constant(what: str, value: int) -> Callable[..., Any]:
     def define(shape: types.Type, dtype: types.Type) -> Any:
-        result = TileType.of_shape(_named_dtype(dtype, what), tile_shape(shape, what), current_config(), splat=True)
+        extents = tile_shape(shape, what)
+        result = TileType.of_shape(_named_dtype(dtype, what), extents, current_config(), splat=True, zero=value == 0)
         element = constant(result.dtype, value)
         return result, lambda builder, *_: pack(builder, [element] * result.layout.num_registers)
 

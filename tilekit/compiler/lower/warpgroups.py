@@ -307,7 +307,8 @@ def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type, precision: 
             given.insert(0, operand.descriptor(builder, x, mine))
         elif fragments is not None:
             given = [*fragments.words(builder, a, x), *given]
-        return pack(builder, _asked(builder, shape, operand, second, given, total, wide, promoted=promoted))
+        fresh = tile.zero and not promoted
+        return pack(builder, _asked(builder, shape, operand, second, given, total, wide, promoted=promoted, fresh=fresh))
 
     return result, emit
 
@@ -322,6 +323,7 @@ def _asked(
     wide: DType,
     *,
     promoted: bool,
+    fresh: bool,
 ) -> list[ir.Value]:
     """Ask for a product, and do not wait; or, if it is `promoted`, add up the sums of short chains, each waited for.
 
@@ -331,19 +333,21 @@ def _asked(
         second: the other one.
         given: values behind those of `total`: the descriptor of the first operand or its words, and the descriptor of the second.
         promoted: see above.
+        fresh: `total` is all zeros: no register is set to that. What sets registers has ptxas wait for products that read them.
     """
     count, per_instruction = len(total), _ROWS * shape.columns // (WARPS_OF_GROUP * WARP)
+    behind = count if fresh else 2 * count  # the operands that are the result's and the sum's
     begin, end = "wgmma.fence.sync.aligned;", "wgmma.commit_group.sync.aligned;"
 
     def instruction(d: list[str], step: int, down: int, across: int, adds: bool = True) -> str:
         if operand is None:
-            at = 2 * count + 4 * (down * shape.deep + step)
+            at = behind + 4 * (down * shape.deep + step)
             before, first = "", "{" + ", ".join(f"${n}" for n in range(at, at + 4)) + "}"
         else:
-            before, first = f"add.s64 x, ${2 * count}, {operand.depth(step) + down * operand.along(_ROWS)};", "x"
+            before, first = f"add.s64 x, ${behind}, {operand.depth(step) + down * operand.along(_ROWS)};", "x"
         beyond = second.depth(step) + across * second.along(shape.columns)
         return (
-            f"{before} add.s64 y, ${2 * count + len(given) - 1}, {beyond}; "
+            f"{before} add.s64 y, ${behind + len(given) - 1}, {beyond}; "
             f"wgmma.mma_async.sync.aligned.{shape.name} {{{', '.join(d)}}}, {first}, y, {adds:d}{shape.flags};"
         )
 
@@ -364,9 +368,11 @@ def _asked(
                 lines += [end, "wgmma.wait_group.sync.aligned 0;"]
                 lines += [f"add.f32 {d}, {d}, {t};" for d, t in zip(registers(*place), sums, strict=True)]
     else:
-        lines += [begin, *(instruction(registers(*p), step, *p) for step in range(shape.deep) for p in places), end]
+        adds = [step > 0 or not fresh for step in range(shape.deep)]
+        lines += [begin, *(instruction(registers(*p), step, *p, adds[step]) for step in range(shape.deep) for p in places), end]
     letters = ["l" if value.type == i64 else "r" for value in given]
-    constraints = ",".join([f"={_letter(wide)}"] * count + [str(n) for n in range(count)] + [*letters, "~{memory}"])
+    results = [f"=&{_letter(wide)}"] * count if fresh else [f"={_letter(wide)}"] * count + [str(n) for n in range(count)]
     kind = ir.LiteralStructType([total[0].type] * count)
-    made = asm(builder, " ".join([*lines, "}"]), constraints, kind, [*total, *given], convergent=True)
+    held = given if fresh else [*total, *given]
+    made = asm(builder, " ".join([*lines, "}"]), ",".join([*results, *letters, "~{memory}"]), kind, held, convergent=True)
     return [builder.extract_value(made, n) for n in range(count)]
