@@ -13,6 +13,7 @@ from tilekit.compiler.diagnose import reject
 from tilekit.compiler.lower.access import count_tiles, tensor_field
 from tilekit.compiler.lower.emit import constant_tuple, pack, special_register, unpack
 from tilekit.compiler.lower.mapped import TileIndexType, TilesType, tile_counts
+from tilekit.compiler.lower.vectors import vector_load
 from tilekit.compiler.lower.views import grid_of_tiles
 from tilekit.compiler.lower.windows import (
     Cut,
@@ -140,6 +141,11 @@ def load(
     cut = _cut(tensor, shape, order, "load")
     padding = check_padding("load", tensor, padding_mode, padding_value)
     inside = proven(index, tensor, cut)
+    if known(mask) is None and known(eviction_policy) == "evict_normal":
+        found = vector_load(tensor, cut, padding)
+        if found is not None:
+            vector, note = found
+            return vector, lambda builder, array, at, *_: note(builder, array, _by_tensor(cut, index_values(builder, index, at)))
     tile, emit = load_window(
         "load", tensor, cut, padding, proven=inside, value_type=padding_value, mask_type=mask, policy=eviction_policy
     )

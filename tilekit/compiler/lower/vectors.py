@@ -1,0 +1,120 @@
+"""Loads of a few neighbouring elements, no more than the block has threads, from a tensor that the kernel cannot write.
+
+They need no layout: each thread loads what it needs of them where they meet another tile, so that no element moves between
+threads, and none waits for others. Only kernels have them in which products may be under way around such loads: what a barrier in
+each turn costs is dearest there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import core_models, register_model
+
+from tilekit import dtypes
+from tilekit.compiler.layout import WARP, Config, Layout, Vector
+from tilekit.compiler.lower.access import Plan, Window
+from tilekit.compiler.lower.computed import ComputedType, scalars_of
+from tilekit.compiler.lower.emit import asm, special_register, thread_coordinates
+from tilekit.compiler.lower.rings import WITH_TMA
+from tilekit.compiler.lower.transfer import Padding
+from tilekit.compiler.lower.windows import Cut
+from tilekit.compiler.lower.words import braced, predicated
+from tilekit.compiler.types import TensorType, current, i32, i64, integer
+
+__all__ = ["vector_load"]
+
+Emit = Callable[[ir.IRBuilder, ir.Value, list[ir.Value]], ir.Value]
+
+
+class VectorType(ComputedType):
+    """Such a tile; the value is the address of its first element, and how many there are from there to the tensor's end.
+
+    Attributes:
+        given: what is loaded, in words: see `ComputedType.text`.
+        padding: what elements are that do not exist.
+        paired: whether two neighbours, of which the first is at an even place, lie and exist together.
+    """
+
+    def __init__(self, given: str, shape: Vector, config: Config, padding: float, *, paired: bool) -> None:
+        self.given, self.padding, self.paired = given, padding, paired
+        super().__init__(given, dtypes.float32, shape, config, (dtypes.int64, dtypes.int32), self._alone)
+
+    def _alone(self, *_: object) -> ir.Value:
+        raise AssertionError("elements are loaded together, and no formula has a float")
+
+    def renamed(self, dims: Vector) -> VectorType:
+        shape = tuple(self.shape[dim] if dim >= 0 else 1 for dim in dims)
+        return VectorType(self.given, shape, self.config, self.padding, paired=self.paired)
+
+    def elements(self, builder: ir.IRBuilder, value: ir.Value, layout: Layout) -> list[ir.Value]:
+        along = next(d for d, n in enumerate(self.shape) if n > 1) + len(layout.shape) - len(self.shape)
+        start = thread_coordinates(builder, special_register(builder, "tid.x"), layout.thread)[along]
+        offset = builder.shl(builder.zext(start, i64), integer(64, 2))
+        address = builder.add(builder.extract_value(value, 0), offset)
+        left = builder.sub(builder.extract_value(value, 1), start)
+        places = [place[along] for place in layout.coordinates()]
+        together = 2 if self.paired and {place ^ 1 for place in places} == set(places) else 1
+        loaded: dict[int, ir.Value] = {}
+        for place in sorted(set(places)):
+            if place not in loaded:
+                made = self._loaded(builder, address, left, place, together)
+                loaded.update((place + n, element) for n, element in enumerate(made))
+        return [loaded[place] for place in places]
+
+    def _loaded(self, builder: ir.IRBuilder, address: ir.Value, left: ir.Value, place: int, count: int) -> list[ir.Value]:
+        names, kind = [f"${n}" for n in range(count)], ir.LiteralStructType([ir.FloatType()] * count)
+        fill = f"0f{dtypes.float32.type(self.padding).view('u4'):08x}"
+        text = "".join(f"mov.f32 {name}, {fill}; " for name in names)
+        text += f"@p ld.global.nc{'.v2' * (count == 2)}.f32 {braced(names)}, [${count}+{4 * place}];"
+        there = builder.zext(builder.icmp_signed(">", left, integer(32, place)), i32)
+        letters = ",".join(["=&f"] * count + ["l", "r"])
+        made = asm(builder, predicated(text, count + 1), letters, kind if count > 1 else ir.FloatType(), [address, there])
+        made.attributes.add("readnone")  # twice the same load is one
+        return [builder.extract_value(made, n) for n in range(count)] if count > 1 else [made]
+
+
+@register_model(VectorType)
+class _VectorModel(core_models.PrimitiveModel):
+    def __init__(self, manager: Any, ty: VectorType) -> None:
+        super().__init__(manager, ty, ir.LiteralStructType([i64, i32]))
+
+
+def vector_load(tensor: TensorType, cut: Cut, padding: Padding | None) -> tuple[VectorType, Emit] | None:
+    """The type of such a tile; and how to note where it lies, given the tensor and an index in the order of its dimensions.
+
+    None if it is no such tile.
+    """
+    facts, state, rank = tensor.facts, current().pipelines, tensor.facts.rank
+    if state is None or state.capability != WITH_TMA or current().checks or tensor.origins != () or facts.unit is None:
+        return None
+    count = cut.extents[facts.unit]
+    alone = all(n == 1 for d, n in enumerate(cut.extents) if d != facts.unit)
+    if tensor.dtype != dtypes.float32 or not cut.shape or not alone or not 1 < count <= tensor.config.num_threads:
+        return None
+    if padding is None or padding.value is not None or facts.role != "in":
+        return None
+    if any(_may_be(tensor, other) for _, other in state.tensors.values()):
+        return None
+    even = all(facts.strides[d] % 2 == 0 for d in range(rank) if d != facts.unit) and facts.extents[facts.unit] % 2 == 0
+    given = f"load of {tensor} {cut} {padding.number}"
+    made = VectorType(given, cut.shape, tensor.config, padding.number, paired=even and facts.align % 8 == 0)
+    # The window of a thread that has the first element alone.
+    zero = ((0,) * rank,)
+    first = Layout(cut.extents, (), zero * (WARP.bit_length() - 1), zero * (tensor.config.num_warps.bit_length() - 1))
+    plan = Plan(vector=(), edge=(), ragged=(facts.unit,), checked=tuple(range(rank)))
+
+    def emit(builder: ir.IRBuilder, value: ir.Value, index: list[ir.Value]) -> ir.Value:
+        window = Window(builder, tensor, value, index, first, plan, cut.steps)
+        return scalars_of(builder, made, [window.base, window.remaining[facts.unit]])
+
+    return made, emit
+
+
+def _may_be(tensor: TensorType, other: types.Type) -> bool:
+    """Whether a tensor that is written may have the same storage: one that is given twice has the same shape and dtype."""
+    assert isinstance(other, TensorType), "a parameter"
+    return other.facts.role != "in" and other.facts.rank == tensor.facts.rank and other.dtype == tensor.dtype
