@@ -59,8 +59,8 @@ def _role() -> Any:
     """What a thread does: CALCULATES, LOADS, or nothing."""
 
 
-def _registers(role: Any) -> Any:
-    """From here on, a thread needs as many registers as its role does."""
+def _registers(role: Any, products: Any) -> Any:
+    """From here on, a thread needs as many registers as its role does; a turn of some loop has so many `products`."""
 
 
 def _put(ring: Any, turn: Any, k: Any, *rows: Any) -> Any:
@@ -167,7 +167,8 @@ def specialised(bound: BoundKernel, clusters: Mapping[str, tuple[int, ...]], wri
     starts = [_assigned(loop.turn, ast.Constant(0), loop.node) for loop in loops if loop.shares is None]
     loading = [*copy.deepcopy(starts), *kept.statements(tree.body)]
     calculating = [*starts, *_Takes(bound, loops).block(tree.body)]
-    registers = [ast.Expr(_called("tilekit__registers", [ast.Constant(role)], first)) for role in (CALCULATES, LOADS)]
+    most = ast.Constant(max(_products(bound, loop.node) for loop in loops))
+    registers = [ast.Expr(_called("tilekit__registers", [ast.Constant(role), most], first)) for role in (CALCULATES, LOADS)]
     others = [registers[LOADS], ast.If(_is_role(LOADS), loading, [])]
     roles: ast.stmt = ast.If(_is_role(CALCULATES), [registers[CALCULATES], *calculating], others)
     end: ast.stmt = ast.Expr(_called("tilekit__end", [], first))
@@ -216,6 +217,12 @@ def rings_of(bound: BoundKernel) -> int:
 
 def _all_pipelined(bound: BoundKernel) -> list[ast.For]:
     return pipelined_loops(bound) + [loop for called in bound.called.values() for loop in _all_pipelined(called)]
+
+
+def _products(bound: BoundKernel, loop: ast.For) -> int:
+    """How many products a turn of a loop has, without those of loops in it."""
+    nodes = [n for s in loop.body if not isinstance(s, (ast.For, ast.While)) for n in ast.walk(s)]
+    return sum(isinstance(n, ast.Call) and resolved(bound, n.func) is mma for n in nodes)
 
 
 def _called(name: str, arguments: list[ast.expr], at: ast.AST) -> ast.Call:

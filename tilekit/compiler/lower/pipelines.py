@@ -29,6 +29,8 @@ _DEALT = 8  # warps that calculate, among which registers are dealt out anew
 # Of a thread; the block began with 168 for all. One thread that loads needs few, all of them need addresses.
 _REGISTERS = {steps.CALCULATES: 232, steps.LOADS: 40}
 _COPYING = {steps.CALCULATES: 216, steps.LOADS: 72}
+_ADDING = {steps.CALCULATES: 240, steps.LOADS: 24}  # sums of several products are carried round: who loads has to make do
+_FEW_PRODUCTS = 3  # of a turn: two to make something of, and one of that
 _MOST_READ = 32  # registers for a first operand that products of several turns share
 _VOID = ir.VoidType()
 
@@ -87,14 +89,14 @@ def role() -> Any:
 
 
 @lowers(steps._registers)
-def registers(role: types.Type) -> Any:
-    mine = known(role)
+def registers(role: types.Type, products: types.Type) -> Any:
+    mine, many = known(role), known(products) > _FEW_PRODUCTS
 
-    def emit(builder: ir.IRBuilder, _: ir.Value) -> None:
+    def emit(builder: ir.IRBuilder, *_: ir.Value) -> None:
         state = the_pipelines()
         # Of blocks that share a multiprocessor each has fewer than can be dealt out so.
         if current().config.num_warps == _DEALT and state.capability == WITH_TMA and state.resident == 1:
-            count = (_COPYING if state.copied else _REGISTERS)[mine]
+            count = (_COPYING if state.copied else _ADDING if many else _REGISTERS)[mine]
             text = f"setmaxnreg.{'inc' if mine == steps.CALCULATES else 'dec'}.sync.aligned.u32 {count};"
             asm(builder, text, "~{memory}", _VOID, [], convergent=True)
 
