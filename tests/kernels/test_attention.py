@@ -11,6 +11,7 @@ from attending import TOLERANCE, compiled, gradients, right
 
 import tilekit as tk
 from tilekit import api, kernels
+from tilekit.kernels import attention_gradients as gradients_module
 
 f = api.from_host
 BF16 = ml_dtypes.bfloat16
@@ -148,6 +149,47 @@ def test_gradients(device, q_shape, k_shape, options, dtype):
         assert found.dtype == like.dtype
         tolerance = {np.float16: 3e-3, BF16: 2e-2, np.float32: 4e-6}[dtype]
         assert np.abs(found.astype(np.float64) - wanted).max() <= tolerance * max(np.abs(wanted).max(), 1.0)
+
+
+@pytest.mark.parametrize(("q_shape", "k_shape", "options"), BACKWARD, ids=str)
+def test_gradients_with_products_under_way(cpu, monkeypatch, q_shape, k_shape, options):
+    """What runs where warpgroups multiply: other kernels, with loops of their own for tiles that the mask cuts."""
+    tiles = gradients_module._Tile(64, 32, 2, 1), gradients_module._Tile(32, 64, 2, 1)
+    plan = gradients_module._Plan(max(64, q_shape[3] + 63 & -64), *tiles)
+    monkeypatch.setattr(gradients_module, "plan_of", lambda *_, **__: plan)
+    q, k, v = operands(q_shape, k_shape, np.float32)
+    g = operands(q_shape, k_shape, np.float32, seed=1)[0]
+    y, lse = kernels.attention(f(q), f(k), f(v), return_lse=True, **options).sync()
+    made = kernels.attention_backward(f(g), f(q), f(k), f(v), y, lse, **options).sync()
+    for found, wanted in zip(made, gradients(g, q, k, v, **options), strict=True):
+        assert np.abs(found.to_host().sync() - wanted).max() <= 4e-6 * max(np.abs(wanted).max(), 1.0)
+
+
+def turns(sass):
+    """Of each loop with products what its turns do: Arrive, Hgmma, the last of a Group, and waits for all but that many."""
+    found = re.findall(r"WARPGROUP\.ARRIVE|HGMMA[^;]*|WARPGROUP\.DEPBAR\.LE gsb0, 0x\d", sass)
+    return "".join("A" if "ARRIVE" in x else x[-1] if "DEPBAR" in x else "G" if x.endswith("gsb0 ") else "H" for x in found)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [64, 128])
+def test_products_of_gradients_stay_under_way(size, causal):
+    """Exponentials are taken while `g @ v.T` is computed; no product waits for one before it, and no element changes threads."""
+    shape = (1, 4, 1024, size)
+    q, k, v, g, *results = (api.meta(shape, tk.bfloat16) for _ in range(7))
+    sums = [api.meta(shape[:3], tk.float32) for _ in range(2)]
+    plan = gradients_module.plan_of(size, 1024, 1024, False, True, ahead=True)
+    ahead = gradients_module.ahead
+    for kernel, outs, tile in (ahead.by_keys, results[:2], plan.by_keys), (ahead.by_queries, results[2:], plan.by_queries):
+        given = (q, k, v, g, *sums, 0.1, 1, 0, 1, False, causal, tile.stages)
+        op = kernel(*(x.scattered() for x in outs), *given).generics(BM=tile.rows, BN=tile.columns, BD=size)
+        made = op.num_warps(tile.num_warps).grid(8).compile(target="sm_90a")
+        calculating = made.sass.split("USETMAXREG.TRY_ALLOC")[-1]
+        assert not re.search(r"\b(LDL|STL|STS|LDS)\b", calculating.split("WARPGROUP.ARRIVE", 1)[1].rsplit("HGMMA", 1)[0])
+        scores, adds = "A" + "H" * (size // 16 - 1) + "G", "A" + "H" * (tile.columns // 16 - 1) + "G"
+        turn = f"{scores}{scores}1{adds}1{adds}1" if len(outs) == 2 else f"{scores}{scores}10{adds}"
+        loops = 1 + (causal or len(outs) == 1)
+        assert re.fullmatch(f"(?:{turn}0*){{{loops}}}", turns(made.sass)), turns(made.sass)
 
 
 def test_gradients_of_very_small_sums(device):

@@ -7,7 +7,7 @@ With `p` the weights, `softmax(scale * q @ k.T)`, and `g` the gradient by the re
 The weights are computed anew, from the scores and the logarithms of their sums: Dao et al., "FlashAttention", 2022. One kernel
 has a block for each tile of keys, which goes over the queries that see them, and one a block for each tile of queries. So each
 sum is one block's, taken in a fixed order: the result is the same in every run. The price is that scores and `g @ v.T` are
-computed twice.
+computed twice. Where warpgroups multiply, the kernels are those of `attention_gradients_ahead`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import tilekit as tk
 from tilekit import dtypes
+from tilekit.kernels import attention_gradients_ahead as ahead
 from tilekit.kernels._gemm_plans import in_stages
 from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, power, takes_ops
 from tilekit.kernels.attentions import LOG2_E, check_qkv, hidden, masks_of, scale_of
@@ -30,15 +31,15 @@ BM, BN, BD = tk.generics("BM BN BD")
 
 @tk.kernel
 def of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, heads: int):
-    """`sum(grad * o)` of each query, and by which power of two its exponentials are divided: infinity if it sees no key."""
+    """`-sum(grad * o)` of each query, and by which power of two its exponentials are multiplied: -infinity if it sees no key."""
     i, h = tk.bid(0), tk.bid(1)
     b = h // heads
     h = h - b * heads
     g = tk.load(grad, (b, h, i, 0), (1, 1, BM, BD)).astype(tk.float32)
     total = tk.sum(g * tk.load(o, (b, h, i, 0), (1, 1, BM, BD)).astype(tk.float32), 3)
     s = tk.load(lse, (b, h, i), (1, 1, BM), padding_mode="-inf")
-    tk.store(delta, (b, h, i), total)
-    tk.store(sums, (b, h, i), tk.where(s == float("-inf"), float("inf"), s * LOG2_E))
+    tk.store(delta, (b, h, i), -total)
+    tk.store(sums, (b, h, i), tk.where(s == float("-inf"), float("-inf"), s * -LOG2_E))
 
 
 @tk.kernel
@@ -56,7 +57,7 @@ def _by_queries(
         first = max(0, ahead - left) // BN
     if above:
         last = min(last, tk.cdiv(max(0, ahead + min(BM, queries - i * BM) + right), BN))
-    divisor = tk.load(sums, (b, h, i), (1, 1, BM)).reshape((BM, 1))
+    shift = tk.load(sums, (b, h, i), (1, 1, BM)).reshape((BM, 1))
     less = tk.load(delta, (b, h, i), (1, 1, BM)).reshape((BM, 1))
     for tq, tg in tk.pipelined(
         q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], grad.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=1
@@ -78,7 +79,7 @@ def _by_queries(
                 cut = cut or j * BN < ahead + BM - 1 - left
             if cut:
                 scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
-            ds = tk.exp2(scores * (scale * LOG2_E) - divisor, flush_to_zero=True) * (dp - less)
+            ds = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True) * (dp + less)
             acc = tk.mma(ds.astype(k.dtype), key.reshape((BN, BD)), acc) * 1.0
             j += 1
         tk.store(dq, (b, h, i, 0), (acc * scale).astype(dq.dtype).reshape((1, 1, BM, BD)))
@@ -110,7 +111,7 @@ def _by_keys(
                 q.tiles((1, 1, BN, BD))[b, at, first:last, 0], grad.tiles((1, 1, BN, BD))[b, at, first:last, 0], stages=stages
             ):
                 nothing = tk.zeros((BM, BN), tk.float32)
-                divisor = tk.load(sums, (b, at, i), (1, 1, BN)).reshape((1, BN))
+                shift = tk.load(sums, (b, at, i), (1, 1, BN)).reshape((1, BN))
                 less = tk.load(delta, (b, at, i), (1, 1, BN)).reshape((1, BN))
                 scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing) * 1.0
                 dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing) * 1.0
@@ -122,9 +123,9 @@ def _by_keys(
                     cut = cut or (i + 1) * BN > behind + left + 1
                 if cut:
                     scores = hidden(scores, i * BN, queries, behind, right, left, above, below)
-                p = tk.exp2(scores * (scale * LOG2_E) - divisor, flush_to_zero=True)
+                p = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True)
                 by_value = tk.mma(p.astype(v.dtype), tg.reshape((BN, BD)), by_value) * 1.0
-                by_key = tk.mma((p * (dp - less)).astype(k.dtype), tq.reshape((BN, BD)), by_key) * 1.0
+                by_key = tk.mma((p * (dp + less)).astype(k.dtype), tq.reshape((BN, BD)), by_key) * 1.0
                 i += 1
         tk.store(dk, (b, h, j, 0), (by_key * scale).astype(dk.dtype).reshape((1, 1, BM, BD)))
         tk.store(dv, (b, h, j, 0), by_value.astype(dv.dtype).reshape((1, 1, BM, BD)))
@@ -148,6 +149,12 @@ class _Plan(NamedTuple):
 
 
 # On GPUs of compute capability 9.0, by the head size. A thread has room for one accumulator of 256 columns, not for two.
+_AHEAD = {
+    64: _Plan(64, _Tile(128, 128, 3, 8), _Tile(128, 64, 4, 8)),
+    128: _Plan(128, _Tile(128, 64, 3, 8), _Tile(128, 64, 3, 8)),
+    256: _Plan(256, _Tile(128, 32, 2, 8), _Tile(32, 16, None, 4)),
+}
+# The same where products are waited for in each turn: of packed sequences.
 _STAGED = {
     64: _Plan(64, _Tile(128, 64, 4, 8), _Tile(128, 64, 4, 8)),
     128: _Plan(128, _Tile(128, 64, 3, 8), _Tile(128, 32, 4, 8)),
@@ -162,12 +169,12 @@ _CPU_TILE = 128
 
 
 @functools.lru_cache(maxsize=256)
-def plan_of(size: int, queries: int, keys: int, cpu: bool, staged: bool) -> _Plan:
-    """The tiles for heads of a size, and so many queries and keys."""
+def plan_of(size: int, queries: int, keys: int, cpu: bool, staged: bool, ahead: bool = False) -> _Plan:
+    """The tiles for heads of a size, and so many queries and keys; `ahead` if products may stay under way."""
     if cpu:
         rows, columns = (min(_CPU_TILE, max(16, power(n))) for n in (queries, keys))
         return _Plan(max(16, power(size)), _Tile(rows, columns, None, 1), _Tile(columns, rows, None, 1))
-    return (_STAGED if staged else _LOADED)[max(64, power(size))]
+    return ((_AHEAD if ahead else _STAGED) if staged else _LOADED)[max(64, power(size))]
 
 
 @takes_ops
@@ -208,8 +215,8 @@ def attention_backward(
         )
     factor, masks = scale_of(name, scale, q), masks_of(name, causal, window)
     (batch, heads, queries, size), (_, key_heads, keys, _) = q.shape, k.shape
-    plan = plan_of(size, queries, keys, on_cpu(q), in_stages(q, k, v, grad))
-    # Whole tiles of queries: those that do not exist have an infinite sum, and so no weights.
+    plan = plan_of(size, queries, keys, on_cpu(q), in_stages(q, k, v, grad), ahead=True)
+    # Whole tiles of queries: those that do not exist have sums of infinity, and so no weights.
     whole, rows = -(-queries // plan.by_keys.columns), plan.by_keys.columns
     kept = Spec((batch, heads, whole * rows), dtypes.float32)
     group = heads // max(1, key_heads)
@@ -225,10 +232,11 @@ def attention_backward(
         launch = of_rows(delta.scattered(), sums.scattered(), grad, out, lse, heads)
         yield launch.generics(BM=rows, BD=plan.depth).num_warps(4).grid((whole, batch * heads))
         given = (q, k, v, grad, delta, sums, factor, masks.left, masks.right, group, masks.below, masks.above)
-        for kernel, results, tile, length, of in (
-            (_by_keys, (dk, dv), plan.by_keys, keys, key_heads), (_by_queries, (dq,), plan.by_queries, queries, heads)
-        ):  # fmt: skip
-            launch = kernel(*(x.scattered() for x in results), *given, tile.stages)
+        for kernels, results, tile, length, of in (
+            ((_by_keys, ahead.by_keys), (dk, dv), plan.by_keys, keys, key_heads),
+            ((_by_queries, ahead.by_queries), (dq,), plan.by_queries, queries, heads),
+        ):
+            launch = kernels[tile.stages is not None](*(x.scattered() for x in results), *given, tile.stages)
             launch = launch.generics(BM=tile.rows, BN=tile.columns, BD=plan.depth).num_warps(tile.num_warps)
             yield launch.grid((-(-length // tile.rows), batch * of))
         return dq, dk, dv

@@ -46,7 +46,7 @@ def _by_queries(
     if top < bottom:
         ahead = i * BM + key_end - end
         first, last = seen(top, bottom, end, key_begin, key_end, left, right, BN, below, above)
-        divisor = tk.load(sums, (0, h, i), (1, 1, BM)).reshape((BM, 1))
+        shift = tk.load(sums, (0, h, i), (1, 1, BM)).reshape((BM, 1))
         less = tk.load(delta, (0, h, i), (1, 1, BM)).reshape((BM, 1))
         for tq, tg in tk.pipelined(q.tiles((1, BM, BD))[h, i : i + 1, 0], grad.tiles((1, BM, BD))[h, i : i + 1, 0], stages=1):
             acc = tk.zeros((BM, BD), tk.float32)
@@ -67,7 +67,7 @@ def _by_queries(
                 if cut:
                     scores = within(scores, j * BN, key_begin, key_end, ahead, left, right, below, above)
                     dp = _own(dp, scores)
-                ds = (tk.exp2(scores * (scale * LOG2_E) - divisor, flush_to_zero=True) * (dp - less)).astype(k.dtype)
+                ds = (tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True) * (dp + less)).astype(k.dtype)
                 if shared and not finite_outside(key, j * BN, key_begin, key_end):
                     acc = by_rows(ds, k, h // group, j * BN, key_begin, key_end, acc)
                 else:
@@ -100,12 +100,12 @@ def _by_keys(
                 ):
                     nothing = tk.zeros((BM, BN), tk.float32)
                     query, g = tq.reshape((BN, BD)), tg.reshape((BN, BD))
-                    divisor = tk.load(sums, (0, at, i), (1, 1, BN)).reshape((1, BN))
+                    shift = tk.load(sums, (0, at, i), (1, 1, BN)).reshape((1, BN))
                     less = tk.load(delta, (0, at, i), (1, 1, BN)).reshape((1, BN))
                     scores = tk.mma(tkey.reshape((BM, BD)), query.transpose(), nothing) * 1.0
                     dp = tk.mma(tvalue.reshape((BM, BD)), g.transpose(), nothing) * 1.0
-                    p = tk.exp2(scores * (scale * LOG2_E) - divisor, flush_to_zero=True)
-                    ds = p * (dp - less)
+                    p = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True)
+                    ds = p * (dp + less)
                     # Rows are keys here, and columns queries: what bounds the one bounds the other from the other side.
                     shared = i * BN < begin or (i + 1) * BN > end
                     cut = shared

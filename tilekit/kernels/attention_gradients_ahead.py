@@ -1,0 +1,140 @@
+"""The gradients of attention where warpgroups multiply tiles in shared memory (sm_90).
+
+As in `attention_gradients`, with products under way while threads compute: the exponentials of the scores are taken while
+`g @ v.T` is computed, and the products that add to a result are needed one turn later. Tiles that the mask cuts have a loop of
+their own: ptxas takes no product that is under way around a branch.
+"""
+
+from __future__ import annotations
+
+import tilekit as tk
+from tilekit.kernels.attentions import LOG2_E, hidden
+
+__all__ = ["by_keys", "by_queries"]
+
+BM, BN, BD = tk.generics("BM BN BD")
+
+
+@tk.kernel
+def by_queries(
+    dq: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float, left: int, right: int,
+    group: int, below: tk.Const, above: tk.Const, stages: tk.Const,
+):  # fmt: skip
+    heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
+    i, h = tk.num_blocks(0) - 1 - tk.bid(0), tk.bid(1)
+    b = h // heads
+    h = h - b * heads
+    ahead = i * BM + keys - queries
+    first, last = 0, tk.cdiv(keys, BN)
+    whole = keys // BN
+    if below:
+        first = max(0, ahead - left) // BN
+    if above:
+        last = min(last, tk.cdiv(max(0, ahead + min(BM, queries - i * BM) + right), BN))
+        whole = min(whole, max(0, ahead + right + 1) // BN)
+    if below:
+        whole = first
+    whole = max(first, whole)
+    last = max(last, whole)
+    factor = scale * LOG2_E
+    for tq, tg in tk.pipelined(
+        q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], grad.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=1
+    ):
+        acc = tk.zeros((BM, BD), tk.float32)
+        j = whole
+        for key, value in tk.pipelined(
+            k.tiles((1, 1, BN, BD))[b, h // group, first:whole, 0],
+            v.tiles((1, 1, BN, BD))[b, h // group, first:whole, 0],
+            stages=stages,
+        ):
+            nothing = tk.zeros((BM, BN), tk.float32)
+            shift = tk.load(sums, (b, h, i), (1, 1, BM)).reshape((BM, 1))
+            less = tk.load(delta, (b, h, i), (1, 1, BM)).reshape((BM, 1))
+            scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing)
+            dp = tk.mma(tg.reshape((BM, BD)), value.reshape((BN, BD)).transpose(), nothing)
+            p = tk.exp2(scores * factor + shift, flush_to_zero=True)
+            ds = (p * (dp + less)).astype(k.dtype)
+            acc = tk.mma(ds, key.reshape((BN, BD)), acc)
+        for key, value in tk.pipelined(
+            k.tiles((1, 1, BN, BD))[b, h // group, whole:last, 0],
+            v.tiles((1, 1, BN, BD))[b, h // group, whole:last, 0],
+            stages=stages,
+        ):
+            nothing = tk.zeros((BM, BN), tk.float32)
+            shift = tk.load(sums, (b, h, i), (1, 1, BM)).reshape((BM, 1))
+            less = tk.load(delta, (b, h, i), (1, 1, BM)).reshape((BM, 1))
+            scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing)
+            dp = tk.mma(tg.reshape((BM, BD)), value.reshape((BN, BD)).transpose(), nothing)
+            scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
+            p = tk.exp2(scores * factor + shift, flush_to_zero=True)
+            ds = (p * (dp + less)).astype(k.dtype)
+            acc = tk.mma(ds, key.reshape((BN, BD)), acc)
+            j += 1
+        tk.store(dq, (b, h, i, 0), (acc * scale).astype(dq.dtype).reshape((1, 1, BM, BD)))
+
+
+@tk.kernel
+def by_keys(
+    dk: tk.Out, dv: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float, left: int,
+    right: int, group: int, below: tk.Const, above: tk.Const, stages: tk.Const,
+):  # fmt: skip
+    queries, keys, key_heads = q.shape[2], k.shape[2], k.shape[1]
+    j, h = tk.bid(0), tk.bid(1)
+    b = h // key_heads
+    h = h - b * key_heads
+    behind = j * BM + queries - keys
+    first, last = 0, tk.cdiv(queries, BN)
+    if above:
+        first = max(0, behind - right) // BN
+    if below:
+        last = min(last, tk.cdiv(max(0, behind + BM + left), BN))
+    # Rows are keys here, and columns queries: what bounds the one bounds the other from the other side.
+    whole = first
+    if above:
+        whole = max(first, tk.cdiv(behind + BM - 1 - right, BN))
+    if below:
+        whole = last
+    whole = min(whole, last)
+    first = min(first, whole)
+    factor = scale * LOG2_E
+    for tkey, tvalue in tk.pipelined(
+        k.tiles((1, 1, BM, BD))[b, h, j : j + 1, 0], v.tiles((1, 1, BM, BD))[b, h, j : j + 1, 0], stages=1
+    ):
+        by_key, by_value = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, BD), tk.float32)
+        for which in range(group):
+            at = h * group + which
+            i = first
+            if above or below:
+                for tq, tg in tk.pipelined(
+                    q.tiles((1, 1, BN, BD))[b, at, first:whole, 0],
+                    grad.tiles((1, 1, BN, BD))[b, at, first:whole, 0],
+                    stages=stages,
+                ):
+                    nothing = tk.zeros((BM, BN), tk.float32)
+                    shift = tk.load(sums, (b, at, i), (1, 1, BN)).reshape((1, BN))
+                    less = tk.load(delta, (b, at, i), (1, 1, BN)).reshape((1, BN))
+                    scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing)
+                    dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
+                    scores = hidden(scores, i * BN, queries, behind, right, left, above, below)
+                    p = tk.exp2(scores * factor + shift, flush_to_zero=True)
+                    weights = p.astype(v.dtype)
+                    by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value)
+                    ds = (p * (dp + less)).astype(k.dtype)
+                    by_key = tk.mma(ds, tq.reshape((BN, BD)), by_key)
+                    i += 1
+            for tq, tg in tk.pipelined(
+                q.tiles((1, 1, BN, BD))[b, at, whole:last, 0], grad.tiles((1, 1, BN, BD))[b, at, whole:last, 0], stages=stages
+            ):
+                nothing = tk.zeros((BM, BN), tk.float32)
+                shift = tk.load(sums, (b, at, i), (1, 1, BN)).reshape((1, BN))
+                less = tk.load(delta, (b, at, i), (1, 1, BN)).reshape((1, BN))
+                scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing)
+                dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
+                p = tk.exp2(scores * factor + shift, flush_to_zero=True)
+                weights = p.astype(v.dtype)
+                by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value)
+                ds = (p * (dp + less)).astype(k.dtype)
+                by_key = tk.mma(ds, tq.reshape((BN, BD)), by_key)
+                i += 1
+        tk.store(dk, (b, h, j, 0), (by_key * scale).astype(dk.dtype).reshape((1, 1, BM, BD)))
+        tk.store(dv, (b, h, j, 0), by_value.astype(dv.dtype).reshape((1, 1, BM, BD)))
