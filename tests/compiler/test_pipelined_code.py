@@ -311,6 +311,40 @@ def test_fences_stand_where_threads_have_read(scaled):
     assert after == [*[fence] * scaled, arrive, fence, arrive]
 
 
+def test_a_product_added_to_zeros_sets_no_register():
+    """The first instruction of the scores in the loop does not add; those of sums that are carried round do."""
+    ptx = of_attention(128, 128, 128).compile(target="sm_90a").ptx
+    groups = re.findall(r"wgmma\.fence\.sync\.aligned;(.*?)wgmma\.commit_group", ptx)
+    found = [re.search(r"y, ([01]), 1, 1", group)[1] for group in groups]
+    assert (found[0], found[1:].count("0")) == ("1", 1), found
+
+
+@tk.kernel
+def shifted(y: tk.Out, a: tk.In, b: tk.In, row: tk.In, column: tk.In):
+    acc = tk.zeros((BM, BK), tk.float32)
+    j = 0
+    for tb in tk.pipelined(b.tiles((BN, BK))[:, 0], stages=2):
+        scores = tk.mma(tk.load(a, (0, 0), (BM, BK)), tb.transpose(), tk.zeros((BM, BN), tk.float32))
+        scores = scores + tk.load(row, (0, j), (1, BN))
+        p = (scores + tk.load(column, (0, 0), (1, BM)).reshape((BM, 1))).astype(b.dtype)
+        acc = tk.mma(p, tb, acc)
+        j += 1
+    tk.store(y, (0, 0), acc.astype(y.dtype))
+
+
+@pytest.mark.parametrize("dtype", [tk.bfloat16, tk.float32], ids=str)
+def test_a_short_vector_is_loaded_where_it_is_needed(dtype):
+    """Two neighbours of a row at a time, and without a barrier; unless the result may have its storage."""
+    y, row, column = meta(128, 64, dtype=dtype), meta(1, 1024, dtype=tk.float32), meta(1, 128, dtype=tk.float32)
+    op = shifted(y.scattered(), meta(128, 64), meta(1024, 64), row, column).generics(BM=128, BN=64, BK=64)
+    ptx = op.num_warps(8).grid(1).compile(target="sm_90a").ptx
+    between = ptx[ptx.index("wgmma.mma_async") : ptx.rindex("wgmma.mma_async")]
+    barriers = len(re.findall(r"\b(?:bar|barrier)\.sync\b", between))
+    loads = between.count("@p ld.global.nc.v2.f32"), ptx.count("@p ld.global.nc.f32")
+    assert (barriers > 0, loads) == ((False, (8, 2)) if dtype == tk.bfloat16 else (True, (0, 0)))
+    assert "@p ld.global.nc.f32" not in between, "what is the same in each turn is loaded before"
+
+
 @pytest.mark.parametrize(("tile", "warps"), [((64, 128, 64), 4), ((128, 128, 64), 8), ((128, 256, 64), 8)], ids=str)
 @pytest.mark.parametrize("dtype", [tk.bfloat16, tk.float16], ids=str)
 def test_results_get_their_wide_stores_by_shuffles(tile, warps, dtype):
