@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import ml_dtypes
 import numpy as np
@@ -102,9 +103,10 @@ def test_what_belongs_to_no_sequence(device):
     check(operands, cut, causal=True)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_sequence_does_not_spoil_its_neighbours(device, bad):
-    operands, starts = packed(((40, 130, 60), (70, 100, 200)), dtype=np.float16)
+def test_a_sequence_does_not_spoil_its_neighbours(device, bad, dtype):
+    operands, starts = packed(((40, 130, 60), (70, 100, 200)), dtype=dtype)
     wanted, sums = wanted_of(*operands, starts)
     operands[1][70:170, 0], operands[2][70:170] = bad, bad
     y, lse = kernels.attention_varlen(*map(f, operands), *map(f, starts), return_lse=True).sync()
@@ -114,13 +116,14 @@ def test_a_sequence_does_not_spoil_its_neighbours(device, bad):
     assert np.isnan(y[40:170]).any()
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("starts", [[0, 90, 30, 100], [-50, 20, 2**31 - 1, 100], [2**31 - 1, -(2**31), 70, -5]], ids=str)
-def test_starts_that_make_no_sense_stay_inside(device, starts):
+def test_starts_that_make_no_sense_stay_inside(device, starts, dtype):
     """What queries get is not said, but nothing around the tensors is read or written."""
-    room = [np.full((300, 2, 64), np.nan, np.float16) for _ in range(3)]
+    room = [np.full((300, 2, 64), np.nan, dtype) for _ in range(3)]
     for x in room:
         x[100:200] = 1
-    out = f(np.full((300, 2, 64), 7, np.float16)).sync()
+    out = f(np.full((300, 2, 64), 7, dtype)).sync()
     tensors = [f(x).sync()[100:200] for x in room]
     table = f(np.array(starts, np.int32)).sync()
     try:
@@ -296,13 +299,19 @@ def given(size, dtype=tk.bfloat16):
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 4096}], ids=str)
 @pytest.mark.parametrize("size", [64, 128, 256])
 def test_products_by_warpgroups(size, options):
-    """Tiles come by the TMA though their places are looked up; a turn has two waits for products, and nothing in local memory."""
+    """Tiles come by the TMA though their places are looked up. Scores are waited for with another product under way, in one loop
+    over whole tiles and one over those that are cut, or two with a window; the former does nothing that `attention` does not."""
     kernel, lines = compiled(kernels.attention_varlen(*given(size), **options), "sm_90a")
     assert any("UTMALDG.3D" in line for line in lines)
     assert not any("HMMA" in line.replace("HGMMA", "") for line in lines)
-    waited = [n for n, line in enumerate(lines) if "HGMMA" in line and "gsb0" in line]
-    assert len(waited) == 2
-    assert not re.search(r"\b(LDL|STL)\b", "\n".join(lines[waited[0] : waited[1]]))
+    came = [n for n, line in enumerate(lines) if "DEPBAR.LE gsb0, 0x1" in line]
+    ends = [next(n for n in range(begin, len(lines)) if re.search(r"\bBRA\b", lines[n])) for begin in came]
+    turns = [Counter(re.findall(r"\b[A-Z]\w+", "\n".join(lines[n:end]))) for n, end in zip(came, ends, strict=True)]
+    assert len(turns) == 2 + ("window" in options)
+    *_, whole, cut = turns
+    assert whole["MUFU"] == cut["MUFU"] > 0
+    assert cut["FSEL"]
+    assert not any(whole[name] for name in ("FSEL", "LDL", "STL", "BAR", "LDS", "FENCE"))
     assert {store for line in lines for store in re.findall(r"STG[.\w]*", line)} == {"STG.E.128", "STG.E"}, "the latter for lse"
     assert kernel.registers == 168, "which are dealt out anew"
 

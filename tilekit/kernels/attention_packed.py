@@ -1,9 +1,10 @@
 """Attention of sequences of any lengths, packed one behind the other: no padding, and no batch dimension.
 
-Tiles are those of the packed tensors, whose rows the tensor memory accelerator can bring; sequences begin anywhere in them. A
-tile of queries in which sequences meet is visited once for each, and of the result each visit stores the rows that are its
-sequence's. The first and the last tile of a sequence's keys may hold keys of others, which are masked. No weight makes a zero of
-a value that is infinite or no number: where others have such, the sequence's own are added row by row.
+Where tiles come ahead (of 16-bit floats, on compute capability 9.0), they begin where sequences do. Elsewhere they are those of
+the packed tensors, in which sequences begin anywhere: a tile of queries in which sequences meet is visited once for each, and of
+the result each visit stores the rows that are its sequence's. The tiles at the ends of a sequence's keys may hold keys of others,
+which are masked. No weight makes a zero of a value that is infinite or no number: where others have such, the sequence's own are
+added row by row.
 
 How many visits there are is bounded without knowing the starts: sequence `b` has place `starts[b] // BM + b` and those behind it,
 up to the next one's, which are enough for all tiles that it has a part of. So a block finds its sequence by bisection, nobody
@@ -18,7 +19,7 @@ import tilekit as tk
 from tilekit import dtypes
 from tilekit.kernels._gemm_plans import in_stages
 from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, power, takes_ops
-from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, hidden, masks_of, plan_of, scale_of
+from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, hidden, masks_of, plan_of, scale_of, turn
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
@@ -151,6 +152,96 @@ def _varlen(
             tk.store(lse, (h, i), sums, mask=mine.reshape((1, BM)))
 
 
+@tk.kernel
+def _varlen_ahead(
+    o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, starts: tk.In, key_starts: tk.In, scale: float, left: int, right: int,
+    group: int, step: int, below: tk.Const, above: tk.Const, stages: tk.Const, places: int,
+):  # fmt: skip
+    """As `_varlen`, with tiles that begin where sequences do, and scores asked for ahead as in `attentions._attention_ahead`.
+
+    So only the last tile of keys may hold others', and the tiles that a bound cuts are the first and the last of those visited.
+    """
+    for at in range(tk.bid(0), places * q.shape[0], tk.num_blocks(0)):
+        h = at // places
+        place, begin, end, key_begin, key_end = part_of(
+            places - 1 - at % places, starts, q.shape[1], key_starts, k.shape[1], step, BM
+        )
+        i, queries, keys = place - begin // BM, end - begin, key_end - key_begin
+        if i >= 0 and i * BM < queries:
+            ahead = i * BM + keys - queries
+            # Tiles from `first` to `last` are seen; those from `low` to `high` are whole.
+            first, last, low, high = 0, tk.cdiv(keys, BN), 0, keys // BN
+            if below:
+                first, low = max(0, ahead - left) // BN, tk.cdiv(max(0, ahead + BM - 1 - left), BN)
+            if above:
+                last = min(last, tk.cdiv(max(0, ahead + min(BM, queries - i * BM) + right), BN))
+                high = min(high, max(0, ahead + right + 1) // BN)
+            first = min(first, last)
+            some, cut = min(1, last - first), low > first or high <= first
+            low = min(max(low, first + some), last)
+            high = min(max(high, low), last)
+            h_key = h // group
+            for tq in tk.pipelined(q.slice(1, begin).tiles((1, BM, BD))[h, i : i + 1, 0], stages=1):
+                query = tq.reshape((BM, BD))
+                acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1, 4, 1), tk.float32)
+                most = tk.full((BM, 1), LOWEST, tk.float32)
+                scores = tk.zeros((BM, BN), tk.float32)
+                for key in tk.pipelined(k.slice(1, key_begin).tiles((1, BN, BD))[h_key, first : first + some, 0], stages=1):
+                    scores = tk.mma(query, key.reshape((BN, BD)).transpose(), scores)
+                scores = scores * 1.0  # waited for: ptxas takes no product that is under way around a branch
+                if cut:
+                    scores = hidden(scores, first * BN, keys, ahead, left, right, below, above)
+                p, most, total, shrink = turn(scores, most, total, scale)
+                weights = p.astype(v.dtype)
+                if below:
+                    j = first + 1
+                    for key, value in tk.pipelined(
+                        k.slice(1, key_begin).tiles((1, BN, BD))[h_key, first + some : low, 0],
+                        v.slice(1, key_begin).tiles((1, BN, BD))[h_key, first : low - some, 0],
+                        stages=stages,
+                    ):
+                        scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
+                        acc = tk.mma(weights, value.reshape((BN, BD)), acc)
+                        scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
+                        p, most, total, shrink = turn(scores, most, total, scale)
+                        acc = acc * shrink
+                        weights = p.astype(v.dtype)
+                        j += 1
+                for key, value in tk.pipelined(
+                    k.slice(1, key_begin).tiles((1, BN, BD))[h_key, low:high, 0],
+                    v.slice(1, key_begin).tiles((1, BN, BD))[h_key, low - some : high - some, 0],
+                    stages=stages,
+                ):
+                    scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
+                    acc = tk.mma(weights, value.reshape((BN, BD)), acc)
+                    p, most, total, shrink = turn(scores, most, total, scale)
+                    acc = acc * shrink
+                    weights = p.astype(v.dtype)
+                j = high
+                for key, value in tk.pipelined(
+                    k.slice(1, key_begin).tiles((1, BN, BD))[h_key, high:last, 0],
+                    v.slice(1, key_begin).tiles((1, BN, BD))[h_key, high - some : last - some, 0],
+                    stages=stages,
+                ):
+                    scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
+                    acc = tk.mma(weights, value.reshape((BN, BD)), acc)
+                    scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
+                    p, most, total, shrink = turn(scores, most, total, scale)
+                    acc = acc * shrink
+                    weights = p.astype(v.dtype)
+                    j += 1
+                for value in tk.pipelined(v.slice(1, key_begin).tiles((1, BN, BD))[h_key, last - some : last, 0], stages=1):
+                    begins = (last - 1) * BN
+                    if last * BN > keys and not finite_outside(value.reshape((BN, BD)), begins, 0, keys):
+                        acc = by_rows(weights, v.slice(1, key_begin), h_key, begins, 0, keys, acc)
+                    else:
+                        acc = tk.mma(weights, value.reshape((BN, BD)), acc) * 1.0
+                sums = tk.sum(total, 2).reshape((BM, 1))
+                made = acc * tk.where(sums == 0, 0.0, 1.0 / sums)
+                tk.store(o.slice(1, begin, end), (h, i, 0), made.astype(o.dtype).reshape((1, BM, BD)))
+                tk.store(lse.slice(1, begin, end), (h, i), ((most + tk.log2(sums)) * _LN_2).reshape((1, BM)))
+
+
 # --------------------------------------------------------------------------------------------------------------------------- host
 
 
@@ -201,17 +292,20 @@ def attention_varlen(
     (queries, heads, size), (keys, key_heads, _) = q.shape, k.shape
     tf32 = precision == "tf32" and q.dtype == dtypes.float32
     plan = plan_of((1, heads, queries, size), keys, q.dtype, on_cpu(q), in_stages(q, k, v), tf32)
+    ahead = q.itemsize == 2 and (plan.stages is not None or on_cpu(q))
 
     def steps(new):
         y, sums = new(place), new(Spec((heads, queries), dtypes.float32))
         if y.size and k.size:
-            launch = _varlen(
+            places = visits(queries, plan.rows, cu_seqlens_q)
+            given = (
                 y.permute(1, 0, 2).scattered(), sums.scattered(), *(x.permute(1, 0, 2) for x in (q, k, v)), cu_seqlens_q,
                 cu_seqlens_k, factor * LOG2_E, masks.left, masks.right, heads // key_heads, first_step(cu_seqlens_q),
-                masks.below, masks.above, plan.stages, precision,
+                masks.below, masks.above, plan.stages,
             )  # fmt: skip
+            launch = _varlen_ahead(*given, places) if ahead else _varlen(*given, precision)
             launch = launch.generics(BM=plan.rows, BN=plan.columns, BD=plan.depth).num_warps(plan.num_warps)
-            yield launch.grid((visits(queries, plan.rows, cu_seqlens_q), heads))
+            yield launch.grid((places * heads,) if ahead else (places, heads))
         elif y.size:
             yield y.fill(0)
             yield sums.fill(float("-inf"))

@@ -23,7 +23,7 @@ from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_ne
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
-__all__ = ["Masks", "attention", "check_qkv", "hidden", "masks_of", "plan_of", "scale_of"]
+__all__ = ["Masks", "attention", "check_qkv", "hidden", "masks_of", "plan_of", "scale_of", "turn"]
 
 BM, BN, BD = tk.generics("BM BN BD")
 
@@ -129,22 +129,17 @@ def _attention(
 
 
 @tk.function
-def _higher(scores, most, scale):
-    """The maximum with new scores, and what all before must be multiplied by."""
-    higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
-    return higher, tk.exp2(most - higher, flush_to_zero=True)
-
-
-@tk.function
-def _exponentials(scores, most, total, shrink, scale):
-    """The exponentials of new scores, and the sums so far.
+def turn(scores, most, total, scale):
+    """Of new scores the exponentials; the maximum and the sums so far, and what all before must be multiplied by.
 
     Each thread adds up what it holds itself: of 8 columns 2, so that there are 4 sums of a row.
     """
     rows = scores.shape[0]
-    p = tk.exp2(tk.fma(scores, scale, -most), flush_to_zero=True)
+    higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
+    shrink = tk.exp2(most - higher, flush_to_zero=True)  # first: results are multiplied by it between the other exponentials
+    p = tk.exp2(tk.fma(scores, scale, -higher), flush_to_zero=True)
     own = tk.sum(p.reshape((rows, scores.shape[1] // 8, 4, 2)), (1, 3), keepdims=True)
-    return p, tk.fma(total, shrink.reshape((rows, 1, 1, 1)), own)
+    return p, higher, tk.fma(total, shrink.reshape((rows, 1, 1, 1)), own), shrink
 
 
 @tk.kernel
@@ -182,8 +177,7 @@ def _attention_ahead(
             scores = scores * 1.0  # waited for: ptxas takes no product that is under way around a branch
             if masked and n == 1:
                 scores = hidden(scores, 0, keys, ahead, 0, 0, False, above)
-            most, shrink = _higher(scores, most, scale)
-            p, total = _exponentials(scores, most, total, shrink, scale)
+            p, most, total, shrink = turn(scores, most, total, scale)
             weights = p.astype(v.dtype)
             for key, value in tk.pipelined(
                 k.tiles((1, 1, BN, BD))[b, h // group, 1 : 1 + whole, 0],
@@ -192,9 +186,8 @@ def _attention_ahead(
             ):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                 acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-                most, shrink = _higher(scores, most, scale)
+                p, most, total, shrink = turn(scores, most, total, scale)
                 acc = acc * shrink
-                p, total = _exponentials(scores, most, total, shrink, scale)
                 weights = p.astype(v.dtype)
             if masked:
                 for key, value in tk.pipelined(  # the last tile of keys, if there are two at least
@@ -205,9 +198,8 @@ def _attention_ahead(
                     scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                     acc = tk.mma(weights, value.reshape((BN, BD)), acc)
                     scores = hidden(scores, (n - 1) * BN, keys, ahead, 0, 0, False, above)
-                    most, shrink = _higher(scores, most, scale)
+                    p, most, total, shrink = turn(scores, most, total, scale)
                     acc = acc * shrink
-                    p, total = _exponentials(scores, most, total, shrink, scale)
                     weights = p.astype(v.dtype)
             for value in tk.pipelined(v.tiles((1, 1, BN, BD))[b, h // group, n - 1 : n, 0], stages=1):
                 acc = tk.mma(weights, value.reshape((BN, BD)), acc)
