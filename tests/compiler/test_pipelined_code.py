@@ -328,7 +328,7 @@ def shifted(y: tk.Out, a: tk.In, b: tk.In, row: tk.In, column: tk.In):
         scores = scores + tk.load(row, (0, j), (1, BN))
         p = (scores + tk.load(column, (0, 0), (1, BM)).reshape((BM, 1))).astype(b.dtype)
         acc = tk.mma(p, tb, acc)
-        j += 1
+        j = j + 1
     tk.store(y, (0, 0), acc.astype(y.dtype))
 
 
