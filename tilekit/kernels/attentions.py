@@ -72,12 +72,12 @@ def _visited(at, heads, rows, share):
 
 
 @tk.function
-def _back_and_forth(turn, tiles):
+def _back_and_forth(at, tiles):
     """In every second round of the blocks, the last of them goes first: who had the longest tile gets the shortest."""
-    before = turn - tk.bid(0)
+    before = at - tk.bid(0)
     if before // tk.num_blocks(0) % 2 == 1:
-        turn = before + min(tk.num_blocks(0), tiles - before) - 1 - tk.bid(0)
-    return turn
+        at = before + min(tk.num_blocks(0), tiles - before) - 1 - tk.bid(0)
+    return at
 
 
 @tk.kernel
@@ -153,10 +153,10 @@ def _attention_ahead(
     """
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     rows = tk.cdiv(queries, BM)
-    for turn in range(tk.bid(0), tiles, tk.num_blocks(0)):
-        at = turn
+    for number in range(tk.bid(0), tiles, tk.num_blocks(0)):
+        at = number
         if above:
-            at = _back_and_forth(turn, tiles)
+            at = _back_and_forth(number, tiles)
         i, h = _visited(at, heads * q.shape[0], rows, share)
         b = h // heads
         h = h - b * heads
