@@ -23,10 +23,7 @@ from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, hidden, masks_
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
-__all__ = [
-    "attention_varlen", "by_rows", "check_starts", "finite_outside", "first_step", "inside", "part_of", "seen", "visits",
-    "within",
-]  # fmt: skip
+__all__ = ["attention_varlen", "by_rows", "check_starts", "finite_outside", "first_step", "part_of", "visits", "whole_tiles"]
 
 BM, BN, BD = tk.generics("BM BN BD")
 
@@ -76,6 +73,22 @@ def seen(top, bottom, end, other_begin, other_end, left, right, columns: tk.Cons
     if above:
         high = min(high, bottom + other_end - end + right)
     return low // columns, tk.cdiv(max(low, high), columns)
+
+
+@tk.function
+def whole_tiles(ahead, rows, columns, left, right, height: tk.Const, width: tk.Const, below: tk.Const, above: tk.Const):
+    """Of the tiles that a tile of `rows` rows sees, the first, those that the whole ones begin and end with, and the last.
+
+    Ends are those of ranges. Tiles are `height` times `width`; the first row stands at column `ahead`, of `columns`.
+    """
+    first, low, high, last = 0, 0, columns // width, tk.cdiv(columns, width)
+    if below:
+        first, low = max(0, ahead - left) // width, tk.cdiv(max(0, ahead + height - 1 - left), width)
+    if above:
+        high, last = min(high, max(0, ahead + right + 1) // width), min(last, tk.cdiv(max(0, ahead + rows + right), width))
+    first = min(first, last)
+    low = min(max(low, first), last)
+    return first, low, min(max(low, high), last), last
 
 
 @tk.function
@@ -169,17 +182,10 @@ def _varlen_ahead(
         i, queries, keys = place - begin // BM, end - begin, key_end - key_begin
         if i >= 0 and i * BM < queries:
             ahead = i * BM + keys - queries
-            # Tiles from `first` to `last` are seen; those from `low` to `high` are whole.
-            first, last, low, high = 0, tk.cdiv(keys, BN), 0, keys // BN
-            if below:
-                first, low = max(0, ahead - left) // BN, tk.cdiv(max(0, ahead + BM - 1 - left), BN)
-            if above:
-                last = min(last, tk.cdiv(max(0, ahead + min(BM, queries - i * BM) + right), BN))
-                high = min(high, max(0, ahead + right + 1) // BN)
-            first = min(first, last)
-            some, cut = min(1, last - first), low > first or high <= first
-            low = min(max(low, first + some), last)
-            high = min(max(high, low), last)
+            first, low, high, last = whole_tiles(ahead, min(BM, queries - i * BM), keys, left, right, BM, BN, below, above)
+            some, cut = min(1, last - first), low > first or high == first
+            low = max(low, first + some)
+            high = max(high, low)
             h_key = h // group
             for tq in tk.pipelined(q.slice(1, begin).tiles((1, BM, BD))[h, i : i + 1, 0], stages=1):
                 query = tq.reshape((BM, BD))

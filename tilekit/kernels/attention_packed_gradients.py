@@ -12,13 +12,11 @@ from tilekit.kernels.attention_packed import (
     check_starts,
     finite_outside,
     first_step,
-    inside,
     part_of,
-    seen,
     visits,
-    within,
+    whole_tiles,
 )
-from tilekit.kernels.attentions import LOG2_E, check_qkv, masks_of, scale_of
+from tilekit.kernels.attentions import LOG2_E, check_qkv, hidden, masks_of, scale_of
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
@@ -39,42 +37,52 @@ def _by_queries(
     scale: float, left: int, right: int, group: int, step: int, below: tk.Const, above: tk.Const, stages: tk.Const,
 ):  # fmt: skip
     h = tk.bid(1)
-    i, begin, end, key_begin, key_end = part_of(
+    place, begin, end, key_begin, key_end = part_of(
         tk.num_blocks(0) - 1 - tk.bid(0), starts, q.shape[1], key_starts, k.shape[1], step, BM
     )
-    top, bottom = max(begin, i * BM), min(end, (i + 1) * BM)
-    if top < bottom:
-        ahead = i * BM + key_end - end
-        first, last = seen(top, bottom, end, key_begin, key_end, left, right, BN, below, above)
-        shift = tk.load(sums, (0, h, i), (1, 1, BM)).reshape((BM, 1))
-        less = tk.load(delta, (0, h, i), (1, 1, BM)).reshape((BM, 1))
-        for tq, tg in tk.pipelined(q.tiles((1, BM, BD))[h, i : i + 1, 0], grad.tiles((1, BM, BD))[h, i : i + 1, 0], stages=1):
+    i, queries, keys = place - begin // BM, end - begin, key_end - key_begin
+    if i >= 0 and i * BM < queries:
+        ahead, h_key = i * BM + keys - queries, h // group
+        first, low, high, last = whole_tiles(ahead, min(BM, queries - i * BM), keys, left, right, BM, BN, below, above)
+        shift = tk.load(sums.slice(2, begin), (0, h, i), (1, 1, BM)).reshape((BM, 1))
+        less = tk.load(delta.slice(2, begin), (0, h, i), (1, 1, BM)).reshape((BM, 1))
+        for tq, tg in tk.pipelined(
+            q.slice(1, begin).tiles((1, BM, BD))[h, i : i + 1, 0],
+            grad.slice(1, begin).tiles((1, BM, BD))[h, i : i + 1, 0],
+            stages=1,
+        ):
             acc = tk.zeros((BM, BD), tk.float32)
-            j = first
-            for tkey, tvalue in tk.pipelined(
-                k.tiles((1, BN, BD))[h // group, first:last, 0], v.tiles((1, BN, BD))[h // group, first:last, 0], stages=stages
+            for edge in range(2):
+                j, stop = first, low
+                if edge > 0:
+                    j, stop = high, last
+                for key, value in tk.pipelined(
+                    k.slice(1, key_begin).tiles((1, BN, BD))[h_key, j:stop, 0],
+                    v.slice(1, key_begin).tiles((1, BN, BD))[h_key, j:stop, 0],
+                    stages=stages,
+                ):
+                    nothing = tk.zeros((BM, BN), tk.float32)
+                    scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing) * 1.0
+                    dp = tk.mma(tg.reshape((BM, BD)), value.reshape((BN, BD)).transpose(), nothing) * 1.0
+                    scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
+                    p = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True)
+                    ds = (p * (_own(dp, scores) + less)).astype(k.dtype)
+                    if (j + 1) * BN > keys and not finite_outside(key.reshape((BN, BD)), j * BN, 0, keys):
+                        acc = by_rows(ds, k.slice(1, key_begin), h_key, j * BN, 0, keys, acc)
+                    else:
+                        acc = tk.mma(ds, key.reshape((BN, BD)), acc) * 1.0
+                    j += 1
+            for key, value in tk.pipelined(
+                k.slice(1, key_begin).tiles((1, BN, BD))[h_key, low:high, 0],
+                v.slice(1, key_begin).tiles((1, BN, BD))[h_key, low:high, 0],
+                stages=stages,
             ):
-                nothing = tk.zeros((BM, BN), tk.float32)
-                key, value = tkey.reshape((BN, BD)), tvalue.reshape((BN, BD))
-                scores = tk.mma(tq.reshape((BM, BD)), key.transpose(), nothing) * 1.0
-                dp = tk.mma(tg.reshape((BM, BD)), value.transpose(), nothing) * 1.0
-                shared = j * BN < key_begin or (j + 1) * BN > key_end
-                cut = shared
-                if above:
-                    cut = cut or (j + 1) * BN > ahead + right + 1
-                if below:
-                    cut = cut or j * BN < ahead + BM - 1 - left
-                if cut:
-                    scores = within(scores, j * BN, key_begin, key_end, ahead, left, right, below, above)
-                    dp = _own(dp, scores)
-                ds = (tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True) * (dp + less)).astype(k.dtype)
-                if shared and not finite_outside(key, j * BN, key_begin, key_end):
-                    acc = by_rows(ds, k, h // group, j * BN, key_begin, key_end, acc)
-                else:
-                    acc = tk.mma(ds, key, acc) * 1.0
-                j += 1
-            mine = inside(i * BM, BM, begin, end).reshape((1, BM, 1))
-            tk.store(dq, (h, i, 0), (acc * scale).astype(dq.dtype).reshape((1, BM, BD)), mask=mine)
+                scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
+                dp = tk.mma(tg.reshape((BM, BD)), value.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
+                p = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True)
+                ds = (p * (dp + less)).astype(k.dtype)
+                acc = tk.mma(ds, key.reshape((BN, BD)), acc) * 1.0
+            tk.store(dq.slice(1, begin, end), (h, i, 0), (acc * scale).astype(dq.dtype).reshape((1, BM, BD)))
 
 
 @tk.kernel
@@ -84,49 +92,66 @@ def _by_keys(
     stages: tk.Const,
 ):  # fmt: skip
     h = tk.bid(1)
-    j, key_begin, key_end, begin, end = part_of(tk.bid(0), key_starts, k.shape[1], starts, q.shape[1], step, BM)
-    top, bottom = max(key_begin, j * BM), min(key_end, (j + 1) * BM)
-    if top < bottom:
-        behind = j * BM + end - key_end
+    place, key_begin, key_end, begin, end = part_of(tk.bid(0), key_starts, k.shape[1], starts, q.shape[1], step, BM)
+    j, queries, keys = place - key_begin // BM, end - begin, key_end - key_begin
+    if j >= 0 and j * BM < keys:
+        behind = j * BM + queries - keys
         # What bounds the keys of a query bounds the queries of a key from the other side.
-        first, last = seen(top, bottom, key_end, begin, end, right, left, BN, above, below)
-        for tkey, tvalue in tk.pipelined(k.tiles((1, BM, BD))[h, j : j + 1, 0], v.tiles((1, BM, BD))[h, j : j + 1, 0], stages=1):
+        first, low, high, last = whole_tiles(behind, min(BM, keys - j * BM), queries, right, left, BM, BN, above, below)
+        for tkey, tvalue in tk.pipelined(
+            k.slice(1, key_begin).tiles((1, BM, BD))[h, j : j + 1, 0],
+            v.slice(1, key_begin).tiles((1, BM, BD))[h, j : j + 1, 0],
+            stages=1,
+        ):
             by_key, by_value = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, BD), tk.float32)
             for which in range(group):
                 at = h * group + which
-                i = first
+                for edge in range(2):
+                    i, stop = first, low
+                    if edge > 0:
+                        i, stop = high, last
+                    for tq, tg in tk.pipelined(
+                        q.slice(1, begin).tiles((1, BN, BD))[at, i:stop, 0],
+                        grad.slice(1, begin).tiles((1, BN, BD))[at, i:stop, 0],
+                        stages=stages,
+                    ):
+                        nothing = tk.zeros((BM, BN), tk.float32)
+                        shift = tk.load(sums.slice(2, begin), (0, at, i), (1, 1, BN)).reshape((1, BN))
+                        less = tk.load(delta.slice(2, begin), (0, at, i), (1, 1, BN)).reshape((1, BN))
+                        scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing) * 1.0
+                        dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing) * 1.0
+                        scores = hidden(scores, i * BN, queries, behind, right, left, above, below)
+                        p = _own(tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True), scores)
+                        weights, changes = p.astype(v.dtype), (p * _own(dp + less, scores)).astype(k.dtype)
+                        shared = (i + 1) * BN > queries
+                        if shared and not (
+                            finite_outside(tq.reshape((BN, BD)), i * BN, 0, queries)
+                            and finite_outside(tg.reshape((BN, BD)), i * BN, 0, queries)
+                        ):
+                            by_value = by_rows(weights, grad.slice(1, begin), at, i * BN, 0, queries, by_value)
+                            by_key = by_rows(changes, q.slice(1, begin), at, i * BN, 0, queries, by_key)
+                        else:
+                            by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value) * 1.0
+                            by_key = tk.mma(changes, tq.reshape((BN, BD)), by_key) * 1.0
+                        i += 1
+                i = low
                 for tq, tg in tk.pipelined(
-                    q.tiles((1, BN, BD))[at, first:last, 0], grad.tiles((1, BN, BD))[at, first:last, 0], stages=stages
+                    q.slice(1, begin).tiles((1, BN, BD))[at, low:high, 0],
+                    grad.slice(1, begin).tiles((1, BN, BD))[at, low:high, 0],
+                    stages=stages,
                 ):
-                    nothing = tk.zeros((BM, BN), tk.float32)
-                    query, g = tq.reshape((BN, BD)), tg.reshape((BN, BD))
-                    shift = tk.load(sums, (0, at, i), (1, 1, BN)).reshape((1, BN))
-                    less = tk.load(delta, (0, at, i), (1, 1, BN)).reshape((1, BN))
-                    scores = tk.mma(tkey.reshape((BM, BD)), query.transpose(), nothing) * 1.0
-                    dp = tk.mma(tvalue.reshape((BM, BD)), g.transpose(), nothing) * 1.0
+                    shift = tk.load(sums.slice(2, begin), (0, at, i), (1, 1, BN)).reshape((1, BN))
+                    less = tk.load(delta.slice(2, begin), (0, at, i), (1, 1, BN)).reshape((1, BN))
+                    scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
+                    dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                     p = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True)
                     ds = p * (dp + less)
-                    # Rows are keys here, and columns queries: what bounds the one bounds the other from the other side.
-                    shared = i * BN < begin or (i + 1) * BN > end
-                    cut = shared
-                    if above:
-                        cut = cut or i * BN < behind + BM - 1 - right
-                    if below:
-                        cut = cut or (i + 1) * BN > behind + left + 1
-                    if cut:
-                        scores = within(scores, i * BN, begin, end, behind, right, left, above, below)
-                        p, ds = _own(p, scores), _own(ds, scores)
-                    weights, changes = p.astype(v.dtype), ds.astype(k.dtype)
-                    if shared and not (finite_outside(query, i * BN, begin, end) and finite_outside(g, i * BN, begin, end)):
-                        by_value = by_rows(weights, grad, at, i * BN, begin, end, by_value)
-                        by_key = by_rows(changes, q, at, i * BN, begin, end, by_key)
-                    else:
-                        by_value = tk.mma(weights, g, by_value) * 1.0
-                        by_key = tk.mma(changes, query, by_key) * 1.0
+                    by_value = tk.mma(p.astype(v.dtype), tg.reshape((BN, BD)), by_value) * 1.0
+                    by_key = tk.mma(ds.astype(k.dtype), tq.reshape((BN, BD)), by_key) * 1.0
                     i += 1
-            mine = inside(j * BM, BM, key_begin, key_end).reshape((1, BM, 1))
-            tk.store(dk, (h, j, 0), (by_key * scale).astype(dk.dtype).reshape((1, BM, BD)), mask=mine)
-            tk.store(dv, (h, j, 0), by_value.astype(dv.dtype).reshape((1, BM, BD)), mask=mine)
+            made = (by_key * scale).astype(dk.dtype).reshape((1, BM, BD))
+            tk.store(dk.slice(1, key_begin, key_end), (h, j, 0), made)
+            tk.store(dv.slice(1, key_begin, key_end), (h, j, 0), by_value.astype(dv.dtype).reshape((1, BM, BD)))
 
 
 @takes_ops
