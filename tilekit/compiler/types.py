@@ -94,7 +94,7 @@ MOST_WARPS = 16
 
 
 RING_ALIGNMENT = 1024
-BARRIER_ROOM = RING_ALIGNMENT  # bytes for the barriers of all rings
+BARRIER_ROOM = 512  # bytes for the barriers of all rings: those of 32 stages
 """What a ring of stages begins at a multiple of, in bytes."""
 
 
@@ -155,8 +155,8 @@ class Pipelines:
 
     @property
     def shared_bytes(self) -> int:
-        """The dynamic shared memory of a block: from a multiple of 1024 bytes on what is no ring's, all barriers, the stages."""
-        return RING_ALIGNMENT + self.rooms + BARRIER_ROOM + self.ring_bytes
+        """The dynamic shared memory of a block: what is no ring's, barriers, and from a multiple of 1024 bytes on the stages."""
+        return self.rooms + BARRIER_ROOM + RING_ALIGNMENT + self.ring_bytes
 
 
 class Compilation:

@@ -47,7 +47,7 @@ _SHARE = 4  # elsewhere, for so many warps that calculate there is one that load
 _MOST_STAGES = 4  # unless more are asked for
 _MOST_IN_BOX, _MOST_DIMENSIONS = 256, 5  # of a tensor map
 _LEAST_COPY = 4  # bytes
-_OWN_BYTES = 1024  # that ptxas counts as its own
+_OWN_BYTES = 1536  # that nearly all kernels need besides, with the 1024 that ptxas counts as its own
 _BARRIER = 8  # bytes
 _SHARED = 3  # the address space
 _MAP_NAME = "tilekit_map_"  # of the kernel's parameters for tensor maps, with a number each
@@ -231,7 +231,7 @@ def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: typ
         raise Unfit(f"a stage of {each} bytes does not fit into the shared memory that is left, {room(1)}")
     made = RingType(known(number), count, tuple(tile for tile, _ in found), tuple(way for _, way in found))
     state.cluster = max(state.cluster, made.cluster)
-    begin = state.rooms + BARRIER_ROOM + state.ring_bytes
+    begin = state.ring_bytes
     if state.barrier_bytes + 2 * _BARRIER * count > BARRIER_ROOM:
         raise Unfit(f"rings have {BARRIER_ROOM // (2 * _BARRIER)} stages at most")
 
@@ -239,13 +239,13 @@ def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: typ
         for way in made.ways:
             if way.map is not None:
                 tensor_map_of(builder, way.map)
-        state.barriers[made.number] = begin - state.rooms - state.barrier_bytes
+        state.barriers[made.number] = begin + BARRIER_ROOM - state.barrier_bytes
         state.barrier_bytes += 2 * _BARRIER * count
         state.ring_bytes += made.offsets[-1]
         state.copied |= made.copied
         compilation.note("ring", made)
-        base = _dynamic(builder)
-        aligned = builder.and_(builder.add(base, integer(32, RING_ALIGNMENT - 1)), integer(32, -RING_ALIGNMENT & 0xFFFFFFFF))
+        before = state.rooms + BARRIER_ROOM + RING_ALIGNMENT - 1
+        aligned = builder.and_(builder.add(_dynamic(builder), integer(32, before)), integer(32, -RING_ALIGNMENT & 0xFFFFFFFF))
         base = builder.add(aligned, integer(32, begin))
         # Taken for a constant, the address would be computed anew in each turn of a loop.
         base = asm(builder, "mov.u32 $0, $1;", "=r,r", i32, [base])
