@@ -96,7 +96,7 @@ def test_occupancy_leaves_room_for_as_many_blocks():
         y.store(e * (1.0 / tk.sum(e)))
 
     def registers(occupancy=None):
-        launch = softmax(api.meta((8, 4096)).partition((1, 4096)), api.meta((8, 4096))).num_warps(4)
+        launch = softmax(api.meta((8, 8192)).partition((1, 8192)), api.meta((8, 8192))).num_warps(4)
         return (launch.occupancy(occupancy) if occupancy else launch).compile(target="sm_90a").registers
 
     assert 65536 // (2 * 128) >= registers(2) > 65536 // (8 * 128) >= registers(8)

@@ -332,7 +332,7 @@ def shifted(y: tk.Out, a: tk.In, b: tk.In, row: tk.In, column: tk.In):
     tk.store(y, (0, 0), acc.astype(y.dtype))
 
 
-@pytest.mark.parametrize("dtype", [tk.bfloat16, tk.float32], ids=str)
+@pytest.mark.parametrize("dtype", [tk.bfloat16, tk.float32, tk.int32], ids=str)
 def test_a_short_vector_is_loaded_where_it_is_needed(dtype):
     """Two neighbours of a row at a time, and without a barrier; unless the result may have its storage."""
     y, row, column = meta(128, 64, dtype=dtype), meta(1, 1024, dtype=tk.float32), meta(1, 128, dtype=tk.float32)

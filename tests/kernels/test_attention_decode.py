@@ -110,6 +110,10 @@ def test_sequences_of_different_lengths_have_some_parts():
         assert attention_decoding._plan(blocks, 4, 128, 2, keys, keys, 132, 3, False, None, True).parts == parts
 
 
+def test_splits_are_some_at_most():
+    assert attention_decoding._plan(64, 4, 128, 2, 1 << 20, 1 << 20, 132, 3, False, 500).parts == 64
+
+
 def test_small_pages_have_few_warps():
     plans = [attention_decoding._plan(64, 4, 128, 2, 32768, page, 132, 3, False, None) for page in (16, 32)]
     assert [(plan.columns, plan.num_warps) for plan in plans] == [(16, 2), (32, 4)]

@@ -52,7 +52,7 @@ BUDGETS = {
     "rms_norm": (101, 1, 1),
     "rms_norm, out": (80, 1, 0),
     "layer_norm": (116, 1, 1),
-    "softmax": (105, 1, 1),
+    "softmax": (106, 1, 1),
     "swiglu_backward": (180, 1, 2),
     "rms_norm_backward": (203, 3, 1),
     "layer_norm_backward": (241, 4, 1),

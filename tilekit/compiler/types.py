@@ -94,8 +94,9 @@ MOST_WARPS = 16
 
 
 RING_ALIGNMENT = 1024
-BARRIER_ROOM = 512  # bytes for the barriers of all rings: those of 32 stages
 """What a ring of stages begins at a multiple of, in bytes."""
+BARRIER_ROOM = 512
+"""What there is for the barriers of all rings of a kernel, in bytes: those of 32 stages."""
 
 
 class MoreWarps(Exception):

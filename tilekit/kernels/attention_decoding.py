@@ -125,11 +125,12 @@ def attention_decode(
         q: queries of shape `(B, H, LQ, D)`, the last LQ of each sequence; `(H // HK) * LQ` is up to 64.
         k, v: keys and values, `(B, HK, LK, D)`; or with `block_table` pages of them, `(P, HK, S, D)`, where S, the length of a
             page, is a power of two from 16 on. Caches that lie as `(P, S, HK, D)` are taken as `cache.permute(0, 2, 1, 3)`.
-        lengths: how many keys each sequence has, int32 or int64 of shape `(B,)`, the queries' own included; by default all.
+        lengths: how many keys each sequence has, int32 or int64 of shape `(B,)`, the queries' own included; by default all. What
+            lies behind them in a page, or up to 128 keys on, takes no part but must be finite: zero times infinity is no number.
         block_table: int32 or int64 of shape `(B, N)`: row `b` lists the pages of sequence `b`, in order. Pages behind its length
             are not looked at.
         scale: as for `attention`.
-        splits: to how many blocks the keys of a sequence are dealt out, instead of as many as keep the GPU busy.
+        splits: to how many blocks the keys of a sequence are dealt out, up to 64, instead of as many as keep the GPU busy.
         out: where the result goes; by default a new tensor.
 
     Returns:
@@ -208,8 +209,10 @@ def _plan(
     num_warps, occupancy = (4, _BLOCKS) if rows == _LEAST_ROWS and depth * itemsize <= _SMALL else (8, 1)
     if occupancy > 1 and columns == _LEAST_COLUMNS:  # as measured: more would mostly wait for each other
         num_warps = 2
-    least = _LEAST_PARTS if uneven else 1
-    parts = min(splits, tiles) if splits else _parts(max(1, blocks), least, tiles // _LEAST_SHARE, count * occupancy)
+    if splits:
+        parts = min(splits, tiles, _MOST_SPLITS)
+    else:
+        parts = _parts(max(1, blocks), _LEAST_PARTS if uneven else 1, tiles // _LEAST_SHARE, count * occupancy)
     return _Plan(rows, columns, depth, stages, parts, num_warps, occupancy)
 
 

@@ -295,9 +295,8 @@ def attention(
     # Whether no tile of keys but the last that a query tile sees is cut by the mask.
     even = not masks.above or (keys >= queries and plan.rows == plan.columns and (keys - queries) % plan.columns == 0)
     ahead = plan.stages is not None and even and not masks.below
-    # Blocks that stay load ahead for their next tile. Where tiles take differently long, going back and forth evens that out over
-    # some rounds; without that, the GPU deals them out better.
-    blocks = min(tiles, count) if ahead or (plan.stages is not None and not masks.above and not masks.below) else tiles
+    # Blocks that stay load ahead for their next tile; where tiles take differently long, going back and forth evens that out.
+    blocks = min(tiles, count) if ahead else tiles
     if ahead and masks.above:
         share = max(share, -(-_ROUNDS * count * plan.rows // max(1, queries * group)) * group)
 

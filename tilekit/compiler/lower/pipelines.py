@@ -165,11 +165,11 @@ def take(ring: types.Type, turn: types.Type) -> Any:
 def _given(builder: ir.IRBuilder, ring: RingType, base: ir.Value, turn: ir.Value) -> None:
     """A warp is done with the tiles of a turn."""
     stage, _ = ring.stage(builder, turn)
-    # Products have been waited for, which leaves nothing to order. What threads read by themselves has to have been read by all
-    # of the warp, and before the accelerator writes there: it is another proxy, and a barrier alone does not wait for loads that
-    # are under way. Copies by threads are of the same proxy.
-    read = ring.number in the_pipelines().read
-    text = "fence.proxy.async.shared::cta; " * (read and ring.brought > 0) + "bar.warp.sync -1; " * read
+    # Products have been waited for, which leaves nothing to order; but no thread of the warp may still wait for this turn's tiles
+    # when those of another come. What threads read by themselves has to have been read before the accelerator writes there, which
+    # is another proxy: a barrier alone does not wait for loads that are under way. Copies by threads are of the same proxy.
+    read = ring.number in the_pipelines().read and ring.brought > 0
+    text = "fence.proxy.async.shared::cta; " * read + "bar.warp.sync -1; "
     if ring.cluster == 1:
         text += "@P mbarrier.arrive.shared::cta.b64 _, [$0];"
     else:

@@ -233,7 +233,7 @@ def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: typ
     state.cluster = max(state.cluster, made.cluster)
     begin = state.ring_bytes
     if state.barrier_bytes + 2 * _BARRIER * count > BARRIER_ROOM:
-        raise Unfit(f"rings have {BARRIER_ROOM // (2 * _BARRIER)} stages at most")
+        raise Unfit(f"all rings of a kernel have {BARRIER_ROOM // (2 * _BARRIER)} stages together, at most")
 
     def emit(builder: ir.IRBuilder, *_: ir.Value) -> ir.Value:
         for way in made.ways:

@@ -115,6 +115,7 @@ def vector_load(tensor: TensorType, cut: Cut, padding: Padding | None) -> tuple[
 
 
 def _may_be(tensor: TensorType, other: types.Type) -> bool:
-    """Whether a tensor that is written may have the same storage: one that is given twice has the same shape and dtype."""
+    """Whether a tensor that is written may have the same storage: one that is given twice has as many dimensions and bytes."""
     assert isinstance(other, TensorType), "a parameter"
-    return other.facts.role != "in" and other.facts.rank == tensor.facts.rank and other.dtype == tensor.dtype
+    same = other.facts.rank == tensor.facts.rank and other.dtype.itemsize == tensor.dtype.itemsize
+    return other.facts.role != "in" and same
