@@ -220,7 +220,7 @@ def _all_pipelined(bound: BoundKernel) -> list[ast.For]:
 
 
 def _products(bound: BoundKernel, loop: ast.For) -> int:
-    """How many products a turn of a loop has, without those of loops in it."""
+    """How many products the statements of a turn ask for, without those of loops and helpers in it."""
     nodes = [n for s in loop.body if not isinstance(s, (ast.For, ast.While)) for n in ast.walk(s)]
     return sum(isinstance(n, ast.Call) and resolved(bound, n.func) is mma for n in nodes)
 

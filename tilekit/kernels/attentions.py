@@ -34,8 +34,8 @@ _DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 LOWEST = -3.0e38
 _MOST_HEAD = 256
 # Keys and values of so many heads at a time are to stay in the L2 cache; an H200's has 50 MB, with a faster half.
-_ROUNDS = 16  # of the blocks, in which causal tiles of different lengths even out: computed, 1 % is left
 _CACHED = 16 << 20
+_ROUNDS = 16  # of the blocks, in which causal tiles of different lengths even out: by a simulation up to 2 %
 _MULTIPROCESSORS = 132  # where there is no GPU: those of an H200
 _FAR = 1 << 30  # as good as no bound
 
@@ -82,50 +82,49 @@ def _back_and_forth(at, tiles):
 
 @tk.kernel
 def _attention(
-    o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float, left: int, right: int, group: int, share: int, tiles: int,
+    o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float, left: int, right: int, group: int, share: int,
     below: tk.Const, above: tk.Const, stages: tk.Const, precision: tk.Const,
 ):  # fmt: skip
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     rows = tk.cdiv(queries, BM)
-    for at in range(tk.bid(0), tiles, tk.num_blocks(0)):
-        i, h = _visited(at, heads * q.shape[0], rows, share)
-        b = h // heads
-        h = h - b * heads
-        ahead = i * BM + keys - queries
-        first, last = 0, tk.cdiv(keys, BN)
-        if below:
-            first = max(0, ahead - left) // BN
-        if above:
-            last = min(last, tk.cdiv(max(0, ahead + min(BM, queries - i * BM) + right), BN))
-        for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=2 if BD <= 64 else 1):
-            acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
-            most = tk.full((BM, 1), LOWEST, tk.float32)
-            j = first
-            for key, value in tk.pipelined(
-                k.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
-                v.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
-                stages=stages,
-            ):
-                # Products are waited for where they are asked for (`* 1.0`): ptxas takes none that are under way around a branch.
-                nothing = tk.zeros((BM, BN), tk.float32)
-                scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing, precision=precision) * 1.0
-                cut = (j + 1) * BN > keys
-                if above:
-                    cut = cut or (j + 1) * BN > ahead + right + 1
-                if below:
-                    cut = cut or j * BN < ahead + BM - 1 - left
-                if cut:
-                    scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
-                higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
-                p, shrink = tk.exp2(scores * scale - higher, flush_to_zero=True), tk.exp2(most - higher, flush_to_zero=True)
-                total = total * shrink + tk.sum(p, 1, keepdims=True)
-                acc = tk.mma(p.astype(v.dtype), value.reshape((BN, BD)), acc * shrink, precision=precision) * 1.0
-                most = higher
-                j += 1
-            # A query that sees no key gets zeros, and -inf.
-            made = acc * tk.where(total == 0, 0.0, 1.0 / total)
-            tk.store(o, (b, h, i, 0), made.astype(o.dtype).reshape((1, 1, BM, BD)))
-            tk.store(lse, (b, h, i), ((most + tk.log2(total)) * _LN_2).reshape((1, 1, BM)))
+    i, h = _visited(tk.bid(0), heads * q.shape[0], rows, share)
+    b = h // heads
+    h = h - b * heads
+    ahead = i * BM + keys - queries
+    first, last = 0, tk.cdiv(keys, BN)
+    if below:
+        first = max(0, ahead - left) // BN
+    if above:
+        last = min(last, tk.cdiv(max(0, ahead + min(BM, queries - i * BM) + right), BN))
+    for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=1):
+        acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
+        most = tk.full((BM, 1), LOWEST, tk.float32)
+        j = first
+        for key, value in tk.pipelined(
+            k.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
+            v.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
+            stages=stages,
+        ):
+            # Products are waited for where they are asked for (`* 1.0`): ptxas takes none that are under way around a branch.
+            nothing = tk.zeros((BM, BN), tk.float32)
+            scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing, precision=precision) * 1.0
+            cut = (j + 1) * BN > keys
+            if above:
+                cut = cut or (j + 1) * BN > ahead + right + 1
+            if below:
+                cut = cut or j * BN < ahead + BM - 1 - left
+            if cut:
+                scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
+            higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
+            p, shrink = tk.exp2(scores * scale - higher, flush_to_zero=True), tk.exp2(most - higher, flush_to_zero=True)
+            total = total * shrink + tk.sum(p, 1, keepdims=True)
+            acc = tk.mma(p.astype(v.dtype), value.reshape((BN, BD)), acc * shrink, precision=precision) * 1.0
+            most = higher
+            j += 1
+        # A query that sees no key gets zeros, and -inf.
+        made = acc * tk.where(total == 0, 0.0, 1.0 / total)
+        tk.store(o, (b, h, i, 0), made.astype(o.dtype).reshape((1, 1, BM, BD)))
+        tk.store(lse, (b, h, i), ((most + tk.log2(total)) * _LN_2).reshape((1, 1, BM)))
 
 
 @tk.function
@@ -136,7 +135,7 @@ def turn(scores, most, total, scale):
     """
     rows = scores.shape[0]
     higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
-    shrink = tk.exp2(most - higher, flush_to_zero=True)  # first: results are multiplied by it between the other exponentials
+    shrink = tk.exp2(most - higher, flush_to_zero=True)
     p = tk.exp2(tk.fma(scores, scale, -higher), flush_to_zero=True)
     own = tk.sum(p.reshape((rows, scores.shape[1] // 8, 4, 2)), (1, 3), keepdims=True)
     return p, higher, tk.fma(total, shrink.reshape((rows, 1, 1, 1)), own), shrink
@@ -311,7 +310,7 @@ def attention(
             yield launch.grid(blocks)
         elif y.size and keys:
             launch = _attention(
-                y.scattered(), sums.scattered(), q, k, v, factor * LOG2_E, masks.left, masks.right, group, share, tiles,
+                y.scattered(), sums.scattered(), q, k, v, factor * LOG2_E, masks.left, masks.right, group, share,
                 masks.below, masks.above, plan.stages, precision,
             )  # fmt: skip
             yield launch.generics(BM=plan.rows, BN=plan.columns, BD=plan.depth).num_warps(plan.num_warps).grid(blocks)

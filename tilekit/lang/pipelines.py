@@ -52,7 +52,7 @@ def pipelined(*streams: Any, stages: int | None = None, warp_specialize: bool | 
     Args:
         streams: rows of tiles, `x.tiles(shape)[i, :]`, or all tiles of a grid, `x.tiles(shape)`. All have equally many.
         stages: how many tiles of each stream there is room for in shared memory, those that are being worked on included: 1 to
-            16. By default as many as fit, up to 4. A constant.
+            16, and 32 in all loops of a kernel. By default as many as fit, up to 4. A constant.
         warp_specialize: whether loading is the work of warps of its own, besides the `num_warps` that calculate. By default the
             compiler decides. A constant.
 
