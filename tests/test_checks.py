@@ -102,9 +102,10 @@ def test_atomics_may_meet(cpu):
     @tk.kernel
     def add(y: tk.InOut):
         tk.atomic_add(y, tk.arange(4), 1.0)
+        tk.atomic_add_tile(y, 0, tk.ones(4))
 
     found = add(api.zeros(4).scattered()).grid(5).first().unpartition().to_host().sync()
-    assert found.tolist() == [5, 5, 5, 5]
+    assert found.tolist() == [10, 10, 10, 10]
 
 
 def test_a_masked_store_writes_what_the_mask_leaves(cpu):

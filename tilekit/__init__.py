@@ -34,6 +34,7 @@ from tilekit.graphed import graphed as graphed
 from tilekit.interop import as_tensor as as_tensor
 from tilekit.interop import from_pointer as from_pointer
 from tilekit.lang.atomic import atomic_add as atomic_add
+from tilekit.lang.atomic import atomic_add_tile as atomic_add_tile
 from tilekit.lang.atomic import atomic_and as atomic_and
 from tilekit.lang.atomic import atomic_cas as atomic_cas
 from tilekit.lang.atomic import atomic_max as atomic_max
@@ -251,6 +252,7 @@ __all__ = [
     "atan2",
     "atanh",
     "atomic_add",
+    "atomic_add_tile",
     "atomic_and",
     "atomic_cas",
     "atomic_max",

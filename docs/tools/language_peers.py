@@ -24,6 +24,7 @@ OPERATIONS: dict[str, Peers] = {
     "scatter": ("ct.scatter", "store_ptr_tko (of pointers)", "tl.store (of pointers)"),
     # atomics
     "atomic_add": ("ct.atomic_add", "atomic_rmw_tko, Add", "tl.atomic_add"),
+    "atomic_add_tile": ("TiledView.atomic_store_add", None, "tensor_descriptor.atomic_add"),
     "atomic_max": ("ct.atomic_max", "atomic_rmw_tko, Max", "tl.atomic_max"),
     "atomic_min": ("ct.atomic_min", "atomic_rmw_tko, Min", "tl.atomic_min"),
     "atomic_and": ("ct.atomic_and", "atomic_rmw_tko, And", "tl.atomic_and"),

@@ -341,6 +341,62 @@ def test_rows_are_added_in_vectors_on_sm_90(compiled, tensor, dtype, name):
     assert not older.uses_local_memory
 
 
+def add_tile(y, x):
+    at = tk.bid(0), tk.bid(1)
+    tk.atomic_add_tile(y, at, tk.load(x, at, (32, 64)))
+
+
+def add_first_tile(y, x):
+    tk.atomic_add_tile(y, (0, 0), tk.load(x, (tk.bid(0), tk.bid(1)), (32, 64)))
+
+
+def branches(made):
+    """How many there are round atomic additions: predicates of their own, and jumps over several."""
+    return len(re.findall(r"@%?p\S* red|@%p\d+ bra", made.kernel.ptx))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "new", "old"),
+    [
+        ("float32", "v4.f32", "f32"), ("float16", "noftz.v4.f16x2", "noftz.f16x2"), ("bfloat16", "noftz.v4.bf16x2", None),
+        ("float64", "f64", "f64"), ("int32", "u32", "u32"), ("uint64", "u64", "u64"),
+    ],
+)  # fmt: skip
+def test_tiles_are_added_in_vectors_where_a_gpu_has_such(compiled, tensor, dtype, new, old):
+    facts = tensor((256, 256), dtype, role="inout"), tensor((256, 256), dtype)
+    for target, wanted in {"sm_90a": new, "sm_80": old}.items():
+        made = compiled(add_tile, *facts, target=target)
+        found = set(re.findall(r"red\.relaxed\.gpu\.global\.add\.(\S+) ", made.kernel.ptx))
+        assert found == ({wanted} if wanted else set())
+        assert not made.uses_local_memory
+        assert not wanted or branches(made) == 1, "round all of them: there is such a tile, or not"
+    assert not branches(compiled(add_first_tile, *facts)), "there is a first tile"
+
+
+@pytest.mark.parametrize(
+    ("shape", "inside", "edge"),
+    [((250, 256), "F32x4", "F32x4"), ((256, 252), "F32x4", "F32x4"), ((256, 250), "F32x2", "F32x2"), ((256, 251), "F32", "F32")],
+    ids=str,
+)
+def test_tiles_inside_are_added_without_predicates(compiled, tensor, shape, inside, edge):
+    made = compiled(add_tile, tensor(shape, role="inout"), tensor(shape))
+    accesses = re.findall(r"(@p )?red\S+add\S*", made.kernel.ptx)
+    assert accesses.count("") >= len(accesses) // 2, "of a tile inside, all"
+    assert {re.search(r"F32(x\d)?", name)[0] for name in atomics(made)} == {inside, edge}
+    assert not made.uses_local_memory
+
+
+def add_product(y, x):
+    t = tk.mma(tk.load(x, (0, tk.bid(0)), (128, 64)), tk.load(x, (tk.bid(0), 0), (64, 128)), tk.zeros((128, 128)))
+    tk.atomic_add_tile(y, (0, 0), t)
+
+
+def test_products_are_added_as_they_lie(compiled, tensor):
+    made = compiled(add_product, tensor((256, 256), role="inout"), tensor((256, 256), "float16"))
+    assert any("F32x2" in name for name in atomics(made)), "four threads fill a sector"
+    assert not made.uses_local_memory
+
+
 def tickets(y, seen):
     seen.store(tk.atomic_add(y, 0, 1))
 

@@ -52,6 +52,11 @@ def atomic(y: tk.InOut, x: tk.In):
 
 
 @tk.kernel
+def added(y: tk.InOut, x: tk.In):
+    tk.atomic_add_tile(y, 16 - tk.bid(0), tk.ones(64))  # added
+
+
+@tk.kernel
 def part(y: tk.Out, x: tk.In):
     y.store(tk.load(x.slice(1, 490, 490 + tk.bid(0)), (0, 0), (1, 64)).reshape(64))  # part
 
@@ -84,6 +89,7 @@ WRONG = {
     "gather": r"block \((\d+), 0, 0\): gather: index \(2, (\d+)\) is outside x",
     "scatter": r"block \(0, 0, 0\): scatter: index \(1000\) is outside y",
     "atomic": r"block \((\d+), 0, 0\): atomic_add: index \((\d+)\) is outside y",
+    "added": r"block \(0, 0, 0\): atomic_add_tile: tile index \(16\) is outside y",
     "part": r"block \((\d+), 0, 0\): slice: 490:(\d+) is outside x",
     "window": r"block \((\d+), 0, 0\): load: tile index \(0, (\d+)\) is outside x",
     "row": r"block \((\d+), 0, 0\): load: tile index \((\d+), 0\) is outside x",

@@ -147,6 +147,38 @@ def atomic_scope(y: tk.InOut, x: tk.In):
     tk.atomic_add(y, 0, 1.0, memory_scope="cluster")
 
 
+def add_tile_rank(y: tk.InOut, x: tk.In):
+    tk.atomic_add_tile(y, 0, tk.zeros((4, 4)))
+
+
+def add_tile_index(y: tk.InOut, x: tk.In):
+    tk.atomic_add_tile(y, (0, 0), tk.zeros(4))
+
+
+def add_tile_float_index(y: tk.InOut, x: tk.In):
+    tk.atomic_add_tile(y, 0.5, tk.zeros(4))
+
+
+def add_tile_read_only(y: tk.InOut, x: tk.In):
+    tk.atomic_add_tile(x, (0, 0), tk.zeros((4, 4)))
+
+
+def add_tile_written_only(y: tk.Out, x: tk.In):
+    tk.atomic_add_tile(y, 0, tk.zeros(4))
+
+
+def add_tile_dtype(y: tk.InOut, x: tk.In):
+    tk.atomic_add_tile(y, 0, tk.zeros(4, tk.float64))
+
+
+def add_tile_scalar(y: tk.InOut, x: tk.In):
+    tk.atomic_add_tile(y, 0, 1.0)
+
+
+def add_tile_tensor(y: tk.InOut, x: tk.In):
+    tk.atomic_add_tile(1.0, 0, tk.zeros(4))
+
+
 def load_policy(y: tk.Out, x: tk.In):
     y.store(tk.load(x, (0, 0), (4, 4), eviction_policy="evict").reshape(16))
 
@@ -223,6 +255,14 @@ WRONG = {
     scatter_dtype: "scatter: a float64 tile does not fit y, a float32 tensor, without loss; write .astype(y.dtype)",
     scatter_mask: "scatter: the mask is a bool tile, not ",
     store_into_in: "store: x is a tensor without tiles of its own: writing needs a partition; pass x.partition(...) to write it",
+    add_tile_rank: "atomic_add_tile: a tile of shape (4, 4) from y, which has 1 dimensions",
+    add_tile_index: "atomic_add_tile: 2 indices for y, which has 1 dimensions",
+    add_tile_float_index: "atomic_add_tile: a tile index is an int or a tuple of ints, not ",
+    add_tile_read_only: "atomic_add_tile: x is a tensor that is only read: writing needs a partition, or x.scattered()",
+    add_tile_written_only: "atomic_add_tile: y is declared Out, which is written only; annotate it InOut to read it",
+    add_tile_dtype: "atomic_add_tile: a float64 tile does not fit y, a float32 tensor, without loss; write .astype(y.dtype)",
+    add_tile_scalar: "atomic_add_tile: adds a tile, not ",
+    add_tile_tensor: "atomic_add_tile: needs a tensor parameter, not ",
     load_policy: f"load: {POLICIES}'evict'",
     load_policy_name: f"load: {POLICIES}1",
     load_like_policy: f"load_tile_like: {POLICIES}'.cs'",

@@ -230,6 +230,147 @@ def test_a_histogram_by_a_partition_and_a_slice(device):
     assert found.tolist() == [0] * 10 + np.bincount(x[(x >= 0) & (x < 10)], minlength=10).tolist() + [0] * 10
 
 
+def add_tiles(y, x, shape, grid, num_warps=4):
+    """What y is after each block added its tile of x to it."""
+    rank = len(shape)
+
+    @tk.kernel(num_warps=num_warps)
+    def add_tile(y: tk.InOut, x: tk.In, shape: tk.Const):
+        at = (tk.bid(0), tk.bid(1), tk.bid(2))[: len(shape)]
+        tk.atomic_add_tile(y, at, tk.load(x, at, shape))
+
+    @tk.kernel(num_warps=num_warps)
+    def add_tile_of_four(y: tk.InOut, x: tk.In, shape: tk.Const):
+        at = (0, tk.bid(0), tk.bid(1), tk.bid(2))
+        tk.atomic_add_tile(y, at, tk.load(x, at, shape))
+
+    kernel = add_tile if rank < 4 else add_tile_of_four
+    launch = kernel(api.from_host(y).scattered(), api.from_host(x), shape).grid(grid)
+    return launch.first().unpartition().to_host().sync()
+
+
+@pytest.mark.parametrize("n", [256, 252, 250, 201], ids=str)
+@pytest.mark.parametrize("dtype", [*WORDS, *FLOATS], ids=str)
+def test_tiles_are_added(device, dtype, n):
+    """Whole vectors, vectors that the edge cuts, and rows that begin anywhere; tiles inside, and at either edge."""
+    y, x = whole(dtype, n=(70, n)), whole(dtype, 1, n=(70, n))
+    wanted = (y.astype(np.float64) + x.astype(np.float64)).astype(dtype)
+    check(add_tiles(y, x, (16, 64), (5, 4)), wanted)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile", "grid"),
+    [
+        ((1000,), (256,), (4,)),
+        ((3, 5, 70), (2, 4, 32), (2, 2, 3)),
+        ((1, 3, 20, 33), (1, 2, 8, 16), (2, 3, 3)),
+        ((5,), (1,), (5,)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("num_warps", [1, 8])
+@pytest.mark.parametrize("dtype", [tk.float32, tk.float16, tk.int64], ids=str)
+def test_tiles_of_any_rank_are_added(device, dtype, shape, tile, grid, num_warps):
+    y, x = whole(dtype, n=shape), whole(dtype, 1, n=shape)
+    wanted = (y.astype(np.float64) + x.astype(np.float64)).astype(dtype)
+    check(add_tiles(y, x, tile, grid, num_warps), wanted)
+
+
+@pytest.mark.parametrize("num_warps", [1, 4])
+@pytest.mark.parametrize("dtype", [*WORDS, *FLOATS], ids=str)
+def test_many_blocks_add_to_one_tile(device, dtype, num_warps):
+    """A tile of which threads hold copies, and one that is larger than the block; sums that are exact in every dtype."""
+
+    @tk.kernel(num_warps=num_warps)
+    def total(y: tk.InOut, z: tk.InOut, x: tk.In):
+        t = tk.load(x, (tk.bid(0), 0), (16, 64))
+        tk.atomic_add_tile(y, (0, 1), t)
+        tk.atomic_add_tile(z, 1, tk.sum(t.astype(tk.float32), 0).astype(z.dtype))
+
+    y, z, x = whole(dtype, n=(16, 128)), whole(dtype, 1, n=128), (whole(dtype, 2, n=(8 * 16, 64)) > 0).astype(dtype)
+    found = total(*(api.from_host(a).scattered() for a in (y, z)), api.from_host(x)).grid(8).sync()
+    y, z, x = (a.astype(np.float64) for a in (y, z, x))
+    y[:, 64:] += x.reshape(8, 16, 64).sum(0)
+    z[64:] += x.sum(0)
+    for one, wanted in zip(found[:2], (y, z), strict=True):
+        check(one.unpartition().to_host().sync(), wanted.astype(dtype))
+
+
+def test_one_element_and_another_dtype(device):
+    """A tile of shape (); a narrower tile; the same value everywhere; a partition, whose tiles are of another shape."""
+
+    @tk.kernel
+    def add_each(y: tk.InOut, x: tk.In):
+        tk.atomic_add_tile(y, (1, tk.bid(1)), tk.load(x, tk.bid(1), ()))
+        tk.atomic_add_tile(y, (1, 0), tk.ones((2, 4), tk.float16))
+
+    y = add_each(api.zeros((4, 4)).partition((4, 2)), api.arange(2, dtype=tk.float32)).first().unpartition().to_host().sync()
+    assert y.tolist() == [[0, 0, 0, 0], [0, 1, 0, 0], [2, 2, 2, 2], [2, 2, 2, 2]]
+
+
+def test_products_are_added_up(device):
+    """Blocks share a sum over K; elements lie as matrix instructions leave them."""
+
+    @tk.kernel
+    def split(y: tk.InOut, a: tk.In, b: tk.In):
+        k = tk.bid(2)
+        t = tk.mma(tk.load(a, (tk.bid(0), k), (64, 32)), tk.load(b, (k, tk.bid(1)), (32, 64)), tk.zeros((64, 64)))
+        tk.atomic_add_tile(y, (tk.bid(0), tk.bid(1)), t)
+
+    a, b = whole(tk.float16, n=(100, 128)), whole(tk.float16, 1, n=(128, 130))
+    given = [api.from_host(x) for x in (a, b)]
+    y = split(api.zeros((100, 130)).scattered(), *given).grid((2, 3, 4)).first().unpartition().to_host().sync()
+    check(y, a.astype(np.float32) @ b.astype(np.float32))
+
+
+def test_columns_are_added(device):
+    """Where neighbours in memory are those of a column, and where there are none."""
+
+    @tk.kernel
+    def add_tile(y: tk.InOut, x: tk.In):
+        at = (tk.bid(0), tk.bid(1))
+        tk.atomic_add_tile(y, at, tk.load(x, at, (32, 16)))
+
+    y, x = whole(tk.float32, n=(60, 40)), whole(tk.float32, 1, n=(60, 40))
+    columns = api.from_host(np.ascontiguousarray(y.T)).sync().T
+    found = add_tile(columns.scattered(), api.from_host(x)).grid((2, 3)).first().unpartition().to_host().sync()
+    check(found, y + x)
+    wide = api.from_host(np.repeat(y, 2, axis=1)).sync()
+    add_tile(wide[:, ::2].scattered(), api.from_host(x)).grid((2, 3)).sync()
+    again = wide.to_host().sync()
+    check(again[:, ::2], y + x)
+    check(again[:, 1::2], y)
+
+
+def test_a_tile_of_a_slice_is_added(device):
+    @tk.kernel
+    def add_tile(y: tk.InOut, start):
+        tk.atomic_add_tile(y.slice(0, start, start + 6), 0, tk.ones(8))
+
+    found = add_tile(api.zeros(20).scattered(), 3).grid(2).first().unpartition().to_host().sync()
+    assert found.tolist() == [0] * 3 + [2] * 6 + [0] * 11
+
+
+@tk.kernel
+def add_at(y: tk.InOut, i):
+    tk.atomic_add_tile(y, i, tk.ones(4))
+
+
+def test_a_tile_outside_is_an_error_on_the_cpu_device(cpu):
+    for i in (-1, 3):
+        with pytest.raises(
+            tk.DeviceError, match=rf"atomic_add_tile: tile index \({i},\) is outside y, a tensor of shape \(10,\)"
+        ):
+            add_at(api.zeros(10).scattered(), i).grid(1).sync()
+    assert add_at(api.zeros(10).scattered(), 2).grid(1).first().unpartition().to_host().sync().tolist() == [0] * 8 + [1] * 2
+
+
+def test_what_nobody_has_written_is_not_added_to(cpu):
+    y = api.empty(8).sync()
+    with pytest.raises(tk.DeviceError, match=r"atomic_add_tile: reads what was never written: y\[4:8\]"):
+        add_at(y.scattered(), 1).grid(1).sync()
+
+
 def test_dtypes_that_have_none(device):
     @tk.kernel
     def flip_float(y: tk.InOut):
@@ -245,6 +386,13 @@ def test_dtypes_that_have_none(device):
 
     with pytest.raises(tk.CompileError, match="atomic_add: y holds int8; there are atomics of this kind for int32"):
         add_bytes(api.zeros(4, tk.int8).scattered()).grid(1).sync()
+
+    @tk.kernel
+    def add_tile_of_bytes(y: tk.InOut):
+        tk.atomic_add_tile(y, 0, tk.ones(4, tk.int8))
+
+    with pytest.raises(tk.CompileError, match="atomic_add_tile: y holds int8; there are atomics of this kind for int32"):
+        add_tile_of_bytes(api.zeros(4, tk.int8).scattered()).grid(1).sync()
 
 
 def test_misuse(device):

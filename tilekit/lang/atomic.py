@@ -14,17 +14,18 @@ import numpy as np
 from tilekit import dtypes
 from tilekit.errors import CompileError
 from tilekit.lang.indexed import Points, points, values_of, written
+from tilekit.lang.memory import tensor
 from tilekit.lang.registry import tile_op
 from tilekit.lang.tile import Tile
 from tilekit.lang.views import TensorView
-from tilekit.lang.windows import written_only
+from tilekit.lang.windows import check_window, storable, tile_index, window_of, written_only
 
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
 
 __all__ = [
-    "ORDERS", "SCOPES", "atomic_add", "atomic_and", "atomic_cas", "atomic_max", "atomic_min", "atomic_or", "atomic_xchg",
-    "atomic_xor", "one_of", "unsupported",
+    "ORDERS", "SCOPES", "atomic_add", "atomic_add_tile", "atomic_and", "atomic_cas", "atomic_max", "atomic_min", "atomic_or",
+    "atomic_xchg", "atomic_xor", "one_of", "unsupported",
 ]  # fmt: skip
 
 ORDERS = ("relaxed", "acquire", "release", "acq_rel")
@@ -73,17 +74,21 @@ def _atomic(
     one_of(order, ORDERS, what, "memory_order")
     one_of(scope, SCOPES, what, "memory_scope")
     found = points(array, indices, mask, what)
-    written(array, what)
-    if not array.readable:
-        raise CompileError(f"{what}: {written_only(array.name)}")
-    if problem := unsupported(what, array.dtype, array.name):
-        raise CompileError(f"{what}: {problem}")
+    _check_tensor(what, what, array)
     given = [values_of(array, value, found.shape, what).astype(array.dtype)[found.chosen] for value in values]
     if array._shadow is not None:
         array._shadow.check_points(found.places, what, array.name)
     made: NDArray[Any] = np.zeros(found.shape, array.dtype)
     made[found.chosen] = _in_turns(array._elements, found, given, change)
     return Tile(made)
+
+
+def _check_tensor(what: str, name: str, array: TensorView) -> None:
+    written(array, what)
+    if not array.readable:
+        raise CompileError(f"{what}: {written_only(array.name)}")
+    if problem := unsupported(name, array.dtype, array.name):
+        raise CompileError(f"{what}: {problem}")
 
 
 def _in_turns(elements: NDArray[Any], found: Points, values: list[NDArray[Any]], change: Change) -> NDArray[Any]:
@@ -261,3 +266,47 @@ def atomic_cas(
         return np.where(before.view(bits) == wanted.view(bits), new, before)
 
     return _atomic("atomic_cas", array, indices, (expected, desired), mask, memory_order, memory_scope, change)
+
+
+@tile_op("atomic_add_tile")
+def atomic_add_tile(array: TensorView, index: Any, tile: Tile) -> None:
+    """Add a tile to a tile of a tensor, element by element, with nobody in between.
+
+    It is to `tk.atomic_add` what `tk.store` is to `tk.scatter`: the index is that of a tile, and a GPU adds vectors where it can
+    (PTX `red.global.add.v4.f32` and its like, on sm_90). The order is relaxed, the scope the device. Subnormal numbers of float32
+    are zeros on a GPU, as for `tk.atomic_add`.
+
+    Args:
+        array: a tensor that the kernel reads and writes, of the dtypes of `tk.atomic_add`: a partition, or one that
+            is passed as `y.scattered()`, of which no block owns a tile.
+        index: which tile, counted in tiles along each dimension. Any number of blocks may add to the same one.
+        tile: of any shape with as many dimensions as `array`, in a dtype that the tensor's holds without loss; what hangs over
+            the edge is dropped. One of shape `()` is added to one element, and the index counts elements.
+
+    Raises:
+        CompileError: index or tile do not fit the tensor, the tensor is not both read and written (`InOut`), or there is no such
+            operation on its dtype.
+        DeviceError: on the CPU device, an index outside the tensor, or an element that nobody has written. A GPU adds nothing
+            outside; under `TILEKIT_CHECKS=1` it is an error there, too.
+
+    Examples:
+        >>> @tk.kernel
+        ... def total(y: tk.InOut, x: tk.In):
+        ...     tk.atomic_add_tile(y, 0, tk.load(x, tk.bid(0), 2))
+        >>> y, x = api.zeros(2), api.arange(6, dtype=tk.float32)
+        >>> total(y.scattered(), x).grid(3).first().unpartition().to_host().sync()
+        array([6., 9.], dtype=float32)
+    """
+    what = "atomic_add_tile"
+    view = tensor(array, what)
+    _check_tensor(what, "add", view)
+    if not isinstance(tile, Tile):
+        raise CompileError(f"{what}: adds a tile, not {type(tile).__name__}")
+    where = tile_index(view, index, what)
+    extents, _ = check_window(tile.shape, view.ndim, view.name, what)
+    values = storable(view, tile, what).astype(view.dtype).reshape(extents)
+    window = window_of(view, where, extents, extents, what)
+    if view._shadow is not None:
+        view._shadow.check(window, what, view.name)
+    inside = view._elements[window]
+    inside += values[tuple(map(slice, inside.shape))]

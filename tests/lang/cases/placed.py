@@ -117,6 +117,7 @@ def atomics() -> Iterator[Case]:
                     op, "few places", body.format(tile=tile, op=op), (32,), dtype, (32,), make, expected, scalars=(n,), start=start,
                     role="scattered", grid=(-(-n // tile), 1, 1),
                 )  # fmt: skip
+    yield from _tiles()
     exchange = {
         "atomic_xchg": "old = tk.atomic_xchg(y, at, tk.gather(a, at, mask=at < k), mask=at < k)",
         "atomic_cas": "old = tk.atomic_cas(y, at, 0, tk.gather(a, at, mask=at < k), mask=at < k)",
@@ -130,6 +131,25 @@ def atomics() -> Iterator[Case]:
                         lambda rng, n=n, dtype=dtype: [modest(rng, (n,), dtype)], lambda x, n: x, scalars=(n,), start=0,
                         role="scattered", grid=(-(-n // tile), 1, 1),
                     )  # fmt: skip
+
+
+def _tiles() -> Iterator[Case]:
+    """Tiles are added to a tensor, each by three blocks; some hang over the edge."""
+    body = """
+    at = (tk.bid(0), tk.bid(1))
+    tk.atomic_add_tile(y, at, tk.load(a, at, {tile}))
+    """
+    if "atomic_add_tile" not in OPS:
+        return
+    for dtype in [*_WORDS, *FLOATS]:
+        for edge in ("plain", "unaligned", "strided", "fortran"):
+            for shape, tile in [((64, 128), (16, 64)), ((40, 100), (16, 64)), ((33, 67), (8, 32)), ((130, 50), (64, 64))]:
+                yield Case(
+                    "atomic_add_tile", "each three times", body.format(tile=tile), shape, dtype, tile,
+                    lambda rng, shape=shape, dtype=dtype: [rng.integers(0, 9, shape).astype(dtype)],
+                    lambda x: x * np.asarray(3, x.dtype), edge=edge, start=0, role="scattered",
+                    grid=(-(-shape[0] // tile[0]), -(-shape[1] // tile[1]), 3),
+                )  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------------------- random

@@ -35,12 +35,15 @@ class Plan:
         edge: register bits that one access covers where the tile hangs over the edge.
         ragged: dimensions in which the tile may hang over the edge.
         checked: dimensions in which the tile index is compared with the number of tiles.
+        apart: whether tiles inside have accesses of their own, where those at the edge are as wide, too: in machine code each
+            atomic addition with a predicate is a branch.
     """
 
     vector: tuple[int, ...]
     edge: tuple[int, ...]
     ragged: tuple[int, ...]
     checked: tuple[int, ...]
+    apart: bool = False
 
     @property
     def masked(self) -> bool:
@@ -50,28 +53,37 @@ class Plan:
     @property
     def branches(self) -> bool:
         """Whether tiles at the edge need other accesses than tiles inside."""
-        return self.masked and self.edge != self.vector
+        return self.masked and (self.apart or self.edge != self.vector)
 
 
-def plan(tensor: TensorType, layout: Layout, proven: Sequence[int], steps: tuple[int, ...]) -> Plan:
+def plan(tensor: TensorType, layout: Layout, proven: Sequence[int], steps: tuple[int, ...], added: int | None = None) -> Plan:
     """How to access a tile in `layout` of `tensor`.
 
     Args:
         tensor, layout: its dimensions are those of the layout.
         proven: the dimensions in which the tile index is sure to be inside.
         steps: how many elements apart tiles start.
+        added: how many elements one instruction adds to atomically; None for loads and stores.
     """
     facts, itemsize = tensor.facts, tensor.dtype.itemsize
     ragged = tuple(d for d in range(facts.rank) if facts.extents[d] % steps[d] or layout.shape[d] > steps[d])
     checked = tuple(d for d in range(facts.rank) if d not in proven)
+    apart = added is not None and bool(ragged)
     if facts.unit is None:
-        return Plan(vector=(), edge=(), ragged=ragged, checked=checked)
+        return Plan(vector=(), edge=(), ragged=ragged, checked=checked, apart=apart)
     run, step = layout.run(facts.unit), steps[facts.unit]
     widest = min(ACCESS_BYTES, facts.align) // itemsize
-    widest = min([widest, step & -step, *(facts.strides[d] for d in range(facts.rank) if d != facts.unit)])
+    widest = min(
+        [
+            widest,
+            ACCESS_BYTES if added is None else added,
+            step & -step,
+            *(facts.strides[d] for d in range(facts.rank) if d != facts.unit),
+        ]
+    )
     uncut = min(widest, facts.extents[facts.unit]) if facts.unit in ragged else widest
     vector, edge = (run[: max(1, elements).bit_length() - 1] for elements in (widest, uncut))
-    return Plan(vector=vector, edge=edge, ragged=ragged, checked=checked)
+    return Plan(vector=vector, edge=edge, ragged=ragged, checked=checked, apart=apart)
 
 
 @dataclass(frozen=True)
@@ -146,6 +158,7 @@ def open_access(
     writing: bool,
     what: str = "",
     steps: tuple[int, ...] | None = None,
+    added: int | None = None,
 ) -> Access:
     """Compute addresses and predicates for the tile at `index`.
 
@@ -158,11 +171,12 @@ def open_access(
         writing: threads that hold copies take no part.
         what: the operation.
         steps: how many elements apart tiles start; by default the tile's own extents.
+        added: as for `plan`.
     """
     if isinstance(proven, bool):
         proven = range(tensor.facts.rank) if proven else ()
     steps = layout.shape if steps is None else steps
-    window = Window(builder, tensor, value, index, layout, plan(tensor, layout, proven, steps), steps)
+    window = Window(builder, tensor, value, index, layout, plan(tensor, layout, proven, steps, added), steps)
     chosen = window.plan
     current().note("access", tensor, layout, chosen, writing)
     if window.valid is not None and checking():
@@ -304,11 +318,13 @@ class Window:
         return most if exists is None else builder.select(exists, most, integer(32, 0))
 
     def slots(self, bits: tuple[int, ...], owner: ir.Value | None, *, masked: bool) -> list[Slot]:
-        """One access for each group of registers that differ in `bits`."""
+        """One access for each group of registers that differ in `bits`. Those that exist together have one predicate."""
         coordinates, unit, itemsize = self.layout.coordinates(), self.tensor.facts.unit, self.tensor.dtype.itemsize
-        slots = []
+        slots, predicates = [], {}
         for registers in self.layout.chunks(bits):
             at = coordinates[registers[0]]
-            predicate = all_of(self.builder, [owner, *self._exists(at)]) if masked else owner
-            slots.append(Slot(registers, self.row(at), 0 if unit is None else at[unit] * itemsize, predicate))
+            which = tuple(at[d] for d in self.remaining) if masked else ()
+            if which not in predicates:
+                predicates[which] = all_of(self.builder, [owner, *self._exists(at)]) if masked else owner
+            slots.append(Slot(registers, self.row(at), 0 if unit is None else at[unit] * itemsize, predicates[which]))
         return slots

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -19,17 +20,28 @@ from tilekit import dtypes
 from tilekit.compiler.diagnose import reject
 from tilekit.compiler.layout import Layout
 from tilekit.compiler.lower import arithmetic, shared
-from tilekit.compiler.lower.access import Slot
+from tilekit.compiler.lower.access import Access, Slot, open_access
 from tilekit.compiler.lower.emit import asm, pack, special_register
 from tilekit.compiler.lower.indexed import check_points, index_parts
 from tilekit.compiler.lower.operands import elements as operand_elements
-from tilekit.compiler.lower.windows import constant_of, in_rule, settle
+from tilekit.compiler.lower.windows import (
+    check_index,
+    constant_of,
+    cut_of,
+    in_rule,
+    index_values,
+    proven,
+    settle,
+    the_tensor,
+    to_store,
+    writable,
+)
 from tilekit.compiler.lower.words import braced, packed, predicated, words_of
 from tilekit.compiler.ops import lowers
-from tilekit.compiler.types import i16, i32, i64, integer, register_type
+from tilekit.compiler.types import TensorType, TileType, describe, i16, i32, i64, integer, register_type
 from tilekit.dtypes import DType
 from tilekit.lang import atomic as lang
-from tilekit.lang.windows import written_only
+from tilekit.lang.windows import check_window, written_only
 
 __all__: list[str] = []
 
@@ -104,10 +116,7 @@ def _define(
     scope = in_rule(what, _one_of(lang.SCOPES, "memory_scope"), constant_of(memory_scope, what, "memory_scope"))
     points = check_points(what, array, indices, mask, values, writing=True)
     tensor = points.tensor
-    if tensor.facts.role == "out":
-        reject(what, written_only(tensor.parameter))
-    if problem := lang.unsupported(what, tensor.dtype, tensor.parameter):
-        reject(what, problem)
+    _check_tensor(what, name, tensor)
 
     def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, given: list[ir.Value], mask_: ir.Value) -> Any:
         columns = [operand_elements(builder, ty, v, points.tile) for ty, v in zip(values, given, strict=True)]
@@ -120,13 +129,7 @@ def _define(
             shared.barrier(builder)  # what other threads of the block wrote comes before, too
         kind = f"{order}.{_SCOPES[scope]}"
         if access.inside is not None:
-            with builder.if_else(access.inside) as (wide, narrow):
-                with wide:
-                    for slot in access.full:
-                        _add_together(builder, tensor.dtype, kind, slot, columns[0])
-                with narrow:
-                    for slot in access.edge:
-                        _act(builder, name, tensor.dtype, kind, slot, [columns[0][slot.registers[0]]], used=False)
+            _add(builder, tensor.dtype, kind, access, columns[0])
         else:
             rows = zip(access.full, zip(*columns, strict=True), strict=True)
             made = [_act(builder, name, tensor.dtype, kind, slot, list(row), used=not reduces) for slot, row in rows]
@@ -139,6 +142,13 @@ def _define(
     return points.tile, emit
 
 
+def _check_tensor(what: str, name: str, tensor: TensorType) -> None:
+    if tensor.facts.role == "out":
+        reject(what, written_only(tensor.parameter))
+    if problem := lang.unsupported(name, tensor.dtype, tensor.parameter):
+        reject(what, problem)
+
+
 def _one_of(names: tuple[str, ...], which: str) -> Callable[[Any, str], str]:
     return lambda value, what: lang.one_of(value, names, what, which)
 
@@ -147,22 +157,22 @@ def _act(
     builder: ir.IRBuilder, name: str, dtype: DType, kind: str, slot: Slot, values: list[ir.Value], *, used: bool
 ) -> ir.Value:
     """One element: what it was before, if that is `used`; 0 where the predicate does not hold."""
-    instruction, address = _instruction(name, dtype), slot.address
+    instruction = _instruction(name, dtype)
+    address = builder.add(slot.address, integer(64, slot.offset)) if slot.offset else slot.address
     if instruction is None:
-        return _loop(builder, dtype, kind, slot, values[0], _update(name, dtype))
+        return _loop(builder, dtype, kind, address, slot.predicate, values[0], _update(name, dtype))
     itemsize = max(4, dtype.itemsize)
     bits, letter = _BITS[itemsize], _LETTERS[itemsize]
     given = [builder.bitcast(value, _BITS[dtype.itemsize]) for value in values]
     if dtype in _HALVES:  # the sum with the word around it, whose other half does not change
-        address = builder.and_(slot.address, integer(64, -4))
-        upper = builder.icmp_unsigned("!=", address, slot.address)
+        own, address = address, builder.and_(address, integer(64, -4))
+        upper = builder.icmp_unsigned("!=", address, own)
         low = builder.zext(given[0], i32)
         as_upper = builder.or_(builder.shl(low, integer(32, 16)), integer(32, _MINUS_ZERO))
         given = [builder.select(upper, as_upper, builder.or_(low, integer(32, _MINUS_ZERO << 16)))]
-    flag = builder.zext(slot.predicate, i32)
     if not used:
-        text = predicated(f"@p red.{kind}.global.{instruction} [$0], $1;", 2)
-        return asm(builder, text, f"l,{letter},r,~{{memory}}", ir.VoidType(), [address, *given, flag], effect=True)
+        return _red(builder, f"red.{kind}.global.{instruction} [$0], $1;", letter, [address, *given], slot.predicate)
+    flag = builder.zext(slot.predicate, i32)
     operands = ", ".join(f"${2 + k}" for k in range(len(given)))
     text = f"mov.b{8 * itemsize} $0, 0; @p atom.{kind}.global.{instruction} $0, [$1], {operands};"
     constraints = ",".join([f"=&{letter}", "l", *[letter] * len(given), "r", "~{memory}"])
@@ -170,6 +180,41 @@ def _act(
     if dtype in _HALVES:
         made = builder.trunc(builder.select(upper, builder.lshr(made, integer(32, 16)), made), i16)
     return builder.bitcast(made, register_type(dtype))
+
+
+def _add(builder: ir.IRBuilder, dtype: DType, kind: str, access: Access, column: list[ir.Value]) -> None:
+    """Add to the elements of a tile, whose values nobody wants to know."""
+    if access.inside is None:
+        _add_all(builder, dtype, kind, access.full, column)
+        return
+    with builder.if_else(access.inside) as (inside, edge):
+        with inside:
+            _add_all(builder, dtype, kind, access.full, column)
+        with edge:
+            _add_all(builder, dtype, kind, access.edge, column)
+
+
+def _add_all(builder: ir.IRBuilder, dtype: DType, kind: str, slots: list[Slot], column: list[ir.Value]) -> None:
+    """Accesses with one predicate get one branch: machine code has a branch round each `red` with a predicate."""
+    alike: dict[int, list[Slot]] = {}
+    for slot in slots:
+        alike.setdefault(id(slot.predicate), []).append(slot)
+    for same in alike.values():
+        predicate = same[0].predicate
+        if predicate is None or len(same) == 1:
+            for slot in same:
+                _add_one(builder, dtype, kind, slot, column)
+        else:
+            with builder.if_then(predicate):
+                for slot in same:
+                    _add_one(builder, dtype, kind, replace(slot, predicate=None), column)
+
+
+def _add_one(builder: ir.IRBuilder, dtype: DType, kind: str, slot: Slot, column: list[ir.Value]) -> None:
+    if len(slot.registers) > 1:
+        _add_together(builder, dtype, kind, slot, column)
+    else:
+        _act(builder, "add", dtype, kind, slot, [column[slot.registers[0]]], used=False)
 
 
 def _add_together(builder: ir.IRBuilder, dtype: DType, kind: str, slot: Slot, column: list[ir.Value]) -> None:
@@ -181,22 +226,28 @@ def _add_together(builder: ir.IRBuilder, dtype: DType, kind: str, slot: Slot, co
     letter = words.letter
     if dtype == dtypes.float32:
         letter, values = "f", [column[r] for r in slot.registers]
-    text = f"red.{kind}.global.{name} [$0], {braced([f'${1 + k}' for k in range(words.count)])};"
-    letters, args = ["l"] + [letter] * words.count, [slot.address, *values]
-    if slot.predicate is not None:
-        text = predicated(f"@p {text}", 1 + words.count)
-        letters.append("r")
-        args.append(builder.zext(slot.predicate, i32))
-    asm(builder, text, ",".join([*letters, "~{memory}"]), ir.VoidType(), args, effect=True)
+    text = f"red.{kind}.global.{name} [$0+{slot.offset}], {braced([f'${1 + k}' for k in range(words.count)])};"
+    _red(builder, text, letter, [slot.address, *values], slot.predicate)
 
 
-def _loop(builder: ir.IRBuilder, dtype: DType, kind: str, slot: Slot, value: ir.Value, update: Update) -> ir.Value:
+def _red(builder: ir.IRBuilder, text: str, letter: str, args: list[ir.Value], predicate: ir.Value | None) -> ir.Value:
+    """An instruction on an address and values, which gives nothing."""
+    letters = ["l"] + [letter] * (len(args) - 1)
+    if predicate is not None:
+        text, letters = predicated(f"@p {text}", len(args)), [*letters, "r"]
+        args = [*args, builder.zext(predicate, i32)]
+    return asm(builder, text, ",".join([*letters, "~{memory}"]), ir.VoidType(), args, effect=True)
+
+
+def _loop(
+    builder: ir.IRBuilder, dtype: DType, kind: str, address: ir.Value, holds: ir.Value | None, value: ir.Value, update: Update
+) -> ir.Value:
     """Swap in the new value if the old one is still there, again and again."""
     bits, letter, width = _BITS[dtype.itemsize], _LETTERS[dtype.itemsize], 8 * dtype.itemsize
     before = builder.block
-    with builder.if_then(slot.predicate):
+    with builder.if_then(ir.Constant(ir.IntType(1), 1) if holds is None else holds):
         text = f"ld.relaxed.{kind.partition('.')[2]}.global.b{width} $0, [$1];"
-        first = asm(builder, text, f"={letter},l,~{{memory}}", bits, [slot.address], effect=True)
+        first = asm(builder, text, f"={letter},l,~{{memory}}", bits, [address], effect=True)
         entered, again = builder.block, builder.append_basic_block("again")
         after = builder.append_basic_block("swapped")
         builder.branch(again)
@@ -206,7 +257,7 @@ def _loop(builder: ir.IRBuilder, dtype: DType, kind: str, slot: Slot, value: ir.
         wanted = builder.bitcast(update(builder, builder.bitcast(seen, register_type(dtype)), value), bits)
         text = f"atom.{kind}.global.cas.b{width} $0, [$1], $2, $3;"
         constraints = f"={letter},l,{letter},{letter},~{{memory}}"
-        found = asm(builder, text, constraints, bits, [slot.address, seen, wanted], effect=True)
+        found = asm(builder, text, constraints, bits, [address, seen, wanted], effect=True)
         swapped = builder.icmp_unsigned("==", found, seen)
         seen.add_incoming(found, builder.block)
         builder.cbranch(swapped, after, again)
@@ -290,3 +341,26 @@ def atomic_cas(
 ) -> Any:
     tile, emit = _define("atomic_cas", array, indices, [expected, desired], mask, memory_order, memory_scope)
     return tile, lambda builder, array, at, old, new, mask, *_: emit(builder, array, at, [old, new], mask)
+
+
+@lowers(lang.atomic_add_tile)
+def atomic_add_tile(array: types.Type, index: types.Type, tile: types.Type) -> Any:
+    what = "atomic_add_tile"
+    tensor = the_tensor(array, what)
+    writable(tensor, what)
+    _check_tensor(what, "add", tensor)
+    if not isinstance(tile, TileType):
+        reject(what, f"adds a tile, not {describe(tile)}")
+    check_index(index, tensor, what)
+    cut = cut_of(*in_rule(what, check_window, tile.shape, tensor.facts.rank, tensor.parameter))
+    lies, _, bring = to_store(what, tensor, cut, tile)
+    inside = proven(index, tensor, cut)
+
+    def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, added: ir.Value) -> None:
+        column, where = bring(builder, added), index_values(builder, index, at)
+        settle(builder, tensor, writes=True, atomic=True)
+        most = _most_together("add", tensor.dtype)
+        access = open_access(builder, tensor, array, where, lies, proven=inside, writing=True, what=what, added=most)
+        _add(builder, tensor.dtype, "relaxed.gpu", access, column)
+
+    return types.none, emit

@@ -30,7 +30,7 @@ from tilekit.lang.tile import check_shape, common_shape
 __all__ = [
     "Cut", "check_eviction", "check_index", "check_indices", "check_mask", "check_padding", "check_value", "constant_of",
     "cut_of", "in_rule", "index_values", "load_window", "mask_elements", "proven", "settle", "store_window", "the_tensor",
-    "tile_shape", "with_tiles", "writable",
+    "tile_shape", "to_store", "with_tiles", "writable",
 ]  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -371,6 +371,25 @@ def store_window(
 ) -> Callable[..., None]:
     """How to store a tile or a scalar, given the tensor, an index in the order of its dimensions, the value and the mask."""
     eviction = "evict_normal" if policy is None else check_eviction(what, policy)
+    lies, tile, bring = to_store(what, tensor, cut, value)
+    masked = check_mask(what, mask_type, cut.shape)
+
+    def emit(
+        builder: ir.IRBuilder, tensor_value: ir.Value, index: list[ir.Value], stored: ir.Value, mask: ir.Value = None
+    ) -> None:
+        made = bring(builder, stored)
+        chosen = mask_elements(builder, mask_type, mask, tile) if masked else None
+        settle(builder, tensor, lies=None if roams else lies, writes=True)
+        access = open_access(builder, tensor, tensor_value, index, lies, proven=proven, writing=True, what=what, steps=cut.steps)
+        write(builder, access, tensor.dtype, made, chosen, eviction=eviction)
+
+    return emit
+
+
+def to_store(
+    what: str, tensor: TensorType, cut: Cut, value: types.Type
+) -> tuple[Layout, TileType, Callable[[ir.IRBuilder, ir.Value], list[ir.Value]]]:
+    """How a tile or a scalar lies when it is written: a layout of the extents, the tile's type, and how to bring it there."""
     if isinstance(value, TileType) and value.shape not in (cut.shape, ()):
         reject(what, f"a tile of shape {value.shape} into {tensor.parameter}, whose tiles are {cut.shape}")
     check_value(what, value, tensor)
@@ -382,22 +401,14 @@ def store_window(
         near = held if unit is None else with_runs(held, unit, tensor.dtype.itemsize)
         lies = next((layout for layout in (held, near) if _wide_enough(layout, tensor)), lies)
     tile = TileType(tensor.dtype, cut.seen(lies), tensor.config)
-    masked = check_mask(what, mask_type, cut.shape)
 
-    def emit(
-        builder: ir.IRBuilder, tensor_value: ir.Value, index: list[ir.Value], stored: ir.Value, mask: ir.Value = None
-    ) -> None:
-        if whole:
-            converted = [convert(builder, e, value.dtype, tensor.dtype) for e in unpack(builder, stored)]
-            made = in_layout(builder, value.like(tensor.dtype), converted, tile.layout)
-        else:
-            made = operand_elements(builder, value, stored, tile)
-        chosen = mask_elements(builder, mask_type, mask, tile) if masked else None
-        settle(builder, tensor, lies=None if roams else lies, writes=True)
-        access = open_access(builder, tensor, tensor_value, index, lies, proven=proven, writing=True, what=what, steps=cut.steps)
-        write(builder, access, tensor.dtype, made, chosen, eviction=eviction)
+    def bring(builder: ir.IRBuilder, stored: ir.Value) -> list[ir.Value]:
+        if not whole:
+            return operand_elements(builder, value, stored, tile)
+        converted = [convert(builder, e, value.dtype, tensor.dtype) for e in unpack(builder, stored)]
+        return in_layout(builder, value.like(tensor.dtype), converted, tile.layout)
 
-    return emit
+    return lies, tile, bring
 
 
 _SECTOR, _FEW = 32, 2048
