@@ -369,7 +369,7 @@ def test_tiles_are_added_in_vectors_where_a_gpu_has_such(compiled, tensor, dtype
         found = set(re.findall(r"red\.relaxed\.gpu\.global\.add\.(\S+) ", made.kernel.ptx))
         assert found == ({wanted} if wanted else set())
         assert not made.uses_local_memory
-        assert not wanted or branches(made) == 1, "round all of them: there is such a tile, or not"
+        assert not wanted or branches(made) == 1, "there is such a tile, or not: one branch round all of it"
     assert not branches(compiled(add_first_tile, *facts)), "there is a first tile"
 
 

@@ -86,6 +86,20 @@ def test_gathers_depend_on_their_indices():
     assert "by index" in str(explained)
 
 
+def test_a_tile_that_is_added_is_written():
+    @tk.kernel
+    def add_tile(y: tk.InOut, x: tk.In):
+        at = tk.bid(0), tk.bid(1)
+        tk.atomic_add_tile(y, at, tk.load(x, at, (32, 64)))
+
+    shapes = {(256, 256): (128, True, False), (256, 250): (64, True, True), (256, 252): (128, True, True)}
+    for shape, wanted in shapes.items():
+        op = add_tile(meta(*shape).scattered(), meta(*shape)).grid((8, 4))
+        written = next(a for a in op.explain("sm_90a").accesses if a.kind == "store")
+        assert (written.parameter, (written.bits, written.masked, written.branches)) == ("y", wanted)
+    assert next(a for a in op.explain("sm_80").accesses if a.kind == "store").bits == 32
+
+
 def test_the_table_says_all_of_it():
     explained = turn(meta(4096, 4096).partition((64, 64)), meta(4096, 4096)).explain("sm_80")
     text = str(explained)

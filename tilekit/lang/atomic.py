@@ -277,8 +277,8 @@ def atomic_add_tile(array: TensorView, index: Any, tile: Tile) -> None:
     are zeros on a GPU, as for `tk.atomic_add`.
 
     Args:
-        array: a tensor that the kernel reads and writes, of the dtypes of `tk.atomic_add`: a partition, or one that
-            is passed as `y.scattered()`, of which no block owns a tile.
+        array: a tensor that the kernel reads and writes, of the dtypes of `tk.atomic_add`: a partition, or one that is
+            passed as `y.scattered()`, of which no block owns a tile.
         index: which tile, counted in tiles along each dimension. Any number of blocks may add to the same one.
         tile: of any shape with as many dimensions as `array`, in a dtype that the tensor's holds without loss; what hangs over
             the edge is dropped. One of shape `()` is added to one element, and the index counts elements.

@@ -72,15 +72,8 @@ def plan(tensor: TensorType, layout: Layout, proven: Sequence[int], steps: tuple
     if facts.unit is None:
         return Plan(vector=(), edge=(), ragged=ragged, checked=checked, apart=apart)
     run, step = layout.run(facts.unit), steps[facts.unit]
-    widest = min(ACCESS_BYTES, facts.align) // itemsize
-    widest = min(
-        [
-            widest,
-            ACCESS_BYTES if added is None else added,
-            step & -step,
-            *(facts.strides[d] for d in range(facts.rank) if d != facts.unit),
-        ]
-    )
+    widest = min(ACCESS_BYTES if added is None else added * itemsize, facts.align) // itemsize
+    widest = min([widest, step & -step, *(facts.strides[d] for d in range(facts.rank) if d != facts.unit)])
     uncut = min(widest, facts.extents[facts.unit]) if facts.unit in ragged else widest
     vector, edge = (run[: max(1, elements).bit_length() - 1] for elements in (widest, uncut))
     return Plan(vector=vector, edge=edge, ragged=ragged, checked=checked, apart=apart)
