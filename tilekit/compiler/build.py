@@ -134,7 +134,7 @@ def _compiled(
                     raise Unfit(f"with warps that load, too, registers of {occupancy} blocks on a multiprocessor spill")
                 return made, compilation
             # What other operations need of shared memory is known now, and is left to them.
-            further = state(max(rooms, tried.rooms), max(made.shared_bytes, tried.kept))
+            further = state(max(rooms, tried.rooms), max(made.shared_bytes + tried.parked_bytes, tried.kept))
             if (further.rooms, further.kept) == (tried.rooms, tried.kept):
                 total = made.shared_bytes + made.dynamic_shared_bytes
                 raise Unfit(f"its stages and the rest take {total} bytes of shared memory; a block has {most}")

@@ -11,7 +11,7 @@ itself, which takes the tiles and gives the stages back.
         turn = 0                                                           turn = 0
         for k in range(_steps(rows...)):                                   ...
             _put(ring, turn, k, rows...)                                   for k in range(_steps(rows...)):
-            turn += 1                                                          t = _take(ring, turn)
+            turn += 1                                                          t = _take(ring, turn, ...)
                                                                                ...
                                                                                _give(ring, turn, k, ...)
                                                                                turn += 1
@@ -67,8 +67,8 @@ def _put(ring: Any, turn: Any, k: Any, *rows: Any) -> Any:
     """Load the tiles of turn `k` of a loop, as soon as there is a stage; `turn` counts those of all loops."""
 
 
-def _take(ring: Any, turn: Any) -> Any:
-    """Wait for the tiles of a turn."""
+def _take(ring: Any, turn: Any, lines: Any) -> Any:
+    """Wait for the tiles of a turn. The statements on the given lines run once in it."""
 
 
 def _operand(tile: Any) -> Any:
@@ -327,11 +327,11 @@ class Pipeline:
 
     def calculating(self, body: list[ast.stmt], lines: list[int]) -> list[ast.stmt]:
         """The loop of those that calculate; the statements on these lines run once in each turn."""
-        taken = _called("tilekit__take", [_name(self.name), _name(self.turn)], self.node)
+        where = ast.Tuple([ast.Constant(line) for line in lines], ast.Load())
+        taken = _called("tilekit__take", [_name(self.name), _name(self.turn), copy.deepcopy(where)], self.node)
         get: ast.stmt = _placed(ast.Assign([copy.deepcopy(self.node.target)], taken), self.node)
 
         def told(name: str, k: str) -> ast.stmt:
-            where = ast.Tuple([ast.Constant(line) for line in lines], ast.Load())
             given = [_name(self.name), _name(self.turn), _name(k), where]
             return _placed(ast.Expr(_called(name, given, self.node)), self.node)  # type: ignore[no-any-return]
 

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -31,9 +32,9 @@ from tilekit.dtypes import DType
 
 __all__ = [
     "BARRIER_ROOM", "MOST_WARPS", "RING_ALIGNMENT", "Clash", "Compilation", "DTypeType", "DeferredType", "MoreWarps",
-    "Pipelines", "TensorType", "TileType", "argument_type", "compiles", "compiling", "constant", "current", "current_config",
-    "describe", "dtype_of", "extent_dtype", "integer", "lowered_line", "lowered_place", "noting", "prevailing", "register_type",
-    "scalar_dtype", "scalar_kind", "scalar_type",
+    "Pipelines", "TensorType", "TileType", "Turn", "argument_type", "compiles", "compiling", "constant", "current",
+    "current_config", "describe", "dtype_of", "extent_dtype", "integer", "lowered_line", "lowered_place", "noting", "prevailing",
+    "register_type", "scalar_dtype", "scalar_kind", "scalar_type",
 ]  # fmt: skip
 
 i1, i8, i16, i32, i64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -107,6 +108,23 @@ class MoreWarps(Exception):
         super().__init__(num_warps)
 
 
+@dataclass
+class Turn:
+    """The turn of a pipelined loop that is being lowered.
+
+    Attributes:
+        ring: the number of its ring.
+        number: of the turn, an i32, counted over all loops with that ring.
+        lines: of the statements that run once in it.
+        parked: how many operands it has put into shared memory, as far as it was lowered.
+    """
+
+    ring: int
+    number: ir.Value
+    lines: tuple[int, ...]
+    parked: int = 0
+
+
 class Pipelines:
     """What the rings of stages of one kernel share.
 
@@ -124,6 +142,8 @@ class Pipelines:
         products: what warpgroups were asked for, and what was waited for, since the tiles of a turn were taken, as far as it was
             lowered: lines, and how many products may be under way after that; None for one product more.
         left: by ring, how many may be under way when a turn has ended.
+        turn: that is being lowered; None outside of them. `parking`: by ring, whether the last one put operands somewhere.
+        places: where such operands lie, in bytes behind all rings; `parked_bytes`: how much they take.
         read: the rings whose tiles threads read by themselves, as far as it was lowered.
         copied: whether all `loaders` load, and not one of them alone, as far as it was lowered.
     """
@@ -152,12 +172,18 @@ class Pipelines:
         self.read: set[int] = set()
         self.products: list[tuple[int, int | None]] = []
         self.left: dict[int, int] = {}
+        self.turn: Turn | None = None
+        self.parking: dict[int, bool] = {}
+        self.places: dict[tuple[int, ...], int] = {}
+        self.parked_bytes = 0
         self.maps: list[TensorMap] = []
 
     @property
     def shared_bytes(self) -> int:
-        """The dynamic shared memory of a block: what is no ring's, barriers, and from a multiple of 1024 bytes on the stages."""
-        return self.rooms + BARRIER_ROOM + RING_ALIGNMENT + self.ring_bytes
+        """The dynamic shared memory of a block: what is no ring's, barriers, from a multiple of 1024 bytes on the stages, and
+        places of operands.
+        """
+        return self.rooms + BARRIER_ROOM + RING_ALIGNMENT + self.ring_bytes + self.parked_bytes
 
 
 class Compilation:

@@ -40,7 +40,7 @@ def fill(
         rows: for each stream its type, its value, and the index of the tile.
     """
     full = ring.full(builder, base, stage)
-    targets = [plus(builder, base, begin, stage, tile.nbytes) for begin, tile in zip(ring.offsets, ring.tiles, strict=False)]
+    targets = [plus(builder, base, begin, stage, tile.room) for begin, tile in zip(ring.offsets, ring.tiles, strict=False)]
     if ring.brought:
         with _one_of_them(builder):
             text = f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {ring.brought};"

@@ -17,12 +17,14 @@ from tilekit.compiler.layout import ACCESS_BYTES, WARP
 from tilekit.compiler.lower.copies import fill
 from tilekit.compiler.lower.emit import asm, pack, special_register
 from tilekit.compiler.lower.rings import WITH_TMA, RingType, narrow, plus, the_pipelines, the_ring, wait
+from tilekit.compiler.lower.shared import barrier
 from tilekit.compiler.lower.staged import StagedType
+from tilekit.compiler.lower.vectors import StagedVectorType
 from tilekit.compiler.lower.views import TileGridType, TileRowType, all_of_grid, load_of_row, tiles_of_row
 from tilekit.compiler.lower.warpgroups import OperandType, PendingType
 from tilekit.compiler.ops import known, lowers, settled
 from tilekit.compiler.pipelines import Unfit
-from tilekit.compiler.types import current, describe, i32, integer
+from tilekit.compiler.types import Turn, current, describe, i32, integer
 from tilekit.lang import pipelines as lang
 
 _DEALT = 8  # warps that calculate, among which registers are dealt out anew
@@ -137,18 +139,21 @@ def end() -> Any:
 
 
 @lowers(steps._take)
-def take(ring: types.Type, turn: types.Type) -> Any:
+def take(ring: types.Type, turn: types.Type, lines: types.Type) -> Any:
     made = the_ring(ring)
-    result = made.tiles[0] if len(made.tiles) == 1 else types.BaseTuple.from_types(list(made.tiles))
+    tiles = [StagedVectorType.of(tile) if tile.is_vector else tile for tile in made.tiles]
+    result = tiles[0] if len(tiles) == 1 else types.BaseTuple.from_types(tiles)
 
-    def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value) -> ir.Value:
-        the_pipelines().products.clear()
+    def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, _: ir.Value) -> ir.Value:
+        state = the_pipelines()
+        state.products.clear()
+        state.turn = Turn(made.number, narrow(builder, turn), known(lines))
         stage, parity = made.stage(builder, turn)
         wait(builder, made.full(builder, base, stage), parity)
         if made.copied and current().capability == WITH_TMA:  # wgmma reads through another proxy than threads copy
             asm(builder, "fence.proxy.async.shared::cta;", "~{memory}", _VOID, [], effect=True)
-        tiles = zip(made.tiles, made.offsets, strict=False)
-        places = [plus(builder, base, begin, stage, tile.nbytes) for tile, begin in tiles]
+        found = zip(made.tiles, made.offsets, strict=False)
+        places = [plus(builder, base, begin, stage, tile.room) for tile, begin in found]
         if len(places) == 1:
             return places[0]
         alike = isinstance(result, types.UniTuple)
@@ -210,6 +215,8 @@ def give(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -
 
     def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, _: ir.Value) -> None:
         state = the_pipelines()
+        state.parking[made.number] = state.turn is not None and state.turn.parked > 0
+        state.turn = None
         left = _left(known(lines))
         most = 1 if left and made.stages > 1 and _lags(known(lines)) else 0
         if left > most:
@@ -245,9 +252,14 @@ def last(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -
     made = the_ring(ring)
 
     def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, _: ir.Value) -> None:
-        if not the_pipelines().left[made.number]:
+        state = the_pipelines()
+        lags = state.left[made.number] > 0
+        if lags:
+            _products(builder, 0)
+        if state.parking[made.number]:  # the places may serve another loop
+            barrier(builder)
+        if not lags:
             return
-        _products(builder, 0)
         with builder.if_then(builder.icmp_signed(">", k, ir.Constant(k.type, 0))):
             _given(builder, made, base, builder.sub(turn, ir.Constant(turn.type, 1)))
 

@@ -19,6 +19,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import core_models, register_model
 
+from tilekit import dtypes
 from tilekit.compiler import pipelines as steps
 from tilekit.compiler.layout import ACCESS_BYTES, WARP
 from tilekit.compiler.lower.emit import asm, special_register
@@ -30,8 +31,8 @@ from tilekit.compiler.types import BARRIER_ROOM, RING_ALIGNMENT, Pipelines, curr
 from tilekit.driver.tensormaps import MAP_BYTES, TensorMap
 
 __all__ = [
-    "SHARED_BYTES", "WITH_TMA", "RingType", "by_panels", "loaders_of", "memory_order", "narrow", "plus", "tensor_map_of",
-    "the_pipelines", "the_ring", "wait",
+    "SHARED_BYTES", "WITH_TMA", "RingType", "behind_rooms", "by_panels", "loaders_of", "memory_order", "narrow", "plus",
+    "tensor_map_of", "the_pipelines", "the_ring", "wait",
 ]  # fmt: skip
 
 SHARED_BYTES = {
@@ -116,7 +117,7 @@ class RingType(types.Type):
     @property
     def offsets(self) -> list[int]:
         """Where the stages of each tile begin, and where the last ends, in bytes."""
-        return list(itertools.accumulate((self.stages * tile.nbytes for tile in self.tiles), initial=0))
+        return list(itertools.accumulate((self.stages * tile.room for tile in self.tiles), initial=0))
 
     def full(self, builder: ir.IRBuilder, base: ir.Value, stage: ir.Value) -> ir.Value:
         """The address of a stage's barrier for what has come."""
@@ -164,7 +165,8 @@ def _staged(grid: types.Type, state: Pipelines, parts: int, number: int) -> tupl
     if span_of(memory[-1] * itemsize) is None or not cut.shape:
         raise Unfit(f"tiles of {name} have rows of {memory[-1] * itemsize} bytes")
     tile = StagedType(tensor.dtype, memory, tuple(order.index(d) for d in cut.along), tensor.config, number)
-    if tile.rows < LEAST_ROWS or tile.nbytes % RING_ALIGNMENT:
+    vector = tile.is_vector and memory[-1] <= _MOST_IN_BOX and dtypes.is_float(tensor.dtype)
+    if not vector and (tile.rows < LEAST_ROWS or tile.nbytes % RING_ALIGNMENT):
         raise Unfit(f"tiles of {name} have {tile.rows} rows")
     for count in dict.fromkeys((parts, 1)):
         tensor_map = _map_of(grid, tile, state, count)
@@ -198,7 +200,7 @@ def _map_of(grid: TileGridType, tile: StagedType, state: Pipelines, parts: int) 
         if slowest is None or tile.rows % (parts * LEAST_ROWS) or box[slowest] % parts:
             return None
         box[slowest] //= parts
-    return TensorMap(state.tensors[tensor.parameter][0], tensor.dtype.name, tuple(box), order, tile.span)
+    return TensorMap(state.tensors[tensor.parameter][0], tensor.dtype.name, tuple(box), order, 0 if tile.is_vector else tile.span)
 
 
 def by_panels(tile: StagedType, parts: int) -> bool:
@@ -219,7 +221,7 @@ def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: typ
     together = known(shared)
     parts = math.prod(*state.clusters.values()) if together else 1
     found = [_staged(grid, state, parts if together >> place & 1 else 1, known(number)) for place, grid in enumerate(grids)]
-    each = sum(tile.nbytes for tile, _ in found)
+    each = sum(tile.room for tile, _ in found)
 
     def room(blocks: int) -> int:
         most = state.shared // blocks - _OWN_BYTES - RING_ALIGNMENT - BARRIER_ROOM - state.rooms - state.kept
@@ -244,9 +246,7 @@ def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: typ
         state.ring_bytes += made.offsets[-1]
         state.copied |= made.copied
         compilation.note("ring", made)
-        before = state.rooms + BARRIER_ROOM + RING_ALIGNMENT - 1
-        aligned = builder.and_(builder.add(_dynamic(builder), integer(32, before)), integer(32, -RING_ALIGNMENT & 0xFFFFFFFF))
-        base = builder.add(aligned, integer(32, begin))
+        base = behind_rooms(builder, begin)
         # Taken for a constant, the address would be computed anew in each turn of a loop.
         base = asm(builder, "mov.u32 $0, $1;", "=r,r", i32, [base])
         first = builder.icmp_unsigned("==", special_register(builder, "tid.x"), integer(32, 0))
@@ -264,6 +264,13 @@ def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: typ
         return base
 
     return made, emit
+
+
+def behind_rooms(builder: ir.IRBuilder, offset: int) -> ir.Value:
+    """An address so many bytes behind where the first stage lies; a multiple of 1024, if that is one."""
+    before = the_pipelines().rooms + BARRIER_ROOM + RING_ALIGNMENT - 1
+    first = builder.and_(builder.add(_dynamic(builder), integer(32, before)), integer(32, -RING_ALIGNMENT & 0xFFFFFFFF))
+    return builder.add(first, integer(32, offset))
 
 
 def _dynamic(builder: ir.IRBuilder) -> ir.Value:

@@ -20,7 +20,7 @@ from tilekit.compiler.conversion import Matrices, Swizzle
 from tilekit.compiler.layout import ACCESS_BYTES, Config, Layout, Vector
 from tilekit.compiler.lower.emit import pack, unpack
 from tilekit.compiler.lower.relayout import InShared, in_layout
-from tilekit.compiler.types import DeferredType, TileType, current, i32
+from tilekit.compiler.types import RING_ALIGNMENT, DeferredType, TileType, current, i32
 from tilekit.dtypes import DType
 
 __all__ = ["LEAST_ROWS", "SPANS", "StagedType", "span_of"]
@@ -61,8 +61,15 @@ class StagedType(DeferredType):
         return TileType(self.dtype, Layout.blocked(self.shape, self.config, along), self.config)
 
     @property
+    def is_vector(self) -> bool:
+        """Whether it has one row: that is one panel, whose pieces are not exchanged."""
+        return self.rows == 1
+
+    @property
     def span(self) -> int:
         """The width of a panel, in bytes."""
+        if self.is_vector:
+            return self.nbytes
         found = span_of(self.memory[-1] * self.dtype.itemsize)
         assert found is not None, "looked at when the ring was made"
         return found
@@ -81,6 +88,11 @@ class StagedType(DeferredType):
     def nbytes(self) -> int:
         """How much memory it takes."""
         return math.prod(self.memory) * self.dtype.itemsize
+
+    @property
+    def room(self) -> int:
+        """How far apart such tiles lie."""
+        return -(-self.nbytes // RING_ALIGNMENT) * RING_ALIGNMENT
 
     def renamed(self, dims: Vector) -> StagedType:
         """The tile whose dimensions are these of this one, where -1 is a new one of extent 1. It stays where it is."""
@@ -105,6 +117,8 @@ class StagedType(DeferredType):
             linear = panel * self.rows * span + within
         else:
             linear = at * math.prod(self.memory[axis + 1 : -1]) * span
+        if self.is_vector:
+            return linear
         # Bits 4 and up of the address, as many as number the pieces of a row, get those from bit 7 on.
         exchanged = linear >> 3 & (span - 1) & ~(ACCESS_BYTES - 1)
         return linear ^ exchanged

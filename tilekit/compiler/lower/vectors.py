@@ -1,8 +1,8 @@
-"""Loads of a few neighbouring elements, no more than the block has threads, from a tensor that the kernel cannot write.
+"""Vectors that lie in memory: each thread reads what it needs of them where they meet another tile.
 
-They need no layout: each thread loads what it needs of them where they meet another tile, so that no element moves between
-threads, and none waits for others. Only kernels have them in which products may be under way around such loads: what a barrier in
-each turn costs is dearest there.
+So they need no layout, no element moves between threads, and none waits for others. A stage of a ring may hold such a vector.
+Others are loads of a few neighbouring elements, no more than the block has threads, from a tensor that the kernel cannot write.
+Only kernels have them in which products may be under way around such loads: what a barrier in each turn costs is dearest there.
 """
 
 from __future__ import annotations
@@ -15,23 +15,39 @@ from numba.cuda import types
 from numba.cuda.extending import core_models, register_model
 
 from tilekit import dtypes
-from tilekit.compiler.layout import WARP, Config, Layout, Vector
+from tilekit.compiler.layout import ACCESS_BYTES, WARP, Config, Layout, Vector
+from tilekit.compiler.lower import shared
 from tilekit.compiler.lower.access import Plan, Window
 from tilekit.compiler.lower.computed import ComputedType, scalars_of
 from tilekit.compiler.lower.emit import asm, special_register, thread_coordinates
-from tilekit.compiler.lower.rings import WITH_TMA
+from tilekit.compiler.lower.rings import WITH_TMA, the_pipelines
+from tilekit.compiler.lower.staged import StagedType
 from tilekit.compiler.lower.transfer import Padding
 from tilekit.compiler.lower.windows import Cut
 from tilekit.compiler.lower.words import braced, predicated
 from tilekit.compiler.types import TensorType, current, i32, i64, integer
+from tilekit.dtypes import DType
 
-__all__ = ["vector_load"]
+__all__ = ["StagedVectorType", "vector_load"]
 
 Emit = Callable[[ir.IRBuilder, ir.Value, list[ir.Value]], ir.Value]
 
 
-class VectorType(ComputedType):
-    """Such a tile; the value is the address of its first element, and how many there are from there to the tensor's end.
+class _InMemory(ComputedType):
+    """A vector that lies in memory."""
+
+    def _alone(self, *_: object) -> ir.Value:
+        raise AssertionError("elements are read together, and no formula has a float")
+
+    def _places(self, builder: ir.IRBuilder, layout: Layout) -> tuple[ir.Value, list[int]]:
+        """The first place that a thread needs, and how far behind it that of each register is."""
+        along = next(d for d, n in enumerate(self.shape) if n > 1) + len(layout.shape) - len(self.shape)
+        start = thread_coordinates(builder, special_register(builder, "tid.x"), layout.thread)[along]
+        return start, [place[along] for place in layout.coordinates()]
+
+
+class VectorType(_InMemory):
+    """That of such a load; the value is the address of its first element, and how many there are from there to the tensor's end.
 
     Attributes:
         given: what is loaded, in words: see `ComputedType.text`.
@@ -43,20 +59,15 @@ class VectorType(ComputedType):
         self.given, self.padding, self.paired = given, padding, paired
         super().__init__(given, dtypes.float32, shape, config, (dtypes.int64, dtypes.int32), self._alone)
 
-    def _alone(self, *_: object) -> ir.Value:
-        raise AssertionError("elements are loaded together, and no formula has a float")
-
     def renamed(self, dims: Vector) -> VectorType:
         shape = tuple(self.shape[dim] if dim >= 0 else 1 for dim in dims)
         return VectorType(self.given, shape, self.config, self.padding, paired=self.paired)
 
     def elements(self, builder: ir.IRBuilder, value: ir.Value, layout: Layout) -> list[ir.Value]:
-        along = next(d for d, n in enumerate(self.shape) if n > 1) + len(layout.shape) - len(self.shape)
-        start = thread_coordinates(builder, special_register(builder, "tid.x"), layout.thread)[along]
+        start, places = self._places(builder, layout)
         offset = builder.shl(builder.zext(start, i64), integer(64, 2))
         address = builder.add(builder.extract_value(value, 0), offset)
         left = builder.sub(builder.extract_value(value, 1), start)
-        places = [place[along] for place in layout.coordinates()]
         together = 2 if self.paired and {place ^ 1 for place in places} == set(places) else 1
         loaded: dict[int, ir.Value] = {}
         for place in sorted(set(places)):
@@ -81,6 +92,44 @@ class VectorType(ComputedType):
 class _VectorModel(core_models.PrimitiveModel):
     def __init__(self, manager: Any, ty: VectorType) -> None:
         super().__init__(manager, ty, ir.LiteralStructType([i64, i32]))
+
+
+class StagedVectorType(_InMemory):
+    """That of a tile of one row in a stage of a ring; the value is its address, an i32.
+
+    Attributes:
+        ring: the number of the ring.
+    """
+
+    def __init__(self, dtype: DType, shape: Vector, config: Config, ring: int) -> None:
+        self.ring = ring
+        super().__init__(f"in ring {ring}", dtype, shape, config, (dtypes.int32,), self._alone)
+
+    @classmethod
+    def of(cls, tile: StagedType) -> StagedVectorType:
+        return cls(tile.dtype, tile.shape, tile.config, tile.ring)
+
+    def renamed(self, dims: Vector) -> StagedVectorType:
+        return StagedVectorType(self.dtype, tuple(self.shape[dim] if dim >= 0 else 1 for dim in dims), self.config, self.ring)
+
+    def elements(self, builder: ir.IRBuilder, value: ir.Value, layout: Layout) -> list[ir.Value]:
+        the_pipelines().read.add(self.ring)
+        start, places = self._places(builder, layout)
+        address = shared.at(builder, value, start, self.dtype.itemsize)
+        count = 1
+        while 2 * count * self.dtype.itemsize <= ACCESS_BYTES and {place ^ count for place in places} == set(places):
+            count *= 2
+        read: dict[int, ir.Value] = {}
+        for first in sorted(set(places))[::count]:
+            made = shared.get(builder, address, first * self.dtype.itemsize, self.dtype, count)
+            read.update((first + n, element) for n, element in enumerate(made))
+        return [read[place] for place in places]
+
+
+@register_model(StagedVectorType)
+class _StagedVectorModel(core_models.PrimitiveModel):
+    def __init__(self, manager: Any, ty: StagedVectorType) -> None:
+        super().__init__(manager, ty, i32)
 
 
 def vector_load(tensor: TensorType, cut: Cut, padding: Padding | None) -> tuple[VectorType, Emit] | None:

@@ -23,6 +23,7 @@ from tilekit import dtypes
 from tilekit.compiler.fragments import WARPS_OF_GROUP, warpgroup_accumulator
 from tilekit.compiler.layout import WARP, Layout
 from tilekit.compiler.lower.emit import asm, pack, special_register, unpack
+from tilekit.compiler.lower.parked import park, parked
 from tilekit.compiler.lower.relayout import in_layout
 from tilekit.compiler.lower.staged import StagedType
 from tilekit.compiler.lower.words import elements_of, packed, words_of
@@ -183,7 +184,7 @@ class _Operand:
         if self.turned:
             leading = panel
             self.depth = lambda step: step * (_STEP // itemsize) * _SPAN >> 4
-            self.along = lambda rows: rows * itemsize // _SPAN * panel >> 4
+            self.along = lambda rows: (rows * itemsize // _SPAN * panel + rows * itemsize % _SPAN) >> 4
         else:
             leading, steps = 16, _SPAN // _STEP  # in one panel; the first is not looked at
             self.depth = lambda step: (step % steps * _STEP + step // steps * panel) >> 4
@@ -252,22 +253,25 @@ def _sum_dtype(a: DType, b: DType, precision: str) -> DType | None:
 def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type, precision: str) -> Any:
     """The type of `tk.mma(a, b, acc)` and how to emit it, if warpgroups can multiply these; None if not.
 
-    `b` must lie in shared memory; `a` may, or its elements, of 16 bits, are passed as threads hold them.
+    `b` lies in shared memory, or is put there if its elements have 16 bits; `a` may lie there, or its elements, of 16 bits, are
+    passed as threads hold them.
     """
     first = a if isinstance(a, StagedType) else settled(a)
     tile = settled(acc)
-    if current().capability != (9, 0) or not isinstance(b, StagedType) or not isinstance(first, (StagedType, TileType)):
+    held = None if isinstance(b, StagedType) else settled(b)
+    lies = parked(held) if isinstance(held, TileType) else b
+    if current().capability != (9, 0) or not isinstance(lies, StagedType) or not isinstance(first, (StagedType, TileType)):
         return None
-    wide = _sum_dtype(first.dtype, b.dtype, precision)
+    wide = _sum_dtype(first.dtype, lies.dtype, precision)
     if not isinstance(tile, TileType) or wide is None or tile.dtype != wide:
         return None
-    if len(first.shape) != 2 or len(b.shape) != 2 or first.shape[1] != b.shape[0] or b.span != _SPAN:
+    if len(first.shape) != 2 or len(lies.shape) != 2 or first.shape[1] != lies.shape[0] or lies.span != _SPAN:
         return None
-    (rows, depth), columns = first.shape, b.shape[1]
+    (rows, depth), columns = first.shape, lies.shape[1]
     if tile.shape != (rows, columns):
         return None
-    warps, half = tile.config.num_warps, _is_half(b.dtype)
-    second, operand, fragments = _Operand(b, 1, 0), None, None
+    warps, half = tile.config.num_warps, _is_half(lies.dtype)
+    second, operand, fragments = _Operand(lies, 1, 0), None, None
     if isinstance(first, StagedType):
         if first.span != _SPAN:
             return None
@@ -279,17 +283,19 @@ def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type, precision: 
     ways = [side.turned for side in (operand, second) if side is not None]
     if any(ways) and not half:
         return None
-    promoted = b.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast"
+    promoted = lies.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast"
     most = _SUMMED_COLUMNS if promoted else _MOST_COLUMNS
     turned = "".join(f", {way:d}" for way in ways) if half else ""
-    shape = _Shape.of(first.dtype, b.dtype, rows, columns, depth, warps, most=most, turned=turned)
-    if shape is None or (second.turned and shape.columns * b.dtype.itemsize < _SPAN):
+    shape = _Shape.of(first.dtype, lies.dtype, rows, columns, depth, warps, most=most, turned=turned)
+    if shape is None:
         return None
     made = TileType(wide, shape.layout, tile.config)
     result = made if promoted else PendingType(made)
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
         state = current().pipelines
+        if isinstance(held, TileType):
+            y = park(builder, held, unpack(builder, settle(builder, b, y)), lies)
         if state is not None and not promoted:
             state.products.append((lowered_line(), None))
         total = unpack(builder, z)

@@ -1,0 +1,99 @@
+"""The machine code of pipelined loops with vectors in their stages, and with second operands that threads hold."""
+
+import re
+
+import pytest
+from test_pipelined_code import products
+
+import tilekit as tk
+from tilekit import api
+from tilekit.compiler.conversion import wavefronts
+from tilekit.compiler.fragments import warpgroup_accumulator
+from tilekit.compiler.layout import Config
+from tilekit.compiler.types import Pipelines, TileType, compiling
+
+BM, BN, BK = tk.generics("BM BN BK")
+
+
+@tk.kernel
+def held(y: tk.Out, a: tk.In, b: tk.In, row: tk.In, twice: tk.Const):
+    acc = tk.zeros((BM, BN), tk.float32)
+    for ta, tb, shift in tk.pipelined(a.tiles((BK, BM))[:, 0], b.tiles((BN, BM))[:, 0], row.tiles((BN,))[:], stages=2):
+        made = tk.mma(ta, tb.transpose(), tk.zeros((BK, BN), tk.float32)) + shift[None, :]
+        acc = tk.mma(ta.transpose(), made.astype(a.dtype), acc)
+        if twice:
+            acc = tk.mma(ta.transpose(), (made * 2).astype(a.dtype), acc)
+    y.store(acc)
+
+
+def compiled(target, count=1, rows=128):
+    a, b = api.meta((rows * 16, 128), tk.bfloat16), api.meta((64 * 16, 128), tk.bfloat16)
+    op = held(api.meta((128, 64), tk.float32).partition((128, 64)), a, b, api.meta((64 * 16,), tk.float32), count == 2)
+    op = op.generics(BM=128, BN=64, BK=rows).num_warps(8)
+    return op, op.compile(target=target)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_second_operands_that_threads_hold(count):
+    """They are put where the turn before the last put them, so that one barrier is enough; elements change threads nowhere."""
+    op, made = compiled("sm_90a", count)
+    assert op.explain(target="sm_90a").pipelines[0].stages == 2
+    turn = "A" + "H" * 7 + "G" + "[01]+" + ("A" + "H" * 7 + "G" + "[01]*") * count
+    assert re.fullmatch(f"{turn}[01]*", products(made)), products(made)
+    calculating = made.sass.split("USETMAXREG.TRY_ALLOC")[-1]
+    loop = calculating.split("WARPGROUP.ARRIVE", 1)[1].rsplit("HGMMA", 1)[0]
+    assert len(re.findall(r"\bBAR\.SYNC", loop)) == count
+    assert len(re.findall(r"\bSTS\b", loop)) == count * 128 * 64 // 256 // 2, "two elements at a time"
+    assert "HMMA" not in made.sass.replace("HGMMA", "")
+    assert made.local_bytes == 0
+
+
+def test_vectors_come_with_the_other_tiles():
+    """By the accelerator, 256 bytes at once; each thread reads two neighbours where it needs them, without a barrier."""
+    _, made = compiled("sm_90a")
+    (vector,) = (m for m in made.maps if m.argument == 3)
+    assert (vector.box, vector.swizzle) == ((64,), 0)
+    assert made.sass.count("UTMALDG.1D") >= 1
+    assert len(re.findall(r"\bLDS\.64\b", made.sass)) == 64 // 8
+    assert not re.search(r"\bLDG\b", made.sass)
+
+
+def test_vectors_are_copied_on_other_gpus():
+    _, made = compiled("sm_80", rows=64)
+    assert re.search(r"cp\.async\.c[ga]\.shared\.global\S* \[\S+\], \[\S+\], 16", made.ptx)
+    assert "UTMALDG" not in made.sass
+
+
+def test_what_is_shared_memory_for_second_operands_is_no_stage():
+    """Without a number of stages, as many fit as the places of such operands leave room for."""
+
+    @tk.kernel
+    def kernel(y: tk.Out, a: tk.In, b: tk.In):
+        acc = tk.zeros((128, 128), tk.float32)
+        for ta, tb in tk.pipelined(a.tiles((128, 128))[:, 0], b.tiles((128, 128))[:, 0]):
+            acc = tk.mma(ta.transpose(), tb * 2, acc)
+        y.store(acc)
+
+    y, x = api.meta((128, 128), tk.float32).partition((128, 128)), api.meta((2048, 128), tk.bfloat16)
+    op = kernel(y, x, x).num_warps(8)
+    (ring,), made = op.explain(target="sm_90a").pipelines, op.compile(target="sm_90a")
+    assert ring.stages == 2, "of 64 KB, beside two places of 32"
+    assert made.dynamic_shared_bytes + made.shared_bytes <= 227 * 1024
+    assert "HGMMA" in made.sass
+
+
+@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize("shape", [(128, 64), (64, 64), (64, 128), (64, 256)], ids=str)
+def test_putting_operands_meets_no_bank_conflicts(shape, warps):
+    """Of what a product made, two elements of a lane at a time: a warp writes 128 bytes, to all banks."""
+    from tilekit.compiler.lower.parked import parked
+    from tilekit.compiler.lower.relayout import InShared
+
+    layout = warpgroup_accumulator(shape, warps)
+    config = Config(warps, 8)
+    with compiling(config, capability=(9, 0), pipelines=Pipelines({}, (9, 0), 1, loaders=128, shared=227 * 1024)):
+        lies = parked(TileType(tk.bfloat16, layout, config))
+    assert lies.memory == shape
+    way = InShared(tk.bfloat16, lies.swizzle(), layout)
+    assert len(way.swizzle.shared) == 1
+    assert wavefronts(way.swizzle, layout, 2) == 1

@@ -1,0 +1,80 @@
+"""Second operands of products that threads hold: warpgroups read them in shared memory, so they are put there.
+
+In a turn of a pipelined loop they take turns at two places: a turn writes where the product of the turn before the last read.
+Between the two all threads have met, after each had waited for that product; so one barrier a turn is enough, behind the writes.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from tilekit import dtypes
+from tilekit.compiler.lower import shared
+from tilekit.compiler.lower.emit import asm
+from tilekit.compiler.lower.relayout import InShared, accesses
+from tilekit.compiler.lower.rings import behind_rooms
+from tilekit.compiler.lower.staged import LEAST_ROWS, StagedType
+from tilekit.compiler.types import Pipelines, TileType, current, integer, lowered_line
+
+__all__ = ["park", "parked"]
+
+_SPAN = 128  # bytes: the width of panels that the descriptors of `warpgroups` are for
+_MOST_BYTES = 32 * 1024  # of a tile, which has two places
+_VOID = ir.VoidType()
+
+
+def parked(tile: TileType) -> StagedType | None:
+    """How a tile lies in shared memory when a product reads it there; None if none does."""
+    if current().pipelines is None or tile.dtype not in (dtypes.float16, dtypes.bfloat16) or len(tile.shape) != 2 or tile.splat:
+        return None
+    near = next((d for d in (1, 0) if tile.layout.run(d)), None)  # words of neighbours that a thread holds
+    if near is None or tile.shape[near] * tile.dtype.itemsize % _SPAN or tile.shape[1 - near] < LEAST_ROWS:
+        return None
+    far = 1 - near
+    made = StagedType(tile.dtype, (tile.shape[far], tile.shape[near]), (far, near), tile.config)
+    return made if made.nbytes <= _MOST_BYTES else None
+
+
+def park(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], lies: StagedType) -> ir.Value:
+    """Put a tile, given by register, into shared memory: its address, an i32. All threads that calculate take part."""
+    state = current().pipelines
+    assert state is not None, "looked at by `parked`"
+    turn = state.turn if state.turn is not None and lowered_line() in state.turn.lines else None
+    if turn is not None:
+        base = _place(builder, state, (turn.ring, turn.parked, lies.nbytes), 2 * lies.nbytes)
+        base = builder.add(base, builder.mul(builder.and_(turn.number, integer(32, 1)), integer(32, lies.nbytes)))
+        turn.parked += 1
+        left = _asked_in_turn(state, turn.lines)
+        if left is not None:
+            asm(builder, f"wgmma.wait_group.sync.aligned {left};", "~{memory}", _VOID, [], convergent=True)
+    else:
+        base = _place(builder, state, (len(state.places),), lies.nbytes)
+        asm(builder, "wgmma.wait_group.sync.aligned 0;", "~{memory}", _VOID, [], convergent=True)
+        shared.barrier(builder)
+    way = InShared(tile.dtype, lies.swizzle(), tile.layout)
+    for registers, address, offset in accesses(builder, base, tile.dtype.itemsize, way.swizzle, tile.layout):
+        shared.put(builder, address, offset, tile.dtype, [elements[r] for r in registers])
+    asm(builder, "fence.proxy.async.shared::cta;", "~{memory}", _VOID, [], effect=True)
+    if turn is not None:  # it orders what was read of the turn's tiles, too
+        state.read.discard(turn.ring)
+    shared.barrier(builder)
+    return base
+
+
+def _place(builder: ir.IRBuilder, state: Pipelines, key: tuple[int, ...], nbytes: int) -> ir.Value:
+    """The address of so much shared memory, that is used for nothing but this."""
+    if key not in state.places:
+        state.places[key] = state.ring_bytes + state.parked_bytes
+        state.parked_bytes += nbytes
+    return behind_rooms(builder, state.places[key])
+
+
+def _asked_in_turn(state: Pipelines, lines: tuple[int, ...]) -> int | None:
+    """How many products this turn has asked for, at least; None if it has waited for those of the turns before."""
+    asked = 0
+    for line, left in state.products:
+        if line in lines:
+            if left is not None and left <= asked:
+                return None
+            asked += left is None
+    return asked
