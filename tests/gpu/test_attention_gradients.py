@@ -81,7 +81,9 @@ def test_gradients(device, torch, options, lengths, size, dtype):
     y, lse = kernels.attention(q, k, v, return_lse=True, **options).sync()
     check(torch, [y], [wanted], dtype)
     torch.testing.assert_close(torch.from_dlpack(lse).double(), sums, rtol=1e-5, atol=1e-5)
-    check(torch, kernels.attention_backward(g, q, k, v, y, lse, **options).sync(), gradients, dtype)
+    for deterministic in (False, True):
+        made = kernels.attention_backward(g, q, k, v, y, lse, deterministic=deterministic, **options).sync()
+        check(torch, made, gradients, dtype)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ With `p` the weights, `softmax(scale * q @ k.T)`, and `g` the gradient by the re
 The weights are computed anew, from the scores and the logarithms of their sums: Dao et al., "FlashAttention", 2022. One kernel
 has a block for each tile of keys, which goes over the queries that see them, and one a block for each tile of queries. So each
 sum is one block's, taken in a fixed order: the result is the same in every run. The price is that scores and `g @ v.T` are
-computed twice. Where warpgroups multiply, the kernels are those of `attention_gradients_ahead`.
+computed twice. Where warpgroups multiply, the kernels are those of `attention_gradients_ahead`; there the first can add up `dq`
+as well, in an order that chance makes.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class _Plan(NamedTuple):
 
 # On GPUs of compute capability 9.0, by the head size. A thread has room for one accumulator of 256 columns, not for two.
 _AHEAD = {
-    64: _Plan(64, _Tile(128, 128, 3, 8), _Tile(128, 64, 4, 8)),
+    64: _Plan(64, _Tile(128, 128, 3, 8), _Tile(128, 64, 3, 8)),
     128: _Plan(128, _Tile(128, 64, 3, 8), _Tile(128, 64, 3, 8)),
     256: _Plan(256, _Tile(128, 32, 2, 8), _Tile(32, 16, None, 4)),
 }
@@ -189,6 +190,7 @@ def attention_backward(
     scale: float | None = None,
     causal: bool = False,
     window: int | None = None,
+    deterministic: bool = False,
 ) -> DeviceOp[tuple[Tensor, Tensor, Tensor]]:
     """The gradients of `attention` by `q`, `k` and `v`.
 
@@ -197,10 +199,14 @@ def attention_backward(
         q, k, v: as they were given to `attention`.
         out, lse: what `attention(..., return_lse=True)` gave.
         scale, causal, window: as they were given to `attention`.
+        deterministic: whether the result must be the same in every run. If not, 16-bit floats with heads of up to 128 elements
+            are faster on GPUs of compute capability 9.0: the blocks add to the gradient by `q` atomically, in float32, which
+            takes `B * H * LQ * D` floats of memory besides (D and LQ rounded up to a power of two and a multiple of 64).
 
     Returns:
-        An op whose result is three tensors, like `q`, `k` and `v`. They are the same in every run. Weights and their gradients
-        are rounded to the dtype of the tensors before they are multiplied; sums are taken in float32.
+        An op whose result is three tensors, like `q`, `k` and `v`. Those by `k` and `v` are the same in every run, that by `q` if
+        `deterministic` says so: else its last bits may differ. Weights and their gradients are rounded to the dtype of the
+        tensors before they are multiplied; sums are taken in float32.
 
     Raises:
         TypeError, ValueError: other arguments.
@@ -208,6 +214,8 @@ def attention_backward(
     name = "attention_backward"
     check_qkv(name, q, k, v, grad=grad, out=out)
     a_tensor(name, lse=lse)
+    if not isinstance(deterministic, bool):
+        raise TypeError(f"{name}: deterministic is True or False, not {deterministic!r}")
     if lse.shape != q.shape[:3] or lse.dtype != dtypes.float32:
         raise ValueError(
             f"{name}: lse is {lse.dtype.name} of shape {lse.shape}; for queries of shape {q.shape} it is float32 of shape "
@@ -219,7 +227,9 @@ def attention_backward(
     # Whole tiles of queries: those that do not exist have sums of infinity, and so no weights.
     whole, rows = -(-queries // plan.by_keys.columns), plan.by_keys.columns
     kept = Spec((batch, heads, whole * rows), dtypes.float32)
-    group = heads // max(1, key_heads)
+    group, masked = heads // max(1, key_heads), masks.below or masks.above
+    adds = plan.by_keys.stages is not None and not deterministic
+    early = adds and plan.depth == 128 and not masked
 
     def steps(new):
         dq, dk, dv = (new(Spec(x.shape, x.dtype)) for x in (q, k, v))
@@ -232,13 +242,29 @@ def attention_backward(
         launch = of_rows(delta.scattered(), sums.scattered(), grad, out, lse, heads)
         yield launch.generics(BM=rows, BD=plan.depth).num_warps(4).grid((whole, batch * heads))
         given = (q, k, v, grad, delta, sums, factor, masks.left, masks.right, group, masks.below, masks.above)
-        for kernels, results, tile, length, of in (
-            ((_by_keys, ahead.by_keys), (dk, dv), plan.by_keys, keys, key_heads),
-            ((_by_queries, ahead.by_queries), (dq,), plan.by_queries, queries, heads),
-        ):
-            launch = kernels[tile.stages is not None](*(x.scattered() for x in results), *given, tile.stages)
-            launch = launch.generics(BM=tile.rows, BN=tile.columns, BD=plan.depth).num_warps(tile.num_warps)
-            yield launch.grid((-(-length // tile.rows), batch * of))
+        by_query = new(Spec((batch, heads, whole * plan.depth, rows), dtypes.float32)) if adds else dq
+        if adds:
+            yield by_query.fill(0)
+        if plan.by_keys.stages is None:
+            launch = _by_keys(dk.scattered(), dv.scattered(), *given, None)
+        else:
+            results = (x.scattered() for x in (dk, dv, by_query))
+            ragged = keys % plan.by_keys.rows > 0
+            launch = ahead.by_keys(*results, *given, plan.by_keys.stages, adds, early, ragged)
+        yield _shaped(launch, plan, plan.by_keys, keys, batch * key_heads)
+        if adds:
+            launch = ahead.of_sums(dq.scattered(), by_query, heads, factor)
+            yield launch.generics(BN=rows, BD=plan.depth).num_warps(4).grid((whole, batch * heads))
+        else:
+            kernel = _by_queries if plan.by_queries.stages is None else ahead.by_queries
+            launch = kernel(dq.scattered(), *given, plan.by_queries.stages)
+            yield _shaped(launch, plan, plan.by_queries, queries, batch * heads)
         return dq, dk, dv
 
     return Launches(q, steps)
+
+
+def _shaped(launch: tk.KernelLaunch, plan: _Plan, tile: _Tile, length: int, count: int) -> tk.KernelLaunch:
+    """A launch with a block for each tile of sequences of a length."""
+    launch = launch.generics(BM=tile.rows, BN=tile.columns, BD=plan.depth).num_warps(tile.num_warps)
+    return launch.grid((-(-length // tile.rows), count))

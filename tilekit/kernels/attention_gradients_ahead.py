@@ -3,6 +3,9 @@
 As in `attention_gradients`, with products under way while threads compute: the exponentials of the scores are taken while
 `g @ v.T` is computed, and the products that add to a result are needed one turn later. Tiles that the mask cuts have a loop of
 their own: ptxas takes no product that is under way around a branch.
+
+`by_keys` can add up the gradients by queries as well, so that no product is computed twice. Many blocks add to each of them, in
+float32, in the order that chance makes.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import tilekit as tk
 from tilekit.kernels.attentions import LOG2_E, hidden
 
-__all__ = ["by_keys", "by_queries"]
+__all__ = ["by_keys", "by_queries", "of_sums"]
 
 BM, BN, BD = tk.generics("BM BN BD")
 
@@ -75,9 +78,15 @@ def by_queries(
 
 @tk.kernel
 def by_keys(
-    dk: tk.Out, dv: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float, left: int,
-    right: int, group: int, below: tk.Const, above: tk.Const, stages: tk.Const,
+    dk: tk.Out, dv: tk.Out, dq: tk.InOut, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float,
+    left: int, right: int, group: int, below: tk.Const, above: tk.Const, stages: tk.Const, adds: tk.Const, early: tk.Const,
+    ragged: tk.Const,
 ):  # fmt: skip
+    """If it `adds`, `dq` holds float32, `BD` rows of `BN` for each tile of queries: see `of_sums`.
+
+    `early` is for who has the registers: products by keys are computed while threads add those by queries to the sums. `ragged`:
+    the last tile of keys has some that do not exist. They are zeros, but their weights may be infinite.
+    """
     queries, keys, key_heads = q.shape[2], k.shape[2], k.shape[1]
     j, h = tk.bid(0), tk.bid(1)
     b = h // key_heads
@@ -105,36 +114,72 @@ def by_keys(
             at = h * group + which
             i = first
             if above or below:
-                for tq, tg in tk.pipelined(
+                for tq, tg, shift, less in tk.pipelined(
                     q.tiles((1, 1, BN, BD))[b, at, first:whole, 0],
                     grad.tiles((1, 1, BN, BD))[b, at, first:whole, 0],
+                    sums.tiles((1, 1, BN))[b, at, first:whole],
+                    delta.tiles((1, 1, BN))[b, at, first:whole],
                     stages=stages,
                 ):
                     nothing = tk.zeros((BM, BN), tk.float32)
-                    shift = tk.load(sums, (b, at, i), (1, 1, BN)).reshape((1, BN))
-                    less = tk.load(delta, (b, at, i), (1, 1, BN)).reshape((1, BN))
                     scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing)
                     dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
+                    if adds and ragged:
+                        scores = tk.where(tk.arange(BM)[:, None] < keys - j * BM, scores, float("-inf"))
                     scores = hidden(scores, i * BN, queries, behind, right, left, above, below)
-                    p = tk.exp2(scores * factor + shift, flush_to_zero=True)
+                    p = tk.exp2(scores * factor + shift.reshape((1, BN)), flush_to_zero=True)
                     weights = p.astype(v.dtype)
                     by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value)
-                    ds = (p * (dp + less)).astype(k.dtype)
+                    ds = (p * (dp + less.reshape((1, BN)))).astype(k.dtype)
+                    if early:
+                        by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
                     by_key = tk.mma(ds, tq.reshape((BN, BD)), by_key)
+                    if adds and not early:
+                        by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
+                    if adds:
+                        tk.atomic_add_tile(dq, (b, at, i, 0), _as_held(by_query))
                     i += 1
-            for tq, tg in tk.pipelined(
-                q.tiles((1, 1, BN, BD))[b, at, whole:last, 0], grad.tiles((1, 1, BN, BD))[b, at, whole:last, 0], stages=stages
+            for tq, tg, shift, less in tk.pipelined(
+                q.tiles((1, 1, BN, BD))[b, at, whole:last, 0],
+                grad.tiles((1, 1, BN, BD))[b, at, whole:last, 0],
+                sums.tiles((1, 1, BN))[b, at, whole:last],
+                delta.tiles((1, 1, BN))[b, at, whole:last],
+                stages=stages,
             ):
                 nothing = tk.zeros((BM, BN), tk.float32)
-                shift = tk.load(sums, (b, at, i), (1, 1, BN)).reshape((1, BN))
-                less = tk.load(delta, (b, at, i), (1, 1, BN)).reshape((1, BN))
                 scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing)
                 dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
-                p = tk.exp2(scores * factor + shift, flush_to_zero=True)
+                if adds and ragged:
+                    scores = tk.where(tk.arange(BM)[:, None] < keys - j * BM, scores, float("-inf"))
+                p = tk.exp2(scores * factor + shift.reshape((1, BN)), flush_to_zero=True)
                 weights = p.astype(v.dtype)
                 by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value)
-                ds = (p * (dp + less)).astype(k.dtype)
+                ds = (p * (dp + less.reshape((1, BN)))).astype(k.dtype)
+                if early:
+                    by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
                 by_key = tk.mma(ds, tq.reshape((BN, BD)), by_key)
+                if adds and not early:
+                    by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
+                if adds:
+                    tk.atomic_add_tile(dq, (b, at, i, 0), _as_held(by_query))
                 i += 1
         tk.store(dk, (b, h, j, 0), (by_key * scale).astype(dk.dtype).reshape((1, 1, BM, BD)))
         tk.store(dv, (b, h, j, 0), by_value.astype(dv.dtype).reshape((1, 1, BM, BD)))
+
+
+@tk.function
+def _as_held(product):
+    """A product of `BD` rows and `BN` columns in the order in which threads hold it: each has 16 bytes, warps have 512."""
+    parts = product.reshape((BD // 16, 2, 8, BN // 8, 4, 2)).permute((0, 3, 2, 4, 1, 5))
+    return parts.reshape((1, 1, BD, BN))
+
+
+@tk.kernel
+def of_sums(dq: tk.Out, sums: tk.In, heads: int, scale: float):
+    """The gradients by queries from their sums, as `_as_held` orders them: a block for each tile of queries."""
+    i, h = tk.bid(0), tk.bid(1)
+    b = h // heads
+    h = h - b * heads
+    parts = tk.load(sums, (b, h, i, 0), (1, 1, BD, BN)).reshape((BD // 16, BN // 8, 8, 4, 2, 2))
+    product = parts.permute((0, 4, 2, 1, 3, 5)).reshape((BD, BN))
+    tk.store(dq, (b, h, i, 0), (product * scale).astype(dq.dtype).transpose().reshape((1, 1, BN, BD)))
