@@ -27,13 +27,13 @@ from tilekit.compiler.pipelines import Unfit
 from tilekit.compiler.types import Turn, current, describe, i32, integer
 from tilekit.lang import pipelines as lang
 
-_DEALT = 8  # warps that calculate, among which registers are dealt out anew
-# Of a thread; the block began with 168 for all. One thread that loads needs few, all of them need addresses.
-_REGISTERS = {steps.CALCULATES: 232, steps.LOADS: 40}
-_COPYING = {steps.CALCULATES: 216, steps.LOADS: 72}
-_ADDING = {steps.CALCULATES: 240, steps.LOADS: 24}  # sums of several products are carried round: who loads has to make do
+# By the warps that calculate, what a thread that loads gets when registers are dealt out anew: if one thread has the tiles brought,
+# if all copy, which takes addresses, and if sums of several products are carried round, so that it has to make do.
+_LOADING = {8: (40, 72, 24), 16: (32, 64, 32)}
+_ALL_REGISTERS, _UNIT = 65536, 8  # of a multiprocessor; a thread has a multiple of so many
 _FEW_PRODUCTS = 3  # of a turn: two to make something of, and one of that
-_MOST_READ = 32  # registers for a first operand that products of several turns share
+# Registers for a first operand that products of several turns share, and the warps whose threads have them to spare.
+_MOST_READ, _MOST_READERS = 32, 8
 _VOID = ir.VoidType()
 
 
@@ -90,15 +90,22 @@ def role() -> Any:
     return types.int32, emit
 
 
+def _dealt(calculating: int, loading: int, few: int) -> dict[int, int]:
+    """The registers of a thread, by its role, if those that load give away all but a `few` of what all began with."""
+    began = _ALL_REGISTERS // (calculating + loading) // _UNIT * _UNIT
+    rest = began * (calculating + loading) - few * loading
+    return {steps.CALCULATES: rest // calculating // _UNIT * _UNIT, steps.LOADS: few}
+
+
 @lowers(steps._registers)
 def registers(role: types.Type, products: types.Type) -> Any:
-    mine, many = known(role), known(products) > _FEW_PRODUCTS
+    mine, many, warps = known(role), known(products) > _FEW_PRODUCTS, current().config.num_warps
 
     def emit(builder: ir.IRBuilder, *_: ir.Value) -> None:
         state = the_pipelines()
         # Of blocks that share a multiprocessor each has fewer than can be dealt out so.
-        if current().config.num_warps == _DEALT and state.capability == WITH_TMA and state.resident == 1:
-            count = (_COPYING if state.copied else _ADDING if many else _REGISTERS)[mine]
+        if warps in _LOADING and state.capability == WITH_TMA and state.resident == 1:
+            count = _dealt(warps * WARP, state.loaders, _LOADING[warps][1 if state.copied else 2 * many])[mine]
             text = f"setmaxnreg.{'inc' if mine == steps.CALCULATES else 'dec'}.sync.aligned.u32 {count};"
             asm(builder, text, "~{memory}", _VOID, [], convergent=True)
 
@@ -196,7 +203,8 @@ def _products(builder: ir.IRBuilder, left: int) -> None:
 def operand(tile: types.Type) -> Any:
     found = OperandType.of(settled(tile) if isinstance(tile, StagedType) else tile)
     # A tile in shared memory is read once if that takes few registers: products need not read it there in each turn.
-    if found is None or (isinstance(tile, StagedType) and found.count > _MOST_READ):
+    spared = _MOST_READ if current().config.num_warps <= _MOST_READERS else 0
+    if found is None or (isinstance(tile, StagedType) and found.count > spared):
         return tile, lambda builder, value: value
     return found, lambda builder, value: pack(builder, found.words(builder, tile, value))
 
