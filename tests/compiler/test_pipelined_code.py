@@ -81,6 +81,7 @@ SHAPES = [
     ((128, 128, 64), 8),
     ((128, 256, 64), 8),
     ((256, 128, 64), 8),
+    ((256, 128, 64), 16),
 ]
 
 
@@ -97,6 +98,29 @@ def test_products_follow_each_other(kernel, tile, warps):
     assert "STL" not in calculating
     assert "HMMA" not in compiled.sass.replace("HGMMA", "")
     assert "LDSM" not in compiled.sass
+
+
+@pytest.mark.parametrize(
+    ("tile", "warps", "columns", "dealt"),
+    [
+        ((128, 256, 64), 8, 4096, [232, 40]),
+        ((256, 128, 64), 16, 4096, [112, 32]),
+        ((128, 256, 64), 8, 4090, [216, 72]),  # which threads copy
+        ((256, 128, 64), 16, 4090, [104, 64]),
+        ((64, 128, 64), 4, 4096, []),
+    ],
+    ids=str,
+)
+def test_registers_are_dealt_out_anew(tile, warps, columns, dealt):
+    """Those that calculate get what those that load do not need: all together have no more than they began with."""
+    c, a, b = meta(4096, columns), meta(4096, columns), meta(columns, columns)
+    op = gemm(c.partition(tile[:2]), a, b, None).generics(BM=tile[0], BN=tile[1], BK=tile[2]).num_warps(warps)
+    compiled = op.compile(target="sm_90a")
+    found = [int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32 (\d+);", compiled.ptx)]
+    assert found == dealt
+    assert not re.search(r"\b(LDL|STL)\b", compiled.sass)
+    if found:
+        assert found[0] * 32 * warps + found[1] * 128 <= compiled.registers * compiled.block[0]
 
 
 def test_who_loads():

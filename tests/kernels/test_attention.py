@@ -12,6 +12,7 @@ from attending import TOLERANCE, compiled, gradients, right
 import tilekit as tk
 from tilekit import api, kernels
 from tilekit.kernels import attention_gradients as gradients_module
+from tilekit.kernels import attentions
 
 f = api.from_host
 BF16 = ml_dtypes.bfloat16
@@ -57,6 +58,41 @@ def test_lengths_and_masks(device, lengths, options):
     check(*operands((1, 2, queries, 64), (1, 2, keys, 64), np.float16), **options)
 
 
+# Neither are all multiples of tiles of 256 queries, nor of 64 keys.
+LENGTHS = [(1, 64), (64, 77), (256, 256), (257, 300), (300, 1000), (500, 513), (700, 701), (513, 4000)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_tiles_of_many_queries(device, monkeypatch, lengths, causal):
+    monkeypatch.setattr(attentions, "_TALL_TIME", 0)
+    queries, keys = lengths
+    check(*operands((1, 4, queries, 64), (1, 2, keys, 64), np.float16), causal=causal)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [(1, 1), (33, 97), (64, 64), (100, 300), (129, 130), (130, 129)], ids=str)
+@pytest.mark.parametrize("tile", [(64, 16), (32, 32), (16, 64)], ids=str)
+def test_scores_that_are_asked_for_ahead(cpu, monkeypatch, tile, lengths, causal):
+    """What runs where warpgroups multiply: tiles of keys that the mask cuts have a loop of their own."""
+    monkeypatch.setattr(attentions, "plan_of", lambda *_: attentions._Plan(*tile, 64, 2, 1))
+    monkeypatch.setattr(attentions, "_TALL", {})
+    queries, keys = lengths
+    check(*operands((2, 4, queries, 64), (2, 2, keys, 64)), causal=causal)
+
+
+def test_tiles_have_many_queries_where_that_is_sooner_done():
+    """Each multiprocessor has a tile at a time; one of 256 queries takes less than twice as long as one of 128."""
+    plan = attentions._STAGED[64]
+    for heads, queries, rows in (
+        (64, 4096, 256), (16, 2048, 256), (132, 256, 256), (1, 1 << 20, 256),
+        (132, 128, 128), (1000, 100, 128), (66, 256, 128), (100, 300, 128), (1, 1, 128),
+    ):  # fmt: skip
+        assert attentions._taller(plan, heads, queries, 132).rows == rows, (heads, queries)
+    other = attentions._STAGED[128]
+    assert attentions._taller(other, 64, 4096, 132) == other
+
+
 @pytest.mark.parametrize("window", [1, 2, 128, 129, 10**12])
 def test_windows(device, window):
     check(*operands((1, 1, 300, 64), (1, 1, 300, 64)), window=window, causal=True)
@@ -68,8 +104,6 @@ def test_grouped_queries(device, heads, of_keys):
 
 
 def test_many_heads_are_visited_in_parts(device, monkeypatch):
-    from tilekit.kernels import attentions
-
     monkeypatch.setattr(attentions, "_CACHED", 3 * 2 * 150 * 16 * 4)
     check(*operands((2, 4, 150, 16), (2, 4, 150, 16)), causal=True)
 
@@ -295,17 +329,34 @@ def test_products_by_warpgroups_are_chained(size, options):
     asynchronous = [n for n, line in enumerate(lines) if "HGMMA" in line]
     assert 4 * sum("gsb0" in lines[n] for n in asynchronous) <= len(asynchronous), "4 instructions of a product, or 8"
     assert any("UTMALDG.4D" in line for line in lines)
-    assert kernel.registers == 168, "which are dealt out anew"
+    tall = size == 64 and "window" not in options
+    assert (kernel.registers, kernel.block[0]) == ((96, 640) if tall else (168, 384)), "which are dealt out anew"
     calculating = lines[next(n for n, line in enumerate(lines) if "USETMAXREG.TRY_ALLOC" in line) :]
     if not options:
         assert not re.search(r"\b(LDL|STL)\b", "\n".join(calculating))
 
 
-def test_scores_are_asked_for_before_values_are_added():
+@pytest.mark.parametrize(("keys", "options"), [(8192, {}), (8192, {"causal": True}), (8001, {})], ids=str)
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_scores_are_asked_for_before_values_are_added(size, keys, options):
     """While the exponentials of the next scores are taken, the tensor cores add values: a wait leaves one product under way."""
-    for causal, loops in ((False, 1), (True, 2)):  # over whole tiles, and over the last, which is masked
-        _, lines = compiled(kernels.attention(*given(128), causal=causal), "sm_90a")
-        assert sum("WARPGROUP.DEPBAR.LE gsb0, 0x1" in line for line in lines) == loops
+    q, k = x(1, 32, 8000, size, dtype=tk.bfloat16), x(1, 8, keys, size, dtype=tk.bfloat16)
+    _, lines = compiled(kernels.attention(q, k, k, return_lse=True, **options), "sm_90a")
+    # Over whole tiles, and over those that are masked.
+    waits = [n for n, line in enumerate(lines) if "WARPGROUP.DEPBAR.LE gsb0, 0x1" in line]
+    assert len(waits) == (1 if (keys, options) == (8192, {}) else 2)
+    turn = lines[waits[0] - 200 : waits[0] + 200]
+    assert not re.search(r"\b(LDL|STL)\b", "\n".join(turn)), "whole tiles need no local memory"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_16_warps_leave_queries_in_shared_memory(causal):
+    """Their threads have no registers for them; and nothing is in local memory while products are computed."""
+    _, lines = compiled(kernels.attention(*given(64), causal=causal), "sm_90a")
+    products = [n for n, line in enumerate(lines) if "HGMMA" in line]
+    scores = sum(bool(re.search(r"HGMMA\S* R\d+, gdesc", lines[n])) for n in products)
+    assert scores * 2 == len(products), "of scores and of values there are as many, of which weights come from registers"
+    assert not re.search(r"\b(LDL|STL)\b", "\n".join(lines[products[0] : products[-1]]))
 
 
 @pytest.mark.parametrize("size", [64, 128])

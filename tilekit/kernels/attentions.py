@@ -146,7 +146,8 @@ def _attention_ahead(
     o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float, group: int, share: int, tiles: int,
     above: tk.Const, masked: tk.Const, wanted: tk.Const, stages: tk.Const,
 ):  # fmt: skip
-    """As `_attention`, where at most the last tile of keys is masked: scores are asked for before values are added to the result.
+    """As `_attention`, where each query sees the first key, and no mask cuts tiles of keys but the last ones that are visited:
+    scores are asked for before values are added to the result.
 
     So the tensor cores add values while the exponentials of the next scores are taken.
     """
@@ -160,12 +161,11 @@ def _attention_ahead(
         b = h // heads
         h = h - b * heads
         ahead = i * BM + keys - queries
-        n = tk.cdiv(keys, BN)
+        n, whole = tk.cdiv(keys, BN), keys // BN  # the tiles of keys that are visited, and those of which all rows see all
         if above:
             n = min(n, tk.cdiv(ahead + min(BM, queries - i * BM), BN))
-        whole = n - 1  # tiles of keys in which nothing is masked, behind the first one
-        if masked:
-            whole = max(0, n - 2)
+            whole = min(whole, (ahead + 1) // BN)
+        cut = max(1, whole)
         for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=2 if BD <= 64 else 1):
             query = tq.reshape((BM, BD))
             acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1, 4, 1), tk.float32)
@@ -174,13 +174,13 @@ def _attention_ahead(
             for key in tk.pipelined(k.tiles((1, 1, BN, BD))[b, h // group, 0:1, 0], stages=1):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), scores)
             scores = scores * 1.0  # waited for: ptxas takes no product that is under way around a branch
-            if masked and n == 1:
+            if masked and whole == 0:
                 scores = hidden(scores, 0, keys, ahead, 0, 0, False, above)
             p, most, total, shrink = turn(scores, most, total, scale)
             weights = p.astype(v.dtype)
             for key, value in tk.pipelined(
-                k.tiles((1, 1, BN, BD))[b, h // group, 1 : 1 + whole, 0],
-                v.tiles((1, 1, BN, BD))[b, h // group, 0:whole, 0],
+                k.tiles((1, 1, BN, BD))[b, h // group, 1:cut, 0],
+                v.tiles((1, 1, BN, BD))[b, h // group, 0 : cut - 1, 0],
                 stages=stages,
             ):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
@@ -189,17 +189,19 @@ def _attention_ahead(
                 acc = acc * shrink
                 weights = p.astype(v.dtype)
             if masked:
-                for key, value in tk.pipelined(  # the last tile of keys, if there are two at least
-                    k.tiles((1, 1, BN, BD))[b, h // group, n - min(1, n - 1) : n, 0],
-                    v.tiles((1, 1, BN, BD))[b, h // group, whole : n - 1, 0],
+                j = cut
+                for key, value in tk.pipelined(
+                    k.tiles((1, 1, BN, BD))[b, h // group, cut:n, 0],
+                    v.tiles((1, 1, BN, BD))[b, h // group, cut - 1 : n - 1, 0],
                     stages=stages,
                 ):
                     scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                     acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-                    scores = hidden(scores, (n - 1) * BN, keys, ahead, 0, 0, False, above)
+                    scores = hidden(scores, j * BN, keys, ahead, 0, 0, False, above)
                     p, most, total, shrink = turn(scores, most, total, scale)
                     acc = acc * shrink
                     weights = p.astype(v.dtype)
+                    j += 1
             for value in tk.pipelined(v.tiles((1, 1, BN, BD))[b, h // group, n - 1 : n, 0], stages=1):
                 acc = tk.mma(weights, value.reshape((BN, BD)), acc)
             sums = tk.sum(total, 2).reshape((BM, 1))
@@ -237,6 +239,9 @@ class _Plan(NamedTuple):
 
 # By the head size. On GPUs of compute capability 9.0 each warpgroup has 64 rows, and shared memory room for the stages.
 _STAGED = {64: _Plan(128, 128, 64, 4, 8), 128: _Plan(128, 128, 128, 2, 8), 256: _Plan(128, 32, 256, 4, 8)}
+# With scores that are asked for ahead: keys and values come once for twice as many queries.
+_TALL = {64: _Plan(256, 64, 64, 6, 16)}
+_TALL_TIME = 1.83  # that such a tile takes on an H200, of that of one of half as many rows
 _LOADED = {64: _Plan(64, 32, 64, None, 4), 128: _Plan(128, 32, 128, None, 8), 256: _Plan(64, 16, 256, None, 4)}
 # For head sizes up to 128, and beyond.
 _LOADED_TF32, _LOADED_F32 = (_Plan(64, 32, 128, None, 4),), (_Plan(32, 32, 128, None, 4), _Plan(16, 16, 256, None, 4))
@@ -286,14 +291,15 @@ def attention(
     (batch, heads, queries, _), keys = q.shape, k.shape[2]
     tf32 = precision == "tf32" and q.dtype == dtypes.float32
     plan = plan_of(q.shape, keys, q.dtype, on_cpu(q), in_stages(q, k, v), tf32)
-    tiles = batch * heads * -(-queries // plan.rows)
     group = heads // max(1, k.shape[1])
     share = max(1, _CACHED // max(1, 2 * keys * q.shape[3] * q.itemsize)) * group
     count = q.device.driver.multiprocessors if q.device is not None else _MULTIPROCESSORS
 
-    # Whether no tile of keys but the last that a query tile sees is cut by the mask.
-    even = not masks.above or (keys >= queries and plan.rows == plan.columns and (keys - queries) % plan.columns == 0)
-    ahead = plan.stages is not None and even and not masks.below
+    # Each query sees the first key, and so no row is without a maximum.
+    ahead = plan.stages is not None and not masks.below and (not masks.above or keys >= queries)
+    if ahead:
+        plan = _taller(plan, batch * heads, queries, count)
+    tiles = batch * heads * -(-queries // plan.rows)
     # Blocks that stay load ahead for their next tile; where tiles take differently long, going back and forth evens that out.
     blocks = min(tiles, count) if ahead else tiles
     if ahead and masks.above:
@@ -333,6 +339,16 @@ def plan_of(shape: tuple[int, ...], keys: int, dtype: Any, cpu: bool, staged: bo
         plan = (_STAGED if staged else _LOADED)[depth]
         return plan._replace(depth=depth)
     return (_LOADED_TF32 if tf32 and depth <= 128 else _LOADED_F32)[depth > 128]._replace(depth=depth)
+
+
+def _taller(plan: _Plan, heads: int, queries: int, count: int) -> _Plan:
+    """The plan, or that with more rows if so many multiprocessors are done sooner with it."""
+    tall = _TALL.get(plan.depth, plan)
+
+    def rounds(rows: int) -> int:
+        return -(-heads * -(-queries // rows) // count)
+
+    return tall if _TALL_TIME * rounds(tall.rows) <= rounds(plan.rows) else plan
 
 
 # ------------------------------------------------------------------------------------------------------------------------- checks
