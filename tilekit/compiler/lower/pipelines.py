@@ -27,8 +27,8 @@ from tilekit.compiler.pipelines import Unfit
 from tilekit.compiler.types import Turn, current, describe, i32, integer
 from tilekit.lang import pipelines as lang
 
-# By the warps that calculate, what a thread that loads gets when registers are dealt out anew: if one thread has the tiles brought,
-# if all copy, which takes addresses, and if sums of several products are carried round, so that it has to make do.
+# By the warps that calculate: what a thread that loads keeps when registers are dealt out anew. If one thread has tiles brought,
+# it needs few; if all copy, they need addresses; if sums of several products are carried round, it has to make do.
 _LOADING = {8: (40, 72, 24), 16: (32, 64, 32)}
 _ALL_REGISTERS, _UNIT = 65536, 8  # of a multiprocessor; a thread has a multiple of so many
 _FEW_PRODUCTS = 3  # of a turn: two to make something of, and one of that
