@@ -59,7 +59,7 @@ def test_lengths_and_masks(device, lengths, options):
 
 
 # Neither are all multiples of tiles of 256 queries, nor of 64 keys.
-LENGTHS = [(1, 64), (64, 77), (256, 256), (257, 300), (300, 1000), (500, 513), (700, 701), (513, 4000)]
+LENGTHS = [(1, 64), (64, 77), (256, 256), (257, 300), (300, 362), (300, 1000), (500, 513), (700, 701), (513, 4000)]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -71,7 +71,7 @@ def test_tiles_of_many_queries(device, monkeypatch, lengths, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("lengths", [(1, 1), (33, 97), (64, 64), (100, 300), (129, 130), (130, 129)], ids=str)
+@pytest.mark.parametrize("lengths", [(1, 1), (33, 97), (50, 80), (64, 64), (100, 300), (129, 130), (130, 129)], ids=str)
 @pytest.mark.parametrize("tile", [(64, 16), (32, 32), (16, 64)], ids=str)
 def test_scores_that_are_asked_for_ahead(cpu, monkeypatch, tile, lengths, causal):
     """What runs where warpgroups multiply: tiles of keys that the mask cuts have a loop of their own."""
