@@ -166,7 +166,7 @@ def _attention_ahead(
             n = min(n, tk.cdiv(ahead + min(BM, queries - i * BM), BN))
             whole = min(whole, (ahead + 1) // BN)
         cut = max(1, whole)
-        for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=2 if BD <= 64 else 1):
+        for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=2 if BD <= 64 and not above else 1):
             query = tq.reshape((BM, BD))
             acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1, 4, 1), tk.float32)
             most = tk.full((BM, 1), LOWEST, tk.float32)
