@@ -1,6 +1,8 @@
 """The machine code of pipelined loops with vectors in their stages, and with second operands that threads hold."""
 
+import importlib
 import re
+import sys
 
 import pytest
 from test_pipelined_code import products
@@ -97,3 +99,68 @@ def test_putting_operands_meets_no_bank_conflicts(shape, warps):
     way = InShared(tk.bfloat16, lies.swizzle(), layout)
     assert len(way.swizzle.shared) == 1
     assert wavefronts(way.swizzle, layout, 2) == 1
+
+
+@tk.kernel
+def sometimes(y: tk.Out, a: tk.In, b: tk.In):
+    acc, k = tk.zeros((128, 64), tk.float32), 0
+    for ta, tb in tk.pipelined(a.tiles((64, 128))[:, 0], b.tiles((64, 64))[:, 0], stages=3):
+        k = k + 1
+        more = tk.mma(ta.transpose(), tb * 2, tk.zeros((128, 64), tk.float32)) if k % 2 else tk.zeros((128, 64), tk.float32)
+        acc += more
+    y.store(acc)
+
+
+@tk.kernel
+def waited_for_sometimes(y: tk.Out, a: tk.In, b: tk.In):
+    acc, k = tk.zeros((128, 64), tk.float32), 0
+    for ta, tb in tk.pipelined(a.tiles((64, 128))[:, 0], b.tiles((64, 64))[:, 0], stages=3):
+        k = k + 1
+        made = tk.mma(ta.transpose(), tb, tk.zeros((128, 64), tk.float32))
+        acc += made * 2 if k % 2 else tk.zeros((128, 64), tk.float32)
+    y.store(acc)
+
+
+CALLED = """
+import tilekit as tk
+@tk.function
+def added(acc, ta, tb):
+    for n in range(4):
+        acc = tk.mma(ta.transpose(), tb + n, acc)
+    return acc
+"""
+CALLS = """import tilekit as tk; from its_functions import added
+@tk.kernel
+def calls(y: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros((128, 64), tk.float32)
+    for ta, tb in tk.pipelined(a.tiles((64, 128))[:, 0], b.tiles((64, 64))[:, 0], stages=3):
+        acc = 1.0 * added(acc, ta, tb)
+    y.store(acc)
+"""
+
+
+def ptx_of(kernel):
+    a, b = api.meta((1024, 128), tk.bfloat16), api.meta((1024, 64), tk.bfloat16)
+    return kernel(api.meta((128, 64), tk.float32).partition((128, 64)), a, b).num_warps(8).compile(target="sm_90a").ptx
+
+
+@pytest.mark.parametrize("which", ["an expression", "a function"])
+def test_operands_that_may_not_be_put_once_a_turn_have_barriers_on_both_sides(which, tmp_path, monkeypatch):
+    """Lines of a function that have the numbers of the loop's are others; and a part of an expression may not be computed."""
+    kernel = sometimes
+    if which == "a function":
+        monkeypatch.syspath_prepend(tmp_path)
+        for name, text in (("its_functions", CALLED), ("its_kernel", CALLS)):
+            (tmp_path / f"{name}.py").write_text(text)
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        kernel = importlib.import_module("its_kernel").calls
+    ptx = ptx_of(kernel)
+    done = re.findall(r"bar\.sync 1|st\.shared|wgmma\.mma", ptx)
+    names = "".join({"b": "B", "s": "S", "w": "W"}[what[0]] for what in done)
+    assert re.match(r"(BS+BW)+", names) and "W" not in re.sub(r"(BS+BW+)", "", names), names
+
+
+def test_a_product_that_is_waited_for_in_some_turns_is_under_way_when_a_turn_ends():
+    loop = ptx_of(waited_for_sometimes).split("wgmma.mma_async")[-1]
+    waits = re.findall(r"wgmma\.wait_group\.sync\.aligned (\d)|(mbarrier\.arrive\.shared)", loop)
+    assert waits[:3] == [("0", ""), ("1", ""), ("", "mbarrier.arrive.shared")], waits

@@ -381,6 +381,9 @@ class _Product:
         return isinstance(acc, ast.Name) and acc.id == name and name not in used
 
 
+_BRANCHES = (ast.IfExp, ast.BoolOp)  # expressions of which a part may not be computed
+
+
 class _Takes(ast.NodeTransformer):
     """Makes pipelines loops that take tiles from a ring."""
 
@@ -411,7 +414,7 @@ class _Takes(ast.NodeTransformer):
         before = [_assigned(name, value, node) for name, value in ready.items()]
         inner = any(isinstance(n, (ast.For, ast.While)) for s in node.body for n in ast.walk(s))
         simple = () if inner else (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr)
-        lines = [s.lineno for s in node.body if isinstance(s, simple)]
+        lines = [s.lineno for s in node.body if isinstance(s, simple) and not any(isinstance(n, _BRANCHES) for n in ast.walk(s))]
         return [*before, *loop.calculating(self.block(body), lines)]
 
     @staticmethod

@@ -33,8 +33,8 @@ from tilekit.dtypes import DType
 __all__ = [
     "BARRIER_ROOM", "MOST_WARPS", "RING_ALIGNMENT", "Clash", "Compilation", "DTypeType", "DeferredType", "MoreWarps",
     "Pipelines", "TensorType", "TileType", "Turn", "argument_type", "compiles", "compiling", "constant", "current",
-    "current_config", "describe", "dtype_of", "extent_dtype", "integer", "lowered_line", "lowered_place", "noting", "prevailing",
-    "register_type", "scalar_dtype", "scalar_kind", "scalar_type",
+    "current_config", "describe", "dtype_of", "extent_dtype", "integer", "lowered_line", "lowered_place", "noting", "own_line",
+    "prevailing", "register_type", "scalar_dtype", "scalar_kind", "scalar_type",
 ]  # fmt: skip
 
 i1, i8, i16, i32, i64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -271,14 +271,29 @@ def lowered_line() -> int:
     return lowered_place()[1]
 
 
+def own_line() -> int:
+    """The same; 0 in a function that the kernel calls, whose lines may have the numbers of the kernel's."""
+    file, line = _lowered()
+    return 0 if _COPY.search(file) else line
+
+
 def lowered_place() -> tuple[str, int]:
-    """The file and the line of the kernel that are being lowered: numba's lowering has them, further down the stack."""
+    """The file and the line of the kernel that are being lowered."""
+    file, line = _lowered()
+    return _COPY.sub("", file), line
+
+
+_COPY = re.compile(r"#\d+$")  # each call of a function has a copy of it, see `inlining`
+
+
+def _lowered() -> tuple[str, int]:
+    """What numba takes for the file, and the line: its lowering has them, further down the stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         loc: Any = getattr(frame.f_locals.get("self"), "loc", None)
         line = getattr(loc, "line", None)
         if isinstance(line, int):
-            return re.sub(r"#\d+$", "", str(loc.filename)), line  # each call of a function has a copy of it, see `inlining`
+            return str(loc.filename), line
         frame = frame.f_back
     return "", 0
 

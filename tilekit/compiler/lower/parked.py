@@ -14,7 +14,7 @@ from tilekit.compiler.lower.emit import asm
 from tilekit.compiler.lower.relayout import InShared, accesses
 from tilekit.compiler.lower.rings import behind_rooms
 from tilekit.compiler.lower.staged import LEAST_ROWS, StagedType
-from tilekit.compiler.types import Pipelines, TileType, current, integer, lowered_line
+from tilekit.compiler.types import Pipelines, TileType, current, integer, own_line
 
 __all__ = ["park", "parked"]
 
@@ -39,7 +39,7 @@ def park(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], lies: 
     """Put a tile, given by register, into shared memory: its address, an i32. All threads that calculate take part."""
     state = current().pipelines
     assert state is not None, "looked at by `parked`"
-    turn = state.turn if state.turn is not None and lowered_line() in state.turn.lines else None
+    turn = state.turn if state.turn is not None and own_line() in state.turn.lines else None
     if turn is not None:
         base = _place(builder, state, (turn.ring, turn.parked, lies.nbytes), 2 * lies.nbytes)
         base = builder.add(base, builder.mul(builder.and_(turn.number, integer(32, 1)), integer(32, lies.nbytes)))

@@ -28,7 +28,7 @@ from tilekit.compiler.lower.relayout import in_layout
 from tilekit.compiler.lower.staged import StagedType
 from tilekit.compiler.lower.words import elements_of, packed, words_of
 from tilekit.compiler.ops import settle, settled
-from tilekit.compiler.types import DeferredType, TileType, current, i64, integer, lowered_line, register_type
+from tilekit.compiler.types import DeferredType, TileType, current, i64, integer, own_line, register_type
 from tilekit.dtypes import DType
 from tilekit.errors import CompileError
 from tilekit.lang.matmul import accumulator_dtype
@@ -65,7 +65,7 @@ class PendingType(DeferredType):
         """Wait for it; so many may be `left` under way that were asked for later."""
         state = current().pipelines
         if state is not None:
-            state.products.append((lowered_line(), left))
+            state.products.append((own_line(), left))
         elements = unpack(builder, value)
         count = len(elements)
         letter = _letter(self.settled.dtype)
@@ -297,7 +297,7 @@ def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type, precision: 
         if isinstance(held, TileType):
             y = park(builder, held, unpack(builder, settle(builder, b, y)), lies)
         if state is not None and not promoted:
-            state.products.append((lowered_line(), None))
+            state.products.append((own_line(), None))
         total = unpack(builder, z)
         if acc != result:
             total = in_layout(builder, tile, unpack(builder, settle(builder, acc, z)), shape.layout)
