@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from warpgroup_code import products
 
 import tilekit as tk
 from tilekit import api
@@ -61,17 +62,6 @@ def launch(kernel, tile, warps, *, dtype=tk.bfloat16, stages=None, cluster=None)
     more = (stages,) if kernel is gemm else ()
     op = kernel(c, meta(4096, 4096, dtype=dtype), meta(4096, 4096, dtype=dtype), *more)
     return op.generics(BM=tile[0], BN=tile[1], BK=tile[2]).num_warps(warps)
-
-
-def products(kernel):
-    """What the warps that multiply do, a letter each: Arrive, Hgmma, the last one of a Group, and waits for all but that many."""
-    letters = []
-    for line in kernel.sass.splitlines():
-        found = re.search(r"WARPGROUP\.ARRIVE|HGMMA.*|WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", line)
-        if found:
-            kind = "A" if "ARRIVE" in found[0] else "G" if "gsb0 " in found[0] else "H"
-            letters.append(found[1] or kind)
-    return "".join(letters)
 
 
 SHAPES = [

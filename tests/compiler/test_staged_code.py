@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from test_pipelined_code import products
+from warpgroup_code import products
 
 import tilekit as tk
 from tilekit import api

@@ -304,6 +304,10 @@ SAME = (1, 4, 32, 64)
             ValueError, r"lse is float16 of shape .*; for queries of shape .* it is float32 .*return_lse=True",
         ),
         (
+            lambda: kernels.attention_backward(*[x(*SAME)] * 5, x(1, 4, 32, dtype=tk.float32), deterministic=1),
+            TypeError, "deterministic is True or False, not 1",
+        ),
+        (
             lambda: kernels.attention_backward(x(1, 4, 32, 32), *[x(*SAME)] * 4, x(1, 4, 32, dtype=tk.float32)),
             ValueError, r"q has shape \(1, 4, 32, 64\), grad \(1, 4, 32, 32\); they must be the same",
         ),
