@@ -2,6 +2,7 @@
 
 In a turn of a pipelined loop they take turns at two places: a turn writes where the product of the turn before the last read.
 Between the two all threads have met, after each had waited for that product; so one barrier a turn is enough, behind the writes.
+That holds for statements that run once in each turn; others have one place, and a barrier on both sides of the writes.
 """
 
 from __future__ import annotations
