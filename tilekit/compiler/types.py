@@ -144,7 +144,7 @@ class Pipelines:
         left: by ring, how many may be under way when a turn has ended.
         turn: that is being lowered; None outside of them. `parking`: by ring, whether the last one put operands somewhere.
         places: where such operands lie, in bytes behind all rings; `parked_bytes`: how much they take.
-        read: the rings whose tiles threads read by themselves, as far as it was lowered.
+        read: the rings whose tiles threads read by themselves, as far as it was lowered; `unfenced`: since a fence.
         copied: whether all `loaders` load, and not one of them alone, as far as it was lowered.
     """
 
@@ -170,6 +170,7 @@ class Pipelines:
         self.barriers: dict[int, int] = {}
         self.barrier_bytes = 0
         self.read: set[int] = set()
+        self.unfenced: set[int] = set()
         self.products: list[tuple[int, int | None]] = []
         self.left: dict[int, int] = {}
         self.turn: Turn | None = None
@@ -177,6 +178,11 @@ class Pipelines:
         self.places: dict[tuple[int, ...], int] = {}
         self.parked_bytes = 0
         self.maps: list[TensorMap] = []
+
+    def note_read(self, ring: int) -> None:
+        """Threads read tiles of a ring by themselves, and those who have its stages filled must wait for that."""
+        self.read.add(ring)
+        self.unfenced.add(ring)
 
     @property
     def shared_bytes(self) -> int:

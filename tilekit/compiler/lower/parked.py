@@ -57,7 +57,7 @@ def park(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], lies: 
         shared.put(builder, address, offset, tile.dtype, [elements[r] for r in registers])
     asm(builder, "fence.proxy.async.shared::cta;", "~{memory}", _VOID, [], effect=True)
     if turn is not None:  # it orders what was read of the turn's tiles, too
-        state.read.discard(turn.ring)
+        state.unfenced.discard(turn.ring)
     shared.barrier(builder)
     return base
 

@@ -180,12 +180,12 @@ def _given(builder: ir.IRBuilder, ring: RingType, base: ir.Value, turn: ir.Value
     # Products have been waited for, which leaves nothing to order; but no thread of the warp may still wait for this turn's tiles
     # when those of another come. What threads read by themselves has to have been read before the accelerator writes there, which
     # is another proxy: a barrier alone does not wait for loads that are under way. Copies by threads are of the same proxy.
-    read = ring.number in the_pipelines().read and ring.brought > 0
-    text = "fence.proxy.async.shared::cta; " * read + "bar.warp.sync -1; "
+    state = the_pipelines()
+    text = "fence.proxy.async.shared::cta; " * (ring.number in state.unfenced and ring.brought > 0) + "bar.warp.sync -1; "
     if ring.cluster == 1:
         text += "@P mbarrier.arrive.shared::cta.b64 _, [$0];"
     else:
-        arrive = f"mbarrier.arrive.{'release' if read else 'relaxed'}.cluster.shared::cluster.b64"
+        arrive = f"mbarrier.arrive.{'release' if ring.number in state.read else 'relaxed'}.cluster.shared::cluster.b64"
         text += f"@P mapa.shared::cluster.u32 there, $0, $1; @P {arrive} _, [there];"
     text = f"{{ .reg .pred P; .reg .b32 there; setp.lt.u32 P, $1, {ring.cluster}; {text} }}"
     lane = builder.and_(special_register(builder, "tid.x"), integer(32, WARP - 1))

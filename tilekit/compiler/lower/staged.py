@@ -136,7 +136,7 @@ class StagedType(DeferredType):
         """Tell those who have stages filled that threads read them."""
         state = current().pipelines
         if state is not None:
-            state.read.add(self.ring)
+            state.note_read(self.ring)
 
     def reader(self, layout: Layout, *, matrices: bool = False) -> InShared:
         """How threads read it in a layout of its shape, by `ldmatrix` if that is possible and `matrices` says so."""

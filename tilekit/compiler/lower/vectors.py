@@ -113,7 +113,7 @@ class StagedVectorType(_InMemory):
         return StagedVectorType(self.dtype, tuple(self.shape[dim] if dim >= 0 else 1 for dim in dims), self.config, self.ring)
 
     def elements(self, builder: ir.IRBuilder, value: ir.Value, layout: Layout) -> list[ir.Value]:
-        the_pipelines().read.add(self.ring)
+        the_pipelines().note_read(self.ring)
         start, places = self._places(builder, layout)
         address = shared.at(builder, value, start, self.dtype.itemsize)
         count = 1
