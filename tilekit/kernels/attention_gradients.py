@@ -46,7 +46,7 @@ def of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, head
 @tk.kernel
 def _by_queries(
     dq: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float, left: int, right: int,
-    group: int, below: tk.Const, above: tk.Const, stages: tk.Const,
+    group: int, below: tk.Const, above: tk.Const,
 ):  # fmt: skip
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     i, h = tk.num_blocks(0) - 1 - tk.bid(0), tk.bid(1)
@@ -68,7 +68,6 @@ def _by_queries(
         for key, value in tk.pipelined(
             k.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
             v.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
-            stages=stages,
         ):
             nothing = tk.zeros((BM, BN), tk.float32)
             scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing) * 1.0
@@ -89,7 +88,7 @@ def _by_queries(
 @tk.kernel
 def _by_keys(
     dk: tk.Out, dv: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float, left: int,
-    right: int, group: int, below: tk.Const, above: tk.Const, stages: tk.Const,
+    right: int, group: int, below: tk.Const, above: tk.Const,
 ):  # fmt: skip
     queries, keys, key_heads = q.shape[2], k.shape[2], k.shape[1]
     j, h = tk.bid(0), tk.bid(1)
@@ -109,7 +108,7 @@ def _by_keys(
             at = h * group + which
             i = first
             for tq, tg in tk.pipelined(
-                q.tiles((1, 1, BN, BD))[b, at, first:last, 0], grad.tiles((1, 1, BN, BD))[b, at, first:last, 0], stages=stages
+                q.tiles((1, 1, BN, BD))[b, at, first:last, 0], grad.tiles((1, 1, BN, BD))[b, at, first:last, 0]
             ):
                 nothing = tk.zeros((BM, BN), tk.float32)
                 shift = tk.load(sums, (b, at, i), (1, 1, BN)).reshape((1, BN))
@@ -246,7 +245,7 @@ def attention_backward(
         if adds:
             yield by_query.fill(0)
         if plan.by_keys.stages is None:
-            launch = _by_keys(dk.scattered(), dv.scattered(), *given, None)
+            launch = _by_keys(dk.scattered(), dv.scattered(), *given)
         else:
             results = (x.scattered() for x in (dk, dv, by_query))
             ragged = keys % plan.by_keys.rows > 0
@@ -256,8 +255,8 @@ def attention_backward(
             launch = ahead.of_sums(dq.scattered(), by_query, heads, factor)
             yield launch.generics(BN=rows, BD=plan.depth).num_warps(4).grid((whole, batch * heads))
         else:
-            kernel = _by_queries if plan.by_queries.stages is None else ahead.by_queries
-            launch = kernel(dq.scattered(), *given, plan.by_queries.stages)
+            stages = plan.by_queries.stages
+            launch = _by_queries(dq.scattered(), *given) if stages is None else ahead.by_queries(dq.scattered(), *given, stages)
             yield _shaped(launch, plan, plan.by_queries, queries, batch * heads)
         return dq, dk, dv
 
