@@ -137,6 +137,15 @@ def calls(y: tk.Out, a: tk.In, b: tk.In):
         acc = 1.0 * added(acc, ta, tb)
     y.store(acc)
 """
+ON_ONE_LINE = """import tilekit as tk
+@tk.kernel
+def calls(y: tk.Out, a: tk.In, b: tk.In):
+    acc, k, nothing = tk.zeros((128, 64), tk.float32), 0, tk.zeros((128, 64), tk.float32)
+    for ta, tb in tk.pipelined(a.tiles((64, 128))[:, 0], b.tiles((64, 64))[:, 0], stages=3):
+        k = k + 1; more = tk.mma(ta.transpose(), tb * 2, nothing) if k % 2 else nothing
+        acc += more
+    y.store(acc)
+"""
 
 
 def ptx_of(kernel):
@@ -144,13 +153,13 @@ def ptx_of(kernel):
     return kernel(api.meta((128, 64), tk.float32).partition((128, 64)), a, b).num_warps(8).compile(target="sm_90a").ptx
 
 
-@pytest.mark.parametrize("which", ["an expression", "a function"])
+@pytest.mark.parametrize("which", ["an expression", "behind another statement", "a function"])
 def test_operands_that_may_not_be_put_once_a_turn_have_barriers_on_both_sides(which, tmp_path, monkeypatch):
     """Lines of a function that have the numbers of the loop's are others; and a part of an expression may not be computed."""
     kernel = sometimes
-    if which == "a function":
+    if which != "an expression":
         monkeypatch.syspath_prepend(tmp_path)
-        for name, text in (("its_functions", CALLED), ("its_kernel", CALLS)):
+        for name, text in (("its_functions", CALLED), ("its_kernel", CALLS if which == "a function" else ON_ONE_LINE)):
             (tmp_path / f"{name}.py").write_text(text)
             monkeypatch.delitem(sys.modules, name, raising=False)
         kernel = importlib.import_module("its_kernel").calls

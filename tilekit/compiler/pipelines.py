@@ -414,7 +414,9 @@ class _Takes(ast.NodeTransformer):
         before = [_assigned(name, value, node) for name, value in ready.items()]
         inner = any(isinstance(n, (ast.For, ast.While)) for s in node.body for n in ast.walk(s))
         simple = () if inner else (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr)
-        lines = [s.lineno for s in node.body if isinstance(s, simple) and not any(isinstance(n, _BRANCHES) for n in ast.walk(s))]
+        once = [isinstance(s, simple) and not any(isinstance(n, _BRANCHES) for n in ast.walk(s)) for s in node.body]
+        others = {s.lineno for s, each_turn in zip(node.body, once, strict=True) if not each_turn}
+        lines = [s.lineno for s in node.body if s.lineno not in others]
         return [*before, *loop.calculating(self.block(body), lines)]
 
     @staticmethod
