@@ -18,15 +18,12 @@ from typing import Any
 import tilekit as tk
 from tilekit import dtypes
 from tilekit.kernels._gemm_plans import in_stages
-from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, out_or_new, power, takes_ops
+from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, power, takes_ops
 from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, hidden, masks_of, plan_of, scale_of, turn
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
-__all__ = [
-    "attention_varlen", "bounds_of", "by_rows", "check_starts", "finite_outside", "first_step", "part_of", "visits",
-    "whole_tiles",
-]  # fmt: skip
+__all__ = ["attention_varlen", "by_rows", "check_starts", "finite_outside", "first_step", "part_of", "visits", "whole_tiles"]
 
 BM, BN, BD = tk.generics("BM BN BD")
 
@@ -34,17 +31,6 @@ _LN_2 = 1 / LOG2_E
 
 
 # ------------------------------------------------------------------------------------------------------------------------- kernel
-
-
-@tk.function
-def bounds_of(part, starts, length):
-    """Where a part begins and ends: what lies before the first sequence is part 0, what lies behind the last one is the last."""
-    begin, end = 0, length
-    if part > 0:
-        begin = min(max(0, tk.load(starts, part - 1, ()).item()), length)
-    if part < starts.shape[0]:
-        end = min(max(begin, tk.load(starts, part, ()).item()), length)
-    return begin, end
 
 
 @tk.function
@@ -60,10 +46,14 @@ def part_of(place, starts, length, others, other_length, step, rows: tk.Const):
         if part + step <= count and tk.load(starts, part + step - 1, ()).item() // rows + part + step <= place:
             part += step
         step = step // 2
-    begin, end = bounds_of(part, starts, length)
-    other_begin, other_end = 0, 0
+    begin, end, other_begin, other_end = 0, length, 0, 0
+    if part > 0:
+        begin = min(max(0, tk.load(starts, part - 1, ()).item()), length)
+    if part < count:
+        end = min(max(begin, tk.load(starts, part, ()).item()), length)
     if part > 0 and part < count:
-        other_begin, other_end = bounds_of(part, others, other_length)
+        other_begin = min(max(0, tk.load(others, part - 1, ()).item()), other_length)
+        other_end = min(max(other_begin, tk.load(others, part, ()).item()), other_length)
     return place - part, begin, end, other_begin, other_end
 
 
@@ -96,11 +86,9 @@ def whole_tiles(ahead, rows, columns, left, right, height: tk.Const, width: tk.C
         first, low = max(0, ahead - left) // width, tk.cdiv(max(0, ahead + height - 1 - left), width)
     if above:
         high, last = min(high, max(0, ahead + right + 1) // width), min(last, tk.cdiv(max(0, ahead + rows + right), width))
-    if below or above:
-        first = min(first, last)
-        low = min(max(low, first), last)
-        high = min(max(low, high), last)
-    return first, low, high, last
+    first = min(first, last)
+    low = min(max(low, first), last)
+    return first, low, min(max(low, high), last), last
 
 
 @tk.function
@@ -325,8 +313,8 @@ def attention_varlen(
             launch = launch.generics(BM=plan.rows, BN=plan.columns, BD=plan.depth).num_warps(plan.num_warps)
             yield launch.grid((places * heads,) if ahead else (places, heads))
         elif y.size:
-            yield filled(y)
-            yield filled(sums, float("-inf"))
+            yield y.fill(0)
+            yield sums.fill(float("-inf"))
         return (y, sums) if return_lse else y
 
     return Launches(q, steps, None if return_lse else q)
