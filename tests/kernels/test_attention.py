@@ -247,6 +247,17 @@ def test_products_of_gradients_stay_under_way(which, size, causal):
     assert vectors == (0 if which == "by_queries" else 2 * loops * tile.columns // 8), "two elements of two vectors"
 
 
+def test_the_steps_of_gradients_are_known_before_they_run():
+    """Also that zeros are written, to tensors that have no memory yet: for pictures, and to compile without running."""
+    q, lse = api.meta((1, 4, 256, 64), tk.bfloat16), api.meta((1, 4, 256), tk.float32)
+    op, none = kernels.attention_backward(q, q, q, q, q, lse), api.meta((1, 4, 0, 64), tk.bfloat16)
+    of_nothing = kernels.attention_backward(q, q, none, none, q, lse)
+    op.consumed(), of_nothing.consumed()
+    assert [str(part) for part in op.parts()] == ["kernel of_rows", "fill", "kernel by_keys", "kernel of_sums"]
+    assert [str(part) for part in of_nothing.parts()] == ["fill"]
+    assert "fill" in op.graphviz()
+
+
 def test_gradients_of_very_small_sums(device):
     """Weights of keys that do not exist would be infinite; they take no part."""
     q, k, v = operands((1, 1, 70, 64), (1, 1, 70, 64))

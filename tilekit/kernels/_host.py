@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from tilekit import api, dtypes
+from tilekit import api, copying, dtypes
 from tilekit.launcher.launch import KernelLaunch
 from tilekit.ops import DeviceOp, Spec, zip_ops
 from tilekit.ops.stepwise import Stepwise
@@ -22,8 +22,8 @@ from tilekit.schedule import ExecutionContext
 from tilekit.tensor import Tensor, new_tensor
 
 __all__ = [
-    "Launches", "Measured", "New", "Operand", "Place", "RowTile", "a_tensor", "check", "compute_dtype", "exponential", "flat",
-    "flat_tile", "integers", "on_cpu", "out_or_new", "power", "result", "row_tile", "rows_of", "same_shape", "shaped",
+    "Launches", "Measured", "New", "Operand", "Place", "RowTile", "a_tensor", "check", "compute_dtype", "exponential", "filled",
+    "flat", "flat_tile", "integers", "on_cpu", "out_or_new", "power", "result", "row_tile", "rows_of", "same_shape", "shaped",
     "takes_ops",
 ]  # fmt: skip
 
@@ -241,6 +241,11 @@ class Launches(Stepwise[Any]):
                 result = _outcome(made[-1])
         except StopIteration as stop:
             return made, stop.value
+
+
+def filled(x: Tensor, value: float = 0) -> DeviceOp[Tensor]:
+    """An op that sets every element; unlike `Tensor.fill` also of tensors that have no memory, with which steps are tried out."""
+    return copying.fill(x, np.array(value, x.dtype))
 
 
 def result(launch: DeviceOp[Any], like: Any, out: Tensor | None) -> DeviceOp[Tensor]:

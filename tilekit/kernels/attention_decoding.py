@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import tilekit as tk
 from tilekit import dtypes
-from tilekit.kernels._host import Launches, Operand, integers, on_cpu, out_or_new, power, shaped, takes_ops
+from tilekit.kernels._host import Launches, Operand, filled, integers, on_cpu, out_or_new, power, shaped, takes_ops
 from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, scale_of
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
@@ -172,7 +172,7 @@ def attention_decode(
         if not y.size:
             return y
         if not keys:
-            yield y.fill(0)
+            yield filled(y)
             return y
         packed = shaped(q, rows) if q.is_contiguous else shaped((yield q.dup()), rows)
         flat = y if y.is_contiguous else new(Spec(y.shape, y.dtype))

@@ -20,7 +20,7 @@ import tilekit as tk
 from tilekit import dtypes
 from tilekit.kernels import attention_gradients_ahead as ahead
 from tilekit.kernels._gemm_plans import in_stages
-from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, power, takes_ops
+from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, power, takes_ops
 from tilekit.kernels.attentions import LOG2_E, check_qkv, hidden, masks_of, scale_of
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
@@ -235,7 +235,7 @@ def attention_backward(
         if not q.size or not k.size:
             for x in (dq, dk, dv):
                 if x.size:
-                    yield x.fill(0)
+                    yield filled(x)
             return dq, dk, dv
         delta, sums = new(kept), new(kept)
         launch = of_rows(delta.scattered(), sums.scattered(), grad, out, lse, heads)
@@ -243,7 +243,7 @@ def attention_backward(
         given = (q, k, v, grad, delta, sums, factor, masks.left, masks.right, group, masks.below, masks.above)
         by_query = new(Spec((batch, heads, whole * plan.depth, rows), dtypes.float32)) if adds else dq
         if adds:
-            yield by_query.fill(0)
+            yield filled(by_query)
         if plan.by_keys.stages is None:
             launch = _by_keys(dk.scattered(), dv.scattered(), *given)
         else:

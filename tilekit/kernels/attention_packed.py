@@ -18,7 +18,7 @@ from typing import Any
 import tilekit as tk
 from tilekit import dtypes
 from tilekit.kernels._gemm_plans import in_stages
-from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, power, takes_ops
+from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, out_or_new, power, takes_ops
 from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, hidden, masks_of, plan_of, scale_of, turn
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
@@ -313,8 +313,8 @@ def attention_varlen(
             launch = launch.generics(BM=plan.rows, BN=plan.columns, BD=plan.depth).num_warps(plan.num_warps)
             yield launch.grid((places * heads,) if ahead else (places, heads))
         elif y.size:
-            yield y.fill(0)
-            yield sums.fill(float("-inf"))
+            yield filled(y)
+            yield filled(sums, float("-inf"))
         return (y, sums) if return_lse else y
 
     return Launches(q, steps, None if return_lse else q)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tilekit as tk
 from tilekit import dtypes
 from tilekit.kernels._gemm_plans import in_stages
-from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, takes_ops
+from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, takes_ops
 from tilekit.kernels.attention_gradients import of_rows, plan_of
 from tilekit.kernels.attention_packed import (
     by_rows,
@@ -206,7 +206,7 @@ def attention_varlen_backward(
         if not q.size or not k.size:
             for x in made:
                 if x.size:
-                    yield x.fill(0)
+                    yield filled(x)
             return tuple(made)
         delta, sums = new(kept), new(kept)
         by_head = [x.permute(1, 0, 2) for x in (q, k, v, grad, out)]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import tilekit as tk
 from tilekit import dtypes
 from tilekit.kernels._gemm_plans import in_stages
-from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, power, takes_ops
+from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, out_or_new, power, takes_ops
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
@@ -321,8 +321,8 @@ def attention(
             )  # fmt: skip
             yield launch.generics(BM=plan.rows, BN=plan.columns, BD=plan.depth).num_warps(plan.num_warps).grid(blocks)
         elif y.size:
-            yield y.fill(0)
-            yield sums.fill(float("-inf"))
+            yield filled(y)
+            yield filled(sums, float("-inf"))
         return (y, sums) if return_lse else y
 
     return Launches(q, steps, None if return_lse else q)

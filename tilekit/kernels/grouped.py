@@ -22,7 +22,7 @@ from tilekit.kernels._gemm_plans import (
     staged_operands,
     sum_dtype,
 )
-from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, takes_ops
+from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, out_or_new, takes_ops
 from tilekit.ops import DeviceOp
 from tilekit.tensor import Tensor
 
@@ -136,7 +136,7 @@ def grouped_gemm(
             launch = launch.generics(BM=plan.rows, BN=plan.columns, BK=plan.depth).num_warps(plan.num_warps)
             yield launch if plan.occupancy is None else launch.occupancy(plan.occupancy)
         elif y.size:
-            yield y.fill(0)
+            yield filled(y)
         return y
 
     return Launches(a, steps, place)

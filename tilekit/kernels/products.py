@@ -29,7 +29,7 @@ from tilekit.kernels._gemm_plans import (
     staged_operands,
     sum_dtype,
 )
-from tilekit.kernels._host import Launches, Operand, a_tensor, on_cpu, out_or_new, power, shaped, takes_ops
+from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, out_or_new, power, shaped, takes_ops
 from tilekit.kernels._stream_k import shares_of
 from tilekit.lang.functions import Function
 from tilekit.ops import DeviceOp, Spec
@@ -250,7 +250,7 @@ def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile
         if not k:  # nothing to add up, which zeros are as well
             left, right = (new(Spec((*x.shape[:-2], *ends), x.dtype)) for x, ends in ((a, (m, _LEAST)), (b, (_LEAST, n))))
             for x in (left, right):
-                yield x.fill(0)
+                yield filled(x)
         target = y
         if turned:
             target, left, right = y.T, right.T, left.T
