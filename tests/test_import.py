@@ -34,3 +34,11 @@ def test_it_takes_less_than_150_ms_more_than_numpy(tmp_path):
         for _ in range(6)
     ]
     assert min(times) < 0.150, times
+
+
+def test_a_folder_of_that_name_does_not_hide_it(tmp_path):
+    """Such as the clone itself, beside a script: it is no package, but Python might take it for a part of one."""
+    (tmp_path / "tilekit").mkdir()
+    (tmp_path / "script.py").write_text("import tilekit\nprint(tilekit.kernel.__name__)\n")
+    run = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert run.stdout == "kernel\n"
