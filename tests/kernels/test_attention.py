@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from attending import TOLERANCE, compiled, gradients, right
+from warpgroup_code import products
 
 import tilekit as tk
 from tilekit import api, kernels
@@ -199,12 +200,6 @@ def test_gradients_with_products_under_way(cpu, monkeypatch, q_shape, k_shape, o
         assert np.abs(found.to_host().sync() - wanted).max() <= 4e-6 * max(np.abs(wanted).max(), 1.0)
 
 
-def turns(sass):
-    """Of each loop with products what its turns do: Arrive, Hgmma, the last of a Group, and waits for all but that many."""
-    found = re.findall(r"WARPGROUP\.ARRIVE|HGMMA[^;]*|WARPGROUP\.DEPBAR\.LE gsb0, 0x\d", sass)
-    return "".join("A" if "ARRIVE" in x else x[-1] if "DEPBAR" in x else "G" if x.endswith("gsb0 ") else "H" for x in found)
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("which", ["by_keys", "adds", "by_queries"])
@@ -236,7 +231,7 @@ def test_products_of_gradients_stay_under_way(which, size, causal):
     further = {"by_keys": [adding, adding], "adds": by_both, "by_queries": [adding]}
     turn = f"{scores}{scores}1[01]*" + "".join(f"{each}[01]*" for each in further[which])
     loops = 1 + (causal or which == "by_queries")
-    assert re.fullmatch(f"(?:{turn}){{{loops}}}", turns(made.sass)), turns(made.sass)
+    assert re.fullmatch(f"(?:{turn}){{{loops}}}", products(made)), products(made)
     if adds:  # 16 bytes of each thread; the weights' gradients lie in shared memory, without elements that change threads
         count = size * tile.columns // 256 // 4
         assert len(re.findall(r"RED\.E\.ADD\.F32x4|REDG\.E\.ADD\.F32x4", calculating)) == loops * count
@@ -252,7 +247,8 @@ def test_the_steps_of_gradients_are_known_before_they_run():
     q, lse = api.meta((1, 4, 256, 64), tk.bfloat16), api.meta((1, 4, 256), tk.float32)
     op, none = kernels.attention_backward(q, q, q, q, q, lse), api.meta((1, 4, 0, 64), tk.bfloat16)
     of_nothing = kernels.attention_backward(q, q, none, none, q, lse)
-    op.consumed(), of_nothing.consumed()
+    op.consumed()
+    of_nothing.consumed()
     assert [str(part) for part in op.parts()] == ["kernel of_rows", "fill", "kernel by_keys", "kernel of_sums"]
     assert [str(part) for part in of_nothing.parts()] == ["fill"]
     assert "fill" in op.graphviz()
@@ -368,10 +364,10 @@ def test_scores_are_asked_for_before_values_are_added(size, keys, options):
 def test_16_warps_leave_queries_in_shared_memory(causal):
     """Their threads have no registers for them; and nothing is in local memory while products are computed."""
     _, lines = compiled(kernels.attention(*given(64), causal=causal), "sm_90a")
-    products = [n for n, line in enumerate(lines) if "HGMMA" in line]
-    scores = sum(bool(re.search(r"HGMMA\S* R\d+, gdesc", lines[n])) for n in products)
-    assert scores * 2 == len(products), "of scores and of values there are as many, of which weights come from registers"
-    assert not re.search(r"\b(LDL|STL)\b", "\n".join(lines[products[0] : products[-1]]))
+    found = [n for n, line in enumerate(lines) if "HGMMA" in line]
+    scores = sum(bool(re.search(r"HGMMA\S* R\d+, gdesc", lines[n])) for n in found)
+    assert scores * 2 == len(found), "of scores and of values there are as many, of which weights come from registers"
+    assert not re.search(r"\b(LDL|STL)\b", "\n".join(lines[found[0] : found[-1]]))
 
 
 @pytest.mark.parametrize("size", [64, 128])
