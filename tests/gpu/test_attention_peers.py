@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tilekit import bench
-from tilekit.bench import Options, attention
+from tilekit.bench import Options, attention, varlen
 
 FORWARD = {"attention", "causal attention"}
 BOTH = {*FORWARD, "attention_backward", "causal attention_backward"}
@@ -31,3 +31,12 @@ def test_a_peer_agrees(device, monkeypatch, name, library, kernels, n):
     assert not refused
     assert {case.kernel for case in run.cases} == {*BOTH, "attention_decode"}
     assert {case.kernel for case in run.cases if name in {r.name for r in case.results}} >= kernels
+
+
+def test_the_peer_of_packed_sequences(device, monkeypatch):
+    pytest.importorskip("torch", reason="the peer is PyTorch's")
+    monkeypatch.setattr(varlen, "_SIZES", ((3, 64), (2, 128)))
+    run = bench.run("varlen", Options(device=device, n=300, rounds=1))
+    assert not run.left_out
+    assert all({r.name for r in case.results} == {"tilekit", "flash-attention-2"} for case in run.cases)
+    assert len(run.cases) == 8

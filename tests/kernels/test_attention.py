@@ -89,9 +89,11 @@ def test_tiles_have_many_queries_where_that_is_sooner_done():
         (64, 4096, 256), (16, 2048, 256), (132, 256, 256), (1, 1 << 20, 256),
         (132, 128, 128), (1000, 100, 128), (66, 256, 128), (100, 300, 128), (1, 1, 128),
     ):  # fmt: skip
-        assert attentions._taller(plan, heads, queries, 132).rows == rows, (heads, queries)
+        assert attentions.taller(plan, heads, queries, 132).rows == rows, (heads, queries)
     other = attentions._STAGED[128]
-    assert attentions._taller(other, 64, 4096, 132) == other
+    assert attentions.taller(other, 64, 4096, 132) == other
+    # Of packed sequences each ends somewhere in a tile.
+    assert [attentions.taller(plan, 32, 16384, 132, sequences).rows for sequences in (1, 8, 64)] == [256, 256, 128]
 
 
 @pytest.mark.parametrize("window", [1, 2, 128, 129, 10**12])
@@ -249,7 +251,7 @@ def test_the_steps_of_gradients_are_known_before_they_run():
     of_nothing = kernels.attention_backward(q, q, none, none, q, lse)
     op.consumed()
     of_nothing.consumed()
-    assert [str(part) for part in op.parts()] == ["kernel of_rows", "fill", "kernel by_keys", "kernel of_sums"]
+    assert [str(part) for part in op.parts()] == ["kernel _of_rows", "fill", "kernel by_keys", "kernel of_sums"]
     assert [str(part) for part in of_nothing.parts()] == ["fill"]
     assert "fill" in op.graphviz()
 

@@ -179,9 +179,10 @@ def gradients_of(g, operands, starts, **options):
     return made
 
 
-def backward(g, operands, starts, **options):
+def backward(g, operands, starts, deterministic=False, **options):
     given = [*(f(x).sync() for x in operands), *(f(s).sync() for s in starts)]
     y, lse = kernels.attention_varlen(*given, return_lse=True, **options).sync()
+    options["deterministic"] = deterministic
     made = kernels.attention_varlen_backward(f(g), *given[:3], y, lse, *given[3:], **options).sync()
     return [x.to_host().sync() for x in made]
 
@@ -200,33 +201,97 @@ def test_gradients(device, options, dtype):
     lengths = ((5, 0, 150, 1, 84), (5, 7, 100, 3, 130))
     operands, starts = packed(lengths, (2, 1), dtype=dtype)
     g = packed(lengths, (2, 1), dtype=dtype, seed=1)[0][0]
-    made = backward(g, operands, starts, **options)
-    assert [x.dtype for x in made] == [np.dtype(dtype)] * 3
-    check_gradients(made, gradients_of(g, operands, starts, **options))
+    wanted = gradients_of(g, operands, starts, **options)
+    for deterministic in (False, True):
+        made = backward(g, operands, starts, deterministic, **options)
+        assert [x.dtype for x in made] == [np.dtype(dtype)] * 3
+        check_gradients(made, wanted)
 
 
 @pytest.mark.parametrize("size", [40, 128, 256])
-def test_gradients_of_head_sizes(device, size):
-    operands, starts = packed(((70, 150, 9), (90, 150, 30)), size=size, dtype=np.float16)
-    g = packed(((70, 150, 9), (90, 150, 30)), size=size, dtype=np.float16, seed=1)[0][0]
-    check_gradients(backward(g, operands, starts, causal=True), gradients_of(g, operands, starts, causal=True))
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_head_sizes(device, causal, size):
+    """Of sequences with several tiles of queries and of keys, and of some with parts of one."""
+    lengths = ((70, 390, 9, 256), (90, 260, 30, 300))
+    operands, starts = packed(lengths, size=size, dtype=np.float16)
+    g = packed(lengths, size=size, dtype=np.float16, seed=1)[0][0]
+    check_gradients(backward(g, operands, starts, causal=causal), gradients_of(g, operands, starts, causal=causal))
 
 
-def test_gradients_are_not_spoiled_by_neighbours(device):
+def test_gradients_of_a_window_within_a_tile(device):
+    """Of the queries that a tile of keys meets, those of both ends are cut."""
+    operands, starts = packed(((700, 60), (700, 300)), (2, 1), dtype=BF16)
+    g = packed(((700, 60), (700, 300)), (2, 1), dtype=BF16, seed=1)[0][0]
+    for window in (100, 300):
+        check_gradients(backward(g, operands, starts, window=window), gradients_of(g, operands, starts, window=window))
+
+
+@pytest.mark.parametrize("which", [(0, 1, 2, 3), (0,), (1,), (2,), (3,)])
+def test_gradients_are_not_spoiled_by_neighbours(device, which):
+    """Wherever these have what is infinite or no number."""
     operands, starts = packed(((40, 130, 60), (70, 100, 200)), dtype=np.float16)
     g = np.ascontiguousarray(operands[0][::-1])
     wanted = gradients_of(g, operands, starts)
-    operands[0][40:170, 0, 3], g[40:170, :, 5], operands[1][70:170, 1], operands[2][70:170, :, 7] = np.nan, np.inf, np.nan, np.inf
+    bad = [
+        (operands[0], np.s_[40:170, 0, 3], np.nan), (g, np.s_[40:170, :, 5], np.inf),
+        (operands[1], np.s_[70:170, 1], np.nan), (operands[2], np.s_[70:170, :, 7], np.inf),
+    ]  # fmt: skip
+    for one in which:
+        x, place, value = bad[one]
+        x[place] = value
     made = backward(g, operands, starts)
     assert np.isnan(made[0][40:170]).any()
     for x, right_one, (first, last) in zip(made, wanted, ((40, 170), (70, 170), (70, 170)), strict=True):
         check_gradients([np.delete(x, np.s_[first:last], 0)], [np.delete(right_one, np.s_[first:last], 0)])
 
 
-def test_gradients_of_what_belongs_to_no_sequence(device):
-    operands, starts = packed(((40, 130, 60, 150), (70, 100, 200, 90)))
+def test_gradients_beside_very_large_numbers(device):
+    """Products with those of a neighbour are infinite."""
+    operands, starts = packed(((40, 130, 60), (70, 100, 200)), dtype=BF16)
+    g = np.ascontiguousarray(operands[0][::-1])
+    wanted = gradients_of(g, operands, starts)
+    operands[0][40:170], g[40:170], operands[1][70:170], operands[2][70:170] = 3e38, -3e38, 3e38, 3e38
+    with np.errstate(all="ignore"):
+        made = backward(g, operands, starts)
+    for x, right_one, (first, last) in zip(made, wanted, ((40, 170), (70, 170), (70, 170)), strict=True):
+        check_gradients([np.delete(x, np.s_[first:last], 0)], [np.delete(right_one, np.s_[first:last], 0)])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_gradients_of_what_belongs_to_no_sequence(device, dtype):
+    """Zeros, whatever stands there."""
+    operands, starts = packed(((40, 130, 60, 150), (70, 100, 200, 90)), dtype=dtype)
     cut = [s[1:4] for s in starts]
-    check_gradients(backward(operands[0], operands, cut), gradients_of(operands[0], operands, cut))
+    wanted = gradients_of(operands[0], operands, cut)
+    check_gradients(backward(operands[0], operands, cut), wanted)
+    for x, s in zip(operands, (cut[0], cut[1], cut[1]), strict=True):
+        x[: s[0]], x[s[-1] :] = np.nan, np.inf
+    check_gradients(backward(operands[0], operands, cut), wanted)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("starts", [[0, 90, 30, 100], [-50, 20, 2**31 - 1, 100], [2**31 - 1, -(2**31), 70, -5]], ids=str)
+def test_gradients_of_starts_that_make_no_sense_stay_inside(device, starts, deterministic):
+    """Nothing around the tensors is read."""
+    room = [np.full((300, 2, 64), np.nan, np.float16) for _ in range(4)]
+    for x in room:
+        x[100:200] = 1
+    tensors = [f(x).sync()[100:200] for x in room]
+    table, lse = f(np.array(starts, np.int32)).sync(), api.zeros((2, 100)).sync()
+    try:
+        made = kernels.attention_varlen_backward(*tensors, tensors[0], lse, table, table, deterministic=deterministic).sync()
+    except tk.DeviceError as error:
+        assert (device.kind, "both write d" in str(error)) == ("cpu", True)  # noqa: PT017
+    else:
+        assert not any(np.isnan(x.to_host().sync()).any() for x in made)
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_gradients_are_the_same_each_time(device, size):
+    operands, starts = packed(((300, 700), (400, 600)), size=size, dtype=BF16)
+    runs = [backward(operands[0], operands, starts, deterministic=True, causal=True) for _ in range(2)]
+    first, second = ([x.tobytes() for x in run] for run in runs)
+    assert first == second
 
 
 def test_gradients_of_nothing(device):
@@ -274,6 +339,12 @@ def call(q=None, k=None, starts=None, key_starts=None, **options):
             lambda: kernels.attention_varlen_backward(*[x(90, 4, 64)] * 5, x(90, 4), *[x(4, dtype=tk.int32)] * 2),
             ValueError, r"lse is float16 of shape \(90, 4\); for queries of .* float32 of shape \(4, 90\): .*return_lse=True",
         ),
+        (
+            lambda: kernels.attention_varlen_backward(
+                *[x(90, 4, 64)] * 5, x(4, 90, dtype=tk.float32), *[x(4, dtype=tk.int32)] * 2, deterministic=1
+            ),
+            TypeError, "attention_varlen_backward: deterministic is True or False, not 1",
+        ),
     ],
 )  # fmt: skip
 def test_errors(make, error, message):
@@ -313,22 +384,50 @@ def test_products_by_warpgroups(size, options):
     assert cut["FSEL"]
     assert not any(whole[name] for name in ("FSEL", "LDL", "STL", "BAR", "LDS", "FENCE"))
     assert {store for line in lines for store in re.findall(r"STG[.\w]*", line)} == {"STG.E.128", "STG.E"}, "the latter for lse"
-    assert kernel.registers == 168, "which are dealt out anew"
+    assert kernel.registers == (96 if size == 64 else 168), "which are dealt out anew"
+    assert kernel.local_bytes <= 112, "and none of them in the loops over whole tiles"
+
+
+def launches(size, **options):
+    """By name: the launches of gradients."""
+    q, k, _, starts, _ = given(size)
+    op = kernels.attention_varlen_backward(q, q, k, k, q, api.meta((32, 36000), tk.float32), starts, starts, **options)
+    op.consumed()
+    return {launch.kernel.name: launch for launch in op.parts() if isinstance(launch, tk.KernelLaunch)}
 
 
 def test_gradients_by_warpgroups():
     """Both kernels have their rings; over whole tiles goes a loop of its own, in which two products are under way."""
-    q, k, _, starts, _ = given(128)
-    op = kernels.attention_varlen_backward(q, q, k, k, q, api.meta((32, 36000), tk.float32), starts, starts, causal=True)
-    op.consumed()
-    for launch, waits in zip(op.parts()[1:], (4, 3), strict=True):
-        sass = launch.compile(target="sm_90a").sass
+    found = launches(128, causal=True, deterministic=True)
+    for name, waits in (("_by_keys", 4), ("_by_queries", 3)):
+        sass = found[name].compile(target="sm_90a").sass
         assert "UTMALDG.3D" in sass
         assert "HMMA" not in sass.replace("HGMMA", "")
         assert len(re.findall(r"HGMMA.*gsb0", sass)) == 2 * waits
         steps = re.findall(r"WARPGROUP\.(?:ARRIVE|DEPBAR\.LE gsb0, 0x.)", sass)
         order = "".join("A" if step.endswith("ARRIVE") else step[-1] for step in steps)
         assert order.count("AA1") == 1
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [64, 128])
+def test_gradients_whose_products_stay_under_way(size, causal):
+    """Five products a turn, in a loop over whole tiles and one over those that are cut; the latter alone has conditions."""
+    found = launches(size, causal=causal)
+    assert list(found) == ["_of_rows", "meet_others", "by_keys", "of_sums", "_by_keys", "_by_queries"]
+    sass = found["by_keys"].compile(target="sm_90a").sass
+    assert "UTMALDG.3D" in sass
+    assert "HMMA" not in sass.replace("HGMMA", "")
+    assert len(re.findall(r"HGMMA.*gsb0", sass)) == 2 * 5
+    calculating = sass.split("USETMAXREG.TRY_ALLOC")[-1]
+    loops = re.findall(r"HGMMA.*?REDG?\.E\.ADD\.F32x4.*?\bBRA\b", calculating, re.S)
+    assert len(loops) == 2
+    whole, cut = loops
+    for loop in loops:
+        assert re.findall(r"DEPBAR\.LE gsb0, 0x.", loop)[0].endswith("1"), "scores are waited for while `g @ v.T` is computed"
+    assert "FSEL" in cut
+    assert "FSEL" not in whole
+    assert len(re.findall(r"\b(?:LDL|STL)\b", whole)) <= 2
 
 
 @pytest.mark.parametrize("size", [64, 128])

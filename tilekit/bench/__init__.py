@@ -115,6 +115,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         summary="attention in bfloat16, forward, backward and decoding, beside cuDNN, FlashAttention-2 and Triton",
         size="queries and keys of each sequence",
     ),
+    "varlen": Benchmark(
+        module="varlen",
+        summary="attention of packed sequences in bfloat16, forward and backward, beside FlashAttention-2",
+        size="tokens of the longest sequence",
+    ),
 }
 """The benchmarks, by name."""
 

@@ -1,4 +1,4 @@
-"""Attention and its gradients by NumPy, and what the benchmark `attention` compares with them, in float64."""
+"""Attention and its gradients by NumPy, and what the benchmarks `attention` and `varlen` compare with them, in float64."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ import numpy as np
 from tilekit.bench.kernel_cases import Case, Tensors
 from tilekit.stream import Stream
 
-__all__ = ["CheckedGradients", "CheckedRows", "attend", "gradients", "heads_of", "is_causal"]
+__all__ = [
+    "CheckedGradients", "CheckedRows", "CheckedSequences", "attend", "gradients", "heads_of", "is_causal", "of_sequences",
+]  # fmt: skip
 
 # Heads that are compared, and rows of each; all rows of gradients, since each depends on all others.
 _HEADS, _ROWS = 4, 32
 _HEADS_OF_GRADIENTS = 2
+# Packed sequences that are compared, of the first and of the last head in turn.
+_SEQUENCES = 5
 # Queries at a time, of which the weights are in memory.
 _CHUNK = 1024
 
@@ -58,6 +62,12 @@ def gradients(q: Any, k: Any, v: Any, grad: Any, places: Any) -> tuple[Any, Any,
         dk += ds.T @ q[some]
         dv += p.T @ grad[some]
     return dq, dk, dv
+
+
+def of_sequences(q: Any, k: Any, v: Any, grad: Any = None, *, causal: bool) -> Any:
+    """The result for a head of a sequence; with a gradient by the result, the three gradients."""
+    places = np.arange(len(q)) if causal else None
+    return attend(q, k, v, places) if grad is None else np.stack(gradients(q, k, v, grad, places))
 
 
 def _chosen(tensors: Tensors, count: int) -> list[tuple[int, int, int]]:
@@ -117,3 +127,32 @@ class CheckedGradients:
             return float("nan")
         found = [_error(x[b, h], right) for (b, h, _), three in zip(self._heads, self._right) for x, right in zip(result, three)]
         return max(found)
+
+
+class CheckedSequences:
+    """Some packed sequences, each with one head: the result, or the gradients if there is one by the result."""
+
+    def __init__(self, case: Case, tensors: Tensors, stream: Stream) -> None:
+        starts, heads = tensors["starts"].to_host().sync_on(stream), case.shape[1]
+        count = len(starts) - 1
+        chosen = np.unique(np.linspace(0, count - 1, min(_SEQUENCES, count)).astype(int))
+        self._right = []
+        for n, b in enumerate(chosen):
+            h, some = (0, heads - 1)[n % 2], slice(int(starts[b]), int(starts[b + 1]))
+            operands = [
+                tensors[what][some, h].to_host().sync_on(stream).astype(np.float64)
+                for what in ("x", "key", "value", "grad")
+                if what in tensors
+            ]
+            self._right.append((np.s_[..., some, h, :], of_sequences(*operands, causal=is_causal(case))))
+
+    def error(self, result: Any) -> float:
+        """The largest error, relative to the largest element of each; NaN where any element is NaN."""
+        if bool(np.isnan(result).any()):
+            return float("nan")
+        several = result.ndim > 3
+        errors = []
+        for at, right in self._right:
+            found = result[at]
+            errors += [_error(*pair) for pair in zip(found, right)] if several else [_error(found, right)]
+        return max(errors)

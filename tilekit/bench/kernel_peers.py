@@ -15,7 +15,7 @@ from tilekit.bench.saxpy_peers import DeviceArray, Missing, need
 from tilekit.stream import Stream
 from tilekit.tensor import Tensor
 
-__all__ = ["PEERS", "Build", "Missing", "sdpa"]
+__all__ = ["PEERS", "Build", "Missing", "flash_varlen", "sdpa", "triton_kernel"]
 
 Build = Callable[[Case, Tensors, Tensor, Stream], tuple[Contestant, Callable[[], Any]]]
 """What makes a contestant of a case, its tensors, one for the result, and the stream; and what gives the result of the variant
@@ -179,6 +179,34 @@ def sdpa(name: str, backend: str) -> Build:
         return contestant, lambda: _to_numpy(made[0])
 
     return build
+
+
+def flash_varlen(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> tuple[Contestant, Callable[[], Any]]:
+    """FlashAttention-2 for packed sequences, or its gradients, by the operators with which PyTorch calls it."""
+    torch, given, _, active = _in_torch(tensors, out, stream)
+    operands, starts = [given[what] for what in ("x", "key", "value")], given["starts"]
+    longest, causal = int(starts.diff().max()), case.kernel.startswith("causal")
+    made: list[Any] = [None]
+
+    def forward() -> Any:
+        made[0], *rest = torch.ops.aten._flash_attention_forward(*operands, starts, starts, longest, longest, 0.0, causal, False)
+        return rest
+
+    launch: Callable[[], Any] = forward
+    if "grad" in given:
+        with active():
+            lse, *state = forward()
+        attended = made[0]
+
+        def launch() -> None:
+            made[0] = torch.ops.aten._flash_attention_backward(
+                given["grad"], *operands, attended, lse, starts, starts, longest, longest, 0.0, causal, *state[:2]
+            )
+
+    contestant = Contestant(
+        name="flash-attention-2", version=torch.__version__, variants=(Variant(launch=launch),), active=active
+    )
+    return contestant, lambda: _to_numpy(made[0])
 
 
 def triton_kernel(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> tuple[Contestant, Callable[[], Any]]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tilekit import dtypes
 from tilekit.errors import CompileError
-from tilekit.kernels._host import power
+from tilekit.kernels._host import multiprocessors, power
 from tilekit.kernels._stream_k import StreamK, stream_k
 from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
 from tilekit.partition import MappedPartition
@@ -66,7 +66,6 @@ COPIES = 4
 """What rows must be multiples of, in bytes, for threads to copy them to shared memory (cp.async)."""
 # Tiles that are near each other use the same operands while these are in the cache.
 _GROUP = 8
-_MULTIPROCESSORS = 132  # where there is no GPU: those of an H200
 
 
 class Plan(NamedTuple):
@@ -186,9 +185,7 @@ def plan_of(
         tile, num_warps, splits: what the caller wants; None for what is best.
         summed: whether short sums of 8-bit floats are added up in float32 (see `tk.mma`).
     """
-    device = a.device
-    count = device.driver.multiprocessors if device is not None else _MULTIPROCESSORS
-    return _plan(shape, count, a.itemsize, staged, copied, even, cpu, tf32, beside, tile, num_warps, splits, summed)
+    return _plan(shape, multiprocessors(a), a.itemsize, staged, copied, even, cpu, tf32, beside, tile, num_warps, splits, summed)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -23,8 +23,8 @@ from tilekit.tensor import Tensor, new_tensor
 
 __all__ = [
     "Launches", "Measured", "New", "Operand", "Place", "RowTile", "a_tensor", "check", "compute_dtype", "exponential", "filled",
-    "flat", "flat_tile", "integers", "on_cpu", "out_or_new", "power", "result", "row_tile", "rows_of", "same_shape", "shaped",
-    "takes_ops",
+    "flat", "flat_tile", "integers", "multiprocessors", "on_cpu", "out_or_new", "power", "result", "row_tile", "rows_of",
+    "same_shape", "shaped", "takes_ops",
 ]  # fmt: skip
 
 # A thread's share of a row, in registers of 32 bits: fewer leave the memory idle, more leave room for too few blocks. On an H200,
@@ -37,6 +37,7 @@ _WARPS, _MOST, _MOST_16_BIT = 16, 64, 32
 _LOOP_WARPS = 8
 # What a block of a CPU device works on: each tile operation there is a call of NumPy, and this much stays in a cache.
 _CPU_ELEMENTS = 1 << 15
+_MULTIPROCESSORS = 132  # of an H200, where there is no GPU
 _FLAT_BYTES = 4096
 
 _FLOATS = frozenset((dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64))
@@ -142,6 +143,11 @@ def exponential(dtype: Any) -> str | None:
 def on_cpu(tensor: Tensor) -> bool:
     """Whether it is a CPU device's, whose blocks are calls of NumPy."""
     return tensor.storage is not None and tensor.storage.device.kind == "cpu"
+
+
+def multiprocessors(tensor: Tensor) -> int:
+    """Those of its device."""
+    return _MULTIPROCESSORS if tensor.device is None else tensor.device.driver.multiprocessors
 
 
 def power(n: int) -> int:

@@ -14,7 +14,18 @@ from typing import Any, NamedTuple
 
 import tilekit as tk
 from tilekit import dtypes
-from tilekit.kernels._host import Launches, Operand, filled, integers, on_cpu, out_or_new, power, shaped, takes_ops
+from tilekit.kernels._host import (
+    Launches,
+    Operand,
+    filled,
+    integers,
+    multiprocessors,
+    on_cpu,
+    out_or_new,
+    power,
+    shaped,
+    takes_ops,
+)
 from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, scale_of
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
@@ -34,7 +45,6 @@ _SMALL = 256  # bytes of a query; of larger ones, and of more rows than products
 _LEAST_SHARE = 2  # tiles of keys that are worth a block
 _LEAST_PARTS = 4  # of sequences that may be of different lengths: blocks that are done early leave room for others
 _EFFICIENT = 0.85  # of the places that the best number of parts keeps busy; fewer parts are less to add up
-_MULTIPROCESSORS = 132  # where there is no GPU: those of an H200
 
 
 @tk.kernel
@@ -161,7 +171,7 @@ def attention_decode(
     if splits is not None and (type(splits) is not int or splits < 1):
         raise ValueError(f"{name}: splits is an int from 1 on, not {splits!r}")
     place = out_or_new(name, out, q)
-    count = q.device.driver.multiprocessors if q.device is not None else _MULTIPROCESSORS
+    count = multiprocessors(q)
     stages = _STAGES if q.device is None or q.device.compute_capability == (9, 0) else _STAGES_ELSEWHERE
     uneven, cpu = lengths is not None, on_cpu(q)
     plan = _plan(batch * key_heads, group * queries, size, q.itemsize, keys, page, count, stages, cpu, splits, uneven)

@@ -25,14 +25,20 @@ from tilekit.kernels.attentions import LOG2_E, check_qkv, hidden, masks_of, scal
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
-__all__ = ["attention_backward", "of_rows", "plan_of"]
+__all__ = ["attention_backward", "check_deterministic", "of_tiles", "plan_of", "power_of"]
 
 BM, BN, BD = tk.generics("BM BN BD")
 
 
+@tk.function
+def power_of(lse):
+    """By which power of two exponentials are multiplied to be weights, given the logarithm of their sum: -infinity of none."""
+    return tk.where(lse == float("-inf"), float("-inf"), lse * -LOG2_E)
+
+
 @tk.kernel
-def of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, heads: int):
-    """`-sum(grad * o)` of each query, and by which power of two its exponentials are multiplied: -infinity if it sees no key."""
+def _of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, heads: int):
+    """`-sum(grad * o)` of each query, and the power of two of its exponentials."""
     i, h = tk.bid(0), tk.bid(1)
     b = h // heads
     h = h - b * heads
@@ -40,7 +46,7 @@ def of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, head
     total = tk.sum(g * tk.load(o, (b, h, i, 0), (1, 1, BM, BD)).astype(tk.float32), 3)
     s = tk.load(lse, (b, h, i), (1, 1, BM), padding_mode="-inf")
     tk.store(delta, (b, h, i), -total)
-    tk.store(sums, (b, h, i), tk.where(s == float("-inf"), float("-inf"), s * -LOG2_E))
+    tk.store(sums, (b, h, i), power_of(s))
 
 
 @tk.kernel
@@ -213,8 +219,7 @@ def attention_backward(
     name = "attention_backward"
     check_qkv(name, q, k, v, grad=grad, out=out)
     a_tensor(name, lse=lse)
-    if not isinstance(deterministic, bool):
-        raise TypeError(f"{name}: deterministic is True or False, not {deterministic!r}")
+    check_deterministic(name, deterministic)
     if lse.shape != q.shape[:3] or lse.dtype != dtypes.float32:
         raise ValueError(
             f"{name}: lse is {lse.dtype.name} of shape {lse.shape}; for queries of shape {q.shape} it is float32 of shape "
@@ -238,7 +243,7 @@ def attention_backward(
                     yield filled(x)
             return dq, dk, dv
         delta, sums = new(kept), new(kept)
-        launch = of_rows(delta.scattered(), sums.scattered(), grad, out, lse, heads)
+        launch = _of_rows(delta.scattered(), sums.scattered(), grad, out, lse, heads)
         yield launch.generics(BM=rows, BD=plan.depth).num_warps(4).grid((whole, batch * heads))
         given = (q, k, v, grad, delta, sums, factor, masks.left, masks.right, group, masks.below, masks.above)
         by_query = new(Spec((batch, heads, whole * plan.depth, rows), dtypes.float32)) if adds else dq
@@ -250,20 +255,26 @@ def attention_backward(
             results = (x.scattered() for x in (dk, dv, by_query))
             ragged = keys % plan.by_keys.rows > 0
             launch = ahead.by_keys(*results, *given, plan.by_keys.stages, adds, early, ragged)
-        yield _shaped(launch, plan, plan.by_keys, keys, batch * key_heads)
+        yield of_tiles(launch, plan, plan.by_keys, -(-keys // plan.by_keys.rows), batch * key_heads)
         if adds:
             launch = ahead.of_sums(dq.scattered(), by_query, heads, factor)
             yield launch.generics(BN=rows, BD=plan.depth).num_warps(4).grid((whole, batch * heads))
         else:
             stages = plan.by_queries.stages
             launch = _by_queries(dq.scattered(), *given) if stages is None else ahead.by_queries(dq.scattered(), *given, stages)
-            yield _shaped(launch, plan, plan.by_queries, queries, batch * heads)
+            yield of_tiles(launch, plan, plan.by_queries, -(-queries // plan.by_queries.rows), batch * heads)
         return dq, dk, dv
 
     return Launches(q, steps)
 
 
-def _shaped(launch: tk.KernelLaunch, plan: _Plan, tile: _Tile, length: int, count: int) -> tk.KernelLaunch:
-    """A launch with a block for each tile of sequences of a length."""
+def check_deterministic(name: str, deterministic: object) -> None:
+    """Raise TypeError unless it is a bool."""
+    if not isinstance(deterministic, bool):
+        raise TypeError(f"{name}: deterministic is True or False, not {deterministic!r}")
+
+
+def of_tiles(launch: tk.KernelLaunch, plan: _Plan, tile: _Tile, tiles: int, count: int) -> tk.KernelLaunch:
+    """A launch with a block for each of so many tiles of each of `count` heads."""
     launch = launch.generics(BM=tile.rows, BN=tile.columns, BD=plan.depth).num_warps(tile.num_warps)
-    return launch.grid((-(-length // tile.rows), count))
+    return launch.grid((tiles, count))

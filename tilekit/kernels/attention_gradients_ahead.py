@@ -14,7 +14,7 @@ from __future__ import annotations
 import tilekit as tk
 from tilekit.kernels.attentions import LOG2_E, hidden
 
-__all__ = ["by_keys", "by_queries", "of_sums"]
+__all__ = ["as_held", "by_keys", "by_queries", "of_held", "of_sums"]
 
 BM, BN, BD = tk.generics("BM BN BD")
 
@@ -138,7 +138,7 @@ def by_keys(
                     if adds and not early:
                         by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
                     if adds:
-                        tk.atomic_add_tile(dq, (b, at, i, 0), _as_held(by_query))
+                        tk.atomic_add_tile(dq, (b, at, i, 0), as_held(by_query).reshape((1, 1, BD, BN)))
                     i += 1
             for tq, tg, shift, less in tk.pipelined(
                 q.tiles((1, 1, BN, BD))[b, at, whole:last, 0],
@@ -162,25 +162,31 @@ def by_keys(
                 if adds and not early:
                     by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
                 if adds:
-                    tk.atomic_add_tile(dq, (b, at, i, 0), _as_held(by_query))
+                    tk.atomic_add_tile(dq, (b, at, i, 0), as_held(by_query).reshape((1, 1, BD, BN)))
                 i += 1
         tk.store(dk, (b, h, j, 0), (by_key * scale).astype(dk.dtype).reshape((1, 1, BM, BD)))
         tk.store(dv, (b, h, j, 0), by_value.astype(dv.dtype).reshape((1, 1, BM, BD)))
 
 
 @tk.function
-def _as_held(product):
+def as_held(product):
     """A product of `BD` rows and `BN` columns in the order in which threads hold it: each has 16 bytes, warps have 512."""
     parts = product.reshape((BD // 16, 2, 8, BN // 8, 4, 2)).permute((0, 3, 2, 4, 1, 5))
-    return parts.reshape((1, 1, BD, BN))
+    return parts.reshape((1, BD, BN))
+
+
+@tk.function
+def of_held(held):
+    """The product that `as_held` ordered so."""
+    parts = held.reshape((BD // 16, BN // 8, 8, 4, 2, 2))
+    return parts.permute((0, 4, 2, 1, 3, 5)).reshape((BD, BN))
 
 
 @tk.kernel
 def of_sums(dq: tk.Out, sums: tk.In, heads: int, scale: float):
-    """The gradients by queries from their sums, as `_as_held` orders them: a block for each tile of queries."""
+    """The gradients by queries from their sums, as `as_held` orders them: a block for each tile of queries."""
     i, h = tk.bid(0), tk.bid(1)
     b = h // heads
     h = h - b * heads
-    parts = tk.load(sums, (b, h, i, 0), (1, 1, BD, BN)).reshape((BD // 16, BN // 8, 8, 4, 2, 2))
-    product = parts.permute((0, 4, 2, 1, 3, 5)).reshape((BD, BN))
+    product = of_held(tk.load(sums, (b, h, i, 0), (1, 1, BD, BN)))
     tk.store(dq, (b, h, i, 0), (product * scale).astype(dq.dtype).transpose().reshape((1, 1, BN, BD)))

@@ -18,12 +18,15 @@ from typing import Any
 import tilekit as tk
 from tilekit import dtypes
 from tilekit.kernels._gemm_plans import in_stages
-from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, out_or_new, power, takes_ops
-from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, hidden, masks_of, plan_of, scale_of, turn
+from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiprocessors, on_cpu, out_or_new, power, takes_ops
+from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, hidden, masks_of, plan_of, scale_of, taller, turn
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
-__all__ = ["attention_varlen", "by_rows", "check_starts", "finite_outside", "first_step", "part_of", "visits", "whole_tiles"]
+__all__ = [
+    "attention_varlen", "bounds_of", "by_rows", "check_starts", "finite_outside", "first_step", "part_of", "visits",
+    "whole_tiles",
+]  # fmt: skip
 
 BM, BN, BD = tk.generics("BM BN BD")
 
@@ -31,6 +34,17 @@ _LN_2 = 1 / LOG2_E
 
 
 # ------------------------------------------------------------------------------------------------------------------------- kernel
+
+
+@tk.function
+def bounds_of(part, starts, length):
+    """Where a part begins and ends: what lies before the first sequence is part 0, what lies behind the last one is the last."""
+    begin, end = 0, length
+    if part > 0:
+        begin = min(max(0, tk.load(starts, part - 1, ()).item()), length)
+    if part < starts.shape[0]:
+        end = min(max(begin, tk.load(starts, part, ()).item()), length)
+    return begin, end
 
 
 @tk.function
@@ -46,14 +60,10 @@ def part_of(place, starts, length, others, other_length, step, rows: tk.Const):
         if part + step <= count and tk.load(starts, part + step - 1, ()).item() // rows + part + step <= place:
             part += step
         step = step // 2
-    begin, end, other_begin, other_end = 0, length, 0, 0
-    if part > 0:
-        begin = min(max(0, tk.load(starts, part - 1, ()).item()), length)
-    if part < count:
-        end = min(max(begin, tk.load(starts, part, ()).item()), length)
+    begin, end = bounds_of(part, starts, length)
+    other_begin, other_end = 0, 0
     if part > 0 and part < count:
-        other_begin = min(max(0, tk.load(others, part - 1, ()).item()), other_length)
-        other_end = min(max(other_begin, tk.load(others, part, ()).item()), other_length)
+        other_begin, other_end = bounds_of(part, others, other_length)
     return place - part, begin, end, other_begin, other_end
 
 
@@ -86,9 +96,11 @@ def whole_tiles(ahead, rows, columns, left, right, height: tk.Const, width: tk.C
         first, low = max(0, ahead - left) // width, tk.cdiv(max(0, ahead + height - 1 - left), width)
     if above:
         high, last = min(high, max(0, ahead + right + 1) // width), min(last, tk.cdiv(max(0, ahead + rows + right), width))
-    first = min(first, last)
-    low = min(max(low, first), last)
-    return first, low, min(max(low, high), last), last
+    if below or above:
+        first = min(first, last)
+        low = min(max(low, first), last)
+        high = min(max(low, high), last)
+    return first, low, high, last
 
 
 @tk.function
@@ -168,65 +180,41 @@ def _varlen(
 @tk.kernel
 def _varlen_ahead(
     o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, starts: tk.In, key_starts: tk.In, scale: float, left: int, right: int,
-    group: int, step: int, below: tk.Const, above: tk.Const, stages: tk.Const, places: int,
+    group: int, step: int, below: tk.Const, above: tk.Const, stages: tk.Const,
 ):  # fmt: skip
     """As `_varlen`, with tiles that begin where sequences do, and scores asked for ahead as in `attentions._attention_ahead`.
 
     So only the last tile of keys may hold others', and the tiles that a bound cuts are the first and the last of those visited.
     """
-    for at in range(tk.bid(0), places * q.shape[0], tk.num_blocks(0)):
-        h = at // places
-        place, begin, end, key_begin, key_end = part_of(
-            places - 1 - at % places, starts, q.shape[1], key_starts, k.shape[1], step, BM
-        )
-        i, queries, keys = place - begin // BM, end - begin, key_end - key_begin
-        if i >= 0 and i * BM < queries:
-            ahead = i * BM + keys - queries
-            first, low, high, last = whole_tiles(ahead, min(BM, queries - i * BM), keys, left, right, BM, BN, below, above)
-            some, cut = min(1, last - first), low > first or high == first
-            low = max(low, first + some)
-            high = max(high, low)
-            h_key = h // group
-            for tq in tk.pipelined(q.slice(1, begin).tiles((1, BM, BD))[h, i : i + 1, 0], stages=1):
-                query = tq.reshape((BM, BD))
-                acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1, 4, 1), tk.float32)
-                most = tk.full((BM, 1), LOWEST, tk.float32)
-                scores = tk.zeros((BM, BN), tk.float32)
-                for key in tk.pipelined(k.slice(1, key_begin).tiles((1, BN, BD))[h_key, first : first + some, 0], stages=1):
-                    scores = tk.mma(query, key.reshape((BN, BD)).transpose(), scores)
-                scores = scores * 1.0  # waited for: ptxas takes no product that is under way around a branch
-                if cut:
-                    scores = hidden(scores, first * BN, keys, ahead, left, right, below, above)
-                p, most, total, shrink = turn(scores, most, total, scale)
-                weights = p.astype(v.dtype)
-                if below:
-                    j = first + 1
-                    for key, value in tk.pipelined(
-                        k.slice(1, key_begin).tiles((1, BN, BD))[h_key, first + some : low, 0],
-                        v.slice(1, key_begin).tiles((1, BN, BD))[h_key, first : low - some, 0],
-                        stages=stages,
-                    ):
-                        scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
-                        acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-                        scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
-                        p, most, total, shrink = turn(scores, most, total, scale)
-                        acc = acc * shrink
-                        weights = p.astype(v.dtype)
-                        j += 1
+    h = tk.bid(1)
+    place, begin, end, key_begin, key_end = part_of(
+        tk.num_blocks(0) - 1 - tk.bid(0), starts, q.shape[1], key_starts, k.shape[1], step, BM
+    )
+    i, queries, keys = place - begin // BM, end - begin, key_end - key_begin
+    if i >= 0 and i * BM < queries:
+        ahead = i * BM + keys - queries
+        first, low, high, last = whole_tiles(ahead, min(BM, queries - i * BM), keys, left, right, BM, BN, below, above)
+        some, cut = min(1, last - first), low > first or high == first
+        low = max(low, first + some)
+        high = max(high, low)
+        h_key = h // group
+        for tq in tk.pipelined(q.slice(1, begin).tiles((1, BM, BD))[h, i : i + 1, 0], stages=1):
+            query = tq.reshape((BM, BD))
+            acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1, 4, 1), tk.float32)
+            most = tk.full((BM, 1), LOWEST, tk.float32)
+            scores = tk.zeros((BM, BN), tk.float32)
+            for key in tk.pipelined(k.slice(1, key_begin).tiles((1, BN, BD))[h_key, first : first + some, 0], stages=1):
+                scores = tk.mma(query, key.reshape((BN, BD)).transpose(), scores)
+            scores = scores * 1.0  # waited for: ptxas takes no product that is under way around a branch
+            if cut:
+                scores = hidden(scores, first * BN, keys, ahead, left, right, below, above)
+            p, most, total, shrink = turn(scores, most, total, scale)
+            weights = p.astype(v.dtype)
+            if below:
+                j = first + 1
                 for key, value in tk.pipelined(
-                    k.slice(1, key_begin).tiles((1, BN, BD))[h_key, low:high, 0],
-                    v.slice(1, key_begin).tiles((1, BN, BD))[h_key, low - some : high - some, 0],
-                    stages=stages,
-                ):
-                    scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
-                    acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-                    p, most, total, shrink = turn(scores, most, total, scale)
-                    acc = acc * shrink
-                    weights = p.astype(v.dtype)
-                j = high
-                for key, value in tk.pipelined(
-                    k.slice(1, key_begin).tiles((1, BN, BD))[h_key, high:last, 0],
-                    v.slice(1, key_begin).tiles((1, BN, BD))[h_key, high - some : last - some, 0],
+                    k.slice(1, key_begin).tiles((1, BN, BD))[h_key, first + some : low, 0],
+                    v.slice(1, key_begin).tiles((1, BN, BD))[h_key, first : low - some, 0],
                     stages=stages,
                 ):
                     scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
@@ -236,16 +224,39 @@ def _varlen_ahead(
                     acc = acc * shrink
                     weights = p.astype(v.dtype)
                     j += 1
-                for value in tk.pipelined(v.slice(1, key_begin).tiles((1, BN, BD))[h_key, last - some : last, 0], stages=1):
-                    begins = (last - 1) * BN
-                    if last * BN > keys and not finite_outside(value.reshape((BN, BD)), begins, 0, keys):
-                        acc = by_rows(weights, v.slice(1, key_begin), h_key, begins, 0, keys, acc)
-                    else:
-                        acc = tk.mma(weights, value.reshape((BN, BD)), acc) * 1.0
-                sums = tk.sum(total, 2).reshape((BM, 1))
-                made = acc * tk.where(sums == 0, 0.0, 1.0 / sums)
-                tk.store(o.slice(1, begin, end), (h, i, 0), made.astype(o.dtype).reshape((1, BM, BD)))
-                tk.store(lse.slice(1, begin, end), (h, i), ((most + tk.log2(sums)) * _LN_2).reshape((1, BM)))
+            for key, value in tk.pipelined(
+                k.slice(1, key_begin).tiles((1, BN, BD))[h_key, low:high, 0],
+                v.slice(1, key_begin).tiles((1, BN, BD))[h_key, low - some : high - some, 0],
+                stages=stages,
+            ):
+                scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
+                acc = tk.mma(weights, value.reshape((BN, BD)), acc)
+                p, most, total, shrink = turn(scores, most, total, scale)
+                acc = acc * shrink
+                weights = p.astype(v.dtype)
+            j = high
+            for key, value in tk.pipelined(
+                k.slice(1, key_begin).tiles((1, BN, BD))[h_key, high:last, 0],
+                v.slice(1, key_begin).tiles((1, BN, BD))[h_key, high - some : last - some, 0],
+                stages=stages,
+            ):
+                scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
+                acc = tk.mma(weights, value.reshape((BN, BD)), acc)
+                scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
+                p, most, total, shrink = turn(scores, most, total, scale)
+                acc = acc * shrink
+                weights = p.astype(v.dtype)
+                j += 1
+            for value in tk.pipelined(v.slice(1, key_begin).tiles((1, BN, BD))[h_key, last - some : last, 0], stages=1):
+                begins = (last - 1) * BN
+                if last * BN > keys and not finite_outside(value.reshape((BN, BD)), begins, 0, keys):
+                    acc = by_rows(weights, v.slice(1, key_begin), h_key, begins, 0, keys, acc)
+                else:
+                    acc = tk.mma(weights, value.reshape((BN, BD)), acc) * 1.0
+            sums = tk.sum(total, 2).reshape((BM, 1))
+            made = acc * tk.where(sums == 0, 0.0, 1.0 / sums)
+            tk.store(o.slice(1, begin, end), (h, i, 0), made.astype(o.dtype).reshape((1, BM, BD)))
+            tk.store(lse.slice(1, begin, end), (h, i), ((most + tk.log2(sums)) * _LN_2).reshape((1, BM)))
 
 
 # --------------------------------------------------------------------------------------------------------------------------- host
@@ -299,6 +310,8 @@ def attention_varlen(
     tf32 = precision == "tf32" and q.dtype == dtypes.float32
     plan = plan_of((1, heads, queries, size), keys, q.dtype, on_cpu(q), in_stages(q, k, v), tf32)
     ahead = q.itemsize == 2 and (plan.stages is not None or on_cpu(q))
+    if plan.stages is not None:
+        plan = taller(plan, heads, queries, multiprocessors(q), cu_seqlens_q.shape[0] - 1)
 
     def steps(new):
         y, sums = new(place), new(Spec((heads, queries), dtypes.float32))
@@ -309,9 +322,9 @@ def attention_varlen(
                 cu_seqlens_k, factor * LOG2_E, masks.left, masks.right, heads // key_heads, first_step(cu_seqlens_q),
                 masks.below, masks.above, plan.stages,
             )  # fmt: skip
-            launch = _varlen_ahead(*given, places) if ahead else _varlen(*given, precision)
+            launch = _varlen_ahead(*given) if ahead else _varlen(*given, precision)
             launch = launch.generics(BM=plan.rows, BN=plan.columns, BD=plan.depth).num_warps(plan.num_warps)
-            yield launch.grid((places * heads,) if ahead else (places, heads))
+            yield launch.grid((places, heads))
         elif y.size:
             yield filled(y)
             yield filled(sums, float("-inf"))

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import tilekit as tk
 from tilekit import dtypes
 from tilekit.kernels._gemm_plans import in_stages
-from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, out_or_new, power, takes_ops
+from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiprocessors, on_cpu, out_or_new, power, takes_ops
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
-__all__ = ["Masks", "attention", "check_qkv", "hidden", "masks_of", "plan_of", "scale_of", "turn"]
+__all__ = ["Masks", "attention", "check_qkv", "hidden", "masks_of", "plan_of", "scale_of", "taller", "turn"]
 
 BM, BN, BD = tk.generics("BM BN BD")
 
@@ -36,7 +36,6 @@ _MOST_HEAD = 256
 # Keys and values of so many heads at a time are to stay in the L2 cache; an H200's has 50 MB, with a faster half.
 _CACHED = 16 << 20
 _ROUNDS = 16  # of the blocks, in which causal tiles of different lengths even out: by a simulation up to 2 %
-_MULTIPROCESSORS = 132  # where there is no GPU: those of an H200
 _FAR = 1 << 30  # as good as no bound
 
 
@@ -293,12 +292,12 @@ def attention(
     plan = plan_of(q.shape, keys, q.dtype, on_cpu(q), in_stages(q, k, v), tf32)
     group = heads // max(1, k.shape[1])
     share = max(1, _CACHED // max(1, 2 * keys * q.shape[3] * q.itemsize)) * group
-    count = q.device.driver.multiprocessors if q.device is not None else _MULTIPROCESSORS
+    count = multiprocessors(q)
 
     # Each query sees the first key, and so no row is without a maximum.
     ahead = plan.stages is not None and not masks.below and (not masks.above or keys >= queries)
     if ahead:
-        plan = _taller(plan, batch * heads, queries, count)
+        plan = taller(plan, batch * heads, queries, count)
     tiles = batch * heads * -(-queries // plan.rows)
     # Blocks that stay load ahead for their next tile; where tiles take differently long, going back and forth evens that out.
     blocks = min(tiles, count) if ahead else tiles
@@ -341,12 +340,15 @@ def plan_of(shape: tuple[int, ...], keys: int, dtype: Any, cpu: bool, staged: bo
     return (_LOADED_TF32 if tf32 and depth <= 128 else _LOADED_F32)[depth > 128]._replace(depth=depth)
 
 
-def _taller(plan: _Plan, heads: int, queries: int, count: int) -> _Plan:
-    """The plan, or that with more rows if so many multiprocessors are done sooner with it."""
+def taller(plan: _Plan, heads: int, queries: int, count: int, sequences: int = 0) -> _Plan:
+    """The plan, or that with more rows if so many multiprocessors are done sooner with it.
+
+    Packed `sequences` of unknown lengths take half a tile more each.
+    """
     tall = _TALL.get(plan.depth, plan)
 
     def rounds(rows: int) -> int:
-        return -(-heads * -(-queries // rows) // count)
+        return -(-heads * -(-(2 * queries + sequences * rows) // (2 * rows)) // count)
 
     return tall if _TALL_TIME * rounds(tall.rows) <= rounds(plan.rows) else plan
 

@@ -22,7 +22,7 @@ from tilekit.kernels._gemm_plans import (
     staged_operands,
     sum_dtype,
 )
-from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, out_or_new, takes_ops
+from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiprocessors, on_cpu, out_or_new, takes_ops
 from tilekit.ops import DeviceOp
 from tilekit.tensor import Tensor
 
@@ -32,7 +32,6 @@ BM, BN, BK = tk.generics("BM BN BK")
 
 # So many tiles of rows, and then the next columns: what is near each other uses the same operands while these are in the cache.
 _TOGETHER = 8
-_MULTIPROCESSORS = 132  # where there is no GPU: those of an H200
 # Blocks that stay on a multiprocessor. Where operands come ahead, two have room if their tiles have so many rows and columns and
 # four warps calculate.
 _STAYING, _STAYING_AHEAD, _SMALL = 4, 2, 192
@@ -124,7 +123,7 @@ def grouped_gemm(
         tile=tile, num_warps=num_warps, splits=1, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
     )  # fmt: skip
     most = min(total, (total + (groups + 1) * (plan.rows - 1)) // plan.rows) * -(-n // plan.columns)
-    count = a.device.driver.multiprocessors if a.device is not None else _MULTIPROCESSORS
+    count = multiprocessors(a)
     small = plan.num_warps <= 4 and plan.rows + plan.columns <= _SMALL
     blocks = min(most, count * (_STAYING if not (staged or copied) else _STAYING_AHEAD if small else 1))
 

@@ -1,0 +1,137 @@
+"""The gradients of attention of packed sequences where warpgroups multiply tiles in shared memory (sm_90).
+
+`by_keys` is that of `attention_gradients_ahead` which adds up the gradients by queries too: nothing is computed twice. Tiles
+begin where sequences do, so the last of each may hold others' queries or keys. These have no weights, which makes nothing of
+them, unless they are infinite or no number. `meet_others` marks the sequences that meet such; they are left to others.
+"""
+
+from __future__ import annotations
+
+import tilekit as tk
+from tilekit.kernels.attention_gradients_ahead import as_held, of_held
+from tilekit.kernels.attention_packed import bounds_of, finite_outside, part_of, whole_tiles
+from tilekit.kernels.attentions import LOG2_E, hidden
+
+__all__ = ["by_keys", "meet_others", "of_sums"]
+
+BM, BN, BD = tk.generics("BM BN BD")
+
+
+@tk.kernel
+def meet_others(
+    marks: tk.InOut, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, starts: tk.In, key_starts: tk.In, key_heads: int
+):  # fmt: skip
+    """Mark the sequences in whose last tiles others have what is infinite or no number, and the first part if there are any.
+
+    There is a block for each, and each head.
+    """
+    part, h = tk.bid(0) + 1, tk.bid(1)
+    begin, end = bounds_of(part, starts, q.shape[1])
+    queries = end - begin
+    i = max(0, queries - 1) // BN
+    fine = finite_outside(tk.load(q.slice(1, begin), (h, i, 0), (1, BN, BD)).reshape((BN, BD)), i * BN, 0, queries)
+    fine = fine and finite_outside(tk.load(grad.slice(1, begin), (h, i, 0), (1, BN, BD)).reshape((BN, BD)), i * BN, 0, queries)
+    if h < key_heads:
+        begin, end = bounds_of(part, key_starts, k.shape[1])
+        keys = end - begin
+        j = max(0, keys - 1) // BM
+        fine = fine and finite_outside(tk.load(k.slice(1, begin), (h, j, 0), (1, BM, BD)).reshape((BM, BD)), j * BM, 0, keys)
+        fine = fine and finite_outside(tk.load(v.slice(1, begin), (h, j, 0), (1, BM, BD)).reshape((BM, BD)), j * BM, 0, keys)
+    if not fine:
+        tk.atomic_max(marks, (part,), 1)
+        tk.atomic_max(marks, (0,), 1)
+
+
+@tk.kernel
+def by_keys(
+    dk: tk.Out, dv: tk.Out, dq: tk.InOut, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, marks: tk.In,
+    starts: tk.In, key_starts: tk.In, scale: float, left: int, right: int, group: int, step: int, together: int,
+    below: tk.Const, above: tk.Const, stages: tk.Const, early: tk.Const,
+):  # fmt: skip
+    """`dq` holds float32, `BD` rows of `BN` for each visit of a tile of queries: see `of_sums`. `early` as in the other.
+
+    Blocks of `together` heads run side by side, as their queries and keys lie in memory.
+    """
+    h = tk.bid(1) * together + tk.bid(0) % together
+    place, key_begin, key_end, begin, end = part_of(tk.bid(0) // together, key_starts, k.shape[1], starts, q.shape[1], step, BM)
+    part = tk.bid(0) // together - place
+    j, queries, keys = place - key_begin // BM, end - begin, key_end - key_begin
+    if j >= 0 and j * BM < keys and tk.load(marks, part, ()).item() == 0:
+        behind = j * BM + queries - keys
+        # What bounds the keys of a query bounds the queries of a key from the other side.
+        first, low, high, last = whole_tiles(behind, min(BM, keys - j * BM), queries, right, left, BM, BN, above, below)
+        if (j + 1) * BM > keys:  # others' keys are to get no weights
+            high = low
+        visit, edges = begin // BN + part, 1
+        if below or above:
+            edges = 2
+        factor = scale * LOG2_E
+        for tkey, tvalue in tk.pipelined(
+            k.slice(1, key_begin).tiles((1, BM, BD))[h, j : j + 1, 0],
+            v.slice(1, key_begin).tiles((1, BM, BD))[h, j : j + 1, 0],
+            stages=1,
+        ):
+            by_key, by_value = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, BD), tk.float32)
+            for which in range(group):
+                at = h * group + which
+                i = visit + low
+                for tq, tg, shift, less in tk.pipelined(
+                    q.slice(1, begin).tiles((1, BN, BD))[at, low:high, 0],
+                    grad.slice(1, begin).tiles((1, BN, BD))[at, low:high, 0],
+                    sums.tiles((1, BN))[at, visit + low : visit + high],
+                    delta.tiles((1, BN))[at, visit + low : visit + high],
+                    stages=stages,
+                ):
+                    nothing = tk.zeros((BM, BN), tk.float32)
+                    scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing)
+                    dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
+                    p = tk.exp2(scores * factor + shift, flush_to_zero=True)
+                    weights = p.astype(v.dtype)
+                    by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value)
+                    ds = (p * (dp + less)).astype(k.dtype)
+                    if early:
+                        by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
+                    by_key = tk.mma(ds, tq.reshape((BN, BD)), by_key)
+                    if not early:
+                        by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
+                    tk.atomic_add_tile(dq, (at, i, 0), as_held(by_query))
+                    i += 1
+                for edge in range(edges):
+                    i, stop = high, last
+                    if edge > 0:
+                        i, stop = first, low
+                    for tq, tg, shift, less in tk.pipelined(
+                        q.slice(1, begin).tiles((1, BN, BD))[at, i:stop, 0],
+                        grad.slice(1, begin).tiles((1, BN, BD))[at, i:stop, 0],
+                        sums.tiles((1, BN))[at, visit + i : visit + stop],
+                        delta.tiles((1, BN))[at, visit + i : visit + stop],
+                        stages=stages,
+                    ):
+                        nothing = tk.zeros((BM, BN), tk.float32)
+                        scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing)
+                        dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
+                        scores = tk.where(tk.arange(BM)[:, None] < keys - j * BM, scores, float("-inf"))
+                        scores = hidden(scores, i * BN, queries, behind, right, left, above, below)
+                        p = tk.exp2(scores * factor + shift, flush_to_zero=True)
+                        weights = p.astype(v.dtype)
+                        by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value)
+                        ds = tk.where(p == 0, 0.0, p * (dp + less)).astype(k.dtype)
+                        by_key = tk.mma(ds, tq.reshape((BN, BD)), by_key)
+                        by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
+                        tk.atomic_add_tile(dq, (at, visit + i, 0), as_held(by_query))
+                        i += 1
+            made = (by_key * scale).astype(dk.dtype).reshape((1, BM, BD))
+            tk.store(dk.slice(1, key_begin, key_end), (h, j, 0), made)
+            tk.store(dv.slice(1, key_begin, key_end), (h, j, 0), by_value.astype(dv.dtype).reshape((1, BM, BD)))
+
+
+@tk.kernel
+def of_sums(dq: tk.Out, sums: tk.In, marks: tk.In, starts: tk.In, scale: float, step: int):
+    """The gradients by queries from their sums: a block for each visit."""
+    h = tk.bid(1)
+    place, begin, end, _, _ = part_of(tk.bid(0), starts, dq.shape[1], starts, dq.shape[1], step, BN)
+    i = place - begin // BN
+    if i >= 0 and i * BN < end - begin and tk.load(marks, tk.bid(0) - place, ()).item() == 0:
+        product = of_held(tk.load(sums, (h, tk.bid(0), 0), (1, BD, BN)))
+        made = (product * scale).astype(dq.dtype).transpose().reshape((1, BN, BD))
+        tk.store(dq.slice(1, begin, end), (h, i, 0), made)
