@@ -385,7 +385,7 @@ def test_products_by_warpgroups(size, options):
     assert not any(whole[name] for name in ("FSEL", "LDL", "STL", "BAR", "LDS", "FENCE"))
     assert {store for line in lines for store in re.findall(r"STG[.\w]*", line)} == {"STG.E.128", "STG.E"}, "the latter for lse"
     assert kernel.registers == (96 if size == 64 else 168), "which are dealt out anew"
-    assert kernel.local_bytes <= 112, "and none of them in the loops over whole tiles"
+    assert kernel.local_bytes <= 8, "of the threads that load, with a window"
 
 
 def launches(size, **options):
@@ -414,7 +414,7 @@ def test_gradients_by_warpgroups():
 def test_gradients_whose_products_stay_under_way(size, causal):
     """Five products a turn, in a loop over whole tiles and one over those that are cut; the latter alone has conditions."""
     found = launches(size, causal=causal)
-    assert list(found) == ["_of_rows", "meet_others", "by_keys", "of_sums", "_by_keys", "_by_queries"]
+    assert list(found) == ["_find", "_of_rows", "meet_others", "by_keys", "of_sums", "_by_keys", "_by_queries"]
     sass = found["by_keys"].compile(target="sm_90a").sass
     assert "UTMALDG.3D" in sass
     assert "HMMA" not in sass.replace("HGMMA", "")
@@ -427,7 +427,7 @@ def test_gradients_whose_products_stay_under_way(size, causal):
         assert re.findall(r"DEPBAR\.LE gsb0, 0x.", loop)[0].endswith("1"), "scores are waited for while `g @ v.T` is computed"
     assert "FSEL" in cut
     assert "FSEL" not in whole
-    assert len(re.findall(r"\b(?:LDL|STL)\b", whole)) <= 2
+    assert not re.search(r"\b(?:LDL|STL)\b", whole)
 
 
 @pytest.mark.parametrize("size", [64, 128])

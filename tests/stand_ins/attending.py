@@ -56,9 +56,9 @@ def gradients(g, q, k, v, **options):
 
 
 def compiled(op, target):
+    """What the last of its launches is compiled to, and the lines of its machine code."""
     op.consumed()
-    waiting = [op]
-    while not isinstance(waiting[-1], tk.KernelLaunch):
-        waiting += reversed(waiting.pop().parts())
-    kernel = waiting[-1].compile(target=target)
+    while not isinstance(op, tk.KernelLaunch):
+        op = op.parts()[-1]
+    kernel = op.compile(target=target)
     return kernel, [line for line in kernel.sass.splitlines() if ";" in line]

@@ -5,10 +5,6 @@ the packed tensors, in which sequences begin anywhere: a tile of queries in whic
 the result each visit stores the rows that are its sequence's. The tiles at the ends of a sequence's keys may hold keys of others,
 which are masked. No weight makes a zero of a value that is infinite or no number: where others have such, the sequence's own are
 added row by row.
-
-How many visits there are is bounded without knowing the starts: sequence `b` has place `starts[b] // BM + b` and those behind it,
-up to the next one's, which are enough for all tiles that it has a part of. So a block finds its sequence by bisection, nobody
-waits for the starts to come to the host, and one launch serves any lengths, in a recorded graph too.
 """
 
 from __future__ import annotations
@@ -18,15 +14,13 @@ from typing import Any
 import tilekit as tk
 from tilekit import dtypes
 from tilekit.kernels._gemm_plans import in_stages
-from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiprocessors, on_cpu, out_or_new, power, takes_ops
+from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiprocessors, on_cpu, out_or_new, takes_ops
+from tilekit.kernels.attention_visits import range_at, visit_at, visits_of
 from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, hidden, masks_of, plan_of, scale_of, taller, turn
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
-__all__ = [
-    "attention_varlen", "bounds_of", "by_rows", "check_starts", "finite_outside", "first_step", "part_of", "visits",
-    "whole_tiles",
-]  # fmt: skip
+__all__ = ["attention_varlen", "by_rows", "check_starts", "finite_outside"]
 
 BM, BN, BD = tk.generics("BM BN BD")
 
@@ -34,37 +28,6 @@ _LN_2 = 1 / LOG2_E
 
 
 # ------------------------------------------------------------------------------------------------------------------------- kernel
-
-
-@tk.function
-def bounds_of(part, starts, length):
-    """Where a part begins and ends: what lies before the first sequence is part 0, what lies behind the last one is the last."""
-    begin, end = 0, length
-    if part > 0:
-        begin = min(max(0, tk.load(starts, part - 1, ()).item()), length)
-    if part < starts.shape[0]:
-        end = min(max(begin, tk.load(starts, part, ()).item()), length)
-    return begin, end
-
-
-@tk.function
-def part_of(place, starts, length, others, other_length, step, rows: tk.Const):
-    """Which tile of `rows` rows a place stands for, where its sequence begins and ends, and where that does in the other tensor.
-
-    What lies before the first sequence and behind the last are sequences too, with nothing in the other tensor. Starts that
-    decrease, or lie outside, give some sequence within the tensors.
-    """
-    count = starts.shape[0]
-    part = 0
-    while step > 0:
-        if part + step <= count and tk.load(starts, part + step - 1, ()).item() // rows + part + step <= place:
-            part += step
-        step = step // 2
-    begin, end = bounds_of(part, starts, length)
-    other_begin, other_end = 0, 0
-    if part > 0 and part < count:
-        other_begin, other_end = bounds_of(part, others, other_length)
-    return place - part, begin, end, other_begin, other_end
 
 
 @tk.function
@@ -83,24 +46,6 @@ def seen(top, bottom, end, other_begin, other_end, left, right, columns: tk.Cons
     if above:
         high = min(high, bottom + other_end - end + right)
     return low // columns, tk.cdiv(max(low, high), columns)
-
-
-@tk.function
-def whole_tiles(ahead, rows, columns, left, right, height: tk.Const, width: tk.Const, below: tk.Const, above: tk.Const):
-    """Of the tiles that a tile of `rows` rows sees, the first, those that the whole ones begin and end with, and the last.
-
-    Ends are those of ranges. Tiles are `height` times `width`; the first row stands at column `ahead`, of `columns`.
-    """
-    first, low, high, last = 0, 0, columns // width, tk.cdiv(columns, width)
-    if below:
-        first, low = max(0, ahead - left) // width, tk.cdiv(max(0, ahead + height - 1 - left), width)
-    if above:
-        high, last = min(high, max(0, ahead + right + 1) // width), min(last, tk.cdiv(max(0, ahead + rows + right), width))
-    if below or above:
-        first = min(first, last)
-        low = min(max(low, first), last)
-        high = min(max(low, high), last)
-    return first, low, high, last
 
 
 @tk.function
@@ -130,14 +75,14 @@ def by_rows(weights, x, h, row, begin, end, acc):
 
 @tk.kernel
 def _varlen(
-    o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, starts: tk.In, key_starts: tk.In, scale: float, left: int, right: int,
-    group: int, step: int, below: tk.Const, above: tk.Const, stages: tk.Const, precision: tk.Const,
+    o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, visits: tk.In, scale: float, left: int, right: int, group: int,
+    below: tk.Const, above: tk.Const, stages: tk.Const, precision: tk.Const,
 ):  # fmt: skip
     h = tk.bid(1)
     # With a causal mask the last rows of a sequence have most to do; they come first.
-    i, begin, end, key_begin, key_end = part_of(
-        tk.num_blocks(0) - 1 - tk.bid(0), starts, q.shape[1], key_starts, k.shape[1], step, BM
-    )
+    place = tk.num_blocks(0) - 1 - tk.bid(0)
+    _, part, begin, end, key_begin, key_end = visit_at(visits, place)
+    i = place - part
     top, bottom = max(begin, i * BM), min(end, (i + 1) * BM)
     if top < bottom:
         ahead = i * BM + key_end - end
@@ -179,33 +124,26 @@ def _varlen(
 
 @tk.kernel
 def _varlen_ahead(
-    o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, starts: tk.In, key_starts: tk.In, scale: float, left: int, right: int,
-    group: int, step: int, below: tk.Const, above: tk.Const, stages: tk.Const,
+    o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, visits: tk.In, scale: float, left: int, right: int, group: int,
+    below: tk.Const, above: tk.Const, stages: tk.Const,
 ):  # fmt: skip
     """As `_varlen`, with tiles that begin where sequences do, and scores asked for ahead as in `attentions._attention_ahead`.
 
     So only the last tile of keys may hold others', and the tiles that a bound cuts are the first and the last of those visited.
     """
-    h = tk.bid(1)
-    place, begin, end, key_begin, key_end = part_of(
-        tk.num_blocks(0) - 1 - tk.bid(0), starts, q.shape[1], key_starts, k.shape[1], step, BM
-    )
-    i, queries, keys = place - begin // BM, end - begin, key_end - key_begin
-    if i >= 0 and i * BM < queries:
-        ahead = i * BM + keys - queries
-        first, low, high, last = whole_tiles(ahead, min(BM, queries - i * BM), keys, left, right, BM, BN, below, above)
-        some, cut = min(1, last - first), low > first or high == first
-        low = max(low, first + some)
-        high = max(high, low)
-        h_key = h // group
+    h, place = tk.bid(1), tk.num_blocks(0) - 1 - tk.bid(0)
+    i, _, begin, _, _, _ = visit_at(visits, place)
+    if i >= 0:
         for tq in tk.pipelined(q.slice(1, begin).tiles((1, BM, BD))[h, i : i + 1, 0], stages=1):
             query = tq.reshape((BM, BD))
             acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1, 4, 1), tk.float32)
             most = tk.full((BM, 1), LOWEST, tk.float32)
             scores = tk.zeros((BM, BN), tk.float32)
-            for key in tk.pipelined(k.slice(1, key_begin).tiles((1, BN, BD))[h_key, first : first + some, 0], stages=1):
+            key_begin, first, some, low, high, last = _keys_at(visits, place)
+            for key in tk.pipelined(k.slice(1, key_begin).tiles((1, BN, BD))[h // group, first : first + some, 0], stages=1):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), scores)
             scores = scores * 1.0  # waited for: ptxas takes no product that is under way around a branch
+            keys, ahead, cut = _cut_at(visits, place)
             if cut:
                 scores = hidden(scores, first * BN, keys, ahead, left, right, below, above)
             p, most, total, shrink = turn(scores, most, total, scale)
@@ -213,8 +151,8 @@ def _varlen_ahead(
             if below:
                 j = first + 1
                 for key, value in tk.pipelined(
-                    k.slice(1, key_begin).tiles((1, BN, BD))[h_key, first + some : low, 0],
-                    v.slice(1, key_begin).tiles((1, BN, BD))[h_key, first : low - some, 0],
+                    k.slice(1, key_begin).tiles((1, BN, BD))[h // group, first + some : low, 0],
+                    v.slice(1, key_begin).tiles((1, BN, BD))[h // group, first : low - some, 0],
                     stages=stages,
                 ):
                     scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
@@ -224,9 +162,10 @@ def _varlen_ahead(
                     acc = acc * shrink
                     weights = p.astype(v.dtype)
                     j += 1
+            key_begin, first, some, low, high, last = _keys_at(visits, place)
             for key, value in tk.pipelined(
-                k.slice(1, key_begin).tiles((1, BN, BD))[h_key, low:high, 0],
-                v.slice(1, key_begin).tiles((1, BN, BD))[h_key, low - some : high - some, 0],
+                k.slice(1, key_begin).tiles((1, BN, BD))[h // group, low:high, 0],
+                v.slice(1, key_begin).tiles((1, BN, BD))[h // group, low - some : high - some, 0],
                 stages=stages,
             ):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
@@ -234,10 +173,12 @@ def _varlen_ahead(
                 p, most, total, shrink = turn(scores, most, total, scale)
                 acc = acc * shrink
                 weights = p.astype(v.dtype)
+            key_begin, first, some, low, high, last = _keys_at(visits, place)
+            keys, ahead, cut = _cut_at(visits, place)
             j = high
             for key, value in tk.pipelined(
-                k.slice(1, key_begin).tiles((1, BN, BD))[h_key, high:last, 0],
-                v.slice(1, key_begin).tiles((1, BN, BD))[h_key, high - some : last - some, 0],
+                k.slice(1, key_begin).tiles((1, BN, BD))[h // group, high:last, 0],
+                v.slice(1, key_begin).tiles((1, BN, BD))[h // group, high - some : last - some, 0],
                 stages=stages,
             ):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
@@ -247,16 +188,37 @@ def _varlen_ahead(
                 acc = acc * shrink
                 weights = p.astype(v.dtype)
                 j += 1
-            for value in tk.pipelined(v.slice(1, key_begin).tiles((1, BN, BD))[h_key, last - some : last, 0], stages=1):
-                begins = (last - 1) * BN
+            key_begin, first, some, low, high, last = _keys_at(visits, place)
+            for value in tk.pipelined(v.slice(1, key_begin).tiles((1, BN, BD))[h // group, last - some : last, 0], stages=1):
+                keys, begins = _cut_at(visits, place)[0], (last - 1) * BN
                 if last * BN > keys and not finite_outside(value.reshape((BN, BD)), begins, 0, keys):
-                    acc = by_rows(weights, v.slice(1, key_begin), h_key, begins, 0, keys, acc)
+                    acc = by_rows(weights, v.slice(1, key_begin), h // group, begins, 0, keys, acc)
                 else:
                     acc = tk.mma(weights, value.reshape((BN, BD)), acc) * 1.0
             sums = tk.sum(total, 2).reshape((BM, 1))
             made = acc * tk.where(sums == 0, 0.0, 1.0 / sums)
+            i, _, begin, end, _, _ = visit_at(visits, place)
             tk.store(o.slice(1, begin, end), (h, i, 0), made.astype(o.dtype).reshape((1, BM, BD)))
             tk.store(lse.slice(1, begin, end), (h, i), ((most + tk.log2(sums)) * _LN_2).reshape((1, BM)))
+
+
+@tk.function
+def _keys_at(visits, place):
+    """Where the keys begin; the first of their tiles and whether there is any, whose scores are asked for first; and where the
+    whole ones of the others begin and end, and the last."""
+    first, low, high, last = range_at(visits, place)
+    some = min(1, last - first)
+    low = max(low, first + some)
+    return visit_at(visits, place)[4], first, some, low, max(high, low), last
+
+
+@tk.function
+def _cut_at(visits, place):
+    """How many keys there are, at which the first query stands, and whether the first tile is cut."""
+    i, _, begin, end, key_begin, key_end = visit_at(visits, place)
+    first, low, high, _ = range_at(visits, place)
+    keys = key_end - key_begin
+    return keys, i * BM + keys - (end - begin), low > first or high == first
 
 
 # --------------------------------------------------------------------------------------------------------------------------- host
@@ -316,31 +278,21 @@ def attention_varlen(
     def steps(new):
         y, sums = new(place), new(Spec((heads, queries), dtypes.float32))
         if y.size and k.size:
-            places = visits(queries, plan.rows, cu_seqlens_q)
+            packed, others = (queries, cu_seqlens_q), (keys, cu_seqlens_k)
+            visits = yield from visits_of(new, plan.rows, plan.columns, packed, others, masks)
             given = (
-                y.permute(1, 0, 2).scattered(), sums.scattered(), *(x.permute(1, 0, 2) for x in (q, k, v)), cu_seqlens_q,
-                cu_seqlens_k, factor * LOG2_E, masks.left, masks.right, heads // key_heads, first_step(cu_seqlens_q),
-                masks.below, masks.above, plan.stages,
+                y.permute(1, 0, 2).scattered(), sums.scattered(), *(x.permute(1, 0, 2) for x in (q, k, v)), visits,
+                factor * LOG2_E, masks.left, masks.right, heads // key_heads, masks.below, masks.above, plan.stages,
             )  # fmt: skip
             launch = _varlen_ahead(*given) if ahead else _varlen(*given, precision)
             launch = launch.generics(BM=plan.rows, BN=plan.columns, BD=plan.depth).num_warps(plan.num_warps)
-            yield launch.grid((places, heads))
+            yield launch.grid((visits.shape[0], heads))
         elif y.size:
             yield filled(y)
             yield filled(sums, float("-inf"))
         return (y, sums) if return_lse else y
 
     return Launches(q, steps, None if return_lse else q)
-
-
-def visits(length: int, rows: int, starts: Tensor) -> int:
-    """How many places there are for tiles of `rows` rows of packed sequences, and of what lies before and behind them."""
-    return length // rows + starts.shape[0] + 1
-
-
-def first_step(starts: Tensor) -> int:
-    """With which step bisection begins that ends at one of `B + 2` parts."""
-    return power(starts.shape[0] + 1) // 2
 
 
 def check_starts(name: str, q: Tensor, **starts: Any) -> None:

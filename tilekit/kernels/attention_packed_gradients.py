@@ -10,16 +10,9 @@ from tilekit.kernels import attention_packed_gradients_ahead as ahead
 from tilekit.kernels._gemm_plans import in_stages
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, takes_ops
 from tilekit.kernels.attention_gradients import check_deterministic, of_tiles, plan_of, power_of
-from tilekit.kernels.attention_packed import (
-    by_rows,
-    check_starts,
-    finite_outside,
-    first_step,
-    part_of,
-    visits,
-    whole_tiles,
-)
-from tilekit.kernels.attentions import LOG2_E, check_qkv, hidden, masks_of, scale_of
+from tilekit.kernels.attention_packed import by_rows, check_starts, finite_outside
+from tilekit.kernels.attention_visits import range_at, visit_at, visits_of
+from tilekit.kernels.attentions import LOG2_E, Masks, check_qkv, hidden, masks_of, scale_of
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
@@ -38,12 +31,11 @@ def _own(values, scores):
 
 
 @tk.kernel
-def _of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, starts: tk.In, step: int):
+def _of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, visits: tk.In):
     """As in `attention_gradients`, a block for each visit of `BM` queries: where its tile ends, so does the sequence."""
     visit, h = tk.bid(0), tk.bid(1)
-    place, begin, end, _, _ = part_of(visit, starts, grad.shape[1], starts, grad.shape[1], step, BM)
-    i = place - begin // BM
-    if i >= 0 and i * BM < end - begin:
+    i, _, begin, end, _, _ = visit_at(visits, visit)
+    if i >= 0:
         g = tk.load(grad.slice(1, begin, end), (h, i, 0), (1, BM, BD)).astype(tk.float32)
         total = tk.sum(g * tk.load(o.slice(1, begin, end), (h, i, 0), (1, BM, BD)).astype(tk.float32), 2)
         tk.store(delta, (h, visit), -total)
@@ -52,21 +44,15 @@ def _of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, sta
 
 @tk.kernel
 def _by_queries(
-    dq: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, marks: tk.In, starts: tk.In,
-    key_starts: tk.In, scale: float, left: int, right: int, group: int, step: int, below: tk.Const, above: tk.Const,
-    rows: tk.Const, stages: tk.Const,
+    dq: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, marks: tk.In, visits: tk.In,
+    scale: float, left: int, right: int, group: int, below: tk.Const, above: tk.Const, rows: tk.Const, stages: tk.Const,
 ):  # fmt: skip
     if tk.load(marks, 0, ()).item() == 0:
         return
-    h = tk.bid(1)
-    place, begin, end, key_begin, key_end = part_of(
-        tk.num_blocks(0) - 1 - tk.bid(0), starts, q.shape[1], key_starts, k.shape[1], step, BM
-    )
-    part = tk.num_blocks(0) - 1 - tk.bid(0) - place
-    i, queries, keys = place - begin // BM, end - begin, key_end - key_begin
-    if i >= 0 and i * BM < queries and tk.load(marks, part, ()).item() != 0:
-        ahead, h_key = i * BM + keys - queries, h // group
-        first, low, high, last = whole_tiles(ahead, min(BM, queries - i * BM), keys, left, right, BM, BN, below, above)
+    h, place = tk.bid(1), tk.num_blocks(0) - 1 - tk.bid(0)
+    i, part, begin, end, key_begin, key_end = visit_at(visits, place)
+    if i >= 0 and tk.load(marks, part, ()).item() != 0:
+        h_key = h // group
         of_visits = (begin // rows + part) * rows
         shift = tk.load(sums.slice(1, of_visits), (h, i), (1, BM)).reshape((BM, 1))
         less = tk.load(delta.slice(1, of_visits), (h, i), (1, BM)).reshape((BM, 1))
@@ -77,6 +63,10 @@ def _by_queries(
         ):
             acc = tk.zeros((BM, BD), tk.float32)
             for edge in range(2):
+                i, _, begin, end, key_begin, key_end = visit_at(visits, place)
+                first, low, high, last = range_at(visits, place)
+                keys = key_end - key_begin
+                ahead = i * BM + keys - (end - begin)
                 j, stop = first, low
                 if edge > 0:
                     j, stop = high, last
@@ -96,6 +86,8 @@ def _by_queries(
                     else:
                         acc = tk.mma(ds, key.reshape((BN, BD)), acc) * 1.0
                     j += 1
+            _, low, high, _ = range_at(visits, place)
+            key_begin = visit_at(visits, place)[4]
             for key, value in tk.pipelined(
                 k.slice(1, key_begin).tiles((1, BN, BD))[h_key, low:high, 0],
                 v.slice(1, key_begin).tiles((1, BN, BD))[h_key, low:high, 0],
@@ -106,35 +98,35 @@ def _by_queries(
                 p = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True)
                 ds = (p * (dp + less)).astype(k.dtype)
                 acc = tk.mma(ds, key.reshape((BN, BD)), acc) * 1.0
+            i, _, begin, end, _, _ = visit_at(visits, place)
             tk.store(dq.slice(1, begin, end), (h, i, 0), (acc * scale).astype(dq.dtype).reshape((1, BM, BD)))
 
 
 @tk.kernel
 def _by_keys(
     dk: tk.Out, dv: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, marks: tk.In,
-    starts: tk.In, key_starts: tk.In, scale: float, left: int, right: int, group: int, step: int, below: tk.Const,
-    above: tk.Const, rows: tk.Const, stages: tk.Const,
+    visits: tk.In, scale: float, left: int, right: int, group: int, below: tk.Const, above: tk.Const, rows: tk.Const,
+    stages: tk.Const,
 ):  # fmt: skip
     if tk.load(marks, 0, ()).item() == 0:
         return
-    h = tk.bid(1)
-    place, key_begin, key_end, begin, end = part_of(tk.bid(0), key_starts, k.shape[1], starts, q.shape[1], step, BM)
-    part = tk.bid(0) - place
-    j, queries, keys = place - key_begin // BM, end - begin, key_end - key_begin
-    if j >= 0 and j * BM < keys and tk.load(marks, part, ()).item() != 0:
-        of_visits = (begin // rows + part) * rows
-        behind = j * BM + queries - keys
-        # What bounds the keys of a query bounds the queries of a key from the other side.
-        first, low, high, last = whole_tiles(behind, min(BM, keys - j * BM), queries, right, left, BM, BN, above, below)
+    h, place = tk.bid(1), tk.bid(0)
+    j, part, key_begin, key_end, begin, end = visit_at(visits, place)
+    if j >= 0 and tk.load(marks, part, ()).item() != 0:
         for tkey, tvalue in tk.pipelined(
             k.slice(1, key_begin).tiles((1, BM, BD))[h, j : j + 1, 0],
             v.slice(1, key_begin).tiles((1, BM, BD))[h, j : j + 1, 0],
             stages=1,
         ):
             by_key, by_value = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, BD), tk.float32)
-            for which in range(group):
-                at = h * group + which
+            at = h * group
+            while at < (h + 1) * group:
                 for edge in range(2):
+                    j, part, key_begin, key_end, begin, end = visit_at(visits, place)
+                    first, low, high, last = range_at(visits, place)
+                    of_visits, queries = (begin // rows + part) * rows, end - begin
+                    # What bounds the keys of a query bounds the queries of a key from the other side.
+                    behind = j * BM + queries - (key_end - key_begin)
                     i, stop = first, low
                     if edge > 0:
                         i, stop = high, last
@@ -162,7 +154,9 @@ def _by_keys(
                             by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value) * 1.0
                             by_key = tk.mma(changes, tq.reshape((BN, BD)), by_key) * 1.0
                         i += 1
-                i = low
+                _, part, _, _, begin, _ = visit_at(visits, place)
+                _, low, high, _ = range_at(visits, place)
+                of_visits, i = (begin // rows + part) * rows, low
                 for tq, tg in tk.pipelined(
                     q.slice(1, begin).tiles((1, BN, BD))[at, low:high, 0],
                     grad.slice(1, begin).tiles((1, BN, BD))[at, low:high, 0],
@@ -177,6 +171,8 @@ def _by_keys(
                     by_value = tk.mma(p.astype(v.dtype), tg.reshape((BN, BD)), by_value) * 1.0
                     by_key = tk.mma(ds.astype(k.dtype), tq.reshape((BN, BD)), by_key) * 1.0
                     i += 1
+                at += 1
+            j, _, key_begin, key_end, _, _ = visit_at(visits, place)
             made = (by_key * scale).astype(dk.dtype).reshape((1, BM, BD))
             tk.store(dk.slice(1, key_begin, key_end), (h, j, 0), made)
             tk.store(dv.slice(1, key_begin, key_end), (h, j, 0), by_value.astype(dv.dtype).reshape((1, BM, BD)))
@@ -231,11 +227,9 @@ def attention_varlen_backward(
     staged, cpu = in_stages(q, k, v, grad), on_cpu(q)
     plan, swift = (plan_of(size, queries, keys, cpu, staged, ahead=each) for each in (False, True))
     adds = not deterministic and q.itemsize == 2 and (cpu or swift.by_keys.stages is not None)
-    # The queries of a visit, as those are that the keys' kernel loads.
-    rows = swift.by_keys.columns
-    places = visits(queries, rows, cu_seqlens_q)
-    kept = Spec((heads, places * rows), dtypes.float32)
-    sequences, step = cu_seqlens_q.shape[0] - 1, first_step(cu_seqlens_q)
+    rows = swift.by_keys.columns  # of a visit's queries, as the keys' kernel loads them
+    packed, others, seen = (queries, cu_seqlens_q), (keys, cu_seqlens_k), Masks(masks.right, masks.left, masks.above, masks.below)
+    sequences = cu_seqlens_q.shape[0] - 1
 
     def steps(new):
         made = [new(Spec(x.shape, x.dtype)) for x in (q, k, v)]
@@ -244,15 +238,16 @@ def attention_varlen_backward(
                 if x.size:
                     yield filled(x)
             return tuple(made)
-        delta, sums, marks = new(kept), new(kept), new(Spec((sequences + 2,), dtypes.int32))
+        by_row = yield from visits_of(new, rows, rows, packed, others, masks)
+        places = by_row.shape[0]
+        delta, sums = (new(Spec((heads, places * rows), dtypes.float32)) for _ in range(2))
+        marks = new(Spec((sequences + 2,), dtypes.int32))
         by_head = [x.permute(1, 0, 2) for x in (q, k, v, grad, out)]
-        launch = _of_rows(delta.scattered(), sums.scattered(), *by_head[3:], lse, cu_seqlens_q, step)
+        launch = _of_rows(delta.scattered(), sums.scattered(), *by_head[3:], lse, by_row)
         yield launch.generics(BM=rows, BD=plan.depth).num_warps(4).grid((places, heads))
         dq, dk, dv = (x.permute(1, 0, 2).scattered() for x in made)
-        given = (
-            *by_head[:4], delta, sums, marks, cu_seqlens_q, cu_seqlens_k, factor, masks.left, masks.right,
-            heads // max(1, key_heads), step,
-        )  # fmt: skip
+        given, group = (*by_head[:4], delta, sums, marks), heads // max(1, key_heads)
+        bounds = factor, masks.left, masks.right, group
         yield filled(marks, 0 if adds else 1)
         if adds:
             tile = swift.by_keys
@@ -262,19 +257,23 @@ def attention_varlen_backward(
                 yield launch.grid((sequences, heads))
             by_query = new(Spec((heads, places * swift.depth, rows), dtypes.float32))
             yield filled(by_query)
+            visits = yield from visits_of(new, tile.rows, tile.columns, others, packed, seen)
             early = swift.depth == 128 and not (masks.below or masks.above)
             together = math.gcd(key_heads, _TOGETHER)
-            launch = ahead.by_keys(dk, dv, by_query.scattered(), *given, together, masks.below, masks.above, tile.stages, early)
-            blocks = visits(keys, tile.rows, cu_seqlens_k) * together
-            yield of_tiles(launch, swift, tile, blocks, key_heads // together)
-            launch = ahead.of_sums(dq, by_query, marks, cu_seqlens_q, factor, step)
+            launch = ahead.by_keys(
+                dk, dv, by_query.scattered(), *given, visits, *bounds, together, masks.below, masks.above, tile.stages, early
+            )
+            yield of_tiles(launch, swift, tile, visits.shape[0] * together, key_heads // together)
+            launch = ahead.of_sums(dq, by_query, marks, by_row, factor)
             yield launch.generics(BN=rows, BD=swift.depth).num_warps(4).grid((places, heads))
         tile = plan.by_keys
-        launch = _by_keys(dk, dv, *given, masks.below, masks.above, rows, tile.stages)
-        yield of_tiles(launch, plan, tile, visits(keys, tile.rows, cu_seqlens_k), key_heads)
+        visits = yield from visits_of(new, tile.rows, tile.columns, others, packed, seen)
+        launch = _by_keys(dk, dv, *given, visits, *bounds, masks.below, masks.above, rows, tile.stages)
+        yield of_tiles(launch, plan, tile, visits.shape[0], key_heads)
         tile = plan.by_queries
-        launch = _by_queries(dq, *given, masks.below, masks.above, rows, tile.stages)
-        yield of_tiles(launch, plan, tile, visits(queries, tile.rows, cu_seqlens_q), heads)
+        visits = yield from visits_of(new, tile.rows, tile.columns, packed, others, masks)
+        launch = _by_queries(dq, *given, visits, *bounds, masks.below, masks.above, rows, tile.stages)
+        yield of_tiles(launch, plan, tile, visits.shape[0], heads)
         return tuple(made)
 
     return Launches(q, steps)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import tilekit as tk
 from tilekit.kernels.attention_gradients_ahead import as_held, of_held
-from tilekit.kernels.attention_packed import bounds_of, finite_outside, part_of, whole_tiles
+from tilekit.kernels.attention_packed import finite_outside
+from tilekit.kernels.attention_visits import bounds_of, range_at, visit_at
 from tilekit.kernels.attentions import LOG2_E, hidden
 
 __all__ = ["by_keys", "meet_others", "of_sums"]
@@ -45,24 +46,17 @@ def meet_others(
 @tk.kernel
 def by_keys(
     dk: tk.Out, dv: tk.Out, dq: tk.InOut, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, marks: tk.In,
-    starts: tk.In, key_starts: tk.In, scale: float, left: int, right: int, group: int, step: int, together: int,
-    below: tk.Const, above: tk.Const, stages: tk.Const, early: tk.Const,
+    visits: tk.In, scale: float, left: int, right: int, group: int, together: int, below: tk.Const, above: tk.Const,
+    stages: tk.Const, early: tk.Const,
 ):  # fmt: skip
     """`dq` holds float32, `BD` rows of `BN` for each visit of a tile of queries: see `of_sums`. `early` as in the other.
 
     Blocks of `together` heads run side by side, as their queries and keys lie in memory.
     """
-    h = tk.bid(1) * together + tk.bid(0) % together
-    place, key_begin, key_end, begin, end = part_of(tk.bid(0) // together, key_starts, k.shape[1], starts, q.shape[1], step, BM)
-    part = tk.bid(0) // together - place
-    j, queries, keys = place - key_begin // BM, end - begin, key_end - key_begin
-    if j >= 0 and j * BM < keys and tk.load(marks, part, ()).item() == 0:
-        behind = j * BM + queries - keys
-        # What bounds the keys of a query bounds the queries of a key from the other side.
-        first, low, high, last = whole_tiles(behind, min(BM, keys - j * BM), queries, right, left, BM, BN, above, below)
-        if (j + 1) * BM > keys:  # others' keys are to get no weights
-            high = low
-        visit, edges = begin // BN + part, 1
+    h, place = tk.bid(1) * together + tk.bid(0) % together, tk.bid(0) // together
+    j, part, key_begin, key_end, _, _ = visit_at(visits, place)
+    if j >= 0 and tk.load(marks, part, ()).item() == 0:
+        edges = 1
         if below or above:
             edges = 2
         factor = scale * LOG2_E
@@ -72,8 +66,9 @@ def by_keys(
             stages=1,
         ):
             by_key, by_value = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, BD), tk.float32)
-            for which in range(group):
-                at = h * group + which
+            at = h * group
+            while at < (h + 1) * group:
+                begin, visit, _, low, high, _ = _queries_at(visits, place)
                 i = visit + low
                 for tq, tg, shift, less in tk.pipelined(
                     q.slice(1, begin).tiles((1, BN, BD))[at, low:high, 0],
@@ -97,6 +92,11 @@ def by_keys(
                     tk.atomic_add_tile(dq, (at, i, 0), as_held(by_query))
                     i += 1
                 for edge in range(edges):
+                    begin, visit, first, low, high, last = _queries_at(visits, place)
+                    j, _, key_begin, key_end, _, end = visit_at(visits, place)
+                    queries, keys = end - begin, key_end - key_begin
+                    # What bounds the keys of a query bounds the queries of a key from the other side.
+                    behind = j * BM + queries - keys
                     i, stop = high, last
                     if edge > 0:
                         i, stop = first, low
@@ -120,18 +120,30 @@ def by_keys(
                         by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
                         tk.atomic_add_tile(dq, (at, visit + i, 0), as_held(by_query))
                         i += 1
+                at += 1
+            j, _, key_begin, key_end, _, _ = visit_at(visits, place)
             made = (by_key * scale).astype(dk.dtype).reshape((1, BM, BD))
             tk.store(dk.slice(1, key_begin, key_end), (h, j, 0), made)
             tk.store(dv.slice(1, key_begin, key_end), (h, j, 0), by_value.astype(dv.dtype).reshape((1, BM, BD)))
 
 
+@tk.function
+def _queries_at(visits, place):
+    """Where the queries begin; their first visit; and of their tiles what `range_at` says, with none whole for the last keys, as
+    others' are to get no weights."""
+    j, part, key_begin, key_end, begin, _ = visit_at(visits, place)
+    first, low, high, last = range_at(visits, place)
+    if (j + 1) * BM > key_end - key_begin:
+        high = low
+    return begin, begin // BN + part, first, low, high, last
+
+
 @tk.kernel
-def of_sums(dq: tk.Out, sums: tk.In, marks: tk.In, starts: tk.In, scale: float, step: int):
+def of_sums(dq: tk.Out, sums: tk.In, marks: tk.In, visits: tk.In, scale: float):
     """The gradients by queries from their sums: a block for each visit."""
     h = tk.bid(1)
-    place, begin, end, _, _ = part_of(tk.bid(0), starts, dq.shape[1], starts, dq.shape[1], step, BN)
-    i = place - begin // BN
-    if i >= 0 and i * BN < end - begin and tk.load(marks, tk.bid(0) - place, ()).item() == 0:
+    i, part, begin, end, _, _ = visit_at(visits, tk.bid(0))
+    if i >= 0 and tk.load(marks, part, ()).item() == 0:
         product = of_held(tk.load(sums, (h, tk.bid(0), 0), (1, BD, BN)))
         made = (product * scale).astype(dq.dtype).transpose().reshape((1, BN, BD))
         tk.store(dq.slice(1, begin, end), (h, i, 0), made)

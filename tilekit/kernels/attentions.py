@@ -36,7 +36,7 @@ _MOST_HEAD = 256
 # Keys and values of so many heads at a time are to stay in the L2 cache; an H200's has 50 MB, with a faster half.
 _CACHED = 16 << 20
 _ROUNDS = 16  # of the blocks, in which causal tiles of different lengths even out: by a simulation up to 2 %
-_FAR = 1 << 30  # as good as no bound
+FAR = 1 << 30  # as good as no bound
 
 
 # ------------------------------------------------------------------------------------------------------------------------- kernel
@@ -48,14 +48,17 @@ def hidden(scores, column, keys, ahead, left, right, below: tk.Const, above: tk.
 
     `column` is the first column's key; `ahead` the key at which the first row's query stands.
     """
-    columns = tk.arange(scores.shape[1])[None, :]
-    last = tk.full((scores.shape[0], 1), keys - 1 - column, tk.int32)
+    rows, columns = scores.shape[0], scores.shape[1]
+    # A thread holds 2 of each 8 columns. What it counts from 0 to 7 is taken from the bounds, which constants are compared with.
+    eights, row = tk.arange(columns // 8)[None, :, None, None] * 8, tk.arange(rows)[:, None, None, None]
+    within = tk.arange(4)[:, None] * 2 + tk.arange(2)[None, :]
+    last = tk.full((rows, 1, 1, 1), keys - 1 - column, tk.int32)
     if above:
-        last = tk.minimum(last, tk.arange(scores.shape[0])[:, None] + (ahead + right - column))
-    seen = columns <= last
+        last = tk.minimum(last, row + (ahead + right - column))
+    parts = tk.where(eights <= last - within, scores.reshape((rows, columns // 8, 4, 2)), float("-inf"))
     if below:
-        seen = seen & (columns >= tk.arange(scores.shape[0])[:, None] + (ahead - left - column))
-    return tk.where(seen, scores, float("-inf"))
+        parts = tk.where(eights >= row + (ahead - left - column) - within, parts, float("-inf"))
+    return parts.reshape((rows, columns))
 
 
 @tk.function
@@ -71,11 +74,11 @@ def _visited(at, heads, rows, share):
 
 
 @tk.function
-def _back_and_forth(at, tiles):
+def _back_and_forth(at, tiles, blocks):
     """In every second round of the blocks, the last of them goes first: who had the longest tile gets the shortest."""
     before = at - tk.bid(0)
-    if before // tk.num_blocks(0) % 2 == 1:
-        at = before + min(tk.num_blocks(0), tiles - before) - 1 - tk.bid(0)
+    if before // blocks % 2 == 1:
+        at = before + min(blocks, tiles - before) - 1 - tk.bid(0)
     return at
 
 
@@ -142,23 +145,25 @@ def turn(scores, most, total, scale):
 
 @tk.kernel
 def _attention_ahead(
-    o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float, group: int, share: int, tiles: int,
-    above: tk.Const, masked: tk.Const, wanted: tk.Const, stages: tk.Const,
+    o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float, group: int, share: int, rows: int,
+    tiles: int, blocks: int, stays: tk.Const, above: tk.Const, masked: tk.Const, wanted: tk.Const, stages: tk.Const,
 ):  # fmt: skip
     """As `_attention`, where each query sees the first key, and no mask cuts tiles of keys but the last ones that are visited:
     scores are asked for before values are added to the result.
 
-    So the tensor cores add values while the exponentials of the next scores are taken.
+    So the tensor cores add values while the exponentials of the next scores are taken. A block that `stays` visits one tile after
+    another; else there is a block for each.
     """
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
-    rows = tk.cdiv(queries, BM)
-    for number in range(tk.bid(0), tiles, tk.num_blocks(0)):
+    number = tk.bid(0)
+    while number < tiles:
         at = number
-        if above:
-            at = _back_and_forth(number, tiles)
+        if stays and above:
+            at = _back_and_forth(number, tiles, blocks)
         i, h = _visited(at, heads * q.shape[0], rows, share)
         b = h // heads
         h = h - b * heads
+        h_key = h // group
         ahead = i * BM + keys - queries
         n, whole = tk.cdiv(keys, BN), keys // BN  # the tiles of keys that are visited, and those of which all rows see all
         if above:
@@ -170,7 +175,7 @@ def _attention_ahead(
             acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1, 4, 1), tk.float32)
             most = tk.full((BM, 1), LOWEST, tk.float32)
             scores = tk.zeros((BM, BN), tk.float32)
-            for key in tk.pipelined(k.tiles((1, 1, BN, BD))[b, h // group, 0:1, 0], stages=1):
+            for key in tk.pipelined(k.tiles((1, 1, BN, BD))[b, h_key, 0:1, 0], stages=1):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), scores)
             scores = scores * 1.0  # waited for: ptxas takes no product that is under way around a branch
             if masked and whole == 0:
@@ -178,8 +183,8 @@ def _attention_ahead(
             p, most, total, shrink = turn(scores, most, total, scale)
             weights = p.astype(v.dtype)
             for key, value in tk.pipelined(
-                k.tiles((1, 1, BN, BD))[b, h // group, 1:cut, 0],
-                v.tiles((1, 1, BN, BD))[b, h // group, 0 : cut - 1, 0],
+                k.tiles((1, 1, BN, BD))[b, h_key, 1:cut, 0],
+                v.tiles((1, 1, BN, BD))[b, h_key, 0 : cut - 1, 0],
                 stages=stages,
             ):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
@@ -190,8 +195,8 @@ def _attention_ahead(
             if masked:
                 j = cut
                 for key, value in tk.pipelined(
-                    k.tiles((1, 1, BN, BD))[b, h // group, cut:n, 0],
-                    v.tiles((1, 1, BN, BD))[b, h // group, cut - 1 : n - 1, 0],
+                    k.tiles((1, 1, BN, BD))[b, h_key, cut:n, 0],
+                    v.tiles((1, 1, BN, BD))[b, h_key, cut - 1 : n - 1, 0],
                     stages=stages,
                 ):
                     scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
@@ -201,12 +206,15 @@ def _attention_ahead(
                     acc = acc * shrink
                     weights = p.astype(v.dtype)
                     j += 1
-            for value in tk.pipelined(v.tiles((1, 1, BN, BD))[b, h // group, n - 1 : n, 0], stages=1):
+            for value in tk.pipelined(v.tiles((1, 1, BN, BD))[b, h_key, n - 1 : n, 0], stages=1):
                 acc = tk.mma(weights, value.reshape((BN, BD)), acc)
             sums = tk.sum(total, 2).reshape((BM, 1))
             tk.store(o, (b, h, i, 0), (acc * (1.0 / sums)).astype(o.dtype).reshape((1, 1, BM, BD)))
             if wanted:
                 tk.store(lse, (b, h, i), ((most + tk.log2(sums)) * _LN_2).reshape((1, 1, BM)))
+        number += blocks
+        if not stays:
+            number = tiles
 
 
 # -------------------------------------------------------------------------------------------------------------------------- host
@@ -298,9 +306,12 @@ def attention(
     ahead = plan.stages is not None and not masks.below and (not masks.above or keys >= queries)
     if ahead:
         plan = taller(plan, batch * heads, queries, count)
-    tiles = batch * heads * -(-queries // plan.rows)
-    # Blocks that stay load ahead for their next tile; where tiles take differently long, going back and forth evens that out.
-    blocks = min(tiles, count) if ahead else tiles
+    rows = -(-queries // plan.rows)
+    tiles = batch * heads * rows
+    # Blocks that stay load ahead for their next tile: up to 5 % where tiles are small. Larger ones need all registers, and those
+    # of a mask, which take differently long, come sooner to who is done: up to 13 %.
+    stays = ahead and plan.depth == 64
+    blocks = min(tiles, count) if stays else tiles
     if ahead and masks.above:
         share = max(share, -(-_ROUNDS * count * plan.rows // max(1, queries * group)) * group)
 
@@ -308,7 +319,7 @@ def attention(
         y, sums = new(place), new(Spec((batch, heads, queries), dtypes.float32))
         if y.size and keys and ahead:
             launch = _attention_ahead(
-                y.scattered(), sums.scattered(), q, k, v, factor * LOG2_E, group, share, tiles, masks.above,
+                y.scattered(), sums.scattered(), q, k, v, factor * LOG2_E, group, share, rows, tiles, blocks, stays, masks.above,
                 masks.above or keys % plan.columns > 0, return_lse, plan.stages,
             )  # fmt: skip
             launch = launch.generics(BM=plan.rows, BN=plan.columns, BD=plan.depth).num_warps(plan.num_warps)
@@ -412,5 +423,5 @@ def masks_of(name: str, causal: Any, window: Any) -> Masks:
         raise TypeError(f"{name}: window is a number of keys, or None for all, not {window!r}")
     if window < 1:
         raise ValueError(f"{name}: window is from 1 on, not {window}")
-    window = min(window, _FAR)
+    window = min(window, FAR)
     return Masks(window - 1, 0 if causal else window - 1, True, True)
