@@ -29,7 +29,7 @@ from tilekit.lang import pipelines as lang
 
 # By the warps that calculate: what a thread that loads keeps when registers are dealt out anew. If one thread has tiles brought,
 # it needs few; if all copy, they need addresses; if sums of several products are carried round, it has to make do.
-_LOADING = {8: (56, 72, 24), 16: (32, 64, 32)}
+_LOADING = {8: (40, 72, 24), 16: (32, 64, 32)}
 _ALL_REGISTERS, _UNIT = 65536, 8  # of a multiprocessor; a thread has a multiple of so many
 _FEW_PRODUCTS = 3  # of a turn: two to make something of, and one of that
 # Registers for a first operand that products of several turns share, and the warps whose threads have them to spare.
