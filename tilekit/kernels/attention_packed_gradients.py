@@ -32,7 +32,10 @@ def _own(values, scores):
 
 @tk.kernel
 def _of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, visits: tk.In):
-    """As in `attention_gradients`, a block for each visit of `BM` queries: where its tile ends, so does the sequence."""
+    """As in `attention_gradients`, a block for each visit of `BM` queries: where its tile ends, so does the sequence.
+
+    Nobody reads of places that stand for no tile, unless starts decrease; then these are queries whose weights are zero.
+    """
     visit, h = tk.bid(0), tk.bid(1)
     i, _, begin, end, _, _ = visit_at(visits, visit)
     if i >= 0:
@@ -40,6 +43,9 @@ def _of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, vis
         total = tk.sum(g * tk.load(o.slice(1, begin, end), (h, i, 0), (1, BM, BD)).astype(tk.float32), 2)
         tk.store(delta, (h, visit), -total)
         tk.store(sums, (h, visit), power_of(tk.load(lse.slice(1, begin, end), (h, i), (1, BM), padding_mode="-inf")))
+    else:
+        tk.store(delta, (h, visit), tk.zeros((1, BM), tk.float32))
+        tk.store(sums, (h, visit), tk.full((1, BM), float("-inf"), tk.float32))
 
 
 @tk.kernel
