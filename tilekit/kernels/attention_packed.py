@@ -16,7 +16,7 @@ from tilekit import dtypes
 from tilekit.kernels._gemm_plans import in_stages
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiprocessors, on_cpu, out_or_new, takes_ops
 from tilekit.kernels.attention_visits import range_at, visit_at, visits_of
-from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, hidden, masks_of, plan_of, scale_of, taller, turn
+from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, from_on, hidden, masks_of, plan_of, scale_of, taller, turn
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
@@ -33,8 +33,7 @@ _LN_2 = 1 / LOG2_E
 @tk.function
 def within(scores, column, begin, end, ahead, left, right, below: tk.Const, above: tk.Const):
     """As `hidden`, of keys from `begin` to `end`."""
-    scores = hidden(scores, column, end, ahead, left, right, below, above)
-    return tk.where(tk.arange(scores.shape[1])[None, :] >= begin - column, scores, float("-inf"))
+    return from_on(hidden(scores, column, end, ahead, left, right, below, above), begin - column)
 
 
 @tk.function

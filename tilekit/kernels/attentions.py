@@ -23,7 +23,7 @@ from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiproc
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
-__all__ = ["Masks", "attention", "check_qkv", "hidden", "masks_of", "plan_of", "scale_of", "taller", "turn"]
+__all__ = ["FAR", "Masks", "attention", "check_qkv", "from_on", "hidden", "masks_of", "plan_of", "scale_of", "taller", "turn"]
 
 BM, BN, BD = tk.generics("BM BN BD")
 
@@ -48,17 +48,38 @@ def hidden(scores, column, keys, ahead, left, right, below: tk.Const, above: tk.
 
     `column` is the first column's key; `ahead` the key at which the first row's query stands.
     """
-    rows, columns = scores.shape[0], scores.shape[1]
-    # A thread holds 2 of each 8 columns. What it counts from 0 to 7 is taken from the bounds, which constants are compared with.
-    eights, row = tk.arange(columns // 8)[None, :, None, None] * 8, tk.arange(rows)[:, None, None, None]
-    within = tk.arange(4)[:, None] * 2 + tk.arange(2)[None, :]
-    last = tk.full((rows, 1, 1, 1), keys - 1 - column, tk.int32)
+    rows = scores.shape[0]
+    row, last = tk.arange(rows)[:, None, None, None], tk.full((rows, 1, 1, 1), keys - 1 - column, tk.int32)
     if above:
         last = tk.minimum(last, row + (ahead + right - column))
-    parts = tk.where(eights <= last - within, scores.reshape((rows, columns // 8, 4, 2)), float("-inf"))
+    scores = up_to(scores, last)
     if below:
-        parts = tk.where(eights >= row + (ahead - left - column) - within, parts, float("-inf"))
-    return parts.reshape((rows, columns))
+        scores = from_on(scores, row + (ahead - left - column))
+    return scores
+
+
+@tk.function
+def up_to(scores, last):
+    """`scores`, -inf in the columns behind `last`: a number, or of shape `(rows, 1, 1, 1)` one for each row.
+
+    A thread holds 2 of each 8 columns. What it counts from 0 to 7 is taken from the bound, which constants are compared with.
+    """
+    rows, columns = scores.shape[0], scores.shape[1]
+    seen = tk.arange(columns // 8)[None, :, None, None] * 8 <= last - _of_eight()
+    return tk.where(seen, scores.reshape((rows, columns // 8, 4, 2)), float("-inf")).reshape((rows, columns))
+
+
+@tk.function
+def from_on(scores, first):
+    """`scores`, -inf in the columns before `first`, as `up_to`."""
+    rows, columns = scores.shape[0], scores.shape[1]
+    seen = tk.arange(columns // 8)[None, :, None, None] * 8 >= first - _of_eight()
+    return tk.where(seen, scores.reshape((rows, columns // 8, 4, 2)), float("-inf")).reshape((rows, columns))
+
+
+@tk.function
+def _of_eight():
+    return tk.arange(4)[:, None] * 2 + tk.arange(2)[None, :]
 
 
 @tk.function

@@ -86,7 +86,7 @@ def check_window(shape: Any, rank: int, name: str, what: str) -> tuple[Shape, Sh
         return (1,) * rank, ()
     extents = check_shape(shape, what)
     if len(extents) != rank:
-        raise CompileError(f"{what}: a tile of shape {extents} from {name}, which has {rank} dimensions")
+        raise CompileError(f"{what}: a tile of shape {extents} of {name}, which has {rank} dimensions")
     return extents, extents
 
 
