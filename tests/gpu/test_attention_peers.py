@@ -37,6 +37,7 @@ def test_the_peer_of_packed_sequences(device, monkeypatch):
     pytest.importorskip("torch", reason="the peer is PyTorch's")
     monkeypatch.setattr(varlen, "_SIZES", ((3, 64), (2, 128)))
     run = bench.run("varlen", Options(device=device, n=300, rounds=1))
+    assert run.all_correct
     assert not run.left_out
     assert all({r.name for r in case.results} == {"tilekit", "flash-attention-2"} for case in run.cases)
     assert len(run.cases) == 8

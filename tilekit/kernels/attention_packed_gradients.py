@@ -273,7 +273,8 @@ def attention_varlen_backward(
             launch = ahead.of_sums(dq, by_query, marks, by_row, factor)
             yield launch.generics(BN=rows, BD=swift.depth).num_warps(4).grid((places, heads))
         tile = plan.by_keys
-        visits = yield from visits_of(new, tile.rows, tile.columns, others, packed, seen)
+        if not adds or (tile.rows, tile.columns) != (swift.by_keys.rows, swift.by_keys.columns):  # else they are those above
+            visits = yield from visits_of(new, tile.rows, tile.columns, others, packed, seen)
         launch = _by_keys(dk, dv, *given, visits, *bounds, masks.below, masks.above, rows, tile.stages)
         yield of_tiles(launch, plan, tile, visits.shape[0], key_heads)
         tile = plan.by_queries

@@ -19,7 +19,7 @@ from tilekit.kernels.attentions import FAR, Masks
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
-__all__ = ["bounds_of", "range_at", "tiles_of", "visit_at", "visits_of"]
+__all__ = ["bounds_of", "range_at", "visit_at", "visits_of"]
 
 _FIELDS = 16  # of a visit, for which it takes 64 bytes; 10 hold something
 
@@ -105,14 +105,10 @@ def visits_of(
         masks: which of the others a row sees.
     """
     (length, starts), (other_length, other_starts) = packed, others
-    visits = new(Spec((tiles_of(rows, *packed), _FIELDS), dtypes.int32))
+    places = length // rows + starts.shape[0] + 1  # enough for tiles of all sequences, and of what lies before and behind them
+    visits = new(Spec((places, _FIELDS), dtypes.int32))
     left, right = masks.left if masks.below else FAR, masks.right if masks.above else FAR
     step = power(starts.shape[0] + 1) // 2  # bisection that begins with it ends at one of `B + 2` parts
     launch = _find(visits.scattered(), starts, other_starts, length, other_length, rows, columns, left, right, step)
-    yield launch.num_warps(1).grid(visits.shape[0])
+    yield launch.num_warps(1).grid(places)
     return visits
-
-
-def tiles_of(rows: int, length: int, starts: Tensor) -> int:
-    """How many places there are for tiles of `rows` rows of packed sequences, and of what lies before and behind them."""
-    return length // rows + starts.shape[0] + 1
