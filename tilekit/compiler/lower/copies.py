@@ -44,7 +44,8 @@ def fill(
     if ring.brought:
         with _one_of_them(builder):
             text = f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {ring.brought};"
-            asm(builder, text, "r,~{memory}", _VOID, [full], effect=True)
+            # Who only waits and asks for tiles has few registers, and nothing to gain from a loop that is unrolled.
+            asm(builder, text, "r,~{memory}", _VOID, [full], effect=True, once=True)
             for (row, value, index), tile, way, target in zip(rows, ring.tiles, ring.ways, targets, strict=True):
                 if way.map is not None:
                     _load(builder, row, value, tile, way.map, target, full, index, way.parts)

@@ -22,6 +22,7 @@ def asm(
     *,
     effect: bool = False,
     convergent: bool = False,
+    once: bool = False,
 ) -> ir.Value:
     """One piece of PTX.
 
@@ -33,11 +34,14 @@ def asm(
         args: the arguments.
         effect: it is neither dropped nor moved past another that has an effect.
         convergent: threads of a warp, or all of the block, take part together; it has an effect, too.
+        once: it stands in the program once; so a loop around it is not unrolled.
     """
     function = ir.FunctionType(result, [a.type for a in args])
     call = builder.call(ir.InlineAsm(function, text, constraints, side_effect=effect or convergent), args)
     if convergent:
         call.attributes.add("convergent")
+    if once:
+        set.add(call.attributes, "noduplicate")  # of calls, llvmlite does not know this one
     return call
 
 
