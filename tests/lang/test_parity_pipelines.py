@@ -650,6 +650,27 @@ def test_kept_from_one_turn_to_the_next(device):
     check(z.unpartition().to_host().sync(), t[-1].astype(np.float32))
 
 
+def test_one_turn_or_none(device):
+    """`[i : i + 1]` is a tile, or none where the index is outside."""
+
+    @tk.kernel
+    def kernel(y: tk.Out, x: tk.In):
+        s = tk.zeros((16, 64), tk.float32)
+        for at in range(4):
+            column = at - 1
+            for t in tk.pipelined(x.tiles((16, 64))[tk.bid(0), column : column + 1], stages=1):
+                s = s * 10 + t
+            for t in tk.pipelined(x.tiles((16, 64))[0:1, 1]):
+                s += t
+        y.store(s)
+
+    x = whole((64, 128), tk.float32)
+    t = tiles_of(x, 16, 64)
+    more = t[0, 1]
+    wanted = [((more * 10 + first + more) * 10 + second + more) + more for first, second in t]
+    check(run(kernel, tk.float32, x, n=(64, 64), tile=(16, 64)), np.concatenate(wanted).astype(np.float32))
+
+
 # --------------------------------------------------------------------------------------------------------- more than one pipeline
 
 

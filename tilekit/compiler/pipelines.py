@@ -17,6 +17,8 @@ itself, which takes the tiles and gives the stages back.
                                                                                turn += 1
                                                                            _last(ring, turn, ...)
 
+A loop that has one turn at most is an `if` there.
+
 The functions that stand in such code do nothing in Python; `compiler.lower.pipelines` and `rings` lower them.
 """
 
@@ -246,6 +248,23 @@ def _name(name: str) -> ast.expr:
     return ast.Name(name, ast.Load())
 
 
+def _is_one(stream: ast.expr) -> bool:
+    """Whether a stream is `tiles[i : i + 1]`, of one tile at most."""
+    if not isinstance(stream, ast.Subscript):
+        return False
+    parts = stream.slice.elts if isinstance(stream.slice, ast.Tuple) else [stream.slice]
+    return all(_spans_one(part) for part in parts if isinstance(part, ast.Slice))
+
+
+def _spans_one(part: ast.Slice) -> bool:
+    match part:
+        case ast.Slice(lower=ast.Name(id=low), upper=ast.BinOp(left=ast.Name(id=high), op=ast.Add(), right=ast.Constant(1))):
+            return low == high
+        case ast.Slice(lower=ast.Constant(int(low)), upper=ast.Constant(int(high))):
+            return high - low == 1
+    return False
+
+
 class _Whole(ast.NodeTransformer):
     """Makes `x.slice(axis, start)` the tensor of which it is the rest."""
 
@@ -268,6 +287,7 @@ class Pipeline:
         turn: the name of the variable that counts the turns of all times that loops with its ring run.
         key: what pipelines have in common that can use one ring.
         shares: whose ring it uses, None if it has its own.
+        once: whether it has a single turn, or none.
     """
 
     def __init__(self, node: ast.For, number: int) -> None:
@@ -280,6 +300,7 @@ class Pipeline:
         self.rows = [f"{self.name}_row{place}" for place in range(len(self.streams))]
         self.key = (self.stages, *(ast.dump(self._grid(stream)) for stream in self.streams))
         self.shares: Pipeline | None = None
+        self.once = any(_is_one(stream) for stream in self.streams)
 
     def share(self, other: Pipeline) -> None:
         """Use another's ring."""
@@ -315,9 +336,13 @@ class Pipeline:
         node, rows = self.node, [_name(row) for row in self.rows]
         before = [_assigned(row, copy.deepcopy(stream), node) for row, stream in zip(self.rows, self.streams, strict=True)]
         before.append(_assigned(self.count, _called("tilekit__steps", rows, node), node))
-        turns = _called("range", [_name(self.count)], node)
         further: ast.stmt = _placed(ast.AugAssign(ast.Name(self.turn, ast.Store()), ast.Add(), ast.Constant(1)), node)
-        loop: ast.stmt = ast.For(ast.Name(self.index, ast.Store()), turns, [*inner, further], [])
+        if self.once:  # nothing is carried round, for which a thread would need registers
+            before.append(_assigned(self.index, ast.Constant(0), node))
+            loop: ast.stmt = ast.If(_name(self.count), [*inner, further], [])
+        else:
+            turns = _called("range", [_name(self.count)], node)
+            loop = ast.For(ast.Name(self.index, ast.Store()), turns, [*inner, further], [])
         return [*before, _placed(loop, node), *after]
 
     def loading(self, kept: list[ast.stmt]) -> list[ast.stmt]:

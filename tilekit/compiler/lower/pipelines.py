@@ -226,7 +226,7 @@ def give(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -
         state.parking[made.number] = state.turn is not None and state.turn.parked > 0
         state.turn = None
         left = _left(known(lines))
-        most = 1 if left and made.stages > 1 and _lags(known(lines)) else 0
+        most = 1 if left and _lags(known(lines), made.stages) else 0
         if left > most:
             _products(builder, most)
         state.left[made.number] = most
@@ -239,9 +239,13 @@ def give(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -
     return types.none, emit
 
 
-def _lags(lines: tuple[int, ...]) -> bool:
-    """Whether warpgroups are asked for a product in each turn: on one of the lines of its own statements."""
-    return any(left is None and line in lines for line, left in the_pipelines().products)
+def _lags(lines: tuple[int, ...], stages: int) -> bool:
+    """Whether a product stays under way until the next turn ends: warpgroups are asked for one in each turn, on one of the lines
+    of its own statements; and if there are but two stages, for nothing else: a turn in which threads wait, and go on, ends too
+    late to load the next tiles."""
+    own = [left for line, left in the_pipelines().products if line in lines]
+    waits = any(left is not None for left in own)
+    return None in own and stages > (2 if waits else 1)
 
 
 def _left(lines: tuple[int, ...]) -> int:
