@@ -47,21 +47,37 @@ def turned(y: tk.Out):
     y.store((k.reshape(y.tile_shape) * 10 + tk.arange(y.tile_shape[0]).reshape((y.tile_shape[0], 1))).astype(y.dtype))
 
 
+@tk.kernel
+def bounded(y: tk.Out, x: tk.In, keys: int, rows: int):
+    """As many columns as a row has, which are none of the last rows."""
+    t = tk.load_tile_like(x, y)
+    scores = tk.mma(t, t.transpose(), tk.zeros(y.tile_shape, tk.float32))
+    row, columns = tk.arange(y.tile_shape[0])[:, None], tk.arange(y.tile_shape[1])[None, :]
+    y.store(tk.where(columns < tk.where(row < rows, tk.where(row > 2, keys, 7), 0), scores, -1.0))
+
+
+@pytest.mark.parametrize("kernel", [causal, bounded], ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
-def test_a_mask_takes_the_layout_of_what_it_masks(target):
+def test_a_mask_takes_the_layout_of_what_it_masks(kernel, target):
     y, x = api.zeros((64, 64), tk.float32).sync(), api.zeros((64, 64), tk.float16).sync()
-    op = causal(y.partition((64, 64)), x, 5, 40)
+    op = kernel(y.partition((64, 64)), x, 5, 40)
     conversions = str(op.explain(target=target)).split("conversion")[1]
     assert "float16" in conversions
     assert "bool" not in conversions and "int32" not in conversions
 
 
-def test_its_elements():
+ROWS, COLUMNS = np.arange(64)[:, None], np.arange(64)[None, :]
+SEEN = {
+    causal: (np.minimum(ROWS + 5, 39) >= COLUMNS) & (COLUMNS != 3),
+    bounded: np.where(ROWS > 2, COLUMNS < 5, COLUMNS < 7) & (ROWS < 40),
+}
+
+
+@pytest.mark.parametrize(("kernel", "seen"), SEEN.items(), ids=["causal", "bounded"])
+def test_its_elements(kernel, seen):
     x = np.random.default_rng(7).standard_normal((64, 64)).astype(np.float16)
     y = api.empty((64, 64), tk.float32).sync()
-    causal(y.partition((64, 64)), api.from_host(x).sync(), 5, 40).sync()
-    rows, columns = np.arange(64)[:, None], np.arange(64)[None, :]
-    seen = (columns <= np.minimum(rows + 5, 39)) & (columns != 3)
+    kernel(y.partition((64, 64)), api.from_host(x).sync(), 5, 40).sync()
     exact = np.where(seen, x.astype(np.float64) @ x.T.astype(np.float64), -1.0)
     np.testing.assert_allclose(y.to_host().sync(), exact, rtol=1e-3, atol=1e-2)
 

@@ -24,7 +24,7 @@ from tilekit.dtypes import DType
 
 __all__ = ["ComputedType", "combined", "scalars_of"]
 
-_TERM, _MOST_TERMS = " in ", 8  # each operation of a formula has one; a larger formula is computed once, and held
+_TERM, _MOST_TERMS = " in ", 12  # each operation of a formula has one; a larger formula is computed once, and held
 
 Place = Sequence[ir.Value]  # an i32 for each dimension
 Formula = Callable[[ir.IRBuilder, Sequence[ir.Value], Place], ir.Value]

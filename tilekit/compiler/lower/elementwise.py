@@ -11,7 +11,7 @@ from numba.cuda import types
 from tilekit import dtypes
 from tilekit.compiler.diagnose import refuse, reject
 from tilekit.compiler.lower import arithmetic, tile
-from tilekit.compiler.lower.computed import ComputedType
+from tilekit.compiler.lower.computed import ComputedType, combined
 from tilekit.compiler.lower.emit import pack
 from tilekit.compiler.lower.floats import floating, library, pair
 from tilekit.compiler.lower.operands import common, elements, map_elements
@@ -29,6 +29,9 @@ def where(condition: types.Type, x: types.Type, y: types.Type) -> Any:
     if not isinstance(condition, (TileType, ComputedType)) or condition.dtype != dtypes.bool_:
         reject("where", "the condition is a bool tile, such as the result of a comparison")
     result = common("where", condition, x, y)
+    made = combined("where", (condition, x, y), result, result.dtype, _chosen)
+    if made is not None:
+        return made
 
     def emit(builder: ir.IRBuilder, mask: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
         chosen = elements(builder, condition, mask, result.like(dtypes.bool_))
@@ -36,6 +39,10 @@ def where(condition: types.Type, x: types.Type, y: types.Type) -> Any:
         return pack(builder, [builder.select(*row) for row in rows])
 
     return result, emit
+
+
+def _chosen(builder: ir.IRBuilder, condition: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    return builder.select(builder.icmp_unsigned("!=", condition, ir.Constant(condition.type, 0)), x, y)
 
 
 def _extremum(name: str) -> Callable[..., Any]:
