@@ -96,9 +96,10 @@ def test_sizes():
     cases = attention.attention_cases("cuda")
     long, short = (1, 32, 8192, 128), (4, 16, 4096, 64)
     both = [(long, False), (long, True), (short, False), (short, True)]
-    assert [(case.shape, case.kernel.startswith("causal")) for case in cases[:8]] == 2 * both
-    assert [case.kernel.endswith("backward") for case in cases[:8]] == 4 * [False] + 4 * [True]
-    assert all(case.kernel == "attention_decode" and case.nbytes > 256e6 for case in cases[8:])
+    wide = [((1, 16, 8192, 256), False), ((1, 16, 8192, 256), True)]
+    assert [(case.shape, case.kernel.startswith("causal")) for case in cases[:10]] == [*both, *both, *wide]
+    assert [case.kernel.endswith("backward") for case in cases[:10]] == 4 * [False] + 6 * [True]
+    assert all(case.kernel == "attention_decode" and case.nbytes > 256e6 for case in cases[10:])
 
 
 def test_the_rows_that_are_checked_follow_the_mask():

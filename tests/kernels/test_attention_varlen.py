@@ -385,20 +385,34 @@ def test_products_by_warpgroups(size, options):
     assert not any(whole[name] for name in ("FSEL", "LDL", "STL", "BAR", "LDS", "FENCE"))
     assert {store for line in lines for store in re.findall(r"STG[.\w]*", line)} == {"STG.E.128", "STG.E"}, "the latter for lse"
     assert kernel.registers == (96 if size == 64 else 168), "which are dealt out anew"
-    assert kernel.local_bytes <= 24 * (size == 64 and "window" in options), "whose loop over whole tiles has none"
+    assert kernel.local_bytes == 0
 
 
 def launches(size, **options):
-    """By name: the launches of gradients."""
+    """Names, and the launches of gradients."""
     q, k, _, starts, _ = given(size)
     op = kernels.attention_varlen_backward(q, q, k, k, q, api.meta((32, 36000), tk.float32), starts, starts, **options)
     op.consumed()
-    return {launch.kernel.name: launch for launch in op.parts() if isinstance(launch, tk.KernelLaunch)}
+    return [(launch.kernel.name, launch) for launch in op.parts() if isinstance(launch, tk.KernelLaunch)]
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [(64, {"causal": True, "window": 4096}), (128, {}), (128, {"causal": True}), (256, {"causal": True})],
+    ids=str,
+)
+def test_gradients_keep_nothing_in_local_memory(size, options):
+    found = launches(size, **options)
+    assert [name for name, _ in found].count("_by_keys") == 1 + size // 256, "sums of 256 columns by keys or by values"
+    for name, launch in found:
+        kernel = launch.compile(target="sm_90a")
+        assert kernel.local_bytes == 0, name
+        assert ("HGMMA" in kernel.sass) == ("by_" in name), name
 
 
 def test_gradients_by_warpgroups():
     """Both kernels have their rings; over whole tiles goes a loop of its own, in which two products are under way."""
-    found = launches(128, causal=True, deterministic=True)
+    found = dict(launches(128, causal=True, deterministic=True))
     for name, waits in (("_by_keys", 4), ("_by_queries", 3)):
         sass = found[name].compile(target="sm_90a").sass
         assert "UTMALDG.3D" in sass
@@ -413,7 +427,7 @@ def test_gradients_by_warpgroups():
 @pytest.mark.parametrize("size", [64, 128])
 def test_gradients_whose_products_stay_under_way(size, causal):
     """Five products a turn, in a loop over whole tiles and one over those that are cut; the latter alone has conditions."""
-    found = launches(size, causal=causal)
+    found = dict(launches(size, causal=causal))
     assert list(found) == ["_find", "_of_rows", "meet_others", "by_keys", "of_sums", "_by_keys", "_by_queries"]
     sass = found["by_keys"].compile(target="sm_90a").sass
     assert "UTMALDG.3D" in sass

@@ -26,6 +26,7 @@ __all__ = ["PEERS", "attention_cases", "run"]
 
 # Batch, heads, length, head size.
 _SIZES = ((1, 32, 8192, 128), (4, 16, 4096, 64))
+_MORE_GRADIENTS = ((1, 16, 8192, 256),)
 _CPU_SIZES = ((1, 2, 256, 64),)
 # Of decoding: batch, heads, heads of keys and values, their length, head size.
 _DECODED = ((8, 32, 8, 32768, 128), (4, 16, 16, 32768, 64))
@@ -41,9 +42,15 @@ Shape = tuple[int, int, int, int]
 def attention_cases(kind: str, n: int | None = None) -> list[Case]:
     """The cases for a kind of device, or those with sequences of length `n`."""
     dtype, sizes, decoded = (tk.bfloat16, _SIZES, _DECODED) if kind == "cuda" else (tk.float32, _CPU_SIZES, _CPU_DECODED)
-    shapes = [(b, h, n or length, d) for b, h, length, d in sizes]
+    forward = [(b, h, n or length, d) for b, h, length, d in sizes]
+    backward = forward + [(b, h, n or length, d) for b, h, length, d in (_MORE_GRADIENTS if kind == "cuda" else ())]
     return [
-        *(make(shape, dtype, causal) for make in (_forward, _backward) for shape in shapes for causal in (False, True)),
+        *(
+            make(shape, dtype, causal)
+            for make, shapes in ((_forward, forward), (_backward, backward))
+            for shape in shapes
+            for causal in (False, True)
+        ),
         *(_decode((b, h, hk, n or length, d), dtype) for b, h, hk, length, d in decoded),
     ]
 

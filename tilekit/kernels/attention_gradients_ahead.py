@@ -16,7 +16,7 @@ from tilekit.kernels.attentions import LOG2_E, hidden
 
 __all__ = ["as_held", "by_keys", "by_queries", "of_held", "of_sums"]
 
-BM, BN, BD = tk.generics("BM BN BD")
+BM, BN, BD, BS = tk.generics("BM BN BD BS")
 
 
 @tk.kernel
@@ -81,12 +81,13 @@ def by_queries(
 def by_keys(
     dk: tk.Out, dv: tk.Out, dq: tk.InOut, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float,
     left: int, right: int, group: int, below: tk.Const, above: tk.Const, stages: tk.Const, adds: tk.Const, early: tk.Const,
-    ragged: tk.Const,
+    ragged: tk.Const, of_keys: tk.Const, of_values: tk.Const,
 ):  # fmt: skip
-    """If it `adds`, `dq` holds float32, `BD` rows of `BN` for each tile of queries: see `of_sums`.
+    """If it `adds`, `dq` holds `BS` floats, which are `BD * BN`, for each tile of queries: see `of_sums`.
 
     `early` is for who has the registers: products by keys are computed while threads add those by queries to the sums. `ragged`:
-    the last tile of keys has some that do not exist. They are zeros, but their weights may be infinite.
+    the last tile of keys has some that do not exist. They are zeros, but their weights may be infinite. `of_keys`, `of_values`:
+    which gradients are wanted, see `_Plan.wanted`.
     """
     queries, keys, key_heads = q.shape[2], k.shape[2], k.shape[1]
     j, h = tk.bid(0), tk.bid(1)
@@ -124,21 +125,24 @@ def by_keys(
                 ):
                     nothing = tk.zeros((BM, BN), tk.float32)
                     scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing)
-                    dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
+                    if of_keys:
+                        dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
                     if adds and ragged:
                         scores = tk.where(tk.arange(BM)[:, None] < keys - j * BM, scores, float("-inf"))
                     scores = hidden(scores, i * BN, queries, behind, right, left, above, below)
                     p = tk.exp2(scores * factor + shift.reshape((1, BN)), flush_to_zero=True)
                     weights = p.astype(v.dtype)
-                    by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value)
-                    ds = (p * (dp + less.reshape((1, BN)))).astype(k.dtype)
-                    if early:
-                        by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
-                    by_key = tk.mma(ds, tq.reshape((BN, BD)), by_key)
+                    if of_values:
+                        by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value)
+                    if of_keys:
+                        ds = (p * (dp + less.reshape((1, BN)))).astype(k.dtype)
+                        if early:
+                            by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
+                        by_key = tk.mma(ds, tq.reshape((BN, BD)), by_key)
                     if adds and not early:
                         by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
                     if adds:
-                        tk.atomic_add_tile(dq, (b, at, i, 0), as_held(by_query).reshape((1, 1, BD, BN)))
+                        tk.atomic_add_tile(dq, (b, at, i, 0), as_held(by_query).reshape((1, 1, 1, BS)))
                     i += 1
             for tq, tg, shift, less in tk.pipelined(
                 q.tiles((1, 1, BN, BD))[b, at, whole:last, 0],
@@ -149,30 +153,34 @@ def by_keys(
             ):
                 nothing = tk.zeros((BM, BN), tk.float32)
                 scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing)
-                dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
+                if of_keys:
+                    dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
                 if adds and ragged:
                     scores = tk.where(tk.arange(BM)[:, None] < keys - j * BM, scores, float("-inf"))
                 p = tk.exp2(scores * factor + shift.reshape((1, BN)), flush_to_zero=True)
                 weights = p.astype(v.dtype)
-                by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value)
-                ds = (p * (dp + less.reshape((1, BN)))).astype(k.dtype)
-                if early:
-                    by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
-                by_key = tk.mma(ds, tq.reshape((BN, BD)), by_key)
+                if of_values:
+                    by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value)
+                if of_keys:
+                    ds = (p * (dp + less.reshape((1, BN)))).astype(k.dtype)
+                    if early:
+                        by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
+                    by_key = tk.mma(ds, tq.reshape((BN, BD)), by_key)
                 if adds and not early:
                     by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
                 if adds:
-                    tk.atomic_add_tile(dq, (b, at, i, 0), as_held(by_query).reshape((1, 1, BD, BN)))
+                    tk.atomic_add_tile(dq, (b, at, i, 0), as_held(by_query).reshape((1, 1, 1, BS)))
                 i += 1
-        tk.store(dk, (b, h, j, 0), (by_key * scale).astype(dk.dtype).reshape((1, 1, BM, BD)))
-        tk.store(dv, (b, h, j, 0), by_value.astype(dv.dtype).reshape((1, 1, BM, BD)))
+        if of_keys:
+            tk.store(dk, (b, h, j, 0), (by_key * scale).astype(dk.dtype).reshape((1, 1, BM, BD)))
+        if of_values:
+            tk.store(dv, (b, h, j, 0), by_value.astype(dv.dtype).reshape((1, 1, BM, BD)))
 
 
 @tk.function
 def as_held(product):
     """A product of `BD` rows and `BN` columns in the order in which threads hold it: each has 16 bytes, warps have 512."""
-    parts = product.reshape((BD // 16, 2, 8, BN // 8, 4, 2)).permute((0, 3, 2, 4, 1, 5))
-    return parts.reshape((1, BD, BN))
+    return product.reshape((BD // 16, 2, 8, BN // 8, 4, 2)).permute((0, 3, 2, 4, 1, 5))
 
 
 @tk.function
@@ -188,5 +196,5 @@ def of_sums(dq: tk.Out, sums: tk.In, heads: int, scale: float):
     i, h = tk.bid(0), tk.bid(1)
     b = h // heads
     h = h - b * heads
-    product = of_held(tk.load(sums, (b, h, i, 0), (1, 1, BD, BN)))
+    product = of_held(tk.load(sums, (b, h, i, 0), (1, 1, 1, BS)))
     tk.store(dq, (b, h, i, 0), (product * scale).astype(dq.dtype).transpose().reshape((1, 1, BN, BD)))

@@ -112,7 +112,7 @@ def _by_queries(
 def _by_keys(
     dk: tk.Out, dv: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, marks: tk.In,
     visits: tk.In, scale: float, left: int, right: int, group: int, below: tk.Const, above: tk.Const, rows: tk.Const,
-    stages: tk.Const,
+    stages: tk.Const, of_keys: tk.Const, of_values: tk.Const,
 ):  # fmt: skip
     if tk.load(marks, 0, ()).item() == 0:
         return
@@ -145,20 +145,26 @@ def _by_keys(
                         shift = tk.load(sums.slice(1, of_visits), (at, i), (1, BN))
                         less = tk.load(delta.slice(1, of_visits), (at, i), (1, BN))
                         scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing) * 1.0
-                        dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing) * 1.0
                         scores = hidden(scores, i * BN, queries, behind, right, left, above, below)
                         p = _own(tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True), scores)
-                        weights, changes = p.astype(v.dtype), (p * _own(dp + less, scores)).astype(k.dtype)
+                        weights = p.astype(v.dtype)
+                        if of_keys:
+                            dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing) * 1.0
+                            changes = (p * _own(dp + less, scores)).astype(k.dtype)
                         shared = (i + 1) * BN > queries
                         if shared and not (
                             finite_outside(tq.reshape((BN, BD)), i * BN, 0, queries)
                             and finite_outside(tg.reshape((BN, BD)), i * BN, 0, queries)
                         ):
-                            by_value = by_rows(weights, grad.slice(1, begin), at, i * BN, 0, queries, by_value)
-                            by_key = by_rows(changes, q.slice(1, begin), at, i * BN, 0, queries, by_key)
+                            if of_values:
+                                by_value = by_rows(weights, grad.slice(1, begin), at, i * BN, 0, queries, by_value)
+                            if of_keys:
+                                by_key = by_rows(changes, q.slice(1, begin), at, i * BN, 0, queries, by_key)
                         else:
-                            by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value) * 1.0
-                            by_key = tk.mma(changes, tq.reshape((BN, BD)), by_key) * 1.0
+                            if of_values:
+                                by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value) * 1.0
+                            if of_keys:
+                                by_key = tk.mma(changes, tq.reshape((BN, BD)), by_key) * 1.0
                         i += 1
                 _, part, _, _, begin, _ = visit_at(visits, place)
                 _, low, high, _ = range_at(visits, place)
@@ -171,17 +177,22 @@ def _by_keys(
                     shift = tk.load(sums.slice(1, of_visits), (at, i), (1, BN))
                     less = tk.load(delta.slice(1, of_visits), (at, i), (1, BN))
                     scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
-                    dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
+                    if of_keys:
+                        dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                     p = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True)
-                    ds = p * (dp + less)
-                    by_value = tk.mma(p.astype(v.dtype), tg.reshape((BN, BD)), by_value) * 1.0
-                    by_key = tk.mma(ds.astype(k.dtype), tq.reshape((BN, BD)), by_key) * 1.0
+                    if of_values:
+                        by_value = tk.mma(p.astype(v.dtype), tg.reshape((BN, BD)), by_value) * 1.0
+                    if of_keys:
+                        ds = p * (dp + less)
+                        by_key = tk.mma(ds.astype(k.dtype), tq.reshape((BN, BD)), by_key) * 1.0
                     i += 1
                 at += 1
             j, _, key_begin, key_end, _, _ = visit_at(visits, place)
-            made = (by_key * scale).astype(dk.dtype).reshape((1, BM, BD))
-            tk.store(dk.slice(1, key_begin, key_end), (h, j, 0), made)
-            tk.store(dv.slice(1, key_begin, key_end), (h, j, 0), by_value.astype(dv.dtype).reshape((1, BM, BD)))
+            if of_keys:
+                made = (by_key * scale).astype(dk.dtype).reshape((1, BM, BD))
+                tk.store(dk.slice(1, key_begin, key_end), (h, j, 0), made)
+            if of_values:
+                tk.store(dv.slice(1, key_begin, key_end), (h, j, 0), by_value.astype(dv.dtype).reshape((1, BM, BD)))
 
 
 @takes_ops
@@ -232,7 +243,7 @@ def attention_varlen_backward(
     factor, masks = scale_of(name, scale, q), masks_of(name, causal, window)
     staged, cpu = in_stages(q, k, v, grad), on_cpu(q)
     plan, swift = (plan_of(size, queries, keys, cpu, staged, ahead=each) for each in (False, True))
-    adds = not deterministic and q.itemsize == 2 and (cpu or swift.by_keys.stages is not None)
+    adds = not deterministic and q.itemsize == 2 and len(swift.wanted) == 1 and (cpu or swift.by_keys.stages is not None)
     rows = swift.by_keys.columns  # of a visit's queries, as the keys' kernel loads them
     packed, others, seen = (queries, cu_seqlens_q), (keys, cu_seqlens_k), Masks(masks.right, masks.left, masks.above, masks.below)
     sequences = cu_seqlens_q.shape[0] - 1
@@ -261,7 +272,8 @@ def attention_varlen_backward(
                 launch = ahead.meet_others(marks.scattered(), *by_head[:4], cu_seqlens_q, cu_seqlens_k, key_heads)
                 launch = launch.generics(BM=tile.rows, BN=rows, BD=swift.depth).num_warps(4)
                 yield launch.grid((sequences, heads))
-            by_query = new(Spec((heads, places * swift.depth, rows), dtypes.float32))
+            held = swift.depth * rows
+            by_query = new(Spec((heads, places, held), dtypes.float32))
             yield filled(by_query)
             visits = yield from visits_of(new, tile.rows, tile.columns, others, packed, seen)
             early = swift.depth == 128 and not (masks.below or masks.above)
@@ -269,14 +281,15 @@ def attention_varlen_backward(
             launch = ahead.by_keys(
                 dk, dv, by_query.scattered(), *given, visits, *bounds, together, masks.below, masks.above, tile.stages, early
             )
-            yield of_tiles(launch, swift, tile, visits.shape[0] * together, key_heads // together)
+            yield of_tiles(launch.generics(BS=held), swift, tile, visits.shape[0] * together, key_heads // together)
             launch = ahead.of_sums(dq, by_query, marks, by_row, factor)
-            yield launch.generics(BN=rows, BD=swift.depth).num_warps(4).grid((places, heads))
+            yield launch.generics(BN=rows, BD=swift.depth, BS=held).num_warps(4).grid((places, heads))
         tile = plan.by_keys
         if not adds or (tile.rows, tile.columns) != (swift.by_keys.rows, swift.by_keys.columns):  # else they are those above
             visits = yield from visits_of(new, tile.rows, tile.columns, others, packed, seen)
-        launch = _by_keys(dk, dv, *given, visits, *bounds, masks.below, masks.above, rows, tile.stages)
-        yield of_tiles(launch, plan, tile, visits.shape[0], key_heads)
+        for wanted in plan.wanted:
+            launch = _by_keys(dk, dv, *given, visits, *bounds, masks.below, masks.above, rows, tile.stages, *wanted)
+            yield of_tiles(launch, plan, tile, visits.shape[0], key_heads)
         tile = plan.by_queries
         visits = yield from visits_of(new, tile.rows, tile.columns, packed, others, masks)
         launch = _by_queries(dq, *given, visits, *bounds, masks.below, masks.above, rows, tile.stages)

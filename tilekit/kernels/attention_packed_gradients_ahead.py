@@ -15,7 +15,7 @@ from tilekit.kernels.attentions import LOG2_E, hidden
 
 __all__ = ["by_keys", "meet_others", "of_sums"]
 
-BM, BN, BD = tk.generics("BM BN BD")
+BM, BN, BD, BS = tk.generics("BM BN BD BS")
 
 
 @tk.kernel
@@ -46,10 +46,10 @@ def meet_others(
 @tk.kernel
 def by_keys(
     dk: tk.Out, dv: tk.Out, dq: tk.InOut, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, marks: tk.In,
-    visits: tk.In, scale: float, left: int, right: int, group: int, together: int, below: tk.Const, above: tk.Const,
+    visits: tk.In, scale: float, left: int, right: int, group: int, together: tk.Const, below: tk.Const, above: tk.Const,
     stages: tk.Const, early: tk.Const,
 ):  # fmt: skip
-    """`dq` holds float32, `BD` rows of `BN` for each visit of a tile of queries: see `of_sums`. `early` as in the other.
+    """`dq` holds `BS` floats for each visit of a tile of queries: see `of_sums`. `early` as in the other.
 
     Blocks of `together` heads run side by side, as their queries and keys lie in memory.
     """
@@ -89,7 +89,7 @@ def by_keys(
                     by_key = tk.mma(ds, tq.reshape((BN, BD)), by_key)
                     if not early:
                         by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
-                    tk.atomic_add_tile(dq, (at, i, 0), as_held(by_query))
+                    tk.atomic_add_tile(dq, (at, i, 0), as_held(by_query).reshape((1, 1, BS)))
                     i += 1
                 for edge in range(edges):
                     begin, visit, first, low, high, last = _queries_at(visits, place)
@@ -110,15 +110,16 @@ def by_keys(
                         nothing = tk.zeros((BM, BN), tk.float32)
                         scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing)
                         dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
-                        scores = tk.where(tk.arange(BM)[:, None] < keys - j * BM, scores, float("-inf"))
-                        scores = hidden(scores, i * BN, queries, behind, right, left, above, below)
+                        there = tk.full((BM, 1, 1, 1), queries - i * BN, tk.int32)
+                        there = tk.where(tk.arange(BM)[:, None, None, None] < keys - j * BM, there, 0)
+                        scores = hidden(scores, 0, there, behind - i * BN, right, left, above, below)
                         p = tk.exp2(scores * factor + shift, flush_to_zero=True)
                         weights = p.astype(v.dtype)
                         by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value)
                         ds = tk.where(p == 0, 0.0, p * (dp + less)).astype(k.dtype)
                         by_key = tk.mma(ds, tq.reshape((BN, BD)), by_key)
                         by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
-                        tk.atomic_add_tile(dq, (at, visit + i, 0), as_held(by_query))
+                        tk.atomic_add_tile(dq, (at, visit + i, 0), as_held(by_query).reshape((1, 1, BS)))
                         i += 1
                 at += 1
             j, _, key_begin, key_end, _, _ = visit_at(visits, place)
@@ -144,6 +145,6 @@ def of_sums(dq: tk.Out, sums: tk.In, marks: tk.In, visits: tk.In, scale: float):
     h = tk.bid(1)
     i, part, begin, end, _, _ = visit_at(visits, tk.bid(0))
     if i >= 0 and tk.load(marks, part, ()).item() == 0:
-        product = of_held(tk.load(sums, (h, tk.bid(0), 0), (1, BD, BN)))
+        product = of_held(tk.load(sums, (h, tk.bid(0), 0), (1, 1, BS)))
         made = (product * scale).astype(dq.dtype).transpose().reshape((1, BN, BD))
         tk.store(dq.slice(1, begin, end), (h, i, 0), made)
