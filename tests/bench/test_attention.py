@@ -31,6 +31,7 @@ def peer(factor):
 def measured(device, monkeypatch):
     for name in ("_SIZES", "_CPU_SIZES"):
         monkeypatch.setattr(attention, name, ((1, 2, 128, 64),))
+    monkeypatch.setattr(attention, "_MORE_GRADIENTS", ())
     for name in ("_DECODED", "_CPU_DECODED"):
         monkeypatch.setattr(attention, name, ((2, 4, 2, 128, 64),))
     monkeypatch.setattr(attention, "_REFERENCE", {device.kind: "peer"})

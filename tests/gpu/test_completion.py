@@ -115,6 +115,7 @@ def test_arrays_in_page_locked_memory(device):
         np.testing.assert_array_equal(api.from_host(source).to_host().sync(), source)
 
 
+@pytest.mark.alone
 def test_large_copies_do_not_block_the_loop(device):
     source = np.random.default_rng(0).integers(0, 256, 1 << 31, np.uint8)
 

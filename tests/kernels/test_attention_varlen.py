@@ -385,7 +385,7 @@ def test_products_by_warpgroups(size, options):
     assert not any(whole[name] for name in ("FSEL", "LDL", "STL", "BAR", "LDS", "FENCE"))
     assert {store for line in lines for store in re.findall(r"STG[.\w]*", line)} == {"STG.E.128", "STG.E"}, "the latter for lse"
     assert kernel.registers == (96 if size == 64 else 168), "which are dealt out anew"
-    assert kernel.local_bytes == 0
+    assert kernel.local_bytes <= 8 * (size == 64 and "window" in options), "by toolkit 13.0, where others' values are infinite"
 
 
 def launches(size, **options):

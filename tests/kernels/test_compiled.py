@@ -439,7 +439,7 @@ def decoded(heads, key_heads, size, page=None, dtype=B):
     return kernels.attention_decode(m(8, heads, 1, size, dtype=dtype), cache, cache, lengths, block_table=table)
 
 
-# With the stages of keys and values, the blocks of a multiprocessor (of sm_90a), and the registers.
+# With the stages of keys and values, the least blocks of a multiprocessor (of sm_90a), and the most registers.
 DECODED = {
     "128": (lambda: decoded(32, 8, 128), 3, 2, 128),
     "64": (lambda: decoded(16, 16, 64), 3, 2, 128),
@@ -463,7 +463,7 @@ def test_keys_and_values_of_few_queries_come_ahead(name, target):
     kernel = parts.compile(target=target)
     explained = parts.explain(target)
     assert explained.pipelines[-1].stages == stages
-    assert target == "sm_80" or explained.blocks_per_multiprocessor == blocks
+    assert target == "sm_80" or explained.blocks_per_multiprocessor >= blocks
     copies = set(re.findall(r"\b(UTMALDG|LDGSTS\.[.\w]*)", kernel.sass))
     assert copies == ({"UTMALDG"} if target == "sm_90a" else {"LDGSTS.E.BYPASS.LTC128B.128"})
     assert set(re.findall(r"\b(LDG\.[.\w]*)", kernel.sass)) <= {"LDG.E", "LDG.E.CONSTANT"}, "lengths and pages"
