@@ -100,12 +100,13 @@ class KernelRun(Run):
         units = self.by_unit()
         names = sorted({r.name for case in self.cases for r in case.results}, key=lambda name: (name != OWN, name))
         colours = dict(zip(names, ["#d9822b", "#7b8794", "#b0bec5", "#546e7a"]))
-        height = 0.8 / max(1, len(names))
         rows = figure.subplots(max(1, len(units)), squeeze=False, height_ratios=[len(cases) for cases in units.values()] or None)
         for (axes,), (unit, cases) in zip(rows, units.items(), strict=False):
+            here = [name for name in names if any(r.name == name for case in cases for r in case.results)]
+            height = 0.8 / max(1, len(here))
             for at, case in enumerate(cases):
                 for r in case.results:
-                    place = at + height * (names.index(r.name) - (len(names) - 1) / 2)
+                    place = at + height * (here.index(r.name) - (len(here) - 1) / 2)
                     error = [[r.rate - r.min_rate], [r.max_rate - r.rate]]
                     axes.barh(place, r.rate, height, xerr=error, color=colours[r.name], error_kw={"lw": 0.8})
                 if case.copy_gb_per_s is not None:
@@ -114,8 +115,9 @@ class KernelRun(Run):
             axes.invert_yaxis()
             copied = "; dotted: a copy of as many bytes" if unit == "GB/s" else ""
             axes.set_xlabel(f"{unit} (median, lowest to highest round{copied})", fontsize=9)
-            handles = [axes.barh(0, 0, color=colours[name], label=name) for name in names]
-            axes.legend(handles=handles, fontsize=8, frameon=False, loc="lower right")
+        first = rows[0][0]  # of one colour everywhere, so that one legend will do
+        handles = [first.barh(0, 0, color=colours[name], label=name) for name in names]
+        first.legend(handles=handles, fontsize=8, frameon=False, loc="lower right")
 
 
 def measure(
