@@ -19,85 +19,29 @@ itself, which takes the tiles and gives the stages back.
 
 A loop that has one turn at most is an `if` there.
 
-The functions that stand in such code do nothing in Python; `compiler.lower.pipelines` and `rings` lower them.
+What stands in such code is in `steps`; `loading` has what is left for the threads that load, `taking` what becomes of the others.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tilekit.compiler.bound import BoundKernel, stored
 from tilekit.compiler.folding import MISSING, value_of
-from tilekit.compiler.loading import Apart, Kept, Unfit, check_stay, reads, resolved
+from tilekit.compiler.loading import Apart, Kept, Unfit, check_stay, resolved
 from tilekit.compiler.sharing import alike
 from tilekit.compiler.source import KernelSource
+from tilekit.compiler.steps import CALCULATES, LOADS, STEPS, assignment, call_of, name_of, placed
+from tilekit.compiler.taking import Takes, products_of
 from tilekit.errors import CompileError
 from tilekit.lang import pipelines
-from tilekit.lang.matmul import mma
 from tilekit.lang.pipelines import check_stages, check_warp_specialize
 
-__all__ = ["CALCULATES", "LOADS", "STEPS", "Unfit", "check_call", "pipelined_loops", "plain", "rings_of", "specialised"]
-
-CALCULATES, LOADS = 0, 1
-
-
-def _steps(*rows: Any) -> Any:
-    """The number of turns."""
-
-
-def _nth(row: Any, k: Any) -> Any:
-    """Load the tile of a turn."""
-
-
-def _ring(number: Any, stages: Any, shared: Any, *grids: Any) -> Any:
-    """A ring: stages for tiles of such grids; those whose bits of `shared` are set come to all blocks of a cluster."""
-
-
-def _role() -> Any:
-    """What a thread does: CALCULATES, LOADS, or nothing."""
-
-
-def _registers(role: Any, products: Any) -> Any:
-    """From here on, a thread needs as many registers as its role does; a turn of some loop has so many `products`."""
-
-
-def _put(ring: Any, turn: Any, k: Any, *rows: Any) -> Any:
-    """Load the tiles of turn `k` of a loop, as soon as there is a stage; `turn` counts those of all loops."""
-
-
-def _take(ring: Any, turn: Any, lines: Any) -> Any:
-    """Wait for the tiles of a turn. The statements on the given lines run once in it."""
-
-
-def _operand(tile: Any) -> Any:
-    """A tile as products take it, so that it need not be converted in each turn."""
-
-
-def _settled(product: Any, *later: Any) -> Any:
-    """Wait for a product, and not for those that were asked for later."""
-
-
-def _give(ring: Any, turn: Any, k: Any, lines: Any) -> Any:
-    """Be done with a turn's tiles. If there are products that read them it is with those of the turn before, unless that belongs
-    to another loop. The statements on the given lines run once in each turn."""
-
-
-def _end() -> Any:
-    """All is done. A block of a cluster waits for the others, which may still tell it something."""
-
-
-def _last(ring: Any, turn: Any, k: Any, lines: Any) -> Any:
-    """The loop is over, which had `k` turns; `turn` is the next."""
-
-
-STEPS: dict[str, Callable[..., Any]] = {
-    f"tilekit_{function.__name__}": function
-    for function in (_steps, _nth, _ring, _role, _registers, _put, _take, _operand, _settled, _give, _last, _end)
-}
+__all__ = ["Pipeline", "Unfit", "check_call", "pipelined_loops", "plain", "rings_of", "specialised"]
 
 
 def check_call(source: KernelSource, call: ast.Call, *, looped: bool) -> None:
@@ -165,15 +109,15 @@ def specialised(bound: BoundKernel, clusters: Mapping[str, tuple[int, ...]], wri
         if loop.shares is None:
             head.append(loop.ring(shared))
     first = tree.body[0]
-    head.append(_assigned(_ROLE, _called("tilekit__role", [], first), first))
-    starts = [_assigned(loop.turn, ast.Constant(0), loop.node) for loop in loops if loop.shares is None]
+    head.append(assignment(_ROLE, call_of("tilekit__role", [], first), first))
+    starts = [assignment(loop.turn, ast.Constant(0), loop.node) for loop in loops if loop.shares is None]
     loading = [*copy.deepcopy(starts), *kept.statements(tree.body)]
-    calculating = [*starts, *_Takes(bound, loops).block(tree.body)]
-    most = ast.Constant(max(_products(bound, loop.node) for loop in loops))
-    registers = [ast.Expr(_called("tilekit__registers", [ast.Constant(role), most], first)) for role in (CALCULATES, LOADS)]
+    calculating = [*starts, *Takes(bound, loops).block(tree.body)]
+    most = ast.Constant(max(products_of(bound, loop.node) for loop in loops))
+    registers = [ast.Expr(call_of("tilekit__registers", [ast.Constant(role), most], first)) for role in (CALCULATES, LOADS)]
     others = [registers[LOADS], ast.If(_is_role(LOADS), loading, [])]
     roles: ast.stmt = ast.If(_is_role(CALCULATES), [registers[CALCULATES], *calculating], others)
-    end: ast.stmt = ast.Expr(_called("tilekit__end", [], first))
+    end: ast.stmt = ast.Expr(call_of("tilekit__end", [], first))
     tree.body = [*head, ast.copy_location(roles, first), ast.copy_location(end, first)]
     for node in ast.walk(roles):
         if isinstance(node, (ast.expr, ast.stmt)) and not hasattr(node, "lineno"):
@@ -219,33 +163,6 @@ def rings_of(bound: BoundKernel) -> int:
 
 def _all_pipelined(bound: BoundKernel) -> list[ast.For]:
     return pipelined_loops(bound) + [loop for called in bound.called.values() for loop in _all_pipelined(called)]
-
-
-def _products(bound: BoundKernel, loop: ast.For) -> int:
-    """How many products the statements of a turn ask for, without those of loops and helpers in it."""
-    nodes = [n for s in loop.body if not isinstance(s, (ast.For, ast.While)) for n in ast.walk(s)]
-    return sum(isinstance(n, ast.Call) and resolved(bound, n.func) is mma for n in nodes)
-
-
-def _called(name: str, arguments: list[ast.expr], at: ast.AST) -> ast.Call:
-    made: ast.Call = _placed(ast.Call(ast.Name(name, ast.Load()), arguments, []), at)
-    return made
-
-
-def _assigned(name: str, value: ast.expr, at: ast.AST) -> ast.stmt:
-    made: ast.stmt = _placed(ast.Assign([ast.Name(name, ast.Store())], value), at)
-    return made
-
-
-def _placed(made: Any, at: ast.AST) -> Any:
-    for node in ast.walk(made):
-        if isinstance(node, (ast.expr, ast.stmt)) and not hasattr(node, "lineno"):
-            ast.copy_location(node, at)
-    return made
-
-
-def _name(name: str) -> ast.expr:
-    return ast.Name(name, ast.Load())
 
 
 def _is_one(stream: ast.expr) -> bool:
@@ -329,36 +246,36 @@ class Pipeline:
         mask = sum(1 << place for place, each in enumerate(shared) if each)
         grids = [self._grid(stream) for stream in self.streams]
         options: list[ast.expr] = [ast.Constant(number) for number in (self.number, self.stages or 0, mask)]
-        return _assigned(self.name, _called("tilekit__ring", [*options, *grids], self.node), self.node)
+        return assignment(self.name, call_of("tilekit__ring", [*options, *grids], self.node), self.node)
 
     def around(self, inner: list[ast.stmt], after: list[ast.stmt]) -> list[ast.stmt]:
         """The loop with another body, and what is before and behind it."""
-        node, rows = self.node, [_name(row) for row in self.rows]
-        before = [_assigned(row, copy.deepcopy(stream), node) for row, stream in zip(self.rows, self.streams, strict=True)]
-        before.append(_assigned(self.count, _called("tilekit__steps", rows, node), node))
-        further: ast.stmt = _placed(ast.AugAssign(ast.Name(self.turn, ast.Store()), ast.Add(), ast.Constant(1)), node)
+        node, rows = self.node, [name_of(row) for row in self.rows]
+        before = [assignment(row, copy.deepcopy(stream), node) for row, stream in zip(self.rows, self.streams, strict=True)]
+        before.append(assignment(self.count, call_of("tilekit__steps", rows, node), node))
+        further: ast.stmt = placed(ast.AugAssign(ast.Name(self.turn, ast.Store()), ast.Add(), ast.Constant(1)), node)
         if self.once:  # nothing is carried round, for which a thread would need registers
-            before.append(_assigned(self.index, ast.Constant(0), node))
-            loop: ast.stmt = ast.If(_name(self.count), [*inner, further], [])
+            before.append(assignment(self.index, ast.Constant(0), node))
+            loop: ast.stmt = ast.If(name_of(self.count), [*inner, further], [])
         else:
-            turns = _called("range", [_name(self.count)], node)
+            turns = call_of("range", [name_of(self.count)], node)
             loop = ast.For(ast.Name(self.index, ast.Store()), turns, [*inner, further], [])
-        return [*before, _placed(loop, node), *after]
+        return [*before, placed(loop, node), *after]
 
     def loading(self, kept: list[ast.stmt]) -> list[ast.stmt]:
         """The loop of the thread that loads; of its body, it has `kept`."""
-        given = [_name(n) for n in (self.name, self.turn, self.index, *self.rows)]
-        return self.around([_placed(ast.Expr(_called("tilekit__put", given, self.node)), self.node), *kept], [])
+        given = [name_of(n) for n in (self.name, self.turn, self.index, *self.rows)]
+        return self.around([placed(ast.Expr(call_of("tilekit__put", given, self.node)), self.node), *kept], [])
 
     def calculating(self, body: list[ast.stmt], lines: list[int]) -> list[ast.stmt]:
         """The loop of those that calculate; the statements on these lines run once in each turn."""
         where = ast.Tuple([ast.Constant(line) for line in lines], ast.Load())
-        taken = _called("tilekit__take", [_name(self.name), _name(self.turn), copy.deepcopy(where)], self.node)
-        get: ast.stmt = _placed(ast.Assign([copy.deepcopy(self.node.target)], taken), self.node)
+        taken = call_of("tilekit__take", [name_of(self.name), name_of(self.turn), copy.deepcopy(where)], self.node)
+        get: ast.stmt = placed(ast.Assign([copy.deepcopy(self.node.target)], taken), self.node)
 
         def told(name: str, k: str) -> ast.stmt:
-            given = [_name(self.name), _name(self.turn), _name(k), where]
-            return _placed(ast.Expr(_called(name, given, self.node)), self.node)  # type: ignore[no-any-return]
+            given = [name_of(self.name), name_of(self.turn), name_of(k), where]
+            return placed(ast.Expr(call_of(name, given, self.node)), self.node)  # type: ignore[no-any-return]
 
         return self.around([get, *body, told("tilekit__give", self.index)], [told("tilekit__last", self.count)])
 
@@ -377,108 +294,10 @@ class _Loads(ast.NodeTransformer):
             return node
         loop = Pipeline(node, self.count)
         self.count += 1
-        tiles: list[ast.expr] = [_called("tilekit__nth", [_name(row), _name(loop.index)], node) for row in loop.rows]
+        tiles: list[ast.expr] = [call_of("tilekit__nth", [name_of(row), name_of(loop.index)], node) for row in loop.rows]
         value = tiles[0] if len(tiles) == 1 else ast.Tuple(tiles, ast.Load())
-        get = _placed(ast.Assign([copy.deepcopy(node.target)], value), node)
-        before = [_assigned(row, stream, node) for row, stream in zip(loop.rows, loop.streams, strict=True)]
-        turns = _called("range", [_called("tilekit__steps", [_name(row) for row in loop.rows], node)], node)
+        get = placed(ast.Assign([copy.deepcopy(node.target)], value), node)
+        before = [assignment(row, stream, node) for row, stream in zip(loop.rows, loop.streams, strict=True)]
+        turns = call_of("range", [call_of("tilekit__steps", [name_of(row) for row in loop.rows], node)], node)
         made = ast.For(ast.Name(loop.index, ast.Store()), turns, [get, *node.body], node.orelse)
-        return [*before, _placed(made, node)]
-
-
-@dataclass(frozen=True)
-class _Product:
-    """A statement `target = tk.mma(...)`."""
-
-    target: str
-    call: ast.Call
-
-    @property
-    def first(self) -> str | None:
-        """The variable that is its first operand, if it is one."""
-        operand = self.call.args[0] if self.call.args else None
-        return operand.id if isinstance(operand, ast.Name) else None
-
-    def only_adds_to(self, name: str) -> bool:
-        """Whether it needs a variable as its accumulator alone."""
-        *operands, acc = [*self.call.args, *(k.value for k in self.call.keywords)][:3]
-        used = [n.id for operand in operands for n in ast.walk(operand) if isinstance(n, ast.Name)]
-        return isinstance(acc, ast.Name) and acc.id == name and name not in used
-
-
-_BRANCHES = (ast.IfExp, ast.BoolOp)  # expressions of which a part may not be computed
-
-
-class _Takes(ast.NodeTransformer):
-    """Makes pipelines loops that take tiles from a ring."""
-
-    def __init__(self, bound: BoundKernel, loops: list[Pipeline]) -> None:
-        self.bound, self.loops = bound, {id(loop.node): loop for loop in loops}
-
-    def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        made: list[ast.stmt] = []
-        for statement in statements:
-            result = self.visit(statement)
-            made.extend(result if isinstance(result, list) else [result])
-        return made
-
-    def visit_For(self, node: ast.For) -> Any:
-        loop = self.loops.get(id(node))
-        if loop is None:
-            return self.generic_visit(node)
-        # Products are under way when the next statement begins. If one is asked for in each turn, those of the turn before are
-        # done as soon as all but the last are.
-        products = [product for product in map(self._product, node.body) if product is not None]
-        # Those of the operands that are carried round the loop, or come into it, lie as products take them all the time.
-        carried = {p.first for p in products if p.first and self._is_carried(p.first, node)}
-        ready = {name: _called("tilekit__operand", [_name(name)], node) for name in sorted(carried)}
-        body: list[ast.stmt] = []
-        for statement in self._waiting(node.body):
-            mine = stored(ast.walk(statement)) & carried
-            body += [statement, *(_assigned(name, copy.deepcopy(ready[name]), statement) for name in sorted(mine))]
-        before = [_assigned(name, value, node) for name, value in ready.items()]
-        inner = any(isinstance(n, (ast.For, ast.While)) for s in node.body for n in ast.walk(s))
-        simple = () if inner else (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr)
-        once = [isinstance(s, simple) and not any(isinstance(n, _BRANCHES) for n in ast.walk(s)) for s in node.body]
-        others = {s.lineno for s, each_turn in zip(node.body, once, strict=True) if not each_turn}
-        lines = [s.lineno for s in node.body if s.lineno not in others]
-        return [*before, *loop.calculating(self.block(body), lines)]
-
-    @staticmethod
-    def _is_carried(name: str, loop: ast.For) -> bool:
-        """Whether a variable has its value from before a turn, when it is first used in it."""
-        if name in stored(ast.walk(loop.target)):
-            return False
-        for statement in loop.body:
-            if name in reads(statement):
-                return True
-            if name in stored(ast.walk(statement)):
-                return False
-        return False
-
-    def _waiting(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        """Statements of one turn, in which a product that is needed is waited for, and not those that were asked for after it."""
-        products = [self._product(statement) for statement in statements]
-        waits: dict[int, list[ast.stmt]] = {}
-        for first, product in enumerate(products):
-            if product is None:
-                continue
-            for needed in range(first + 1, len(statements)):
-                if product.target in reads(statements[needed]):
-                    later = [p.target for p in products[first + 1 : needed] if p is not None]
-                    other = products[needed]
-                    if later and not (other is not None and other.only_adds_to(product.target)):
-                        given = [_name(name) for name in (product.target, *later)]
-                        at = statements[needed]
-                        waits.setdefault(needed, []).append(_assigned(product.target, _called("tilekit__settled", given, at), at))
-                    break
-                if product.target in stored(ast.walk(statements[needed])):
-                    break
-        return [made for place, statement in enumerate(statements) for made in (*waits.get(place, ()), statement)]
-
-    def _product(self, statement: ast.stmt) -> _Product | None:
-        """`x = tk.mma(...)`, if that is what a statement is."""
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call) if resolved(self.bound, call.func) is mma:
-                return _Product(name, call)
-        return None
+        return [*before, placed(made, node)]

@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 from numba.cuda import types
 
-from tilekit.compiler import pipelines as steps
+from tilekit.compiler import steps
 from tilekit.compiler.diagnose import reject
 from tilekit.compiler.layout import ACCESS_BYTES, WARP
 from tilekit.compiler.lower.copies import fill

@@ -20,7 +20,7 @@ from numba.cuda import types
 from numba.cuda.extending import core_models, register_model
 
 from tilekit import dtypes
-from tilekit.compiler import pipelines as steps
+from tilekit.compiler import steps
 from tilekit.compiler.layout import ACCESS_BYTES, WARP
 from tilekit.compiler.lower.emit import asm, special_register
 from tilekit.compiler.lower.staged import LEAST_ROWS, StagedType, span_of

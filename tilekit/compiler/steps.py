@@ -1,0 +1,94 @@
+"""What stands in the code that is made of pipelines, see `pipelines`; and how such code is written.
+
+The functions do nothing in Python; `compiler.lower.pipelines` and `rings` lower them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["CALCULATES", "LOADS", "STEPS", "assignment", "call_of", "name_of", "placed"]
+
+CALCULATES, LOADS = 0, 1
+
+
+def _steps(*rows: Any) -> Any:
+    """The number of turns."""
+
+
+def _nth(row: Any, k: Any) -> Any:
+    """Load the tile of a turn."""
+
+
+def _ring(number: Any, stages: Any, shared: Any, *grids: Any) -> Any:
+    """A ring: stages for tiles of such grids; those whose bits of `shared` are set come to all blocks of a cluster."""
+
+
+def _role() -> Any:
+    """What a thread does: CALCULATES, LOADS, or nothing."""
+
+
+def _registers(role: Any, products: Any) -> Any:
+    """From here on, a thread needs as many registers as its role does; a turn of some loop has so many `products`."""
+
+
+def _put(ring: Any, turn: Any, k: Any, *rows: Any) -> Any:
+    """Load the tiles of turn `k` of a loop, as soon as there is a stage; `turn` counts those of all loops."""
+
+
+def _take(ring: Any, turn: Any, lines: Any) -> Any:
+    """Wait for the tiles of a turn. The statements on the given lines run once in it."""
+
+
+def _operand(tile: Any) -> Any:
+    """A tile as products take it, so that it need not be converted in each turn."""
+
+
+def _settled(product: Any, *later: Any) -> Any:
+    """Wait for a product, and not for those that were asked for later."""
+
+
+def _give(ring: Any, turn: Any, k: Any, lines: Any) -> Any:
+    """Be done with a turn's tiles. If there are products that read them it is with those of the turn before, unless that belongs
+    to another loop. The statements on the given lines run once in each turn."""
+
+
+def _end() -> Any:
+    """All is done. A block of a cluster waits for the others, which may still tell it something."""
+
+
+def _last(ring: Any, turn: Any, k: Any, lines: Any) -> Any:
+    """The loop is over, which had `k` turns; `turn` is the next."""
+
+
+STEPS: dict[str, Callable[..., Any]] = {
+    f"tilekit_{function.__name__}": function
+    for function in (_steps, _nth, _ring, _role, _registers, _put, _take, _operand, _settled, _give, _last, _end)
+}
+
+
+def call_of(name: str, arguments: list[ast.expr], at: ast.AST) -> ast.Call:
+    """A call of a function, at the place of `at`."""
+    made: ast.Call = placed(ast.Call(ast.Name(name, ast.Load()), arguments, []), at)
+    return made
+
+
+def assignment(name: str, value: ast.expr, at: ast.AST) -> ast.stmt:
+    """`name = value`, at the place of `at`."""
+    made: ast.stmt = placed(ast.Assign([ast.Name(name, ast.Store())], value), at)
+    return made
+
+
+def placed(made: Any, at: ast.AST) -> Any:
+    """`made`, of which what has no place has that of `at`."""
+    for node in ast.walk(made):
+        if isinstance(node, (ast.expr, ast.stmt)) and not hasattr(node, "lineno"):
+            ast.copy_location(node, at)
+    return made
+
+
+def name_of(name: str) -> ast.expr:
+    """A variable, read."""
+    return ast.Name(name, ast.Load())
