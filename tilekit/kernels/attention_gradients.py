@@ -21,7 +21,8 @@ from tilekit import dtypes
 from tilekit.kernels import attention_gradients_ahead as ahead
 from tilekit.kernels._gemm_plans import in_stages
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, power, takes_ops
-from tilekit.kernels.attentions import LOG2_E, check_qkv, hidden, masks_of, scale_of
+from tilekit.kernels.attention_masks import hidden, masks_of
+from tilekit.kernels.attentions import LOG2_E, check_qkv, scale_of
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 

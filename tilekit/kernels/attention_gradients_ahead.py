@@ -12,7 +12,8 @@ float32, in the order that chance makes.
 from __future__ import annotations
 
 import tilekit as tk
-from tilekit.kernels.attentions import LOG2_E, hidden
+from tilekit.kernels.attention_masks import hidden
+from tilekit.kernels.attentions import LOG2_E
 
 __all__ = ["as_held", "by_keys", "by_queries", "of_held", "of_sums"]
 

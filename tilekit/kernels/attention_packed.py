@@ -15,8 +15,9 @@ import tilekit as tk
 from tilekit import dtypes
 from tilekit.kernels._gemm_plans import in_stages
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiprocessors, on_cpu, out_or_new, takes_ops
+from tilekit.kernels.attention_masks import from_on, hidden, masks_of
 from tilekit.kernels.attention_visits import range_at, visit_at, visits_of
-from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, from_on, hidden, masks_of, plan_of, scale_of, taller, turn
+from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, plan_of, scale_of, taller, turn
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 

@@ -10,9 +10,10 @@ from tilekit.kernels import attention_packed_gradients_ahead as ahead
 from tilekit.kernels._gemm_plans import in_stages
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, takes_ops
 from tilekit.kernels.attention_gradients import check_deterministic, of_tiles, plan_of, power_of
+from tilekit.kernels.attention_masks import Masks, hidden, masks_of
 from tilekit.kernels.attention_packed import by_rows, check_starts, finite_outside
 from tilekit.kernels.attention_visits import range_at, visit_at, visits_of
-from tilekit.kernels.attentions import LOG2_E, Masks, check_qkv, hidden, masks_of, scale_of
+from tilekit.kernels.attentions import LOG2_E, check_qkv, scale_of
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import tilekit as tk
 from tilekit.kernels.attention_gradients_ahead import as_held, of_held
+from tilekit.kernels.attention_masks import hidden
 from tilekit.kernels.attention_packed import finite_outside
 from tilekit.kernels.attention_visits import bounds_of, range_at, visit_at
-from tilekit.kernels.attentions import LOG2_E, hidden
+from tilekit.kernels.attentions import LOG2_E
 
 __all__ = ["by_keys", "meet_others", "of_sums"]
 

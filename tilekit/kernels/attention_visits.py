@@ -15,7 +15,7 @@ from typing import Any
 import tilekit as tk
 from tilekit import dtypes
 from tilekit.kernels._host import New, power
-from tilekit.kernels.attentions import FAR, Masks
+from tilekit.kernels.attention_masks import FAR, Masks
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 

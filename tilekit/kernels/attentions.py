@@ -20,10 +20,11 @@ import tilekit as tk
 from tilekit import dtypes
 from tilekit.kernels._gemm_plans import in_stages
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiprocessors, on_cpu, out_or_new, power, takes_ops
+from tilekit.kernels.attention_masks import hidden, masks_of
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
 
-__all__ = ["FAR", "Masks", "attention", "check_qkv", "from_on", "hidden", "masks_of", "plan_of", "scale_of", "taller", "turn"]
+__all__ = ["attention", "check_qkv", "plan_of", "scale_of", "taller", "turn"]
 
 BM, BN, BD = tk.generics("BM BN BD")
 
@@ -36,51 +37,9 @@ _MOST_HEAD = 256
 # Keys and values of so many heads at a time are to stay in the L2 cache; an H200's has 50 MB, with a faster half.
 _CACHED = 16 << 20
 _ROUNDS = 16  # of the blocks, in which causal tiles of different lengths even out: by a simulation up to 2 %
-FAR = 1 << 30  # as good as no bound
 
 
 # ------------------------------------------------------------------------------------------------------------------------- kernel
-
-
-@tk.function
-def hidden(scores, column, keys, ahead, left, right, below: tk.Const, above: tk.Const):
-    """`scores`, -inf where the query of a row does not see the key of a column.
-
-    `column` is the first column's key; `ahead` the key at which the first row's query stands. There are so many `keys`, or, given
-    a tile of shape `(rows, 1, 1, 1)`, so many for each row.
-    """
-    rows = scores.shape[0]
-    row, last = tk.arange(rows)[:, None, None, None], tk.zeros((rows, 1, 1, 1), tk.int32) + (keys - 1 - column)
-    if above:
-        last = tk.minimum(last, row + (ahead + right - column))
-    scores = up_to(scores, last)
-    if below:
-        scores = from_on(scores, row + (ahead - left - column))
-    return scores
-
-
-@tk.function
-def up_to(scores, last):
-    """`scores`, -inf in the columns behind `last`: a number, or of shape `(rows, 1, 1, 1)` one for each row.
-
-    A thread holds 2 of each 8 columns. What it counts from 0 to 7 is taken from the bound, which constants are compared with.
-    """
-    rows, columns = scores.shape[0], scores.shape[1]
-    seen = tk.arange(columns // 8)[None, :, None, None] * 8 <= last - _of_eight()
-    return tk.where(seen, scores.reshape((rows, columns // 8, 4, 2)), float("-inf")).reshape((rows, columns))
-
-
-@tk.function
-def from_on(scores, first):
-    """`scores`, -inf in the columns before `first`, as `up_to`."""
-    rows, columns = scores.shape[0], scores.shape[1]
-    seen = tk.arange(columns // 8)[None, :, None, None] * 8 >= first - _of_eight()
-    return tk.where(seen, scores.reshape((rows, columns // 8, 4, 2)), float("-inf")).reshape((rows, columns))
-
-
-@tk.function
-def _of_eight():
-    return tk.arange(4)[:, None] * 2 + tk.arange(2)[None, :]
 
 
 @tk.function
@@ -240,20 +199,6 @@ def _attention_ahead(
 
 
 # -------------------------------------------------------------------------------------------------------------------------- host
-
-
-class Masks(NamedTuple):
-    """Which keys a query at key `n` sees: those from `n - left` to `n + right`.
-
-    Attributes:
-        left, right: how far it sees.
-        below, above: whether these are bounds at all.
-    """
-
-    left: int
-    right: int
-    below: bool
-    above: bool
 
 
 class _Plan(NamedTuple):
@@ -429,21 +374,3 @@ def scale_of(name: str, scale: Any, q: Tensor) -> float:
     if not 0 < scale < math.inf:
         raise ValueError(f"{name}: scale is a positive number, not {scale!r}")
     return float(scale)
-
-
-def masks_of(name: str, causal: Any, window: Any) -> Masks:
-    """The bounds that these options mean.
-
-    Raises:
-        TypeError, ValueError: they are no such options.
-    """
-    if not isinstance(causal, bool):
-        raise TypeError(f"{name}: causal is True or False, not {causal!r}")
-    if window is None:
-        return Masks(0, 0, False, causal)
-    if isinstance(window, bool) or not isinstance(window, int):
-        raise TypeError(f"{name}: window is a number of keys, or None for all, not {window!r}")
-    if window < 1:
-        raise ValueError(f"{name}: window is from 1 on, not {window}")
-    window = min(window, FAR)
-    return Masks(window - 1, 0 if causal else window - 1, True, True)
