@@ -124,7 +124,34 @@ def several(y: tk.Out, x: tk.In, some: int):
     y.store(s)
 
 
-@pytest.mark.parametrize(("kernel", "loops"), [(once, 0), (several, 2)], ids=["once", "several"])
+FIRST = slice(0, 2)
+
+
+@tk.kernel(num_warps=4)
+def elsewhere(y: tk.Out, x: tk.In, some: int):
+    i, s = tk.bid(0), tk.zeros((64, 64), tk.float32)
+    for t in tk.pipelined(x.tiles((64, 64))[i, FIRST], stages=1):
+        s += t
+    y.store(s)
+
+
+@tk.kernel(num_warps=4)
+def beside(y: tk.Out, x: tk.In, some: int):
+    i, s = tk.bid(0), tk.zeros((64, 64), tk.float32)
+    for t in tk.pipelined(x.tiles((64, 64))[FIRST, i : i + 1], stages=1):
+        s += t
+    y.store(s)
+
+
+def test_a_slice_that_is_written_elsewhere_may_have_several_tiles():
+    y, x = (meta(256, n, dtype=tk.float32) for n in (64, 256))
+    (ring,) = elsewhere(y.partition((64, 64)), x, 2).explain("sm_90a").pipelines
+    assert ring.stages == 1
+    (none,) = beside(y.partition((64, 64)), x, 2).explain("sm_90a").pipelines
+    assert (none.stages, none.reason) == (0, "an index of tiles is a slice that is written elsewhere")
+
+
+@pytest.mark.parametrize(("kernel", "loops"), [(once, 0), (several, 2), (elsewhere, 2)], ids=["once", "several", "elsewhere"])
 def test_one_turn_is_no_loop(kernel, loops):
     """Neither of the threads that load nor of the others: `x[i : i + 1]` is one tile at most."""
     op = kernel(meta(256, 64, dtype=tk.float32).partition((64, 64)), meta(256, 256, dtype=tk.float32), 2)

@@ -13,6 +13,7 @@ from attending import TOLERANCE, compiled, gradients, right
 import tilekit as tk
 from tilekit import api, kernels
 from tilekit.driver import cpu
+from tilekit.kernels import attention_gradients, attention_packed_gradients
 
 f = api.from_host
 BF16 = ml_dtypes.bfloat16
@@ -216,6 +217,17 @@ def test_gradients_of_head_sizes(device, causal, size):
     operands, starts = packed(lengths, size=size, dtype=np.float16)
     g = packed(lengths, size=size, dtype=np.float16, seed=1)[0][0]
     check_gradients(backward(g, operands, starts, causal=causal), gradients_of(g, operands, starts, causal=causal))
+
+
+def test_gradients_by_keys_and_by_values_in_two_launches(cpu, monkeypatch):
+    """As where warpgroups multiply and heads have 256 elements."""
+    tile = attention_gradients._Tile(32, 32, 2, 1)
+    plan = attention_gradients._Plan(256, tile, tile)
+    monkeypatch.setattr(attention_packed_gradients, "plan_of", lambda *_, **__: plan)
+    lengths = ((70, 90, 9), (90, 60, 30))
+    operands, starts = packed(lengths, size=256, dtype=np.float32)
+    g = packed(lengths, size=256, dtype=np.float32, seed=1)[0][0]
+    check_gradients(backward(g, operands, starts, causal=True), gradients_of(g, operands, starts, causal=True))
 
 
 def test_gradients_of_a_window_within_a_tile(device):

@@ -651,13 +651,13 @@ def test_kept_from_one_turn_to_the_next(device):
 
 
 def test_one_turn_or_none(device):
-    """`[i : i + 1]` is a tile, or none where the index is outside."""
+    """`[i : i + 1]` is a tile, or none: as of a slice in Python, -1 is none, and -2 the last but one."""
 
     @tk.kernel
     def kernel(y: tk.Out, x: tk.In):
         s = tk.zeros((16, 64), tk.float32)
-        for at in range(4):
-            column = at - 1
+        for at in range(6):
+            column = at - 2
             for t in tk.pipelined(x.tiles((16, 64))[tk.bid(0), column : column + 1], stages=1):
                 s = s * 10 + t
             for t in tk.pipelined(x.tiles((16, 64))[0:1, 1]):
@@ -667,8 +667,34 @@ def test_one_turn_or_none(device):
     x = whole((64, 128), tk.float32)
     t = tiles_of(x, 16, 64)
     more = t[0, 1]
-    wanted = [((more * 10 + first + more) * 10 + second + more) + more for first, second in t]
+    wanted = []
+    for first, second in t:
+        s = np.zeros((16, 64))
+        for tile in (first, None, first, second, None, None):
+            s = (s if tile is None else s * 10 + tile) + more
+        wanted.append(s)
     check(run(kernel, tk.float32, x, n=(64, 64), tile=(16, 64)), np.concatenate(wanted).astype(np.float32))
+
+
+SOME = slice(0, 2)
+
+
+def test_slices_that_are_written_elsewhere(device):
+    """Of `[ROWS, i : i + 1]` there may be several tiles."""
+
+    @tk.kernel
+    def kernel(y: tk.Out, x: tk.In):
+        s, i = tk.zeros((16, 64), tk.float32), tk.bid(0)
+        for t in tk.pipelined(x.tiles((16, 64))[i, SOME]):
+            s += t
+        for t in tk.pipelined(x.tiles((16, 64))[SOME, 0:1]):
+            s = s * 10 + t
+        y.store(s)
+
+    x = whole((64, 192), tk.float32)
+    t = tiles_of(x, 16, 64)
+    wanted = ((t[:, 0] + t[:, 1]) * 10 + t[0, 0]) * 10 + t[1, 0]
+    check(run(kernel, tk.float32, x, n=(64, 64), tile=(16, 64)), wanted.reshape(64, 64).astype(np.float32))
 
 
 # --------------------------------------------------------------------------------------------------------- more than one pipeline

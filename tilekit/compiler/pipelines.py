@@ -1,6 +1,6 @@
 """Software pipelines: what becomes of `for ... in tk.pipelined(...):` before the compiler sees it.
 
-On its own, such a loop becomes one that loads a tile of each stream in each turn (`_plain`). Where tiles can be brought ahead, by
+On its own, such a loop becomes one that loads a tile of each stream in each turn (`plain`). Where tiles can be brought ahead, by
 the tensor memory accelerator or by copies, a ring of stages in shared memory stands between these and the loop, and the kernel
 becomes two: that of the threads that load, which is the kernel without all that does not decide which tiles come, and the kernel
 itself, which takes the tiles and gives the stages back.
@@ -165,12 +165,13 @@ def _all_pipelined(bound: BoundKernel) -> list[ast.For]:
     return pipelined_loops(bound) + [loop for called in bound.called.values() for loop in _all_pipelined(called)]
 
 
-def _is_one(stream: ast.expr) -> bool:
-    """Whether a stream is `tiles[i : i + 1]`, of one tile at most."""
+def _ones(stream: ast.expr) -> int:
+    """How many slices a stream is written with, if each is `i : i + 1`, of one tile at most; else 0."""
     if not isinstance(stream, ast.Subscript):
-        return False
+        return 0
     parts = stream.slice.elts if isinstance(stream.slice, ast.Tuple) else [stream.slice]
-    return all(_spans_one(part) for part in parts if isinstance(part, ast.Slice))
+    slices = [part for part in parts if isinstance(part, ast.Slice)]
+    return len(slices) if all(map(_spans_one, slices)) else 0
 
 
 def _spans_one(part: ast.Slice) -> bool:
@@ -204,7 +205,7 @@ class Pipeline:
         turn: the name of the variable that counts the turns of all times that loops with its ring run.
         key: what pipelines have in common that can use one ring.
         shares: whose ring it uses, None if it has its own.
-        once: whether it has a single turn, or none.
+        ones: for each stream the number of its slices, if each is of one tile; else 0. With any there is one turn, or none.
     """
 
     def __init__(self, node: ast.For, number: int) -> None:
@@ -217,7 +218,7 @@ class Pipeline:
         self.rows = [f"{self.name}_row{place}" for place in range(len(self.streams))]
         self.key = (self.stages, *(ast.dump(self._grid(stream)) for stream in self.streams))
         self.shares: Pipeline | None = None
-        self.once = any(_is_one(stream) for stream in self.streams)
+        self.ones = [_ones(stream) for stream in self.streams]
 
     def share(self, other: Pipeline) -> None:
         """Use another's ring."""
@@ -254,17 +255,22 @@ class Pipeline:
         before = [assignment(row, copy.deepcopy(stream), node) for row, stream in zip(self.rows, self.streams, strict=True)]
         before.append(assignment(self.count, call_of("tilekit__steps", rows, node), node))
         further: ast.stmt = placed(ast.AugAssign(ast.Name(self.turn, ast.Store()), ast.Add(), ast.Constant(1)), node)
-        if self.once:  # nothing is carried round, for which a thread would need registers
-            before.append(assignment(self.index, ast.Constant(0), node))
+        if any(self.ones):  # nothing is carried round, for which a thread would need registers
+            checked = [[name_of(row), ast.Constant(n)] for row, n in zip(self.rows, self.ones, strict=True) if n]
+            before += [placed(ast.Expr(call_of("tilekit__once", given, node)), node) for given in checked]
             loop: ast.stmt = ast.If(name_of(self.count), [*inner, further], [])
         else:
             turns = call_of("range", [name_of(self.count)], node)
             loop = ast.For(ast.Name(self.index, ast.Store()), turns, [*inner, further], [])
         return [*before, placed(loop, node), *after]
 
+    def _place(self) -> ast.expr:
+        """The number of the turn, in a turn."""
+        return ast.Constant(0) if any(self.ones) else name_of(self.index)
+
     def loading(self, kept: list[ast.stmt]) -> list[ast.stmt]:
         """The loop of the thread that loads; of its body, it has `kept`."""
-        given = [name_of(n) for n in (self.name, self.turn, self.index, *self.rows)]
+        given = [name_of(self.name), name_of(self.turn), self._place(), *map(name_of, self.rows)]
         return self.around([placed(ast.Expr(call_of("tilekit__put", given, self.node)), self.node), *kept], [])
 
     def calculating(self, body: list[ast.stmt], lines: list[int]) -> list[ast.stmt]:
@@ -273,11 +279,11 @@ class Pipeline:
         taken = call_of("tilekit__take", [name_of(self.name), name_of(self.turn), copy.deepcopy(where)], self.node)
         get: ast.stmt = placed(ast.Assign([copy.deepcopy(self.node.target)], taken), self.node)
 
-        def told(name: str, k: str) -> ast.stmt:
-            given = [name_of(self.name), name_of(self.turn), name_of(k), where]
+        def told(name: str, k: ast.expr) -> ast.stmt:
+            given = [name_of(self.name), name_of(self.turn), k, where]
             return placed(ast.Expr(call_of(name, given, self.node)), self.node)  # type: ignore[no-any-return]
 
-        return self.around([get, *body, told("tilekit__give", self.index)], [told("tilekit__last", self.count)])
+        return self.around([get, *body, told("tilekit__give", self._place())], [told("tilekit__last", name_of(self.count))])
 
 
 class _Loads(ast.NodeTransformer):

@@ -18,6 +18,10 @@ def _steps(*rows: Any) -> Any:
     """The number of turns."""
 
 
+def _once(row: Any, slices: Any) -> Any:
+    """A row has one tile at most, if so many slices of one tile each are all that it was cut by; else there is no ring."""
+
+
 def _nth(row: Any, k: Any) -> Any:
     """Load the tile of a turn."""
 
@@ -51,8 +55,8 @@ def _settled(product: Any, *later: Any) -> Any:
 
 
 def _give(ring: Any, turn: Any, k: Any, lines: Any) -> Any:
-    """Be done with a turn's tiles. If there are products that read them it is with those of the turn before, unless that belongs
-    to another loop. The statements on the given lines run once in each turn."""
+    """Be done with a turn's tiles; or, if a product that reads them may stay under way in the next turn, with those of the turn
+    before. `k` is 0 if there is no next one. The statements on the given lines run once in each turn."""
 
 
 def _end() -> Any:
@@ -65,7 +69,7 @@ def _last(ring: Any, turn: Any, k: Any, lines: Any) -> Any:
 
 STEPS: dict[str, Callable[..., Any]] = {
     f"tilekit_{function.__name__}": function
-    for function in (_steps, _nth, _ring, _role, _registers, _put, _take, _operand, _settled, _give, _last, _end)
+    for function in (_steps, _once, _nth, _ring, _role, _registers, _put, _take, _operand, _settled, _give, _last, _end)
 }
 
 

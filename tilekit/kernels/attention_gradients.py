@@ -8,7 +8,8 @@ The weights are computed anew, from the scores and the logarithms of their sums:
 has a block for each tile of keys, which goes over the queries that see them, and one a block for each tile of queries. So each
 sum is one block's, taken in a fixed order: the result is the same in every run. The price is that scores and `g @ v.T` are
 computed twice. Where warpgroups multiply, the kernels are those of `attention_gradients_ahead`. There, unless the result must be
-the same in every run, the first adds up `dq` as well, in an order that chance makes, and nothing is computed twice.
+the same in every run, or heads have more than 128 elements (see `_Plan.wanted`), the first adds up `dq` as well, in an order that
+chance makes, and nothing is computed twice.
 """
 
 from __future__ import annotations

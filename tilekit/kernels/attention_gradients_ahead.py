@@ -1,9 +1,9 @@
 """The gradients of attention where warpgroups multiply tiles in shared memory (sm_90).
 
 As in `attention_gradients`, with products under way while threads compute: the exponentials of the scores are taken while
-`g @ v.T` is computed, and the products that add to a result are needed one turn later. Tiles that the mask cuts have a loop of
-their own: ptxas takes no product that is under way around a branch. The turns of both are written out: of products in a function
-that the kernel calls, the compiler does not know that each turn has them once.
+`g @ v.T` is computed, and the products that add to a result are needed one turn later, where there are three stages. Tiles that
+the mask cuts have a loop of their own: ptxas takes no product that is under way around a branch. The turns of both are written
+out: of products in a function that the kernel calls, the compiler does not know that each turn has them once.
 
 `by_keys` can add up the gradients by queries as well, so that no product is computed twice. Many blocks add to each of them, in
 float32, in the order that chance makes.

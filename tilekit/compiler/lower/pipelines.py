@@ -71,6 +71,13 @@ def count(*rows: types.Type) -> Any:
     return types.int32, lambda builder, *values: _shortest(builder, list(zip(rows, values, strict=True)))
 
 
+@lowers(steps._once)
+def once(row: types.Type, slices: types.Type) -> Any:
+    if len(_row(row).free) != known(slices):
+        raise Unfit("an index of tiles is a slice that is written elsewhere")
+    return types.none, lambda *_: None
+
+
 @lowers(steps._nth)
 def nth(row: types.Type, k: types.Type) -> Any:
     tile, emit = load_of_row(_row(row))
@@ -226,7 +233,7 @@ def give(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -
         state.parking[made.number] = state.turn is not None and state.turn.parked > 0
         state.turn = None
         left = _left(known(lines))
-        most = 1 if left and _lags(known(lines), made.stages) else 0
+        most = 1 if left and known(k) != 0 and _lags(known(lines), made.stages) else 0
         if left > most:
             _products(builder, most)
         state.left[made.number] = most
