@@ -23,6 +23,7 @@ BOTH = {*FORWARD, "attention_backward", "causal attention_backward"}
 def test_a_peer_agrees(device, monkeypatch, name, library, kernels, n):
     pytest.importorskip(library, reason=f"{library} is not installed")
     monkeypatch.setattr(attention, "_SIZES", ((1, 3, n, 64), (2, 2, n, 128)))
+    monkeypatch.setattr(attention, "_MORE_GRADIENTS", ((1, 2, n, 256),))
     monkeypatch.setattr(attention, "_DECODED", ((2, 8, 2, n, 128),))
     monkeypatch.setattr(attention, "PEERS", {"cuda": {name: attention.PEERS["cuda"][name]}})
     run = bench.run("attention", Options(device=device, rounds=1))

@@ -166,6 +166,7 @@ def test_memory_is_not_used_again_too_early(device, add):
         np.testing.assert_array_equal(host, i)
 
 
+@pytest.mark.alone
 def test_out_of_memory_leaves_all_usable(device):
     with device.stream() as stream:
         ctx = ExecutionContext(device, stream)

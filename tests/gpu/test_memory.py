@@ -25,6 +25,7 @@ def double(y: tk.InOut):
     y.store(2 * y.load())
 
 
+@pytest.mark.alone
 def test_out_of_memory_says_how_much_and_leaves_all_usable(device):
     kept = api.full(1000, 7, tk.int32).sync()
     free, total = device.memory_info()
@@ -37,6 +38,7 @@ def test_out_of_memory_says_how_much_and_leaves_all_usable(device):
     assert api.ones(1000).sync().to_host().sync().sum() == 1000
 
 
+@pytest.mark.alone
 def test_almost_all_memory_is_allocated_again_and_again_on_other_streams(device):
     for index in range(6):
         free, _ = device.memory_info()
