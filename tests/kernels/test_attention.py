@@ -259,9 +259,12 @@ def test_gradients_by_warpgroups(size, deterministic, options):
     q, k, _ = given(size)
     op = kernels.attention_backward(q, q, k, k, q, x(1, 32, 8192, dtype=tk.float32), deterministic=deterministic, **options)
     op.consumed()
-    made = [(p.kernel.name, p.compile(target="sm_90a")) for p in op.parts() if isinstance(p, tk.KernelLaunch)]
+    launches = [p for p in op.parts() if isinstance(p, tk.KernelLaunch)]
+    made = [(p.kernel.name, p.compile(target="sm_90a")) for p in launches]
     last = "by_queries" if deterministic or size == 256 else "of_sums"
     assert [name for name, _ in made] == ["_of_rows", *["by_keys"] * (1 + size // 256), last]
+    of = [p.arguments[-2:] for p in launches if p.kernel.name == "by_keys"]
+    assert of == ([(True, False), (False, True)] if size == 256 else [(True, True)]), "by keys, and by values"
     for name, kernel in made:
         assert kernel.local_bytes == 0, name
         assert ("HGMMA" in kernel.sass) == name.startswith("by_"), name
