@@ -34,14 +34,13 @@ def test_elements_within_a_thread(warps, vec):
         choices = within_threads(source, target)
         if choices is None:
             continue
+        held, taken = source.coordinates(), target.coordinates()
         for thread in range(32 * warps):
-            for (register, flips), wanted in zip(choices, target.coordinates(), strict=True):
+            start, end = source.thread_coordinate(thread), target.thread_coordinate(thread)
+            for (register, flips), wanted in zip(choices, taken, strict=True):
                 for bit, flip in flips:
                     register ^= flip if thread >> bit & 1 else 0
-                held, start = source.coordinates()[register], source.thread_coordinate(thread)
-                assert tuple(a ^ b for a, b in zip(held, start, strict=True)) == tuple(
-                    a ^ b for a, b in zip(wanted, target.thread_coordinate(thread), strict=True)
-                )
+                assert all(a ^ b == c ^ d for a, b, c, d in zip(held[register], start, wanted, end, strict=True))
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
@@ -57,8 +56,9 @@ def test_shared_memory_without_bank_conflicts(itemsize, warps, vec):
         for layout in (source, target):
             widest = 32 * (itemsize << len(swizzle.shared))
             assert wavefronts(swizzle, layout, itemsize) == max(1, widest // 128)
+            coordinates = layout.coordinates()
             for registers in swizzle.registers(layout):
-                starts = [swizzle.offset(layout.coordinates()[r]) for r in registers]
+                starts = [swizzle.offset(coordinates[r]) for r in registers]
                 assert starts == list(range(starts[0], starts[0] + len(registers)))
     assert moved
 
