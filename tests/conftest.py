@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+import seeds
 
 if TYPE_CHECKING:
     import tilekit as tk
@@ -27,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     kind = config.getoption("--device")
+    seeds.first_seed()  # before pytest starts its worker processes, which start where this one does
     # Tests that start other processes, or that take the default device without naming one, get the same device.
     os.environ["TILEKIT_DEVICE"] = kind
     # Else JAX takes three quarters of the GPU's free memory for as long as the process lives.
@@ -40,6 +42,17 @@ def pytest_configure(config: pytest.Config) -> None:
         reason = cuda_unavailable_reason()
         if reason is not None:
             raise pytest.UsageError(f"--device=cuda: {reason}")
+
+
+def pytest_report_header() -> str:
+    return f"fuzzers start at seed {seeds.first_seed()}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for key in ("", "passed", "failed", "error") for report in terminalreporter.getreports(key)]
+    line = seeds.summary([report for report in reports if report.when == "teardown"])
+    if line is not None:
+        terminalreporter.write_line(line)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
