@@ -22,7 +22,8 @@ class Settings:
         native: `TILEKIT_NATIVE`: whether to launch by the compiled part of tilekit, where it is installed (1; 0 for not).
         checks: `TILEKIT_CHECKS`: whether kernels on a GPU check tile indices, indices and `tk.assert_` while they run (0; 1 for
             yes). Asked for when a kernel first meets arguments of a kind.
-        cache_dir: `TILEKIT_CACHE_DIR`: where compiled kernels are kept; None (the values `0`, `off`, `none`) keeps none.
+        cache_dir: `TILEKIT_CACHE_DIR`: where compiled kernels are kept; None (the values `0`, `off`, `none`, and by default where
+            there is no home folder) keeps none.
     """
 
     device: str | None = None
@@ -44,10 +45,12 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     if cache.lower() in ("0", "off", "none"):
         cache_dir = None
     elif cache:
-        cache_dir = Path(cache).expanduser()
+        cache_dir = _expanded(cache)
+        if cache_dir is None:
+            raise ValueError(f"TILEKIT_CACHE_DIR={cache!r}: there is no such home folder; write the whole path")
     else:
-        base = env.get("XDG_CACHE_HOME") or "~/.cache"
-        cache_dir = Path(base).expanduser() / "tilekit"
+        base = _expanded(env.get("XDG_CACHE_HOME") or "~/.cache")
+        cache_dir = base / "tilekit" if base else None
     return Settings(
         device=env.get("TILEKIT_DEVICE", "").strip().lower() or None,
         cpu_devices=int(_number(env, "TILEKIT_CPU_DEVICES", "1", int, 1, 64)),
@@ -56,6 +59,14 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         checks=bool(_number(env, "TILEKIT_CHECKS", "0", int, 0, 1)),
         cache_dir=cache_dir,
     )
+
+
+def _expanded(path: str) -> Path | None:
+    """`path` with `~` as the home folder; None if there is none, as for a container's user that the system does not know."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return None
 
 
 def _number(env: Mapping[str, str], name: str, default: str, kind: type, low: float, high: float) -> float:

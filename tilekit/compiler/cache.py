@@ -1,8 +1,8 @@
 """Compiled kernels on disk: one file each, named by the digest of everything that decided the code. No numba here.
 
-A file is a magic, the SHA-256 of what follows, and that: the fields of `CompiledKernel` as JSON, with the lengths of the texts
-that come after it. What does not check out is a miss and is deleted. What the disk refuses is logged, never raised: a cache that
-cannot be used costs time alone.
+A file is a magic, the SHA-256 of what follows, and that: the key, and the fields of `CompiledKernel` as JSON, with the lengths of
+the texts that come after it. What does not check out, or has another key than its name says, is a miss and is deleted. What the
+disk refuses is logged, once, never raised: a cache that cannot be used costs time alone. `cache_folder` decides whom it trusts.
 """
 
 from __future__ import annotations
@@ -13,23 +13,28 @@ import hashlib
 import json
 import logging
 import os
+import re
+import stat
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from tilekit.compiler import cache_folder
 from tilekit.compiler.kernel import CompiledKernel
 from tilekit.driver.report import Site
 from tilekit.driver.tensormaps import TensorMap
 from tilekit.settings import load_settings
 
-__all__ = ["MAX_BYTES", "folder", "load", "save", "toolchain_fingerprint"]
+__all__ = ["MAX_BYTES", "Contents", "clear", "contents", "folder", "load", "save", "toolchain_fingerprint"]
 
 MAX_BYTES = 256 << 20
 """How much the cache may hold, in bytes. Beyond it the entries that were not used for longest go, down to three quarters."""
 
-_MAGIC = b"tilekit kernel 1\n"
-_DIGEST_BYTES = hashlib.sha256().digest_size
-_SUFFIX = ".kernel"
+_MAGIC = b"tilekit kernel 2\n"
+_DIGEST_BYTES = hashlib.sha256().digest_size  # of keys, too
+_SUFFIX, _PARTIAL = ".kernel", ".partial"
+_OWN_NAME = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}{re.escape(_SUFFIX)}|tmp\w+{re.escape(_PARTIAL)}")
 _log = logging.getLogger("tilekit")
 
 
@@ -39,22 +44,77 @@ def folder() -> Path | None:
     return root / "kernels" if root else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What is in the cache.
+
+    Attributes:
+        folder: where the entries are; None if the cache is off.
+        entries, bytes: how many there are, and how large they are together.
+        owner: the name of the user that the folder belongs to; None where there is no folder, or no owners.
+        refusal: why the folder is not used, with the cure; None if it is.
+    """
+
+    folder: str | None
+    entries: int
+    bytes: int
+    owner: str | None
+    refusal: str | None
+
+
+def contents() -> Contents:
+    """What is in the cache, of any age and by any version of tilekit."""
+    where = folder()
+    if where is None:
+        return Contents(folder=None, entries=0, bytes=0, owner=None, refusal=None)
+    sizes: list[int] = []
+    try:
+        refusal = cache_folder.refusal(where)
+        if where.is_dir():
+            sizes = [size for _, size, path in _entries(where) if path.suffix == _SUFFIX]
+    except OSError as error:
+        refusal = f"it cannot be read: {error}"
+    owner = cache_folder.owner(where)
+    return Contents(folder=str(where), entries=len(sizes), bytes=sum(sizes), owner=owner, refusal=refusal)
+
+
+def clear() -> int:
+    """Delete the entries, and nothing that tilekit did not write; returns how many there were.
+
+    Raises:
+        OSError: the folder or an entry cannot be changed, or belongs to somebody else.
+    """
+    where = folder()
+    if where is None or not where.is_dir():
+        return 0
+    if not cache_folder.is_own(where):
+        raise PermissionError(f"{where} belongs to {cache_folder.owner(where)}: it is theirs to clear")
+    removed = 0
+    for _, _, path in list(_entries(where)):
+        path.unlink(missing_ok=True)
+        removed += path.suffix == _SUFFIX
+    return removed
+
+
 def load(key: bytes) -> CompiledKernel | None:
     """The kernel that was saved under `key`, or None."""
     path = _path(key)
     if path is None:
         return None
     try:
-        data = path.read_bytes()
+        if not _is_used(path.parent):
+            return None
+        data = cache_folder.read_own(path)
     except FileNotFoundError:
         return None
     except OSError as error:
-        _log.warning("tilekit: cannot read the kernel cache: %s", error)
+        cache_folder.say_once(("read", path, error.errno), "tilekit: cannot read the kernel cache: %s", error)
         return None
-    kernel = _decode(data)
+    kernel = _decode(data, key)
     try:
         if kernel is None:
-            _log.warning("tilekit: %s is corrupt or foreign; deleted", path)
+            why = "is an entry of another kernel" if _is_whole(data) else "is corrupt or foreign"
+            _log.warning("tilekit: %s %s; deleted", path, why)
             path.unlink(missing_ok=True)
         else:
             os.utime(path)  # it was used: the oldest go first
@@ -71,18 +131,27 @@ def save(key: bytes, kernel: CompiledKernel) -> None:
     if path is None:
         return
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+        cache_folder.create(path.parent)
+        if not _is_used(path.parent):  # asked after it was made: another user may have been faster
+            return
+        handle, partial = tempfile.mkstemp(dir=path.parent, suffix=_PARTIAL)  # nobody else may read or write it
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(_encode(kernel))
+                file.write(_encode(kernel, key))
             os.replace(partial, path)
         except BaseException:
             Path(partial).unlink(missing_ok=True)
             raise
         _evict(path.parent)
     except OSError as error:
-        _log.warning("tilekit: cannot write the kernel cache: %s", error)
+        cache_folder.say_once(("write", path.parent, error.errno), "tilekit: cannot write the kernel cache: %s", error)
+
+
+def _is_used(where: Path) -> bool:
+    refusal = cache_folder.refusal(where)
+    if refusal is not None:
+        cache_folder.say_once(refusal, "tilekit: the kernel cache is not used: %s", refusal)
+    return refusal is None
 
 
 @functools.cache
@@ -132,21 +201,26 @@ _FIELDS = (
 )
 
 
-def _encode(kernel: CompiledKernel) -> bytes:
+def _encode(kernel: CompiledKernel, key: bytes) -> bytes:
     ptx = kernel.ptx.encode()
     fields = {name: getattr(kernel, name) for name in _FIELDS}
     maps = [dataclasses.astuple(known) for known in kernel.maps]
     header = json.dumps({**fields, "maps": maps, "ptx_bytes": len(ptx)}).encode()
-    body = header + b"\n" + ptx + kernel.cubin
+    body = key + header + b"\n" + ptx + kernel.cubin
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
-def _decode(data: bytes) -> CompiledKernel | None:
+def _is_whole(data: bytes) -> bool:
+    """Whether `data` is what `_encode` gave, of whichever key."""
     start = len(_MAGIC) + _DIGEST_BYTES
-    digest, body = data[len(_MAGIC) : start], data[start:]
-    if not data.startswith(_MAGIC) or hashlib.sha256(body).digest() != digest:
+    return data.startswith(_MAGIC) and hashlib.sha256(data[start:]).digest() == data[len(_MAGIC) : start]
+
+
+def _decode(data: bytes, key: bytes) -> CompiledKernel | None:
+    body = data[len(_MAGIC) + _DIGEST_BYTES :]
+    if not _is_whole(data) or not body.startswith(key):
         return None
-    header, _, rest = body.partition(b"\n")
+    header, _, rest = body[len(key) :].partition(b"\n")
     try:
         fields = json.loads(header)
         split = fields.pop("ptx_bytes")
@@ -173,9 +247,11 @@ def _evict(where: Path) -> None:
 def _entries(where: Path) -> Iterator[tuple[float, int, Path]]:
     """(last use, bytes, path) of each entry, and of what a killed process left half written."""
     for path in where.iterdir():
-        if path.suffix in (_SUFFIX, ".partial"):
+        if _OWN_NAME.fullmatch(path.name):
             try:
-                status = path.stat()
+                status = path.lstat()
             except FileNotFoundError:  # another process deleted it
+                continue
+            if stat.S_ISDIR(status.st_mode):  # nothing that tilekit writes
                 continue
             yield status.st_mtime, status.st_size, path
