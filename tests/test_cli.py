@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tilekit import bench, cli
 from tilekit.bench import report, saxpy_peers
 from tilekit.bench.environment import DriverInfo
 from tilekit.bench.harness import Contestant, Variant
+from tilekit.compiler import cache_folder
 from tilekit.errors import DeviceUnavailableError
 
 
@@ -75,11 +77,15 @@ def test_info_counts_the_cache(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TILEKIT_CACHE_DIR", str(tmp_path))
     cli.main(["info"])
     assert f"{tmp_path / 'kernels'}: 0 entries, 0 B" in capsys.readouterr().out
-    (tmp_path / "kernels").mkdir()
-    for name in ("a.kernel", "b.kernel", "c.partial"):
-        (tmp_path / "kernels" / name).write_bytes(bytes(1024))
+    fill(tmp_path / "kernels")
     cli.main(["info"])
     assert f"{tmp_path / 'kernels'}: 2 entries, 2.0 KiB" in capsys.readouterr().out
+
+
+def fill(folder):
+    folder.mkdir(mode=0o700)
+    for name in (f"{'a' * 64}.kernel", f"{'b' * 64}.kernel", "tmp123.partial", "notes.txt"):
+        (folder / name).write_bytes(bytes(1024))
 
 
 def test_info_without_the_device_that_was_asked_for(capsys, monkeypatch):
@@ -91,25 +97,60 @@ def test_info_without_the_device_that_was_asked_for(capsys, monkeypatch):
     assert "no default device: TILEKIT_DEVICE=cuda: no GPU can be used: there is none" in capsys.readouterr().out
 
 
-def test_info_names_what_is_missing_and_how_to_get_it():
-    def missing(cuda=None, toolkit="13.0", folder=None):
-        lacks = cli._missing(
-            DriverInfo(release=None, cuda=cuda), "no driver", {"numba-cuda": None, "torch": "2", "triton": None, "cupy": None},
-            {"NVVM": toolkit, "nvJitLink": None}, folder, None,
-        )  # fmt: skip
-        return {lack.what: lack for lack in lacks}
+def missing(cuda=None, nvvm="/lib/libnvvm.so", compiled_part=True):
+    """What lacks on a machine with torch, and of the toolkit with NVVM if with anything; by name."""
+    lacks = cli._missing(
+        DriverInfo(release=None, cuda=cuda), "no driver", {"numba-cuda": None, "torch": "2", "triton": None, "cupy": None},
+        {"NVVM": nvvm, "NVRTC": None, "nvJitLink": None, "CUDA headers": None}, None, compiled_part,
+    )  # fmt: skip
+    return {lack.what: lack for lack in lacks}
 
+
+def test_info_names_every_missing_part_and_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(cli.platform, "system", lambda: "Linux")
     found = missing()
-    assert found["a GPU"].remedy == "no driver"
-    assert found["numba-cuda"].remedy == 'pip install "numba-cuda[cu13]"'
-    assert found["the CUDA toolkit (nvJitLink)"].remedy == 'pip install "numba-cuda[cu13]"'
+    assert found["NVIDIA's driver"].remedy == "no driver"
+    assert "NVVM" not in found
+    for part in ("numba-cuda", "NVRTC", "nvJitLink", "CUDA headers"):
+        assert found[part].remedy == 'pip install "numba-cuda[cu13]"'
+    assert "compiling kernels" in found["NVRTC"].purpose
     assert found["nvdisasm"].remedy == 'pip install "cuda-toolkit[nvdisasm]==13.*"'
     assert found["cupy"].remedy == "pip install cupy-cuda13x"
     assert "torch" not in found
-    assert missing(cuda="12.8")["numba-cuda"].remedy == 'pip install "numba-cuda[cu12]"'
-    assert missing(cuda="12.8")["cupy"].remedy == "pip install cupy-cuda12x"
-    assert "the CUDA toolkit (NVVM, nvJitLink)" in missing(toolkit=None)
-    assert not any("toolkit" in what for what in missing(toolkit=None, folder="/usr/local/cuda"))
+    assert "NVVM" in missing(nvvm=None)
+    assert "tilekit's part in C" not in found
+    assert "C compiler" in missing(compiled_part=False)["tilekit's part in C"].remedy
+
+
+def test_info_names_what_fits_the_driver(monkeypatch):
+    monkeypatch.setattr(cli.platform, "system", lambda: "Linux")
+    found = missing(cuda="12.8")
+    assert found["numba-cuda"].remedy == 'pip install "numba-cuda[cu12]"'
+    assert found["cupy"].remedy == "pip install cupy-cuda12x"
+    assert found["a GPU"].remedy == "no driver"  # the driver is there
+
+
+def test_info_recommends_nothing_that_macos_lacks(monkeypatch):
+    monkeypatch.setattr(cli.platform, "system", lambda: "Darwin")
+    assert "compile on Linux" in missing()["numba-cuda"].remedy
+    assert "compile on Linux" in missing()["nvdisasm"].remedy
+
+
+def test_a_part_is_looked_for_where_the_compiler_looks(monkeypatch):
+    """A toolkit folder with NVVM in it says nothing about NVRTC and nvJitLink."""
+    pathfinder = pytest.importorskip("cuda.pathfinder", reason="comes with numba-cuda")
+
+    def load(library):
+        if library == "nvJitLink":
+            raise pathfinder.DynamicLibNotFoundError("nowhere")
+        return SimpleNamespace(abs_path=f"/toolkit/lib{library}.so")
+
+    monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", load)
+    info = cli.collect()
+    assert info.toolkit_files["NVVM"] == "/toolkit/libnvvm.so"
+    assert info.toolkit_files["nvJitLink"] is None
+    assert "nvJitLink" in [lack.what for lack in info.missing]
+    assert "nvJitLink      not found" in cli.describe(info)
 
 
 def test_nothing_missing_is_said_too():
@@ -122,6 +163,54 @@ def test_a_wrong_setting_is_one_line():
     assert done.returncode == 2
     assert done.stderr.startswith("python -m tilekit: TILEKIT_CPU_DEVICES='many'")
     assert len(done.stderr.splitlines()) == 1
+
+
+# cache
+
+
+def test_cache_info_and_clear(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TILEKIT_CACHE_DIR", str(tmp_path))
+    fill(tmp_path / "kernels")
+    assert cli.main(["cache", "info"]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'kernels'}: 2 entries, 2.0 KiB, {cache_folder.owner(tmp_path)}'s\n")
+    assert cli.main(["cache", "info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "folder": str(tmp_path / "kernels"),
+        "entries": 2,
+        "bytes": 2048,
+        "owner": cache_folder.owner(tmp_path),
+        "refusal": None,
+    }
+    assert cli.main(["cache", "clear"]) == 0
+    assert capsys.readouterr().out == "removed 2 entries, 2.0 KiB\n"
+    assert [path.name for path in (tmp_path / "kernels").iterdir()] == ["notes.txt"]
+
+
+def test_cache_info_says_why_it_is_not_used(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TILEKIT_CACHE_DIR", str(tmp_path))
+    fill(tmp_path / "kernels")
+    (tmp_path / "kernels").chmod(0o777)
+    for command in (["cache", "info"], ["info"]):
+        assert cli.main(command) == 0
+        text = capsys.readouterr().out
+        assert "not used:" in text
+        assert f"chmod 700 {tmp_path / 'kernels'}" in text
+
+
+def test_somebody_elses_cache_is_theirs_to_clear(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TILEKIT_CACHE_DIR", str(tmp_path))
+    fill(tmp_path / "kernels")
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    assert "theirs to clear" in rejected(capsys, "cache", "clear")
+
+
+def test_a_cache_that_is_off(capsys):
+    assert cli.main(["cache", "info"]) == 0
+    assert cli.main(["cache", "clear"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "off (TILEKIT_CACHE_DIR, or there is no home folder)",
+        "the cache is off: nothing to remove",
+    ]
 
 
 # bench

@@ -1,4 +1,4 @@
-"""The command line: `python -m tilekit info`, `python -m tilekit bench NAME`."""
+"""The command line: `python -m tilekit info`, `python -m tilekit cache info`, `python -m tilekit bench NAME`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import dataclasses
 import json
 import logging
 import os
+import platform
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,20 +19,13 @@ from pathlib import Path
 import tilekit
 from tilekit import bench
 from tilekit.bench.environment import DeviceInfo, DriverInfo, device_info, driver_info, version_of, versions
-from tilekit.compiler import cache
+from tilekit.compiler import cache, native, toolkit
 from tilekit.compiler.kernel import find_nvdisasm
 from tilekit.device import Device, cuda_unavailable_reason, default_device, devices
 from tilekit.errors import TilekitError
 
 __all__ = ["Info", "Lack", "collect", "main"]
 
-# What compiles kernels for a GPU, and the wheels that bring it, for CUDA 13 or 12. numba-cuda finds it in an installed CUDA
-# toolkit too.
-_TOOLKIT = {
-    "NVVM": ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12"),
-    "NVRTC": ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
-    "nvJitLink": ("nvidia-nvjitlink", "nvidia-nvjitlink-cu12"),
-}
 _PEERS = {"torch": ("torch",), "triton": ("triton",), "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy")}
 
 
@@ -42,7 +35,7 @@ class Lack:
 
     Attributes:
         what: its name.
-        purpose: what it is for.
+        purpose: what does not work without it, or not as well.
         remedy: the command that gets it, or what to do.
     """
 
@@ -63,11 +56,14 @@ class Info:
         driver: NVIDIA's driver.
         versions: of tilekit and what it stands on; None for what is not installed.
         toolkit: the versions of the CUDA toolkit's wheels, by part; None for those that are not installed.
-        toolkit_folder: an installed CUDA toolkit, if there is one.
+        toolkit_files: where each part is, by a wheel or otherwise; None for those that are nowhere.
         nvdisasm: where it is, if it is.
+        compiled_part: whether tilekit's own part in C was built.
         peers: the versions of those that benchmarks compare with.
         cache_folder: where compiled kernels are kept; None if they are not.
         cache_entries, cache_bytes: how many there are, and how large they are together.
+        cache_owner: whose the folder is; None where there is no folder, or no owners.
+        cache_refusal: why the folder is not used, with the cure; None if it is.
         missing: what is not there and would be of use.
     """
 
@@ -78,12 +74,15 @@ class Info:
     driver: DriverInfo
     versions: dict[str, str | None]
     toolkit: dict[str, str | None]
-    toolkit_folder: str | None
+    toolkit_files: dict[str, str | None]
     nvdisasm: str | None
+    compiled_part: bool
     peers: dict[str, str | None]
     cache_folder: str | None
     cache_entries: int
     cache_bytes: int
+    cache_owner: str | None
+    cache_refusal: str | None
     missing: tuple[Lack, ...]
 
 
@@ -99,25 +98,28 @@ def collect() -> Info:
         default = default_device().label
     except TilekitError as error:
         default_error = str(error)
-    found, toolkit, folder, nvdisasm = versions(), _versions(_TOOLKIT), _toolkit_folder(), find_nvdisasm()
-    peers = _versions(_PEERS)
-    entries, size = _cache_contents()
-    cache_folder = cache.folder()
+    installed, peers = versions(), _versions(_PEERS)
+    files = {part.name: toolkit.where_is(part.name) for part in toolkit.PARTS}
+    contents = cache.contents()
+    nvdisasm, compiled = find_nvdisasm(), native.Launcher is not None
     return Info(
         devices=tuple(map(device_info, devices())),
         default_device=default,
         default_error=default_error,
         no_gpu=no_gpu,
         driver=driver,
-        versions=found,
-        toolkit=toolkit,
-        toolkit_folder=folder,
+        versions=installed,
+        toolkit=_versions({part.name: part.distributions for part in toolkit.PARTS}),
+        toolkit_files=files,
         nvdisasm=nvdisasm,
+        compiled_part=compiled,
         peers=peers,
-        cache_folder=None if cache_folder is None else str(cache_folder),
-        cache_entries=entries,
-        cache_bytes=size,
-        missing=_missing(driver, no_gpu, {**found, **peers}, toolkit, folder, nvdisasm),
+        cache_folder=contents.folder,
+        cache_entries=contents.entries,
+        cache_bytes=contents.bytes,
+        cache_owner=contents.owner,
+        cache_refusal=contents.refusal,
+        missing=_missing(driver, no_gpu, {**installed, **peers}, files, nvdisasm, compiled),
     )
 
 
@@ -126,51 +128,38 @@ def _versions(names: Mapping[str, Sequence[str]]) -> dict[str, str | None]:
     return {name: next((v for d in distributions if (v := version_of(d))), None) for name, distributions in names.items()}
 
 
-def _toolkit_folder() -> str | None:
-    nvcc = shutil.which("nvcc")
-    places = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), nvcc and str(Path(nvcc).parent.parent), "/usr/local/cuda"]
-    return next((place for place in places if place and Path(place, "nvvm").is_dir()), None)
-
-
-def _cache_contents() -> tuple[int, int]:
-    """(entries, bytes) of the kernel cache."""
-    folder = cache.folder()
-    if folder is None or not folder.is_dir():
-        return 0, 0
-    sizes = []
-    for path in folder.glob("*.kernel"):
-        try:
-            sizes.append(path.stat().st_size)
-        except OSError:  # another process has deleted it
-            continue
-    return len(sizes), sum(sizes)
-
-
 def _missing(
     driver: DriverInfo,
     no_gpu: str | None,
     installed: Mapping[str, str | None],
-    toolkit: Mapping[str, str | None],
-    toolkit_folder: str | None,
+    files: Mapping[str, str | None],
     nvdisasm: str | None,
+    compiled_part: bool,
 ) -> tuple[Lack, ...]:
     extra = "cu12" if (driver.cuda or "").startswith("12.") else "cu13"
-    brings_toolkit = f'pip install "numba-cuda[{extra}]"'
+    brings_toolkit, brings_nvdisasm = f'pip install "numba-cuda[{extra}]"', 'pip install "cuda-toolkit[nvdisasm]==13.*"'
+    if platform.system() == "Darwin":
+        brings_toolkit = brings_nvdisasm = "there is none for macOS; compile on Linux, with or without a GPU"
     lacks = []
-    if no_gpu is not None:
+    if driver.release is None and driver.cuda is None:
+        purpose = "running kernels on a GPU; they run on the CPU device, and compile for GPUs, all the same"
+        lacks.append(Lack(what="NVIDIA's driver", purpose=purpose, remedy=no_gpu or "install it for your system"))
+    elif no_gpu is not None:
         lacks.append(Lack(what="a GPU", purpose="running kernels at speed; the CPU device runs them all the same", remedy=no_gpu))
     if installed["numba-cuda"] is None:
         lacks.append(Lack(what="numba-cuda", purpose="compiling kernels for GPUs, and running them there", remedy=brings_toolkit))
-    parts = [name for name, version in toolkit.items() if version is None]
-    if parts and toolkit_folder is None:
-        what = f"the CUDA toolkit ({', '.join(parts)})"
-        lacks.append(Lack(what=what, purpose="compiling kernels for GPUs", remedy=brings_toolkit))
+    lacks += [
+        Lack(what=part.name, purpose=part.purpose, remedy=brings_toolkit) for part in toolkit.PARTS if files[part.name] is None
+    ]
     if nvdisasm is None:
+        purpose = "the machine code of compiled kernels as text (op.compile(...).sass)"
+        lacks.append(Lack(what="nvdisasm", purpose=purpose, remedy=brings_nvdisasm))
+    if not compiled_part:
         lacks.append(
             Lack(
-                what="nvdisasm",
-                purpose="showing the SASS of compiled kernels",
-                remedy='pip install "cuda-toolkit[nvdisasm]==13.*"',
+                what="tilekit's part in C",
+                purpose="launching on a GPU in fewer microseconds; everything works without it",
+                remedy="install a C compiler and Python's headers (Debian: apt install gcc python3-dev), then tilekit once more",
             )
         )
     if find_spec("matplotlib") is None:
@@ -197,24 +186,33 @@ def describe(info: Info) -> str:
         release = f"{info.driver.release or 'unknown release'}, supports CUDA {info.driver.cuda or 'unknown'}"
     lines.append(f"  driver   {release}")
     lines += ["", "Versions"]
-    for name, version in {**info.versions, **info.toolkit}.items():
+    for name, version in info.versions.items():
         lines.append(f"  {name:14} {version or 'not installed'}")
-    if info.toolkit_folder is not None:
-        lines.append(f"  {'CUDA toolkit':14} {info.toolkit_folder}")
+    for name, file in info.toolkit_files.items():
+        lines.append(f"  {name:14} {'not found' if file is None else info.toolkit[name] or file}")
     lines.append(f"  {'nvdisasm':14} {info.nvdisasm or 'not found'}")
+    lines.append(f"  {'part in C':14} {'built' if info.compiled_part else 'not built'}")
     lines.append(f"  {'peers':14} {', '.join(f'{name} {v}' for name, v in info.peers.items() if v) or 'none'}")
-    lines += ["", "Kernel cache"]
-    if info.cache_folder is None:
-        lines.append("  off (TILEKIT_CACHE_DIR)")
-    else:
-        count = "1 entry" if info.cache_entries == 1 else f"{info.cache_entries} entries"
-        lines.append(f"  {info.cache_folder}: {count}, {_size(info.cache_bytes)}")
+    kept = _cache_lines(info.cache_folder, info.cache_entries, info.cache_bytes, info.cache_owner, info.cache_refusal)
+    lines += ["", "Kernel cache", *(f"  {line}" for line in kept)]
     lines += ["", "Missing"]
     for lack in info.missing:
-        lines += [f"  {lack.what}, for {lack.purpose}", f"      {lack.remedy}"]
+        lines += [f"  {lack.what}, needed for {lack.purpose}", f"      {lack.remedy}"]
     if not info.missing:
         lines.append("  nothing")
     return "\n".join(lines)
+
+
+def _cache_lines(folder: str | None, entries: int, size: int, owner: str | None, refusal: str | None) -> list[str]:
+    if folder is None:
+        return ["off (TILEKIT_CACHE_DIR, or there is no home folder)"]
+    whose = f", {owner}'s" if owner else ""
+    line = f"{folder}: {_entries(entries)}, {_size(size)}{whose}"
+    return [line] if refusal is None else [f"{line}; not used:", refusal]
+
+
+def _entries(count: int) -> str:
+    return "1 entry" if count == 1 else f"{count} entries"
 
 
 def _size(nbytes: int) -> str:
@@ -240,6 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             info = collect()
             print(json.dumps(dataclasses.asdict(info), indent=2) if options.json else describe(info))
             return 0
+        if options.command == "cache":
+            return _cache(options)
         if options.benchmark is None:
             for name, benchmark in bench.BENCHMARKS.items():
                 print(f"{name:10} {benchmark.summary}")
@@ -250,6 +250,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except (TilekitError, ValueError, ImportError, OSError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
+
+
+def _cache(options: argparse.Namespace) -> int:
+    contents = cache.contents()
+    if options.action == "clear":
+        removed = cache.clear()
+        print(
+            f"removed {_entries(removed)}, {_size(contents.bytes)}" if contents.folder else "the cache is off: nothing to remove"
+        )
+    elif options.json:
+        print(json.dumps(dataclasses.asdict(contents), indent=2))
+    else:
+        lines = _cache_lines(contents.folder, contents.entries, contents.bytes, contents.owner, contents.refusal)
+        print("\n".join(lines))
+    return 0
 
 
 def _bench(options: argparse.Namespace, given: Sequence[str]) -> int:
@@ -288,6 +303,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     info = commands.add_parser("info", help="devices, driver, versions, cache, and what is missing")
     info.add_argument("--json", action="store_true", help="as JSON")
+    kept = commands.add_parser("cache", help="compiled kernels on disk: what there is, or delete them")
+    actions = kept.add_subparsers(dest="action", required=True, metavar="ACTION")
+    contents = actions.add_parser("info", help="where they are, how many, how large, whose, and whether they are used")
+    contents.add_argument("--json", action="store_true", help="as JSON")
+    actions.add_parser("clear", help="delete them; a kernel that is needed again is compiled again")
     benchmarks = commands.add_parser("bench", help="measure tilekit beside its peers; without a name, list the benchmarks")
     names = benchmarks.add_subparsers(dest="benchmark", metavar="NAME")
     for name, benchmark in bench.BENCHMARKS.items():

@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba.cuda import cgutils, compiler, dispatcher, types
 from numba.cuda.cudadrv.error import NvvmSupportError
 
-from tilekit.compiler import lower
+from tilekit.compiler import lower, toolkit
 from tilekit.compiler.bound import BoundKernel
 from tilekit.compiler.branches import without_dead_branches
 from tilekit.compiler.cubin import read_resources
@@ -272,9 +272,11 @@ def translate(
         except (MoreWarps, Unfit):
             raise
         except (DynamicLibNotFoundError, NvvmSupportError) as error:
+            # What the error names may be a way out that was tried last: without nvJitLink it is the driver.
+            missing = ", ".join(part.name for part in toolkit.PARTS if part.compiles and toolkit.where_is(part.name) is None)
             raise TilekitError(
-                'kernels are compiled by parts of the CUDA toolkit that are not installed here: pip install "numba-cuda[cu13]" '
-                f"(or cu12, for a driver of CUDA 12). {str(error).splitlines()[0]}"
+                f"kernels are compiled by parts of the CUDA toolkit that are not installed here ({missing or error}): "
+                'pip install "numba-cuda[cu13]" (or cu12, for a driver of CUDA 12)'
             ) from error
         except Exception as error:
             compilation.grows = False
