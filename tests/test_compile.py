@@ -101,3 +101,16 @@ def test_occupancy_leaves_room_for_as_many_blocks():
 
     assert 65536 // (2 * 128) >= registers(2) > 65536 // (8 * 128) >= registers(8)
     assert registers() <= 65536 // (4 * 128), "the decorator's, where the launch says nothing"
+
+
+@pytest.mark.parametrize("use", ["compile", "explain"])
+def test_compiling_an_op_does_not_use_it_up(cpu, use):
+    y = api.zeros(8).sync()
+    op = saxpy(y.partition(8), 2.0, api.ones(8).sync())
+    for target in TARGETS:
+        getattr(op, use)(target)
+    op.sync()
+    assert y.to_host().sync().tolist() == [2.0] * 8
+    with pytest.raises(ValueError, match="has already run"):
+        op.sync()
+    assert op.compile("sm_90a").target == "sm_90a", "one that has run can be compiled too"

@@ -70,7 +70,7 @@ def test_a_source_with_an_error_is_shown_as_nvrtc_shows_it(gpu):
         kernel(api.zeros(8), 1.0, api.zeros(8), 8).sync()
     assert str(caught.value).startswith('CUDA kernel saxpy does not compile for sm_90a:\nsaxpy.cu(4): error: identifier "z" is')
     assert "    if (i < n) z[i] += a * x[i];\n                 ^" in str(caught.value)
-    assert "in CUDA kernel saxpy(full, full), built at" in caught.value.__notes__[-1]
+    assert "in CUDA kernel saxpy(zeros, zeros), built at" in caught.value.__notes__[-1]
 
 
 @needs_nvrtc

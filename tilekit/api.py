@@ -64,12 +64,12 @@ def zeros(shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> DeviceOp
     Raises:
         TypeError, ValueError: no shape, or no dtype of tilekit's.
     """
-    return full(shape, 0, dtype)
+    return _filled(shape, 0, dtype, "zeros")
 
 
 def ones(shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> DeviceOp[Tensor]:
     """A new tensor of ones; as `zeros`."""
-    return full(shape, 1, dtype)
+    return _filled(shape, 1, dtype, "ones")
 
 
 def full(shape: int | tuple[int, ...], value: float, dtype: Any = dtypes.float32) -> DeviceOp[Tensor]:
@@ -83,8 +83,12 @@ def full(shape: int | tuple[int, ...], value: float, dtype: Any = dtypes.float32
     Raises:
         TypeError, ValueError: no shape, no dtype of tilekit's, or a value that `dtype` cannot hold.
     """
+    return _filled(shape, value, dtype, "full")
+
+
+def _filled(shape: int | tuple[int, ...], value: float, dtype: Any, label: str) -> DeviceOp[Tensor]:
     extents, chosen = as_shape(shape), dtypes.as_dtype(dtype)
-    return _Full(extents, as_scalar(value, chosen, "full"))
+    return _Full(extents, as_scalar(value, chosen, label), label)
 
 
 def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any = None) -> DeviceOp[Tensor]:
@@ -359,9 +363,9 @@ class _Empty(DeviceOp[Tensor]):
 class _Full(_Empty):
     """A new tensor, filled with one value."""
 
-    def __init__(self, shape: tuple[int, ...], value: np.ndarray[Any, Any]) -> None:
+    def __init__(self, shape: tuple[int, ...], value: np.ndarray[Any, Any], label: str) -> None:
         super().__init__(shape, value.dtype)
-        self.value, self._label = value, "full"
+        self.value, self._label = value, label
 
     def steps(self, ctx: ExecutionContext) -> Any:
         """Allocate it and fill it: by the driver where a pattern of 4 bytes will do, else by a kernel."""

@@ -209,7 +209,11 @@ class Device:
         """
         if self.garbage:
             for item in _drained(self.garbage):
-                self._free(item)
+                try:
+                    self._free(item)
+                except BaseException:
+                    self.garbage.appendleft(item)  # the next call tries again
+                    raise
         if self.retired:
             # In a cycle, a stream's finalizer may run before that of a storage, which names the stream as its user and so keeps
             # it alive until its memory has been freed.

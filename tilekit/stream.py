@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tilekit.driver.signal import dispatcher
 from tilekit.errors import TilekitError
-from tilekit.timeline import Timeline
+from tilekit.timeline import Timeline, as_timeout
 
 if TYPE_CHECKING:
     from tilekit.device import Device
@@ -181,8 +181,8 @@ class Event:
         return self.device.driver.event_query(self.handle)
 
     def synchronize(self, timeout_s: float | None = None) -> bool:
-        """Block until the event has passed, at most `timeout_s` seconds; whether it has."""
-        return self.device.driver.event_synchronize(self.handle, timeout_s)
+        """Block until the event has passed, at most `timeout_s` seconds (None: for ever); whether it has."""
+        return self.device.driver.event_synchronize(self.handle, as_timeout(timeout_s, "Event.synchronize"))
 
     def elapsed_ms(self, end: Event) -> float:
         """Milliseconds from this event to `end`.

@@ -8,6 +8,7 @@ end of a submission, or when somebody else needs to wait and none is there yet.
 from __future__ import annotations
 
 import itertools
+import numbers
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from tilekit.device import Device
     from tilekit.driver.protocol import EventHandle, StreamHandle
 
-__all__ = ["Labelled", "Mark", "Timeline"]
+__all__ = ["Labelled", "Mark", "Timeline", "as_timeout"]
 
 # How many marks a stream keeps before it looks which have passed (`_marks.c` has the number too; the question takes the driver of
 # an H200 1.8 us, whatever the answer); how many streams it remembers having waited for.
@@ -28,6 +29,28 @@ _MARKS_KEPT = 128
 _STREAMS_SEEN = 256
 # How many pieces of work a stream remembers the names of, to say what a fault left undone.
 _NAMES_KEPT = 1024
+
+
+def as_timeout(timeout_s: float | None, what: str) -> float | None:
+    """`timeout_s` as a lock takes it: None, which is for ever, for infinity and whatever a lock cannot count; 0 for less than 0.
+
+    Args:
+        timeout_s: as a user gave it.
+        what: who takes it, for messages.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is NaN.
+    """
+    if timeout_s is None:
+        return None
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, numbers.Real):
+        raise TypeError(f"{what}: timeout_s is a number of seconds, or None to wait for ever, not {timeout_s!r}")
+    if timeout_s != timeout_s:
+        raise ValueError(f"{what}: timeout_s is NaN: give a number of seconds, or None to wait for ever")
+    if timeout_s >= threading.TIMEOUT_MAX:  # 292 years
+        return None
+    return float(timeout_s) if timeout_s > 0 else 0.0
 
 
 class Mark:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import tilekit
+from tilekit import api
+from tilekit.device import Device
 from tilekit.driver.cpu import CpuDriver, discover
 from tilekit.driver.signal import SignalBoard
 from tilekit.errors import DeviceError, OutOfMemoryError
@@ -311,3 +316,113 @@ for _ in range(3):
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("way", ["submit", "record", "free"])
+def test_a_worker_that_cannot_start_is_started_later(driver, monkeypatch, way):
+    stream, seen, memory = driver.stream_create(0), [], driver.allocate(64, driver.stream_create(0))
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    put = {
+        "submit": lambda: driver.submit(stream, lambda: seen.append(1)),
+        "record": lambda: driver.event_record(driver.event_create(), stream),
+        "free": lambda: driver.free(memory, stream),
+    }[way]
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in range(3):
+            with pytest.raises(DeviceError, match="needs a thread to work in, and none can be started: can't start new thread"):
+                put()
+        assert driver.stream_query(stream), "what was refused is not in the queue"
+    put()
+    driver.submit(stream, lambda: seen.append(2))
+    driver.stream_synchronize(stream)
+    assert seen == ([1, 2] if way == "submit" else [2])
+
+
+def test_memory_that_could_not_be_freed_is_freed_later(monkeypatch):
+    driver = CpuDriver()
+    device = Device.of_driver(driver)
+    stream = device.stream()
+    tensor = api.empty(1000).sync_on(stream)
+    other = device.stream()
+    stream.wait_for(other, other.mark())
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    stream.handle.stop()
+    stream.handle.worker.join(30)
+    stream.handle.worker = None
+    del tensor
+    with pytest.raises(DeviceError, match="none can be started"):
+        device.collect()
+    assert driver.allocated_bytes == 4000
+    monkeypatch.undo()
+    device.collect()
+    driver.synchronize()
+    assert driver.allocated_bytes == 0
+
+
+AT_EXIT = """
+import faulthandler, sys, threading, types
+faulthandler.dump_traceback_later(30, exit=True)
+import tilekit as tk
+from tilekit import api
+
+@tk.kernel
+def add(y: tk.InOut, a):
+    y.store(y.load() + a)
+
+class Saved:
+    def __del__(self):
+        assert self.sys.is_finalizing()
+        self.work(self)
+
+def idle(kept):
+    add(kept.y.partition(4), 1.0).sync()
+    beside = kept.device.stream()
+    print(kept.y.to_host().sync_on(beside).tolist())
+    print(kept.y.to_host().then(kept.api.from_host).async_on(kept.stream).result(20).shape)
+    kept.stream.synchronize()
+    kept.device.synchronize()
+    print(kept.stream.query())
+
+def cut_off(kept):
+    try:
+        kept.y.to_host().sync_on(kept.stream)
+    except kept.tk.DeviceError as error:
+        print("shut down while" in str(error), "at work" in str(error))
+    try:
+        print(kept.split.result())
+    except kept.tk.DeviceError as error:
+        print("shut down while" in str(error))
+
+kept = Saved()
+kept.sys, kept.tk, kept.api, kept.work = sys, tk, api, WORK
+kept.device = tk.Device("cpu")
+kept.stream = kept.device.stream()
+kept.y = api.ones(4).sync_on(kept.stream)
+add(kept.y.partition(4), 1.0).sync()
+kept.y.to_host().then(api.from_host).sync()  # what is imported late is not to be had at exit
+if WORK is cut_off:
+    never, begun = threading.Event(), threading.Event()
+    kept.device.driver.submit(kept.stream.handle, lambda: (begun.set(), never.wait()))
+    kept.split = tk.with_context(lambda ctx: kept.y.to_host()).then(api.from_host).async_on(kept.stream)
+    begun.wait()
+sys.modules["keeper"] = types.ModuleType("keeper")
+sys.modules["keeper"].kept = kept
+del kept
+"""
+
+
+@pytest.mark.parametrize(("work", "expected"), [("idle", "[3.0, 3.0, 3.0, 3.0]\n(4,)\nTrue\n"), ("cut_off", "True True\nTrue\n")])
+def test_ops_can_run_while_the_interpreter_shuts_down(tmp_path, work, expected):
+    program = tmp_path / "at_exit.py"
+    program.write_text(AT_EXIT.replace("WORK", work))
+    environ = {**os.environ, "PYTHONPATH": str(Path(tilekit.__file__).parents[1])}
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False, env=environ)
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")

@@ -148,7 +148,7 @@ def test_dropping_an_op_warns_with_the_line():
         gc.collect()
     messages = [str(w.message) for w in caught if w.category is ResourceWarning]
     assert len(messages) == 1, "the parts of an op do not warn for themselves"
-    assert "Map(full), built at" in messages[0]
+    assert "Map(zeros), built at" in messages[0]
     assert __file__ in messages[0]
     assert "was never run: use .sync(), .async_on(stream) or await" in messages[0]
 
@@ -175,7 +175,7 @@ def test_a_future_is_idle_executing_complete(device):
         if device.kind == "cpu":
             assert future.state == "executing"
             assert not future.done()
-            with pytest.raises(TimeoutError, match=r"full has not finished within 0\.01 s"):
+            with pytest.raises(TimeoutError, match=r"zeros has not finished within 0\.01 s"):
                 future.result(timeout_s=0.01)
             gate.set()
         assert future.result().shape == (3,)
@@ -365,3 +365,39 @@ def test_enumerated_numbers_are_scalars(device):
     x = api.ones(64, tk.int32).sync()
     scale(x.partition(32), Factor.THREE).sync()
     assert x.to_host().sync().tolist() == [3] * 64
+
+
+class Elsewhere:
+    """An array of a library that has devices of its own."""
+
+    device, shape, dtype = "cuda:0", (2,), np.dtype("float32")
+
+
+@pytest.mark.parametrize("value", [np.arange(3.0), np.float32(2), Elsewhere()], ids=["array", "scalar", "guest"])
+def test_values_of_other_libraries_are_values(device, value):
+    """They may call something a device that is none of tilekit's: NumPy's arrays say "cpu"."""
+    stream = device.stream()
+    assert tk.value(value).device is None
+    assert tk.value(value).sync() is value
+    assert tk.value(value).sync_on(stream) is value
+    assert tk.value(value).schedule(device.policy).result() is value
+    assert asyncio.run(tk.value(value).run()) is value
+    assert tk.zip(value, api.zeros(3)).sync()[0] is value
+    assert tk.zip(api.zeros(3), value).sync()[1] is value
+    assert tk.join_all([value, value]).sync()[1] is value
+    assert api.zeros(3).then(lambda _: tk.value(value)).sync() is value
+    assert tk.host_fn(lambda it: it, value).sync() is value
+
+
+@pytest.mark.parametrize("ops", [5, None, api.meta], ids=str)
+def test_join_all_takes_a_list(ops):
+    with pytest.raises(TypeError, match=r"join_all takes one list of ops \(or any iterable\), not .*: join_all\(\[op, op\]\)"):
+        tk.join_all(ops)
+    gc.collect()  # nothing is left that complains
+
+
+def test_join_all_of_one_op_asks_for_a_list():
+    op = api.zeros(3)
+    with pytest.raises(TypeError, match="join_all takes one list of ops"):
+        tk.join_all(op)
+    op.sync()

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 
+import numpy as np
 import pytest
 from held_up import failing, held, split
 
@@ -190,3 +191,52 @@ def test_shared_ops_of_two_futures(cpu, gate):
         futures += [api.ones(1).to_host().then(lambda _: shared).async_on(stream) for stream in (one, two)]
         gate.set()
         assert [future.result(60) for future in futures] == [6] * 4
+
+
+@pytest.mark.parametrize(
+    "timeout_s", [float("inf"), 1e300, 10**400, np.float64("inf"), 9_223_372_037, 60, np.float32(60)], ids=lambda it: str(it)[:9]
+)
+def test_any_timeout_is_a_timeout(cpu, gate, timeout_s):
+    with cpu.stream() as stream:
+        whole, chain = held(gate, 1).async_on(stream), split(gate).async_on(stream)
+        threading.Timer(0.02, gate.set).start()
+        assert chain.result(timeout_s) == 6
+        assert whole.result(timeout_s) == 1
+        assert whole.exception(timeout_s) is None
+        with cpu.event() as event:
+            assert event.record(stream).synchronize(timeout_s)
+
+
+@pytest.mark.parametrize("timeout_s", [-1, -(10**400), float("-inf"), 0], ids=lambda it: str(it)[:9])
+def test_less_than_no_time_is_none(cpu, gate, timeout_s):
+    with cpu.stream() as stream:
+        future = held(gate, 1).async_on(stream)
+        with pytest.raises(TimeoutError, match="has not finished within"):
+            future.result(timeout_s)
+        gate.set()
+        assert future.result() == 1
+        assert future.result(timeout_s) == 1
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "kind"), [(float("nan"), ValueError), ("1", TypeError), (True, TypeError), ([1], TypeError), (1j, TypeError)]
+)
+def test_what_is_no_timeout_leaves_the_future_as_it_was(cpu, gate, timeout_s, kind):
+    with cpu.stream() as stream:
+        future = held(gate, 1).async_on(stream)
+        for wait in (future.result, future.exception, cpu.event().synchronize):
+            with pytest.raises(kind, match="timeout_s is"):
+                wait(timeout_s)
+        assert future.state == "executing"
+        gate.set()
+        assert future.result() == 1
+        assert future.exception() is None
+
+
+def test_a_done_callback_of_a_finished_future_that_fails_is_logged(cpu, caplog):
+    with cpu.stream() as stream:
+        future = tk.value(1).async_on(stream)
+        assert future.result() == 1
+        future.add_done_callback(lambda future: 1 / 0)
+    assert "a callback of <DeviceFuture of Value" in caplog.text
+    assert "ZeroDivisionError" in caplog.text

@@ -136,6 +136,9 @@ class Explanation:
     limited_by: str
     occupancy: float
 
+    def __repr__(self) -> str:
+        return f"<Explanation of kernel {self.name} for {self.compiled.target}: print(...) shows it>"
+
     def __str__(self) -> str:
         kernel = self.compiled
         threads = kernel.block[0]

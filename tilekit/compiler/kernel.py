@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,6 +117,23 @@ class CompiledKernel:
             TilekitError: nvdisasm, which writes it, is not installed.
         """
         return disassemble(self.cubin)
+
+    def __repr__(self) -> str:
+        shared = self.shared_bytes + self.dynamic_shared_bytes
+        return (
+            f"<CompiledKernel {_readable(self.entry)} for {self.target}: {self.registers} registers, {shared} shared and "
+            f"{self.local_bytes} local bytes>"
+        )
+
+
+def _readable(entry: str) -> str:
+    """The name behind a mangled one, as far as it can be read: `module.function`."""
+    names: list[str] = []
+    at = len("_ZN")
+    while entry.startswith("_ZN") and (length := re.compile(r"\d+").match(entry, at)) is not None:
+        at = length.end() + int(length[0])
+        names.append(entry[length.end() : at])
+    return ".".join(names) or entry
 
 
 def disassemble(cubin: bytes) -> str:

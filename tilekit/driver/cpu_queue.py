@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 import weakref
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from tilekit.driver import forking
@@ -108,6 +109,9 @@ class Point:
             stepper.run_until(self)
             return True
         self.stream.driver.check_process()  # nobody comes here any more in a forked one
+        if sys.is_finalizing():
+            self.stream.execute_until(self)
+            return True
         waiter = threading.Lock()
         waiter.acquire()
         with lock:
@@ -126,7 +130,7 @@ class Point:
 class CpuStream:
     """An in-order queue. Its worker starts with the first item and ends when the stream is destroyed."""
 
-    __slots__ = ("__weakref__", "driver", "fault", "finished", "number", "priority", "queue", "queued", "worker")
+    __slots__ = ("__weakref__", "deserted", "driver", "fault", "finished", "number", "priority", "queue", "queued", "worker")
 
     _numbers = itertools.count(1)
     _all: ClassVar[weakref.WeakSet[CpuStream]] = weakref.WeakSet()
@@ -137,6 +141,7 @@ class CpuStream:
         self.queued = self.finished = 0
         self.fault: Fault | None = None
         self.worker: threading.Thread | None = None
+        self.deserted = False  # the interpreter shuts down, and somebody has looked what the worker left
         self._all.add(self)
 
     @classmethod
@@ -150,19 +155,62 @@ class CpuStream:
                 stream.driver.forked = True
 
     def put(self, item: Item) -> None:
-        """Enqueue one item."""
+        """Enqueue one item.
+
+        Raises:
+            DeviceError: there is no worker, and no thread to be had for one. Nothing was enqueued; a later item may be.
+        """
         if self.driver.forked:
             self.driver.check_process()
-        with lock:
+        if sys.is_finalizing() and self.driver.stepper is None:  # whoever waits for it does it, see `execute_until`
+            self._desert()
             self.queued += 1
+            self.queue.put(item)
+            return
+        with lock:
             stepper = self.driver.stepper
+            if stepper is None and self.worker is None:
+                self._hire()
+            self.queued += 1
             if stepper is not None:
                 stepper.add(self, item)
-                return
-            self.queue.put(item)
-            if self.worker is None:
-                self.worker = threading.Thread(target=_work, args=(self,), name=f"tilekit-cpu-{self.number}", daemon=True)
-                self.worker.start()
+            else:
+                self.queue.put(item)
+
+    def _hire(self) -> None:
+        """Start the worker."""
+        self.worker = threading.Thread(target=_work, args=(self,), name=f"tilekit-cpu-{self.number}", daemon=True)
+        try:
+            self.worker.start()
+        except RuntimeError as error:
+            self.worker = None
+            raise DeviceError(
+                f"{self!r} needs a thread to work in, and none can be started: {error}. The system limits how many there are "
+                "(ulimit -u, pids.max of the container); once some have ended, the stream goes on"
+            ) from error
+
+    def execute_until(self, point: Point) -> None:
+        """Do what is left in the stream, up to a point: for the one thread that is left while the interpreter shuts down.
+
+        Raises:
+            DeviceError: the worker was in the middle of something on the way there.
+        """
+        self._desert()
+        while not point.done:
+            try:
+                item = self.queue.get_nowait()
+            except Empty:
+                raise _cut_off(self) from None
+            self.execute(item)
+
+    def _desert(self) -> None:
+        """The interpreter shuts down: no other thread runs Python any more, nor lets go of a lock that it holds."""
+        if self.deserted:
+            return
+        self.deserted = True
+        lock._at_fork_reinit()  # type: ignore[attr-defined]
+        if self.queued - self.finished > self.queue.qsize():  # the worker's last item has no end
+            self.fault, self.finished = Fault(_cut_off(self)), self.finished + 1
 
     def stop(self) -> None:
         """Let the worker end once it has executed what is in the queue."""
@@ -212,6 +260,10 @@ class CpuStream:
 
     def __repr__(self) -> str:
         return f"<CPU stream {self.number} of {self.driver.name}>"
+
+
+def _cut_off(stream: CpuStream) -> DeviceError:
+    return DeviceError(f"the interpreter shut down while {stream!r} was at work: what it did then has no end. Wait for it before")
 
 
 class SteppedBy(Protocol):

@@ -164,7 +164,11 @@ class Dispatcher:
     def __init__(self) -> None:
         self.board = SignalBoard()
         self._waiting: dict[int, Callable[[int], object]] = {}
-        threading.Thread(target=self._serve, name="tilekit-callbacks", daemon=True).start()
+        try:
+            threading.Thread(target=self._serve, name="tilekit-callbacks", daemon=True).start()
+        except RuntimeError:  # there is no thread to be had now; the next who asks tries again
+            self.board.close()
+            raise
 
     def arm(self, callback: Callable[[int], object]) -> int:
         """A slot of `board`; once it is filled, `callback(status)` runs on the thread."""

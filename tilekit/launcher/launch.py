@@ -241,6 +241,8 @@ class KernelLaunch(native.Runs, AsyncKernelLaunch):
     def compile(self, target: str | None = None) -> CompiledKernel:
         """Compile the launch's specialisation without running it; needs no GPU, and no memory behind the tensors (`api.meta`).
 
+        The op can still be run, or compiled for another target.
+
         Args:
             target: `"sm_80"`, `"sm_89"`, `"sm_90a"`, `"sm_100a"`, `"sm_120"`; by default that of the arguments' device.
 
@@ -248,7 +250,7 @@ class KernelLaunch(native.Runs, AsyncKernelLaunch):
             CompileError: the kernel cannot be compiled; the text points at the line.
             ValueError: no such target, or none given and no GPU at hand.
         """
-        self._spent = True
+        self._consumed = True  # it was of use: that it has not run needs no warning
         return self._plan("compile").specialisation.compiled(self._target(target))
 
     def explain(self, target: str | None = None) -> Explanation:
@@ -263,7 +265,7 @@ class KernelLaunch(native.Runs, AsyncKernelLaunch):
         """
         from tilekit.compiler.explain import explain
 
-        self._spent = True
+        self._consumed = True
         found = self._plan("explain").specialisation
         return explain(found.bound, found.facts, found.num_warps, self._target(target), found.occupancy)
 
@@ -287,7 +289,7 @@ class KernelLaunch(native.Runs, AsyncKernelLaunch):
             CompileError: the kernel cannot be compiled.
             DeviceUnavailableError: there is no GPU.
         """
-        self._spent = True
+        self._consumed = True
         return self._plan("dispatcher").specialisation.dispatcher()
 
     def _plan(self, what: str) -> Plan:

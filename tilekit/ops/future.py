@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from tilekit.driver.signal import SignalBoard
+from tilekit.errors import TilekitError
 from tilekit.ops.borrowing import refuse_borrowed
 from tilekit.ops.completion import reached, rung, submitted
 from tilekit.ops.execution import NAP_S, TURNS, HostJob, Moment, Submission
 from tilekit.storage import BORROWED
 from tilekit.stream import Stream
+from tilekit.timeline import as_timeout
 
 if TYPE_CHECKING:
     from tilekit.ops.base import DeviceOp
@@ -170,6 +173,9 @@ class DeviceFuture(Generic[T]):
             return False
         self._turns = 0
         try:
+            if sys.is_finalizing():  # nobody calls back any more
+                submission.block(submission.waits)
+                return True
             for wait in submission.waits:
                 for stream, serial in wait.after if isinstance(wait, HostJob) else (wait,):
                     if not stream.is_complete(serial) and stream.call_when(serial, self._resume):
@@ -197,32 +203,36 @@ class DeviceFuture(Generic[T]):
         """Block until the device has finished, and return the result.
 
         Args:
-            timeout_s: how long to wait at most, in seconds.
+            timeout_s: how long to wait at most, in seconds; None or infinity for as long as it takes, 0 or less not at all.
 
         Raises:
-            TimeoutError: the device has not finished in time; the work goes on.
-            ValueError: nothing was submitted yet.
+            TimeoutError: the device has not finished in time; the work goes on, and its result can still be had.
+            ValueError: nothing was submitted yet; `timeout_s` is NaN. TypeError: it is no number.
             concurrent.futures.CancelledError: the task that submitted it was cancelled before all of it was submitted.
             RuntimeError: this is tilekit's callback thread, which has to submit the rest of the op first.
             Whatever the op failed with.
         """
         if self._submission is None and self._error is None:
             raise ValueError(f"{self!r} is idle: submit() it, or await it")
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        finished = self._submitted or self._wait_submitted(timeout_s)
+        limit_s = None if timeout_s is None else as_timeout(timeout_s, "result")
+        end = None if limit_s is None else time.monotonic() + limit_s
+        finished = self._submitted or self._wait_submitted(limit_s)
         if self._error is None and finished:
             for stream, serial in self._final:
                 left = None if end is None else max(0.0, end - time.monotonic())
                 try:
                     finished = finished and stream.wait(serial, left)
-                except Exception as error:
+                except TilekitError as error:  # of the device, and so for good: any other is this call's
                     self._failed_on_device(error)
         if not finished:
-            raise TimeoutError(f"{self.op!r} has not finished within {timeout_s:g} s")
+            raise TimeoutError(f"{self.op!r} has not finished within {limit_s:g} s")
         return self._outcome()
 
     def _wait_submitted(self, timeout_s: float | None) -> bool:
         submission = self._submission
+        if sys.is_finalizing() and submission is not None:  # what was left to the callback thread is this one's now
+            self._resume(0)
+            return self._submitted
         if submission is not None and submission.detached and threading.current_thread().name == _CALLBACKS:
             raise RuntimeError(
                 f"{self!r}: its result cannot be waited for on tilekit's callback thread, which has to submit the rest of it (a "
@@ -246,8 +256,9 @@ class DeviceFuture(Generic[T]):
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
         """Block until the device has finished; the error that `result` would raise, or None."""
+        limit_s = as_timeout(timeout_s, "exception")
         try:
-            self.result(timeout_s)
+            self.result(limit_s)
         except TimeoutError:
             raise
         except Exception as error:
@@ -262,7 +273,10 @@ class DeviceFuture(Generic[T]):
         return result
 
     def add_done_callback(self, function: Callable[[DeviceFuture[T]], None]) -> None:
-        """Call `function(self)` once it is done: now if it is, else on tilekit's callback thread, or the one that submits it."""
+        """Call `function(self)` once it is done: now if it is, else on tilekit's callback thread, or the one that submits it.
+
+        An exception in it is logged (logger `tilekit`, level ERROR), whoever calls it.
+        """
         if not self._tell_when_submitted(lambda: self._call_when_done(function)):
             self._call_when_done(function)
 
@@ -274,7 +288,10 @@ class DeviceFuture(Generic[T]):
             except Exception as error:
                 self._failed_on_device(error)
                 break
-        function(self)
+        try:
+            function(self)
+        except Exception:
+            _log.exception("a callback of %r failed: %r", self, function)
 
     def __await__(self) -> Generator[Any, None, T]:
         if self._begin():

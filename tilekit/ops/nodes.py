@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from tilekit.device import Device
 from tilekit.ops.base import DeviceOp, Spec, site_of
 from tilekit.ops.execution import Done, HostJob, HostValue, Run, Steps, Wait, called_on_host, moments, unwrap
 from tilekit.schedule import ExecutionContext
@@ -42,9 +43,10 @@ class Value(DeviceOp[T]):
             self.spec = Spec(shape, dtype)
 
     @property
-    def device(self) -> Any:
-        """The device of a tensor or partition; None for anything else."""
-        return getattr(self.result, "device", None) if self.spec is not None else None
+    def device(self) -> Device | None:
+        """The device of a tensor or partition; None for anything else, which may call something of its own a device."""
+        device = getattr(self.result, "device", None) if self.spec is not None else None
+        return device if isinstance(device, Device) else None
 
     def execute(self, ctx: ExecutionContext) -> T:
         """Nothing to enqueue."""

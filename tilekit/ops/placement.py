@@ -199,5 +199,11 @@ def zip_ops(*ops: Any, parallel: bool = False) -> Zip:
 
 
 def join_all(ops: Iterable[Any], parallel: bool = False) -> JoinAll:
-    """As `zip`, of a list (or any iterable), with the list of the results for a result."""
+    """As `zip`, of a list (or any iterable), with the list of the results for a result.
+
+    Raises:
+        TypeError: `ops` is no iterable.
+    """
+    if isinstance(ops, DeviceOp) or not isinstance(ops, Iterable):
+        raise TypeError(f"join_all takes one list of ops (or any iterable), not {ops!r}: join_all([op, op])")
     return JoinAll(ops, parallel)
