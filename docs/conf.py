@@ -13,9 +13,13 @@ author = "the tilekit developers"
 copyright = "the tilekit developers; Apache License 2.0"
 release = version = tilekit.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 exclude_patterns = ["_build", "tools"]
+myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
+
+copybutton_prompt_text = "$ "  # of a console, what was typed is copied, and not what was printed
+copybutton_exclude = ".linenos, .gp, .go"
 
 default_role = "literal"
 autodoc_member_order = "bysource"
@@ -26,6 +30,8 @@ napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = "tilekit"
+html_static_path = ["_static"]
+html_css_files = ["tilekit.css"]
 
 
 _SEVERAL = re.compile(r":ivar (\w+(?:, \w+)+): (.*)")

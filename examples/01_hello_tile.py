@@ -9,12 +9,22 @@ It runs on the first GPU that tilekit can use, else on the CPU device; TILEKIT_D
 import argparse
 import time
 
+# The tutorial begins here.
 import tilekit as tk
 
 
 @tk.kernel
 def hello():
-    tk.print("Hello from block", tk.bid(0), tk.bid(1), "of", tk.num_blocks(0), "by", tk.num_blocks(1))
+    i, j = tk.bid(0), tk.bid(1)
+    tk.print("Hello from block", i, j, "of", tk.num_blocks(0), "by", tk.num_blocks(1))
+
+
+def launch(rows, columns):
+    """An op, the description of a launch: nothing runs until it is told to."""
+    return hello().grid((rows, columns, 1))
+
+
+# The tutorial ends here; what follows reads options, compares with NumPy, and measures.
 
 
 def main(argv=None):
@@ -25,7 +35,7 @@ def main(argv=None):
         parser.exit(2, f"{parser.prog}: --grid {rows} {columns}: a grid has at least one block along each axis\n")
 
     device = tk.default_device()
-    op = hello().grid((rows, columns, 1))  # a description; nothing has run yet
+    op = launch(rows, columns)
     start = time.perf_counter()
     op.sync()  # now it runs, and we wait for it
     device.synchronize()  # a GPU hands over what its blocks printed when it synchronises

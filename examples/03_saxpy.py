@@ -9,8 +9,11 @@ device; TILEKIT_DEVICE=cpu or cuda chooses.
 """
 
 import argparse
-import time
 from pathlib import Path
+
+# isort: split
+# The tutorial begins here.
+import time
 
 import numpy as np
 
@@ -20,22 +23,25 @@ from tilekit import api
 TILE = 1024
 
 
-class InputError(Exception):
-    """What the user gave cannot be used; the text is one line that says why."""
-
-
 @tk.kernel
 def saxpy(y: tk.InOut, a, x: tk.In):
     y.store(a * tk.load_tile_like(x, y) + y.load())
 
 
 def run(a, x, y):
-    """Run saxpy on copies of `x` and `y`; returns the result and the time from launch to completion, in seconds."""
+    """a * x + y of NumPy arrays, and the time from launch to completion, in seconds."""
     on_device_x, on_device_y = api.from_host(x).sync(), api.from_host(y).sync()
     start = time.perf_counter()
     saxpy(on_device_y.partition(TILE), a, on_device_x).sync()  # on_device_y holds the result
     seconds = time.perf_counter() - start
     return on_device_y.to_host().sync(), seconds
+
+
+# The tutorial ends here; what follows reads options and files, compares with NumPy, and measures.
+
+
+class InputError(Exception):
+    """What the user gave cannot be used; the text is one line that says why."""
 
 
 def agrees(result, a, x, y):

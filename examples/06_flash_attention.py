@@ -12,13 +12,14 @@ import argparse
 import math
 import time
 
+# The tutorial begins here.
 import numpy as np
 
 import tilekit as tk
 from tilekit import api, kernels
 
 BM, BN, D = tk.generics("BM BN D")
-CHECKED = 32  # rows of the last head that are compared with NumPy's
+LOG2_E = 1.4426950408889634  # exp(x) is 2 ** (LOG2_E * x)
 
 
 @tk.kernel
@@ -28,27 +29,39 @@ def attention(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float):
     acc, total = tk.zeros((BM, D), tk.float32), tk.zeros((BM, 1), tk.float32)
     most = tk.full((BM, 1), -1e38, tk.float32)
     j = 0
-    for key, value in tk.pipelined(k.tiles((1, BN, D))[h, :, 0], v.tiles((1, BN, D))[h, :, 0]):
-        scores = tk.mma(query, key.reshape((BN, D)).transpose(), tk.zeros((BM, BN), tk.float32)) * scale
+    for keys, values in tk.pipelined(
+        k.tiles((1, BN, D))[h, :, 0],
+        v.tiles((1, BN, D))[h, :, 0],
+    ):
+        key, value = keys.reshape((BN, D)), values.reshape((BN, D))
+        scores = tk.mma(query, key.transpose(), tk.zeros((BM, BN), tk.float32)) * scale
         inside = tk.arange(BN)[None, :] + j * BN < k.shape[1]
         scores = tk.where(inside, scores, float("-inf"))  # the last tile may hang over the edge
         higher = tk.maximum(most, tk.max(scores, 1, keepdims=True))
         p, shrink = tk.exp2(scores - higher), tk.exp2(most - higher)
         total = total * shrink + tk.sum(p, 1, keepdims=True)
-        acc = tk.mma(p.astype(v.dtype), value.reshape((BN, D)), acc * shrink)
+        acc = tk.mma(p.astype(v.dtype), value, acc * shrink)
         most = higher
-        j += 1  # noqa: SIM113
+        j += 1
     o.store((acc / total).astype(o.dtype).reshape((1, BM, D)))
 
 
-def own(q, k, v):
-    """An op: attention with the kernel above, of tensors of shape (1, heads, length, D)."""
-    q, k, v = (x.reshape(*x.shape[1:]) for x in (q, k, v))
+def launch(q, k, v):
+    """An op: attention of tensors of shape (heads, length, size)."""
+    size = q.shape[2]
     rows, warps = (128, 8) if q.shape[1] >= 128 else (64, 4)
-    op = attention(
-        api.empty(q.shape, q.dtype).partition((1, rows, q.shape[2])), q, k, v, math.log2(math.e) / math.sqrt(q.shape[2])
-    )
-    return op.generics(BM=rows, BN=64, D=q.shape[2]).num_warps(warps).first().unpartition()
+    out = api.empty(q.shape, q.dtype).partition((1, rows, size))
+    op = attention(out, q, k, v, LOG2_E / size**0.5)
+    return op.generics(BM=rows, BN=64, D=size).num_warps(warps).first().unpartition()
+
+
+# The tutorial ends here; what follows reads options, compares with NumPy, and measures.
+CHECKED = 32  # rows of the last head that are compared with NumPy's
+
+
+def own(q, k, v):
+    """Attention with the kernel above, of tensors of shape (1, heads, length, size)."""
+    return launch(*(x.reshape(*x.shape[1:]) for x in (q, k, v)))
 
 
 def ready_made(q, k, v):

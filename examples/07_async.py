@@ -9,9 +9,12 @@ CPU device; TILEKIT_DEVICE=cpu or cuda chooses.
 """
 
 import argparse
-import asyncio
 import statistics
 import time
+
+# isort: split
+# The tutorial begins here.
+import asyncio
 
 import numpy as np
 
@@ -19,7 +22,6 @@ import tilekit as tk
 from tilekit import api
 
 TILE = 4096
-ROUNDS = 5
 
 
 @tk.kernel
@@ -28,14 +30,19 @@ def saxpy(y: tk.InOut, a, x: tk.In):
 
 
 async def async_saxpy(a, x, y):
-    """a * x + y of NumPy arrays: copied to the device, computed there, and copied back, while other tasks go on."""
-    launch = saxpy(api.from_host(y).partition(TILE), a, api.from_host(x))  # ops as arguments: the copies belong to the launch
+    """a * x + y of NumPy arrays, computed on the device while other tasks go on."""
+    # Ops as arguments: the copies to the device belong to the launch.
+    launch = saxpy(api.from_host(y).partition(TILE), a, api.from_host(x))
     return await launch.first().unpartition().to_host()
 
 
 async def gather_batches(a, batches):
-    """saxpy of several pairs (x, y): every one is submitted, on streams in turn, before any is waited for."""
+    """saxpy of several pairs (x, y): all are submitted, on streams in turn, then awaited."""
     return await asyncio.gather(*(async_saxpy(a, x, y) for x, y in batches))
+
+
+# The tutorial ends here; what follows reads options, compares with NumPy, and measures.
+ROUNDS = 5
 
 
 def device_work(y, a, x, launches):

@@ -5,13 +5,13 @@
     NUMBA_ENABLE_CUDASIM=1 TILEKIT_DEVICE=cpu python examples/13_other_kernels.py --n 1000
 
 Each of them adds a * x to y, one after the other, each on another stream than the one before; nothing is waited for in between.
-Without a GPU the CUDA C++ is compiled and not run, and numba's kernel runs only in numba's simulator, as in the third line.
+Without a GPU the CUDA C++ is compiled, where the CUDA compiler is installed, and not run; numba's kernel runs only in numba's
+simulator, as in the third line.
 """
 
 import argparse
 
 import numpy as np
-from numba import cuda
 
 import tilekit as tk
 from tilekit import api
@@ -30,15 +30,20 @@ def tile_saxpy(y: tk.InOut, a, x: tk.In):
     y.store(a * tk.load_tile_like(x, y) + y.load())
 
 
-@cuda.jit
-def numba_saxpy(y: tk.InOut, a, x: tk.In):
-    i = cuda.grid(1)
-    if i < y.size:
-        y[i] += a * x[i]
-
-
 source_saxpy = tk.cuda_source(CODE, "saxpy", "y: InOut[f32], a: f32, x: In[f32], n: i32")
-wrapped_saxpy = tk.wrap(numba_saxpy, signature="InOut[f32], f32, In[f32]")
+wrapped_saxpy = None
+try:
+    from numba import cuda
+
+    @cuda.jit
+    def numba_saxpy(y: tk.InOut, a, x: tk.In):
+        i = cuda.grid(1)
+        if i < y.size:
+            y[i] += a * x[i]
+
+    wrapped_saxpy = tk.wrap(numba_saxpy, signature="InOut[f32], f32, In[f32]")
+except (ImportError, RuntimeError):  # numba looks for a part of the CUDA toolkit, also where there is no GPU
+    pass
 
 
 def launches(y, a, x, config):
@@ -46,9 +51,20 @@ def launches(y, a, x, config):
     found = {"tilekit": tile_saxpy(y.partition(TILE), a, x)}
     if y.device.kind == "cuda":
         found["CUDA C++"] = source_saxpy[config](y, a, x, x.size)
-    if (y.device.kind == "cpu") == wrapped_saxpy.simulated:
+    if wrapped_saxpy is not None and (y.device.kind == "cpu") == wrapped_saxpy.simulated:
         found["numba"] = wrapped_saxpy[config](y, a, x)
     return found
+
+
+def compiled_for(target):
+    """What the compiler has to say of the CUDA C++, which runs on a GPU only."""
+    try:
+        code = source_saxpy.compile(target)
+    except tk.CompileError:
+        raise
+    except tk.TilekitError as missing:  # the CUDA compiler: the first sentence says how to get it
+        return f"not compiled. {str(missing).partition('. ')[0]}"
+    return f"compiled for {code.target}, {code.registers} registers a thread; it runs on a GPU"
 
 
 def main(argv=None):
@@ -61,8 +77,7 @@ def main(argv=None):
     device = tk.default_device()
     print(f"{options.n} elements on {device.kind}:{device.ordinal} ({device.name})")
     if device.kind == "cpu":
-        made = source_saxpy.compile("sm_90a")
-        print(f"CUDA C++: compiled for {made.target}, {made.registers} registers a thread; it runs on a GPU")
+        print(f"CUDA C++: {compiled_for('sm_90a')}")
 
     values = np.random.default_rng(0).random(options.n, dtype=np.float32)
     x, y = api.from_host(values).sync(), api.zeros(options.n).sync()
@@ -76,7 +91,9 @@ def main(argv=None):
     if not np.allclose(result, expected, rtol=1e-5):
         parser.exit(1, f"{parser.prog}: the result differs from NumPy's\n")
     print(f"{', '.join(ops)}: {len(ops)} x a * x, the same as NumPy's")
-    if "numba" not in ops:
+    if wrapped_saxpy is None:
+        print('numba: needs the CUDA toolkit: pip install "numba-cuda[cu13]" (or cu12, for a driver of CUDA 12)')
+    elif "numba" not in ops:
         print("numba: needs a GPU, or its simulator: set NUMBA_ENABLE_CUDASIM=1")
 
 

@@ -101,7 +101,7 @@ def missing(cuda=None, nvvm="/lib/libnvvm.so", compiled_part=True):
     """What lacks on a machine with torch, and of the toolkit with NVVM if with anything; by name."""
     lacks = cli._missing(
         DriverInfo(release=None, cuda=cuda), "no driver", {"numba-cuda": None, "torch": "2", "triton": None, "cupy": None},
-        {"NVVM": nvvm, "NVRTC": None, "nvJitLink": None, "CUDA headers": None}, None, compiled_part,
+        {"NVVM": nvvm, "NVRTC": None, "nvJitLink": None, "CUDA runtime": None, "CUDA headers": None}, None, compiled_part,
     )  # fmt: skip
     return {lack.what: lack for lack in lacks}
 
@@ -111,7 +111,7 @@ def test_info_names_every_missing_part_and_how_to_get_it(monkeypatch):
     found = missing()
     assert found["NVIDIA's driver"].remedy == "no driver"
     assert "NVVM" not in found
-    for part in ("numba-cuda", "NVRTC", "nvJitLink", "CUDA headers"):
+    for part in ("numba-cuda", "NVRTC", "nvJitLink", "CUDA runtime", "CUDA headers"):
         assert found[part].remedy == 'pip install "numba-cuda[cu13]"'
     assert "compiling kernels" in found["NVRTC"].purpose
     assert found["nvdisasm"].remedy == 'pip install "cuda-toolkit[nvdisasm]==13.*"'

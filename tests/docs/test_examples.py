@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -70,6 +71,27 @@ def test_example_has_main_and_says_how_to_run_it(path: Path) -> None:
     module = load(path.stem)
     assert callable(module.main)
     assert f"python examples/{path.name}" in (module.__doc__ or "")
+
+
+def test_examples_are_numbered_once_and_tutorials_as_their_examples() -> None:
+    numbers = [int(path.name[:2]) for path in sorted(EXAMPLES.glob("*.py"))]
+    assert numbers == list(range(1, len(numbers) + 1))
+    tutorials = sorted((EXAMPLES.parent / "docs" / "tutorials").glob("*.md"))
+    for page in tutorials:
+        assert f"../../examples/{page.stem.replace('-', '_')}.py" in page.read_text("utf-8")
+        assert page.read_text("utf-8").startswith(f"# {int(page.name[:2])}. ")
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.stem)
+def test_a_page_leads_to_the_example(path: Path) -> None:
+    pages = (EXAMPLES.parent / "docs").rglob("*.md")
+    assert any(f"examples/{path.name}" in page.read_text("utf-8") for page in pages)
+
+
+def test_pages_name_examples_that_exist() -> None:
+    pages = [EXAMPLES.parent / "README.md", *(EXAMPLES.parent / "docs").rglob("*.md")]
+    named = {name for page in pages for name in re.findall(r"examples/(\w+\.py)", page.read_text("utf-8"))}
+    assert named <= {path.name for path in EXAMPLES.glob("*.py")}
 
 
 def test_hello_prints_a_line_from_every_block(run: Run, device: tk.Device) -> None:
@@ -171,16 +193,16 @@ def test_saxpy_says_that_a_folder_cannot_be_written(refused: Run, tmp_path: Path
 
 
 def test_matmul_agrees_with_numpy(run: Run, device: tk.Device) -> None:
-    out = run("04_matmul")
+    out = run("05_matmul")
     assert f"on {device.kind}:{device.ordinal}" in out
     assert out.count("TFLOP/s; the same as NumPy's") == 3
-    out = run("04_matmul", "--m", 70, "--n", 33, "--k", 300)
+    out = run("05_matmul", "--m", 70, "--n", 33, "--k", 300)
     assert "70 x 33 x 300" in out
     assert out.count("the same as NumPy's") == 3
 
 
 def test_matmul_notices_a_wrong_result(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = load("04_matmul")
+    module = load("05_matmul")
     monkeypatch.setattr(module, "own", lambda c, a, b, bias: c.fill(0.0))
     with pytest.raises(SystemExit, match="1"):
         module.main(["--m", "20", "--n", "20", "--k", "20"])
@@ -207,20 +229,20 @@ def test_flash_attention_takes_no_empty_sequence(refused: Run) -> None:
 
 
 def test_matmul_takes_no_empty_matrix(refused: Run) -> None:
-    assert "--m, --n and --k are at least 1" in refused("04_matmul", "--k", 0)
+    assert "--m, --n and --k are at least 1" in refused("05_matmul", "--k", 0)
 
 
 def test_softmax_agrees_with_numpy(run: Run, device: tk.Device) -> None:
-    out = run("05_softmax", "--rows", 5, "--columns", 33)
+    out = run("04_softmax", "--rows", 5, "--columns", 33)
     assert f"5 x 33 on {device.kind}:{device.ordinal}" in out
     assert out.count("the same as NumPy's") == 2
-    out = run("05_softmax", "--rows", 2, "--columns", 40000)
+    out = run("04_softmax", "--rows", 2, "--columns", 40000)
     assert "rows of more than 32768 elements take a loop" in out
     assert out.count("the same as NumPy's") == 1
 
 
 def test_softmax_takes_no_empty_matrix(refused: Run) -> None:
-    assert "--rows and --columns are at least 1" in refused("05_softmax", "--rows", 0)
+    assert "--rows and --columns are at least 1" in refused("04_softmax", "--rows", 0)
 
 
 def test_async_awaits_gathers_and_measures(run: Run, device: tk.Device) -> None:
@@ -355,14 +377,14 @@ def test_other_kernels_refuse_bad_numbers(refused: Run) -> None:
 
 
 def test_larger_than_memory_is_equal_to_numpy(run: Run, tmp_path: Path) -> None:
-    assert "7.8 MiB in 8 chunks" in run("10_larger_than_memory")
+    assert "7.8 MiB in 8 chunks" in run("11_larger_than_memory")
     source, target = save(tmp_path / "in.npy", np.arange(300.0).reshape(100, 3)), tmp_path / "out.npy"
-    assert "in 1 chunks" in run("10_larger_than_memory", "--input", source, "--output", target, "--factor", 0.5)
+    assert "in 1 chunks" in run("11_larger_than_memory", "--input", source, "--output", target, "--factor", 0.5)
     np.testing.assert_array_equal(np.load(target), np.arange(300, dtype=np.float32).reshape(100, 3) / 2)
 
 
 def test_larger_than_memory_refuses_what_it_cannot_take(refused: Run, tmp_path: Path) -> None:
-    assert "--rows and --chunk-mib are at least 1" in refused("10_larger_than_memory", "--rows", 0)
+    assert "--rows and --chunk-mib are at least 1" in refused("11_larger_than_memory", "--rows", 0)
     wrong = save(tmp_path / "wrong.npy", np.arange(3.0), np.float64)
-    assert "float64 of shape (3,): a float32 matrix is needed" in refused("10_larger_than_memory", "--input", wrong)
-    assert "No such file" in refused("10_larger_than_memory", "--input", tmp_path / "missing.npy")
+    assert "float64 of shape (3,): a float32 matrix is needed" in refused("11_larger_than_memory", "--input", wrong)
+    assert "No such file" in refused("11_larger_than_memory", "--input", tmp_path / "missing.npy")

@@ -5,47 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from doc_pages import FENCE, PAGES, blocks, name, text_of
 
 import tilekit as tk
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(p for p in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")] if "_build" not in p.parts)
-FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.M | re.S)
 CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 
 
-class Block(NamedTuple):
-    """Python code, the line of the page before it, and what it must print (None where the page does not say)."""
-
-    code: str
-    line: int
-    output: str | None
-
-
-def blocks(text: str) -> list[Block]:
-    found: list[Block] = []
-    end = 0
-    for match in FENCE.finditer(text):
-        language, body = match.groups()
-        if language == "python":
-            found.append(Block(body, text.count("\n", 0, match.start(2)), None))
-        elif language == "text" and found and not text[end : match.start()].strip():
-            found[-1] = found[-1]._replace(output=body)
-        end = match.end()
-    return found
-
-
-def name(page: Path) -> str:
-    return page.relative_to(ROOT).as_posix()
-
-
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p.read_text("utf-8"))], ids=name)
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(text_of(p))], ids=name)
 def test_page_runs_and_prints_what_it_shows(page: Path, device: tk.Device, tmp_path: Path, printed: Callable[[], str]) -> None:
-    text = page.read_text("utf-8")
+    text = text_of(page)
     # Kernels are read from their file, so the code stands in one, at the lines where the page has it.
     lines = [""] * text.count("\n")
     for block in blocks(text):
@@ -77,6 +50,17 @@ def test_tutorial_has_its_parts(page: Path) -> None:
     answers = re.findall(r"<details>\n<summary>Answer</summary>\n(.*?)</details>", exercises, re.S)
     assert [re.findall(r"^\*\*(\d)\.\*\*", exercises, re.M), len(answers)] == [["1", "2", "3"], 3]
     assert all("```python" in answer for answer in answers)
+
+
+WIDEST = 100  # characters of a line of code that fit beside the side bars of a window 1400 pixels wide: docs/_static/tilekit.css
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "README.md"], ids=name)
+def test_no_line_of_code_is_cut_off(page: Path) -> None:
+    # What is printed wraps; a line of code that does would be another one.
+    code = [body for language, body in FENCE.findall(text_of(page)) if language in ("python", "console", "sh")]
+    wide = [line for body in code for line in body.splitlines() if len(line) > WIDEST]
+    assert not wide
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -32,6 +32,15 @@ def test_tutorial_pictures_are_current(tools: tuple[ModuleType, ModuleType]) -> 
         assert (DOCS / "images" / f"{name}.svg").read_text("utf-8") == draw().svg(), "run python docs/tools/draw_tutorials.py"
 
 
+def test_picture_of_speed_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "tools"))
+    import draw_speed
+
+    for name in ("drawing", "draw_speed"):
+        monkeypatch.delitem(sys.modules, name)
+    assert draw_speed.PICTURE.read_text("utf-8") == draw_speed.draw().svg(), "run python docs/tools/draw_speed.py"
+
+
 def test_every_module_has_a_layer(tools: tuple[ModuleType, ModuleType]) -> None:
     edges, _ = tools[0].imports()
     rows = {name for row in tools[0].layers() for name in row}

@@ -34,6 +34,11 @@ def test_the_kernel_is_short() -> None:
 def test_every_extra_that_is_named_exists() -> None:
     extras = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text("utf-8").partition("optional-dependencies]")[2], re.M)
     pages = [TEXT, *(p.read_text("utf-8") for p in (ROOT / "docs").rglob("*.md"))]
-    named = {extra for page in pages for extra in re.findall(r"(?:tilekit|\.)\[(\w+)\]", page)}
+    named = {extra for page in pages for extra in re.findall(r"(?:tilekit|tilekit-cuda|\.)\[(\w+)\]", page)}
     assert named <= set(extras)
     assert {"cu12", "cu13", "test", "docs", "bench"} <= set(extras)
+
+
+def test_every_tutorial_is_listed_in_order() -> None:
+    tutorials = sorted(f"docs/tutorials/{page.name}" for page in (ROOT / "docs" / "tutorials").glob("*.md"))
+    assert re.findall(r"\((docs/tutorials/[^)]+)\)", TEXT) == tutorials

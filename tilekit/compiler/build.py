@@ -31,7 +31,6 @@ from tilekit.compiler.lower.rings import SHARED_BYTES, loaders_of
 from tilekit.compiler.pipelines import Unfit, pipelined_loops, plain, rings_of, specialised
 from tilekit.compiler.types import MOST_WARPS, Compilation, MoreWarps, Pipelines, TensorType, argument_type, compiling
 from tilekit.driver.report import Site
-from tilekit.errors import TilekitError
 
 __all__ = ["CompiledKernel", "argument_types", "build", "translate", "with_enough_warps"]
 
@@ -272,12 +271,7 @@ def translate(
         except (MoreWarps, Unfit):
             raise
         except (DynamicLibNotFoundError, NvvmSupportError) as error:
-            # What the error names may be a way out that was tried last: without nvJitLink it is the driver.
-            missing = ", ".join(part.name for part in toolkit.PARTS if part.compiles and toolkit.where_is(part.name) is None)
-            raise TilekitError(
-                f"kernels are compiled by parts of the CUDA toolkit that are not installed here ({missing or error}): "
-                'pip install "numba-cuda[cu13]" (or cu12, for a driver of CUDA 12)'
-            ) from error
+            raise toolkit.not_installed(error) from error
         except Exception as error:
             compilation.grows = False
             simpler = without_dead_branches(bound, arguments, capability)

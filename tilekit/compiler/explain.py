@@ -12,6 +12,7 @@ from tilekit.compiler.kernel import CompiledKernel
 from tilekit.compiler.layout import WARP, Layout
 from tilekit.compiler.source import KernelSource
 from tilekit.compiler.specialise import BoundKernel
+from tilekit.compiler.toolkit import importing_numba
 from tilekit.dtypes import DType
 
 __all__ = ["Conversion", "Explanation", "LayoutInUse", "MemoryAccess", "Pipeline", "explain", "resident_blocks"]
@@ -220,8 +221,9 @@ def explain(
     bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | None, target: str, occupancy: int | None
 ) -> Explanation:
     """Compile a kernel, and note what the compiler does. The arguments are those of `build`."""
-    from tilekit.compiler.build import build  # numba, which takes a second to import
-    from tilekit.compiler.types import noting
+    with importing_numba():  # which takes a second
+        from tilekit.compiler.build import build
+        from tilekit.compiler.types import noting
 
     with noting() as notes:
         compiled = build(bound, facts, num_warps, target, occupancy)

@@ -18,12 +18,13 @@ from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.interpret import interpret
 from tilekit.compiler.native import Launcher as _Launcher
 from tilekit.compiler.recorded import InterpretedLaunch, compiled_launch
+from tilekit.compiler.toolkit import importing_numba
 from tilekit.device import Device
 from tilekit.driver.protocol import Driver
 from tilekit.driver.recorded import Node, Parameters
 from tilekit.driver.shadow import Writers
 from tilekit.driver.tensormaps import TensorMap
-from tilekit.errors import DeviceUnavailableError, TilekitError
+from tilekit.errors import DeviceUnavailableError
 from tilekit.lang.memory import TensorView
 from tilekit.lang.registry import OPS
 from tilekit.ops import Executable, NativeLaunch
@@ -90,12 +91,8 @@ class Specialisation:
                 key = self._key(target)
                 found = cache.load(key) if key else None
                 if found is None:
-                    try:
+                    with importing_numba():
                         from tilekit.compiler.build import build
-                    except ImportError as error:
-                        raise TilekitError(
-                            f'compiling needs numba-cuda, which is not installed here ({error}); pip install "numba-cuda[cu13]"'
-                        ) from error
                     self.compilations += 1
                     found = build(self.bound, self.facts, self.num_warps, target, self.occupancy, checks=self.checks)
                     if key:
@@ -114,7 +111,8 @@ class Specialisation:
         reason = cuda_unavailable_reason()
         if reason is not None:
             raise DeviceUnavailableError(f"a numba dispatcher needs a GPU: {reason}")
-        from tilekit.compiler.dispatcher import make_dispatcher
+        with importing_numba():
+            from tilekit.compiler.dispatcher import make_dispatcher
 
         return make_dispatcher(self.bound, self.facts, self.num_warps, self.occupancy)
 

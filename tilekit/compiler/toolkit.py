@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PARTS", "Part", "where_is"]
+from tilekit.errors import TilekitError
+
+__all__ = ["PARTS", "Part", "importing_numba", "not_installed", "where_is"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +29,8 @@ class Part:
     compiles: bool = True
 
 
-# numba-cuda asks NVRTC which GPUs there are whenever it compiles: without any one of the first three no kernel is compiled.
+# numba-cuda asks the runtime for its version when it is imported, and NVRTC which GPUs there are whenever it compiles: without
+# any one of the first four no kernel is compiled.
 _COMPILES = "compiling kernels for GPUs (launching them, op.compile, op.explain, op.dispatcher)"
 PARTS = (
     Part(name="NVVM", distributions=("nvidia-nvvm", "nvidia-cuda-nvcc-cu12"), purpose=_COMPILES),
@@ -36,6 +40,7 @@ PARTS = (
         distributions=("nvidia-nvjitlink", "nvidia-nvjitlink-cu12"),
         purpose=f"{_COMPILES}; assembling PTX in tk.load_module",
     ),
+    Part(name="CUDA runtime", distributions=("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"), purpose=_COMPILES),
     Part(
         name="CUDA headers",
         distributions=("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"),
@@ -55,6 +60,7 @@ def where_is(name: str) -> str | None:
         "NVVM": lambda: pathfinder.load_nvidia_dynamic_lib("nvvm").abs_path,
         "NVRTC": lambda: pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path,
         "nvJitLink": lambda: pathfinder.load_nvidia_dynamic_lib("nvJitLink").abs_path,
+        "CUDA runtime": lambda: pathfinder.load_nvidia_dynamic_lib("cudart").abs_path,
         "CUDA headers": lambda: pathfinder.find_nvidia_header_directory("cudart"),
     }[name]
     try:
@@ -62,3 +68,34 @@ def where_is(name: str) -> str | None:
     except Exception:  # how it says that there is none differs between its versions, and between operating systems
         return None
     return None if found is None else str(found)
+
+
+def not_installed(error: Exception) -> TilekitError:
+    """What to tell where a kernel cannot be compiled because of `error`: which parts are missing, and what brings them."""
+    # What the error names may be a way out that was tried last: without nvJitLink it is the driver.
+    missing = ", ".join(part.name for part in PARTS if part.compiles and where_is(part.name) is None)
+    return TilekitError(
+        f"kernels are compiled by parts of the CUDA toolkit that are not installed here ({missing or error}): "
+        'pip install "numba-cuda[cu13]" (or cu12, for a driver of CUDA 12)'
+    )
+
+
+@contextmanager
+def importing_numba() -> Iterator[None]:
+    """Around the import of what stands on numba's CUDA target, which looks for the toolkit when it is imported.
+
+    Raises:
+        TilekitError: numba-cuda is not installed, or the part of the toolkit that it looks for is not.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise TilekitError(
+            f'compiling needs numba-cuda, which is not installed here ({error}); pip install "numba-cuda[cu13]"'
+        ) from error
+    except RuntimeError as error:
+        from cuda.pathfinder import DynamicLibNotFoundError
+
+        if not isinstance(error, DynamicLibNotFoundError):
+            raise
+        raise not_installed(error) from error

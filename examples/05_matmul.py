@@ -1,7 +1,7 @@
 """A product of matrices: tiles that are added up in the registers, operands that come in a pipeline, and what decides the speed.
 
-    python examples/04_matmul.py
-    python examples/04_matmul.py --m 4096 --n 4096 --k 4096
+    python examples/05_matmul.py
+    python examples/05_matmul.py --m 4096 --n 4096 --k 4096
 
 It multiplies two matrices of random numbers with a kernel of its own, in float16, and with the ready-made one, which also adds a
 bias and applies gelu while it is at it; both are compared with NumPy's. It runs on the first GPU that tilekit can use, else on
@@ -11,13 +11,13 @@ the CPU device; TILEKIT_DEVICE=cpu or cuda chooses.
 import argparse
 import time
 
+# The tutorial begins here.
 import numpy as np
 
 import tilekit as tk
 from tilekit import api, kernels
 
-BM, BN, BK = tk.generics("BM BN BK")
-CHECKED = 64  # rows that are compared with NumPy's
+BM, BN, BK = tk.generics("BM BN BK")  # extents of tiles: integers once the kernel is compiled
 
 
 @tk.kernel
@@ -30,10 +30,20 @@ def matmul(c: tk.Out, a: tk.In, b: tk.In):
         c.store(acc.astype(c.dtype), tile)
 
 
-def own(c, a, b, bias):
-    """An op: a @ b with the kernel above."""
+def launch(c, a, b):
+    """An op: c = a @ b."""
     m, n, warps = (128, 256, 8) if min(c.shape) >= 1024 else (64, 64, 4)
-    return matmul(c.partition((m, n)).map(group=(8, 8)), a, b).generics(BM=m, BN=n, BK=64).num_warps(warps)
+    op = matmul(c.partition((m, n)).map(group=(8, 8)), a, b)
+    return op.generics(BM=m, BN=n, BK=64).num_warps(warps)
+
+
+# The tutorial ends here; what follows reads options, compares with NumPy, and measures.
+CHECKED = 64  # rows that are compared with NumPy's
+
+
+def own(c, a, b, bias):
+    """a @ b with the kernel above."""
+    return launch(c, a, b)
 
 
 def ready_made(c, a, b, bias):

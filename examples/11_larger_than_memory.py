@@ -1,8 +1,8 @@
 """A file that need not fit into the GPU's memory, nor the host's: a kernel scales it, chunk by chunk, into another file.
 
-    python examples/10_larger_than_memory.py
-    python examples/10_larger_than_memory.py --rows 524288 --chunk-mib 32
-    python examples/10_larger_than_memory.py --input x.npy --output y.npy --factor 0.5
+    python examples/11_larger_than_memory.py
+    python examples/11_larger_than_memory.py --rows 524288 --chunk-mib 32
+    python examples/11_larger_than_memory.py --input x.npy --output y.npy --factor 0.5
 
 The copies of one chunk run while the device computes on another.
 """

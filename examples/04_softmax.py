@@ -1,7 +1,7 @@
 """softmax: a reduction along rows, in three lines of a kernel, and what decides its speed.
 
-    python examples/05_softmax.py
-    python examples/05_softmax.py --rows 32768 --columns 4096
+    python examples/04_softmax.py
+    python examples/04_softmax.py --rows 32768 --columns 4096
 
 It computes softmax of a matrix of random numbers with a kernel of its own, and with the ready-made one, which takes rows of any
 length; both are compared with NumPy's. It runs on the first GPU that tilekit can use, else on the CPU device; TILEKIT_DEVICE=cpu
@@ -11,31 +11,29 @@ or cuda chooses.
 import argparse
 import time
 
+# The tutorial begins here.
 import numpy as np
 
 import tilekit as tk
 from tilekit import api, kernels
 
-LONGEST = 32768  # elements of a row that a block keeps in registers
-
 
 @tk.kernel
 def softmax(y: tk.Out, x: tk.In):
-    t = tk.load_tile_like(x, y, padding_mode="-inf")  # a whole row; beyond its end what adds nothing
+    t = tk.load_tile_like(x, y, padding_mode="-inf")  # a row; beyond its end what adds nothing
     e = tk.exp(t - tk.max(t, 1, keepdims=True))
     y.store(e * (1.0 / tk.sum(e, 1, keepdims=True)))
 
 
-def power_of_two(n):
-    """The smallest from n on."""
-    return 1 << max(0, n - 1).bit_length()
-
-
-def own(y, x):
-    """An op: softmax of the rows of x, with the kernel above, a block for each row."""
-    columns = power_of_two(x.shape[1])
+def launch(y, x):
+    """An op: softmax of the rows of x, a block for each row."""
+    columns = 1 << (x.shape[1] - 1).bit_length()  # the next power of two
     warps = min(16, max(1, columns // 512))  # 16 elements a thread
     return softmax(y.partition((1, columns)), x).num_warps(warps)
+
+
+# The tutorial ends here; what follows reads options, compares with NumPy, and measures.
+LONGEST = 32768  # elements of a row that a block keeps in registers
 
 
 def ready_made(y, x):
@@ -77,7 +75,7 @@ def main(argv=None):
     expected = reference(x.to_host().sync())
     contestants = [("kernels.softmax", ready_made)]
     if columns <= LONGEST:
-        contestants.insert(0, ("the kernel above", own))
+        contestants.insert(0, ("the kernel above", launch))
     else:
         print(f"rows of more than {LONGEST} elements take a loop: the ready-made kernel has one")
     print(f"{rows} x {columns} on {device.kind}:{device.ordinal} ({device.name})")
