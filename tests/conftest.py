@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 import seeds
+from hazards import check
 
 if TYPE_CHECKING:
     import tilekit as tk
+    from tilekit.compiler.kernel import CompiledKernel
 
 HERE = Path(__file__).parent
 # How long an example takes depends on what else the machine does.
@@ -62,6 +64,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("gpu")
         if item.get_closest_marker("gpu") and config.getoption("--device") != "cuda":
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def compiled_products() -> Iterator[list[CompiledKernel]]:
+    """The kernels with products by warpgroups that were compiled since somebody looked."""
+    from tilekit.compiler.kernel import CompiledKernel
+
+    kernels: list[CompiledKernel] = []
+    initialise = CompiledKernel.__init__
+
+    def noted(self: CompiledKernel, *args: object, **kwargs: object) -> None:
+        initialise(self, *args, **kwargs)  # type: ignore[arg-type]
+        if "wgmma.mma_async" in self.ptx:
+            kernels.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CompiledKernel, "__init__", noted)
+        yield kernels
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_overwritten(compiled_products: list[CompiledKernel]) -> Iterator[None]:
+    """In no kernel that a test compiles is anything overwritten that a product under way uses."""
+    compiled_products.clear()
+    yield
+    for kernel in compiled_products:
+        check(kernel)
+    compiled_products.clear()
 
 
 @pytest.fixture

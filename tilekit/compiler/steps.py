@@ -46,8 +46,8 @@ def _take(ring: Any, turn: Any, lines: Any) -> Any:
     """Wait for the tiles of a turn. The statements on the given lines run once in it."""
 
 
-def _operand(tile: Any) -> Any:
-    """A tile as products take it, so that it need not be converted in each turn."""
+def _operand(tile: Any, renewed: Any) -> Any:
+    """A tile as products take it, so that it need not be converted in each turn; `renewed` if the loop computes it anew."""
 
 
 def _settled(product: Any, *later: Any) -> Any:

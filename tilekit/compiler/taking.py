@@ -69,7 +69,10 @@ class Takes(ast.NodeTransformer):
         products = [product for product in map(self._product, node.body) if product is not None]
         # Those of the operands that are carried round the loop, or come into it, lie as products take them all the time.
         carried = {p.first for p in products if p.first and self._is_carried(p.first, node)}
-        ready = {name: call_of("tilekit__operand", [name_of(name)], node) for name in sorted(carried)}
+        renewed = stored(n for s in node.body for n in ast.walk(s))
+        ready = {
+            name: call_of("tilekit__operand", [name_of(name), ast.Constant(name in renewed)], node) for name in sorted(carried)
+        }
         body: list[ast.stmt] = []
         for statement in self._waiting(node.body):
             mine = stored(ast.walk(statement)) & carried

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -31,8 +31,8 @@ from tilekit.driver.tensormaps import TensorMap
 from tilekit.dtypes import DType
 
 __all__ = [
-    "BARRIER_ROOM", "MOST_WARPS", "RING_ALIGNMENT", "Clash", "Compilation", "DTypeType", "DeferredType", "MoreWarps",
-    "Pipelines", "TensorType", "TileType", "Turn", "argument_type", "compiles", "compiling", "constant", "current",
+    "BARRIER_ROOM", "MOST_WARPS", "RING_ALIGNMENT", "Asked", "Clash", "Compilation", "DTypeType", "DeferredType", "MoreWarps",
+    "Pipelines", "TensorType", "TileType", "Turn", "Waited", "argument_type", "compiles", "compiling", "constant", "current",
     "current_config", "describe", "dtype_of", "extent_dtype", "integer", "lowered_line", "lowered_place", "noting", "own_line",
     "prevailing", "register_type", "scalar_dtype", "scalar_kind", "scalar_type",
 ]  # fmt: skip
@@ -125,6 +125,25 @@ class Turn:
     parked: int = 0
 
 
+class Asked(NamedTuple):
+    """A product that warpgroups were asked for.
+
+    Attributes:
+        line: of the statement; 0 if it stands in a function that the kernel calls.
+        renewed: whether it reads registers of a first operand that are written where turns meet.
+    """
+
+    line: int
+    renewed: bool
+
+
+class Waited(NamedTuple):
+    """A wait for products: so many may be `left` under way after it. `line` as for `Asked`."""
+
+    line: int
+    left: int
+
+
 class Pipelines:
     """What the rings of stages of one kernel share.
 
@@ -140,7 +159,7 @@ class Pipelines:
         maps: the tensor maps that the kernel gets, as far as it was lowered.
         cluster: how many blocks load some tiles together; 1 if none do. `clusters`: of mapped partitions, by their names.
         products: what warpgroups were asked for, and what was waited for, since the tiles of a turn were taken, as far as it was
-            lowered: lines, and how many products may be under way after that; None for one product more.
+            lowered.
         left: by ring, how many may be under way when a turn has ended.
         turn: that is being lowered; None outside of them. `parking`: by ring, whether the last one put operands somewhere.
         places: where such operands lie, in bytes behind all rings; `parked_bytes`: how much they take.
@@ -171,7 +190,7 @@ class Pipelines:
         self.barrier_bytes = 0
         self.read: set[int] = set()
         self.unfenced: set[int] = set()
-        self.products: list[tuple[int, int | None]] = []
+        self.products: list[Asked | Waited] = []
         self.left: dict[int, int] = {}
         self.turn: Turn | None = None
         self.parking: dict[int, bool] = {}

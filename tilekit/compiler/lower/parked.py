@@ -15,9 +15,9 @@ from tilekit.compiler.lower.emit import asm
 from tilekit.compiler.lower.relayout import InShared, accesses
 from tilekit.compiler.lower.rings import behind_rooms
 from tilekit.compiler.lower.staged import LEAST_ROWS, StagedType
-from tilekit.compiler.types import Pipelines, TileType, current, integer, own_line
+from tilekit.compiler.types import Asked, Pipelines, TileType, Turn, current, integer, own_line
 
-__all__ = ["park", "parked"]
+__all__ = ["asked_in_turn", "own_turn", "park", "parked"]
 
 _SPAN = 128  # bytes: the width of panels that the descriptors of `warpgroups` are for
 _MOST_BYTES = 32 * 1024  # of a tile, which has two places
@@ -36,22 +36,27 @@ def parked(tile: TileType) -> StagedType | None:
     return made if made.nbytes <= _MOST_BYTES else None
 
 
-def park(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], lies: StagedType) -> ir.Value:
-    """Put a tile, given by register, into shared memory: its address, an i32. All threads that calculate take part."""
+def park(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], lies: StagedType) -> tuple[ir.Value, str]:
+    """Put a tile, given by register, into shared memory. All threads that calculate take part.
+
+    Returns:
+        Its address, an i32, and the name of its place.
+    """
     state = current().pipelines
     assert state is not None, "looked at by `parked`"
-    turn = state.turn if state.turn is not None and own_line() in state.turn.lines else None
+    turn = own_turn(state)
     if turn is not None:
-        base = _place(builder, state, (turn.ring, turn.parked, lies.nbytes), 2 * lies.nbytes)
+        base, name = _place(builder, state, (turn.ring, turn.parked, lies.nbytes), 2 * lies.nbytes)
         base = builder.add(base, builder.mul(builder.and_(turn.number, integer(32, 1)), integer(32, lies.nbytes)))
         turn.parked += 1
-        left = _asked_in_turn(state, turn.lines)
+        left = asked_in_turn(state, turn.lines)
         if left is not None:
             asm(builder, f"wgmma.wait_group.sync.aligned {left};", "~{memory}", _VOID, [], convergent=True)
     else:
-        base = _place(builder, state, (len(state.places),), lies.nbytes)
+        base, name = _place(builder, state, (len(state.places),), lies.nbytes)
         asm(builder, "wgmma.wait_group.sync.aligned 0;", "~{memory}", _VOID, [], convergent=True)
         shared.barrier(builder)
+    asm(builder, f"// park {name} {'fixed' if turn is None else 'turns'}", "~{memory}", _VOID, [], effect=True)
     way = InShared(tile.dtype, lies.swizzle(), tile.layout)
     for registers, address, offset in accesses(builder, base, tile.dtype.itemsize, way.swizzle, tile.layout):
         shared.put(builder, address, offset, tile.dtype, [elements[r] for r in registers])
@@ -59,23 +64,29 @@ def park(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], lies: 
     if turn is not None:  # it orders what was read of the turn's tiles, too
         state.unfenced.discard(turn.ring)
     shared.barrier(builder)
-    return base
+    return base, name
 
 
-def _place(builder: ir.IRBuilder, state: Pipelines, key: tuple[int, ...], nbytes: int) -> ir.Value:
-    """The address of so much shared memory, that is used for nothing but this."""
+def _place(builder: ir.IRBuilder, state: Pipelines, key: tuple[int, ...], nbytes: int) -> tuple[ir.Value, str]:
+    """The address of so much shared memory, that is used for nothing but this, and its name."""
     if key not in state.places:
         state.places[key] = state.ring_bytes + state.parked_bytes
         state.parked_bytes += nbytes
-    return behind_rooms(builder, state.places[key])
+    return behind_rooms(builder, state.places[key]), f"P{list(state.places).index(key)}"
 
 
-def _asked_in_turn(state: Pipelines, lines: tuple[int, ...]) -> int | None:
+def own_turn(state: Pipelines) -> Turn | None:
+    """The turn in which the statement that is being lowered runs once; None if it may run more or less often."""
+    return state.turn if state.turn is not None and own_line() in state.turn.lines else None
+
+
+def asked_in_turn(state: Pipelines, lines: tuple[int, ...]) -> int | None:
     """How many products this turn has asked for, at least; None if it has waited for those of the turns before."""
     asked = 0
-    for line, left in state.products:
-        if line in lines:
-            if left is not None and left <= asked:
+    for step in state.products:
+        if step.line in lines:
+            if isinstance(step, Asked):
+                asked += 1
+            elif step.left <= asked:
                 return None
-            asked += left is None
     return asked

@@ -24,7 +24,7 @@ from tilekit.compiler.lower.views import TileGridType, TileRowType, all_of_grid,
 from tilekit.compiler.lower.warpgroups import OperandType, PendingType
 from tilekit.compiler.ops import known, lowers, settled
 from tilekit.compiler.pipelines import Unfit
-from tilekit.compiler.types import Turn, current, describe, i32, integer
+from tilekit.compiler.types import Asked, Turn, current, describe, i32, integer
 from tilekit.lang import pipelines as lang
 
 # By the warps that calculate: what a thread that loads keeps when registers are dealt out anew. If one thread has tiles brought,
@@ -163,7 +163,7 @@ def take(ring: types.Type, turn: types.Type, lines: types.Type) -> Any:
         state.products.clear()
         state.turn = Turn(made.number, narrow(builder, turn), known(lines))
         stage, parity = made.stage(builder, turn)
-        wait(builder, made.full(builder, base, stage), parity)
+        wait(builder, made.full(builder, base, stage), parity, f" // take R{made.number}")
         if made.copied and current().capability == WITH_TMA:  # wgmma reads through another proxy than threads copy
             asm(builder, "fence.proxy.async.shared::cta;", "~{memory}", _VOID, [], effect=True)
         found = zip(made.tiles, made.offsets, strict=False)
@@ -181,8 +181,8 @@ def take(ring: types.Type, turn: types.Type, lines: types.Type) -> Any:
     return result, emit
 
 
-def _given(builder: ir.IRBuilder, ring: RingType, base: ir.Value, turn: ir.Value) -> None:
-    """A warp is done with the tiles of a turn."""
+def _given(builder: ir.IRBuilder, ring: RingType, base: ir.Value, turn: ir.Value, which: str) -> None:
+    """A warp is done with the tiles of a turn: the last that it took ("now"), or the one before that ("before")."""
     stage, _ = ring.stage(builder, turn)
     # Products have been waited for, which leaves nothing to order; but no thread of the warp may still wait for this turn's tiles
     # when those of another come. What threads read by themselves has to have been read before the accelerator writes there, which
@@ -194,7 +194,7 @@ def _given(builder: ir.IRBuilder, ring: RingType, base: ir.Value, turn: ir.Value
     else:
         arrive = f"mbarrier.arrive.{'release' if ring.number in state.read else 'relaxed'}.cluster.shared::cluster.b64"
         text += f"@P mapa.shared::cluster.u32 there, $0, $1; @P {arrive} _, [there];"
-    text = f"{{ .reg .pred P; .reg .b32 there; setp.lt.u32 P, $1, {ring.cluster}; {text} }}"
+    text = f"{{ .reg .pred P; .reg .b32 there; setp.lt.u32 P, $1, {ring.cluster}; {text} }} // give R{ring.number} {which}"
     lane = builder.and_(special_register(builder, "tid.x"), integer(32, WARP - 1))
     asm(builder, text, "r,r,~{memory}", _VOID, [ring.empty(builder, base, stage), lane], convergent=True)
 
@@ -207,13 +207,13 @@ def _products(builder: ir.IRBuilder, left: int) -> None:
 
 
 @lowers(steps._operand, deferred=True)
-def operand(tile: types.Type) -> Any:
-    found = OperandType.of(settled(tile) if isinstance(tile, StagedType) else tile)
+def operand(tile: types.Type, renewed: types.Type) -> Any:
+    found = OperandType.of(settled(tile) if isinstance(tile, StagedType) else tile, renewed=bool(known(renewed)))
     # A tile in shared memory is read once if that takes few registers: products need not read it there in each turn.
     spared = _MOST_READ if current().config.num_warps <= _MOST_READERS else 0
     if found is None or (isinstance(tile, StagedType) and found.count > spared):
-        return tile, lambda builder, value: value
-    return found, lambda builder, value: pack(builder, found.words(builder, tile, value))
+        return tile, lambda builder, value, _: value
+    return found, lambda builder, value, _: pack(builder, found.words(builder, tile, value))
 
 
 @lowers(steps._settled, deferred=True)
@@ -238,31 +238,31 @@ def give(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -
             _products(builder, most)
         state.left[made.number] = most
         if not most:
-            _given(builder, made, base, turn)
+            _given(builder, made, base, turn, "now")
             return
         with builder.if_then(builder.icmp_signed(">", k, ir.Constant(k.type, 0))):
-            _given(builder, made, base, builder.sub(turn, ir.Constant(turn.type, 1)))
+            _given(builder, made, base, builder.sub(turn, ir.Constant(turn.type, 1)), "before")
 
     return types.none, emit
 
 
 def _lags(lines: tuple[int, ...], stages: int) -> bool:
     """Whether a product stays under way until the next turn ends: warpgroups are asked for one in each turn, on one of the lines
-    of its own statements; and if there are but two stages, for nothing else: a turn in which threads wait, and go on, ends too
-    late to load the next tiles."""
-    own = [left for line, left in the_pipelines().products if line in lines]
-    waits = any(left is not None for left in own)
-    return None in own and stages > (2 if waits else 1)
+    of its own statements; the last one reads no registers that are written where turns meet; and if there are but two stages,
+    they are asked for nothing else: a turn in which threads wait, and go on, ends too late to load the next tiles."""
+    own = [step for step in the_pipelines().products if step.line in lines]
+    asked = [step for step in own if isinstance(step, Asked)]
+    return bool(asked) and not asked[-1].renewed and stages > (1 if len(asked) == len(own) else 2)
 
 
 def _left(lines: tuple[int, ...]) -> int:
     """How many products may be under way at the end of a turn, whose own statements are on these lines."""
     most = 1  # from the turn before
-    for line, left in the_pipelines().products:
-        if left is None:
+    for step in the_pipelines().products:
+        if isinstance(step, Asked):
             most += 1
-        elif line in lines:
-            most = min(most, left)
+        elif step.line in lines:
+            most = min(most, step.left)
     return most
 
 
@@ -280,6 +280,6 @@ def last(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -
         if not lags:
             return
         with builder.if_then(builder.icmp_signed(">", k, ir.Constant(k.type, 0))):
-            _given(builder, made, base, builder.sub(turn, ir.Constant(turn.type, 1)))
+            _given(builder, made, base, builder.sub(turn, ir.Constant(turn.type, 1)), "now")
 
     return types.none, emit

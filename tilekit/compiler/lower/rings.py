@@ -303,9 +303,9 @@ def tensor_map_of(builder: ir.IRBuilder, number: int) -> ir.Value:
     return made
 
 
-def wait(builder: ir.IRBuilder, barrier: ir.Value, parity: ir.Value) -> None:
-    """Wait until a barrier has passed the phase of a parity."""
+def wait(builder: ir.IRBuilder, barrier: ir.Value, parity: ir.Value, what: str = "") -> None:
+    """Wait until a barrier has passed the phase of a parity; `what` for is said in the PTX."""
     # `try_wait` sleeps for a while; sm_80 has none.
     kind = "try_wait" if current().capability >= (9, 0) else "test_wait"
-    text = f"{{ .reg .pred P; W${{:uid}}: mbarrier.{kind}.parity.shared::cta.b64 P, [$0], $1; @!P bra W${{:uid}}; }}"
+    text = f"{{ .reg .pred P; W${{:uid}}: mbarrier.{kind}.parity.shared::cta.b64 P, [$0], $1; @!P bra W${{:uid}}; }}{what}"
     asm(builder, text, "r,r,~{memory}", _VOID, [barrier, parity], effect=True)

@@ -6,6 +6,11 @@ panels are apart, in units of 16 bytes (PTX ISA, "matrix descriptor").
 
 Operands of 16 bits may lie either way in memory, and the first may come from registers. Others must both lie in shared memory,
 with `k` contiguous.
+
+Nothing may write registers that a product under way reads (PTX: the behaviour is undefined, and ptxas does not prevent it). So a
+first operand that is computed for a product is copied to a set of registers of its own, behind a wait for the last product that
+read this set: the one that the same statement asked for when it ran before. Where a thread has no registers for a second set, the
+turn ends with that wait instead.
 """
 
 from __future__ import annotations
@@ -23,12 +28,13 @@ from tilekit import dtypes
 from tilekit.compiler.fragments import WARPS_OF_GROUP, warpgroup_accumulator
 from tilekit.compiler.layout import WARP, Layout
 from tilekit.compiler.lower.emit import asm, pack, special_register, unpack
-from tilekit.compiler.lower.parked import park, parked
+from tilekit.compiler.lower.parked import asked_in_turn, own_turn, park, parked
 from tilekit.compiler.lower.relayout import in_layout
+from tilekit.compiler.lower.rings import the_pipelines
 from tilekit.compiler.lower.staged import StagedType
 from tilekit.compiler.lower.words import elements_of, packed, words_of
 from tilekit.compiler.ops import settle, settled
-from tilekit.compiler.types import DeferredType, TileType, current, i64, integer, own_line, register_type
+from tilekit.compiler.types import Asked, DeferredType, TileType, Waited, current, i64, integer, own_line, register_type
 from tilekit.dtypes import DType
 from tilekit.errors import CompileError
 from tilekit.lang.matmul import accumulator_dtype
@@ -46,6 +52,8 @@ _NAMES = {
 # Sums of products of 8-bit floats keep 13 bits behind the leading one. After so many instructions, 128 of `k`, they are added up
 # in float32; so that registers suffice, of so many columns at a time.
 _CHAIN, _SUMMED_COLUMNS = 4, 128
+# What a multiprocessor has, what a thread can have, and what it needs besides sums and two sets of an operand's registers.
+_ALL_REGISTERS, _MOST_REGISTERS, _OTHER_REGISTERS = 65536, 255, 48
 
 
 class PendingType(DeferredType):
@@ -65,7 +73,7 @@ class PendingType(DeferredType):
         """Wait for it; so many may be `left` under way that were asked for later."""
         state = current().pipelines
         if state is not None:
-            state.products.append((own_line(), left))
+            state.products.append(Waited(own_line(), left))
         elements = unpack(builder, value)
         count = len(elements)
         letter = _letter(self.settled.dtype)
@@ -98,16 +106,17 @@ class OperandType(DeferredType):
 
     Attributes:
         settled: the tile.
+        renewed: whether the loop that it is carried round computes it anew: then its registers are written where turns meet.
     """
 
     mangling_args = ("o", ())
 
-    def __init__(self, settled: TileType) -> None:
-        self.settled = settled
-        super().__init__(f"Operand({settled})")
+    def __init__(self, settled: TileType, *, renewed: bool = False) -> None:
+        self.settled, self.renewed = settled, renewed
+        super().__init__(f"Operand({settled}, {renewed})")
 
     @classmethod
-    def of(cls, ty: types.Type) -> OperandType | None:
+    def of(cls, ty: types.Type, *, renewed: bool = False) -> OperandType | None:
         """That of a tile; None if there is none."""
         if isinstance(ty, OperandType):
             return ty
@@ -118,7 +127,7 @@ class OperandType(DeferredType):
         warps = ty.config.num_warps
         layout = warpgroup_accumulator(ty.shape, warps)
         whole = ty.shape[0] // _ROWS >= warps // WARPS_OF_GROUP  # each group has rows of its own
-        return None if layout is None or not whole else cls(TileType(ty.dtype, layout, ty.config))
+        return None if layout is None or not whole else cls(TileType(ty.dtype, layout, ty.config), renewed=renewed)
 
     @property
     def count(self) -> int:
@@ -142,7 +151,7 @@ class OperandType(DeferredType):
 
     def unify(self, typingctx: Any, other: types.Type) -> types.Type | None:
         """A variable that is passed to products is ready for it all the time."""
-        return self if OperandType.of(other) == self else super().unify(typingctx, other)
+        return self if OperandType.of(other, renewed=self.renewed) == self else super().unify(typingctx, other)
 
 
 @register_model(OperandType)
@@ -294,10 +303,13 @@ def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type, precision: 
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
         state = current().pipelines
+        words = _Words() if fragments is None else _Words.of(a, fragments, shape.layout.num_registers)
         if isinstance(held, TileType):
-            y = park(builder, held, unpack(builder, settle(builder, b, y)), lies)
+            y, lies_in = park(builder, held, unpack(builder, settle(builder, b, y)), lies)
+        else:
+            lies_in = f"R{lies.ring}"
         if state is not None and not promoted:
-            state.products.append((own_line(), None))
+            state.products.append(Asked(own_line(), words.renewed))
         total = unpack(builder, z)
         if acc != result:
             total = in_layout(builder, tile, unpack(builder, settle(builder, acc, z)), shape.layout)
@@ -314,9 +326,41 @@ def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type, precision: 
         elif fragments is not None:
             given = [*fragments.words(builder, a, x), *given]
         fresh = tile.zero and not promoted
-        return pack(builder, _asked(builder, shape, operand, second, given, total, wide, promoted=promoted, fresh=fresh))
+        reads = {f"R{first.ring}", lies_in} if isinstance(first, StagedType) else {lies_in}
+        note = "// reads " + " ".join(sorted(reads))
+        made = _asked(builder, shape, operand, second, given, total, wide, note, words=words, promoted=promoted, fresh=fresh)
+        return pack(builder, made)
 
     return result, emit
+
+
+@dataclass(frozen=True)
+class _Words:
+    """How the words of a first operand get into the registers that a product reads.
+
+    Attributes:
+        copied: whether they are copied to registers that no other instruction writes.
+        left: how many products may be under way when they are; None if those that read the registers before have been waited for.
+        renewed: whether they lie where the next turn writes others, so that it may not begin while the product is under way.
+    """
+
+    copied: bool = False
+    left: int | None = None
+    renewed: bool = False
+
+    @classmethod
+    def of(cls, a: types.Type, operand: OperandType, sums: int) -> _Words:
+        """Those of `a`, for a product that a thread has so many `sums` of."""
+        state = the_pipelines()
+        turn = own_turn(state)
+        if isinstance(a, OperandType) and (turn is not None or not a.renewed):
+            return cls(renewed=a.renewed)
+        left = 0 if turn is None else asked_in_turn(state, turn.lines)
+        threads = operand.settled.config.num_warps * WARP + state.loaders
+        rest = min(_ALL_REGISTERS // threads, _MOST_REGISTERS) - sums - 2 * operand.count
+        if turn is not None and left is not None and rest < _OTHER_REGISTERS:
+            return cls(renewed=True)
+        return cls(copied=True, left=left)
 
 
 def _asked(
@@ -327,7 +371,9 @@ def _asked(
     given: list[ir.Value],
     total: list[ir.Value],
     wide: DType,
+    note: str,
     *,
+    words: _Words,
     promoted: bool,
     fresh: bool,
 ) -> list[ir.Value]:
@@ -338,6 +384,8 @@ def _asked(
         operand: the first one; None if threads hold it, two elements in a word.
         second: the other one.
         given: values behind those of `total`: the descriptor of the first operand or its words, and the descriptor of the second.
+        note: a comment that says what it reads.
+        words: how those of the first operand get into its registers.
         promoted: see above.
         fresh: `total` is all zeros: no register is set to that. What sets registers has ptxas wait for products that read them.
     """
@@ -347,8 +395,8 @@ def _asked(
 
     def instruction(d: list[str], step: int, down: int, across: int, adds: bool = True) -> str:
         if operand is None:
-            at = behind + 4 * (down * shape.deep + step)
-            before, first = "", "{" + ", ".join(f"${n}" for n in range(at, at + 4)) + "}"
+            at = 4 * (down * shape.deep + step)
+            before, first = "", "{" + ", ".join(word(n) for n in range(at, at + 4)) + "}"
         else:
             before, first = f"add.s64 x, ${behind}, {operand.depth(step) + down * operand.along(_ROWS)};", "x"
         beyond = second.depth(step) + across * second.along(shape.columns)
@@ -357,6 +405,9 @@ def _asked(
             f"wgmma.mma_async.sync.aligned.{shape.name} {{{', '.join(d)}}}, {first}, y, {adds:d}{shape.flags};"
         )
 
+    def word(n: int) -> str:
+        return f"w{n}" if words.copied else f"${behind + n}"
+
     def registers(down: int, across: int) -> list[str]:
         """They go along the columns, then down the rows."""
         at = (down * shape.wide + across) * per_instruction
@@ -364,6 +415,11 @@ def _asked(
 
     places = [(down, across) for down in range(shape.high) for across in range(shape.wide)]
     lines = ["{ .reg .b64 x, y;"]
+    if words.copied:
+        lines.append(f".reg .b32 w<{len(given) - 1}>;")
+        if words.left is not None:
+            lines.append(f"wgmma.wait_group.sync.aligned {words.left};")
+        lines += [f"mov.b32 {word(n)}, ${behind + n};" for n in range(len(given) - 1)]
     if promoted:
         sums = [f"t{n}" for n in range(per_instruction)]
         assert shape.deep % _CHAIN == 0, "rows of k have a multiple of 128 bytes"
@@ -380,5 +436,5 @@ def _asked(
     results = [f"=&{_letter(wide)}"] * count if fresh else [f"={_letter(wide)}"] * count + [str(n) for n in range(count)]
     kind = ir.LiteralStructType([total[0].type] * count)
     held = given if fresh else [*total, *given]
-    made = asm(builder, " ".join([*lines, "}"]), ",".join([*results, *letters, "~{memory}"]), kind, held, convergent=True)
+    made = asm(builder, " ".join([*lines, "}", note]), ",".join([*results, *letters, "~{memory}"]), kind, held, convergent=True)
     return [builder.extract_value(made, n) for n in range(count)]
