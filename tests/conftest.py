@@ -1,4 +1,5 @@
-"""What every test shares: the device it runs on, chosen once with `--device=cpu|cuda`."""
+"""What every test shares: the device it runs on, chosen once with `--device=cpu|cuda`; which tests run without `--thorough`, and
+in how many processes."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 import seeds
+import thorough
 from hazards import check
 
 if TYPE_CHECKING:
@@ -22,10 +24,31 @@ HERE = Path(__file__).parent
 hypothesis.settings.register_profile("tilekit", deadline=None)
 hypothesis.settings.load_profile("tilekit")
 NEEDS_GPU = "needs a GPU: run `pytest --device=cuda` on a machine that has one"
+MOST_PROCESSES = 8  # each takes a gigabyte, and seconds to begin
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="the device the tests run on (default: cpu)")
+    parser.addoption("--thorough", action="store_true", help="all tests, also those that take long and rarely find anything")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at what was asked for
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """The whole suite runs in several processes, unless `-n` says otherwise; a file that is named runs in this one."""
+    options = config.option
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or getattr(options, "numprocesses", 0) is not None or options.usepdb or options.collectonly:
+        return
+    # Of a GPU's memory and time a process takes what it likes: how many share one is for those to say who run the tests.
+    if options.device == "cpu" and not thorough.names_files(config):
+        options.numprocesses = min(_cores(), MOST_PROCESSES)
+        if options.dist == "no":
+            options.dist = "worksteal"  # neighbours together, which share what their module compiled or imported
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads, beside so many processes
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,8 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--device=cuda: {reason}")
 
 
-def pytest_report_header() -> str:
-    return f"fuzzers start at seed {seeds.first_seed()}"
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    quick = [] if thorough.is_asked_for(config) else [thorough.HEADER]
+    return [*quick, f"fuzzers start at seed {seeds.first_seed()}"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -57,7 +81,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(line)
 
 
+@pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    thorough.leave_out(config, items)
     skip = pytest.mark.skip(reason=NEEDS_GPU)
     for item in items:
         if item.path.is_relative_to(HERE / "gpu"):

@@ -1,0 +1,202 @@
+"""Which tests run without `--thorough`: all but those named here, and those marked `thorough`.
+
+A family (a parametrised test) is given with what of it stays in the quick run: a number, for so many members from the first to
+the last, evenly; or the pattern of the ids that stay. `None` is the whole test. What is here takes long and has seldom found
+what no other test finds: the same property of a kernel for more dtypes, shapes and GPUs. Each property keeps a member or two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import pytest
+
+__all__ = ["HEADER", "is_asked_for", "leave_out", "names_files", "stays", "unknown"]
+
+HEADER = "the quick run: about 4 minutes on two cores; all tests: --thorough (15 minutes), or name a file"
+
+# Machine code of one property: half a second to a second a member, as dtypes, shapes and GPUs differ.
+_ACCESSES = {
+    "test_tiles_are_added_in_vectors_where_a_gpu_has_such": "^(float32|bfloat16)",
+    "test_an_atomic_whose_result_is_unused_is_a_reduction": "^float(16|32)-sm_90a",
+    "test_every_dtype_moves_16_bytes": "^(bool|float16|float32|float64)$",
+    "test_ranks": 3,
+    "test_rows_are_added_in_vectors_on_sm_90": "^float16",
+    "test_saxpy_is_128_bits_wide": 2,
+    "test_indices_of_neighbours_make_wide_accesses": 2,
+    "test_only_the_edge_is_narrower": 2,
+    "test_a_constant_index_that_is_inside_takes_no_mask": 2,
+    "test_tiles_inside_are_added_without_predicates": 2,
+}
+_PIPELINES = {
+    "test_other_targets_copy": "^(gemm-sm_80|turned-sm_89|persistent-sm_120)$",
+    "test_products_follow_each_other": r"^(gemm-\(64, 64|turned-\(128, 256|persistent-\(256, 128, 64\)-8|gemm.*-16$)",
+    "test_why_there_is_no_ring": "^(told|slice|looked up|carried|written|flat|stride)$",
+    "test_a_product_stays_under_way_until_it_is_needed": 2,
+    "test_how_wide_copies_are": 2,
+    "test_blocks_of_a_cluster_load_a_part_each": 2,
+    "test_results_get_their_wide_stores_by_shuffles": 2,
+}
+_OF_OTHER_TYPES = {
+    "test_products_follow_each_other": "^(e4m3, e5m2-persistent|int8, uint8-of_turned_tiles|tf32-persistent)$",
+    "test_others_go_through_registers": 2,
+    "test_short_sums_of_8_bit_floats_are_added_up": 2,
+}
+
+# Every ready-made kernel compiled, for two GPUs: seconds a member, up to half a minute for attention of packed sequences.
+_READY_MADE = {
+    "test_every_kernel": "(f32 4096|f16 131072|backward f16|gradients f16|histogram i32|transpose|cumsum f32|rope f16)-sm_90a$",
+    "test_keys_and_values_of_few_queries_come_ahead": "^(128|pages of 16)-sm_90a$",
+    "test_products_by_warpgroups": "^(4096|16 rows|bias, gelu)$",
+    "test_products_by_warps": "^(ragged|c)$",
+    "test_other_products": "^(tf32-sm_80|batch, c, bias-sm_90a|f64-sm_90a)$",
+    "test_products_of_other_types_by_warpgroups": "^(e4m3|i8)$",
+    "test_products_of_other_types_that_threads_copy": "^e4m3$",
+    "test_how_groups_come": "^(tf32|odd rows)$",
+    "test_other_groups": "^float32-sm_90a",
+    "test_groups_by_warpgroups": "^few",
+    "test_steps_that_are_dealt_out": "sm_90a",
+    "test_a_histogram_is_counted_in_shared_memory": "sm_90a",
+}
+_ATTENTION = {
+    "test_scores_are_asked_for_before_values_are_added": "^128-8192-.*causal",
+    "test_products_of_gradients_stay_under_way": "^(by_keys-64-False|adds-128-True|by_queries-128-False)$",
+    "test_products_by_warps": None,
+    "test_gradients_by_warpgroups": "^64",
+    "test_products_by_warpgroups_are_chained": "^(64-.*window|128-.*True}$)",
+    "test_tiles_of_many_queries": 6,
+    "test_scores_that_are_asked_for_ahead": 14,
+}
+_PACKED = {
+    "test_products_by_warpgroups": "^64-.*window",
+    "test_gradients_keep_nothing_in_local_memory": None,
+    "test_products_by_warps": None,
+    "test_gradients_whose_products_stay_under_way": "^64-False$",
+    "test_mixed_lengths": 4,
+    "test_gradients": 4,
+    "test_gradients_of_head_sizes": 3,
+}
+
+# Results on the CPU device, where many members run the same code on other numbers.
+_RESULTS = {
+    "kernels/test_grouped": {"test_tiles": 4},
+    "kernels/test_moving": {"test_histogram_of_one_value": 4},
+    "kernels/test_norms": {"test_forward_and_backward": 16},
+    "kernels/test_products": {"test_turned_floats_of_8_bits": 36, "test_tiles_and_parts": 16},
+    "lang/test_parity_pipelines": {"test_products_with_k_contiguous": 40},
+    "lang/test_parity_reduction": {"test_positions_by_a_fold_of_two_dtypes": 24},
+    "ops/test_soak": {"test_memory_does_not_grow": None},
+    # What the harness does with a wrong result, which tests/bench/test_attention.py shows as well.
+    "bench/test_varlen": {"test_a_peer_that_is_wrong_is_left_out": None, "test_tilekit_that_is_wrong_is_not_measured": None},
+    "bench/test_kernel_runs": {"test_every_case_is_right": 12},
+}
+
+FAMILIES: dict[str, int | str | None] = {
+    f"tests/{file}.py::{name}": rule
+    for file, rules in {
+        "compiler/test_accesses": _ACCESSES,
+        "compiler/test_arithmetic_code": {
+            "test_angles_take_no_local_memory": "^(bfloat16-sm_80|float32-sm_90a)$",
+            "test_arithmetic_of_16_bits_is_packed": 2,
+        },
+        # Layouts, by enumeration of all elements: hundreds of members that differ in one extent.
+        "compiler/test_conversion": {"test_shared_memory_without_bank_conflicts": 12},
+        "compiler/test_copies": {"test_copies": 32},
+        "compiler/test_cubin": {
+            "test_it_agrees_with_cuobjdump": "^sm_90a$",
+            "test_it_knows_the_kernels_and_the_sizes_of_their_parameters": 1,
+        },
+        "compiler/test_emulated": dict.fromkeys(
+            ("test_the_first_in_order", "test_places_in_order", "test_sorts", "test_counts", "test_scans"), 17
+        ),
+        "compiler/test_mapped": {"test_accesses_are_wide_and_nothing_is_in_local_memory": 5},
+        "compiler/test_matmul_code": {
+            "test_tensor_cores": "^(float16|tf32)-sm_90a$|^(int8|float8|float64)-sm_80$",
+            "test_operands_of_16_bits_are_read_as_matrices": 2,
+            "test_registers": 4,
+        },
+        "compiler/test_matrix_fragments": {
+            "test_operands_that_lie_in_stages": 24,
+            "test_products": 45,
+            "test_operands_in_other_layouts": 30,
+            "test_every_element_of_a_result_has_a_place": 40,
+        },
+        "compiler/test_ops": {
+            "test_the_whole_language_compiles_for_every_dialect": "^(many-sm_80|bits.*sm_90a|chained.*120)$",
+            "test_sines_and_cosines_compile_for_every_dialect": 2,
+        },
+        "compiler/test_pipelined_code": _PIPELINES,
+        "compiler/test_wgmma_types": _OF_OTHER_TYPES,
+        "kernels/test_attention": _ATTENTION,
+        "kernels/test_attention_varlen": _PACKED,
+        "kernels/test_compiled": _READY_MADE,
+        **_RESULTS,
+    }.items()
+    for name, rule in rules.items()
+}
+_UNKNOWN = pytest.StashKey[list[str]]()
+
+
+def names_files(config: pytest.Config) -> bool:
+    """Whether files, or tests in them, were named: then all of them run."""
+    return any("::" in argument or argument.endswith(".py") for argument in config.args)
+
+
+def is_asked_for(config: pytest.Config) -> bool:
+    """Whether this run leaves nothing out."""
+    chosen = config.getoption("--thorough") or "thorough" in (config.getoption("markexpr", "") or "")
+    return bool(chosen) or names_files(config)
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what is thorough, and take it from `items` unless it was asked for."""
+    families: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, members in families.items():
+        if name in FAMILIES:
+            kept = stays(FAMILIES[name], [_id(member) for member in members])
+            for member, keep in zip(members, kept, strict=True):
+                if not keep:
+                    member.add_marker("thorough")
+    config.stash[_UNKNOWN] = sorted(_wrong(families))
+    left_out = [item for item in items if item.get_closest_marker("thorough")]
+    if left_out and not is_asked_for(config):
+        config.hook.pytest_deselected(items=left_out)
+        out = set(left_out)
+        items[:] = [item for item in items if item not in out]
+
+
+def stays(rule: int | str | None, ids: list[str]) -> list[bool]:
+    """Which members of a family stay in the quick run."""
+    if rule is None:
+        return [False] * len(ids)
+    if isinstance(rule, str):
+        return [re.search(rule, each) is not None for each in ids]
+    last = len(ids) - 1
+    kept = {round(k * last / max(rule - 1, 1)) for k in range(rule)}
+    return [n in kept for n in range(len(ids))]
+
+
+def unknown(config: pytest.Config) -> list[str]:
+    """What the table says of tests that are not there, or wrongly, as far as their files were collected."""
+    return config.stash[_UNKNOWN]
+
+
+def _id(member: pytest.Item) -> str:
+    return member.nodeid.partition("[")[2].removesuffix("]")
+
+
+def _wrong(families: dict[str, list[pytest.Item]]) -> Iterable[str]:
+    files = {name.partition("::")[0] for name in families}
+    for name, rule in FAMILIES.items():
+        if name.partition("::")[0] not in files:
+            continue
+        ids = [_id(member) for member in families.get(name, ())]
+        if not ids:
+            yield f"{name}: there is no such test"
+        elif rule is not None and not any(stays(rule, ids)):
+            yield f"{name}: nothing of it stays in the quick run"
+        elif all(stays(rule, ids)):
+            yield f"{name}: all of it stays in the quick run"

@@ -1,0 +1,104 @@
+"""Which tests run without `--thorough`, and in how many processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import thorough
+
+
+def test_what_is_left_out_is_a_test_and_part_of_it_stays(request):
+    assert thorough.unknown(request.config) == []
+
+
+def test_members_that_stay():
+    ids = ["a", "b", "c", "d", "e"]
+    assert thorough.stays(None, ids) == [False] * 5
+    assert thorough.stays("[bd]", ids) == [False, True, False, True, False]
+    assert thorough.stays(2, ids) == [True, False, False, False, True]
+    assert thorough.stays(3, ids) == [True, False, True, False, True]
+    assert thorough.stays(1, ids) == [True, False, False, False, False]
+
+
+MANY = """
+import pytest
+
+@pytest.mark.parametrize("n", range(5))
+def test_quick(n):
+    pass
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("n", range(5))
+def test_slow(n):
+    pass
+"""
+
+
+@pytest.fixture
+def suite(tmp_path, request):
+    """A suite of ten tests under the project's conftest.py, half of them thorough; gives what pytest prints of a run there."""
+    root, tests = request.config.rootpath, tmp_path / "tests"
+    tests.mkdir()
+    for name in ("pyproject.toml", "tests/conftest.py"):
+        shutil.copy(root / name, tmp_path / name)
+    (tests / "test_many.py").write_text(MANY)
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+        paths = [str(root), *map(str, request.config.getini("pythonpath")), os.environ.get("PYTHONPATH", "")]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**environment, "PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "passed"),
+    [(["-n1"], 5), (["-n0", "--thorough"], 10), (["-n0", "-m", "thorough"], 5), (["-n0", "tests/test_many.py"], 10)],
+    ids=str,
+)
+def test_what_runs(suite, arguments, passed):
+    printed = suite(*arguments)
+    assert f"{passed} passed" in printed
+    assert ("the quick run: about" in printed) == ("-n1" in arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes"),
+    [
+        ({}, 6),
+        ({"args": ["tests/lang"]}, 6),
+        ({"args": ["tests/test_api.py"]}, None),
+        ({"args": ["tests/lang/test_scale.py::test_parity_at_scale[exp]"]}, None),
+        ({"numprocesses": 0}, 0),
+        ({"numprocesses": "auto"}, "auto"),
+        ({"usepdb": True}, None),
+        ({"collectonly": True}, None),
+        ({"device": "cuda"}, None),
+        ({"cores": 64}, 8),
+    ],
+    ids=str,
+)
+def test_processes(request, monkeypatch, changes, processes):
+    """As many as there are cores, 8 at most; one for a file, for a debugger, for a GPU, or as `-n` says."""
+    settings = {"numprocesses": None, "dist": "no", "usepdb": False, "collectonly": False, "device": "cpu", **changes}
+    cores = settings.pop("cores", 6)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    config = SimpleNamespace(option=SimpleNamespace(**settings), args=settings.pop("args", ["tests"]))
+    conftest = request.config.pluginmanager.get_plugin(str(request.config.rootpath / "tests" / "conftest.py"))
+    conftest.pytest_cmdline_main(config)
+    assert config.option.numprocesses == processes
+    assert (config.option.dist == "worksteal") == (processes in (6, 8))
