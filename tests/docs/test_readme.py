@@ -34,7 +34,7 @@ def test_the_kernel_is_short() -> None:
 def test_every_extra_that_is_named_exists() -> None:
     extras = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text("utf-8").partition("optional-dependencies]")[2], re.M)
     pages = [TEXT, *(p.read_text("utf-8") for p in (ROOT / "docs").rglob("*.md"))]
-    named = {extra for page in pages for extra in re.findall(r"(?:tilekit|tilekit-cuda|\.)\[(\w+)\]", page)}
+    named = {extra for page in pages for extra in re.findall(r"(?:tilekit-cuda|\.)\[(\w+)\]", page)}
     assert named <= set(extras)
     assert {"cu12", "cu13", "test", "docs", "bench"} <= set(extras)
 

@@ -72,7 +72,7 @@ def test_version_has_one_home() -> None:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        installed = version("tilekit")
+        installed = version("tilekit-cuda")
     except PackageNotFoundError:
         pytest.skip("tilekit runs from its source here, without being installed")
     assert installed == tk.__version__
