@@ -356,8 +356,27 @@ def test_grids_that_disagree(device):
         pass
 
     refuse(nothing(), ValueError, r"no argument is a partition, so the grid must be given: \.grid\(\(blocks, 1, 1\)\)")
-    with pytest.raises(ValueError, match="100000 blocks along axis 1 of the grid"):
-        nothing().grid((1, 100_000))
+    with pytest.raises(ValueError, match=r"the grid \(1, 100000, 10000000000\) has 1000000000000000 blocks; 140735340806145 are"):
+        nothing().grid((1, 100_000, 10**10))
+
+
+def test_a_grid_may_have_any_number_of_blocks_along_any_axis(device):
+    @tk.kernel
+    def place(y: tk.Out):
+        y.store(tk.full(y.tile_shape, tk.bid(1) * 10 + tk.bid(2) + tk.num_blocks(1), y.dtype))
+
+    y = api.zeros((1, 70_000, 2), tk.int32).sync()
+    place(y.partition((1, 1, 1))).sync()
+    wanted = 10 * np.arange(70_000)[:, None] + np.arange(2) + 70_000
+    np.testing.assert_array_equal(y.to_host().sync()[0], wanted)
+
+    @tk.kernel
+    def count(total: tk.InOut):
+        tk.atomic_add(total, 0, tk.bid(1) + tk.num_blocks(2))
+
+    total = api.zeros(1, tk.int64).sync()
+    count(total.scattered()).grid((1, 3, 66_000)).sync()
+    assert total.to_host().sync()[0] == 66_000 * (0 + 1 + 2) + 3 * 66_000 * 66_000
 
 
 def test_ranks_and_shapes_that_were_declared(device):

@@ -283,7 +283,7 @@ def test_maps_say_what_they_are():
         ({"num_blocks": True}, TypeError, "num_blocks is an int, not True"),
         ({"group": 4}, ValueError, r"a group of shape \(4,\) has 1 dimensions, the partition has 2"),
         ({"group": (0, 1)}, ValueError, r"a group has one tile at least along each dimension; \(0, 1\) has not"),
-        ({"group": (2**20, 2**20)}, ValueError, "a map counts up to 2\\^31 - 1 tiles; take larger tiles, or smaller groups"),
+        ({"group": (2**40, 2**40)}, ValueError, "a map counts up to 2\\^62 tiles; take larger tiles, or smaller groups"),
         ({"group": "ab"}, TypeError, "a shape is an int or a tuple of ints"),
         ({"cluster": 2}, ValueError, r"a cluster of shape \(2,\) has 1 dimensions, the partition has 2"),
         ({"cluster": (1, 1, 2)}, ValueError, r"a cluster of shape \(1, 1, 2\) has 3 dimensions, the partition has 2"),
@@ -300,8 +300,8 @@ def test_maps_that_cannot_be(arguments, error, message):
 
 
 def test_maps_of_too_many_tiles_and_of_maps():
-    with pytest.raises(ValueError, match=r"\(2147483648,\) tiles in groups of \(1,\): a map counts up to 2\^31 - 1 tiles"):
-        api.meta(2**31).partition(1).map()
+    with pytest.raises(ValueError, match=r"\(9223372036854775807,\) tiles in groups of \(1,\): a map counts up to 2\^62 tiles"):
+        api.meta(2**63 - 1).partition(1).map()
     with pytest.raises(TypeError, match=r"\.map\(group=\(1,\), num_blocks=1\) has no map\(\) of its own: begin with"):
         api.meta(8).partition(4).map().map()
 

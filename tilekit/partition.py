@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["MappedPartition", "Partition", "PrefixPartition", "Scattered", "Traits", "grouped_index", "try_partition"]
 
 _RANKS = range(1, 5)
-# Kernels count tiles in 32 bits, and blocks as well.
-_MOST_TILES = 2**31 - 1
+# What CUDA launches along axis 0; and tiles that are counted in 32 bits, and in 64.
+_MOST_BLOCKS = _FEW_TILES = 2**31 - 1
+_MOST_TILES = 2**62
 _MOST_IN_CLUSTER = 8  # blocks that every GPU with clusters runs together
 # How many shapes of tiles are remembered for tensors of one kind.
 _CUTS_KEPT = 64
@@ -157,7 +158,7 @@ class Partition:
 
         Raises:
             TypeError: this is a prefix or a map already, or `num_blocks` is no int.
-            ValueError: `group` does not fit the rank; a count is not positive, or there are more than 2^31 - 1 tiles.
+            ValueError: `group` does not fit the rank; a count is not positive, or there are more than 2^62 tiles.
         """
         self._check_plain("map")
         if num_blocks is None:
@@ -224,9 +225,10 @@ class MappedPartition(Partition):
         group: how many tiles a group has along each dimension.
         num_blocks: how many blocks a launch has, along axis 0 of its grid.
         cluster: how many tiles along each dimension neighbouring blocks visit together; None where they do not.
+        many: whether to count its tiles takes more than 31 bits (internal).
     """
 
-    __slots__ = ("cluster", "group", "num_blocks")
+    __slots__ = ("cluster", "group", "many", "num_blocks")
 
     def __init__(
         self,
@@ -244,16 +246,18 @@ class MappedPartition(Partition):
         except TypeError:
             raise TypeError(f"num_blocks is an int, not {num_blocks!r}") from None
         self.group = group
-        if not 1 <= self.num_blocks <= _MOST_TILES:
+        if not 1 <= self.num_blocks <= _MOST_BLOCKS:
             raise ValueError(f"num_blocks is from 1 to 2^31 - 1, not {num_blocks}")
         if len(group) != len(tile_shape):
             raise ValueError(f"a group of shape {group} has {len(group)} dimensions, the partition has {len(tile_shape)}")
         if min(group) < 1:
             raise ValueError(f"a group has one tile at least along each dimension; {group} has not")
-        if math.prod(map(max, self.grid, group)) > _MOST_TILES:
+        counted = math.prod(map(max, self.grid, group))
+        if counted > _MOST_TILES:
             raise ValueError(
-                f"{self.grid} tiles in groups of {group}: a map counts up to 2^31 - 1 tiles; take larger tiles, or smaller groups"
+                f"{self.grid} tiles in groups of {group}: a map counts up to 2^62 tiles; take larger tiles, or smaller groups"
             )
+        self.many = counted > _FEW_TILES
         self.cluster = self._possible(cluster)
         self.traits = Traits.of((tensor.traits, tile_shape, "map", group, self.num_blocks, self.cluster))
 

@@ -114,7 +114,8 @@ typedef struct {
     PyTypeObject *plain; /* the class of storages whose order is their own, and whose attributes are what they seem */
     PyObject *kinds;     /* bytes, one for each argument: T a tensor, P a partition, S a scalar, - not passed */
     PyObject *uses;      /* bytes, one for each argument: READ and WRITTEN */
-    PyObject *slots;     /* bytes, one for each parameter of the kernel: its code in the module struct */
+    PyObject *slots;     /* bytes, one for each parameter that is from the arguments: its code in the module struct */
+    PyObject *rest;      /* bytes, or NULL: the parameters behind these, of eight bytes each, which are always the same */
 } Launcher;
 
 /* An event to be recorded right behind a launch. */

@@ -5,7 +5,8 @@ from typing import Any, Self
 from tilekit.schedule import ExecutionContext
 from tilekit.stream import Stream
 
-# Launches of one kernel with arguments of one kind, on one device.
+# Launches of one kernel with arguments of one kind, on one device. `rest`: the parameters behind those of the arguments, eight
+# bytes each.
 class Launcher:
     def __new__(
         cls,
@@ -24,6 +25,7 @@ class Launcher:
         record: int = ...,
         query: int = ...,
         spin_s: float = ...,
+        rest: bytes = ...,
     ) -> Self: ...
     def launch(self, stream: object, arguments: tuple[object, ...], label: str, /) -> int: ...
 

@@ -13,20 +13,27 @@ static struct {
     PyObject *guarded, *written_by;
 } name;
 
+/* How many parameters are always the same. */
+static Py_ssize_t rest_of(const Launcher *self)
+{
+    return self->rest == NULL ? 0 : PyBytes_GET_SIZE(self->rest) / (Py_ssize_t)sizeof(uint64_t);
+}
+
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"launch", "current", "context", "function", "grid",   "block", "shared_bytes", "plain",
-                               "kinds",  "uses",    "slots",   "record",   "query", "spin_s", NULL};
+                               "kinds",  "uses",    "slots",   "record",   "query", "spin_s", "rest", NULL};
     Launcher made;
     memset(&made, 0, sizeof made);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&O&(III)(III)IO!SSS|O&O&d:Launcher", keywords, as_pointer, &made.launch,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&O&(III)(III)IO!SSS|O&O&dS:Launcher", keywords, as_pointer, &made.launch,
                                      as_pointer, &made.current, as_pointer, &made.context, as_pointer, &made.function,
                                      &made.grid[0], &made.grid[1], &made.grid[2], &made.block[0], &made.block[1],
                                      &made.block[2], &made.shared_bytes, &PyType_Type, &made.plain, &made.kinds, &made.uses,
-                                     &made.slots, as_pointer, &made.record, as_pointer, &made.query, &made.spin_s))
+                                     &made.slots, as_pointer, &made.record, as_pointer, &made.query, &made.spin_s, &made.rest))
         return NULL;
     made.count = PyBytes_GET_SIZE(made.kinds);
-    if (PyBytes_GET_SIZE(made.uses) != made.count || PyBytes_GET_SIZE(made.slots) > MOST_SLOTS || made.count > MOST_VIEWS) {
+    Py_ssize_t slots = PyBytes_GET_SIZE(made.slots) + rest_of(&made);
+    if (PyBytes_GET_SIZE(made.uses) != made.count || slots > MOST_SLOTS || made.count > MOST_VIEWS) {
         PyErr_Format(PyExc_ValueError, "a Launcher takes %d arguments and %d parameters at most", MOST_VIEWS, MOST_SLOTS);
         return NULL;
     }
@@ -38,6 +45,7 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     Py_INCREF(self->kinds);
     Py_INCREF(self->uses);
     Py_INCREF(self->slots);
+    Py_XINCREF(self->rest);
     return (PyObject *)self;
 }
 
@@ -48,6 +56,7 @@ static void launcher_dealloc(Launcher *self)
     Py_XDECREF(self->kinds);
     Py_XDECREF(self->uses);
     Py_XDECREF(self->slots);
+    Py_XDECREF(self->rest);
     type->tp_free((PyObject *)self);
     Py_DECREF(type);
 }
@@ -293,6 +302,8 @@ int launch(Launcher *self, PyObject *stream, PyObject *given, PyObject *label, E
         goto out;
     for (Py_ssize_t i = 0; i < slots; i++)
         params[i] = &values[i];
+    for (Py_ssize_t i = 0; i < rest_of(self); i++)
+        params[slots + i] = PyBytes_AS_STRING(self->rest) + i * (Py_ssize_t)sizeof(uint64_t);
 
     /* The driver waits here if too much is queued, and a callback of somebody's may need the interpreter meanwhile. */
     Py_BEGIN_ALLOW_THREADS

@@ -24,9 +24,11 @@ from tilekit.compiler.branches import without_dead_branches
 from tilekit.compiler.cubin import read_resources
 from tilekit.compiler.diagnose import explain
 from tilekit.compiler.facts import ArgumentFacts
+from tilekit.compiler.grids import Fold
 from tilekit.compiler.inlining import inlined
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format, target_capability
 from tilekit.compiler.layout import Config
+from tilekit.compiler.lower.blocks import pass_the_grid
 from tilekit.compiler.lower.rings import SHARED_BYTES, loaders_of
 from tilekit.compiler.pipelines import Unfit, pipelined_loops, plain, rings_of, specialised
 from tilekit.compiler.types import MOST_WARPS, Compilation, MoreWarps, Pipelines, TensorType, argument_type, compiling
@@ -49,6 +51,7 @@ def build(
     occupancy: int | None = None,
     *,
     checks: bool = False,
+    fold: Fold | None = None,
 ) -> CompiledKernel:
     """Compile a kernel.
 
@@ -59,6 +62,7 @@ def build(
         target: `"sm_90a"`, see `compiler.kernel.TARGETS`.
         checks: whether it makes sure of indices while it runs, see `TILEKIT_CHECKS`.
         occupancy: blocks that a multiprocessor should have room for; a thread gets no more registers than that leaves.
+        fold: how the grid is folded, see `compiler.grids`; None if it is not.
 
     Raises:
         CompileError: the kernel cannot be compiled; it points at the user's line.
@@ -66,7 +70,7 @@ def build(
     """
 
     def attempt(config: Config) -> tuple[CompiledKernel, Compilation]:
-        return _compiled(bound, facts, config, target, occupancy, checks=checks, grows=num_warps is None)
+        return _compiled(bound, facts, config, target, occupancy, checks=checks, grows=num_warps is None, fold=fold)
 
     found, compilation = with_enough_warps(facts, num_warps, attempt)
     notes = list(compilation.notes or ())
@@ -105,11 +109,12 @@ def _compiled(
     *,
     checks: bool,
     grows: bool,
+    fold: Fold | None,
 ) -> tuple[CompiledKernel, Compilation]:
     """A kernel for blocks of so many warps, and what is known of its compilation."""
 
     def attempt(pipelines: Pipelines | None) -> tuple[CompiledKernel, Compilation]:
-        return _assembled(bound, facts, config, target, occupancy, pipelines, checks=checks, grows=grows)
+        return _assembled(bound, facts, config, target, occupancy, pipelines, checks=checks, grows=grows, fold=fold)
 
     rings = rings_of(bound)
     if not rings:
@@ -156,6 +161,7 @@ def _assembled(
     *,
     checks: bool,
     grows: bool,
+    fold: Fold | None,
 ) -> tuple[CompiledKernel, Compilation]:
     """The same, with or without rings for its pipelines."""
     capability, arguments = target_capability(target), argument_types(bound.names, facts, config)
@@ -166,6 +172,8 @@ def _assembled(
             function, arguments, device=False, abi="numba", cc=capability, fastmath=False,
             launch_bounds=(threads, occupancy or 1), lto=False,
         )  # fmt: skip
+        if fold is not None:
+            pass_the_grid(library.get_function(library._entry_name), fold)
         if pipelines is not None:
             _run_together(library, pipelines.cluster)
             _pass_by_value(library, len(pipelines.maps))
@@ -176,7 +184,7 @@ def _assembled(
 
     with _standing_in(capability):
         (ptx, cubin), compilation = translate(
-            bound, config, arguments, capability, compile_function, checks=checks, grows=grows, pipelines=pipelines
+            bound, config, arguments, capability, compile_function, checks=checks, grows=grows, pipelines=pipelines, fold=fold
         )
     entry = re.search(r"\.entry\s+(\w+)\(", ptx)
     assert entry, "a kernel has an entry"
@@ -241,6 +249,7 @@ def translate(
     checks: bool = False,
     grows: bool = False,
     pipelines: Pipelines | None = None,
+    fold: Fold | None = None,
 ) -> tuple[T, Compilation]:
     """Let numba compile `bound`: the tile operations know `config`, and numba's errors become `CompileError`.
 
@@ -252,6 +261,7 @@ def translate(
         checks: whether it makes sure of indices while it runs.
         grows: whether to stop where more warps are wanted.
         pipelines: what rings of stages share; None for pipelines that load as they go.
+        fold: as for `build`.
 
     Returns:
         What `compile_function` gives, and what is known of the compilation.
@@ -264,7 +274,9 @@ def translate(
     """
     target = capability[0], capability[1]
     bound = plain(bound) if pipelines is None else specialised(bound, pipelines.clusters, pipelines.written)
-    with compiling(config, loops=bound.loops, checks=checks, grows=grows, capability=target, pipelines=pipelines) as compilation:
+    with compiling(
+        config, loops=bound.loops, checks=checks, grows=grows, capability=target, pipelines=pipelines, fold=fold
+    ) as compilation:
         function, called = inlined(bound)
         try:
             return compile_function(function), compilation
@@ -278,7 +290,9 @@ def translate(
             if simpler is None:
                 explained = explain(error, bound.source, called)
                 raise explained from explained.__cause__
-    return translate(simpler, config, arguments, capability, compile_function, checks=checks, grows=grows, pipelines=pipelines)
+    return translate(
+        simpler, config, arguments, capability, compile_function, checks=checks, grows=grows, pipelines=pipelines, fold=fold
+    )
 
 
 class _StandIn:

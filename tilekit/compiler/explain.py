@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilekit.compiler.facts import ArgumentFacts
+from tilekit.compiler.grids import Fold
 from tilekit.compiler.kernel import CompiledKernel
 from tilekit.compiler.layout import WARP, Layout
 from tilekit.compiler.source import KernelSource
@@ -218,7 +219,12 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def explain(
-    bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | None, target: str, occupancy: int | None
+    bound: BoundKernel,
+    facts: Sequence[ArgumentFacts],
+    num_warps: int | None,
+    target: str,
+    occupancy: int | None,
+    fold: Fold | None = None,
 ) -> Explanation:
     """Compile a kernel, and note what the compiler does. The arguments are those of `build`."""
     with importing_numba():  # which takes a second
@@ -226,7 +232,7 @@ def explain(
         from tilekit.compiler.types import noting
 
     with noting() as notes:
-        compiled = build(bound, facts, num_warps, target, occupancy)
+        compiled = build(bound, facts, num_warps, target, occupancy, fold=fold)
     blocks, limit, share = resident_blocks(compiled)
     layouts: dict[Layout, LayoutInUse] = {}
     source: KernelSource = bound.source

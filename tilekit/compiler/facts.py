@@ -32,6 +32,8 @@ class TensorFacts(NamedTuple):
         group: of a mapped partition, the number of tiles in a group along each dimension; None for all else.
         kin: of a mapped partition, a number that those share which have the same shape, tiles, group and cluster.
         cluster: of a mapped partition, the number of tiles in a cluster along each dimension; None if there are none.
+        many: whether tiles of all its dimensions may be so many together that to count them takes more than 31 bits: a tensor
+            has so many elements, or a mapped partition so many tiles.
     """
 
     dtype: str
@@ -47,6 +49,7 @@ class TensorFacts(NamedTuple):
     group: tuple[int, ...] | None = None
     kin: int = 0
     cluster: tuple[int, ...] | None = None
+    many: bool = False
 
 
 class ScalarFacts(NamedTuple):

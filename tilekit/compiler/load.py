@@ -15,6 +15,7 @@ import numpy as np
 from tilekit.compiler import cache
 from tilekit.compiler.bound import BoundKernel
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
+from tilekit.compiler.grids import AXIS_LIMITS, FOLDED_SLOTS, Fold, folded_grid
 from tilekit.compiler.interpret import interpret
 from tilekit.compiler.native import Launcher as _Launcher
 from tilekit.compiler.recorded import InterpretedLaunch, compiled_launch
@@ -48,14 +49,20 @@ class Specialisation:
         bound: the kernel, its generics bound.
         facts: about each argument.
         num_warps, occupancy: what was asked for; None leaves it to the compiler.
+        fold: how the grids that it is launched on are folded; None for those that CUDA launches as they are.
         checks: whether it checks itself on a GPU, by `TILEKIT_CHECKS`.
         compilations: how many times the compiler ran for it, cache hits excluded.
     """
 
     def __init__(
-        self, bound: BoundKernel, facts: tuple[ArgumentFacts, ...], num_warps: int | None, occupancy: int | None = None
+        self,
+        bound: BoundKernel,
+        facts: tuple[ArgumentFacts, ...],
+        num_warps: int | None,
+        occupancy: int | None = None,
+        fold: Fold | None = None,
     ) -> None:
-        self.bound, self.facts, self.num_warps, self.occupancy = bound, facts, num_warps, occupancy
+        self.bound, self.facts, self.num_warps, self.occupancy, self.fold = bound, facts, num_warps, occupancy, fold
         self.compilations, self.checks = 0, load_settings().checks
         self._compiled: dict[str, CompiledKernel] = {}
         self._executables: dict[Device, Executable] = {}
@@ -74,7 +81,9 @@ class Specialisation:
         found = self._executables.get(device)
         if found is None:
             made: Executable = (
-                _Interpreted(self) if device.kind == "cpu" else _Loaded(self.compiled(device.target), self.facts, device)
+                _Interpreted(self)
+                if device.kind == "cpu"
+                else _Loaded(self.compiled(device.target), self.facts, device, self.fold)
             )
             found = self._executables.setdefault(device, made)
         return found
@@ -94,7 +103,8 @@ class Specialisation:
                     with importing_numba():
                         from tilekit.compiler.build import build
                     self.compilations += 1
-                    found = build(self.bound, self.facts, self.num_warps, target, self.occupancy, checks=self.checks)
+                    asked = (self.num_warps, target, self.occupancy)
+                    found = build(self.bound, self.facts, *asked, checks=self.checks, fold=self.fold)
                     if key:
                         cache.save(key, found)
                 self._compiled[target] = found
@@ -104,8 +114,13 @@ class Specialisation:
         """The specialisation as a `numba.cuda.jit` dispatcher.
 
         Raises:
-            DeviceUnavailableError: there is no GPU.
+            DeviceUnavailableError: there is no GPU. ValueError: the grid is one that CUDA does not launch as it is.
         """
+        if self.fold is not None:
+            raise ValueError(
+                f"kernel {self.bound.source.name}: numba launches grids of up to {AXIS_LIMITS} blocks along the axes 0, 1, 2; "
+                "this launch's has more, and only tilekit folds it: take larger tiles, or launch it with tilekit"
+            )
         from tilekit.device import cuda_unavailable_reason
 
         reason = cuda_unavailable_reason()
@@ -121,7 +136,7 @@ class Specialisation:
         outside = [(name, _fingerprint(value)) for name, value in self.bound.outside.items()]
         if any(mark is None for _, mark in outside):
             return None
-        options = (self.num_warps, self.occupancy, target)
+        options = (self.num_warps, self.occupancy, target, self.fold)
         parts: tuple[Any, ...] = (cache.toolchain_fingerprint(), self.bound.text, outside, self.facts, *options)
         if self.checks:  # what they say has lines
             parts = (*parts, "checks", *self.bound.places())
@@ -190,13 +205,16 @@ class _Loaded:
     the driver has copied them when the launch returns.
     """
 
-    def __init__(self, compiled: CompiledKernel, facts: Sequence[ArgumentFacts], device: Device) -> None:
+    def __init__(
+        self, compiled: CompiledKernel, facts: Sequence[ArgumentFacts], device: Device, fold: Fold | None = None
+    ) -> None:
         self._function = device.driver.load(compiled.cubin, compiled.entry, compiled.dynamic_shared_bytes)
         if compiled.sites:
             device.driver.watch(self._function, compiled.sites)
         self._driver, self._block, self._shared_bytes = device.driver, compiled.block, compiled.dynamic_shared_bytes
         packer = struct.Struct(compiled.param_format)
-        self._parameters = Parameters(packer.size // 8, len(compiled.maps))
+        self._fold, self._own_bytes = fold, packer.size
+        self._parameters = Parameters(packer.size // 8 + (FOLDED_SLOTS if fold else 0), len(compiled.maps))
         self._buffer, self._params = self._parameters.values, self._parameters.address
         self._pack = _packing(facts, packer.pack_into)
         self._maps = [(known.argument, _encoder(device.driver, known)) for known in compiled.maps]
@@ -207,6 +225,9 @@ class _Loaded:
         """Launch on the stream."""
         with self._lock:
             self._pack(self._buffer, arguments)
+            if self._fold is not None:
+                _pack_grid(self._buffer, self._own_bytes, *grid)
+                grid = folded_grid(grid)
             for at, (number, encode) in enumerate(self._maps):
                 self._parameters.put_map(at, encode(*_described(arguments[number])))
             self._driver.launch(self._function, grid, self._block, self._shared_bytes, ctx.stream.handle, self._params)
@@ -215,6 +236,9 @@ class _Loaded:
         """The launch, to be written down."""
         values = bytearray(8 * len(self._slots))
         self._pack(values, arguments)
+        if self._fold is not None:
+            values += _packed_grid(*grid)
+            grid = folded_grid(grid)
         placed, at = [], 0
         for argument, known in zip(arguments, self._facts, strict=True):
             placed.append((argument, at, isinstance(known, TensorFacts) and known.role != "in"))
@@ -240,17 +264,21 @@ class _Loaded:
             return _Launcher(
                 **calls._asdict(),
                 function=int(self._function.handle),
-                grid=grid,
+                grid=grid if self._fold is None else folded_grid(grid),
                 block=self._block,
                 shared_bytes=self._shared_bytes,
                 plain=Storage,
                 kinds=bytes(kinds),
                 uses=bytes(uses),
                 slots=self._slots,
+                rest=b"" if self._fold is None else _packed_grid(*grid),
             ).launch
         except ValueError:  # more arguments than it has room for
             return None
 
+
+_GRID = struct.Struct(f"={FOLDED_SLOTS}q")  # of a launch whose grid is folded: what the kernel gets behind its other parameters
+_pack_grid, _packed_grid = _GRID.pack_into, _GRID.pack
 
 _Encoder = Callable[[int, tuple[int, ...], tuple[int, ...]], bytes]
 _MAPS_KEPT = 256  # of one parameter

@@ -26,6 +26,7 @@ from numba.cuda.types.ext_types import bfloat16
 from tilekit import dtypes
 from tilekit.compiler.facts import ScalarFacts, TensorFacts
 from tilekit.compiler.fragments import is_accumulator
+from tilekit.compiler.grids import Fold
 from tilekit.compiler.layout import Config, Layout
 from tilekit.driver.tensormaps import TensorMap
 from tilekit.dtypes import DType
@@ -33,8 +34,8 @@ from tilekit.dtypes import DType
 __all__ = [
     "BARRIER_ROOM", "MOST_WARPS", "RING_ALIGNMENT", "Asked", "Clash", "Compilation", "DTypeType", "DeferredType", "MoreWarps",
     "Pipelines", "TensorType", "TileType", "Turn", "Waited", "argument_type", "compiles", "compiling", "constant", "current",
-    "current_config", "describe", "dtype_of", "extent_dtype", "integer", "lowered_line", "lowered_place", "noting", "own_line",
-    "prevailing", "register_type", "scalar_dtype", "scalar_kind", "scalar_type",
+    "current_config", "describe", "dtype_of", "extent_dtype", "extent_type", "integer", "lowered_line", "lowered_place", "noting",
+    "own_line", "prevailing", "register_type", "scalar_dtype", "scalar_kind", "scalar_type",
 ]  # fmt: skip
 
 i1, i8, i16, i32, i64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -222,6 +223,7 @@ class Compilation:
         notes: what the operations do, for `compiler.explain`: the line, and what was noted. None where nobody wants to know.
         checks: whether the kernel looks after itself while it runs, see `lower.checks`.
         capability: of the GPU that it is compiled for, `(8, 0)`.
+        fold: how its grid is folded; None if it is not.
         sites: file, line and message of each such check.
         accesses: those to the parameters that the kernel writes, by name, as far as lowered: see `lower.windows.settle`.
         pipelines: what the rings of stages share; None if there are none.
@@ -233,6 +235,7 @@ class Compilation:
         "checks",
         "config",
         "dynamic_bytes",
+        "fold",
         "grows",
         "loops",
         "notes",
@@ -250,8 +253,9 @@ class Compilation:
         grows: bool = False,
         capability: tuple[int, int] = (8, 0),
         pipelines: Pipelines | None = None,
+        fold: Fold | None = None,
     ) -> None:
-        self.pipelines = pipelines
+        self.pipelines, self.fold = pipelines, fold
         self.config, self.loops, self.checks, self.grows, self.capability = config, loops, checks, grows, capability
         self.sites: list[tuple[str, int, str]] = []
         self.accesses: defaultdict[str, list[Any]] = defaultdict(list)
@@ -335,9 +339,10 @@ def compiling(
     grows: bool = False,
     capability: tuple[int, int] = (8, 0),
     pipelines: Pipelines | None = None,
+    fold: Fold | None = None,
 ) -> Iterator[Compilation]:
     """Compile a kernel of this configuration: operations ask for what they share by `current()`."""
-    made = Compilation(config, loops=loops, checks=checks, grows=grows, capability=capability, pipelines=pipelines)
+    made = Compilation(config, loops=loops, checks=checks, grows=grows, capability=capability, pipelines=pipelines, fold=fold)
     token = _compilation.set(made)
     try:
         yield made
@@ -483,6 +488,11 @@ class DTypeType(types.Opaque):
 def extent_dtype(facts: TensorFacts) -> DType:
     """The integer type of a tensor's extents, and of arithmetic on its element indices."""
     return dtypes.int64 if facts.wide else dtypes.int32
+
+
+def extent_type(tensor: TensorType) -> types.Type:
+    """The type of a tensor's extents, and of the number of its tiles along a dimension."""
+    return _SCALAR[extent_dtype(tensor.facts)]
 
 
 @register_model(TensorType)

@@ -50,7 +50,9 @@ def reordered(along: tuple[int, ...], values: tuple[Any, ...]) -> tuple[Any, ...
 
 @tile_op("bid")
 def bid(axis: int) -> int:
-    """The index of the running block along one axis of the launch grid, as an int32 scalar.
+    """The index of the running block along one axis of the launch grid.
+
+    It is an int32 scalar; int64 in a launch of 2^31 blocks or more.
 
     Args:
         axis: 0, 1 or 2, known when the kernel is compiled. Dimension `d` of a partition of rank 1 to 3 lies along axis `d`;
@@ -73,7 +75,7 @@ def bid(axis: int) -> int:
 
 @tile_op("num_blocks")
 def num_blocks(axis: int) -> int:
-    """The number of blocks along one axis of the launch grid, as an int32 scalar.
+    """The number of blocks along one axis of the launch grid, in the dtype of `bid`.
 
     Args:
         axis: 0, 1 or 2, known when the kernel is compiled.
@@ -101,7 +103,9 @@ def _axis(axis: Any, what: str) -> int:
 
 @tile_op("num_tiles")
 def num_tiles(array: TensorView, axis: int, shape: int | tuple[int, ...], *, order: Any = "C") -> int:
-    """The number of tiles along one dimension of a tensor that is cut into tiles of `shape`, as an int32 scalar.
+    """The number of tiles along one dimension of a tensor that is cut into tiles of `shape`.
+
+    It is a scalar of the type of `array.shape`: int32, or int64 where an extent of the tensor is beyond 2^31 - 2^24.
 
     Args:
         array: a tensor parameter of the kernel.

@@ -75,7 +75,7 @@ class TensorView:
 
     @property
     def shape(self) -> Shape:
-        """The tensor's extents, in elements."""
+        """The tensor's extents, in elements: int32 scalars, int64 where one of them is beyond 2^31 - 2^24."""
         return self._elements.shape
 
     @property
@@ -223,7 +223,7 @@ class TiledView:
         return self._view.dtype
 
     def num_tiles(self, axis: int) -> int:
-        """The number of windows along a dimension: as many as start inside the tensor."""
+        """The number of windows along a dimension: as many as start inside the tensor. A scalar as those of its shape."""
         from tilekit.lang.shape import axis_of
 
         along = axis_of(axis, self._view.ndim, "num_tiles")

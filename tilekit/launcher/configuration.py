@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from tilekit.compiler.grids import AXIS_LIMITS
+
 __all__ = ["LaunchConfig"]
 
-# What CUDA launches at most along the axes 0, 1, 2, on every GPU that tilekit runs on.
-_GRID_LIMITS = (2**31 - 1, 65535, 65535)
 _BLOCK_LIMITS = (1024, 1024, 64)
 _THREADS_LIMIT = 1024
 _CLUSTER_LIMIT = 16  # blocks; 8 on every GPU that has clusters
@@ -55,7 +55,7 @@ class LaunchConfig:
         Raises:
             TypeError, ValueError: CUDA launches no such thing.
         """
-        blocks, threads = _triple("grid", grid, 0, _GRID_LIMITS), _triple("block", block, 1, _BLOCK_LIMITS)
+        blocks, threads = _triple("grid", grid, 0, AXIS_LIMITS), _triple("block", block, 1, _BLOCK_LIMITS)
         if math.prod(threads) > _THREADS_LIMIT:
             raise ValueError(f"LaunchConfig: block {threads} has {math.prod(threads)} threads; CUDA has {_THREADS_LIMIT} at most")
         shared = _integer("shared_bytes", shared_bytes)

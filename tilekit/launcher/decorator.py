@@ -14,6 +14,7 @@ import numpy as np
 from tilekit.compiler import native
 from tilekit.compiler.bound import BoundKernel
 from tilekit.compiler.facts import ArgumentFacts
+from tilekit.compiler.grids import Fold
 from tilekit.compiler.load import Specialisation
 from tilekit.compiler.source import KernelSource, file_of
 from tilekit.compiler.specialise import bind
@@ -195,15 +196,16 @@ class Kernel(native.Calls):
         constants: tuple[tuple[str, Any], ...],
         warps: int | None,
         occupancy: int | None = None,
+        fold: Fold | None = None,
     ) -> Specialisation:
-        """The specialisation for these facts, generics, constants, warps and occupancy: made at the first call, compiled when
-        needed.
+        """The specialisation for these facts, generics, constants, warps, occupancy, and grids that are folded so (None for those
+        that are not): made at the first call, compiled when needed.
 
         Raises:
             CompileError: a generic that the body uses has no value.
         """
         typed = tuple((name, planning.constant_key(value)) for name, value in constants)
-        key = (facts, generics, typed, warps, occupancy)
+        key = (facts, generics, typed, warps, occupancy, fold)
         found = self._specialisations.get(key)
         if found is None:
             with self._lock:
@@ -213,7 +215,7 @@ class Kernel(native.Calls):
                     self._bound[generics, typed] = bound
                     if bound.origins:
                         self._functions.add(bound)
-                found = self._specialisations.setdefault(key, Specialisation(bound, facts, warps, occupancy))
+                found = self._specialisations.setdefault(key, Specialisation(bound, facts, warps, occupancy, fold))
         return found
 
     def __repr__(self) -> str:

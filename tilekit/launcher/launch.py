@@ -267,7 +267,7 @@ class KernelLaunch(native.Runs, AsyncKernelLaunch):
 
         self._consumed = True
         found = self._plan("explain").specialisation
-        return explain(found.bound, found.facts, found.num_warps, self._target(target), found.occupancy)
+        return explain(found.bound, found.facts, found.num_warps, self._target(target), found.occupancy, found.fold)
 
     def _target(self, target: str | None) -> str:
         """`target`, or that of the arguments' device."""

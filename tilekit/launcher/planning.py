@@ -7,6 +7,7 @@ addresses; the one rule about these, that what is written overlaps nothing else,
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from tilekit import dtypes
 from tilekit.compiler.facts import ArgumentFacts, Role, ScalarFacts, TensorFacts, divisor, extent_divisor, tile_extents
+from tilekit.compiler.grids import MOST_BLOCKS, fold_of
 from tilekit.device import Device
 from tilekit.lang.signature import Generic, Parameter
 from tilekit.ops import DeviceOp, Executable, NativeLaunch
@@ -29,8 +31,6 @@ __all__ = ["Form", "Options", "Plan", "check_grid", "check_overlap", "constant_k
 # How many plans a form keeps. Programs whose shapes never repeat would otherwise keep one for each.
 _PLANS_KEPT = 1024
 
-# The most blocks that CUDA launches along the axes 0, 1, 2.
-_GRID_LIMITS = (2**31 - 1, 65535, 65535)
 # Extents up to this leave room for the overhang of a tile in 32-bit index arithmetic.
 _NARROW = 2**31 - 2**24
 
@@ -106,7 +106,8 @@ class Plan:
             _check_distinct(kernel, parameter, partition)
         kin: Kin = {}
         facts = tuple(_facts(parameters[i], arguments[i], covers, tiles, kin) for i in passed)
-        self.specialisation = kernel.specialise(facts, generics, constants, options.num_warps, options.occupancy)
+        fold = fold_of(self.grid)
+        self.specialisation = kernel.specialise(facts, generics, constants, options.num_warps, options.occupancy, fold)
         device = _common_device(kernel, tensors)
         self.meta = next((p.name for p, a in tensors if a.storage is None), None)
         self.device = None if self.meta else device
@@ -273,13 +274,11 @@ def _launch_grid(tiles: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def check_grid(grid: tuple[int, ...], who: str) -> tuple[int, int, int]:
-    """`grid`, if CUDA launches as many blocks along each axis; ValueError if not. The same on a CPU device."""
-    for axis, (blocks, limit) in enumerate(zip(grid, _GRID_LIMITS, strict=True)):
-        if blocks > limit:
-            raise ValueError(
-                f"{who}: {blocks} blocks along axis {axis} of the grid {grid}; CUDA launches {limit} at most. Take larger tiles, "
-                "or put the longest dimension first"
-            )
+    """`grid`, if so many blocks can be launched, folded where CUDA has limits; ValueError if not. The same on a CPU device."""
+    if fold_of(grid) is not None and math.prod(grid) > MOST_BLOCKS:  # type: ignore[arg-type]
+        raise ValueError(
+            f"{who}: the grid {grid} has {math.prod(grid)} blocks; {MOST_BLOCKS} are launched at most. Take larger tiles"
+        )
     return grid  # type: ignore[return-value]
 
 
@@ -368,7 +367,8 @@ def _facts(
         facts = _tensor_facts(argument.tensor, role, argument.tile_shape, argument.tile_shape, tiles)
         if isinstance(argument, MappedPartition):
             cut = (argument.shape, argument.tile_shape, argument.group, argument.cluster)
-            facts = facts._replace(group=argument.group, cluster=argument.cluster, kin=kin.setdefault(cut, len(kin)))
+            kind = kin.setdefault(cut, len(kin))
+            facts = facts._replace(group=argument.group, cluster=argument.cluster, kin=kind, many=argument.many)
         return facts
     if isinstance(argument, Tensor):
         return _tensor_facts(argument, "in", None, covers.get(argument.shape), tiles)
@@ -401,4 +401,5 @@ def _tensor_facts(
         strides=tuple(0 if d == tensor.unit else divisor(abs(stride)) for d, stride in enumerate(tensor.strides)),
         wide=max(tensor.shape) > _NARROW,
         covered=grid_tile is not None,
+        many=tensor.size >= 1 << 31,
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from tilekit.compiler.lower.blocks import block_index
 from tilekit.compiler.lower.emit import asm
 from tilekit.compiler.types import current, i64, integer
 from tilekit.driver.report import FIRST_VALUE, MOST_VALUES, VARIABLE
@@ -57,11 +58,12 @@ def _stop(builder: ir.IRBuilder, site: int, values: list[ir.Value]) -> None:
     lines = ["atom.global.cas.b32 t, [$0+16], 0, 1;", "setp.ne.b32 p, t, 0;", "@p exit;"]
     lines += ["ld.global.b64 a, [$0];", "setp.eq.b64 p, a, 0;", "@p trap;"]
     lines += ["ld.global.b64 s, [$0+8];", "cvt.u64.u32 z, $1;", "add.u64 s, s, z;", "st.global.b64 [a+8], s;"]
-    for place, register in enumerate(("ctaid.x", "ctaid.y", "ctaid.z", "tid.x"), 2):
-        lines += [f"mov.u32 t, %{register};", "cvt.u64.u32 z, t;", f"st.global.b64 [a+{8 * place}], z;"]
-    lines += [f"st.global.b64 [a+{8 * (FIRST_VALUE + k)}], ${2 + k};" for k in range(len(values))]
+    lines += ["mov.u32 t, %tid.x;", "cvt.u64.u32 z, t;", "st.global.b64 [a+40], z;"]
+    block = [place if place.type == i64 else builder.zext(place, i64) for place in block_index(builder)]
+    shown = dict(enumerate(block, 2)) | dict(enumerate(values, FIRST_VALUE))
+    lines += [f"st.global.b64 [a+{8 * word}], ${2 + k};" for k, word in enumerate(shown)]
     lines += ["membar.sys;", "mov.u64 z, 1;", "st.global.b64 [a], z;", "membar.sys;", "trap;"]
     text = "{ .reg .pred p; .reg .b32 t; .reg .b64 a, s, z; " + " ".join(lines) + " }"
-    constraints = ",".join(["l", "r"] + ["l"] * len(values) + ["~{memory}"])
-    args = [builder.ptrtoint(variable, i64), integer(32, site), *values]
+    constraints = ",".join(["l", "r"] + ["l"] * len(shown) + ["~{memory}"])
+    args = [builder.ptrtoint(variable, i64), integer(32, site), *shown.values()]
     asm(builder, text, constraints, ir.VoidType(), args, effect=True)

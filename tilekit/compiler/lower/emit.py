@@ -10,7 +10,14 @@ from numba.cuda import nvvmutils, types
 
 from tilekit.compiler.types import i64, integer
 
-__all__ = ["all_of", "asm", "constant_tuple", "pack", "special_register", "thread_coordinates", "unpack", "xor_of_bits"]
+__all__ = [
+    "MAP_NAME", "all_of", "as_wide_as", "asm", "constant_tuple", "pack", "special_register", "thread_coordinates", "unpack",
+    "xor_of_bits",
+]  # fmt: skip
+
+
+MAP_NAME = "tilekit_map_"
+"""What a kernel's parameters for tensor maps are called, with a number each; they are its last."""
 
 
 def asm(
@@ -102,3 +109,10 @@ def xor_of_bits(builder: ir.IRBuilder, number: ir.Value, masks: Sequence[int]) -
 def thread_coordinates(builder: ir.IRBuilder, thread: ir.Value, basis: Sequence[tuple[int, ...]]) -> list[ir.Value]:
     """The coordinate of the thread's register 0, each dimension an i32."""
     return [xor_of_bits(builder, thread, [vector[dim] for vector in basis]) for dim in range(len(basis[0]))]
+
+
+def as_wide_as(builder: ir.IRBuilder, value: ir.Value, other: ir.Value) -> ir.Value:
+    """A count, which is not negative, in the type of another one; it fits."""
+    if value.type == other.type:
+        return value
+    return (builder.trunc if other.type.width < value.type.width else builder.zext)(value, other.type)

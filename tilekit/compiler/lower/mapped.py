@@ -24,8 +24,13 @@ def _key(tensor: TensorType, others: tuple[str, ...]) -> str:
     return f"{tensor.parameter}, {tensor.facts}, {tensor.config}, {others}"
 
 
+def _width(tensor: TensorType) -> ir.Type:
+    """The LLVM type of what counts the tiles of a mapped partition, and of an index of one."""
+    return i64 if tensor.facts.many or tensor.facts.wide else i32
+
+
 class TileIndexType(types.Type):
-    """A tile of a mapped partition: its index, an i32 for each dimension, is its value.
+    """A tile of a mapped partition: its index, an integer for each dimension, is its value.
 
     Attributes:
         tensor: the partition.
@@ -63,7 +68,7 @@ class TilesType(types.SimpleIterableType):
 @register_model(TilesType)
 class _IntsModel(core_models.PrimitiveModel):
     def __init__(self, manager: Any, ty: Any) -> None:
-        super().__init__(manager, ty, ir.ArrayType(i32, ty.tensor.facts.rank))
+        super().__init__(manager, ty, ir.ArrayType(_width(ty.tensor), ty.tensor.facts.rank))
 
 
 @register_model(_TilesIterator)
@@ -71,18 +76,19 @@ class _IteratorModel(core_models.PrimitiveModel):
     """A pointer to the place of the next tile, the numbers of tiles along each dimension, and of all."""
 
     def __init__(self, manager: Any, ty: _TilesIterator) -> None:
-        counts = ir.ArrayType(i32, ty.tensor.facts.rank)
-        super().__init__(manager, ty, ir.LiteralStructType([i32.as_pointer(), counts, i32]))
+        width = _width(ty.tensor)
+        counts = ir.ArrayType(width, ty.tensor.facts.rank)
+        super().__init__(manager, ty, ir.LiteralStructType([width.as_pointer(), counts, width]))
 
 
 def tile_counts(builder: ir.IRBuilder, tensor: TensorType, value: ir.Value) -> list[ir.Value]:
-    """The number of tiles along each dimension; a map has fewer than 2^31 of them."""
-    counts = []
+    """The number of tiles along each dimension."""
+    counts, width = [], _width(tensor)
     for dim, extent in enumerate(tensor.facts.tile):
         elements = tensor_field(builder, tensor, value, f"extent{dim}")
         rounded = builder.add(elements, ir.Constant(elements.type, extent - 1))
         count = builder.lshr(rounded, ir.Constant(elements.type, extent.bit_length() - 1))
-        counts.append(builder.trunc(count, i32) if elements.type == i64 else count)
+        counts.append(count if count.type == width else builder.zext(count, width))
     return counts
 
 
@@ -90,7 +96,7 @@ def tile_counts(builder: ir.IRBuilder, tensor: TensorType, value: ir.Value) -> l
 def getiter(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
     (counts,) = args
     total = _product(builder, unpack(builder, counts))
-    place = cgutils.alloca_once_value(builder, special_register(builder, "ctaid.x"))
+    place = cgutils.alloca_once_value(builder, _as(builder, special_register(builder, "ctaid.x"), total.type))
     iterator: Any = ir.Constant(context.get_value_type(signature.return_type), ir.Undefined)
     for at, part in enumerate((place, counts, total)):
         iterator = builder.insert_value(iterator, part, at)
@@ -107,12 +113,16 @@ def iternext(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.
     with builder.if_then(visits):
         facts = signature.args[0].tensor.facts
         result.yield_(pack(builder, _visited(builder, at, unpack(builder, counts), facts.group, facts.cluster)))
-        # There are fewer than 2^31 tiles and as many blocks, so that this does not wrap.
-        builder.store(builder.add(at, special_register(builder, "nctaid.x")), place)
+        # There are fewer than 2^31 blocks, and than 2^31 tiles where these are counted in 32 bits, so that this does not wrap.
+        builder.store(builder.add(at, _as(builder, special_register(builder, "nctaid.x"), at.type)), place)
+
+
+def _as(builder: ir.IRBuilder, value: ir.Value, width: ir.Type) -> ir.Value:
+    return value if value.type == width else builder.zext(value, width)
 
 
 def _product(builder: ir.IRBuilder, factors: list[ir.Value]) -> ir.Value:
-    product = ir.Constant(i32, 1)
+    product = ir.Constant(factors[0].type, 1)
     for factor in factors:
         product = factor if _is(product, 1) else product if _is(factor, 1) else builder.mul(product, factor)
     return product
@@ -124,7 +134,7 @@ def _is(value: ir.Value, number: int) -> bool:
 
 def _divmod(builder: ir.IRBuilder, value: ir.Value, divisor: ir.Value) -> tuple[ir.Value, ir.Value]:
     if _is(divisor, 1):
-        return value, ir.Constant(i32, 0)
+        return value, ir.Constant(value.type, 0)
     quotient = builder.udiv(value, divisor)
     return quotient, builder.sub(value, builder.mul(quotient, divisor))
 
@@ -135,16 +145,12 @@ def _visited(
     """The same with clusters."""
     if cluster is None:
         return _grouped(builder, at, tiles, group)
-    sizes = [ir.Constant(i32, n) for n in cluster]
-    which, rank = _divmod(builder, at, _constant(math.prod(cluster)))
+    sizes = [ir.Constant(at.type, n) for n in cluster]
+    which, rank = _divmod(builder, at, ir.Constant(at.type, math.prod(cluster)))
     counts = [_divmod(builder, count, size)[0] for count, size in zip(tiles, sizes, strict=True)]
     groups = tuple(-(-size // n) for size, n in zip(group, cluster, strict=True))
     outer, inner = _grouped(builder, which, counts, groups), _grouped(builder, rank, sizes, (1,) * len(cluster))
     return [builder.add(builder.mul(o, n), i) for o, n, i in zip(outer, sizes, inner, strict=True)]
-
-
-def _constant(number: int) -> ir.Constant:
-    return ir.Constant(i32, number)
 
 
 def _grouped(builder: ir.IRBuilder, at: ir.Value, tiles: list[ir.Value], group: tuple[int, ...]) -> list[ir.Value]:
@@ -152,7 +158,7 @@ def _grouped(builder: ir.IRBuilder, at: ir.Value, tiles: list[ir.Value], group: 
     first: list[ir.Value] = []
     extents: list[ir.Value] = []
     for dim, (count, size) in enumerate(zip(tiles, group, strict=True)):
-        extent = ir.Constant(i32, size)
+        extent = ir.Constant(at.type, size)
         row = _product(builder, [*extents, extent, *tiles[dim + 1 :]])
         which, at = _divmod(builder, at, row)
         if size == 1:
@@ -174,4 +180,5 @@ def _grouped(builder: ir.IRBuilder, at: ir.Value, tiles: list[ir.Value], group: 
 
 @attribute(TileIndexType, "index")
 def tile_index(tile: TileIndexType) -> Any:
-    return types.UniTuple(types.int32, tile.tensor.facts.rank), lambda builder, value: value
+    part = types.int64 if _width(tile.tensor) == i64 else types.int32
+    return types.UniTuple(part, tile.tensor.facts.rank), lambda builder, value: value

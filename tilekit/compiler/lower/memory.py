@@ -8,10 +8,10 @@ from typing import Any
 from llvmlite import ir
 from numba.cuda import types
 
-from tilekit import dtypes
 from tilekit.compiler.diagnose import reject
 from tilekit.compiler.lower.access import count_tiles, tensor_field
-from tilekit.compiler.lower.emit import constant_tuple, pack, special_register, unpack
+from tilekit.compiler.lower.blocks import block_counts, block_index
+from tilekit.compiler.lower.emit import as_wide_as, constant_tuple, pack, unpack
 from tilekit.compiler.lower.mapped import TileIndexType, TilesType, tile_counts
 from tilekit.compiler.lower.vectors import vector_load
 from tilekit.compiler.lower.views import grid_of_tiles
@@ -32,7 +32,7 @@ from tilekit.compiler.lower.windows import (
     with_tiles,
 )
 from tilekit.compiler.ops import ABSENT, attribute, known, lowers, lowers_method
-from tilekit.compiler.types import DTypeType, TensorType, TileType, describe, extent_dtype, i32, i64, integer
+from tilekit.compiler.types import DTypeType, TensorType, TileType, current, describe, extent_type, integer
 from tilekit.lang import mapped, windows
 from tilekit.lang import memory as lang
 from tilekit.lang.shape import axis_of
@@ -43,19 +43,21 @@ __all__ = ["check_indices", "index_values", "tile_shape"]
 # ---------------------------------------------------------------------------------------------------------------- the block
 
 
-def _grid_register(what: str, register: str) -> Callable[[types.Type], Any]:
+def _of_the_grid(what: str, places: Callable[[ir.IRBuilder], list[ir.Value]]) -> Callable[[types.Type], Any]:
     def define(axis: types.Type) -> Any:
         value = known(axis)
         if value is ABSENT or value not in (0, 1, 2) or isinstance(value, bool):
             shown = "a value that is computed in the kernel" if value is ABSENT else repr(value)
             reject(what, f"the axis is 0, 1 or 2, known when the kernel is compiled, not {shown}")
-        return types.int32, lambda builder, _: special_register(builder, f"{register}.{'xyz'[value]}")
+        fold = current().fold
+        wide = fold is not None and fold.wide
+        return types.int64 if wide else types.int32, lambda builder, _: places(builder)[value]
 
     return define
 
 
-lowers(lang.bid)(_grid_register("bid", "ctaid"))
-lowers(lang.num_blocks)(_grid_register("num_blocks", "nctaid"))
+lowers(lang.bid)(_of_the_grid("bid", block_index))
+lowers(lang.num_blocks)(_of_the_grid("num_blocks", block_counts))
 
 
 # --------------------------------------------------------------------------------------------------------- loads and stores
@@ -80,7 +82,7 @@ def _place(tensor: TensorType, tile: types.Type, what: str) -> Place:
 
 def _own_index(builder: ir.IRBuilder, tensor: TensorType, value: ir.Value) -> list[ir.Value]:
     """The index of the tile that the block owns. The first two dimensions of a partition of rank 4 share grid axis 0."""
-    axes = [special_register(builder, f"ctaid.{axis}") for axis in "xyz"]
+    axes = block_index(builder)
     rank, tile = tensor.facts.rank, tensor.facts.tile
     if rank < 4:
         return axes[:rank]
@@ -88,7 +90,7 @@ def _own_index(builder: ir.IRBuilder, tensor: TensorType, value: ir.Value) -> li
     count = builder.lshr(
         builder.add(extent, ir.Constant(extent.type, tile[1] - 1)), ir.Constant(extent.type, tile[1].bit_length() - 1)
     )
-    tiles = builder.trunc(count, i32) if extent.type == i64 else count
+    tiles = as_wide_as(builder, count, axes[0])
     return [builder.udiv(axes[0], tiles), builder.urem(axes[0], tiles), axes[1], axes[2]]
 
 
@@ -119,10 +121,9 @@ def num_tiles(array: types.Type, axis: types.Type, shape: types.Type, order: typ
     dim = cut.along[in_rule("num_tiles", axis_of, constant_of(axis, "num_tiles", "the axis"), tensor.facts.rank)]
 
     def emit(builder: ir.IRBuilder, value: ir.Value, *_: ir.Value) -> ir.Value:
-        count = count_tiles(builder, tensor_field(builder, tensor, value, f"extent{dim}"), cut.steps[dim])
-        return builder.trunc(count, i32) if count.type == i64 else count
+        return count_tiles(builder, tensor_field(builder, tensor, value, f"extent{dim}"), cut.steps[dim])
 
-    return types.int32, emit
+    return extent_type(tensor), emit
 
 
 @lowers(lang.load)
@@ -251,13 +252,12 @@ def tensor_tile_shape(tensor: TensorType) -> Any:
 
 @attribute(TensorType, "shape")
 def tensor_shape(tensor: TensorType) -> Any:
-    extent = types.int64 if extent_dtype(tensor.facts) == dtypes.int64 else types.int32
     rank = tensor.facts.rank
 
     def emit(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
         return pack(builder, [tensor_field(builder, tensor, value, f"extent{d}") for d in range(rank)])
 
-    return types.UniTuple(extent, rank), emit
+    return types.UniTuple(extent_type(tensor), rank), emit
 
 
 @attribute(TensorType, "ndim")

@@ -5,7 +5,7 @@ The rings are made in `rings`, and filled in `copies`; here is what each thread 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -24,7 +24,7 @@ from tilekit.compiler.lower.views import TileGridType, TileRowType, all_of_grid,
 from tilekit.compiler.lower.warpgroups import OperandType, PendingType
 from tilekit.compiler.ops import known, lowers, settled
 from tilekit.compiler.pipelines import Unfit
-from tilekit.compiler.types import Asked, Turn, current, describe, i32, integer
+from tilekit.compiler.types import Asked, Turn, current, describe, i32, i64, integer
 from tilekit.lang import pipelines as lang
 
 # By the warps that calculate: what a thread that loads keeps when registers are dealt out anew. If one thread has tiles brought,
@@ -56,10 +56,17 @@ def _as_row(builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> ir.Value:
 
 def _shortest(builder: ir.IRBuilder, rows: Sequence[tuple[types.Type, ir.Value]]) -> ir.Value:
     counts = [tiles_of_row(builder, _row(ty), _as_row(builder, ty, value)) for ty, value in rows]
+    if _turns(ty for ty, _ in rows) == i64:
+        counts = [count if count.type == i64 else builder.zext(count, i64) for count in counts]
     least = counts[0]
     for count in counts[1:]:
         least = builder.select(builder.icmp_signed("<", count, least), count, least)
     return least
+
+
+def _turns(rows: Iterable[types.Type]) -> ir.Type:
+    """The LLVM type of the number of turns of a loop over rows of tiles."""
+    return i64 if any(_row(row).width == i64 for row in rows) else i32
 
 
 @lowers(steps._steps)
@@ -68,7 +75,8 @@ def count(*rows: types.Type) -> Any:
         reject("pipelined", "at least one stream of tiles")
     for row in rows:
         _row(row)
-    return types.int32, lambda builder, *values: _shortest(builder, list(zip(rows, values, strict=True)))
+    turns = types.int64 if _turns(rows) == i64 else types.int32
+    return turns, lambda builder, *values: _shortest(builder, list(zip(rows, values, strict=True)))
 
 
 @lowers(steps._once)
@@ -81,7 +89,12 @@ def once(row: types.Type, slices: types.Type) -> Any:
 @lowers(steps._nth)
 def nth(row: types.Type, k: types.Type) -> Any:
     tile, emit = load_of_row(_row(row))
-    return tile, lambda builder, value, at: emit(builder, _as_row(builder, row, value), narrow(builder, at))
+    return tile, lambda builder, value, at: emit(builder, _as_row(builder, row, value), _place(builder, row, at))
+
+
+def _place(builder: ir.IRBuilder, row: types.Type, k: ir.Value) -> ir.Value:
+    """The number of a turn as the place of its tile in a row."""
+    return narrow(builder, k) if _row(row).width == i32 else k if k.type == i64 else builder.zext(k, i64)
 
 
 @lowers(steps._role)
@@ -134,9 +147,9 @@ def put(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) ->
         stage, parity = made.stage(builder, turn)
         # Nobody has arrived before the first phase: who waits for the one before that does not wait.
         wait(builder, made.empty(builder, base, stage), builder.xor(parity, integer(32, 1)))
-        at = narrow(builder, k)
         given = [(_row(ty), _as_row(builder, ty, value)) for ty, value in zip(rows, values, strict=True)]
-        fill(builder, made, base, stage, [(row, value, row.index(builder, value, at)) for row, value in given])
+        indices = [row.index(builder, value, _place(builder, row, k)) for row, value in given]
+        fill(builder, made, base, stage, [(*one, index) for one, index in zip(given, indices, strict=True)])
 
     return types.none, emit
 

@@ -22,7 +22,7 @@ from numba.cuda.extending import core_models, register_model
 from tilekit import dtypes
 from tilekit.compiler import steps
 from tilekit.compiler.layout import ACCESS_BYTES, WARP
-from tilekit.compiler.lower.emit import asm, special_register
+from tilekit.compiler.lower.emit import MAP_NAME, asm, special_register
 from tilekit.compiler.lower.staged import LEAST_ROWS, StagedType, span_of
 from tilekit.compiler.lower.views import TileGridType
 from tilekit.compiler.ops import known, lowers
@@ -51,7 +51,6 @@ _LEAST_COPY = 4  # bytes
 _OWN_BYTES = 1536  # that nearly all kernels need besides, with the 1024 that ptxas counts as its own
 _BARRIER = 8  # bytes
 _SHARED = 3  # the address space
-_MAP_NAME = "tilekit_map_"  # of the kernel's parameters for tensor maps, with a number each
 _VOID = ir.VoidType()
 _MEET = "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;"
 
@@ -291,7 +290,7 @@ def the_ring(ty: types.Type) -> RingType:
 def tensor_map_of(builder: ir.IRBuilder, number: int) -> ir.Value:
     """The kernel's parameter that is a tensor map. It is put behind its own, as soon as it is needed."""
     kernel = builder.function
-    name = f"{_MAP_NAME}{number}"
+    name = f"{MAP_NAME}{number}"
     for argument in kernel.args:
         if argument.name == name:
             return argument

@@ -15,7 +15,7 @@ from tilekit.compiler.diagnose import reject
 from tilekit.compiler.facts import divisor
 from tilekit.compiler.lower.access import count_tiles, members, tensor_field
 from tilekit.compiler.lower.checks import require
-from tilekit.compiler.lower.emit import constant_tuple, pack, unpack
+from tilekit.compiler.lower.emit import as_wide_as, constant_tuple, pack, unpack
 from tilekit.compiler.lower.transfer import Padding
 from tilekit.compiler.lower.windows import (
     Cut,
@@ -34,7 +34,7 @@ from tilekit.compiler.lower.windows import (
     writable,
 )
 from tilekit.compiler.ops import attribute, known, lowers_method, lowers_operator
-from tilekit.compiler.types import DTypeType, TensorType, i32, i64, integer
+from tilekit.compiler.types import DTypeType, TensorType, extent_dtype, extent_type, i32, i64, integer, register_type
 from tilekit.lang import views as lang
 from tilekit.lang import windows
 from tilekit.lang.shape import axis_of
@@ -76,12 +76,14 @@ class TileRowType(types.SimpleIterableType):
     Attributes:
         grid: the grid.
         free: the dimensions along which there are several.
+        width: the LLVM type of what counts its tiles: that of the tensor's extents; along several dimensions there may be more.
     """
 
     mangling_args = ("R", ())
 
     def __init__(self, grid: TileGridType, free: tuple[int, ...]) -> None:
         self.grid, self.free = grid, free
+        self.width = i64 if grid.tensor.facts.many and len(free) > 1 else _width(grid)
         super().__init__(f"Row({grid}, {free})", _RowIterator(grid, free))
 
     def index(self, builder: ir.IRBuilder, value: ir.Value, place: ir.Value) -> list[ir.Value]:
@@ -91,8 +93,9 @@ class TileRowType(types.SimpleIterableType):
         for d in reversed(self.free):
             step = rest
             if d != self.free[0]:
-                step, rest = builder.urem(rest, counts[d]), builder.udiv(rest, counts[d])
-            firsts[d] = builder.add(firsts[d], step)
+                count = as_wide_as(builder, counts[d], rest)
+                step, rest = builder.urem(rest, count), builder.udiv(rest, count)
+            firsts[d] = builder.add(firsts[d], as_wide_as(builder, step, firsts[d]))
         return firsts
 
 
@@ -117,7 +120,7 @@ class _RowModel(core_models.PrimitiveModel):
     """The tensor, the first index and the number of tiles along each dimension."""
 
     def __init__(self, manager: Any, ty: TileRowType) -> None:
-        numbers = ir.ArrayType(i32, ty.grid.tensor.facts.rank)
+        numbers = ir.ArrayType(_width(ty.grid), ty.grid.tensor.facts.rank)
         super().__init__(manager, ty, ir.LiteralStructType([manager[ty.grid.tensor].get_value_type(), numbers, numbers]))
 
 
@@ -126,8 +129,9 @@ class _RowIteratorModel(core_models.PrimitiveModel):
     """A pointer to the place of the next tile, the row, the number of all its tiles."""
 
     def __init__(self, manager: Any, ty: _RowIterator) -> None:
-        row = manager[TileRowType(ty.grid, ty.free)].get_value_type()
-        super().__init__(manager, ty, ir.LiteralStructType([i32.as_pointer(), row, i32]))
+        row = TileRowType(ty.grid, ty.free)
+        members = [row.width.as_pointer(), manager[row].get_value_type(), row.width]
+        super().__init__(manager, ty, ir.LiteralStructType(members))
 
 
 # ------------------------------------------------------------------------------------------------------------------- making
@@ -231,13 +235,17 @@ def store(self: TiledViewType, index: types.Type, tile: types.Type, eviction_pol
 @lowers_method(TiledViewType, lang.TiledView.num_tiles)
 def num_tiles(self: TiledViewType, axis: types.Type) -> Any:
     along = in_rule("num_tiles", axis_of, constant_of(axis, "num_tiles", "the axis"), self.tensor.facts.rank)
-    return types.int32, lambda builder, value, _: _count(builder, self, value, along)
+    return extent_type(self.tensor), lambda builder, value, _: _count(builder, self, value, along)
 
 
 def _count(builder: ir.IRBuilder, view: TiledViewType, value: ir.Value, dim: int) -> ir.Value:
-    """The number of tiles along a dimension, an i32."""
-    count = count_tiles(builder, tensor_field(builder, view.tensor, value, f"extent{dim}"), view.cut.steps[dim])
-    return builder.trunc(count, i32) if count.type == i64 else count
+    """The number of tiles along a dimension."""
+    return count_tiles(builder, tensor_field(builder, view.tensor, value, f"extent{dim}"), view.cut.steps[dim])
+
+
+def _width(view: TiledViewType) -> ir.Type:
+    """The LLVM type of an index of its tiles along a dimension, and of their number: that of the tensor's extents."""
+    return register_type(extent_dtype(view.tensor.facts))
 
 
 @attribute(TiledViewType, "dtype")
@@ -258,7 +266,7 @@ def view_steps(view: TiledViewType) -> Any:
 @attribute(TileGridType, "shape")
 def grid_shape(grid: TileGridType) -> Any:
     rank = grid.tensor.facts.rank
-    return types.UniTuple(types.int32, rank), lambda builder, value: pack(
+    return types.UniTuple(extent_type(grid.tensor), rank), lambda builder, value: pack(
         builder, [_count(builder, grid, value, d) for d in range(rank)]
     )
 
@@ -290,27 +298,29 @@ def pick(grid: types.Type, index: types.Type) -> Any:
                 low, high = (_bound(builder, builder.extract_value(element, k), there) for k in range(2))
                 firsts.append(low)
                 some = builder.icmp_signed("<", low, high)
-                counts.append(builder.select(some, builder.sub(high, low), integer(32, 0)))
+                counts.append(builder.select(some, builder.sub(high, low), ir.Constant(there.type, 0)))
             else:
-                firsts.append(_narrow(builder, index_value(builder, part, element)))
-                counts.append(integer(32, 1))
+                firsts.append(_index_in(builder, index_value(builder, part, element), there.type))
+                counts.append(ir.Constant(there.type, 1))
         return _struct(builder, [value, pack(builder, firsts), pack(builder, counts)])
 
     return TileRowType(grid, free), emit
 
 
 def _bound(builder: ir.IRBuilder, bound: ir.Value, count: ir.Value) -> ir.Value:
-    """A bound of a Python slice (64 bits, from the end where it is negative) as one of 0 to `count`, an i32."""
-    wide = builder.sext(count, i64)
+    """A bound of a Python slice (64 bits, from the end where it is negative) as one of 0 to `count`, in its type."""
+    wide = count if count.type == i64 else builder.sext(count, i64)
     zero = integer(64, 0)
     bound = builder.select(builder.icmp_signed("<", bound, zero), builder.add(bound, wide), bound)
-    return builder.trunc(_within(builder, bound, zero, wide), i32)
+    return as_wide_as(builder, _within(builder, bound, zero, wide), count)
 
 
-def _narrow(builder: ir.IRBuilder, index: ir.Value) -> ir.Value:
-    """An index in 32 bits; -1, which is outside as well, for what does not fit."""
-    if index.type == i32:
+def _index_in(builder: ir.IRBuilder, index: ir.Value, width: ir.Type) -> ir.Value:
+    """An index in so many bits; -1, which is outside as well, for what does not fit."""
+    if index.type == width:
         return index
+    if width == i64:
+        return builder.sext(index, i64)
     fits = builder.icmp_unsigned("<", index, integer(64, 1 << 31))
     return builder.select(fits, builder.trunc(index, i32), integer(32, -1))
 
@@ -326,19 +336,19 @@ def all_of_grid(builder: ir.IRBuilder, grid: TileGridType, value: ir.Value) -> i
     """The row of all tiles of a grid."""
     rank = grid.tensor.facts.rank
     counts = pack(builder, [_count(builder, grid, value, d) for d in range(rank)])
-    return _struct(builder, [value, pack(builder, [integer(32, 0)] * rank), counts])
+    return _struct(builder, [value, pack(builder, [ir.Constant(_width(grid), 0)] * rank), counts])
 
 
 def tiles_of_row(builder: ir.IRBuilder, row: TileRowType, value: ir.Value) -> ir.Value:
-    """The number of tiles of a row, an i32."""
-    total = integer(32, 1)
+    """The number of tiles of a row, in its width."""
+    total = ir.Constant(row.width, 1)
     for count in unpack(builder, builder.extract_value(value, 2)):
-        total = builder.mul(total, count)
+        total = builder.mul(total, as_wide_as(builder, count, total))
     return total
 
 
 def load_of_row(row: TileRowType) -> Any:
-    """The type of a tile of a row; and how to load it, given the row and its place in it, an i32."""
+    """The type of a tile of a row; and how to load it, given the row and its place in it, of the row's width."""
     tile, emit = _load(row.grid, row.free)
     return tile, lambda builder, value, place: emit(builder, builder.extract_value(value, 0), row.index(builder, value, place))
 
@@ -355,7 +365,7 @@ def row_iterator(context: Any, builder: ir.IRBuilder, signature: Any, args: list
 
 
 def _iterator(builder: ir.IRBuilder, row: TileRowType, value: ir.Value) -> ir.Value:
-    place = cgutils.alloca_once_value(builder, integer(32, 0))
+    place = cgutils.alloca_once_value(builder, ir.Constant(row.width, 0))
     return _struct(builder, [place, value, tiles_of_row(builder, row, value)])
 
 
@@ -369,4 +379,4 @@ def next_in_row(context: Any, builder: ir.IRBuilder, signature: Any, args: list[
     result.set_valid(more)
     with builder.if_then(more):
         result.yield_(load_of_row(TileRowType(iterator.grid, iterator.free))[1](builder, row, at))
-        builder.store(builder.add(at, integer(32, 1)), place)
+        builder.store(builder.add(at, ir.Constant(at.type, 1)), place)
