@@ -52,8 +52,9 @@ _NAMES = {
 # Sums of products of 8-bit floats keep 13 bits behind the leading one. After so many instructions, 128 of `k`, they are added up
 # in float32; so that registers suffice, of so many columns at a time.
 _CHAIN, _SUMMED_COLUMNS = 4, 128
-# What a multiprocessor has, what a thread can have, and what it needs besides sums and two sets of an operand's registers.
-_ALL_REGISTERS, _MOST_REGISTERS, _OTHER_REGISTERS = 65536, 255, 48
+# Registers: of a multiprocessor, of a thread at most, of one that loads, and of one that calculates besides its sums and two sets
+# for an operand.
+_ALL_REGISTERS, _MOST_REGISTERS, _OF_LOADERS, _OTHER_REGISTERS = 65536, 255, 40, 48
 
 
 class PendingType(DeferredType):
@@ -356,8 +357,8 @@ class _Words:
         if isinstance(a, OperandType) and (turn is not None or not a.renewed):
             return cls(renewed=a.renewed)
         left = 0 if turn is None else asked_in_turn(state, turn.lines)
-        threads = operand.settled.config.num_warps * WARP + state.loaders
-        rest = min(_ALL_REGISTERS // threads, _MOST_REGISTERS) - sums - 2 * operand.count
+        dealt = (_ALL_REGISTERS - _OF_LOADERS * state.loaders) // (operand.settled.config.num_warps * WARP)
+        rest = min(dealt, _MOST_REGISTERS) - sums - 2 * operand.count
         if turn is not None and left is not None and rest < _OTHER_REGISTERS:
             return cls(renewed=True)
         return cls(copied=True, left=left)
