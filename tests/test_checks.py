@@ -15,7 +15,7 @@ from tilekit.compiler import cache
 from tilekit.driver import cuda
 from tilekit.driver.cuda_errors import failure
 from tilekit.driver.report import FIRST_VALUE, VARIABLE, WORDS, Report, Site, told
-from tilekit.driver.shadow import Writers
+from tilekit.driver.shadow import Touched
 from tilekit.lang.block import Block
 from tilekit.settings import load_settings
 
@@ -123,20 +123,62 @@ def test_every_launch_begins_anew(cpu):
         overlapping(y.scattered()).grid(1).sync()
 
 
-def test_writers_of_many_dimensions():
-    writers, block = Writers((4, 6, 5)), Block((3, 2, 2))
+def test_many_dimensions():
+    touched, block = Touched((4, 6, 5)), Block((3, 2, 2))
     window = (slice(0, 2), slice(0, 3), slice(1, 5))
     for at in [(0, 0, 0), (2, 1, 1)]:
         block.index = at
         if at == (0, 0, 0):
-            writers.window(window, None, block, "y")
+            touched.write(window, None, block, "y")
         else:
             with pytest.raises(tk.DeviceError, match=r"blocks \(0, 0, 0\) and \(2, 1, 1\) both write y\[1, 2, 4\]"):
-                writers.points(tuple(np.array([i]) for i in (1, 2, 4)), block, "y")
-            writers.points(tuple(np.array([i]) for i in (1, 3, 4)), block, "y")
+                touched.write(tuple(np.array([i]) for i in (1, 2, 4)), None, block, "y")
+            touched.write(tuple(np.array([i]) for i in (1, 3, 4)), None, block, "y")
     block.index = (0, 0, 0)
     with pytest.raises(tk.DeviceError, match=r"blocks \(2, 1, 1\) and \(0, 0, 0\) both write y\[1, 3, 4\]"):
-        writers.window((slice(1, 2), slice(3, 4), slice(0, 5)), None, block, "y")
+        touched.write((slice(1, 2), slice(3, 4), slice(0, 5)), None, block, "y")
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_block_that_reads_what_another_writes_is_an_error(cpu, step):
+    """Whichever comes first: the blocks run in order here, and in any order on a GPU."""
+
+    @tk.kernel
+    def shifted(y: tk.InOut, step):
+        y.store(tk.load(y, (tk.bid(0) + step) % tk.num_blocks(0), 2))
+
+    first = {
+        1: r"block \(0, 0, 0\) reads y\[2:4\], which block \(1, 0, 0\) writes",
+        3: r"block \(1, 0, 0\) reads y\[0:2\], .* \(0, 0, 0\)",
+    }
+    text = refused(shifted(api.zeros(8).partition(2), step), first[step])
+    assert "it is chance which comes first" in text
+    assert shifted(api.ones(8).partition(2), 4).first().unpartition().to_host().sync().tolist() == [1] * 8
+
+
+@pytest.mark.parametrize("form", ["window", "gather", "masked"])
+def test_so_is_one_that_reads_single_elements_of_it(cpu, form):
+    @tk.kernel
+    def neighbours(y: tk.InOut, form: tk.Const):
+        at = (tk.bid(0) * 2 + tk.arange(2) + 1) % 8
+        if form == "gather":
+            y.store(tk.gather(y, at))
+        elif form == "masked":
+            y.store(tk.sum(tk.load(y, tk.bid(0) // 2, 4, mask=tk.arange(4) == 3)))
+        else:
+            y.store(tk.sum(tk.load(y, 0, 8)))
+
+    refused(neighbours(api.zeros(8).partition(2), form), r"reads? y\[\d\], which block \(\d, 0, 0\) writes")
+
+
+def test_blocks_that_tell_each_other_by_atomics_may_read_what_others_wrote(cpu):
+    @tk.kernel
+    def passed_on(y: tk.InOut, ready: tk.InOut):
+        tk.atomic_add(ready, 0, 1, memory_order="acq_rel")
+        y.store(tk.load(y, max(tk.bid(0) - 1, 0), 2) + 1)
+
+    y = passed_on(api.zeros(8).partition(2), api.zeros(1, tk.int32).scattered()).first().unpartition().to_host().sync()
+    assert y.tolist() == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
 # ------------------------------------------------------------------------------------------- outside, and never written

@@ -15,8 +15,8 @@ from tilekit.tensor import Tensor
 
 @tk.kernel
 def both(y: tk.Out, z: tk.Out, x: tk.In):
-    y.store(tk.load_tile_like(x, y))
-    z.store(tk.load_tile_like(x, z) * 2.0)
+    y.store(tk.load_tile_like(x, y, padding_mode="zero"))
+    z.store(tk.load_tile_like(x, z, padding_mode="zero") * 2.0)
 
 
 # ---------------------------------------------------------------------------------------------------------------- prefixes

@@ -27,7 +27,7 @@ def key(kernel, *arguments, warps=None, occupancy=None, target="sm_90a", **gener
 def make(scale):
     @tk.kernel
     def scaled(y: tk.InOut, a, x: tk.In, n: tk.Const = 1):
-        y.store(y.load() * scale + a * tk.load_tile_like(x, y) + n)
+        y.store(y.load() * scale + a * tk.load_tile_like(x, y, padding_mode="zero") + n)
 
     return scaled
 

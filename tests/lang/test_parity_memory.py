@@ -120,7 +120,7 @@ def first_of(y: tk.Out, x: tk.In):
 
 @tk.kernel
 def some(y: tk.Out, x: tk.In, keep: tk.In, value):
-    t = tk.load(x, tk.bid(0), 64, mask=tk.load_tile_like(keep, y), padding_value=value)
+    t = tk.load(x, tk.bid(0), 64, mask=tk.load_tile_like(keep, y, padding_mode="zero"), padding_value=value)
     y.store(t)
 
 

@@ -43,10 +43,11 @@ def host(tensor: tk.Tensor) -> Any:
     return tensor.to_host().sync()
 
 
-def refuse(op: tk.DeviceOp, error: type[Exception], message: str) -> None:
-    """The op raises that error, with a message that matches."""
-    with pytest.raises(error, match=message):
+def refuse(op: tk.DeviceOp, error: type[Exception], message: str) -> str:
+    """The op raises that error, with a message that matches; the whole of it."""
+    with pytest.raises(error, match=message) as found:
         op.sync()
+    return str(found.value)
 
 
 def numbers(shape: int | tuple[int, ...], seed: int = 0) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilekit.compiler import cache
+from tilekit.compiler.apart import apart
 from tilekit.compiler.bound import BoundKernel
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.grids import AXIS_LIMITS, FOLDED_SLOTS, Fold, folded_grid
@@ -23,7 +24,7 @@ from tilekit.compiler.toolkit import importing_numba
 from tilekit.device import Device
 from tilekit.driver.protocol import Driver
 from tilekit.driver.recorded import Node, Parameters
-from tilekit.driver.shadow import Writers
+from tilekit.driver.shadow import Touched
 from tilekit.driver.tensormaps import TensorMap
 from tilekit.errors import DeviceUnavailableError
 from tilekit.lang.memory import TensorView
@@ -80,11 +81,7 @@ class Specialisation:
         """
         found = self._executables.get(device)
         if found is None:
-            made: Executable = (
-                _Interpreted(self)
-                if device.kind == "cpu"
-                else _Loaded(self.compiled(device.target), self.facts, device, self.fold)
-            )
+            made: Executable = _Interpreted(self) if device.kind == "cpu" else _Loaded(self, device)
             found = self._executables.setdefault(device, made)
         return found
 
@@ -186,7 +183,7 @@ class _Interpreted:
     def recorded(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
         """The launch, to be written down."""
         written = [known.role != "in" if isinstance(known, TensorFacts) else None for known in self._facts]
-        return InterpretedLaunch(self.enqueue, grid, arguments, written)
+        return InterpretedLaunch(self.enqueue, grid, arguments, written, _sharing(self._bound, grid, arguments))
 
     @staticmethod
     def _view(name: str, facts: ArgumentFacts, argument: Any) -> Any:
@@ -194,8 +191,8 @@ class _Interpreted:
             return argument.item() if isinstance(argument, np.generic) else argument
         tensor = argument.tensor if isinstance(argument, Partition) else argument
         array, shadow = tensor.host_view(noted=True), tensor.shadow_view()
-        writers = None if facts.role == "in" else Writers(array.shape)
-        return TensorView(name, array, facts.tile, facts.role != "out", facts.group, shadow, writers, facts.cluster)
+        touched = None if facts.role == "in" else Touched(array.shape)
+        return TensorView(name, array, facts.tile, facts.role != "out", facts.group, shadow, touched, facts.cluster)
 
 
 class _Loaded:
@@ -205,9 +202,9 @@ class _Loaded:
     the driver has copied them when the launch returns.
     """
 
-    def __init__(
-        self, compiled: CompiledKernel, facts: Sequence[ArgumentFacts], device: Device, fold: Fold | None = None
-    ) -> None:
+    def __init__(self, specialisation: Specialisation, device: Device) -> None:
+        compiled, facts, self._bound = specialisation.compiled(device.target), specialisation.facts, specialisation.bound
+        fold = specialisation.fold
         self._function = device.driver.load(compiled.cubin, compiled.entry, compiled.dynamic_shared_bytes)
         if compiled.sites:
             device.driver.watch(self._function, compiled.sites)
@@ -234,6 +231,7 @@ class _Loaded:
 
     def recorded(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
         """The launch, to be written down."""
+        shares = _sharing(self._bound, grid, arguments)
         values = bytearray(8 * len(self._slots))
         self._pack(values, arguments)
         if self._fold is not None:
@@ -248,7 +246,7 @@ class _Loaded:
             _, shape, strides = _described(arguments[number])
             maps.append((number, functools.partial(_again, encode, shape, strides)))
         codes, shared = self._slots.decode(), self._shared_bytes
-        return compiled_launch(self._function, grid, self._block, shared, bytes(values), codes, placed, maps=maps)
+        return compiled_launch(self._function, grid, self._block, shared, bytes(values), codes, placed, maps=maps, shares=shares)
 
     def native(self, grid: tuple[int, int, int], passed: Sequence[int], uses: Sequence[int]) -> NativeLaunch | None:
         """A launch in one call, if the compiled part of tilekit is there, and the kernel has no tensor maps: native code knows
@@ -279,6 +277,18 @@ class _Loaded:
 
 _GRID = struct.Struct(f"={FOLDED_SLOTS}q")  # of a launch whose grid is folded: what the kernel gets behind its other parameters
 _pack_grid, _packed_grid = _GRID.pack_into, _GRID.pack
+
+
+def _sharing(bound: BoundKernel, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Callable[[int, int], bool]:
+    """Whether the memory of an argument that is written may be that of another, which looks the same and is read."""
+    tensors = dict(zip(bound.names, arguments, strict=True))
+
+    def shares(written: int, read: int) -> bool:
+        looks = [(t.shape, t.strides, t.itemsize) for t in (arguments[written].tensor, arguments[read])]
+        return looks[0] == looks[1] and apart(bound, tensors, grid, bound.names[written], bound.names[read])
+
+    return shares
+
 
 _Encoder = Callable[[int, tuple[int, ...], tuple[int, ...]], bytes]
 _MAPS_KEPT = 256  # of one parameter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tilekit.compiler import native
@@ -33,6 +33,15 @@ def slot_of(argument: Any) -> Any:
     return getattr(argument, "slot", None) if isinstance(argument, (int, float)) else None
 
 
+def _set_beside(places: Mapping[int, Place], shares: Callable[[int, int], bool] | None) -> None:
+    """Note which places of a launch may be one."""
+    if shares is None:
+        return
+    for at, place in places.items():
+        others = [(other, theirs) for other, theirs in places.items() if other != at and theirs.written != place.written]
+        place.beside = [theirs for other, theirs in others if shares(*((at, other) if place.written else (other, at)))]
+
+
 def compiled_launch(
     function: FunctionHandle,
     grid: Triple,
@@ -43,6 +52,7 @@ def compiled_launch(
     arguments: Sequence[tuple[Any, int, bool]],
     cluster: Triple | None = None,
     maps: Sequence[tuple[int, Callable[[int], bytes]]] = (),
+    shares: Callable[[int, int], bool] | None = None,
 ) -> Launch:
     """A launch of machine code.
 
@@ -51,6 +61,7 @@ def compiled_launch(
         values: its parameters, eight bytes each; `codes` their codes in the module struct, one each.
         arguments: what was passed: each with the place of its first parameter, and whether it is written.
         maps: for each tensor map behind `values` the number of its argument, and what makes it for an address.
+        shares: whether the memory of one argument, which is written, may be that of another one; None for all.
     """
     pointers, scalars, places = [], [], {}
     for number, (argument, at, written) in enumerate(arguments):
@@ -59,6 +70,7 @@ def compiled_launch(
             pointers.append((at, places[number]))
         elif (slot := slot_of(argument)) is not None:
             scalars.append((slot, at, codes[at]))
+    _set_beside(places, shares)
     placed = [(places[number], encode) for number, encode in maps]
     return Launch("", function, grid, block, shared_bytes, values, pointers, scalars, cluster, placed)
 
@@ -70,6 +82,7 @@ class InterpretedLaunch(Node):
         enqueue: submits it: is given the driver, its stream, the grid and the arguments.
         grid, arguments: of the launch.
         written: for each argument, whether it is a tensor that is written; None for what is no tensor.
+        shares: whether the memory of one argument, which is written, may be that of another one.
     """
 
     __slots__ = ("_arguments", "_enqueue", "_grid", "_places", "scalars")
@@ -80,10 +93,12 @@ class InterpretedLaunch(Node):
         grid: Triple,
         arguments: Sequence[Any],
         written: Sequence[bool | None],
+        shares: Callable[[int, int], bool] | None = None,
     ) -> None:
         super().__init__("")
         self._enqueue, self._grid, self._arguments = enqueue, grid, list(arguments)
         self._places = [None if w is None else place_of(a, w) for a, w in zip(arguments, written, strict=True)]
+        _set_beside({at: place for at, place in enumerate(self._places) if place is not None}, shares)
         self.scalars = tuple((slot_of(a), at, "") for at, a in enumerate(arguments) if slot_of(a) is not None)
 
     def enqueue(self, driver: Any, stream: Any) -> None:

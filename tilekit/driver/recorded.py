@@ -42,13 +42,15 @@ class Place:
         memory, offset: where the first element is, in bytes from the start of the memory; `address` is that of both.
         nbytes: how many bytes it spans; `below` of them lie before the first element.
         written: whether the node writes them.
+        beside: the places of its node that may be this very one, though one of the two is written; None for any.
     """
 
-    __slots__ = ("address", "below", "memory", "nbytes", "offset", "written")
+    __slots__ = ("address", "below", "beside", "memory", "nbytes", "offset", "written")
 
     def __init__(self, memory: Memory, offset: int, nbytes: int, written: bool, below: int = 0) -> None:
         self.memory, self.offset, self.address = memory, offset, memory.address + offset
         self.nbytes, self.written, self.below = nbytes, written, below
+        self.beside: Sequence[Place] | None = None
 
     def move(self, memory: Memory, offset: int) -> None:
         """Be elsewhere."""

@@ -3,7 +3,8 @@
 Reading bytes that nobody wrote is an error. A shadow is kept up to date by the work itself, in the order in which streams
 execute it. It costs nothing until a part of the allocation is written, and nothing any more once everything is.
 
-Two blocks of a kernel that write one element race: on a GPU either may win. `Writers` notes who writes what during a launch.
+Two blocks of a kernel that write one element race: on a GPU either may win. So do one that writes and one that reads an element.
+`Touched` notes who does what during a launch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tilekit.errors import DeviceError
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
 
-__all__ = ["Shadow", "ShadowView", "Writers"]
+__all__ = ["Shadow", "ShadowView", "Touched"]
 
 _CURE = "Write it first (api.zeros, api.full and api.from_host do), or pass a view of the part that is written, such as x[:n]"
 
@@ -169,73 +170,114 @@ class _Running(Protocol):
 
     index: tuple[int, int, int]
     grid: tuple[int, int, int]
+    ordered: bool
 
 
-class Writers:
-    """Which block of a launch wrote an element of a tensor by a plain store; a second one that does is an error.
+_SEVERAL = -1
+Window = tuple[slice, ...]
 
-    Blocks mostly write whole tiles of a partition, each its own: that is a look into a dictionary. Once a kernel writes
-    elsewhere, there is a number for each element.
+
+class Touched:
+    """Which blocks of a launch wrote, and read, an element of a tensor that the launch writes, by plain stores and loads.
+
+    A second block that writes an element is an error, and so is one that reads what another writes; but for reads in a launch
+    that used atomics, with which blocks may tell each other that something is there.
+
+    Blocks mostly have whole tiles of a partition, each its own: that is a look into a dictionary. Once a kernel goes elsewhere,
+    there is a number for each element: 0 for nobody, or 1 + the place of the block in the grid, or `_SEVERAL`.
 
     Args:
         shape: the tensor's.
     """
 
-    __slots__ = ("_elements", "_shape", "_tiles")
+    __slots__ = ("_readers", "_shape", "_tiles", "_writers")
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape
-        self._tiles: dict[tuple[int, ...], tuple[tuple[int, int, int], tuple[int, ...]]] = {}
-        self._elements: NDArray[Any] | None = None
+        # By the index of a tile: its extents, who wrote it, and who read it.
+        self._tiles: dict[tuple[int, ...], tuple[tuple[int, ...], int, int]] = {}
+        self._writers: NDArray[Any] | None = None
+        self._readers: NDArray[Any] | None = None
 
-    def tile(self, index: tuple[int, ...], tile_shape: tuple[int, ...], block: _Running, name: str) -> None:
+    def write_tile(self, index: tuple[int, ...], tile_shape: tuple[int, ...], block: _Running, name: str) -> None:
         """`block` writes a whole tile of the partition `name`.
+
+        Raises:
+            DeviceError: another block wrote it, or read it.
+        """
+        if self._writers is not None:
+            self.write(_tile_window(index, tile_shape, self._shape), None, block, name)
+            return
+        mine = _number(block.index, block)
+        _, writer, reader = self._tiles.get(index, (tile_shape, 0, 0))
+        if writer not in (0, mine):
+            _refuse(name, _box(_tile_window(index, tile_shape, self._shape)), _index(writer, block), block.index)
+        if reader not in (0, mine) and not block.ordered:
+            _refuse_read(name, _box(_tile_window(index, tile_shape, self._shape)), reader, mine, block)
+        self._tiles[index] = (tile_shape, mine, reader)
+
+    def read_tile(self, index: tuple[int, ...], tile_shape: tuple[int, ...], block: _Running, name: str) -> None:
+        """`block` reads a whole tile of the partition `name`.
 
         Raises:
             DeviceError: another block wrote it.
         """
-        if self._elements is not None:
-            self.window(_tile_window(index, tile_shape, self._shape), None, block, name)
+        if self._writers is not None:
+            self.read(_tile_window(index, tile_shape, self._shape), None, block, name)
             return
-        first = self._tiles.setdefault(index, (block.index, tile_shape))[0]
-        if first != block.index:
-            _refuse(name, _box(_tile_window(index, tile_shape, self._shape)), first, block.index)
-
-    def window(self, window: tuple[slice, ...], where: NDArray[Any] | None, block: _Running, name: str) -> None:
-        """`block` writes the elements in `window`, which lies inside the tensor; of them those where `where` is True."""
-        marks = self._by_element(block)[window]
         mine = _number(block.index, block)
-        others = (marks != 0) & (marks != mine)
-        if where is not None:
-            others &= where
-        if others.any():
-            at = tuple(int(i) for i in np.argwhere(others)[0])
-            place = ", ".join(str(s.start + i) for s, i in zip(window, at, strict=True))
-            _refuse(name, f"[{place}]", _index(int(marks[at]), block), block.index)
-        if where is None:
-            marks[...] = mine
-        else:
-            marks[where] = mine
+        _, writer, reader = self._tiles.get(index, (tile_shape, 0, 0))
+        if writer not in (0, mine) and not block.ordered:
+            _refuse_read(name, _box(_tile_window(index, tile_shape, self._shape)), mine, writer, block)
+        self._tiles[index] = (tile_shape, writer, mine if reader in (0, mine) else _SEVERAL)
 
-    def points(self, index: tuple[NDArray[Any], ...], block: _Running, name: str) -> None:
-        """`block` writes the elements at these indices."""
-        marks, mine = self._by_element(block), _number(block.index, block)
-        before = marks[index]
-        others = np.flatnonzero((before != 0) & (before != mine))
-        if others.size:
-            place = ", ".join(str(int(along[others[0]])) for along in index)
-            _refuse(name, f"[{place}]", _index(int(before[others[0]]), block), block.index)
-        marks[index] = mine
+    def write(self, where: Any, chosen: NDArray[Any] | None, block: _Running, name: str) -> None:
+        """`block` writes elements: in a window that lies inside the tensor, of which those where `chosen` is True, or at these
+        indices. Raises as `write_tile`.
+        """
+        writers, readers = self._by_element(block)
+        mine, marks, seen = _number(block.index, block), writers[where], readers[where]
+        at = _first((marks != 0) & (marks != mine), chosen)
+        if at is not None:
+            _refuse(name, _element(where, at), _index(int(marks[at]), block), block.index)
+        at = None if block.ordered else _first((seen != 0) & (seen != mine), chosen)
+        if at is not None:
+            _refuse_read(name, _element(where, at), int(seen[at]), mine, block)
+        writers[where] = mine if chosen is None else np.where(chosen, mine, marks)
 
-    def _by_element(self, block: _Running) -> NDArray[Any]:
-        """A number for each element: 0, or 1 + the place of the block in the grid."""
-        if self._elements is None:
+    def read(self, where: Any, chosen: NDArray[Any] | None, block: _Running, name: str) -> None:
+        """`block` reads elements, given as for `write`. Raises as `read_tile`."""
+        writers, readers = self._by_element(block)
+        mine, marks, seen = _number(block.index, block), writers[where], readers[where]
+        at = None if block.ordered else _first((marks != 0) & (marks != mine), chosen)
+        if at is not None:
+            _refuse_read(name, _element(where, at), mine, int(marks[at]), block)
+        now = np.where((seen == 0) | (seen == mine), mine, _SEVERAL)
+        readers[where] = now if chosen is None else np.where(chosen, now, seen)
+
+    def _by_element(self, block: _Running) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Who wrote each element, and who read it."""
+        if self._writers is None or self._readers is None:
             many = block.grid[0] * block.grid[1] * block.grid[2] >= 1 << 31
-            self._elements = np.zeros(self._shape, np.int64 if many else np.int32)
-            for at, (index, tile_shape) in self._tiles.items():
-                self._elements[_tile_window(at, tile_shape, self._shape)] = _number(index, block)
+            self._writers, self._readers = (np.zeros(self._shape, np.int64 if many else np.int32) for _ in range(2))
+            for index, (tile_shape, writer, reader) in self._tiles.items():
+                window = _tile_window(index, tile_shape, self._shape)
+                self._writers[window], self._readers[window] = writer, reader
             self._tiles.clear()
-        return self._elements
+        return self._writers, self._readers
+
+
+def _first(wrong: NDArray[Any], chosen: NDArray[Any] | None) -> tuple[int, ...] | None:
+    """The first place where something is wrong, among those that are chosen."""
+    wrong = wrong if chosen is None else wrong & chosen
+    return tuple(int(i) for i in np.argwhere(wrong)[0]) if wrong.any() else None
+
+
+def _element(where: Any, at: tuple[int, ...]) -> str:
+    """The index of the element at a place of a window, or of one of many indices."""
+    window = isinstance(where[0], slice)
+    parts = (s.start + i for s, i in zip(where, at, strict=True)) if window else (int(along[at]) for along in where)
+    return f"[{', '.join(map(str, parts))}]"
 
 
 def _number(index: tuple[int, int, int], block: _Running) -> int:
@@ -261,6 +303,14 @@ def _refuse(name: str, where: str, first: tuple[int, int, int], second: tuple[in
     raise DeviceError(
         f"blocks {first} and {second} both write {name}{where}: which of the values stays is chance. Let each block write "
         "elements of its own, or combine what they have with tk.atomic_add, tk.atomic_max..."
+    )
+
+
+def _refuse_read(name: str, where: str, reader: int, writer: int, block: _Running) -> None:
+    who = "several blocks read" if reader == _SEVERAL else f"block {_index(reader, block)} reads"
+    raise DeviceError(
+        f"{who} {name}{where}, which block {_index(writer, block)} writes: on a GPU it is chance which comes first. Read from a "
+        "tensor that the launch does not write, such as a dup(), or let each block read what it writes itself"
     )
 
 

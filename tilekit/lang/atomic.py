@@ -13,6 +13,7 @@ import numpy as np
 
 from tilekit import dtypes
 from tilekit.errors import CompileError
+from tilekit.lang import block
 from tilekit.lang.indexed import Points, points, values_of, written
 from tilekit.lang.memory import tensor
 from tilekit.lang.registry import tile_op
@@ -84,6 +85,7 @@ def _atomic(
 
 
 def _check_tensor(what: str, name: str, array: TensorView) -> None:
+    block.running_one().ordered = True
     written(array, what)
     if not array.readable:
         raise CompileError(f"{what}: {written_only(array.name)}")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Block", "current", "running"]
+__all__ = ["Block", "current", "running", "running_one"]
 
 
 class Block:
@@ -19,14 +19,15 @@ class Block:
     Attributes:
         index: its place in the launch grid, along the axes 0, 1, 2.
         grid: the number of blocks along each axis.
+        ordered: whether an atomic has run in this launch, by which blocks may wait for each other.
         kinds: what variables are, by where paths through the kernel meet; see `compiler.joins`.
     """
 
-    __slots__ = ("grid", "index", "kinds")
+    __slots__ = ("grid", "index", "kinds", "ordered")
 
     def __init__(self, grid: tuple[int, int, int]) -> None:
         self.grid = grid
-        self.index = (0, 0, 0)
+        self.index, self.ordered = (0, 0, 0), False
         self.kinds: dict[tuple[str, str], Any] = {}
 
 
@@ -39,6 +40,12 @@ _local = _Local()
 
 def current() -> Block | None:
     """The block that runs in this thread, or None outside a kernel."""
+    return _local.block
+
+
+def running_one() -> Block:
+    """The block that runs in this thread, where one does: the views of tensors exist only then."""
+    assert _local.block is not None, "a kernel runs"
     return _local.block
 
 

@@ -81,6 +81,11 @@ def values_of(view: TensorView, value: Any, shape: tuple[int, ...], what: str) -
     return np.broadcast_to(storable(view, value, what), shape)
 
 
+def _in_parameter(view: TensorView, places: tuple[NDArray[Any], ...]) -> tuple[NDArray[Any], ...]:
+    """Indices of a slice as those of the parameter that it is a slice of."""
+    return tuple(index + at for index, at in zip(places, view._origin, strict=True)) if view._origin else places
+
+
 @tile_op("gather", host="numpy.take")
 def gather(
     array: TensorView, indices: Any, *, mask: Any = None, padding_value: Any = 0, eviction_policy: str = "evict_normal"
@@ -117,6 +122,8 @@ def gather(
         raise CompileError(f"gather: padding_value is a scalar, not {type(padding_value).__name__}")
     if array._shadow is not None:
         array._shadow.check_points(found.places, "gather", array.name)
+    if array._touched is not None:
+        array._touched.read(_in_parameter(array, found.places), None, block.running_one(), array.name)
     made = np.full(found.shape, convert(padding_value, array.dtype))
     made[found.chosen] = array._elements[found.places]
     return Tile(made)
@@ -154,13 +161,8 @@ def scatter(array: TensorView, indices: Any, value: Any, *, mask: Any = None, ev
     found = points(array, indices, mask, "scatter")
     written(array, "scatter")
     values = values_of(array, value, found.shape, "scatter")
-    if array._writers is not None:
-        running = block.current()
-        assert running is not None, "checked by tile_op"
-        place = found.places
-        if array._origin:
-            place = tuple(index + at for index, at in zip(place, array._origin, strict=True))
-        array._writers.points(place, running, array.name)
+    if array._touched is not None:
+        array._touched.write(_in_parameter(array, found.places), None, block.running_one(), array.name)
     array._elements[found.places] = values[found.chosen]
     if array._shadow is not None:
         array._shadow.write_points(found.places)

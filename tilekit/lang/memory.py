@@ -214,11 +214,13 @@ def load_tile_like(
     Args:
         array: a tensor parameter of the same rank as `like`.
         like: a partition; or a tile of a mapped one, from `for tile in y.tiles():`.
-        padding_mode: what elements beyond the edge of `array` are, see `tk.PaddingMode`.
+        padding_mode: what elements beyond the edge of `array` are, see `tk.PaddingMode`. Where it is left out, the launch makes
+            sure that the two have the same extents; `padding_mode="zero"` says that they need not.
         eviction_policy: as for `tk.load`.
 
     Raises:
         CompileError: the ranks differ, or `like` is no partition.
+        ValueError: before the launch, `array` has other extents than `like`, and nothing says that padding is meant.
         DeviceError: on the CPU device, where `array` has no such tile, or nobody has written an element of it that lies within
             the extents of `like`. A GPU gives a tile of padding, or whatever the memory held.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilekit import dtypes
-from tilekit.driver.shadow import ShadowView, Writers
+from tilekit.driver.shadow import ShadowView, Touched
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang import block
 from tilekit.lang.mapped import TileIndex, cut_otherwise, foreign_tile, no_tile, ownerless, unmapped, visited
@@ -48,7 +48,7 @@ class TensorView:
         cluster: of a mapped partition, the number of tiles in a cluster, if there are clusters.
     """
 
-    __slots__ = ("_elements", "_origin", "_shadow", "_writers", "cluster", "group", "name", "readable", "tile_shape", "writable")
+    __slots__ = ("_elements", "_origin", "_shadow", "_touched", "cluster", "group", "name", "readable", "tile_shape", "writable")
 
     def __init__(
         self,
@@ -58,12 +58,12 @@ class TensorView:
         readable: bool,
         group: Shape | None = None,
         shadow: ShadowView | None = None,
-        writers: Writers | None = None,
+        touched: Touched | None = None,
         cluster: Shape | None = None,
     ) -> None:
         self.cluster = cluster
         self.name, self._elements, self.tile_shape, self.readable, self.group = name, array, tile_shape, readable, group
-        self._shadow, self._writers, self.writable = shadow, writers, tile_shape is not None or writers is not None
+        self._shadow, self._touched, self.writable = shadow, touched, tile_shape is not None or touched is not None
         self._origin: Shape = ()  # where a slice begins in the parameter; () for the parameter itself
 
     @property
@@ -173,7 +173,7 @@ class TensorView:
             raise DeviceError(f"slice: {first}:{last} is outside {self.name}, which has {self.shape[along]} along axis {along}")
         window = tuple(slice(first, last) if d == along else slice(None) for d in range(self.ndim))
         shadow = self._shadow.part(along, first, last) if self._shadow is not None else None
-        made = TensorView(self.name, self._elements[window], None, self.readable, None, shadow, self._writers)
+        made = TensorView(self.name, self._elements[window], None, self.readable, None, shadow, self._touched)
         made.writable = self.writable
         before = self._origin or (0,) * self.ndim
         made._origin = tuple(at + (first if d == along else 0) for d, at in enumerate(before))

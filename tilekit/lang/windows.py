@@ -5,7 +5,6 @@ The rules raise CompileError, and the compiler asks for them too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -187,6 +186,8 @@ def read(
     if view._shadow is not None:
         looked_at = tuple(slice(s.start, min(s.stop, n)) for s, n in zip(window, wanted, strict=True)) if wanted else window
         view._shadow.check(looked_at, what, view.name, mask)
+    if view._touched is not None:
+        _note_read(view, window, extents, mask)
     inside = view._elements[window]
     if inside.shape == extents and mask is None:
         return inside.copy()
@@ -213,14 +214,12 @@ def write(
     inside = view._elements[window]
     there = tuple(slice(n) for n in inside.shape)
     where = None if mask is None else mask[there]
-    if view._writers is not None:
-        running = block.current()
-        assert running is not None, "views exist only while a kernel runs"
+    if view._touched is not None:
+        running = block.running_one()
         if tile is not None and where is None:
-            view._writers.tile(tile, view.tile_shape, running, view.name)
+            view._touched.write_tile(tile, view.tile_shape, running, view.name)
         else:
-            ends = (slice(s.start + at, min(s.stop, n) + at) for s, n, at in _placed(view, window))
-            view._writers.window(tuple(ends), where, running, view.name)
+            view._touched.write(_in_parameter(view, window), where, running, view.name)
     if where is None:
         inside[...] = values[there]
     else:
@@ -229,8 +228,23 @@ def write(
         view._shadow.write(window, where)
 
 
-def _placed(view: TensorView, window: tuple[slice, ...]) -> Iterator[tuple[slice, int, int]]:
-    return zip(window, view.shape, view._origin or (0,) * view.ndim, strict=True)
+def _in_parameter(view: TensorView, window: tuple[slice, ...]) -> tuple[slice, ...]:
+    """What a window covers of the parameter that `view` is a slice of."""
+    placed = zip(window, view.shape, view._origin or (0,) * view.ndim, strict=True)
+    return tuple(slice(s.start + at, min(s.stop, n) + at) for s, n, at in placed)
+
+
+def _note_read(view: TensorView, window: tuple[slice, ...], extents: Shape, mask: NDArray[Any] | None) -> None:
+    """Note what the running block reads of a tensor that is written as well."""
+    assert view._touched is not None, "the caller has looked"
+    tile, running = view.tile_shape, block.running_one()
+    if mask is None and tile == extents and not any(s.start % n for s, n in zip(window, tile, strict=True)):
+        index = tuple(s.start // n for s, n in zip(window, tile, strict=True))
+        view._touched.read_tile(index, tile, running, view.name)
+        return
+    inside = _in_parameter(view, window)
+    there = tuple(slice(max(s.stop - s.start, 0)) for s in inside)
+    view._touched.read(inside, None if mask is None else mask[there], running, view.name)
 
 
 def stored(view: TensorView, value: Any, shape: Shape, what: str) -> NDArray[Any]:

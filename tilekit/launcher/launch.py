@@ -12,7 +12,8 @@ import numpy as np
 from tilekit.compiler import native
 from tilekit.device import Device
 from tilekit.errors import DeviceError
-from tilekit.launcher.planning import Form, Options, Plan, check_grid, check_overlap
+from tilekit.launcher.planning import Form, Options, Plan, check_grid
+from tilekit.launcher.sharing import check_overlap
 from tilekit.ops import AsyncKernelLaunch, DeviceOp, Executable, Spec, Value
 from tilekit.ops.base import site_of
 from tilekit.ops.completion import awaited, patience, reached

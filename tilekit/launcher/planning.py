@@ -18,6 +18,7 @@ from tilekit.compiler.facts import ArgumentFacts, Role, ScalarFacts, TensorFacts
 from tilekit.compiler.grids import MOST_BLOCKS, fold_of
 from tilekit.device import Device
 from tilekit.lang.signature import Generic, Parameter
+from tilekit.launcher.sharing import check_distinct, check_extents
 from tilekit.ops import DeviceOp, Executable, NativeLaunch
 from tilekit.partition import MappedPartition, Partition, PrefixPartition, Scattered
 from tilekit.storage import Storage
@@ -26,7 +27,7 @@ from tilekit.tensor import Tensor
 if TYPE_CHECKING:
     from tilekit.launcher.decorator import Kernel
 
-__all__ = ["Form", "Options", "Plan", "check_grid", "check_overlap", "constant_key"]
+__all__ = ["Form", "Options", "Plan", "check_grid", "constant_key"]
 
 # How many plans a form keeps. Programs whose shapes never repeat would otherwise keep one for each.
 _PLANS_KEPT = 1024
@@ -66,10 +67,12 @@ class Plan:
         elsewhere: of a plan without tensors those for devices that it ran on.
         executable: what runs at home, once it is there.
         native: launches it in one call, where there is such a thing.
+        apart: for a written and a read argument whether a block reads no tile that another writes, where somebody asked.
     """
 
     __slots__ = (
         "all_passed",
+        "apart",
         "device",
         "elsewhere",
         "empty",
@@ -103,11 +106,12 @@ class Plan:
         constants = tuple((p.name, a) for p, a in zip(parameters, arguments, strict=True) if p.kind == "const")
         self.grid = _infer_grid(kernel, written, options.grid)
         for parameter, partition in written:
-            _check_distinct(kernel, parameter, partition)
+            check_distinct(kernel, parameter, partition)
         kin: Kin = {}
         facts = tuple(_facts(parameters[i], arguments[i], covers, tiles, kin) for i in passed)
         fold = fold_of(self.grid)
         self.specialisation = kernel.specialise(facts, generics, constants, options.num_warps, options.occupancy, fold)
+        check_extents(kernel, self.specialisation.bound, {p.name: a for p, a in tensors}, self.grid)
         device = _common_device(kernel, tensors)
         self.meta = next((p.name for p, a in tensors if a.storage is None), None)
         self.device = None if self.meta else device
@@ -123,6 +127,7 @@ class Plan:
         self.elsewhere: dict[Device, Plan] = {}
         self.executable: Executable | None = None
         self.native: NativeLaunch | None = None
+        self.apart: dict[tuple[int, int], bool] = {}
 
     def on(self, device: Device) -> Plan:
         """A plan without tensors, for `device`."""
@@ -295,49 +300,6 @@ def _common_device(kernel: Kernel, tensors: Named) -> Device | None:
             )
         device, who = argument.device, parameter.name
     return device
-
-
-def check_overlap(kernel: Kernel, arguments: Sequence[Any], plan: Plan) -> None:
-    """Refuse a launch in which memory that one argument writes is also another's, unless that reads the very same view.
-
-    Raises:
-        ValueError: it names both.
-    """
-    for at in plan.writes:
-        for other in {*plan.reads, *plan.writes} - {at}:
-            mine, theirs = arguments[at].storage, arguments[other].storage
-            if mine is theirs or not (mine.owned and theirs.owned):  # others' memory may be met in several storages
-                _check_pair(kernel, arguments, at, other)
-
-
-def _check_pair(kernel: Kernel, arguments: Sequence[Any], at: int, other: int) -> None:
-    partition, argument = arguments[at], arguments[other]
-    mine, theirs = partition.tensor, argument if isinstance(argument, Tensor) else argument.tensor
-    name, partner = (kernel.signature.parameters[i].name for i in (at, other))
-    same = theirs.address == mine.address and theirs.shape == mine.shape and theirs.strides == mine.strides
-    same = same and theirs.itemsize == mine.itemsize  # strides count elements
-    if same and isinstance(argument, Tensor):
-        return
-    if argument is partition:
-        raise ValueError(f"{kernel.label}: arguments {name} and {partner} are the same partition, and both are written")
-    if mine.shares_memory(theirs):
-        raise ValueError(
-            f"{kernel.label}: arguments {name} and {partner} overlap in memory, and {name} is written; only the very "
-            "same view may be written by one argument and read by another. Pass a dup() of one of them"
-        )
-
-
-def _check_distinct(kernel: Kernel, parameter: Parameter, partition: Partition) -> None:
-    """Refuse to write a tensor of which two elements may be one place in memory, as where a stride is 0."""
-    tensor = partition.tensor
-    reach = 0  # of the dimensions with smaller strides, in elements
-    for stride, extent in sorted((abs(s), n) for s, n in zip(tensor.strides, tensor.shape, strict=True) if n > 1):
-        if stride <= reach and tensor.size:
-            raise ValueError(
-                f"{kernel.label}: argument {parameter.name} is written, and its elements overlap in memory: shape "
-                f"{tensor.shape}, strides {tensor.strides}. Write to a dup() of it"
-            )
-        reach += stride * (extent - 1)
 
 
 def _covered(written: Sequence[Partition]) -> dict[tuple[int, ...], tuple[int, ...]]:

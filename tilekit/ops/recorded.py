@@ -55,7 +55,7 @@ class Binding:
         captured: a node that works on it and cannot be changed, if there is one.
         launches: whether the others are all launches.
         conflicts: of its places those that must not overlap another place, with their node, that place and its node, since
-            one of the two is written.
+            one of the two is written; and whether they may be the very same.
     """
 
     __slots__ = (
@@ -88,7 +88,7 @@ class Binding:
         self.launches = all(isinstance(recorded.nodes[at], Launch) for at in self.numbers)
         own = {id(place) for _, place, _ in self._places}
         self.conflicts = [
-            (place, node, other, owner)
+            (place, node, other, owner, owner is node and (place.beside is None or any(other is one for one in place.beside)))
             for node, place, _ in self._places
             for owner in (recorded.nodes if recorded.branches else (node,))
             for other in owner.places()
@@ -209,8 +209,8 @@ class Recorded:
                     found.append((bound, bound.value))
                     bound.set(value)
             for bound, _ in found:
-                for place, node, other, owner in bound.conflicts:
-                    if place.address != other.address or owner is not node:
+                for place, node, other, owner, may_meet in bound.conflicts:
+                    if place.address != other.address or not may_meet:
                         self._check_overlap(bound, place, node, other, owner)
                 self.changed(bound)
         except BaseException:
