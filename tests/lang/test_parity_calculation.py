@@ -174,6 +174,19 @@ def test_powers_of_integers(device, dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_power_of_one_half_is_no_root(device, dtype):
+    """Of -inf and -0 C's pow is inf and 0, where a square root is NaN and -0."""
+
+    @tk.kernel
+    def root(z: tk.Out, x: tk.In):
+        z.store(tk.load_tile_like(x, z) ** 0.5)
+
+    found = run(root, dtype, np.array([-np.inf, -0.0, np.inf, 0.0], dtype), n=4, tile=4).astype(np.float64)
+    assert found.tolist() == [np.inf, 0.0, np.inf, 0.0]
+    assert not np.signbit(found).any()
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_powers_of_floats_by_constants(device, dtype):
     @tk.kernel
     def square(z: tk.Out, x: tk.In):

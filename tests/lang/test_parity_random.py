@@ -121,6 +121,25 @@ def test_words_of_scalars_and_tiles_broadcast(device):
     np.testing.assert_array_equal(found, run(plainly, tk.uint32, a, b, n=(8, 8), tile=(8, 8)))
 
 
+def test_words_of_a_tile_without_dimensions_have_none(device):
+    @tk.kernel
+    def words(y: tk.Out, x: tk.In):
+        y.store(tk.philox(7, tk.max(tk.load(x, 0, 4)))[1] + tk.zeros(4, tk.uint32))
+
+    @tk.kernel
+    def plainly(y: tk.Out, x: tk.In):
+        y.store(tk.philox(7, tk.load_tile_like(x, y))[1])
+
+    found = run(words, tk.uint32, np.array([1, 5, 2, 5], np.uint32), n=4, tile=4)
+    np.testing.assert_array_equal(found, run(plainly, tk.uint32, np.full(4, 5, np.uint32), n=4, tile=4))
+
+    @tk.kernel
+    def stored(y: tk.Out, x: tk.In):
+        y.store(tk.philox(7, tk.max(tk.load(x, 0, 4)))[1])
+
+    np.testing.assert_array_equal(found, run(stored, tk.uint32, np.array([1, 5, 2, 5], np.uint32), n=4, tile=4))
+
+
 def test_a_thread_computes_a_counter_once():
     @tk.kernel
     def rows(y: tk.Out, seed):

@@ -53,7 +53,8 @@ class CudaMemory(CudaStreams):
         given_up(self._cu, self._cu.cuMemPoolTrimTo(self._pool, 0))
 
     def settle(self) -> None:
-        super().settle()
+        self.activate()
+        self._cu.cuCtxSynchronize()  # whatever it says
         self._lending.collect()
 
     def allocate(self, nbytes: int, stream: Any) -> Memory:

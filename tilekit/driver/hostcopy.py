@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, thread, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 from tilekit.driver import forking
@@ -31,8 +30,7 @@ forking.in_child(_reset)
 def in_parallel(work: Callable[[Any], None], items: Iterable[Any]) -> None:
     """`work(item)` for each of `items`, on a few threads. Blocks. The first exception is raised, once all are done.
 
-    `items` is gone through by the caller; what it raises counts as well, and so does Ctrl-C: what was begun, a copy of a few
-    megabytes in each thread, is finished before, since the threads use memory of the caller's.
+    `items` is gone through by the caller; what it raises counts as well.
     """
     global _executor
     with _lock:
@@ -43,22 +41,11 @@ def in_parallel(work: Callable[[Any], None], items: Iterable[Any]) -> None:
     error: BaseException | None = None
     try:
         for item in items:
-            try:
-                futures.append(executor.submit(work, item))
-            except RuntimeError:
-                if not sys.is_finalizing() and not getattr(thread, "_shutdown", False):
-                    raise
-                work(item)  # Python takes no more for its threads once it has begun to shut down
+            futures.append(executor.submit(work, item))  # noqa: PERF401 - those before an error are waited for
     except BaseException as raised:
         error = raised
-    waiting = True
-    while waiting:
-        try:
-            wait(futures)
-            waiting = False
-        except BaseException as raised:  # a signal's
-            error = error or raised
     for future in futures:
-        error = error or future.exception()
+        failed = future.exception()
+        error = error or failed
     if error is not None:
         raise error

@@ -32,7 +32,12 @@ def ceiling_quotient(x: Any, y: Any) -> Any:
 def power(x: Any, y: Any) -> Any:
     """`x ** y`. Integers wrap; to a negative power they give 1 / x ** -y with the fraction cut off, and 0 for x = 0."""
     x, y = np.asarray(x), np.asarray(y)
-    if dtypes.is_float(x.dtype) or x.dtype.kind == "u":
+    if dtypes.is_float(x.dtype):
+        # Of one exponent for all elements NumPy makes a root or a square, which are not C's pow of -inf and -0.
+        shape = np.broadcast_shapes(x.shape, y.shape)
+        bases, exponents = (np.array(np.broadcast_to(v, shape)).reshape(-1) for v in (x, y))
+        return np.power(bases, exponents).reshape(shape)
+    if x.dtype.kind == "u":
         return np.power(x, y)
     made = np.power(x, np.maximum(y, y.dtype.type(0)))
     one, minus = x.dtype.type(1), x.dtype.type(-1)

@@ -237,7 +237,7 @@ def philox(seed: int, c0: Any, c1: Any = 0, c2: Any = 0, c3: Any = 0) -> tuple[T
     if not shapes:
         raise CompileError(f"philox: {NO_TILE}")
     shape = common_shape("philox", shapes)
-    w0, w1, w2, w3 = (Tile(np.ascontiguousarray(np.broadcast_to(word, shape))) for word in _rounds(counter, key))
+    w0, w1, w2, w3 = (Tile(np.array(np.broadcast_to(word, shape))) for word in _rounds(counter, key))
     return w0, w1, w2, w3
 
 
