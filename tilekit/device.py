@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from tilekit.driver import cpu, forking
@@ -68,6 +69,7 @@ class Device:
         "no_memory",
         "ordinal",
         "owners",
+        "recycle",
         "retired",
         "shelves",
         "target",
@@ -83,6 +85,7 @@ class Device:
     no_memory: Memory
     # Finalizers append to these three, from any thread and at any moment, so nobody may need a lock for it.
     event_pool: list[EventHandle]
+    recycle: Callable[[EventHandle], None]  # puts an event there
     garbage: deque[Garbage]
     retired: deque[tuple[weakref.ref[Stream], StreamHandle]]
     owners: list[Garbage]
@@ -117,6 +120,7 @@ class Device:
         self.label = f"{driver.kind}:{driver.ordinal}"
         self.compute_capability, self.target = driver.compute_capability, driver.target
         self.event_pool, self.garbage, self.retired = [], deque(), deque()
+        self.recycle = partial(cpu.recycle, self.event_pool) if driver.kind == "cpu" else self.event_pool.append
         self._lock = threading.Lock()
         self._policy = None
         self._registry = weakref.WeakValueDictionary()

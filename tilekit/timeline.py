@@ -129,7 +129,7 @@ class Timeline:
         self._lock = threading.Lock()
         self._marks: deque[Mark] = deque()  # of consecutive serials, up to pending - 1
         self._trim_at = _MARKS_KEPT
-        self._events, self._recycle = device.event_pool, device.event_pool.append
+        self._events, self._recycle = device.event_pool, device.recycle
         self._create, self._record = driver.event_create, driver.event_record
         # What this stream has waited for: the highest serial of each other stream, by its number. Not kept for a bare address:
         # behind that there may be another stream tomorrow, which has waited for nothing.

@@ -666,6 +666,16 @@ def traffic(device):
 
 
 @pytest.mark.usefixtures("traffic")
+def test_an_event_that_waits_to_be_used_again_holds_no_fault(cpu):
+    """Which would hold the frames of those who were told, and so their tensors."""
+    with cpu.stream() as stream, contextlib.suppress(DeviceError):
+        failing(KeyError("lost")).sync_on(stream)
+    del stream
+    gc.collect()
+    assert cpu.event_pool
+    assert [event.point for event in cpu.event_pool if event.point is not None] == []
+
+
 def test_add_callback(device):
     with device.stream() as stream:
         for i in range(COUNT):

@@ -370,6 +370,12 @@ def no_bytes() -> np.ndarray[Any, Any]:
     return np.empty(0, np.uint8)
 
 
+def recycle(pool: list[CpuEvent], event: CpuEvent) -> None:
+    """Put an event back that nobody waits for. It forgets where it was recorded: a fault there has the frames of its waiters."""
+    event.point = None
+    pool.append(event)
+
+
 def discover(count: int) -> list[CpuDriver]:
     """The CPU devices: `count` of them, which differ in nothing but their number."""
     return [CpuDriver(ordinal) for ordinal in range(count)]
