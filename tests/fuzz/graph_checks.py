@@ -128,12 +128,16 @@ def _watched(plan: Plan, used: list[Any]) -> tuple[str | None, dict[str, tuple[i
         if problem is not None:
             return problem, {}
         settle(used)
+    problem = "; ".join(watch.problems) or _judged_unused(plan, watch.unused)
+    if any(step["mode"] == "fault" for step in plan["steps"]):
+        return problem, {}  # a fault's error has the frames of those who were told, and streams remember their last errors
     after, end = held(used), time.monotonic() + SETTLE_S
-    while any(after[name] > before[name] for name in before) and time.monotonic() < end:  # threads take their time to end
+    while (
+        watch.problems == [] and any(after[name] > before[name] for name in before) and time.monotonic() < end
+    ):  # threads take their time to end
         time.sleep(0.001)
         settle(used)
         after = held(used)
-    problem = "; ".join(watch.problems) or _judged_unused(plan, watch.unused)
     return problem, {name: (before[name], after[name]) for name in before if after[name] > before[name]}
 
 
