@@ -6,6 +6,8 @@ import re
 from itertools import groupby
 from typing import Any
 
+from docutils import nodes
+
 import tilekit
 
 project = "tilekit"
@@ -18,7 +20,8 @@ exclude_patterns = ["_build", "tools"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
-copybutton_prompt_text = "$ "  # of a console, what was typed is copied, and not what was printed
+copybutton_prompt_text = r">>> |\.\.\. |\$ "  # what was typed is copied, and not what was printed
+copybutton_prompt_is_regexp = True
 copybutton_exclude = ".linenos, .gp, .go"
 
 default_role = "literal"
@@ -60,7 +63,22 @@ def _markdown_tables(app: Any, what: str, name: str, obj: Any, options: Any, lin
     lines[:] = made
 
 
+def _no_constructor(app: Any, what: str, name: str, obj: Any, options: Any, signature: str, returned: str) -> Any:
+    """Classes that kernels are handed objects of, and that nobody calls, are shown without arguments."""
+    return ("", None) if what == "class" and name.startswith("tilekit.lang.") else None
+
+
+def _no_blank_end(app: Any, doctree: nodes.document) -> None:
+    """A part of a program that is included ends where its text does."""
+    for block in doctree.findall(nodes.literal_block):
+        if "source" in block:  # the file it was taken from
+            block.rawsource = block.astext().rstrip()  # Sphinx colours what is the same in both
+            block[:] = [nodes.Text(block.rawsource)]
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.connect("autodoc-process-signature", _no_constructor)
+    app.connect("doctree-read", _no_blank_end)
     app.connect("autodoc-process-docstring", _markdown_tables)
     app.connect("autodoc-process-docstring", _several_attributes)  # after napoleon, which comes first as an extension

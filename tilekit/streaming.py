@@ -113,41 +113,49 @@ class _StreamChunks(DeviceOp[Any]):
         results: list[Any] = []
         worked: list[Moment] = []  # when the work on each chunk is done
         errors: list[BaseException] = []  # of copies
+        threads: list[threading.Thread] = []  # in which there are copies
+        coming, going = device.stream(), device.stream()
+        job: HostJob | None = None
         try:
-            with device.stream() as coming, device.stream() as going:
-                arriving, leaving = ExecutionContext(device, coming), ExecutionContext(device, going)
-                for turn in range(len(chunks) + 1 if chunks else 0):
-                    copies = []
-                    if turn < len(chunks):
-                        part = np.ascontiguousarray(source[chunks[turn]])
-                        tensor = Tensor(arriving.allocate(part.nbytes), part.shape, part.dtype)
-                        copies.append(partial(_arrive, arriving, tensor, part))
-                    if turn and out is not None:
-                        result, target = results.pop(), out[chunks[turn - 1]]
-                        if (problem := _misfit(result, target)) is not None:
-                            raise problem
-                        if not result.is_contiguous:
-                            result = yield result.dup().start(ctx)
-                        copies.append(partial(_leave, leaving, result, target))
-                    if turn > 1 or turn == len(chunks):  # two chunks are in flight, no more
-                        yield [worked[max(0, turn - 2)]]
-                    yield [HostJob(partial(_at_once, copies, errors))]
-                    if errors:
-                        raise errors.pop(0)
-                    if turn and self.progress is not None:
-                        if out is None:
-                            yield [worked[turn - 1]]
-                        called_on_host(self.progress, source[: chunks[turn - 1].stop].nbytes, source.nbytes)
-                    if turn < len(chunks):
-                        made = self.work(tensor)
-                        results.append((yield made.start(ctx)) if isinstance(made, DeviceOp) else made)
-                        worked.append((ctx.stream, ctx.stream.mark()))
+            arriving, leaving = ExecutionContext(device, coming), ExecutionContext(device, going)
+            for turn in range(len(chunks) + 1 if chunks else 0):
+                copies = []
+                if turn < len(chunks):
+                    part = np.ascontiguousarray(source[chunks[turn]])
+                    tensor = Tensor(arriving.allocate(part.nbytes), part.shape, part.dtype)
+                    copies.append(partial(_arrive, arriving, tensor, part))
+                if turn and out is not None:
+                    result, target = results.pop(), out[chunks[turn - 1]]
+                    if (problem := _misfit(result, target)) is not None:
+                        raise problem
+                    if not result.is_contiguous:
+                        result = yield result.dup().start(ctx)
+                    copies.append(partial(_leave, leaving, result, target))
+                if turn > 1 or turn == len(chunks):  # two chunks are in flight, no more
+                    yield [worked[max(0, turn - 2)]]
+                job = HostJob(partial(_at_once, copies, errors, threads))
+                yield [job]
+                if errors:
+                    raise errors.pop(0)
+                if turn and self.progress is not None:
+                    if out is None:
+                        yield [worked[turn - 1]]
+                    called_on_host(self.progress, source[: chunks[turn - 1].stop].nbytes, source.nbytes)
+                if turn < len(chunks):
+                    made = self.work(tensor)
+                    results.append((yield made.start(ctx)) if isinstance(made, DeviceOp) else made)
+                    worked.append((ctx.stream, ctx.stream.mark()))
             yield [*worked[-1:], *moments(results)]
             return unwrap(results) if out is None else self.result
         finally:
+            # Copies that go on without whoever waited for them (a task that was cancelled, a thread that was interrupted) keep
+            # the streams, which end with them.
+            if (job is None or job.done) and not threads:
+                coming.close()
+                going.close()
             # An error holds this frame. Without these names the chunks are free as soon as their streams are behind them.
             results = errors = []
-            copies = tensor = part = result = made = None  # type: ignore[assignment]
+            copies = tensor = part = result = made = job = None  # type: ignore[assignment]
 
 
 def _misfit(made: Any, target: np.ndarray[Any, Any]) -> Exception | None:
@@ -200,24 +208,36 @@ def _leave(ctx: ExecutionContext, tensor: Tensor, target: np.ndarray[Any, Any]) 
         np.copyto(target, dense)
 
 
-def _at_once(copies: Sequence[Callable[[], None]], errors: list[BaseException]) -> None:
+def _at_once(copies: Sequence[Callable[[], None]], errors: list[BaseException], threads: list[threading.Thread]) -> None:
     """Do all of them side by side, each in a thread but the last. Blocks until all are done; `errors` gets theirs.
+
+    A signal is an error too, and does not wait for the others: `threads` has those that are not done.
 
     Nothing is raised here: the error would hold what is to hold it, and both the chunks, until the garbage collector comes.
     """
 
-    def attempt(copy: Callable[[], None]) -> None:
+    def attempt(copy: Callable[[], None]) -> bool:
         try:
             copy()
+            return True
         except BaseException as error:
             errors.append(error)
+            return isinstance(error, Exception)
         finally:
             del copy
 
-    threads = [threading.Thread(target=attempt, args=(copy,)) for copy in copies[:-1]]
-    for thread in threads:
-        thread.start()
-    for copy in copies[-1:]:
-        attempt(copy)
-    for thread in threads:
-        thread.join()
+    here = copies[-1:]
+    for copy in copies[:-1]:
+        thread = threading.Thread(target=attempt, args=(copy,), daemon=True)
+        try:
+            thread.start()
+            threads.append(thread)
+        except RuntimeError:  # there is none to be had
+            here = [copy, *here]
+    if all(list(map(attempt, here))):  # each is tried
+        try:
+            while threads:
+                threads[-1].join()
+                threads.pop()
+        except BaseException as error:
+            errors.append(error)

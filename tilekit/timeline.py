@@ -292,7 +292,7 @@ class Timeline:
 
     def _wait(self, mark: Mark, timeout_s: float | None) -> bool:
         try:
-            if not self.device.driver.event_synchronize(mark.event, timeout_s):
+            if not self.device.driver.event_synchronize(mark.event, timeout_s, mark.poll):
                 return False
         except TilekitError as error:
             self.explain(error)

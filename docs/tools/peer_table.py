@@ -10,6 +10,7 @@ NumPy's gives. (cuTile Rust's column is what its source of version 0.3 offers; n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,16 +136,29 @@ GROUPS = (
 )  # fmt: skip
 
 
+# What a tab is called, its short name, and the expression in it.
+LIBRARIES: tuple[tuple[str, str, Callable[[Row], str]], ...] = (
+    ("NumPy", "numpy", lambda row: row.numpy),
+    ("PyTorch", "torch", lambda row: row.torch),
+    ("CuPy", "cupy", lambda row: row.of_cupy),
+    ("cuTile Rust", "cutile", lambda row: row.cutile),
+)
+
+
+def _shown(expression: str) -> str:
+    return f"`{expression.replace(', device=x.device', '')}`" if expression else "-"
+
+
 def markdown() -> str:
-    """The page."""
+    """The page: for each group a tab for each library, with its expressions beside tilekit's."""
     lines = [_INTRODUCTION]
     for group in GROUPS:
-        lines += [f"## {group.title}\n", "| | NumPy | CuPy | PyTorch | cuTile Rust | tilekit |", "|---|---|---|---|---|---|"]
-        for row in group.rows:
-            cells = (row.numpy, row.of_cupy, row.torch, row.cutile, row.tilekit)
-            shown = ((f"`{cell.replace(', device=x.device', '')}`" if cell else "-") for cell in cells)
-            lines.append(f"| {row.what} | {' | '.join(shown)} |")
-        lines.append("")
+        lines += [f"## {group.title}\n", ":::::{div} expressions", "::::{tab-set}", ":sync-group: library", ""]
+        for title, short, expression in LIBRARIES:
+            lines += [f":::{{tab-item}} {title}", f":sync: {short}", "", f"| | {title} | tilekit |", "|---|---|---|"]
+            lines += [f"| {row.what} | {_shown(expression(row))} | {_shown(row.tilekit)} |" for row in group.rows]
+            lines += [":::", ""]
+        lines += ["::::", ":::::", ""]
     return "\n".join(lines)
 
 

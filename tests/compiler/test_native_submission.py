@@ -242,8 +242,10 @@ def test_a_device_that_is_not_ready_is_polled_then_waited_for(gpu, made):
     assert gpu[1].calls["cuEventQuery"] == 4
     assert gpu[1].calls["cuEventSynchronize"] == 0
     gpu[1].not_ready = 10**9
-    scale(tiles, x, 1.5).sync_on(stream)
-    assert gpu[1].calls["cuEventSynchronize"] == 1
+    wait = threading.Thread(target=scale(tiles, x, 1.5).sync_on, args=(stream,))
+    wait.start()
+    wait.join(60)
+    assert gpu[1].calls["cuEventSynchronize"] == 1, "the driver waits"
     assert stream.completed == stream.pending - 1
 
 

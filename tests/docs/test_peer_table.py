@@ -88,3 +88,9 @@ def test_torch_gives_what_numpy_gives(row: Any, device: tk.Device) -> None:
 
 def test_the_page_is_what_the_tool_makes() -> None:
     assert TABLE.PAGE.read_text(encoding="utf-8") == TABLE.markdown(), "run python docs/tools/peer_table.py"
+
+
+def test_every_row_is_in_a_table_of_every_library_that_fits_a_page() -> None:
+    rows = [line for line in TABLE.markdown().splitlines() if line.startswith("| ") and not line.startswith("| |")]
+    assert len(rows) == len(ROWS) * len(TABLE.LIBRARIES)
+    assert all(len(line.strip("|").split(" | ")) == 3 for line in rows)

@@ -12,7 +12,7 @@ import tilekit as tk
 from tilekit import api, bench, memory
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-REFERENCE = "\n".join(p.read_text("utf-8") for p in sorted((DOCS / "reference").glob("*.md")))
+REFERENCE = "\n".join(p.read_text("utf-8") for p in sorted((DOCS / "reference").rglob("*.md")))
 DIRECTIVES = re.findall(r"^\.\. auto\w+:: (\S+)$", REFERENCE, re.M)
 MODULES = {"tilekit": tk, "tilekit.api": api, "tilekit.memory": memory}
 

@@ -4,6 +4,7 @@
 #include <time.h>
 
 enum { NOT_READY = 600, MARKS_KEPT = 128 }; /* the second is _MARKS_KEPT of timeline.py */
+static const double LONGEST_POLL_S = 0.1; /* a thread that polls sees no signals */
 
 static struct {
     PyObject *forget, *trim, *serial;
@@ -216,6 +217,8 @@ int mark_passed(Mark *self, double seconds)
     code = launcher->query(handle);
     if (code == NOT_READY && seconds > 0) {
         struct timespec start, now;
+        if (seconds > LONGEST_POLL_S)
+            seconds = LONGEST_POLL_S;
         clock_gettime(CLOCK_MONOTONIC, &start);
         do {
             code = launcher->query(handle);

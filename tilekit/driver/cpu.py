@@ -204,7 +204,7 @@ class CpuDriver:
             raise point.fault.again()
         return point.done
 
-    def event_synchronize(self, event: CpuEvent, timeout_s: float | None = None) -> bool:
+    def event_synchronize(self, event: CpuEvent, timeout_s: float | None = None, poll: Any = None) -> bool:
         point = event.point
         if point is None:
             return True

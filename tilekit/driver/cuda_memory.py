@@ -53,8 +53,7 @@ class CudaMemory(CudaStreams):
         given_up(self._cu, self._cu.cuMemPoolTrimTo(self._pool, 0))
 
     def settle(self) -> None:
-        self.activate()
-        self._cu.cuCtxSynchronize()  # whatever it says
+        super().settle()
         self._lending.collect()
 
     def allocate(self, nbytes: int, stream: Any) -> Memory:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tilekit.driver.cuda_context import CudaContext, this_thread
 from tilekit.driver.cuda_errors import FAULTS, NOT_READY, check, given_up
 from tilekit.driver.signal import SignalBoard
+from tilekit.driver.waiting import aside, gets_signals
+from tilekit.errors import DeviceError
 from tilekit.settings import load_settings
 
 __all__ = ["CudaStreams"]
+
+# How the main thread waits, which has to see signals: for so long it polls, a turn at a time, as the driver would; then it sleeps
+# between looks, a small part of the time that it has waited already, so that it notices no later than that part.
+_POLLED_S, _TURN_S = 10e-3, 5e-3
+_PART, _SHORTEST_S, _LONGEST_S = 1 / 512, 20e-6, 300e-6
 
 
 class _Watcher:
@@ -32,6 +41,7 @@ class CudaStreams(CudaContext):
         self._callback: Any = None
         self._query = bindings.cuEventQuery
         self._sleepers: list[tuple[Any, Any]] = []  # a stream and an event, for a thread that waits long
+        self._places: list[Any] = []  # events, for the main thread's waits for streams, and for everything
         self._watchers: list[_Watcher] = []
         self._watching = threading.Lock()
 
@@ -56,7 +66,36 @@ class CudaStreams(CudaContext):
 
     def stream_synchronize(self, stream: Any) -> None:
         self.activate()
-        check(self._cu, self._cu.cuStreamSynchronize(stream))
+        if gets_signals() and not self._passed(self._cu.cuStreamQuery(stream)):
+            self._wait_behind(lambda event: self.event_record(event, stream))
+        else:
+            check(self._cu, self._cu.cuStreamSynchronize(stream))
+
+    def synchronize(self) -> None:
+        self.activate()
+        if not gets_signals():
+            check(self._cu, self._cu.cuCtxSynchronize())
+        elif not self._wait_behind(self._record_all):
+            aside(super().synchronize)
+
+    def settle(self) -> None:
+        with contextlib.suppress(DeviceError):
+            self.synchronize()
+        self._cu.cuCtxSynchronize()  # whatever it says: the pool frees what it has seen the end of
+
+    def _wait_behind(self, record: Callable[[Any], object]) -> bool:
+        """Wait for an event that `record` moves behind what is to be waited for; False, at once, if it returns False."""
+        try:
+            event = self._places.pop()
+        except IndexError:
+            event = self.event_create()
+        try:
+            if record(event) is False:
+                return False
+            self._wait_in_turns(event)
+        finally:
+            self._places.append(event)  # also while work is before it: it is the next wait's, which moves it
+        return True
 
     def stream_query(self, stream: Any) -> bool:
         self.activate()
@@ -112,10 +151,13 @@ class CudaStreams(CudaContext):
 
     def event_record_all(self, event: Any) -> None:
         self.activate()
-        cu = self._cu
-        record = getattr(cu, "cuCtxRecordEvent", None)
-        if record is None or record(self._context, event)[0]:  # before CUDA 12.8; while somebody's graph is being captured
-            check(cu, cu.cuCtxSynchronize())
+        if not self._record_all(event):
+            self.synchronize()
+
+    def _record_all(self, event: Any) -> bool:
+        """Move the event behind all work now on the device; False before CUDA 12.8, and while somebody's graph is captured."""
+        record = getattr(self._cu, "cuCtxRecordEvent", None)
+        return record is not None and not record(self._context, event)[0]
 
     def event_query(self, event: Any) -> bool:
         if this_thread.driver is not self:
@@ -123,7 +165,9 @@ class CudaStreams(CudaContext):
         result = self._query(event)
         return True if not result[0] else self._passed(result)
 
-    def event_synchronize(self, event: Any, timeout_s: float | None = None) -> bool:
+    def event_synchronize(
+        self, event: Any, timeout_s: float | None = None, poll: Callable[[float], bool | None] | None = None
+    ) -> bool:
         if this_thread.driver is not self:
             self.activate()
         query, clock = self._query, time.perf_counter
@@ -138,7 +182,9 @@ class CudaStreams(CudaContext):
             if clock() - start >= spin_s:
                 break
         if timeout_s is None:
-            if self._spin_s:  # the driver polls on, without Python's lock: it notices at once
+            if gets_signals():
+                self._wait_in_turns(event, poll)
+            elif self._spin_s:  # the driver polls on, without Python's lock: it notices at once
                 check(self._cu, self._cu.cuEventSynchronize(event))
             else:
                 self._sleep_until(event)
@@ -150,6 +196,22 @@ class CudaStreams(CudaContext):
                 return True
             pause_s = min(2 * pause_s, 1e-3)
         return False
+
+    def _wait_in_turns(self, event: Any, poll: Callable[[float], bool | None] | None = None) -> None:
+        """Block in the main thread: Python looks for signals after each turn."""
+        query, clock = self._query, time.perf_counter
+        start, polled_s = clock(), _POLLED_S if self._spin_s else 0.0
+        waited_s = 0.0
+        while True:
+            passed = None if poll is None else poll(min(_TURN_S, max(0.0, polled_s - waited_s)))
+            if passed is None:
+                passed = self._passed(query(event))
+            if passed:
+                break
+            waited_s = clock() - start
+            if waited_s >= polled_s:
+                time.sleep(min(max(_SHORTEST_S, waited_s * _PART), _LONGEST_S))
+        check(self._cu, self._cu.cuEventSynchronize(event))  # at once: it brings what kernels have printed
 
     def _sleep_until(self, event: Any) -> None:
         """Block, and leave the processor to others meanwhile; on an H200 that notices 30 to 300 microseconds late.

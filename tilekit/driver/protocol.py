@@ -1,7 +1,8 @@
 """What a device can be asked to do: the one protocol that the CUDA driver and the CPU driver both implement.
 
 A driver object stands for one physical device. Its handles (streams, events, memory, functions) are its own objects, opaque
-to everyone else. Any thread may call anything. Nothing here blocks, except what is named `synchronize` or `*_synchronize`.
+to everyone else. Any thread may call anything. Nothing here blocks, except what is named `synchronize` or `*_synchronize`: these
+let signals through in the main thread (`tilekit.driver.waiting`), and what they waited for goes on when one interrupts them.
 
 After a fault (a kernel's illegal access; an exception in work on a CPU device) the work behind it is not done. What is named
 `*_query` or `*_synchronize` raises it, and `stream_signal` reports it.
@@ -189,8 +190,14 @@ class Driver(Protocol):
         ...
 
     def event_query(self, event: EventHandle) -> bool: ...
-    def event_synchronize(self, event: EventHandle, timeout_s: float | None = None) -> bool:
-        """Block until the event has passed, at most `timeout_s` seconds; whether it has."""
+    def event_synchronize(
+        self, event: EventHandle, timeout_s: float | None = None, poll: Callable[[float], bool | None] | None = None
+    ) -> bool:
+        """Block until the event has passed, at most `timeout_s` seconds; whether it has.
+
+        Args:
+            poll: as `Mark.poll`, for this event.
+        """
         ...
 
     def event_elapsed_ms(self, start: EventHandle, end: EventHandle) -> float: ...

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tilekit.driver.staging import PARALLEL
+from tilekit.driver.waiting import gets_signals
 from tilekit.ops.execution import HostJob, HostValue, Steps
 from tilekit.schedule import ExecutionContext
 from tilekit.storage import Garbage, Storage
@@ -36,6 +37,10 @@ def copy_in(ctx: ExecutionContext, storage: Storage, offset: int, source: np.nda
         finally:
             ctx.note((), (storage,))
 
+    def blocking() -> None:
+        _let_through(ctx)
+        direct()
+
     def staged() -> None:
         assert staging is not None, "checked below"
         try:
@@ -50,7 +55,7 @@ def copy_in(ctx: ExecutionContext, storage: Storage, offset: int, source: np.nda
         direct()
         ctx.device.garbage.append(Garbage(None, [(stream, stream.pending)], source))
     else:
-        job = HostJob(staged, blocking=direct if source.nbytes < PARALLEL else None)
+        job = HostJob(staged, blocking=blocking if source.nbytes < PARALLEL else None)
         yield [job]
         job.result()
 
@@ -80,6 +85,10 @@ def copy_out(ctx: ExecutionContext, target: np.ndarray[Any, Any], storage: Stora
         finally:
             ctx.note((storage,), ())
 
+    def blocking() -> None:
+        _let_through(ctx)
+        direct()
+
     def staged() -> None:
         assert staging is not None, "checked below"
         try:
@@ -97,10 +106,16 @@ def copy_out(ctx: ExecutionContext, target: np.ndarray[Any, Any], storage: Stora
     if fetch is not None:
         ctx.note((storage,), ())
         return HostValue(target, stream, fetch.finish)
-    job = HostJob(staged, blocking=direct if target.nbytes < PARALLEL else None, after=[(stream, stream.pending)])
+    job = HostJob(staged, blocking=blocking if target.nbytes < PARALLEL else None, after=[(stream, stream.pending)])
     yield [job]
     job.result()
     return HostValue(target, stream)
+
+
+def _let_through(ctx: ExecutionContext) -> None:
+    """Before the driver copies pageable memory: it does so when all before it is done, and no signal gets through until then."""
+    if gets_signals():
+        ctx.driver.stream_synchronize(ctx.stream.handle)
 
 
 def copy_across(ctx: ExecutionContext, target: Storage, source: Storage, offset: int, nbytes: int) -> None:
