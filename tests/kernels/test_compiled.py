@@ -52,7 +52,7 @@ def weight_gradients(dtype):
 
 def best_of_best():
     out = [m(ROWS, 8, dtype=d).partition((1, 8)) for d in (F, tk.int64)]
-    return selection._topk_of_best(*out, m(ROWS, 64), i64(ROWS, 64), 64, float("-inf"), True).num_warps(1)
+    return selection._topk_of_best(*out, m(ROWS, 64), i64(ROWS, 64), 64, float("-inf"), True, tk.int32).num_warps(1)
 
 
 def cumsum_from():
@@ -109,7 +109,10 @@ KERNELS = {
         lambda: kernels.cross_entropy_backward(m(), m(ROWS, 32768, dtype=H), i64(ROWS), m(ROWS), reduction="sum"),
         64,
     ),
-    "total of losses": (lambda: losses._total(m(1).partition(1), m(ROWS), i64(ROWS), 2, -100, True, 4096).num_warps(8), 104),
+    "total of losses": (
+        lambda: losses._total(m(1).partition(1), m(ROWS), i64(ROWS), 2, -100, True, 4096, tk.int32).num_warps(8),
+        104,
+    ),
     "transpose f32": (lambda: kernels.transpose(m(4096, 4096)), 56),
     "transpose f16": (lambda: kernels.transpose(m(4096, 4096, dtype=H)), 56),
     "transpose f64": (lambda: kernels.transpose(m(4096, 4096, dtype=D)), 56),

@@ -23,8 +23,8 @@ from tilekit.tensor import Tensor, new_tensor
 
 __all__ = [
     "Launches", "Measured", "New", "Operand", "Place", "RowTile", "a_tensor", "check", "compute_dtype", "exponential", "filled",
-    "flat", "flat_tile", "integers", "multiprocessors", "on_cpu", "out_or_new", "power", "result", "row_tile", "rows_of",
-    "same_shape", "shaped", "takes_ops",
+    "flat", "flat_tile", "index_dtype", "integers", "multiprocessors", "on_cpu", "out_or_new", "power", "result", "row_tile",
+    "rows_of", "same_shape", "shaped", "takes_ops",
 ]  # fmt: skip
 
 # A thread's share of a row, in registers of 32 bits: fewer leave the memory idle, more leave room for too few blocks. On an H200,
@@ -39,6 +39,7 @@ _LOOP_WARPS = 8
 _CPU_ELEMENTS = 1 << 15
 _MULTIPROCESSORS = 132  # of an H200, where there is no GPU
 _FLAT_BYTES = 4096
+_MOST_NARROW = 2**31 - 2**24  # as launches have it: what is beyond the edge is counted, too
 
 _FLOATS = frozenset((dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64))
 _INTEGERS = frozenset((dtypes.int32, dtypes.int64))
@@ -133,6 +134,11 @@ def same_shape(name: str, **tensors: Tensor) -> None:
 def compute_dtype(dtype: Any) -> Any:
     """What is calculated in: float32 for 16-bit floats, else the dtype itself."""
     return dtypes.float32 if dtype in _HALVES else dtype
+
+
+def index_dtype(*counts: int) -> Any:
+    """What tiles of indices up to any of `counts`, and of a tile more, are of: int32, or int64 where that is too small."""
+    return dtypes.int64 if max(counts) > _MOST_NARROW else dtypes.int32
 
 
 def exponential(dtype: Any) -> str | None:

@@ -15,6 +15,7 @@ from tilekit.kernels._host import (
     a_tensor,
     check,
     compute_dtype,
+    index_dtype,
     integers,
     on_cpu,
     out_or_new,
@@ -35,10 +36,10 @@ def _embedding(y: tk.Out, table: tk.In, ids: tk.In):
 
 
 @tk.kernel
-def _embedding_backward(total: tk.InOut, dy: tk.In, ids: tk.In, rows: tk.Const, columns: tk.Const):
+def _embedding_backward(total: tk.InOut, dy: tk.In, ids: tk.In, rows: tk.Const, columns: tk.Const, index: tk.Const):
     i, j = tk.bid(0), tk.bid(1)
-    at, column = tk.load(ids, i, rows)[:, None], (tk.arange(columns) + j * columns)[None, :]
-    mask = (column < dy.shape[1]) & ((tk.arange(rows) + i * rows)[:, None] < dy.shape[0])
+    at, column = tk.load(ids, i, rows)[:, None], (tk.arange(columns, dtype=index) + j * columns)[None, :]
+    mask = (column < dy.shape[1]) & ((tk.arange(rows, dtype=index) + i * rows)[:, None] < dy.shape[0])
     tk.atomic_add(total, (at, column), tk.load(dy, (i, j), (rows, columns)).astype(total.dtype), mask=mask)
 
 
@@ -103,7 +104,7 @@ def embedding_backward(grad: Operand, ids: Operand, rows: int) -> DeviceOp[Tenso
 
     def steps(new):
         total = yield api.zeros((rows, width), dtype)
-        launch = _embedding_backward(total.scattered(), flat, at, high, columns)
+        launch = _embedding_backward(total.scattered(), flat, at, high, columns, index_dtype(count, width))
         yield launch.grid((-(-count // high), -(-width // columns), 1))
         return total if dtype == grad.dtype else (yield tk.value(total).astype(grad.dtype))
 

@@ -8,6 +8,8 @@ added up afterwards.
 
 from __future__ import annotations
 
+from typing import Any
+
 import tilekit as tk
 from tilekit import api
 from tilekit.kernels._host import Operand, flat, integers, on_cpu, power, result, takes_ops
@@ -28,16 +30,23 @@ _WARPS, _ALL_WARPS = 16, 32
 # In the L2 cache: counts of its own for each block, but no more than so many in all.
 _TILE, _BLOCKS, _COUNTS = 1024, 1024, 1 << 22
 _CPU_TILE = 1 << 16
+_MOST_COUNTED = 2**31 - 1  # by an int32
 
 
 @tk.kernel
 def _count(counts: tk.InOut, x: tk.In, tiles: int, padding: int, tile: tk.Const, bins: tk.Const):
-    """`padding`: how many zeros the last tile has beyond the edge. Padding with what is no bin would cost a select an element."""
+    """`padding`: how many zeros the last tile has beyond the edge. Padding with what is no bin would cost a select an element.
+
+    Each block counts up to 2**31 - 1 elements, all of them together as many as `counts` holds.
+    """
     total = tk.zeros(bins, tk.int32)
     for i in range(tk.bid(0), tiles, tk.num_blocks(0)):
         total = total + tk.histogram(tk.load(x, i, tile), bins)
     place = tk.arange(bins)
-    tk.atomic_add(counts, place, total, mask=place < counts.shape[0])
+    if counts.dtype == tk.int64:
+        tk.atomic_add(counts, place, total.astype(tk.int64), mask=place < counts.shape[0])
+    else:
+        tk.atomic_add(counts, place, total, mask=place < counts.shape[0])
     if tk.bid(0) == 0:
         tk.atomic_add(counts, 0, -padding)
 
@@ -62,7 +71,8 @@ def histogram(x: Operand, bins: int) -> DeviceOp[Tensor]:
         bins: how many integers, from 1 to 2**24.
 
     Returns:
-        An op whose result is an int32 tensor of `bins` elements.
+        An op whose result is a tensor of `bins` elements: int32, or int64 where `x` has 2**31 elements or more, of which int32
+        could not hold the count.
 
     Raises:
         TypeError, ValueError: other arguments.
@@ -73,7 +83,12 @@ def histogram(x: Operand, bins: int) -> DeviceOp[Tensor]:
     if not 1 <= bins <= 1 << 24:
         raise ValueError(f"histogram: bins is from 1 to 2**24, not {bins}")
     made = _in_shared_memory(x, bins) if bins <= MOST_BINS else _in_the_cache(x, bins)
-    return result(made, api.meta(bins, tk.int32), None)
+    return result(made, api.meta(bins, _counter(x)), None)
+
+
+def _counter(x: Tensor) -> Any:
+    """What holds the number of all elements of `x`."""
+    return tk.int64 if x.size > _MOST_COUNTED else tk.int32
 
 
 def _in_shared_memory(x: Tensor, bins: int) -> DeviceOp:
@@ -84,7 +99,8 @@ def _in_shared_memory(x: Tensor, bins: int) -> DeviceOp:
     tile = min(power(x.size), _CPU_TILE if on_cpu(x) else 32 * warps * share // x.itemsize)
     tiles, resident = -(-x.size // tile), _ALL_WARPS // warps
     most = 1 if x.device is None or on_cpu(x) else resident * x.device.driver.multiprocessors
-    counts = api.meta(bins, tk.int32) if x.is_meta else api.zeros(bins, tk.int32)
+    most = max(most, -(-tiles // (_MOST_COUNTED // tile)))
+    counts = api.meta(bins, _counter(x)) if x.is_meta else api.zeros(bins, _counter(x))
     launch = _count(counts.scattered(), flat(x), tiles, tiles * tile - x.size, tile, room)
     return launch.grid(max(1, min(tiles, most))).num_warps(warps).occupancy(resident)
 
@@ -95,13 +111,14 @@ def _in_the_cache(x: Tensor, bins: int) -> DeviceOp:
     tiles = -(-x.size // tile)
     blocks = max(1, min(tiles, _BLOCKS))
     copies = 1 if on_cpu(x) else max(1, min(blocks, _COUNTS // bins))
-    counts = api.meta((copies, bins), tk.int32) if x.is_meta else api.zeros((copies, bins), tk.int32)
+    counter = _counter(x)
+    counts = api.meta((copies, bins), counter) if x.is_meta else api.zeros((copies, bins), counter)
     launch = _count_many(counts.scattered(), flat(x), bins, tiles, tile).grid(blocks)
     if x.is_meta:
         return launch
 
     def total(counts):
         wide, high = min(128, power(bins)), min(64, power(copies))
-        return _column_sums(api.empty(bins, tk.int32).partition(wide), counts.unpartition(), -(-copies // high), high)
+        return _column_sums(api.empty(bins, counter).partition(wide), counts.unpartition(), -(-copies // high), high)
 
     return launch.first().then(total)

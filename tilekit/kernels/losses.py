@@ -19,6 +19,7 @@ from tilekit.kernels._host import (
     check,
     compute_dtype,
     exponential,
+    index_dtype,
     integers,
     on_cpu,
     out_or_new,
@@ -39,29 +40,32 @@ _LOOPS = 5
 
 
 @tk.function
-def _picked(x, wanted, first):
+def _picked(x, wanted, first, index):
     """The element of `x` of each row's class, from row `first` on; 0 where the class is none."""
-    row = first + tk.arange(wanted.shape[0])
+    row = first + tk.arange(wanted.shape[0], dtype=index)
+    if index == tk.int64:
+        wanted = wanted.astype(index)
     inside = (wanted >= 0) & (wanted < x.shape[1]) & (row < x.shape[0])
     return tk.gather(x, (row, wanted), mask=inside)
 
 
 @tk.kernel
 def _cross_entropy(
-    loss: tk.Out, lse: tk.Out, x: tk.In, target: tk.In, ignored: int, columns: tk.Const, dtype: tk.Const, mode: tk.Const
-):
+    loss: tk.Out, lse: tk.Out, x: tk.In, target: tk.In, ignored: int, columns: tk.Const, dtype: tk.Const, mode: tk.Const,
+    index: tk.Const,
+):  # fmt: skip
     rows, wanted = loss.tile_shape[0], tk.load_tile_like(target, loss)
     t = tk.load(x, (tk.bid(0), 0), (rows, columns), padding_mode="-inf").astype(dtype)
     top = tk.max(t, 1)
     norm = top + tk.log(tk.sum(tk.exp(t - top[:, None], rounding_mode=mode), 1))
     lse.store(norm)
-    loss.store(tk.where(wanted == ignored, 0.0, norm - _picked(x, wanted, tk.bid(0) * rows).astype(dtype)))
+    loss.store(tk.where(wanted == ignored, 0.0, norm - _picked(x, wanted, tk.bid(0) * rows, index).astype(dtype)))
 
 
 @tk.kernel
 def _cross_entropy_long(
     loss: tk.Out, lse: tk.Out, x: tk.In, target: tk.In, ignored: int, chunks: int, columns: tk.Const, threads: tk.Const,
-    lowest: tk.Const, dtype: tk.Const, mode: tk.Const,
+    lowest: tk.Const, dtype: tk.Const, mode: tk.Const, index: tk.Const,
 ):  # fmt: skip
     i, wanted = tk.bid(0), tk.load_tile_like(target, loss)
     # What each thread has seen: its largest element, and the sum below that.
@@ -75,13 +79,13 @@ def _cross_entropy_long(
     peak = tk.max(top)
     norm = peak + tk.log(tk.sum(total * tk.exp(top - peak)))
     lse.store(norm.reshape(1))
-    loss.store(tk.where(wanted == ignored, 0.0, norm - _picked(x, wanted, i).astype(dtype)))
+    loss.store(tk.where(wanted == ignored, 0.0, norm - _picked(x, wanted, i, index).astype(dtype)))
 
 
 @tk.kernel
-def _total(y: tk.Out, losses: tk.In, target: tk.In, tiles: int, ignored: int, mean: tk.Const, tile: tk.Const):
+def _total(y: tk.Out, losses: tk.In, target: tk.In, tiles: int, ignored: int, mean: tk.Const, tile: tk.Const, index: tk.Const):
     """One block adds up what many have made: the losses of all rows, always in the same order."""
-    total, counted = tk.zeros(tile, losses.dtype), tk.zeros(tile, tk.int32)
+    total, counted = tk.zeros(tile, losses.dtype), tk.zeros(tile, index)
     for i in range(tiles):
         total = total + tk.load(losses, i, tile)
         counted = counted + (tk.load(target, i, tile, padding_value=ignored) != ignored).astype(tk.int32)
@@ -92,8 +96,8 @@ def _total(y: tk.Out, losses: tk.In, target: tk.In, tiles: int, ignored: int, me
 
 
 @tk.kernel
-def _counted(y: tk.Out, target: tk.In, tiles: int, ignored: int, tile: tk.Const):
-    counted = tk.zeros(tile, tk.int32)
+def _counted(y: tk.Out, target: tk.In, tiles: int, ignored: int, tile: tk.Const, index: tk.Const):
+    counted = tk.zeros(tile, index)
     for i in range(tiles):
         counted = counted + (tk.load(target, i, tile, padding_value=ignored) != ignored).astype(tk.int32)
     y.store(1.0 / tk.sum(counted, keepdims=True).astype(y.dtype))
@@ -102,7 +106,7 @@ def _counted(y: tk.Out, target: tk.In, tiles: int, ignored: int, tile: tk.Const)
 @tk.kernel
 def _cross_entropy_backward(
     dx: tk.Out, grad: tk.In, x: tk.In, target: tk.In, lse: tk.In, share: tk.In, ignored: int, each: tk.Const, dtype: tk.Const,
-    mode: tk.Const,
+    mode: tk.Const, index: tk.Const,
 ):  # fmt: skip
     i, j, rows, columns = tk.bid(0), tk.bid(1), dx.tile_shape[0], dx.tile_shape[1]
     wanted = tk.load(target, i, rows)
@@ -110,7 +114,7 @@ def _cross_entropy_backward(
     g = tk.where(wanted == ignored, 0.0, g.astype(dtype) * tk.load(share, 0, 1))[:, None]
     t = tk.load_tile_like(x, dx).astype(dtype)
     p = tk.exp(t - tk.load(lse, i, rows)[:, None], rounding_mode=mode)
-    here = (tk.arange(columns) + j * columns)[None, :] == wanted[:, None]
+    here = (tk.arange(columns, dtype=index) + j * columns)[None, :] == wanted[:, None]
     dx.store(((p - tk.where(here, 1.0, 0.0)) * g).astype(dx.dtype))
 
 
@@ -136,17 +140,18 @@ def cross_entropy(
     """
     rows, classes = _checked("cross_entropy", logits, target, reduction)
     count, dtype, mode = rows.shape[0], compute_dtype(logits.dtype), exponential(logits.dtype)
+    index = index_dtype(*rows.shape)
     tile = row_tile(rows, blocks=_LOOPS if rows.itemsize <= 4 else None)
 
     def steps(new):
         losses, lse = new(Spec((count,), dtype)), new(Spec((count,), dtype))
         cuts = losses.partition(tile.rows), lse.partition(tile.rows)
         if tile.chunks == 1:
-            launch = _cross_entropy(*cuts, rows, classes, ignore_index, tile.columns, dtype, mode)
+            launch = _cross_entropy(*cuts, rows, classes, ignore_index, tile.columns, dtype, mode, index)
         else:
             launch = _cross_entropy_long(
                 *cuts, rows, classes, ignore_index, tile.chunks, tile.columns, tile.threads(rows.itemsize),
-                float(np.finfo(dtype).min), dtype, mode,
+                float(np.finfo(dtype).min), dtype, mode, index,
             )  # fmt: skip
         yield tile.launch(launch)
         lse = shaped(lse, target.shape)
@@ -154,7 +159,7 @@ def cross_entropy(
             return shaped(losses, target.shape), lse
         block, total = min(4096, power(count)), new(Spec((1,), dtype))
         mean, tiles = reduction == "mean", -(-count // block)
-        yield _total(total.partition(1), losses, classes, tiles, ignore_index, mean, block).num_warps(8)
+        yield _total(total.partition(1), losses, classes, tiles, ignore_index, mean, block, index_dtype(count)).num_warps(8)
         return shaped(total, ()), lse
 
     return Launches(rows, steps)
@@ -207,11 +212,12 @@ def cross_entropy_backward(
         dx = new(place)
         if reduction == "mean":
             share, block = new(Spec((1,), dtype)), min(4096, power(count))
-            yield _counted(share.partition(1), classes, -(-count // block), ignore_index, block).num_warps(8)
+            tiles = -(-count // block)
+            yield _counted(share.partition(1), classes, tiles, ignore_index, block, index_dtype(count)).num_warps(8)
         else:
             share = yield api.full(1, 1.0, dtype)
-        cut, mode = dx.partition((high, columns)), exponential(logits.dtype)
-        yield _cross_entropy_backward(cut, grads, rows, classes, sums, share, ignore_index, each, dtype, mode).num_warps(4)
+        cut, rest = dx.partition((high, columns)), (each, dtype, exponential(logits.dtype), index_dtype(rows.shape[1]))
+        yield _cross_entropy_backward(cut, grads, rows, classes, sums, share, ignore_index, *rest).num_warps(4)
         return shaped(dx, logits.shape) if out is None else out
 
     return Launches(rows, steps, logits)

@@ -20,6 +20,7 @@ from tilekit.kernels._host import (
     Operand,
     check,
     compute_dtype,
+    index_dtype,
     on_cpu,
     out_or_new,
     power,
@@ -81,7 +82,7 @@ def _add_rms_norm(y: tk.Out, h: tk.Out, x: tk.In, residual: tk.In, w: tk.In, per
 @tk.kernel
 def _norm_long(
     y: tk.Out, x: tk.In, w: tk.In, b: tk.In, chunks: int, n: int, per_n: float, eps: float,
-    threads: tk.Const, centred: tk.Const, dtype: tk.Const,
+    threads: tk.Const, centred: tk.Const, dtype: tk.Const, index: tk.Const,
 ):  # fmt: skip
     i, columns = tk.bid(0), y.tile_shape[1]
     total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)  # one for each thread, and in it
@@ -93,7 +94,7 @@ def _norm_long(
     square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
     for j in range(chunks):
         t = tk.load(x, (i, j), y.tile_shape).astype(dtype) - mean
-        t = tk.where(tk.arange(columns) + j * columns < n, t, 0.0)
+        t = tk.where(tk.arange(columns, dtype=index) + j * columns < n, t, 0.0)
         square = square + tk.sum((t * t).reshape(threads), (0, 2), keepdims=True)
     r = tk.rsqrt(tk.sum(square, 1) * per_n + eps)
     for j in range(chunks):
@@ -128,7 +129,7 @@ def _norm_backward(
 @tk.kernel
 def _norm_backward_long(
     dx: tk.Out, mean: tk.Out, rstd: tk.Out, dy: tk.In, x: tk.In, w: tk.In, chunks: int, n: int, per_n: float, eps: float,
-    threads: tk.Const, centred: tk.Const, dtype: tk.Const,
+    threads: tk.Const, centred: tk.Const, dtype: tk.Const, index: tk.Const,
 ):  # fmt: skip
     i, columns = tk.bid(0), dx.tile_shape[1]
     total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
@@ -143,7 +144,7 @@ def _norm_backward_long(
     level = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
     for j in range(chunks):
         t = tk.load(x, (i, j), dx.tile_shape).astype(dtype) - middle
-        t = tk.where(tk.arange(columns) + j * columns < n, t, 0.0)
+        t = tk.where(tk.arange(columns, dtype=index) + j * columns < n, t, 0.0)
         g = tk.load(dy, (i, j), dx.tile_shape).astype(dtype) * tk.load(w, j, columns).astype(dtype)
         square = square + tk.sum((t * t).reshape(threads), (0, 2), keepdims=True)
         along = along + tk.sum((g * t).reshape(threads), (0, 2), keepdims=True)
@@ -303,7 +304,7 @@ def _forward(name, x, weight, bias, eps, out):
         if tile.chunks > 1:
             launch = _norm_long(
                 target, rows, weight, weight if bias is None else bias, tile.chunks, n, _per(n), eps, tile.threads(x.itemsize),
-                bias is not None, dtype,
+                bias is not None, dtype, index_dtype(n),
             )  # fmt: skip
         elif bias is None:
             launch = _rms_norm(target, rows, weight, _per(n), eps, dtype)
@@ -331,7 +332,7 @@ def _backward(name, grad, x, weight, eps, centred):
             launch = _norm_backward(*cuts, grads, rows, weight, n, _per(n), eps, n != tile.columns, centred, dtype)
         else:
             launch = _norm_backward_long(
-                *cuts, grads, rows, weight, tile.chunks, n, _per(n), eps, tile.threads(x.itemsize), centred, dtype
+                *cuts, grads, rows, weight, tile.chunks, n, _per(n), eps, tile.threads(x.itemsize), centred, dtype, index_dtype(n)
             )
         yield tile.launch(launch)
         wide, high, parts, share = _shares(count, n, on_cpu(rows))

@@ -14,6 +14,7 @@ from tilekit.kernels._host import (
     Measured,
     Operand,
     a_tensor,
+    index_dtype,
     on_cpu,
     out_or_new,
     power,
@@ -41,38 +42,40 @@ def _argmax(y: tk.Out, x: tk.In, columns: tk.Const, lowest: tk.Const):
 
 
 @tk.kernel
-def _argmax_long(y: tk.Out, x: tk.In, chunks: int, columns: tk.Const, lowest: tk.Const):
+def _argmax_long(y: tk.Out, x: tk.In, chunks: int, columns: tk.Const, lowest: tk.Const, index: tk.Const):
     i, shape = tk.bid(0), (1, columns)
     t = tk.load(x, (i, 0), shape, padding_value=lowest)
-    best, place = tk.max(t, 1), tk.argmax(t, 1)
+    best, place = tk.max(t, 1), tk.argmax(t, 1).astype(index)
     for j in range(1, chunks):
         t = tk.load(x, (i, j), shape, padding_value=lowest)
         value = tk.max(t, 1)
         better = (value > best) | ((value != value) & (best == best))  # a NaN is not equal to itself
-        place = tk.where(better, tk.argmax(t, 1) + j * columns, place)
+        place = tk.where(better, tk.argmax(t, 1).astype(index) + j * columns, place)
         best = tk.where(better, value, best)
     y.store(place.astype(y.dtype))
 
 
 @tk.kernel
-def _topk(values: tk.Out, places: tk.Out, x: tk.In, columns: tk.Const, worst: tk.Const, largest: tk.Const):
+def _topk(values: tk.Out, places: tk.Out, x: tk.In, columns: tk.Const, worst: tk.Const, largest: tk.Const, index: tk.Const):
     j = tk.bid(1)
     t = tk.load(x, (tk.bid(0), j), (values.tile_shape[0], columns), padding_value=worst)
     best, at = tk.topk(t, values.tile_shape[1], 1, largest=largest)
     values.store(best)
-    places.store((at + j * columns).astype(places.dtype))
+    places.store((at.astype(index) + j * columns).astype(places.dtype))
 
 
 @tk.kernel
-def _topk_of_best(values: tk.Out, places: tk.Out, x: tk.In, origin: tk.In, columns: tk.Const, worst: tk.Const, largest: tk.Const):
+def _topk_of_best(
+    values: tk.Out, places: tk.Out, x: tk.In, origin: tk.In, columns: tk.Const, worst: tk.Const, largest: tk.Const,
+    index: tk.Const,
+):  # fmt: skip
     """As `_topk`, of what other blocks have found in `origin`."""
     i, j, rows = tk.bid(0), tk.bid(1), values.tile_shape[0]
     t = tk.load(x, (i, j), (rows, columns), padding_value=worst)
     best, at = tk.topk(t, values.tile_shape[1], 1, largest=largest)
     values.store(best)
-    row = (tk.arange(rows) + i * rows)[:, None]
-    inside = (at + j * columns < x.shape[1]) & (row < x.shape[0])
-    places.store(tk.gather(origin, (row, at + j * columns), mask=inside))
+    row, column = (tk.arange(rows, dtype=index) + i * rows)[:, None], at.astype(index) + j * columns
+    places.store(tk.gather(origin, (row, column), mask=(column < x.shape[1]) & (row < x.shape[0])))
 
 
 @takes_ops
@@ -99,7 +102,8 @@ def argmax(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
         if tile.chunks == 1:
             launch = _argmax(y.partition(tile.rows), rows, tile.columns, _lowest(x.dtype))
         else:
-            launch = _argmax_long(y.partition(tile.rows), rows, tile.chunks, tile.columns, _lowest(x.dtype))
+            cut, index = y.partition(tile.rows), index_dtype(rows.shape[1])
+            launch = _argmax_long(cut, rows, tile.chunks, tile.columns, _lowest(x.dtype), index)
         yield tile.launch(launch)
         return shaped(y, shape) if out is None else out
 
@@ -150,9 +154,9 @@ def _best(new, x, origin, k, width, worst, largest):
     cuts = values.partition((rows, width)), places.partition((rows, width))
     warps = max(1, min(8, rows * columns // 512))
     if origin is None:
-        yield _topk(*cuts, x, columns, worst, largest).num_warps(warps)
+        yield _topk(*cuts, x, columns, worst, largest, index_dtype(length)).num_warps(warps)
     else:
-        yield _topk_of_best(*cuts, x, origin, columns, worst, largest).num_warps(warps)
+        yield _topk_of_best(*cuts, x, origin, columns, worst, largest, index_dtype(count, length)).num_warps(warps)
     return values, places
 
 

@@ -100,7 +100,8 @@ def arange(size: int, *, dtype: Any = dtypes.int32, start: Scalar = 0, step: Sca
         step: the difference between neighbours; likewise.
 
     Raises:
-        CompileError: `size` is not a compile-time power of two, or `dtype` is bool.
+        CompileError: `size` is not a compile-time power of two, or `dtype` is bool, or does not hold `start` or `step`, where
+            that is known: on a GPU that is a constant, on the CPU device every scalar.
 
     Examples:
         >>> @tk.kernel
@@ -114,8 +115,18 @@ def arange(size: int, *, dtype: Any = dtypes.int32, start: Scalar = 0, step: Sca
     if chosen == dtypes.bool_:
         raise CompileError("arange: a range of bool does not exist; compare a range of integers instead")
     computable("arange", chosen)
+    for name, bound in (("start", start), ("step", step)):
+        if problem := outside(name, bound, chosen):
+            raise CompileError(f"arange: {problem}")
     index = np.arange(extent).astype(chosen)
     return Tile(convert(convert(start, chosen) + index * convert(step, chosen), chosen))
+
+
+def outside(name: str, bound: Any, dtype: dtypes.DType) -> str | None:
+    """Why `start` or `step` cannot be that of a range of `dtype`; None if it can, or is not known yet."""
+    if scalar_kind(bound) is not int or dtypes.misfit(dtype, bound) is None:
+        return None
+    return f"{name} is {bound}, which does not fit {dtype.name}; give the range a dtype that holds it, such as dtype=tk.int64"
 
 
 def uneven(shape: tuple[int, ...]) -> str:

@@ -16,7 +16,7 @@ from tilekit.compiler.lower.convert import convert
 from tilekit.compiler.lower.emit import pack, special_register
 from tilekit.compiler.lower.memory import tile_shape
 from tilekit.compiler.lower.rounded import directed
-from tilekit.compiler.ops import lowers
+from tilekit.compiler.ops import known, lowers
 from tilekit.compiler.types import TileType, constant, current_config, describe, dtype_of, integer, scalar_dtype, scalar_kind
 from tilekit.dtypes import DType
 from tilekit.lang import create as lang
@@ -70,6 +70,8 @@ def arange(size: types.Type, dtype: types.Type, start: types.Type, step: types.T
     for name, bound in (("start", start), ("step", step)):
         if not isinstance(bound, types.Omitted) and scalar_kind(bound) is None:
             reject("arange", f"{name} is a scalar, not {describe(bound)}")
+        if problem := lang.outside(name, known(bound), chosen):
+            reject("arange", problem)
     plus = arithmetic.binary("+", chosen)
     # A float is rounded after the product too, as NumPy does.
     times = directed("mul", None, False, chosen) if dtypes.is_float(chosen) else arithmetic.binary("*", chosen)
