@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tilekit.operators import NoOperators
 from tilekit.shapes import as_shape
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Traits:
         self.cuts: dict[tuple[int, ...], Traits] = {}
 
 
-class Partition:
+class Partition(NoOperators):
     """A view of a tensor cut into tiles of one shape. Made by `Tensor.partition`.
 
     Attributes:
@@ -170,6 +171,9 @@ class Partition:
     def _check_plain(self, what: str) -> None:
         if type(self) is not Partition:
             raise TypeError(f"{self!r} has no {what}() of its own: begin with the tensor's plain .partition({self.tile_shape})")
+
+    def _dense(self) -> str:
+        return "x.unpartition()"
 
     def device_operation(self) -> DeviceOp[Partition]:
         """The partition as an op that does nothing."""

@@ -11,6 +11,7 @@ import numpy as np
 from tilekit import dtypes
 from tilekit.device import Device
 from tilekit.driver.shadow import ShadowView
+from tilekit.operators import NoOperators
 from tilekit.ops import DeviceOp, Spec
 from tilekit.ops.execution import Steps
 from tilekit.ops.transfer import copy_out
@@ -74,7 +75,7 @@ def refuse_mask(what: str, array: Any) -> None:
         )
 
 
-class Tensor:
+class Tensor(NoOperators):
     """A view of device memory.
 
     Made by `tilekit.api` and by views of other tensors. A tensor without memory (`api.meta`) has a shape and a dtype only, to
@@ -117,7 +118,7 @@ class Tensor:
                 steps = (stride for dim, stride in enumerate(self.strides) if dim != unit)
                 self.flat = (self.address, *self.shape, *steps)
             else:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+                super().__getattr__(name)  # raises
             return getattr(self, name)
 
     @property
@@ -402,9 +403,6 @@ class Tensor:
     def __repr__(self) -> str:
         strides = "" if self.is_contiguous else f", strides={self.strides}"
         return f"Tensor(shape={self.shape}, dtype={self.dtype.name}{strides}, device={self.device or 'meta'})"
-
-    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise TypeError(f"{self!r} lives on a device; NumPy cannot read it. Use .to_host().sync()")
 
     def __iter__(self) -> NoReturn:
         raise TypeError(f"{self!r} lives on a device; Python cannot iterate over it. Use .to_host().sync()")
