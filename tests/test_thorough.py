@@ -75,6 +75,21 @@ def test_what_runs(suite, arguments, passed):
     assert ("the quick run: about" in printed) == ("-n1" in arguments)
 
 
+def test_families_of_the_table_are_chosen_by_the_mark(request):
+    """The table marks them before -m looks."""
+    command = [sys.executable, "-m", "pytest", "--co", "-q", "-m", "thorough", "tests/compiler/test_wgmma_types.py"]
+    listed = subprocess.run(command, cwd=request.config.rootpath, capture_output=True, text=True, check=True).stdout
+    assert "test_products_follow_each_other[e4m3, e4m3-persistent]" in listed
+    assert "test_products_follow_each_other[tf32-persistent]" not in listed
+
+
+def test_names_that_differ_between_processes_are_refused(suite, tmp_path):
+    (tmp_path / "tests" / "test_many.py").write_text(MANY.replace("range(5)", "[object()], ids=str"))
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        suite("-n0")
+    assert "give it other ids: tests/test_many.py::test_quick[<object object at 0x" in refused.value.stderr
+
+
 @pytest.mark.parametrize(
     ("changes", "processes"),
     [

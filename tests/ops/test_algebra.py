@@ -389,7 +389,7 @@ def test_values_of_other_libraries_are_values(device, value):
     assert tk.host_fn(lambda it: it, value).sync() is value
 
 
-@pytest.mark.parametrize("ops", [5, None, api.meta], ids=str)
+@pytest.mark.parametrize("ops", [5, None, api.meta], ids=["number", "None", "function"])
 def test_join_all_takes_a_list(ops):
     with pytest.raises(TypeError, match=r"join_all takes one list of ops \(or any iterable\), not .*: join_all\(\[op, op\]\)"):
         tk.join_all(ops)
