@@ -774,6 +774,14 @@ def test_why_there_is_no_ring(name):
     assert f"as the loop goes: {reason}" in str(explained)
 
 
+def test_sums_that_have_no_room_beside_threads_that_load():
+    """A thread of 16 warps and 4 that load has 96 registers to begin with; sums of one instruction alone would take 128."""
+    c, x = meta(4096, 4096, dtype=tk.float32).partition((256, 256)), meta(4096, 4096)
+    explained = gemm(c, x, x, None).generics(BK=64).num_warps(16).explain("sm_90a")
+    assert "more registers than threads of 16 warps" in explained.pipelines[0].reason
+    assert explained.compiled.block == (512, 1, 1)
+
+
 def test_there_is_one_otherwise():
     explained = by_rows(summed).explain("sm_90a")
     (ring,) = explained.pipelines

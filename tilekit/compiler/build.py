@@ -94,6 +94,9 @@ def with_enough_warps(facts: Sequence[ArgumentFacts], num_warps: int | None, att
             config = choose_config(facts, wanted.num_warps)
 
 
+_TOO_FEW_REGISTERS = "Insufficient registers"  # ptxas, C7602: sums of one instruction have no room
+
+
 def _spilled(kernel: CompiledKernel) -> int:
     """How many bytes of registers a thread keeps in memory: what is more than the variables that PTX has there."""
     variables = sum(int(size) for size in re.findall(r"\.local .*?__local_depot\w*\[(\d+)\]", kernel.ptx))
@@ -285,6 +288,10 @@ def translate(
         except (DynamicLibNotFoundError, NvvmSupportError) as error:
             raise toolkit.not_installed(error) from error
         except Exception as error:
+            if pipelines is not None and _TOO_FEW_REGISTERS in str(error):
+                raise Unfit(
+                    f"its products need more registers than threads of {config.num_warps} warps and those that load have"
+                ) from error
             compilation.grows = False
             simpler = without_dead_branches(bound, arguments, capability)
             if simpler is None:
