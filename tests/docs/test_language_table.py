@@ -75,3 +75,10 @@ def test_every_public_member_has_its_line(owner: str) -> None:
     shown = {name.partition(".")[2] for name, *_ in TABLE.members_of(owner)}
     internal = {"own_index"}  # for operations of other families, not for kernels
     assert members - internal <= shown
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_an_example_is_no_wider_than_its_page(op: str) -> None:
+    lines = [line.strip() for line in (inspect.getdoc(OPS[op].function) or "").splitlines()]
+    code = [line for line in lines if line.startswith((">>>", "..."))]
+    assert max(map(len, code)) <= 97  # docs/_static/tilekit.css

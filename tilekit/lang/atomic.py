@@ -167,7 +167,8 @@ def _histogram(name: str, start: str, values: str, expected: str) -> str:
         "... def apply(y: tk.InOut, where: tk.In, values: tk.In):",
         f"...     tk.atomic_{name}(y, tk.load(where, tk.bid(0), 2), tk.load(values, tk.bid(0), 2))",
         f">>> y = api.full(2, {start}, tk.int32)",
-        f">>> where, values = (api.from_host(np.array(a, np.int32)) for a in ([0, 1, 1, 1], {values}))",
+        ">>> where = api.from_host(np.array([0, 1, 1, 1], np.int32))",
+        f">>> values = api.from_host(np.array({values}, np.int32))",
         ">>> apply(y.scattered(), where, values).grid(2).first().unpartition().to_host().sync()",
         f"array({expected}, dtype=int32)",
     ]

@@ -164,7 +164,8 @@ def fma(x: Tile | Scalar, y: Tile | Scalar, z: Tile | Scalar, *, rounding_mode: 
         ... def error(y: tk.Out, x: tk.In):
         ...     t = tk.load_tile_like(x, y)
         ...     y.store(tk.fma(t, t, -tk.mul(t, t)))
-        >>> error(api.zeros(2).partition(2), api.full(2, 1.0 + 2.0**-23)).first().unpartition().to_host().sync()
+        >>> op = error(api.zeros(2).partition(2), api.full(2, 1.0 + 2.0**-23)).first()
+        >>> op.unpartition().to_host().sync()
         array([1.4210855e-14, 1.4210855e-14], dtype=float32)
     """
     return _rounded("fma", rounding.BASIC, rounding_mode, flush_to_zero, x, y, z)
@@ -231,7 +232,8 @@ def divmod_(x: Tile | Scalar, y: Tile | Scalar) -> tuple[Tile, Tile]:
         ...     quotient, remainder = tk.divmod(tk.arange(4), 3)
         ...     y.store(quotient)
         ...     z.store(remainder)
-        >>> y, z = split(api.zeros(4, tk.int32).partition(4), api.zeros(4, tk.int32).partition(4)).sync()
+        >>> y, z = (api.zeros(4, tk.int32).partition(4) for _ in range(2))
+        >>> y, z = split(y, z).sync()
         >>> y.unpartition().to_host().sync(), z.unpartition().to_host().sync()
         (array([0, 0, 0, 1], dtype=int32), array([0, 1, 2, 0], dtype=int32))
     """

@@ -163,7 +163,8 @@ def copysign(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.copysign(2.0, y.load()))
-        >>> compute(api.from_host(np.array([-0.0, 0.0], np.float32)).sync().partition(2)).first().unpartition().to_host().sync()
+        >>> y = api.from_host(np.array([-0.0, 0.0], np.float32)).sync()
+        >>> compute(y.partition(2)).first().unpartition().to_host().sync()
         array([-2.,  2.], dtype=float32)
     """
     return floating_pair("copysign", x, y, np.copysign)
@@ -268,7 +269,8 @@ def astype(x: Tile, dtype: Any, *, rounding_mode: rounding.RoundingMode | str | 
         >>> @tk.kernel
         ... def cut(y: tk.Out, x: tk.In):
         ...     y.store(tk.astype(tk.load_tile_like(x, y), tk.int32))
-        >>> cut(api.zeros(2, tk.int32).partition(2), api.full(2, 1.75)).first().unpartition().to_host().sync()
+        >>> op = cut(api.zeros(2, tk.int32).partition(2), api.full(2, 1.75)).first()
+        >>> op.unpartition().to_host().sync()
         array([1, 1], dtype=int32)
     """
     if not isinstance(x, Tile):
@@ -300,7 +302,8 @@ def bitcast(x: Tile, dtype: Any) -> Tile:
         >>> @tk.kernel
         ... def exponent(y: tk.Out, x: tk.In):
         ...     y.store((tk.bitcast(tk.load_tile_like(x, y), tk.int32) >> 23) - 127)
-        >>> exponent(api.zeros(2, tk.int32).partition(2), api.full(2, 8.5)).first().unpartition().to_host().sync()
+        >>> op = exponent(api.zeros(2, tk.int32).partition(2), api.full(2, 8.5)).first()
+        >>> op.unpartition().to_host().sync()
         array([3, 3], dtype=int32)
     """
     if not isinstance(x, Tile):

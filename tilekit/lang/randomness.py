@@ -221,7 +221,8 @@ def philox(seed: int, c0: Any, c1: Any = 0, c2: Any = 0, c3: Any = 0) -> tuple[T
         ... def words(y: tk.Out):
         ...     a, b, c, d = tk.philox(0, tk.arange(1))
         ...     y.store(tk.cat((tk.cat((a, b), 0), tk.cat((c, d), 0)), 0))
-        >>> [hex(word) for word in words(api.zeros(4, tk.uint32).partition(4)).first().unpartition().to_host().sync()]
+        >>> y = words(api.zeros(4, tk.uint32).partition(4)).first().unpartition()
+        >>> [hex(word) for word in y.to_host().sync()]
         ['0x6627e8d5', '0xe169c58d', '0xbc57ac4c', '0x9b00dbd8']
     """
     key, counter = _seed("philox", seed), []

@@ -231,7 +231,8 @@ def any_(x: Tile, axis: int | tuple[int, ...] | None = None, *, keepdims: bool =
         >>> @tk.kernel
         ... def has_zero(y: tk.Out, x: tk.In):
         ...     y.store(tk.any(tk.load(x, tk.bid(0), 4) == 0, keepdims=True))
-        >>> has_zero(api.zeros(2, tk.bool_).partition(1), api.arange(8)).first().unpartition().to_host().sync()
+        >>> op = has_zero(api.zeros(2, tk.bool_).partition(1), api.arange(8)).first()
+        >>> op.unpartition().to_host().sync()
         array([ True, False])
     """
     return _truth("any", np.any, x, axis, keepdims)
@@ -251,7 +252,8 @@ def all_(x: Tile, axis: int | tuple[int, ...] | None = None, *, keepdims: bool =
         >>> @tk.kernel
         ... def no_zero(y: tk.Out, x: tk.In):
         ...     y.store(tk.all(tk.load(x, tk.bid(0), 4), keepdims=True))
-        >>> no_zero(api.zeros(2, tk.bool_).partition(1), api.arange(8)).first().unpartition().to_host().sync()
+        >>> op = no_zero(api.zeros(2, tk.bool_).partition(1), api.arange(8)).first()
+        >>> op.unpartition().to_host().sync()
         array([False,  True])
     """
     return _truth("all", np.all, x, axis, keepdims)

@@ -50,7 +50,8 @@ def cumsum(x: Tile, axis: int, *, reverse: bool = False) -> Tile:
         >>> @tk.kernel
         ... def running(y: tk.Out, x: tk.In):
         ...     y.store(tk.cumsum(tk.load_tile_like(x, y), 0))
-        >>> running(api.zeros(8, tk.int64).partition(4), api.arange(8)).first().unpartition().to_host().sync()
+        >>> op = running(api.zeros(8, tk.int64).partition(4), api.arange(8)).first()
+        >>> op.unpartition().to_host().sync()
         array([ 0,  1,  3,  6,  4,  9, 15, 22])
     """
     return _accumulated("cumsum", np.cumsum, x, axis, reverse)

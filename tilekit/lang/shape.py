@@ -121,7 +121,8 @@ def permute(x: Tile, axes: tuple[int, ...]) -> Tile:
         ... def turn(y: tk.Out, x: tk.In):
         ...     y.store(tk.permute(tk.load(x, (0, 0), (2, 4)), (1, 0)))
         >>> x = api.arange(8).reshape(2, 4).sync()
-        >>> turn(api.zeros((4, 2), tk.int64).partition((4, 2)), x).first().unpartition().to_host().sync()
+        >>> op = turn(api.zeros((4, 2), tk.int64).partition((4, 2)), x).first()
+        >>> op.unpartition().to_host().sync()
         array([[0, 4],
                [1, 5],
                [2, 6],
@@ -150,7 +151,8 @@ def transpose(x: Tile, axis0: int = -2, axis1: int = -1) -> Tile:
         ... def turn(y: tk.Out, x: tk.In):
         ...     y.store(tk.transpose(tk.load(x, (tk.bid(1), tk.bid(0)), (2, 2))))
         >>> x = api.arange(8).reshape(2, 4).sync()
-        >>> turn(api.zeros((4, 2), tk.int64).partition((2, 2)), x).first().unpartition().to_host().sync()
+        >>> op = turn(api.zeros((4, 2), tk.int64).partition((2, 2)), x).first()
+        >>> op.unpartition().to_host().sync()
         array([[0, 4],
                [1, 5],
                [2, 6],
@@ -292,7 +294,8 @@ def extract(x: Tile, index: int | tuple[int, ...], shape: int | tuple[int, ...])
         >>> @tk.kernel
         ... def second_half(y: tk.Out, x: tk.In):
         ...     y.store(tk.extract(tk.load(x, 0, 8), 1, 4))
-        >>> second_half(api.zeros(4, tk.int64).partition(4), api.arange(8)).first().unpartition().to_host().sync()
+        >>> op = second_half(api.zeros(4, tk.int64).partition(4), api.arange(8)).first()
+        >>> op.unpartition().to_host().sync()
         array([4, 5, 6, 7])
     """
     tile = _tile(x, "extract")

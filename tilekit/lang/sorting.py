@@ -118,7 +118,8 @@ def topk(x: Tile, k: int, axis: int = -1, *, largest: bool = True) -> tuple[Tile
         ...     y.store(values)
         ...     at.store(places)
         >>> x = api.from_host(np.array([3, 1, 4, 1, 5, 9, 2, 6], np.int32)).sync()
-        >>> y, at, _ = best(api.zeros(2, tk.int32).partition(2), api.zeros(2, tk.int32).partition(2), x).sync()
+        >>> y, at = (api.zeros(2, tk.int32).partition(2) for _ in range(2))
+        >>> y, at, _ = best(y, at, x).sync()
         >>> y.unpartition().to_host().sync(), at.unpartition().to_host().sync()
         (array([9, 6], dtype=int32), array([5, 7], dtype=int32))
     """
