@@ -30,6 +30,7 @@ from tilekit.errors import DeviceError as DeviceError
 from tilekit.errors import DeviceUnavailableError as DeviceUnavailableError
 from tilekit.errors import OutOfMemoryError as OutOfMemoryError
 from tilekit.errors import TilekitError as TilekitError
+from tilekit.errors import UnusedOpWarning as UnusedOpWarning
 from tilekit.graphed import graphed as graphed
 from tilekit.interop import as_tensor as as_tensor
 from tilekit.interop import from_pointer as from_pointer
@@ -232,6 +233,7 @@ __all__ = [
     "StreamPoolRoundRobin",
     "Tensor",
     "TilekitError",
+    "UnusedOpWarning",
     "abs",
     "acos",
     "acosh",

@@ -6,11 +6,15 @@ Misuse of an API raises Python's own `TypeError` or `ValueError`. The classes he
 
 from __future__ import annotations
 
-__all__ = ["CompileError", "DeviceError", "DeviceUnavailableError", "OutOfMemoryError", "TilekitError"]
+__all__ = ["CompileError", "DeviceError", "DeviceUnavailableError", "OutOfMemoryError", "TilekitError", "UnusedOpWarning"]
 
 
 class TilekitError(Exception):
     """Base of every exception that tilekit defines."""
+
+
+class UnusedOpWarning(UserWarning):
+    """An op was built, and is gone without having run. The text names the op and the line that built it, warned of once."""
 
 
 class CompileError(TilekitError):

@@ -155,7 +155,7 @@ def test_an_op_runs_once(gpu, made, way):
 
 def test_an_op_that_nobody_runs_is_warned_of(gpu, made):
     _, tiles, x = made
-    with pytest.warns(ResourceWarning, match="kernel scale, built at .*test_native_submission.py.*was never run"):
+    with pytest.warns(tk.UnusedOpWarning, match="kernel scale, built at .*test_native_submission.py.*was never run"):
         scale(tiles, x, 1.5)
 
 

@@ -253,7 +253,7 @@ def test_mixtures_are_collected(device, way):
         op.consumed()
     assert there() is not None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # of what closures were to run
+        warnings.simplefilter("ignore", tk.UnusedOpWarning)  # of what closures were to run
         del op
         gc.collect()
     assert there() is None

@@ -60,7 +60,7 @@ def test_a_call_that_is_never_run_warns_with_its_line(device):
         total()
         gc.collect()
 
-    with pytest.warns(ResourceWarning, match=r"total, built at .*test_stepwise\.py:\d+, was never run"):
+    with pytest.warns(tk.UnusedOpWarning, match=r"total, built at .*test_stepwise\.py:\d+, was never run"):
         forget()
 
 

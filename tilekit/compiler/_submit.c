@@ -275,10 +275,12 @@ static void runs_finalize(PyObject *self)
         return;
     PyObject *kind, *value, *trace;
     PyErr_Fetch(&kind, &value, &trace);
-    PyObject *none = PyObject_CallOneArg(helpers.dropped, self);
-    if (none == NULL)
-        PyErr_WriteUnraisable(helpers.dropped);
-    Py_XDECREF(none);
+    if (kind == NULL) { /* else an exception is on its way, which is why nobody has run the op */
+        PyObject *none = PyObject_CallOneArg(helpers.dropped, self);
+        if (none == NULL)
+            PyErr_WriteUnraisable(helpers.dropped);
+        Py_XDECREF(none);
+    }
     PyErr_Restore(kind, value, trace);
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
@@ -15,6 +14,7 @@ from tilekit.ops.borrowing import refuse_borrowed
 from tilekit.ops.completion import awaited
 from tilekit.ops.execution import Done, Steps, Submission
 from tilekit.ops.future import DeviceFuture
+from tilekit.ops.unused import excused, warn_unused
 from tilekit.schedule import ExecutionContext, SchedulingPolicy
 from tilekit.storage import BORROWED
 from tilekit.stream import Stream, as_stream
@@ -96,6 +96,12 @@ class DeviceOp(Generic[T]):
         self._fresh = None
         self._site = site_of(sys._getframe(1))
         return self
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        build = cls.__dict__.get("__init__")
+        if build is not None and not cls.__module__.startswith(_PACKAGE):
+            cls.__init__ = excused(build)  # type: ignore[method-assign]
 
     def execute(self, ctx: ExecutionContext) -> T:
         """Enqueue the work on `ctx.stream` and return its result, which the device may still be computing.
@@ -431,12 +437,15 @@ class DeviceOp(Generic[T]):
 
     def where(self) -> str:
         """`file:line` of the code that built the op."""
-        if self._site is None:
-            return "an unknown place"
+        return "an unknown place" if self._site is None else "{}:{}".format(*self.place())
+
+    def place(self) -> tuple[str, int]:
+        """The file and the line of the code that built the op (internal)."""
+        assert self._site is not None, "asked by those who have looked"
         code, lasti = self._site
         positions = list(code.co_positions())
-        line = positions[lasti // 2][0] if 0 <= lasti // 2 < len(positions) else code.co_firstlineno
-        return f"{code.co_filename}:{line}"
+        line = positions[lasti // 2][0] if 0 <= lasti // 2 < len(positions) else None
+        return code.co_filename, code.co_firstlineno if line is None else line
 
     def annotate(self, error: BaseException) -> None:
         """Note on `error` which op it comes from."""
@@ -465,11 +474,7 @@ class DeviceOp(Generic[T]):
 
     def __del__(self) -> None:
         if not self._spent and not self._consumed and self._site is not None and not sys.is_finalizing():
-            warnings.warn(
-                f"{self!r}, built at {self.where()}, was never run: use .sync(), .async_on(stream) or await",
-                ResourceWarning,
-                stacklevel=2,
-            )
+            warn_unused(self, sys._getframe().f_back)
 
 
 class _Detached(Generic[T]):
