@@ -20,6 +20,11 @@ def test_the_first_two_sh_blocks_are_one_command_line_each() -> None:
     assert "pytest" in second
 
 
+def test_how_long_the_tests_take_is_said_before_they_start() -> None:
+    before, _ = TEXT.split(".venv/bin/python -m pytest\n", 1)
+    assert re.search(r"\bminutes on two cores", before.rpartition("```\n")[2])
+
+
 def test_the_introduction_is_three_lines() -> None:
     introduction = TEXT.split("\n\n")[1]
     assert introduction.count("\n") == 2
