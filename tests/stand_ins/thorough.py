@@ -84,6 +84,7 @@ _RESULTS = {
     "kernels/test_moving": {"test_histogram_of_one_value": 4},
     "kernels/test_norms": {"test_forward_and_backward": 16},
     "kernels/test_products": {"test_turned_floats_of_8_bits": 36, "test_tiles_and_parts": 16},
+    "lang/test_parity_operands": {"test_computed_operands": 8},  # the code of each is scanned for hazards, too
     "lang/test_parity_pipelines": {"test_products_with_k_contiguous": 40},
     "lang/test_parity_reduction": {"test_positions_by_a_fold_of_two_dtypes": 24},
     "ops/test_soak": {"test_memory_does_not_grow": None},
