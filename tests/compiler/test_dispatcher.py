@@ -53,7 +53,9 @@ def test_scalars_pass(tensor):
         (DeviceArray((64, 128), strides=(1024, 8)), "y has stride 2 in dimension 1, not 1"),
         (DeviceArray((64, 128), strides=(513, 4)), "y: strides of .* bytes are no multiples"),
         (DeviceArray((64, 128), read_only=True), "y has read-only memory, and the kernel writes it"),
-        (DeviceArray((1 << 32, 128)), "y has an extent of more than 31 bits"),
+        (DeviceArray((1 << 32, 128)), r"y has an extent of more than 2\^31 - 2\^24"),
+        (DeviceArray(((1 << 31) - 64, 128)), r"y has an extent of more than 2\^31 - 2\^24"),
+        (DeviceArray((1 << 24, 128)), r"y has 2\^31 elements or more"),
         (api.meta((64, 128)).partition((32, 32)), r"y has tiles of \(32, 32\), not \(16, 16\)"),
     ],
 )

@@ -7,6 +7,7 @@ about tile indices here: what a block beyond the partition would touch is masked
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from numba.cuda import types
 from tilekit import dtypes
 from tilekit.compiler.bound import BoundKernel
 from tilekit.compiler.build import argument_types, translate, with_enough_warps
-from tilekit.compiler.facts import ArgumentFacts, TensorFacts
+from tilekit.compiler.facts import MOST_NARROW, ArgumentFacts, TensorFacts
 from tilekit.compiler.layout import Config
 from tilekit.compiler.types import Compilation, TensorType
 from tilekit.errors import TilekitError
@@ -125,8 +126,10 @@ def _check(ty: TensorType, memory: _Memory) -> None:
         problem = "read-only memory, and the kernel writes it"
     elif memory.address % facts.align:
         problem = f"an address that is no multiple of {facts.align} bytes"
-    elif not facts.wide and max(memory.shape, default=0) >= 1 << 31:
-        problem = "an extent of more than 31 bits"
+    elif not facts.wide and max(memory.shape, default=0) > MOST_NARROW:
+        problem = "an extent of more than 2^31 - 2^24"
+    elif not facts.many and facts.group is None and math.prod(memory.shape) >= 1 << 31:
+        problem = "2^31 elements or more"
     else:
         for dim, (extent, stride) in enumerate(zip(memory.shape, memory.strides, strict=True)):
             if extent % facts.extents[dim] or (not extent and facts.extents[dim] > 1):

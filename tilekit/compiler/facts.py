@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["ArgumentFacts", "Role", "ScalarFacts", "TensorFacts", "divisor", "extent_divisor", "tile_extents"]
+__all__ = ["MOST_NARROW", "ArgumentFacts", "Role", "ScalarFacts", "TensorFacts", "divisor", "extent_divisor", "tile_extents"]
 
 Role = Literal["in", "out", "inout"]
+
+MOST_NARROW = 2**31 - 2**24
+"""Extents up to this leave room for the overhang of a tile in 32-bit index arithmetic; of a larger one a tensor is `wide`."""
 
 
 class TensorFacts(NamedTuple):
@@ -26,7 +29,7 @@ class TensorFacts(NamedTuple):
         extents: for each dimension a power of two that divides the extent (see `extent_divisor`); the tile's own extent if that
             does. More than 1 says that the extent is not 0, too.
         strides: for each dimension a power of two that divides the stride in elements; 0 for `unit`.
-        wide: whether an extent needs more than 31 bits.
+        wide: whether an extent is beyond `MOST_NARROW`.
         covered: whether the extents are those of the partition that the grid follows, so that a tile index inside the grid
             is a tile index inside this tensor.
         group: of a mapped partition, the number of tiles in a group along each dimension; None for all else.

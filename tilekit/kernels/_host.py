@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from tilekit import api, copying, dtypes
+from tilekit.compiler.facts import MOST_NARROW
 from tilekit.launcher.launch import KernelLaunch
 from tilekit.ops import DeviceOp, Spec, zip_ops
 from tilekit.ops.stepwise import Stepwise
@@ -39,7 +40,6 @@ _LOOP_WARPS = 8
 _CPU_ELEMENTS = 1 << 15
 _MULTIPROCESSORS = 132  # of an H200, where there is no GPU
 _FLAT_BYTES = 4096
-_MOST_NARROW = 2**31 - 2**24  # as launches have it: what is beyond the edge is counted, too
 
 _FLOATS = frozenset((dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64))
 _INTEGERS = frozenset((dtypes.int32, dtypes.int64))
@@ -138,7 +138,7 @@ def compute_dtype(dtype: Any) -> Any:
 
 def index_dtype(*counts: int) -> Any:
     """What tiles of indices up to any of `counts`, and of a tile more, are of: int32, or int64 where that is too small."""
-    return dtypes.int64 if max(counts) > _MOST_NARROW else dtypes.int32
+    return dtypes.int64 if max(counts) > MOST_NARROW else dtypes.int32
 
 
 def exponential(dtype: Any) -> str | None:

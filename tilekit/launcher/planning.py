@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tilekit import dtypes
-from tilekit.compiler.facts import ArgumentFacts, Role, ScalarFacts, TensorFacts, divisor, extent_divisor, tile_extents
+from tilekit.compiler.facts import (
+    MOST_NARROW,
+    ArgumentFacts,
+    Role,
+    ScalarFacts,
+    TensorFacts,
+    divisor,
+    extent_divisor,
+    tile_extents,
+)
 from tilekit.compiler.grids import MOST_BLOCKS, fold_of
 from tilekit.device import Device
 from tilekit.lang.signature import Generic, Parameter
@@ -31,9 +40,6 @@ __all__ = ["Form", "Options", "Plan", "check_grid", "constant_key"]
 
 # How many plans a form keeps. Programs whose shapes never repeat would otherwise keep one for each.
 _PLANS_KEPT = 1024
-
-# Extents up to this leave room for the overhang of a tile in 32-bit index arithmetic.
-_NARROW = 2**31 - 2**24
 
 Named = Sequence[tuple[Parameter, Any]]
 Kin = dict[tuple[Any, ...], int]
@@ -361,7 +367,7 @@ def _tensor_facts(
         align=tensor.align,
         extents=extents,
         strides=tuple(0 if d == tensor.unit else divisor(abs(stride)) for d, stride in enumerate(tensor.strides)),
-        wide=max(tensor.shape) > _NARROW,
+        wide=max(tensor.shape) > MOST_NARROW,
         covered=grid_tile is not None,
         many=tensor.size >= 1 << 31,
     )
