@@ -140,6 +140,8 @@ class Device:
         Raises:
             ValueError: the device has no such priority.
         """
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise TypeError(f"priority is an int, not {type(priority).__name__}")
         low, high = self.driver.priority_range()
         if not high <= priority <= low:
             raise ValueError(f"priority {priority} is out of range: {self.label} has {high} (most urgent) to {low}")

@@ -87,7 +87,7 @@ def as_dtype(spec: Any) -> DType:
     dtype: DType | None
     try:
         dtype = np.dtype(spec)
-    except TypeError:
+    except (TypeError, ValueError):  # the latter of text that NumPy cannot read at all
         dtype = None
     if spec is None or dtype is None or dtype not in ALL:
         raise TypeError(f"{spec!r} is not a dtype of tilekit; there are {', '.join(d.name for d in ALL)}")

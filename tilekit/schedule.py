@@ -26,6 +26,9 @@ __all__ = [
 ]
 
 
+_LARGEST_POOL = 4096  # streams; devices run some hundred at a time
+
+
 class _Submitting(threading.local):
     """What this thread is submitting now: a `tilekit.ops.execution.Submission`, or None."""
 
@@ -181,14 +184,18 @@ class StreamPoolRoundRobin:
     """
 
     def __init__(self, device: Device, streams: int | Sequence[Any] = 4, *, priority: int = 0) -> None:
-        self.device, self.priority = device, priority
+        from tilekit.device import Device
+
+        self.device, self.priority = Device(device), priority
         if isinstance(streams, bool) or not isinstance(streams, (int, Sequence)):
             raise TypeError(f"streams is {streams!r}: expected how many, or a list of streams")
+        if isinstance(streams, int) and streams > _LARGEST_POOL:
+            raise ValueError(f"streams is {streams}: a pool has at most {_LARGEST_POOL}")
         self._streams: list[Stream | None]
         if isinstance(streams, int):
             self._streams = [None] * max(streams, 0)
         else:
-            self._streams = [as_stream(stream, device) for stream in streams]
+            self._streams = [as_stream(stream, self.device) for stream in streams]
         if not self._streams:
             raise ValueError(f"streams is {streams!r}: a pool needs at least one stream")
         self._turns = itertools.count()

@@ -75,7 +75,11 @@ def numpy_like(tensor: Tensor, shift: int = 0) -> np.ndarray[Any, Any]:
 def viewed(tensor: Tensor, change: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Place:
     """Let NumPy work out a view, on an array of the same shape and strides whose elements nobody touches."""
     array = numpy_like(tensor)
-    view = change(array)
+    try:
+        view = change(array)
+    except (TypeError, ValueError, IndexError, OverflowError) as error:
+        kind = IndexError if type(error) is IndexError else TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(str(error)) from None
     moved = (view.__array_interface__["data"][0] - array.__array_interface__["data"][0]) // tensor.itemsize if view.size else 0
     return view.shape, tuple(step // tensor.itemsize for step in view.strides), tensor.offset + moved
 

@@ -83,6 +83,8 @@ class Stream(Timeline):
 
         The status is 0, or after a fault the driver's number for it. `fn` may use the device. What it raises is logged.
         """
+        if not callable(fn):
+            raise TypeError(f"add_callback takes a function, not {type(fn).__name__}")
         calls = dispatcher()
         slot = calls.arm(lambda status: fn(self, status, arg))
         try:
@@ -169,12 +171,12 @@ class Event:
 
     def record(self, stream: Stream) -> Self:
         """Move the event behind all work now in `stream`. Does not block."""
-        self.device.driver.event_record(self.handle, stream.handle)
+        self.device.driver.event_record(self.handle, as_stream(stream, self.device).handle)
         return self
 
     def wait(self, stream: Stream) -> None:
         """Let the work submitted to `stream` from now on wait for the event. Does not block."""
-        self.device.driver.stream_wait(stream.handle, self.handle)
+        self.device.driver.stream_wait(as_stream(stream).handle, self.handle)
 
     def query(self) -> bool:
         """Whether the event has passed (or was never recorded)."""
@@ -190,6 +192,8 @@ class Event:
         Raises:
             DeviceError: one of them was made without `timing=True`, was not recorded, or has not passed.
         """
+        if not isinstance(end, Event):
+            raise TypeError(f"elapsed_ms takes the event at the end, not {type(end).__name__}")
         return self.device.driver.event_elapsed_ms(self.handle, end.handle)
 
     def close(self) -> None:
@@ -256,7 +260,9 @@ def _address_of(obj: Any) -> int | None:
         value = getattr(obj, name, None)
         if value is not None:
             value = getattr(value, "value", value)  # ctypes keeps the integer there, and None for 0
-            return 0 if value is None else int(value)
+            if value is None:
+                return 0
+            return int(value) if hasattr(value, "__index__") else None
     return None
 
 

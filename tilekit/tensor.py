@@ -181,7 +181,8 @@ class Tensor(NoOperators):
         return min(16, address & -address) if address else 16
 
     def numpy_like(self, shift: int = 0) -> np.ndarray[Any, Any]:
-        """An array of the same shape, strides and place in the storage, for NumPy to calculate with. It has no elements.
+        """An array of the same shape, strides and place in the storage, for NumPy to calculate with (internal). It has none
+        of the elements.
 
         Args:
             shift: how many bytes further on the storage shall seem to start.
@@ -189,7 +190,7 @@ class Tensor(NoOperators):
         return numpy_like(self, shift)
 
     def span(self) -> tuple[int, int]:
-        """The bytes of the storage that the elements lie in: first, and one past the last."""
+        """The bytes of the storage that the elements lie in: first, and one past the last (internal)."""
         if self.size == 0:
             return (0, 0)
         ends = [(n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)]
@@ -199,6 +200,8 @@ class Tensor(NoOperators):
 
     def shares_memory(self, other: Tensor) -> bool:
         """Whether the two have a byte in common, or are too intricate to tell. Memory of others' may be met in two storages."""
+        if not isinstance(other, Tensor):
+            raise TypeError(f"shares_memory compares two tensors, not one and {type(other).__name__}")
         if self.storage is None or other.storage is None:
             return False
         apart = self.storage is not other.storage
@@ -368,7 +371,7 @@ class Tensor(NoOperators):
         return value(self)
 
     def host_view(self, *, noted: bool = False) -> np.ndarray[Any, Any]:
-        """The elements as a NumPy array over the memory of a CPU device; for code that runs on its streams.
+        """The elements as a NumPy array over the memory of a CPU device; for code that runs on its streams (internal).
 
         Args:
             noted: whether the caller notes what it writes, by `shadow_view`. Else all counts as written from now on.

@@ -86,7 +86,7 @@ class Labelled(Protocol):
 
 
 class Timeline:
-    """What a stream knows of its moments; `Stream` is one. Any thread may use it.
+    """What a stream knows of its moments (internal); `Stream` is one. Any thread may use it.
 
     Attributes:
         device: where the stream is.

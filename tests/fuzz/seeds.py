@@ -78,6 +78,12 @@ class Cases:
             yield first + number
             number += self._shares
 
+    def block(self) -> tuple[int, int, int, float]:
+        """For a process that runs the cases by itself: the first seed, the step to the next, at most how many, for how long."""
+        if self._count is None:
+            return first_seed() + self._share, self._shares, 10**9, self.seconds
+        return first_seed() + self._share, self._shares, len(range(self._share, self._count, self._shares)), 10.0**9
+
     def command(self, seed: int) -> str:
         """The command that runs the case again."""
         return f"TILEKIT_FUZZ_SEED={seed} {self._command}"

@@ -38,7 +38,7 @@ def target_capability(target: str) -> tuple[int, int] | tuple[int, int, str]:
     Raises:
         ValueError: there is no such target.
     """
-    if target not in TARGETS:
+    if not isinstance(target, str) or target not in TARGETS:
         raise ValueError(f"target {target!r}: tilekit compiles for {', '.join(TARGETS)}")
     return TARGETS[target]
 

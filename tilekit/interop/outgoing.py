@@ -41,6 +41,10 @@ def dlpack_capsule(
     """What `Tensor.__dlpack__` gives."""
     storage = _storage(tensor)
     place = dlpack_device(tensor)
+    if dl_device is not None and not isinstance(dl_device, tuple):
+        raise TypeError(f"__dlpack__: dl_device is DLPack's kind and number of a device, a tuple, not {type(dl_device).__name__}")
+    if max_version is not None and not isinstance(max_version, tuple):
+        raise TypeError(f"__dlpack__: max_version is a tuple of two ints, not {type(max_version).__name__}")
     if dl_device is not None and tuple(dl_device) != place:
         raise BufferError(
             f"{tensor!r} is on device {place} of DLPack, not on {tuple(dl_device)}: bring it there with .to(device)"

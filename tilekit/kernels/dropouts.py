@@ -6,6 +6,8 @@ gradient: with the same seed it drops the same elements.
 
 from __future__ import annotations
 
+import numpy as np
+
 import tilekit as tk
 from tilekit.kernels._host import Launches, Operand, check, compute_dtype, flat, flat_tile, out_or_new, shaped, takes_ops
 from tilekit.ops import DeviceOp
@@ -51,6 +53,8 @@ def dropout_backward(grad: Operand, p: float, seed: int, *, out: Tensor | None =
 
 def _dropped(name, x, p, seed, out):
     check(name, x=x)
+    if isinstance(p, bool) or not isinstance(p, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name}: p is a number, not {type(p).__name__}")
     if not 0 <= p <= 1:
         raise ValueError(f"{name}: p is a probability, from 0 to 1, not {p!r}")
     if type(seed) is not int:

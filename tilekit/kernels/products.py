@@ -205,6 +205,8 @@ def gemm(
 
     How far a result may be off is that of `tk.mma`, over all of K.
     """
+    if not isinstance(operands, (tuple, list)):
+        raise TypeError(f"gemm: operands is a tuple of the epilogue's tensors and scalars, not {type(operands).__name__}")
     made = _gemm(
         a, b, c, *operands, alpha=alpha, beta=beta, epilogue=epilogue, dtype=dtype, precision=precision, out=out, tile=tile,
         num_warps=num_warps, splits=splits,

@@ -127,7 +127,8 @@ class Kernel(native.Calls):
                 self._form = None
 
     def form(self, arguments: tuple[Any, ...]) -> planning.Form:
-        """The form of such arguments: whether each is of a kind that its parameter takes, and what follows from the types.
+        """The form of such arguments: whether each is of a kind that its parameter takes, and what follows from the types
+        (internal).
 
         Raises:
             TypeError, ValueError: as `check_kind`.
@@ -162,7 +163,7 @@ class Kernel(native.Calls):
         return tuple(bound.arguments.values())
 
     def check_kind(self, parameter: Parameter, argument: Any) -> None:
-        """Whether `parameter` takes such an argument at all; TypeError if not."""
+        """Whether `parameter` takes such an argument at all; TypeError if not (internal)."""
         who = f"{self.label}, argument {parameter.name}"
         if parameter.kind == "const":
             if not _is_constant(argument):
@@ -199,7 +200,7 @@ class Kernel(native.Calls):
         fold: Fold | None = None,
     ) -> Specialisation:
         """The specialisation for these facts, generics, constants, warps, occupancy, and grids that are folded so (None for those
-        that are not): made at the first call, compiled when needed.
+        that are not): made at the first call, compiled when needed (internal).
 
         Raises:
             CompileError: a generic that the body uses has no value.

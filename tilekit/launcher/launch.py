@@ -273,6 +273,8 @@ class KernelLaunch(native.Runs, AsyncKernelLaunch):
     def _target(self, target: str | None) -> str:
         """`target`, or that of the arguments' device."""
         if target is not None:
+            if not isinstance(target, str):
+                raise TypeError(f"{self.label}: a target is a str such as 'sm_90a', not {type(target).__name__}")
             return target
         device = self.device
         if device is None or device.kind != "cuda":
@@ -349,7 +351,7 @@ def launch_of(kernel: Kernel, arguments: tuple[Any, ...], form: Form, options: O
 
 def check_warps(num_warps: int | None) -> int | None:
     """`num_warps`, if a block can have so many (None leaves it open); ValueError if not."""
-    if num_warps is not None and num_warps not in (1, 2, 4, 8, 16, 32):
+    if num_warps is not None and (not isinstance(num_warps, (int, np.integer)) or num_warps not in (1, 2, 4, 8, 16, 32)):
         raise ValueError(f"num_warps is a power of two from 1 to 32, not {num_warps!r}")
     return num_warps
 

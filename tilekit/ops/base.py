@@ -93,7 +93,10 @@ class DeviceOp(Generic[T]):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> DeviceOp[T]:
         self: DeviceOp[T] = object.__new__(cls)
-        self._fresh = None
+        try:
+            self._fresh = None
+        except AttributeError:  # it has no room for it: only classes that derive from this one have
+            raise TypeError("DeviceOp is no op by itself: derive a class from it that defines execute(ctx)") from None
         self._site = site_of(sys._getframe(1))
         return self
 
@@ -231,7 +234,7 @@ class DeviceOp(Generic[T]):
 
     def schedule(self, policy: SchedulingPolicy) -> DeviceFuture[T]:
         """Submit to the next stream of `policy` and return at once. Raises what `async_on` raises."""
-        return self.async_on(policy.next_stream())
+        return self.async_on(next_of(policy))
 
     def run(self) -> Coroutine[Any, Any, T]:
         """The coroutine that `await op` runs, for `asyncio.create_task`, task groups, nurseries.
@@ -374,6 +377,8 @@ class DeviceOp(Generic[T]):
 
     def named(self, name: str) -> DeviceOp[T]:
         """The op itself, called `name` in messages."""
+        if not isinstance(name, str):
+            raise TypeError(f"named: a name is a str, not {type(name).__name__}")
         self._label = name
         return self
 
@@ -381,45 +386,92 @@ class DeviceOp(Generic[T]):
 
     def to_host(self) -> DeviceOp[Any]:
         """The resulting tensor as a NumPy array, see `Tensor.to_host`."""
-        return nodes.AndThen(self, lambda tensor: tensor.to_host(), label="to_host", spec=self.spec)
+        return nodes.AndThen(
+            self,
+            lambda tensor: tensor.to_host() if hasattr(tensor, "to_host") else self._lacks(tensor, "to_host"),
+            label="to_host",
+            spec=self.spec,
+        )
 
     to_host_vec = to_host
 
     def partition(self, shape: int | tuple[int, ...]) -> DeviceOp[Any]:
         """The resulting tensor cut into tiles of `shape`, see `Tensor.partition`."""
-        return nodes.Map(self, lambda tensor: tensor.partition(shape), label=f"partition({shape})", spec=self.spec)
+        return nodes.Map(
+            self,
+            lambda tensor: tensor.partition(shape) if hasattr(tensor, "is_meta") else self._lacks(tensor, "partition"),
+            label=f"partition({shape})",
+            spec=self.spec,
+        )
 
     def scattered(self) -> DeviceOp[Any]:
         """The resulting tensor as an argument that blocks write anywhere, see `Tensor.scattered`."""
-        return nodes.Map(self, lambda tensor: tensor.scattered(), label="scattered", spec=self.spec)
+        return nodes.Map(
+            self,
+            lambda tensor: tensor.scattered() if hasattr(tensor, "scattered") else self._lacks(tensor, "scattered"),
+            label="scattered",
+            spec=self.spec,
+        )
 
     def unpartition(self) -> DeviceOp[Any]:
         """The tensor of the resulting partition."""
-        return nodes.Map(self, lambda partition: partition.unpartition(), label="unpartition", spec=self.spec)
+        return nodes.Map(
+            self,
+            lambda partition: (
+                partition.unpartition() if hasattr(partition, "unpartition") else self._lacks(partition, "unpartition")
+            ),
+            label="unpartition",
+            spec=self.spec,
+        )
 
     def reshape(self, *shape: Any) -> DeviceOp[Any]:
         """The resulting tensor in another shape, see `Tensor.reshape`."""
-        return nodes.Map(self, lambda tensor: tensor.reshape(*shape), label=f"reshape{shape}")
+        return nodes.Map(
+            self,
+            lambda tensor: tensor.reshape(*shape) if hasattr(tensor, "is_meta") else self._lacks(tensor, "reshape"),
+            label=f"reshape{shape}",
+        )
 
     view = reshape
 
     def permute(self, *axes: Any) -> DeviceOp[Any]:
         """The resulting tensor with its dimensions in another order, see `Tensor.permute`."""
-        return nodes.Map(self, lambda tensor: tensor.permute(*axes), label=f"permute{axes}")
+        return nodes.Map(
+            self,
+            lambda tensor: tensor.permute(*axes) if hasattr(tensor, "is_meta") else self._lacks(tensor, "permute"),
+            label=f"permute{axes}",
+        )
 
     def reinterpret(self, dtype: Any) -> DeviceOp[Any]:
         """The bytes of the resulting tensor as another dtype, see `Tensor.reinterpret`."""
-        return nodes.Map(self, lambda tensor: tensor.reinterpret(dtype), label=f"reinterpret({as_dtype(dtype).name})")
+        return nodes.Map(
+            self,
+            lambda tensor: tensor.reinterpret(dtype) if hasattr(tensor, "reinterpret") else self._lacks(tensor, "reinterpret"),
+            label=f"reinterpret({as_dtype(dtype).name})",
+        )
 
     def astype(self, dtype: Any) -> DeviceOp[Any]:
         """The resulting tensor converted to `dtype`, see `Tensor.astype`."""
         chosen = as_dtype(dtype)
         spec = None if self.spec is None else Spec(self.spec.shape, chosen)
-        return nodes.AndThen(self, lambda tensor: tensor.astype(chosen), label=f"astype({chosen.name})", spec=spec)
+        return nodes.AndThen(
+            self,
+            lambda tensor: tensor.astype(chosen) if hasattr(tensor, "astype") else self._lacks(tensor, "astype"),
+            label=f"astype({chosen.name})",
+            spec=spec,
+        )
 
     def dup(self) -> DeviceOp[Any]:
         """A copy of the resulting tensor, see `Tensor.dup`."""
-        return nodes.AndThen(self, lambda tensor: tensor.dup(), label="dup", spec=self.spec)
+        return nodes.AndThen(
+            self,
+            lambda tensor: tensor.dup() if hasattr(tensor, "dup") else self._lacks(tensor, "dup"),
+            label="dup",
+            spec=self.spec,
+        )
+
+    def _lacks(self, result: Any, method: str) -> NoReturn:
+        raise TypeError(f"{method}: {self!r} gave {type(result).__name__}, not what has {method}() on a device")
 
     # being looked at
 
@@ -448,7 +500,7 @@ class DeviceOp(Generic[T]):
         return code.co_filename, code.co_firstlineno if line is None else line
 
     def annotate(self, error: BaseException) -> None:
-        """Note on `error` which op it comes from."""
+        """Note on `error` which op it comes from (internal)."""
         note = f"in {self!r}, built at {self.where()}"
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
@@ -475,6 +527,13 @@ class DeviceOp(Generic[T]):
     def __del__(self) -> None:
         if not self._spent and not self._consumed and self._site is not None and not sys.is_finalizing():
             warn_unused(self, sys._getframe().f_back)
+
+
+def next_of(policy: SchedulingPolicy) -> Stream:
+    """The next stream of a policy."""
+    if not isinstance(policy, SchedulingPolicy):
+        raise TypeError(f"{policy!r} is no scheduling policy: it has no next_stream()")
+    return policy.next_stream()
 
 
 class _Detached(Generic[T]):

@@ -277,6 +277,8 @@ class DeviceFuture(Generic[T]):
 
         An exception in it is logged (logger `tilekit`, level ERROR), whoever calls it.
         """
+        if not callable(function):
+            raise TypeError(f"add_done_callback takes a function, not {type(function).__name__}")
         if not self._tell_when_submitted(lambda: self._call_when_done(function)):
             self._call_when_done(function)
 

@@ -23,7 +23,7 @@ R = TypeVar("R", bound="Recorded")
 
 
 class PreparedOp(Recorded):
-    """An op whose work is submitted again and again, without the op being built or looked at: see `DeviceOp.prepare`."""
+    """An op whose work is submitted again and again, without the op being built or looked at. Made by `DeviceOp.prepare`."""
 
     _noun = "prepared"
 
@@ -61,6 +61,8 @@ class CudaGraph(Recorded):
     @classmethod
     def capture(cls, stream: Any, op: DeviceOp[Any]) -> CudaGraph:
         """`op.graph_on(stream)`."""
+        if not isinstance(op, DeviceOp):
+            raise TypeError(f"capture records an op, not {type(op).__name__}: CudaGraph.capture(stream, op)")
         return op.graph_on(stream)
 
     @staticmethod
@@ -133,6 +135,8 @@ class GraphScope:
             RuntimeError: the scope is over, has not begun, or is another thread's.
             TypeError: something in the op cannot be recorded. Whatever it fails with. Then there will be no graph.
         """
+        if not isinstance(op, DeviceOp):
+            raise TypeError(f"record takes an op, not {type(op).__name__}")
         if self._recording is None or self._thread != threading.get_ident():
             why = "it has not begun, or is over" if self._recording is None else "it is another thread's"
             op.consumed()

@@ -56,7 +56,8 @@ class AsyncKernelLaunch(DeviceOp[tuple[Any, ...]]):
         reads: Sequence[Storage],
         writes: Sequence[Storage],
     ) -> None:
-        """Launch after whatever the storages still wait for on other streams, and let those who come later wait for it."""
+        """Launch after whatever the storages still wait for on other streams, and let those who come later wait for it
+        (internal)."""
         ctx.acquire(reads, writes)
         ctx.launch(executable, grid, arguments)
         ctx.stream.submitted(self._label or self.label)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from tilekit.device import Device
 from tilekit.ops.base import DeviceOp, Spec, site_of
@@ -31,6 +31,13 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+
+def refuse_function(method: str, function: Any, *ops: DeviceOp[Any]) -> NoReturn:
+    """A TypeError for what is called `function` and is none. The ops answer for nothing: whoever is told need not run them."""
+    for op in ops:
+        op._consumed = True
+    raise TypeError(f"{method} takes a function, not {type(function).__name__}")
 
 
 class Value(DeviceOp[T]):
@@ -60,6 +67,8 @@ class StreamOperation(DeviceOp[Any]):
     """An op that is built when the stream is known: `function(ctx)` returns the op to run there."""
 
     def __init__(self, function: Callable[[ExecutionContext], Any]) -> None:
+        if not callable(function):
+            refuse_function("with_context", function, self)
         self.function = function
 
     def steps(self, ctx: ExecutionContext) -> Steps:
@@ -131,6 +140,8 @@ class AndThen(Derived):
     ) -> Self:
         if not isinstance(source, DeviceOp):
             raise TypeError(f"{cls.__name__} needs an op, not {type(source).__name__}")
+        if not callable(function):
+            refuse_function("context" if context else "apply" if unpack else "then", function, source)
         self = object.__new__(cls)
         self._fresh, self._site = None, site_of(sys._getframe(2))  # past the method that makes it
         source._consumed = True
@@ -234,6 +245,8 @@ class Map(OnResult):
     ) -> None:
         if not isinstance(source, DeviceOp):
             raise TypeError(f"{type(self).__name__} needs an op, not {type(source).__name__}")
+        if not callable(function):
+            refuse_function("map", function, self, source)
         source._consumed = True
         self.source, self._label, self.spec = source, label, spec
         self.function = function
@@ -275,6 +288,8 @@ class Inspect(Derived):
     _passes_on = True
 
     def __init__(self, source: DeviceOp[Any], function: Callable[[Any], object]) -> None:
+        if not callable(function):
+            refuse_function("inspect", function, self, source)
         super().__init__(source, spec=source.spec)
         self.function = function
 
@@ -292,6 +307,8 @@ class OrElse(Derived):
     """Run an op; if it fails, the op that `function` makes of the error takes its place."""
 
     def __init__(self, source: DeviceOp[Any], function: Callable[[Exception], Any]) -> None:
+        if not callable(function):
+            refuse_function("or_else", function, self, source)
         super().__init__(source, spec=source.spec)
         self.function = function
 
@@ -311,6 +328,8 @@ class HostFunction(DeviceOp[Any]):
     """A function of the host's in the order of the stream: it is called once all work submitted before is done."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if not callable(function):
+            refuse_function("host_fn", function, self)
         self.function, self.arguments = function, arguments
         self._label = f"host_fn {getattr(function, '__name__', type(function).__name__)}"
 
@@ -426,6 +445,15 @@ def as_op(candidate: Any) -> DeviceOp[Any]:
     return candidate if isinstance(candidate, DeviceOp) else Value(candidate)
 
 
+_PARTS = 1 << 16  # more results than any tuple that ops give
+
+
+def _no_count(count: Any) -> Exception:
+    if isinstance(count, int) and not isinstance(count, bool):
+        return ValueError(f"unzip: {count} is no number of results: from 0 to {_PARTS}")
+    return TypeError(f"unzip: the number of results is an int, not {type(count).__name__}")
+
+
 def unzip(source: DeviceOp[Any], count: int | None = None) -> tuple[DeviceOp[Any], ...]:
     """The elements of a tuple result as ops of their own, which share one run of `source`.
 
@@ -436,6 +464,8 @@ def unzip(source: DeviceOp[Any], count: int | None = None) -> tuple[DeviceOp[Any
     Raises:
         ValueError: the number of elements is not known, or another than `count`.
     """
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= _PARTS):
+        raise _no_count(count)
     specs = getattr(source, "specs", None)
     known = len(specs) if specs is not None else None
     if known is None and count is None:

@@ -23,6 +23,11 @@ class Zip(DeviceOp[Any]):
 
     def __init__(self, ops: Iterable[Any], parallel: bool = False) -> None:
         self.ops = tuple(map(as_op, ops))
+        if not isinstance(parallel, bool):
+            for op in self.ops:
+                op._consumed = True
+            self._consumed = True
+            raise TypeError(f"parallel is True or False, not {type(parallel).__name__}")
         self.parallel = parallel
         for op in self.ops:
             op._consumed = True
@@ -161,6 +166,9 @@ class WithPolicy(Derived):
 
     def __init__(self, source: DeviceOp[Any], policy: SchedulingPolicy) -> None:
         super().__init__(source, spec=source.spec)
+        if not isinstance(policy, SchedulingPolicy):
+            self._consumed = True
+            raise TypeError(f"with_policy: {policy!r} is no scheduling policy: it has no next_stream()")
         self.policy = policy
 
     def steps(self, ctx: ExecutionContext) -> Steps:

@@ -197,7 +197,7 @@ class Recorded:
         return self
 
     def bind_locked(self, values: Mapping[str, Any]) -> None:
-        """As `bind`, with the lock held."""
+        """As `bind`, with the lock held (internal)."""
         found = []
         try:
             for name, value in values.items():
@@ -243,7 +243,7 @@ class Recorded:
             )
 
     def changed(self, binding: Binding) -> None:
-        """The nodes with this are not what they were. The lock is held."""
+        """The nodes with this are not what they were. The lock is held (internal)."""
         self._dirty |= binding.numbers
         if not binding.launches and self._one_by_one:  # the parameters of launches stay where they are; all else is told anew
             self._program, self._programmed = None, False
@@ -256,6 +256,8 @@ class Recorded:
         Returns:
             The future of the op.
         """
+        if not isinstance(op, DeviceOp):
+            raise TypeError(f"update takes an op, not {type(op).__name__}: graph.update(api.memcpy(x, token))")
         return op.async_on(self.stream)
 
     # running it
@@ -337,13 +339,13 @@ class Recorded:
         self._dirty.clear()
 
     def submit(self, ctx: ExecutionContext) -> Any:
-        """Submit all of it; the result, which the device still computes."""
+        """Submit all of it; the result, which the device still computes (internal)."""
         with self.lock:
             self.submit_locked(ctx)
         return self._delivered(ctx)
 
     def submit_locked(self, ctx: ExecutionContext) -> None:
-        """The same, with the lock held."""
+        """The same, with the lock held (internal)."""
         if ctx.recording is not None or self._submitted(ctx.stream, False) is False:
             self._submit(ctx)
 

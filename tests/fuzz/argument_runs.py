@@ -1,0 +1,253 @@
+"""Calls public functions with random and wrong arguments, and judges what comes of it.
+
+`python tests/fuzz/argument_runs.py FIRST STEP COUNT SECONDS OUT DEVICE` runs cases in a process of its own, since a case may
+crash it; it writes the seed of each before it runs it to the file descriptor OUT.
+"""
+
+from __future__ import annotations
+
+import ast
+import faulthandler
+import functools
+import inspect
+import os
+import random
+import re
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from argument_pool import FITTING, POOL, SKIPPED, Hostile, kind_of, targets
+
+import tilekit as tk
+from tilekit import api, memory
+from tilekit.ops.future import DeviceFuture
+from tilekit.schedule import submitting
+
+__all__ = ["POOL", "SKIPPED", "Case", "drawn", "judged", "main", "problem_of", "shown", "targets"]
+
+HANG_S = 60
+LIMIT = 16 << 20  # bytes a device may give: what is huge is refused, not tried
+PACKAGE = Path(tk.__file__).parent
+# What may be raised on purpose. TimeoutError: waits with a limit. BufferError: DLPack. StopIteration is never a message.
+ALLOWED = (
+    TypeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    BufferError,
+    TimeoutError,
+    RuntimeError,
+    tk.TilekitError,
+    ImportError,
+)
+NEVER = (AssertionError, KeyError, RecursionError, UnboundLocalError, NameError, ZeroDivisionError)
+_BINDING = re.compile(r"\(\) (missing|takes|got) ")  # how Python refuses a call that does not fit
+# Where functions of the user's are called: what they raise comes through, and those in C have no frame.
+_CALLS = {("nodes.py", "steps"), ("nodes.py", "of"), ("execution.py", "called_on_host")}
+Case = tuple[str, list[str], dict[str, str]]  # the target, and the labels of what it is called with
+
+
+def drawn(seed: int, names: list[str]) -> Case:
+    """The case of a seed."""
+    draw = random.Random(seed)
+    name = draw.choice(names)
+    labels = list(POOL)
+    parameters = _parameters(name)
+    args: list[str] = []
+    kwargs: dict[str, str] = {}
+    if draw.random() < 0.3 or not parameters:  # anything at all
+        args = [draw.choice(labels) for _ in range(draw.choice([0, 1, 1, 2, 2, 3, 4, 6]))]
+        if draw.random() < 0.3:
+            kwargs[draw.choice([*parameters, "dtype", "nonsense"])] = draw.choice(labels)
+        return name, args, kwargs
+    wrong = draw.randrange(len(parameters))
+    for at, parameter in enumerate(parameters):
+        fits = FITTING.get(parameter) or next(
+            (some for word, some in FITTING.items() if word in parameter and len(word) > 2), None
+        )
+        if at == wrong or (fits is None and draw.random() < 0.5):
+            label = draw.choice(labels)
+        elif fits is None:
+            label = draw.choice(["tensor(float32)", "1", "2", "4", "2.0", "tensor (4, 4)", "op", "(4,)", "None"])
+        else:
+            label = draw.choice(fits)
+        if at > wrong and draw.random() < 0.4:
+            break
+        if draw.random() < 0.2 or kwargs:
+            kwargs[parameter] = label
+        else:
+            args.append(label)
+    return name, args, kwargs
+
+
+@functools.cache
+def _targets() -> dict[str, tuple[str | None, Any]]:
+    return targets()
+
+
+@functools.cache
+def _parameters(name: str) -> list[str]:
+    receiver, item = _targets()[name]
+    function = item if receiver is None else getattr(kind_of(receiver), item)
+    try:
+        found = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []
+    names = [one.name for one in found if one.kind not in (one.VAR_KEYWORD,)]
+    return names if receiver is None else names[1:]
+
+
+def shown(case: Case) -> str:
+    """The call, to read."""
+    name, args, kwargs = case
+    return f"{name}({', '.join([*args, *(f'{key}={label}' for key, label in kwargs.items())])})"
+
+
+@functools.cache
+def _raises(path: str) -> frozenset[int]:
+    """The lines of a file on which a raise statement stands."""
+    tree = ast.parse(Path(path).read_text())
+    return frozenset(
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    )
+
+
+def judged(error: BaseException, compiled: bool = False) -> str | None:
+    """What is wrong with an error, if anything is. The compiled part may raise what it likes, if it does that in order."""
+    if compiled:
+        return "the compiled part is broken" if isinstance(error, SystemError) else None
+    if isinstance(error, Hostile) or isinstance(error.__cause__, Hostile):
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
+    if frames and "argument_pool" in frames[-1].filename:  # a function of the user's
+        return None
+    if isinstance(error, NEVER) and not (isinstance(error, ZeroDivisionError) and not inside):
+        return f"raw {type(error).__name__}"
+    if not isinstance(error, ALLOWED):
+        return f"{type(error).__name__} is no error of tilekit's"
+    if not inside or isinstance(error, tk.TilekitError):  # Python refused the call, or the pool's object failed
+        return None
+    innermost = inside[-1]
+    if (Path(innermost.filename).name, innermost.name) in _CALLS:
+        return None
+    if innermost.lineno in _raises(innermost.filename):
+        return None if str(error) else "no message"
+    if str(innermost.line or "").startswith("return method(") or _BINDING.search(str(error)):
+        return None
+    return f"{type(error).__name__} from the inside"
+
+
+def _snapshot(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value.tobytes()
+    return repr(value) if type(value) in (list, dict, set, bytearray) else None
+
+
+_WRITES = ("to_host", "to_host_vec", "stream_chunks", "memcpy", "copy_into")
+
+
+def run(case: Case) -> str | None:
+    """What is wrong with a call, if anything is."""
+    name, labels, keywords = case
+    receiver, item = _targets()[name]
+    args, kwargs = [POOL[label]() for label in labels], {key: POOL[label]() for key, label in keywords.items()}
+    function = item
+    if receiver is not None:
+        of = POOL[receiver]()
+        function = functools.partial(getattr(type(of), item), of)
+    before = [_snapshot(value) for value in (*args, *kwargs.values())]
+    try:
+        result = function(*args, **kwargs)
+        for _ in range(3):
+            result = _followed(result)
+    except BaseException as error:
+        if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+            return f"{type(error).__name__}"
+        wrong = judged(error, name.startswith("_launch."))
+        if wrong is not None:
+            return wrong + "\n" + "".join(traceback.format_exception(error)[-12:])
+    after = [_snapshot(value) for value in (*args, *kwargs.values())]
+    if before != after and name.rpartition(".")[2] not in _WRITES:
+        return "an argument was changed"
+    return None
+
+
+def _followed(result: Any) -> Any:
+    """What a user would do with a result."""
+    if isinstance(result, tk.DeviceOp):
+        return result.sync()
+    if isinstance(result, DeviceFuture) and result.state != "idle":
+        return result.result(timeout_s=HANG_S)
+    if inspect.iscoroutine(result) or inspect.isgenerator(result):
+        result.close()
+    repr(result)
+    return None
+
+
+class State:
+    """What a call must not change, and puts it back."""
+
+    def __init__(self, kind: str) -> None:
+        self.device = tk.Device(kind)
+        self.policy = self.device.policy
+
+    def reset(self) -> str | None:
+        wrong = None
+        if submitting.submission is not None:
+            wrong, submitting.submission = "something is still being submitted", None
+        tk.set_default_device(self.device)
+        self.device.policy = self.policy
+        memory.use_allocator(None, self.device)
+        memory.set_limit(LIMIT, self.device)
+        return wrong
+
+    def canary(self) -> str | None:
+        """Whether the device still works."""
+        try:
+            found = api.arange(4).dup().to_host().sync().tolist()
+        except Exception as error:
+            return f"afterwards the device fails: {error!r}"
+        return None if found == [0, 1, 2, 3] else f"afterwards the device gives {found}"
+
+
+def problem_of(case: Case, state: State) -> str | None:
+    """What is wrong with a call, or with the device behind it."""
+    state.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        problem = run(case)
+        left = state.reset()
+        return problem or left or state.canary()
+
+
+def main(first: str, step: str, count: str, seconds: str, out: str, kind: str) -> None:
+    """Run cases, print what they do: `seed N`, and `wrong` with a report that ends with an empty line."""
+    os.environ.setdefault("TILEKIT_CACHE_DIR", "off")
+    sys.stderr = sys.__stderr__
+    state, names = State(kind), sorted(_targets())
+    end = time.monotonic() + float(seconds)
+    ran = 0
+    while ran < int(count) and time.monotonic() < end:
+        seed = int(first) + ran * int(step)
+        os.write(int(out), f"seed {seed}\n".encode())
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        case = drawn(seed, names)
+        problem = problem_of(case, state)
+        if problem is not None:
+            os.write(int(out), f"wrong {seed}: {shown(case)}: {problem}\n\n".encode(errors="replace"))
+        ran += 1
+    faulthandler.cancel_dump_traceback_later()
+    os.write(int(out), f"ran {ran} of {len(names)} names\n".encode())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

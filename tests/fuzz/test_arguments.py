@@ -1,0 +1,64 @@
+"""Random and wrong arguments to every public function and method end in a result or in an error of tilekit's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import argument_runs
+import pytest
+import seeds
+
+RUNS = Path(argument_runs.__file__)
+
+
+def test_every_public_name_is_called():
+    """What is added is covered without a word here."""
+    import tilekit as tk
+    from tilekit import api, kernels
+
+    names = argument_runs.targets()
+    for prefix, module in (("tk", tk), ("api", api), ("kernels", kernels)):
+        public = {f"{prefix}.{name}" for name in module.__all__ if callable(getattr(module, name))}
+        made = {f"{prefix}.{name}" for name in module.__all__ if "Made by" in (getattr(module, name).__doc__ or "")}
+        assert public - made - argument_runs.SKIPPED <= set(names)
+    assert {"<tensor(float32)>.reshape", "<op>.then", "<future>.result", "<graph>.bind"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("error", "wrong"),
+    [(KeyError("x"), "raw KeyError"), (AssertionError(), "raw AssertionError"), (MemoryError(), "MemoryError is no error")],
+)
+def test_a_raw_error_is_told(error, wrong):
+    assert str(argument_runs.judged(error)).startswith(wrong)
+
+
+def test_an_error_from_the_inside_is_told():
+    from tilekit.shapes import contiguous_strides
+
+    with pytest.raises(TypeError) as caught:
+        contiguous_strides(5)
+    assert argument_runs.judged(caught.value) == "TypeError from the inside"
+
+
+def test_arguments(device, cases, tmp_path):
+    """In a process of its own: a case may crash it."""
+    first, step, count, seconds = cases.block()
+    told = tmp_path / "told"
+    with told.open("wb") as file:
+        command = [sys.executable, str(RUNS), *map(str, (first, step, count, seconds, file.fileno())), device.kind]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TILEKIT_DEVICE": device.kind}
+        ended = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False, env=environment, pass_fds=[file.fileno()]
+        )
+    lines = told.read_text(errors="replace").splitlines()
+    cases.ran = sum(line.startswith("seed ") for line in lines)
+    wrong = [at for at, line in enumerate(lines) if line.startswith("wrong ")]
+    last = next((int(line.split()[1]) for line in reversed(lines) if line.startswith("seed ")), first)
+    if wrong:
+        seed = int(lines[wrong[0]].split()[1].rstrip(":"))
+        raise AssertionError(cases.report(seed, "\n".join(lines[wrong[0] : wrong[0] + 40]) + f"\n({len(wrong)} such cases)"))
+    assert ended.returncode == 0, cases.report(last, f"the process ended with {ended.returncode}\n{ended.stderr[-6000:]}")
+    assert cases.ran or seeds.count() is not None
