@@ -9,17 +9,13 @@ import itertools
 
 import numpy as np
 import pytest
-from emulated import Block, Fragment, Value, emulate, gathered, spread
-from numba.cuda import types
+from emulated import DRAIN, Block, Fragment, Value, emulate, gathered, places, run, same, sample, spread
 
 import tilekit as tk
-from tilekit import dtypes
-from tilekit.compiler import lower, ops
+from tilekit.compiler import lower
 from tilekit.compiler.layout import Config, Layout
 from tilekit.compiler.lower import counting, reduction, relayout, scanning, shared, sorting
-from tilekit.compiler.types import TileType, compiling, i32
-
-DRAIN = (1 << 18) - 4  # an address of shared memory that is no room's
+from tilekit.compiler.types import compiling, i32
 
 
 @pytest.fixture(autouse=True)
@@ -57,37 +53,6 @@ def _layouts():
 
 CASES = list(_layouts())
 IDS = [f"{n}: {layout}, axis {axis}" for n, (layout, axis, _) in enumerate(CASES)]
-
-
-def run(function, layout, config, array, *arguments):
-    """The result of an operation on a tile of one layout."""
-    block = Block(config.num_threads)
-    with compiling(config):
-        ty, emit = ops.LOWERINGS[function](TileType(array.dtype, layout, config), *map(_known, arguments))
-        made = emit(block, spread(block, layout, array), *[None] * len(arguments))
-    if isinstance(ty, types.BaseTuple):
-        return [gathered(block, t.layout, part, t.dtype) for t, part in zip(ty.types, made, strict=True)]
-    return gathered(block, ty.layout, made, ty.dtype)
-
-
-def _known(value):
-    return types.literal(value) if isinstance(value, int) else types.Omitted(value)
-
-
-def sample(dtype, shape, seed=0):
-    rng = np.random.default_rng(seed)
-    if dtype == tk.bool_:
-        return rng.integers(0, 2, shape).astype(bool)
-    if not dtypes.is_float(dtype):
-        return rng.integers(0 if dtype.kind == "u" else -20, 20, shape).astype(dtype)
-    values = rng.integers(-9, 9, shape) / 2
-    return np.where(rng.random(shape) < 0.1, rng.choice([np.nan, -np.nan, np.inf, -np.inf, -0.0], shape), values).astype(dtype)
-
-
-def same(found, wanted):
-    if dtypes.is_float(found.dtype):
-        found, wanted = found.astype(np.float64), wanted.astype(np.float64)
-    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize(("layout", "axis", "config"), CASES, ids=IDS)
@@ -133,12 +98,6 @@ def test_sorts(layout, axis, config, descending):
         with np.errstate(all="ignore"):
             wanted = np.sort(x, axis)
         same(run(tk.sort, layout, config, x, axis, descending), np.flip(wanted, axis) if descending else wanted)
-
-
-def places(x, axis, descending):
-    if not descending:
-        return np.argsort(x, axis, kind="stable")
-    return np.flip(x.shape[axis] - 1 - np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
 
 
 @pytest.mark.parametrize(("layout", "axis", "config"), CASES, ids=IDS)

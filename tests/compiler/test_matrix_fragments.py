@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 import pytest
-from emulated import Block, Fragment, Value, emulate, gathered, spread, value_of
+from emulated import ROOM, Block, Fragment, Value, emulate, gathered, spread, value_of
 from llvmlite import ir
 from numba.cuda import types
 
@@ -17,7 +17,7 @@ import tilekit as tk
 from tilekit.compiler import fragments, ops
 from tilekit.compiler.conversion import Matrices, Swizzle, wavefronts, within_threads
 from tilekit.compiler.layout import Config, Layout
-from tilekit.compiler.lower import matmul, relayout, shared
+from tilekit.compiler.lower import matmul, relayout
 from tilekit.compiler.lower.staged import StagedType, span_of
 from tilekit.compiler.types import TileType, compiling, i32, register_type
 
@@ -200,7 +200,7 @@ def test_operands_that_lie_in_stages(shape, depth, warps, kinds, which, turned):
     acc = tk.int32 if kinds[0].kind in "iu" else tk.float64 if kinds[0] == tk.float64 else tk.float32
     given = [small(s, d, n) for n, (s, d) in enumerate(zip(shapes, (*kinds, acc), strict=True))]
     layouts = [Layout.blocked(s, config) for s in shapes]
-    block, start = Block(config.num_threads), shared.ROOM
+    block, start = Block(config.num_threads), ROOM
     with compiling(config, capability=capability):
         tiles = [TileType(x.dtype, layout, config) for x, layout in zip(given, layouts, strict=True)]
         values = [spread(block, layout, x) for x, layout in zip(given, layouts, strict=True)]

@@ -5,10 +5,18 @@ from types import SimpleNamespace
 
 import numpy as np
 from llvmlite import ir
+from numba.cuda import types
 
 import tilekit as tk
+from tilekit import dtypes
+from tilekit.compiler import ops
 from tilekit.compiler.lower import shared
-from tilekit.compiler.types import i32, register_type
+from tilekit.compiler.types import TileType, compiling, i32, register_type
+
+ROOM = 160 * 1024
+"""Bytes of the memory that operations may use."""
+DRAIN = (1 << 18) - 4
+"""An address of shared memory that is no room's."""
 
 
 class Value:
@@ -47,6 +55,7 @@ class Block:
     def __init__(self, num_threads):
         self.thread = np.arange(num_threads, dtype=np.uint64)
         self.memory = np.zeros(1 << 18, np.uint8)
+        self.active = np.ones(num_threads, bool)
 
     def _binary(function, signed=False):
         def compute(self, x, y):
@@ -115,9 +124,8 @@ def emulate(monkeypatch, modules):
         assert not np.any(start % (size * len(elements))), "misaligned"
         for k, element in enumerate(elements):
             for byte in range(size):
-                block.memory[start + k * size + byte] = (block.whole(value_of(element).bits) >> np.uint64(8 * byte)).astype(
-                    np.uint8
-                )
+                held = (block.whole(value_of(element).bits) >> np.uint64(8 * byte)).astype(np.uint8)
+                block.memory[(start + k * size + byte)[block.active]] = held[block.active]
 
     def get(block, address, offset, dtype, count):
         size, kind = dtype.itemsize, register_type(dtype)
@@ -150,9 +158,20 @@ def emulate(monkeypatch, modules):
         return [Value(register_type(dtype), bits) for bits in made]
 
     def room(block, nbytes, what):
-        assert nbytes <= shared.ROOM
-        block.memory[: shared.ROOM] = 0xA5  # what lies behind it are stages of a pipeline
+        assert nbytes <= ROOM
+        block.memory[:ROOM] = 0xA5  # what lies behind it are stages of a pipeline
         return Value(i32, 0)
+
+    def where(block, condition, access, otherwise=()):
+        block.active = block.whole(True if condition is None else condition.bits == 1)
+        made = list(access() or ())
+        if condition is not None:
+            made = [
+                Value(new.type, np.where(block.active, new.bits, 0xA5 if old is None else old.bits))
+                for new, old in zip(made, otherwise, strict=True)
+            ]
+        block.active = block.whole(True)
+        return made
 
     def special_register(block, name):
         assert name == "tid.x"
@@ -166,6 +185,7 @@ def emulate(monkeypatch, modules):
     monkeypatch.setattr(shared, "get", get)
     monkeypatch.setattr(shared, "get_matrices", get_matrices)
     monkeypatch.setattr(shared, "room", room)
+    monkeypatch.setattr(shared, "where", where)
     monkeypatch.setattr(shared, "barrier", lambda block: None)
 
 
@@ -191,3 +211,40 @@ def gathered(block, layout, fragment, dtype):
     if dtype == tk.bool_:
         return made.astype(bool)
     return made.astype(f"u{dtype.itemsize}").view(dtype)
+
+
+def run(function, layout, config, array, *arguments):
+    """The result of an operation on a tile of one layout."""
+    block = Block(config.num_threads)
+    with compiling(config):
+        ty, emit = ops.LOWERINGS[function](TileType(array.dtype, layout, config), *map(_known, arguments))
+        made = emit(block, spread(block, layout, array), *[None] * len(arguments))
+    if isinstance(ty, types.BaseTuple):
+        return [gathered(block, t.layout, part, t.dtype) for t, part in zip(ty.types, made, strict=True)]
+    return gathered(block, ty.layout, made, ty.dtype)
+
+
+def _known(value):
+    return types.literal(value) if isinstance(value, int) else types.Omitted(value)
+
+
+def sample(dtype, shape, seed=0):
+    rng = np.random.default_rng(seed)
+    if dtype == tk.bool_:
+        return rng.integers(0, 2, shape).astype(bool)
+    if not dtypes.is_float(dtype):
+        return rng.integers(0 if dtype.kind == "u" else -20, 20, shape).astype(dtype)
+    values = rng.integers(-9, 9, shape) / 2
+    return np.where(rng.random(shape) < 0.1, rng.choice([np.nan, -np.nan, np.inf, -np.inf, -0.0], shape), values).astype(dtype)
+
+
+def same(found, wanted):
+    if dtypes.is_float(found.dtype):
+        found, wanted = found.astype(np.float64), wanted.astype(np.float64)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def places(x, axis, descending):
+    if not descending:
+        return np.argsort(x, axis, kind="stable")
+    return np.flip(x.shape[axis] - 1 - np.argsort(np.flip(x, axis), axis, kind="stable"), axis)

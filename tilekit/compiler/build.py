@@ -6,6 +6,7 @@ for one whenever a kernel calls a device function; `_standing_in` answers.
 
 from __future__ import annotations
 
+import ast
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -26,13 +27,25 @@ from tilekit.compiler.diagnose import explain
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.grids import Fold
 from tilekit.compiler.inlining import inlined
-from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format, target_capability
+from tilekit.compiler.kernel import SHARED_BYTES, STATIC_BYTES, CompiledKernel, choose_config, param_format, target_capability
 from tilekit.compiler.layout import Config
 from tilekit.compiler.lower.blocks import pass_the_grid
-from tilekit.compiler.lower.rings import SHARED_BYTES, loaders_of
+from tilekit.compiler.lower.rings import SHARED_BYTES as SHARED_WITH_RESERVED
+from tilekit.compiler.lower.rings import loaders_of
 from tilekit.compiler.pipelines import Unfit, pipelined_loops, plain, rings_of, specialised
-from tilekit.compiler.types import MOST_WARPS, Compilation, MoreWarps, Pipelines, TensorType, argument_type, compiling
+from tilekit.compiler.types import (
+    Compilation,
+    Crowded,
+    MoreWarps,
+    Pipelines,
+    TensorType,
+    argument_type,
+    compiling,
+    current,
+)  # fmt: skip
 from tilekit.driver.report import Site
+from tilekit.errors import CompileError
+from tilekit.lang.size import MOST_WARPS, sized
 
 __all__ = ["CompiledKernel", "argument_types", "build", "translate", "with_enough_warps"]
 
@@ -124,7 +137,7 @@ def _compiled(
         return attempt(None)
     types_, capability = argument_types(bound.names, facts, config), target_capability(target)[:2]
     tensors = {ty.parameter: (at, ty) for at, ty in enumerate(types_) if isinstance(ty, TensorType)}
-    loaders, most = loaders_of(capability, config.num_warps), SHARED_BYTES[capability]
+    loaders, most = loaders_of(capability, config.num_warps), SHARED_WITH_RESERVED[capability]
 
     def state(rooms: int, kept: int) -> Pipelines:
         return Pipelines(
@@ -181,6 +194,7 @@ def _assembled(
             _run_together(library, pipelines.cluster)
             _pass_by_value(library, len(pipelines.maps))
         ptx = library.get_asm_str(cc=capability)
+        _check_own(ptx, current(), bound)
         # In whole programs alone ptxas deals registers out anew, and has no calls that products would have to end before.
         library._lto = pipelines is not None
         return ptx, bytes(library.get_cubin(cc=capability).code)
@@ -207,6 +221,30 @@ def _assembled(
         maps=() if pipelines is None else tuple(pipelines.maps),
     )
     return made, compilation
+
+
+def _check_own(ptx: str, compilation: Compilation, bound: BoundKernel) -> None:
+    """Make sure that a block has shared memory for a kernel's own arrays (`cuda.shared.array`) beside that of its operations.
+
+    Raises:
+        Crowded, Unfit: it may have, with all of that in one room, or without rings of stages.
+        CompileError: it has not.
+    """
+    static = sum(int(size) for size in re.findall(r"^\s*(?:\.visible )?\.shared .*?\.b8 \S+\[(\d+)\];", ptx, re.MULTILINE))
+    own, limit = static - compilation.static_bytes, SHARED_BYTES[compilation.capability]
+    if own <= 0 or (static <= STATIC_BYTES and static + compilation.dynamic_bytes <= limit):
+        return
+    if compilation.pipelines is not None:
+        raise Unfit(f"the kernel has arrays of {own:,} bytes in shared memory")
+    if not compilation.crowded and compilation.static_bytes:
+        raise Crowded
+    (major, minor), most = compilation.capability, max(0, min(STATIC_BYTES, limit - compilation.dynamic_bytes))
+    arrays = (n for n in ast.walk(bound.source.tree) if isinstance(n, ast.Call) and ast.unparse(n.func).endswith("shared.array"))
+    first = next(arrays, bound.source.tree)
+    raise bound.source.error(
+        f"arrays of {own:,} bytes of shared memory, and a block of sm_{major}{minor} has {most:,} for them beside what tile "
+        "operations take; take smaller ones", first.lineno, "array",
+    )  # fmt: skip
 
 
 def _pass_by_value(library: Any, count: int) -> None:
@@ -253,6 +291,7 @@ def translate(
     grows: bool = False,
     pipelines: Pipelines | None = None,
     fold: Fold | None = None,
+    crowded: bool = False,
 ) -> tuple[T, Compilation]:
     """Let numba compile `bound`: the tile operations know `config`, and numba's errors become `CompileError`.
 
@@ -265,6 +304,7 @@ def translate(
         grows: whether to stop where more warps are wanted.
         pipelines: what rings of stages share; None for pipelines that load as they go.
         fold: as for `build`.
+        crowded: see `Compilation`; where it is wanted, it is tried.
 
     Returns:
         What `compile_function` gives, and what is known of the compilation.
@@ -277,14 +317,27 @@ def translate(
     """
     target = capability[0], capability[1]
     bound = plain(bound) if pipelines is None else specialised(bound, pipelines.clusters, pipelines.written)
-    with compiling(
-        config, loops=bound.loops, checks=checks, grows=grows, capability=target, pipelines=pipelines, fold=fold
-    ) as compilation:
+    following = bound
+    with (
+        sized(None if grows else config.num_warps),
+        compiling(
+            config,
+            loops=bound.loops,
+            checks=checks,
+            grows=grows,
+            capability=target,
+            pipelines=pipelines,
+            fold=fold,
+            crowded=crowded,
+        ) as compilation,
+    ):
         function, called = inlined(bound)
         try:
             return compile_function(function), compilation
         except (MoreWarps, Unfit):
             raise
+        except Crowded:
+            crowded = True
         except (DynamicLibNotFoundError, NvvmSupportError) as error:
             raise toolkit.not_installed(error) from error
         except Exception as error:
@@ -292,13 +345,25 @@ def translate(
                 raise Unfit(
                     f"its products need more registers than threads of {config.num_warps} warps and those that load have"
                 ) from error
+            if isinstance(error, CompileError) and error.lineno is not None:
+                raise
             compilation.grows = False
             simpler = without_dead_branches(bound, arguments, capability)
             if simpler is None:
                 explained = explain(error, bound.source, called)
                 raise explained from explained.__cause__
+            following = simpler
     return translate(
-        simpler, config, arguments, capability, compile_function, checks=checks, grows=grows, pipelines=pipelines, fold=fold
+        following,
+        config,
+        arguments,
+        capability,
+        compile_function,
+        checks=checks,
+        grows=grows,
+        pipelines=pipelines,
+        fold=fold,
+        crowded=crowded,
     )
 
 

@@ -9,6 +9,8 @@ linear map of the coordinate's bits too (`Swizzle`), chosen so that neither side
   its bank bit, by XOR, with one that only the reading lanes walk: each side sees the other's as a constant, and covers all banks;
 * the rest goes anywhere.
 
+A tile that is larger than the memory goes in parts, one after the other (`parts`), each as if it were a tile of its own.
+
 Such a map is one to one: every bit has a place of its own, and what the sharing ones add lies below their own. The idea is that
 of Triton's swizzling (Zhou et al., Linear Layouts, 2025), for the layouts of this package, where each vector is one bit.
 """
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 
 from tilekit.compiler.layout import ACCESS_BYTES, Layout, Vector
 
-__all__ = ["MATRIX_ITEMSIZE", "Matrices", "Swizzle", "wavefronts", "with_runs", "within_threads", "within_warps"]
+__all__ = ["MATRIX_ITEMSIZE", "Matrices", "Swizzle", "parts", "wavefronts", "with_runs", "within_threads", "within_warps"]
 
 MATRIX_ITEMSIZE = 2
 """Of elements that `ldmatrix` deals with, in bytes."""
@@ -77,6 +79,24 @@ def with_runs(layout: Layout, dim: int, itemsize: int) -> Layout:
         place, register = lane.index(near), further[0]
         lane[place], reg[register] = reg[register], near
     return Layout(layout.shape, tuple(reg), tuple(lane), layout.warp)
+
+
+def parts(source: Layout, target: Layout, itemsize: int, most: int) -> tuple[Vector, ...]:
+    """The bits of the coordinate that number the parts in which a tile goes through `most` bytes of shared memory.
+
+    A part's elements have these bits in common. First come those that both sides keep in registers, as all threads then write
+    and read; then those that a side keeps in warps, of which the others have nothing to do meanwhile. Lanes that have nothing to
+    do cost as much as the others, and bits that an access covers make it narrower: both only where nothing else is left.
+    """
+    shared = Swizzle.between(source, target, itemsize).shared
+    bits = _moving(source.reg + source.thread)
+
+    def cost(vector: Vector) -> int:
+        kinds = [side.place(vector).kind for side in (source, target)]
+        return 8 * (vector in shared) + 3 * kinds.count("lane") + kinds.count("warp")
+
+    count = max(0, ((itemsize << len(bits)) - 1) // most).bit_length()
+    return tuple(sorted(bits, key=cost)[: min(count, len(bits))])
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from tilekit.compiler.source import KernelSource
 from tilekit.compiler.types import Clash, describe
 from tilekit.errors import CompileError
 
-__all__ = ["InFunction", "Refused", "explain", "refuse", "reject"]
+__all__ = ["InFunction", "OverLimit", "Refused", "explain", "refuse", "reject"]
 
 _FENCED = re.compile(r"\[tilekit:(?P<op>[^|]*)\|(?P<message>.*?)\|tilekit\]", re.DOTALL)
 
@@ -34,6 +34,10 @@ def reject(op: str, message: str) -> NoReturn:
 
 class Refused(Exception):
     """What `refuse` raises: no error of numba's, which would try again without the constants and may then be content."""
+
+
+class OverLimit(Exception):
+    """An operation needs more than a block has; whoever lowers it, by `ops`, knows its name, and refuses it."""
 
 
 class InFunction(Exception):

@@ -11,17 +11,19 @@ from tilekit.compiler.bound import BoundKernel
 from tilekit.compiler.joins import checked
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang import block
+from tilekit.lang.size import sized
 
 __all__ = ["interpret"]
 
 
-def interpret(kernel: BoundKernel, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
+def interpret(kernel: BoundKernel, grid: tuple[int, int, int], arguments: tuple[Any, ...], num_warps: int | None = None) -> None:
     """Run every block of `grid`, axis 0 fastest, in this thread.
 
     Args:
         kernel: with its generics bound.
         grid: the number of blocks along each axis.
         arguments: `TensorView`s and scalars, one for each parameter.
+        num_warps: of a block on a GPU, if they were given: they decide how large tiles may be.
 
     Raises:
         CompileError: the kernel uses the tile language wrongly; it points at the line.
@@ -29,7 +31,7 @@ def interpret(kernel: BoundKernel, grid: tuple[int, int, int], arguments: tuple[
     """
     kernel = checked(kernel)
     function = kernel.function
-    with block.running(block.Block(grid)) as running, np.errstate(all="ignore"):
+    with block.running(block.Block(grid)) as running, sized(num_warps), np.errstate(all="ignore"):
         try:
             for z in range(grid[2]):
                 for y in range(grid[1]):

@@ -16,7 +16,10 @@ from tilekit.driver.report import Site
 from tilekit.driver.tensormaps import TensorMap
 from tilekit.errors import TilekitError
 
-__all__ = ["TARGETS", "CompiledKernel", "choose_config", "disassemble", "param_format", "target_capability"]
+__all__ = [
+    "RESERVED_BYTES", "SHARED_BYTES", "STATIC_BYTES", "TARGETS", "CompiledKernel", "choose_config", "disassemble", "param_format",
+    "target_capability",
+]  # fmt: skip
 
 # The `a` targets have instructions (wgmma, TMA multicast...) that run on that architecture alone; plain ones run on later minors.
 TARGETS: dict[str, tuple[int, int] | tuple[int, int, str]] = {
@@ -30,6 +33,16 @@ TARGETS: dict[str, tuple[int, int] | tuple[int, int, str]] = {
     "sm_120": (12, 0),
     "sm_120a": (12, 0, "a"),
 }
+
+SHARED_BYTES: dict[tuple[int, int], int] = {
+    capability: kilobytes << 10
+    for capability, kilobytes in {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227, (12, 0): 99}.items()
+}
+"""What a launch may give a block of shared memory, static and dynamic together, by compute capability."""
+STATIC_BYTES = 48 << 10
+"""What of it may be static: variables of the kernel's."""
+RESERVED_BYTES = {capability: 1 << 10 if capability >= (9, 0) else 0 for capability in SHARED_BYTES}
+"""What ptxas counts among the static bytes besides, for CUDA itself."""
 
 
 def target_capability(target: str) -> tuple[int, int] | tuple[int, int, str]:

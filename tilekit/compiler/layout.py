@@ -21,7 +21,7 @@ bits, and costs nothing; reducing along a dimension (`without`) folds the places
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -186,6 +186,14 @@ class Layout:
 
         reg = tuple(cut(v) for v in self.reg if any(cut(v)))
         return Layout(cut(self.shape), reg, tuple(map(cut, self.lane)), tuple(map(cut, self.warp)))
+
+    def cut(self, bits: Sequence[Vector]) -> Layout:
+        """Of a part of the tile in which these bits of the coordinate are fixed: registers with others are gone, and threads
+        that differ in them hold other parts' elements in the same places.
+        """
+        zero = (0,) * len(self.shape)
+        lane, warp = (tuple(zero if v in bits else v for v in basis) for basis in (self.lane, self.warp))
+        return Layout(self.shape, tuple(v for v in self.reg if v not in bits), lane, warp)
 
     def project(self, shape: Vector) -> Layout:
         """The layout of a tile of `shape`, in which some extents are 1, that broadcasts to this one within each thread."""

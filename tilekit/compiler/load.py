@@ -163,7 +163,7 @@ class _Interpreted:
     """A specialisation on a CPU device."""
 
     def __init__(self, specialisation: Specialisation) -> None:
-        self._bound, self._facts = specialisation.bound, specialisation.facts
+        self._bound, self._facts, self._num_warps = specialisation.bound, specialisation.facts, specialisation.num_warps
 
     def native(self, grid: tuple[int, int, int], passed: Sequence[int], uses: Sequence[int]) -> None:
         """There is none."""
@@ -178,7 +178,7 @@ class _Interpreted:
             self._view(name, facts, argument)
             for name, facts, argument in zip(self._bound.names, self._facts, arguments, strict=True)
         )
-        driver.submit(stream, lambda: interpret(self._bound, grid, views))
+        driver.submit(stream, lambda: interpret(self._bound, grid, views, self._num_warps))
 
     def recorded(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
         """The launch, to be written down."""

@@ -24,7 +24,7 @@ from numba.cuda.cudaimpl import registry as lowering_registry
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate, signature
 
-from tilekit.compiler.diagnose import reject
+from tilekit.compiler.diagnose import OverLimit, refuse, reject
 from tilekit.compiler.types import DeferredType, TileType
 
 __all__ = ["ABSENT", "attribute", "install", "known", "lowers", "lowers_method", "lowers_operator", "settle", "settled"]
@@ -199,7 +199,10 @@ def _template(
         taken = [ty if kept(ty) else settled(ty) for ty in sig.args]
         # Defaults may be left out.
         held = (v if kept(ty) else settle(builder, ty, v) for ty, v in zip(sig.args, args, strict=False))
-        made = define(*taken)[1](builder, *held)
+        try:
+            made = define(*taken)[1](builder, *held)
+        except OverLimit as error:
+            refuse(name, str(error))
         return context.get_dummy_value() if made is None else made
 
     return Template

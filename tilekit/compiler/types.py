@@ -27,12 +27,13 @@ from tilekit import dtypes
 from tilekit.compiler.facts import ScalarFacts, TensorFacts
 from tilekit.compiler.fragments import is_accumulator
 from tilekit.compiler.grids import Fold
-from tilekit.compiler.layout import Config, Layout
+from tilekit.compiler.layout import Config, Layout, elements
 from tilekit.driver.tensormaps import TensorMap
 from tilekit.dtypes import DType
+from tilekit.lang.size import ELEMENTS_A_THREAD, MOST_WARPS
 
 __all__ = [
-    "BARRIER_ROOM", "MOST_WARPS", "RING_ALIGNMENT", "Asked", "Clash", "Compilation", "DTypeType", "DeferredType", "MoreWarps",
+    "BARRIER_ROOM", "RING_ALIGNMENT", "Asked", "Clash", "Compilation", "Crowded", "DTypeType", "DeferredType", "MoreWarps",
     "Pipelines", "TensorType", "TileType", "Turn", "Waited", "argument_type", "compiles", "compiling", "constant", "current",
     "current_config", "describe", "dtype_of", "extent_dtype", "extent_type", "integer", "lowered_line", "lowered_place", "noting",
     "own_line", "prevailing", "register_type", "scalar_dtype", "scalar_kind", "scalar_type",
@@ -91,14 +92,15 @@ def constant(dtype: DType, value: Any) -> ir.Constant:
 MOST_REGISTERS = 64
 """What one tile may take of a thread's 255 registers before a block gets more warps, which nobody has asked for."""
 
-MOST_WARPS = 16
-"""Up to which it gets them: with more, a thread can have no more than 64 registers."""
-
 
 RING_ALIGNMENT = 1024
 """What a ring of stages begins at a multiple of, in bytes."""
 BARRIER_ROOM = 512
 """What there is for the barriers of all rings of a kernel, in bytes: those of 32 stages."""
+
+
+class Crowded(Exception):
+    """Rooms in shared memory fit one by one, and not beside each other. No error of numba's: they are made to share one."""
 
 
 class MoreWarps(Exception):
@@ -220,6 +222,7 @@ class Compilation:
         grows: whether another number of warps may be taken for the sake of a large tile.
         loops: whether code may run more than once in a block, so that shared memory may still be read when it is written again.
         static_bytes, dynamic_bytes: shared memory that the operations asked for, as far as they were lowered.
+        crowded: whether all that the operations ask for is one dynamic room, with a barrier before each use.
         notes: what the operations do, for `compiler.explain`: the line, and what was noted. None where nobody wants to know.
         checks: whether the kernel looks after itself while it runs, see `lower.checks`.
         capability: of the GPU that it is compiled for, `(8, 0)`.
@@ -234,6 +237,7 @@ class Compilation:
         "capability",
         "checks",
         "config",
+        "crowded",
         "dynamic_bytes",
         "fold",
         "grows",
@@ -254,8 +258,9 @@ class Compilation:
         capability: tuple[int, int] = (8, 0),
         pipelines: Pipelines | None = None,
         fold: Fold | None = None,
+        crowded: bool = False,
     ) -> None:
-        self.pipelines, self.fold = pipelines, fold
+        self.pipelines, self.fold, self.crowded = pipelines, fold, crowded
         self.config, self.loops, self.checks, self.grows, self.capability = config, loops, checks, grows, capability
         self.sites: list[tuple[str, int, str]] = []
         self.accesses: defaultdict[str, list[Any]] = defaultdict(list)
@@ -266,9 +271,17 @@ class Compilation:
 
     def hold(self, tile: TileType) -> None:
         """Take notice of a tile that threads hold; `MoreWarps` if it is too large for them, and there may be more."""
-        registers = tile.layout.num_registers * tile.dtype.itemsize // 4
-        if self.grows and registers > MOST_REGISTERS and self.config.num_warps < MOST_WARPS:
-            raise MoreWarps(min(MOST_WARPS, self.config.num_warps * registers // MOST_REGISTERS))
+        if not tile.splat:
+            self._grow(tile.layout.num_registers * tile.dtype.itemsize // 4 // MOST_REGISTERS)
+        self.spread(tile.shape, ELEMENTS_A_THREAD)
+
+    def spread(self, shape: tuple[int, ...], each: int) -> None:
+        """Take notice of code for `each` elements of a thread, of a tile of that shape; `MoreWarps` as for `hold`."""
+        self._grow(elements(shape) // (each * self.config.num_threads))
+
+    def _grow(self, times: int) -> None:
+        if self.grows and times > 1 and self.config.num_warps < MOST_WARPS:
+            raise MoreWarps(min(MOST_WARPS, self.config.num_warps * times))
 
     def site(self, message: str) -> int:
         """The number of a check at the line that is being lowered."""
@@ -340,9 +353,12 @@ def compiling(
     capability: tuple[int, int] = (8, 0),
     pipelines: Pipelines | None = None,
     fold: Fold | None = None,
+    crowded: bool = False,
 ) -> Iterator[Compilation]:
     """Compile a kernel of this configuration: operations ask for what they share by `current()`."""
-    made = Compilation(config, loops=loops, checks=checks, grows=grows, capability=capability, pipelines=pipelines, fold=fold)
+    made = Compilation(
+        config, loops=loops, checks=checks, grows=grows, capability=capability, pipelines=pipelines, fold=fold, crowded=crowded
+    )
     token = _compilation.set(made)
     try:
         yield made
@@ -405,7 +421,7 @@ class TileType(types.Type):
         self.dtype, self.layout, self.config, self.splat, self.zero = dtype, layout, config, splat, zero
         super().__init__(f"Tile({dtype.name}, {layout}, {config}{', splat' * splat}{', zero' * zero})")
         compilation = _compilation.get(None)
-        if compilation is not None and not splat:
+        if compilation is not None:
             compilation.hold(self)
 
     @classmethod

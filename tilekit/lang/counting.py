@@ -9,6 +9,7 @@ import numpy as np
 from tilekit import dtypes
 from tilekit.errors import CompileError
 from tilekit.lang.registry import tile_op
+from tilekit.lang.size import check_size
 from tilekit.lang.tile import Tile
 from tilekit.lang.windows import mask_of
 
@@ -43,7 +44,7 @@ def bins_of(bins: Any, what: str) -> int:
             f"{what}: {bins} bins are more than the shared memory of a block has room for ({MOST_BINS}); "
             "count in a tensor, with tk.atomic_add(counts, x, 1)"
         )
-    return int(bins)
+    return check_size((int(bins),), what)[0]
 
 
 @tile_op("histogram", host="numpy.bincount, or tilekit.kernels.histogram")

@@ -28,6 +28,7 @@ import numpy as np
 from tilekit import dtypes
 from tilekit.errors import CompileError
 from tilekit.lang.registry import tile_op
+from tilekit.lang.size import check_size
 from tilekit.lang.tile import Tile, convert, scalar_kind
 
 if TYPE_CHECKING:  # importing it takes 20 ms
@@ -98,7 +99,7 @@ def product_shape(a: tuple[int, ...], b: tuple[int, ...], what: str) -> tuple[in
         raise CompileError(f"{what}: shapes {a} and {b} do not fit: rows of {a[-1]} elements meet columns of {b[-2]}{turned}")
     if a[:-2] != b[:-2]:
         raise CompileError(f"{what}: batches of {a[0]} and {b[0]} matrices (shapes {a} and {b}); use .broadcast_to(...)")
-    return (*a[:-1], b[-1])
+    return check_size((*a[:-1], b[-1]), what)
 
 
 def padded_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -13,6 +13,7 @@ from tilekit.errors import CompileError
 from tilekit.lang import block
 from tilekit.lang.mapped import TileIndex, ownerless
 from tilekit.lang.registry import tile_op
+from tilekit.lang.size import check_size
 from tilekit.lang.tile import Tile, convert, scalar_kind
 from tilekit.lang.views import TensorView
 from tilekit.lang.windows import (
@@ -236,7 +237,7 @@ def load_tile_like(
     at, like = (like, like.views[0]) if isinstance(like, TileIndex) else (None, like)
     if tensor(like, "load_tile_like").tile_shape is None:
         raise CompileError(f"load_tile_like: {tileless(like.name, like.writable)}")
-    shape, view = like.tile_shape, tensor(array, "load_tile_like")
+    shape, view = check_size(like.tile_shape, "load_tile_like"), tensor(array, "load_tile_like")
     if view.ndim != len(shape):
         raise CompileError(
             f"load_tile_like: {view.name} has {view.ndim} dimensions, {like.name} has {len(shape)}; "

@@ -9,6 +9,7 @@ import numpy as np
 
 from tilekit.errors import CompileError
 from tilekit.lang.registry import tile_op
+from tilekit.lang.size import check_size
 from tilekit.lang.tile import Tile, check_shape, is_index
 
 __all__ = [
@@ -221,7 +222,8 @@ def cat_problem(shapes: list[tuple[int, ...]], names: list[str], axis: Any) -> s
     if names[0] != names[1]:
         return f"tiles of {names[0]} and {names[1]}; cast one of them with .astype(...)"
     try:
-        axis_of(axis, len(shapes[0]), "cat")
+        along = axis_of(axis, len(shapes[0]), "cat")
+        check_size(tuple(n << (d == along) for d, n in enumerate(shapes[0])), "cat")
     except CompileError as error:
         return error.reason.removeprefix("cat: ")
     return None

@@ -13,6 +13,7 @@ from tilekit import dtypes
 from tilekit.errors import CompileError
 from tilekit.lang.registry import tile_op
 from tilekit.lang.shape import axis_of
+from tilekit.lang.size import SORTED_A_THREAD, check_size
 from tilekit.lang.tile import Tile, computable, convert
 
 __all__ = ["argsort", "sort", "topk", "topk_problem"]
@@ -24,6 +25,8 @@ def _given(x: Any, axis: Any, what: str) -> tuple[Any, int]:
         raise CompileError(f"{what}: needs a tile, not {type(x).__name__}")
     computable(what, x.dtype)
     along = axis_of(axis, x.ndim, what)
+    if what != "topk":
+        check_size(x.shape, what, SORTED_A_THREAD)
     return convert(x._array, dtypes.float32) if x.dtype == dtypes.bfloat16 else x._array, along
 
 

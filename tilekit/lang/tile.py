@@ -12,6 +12,7 @@ from tilekit import dtypes
 from tilekit.errors import CompileError
 from tilekit.lang import rounding
 from tilekit.lang.integral import floor_quotient, power, product, remainder
+from tilekit.lang.size import check_size
 
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
@@ -60,7 +61,7 @@ def check_shape(shape: Any, what: str) -> tuple[int, ...]:
     """`shape` (an int or a tuple of ints) as a tile shape.
 
     Raises:
-        CompileError: it is something else, or an extent is no power of two.
+        CompileError: it is something else, an extent is no power of two, or they are more than a block holds.
     """
     extents = shape if isinstance(shape, tuple) else (shape,)
     if not extents or not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in extents):
@@ -68,7 +69,7 @@ def check_shape(shape: Any, what: str) -> tuple[int, ...]:
     for n in extents:
         if n < 1 or n & (n - 1):
             raise CompileError(f"{what}: every extent of a tile is a power of two; {n} in {shape!r} is not")
-    return tuple(int(n) for n in extents)
+    return check_size(tuple(int(n) for n in extents), what)
 
 
 def scalar_kind(value: Any) -> type | None:
@@ -93,7 +94,7 @@ def common_shape(what: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...
     """The shape that tiles of `shapes` broadcast to, by NumPy's rules.
 
     Raises:
-        CompileError: they do not broadcast.
+        CompileError: they do not broadcast, or to more than a block holds.
     """
     made: list[int] = []
     for place in range(1, 1 + max(map(len, shapes))):
@@ -102,7 +103,7 @@ def common_shape(what: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...
             listed = " and ".join(map(str, shapes))
             raise CompileError(f"{what}: tiles of shapes {listed} do not match; an extent of 1 would broadcast")
         made.append(max(extents))
-    return tuple(reversed(made))
+    return check_size(tuple(reversed(made)), what)
 
 
 def operands(what: str, *values: Any) -> tuple[list[Any], dtypes.DType]:

@@ -12,6 +12,7 @@ from tilekit.driver.shadow import ShadowView, Touched
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang import block
 from tilekit.lang.mapped import TileIndex, cut_otherwise, foreign_tile, no_tile, ownerless, unmapped, visited
+from tilekit.lang.size import check_size
 from tilekit.lang.tile import Tile, is_index
 from tilekit.lang.windows import (
     check_eviction,
@@ -94,7 +95,7 @@ class TensorView:
         `eviction_policy` is as for `tk.load`.
         """
         check_eviction(eviction_policy, "load")
-        shape = _own_tile(self, "load")
+        shape = check_size(_own_tile(self, "load"), "load")
         return Tile(read(self, window_of(self, self._place(tile, "load"), shape, shape, "load"), shape, 0.0, "load"))
 
     def store(self, value: Any, tile: TileIndex | None = None, *, eviction_policy: str = "evict_normal") -> None:

@@ -279,13 +279,17 @@ def _from_owners(
     thread = special_register(builder, "tid.x")
     owner = builder.and_(thread, integer(32, ~copies & (num_threads - 1)))
     if copies >> len(layout.lane):  # from another warp
-        itemsize = dtype.itemsize
-        base = shared.room(builder, num_threads * len(elements) * itemsize, "what an atomic operation gives")
-        mine, theirs = shared.at(builder, base, thread, itemsize), shared.at(builder, base, owner, itemsize)
-        for r, element in enumerate(elements):
-            shared.put(builder, mine, r * num_threads * itemsize, dtype, [element])
-        shared.barrier(builder)
-        return [shared.get(builder, theirs, r * num_threads * itemsize, dtype, 1)[0] for r in range(len(elements))]
+        itemsize, made = dtype.itemsize, []
+        most = shared.at_once(len(elements), num_threads * itemsize)
+        for start in range(0, len(elements), most):
+            part = elements[start : start + most]
+            base = shared.room(builder, num_threads * len(part) * itemsize, "the results")
+            mine, theirs = shared.at(builder, base, thread, itemsize), shared.at(builder, base, owner, itemsize)
+            for r, element in enumerate(part):
+                shared.put(builder, mine, r * num_threads * itemsize, dtype, [element])
+            shared.barrier(builder)
+            made += [shared.get(builder, theirs, r * num_threads * itemsize, dtype, 1)[0] for r in range(len(part))]
+        return made
     return [_shuffled(builder, element, owner) for element in elements]
 
 

@@ -37,39 +37,48 @@ def histogram(x: types.Type, bins: types.Type, mask: types.Type) -> Any:
     made = TileType.of_shape(dtypes.int32, (count,), tile.config)
     # Each thread zeroes and reads what it holds of the result, 16 bytes at a time.
     pieces = made.layout.chunks(made.layout.run(0)[:2])
-    offsets = [at[0] * _ITEMSIZE for at in made.layout.coordinates()]
+    places = [at[0] for at in made.layout.coordinates()]
 
     def emit(builder: ir.IRBuilder, value: ir.Value, _: ir.Value, chosen: ir.Value) -> ir.Value:
         wanted = mask_elements(builder, mask, chosen, tile) if masked else [None] * tile.layout.num_registers
-        base = shared.room(builder, count * _ITEMSIZE, "counting the elements of a tile")
-        thread = special_register(builder, "tid.x")
-        mine = shared.at(builder, base, thread_coordinates(builder, thread, made.layout.thread)[0], _ITEMSIZE)
-        for registers in pieces:
-            shared.put(builder, mine, offsets[registers[0]], dtypes.int32, [integer(32, 0)] * len(registers))
-        shared.barrier(builder)
-        owner = None
-        if tile.layout.copies:
-            copy = builder.and_(thread, integer(32, tile.layout.copies))
-            owner = builder.icmp_unsigned("==", copy, integer(32, 0))
-        drain = shared.drain(builder)
-        for element, holds in zip(unpack(builder, value), wanted, strict=True):
-            inside, bin_ = _bin(builder, element, tile.dtype, count)
-            counted = all_of(builder, [inside, owner, holds])
-            address = builder.select(counted, shared.at(builder, base, bin_, _ITEMSIZE), drain)
-            asm(builder, "red.shared.add.u32 [$0], 1;", "r,~{memory}", ir.VoidType(), [address], effect=True)
-        shared.barrier(builder)
         found: dict[int, ir.Value] = {}
-        for registers in pieces:
-            held = shared.get(builder, mine, offsets[registers[0]], dtypes.int32, len(registers))
-            found.update(zip(registers, held, strict=True))
+        # Where there is no room for all bins, some are counted after the others: the highest bits of a number are registers'.
+        at_once = count
+        while at_once * _ITEMSIZE > shared.most():
+            at_once //= 2
+        for first in range(0, count, at_once):
+            base = shared.room(builder, at_once * _ITEMSIZE, "the counts")
+            thread = special_register(builder, "tid.x")
+            mine = shared.at(builder, base, thread_coordinates(builder, thread, made.layout.thread)[0], _ITEMSIZE)
+            counted_here = [registers for registers in pieces if first <= places[registers[0]] < first + at_once]
+            for registers in counted_here:
+                at = (places[registers[0]] - first) * _ITEMSIZE
+                shared.put(builder, mine, at, dtypes.int32, [integer(32, 0)] * len(registers))
+            shared.barrier(builder)
+            owner = None
+            if tile.layout.copies:
+                copy = builder.and_(thread, integer(32, tile.layout.copies))
+                owner = builder.icmp_unsigned("==", copy, integer(32, 0))
+            drain = shared.drain(builder)
+            for element, holds in zip(unpack(builder, value), wanted, strict=True):
+                inside, bin_ = _bin(builder, element, tile.dtype, first, at_once)
+                counted = all_of(builder, [inside, owner, holds])
+                address = builder.select(counted, shared.at(builder, base, bin_, _ITEMSIZE), drain)
+                asm(builder, "red.shared.add.u32 [$0], 1;", "r,~{memory}", ir.VoidType(), [address], effect=True)
+            shared.barrier(builder)
+            for registers in counted_here:
+                at = (places[registers[0]] - first) * _ITEMSIZE
+                found.update(zip(registers, shared.get(builder, mine, at, dtypes.int32, len(registers)), strict=True))
         return pack(builder, [found[r] for r in range(len(found))])
 
     return made, emit
 
 
-def _bin(builder: ir.IRBuilder, element: ir.Value, dtype: DType, count: int) -> tuple[ir.Value, ir.Value]:
-    """Whether an element numbers a bin, and which, an i32."""
+def _bin(builder: ir.IRBuilder, element: ir.Value, dtype: DType, first: int, count: int) -> tuple[ir.Value, ir.Value]:
+    """Whether an element numbers one of the `count` bins from the first on, and which of these, an i32."""
     if dtype.itemsize < 4:
         element = (builder.sext if dtype.kind == "i" else builder.zext)(element, i32)
+    if first:
+        element = builder.sub(element, ir.Constant(element.type, first))
     inside = builder.icmp_unsigned("<", element, ir.Constant(element.type, count))  # a negative number is a huge one
     return inside, builder.trunc(element, i32) if dtype.itemsize == 8 else element

@@ -202,7 +202,7 @@ def _brought(
     moving = [(operand, operand.passage) for operand in operands if operand.passage is not None]
     if moving:
         sizes = [-(-passage.nbytes // 16) * 16 for _, passage in moving]
-        base = shared.room(builder, sum(sizes), "a product of matrices")
+        base = shared.room(builder, sum(sizes), "the operands")
         for place, (operand, passage) in enumerate(moving):
             operand.start = builder.add(base, integer(32, sum(sizes[:place])))
             passage.put(builder, operand.start, operand.held)

@@ -36,6 +36,7 @@ from tilekit.compiler.types import DTypeType, TensorType, TileType, current, des
 from tilekit.lang import mapped, windows
 from tilekit.lang import memory as lang
 from tilekit.lang.shape import axis_of
+from tilekit.lang.size import check_size
 
 __all__ = ["check_indices", "index_values", "tile_shape"]
 
@@ -163,7 +164,7 @@ def load(
 def load_tile_like(array: types.Type, like: types.Type, padding_mode: types.Type, eviction_policy: types.Type) -> Any:
     at = like if isinstance(like, TileIndexType) else types.none
     partition = with_tiles(like.tensor if isinstance(like, TileIndexType) else like, "load_tile_like")
-    tensor, shape = the_tensor(array, "load_tile_like"), partition.facts.tile
+    tensor, shape = the_tensor(array, "load_tile_like"), in_rule("load_tile_like", check_size, partition.facts.tile)
     if tensor.facts.rank != len(shape):
         reject(
             "load_tile_like",
@@ -207,6 +208,7 @@ def store(
 @lowers_method(TensorType, lang.TensorView.load)
 def load_own(self: TensorType, tile: types.Type, eviction_policy: types.Type) -> Any:
     partition = with_tiles(self, "load")
+    in_rule("load", check_size, partition.facts.tile)
     place, inside = _place(partition, tile, "load"), _is_inside(partition, tile)
     padding = check_padding("load", partition, types.StringLiteral("zero"), types.none)
     loaded, emit = load_window("load", partition, _own(partition), padding, proven=inside, roams=False, policy=eviction_policy)

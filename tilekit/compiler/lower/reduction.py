@@ -154,18 +154,49 @@ def _across_warps(
     parts, total = 1 << len(warps), 1
     for extent in made.shape:
         total *= extent
-    flat = made.reshape((total,))
+    flat, threads = made.reshape((total,)), total // len(rows)
+    # As many registers' results at once as have room; bits of the register number that count the turns have no place.
+    most = shared.at_once(len(rows), sum(-(-threads * parts * column.dtype.itemsize // 16) * 16 for column in columns))
+    most = 1 << most.bit_length() - 1
+    turns = sum(vector[0] for vector in flat.reg[most.bit_length() - 1 :])
     thread = special_register(builder, "tid.x")
-    masks = [vector[0] * parts for vector in flat.thread]
+    masks = [_squeezed(vector[0], turns) * parts for vector in flat.thread]
     for part, warp in enumerate(warps):  # a bit of these warps' numbers moves no coordinate of the result
         masks[lane_bits + warp] = 1 << part
     mine = xor_of_bits(builder, thread, masks)
-    first = xor_of_bits(builder, thread, [vector[0] * parts for vector in flat.thread])
+    first = xor_of_bits(builder, thread, [_squeezed(vector[0], turns) * parts for vector in flat.thread])
     starts = [0]
     for column in columns:  # each of them aligned for accesses of 16 bytes
-        starts.append(starts[-1] + -(-total * parts * column.dtype.itemsize // 16) * 16)
-    base = shared.room(builder, starts[-1], "reducing a tile")
-    offsets = [at[0] * parts for at in flat.coordinates()]
+        starts.append(starts[-1] + -(-threads * most * parts * column.dtype.itemsize // 16) * 16)
+    offsets = [_squeezed(at[0], turns) * parts for at in flat.coordinates()[:most]]
+    folded: list[Any] = []
+    for start in range(0, len(rows), most):
+        base = shared.room(builder, starts[-1], "what the warps have")
+        folded += _met(builder, rows[start : start + most], columns, base, (mine, first), starts, offsets, parts, combine)
+    return folded
+
+
+def _squeezed(number: int, bits: int) -> int:
+    """A number without these of its bits; higher ones move down."""
+    for bit in reversed(range(bits.bit_length())):
+        if bits >> bit & 1:
+            number = number >> bit + 1 << bit | number & (1 << bit) - 1
+    return number
+
+
+def _met(
+    builder: ir.IRBuilder,
+    rows: list[Any],
+    columns: Sequence[Column],
+    base: ir.Value,
+    places: tuple[ir.Value, ir.Value],
+    starts: list[int],
+    offsets: list[int],
+    parts: int,
+    combine: Combine,
+) -> list[Any]:
+    """Put rows into shared memory, and fold what all warps have put there; `places`: of a thread's own, of the first warp's."""
+    mine, first = places
     for k, column in enumerate(columns):
         address, itemsize = shared.at(builder, base, mine, column.dtype.itemsize), column.dtype.itemsize
         for row, offset in zip(rows, offsets, strict=True):

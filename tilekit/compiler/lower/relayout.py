@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.cudaimpl import registry
 
-from tilekit.compiler.conversion import Matrices, Swizzle, within_threads, within_warps
+from tilekit.compiler.conversion import Matrices, Swizzle, parts, within_threads, within_warps
 from tilekit.compiler.layout import WARP, Layout, Place, Vector
 from tilekit.compiler.lower import shared
 from tilekit.compiler.lower.emit import asm, pack, special_register, unpack, xor_of_bits
@@ -102,11 +102,53 @@ def _through_shared(
     builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, source: Layout, target: Layout
 ) -> list[ir.Value]:
     passage = Passage(dtype, source, target)
-    base = shared.room(builder, passage.nbytes, "converting the layout of a tile")
+    if passage.nbytes > shared.most():
+        bits = parts(source, target, dtype.itemsize, shared.part_bytes())
+        return _in_parts(builder, elements, dtype, source, target, bits)
+    base = shared.room(builder, passage.nbytes, "the elements")
     passage.put(builder, base, elements)
     shared.barrier(builder)
     take = passage.taker(builder, base)
     return [take(r) for r in range(target.num_registers)]
+
+
+def _in_parts(
+    builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, source: Layout, target: Layout, bits: Sequence[Vector]
+) -> list[ir.Value]:
+    """Through shared memory part by part; `bits` of the coordinate number the parts. Threads that have none of a part wait."""
+    passage = Passage(dtype, source.cut(bits), target.cut(bits))
+    held, wanted = passage.source.coordinates(), passage.read.coordinates()
+    made: list[Any] = [None] * target.num_registers
+    for number in range(1 << len(bits)):
+        part = tuple(sum(v[d] for place, v in enumerate(bits) if number >> place & 1) for d in range(len(source.shape)))
+        base = shared.room(builder, passage.nbytes, "the elements")
+        mine = [elements[source.register_of(_plus(at, part))] for at in held]
+        shared.where(builder, _has(builder, source, bits, number), lambda mine=mine, base=base: passage.put(builder, base, mine))
+        shared.barrier(builder)
+        registers = [target.register_of(_plus(at, part)) for at in wanted]
+
+        def read(base: ir.Value = base) -> list[ir.Value]:
+            take = passage.taker(builder, base)
+            return [take(r) for r in range(len(wanted))]
+
+        found = shared.where(builder, _has(builder, target, bits, number), read, [made[r] for r in registers])
+        for register, element in zip(registers, found, strict=True):
+            made[register] = element
+    return made
+
+
+def _plus(x: Vector, y: Vector) -> Vector:
+    return tuple(a | b for a, b in zip(x, y, strict=True))
+
+
+def _has(builder: ir.IRBuilder, layout: Layout, bits: Sequence[Vector], number: int) -> ir.Value | None:
+    """Whether a thread has elements of a part; None if each has."""
+    wanted = [(layout.thread.index(v), number >> place & 1) for place, v in enumerate(bits) if v in layout.thread]
+    if not wanted:
+        return None
+    mask, value = sum(1 << at for at, _ in wanted), sum(bit << at for at, bit in wanted)
+    mine = builder.and_(special_register(builder, "tid.x"), integer(32, mask))
+    return builder.icmp_unsigned("==", mine, integer(32, value))
 
 
 class Beyond(NamedTuple):
@@ -242,7 +284,7 @@ def exchange(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, plac
     if place.kind == "lane":
         return [_shuffled(builder, e, 1 << place.bit) for e in elements]
     itemsize = dtype.itemsize
-    base = shared.room(builder, num_threads * len(elements) * itemsize, "an exchange between warps")
+    base = shared.room(builder, num_threads * len(elements) * itemsize, "the elements")
     thread = special_register(builder, "tid.x")
     mine = shared.at(builder, base, thread, itemsize)
     theirs = shared.at(builder, base, builder.xor(thread, integer(32, WARP << place.bit)), itemsize)

@@ -20,7 +20,8 @@ from numba.cuda import types
 from numba.cuda.extending import core_models, register_model
 
 from tilekit import dtypes
-from tilekit.compiler import steps
+from tilekit.compiler import kernel, steps
+from tilekit.compiler.kernel import RESERVED_BYTES
 from tilekit.compiler.layout import ACCESS_BYTES, WARP
 from tilekit.compiler.lower.emit import MAP_NAME, asm, special_register
 from tilekit.compiler.lower.staged import LEAST_ROWS, StagedType, span_of
@@ -35,13 +36,13 @@ __all__ = [
     "tensor_map_of", "the_pipelines", "the_ring", "wait",
 ]  # fmt: skip
 
-SHARED_BYTES = {
-    capability: kilobytes * 1024
-    for capability, kilobytes in {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 228, (10, 0): 227, (12, 0): 99}.items()
-}
-"""What a block may take of shared memory, by compute capability; on 9.0 with the 1024 bytes that ptxas counts as its own."""
 WITH_TMA = (9, 0)
 """The compute capability whose tensor memory accelerator is made use of."""
+SHARED_BYTES = {
+    capability: most + (RESERVED_BYTES[capability] if capability == WITH_TMA else 0)
+    for capability, most in kernel.SHARED_BYTES.items()
+}
+"""What a block may take of shared memory, by compute capability; on 9.0 with the 1024 bytes that ptxas counts as its own."""
 
 _LOADERS = 128  # with the accelerator: registers are dealt out to four warps at a time
 _SHARE = 4  # elsewhere, for so many warps that calculate there is one that loads: its registers are as many as theirs

@@ -172,8 +172,16 @@ class _Scan:
                 masks[bit], slots = slots, slots * 2
         number = xor_of_bits(builder, thread, [m if m < parts else 0 for m in masks])
         start = xor_of_bits(builder, thread, [m if m >= parts else 0 for m in masks])
+        most = shared.at_once(len(blocks), sum(-(-dtype.itemsize * slots // 16) * 16 for dtype in self.kinds))
+        for first in range(0, len(blocks), most):
+            self._through_shared(blocks[first : first + most], parts, slots, start, number)
+        self.done |= {lanes + bit for bit in bits}
+
+    def _through_shared(self, blocks: list[_Block], parts: int, slots: int, start: ir.Value, number: ir.Value) -> None:
+        """The same for as many blocks as have room at once."""
+        builder = self.builder
         sizes = [-(-dtype.itemsize * slots * len(blocks) // 16) * 16 for dtype in self.kinds]  # aligned for the widest access
-        base, offset = shared.room(builder, sum(sizes), "scanning a tile"), 0
+        base, offset = shared.room(builder, sum(sizes), "what the warps have"), 0
         reads = []
         for k, dtype in enumerate(self.kinds):
             mine = shared.at(builder, base, builder.or_(start, number), dtype.itemsize)
@@ -201,7 +209,6 @@ class _Scan:
             for leaf in block.leaves:
                 self._precede(leaf, before, behind[1])
             block.total = total
-        self.done |= {lanes + bit for bit in bits}
 
 
 def prefixes(

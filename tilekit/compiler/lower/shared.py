@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from llvmlite import ir
 
-from tilekit.compiler.diagnose import reject
+from tilekit.compiler.diagnose import OverLimit
+from tilekit.compiler.kernel import SHARED_BYTES, STATIC_BYTES
 from tilekit.compiler.lower.emit import asm
 from tilekit.compiler.lower.words import braced, elements_of, packed, words_of
-from tilekit.compiler.types import current, i8, i32, integer
+from tilekit.compiler.pipelines import Unfit
+from tilekit.compiler.types import Compilation, Crowded, current, i8, i32, integer
 from tilekit.dtypes import DType
 
-__all__ = ["ROOM", "at", "barrier", "drain", "get", "get_matrices", "put", "room"]
+__all__ = ["at", "at_once", "barrier", "drain", "get", "get_matrices", "most", "part_bytes", "put", "room", "where"]
 
-ROOM = 160 * 1024
-"""What one operation may use, in bytes: a block of sm_80 has 163 KB, one of sm_90 227 KB."""
-
-_STATIC = 48 * 1024 - 16  # more than this, and the drain, must be dynamic, and asked for when the kernel is loaded
+_DRAIN = 16  # bytes, with those that align what follows
+_STATIC = STATIC_BYTES - _DRAIN  # more than this, and the drain, must be dynamic, and asked for when the kernel is loaded
+_BESIDE_RINGS = 32 * 1024  # for a part of what does not fit, where rings of stages want the rest
 _OWN = 2048  # what is smaller has memory of its own: without a loop nobody reads it when it is written
 
 _SHARED = 3  # the address space
@@ -28,41 +31,76 @@ def barrier(builder: ir.IRBuilder) -> None:
     asm(builder, f"bar.sync {which};", "~{memory}", ir.VoidType(), [], convergent=True)
 
 
+def most() -> int:
+    """How much shared memory a block may have on the GPU that is compiled for, in bytes."""
+    return SHARED_BYTES[current().capability]
+
+
+def part_bytes() -> int:
+    """How much of what is too large for shared memory goes through it at once: what is left, down to a power of two."""
+    compilation = current()
+    if compilation.pipelines is not None:
+        return _BESIDE_RINGS
+    return 1 << (most() - compilation.static_bytes).bit_length() - 1
+
+
+def at_once(count: int, nbytes: int) -> int:
+    """Of `count` things of `nbytes` each, how many go through shared memory at once: all, if it has room for them."""
+    return count if count * nbytes <= most() else max(1, part_bytes() // nbytes)
+
+
 def room(builder: ir.IRBuilder, nbytes: int, what: str) -> ir.Value:
     """Shared memory that nobody reads any more: its address, an i32, a multiple of 16 bytes. All threads of the block call it.
 
     Args:
         builder: at the place of use.
         nbytes: how much.
-        what: the operation, for the error.
+        what: it is for, for the error.
 
     Raises:
-        CompileError: more than a block has.
+        OverLimit: more than a block has.
+        Crowded: more than a block has beside what others asked for.
+        Unfit: either of them, where there are rings of stages.
     """
-    if nbytes > ROOM:
-        reject(what, f"would need {nbytes} bytes of shared memory, more than a block has ({ROOM}); take smaller tiles")
     compilation = current()
     # Beside rings of stages there is little left.
-    own = nbytes <= _OWN and compilation.static_bytes + nbytes <= _STATIC and compilation.pipelines is None
+    roomy = compilation.pipelines is None and not compilation.crowded
+    own = roomy and nbytes <= _OWN and compilation.static_bytes + nbytes <= _STATIC
     if own:
-        name = builder.module.get_unique_name("tilekit_room")
+        name, size = builder.module.get_unique_name("tilekit_room"), nbytes
     else:
-        nbytes = 1 << (nbytes - 1).bit_length()
-        name = f"tilekit_room_of_{nbytes}"
+        size = 1 << (nbytes - 1).bit_length()
+        name = f"tilekit_room_of_{size}"
     if own is False or compilation.loops:
         barrier(builder)
     buffer = builder.module.globals.get(name)
     if buffer is None:
-        dynamic = compilation.static_bytes + nbytes > _STATIC
-        buffer = ir.GlobalVariable(builder.module, ir.ArrayType(i8, 0 if dynamic else nbytes), name, addrspace=_SHARED)
+        dynamic = compilation.crowded or compilation.static_bytes + size > _STATIC
+        if dynamic and compilation.static_bytes + size > most():
+            size = -(-nbytes // 16) * 16  # the others take powers of two, so that there are few
+        _take(compilation, nbytes, size, what, dynamic=dynamic)
+        buffer = ir.GlobalVariable(builder.module, ir.ArrayType(i8, 0 if dynamic else size), name, addrspace=_SHARED)
         buffer.align = 16
         if dynamic:
             buffer.linkage = "external"
-            compilation.dynamic_bytes = max(compilation.dynamic_bytes, nbytes)
         else:
             buffer.linkage, buffer.initializer = "internal", ir.Constant(buffer.value_type, ir.Undefined)
-            compilation.static_bytes += nbytes
     return builder.ptrtoint(buffer, i32)
+
+
+def _take(compilation: Compilation, nbytes: int, size: int, what: str, *, dynamic: bool) -> None:
+    """Count memory for a room of `nbytes`, which takes `size`."""
+    if dynamic:
+        compilation.dynamic_bytes = max(compilation.dynamic_bytes, size)
+    else:
+        compilation.static_bytes += size
+    if compilation.static_bytes + compilation.dynamic_bytes <= most():
+        return
+    (major, minor), limit = compilation.capability, most()
+    problem = f"{what} need {nbytes:,} bytes of shared memory, and a block of sm_{major}{minor} has {limit:,}; take smaller tiles"
+    if compilation.pipelines is not None:
+        raise Unfit(problem)
+    raise OverLimit(problem) if nbytes > limit else Crowded
 
 
 def drain(builder: ir.IRBuilder) -> ir.Value:
@@ -71,8 +109,41 @@ def drain(builder: ir.IRBuilder) -> ir.Value:
     if buffer is None:
         buffer = ir.GlobalVariable(builder.module, i32, "tilekit_drain", addrspace=_SHARED)
         buffer.linkage, buffer.initializer = "internal", ir.Constant(i32, ir.Undefined)
-        current().static_bytes += 4
+        current().static_bytes += _DRAIN
     return builder.ptrtoint(buffer, i32)
+
+
+def where(
+    builder: ir.IRBuilder,
+    condition: ir.Value | None,
+    access: Callable[[], Sequence[ir.Value] | None],
+    otherwise: Sequence[ir.Value | None] = (),
+) -> list[ir.Value]:
+    """Let threads access memory where a condition holds (None: all): others branch around it.
+
+    Args:
+        builder: at the place of the accesses.
+        condition: an i1.
+        access: emits them, and gives what was read.
+        otherwise: what other threads have instead; None for anything.
+    """
+    if condition is None:
+        return list(access() or ())
+    before, inside = builder.block, builder.append_basic_block("access")
+    after = builder.append_basic_block("accessed")
+    builder.cbranch(condition, inside, after)
+    builder.position_at_end(inside)
+    values = list(access() or ())
+    end = builder.block
+    builder.branch(after)
+    builder.position_at_end(after)
+    made = []
+    for value, other in zip(values, otherwise, strict=True):
+        phi = builder.phi(value.type)
+        phi.add_incoming(value, end)
+        phi.add_incoming(ir.Constant(value.type, ir.Undefined) if other is None else other, before)
+        made.append(phi)
+    return made
 
 
 def put(builder: ir.IRBuilder, address: ir.Value, offset: int, dtype: DType, elements: list[ir.Value]) -> None:

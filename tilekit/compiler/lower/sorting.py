@@ -25,10 +25,11 @@ from tilekit.compiler.lower.emit import pack, special_register, thread_coordinat
 from tilekit.compiler.lower.relayout import exchange, thread_bit
 from tilekit.compiler.lower.shape import constant, in_words, the_tile
 from tilekit.compiler.ops import lowers
-from tilekit.compiler.types import TileType, i32, i64, integer, register_type
+from tilekit.compiler.types import TileType, current, i32, i64, integer, register_type
 from tilekit.dtypes import DType
 from tilekit.lang import sorting as lang
 from tilekit.lang.shape import axis_of
+from tilekit.lang.size import SORTED_A_THREAD, check_size
 
 __all__: list[str] = []
 
@@ -264,6 +265,8 @@ def _sorting(what: str, result: DType | None) -> Callable[..., Any]:
 
     def define(x: types.Type, axis: types.Type, descending: types.Type) -> Any:
         tile, dim = _given(x, axis, what)
+        in_words(what, lambda what: check_size(tile.shape, what, SORTED_A_THREAD))
+        current().spread(tile.shape, SORTED_A_THREAD)
         placed = result is not None
         key = _Key(tile.dtype, descending=flag(descending, what, "descending"), ties=placed)
         words = _Words(key, tile.shape[dim], placed=placed)
