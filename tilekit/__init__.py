@@ -29,6 +29,7 @@ from tilekit.errors import CompileError as CompileError
 from tilekit.errors import DeviceError as DeviceError
 from tilekit.errors import DeviceUnavailableError as DeviceUnavailableError
 from tilekit.errors import OutOfMemoryError as OutOfMemoryError
+from tilekit.errors import SpillWarning as SpillWarning
 from tilekit.errors import TilekitError as TilekitError
 from tilekit.errors import UnusedOpWarning as UnusedOpWarning
 from tilekit.graphed import graphed as graphed
@@ -229,6 +230,7 @@ __all__ = [
     "RoundingMode",
     "SchedulingPolicy",
     "SingleStream",
+    "SpillWarning",
     "Stream",
     "StreamPoolRoundRobin",
     "Tensor",

@@ -6,7 +6,15 @@ Misuse of an API raises Python's own `TypeError` or `ValueError`. The classes he
 
 from __future__ import annotations
 
-__all__ = ["CompileError", "DeviceError", "DeviceUnavailableError", "OutOfMemoryError", "TilekitError", "UnusedOpWarning"]
+__all__ = [
+    "CompileError",
+    "DeviceError",
+    "DeviceUnavailableError",
+    "OutOfMemoryError",
+    "SpillWarning",
+    "TilekitError",
+    "UnusedOpWarning",
+]
 
 
 class TilekitError(Exception):
@@ -50,6 +58,10 @@ class CompileError(TilekitError):
                 at = max(0, self.column - (len(self.line) - len(stripped)))
                 text += f"\n    {' ' * at}{'^' * max(1, self.width)}"
         return text
+
+
+class SpillWarning(UserWarning):
+    """A compiled kernel keeps registers in memory: it runs, and waits for memory where it need not."""
 
 
 class DeviceError(TilekitError):

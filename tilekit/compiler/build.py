@@ -87,7 +87,7 @@ def build(
 
     found, compilation = with_enough_warps(facts, num_warps, attempt)
     notes = list(compilation.notes or ())
-    while num_warps is None and occupancy is None and _spilled(found) and compilation.config.num_warps < MOST_WARPS:
+    while num_warps is None and occupancy is None and found.spilled_bytes and compilation.config.num_warps < MOST_WARPS:
         other, compilation = attempt(choose_config(facts, 2 * compilation.config.num_warps))
         if other.local_bytes >= found.local_bytes:
             break
@@ -108,12 +108,6 @@ def with_enough_warps(facts: Sequence[ArgumentFacts], num_warps: int | None, att
 
 
 _TOO_FEW_REGISTERS = "Insufficient registers"  # ptxas, C7602: sums of one instruction have no room
-
-
-def _spilled(kernel: CompiledKernel) -> int:
-    """How many bytes of registers a thread keeps in memory: what is more than the variables that PTX has there."""
-    variables = sum(int(size) for size in re.findall(r"\.local .*?__local_depot\w*\[(\d+)\]", kernel.ptx))
-    return max(0, kernel.local_bytes - -(-variables // 16) * 16)
 
 
 def _compiled(
@@ -150,7 +144,7 @@ def _compiled(
             made, compilation = attempt(tried)
             rooms = compilation.dynamic_bytes
             if rooms <= tried.rooms and made.shared_bytes + made.dynamic_shared_bytes <= most:
-                if (occupancy or 1) > 1 and _spilled(made):
+                if (occupancy or 1) > 1 and made.spilled_bytes:
                     raise Unfit(f"with warps that load, too, registers of {occupancy} blocks on a multiprocessor spill")
                 return made, compilation
             # What other operations need of shared memory is known now, and is left to them.

@@ -123,6 +123,12 @@ class CompiledKernel:
     maps: tuple[TensorMap, ...] = ()
 
     @cached_property
+    def spilled_bytes(self) -> int:
+        """Registers that a thread keeps in memory, in bytes: of the local ones, those that are no variables of PTX's."""
+        variables = sum(int(size) for size in re.findall(r"\.local .*?__local_depot\w*\[(\d+)\]", self.ptx))
+        return max(0, self.local_bytes - -(-variables // 16) * 16)
+
+    @cached_property
     def sass(self) -> str:
         """The machine instructions, as text.
 

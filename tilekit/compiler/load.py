@@ -7,7 +7,9 @@ import hashlib
 import struct
 import threading
 import types
+import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,9 +28,10 @@ from tilekit.driver.protocol import Driver
 from tilekit.driver.recorded import Node, Parameters
 from tilekit.driver.shadow import Touched
 from tilekit.driver.tensormaps import TensorMap
-from tilekit.errors import DeviceUnavailableError
+from tilekit.errors import DeviceUnavailableError, SpillWarning
 from tilekit.lang.memory import TensorView
 from tilekit.lang.registry import OPS
+from tilekit.lang.size import MOST_WARPS
 from tilekit.ops import Executable, NativeLaunch
 from tilekit.partition import Partition
 from tilekit.schedule import ExecutionContext
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Specialisation"]
 
+_PACKAGE = Path(__file__).parents[1]
 _NO_PADDING = str.maketrans("", "", "<x1234567890")  # what a format of the module struct has beside the types
 
 
@@ -105,7 +109,26 @@ class Specialisation:
                     if key:
                         cache.save(key, found)
                 self._compiled[target] = found
+                self._warn(found)
             return found
+
+    def _warn(self, kernel: CompiledKernel) -> None:
+        """Tell that registers spill. Of a ready-made kernel nobody is told: its tiles are nothing that a caller has written."""
+        source, spilled = self.bound.source, kernel.spilled_bytes
+        if not spilled or Path(source.filename).is_relative_to(_PACKAGE):
+            return
+        warps = kernel.block[0] // 32
+        cures = ["smaller tiles"]
+        if self.num_warps is not None and self.num_warps < MOST_WARPS:
+            cures.append(f"more warps than {self.num_warps} (num_warps={2 * self.num_warps})")
+        if (self.occupancy or 1) > 1:
+            cures.append(f"a lower occupancy than {self.occupancy}")
+        text = (
+            f"kernel {source.name} spills: each thread keeps {spilled:,} bytes in memory for which its {kernel.registers} "
+            f"registers are too few (for {kernel.target}, {warps} warps a block); take {' or '.join(cures)}"
+        )
+        # By the kernel's line: whoever launches it may be anywhere, and a thread of tilekit's compiles it.
+        warnings.warn_explicit(text, SpillWarning, source.filename, source.tree.lineno, self.bound.function.__module__)
 
     def dispatcher(self) -> Any:
         """The specialisation as a `numba.cuda.jit` dispatcher.

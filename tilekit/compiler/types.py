@@ -273,7 +273,7 @@ class Compilation:
         """Take notice of a tile that threads hold; `MoreWarps` if it is too large for them, and there may be more."""
         if not tile.splat:
             self._grow(tile.layout.num_registers * tile.dtype.itemsize // 4 // MOST_REGISTERS)
-        self.spread(tile.shape, ELEMENTS_A_THREAD)
+            self.spread(tile.shape, ELEMENTS_A_THREAD)
 
     def spread(self, shape: tuple[int, ...], each: int) -> None:
         """Take notice of code for `each` elements of a thread, of a tile of that shape; `MoreWarps` as for `hold`."""
