@@ -73,6 +73,11 @@ class Specialisation:
         self._executables: dict[Device, Executable] = {}
         self._lock = threading.Lock()
 
+    @property
+    def ready_made(self) -> bool:
+        """Whether the kernel is tilekit's own, whose launches choose their tiles by the device."""
+        return Path(self.bound.source.filename).is_relative_to(_PACKAGE)
+
     def loaded(self, device: Device) -> Executable | None:
         """What `executable` gives, if that takes no time; None if it would have to compile."""
         return self._executables.get(device) or (self.executable(device) if device.kind == "cpu" else None)
@@ -115,7 +120,7 @@ class Specialisation:
     def _warn(self, kernel: CompiledKernel) -> None:
         """Tell that registers spill. Of a ready-made kernel nobody is told: its tiles are nothing that a caller has written."""
         source, spilled = self.bound.source, kernel.spilled_bytes
-        if not spilled or Path(source.filename).is_relative_to(_PACKAGE):
+        if not spilled or self.ready_made:
             return
         warps = kernel.block[0] // 32
         cures = ["smaller tiles"]
@@ -186,7 +191,8 @@ class _Interpreted:
     """A specialisation on a CPU device."""
 
     def __init__(self, specialisation: Specialisation) -> None:
-        self._bound, self._facts, self._num_warps = specialisation.bound, specialisation.facts, specialisation.num_warps
+        self._bound, self._facts = specialisation.bound, specialisation.facts
+        self._num_warps = None if specialisation.ready_made else specialisation.num_warps
 
     def native(self, grid: tuple[int, int, int], passed: Sequence[int], uses: Sequence[int]) -> None:
         """There is none."""
