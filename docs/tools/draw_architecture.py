@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def imported(path: Path, package: Path) -> Iterator[str]:
             yield from (f"{prefix}.{alias.name}" for alias in node.names)
 
 
+@functools.cache
 def imports(package: Path = ROOT / "tilekit") -> tuple[Edges, set[str]]:
     """Which module of the package imports which, and those that import a device library."""
     files = sorted(package.rglob("*.py"))

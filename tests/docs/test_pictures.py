@@ -11,14 +11,15 @@ import pytest
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-@pytest.fixture
-def tools(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
-    monkeypatch.syspath_prepend(str(DOCS / "tools"))
-    import draw_architecture
-    import draw_tutorials
+@pytest.fixture(scope="module")  # they read every file of the package, once
+def tools() -> tuple[ModuleType, ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(DOCS / "tools"))
+        import draw_architecture
+        import draw_tutorials
 
-    for name in ("drawing", "draw_architecture", "draw_tutorials"):
-        monkeypatch.delitem(sys.modules, name)
+        for name in ("drawing", "draw_architecture", "draw_tutorials"):
+            patch.delitem(sys.modules, name)
     return draw_architecture, draw_tutorials
 
 
