@@ -261,3 +261,10 @@ def test_a_check_that_fails_names_the_block_of_the_grid_that_was_asked_for(monke
     assert "%ctaid.y" in ptx[600]
     assert "%ctaid.y" not in ptx[70000]
     assert all("trap" in text for text in ptx.values())
+
+
+def test_a_launch_on_a_folded_grid_is_explained():
+    tiles = api.meta((1, 65536), tk.float32)
+    found = add(tiles.partition((1, 1)), tiles, 1.0).explain(target="sm_90a")
+    assert "%nctaid" not in found.compiled.ptx
+    assert [access.tensor for access in found.accesses] == ["x", "y"]

@@ -35,6 +35,8 @@ def launches_in(op):
     return found
 
 
+HEADS = m(5000, 16, 64, 64)
+
 # What is launched; how many tiles of indices in 64 bits the launches ask for; whether a grid is folded.
 CASES = {
     "cumsum of long rows": (lambda: kernels.cumsum(m(2, ROW)), 0, True),
@@ -57,6 +59,7 @@ CASES = {
     "dropout": (lambda: kernels.dropout(m(N), 0.5, 1), 0, False),
     "gelu": (lambda: kernels.gelu(m(N)), 0, False),
     "gemm": (lambda: kernels.gemm(m(ROW, 16), m(16, 16)), 0, False),
+    "attention_backward of many heads": (lambda: kernels.attention_backward(*[HEADS] * 5, m(5000, 16, 64, dtype=F)), 0, True),
 }
 
 

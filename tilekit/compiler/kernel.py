@@ -104,7 +104,8 @@ class CompiledKernel:
         dynamic_shared_bytes: what a launch must give each block in addition.
         local_bytes: a thread's memory for what did not fit into registers.
         block: threads of a block along its three axes.
-        param_format: the `struct` format of the parameters, see `param_format`.
+        param_format: the `struct` format of the parameters, see `param_format`. Where the grid is folded (`compiler.grids`) its
+            blocks along the three axes follow, 64 bits each.
         sites: what it checks while it runs, if it was compiled with checks.
         maps: of which tensors it gets a tensor map of 128 bytes each, behind the parameters of `param_format` and in that order.
     """
