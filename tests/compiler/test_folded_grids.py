@@ -267,4 +267,4 @@ def test_a_launch_on_a_folded_grid_is_explained():
     tiles = api.meta((1, 65536), tk.float32)
     found = add(tiles.partition((1, 1)), tiles, 1.0).explain(target="sm_90a")
     assert "%nctaid" not in found.compiled.ptx
-    assert [access.tensor for access in found.accesses] == ["x", "y"]
+    assert [access.parameter for access in found.accesses] == ["x", "y"]
