@@ -103,6 +103,11 @@ def test_devices_and_pools(device):
     assert tk.StreamPoolRoundRobin("cpu", 1).next_stream().device is tk.Device("cpu")
 
 
+def test_what_numpy_makes_no_array_of(device):
+    with pytest.raises(TypeError, match="from_host: NumPy makes no array of this list"):
+        api.from_host([[1, 2], [3]])
+
+
 def test_tensors(device):
     x = api.zeros((4, 4)).sync()
     with pytest.raises(TypeError, match="shares_memory compares two tensors"):

@@ -234,7 +234,10 @@ def from_host(array: Any) -> DeviceOp[Tensor]:
         TypeError: its dtype is none of tilekit's, or it has a mask.
     """
     refuse_mask("from_host", array)
-    source = np.asarray(array)
+    try:
+        source = np.asarray(array)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"from_host: NumPy makes no array of this {type(array).__name__}: {error}") from error
     return _FromHost(source, dtypes.as_dtype(source.dtype))
 
 

@@ -90,7 +90,7 @@ class Model:
         if index not in self.kept:
             try:
                 self.kept[index] = (self.run(self.shared[index]), None)
-            except (Boom, ValueError) as error:
+            except (Boom, ValueError, TypeError) as error:
                 self.kept[index] = (None, error)
         result, error = self.kept[index]
         if error is not None:
