@@ -14,7 +14,7 @@ import pytest
 
 __all__ = ["HEADER", "is_asked_for", "leave_out", "names_files", "stays", "unknown"]
 
-HEADER = "the quick run: about 4 minutes on two cores; all tests: --thorough (15 minutes), or name a file"
+HEADER = "the quick run: about 4 minutes on two cores; all tests: --thorough (12 minutes), or name a file"
 
 # Machine code of one property: half a second to a second a member, as dtypes, shapes and GPUs differ.
 _ACCESSES = {
@@ -102,7 +102,10 @@ FAMILIES: dict[str, int | str | None] = {
             "test_arithmetic_of_16_bits_is_packed": 2,
         },
         # Layouts, by enumeration of all elements: hundreds of members that differ in one extent.
-        "compiler/test_conversion": {"test_shared_memory_without_bank_conflicts": 12},
+        "compiler/test_conversion": {
+            "test_shared_memory_without_bank_conflicts": 12,
+            "test_every_element_has_an_offset_of_its_own": 1,
+        },
         "compiler/test_copies": {"test_copies": 32},
         "compiler/test_cubin": {
             "test_it_agrees_with_cuobjdump": "^sm_90a$",
