@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from argument_pool import FITTING, POOL, SKIPPED, Hostile, kind_of, targets
+from argument_pool import FITTING, POOL, SKIPPED, Hostile, Liar, kind_of, targets
 
 import tilekit as tk
 from tilekit import api, memory
@@ -50,6 +50,26 @@ _BINDING = re.compile(r"\(\) (missing|takes|got) ")  # how Python refuses a call
 # Where functions of the user's are called: what they raise comes through, and those in C have no frame.
 _CALLS = {("nodes.py", "steps"), ("nodes.py", "of"), ("execution.py", "called_on_host")}
 Case = tuple[str, list[str], dict[str, str]]  # the target, and the labels of what it is called with
+
+
+# What takes an int for the address of a CUDA stream, at its word: on a GPU that is the end of the process.
+_ADDRESSES = ("sync_on", "async_on", "graph_on", "capture", "scope", "run", "record", "wait", "__dlpack__", "SingleStream",
+              "StreamPoolRoundRobin", "LeastLoaded")  # fmt: skip
+
+
+def safe(case: Case) -> Case:
+    """The case as it may run on a GPU."""
+    name, args, kwargs = case
+    if name.rpartition(".")[2] not in _ADDRESSES:
+        return case
+
+    def turned(label: str) -> str:
+        value = POOL[label]()
+        numbers = value if isinstance(value, (tuple, list)) else (value,)
+        taken = any(isinstance(number, (int, np.integer)) and not isinstance(number, bool) for number in numbers)
+        return "stream" if taken or isinstance(value, Liar) else label
+
+    return name, list(map(turned, args)), {key: turned(label) for key, label in kwargs.items()}
 
 
 def drawn(seed: int, names: list[str]) -> Case:
@@ -241,6 +261,8 @@ def main(first: str, step: str, count: str, seconds: str, out: str, kind: str) -
         os.write(int(out), f"seed {seed}\n".encode())
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         case = drawn(seed, names)
+        if kind == "cuda":
+            case = safe(case)
         problem = problem_of(case, state)
         if problem is not None:
             os.write(int(out), f"wrong {seed}: {shown(case)}: {problem}\n\n".encode(errors="replace"))

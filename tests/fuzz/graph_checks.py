@@ -124,7 +124,7 @@ def _watched(plan: Plan, used: list[Any]) -> tuple[str | None, dict[str, tuple[i
     settle(used)
     before, watch = held(used), Watch()
     with watch():
-        problem = _run(plan, used)
+        problem = run(plan, used)
         if problem is not None:
             return problem, {}
         settle(used)
@@ -150,18 +150,19 @@ def _judged_unused(plan: Plan, unused: list[str]) -> str | None:
     return f"unused: {unused[0]}" if unused and not dropped and not failed else None
 
 
-def _run(plan: Plan, used: list[Any]) -> str | None:
+def run(plan: Plan, used: list[Any]) -> str | None:
+    """Run a plan; what its results are not."""
     outcomes, contents = expected(plan)
     with contextlib.ExitStack() as stack:
         if plan["stepped"] is not None:
             for at, device in enumerate(used):
                 stack.enter_context(stepper.Stepper(device, plan["stepped"] + at))
-        run = Run(plan, used)
+        actors = Run(plan, used)
         problems: list[str] = []
 
         def act(number: int) -> None:
             try:
-                run.actor(number)
+                actors.actor(number)
             except BaseException as error:
                 problems.append(f"actor {number}: {error!r}")
 
@@ -176,12 +177,12 @@ def _run(plan: Plan, used: list[Any]) -> str | None:
         if problems:
             return "; ".join(problems)
         try:
-            run.finish(outcomes)
-            held = run.contents()
+            actors.finish(outcomes)
+            found = actors.contents()
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        run.close()
-        return None if held == contents else f"the tensors hold {held}, not {contents}"
+        actors.close()
+        return None if found == contents else f"the tensors hold {found}, not {contents}"
 
 
 def _stacks() -> str:
@@ -203,7 +204,7 @@ def shrunk(plan: Plan, kind: str) -> tuple[Plan, str]:
     progress = True
     while progress:
         progress = False
-        for candidate in _shorter(plan):
+        for candidate in shorter(plan):
             if time.monotonic() > end:
                 return plan, problem
             again = _problem_elsewhere(candidate, kind)
@@ -225,7 +226,8 @@ def _problem_elsewhere(plan: Plan, kind: str) -> str | None:
     return None if ended.returncode == 0 else ended.stdout + ended.stderr[-3000:]
 
 
-def _shorter(plan: Plan) -> Iterator[Plan]:
+def shorter(plan: Plan) -> Iterator[Plan]:
+    """Plans with a step less, with fewer actors, or with smaller expressions."""
     steps = plan["steps"]
     for at in reversed(range(len(steps))):
         rest = [dict(step) for number, step in enumerate(steps) if number != at]

@@ -43,6 +43,11 @@ def test_an_error_from_the_inside_is_told():
     assert argument_runs.judged(caught.value) == "TypeError from the inside"
 
 
+def test_no_number_is_taken_for_a_cuda_stream():
+    assert argument_runs.safe(("<op>.sync_on", ["7"], {"x": "None"})) == ("<op>.sync_on", ["stream"], {"x": "None"})
+    assert argument_runs.safe(("api.zeros", ["7"], {})) == ("api.zeros", ["7"], {})
+
+
 def test_arguments(device, cases, tmp_path):
     """In a process of its own: a case may crash it."""
     first, step, count, seconds = cases.block()
