@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -296,6 +297,9 @@ def test_a_mark_says_what_it_knows(gpu, made):
     mark = stream._marks[-1]
     assert (mark.poll(0), stream.is_complete(mark.serial)) == (False, False)
     assert mark.poll(1e-6) is False
+    start = time.monotonic()
+    assert mark.poll(600) is False, "it ends early: no signal gets through meanwhile"
+    assert time.monotonic() - start < 60
     driver.context = 8
     assert mark.poll(0) is None, "another device's context is current"
     driver.context, driver.not_ready = 7, 0

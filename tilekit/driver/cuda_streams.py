@@ -67,21 +67,20 @@ class CudaStreams(CudaContext):
     def stream_synchronize(self, stream: Any) -> None:
         self.activate()
         if gets_signals() and not self._passed(self._cu.cuStreamQuery(stream)):
-            self._wait_behind(lambda event: self.event_record(event, stream))
+            self._wait_behind(lambda event: self.event_record(event, stream))  # what is submitted meanwhile is not waited for
         else:
             check(self._cu, self._cu.cuStreamSynchronize(stream))
 
     def synchronize(self) -> None:
         self.activate()
-        if not gets_signals():
-            check(self._cu, self._cu.cuCtxSynchronize())
-        elif not self._wait_behind(self._record_all):
+        if gets_signals() and not self._wait_behind(self._record_all):
             aside(super().synchronize)
+        else:  # also then: the pool frees what this has seen the end of, and kernels' prints come with it
+            check(self._cu, self._cu.cuCtxSynchronize())
 
     def settle(self) -> None:
         with contextlib.suppress(DeviceError):
             self.synchronize()
-        self._cu.cuCtxSynchronize()  # whatever it says: the pool frees what it has seen the end of
 
     def _wait_behind(self, record: Callable[[Any], object]) -> bool:
         """Wait for an event that `record` moves behind what is to be waited for; False, at once, if it returns False."""
