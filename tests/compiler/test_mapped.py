@@ -23,11 +23,11 @@ from tilekit.partition import grouped_index
 TARGETS = ["sm_80", "sm_90a"]
 
 
-def native(group, cluster=None):
+def native(group, cluster=None, bits=32):
     """What the compiler emits for the index of a tile, as a function for this machine: `f(place, tiles, index)`."""
-    i32 = ir.IntType(32)
+    i32, kind = ir.IntType(32), ir.IntType(bits)
     module = ir.Module()
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [i32, i32.as_pointer(), i32.as_pointer()]), "index")
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [kind, kind.as_pointer(), kind.as_pointer()]), "index")
     builder = ir.IRBuilder(function.append_basic_block())
     at, tiles, out = function.args
     cell = lambda base, dim: builder.gep(base, [ir.Constant(i32, dim)])  # noqa: E731
@@ -42,12 +42,13 @@ def native(group, cluster=None):
     machine = llvm.Target.from_default_triple().create_target_machine()
     engine = llvm.create_mcjit_compiler(parsed, machine)
     engine.finalize_object()
-    array = ctypes.POINTER(ctypes.c_uint32)
-    call = ctypes.CFUNCTYPE(None, ctypes.c_uint32, array, array)(engine.get_function_address("index"))
+    number = {32: ctypes.c_uint32, 64: ctypes.c_uint64}[bits]
+    array = ctypes.POINTER(number)
+    call = ctypes.CFUNCTYPE(None, number, array, array)(engine.get_function_address("index"))
 
     def index(at, tiles):
-        out = (ctypes.c_uint32 * len(group))()
-        call(at, (ctypes.c_uint32 * len(tiles))(*tiles), out)
+        out = (number * len(group))()
+        call(at, (number * len(tiles))(*tiles), out)
         return tuple(out)
 
     index.engine = engine  # it owns the code
@@ -94,6 +95,19 @@ def test_as_many_tiles_as_there_may_be():
     tiles, group, cluster = (46_340, 46_340), (8, 4), (1, 2)
     index = native(group, cluster)
     for at in (0, 1, 2**30, 2**31 - 2**20, math.prod(tiles) - 1):
+        assert index(at, tiles) == grouped_index(at, tiles, group, cluster)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "group", "cluster"),
+    [
+        ((3_000_000_000,), (8,), None), ((70_000, 80_000), (8, 4), None), ((70_000, 80_000), (8, 4), (1, 2)),
+        ((5, 2**33, 3), (2, 3, 1), None), ((2**20, 2**20), (8, 1), (2, 1)),
+    ],
+)  # fmt: skip
+def test_more_tiles_than_32_bits_count(tiles, group, cluster):
+    index, total = native(group, cluster, bits=64), math.prod(tiles)
+    for at in (0, 1, 2**31 - 1, 2**31, min(2**32 + 5, total - 2), total // 3, total - 1):
         assert index(at, tiles) == grouped_index(at, tiles, group, cluster)
 
 
