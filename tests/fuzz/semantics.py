@@ -215,7 +215,7 @@ def floor_division(x: Value, y: Value) -> tuple[Value, Value]:
         if not is_float(x.dtype):
             return certain(np.floor_divide, x, y), certain(np.remainder, x, y)
         if x.dtype == F64:
-            return certain(np.floor_divide, x, y), certain(np.remainder, x, y)
+            return _large(certain(np.floor_divide, x, y)), certain(np.remainder, x, y)
 
         def part(index: int) -> Any:
             def compute(a: Array, b: Array) -> Array:
@@ -225,7 +225,16 @@ def floor_division(x: Value, y: Value) -> tuple[Value, Value]:
 
             return compute
 
-        return certain(part(0), x, y), certain(part(1), x, y)
+        return _large(certain(part(0), x, y)), certain(part(1), x, y)
+
+
+def _large(quotient: Value) -> Value:
+    """Whole numbers that do not fit are as near as two roundings leave them."""
+    size = np.abs(wide(quotient.array))
+    large = np.isfinite(size) & (size >= 2.0 ** (FORMATS[quotient.dtype].mantissa - 2))
+    error = np.where(large, 2 * step(quotient.array, quotient.dtype), 0.0)
+    error = np.where(large & (size + 2 * error >= FORMATS[quotient.dtype].largest), np.inf, error)
+    return Value(quotient.array, np.maximum(quotient.off, error))
 
 
 def _pythons(p: Array, q: Array) -> tuple[Array, Array]:
@@ -485,7 +494,7 @@ def product(a: Value, b: Value, acc: Value | None, result: DType, precision: str
         exact &= off == 0
         narrow = np.asarray(sums, np.float64)
         error = np.where(exact, 0.0, np.asarray(size, np.float64) * relative + off + p.shape[-1] * 2.0**-126)
-        error = np.where(np.isfinite(narrow), error, 0.0)
+        error = np.where(np.isfinite(narrow) | np.isinf(off), error, 0.0)
         error = np.where(np.isnan(off) | (np.asarray(size, np.float64) >= FORMATS[accumulated].largest / 2), np.inf, error)
         if a.dtype == F32 and precision == "tf32":  # the largest numbers may be rounded to infinities
             largest = [np.isfinite(v) & (np.abs(v) > float.fromhex("0x1.ffcp127")) for v in (p, q)]

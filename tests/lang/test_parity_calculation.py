@@ -187,6 +187,16 @@ def test_a_power_of_one_half_is_no_root(device, dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_square_is_a_product(device, dtype):
+    @tk.kernel
+    def square(z: tk.Out, x: tk.In):
+        z.store(tk.load_tile_like(x, z) ** 2)
+
+    x = sample(dtype, 3, 4096)
+    check(run(square, dtype, x, n=4096, tile=256), (x.astype(np.float64) ** 2).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_powers_of_floats_by_constants(device, dtype):
     @tk.kernel
     def square(z: tk.Out, x: tk.In):
