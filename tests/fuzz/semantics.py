@@ -496,8 +496,9 @@ def product(a: Value, b: Value, acc: Value | None, result: DType, precision: str
         error = np.where(exact, 0.0, np.asarray(size, np.float64) * relative + off + p.shape[-1] * 2.0**-126)
         error = np.where(np.isfinite(narrow) | np.isinf(off), error, 0.0)
         error = np.where(np.isnan(off) | (np.asarray(size, np.float64) >= FORMATS[accumulated].largest / 2), np.inf, error)
-        if a.dtype == F32 and precision == "tf32":  # the largest numbers may be rounded to infinities
+        if a.dtype == F32 and precision == "tf32":  # the largest numbers may be rounded to infinities, the smallest to zeros
             largest = [np.isfinite(v) & (np.abs(v) > float.fromhex("0x1.ffcp127")) for v in (p, q)]
+            largest = [v | ((size > 0) & (size < 2.0**-126)) for v, size in zip(largest, (np.abs(p), np.abs(q)), strict=True)]
             error = np.where(np.any(largest[0], -1)[..., :, None] | np.any(largest[1], -2)[..., None, :], np.inf, error)
         tied = exact & (narrow == 0) & (error == 0)
     made = bounded(rounded(rounded(narrow, accumulated), result), error, result)
