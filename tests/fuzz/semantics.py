@@ -32,6 +32,8 @@ from values import (
 
 from tilekit.lang.registry import OPS
 
+# What is wider than float32 becomes one first: it is rounded twice (docs/concepts/dtypes-and-promotion.md).
+THROUGH_FLOAT32 = (BF16, *EIGHTS)
 TINY = 5e-324  # an error that allows a zero of the other sign, and nothing else
 
 
@@ -72,6 +74,8 @@ def cast(x: Value, dtype: DType, mode: str | None = None) -> Value:
     if dtype == BOOL:
         return certain(lambda v: wide(v) != 0 if is_float(v.dtype) else v != 0, x)
     if is_float(dtype):
+        if dtype in THROUGH_FLOAT32 and mode in (None, "nearest_even") and a.dtype.itemsize >= 4 and a.dtype != F32:
+            return cast(cast(x, F32), dtype)
         if not is_float(a.dtype):
             return certain(lambda v: from_integers(v, dtype), x)
         made = rounded(a, dtype, mode)

@@ -58,7 +58,8 @@ def is_float(dtype: DType) -> bool:
 
 def wide(array: Any) -> Array:
     """An array of any float type as float64."""
-    return np.asarray(array).astype(np.float64)
+    with np.errstate(all="ignore"):  # a signalling NaN is no news
+        return np.asarray(array).astype(np.float64)
 
 
 def step(array: Any, dtype: DType) -> Array:

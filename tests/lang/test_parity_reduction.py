@@ -253,3 +253,15 @@ def test_two_lambdas_in_one_kernel_are_two_functions(device):
 
     x = sample(tk.int32, n=64)
     check(run(both, tk.int32, x, n=1, tile=1), np.array([x.max() * 1000 + x.min()], np.int32))
+
+
+@pytest.mark.parametrize("dtype", [tk.float16, tk.bfloat16, tk.float32, tk.float64], ids=str)
+def test_a_signalling_nan_takes_nothing_away(device, dtype):
+    @tk.kernel
+    def largest(y: tk.Out, x: tk.In):
+        y.store(tk.max(tk.load(x, 0, 8), propagate_nan=False, keepdims=True))
+
+    x = np.array([15, -1.5, 0.25, 48, 0.5, 0, -6, 5], dtype)
+    one = np.ones((), f"u{dtype.itemsize}")
+    x.view(one.dtype)[5] = x.dtype.type(np.inf).view(one.dtype) | one  # the exponent of an infinity, and the quiet bit clear
+    assert run(largest, dtype, x, n=1, tile=1).astype(np.float64).tolist() == [48]

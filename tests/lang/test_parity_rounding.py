@@ -207,3 +207,19 @@ def test_rounded_conversions(device, source, target, mode):
             assert is_rounded(after, Fraction(float(before)), mode, root=False), f"{before!r}: {after!r}"
         else:
             assert float(after) == float(before) or math.isnan(before) == math.isnan(after)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_sum_too_small_for_its_dtype_is_rounded_down_to_zero(device, dtype):
+    """It is above zero, and no cancellation, which would be -0."""
+
+    @tk.kernel
+    def compute(y: tk.Out, a: tk.In, c: tk.In):
+        t = tk.load_tile_like(a, y)
+        y.store(tk.fma(t, t, tk.load_tile_like(c, y), rounding_mode=tk.RoundingMode.RM))
+
+    smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
+    a, c = np.array([smallest, smallest, 1, 0], dtype), np.array([-0.0, 0.0, -1, -0.0], dtype)
+    found = run(compute, dtype, a, c, n=4, tile=4).astype(np.float64)
+    assert np.signbit(found).tolist() == [False, False, True, True]
+    assert not found.any()

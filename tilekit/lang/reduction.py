@@ -102,6 +102,8 @@ def _extreme(name: str, x: Any, axis: Any, keepdims: bool, propagate_nan: bool) 
         raise CompileError(f"{name}: {problem}")
     by_choice: Any = {"max": (np.fmax, np.maximum), "min": (np.fmin, np.minimum)}[name][propagate_nan]
     wide = convert(tile._array, dtypes.float32) if tile.dtype == dtypes.bfloat16 else tile._array
+    if not propagate_nan and dtypes.is_float(tile.dtype):
+        wide = np.where(np.isnan(wide), wide.dtype.type(np.nan), wide)  # NumPy takes a signalling NaN for the end of the numbers
     made = by_choice.reduce(wide, axis=axes_of(axis, tile.ndim, name), keepdims=keepdims)
     return Tile(convert(np.asarray(made), tile.dtype))
 

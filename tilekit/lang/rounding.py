@@ -93,7 +93,7 @@ def rounded(what: str, mode: RoundingMode | None, dtype: dtypes.DType, *operands
         what, arrays = "add", [arrays[0], -arrays[1]]
     nearest, error = (_in_double if dtype == dtypes.float64 else _in_single)(what, dtype, arrays)
     made = _directed(nearest, error, dtype, mode)
-    return _signed_zeros(what, made, arrays) if mode == RoundingMode.RM else made
+    return _signed_zeros(what, made, arrays, (nearest == 0) & (error == 0)) if mode == RoundingMode.RM else made
 
 
 def converted(array: Any, target: dtypes.DType, mode: RoundingMode) -> Any:
@@ -126,15 +126,15 @@ def _directed(nearest: Any, error: Any, dtype: dtypes.DType, mode: RoundingMode 
     return np.where((nearest > 0) | (nearest == 0) & (error > 0), down, up)
 
 
-def _signed_zeros(what: str, result: Any, arrays: list[Any]) -> Any:
-    """Rounded down, x - x is -0."""
+def _signed_zeros(what: str, result: Any, arrays: list[Any], exact: Any) -> Any:
+    """Rounded down, x - x is -0; what is above zero and too small to be told from it, which is not `exact`, is 0."""
     if what == "fma":
         terms = arrays[0].astype(np.float64) * arrays[1], arrays[2]
     elif what == "add":
         terms = arrays[0], arrays[1]
     else:
         return result
-    return np.where((result == 0) & (np.signbit(terms[0]) != np.signbit(terms[1])), -np.abs(result), result)
+    return np.where(exact & (np.signbit(terms[0]) != np.signbit(terms[1])), -np.abs(result), result)
 
 
 def _neighbour(array: Any, dtype: dtypes.DType, step: int) -> Any:
