@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -444,6 +445,27 @@ def test_a_loop_that_is_closed_before_the_device_is_done(cpu, gate, caplog, capf
     assert len(signal._closing) <= before
     assert caplog.records == []
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_cancelled_wait_does_not_keep_its_loop(cpu, gate):
+    """The slot stays the device's until that has filled it; the task's future, which knows its loop, does not."""
+
+    async def main():
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        submitted = []
+        task = asyncio.create_task(held(gate).map(submitted.append).run())
+        while not submitted:
+            await asyncio.sleep(0)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    loops = []
+    asyncio.run(main())
+    gc.collect()
+    assert loops[0]() is None
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts open files in /proc")

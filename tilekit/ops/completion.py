@@ -157,8 +157,13 @@ class _Reactor:
                 del self._waiting[slot]
                 self._board.release(slot)
         if asked:
-            # If the task is cancelled here the slot remains the device's; `_wake` takes it back when it has been filled.
-            await self._until(waiter)
+            try:
+                await self._until(waiter)
+            except BaseException:
+                # The slot remains the device's, and `_wake` takes it back when it has been filled; the waiter knows its loop.
+                if self._waiting.get(slot) is waiter:
+                    self._waiting[slot] = None
+                raise
 
     def _wake(self) -> None:
         """The bell was rung."""
@@ -166,10 +171,9 @@ class _Reactor:
         for slot in self._board.filled():
             waiter, status = self._waiting.pop(slot), self._board.status(slot)
             self._board.release(slot)
-            self._resume(waiter)
-            if status:  # a fault may be everybody's: let all look, each at its own stream
-                for other in self._waiting.values():
-                    self._resume(other)
+            for resumed in (waiter, *self._waiting.values()) if status else (waiter,):  # a fault may be everybody's: let all look
+                if resumed is not None:  # else it was cancelled
+                    self._resume(resumed)
 
     def close(self) -> None:
         """The loop is gone. The board stays until the device has filled its slots."""
