@@ -61,6 +61,12 @@ def test_ops(device, call, error, text):
     op.consumed()
 
 
+@pytest.mark.parametrize("ops", [5, np.array(3.0)])
+def test_what_cannot_be_joined(ops):
+    with pytest.raises(TypeError, match="join_all takes one list of ops"):
+        tk.join_all(ops)
+
+
 def test_an_op_by_itself():
     with pytest.raises(TypeError, match="derive a class from it"):
         tk.DeviceOp(4)

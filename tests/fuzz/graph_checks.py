@@ -147,7 +147,11 @@ def _judged_unused(plan: Plan, unused: list[str]) -> str | None:
     """Only ops that were dropped are told of; those that an error left behind may be."""
     dropped = any(step["mode"] == "unused" for step in plan["steps"])
     failed = any(isinstance(outcome, dict) for outcome in expected(plan)[0])
-    return f"unused: {unused[0]}" if unused and not dropped and not failed else None
+    if failed:
+        return None
+    if dropped != bool(unused):
+        return f"unused: {unused[0]}" if unused else "an op that was dropped is not told of"
+    return None
 
 
 def run(plan: Plan, used: list[Any]) -> str | None:

@@ -212,6 +212,10 @@ def join_all(ops: Iterable[Any], parallel: bool = False) -> JoinAll:
     Raises:
         TypeError: `ops` is no iterable.
     """
-    if isinstance(ops, DeviceOp) or not isinstance(ops, Iterable):
+    try:
+        parts = None if isinstance(ops, DeviceOp) else iter(ops)
+    except TypeError:  # arrays without dimensions say that they can be iterated over, and cannot
+        parts = None
+    if parts is None:
         raise TypeError(f"join_all takes one list of ops (or any iterable), not {ops!r}: join_all([op, op])")
-    return JoinAll(ops, parallel)
+    return JoinAll(parts, parallel)
