@@ -88,3 +88,17 @@ def test_arrays_of_the_kernels_own_count():
         with_own_array(16 * KB).compile("sm_90a")
     error = caught.value
     assert error.line[error.column : error.column + error.width] == "cuda.shared.array(n, float32)"
+
+
+@tk.kernel
+def transposed(y: tk.Out, x: tk.In, m: tk.Const, n: tk.Const):
+    y.store(tk.load(x, (0, 0), (m, n)).transpose() + 1)
+
+
+@pytest.mark.parametrize(("target", "parts"), [("sm_80", 2), ("sm_86", 4), ("sm_90a", 2)])
+def test_a_tile_larger_than_shared_memory_goes_in_parts(target, parts):
+    """256 KB, in parts of 128 or 64, each of which is put there between barriers."""
+    op = transposed(meta(tk.float32, 256, 256).partition((256, 256)), meta(tk.float32, 256, 256), 256, 256)
+    compiled = op.compile(target)
+    assert shared_of(compiled) == 256 * KB // parts <= SHARED_BYTES[target_capability(target)[:2]]
+    assert compiled.ptx.count("bar.sync") == 2 * parts
