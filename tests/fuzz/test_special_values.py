@@ -15,7 +15,7 @@ CASES += [("conversions", dtype) for dtype in DTYPES.values()]
 
 def _thorough(kind, dtype):
     """What the quick run leaves out: of what takes seconds, one dtype stays."""
-    return [pytest.mark.thorough] if kind in ("unary", "binary", "ternary") and dtype != F32 else []
+    return [pytest.mark.thorough] if kind == "ternary" or (kind in ("unary", "binary") and dtype != F32) else []
 
 
 @pytest.mark.parametrize(
