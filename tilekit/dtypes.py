@@ -168,6 +168,18 @@ def unstorable(target: DType, kind: type, value: Any, name: str) -> str | None:
     return None
 
 
+def unfit_padding(target: DType, value: Any, name: str) -> str | None:
+    """Why the scalar `value` cannot stand for elements of the tensor `name` that are not there; None if it can.
+
+    Of integers an integer or bool tensor takes those that it holds; all else is converted as by a cast.
+    """
+    if is_float(target) or isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        return None
+    if value in (0, 1) if target == bool_ else holds(target, value):
+        return None
+    return f"padding_value {value} does not fit {name}, which holds {target.name}"
+
+
 def quotient_dtype(dtype: DType) -> DType:
     """The dtype of `a / b` for operands that meet in `dtype`: float32 for integers and bools, else `dtype`."""
     return dtype if is_float(dtype) else float32

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilekit.compiler.bound import BoundKernel
+from tilekit.compiler.flow import UNSET
 from tilekit.compiler.joins import checked
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang import block
@@ -43,6 +44,9 @@ def interpret(kernel: BoundKernel, grid: tuple[int, int, int], arguments: tuple[
         except (AttributeError, TypeError) as error:
             # Python's own words for what tiles and tensors cannot do, where the compiler would have refused it.
             raise kernel.error_from(_in_users_words(str(error)), error.__traceback__) from None
+        except UnboundLocalError as error:
+            found = re.search(r"'(\w+)'", str(error))
+            raise kernel.error_from(UNSET.format(name=found[1] if found else "it"), error.__traceback__) from None
         except DeviceError as error:
             raise DeviceError(_where(kernel, running, str(error), error)) from None
         except Exception as error:
@@ -63,6 +67,7 @@ _OURS = {
     r"type Tile doesn't define __round__ method": (
         "round does not take tiles: the operations on tiles are tk.*, the operators and abs"
     ),
+    r"'float' object cannot be interpreted as an integer": "range: its bounds and step are ints, not floats",
     r"'TensorView' object is not subscriptable": f"a tensor in a kernel has no index: {_LOAD}",
     r"'TensorView' object does not support item assignment": f"a tensor in a kernel has no assignment to an index: {_LOAD}",
 }

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilekit.compiler.bound import BoundKernel, stored
+from tilekit.compiler.quotients import QUOTIENTS, Quotients
 from tilekit.errors import CompileError
 from tilekit.lang import block
 from tilekit.lang.tile import Tile, scalar_kind
@@ -33,8 +34,8 @@ def checked(bound: BoundKernel) -> BoundKernel:
     """A kernel for the CPU device to run: a CompileError where a variable is one thing on one path and another on another."""
     made = _checked.get(bound)
     if made is None:
-        cells = {_LOOK: _look, _CHOSEN: _chosen, _LOCALS: locals}
-        made = _checked[bound] = bound.changed(lambda path, tree: _Joins(path, tree).visit(tree), cells)
+        cells = {_LOOK: _look, _CHOSEN: _chosen, _LOCALS: locals, **QUOTIENTS}
+        made = _checked[bound] = bound.changed(lambda path, tree: Quotients().visit(_Joins(path, tree).visit(tree)), cells)
     return made
 
 

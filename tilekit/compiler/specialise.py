@@ -35,6 +35,7 @@ from tilekit.compiler.bound import (
     stored,
     without_type_parameters,
 )
+from tilekit.compiler.flow import check_flow
 from tilekit.compiler.folding import (
     BINARY,
     COMPARE,
@@ -133,6 +134,7 @@ class _Binder(ast.NodeTransformer):
     def bind(self) -> BoundKernel:
         """The function with all that is known put in."""
         definition = self._rewrite()
+        check_flow(definition, self.source)
         free, called = sorted(free_names(definition)), self.called
         outside = {name: self.lookup(name) for name in free if name not in called}
         cells = {name: value for name, value in outside.items() if name in self.cells}

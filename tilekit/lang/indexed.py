@@ -120,6 +120,8 @@ def gather(
         raise CompileError(f"gather: {written_only(array.name)}")
     if scalar_kind(padding_value) is None:
         raise CompileError(f"gather: padding_value is a scalar, not {type(padding_value).__name__}")
+    if problem := dtypes.unfit_padding(array.dtype, padding_value, array.name):
+        raise CompileError(f"gather: {problem}")
     if array._shadow is not None:
         array._shadow.check_points(found.places, "gather", array.name)
     if array._touched is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tilekit import dtypes
 from tilekit.errors import CompileError
 from tilekit.lang import block
 from tilekit.lang.mapped import TileIndex, ownerless
@@ -158,7 +159,8 @@ def load(
             a permutation. `index` and `shape` are the tile's. It costs nothing.
         padding_mode: what elements beyond the edge are, see `tk.PaddingMode`; all but `"zero"` need a floating-point tensor.
         mask: a bool tile that broadcasts to the tile's shape; where it is False nothing is read.
-        padding_value: a scalar, for elements beyond the edge and those that the mask leaves out, instead of `padding_mode`.
+        padding_value: a scalar, for elements beyond the edge and those that the mask leaves out, instead of `padding_mode`; one
+            that an integer tensor does not hold is an error where its value is known.
         eviction_policy: a hint to the caches of a GPU, known when the kernel is compiled, about what is read:
             `"evict_first"` for what is read once (PTX `ld.global.L1::evict_first`), `"evict_last"` for what is read again
             (`.L1::evict_last`), `"no_allocate"` for what shall take no line of the L1 (`.L1::no_allocate`). By default there is
@@ -203,6 +205,8 @@ def _fill(view: TensorView, padding_mode: str, padding_value: Any, what: str) ->
         raise CompileError(f"{what}: padding_mode or padding_value, not both")
     if scalar_kind(padding_value) is None:
         raise CompileError(f"{what}: padding_value is a scalar, not {type(padding_value).__name__}")
+    if problem := dtypes.unfit_padding(view.dtype, padding_value, view.name):
+        raise CompileError(f"{what}: {problem}")
     return convert(padding_value, view.dtype)
 
 

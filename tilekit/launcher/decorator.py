@@ -55,6 +55,10 @@ def kernel(function: Callable[..., Any] | None = None, *, num_warps: int | None 
     return Kernel(function, scope, num_warps, occupancy)
 
 
+class _TooWide(ValueError):
+    """An int that 64 bits with a sign do not hold. Those without one may."""
+
+
 class Kernel(native.Calls):
     """A function in the tile language. Made by `@tk.kernel`.
 
@@ -107,12 +111,19 @@ class Kernel(native.Calls):
         if self._functions:
             self._look_again()
         form = None if kwargs else self._forms.get(tuple(map(type, args)))
-        if form is None:
-            if kwargs or len(args) != self.result_count:
-                args = self._bind(args, kwargs)
+        try:
+            if form is None:
+                if kwargs or len(args) != self.result_count:
+                    args = self._bind(args, kwargs)
+                form = self.form(args)
+            elif form.ints or form.tuples:
+                self._inspect(form, args)
+        except _TooWide:
+            args = tuple(
+                np.uint64(a) if type(a) is int and 2**63 <= a < 2**64 and p.kind != "const" else a
+                for p, a in zip(self.signature.parameters, args, strict=True)
+            )
             form = self.form(args)
-        elif form.ints or form.tuples:
-            self._inspect(form, args)
         return launch_of(self, args, form, self._options)
 
     if native.prepare is None:  # else that does it, where nothing has to be looked at but the types
@@ -149,7 +160,7 @@ class Kernel(native.Calls):
         parameters = self.signature.parameters
         for at in form.ints:
             if not -(2**63) <= arguments[at] < 2**63:
-                raise ValueError(f"{self.label}, argument {parameters[at].name}: {arguments[at]} does not fit 64 bits")
+                raise _TooWide(f"{self.label}, argument {parameters[at].name}: {arguments[at]} does not fit 64 bits")
         for at in form.tuples:
             self.check_kind(parameters[at], arguments[at])
 

@@ -22,7 +22,16 @@ from tilekit.compiler.lower.emit import all_of, pack, special_register
 from tilekit.compiler.lower.operands import broadcast
 from tilekit.compiler.lower.operands import elements as operand_elements
 from tilekit.compiler.lower.transfer import Padding, read, write
-from tilekit.compiler.lower.windows import check_eviction, check_mask, check_value, mask_elements, settle, the_tensor, writable
+from tilekit.compiler.lower.windows import (
+    check_eviction,
+    check_fill,
+    check_mask,
+    check_value,
+    mask_elements,
+    settle,
+    the_tensor,
+    writable,
+)
 from tilekit.compiler.ops import lowers
 from tilekit.compiler.types import TensorType, TileType, current, describe, i64, integer, prevailing, scalar_dtype, scalar_kind
 from tilekit.errors import CompileError
@@ -222,6 +231,8 @@ def gather(
     given = padding_value.value if isinstance(padding_value, types.Omitted) else None
     if given is None and scalar_kind(padding_value) is None:
         reject("gather", f"padding_value is a scalar, not {describe(padding_value)}")
+    if given is None:
+        check_fill("gather", tensor, padding_value)
 
     def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, mask_: ir.Value, fill: ir.Value, _: Any) -> ir.Value:
         settle(builder, tensor)

@@ -247,7 +247,16 @@ def check_padding(what: str, tensor: TensorType, mode: types.Type, value: types.
         reject(what, "padding_mode or padding_value, not both")
     if scalar_kind(value) is None:
         reject(what, f"padding_value is a scalar, not {describe(value)}")
+    check_fill(what, tensor, value)
     return None
+
+
+def check_fill(what: str, tensor: TensorType, value: types.Type) -> None:
+    """Refuse a constant that the elements of a tensor cannot be."""
+    number = known(value)
+    problem = None if number is ABSENT or number is None else dtypes.unfit_padding(tensor.dtype, number, tensor.parameter)
+    if problem:
+        refuse(what, problem)
 
 
 def check_eviction(what: str, policy: types.Type) -> str:
