@@ -241,6 +241,16 @@ def told_by_a_number(y: tk.InOut, a):
 
 
 @good
+def one_or_the_other(y: tk.InOut, a):
+    if a > 3:
+        q = 1
+    t = y.load()
+    if not a > 3:
+        q = 2
+    y.store(t + q)
+
+
+@good
 def search(y: tk.InOut, a):
     found = False
     for i in range(a):

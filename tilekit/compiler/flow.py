@@ -411,7 +411,8 @@ def _assumed(state: _State, test: ast.expr, holds: bool) -> _State | None:
         if before is not None and before[0] is not so:
             return None
         facts[text] = so, _names_in(text)
-    return replace(state, facts=facts)
+    made = replace(state, facts=facts)
+    return replace(made, assigned=made.assigned | {name for name in made.maybe if made.has(name)})
 
 
 def _positive(count: ast.expr) -> list[Fact]:
