@@ -109,9 +109,9 @@ def compiled(stages):
 
 
 def test_an_operand_without_registers_of_its_own_is_noticed(monkeypatch, compiled_products):
-    from tilekit.compiler.lower.warpgroups import _Words
+    from tilekit.compiler.lower.warpgroups import Computed
 
-    monkeypatch.setattr(_Words, "of", lambda *_: _Words())
+    monkeypatch.setattr(Computed, "keep", lambda *_: ("none", 0))
     assert registers_in_danger(compiled(3).sass)
     compiled_products.clear()  # it is as it should not be
 

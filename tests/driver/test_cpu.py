@@ -423,6 +423,9 @@ del kept
 def test_ops_can_run_while_the_interpreter_shuts_down(tmp_path, work, expected):
     program = tmp_path / "at_exit.py"
     program.write_text(AT_EXIT.replace("WORK", work))
-    environ = {**os.environ, "PYTHONPATH": str(Path(tilekit.__file__).parents[1])}
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(tilekit.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+    }
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False, env=environ)
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")

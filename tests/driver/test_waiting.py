@@ -258,7 +258,10 @@ print(device.driver.allocated_bytes > 0, y.to_host().sync_on(other).tolist())
 def test_ctrl_c_reaches_every_wait_for_a_cpu_device(tmp_path):
     program = tmp_path / "interrupted.py"
     program.write_text(PROGRAM)
-    environ = {**os.environ, "PYTHONPATH": str(Path(tilekit.__file__).parents[1])}
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(tilekit.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+    }
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120, check=False, env=environ)
     assert (done.stdout, done.stderr) == (
         "interrupted executing\n" * 3 + "5 ZeroDivisionError complete\nTrue [4.0, 4.0, 4.0, 4.0]\n",

@@ -110,7 +110,11 @@ except KeyboardInterrupt:
 def test_ctrl_c_reaches_every_wait(device, tmp_path, spin_us):
     program = tmp_path / "interrupted.py"
     program.write_text(PROGRAM.replace("BUSY_S", str(BUSY_S)))
-    environ = {**os.environ, "PYTHONPATH": str(Path(tilekit.__file__).parents[1]), "TILEKIT_SPIN_US": spin_us}
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(tilekit.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+        "TILEKIT_SPIN_US": spin_us,
+    }
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300, check=False, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     *lines, last = done.stdout.splitlines()

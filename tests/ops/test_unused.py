@@ -84,7 +84,11 @@ def warned(stderr):
 def run(tmp_path, *options):
     program = tmp_path / "forgetful.py"
     program.write_text(PROGRAM)
-    environ = {**os.environ, "PYTHONPATH": str(Path(tilekit.__file__).parents[1]), "TILEKIT_DEVICE": "cpu"}
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(tilekit.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+        "TILEKIT_DEVICE": "cpu",
+    }
     environ.pop("PYTHONWARNINGS", None)
     command = [sys.executable, *options, program]
     return program, subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environ)

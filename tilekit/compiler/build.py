@@ -133,9 +133,10 @@ def _compiled(
     tensors = {ty.parameter: (at, ty) for at, ty in enumerate(types_) if isinstance(ty, TensorType)}
     loaders, most = loaders_of(capability, config.num_warps), SHARED_WITH_RESERVED[capability]
 
-    def state(rooms: int, kept: int) -> Pipelines:
+    def state(rooms: int, kept: int, *, apart: bool = True) -> Pipelines:
+        blocks = occupancy or 1
         return Pipelines(
-            tensors, capability, rings, loaders=loaders, shared=most, resident=occupancy or 1, rooms=rooms, kept=kept
+            tensors, capability, rings, loaders=loaders, shared=most, resident=blocks, rooms=rooms, kept=kept, apart=apart
         )
 
     tried = state(0, 0)
@@ -144,11 +145,14 @@ def _compiled(
             made, compilation = attempt(tried)
             rooms = compilation.dynamic_bytes
             if rooms <= tried.rooms and made.shared_bytes + made.dynamic_shared_bytes <= most:
+                if tried.operand_sets and made.spilled_bytes:  # ptxas has each instruction wait where registers are short
+                    tried = state(tried.rooms, tried.kept, apart=False)
+                    continue
                 if (occupancy or 1) > 1 and made.spilled_bytes:
                     raise Unfit(f"with warps that load, too, registers of {occupancy} blocks on a multiprocessor spill")
                 return made, compilation
             # What other operations need of shared memory is known now, and is left to them.
-            further = state(max(rooms, tried.rooms), max(made.shared_bytes + tried.parked_bytes, tried.kept))
+            further = state(max(rooms, tried.rooms), max(made.shared_bytes + tried.parked_bytes, tried.kept), apart=tried.apart)
             if (further.rooms, further.kept) == (tried.rooms, tried.kept):
                 total = made.shared_bytes + made.dynamic_shared_bytes
                 raise Unfit(f"its stages and the rest take {total} bytes of shared memory; a block has {most}")

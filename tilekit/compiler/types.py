@@ -134,10 +134,12 @@ class Asked(NamedTuple):
     Attributes:
         line: of the statement; 0 if it stands in a function that the kernel calls.
         renewed: whether it reads registers of a first operand that are written where turns meet.
+        computed: what `lower.warpgroups` knows of a first operand that its statement computes; None if it computes none.
     """
 
     line: int
-    renewed: bool
+    renewed: bool = False
+    computed: Any = None
 
 
 class Waited(NamedTuple):
@@ -164,6 +166,8 @@ class Pipelines:
         products: what warpgroups were asked for, and what was waited for, since the tiles of a turn were taken, as far as it was
             lowered.
         left: by ring, how many may be under way when a turn has ended.
+        operands: by ring, registers that operands of a turn's products have to themselves: their names, and how many;
+            `operand_sets`: how many products have some; `apart`: whether they may.
         turn: that is being lowered; None outside of them. `parking`: by ring, whether the last one put operands somewhere.
         places: where such operands lie, in bytes behind all rings; `parked_bytes`: how much they take.
         read: the rings whose tiles threads read by themselves, as far as it was lowered; `unfenced`: since a fence.
@@ -181,6 +185,7 @@ class Pipelines:
         resident: int = 1,
         rooms: int = 0,
         kept: int = 0,
+        apart: bool = True,
     ) -> None:
         self.tensors, self.capability, self.rings, self.loaders = tensors, capability, rings, loaders
         self.shared, self.resident, self.rooms, self.kept = shared, resident, rooms, kept
@@ -195,6 +200,8 @@ class Pipelines:
         self.unfenced: set[int] = set()
         self.products: list[Asked | Waited] = []
         self.left: dict[int, int] = {}
+        self.operands: dict[int, list[tuple[str, int]]] = {}
+        self.operand_sets, self.apart = 0, apart
         self.turn: Turn | None = None
         self.parking: dict[int, bool] = {}
         self.places: dict[tuple[int, ...], int] = {}

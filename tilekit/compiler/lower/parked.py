@@ -49,8 +49,8 @@ def park(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], lies: 
         base, name = _place(builder, state, (turn.ring, turn.parked, lies.nbytes), 2 * lies.nbytes)
         base = builder.add(base, builder.mul(builder.and_(turn.number, integer(32, 1)), integer(32, lies.nbytes)))
         turn.parked += 1
-        left = asked_in_turn(state, turn.lines)
-        if left is not None:
+        left, waited = asked_in_turn(state, turn.lines)
+        if not waited:
             asm(builder, f"wgmma.wait_group.sync.aligned {left};", "~{memory}", _VOID, [], convergent=True)
     else:
         base, name = _place(builder, state, (len(state.places),), lies.nbytes)
@@ -80,13 +80,13 @@ def own_turn(state: Pipelines) -> Turn | None:
     return state.turn if state.turn is not None and own_line() in state.turn.lines else None
 
 
-def asked_in_turn(state: Pipelines, lines: tuple[int, ...]) -> int | None:
-    """How many products this turn has asked for, at least; None if it has waited for those of the turns before."""
-    asked = 0
+def asked_in_turn(state: Pipelines, lines: tuple[int, ...]) -> tuple[int, bool]:
+    """How many products this turn has asked for, at least; and whether it has waited for those of the turns before."""
+    asked, waited = 0, False
     for step in state.products:
         if step.line in lines:
             if isinstance(step, Asked):
                 asked += 1
-            elif step.left <= asked:
-                return None
-    return asked
+            else:
+                waited |= step.left <= asked
+    return asked, waited

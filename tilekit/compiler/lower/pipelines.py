@@ -21,10 +21,10 @@ from tilekit.compiler.lower.shared import barrier
 from tilekit.compiler.lower.staged import StagedType
 from tilekit.compiler.lower.vectors import StagedVectorType
 from tilekit.compiler.lower.views import TileGridType, TileRowType, all_of_grid, load_of_row, tiles_of_row
-from tilekit.compiler.lower.warpgroups import OperandType, PendingType
+from tilekit.compiler.lower.warpgroups import OperandType, PendingType, forget
 from tilekit.compiler.ops import known, lowers, settled
 from tilekit.compiler.pipelines import Unfit
-from tilekit.compiler.types import Asked, Turn, current, describe, i32, i64, integer
+from tilekit.compiler.types import Asked, Turn, Waited, current, describe, i32, i64, integer
 from tilekit.lang import pipelines as lang
 
 # By the warps that calculate: what a thread that loads keeps when registers are dealt out anew. If one thread has tiles brought,
@@ -250,6 +250,8 @@ def give(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -
         if left > most:
             _products(builder, most)
         state.left[made.number] = most
+        computed = [step.computed for step in _own(known(lines)) if most and step.computed is not None]
+        state.operands[made.number] = [product.keep(builder) for product in computed]
         if not most:
             _given(builder, made, base, turn, "now")
             return
@@ -259,13 +261,21 @@ def give(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -
     return types.none, emit
 
 
+def _own(lines: tuple[int, ...]) -> list[Asked]:
+    """The products that a turn asks for by its own statements, which are on these lines."""
+    return [step for step in the_pipelines().products if isinstance(step, Asked) and step.line in lines]
+
+
 def _lags(lines: tuple[int, ...], stages: int) -> bool:
     """Whether a product stays under way until the next turn ends: warpgroups are asked for one in each turn, on one of the lines
-    of its own statements; the last one reads no registers that are written where turns meet; and if there are but two stages,
-    they are asked for nothing else: a turn in which threads wait, and go on, ends too late to load the next tiles."""
-    own = [step for step in the_pipelines().products if step.line in lines]
-    asked = [step for step in own if isinstance(step, Asked)]
-    return bool(asked) and not asked[-1].renewed and stages > (1 if len(asked) == len(own) else 2)
+    of its own statements; the last one reads no registers that are written where turns meet; operands that are computed may have
+    registers to themselves; and if there are but two stages, they are asked for nothing else: a turn in which threads wait, and
+    go on, ends too late to load the next tiles."""
+    asked, state = _own(lines), the_pipelines()
+    if not asked or asked[-1].renewed or (not state.apart and any(step.computed is not None for step in asked)):
+        return False
+    waits = any(isinstance(step, Waited) and step.line in lines for step in state.products)
+    return stages > (2 if waits else 1)
 
 
 def _left(lines: tuple[int, ...]) -> int:
@@ -288,6 +298,7 @@ def last(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -
         lags = state.left[made.number] > 0
         if lags:
             _products(builder, 0)
+        forget(builder, state.operands[made.number])
         if state.parking[made.number]:  # the places may serve another loop
             barrier(builder)
         if not lags:

@@ -7,14 +7,14 @@ panels are apart, in units of 16 bytes (PTX ISA, "matrix descriptor").
 Operands of 16 bits may lie either way in memory, and the first may come from registers. Others must both lie in shared memory,
 with `k` contiguous.
 
-Nothing may write registers that a product under way reads (PTX: the behaviour is undefined, and ptxas does not prevent it). So a
-first operand that is computed for a product is copied to a set of registers of its own, behind a wait for the last product that
-read this set: the one that the same statement asked for when it ran before. Where a thread has no registers for a second set, the
-turn ends with that wait instead.
+Nothing may write registers that a product under way reads (PTX: the behaviour is undefined). ptxas sees to that within a turn,
+and not beyond its end; a copy behind a wait it takes for none. So where a product is still under way when the next turn begins,
+operands that are computed have registers whose values live all through the loop (`Computed`); if they would spill, turns wait.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +39,7 @@ from tilekit.dtypes import DType
 from tilekit.errors import CompileError
 from tilekit.lang.matmul import accumulator_dtype
 
-__all__ = ["PendingType", "warpgroup_product"]
+__all__ = ["Computed", "OperandType", "PendingType", "forget", "warpgroup_product"]
 
 _ROWS, _MOST_COLUMNS = 64, 256  # of an instruction's result
 _STEP = 32  # bytes of k that it takes
@@ -52,9 +52,9 @@ _NAMES = {
 # Sums of products of 8-bit floats keep 13 bits behind the leading one. After so many instructions, 128 of `k`, they are added up
 # in float32; so that registers suffice, of so many columns at a time.
 _CHAIN, _SUMMED_COLUMNS = 4, 128
-# Registers: of a multiprocessor, of a thread at most, of one that loads, and of one that calculates besides its sums and two sets
-# for an operand.
-_ALL_REGISTERS, _MOST_REGISTERS, _OF_LOADERS, _OTHER_REGISTERS = 65536, 255, 40, 48
+_NO_TILE = 0x3FC00 >> 4  # the address that a descriptor of a tile would have at the end of 18 bits: a block has less
+_BEGIN = "wgmma.fence.sync.aligned;"
+_VOID = ir.VoidType()
 
 
 class PendingType(DeferredType):
@@ -304,13 +304,18 @@ def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type, precision: 
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
         state = current().pipelines
-        words = _Words() if fragments is None else _Words.of(a, fragments, shape.layout.num_registers)
+        computed, waits = None, False
+        if fragments is not None and (not isinstance(a, OperandType) or a.renewed):
+            turn = own_turn(the_pipelines())
+            waits = turn is None  # what writes the registers next may come at once
+            if turn is not None and not isinstance(a, OperandType):
+                computed = Computed(fragments.count, asked_in_turn(the_pipelines(), turn.lines)[0])
         if isinstance(held, TileType):
             y, lies_in = park(builder, held, unpack(builder, settle(builder, b, y)), lies)
         else:
             lies_in = f"R{lies.ring}"
         if state is not None and not promoted:
-            state.products.append(Asked(own_line(), words.renewed))
+            state.products.append(Asked(own_line(), isinstance(a, OperandType) and a.renewed, computed))
         total = unpack(builder, z)
         if acc != result:
             total = in_layout(builder, tile, unpack(builder, settle(builder, acc, z)), shape.layout)
@@ -329,39 +334,62 @@ def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type, precision: 
         fresh = tile.zero and not promoted
         reads = {f"R{first.ring}", lies_in} if isinstance(first, StagedType) else {lies_in}
         note = "// reads " + " ".join(sorted(reads))
-        made = _asked(builder, shape, operand, second, given, total, wide, note, words=words, promoted=promoted, fresh=fresh)
-        return pack(builder, made)
+        call = _asked(builder, shape, operand, second, given, total, wide, note, waits=waits, promoted=promoted, fresh=fresh)
+        if computed is not None:
+            computed.asked(call, len(total) * (1 if fresh else 2))
+        return pack(builder, [builder.extract_value(call, n) for n in range(len(total))])
 
     return result, emit
 
 
-@dataclass(frozen=True)
-class _Words:
-    """How the words of a first operand get into the registers that a product reads.
+class Computed:
+    """A product whose first operand is computed for it, on a statement that runs once in each turn of a pipelined loop.
 
-    Attributes:
-        copied: whether they are copied to registers that no other instruction writes.
-        left: how many products may be under way when they are; None if those that read the registers before have been waited for.
-        renewed: whether they lie where the next turn writes others, so that it may not begin while the product is under way.
+    Args:
+        words: the registers of its operand.
+        left: how many products may be under way when these are written.
     """
 
-    copied: bool = False
-    left: int | None = None
-    renewed: bool = False
+    def __init__(self, words: int, left: int) -> None:
+        self._words, self._left = words, left
+        self._call: ir.CallInstr | None = None
+        self._first = 0
 
-    @classmethod
-    def of(cls, a: types.Type, operand: OperandType, sums: int) -> _Words:
-        """Those of `a`, for a product that a thread has so many `sums` of."""
-        state = the_pipelines()
-        turn = own_turn(state)
-        if isinstance(a, OperandType) and (turn is not None or not a.renewed):
-            return cls(renewed=a.renewed)
-        left = 0 if turn is None else asked_in_turn(state, turn.lines)
-        dealt = (_ALL_REGISTERS - _OF_LOADERS * state.loaders) // (operand.settled.config.num_warps * WARP)
-        rest = min(dealt, _MOST_REGISTERS) - sums - 2 * operand.count
-        if turn is not None and left is not None and rest < _OTHER_REGISTERS:
-            return cls(renewed=True)
-        return cls(copied=True, left=left)
+    def asked(self, call: ir.CallInstr, first: int) -> None:
+        """It was asked for by this inline PTX, in which the words are the operands from `first` on."""
+        self._call, self._first = call, first
+
+    def keep(self, builder: ir.IRBuilder) -> tuple[str, int]:
+        """Let it stay under way over the end of the turn: its operand gets registers of its own; their name, and how many.
+
+        A conditional move writes them, whose condition always holds, and ptxas cannot know that: what was in them is needed until
+        then, and so nothing else can be there before the wait. The condition: no tile begins at the end of 18 bits of address.
+        """
+        state, call = the_pipelines(), self._call
+        assert call is not None, "a turn ends behind its statements"
+        name = f"tilekit_operand{state.operand_sets}_"
+        state.operand_sets += 1
+        with builder.goto_entry_block():
+            asm(builder, f".reg .b32 {name}<{self._words}>; {_zeros(name, self._words)}", "~{memory}", _VOID, [], effect=True)
+        words = [f"${self._first + n}" for n in range(self._words)]
+        lines = [".reg .pred holds; .reg .b32 low, high;", f"mov.b64 {{low, high}}, ${self._first + self._words};"]
+        lines += [f"setp.ne.u32 holds, low, {_NO_TILE};", f"wgmma.wait_group.sync.aligned {self._left};"]
+        lines += [f"@holds mov.b32 {name}{n}, {word};" for n, word in enumerate(words)]
+        head, rest = call.callee.asm.split(_BEGIN, 1)
+        for n in reversed(range(self._words)):
+            rest = re.sub(re.escape(words[n]) + r"\b", f"{name}{n}", rest)
+        call.callee.asm = " ".join([head, *lines, _BEGIN]) + rest
+        return name, self._words
+
+
+def forget(builder: ir.IRBuilder, registers: list[tuple[str, int]]) -> None:
+    """The loop is over in which operands had registers to themselves: what is in them is not needed any longer."""
+    for name, count in registers:
+        asm(builder, _zeros(name, count), "~{memory}", _VOID, [], effect=True)
+
+
+def _zeros(name: str, count: int) -> str:
+    return " ".join(f"mov.b32 {name}{n}, 0;" for n in range(count))
 
 
 def _asked(
@@ -374,10 +402,10 @@ def _asked(
     wide: DType,
     note: str,
     *,
-    words: _Words,
+    waits: bool,
     promoted: bool,
     fresh: bool,
-) -> list[ir.Value]:
+) -> ir.CallInstr:
     """Ask for a product, and do not wait; or, if it is `promoted`, add up the sums of short chains, each waited for.
 
     Args:
@@ -386,18 +414,18 @@ def _asked(
         second: the other one.
         given: values behind those of `total`: the descriptor of the first operand or its words, and the descriptor of the second.
         note: a comment that says what it reads.
-        words: how those of the first operand get into its registers.
+        waits: for it, though it is not `promoted`.
         promoted: see above.
         fresh: `total` is all zeros: no register is set to that. What sets registers has ptxas wait for products that read them.
     """
     count, per_instruction = len(total), _ROWS * shape.columns // (WARPS_OF_GROUP * WARP)
     behind = count if fresh else 2 * count  # the operands that are the result's and the sum's
-    begin, end = "wgmma.fence.sync.aligned;", "wgmma.commit_group.sync.aligned;"
+    begin, end = _BEGIN, "wgmma.commit_group.sync.aligned;"
 
     def instruction(d: list[str], step: int, down: int, across: int, adds: bool = True) -> str:
         if operand is None:
-            at = 4 * (down * shape.deep + step)
-            before, first = "", "{" + ", ".join(word(n) for n in range(at, at + 4)) + "}"
+            at = behind + 4 * (down * shape.deep + step)
+            before, first = "", "{" + ", ".join(f"${n}" for n in range(at, at + 4)) + "}"
         else:
             before, first = f"add.s64 x, ${behind}, {operand.depth(step) + down * operand.along(_ROWS)};", "x"
         beyond = second.depth(step) + across * second.along(shape.columns)
@@ -406,9 +434,6 @@ def _asked(
             f"wgmma.mma_async.sync.aligned.{shape.name} {{{', '.join(d)}}}, {first}, y, {adds:d}{shape.flags};"
         )
 
-    def word(n: int) -> str:
-        return f"w{n}" if words.copied else f"${behind + n}"
-
     def registers(down: int, across: int) -> list[str]:
         """They go along the columns, then down the rows."""
         at = (down * shape.wide + across) * per_instruction
@@ -416,11 +441,6 @@ def _asked(
 
     places = [(down, across) for down in range(shape.high) for across in range(shape.wide)]
     lines = ["{ .reg .b64 x, y;"]
-    if words.copied:
-        lines.append(f".reg .b32 w<{len(given) - 1}>;")
-        if words.left is not None:
-            lines.append(f"wgmma.wait_group.sync.aligned {words.left};")
-        lines += [f"mov.b32 {word(n)}, ${behind + n};" for n in range(len(given) - 1)]
     if promoted:
         sums = [f"t{n}" for n in range(per_instruction)]
         assert shape.deep % _CHAIN == 0, "rows of k have a multiple of 128 bytes"
@@ -433,9 +453,10 @@ def _asked(
     else:
         adds = [step > 0 or not fresh for step in range(shape.deep)]
         lines += [begin, *(instruction(registers(*p), step, *p, adds[step]) for step in range(shape.deep) for p in places), end]
+        lines += ["wgmma.wait_group.sync.aligned 0;"] * waits
     letters = ["l" if value.type == i64 else "r" for value in given]
     results = [f"=&{_letter(wide)}"] * count if fresh else [f"={_letter(wide)}"] * count + [str(n) for n in range(count)]
     kind = ir.LiteralStructType([total[0].type] * count)
     held = given if fresh else [*total, *given]
-    made = asm(builder, " ".join([*lines, "}", note]), ",".join([*results, *letters, "~{memory}"]), kind, held, convergent=True)
-    return [builder.extract_value(made, n) for n in range(count)]
+    text, constraints = " ".join([*lines, "}", note]), ",".join([*results, *letters, "~{memory}"])
+    return asm(builder, text, constraints, kind, held, convergent=True)  # type: ignore[return-value]
