@@ -67,6 +67,13 @@ def test_what_cannot_be_joined(ops):
         tk.join_all(ops)
 
 
+@pytest.mark.parametrize("make", [lambda: tk.with_context(tk.value), lambda: tk.host_fn(print)])
+def test_what_functions_of_the_package_build_knows_its_line(make):
+    op = make()
+    assert op.where().startswith(__file__)
+    op.consumed()
+
+
 def test_an_op_by_itself():
     with pytest.raises(TypeError, match="derive a class from it"):
         tk.DeviceOp(4)

@@ -427,7 +427,9 @@ def value(result: T) -> Value[T]:
 
 def with_context(function: Callable[[ExecutionContext], Any]) -> StreamOperation:
     """An op that `function(ctx)` builds once `ctx.device` and `ctx.stream` are chosen; it returns the op to run."""
-    return StreamOperation(function)
+    op = StreamOperation(function)
+    op._site = site_of(sys._getframe(1))  # from this module it would count as built by an op that runs
+    return op
 
 
 def host_fn(function: Callable[..., Any], *arguments: Any) -> HostFunction:
@@ -437,7 +439,9 @@ def host_fn(function: Callable[..., Any], *arguments: Any) -> HostFunction:
     event loop; after `async_on` the one that calls back, or that submits. It may run ops, with `sync()` too; whatever else that
     thread has to do waits meanwhile.
     """
-    return HostFunction(function, arguments)
+    op = HostFunction(function, arguments)
+    op._site = site_of(sys._getframe(1))
+    return op
 
 
 def as_op(candidate: Any) -> DeviceOp[Any]:
