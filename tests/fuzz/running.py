@@ -47,7 +47,7 @@ def surroundings(tensor: Tensor) -> tuple[Array, Any]:
         memory = np.zeros(a.shape, a.dtype)
         inside = (slice(None, None, -1),)
     elif tensor.layout == "permuted":
-        memory = np.ascontiguousarray(a.T)
+        memory = np.array(a.T, order="C")  # a copy, also of one dimension
         axes = tuple(reversed(range(a.ndim)))
         return memory, lambda whole: whole.permute(*axes) if hasattr(whole, "permute") else whole.transpose(axes)
     elif tensor.layout == "repeated" and a.shape[0] > 1:
@@ -58,7 +58,7 @@ def surroundings(tensor: Tensor) -> tuple[Array, Any]:
                 return np.broadcast_to(whole, shape)
             return whole._at(shape, (0, *whole.strides[1:]), 0)
 
-        return np.ascontiguousarray(a[:1]), repeated
+        return np.array(a[:1], order="C"), repeated
     else:
         return np.array(a), lambda whole: whole
     memory[inside] = a

@@ -962,3 +962,23 @@ def test_streams_of_unequal_length(device):
     else:
         wanted = (tiles_of(a, 16, 64)[0, :3] * tiles_of(b, 16, 64)[0]).sum(0)
         check(run(kernel, tk.float32, a, b, n=(16, 64), tile=(16, 64)), wanted.astype(np.float32))
+
+
+@tk.kernel(num_warps=4)
+def summed(y: tk.Out, x: tk.In):
+    total = tk.zeros((16, 64), tk.float32)
+    for tile in tk.pipelined(x.tiles((16, 64))[:, tk.bid(1)]):
+        total += tile
+    y.store(total)
+
+
+@pytest.mark.parametrize("steps", [(-1, 1), (-2, 1), (1, -1), (2, 1)], ids=str)
+def test_streams_of_reversed_tensors(device, steps):
+    """A tensor map has no negative strides: such tiles come by copies, or as the loop goes."""
+    x = whole((64, 128), tk.float32).astype(np.float32)
+    slices = tuple(slice(None, None, step) for step in steps)
+    given = api.from_host(x).sync()[slices]
+    assert given.shape == x[slices].shape
+    y = summed(api.zeros((16, given.shape[1])).partition((16, 64)), given).first().unpartition().to_host().sync()
+    want = x[slices].reshape(-1, 16, given.shape[1]).sum(0)
+    np.testing.assert_array_equal(y, want)

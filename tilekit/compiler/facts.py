@@ -37,6 +37,7 @@ class TensorFacts(NamedTuple):
         cluster: of a mapped partition, the number of tiles in a cluster along each dimension; None if there are none.
         many: whether tiles of all its dimensions may be so many together that to count them takes more than 31 bits: a tensor
             has so many elements, or a mapped partition so many tiles.
+        steps: whether each stride is one that a tensor map can have: not negative, and below 2^40 bytes.
     """
 
     dtype: str
@@ -53,6 +54,7 @@ class TensorFacts(NamedTuple):
     kin: int = 0
     cluster: tuple[int, ...] | None = None
     many: bool = False
+    steps: bool = True
 
 
 class ScalarFacts(NamedTuple):

@@ -11,13 +11,16 @@ from typing import Any, NamedTuple
 from tilekit import dtypes
 from tilekit.driver.cuda_errors import failure
 
-__all__ = ["MAP_BYTES", "TensorMap", "Tiled", "encode", "tiled"]
+__all__ = ["MAP_BYTES", "MOST_STRIDE", "TensorMap", "Tiled", "encode", "tiled"]
 
 MAP_BYTES = 128
+MOST_STRIDE = 1 << 40
+"""Strides of a tensor map are not negative, and less than so many bytes."""
+
 _RANKS = range(1, 6)
 _MOST_IN_BOX = 256
 _UNIT = 16  # bytes: what addresses, strides, and the rows of a box are multiples of
-_MOST_EXTENT, _MOST_STRIDE = 1 << 32, 1 << 40  # elements, and bytes (which a stride is less than)
+_MOST_EXTENT = 1 << 32  # elements
 _NOWHERE = _UNIT  # an address where no memory is, but which a map may have
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 # Bits are copied as they are, so the width is what counts. There is no int8, int16, bool or 8-bit float.
@@ -127,7 +130,7 @@ def tiled(known: TensorMap, address: int, shape: tuple[int, ...], strides: tuple
             stride = _UNIT if at else known.itemsize
         if not at and stride != known.itemsize:
             raise refusal(f"the elements of dimension {dim} are {stride} bytes apart, not next to each other")
-        if at and (stride % _UNIT or not 0 <= stride < _MOST_STRIDE):
+        if at and (stride % _UNIT or not 0 <= stride < MOST_STRIDE):
             raise refusal(f"dimension {dim} has a stride of {stride} bytes, which is no multiple of {_UNIT} from 0 to below 2^40")
         steps.append(stride)
     extents, box = tuple(shape[dim] for dim in known.order), tuple(known.box[dim] for dim in known.order)

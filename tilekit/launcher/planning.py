@@ -26,6 +26,7 @@ from tilekit.compiler.facts import (
 )
 from tilekit.compiler.grids import MOST_BLOCKS, fold_of
 from tilekit.device import Device
+from tilekit.driver.tensormaps import MOST_STRIDE
 from tilekit.lang.signature import Generic, Parameter
 from tilekit.launcher.sharing import check_distinct, check_extents
 from tilekit.ops import DeviceOp, Executable, NativeLaunch
@@ -370,4 +371,5 @@ def _tensor_facts(
         wide=max(tensor.shape) > MOST_NARROW,
         covered=grid_tile is not None,
         many=tensor.size >= 1 << 31,
+        steps=all(0 <= stride * tensor.itemsize < MOST_STRIDE for stride in tensor.strides),
     )

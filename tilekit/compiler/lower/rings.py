@@ -190,7 +190,7 @@ def _map_of(grid: TileGridType, tile: StagedType, state: Pipelines, parts: int) 
     strides = [facts.strides[d] * itemsize for d in order[1:]]
     if state.capability != WITH_TMA or tensor.origins != () or tensor.parameter not in state.tensors:
         return None
-    if facts.wide or facts.rank > _MOST_DIMENSIONS or max(tile.memory[:-1], default=1) > _MOST_IN_BOX:
+    if facts.wide or not facts.steps or facts.rank > _MOST_DIMENSIONS or max(tile.memory[:-1], default=1) > _MOST_IN_BOX:
         return None
     if facts.align < ACCESS_BYTES or any(stride % ACCESS_BYTES for stride in strides):
         return None
