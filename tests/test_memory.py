@@ -106,7 +106,7 @@ def test_a_limit_says_what_was_asked_and_what_is_free(device, limited):
 
 def test_under_a_limit_what_is_dropped_is_used_again(device, limited):
     limited(10 * MIB)
-    for value in range(20):
+    for value in range(4):
         x = api.full(8 * MIB, value, tk.uint8).sync()  # the one before is freed behind its work
         del x
     knot = types.SimpleNamespace(x=api.zeros(8 * MIB, tk.uint8).sync())
