@@ -262,7 +262,9 @@ def _address_of(obj: Any) -> int | None:
             value = getattr(value, "value", value)  # ctypes keeps the integer there, and None for 0
             if value is None:
                 return 0
-            return int(value) if hasattr(value, "__index__") else None
+            # cuda.bindings' CUstream has __int__ alone; a float has both, and is no address.
+            whole = hasattr(value, "__index__") or (hasattr(value, "__int__") and not hasattr(value, "__float__"))
+            return int(value) if whole else None
     return None
 
 

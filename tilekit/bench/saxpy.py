@@ -35,7 +35,7 @@ BYTES_PER_ELEMENT = 12
 # Elements in a tile, and warps in a block (which a CPU device has not).
 _SHAPES: dict[str, tuple[tuple[int, int | None], ...]] = {
     "cuda": ((512, 1), (512, 4), (1024, 2), (1024, 4), (1024, 8), (2048, 4), (4096, 8)),
-    "cpu": ((2**14, None), (2**16, None), (2**18, None)),
+    "cpu": ((2**14, None), (2**16, None), (2**17, None)),
 }
 _FACTOR = float(np.float32(1.7))  # not a short binary fraction: every product has to be rounded
 _SEED = 20261120
