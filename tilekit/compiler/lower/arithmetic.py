@@ -14,7 +14,7 @@ from numba.cuda import cgutils
 
 from tilekit import dtypes
 from tilekit.compiler.lower.convert import narrow, signed, widen
-from tilekit.compiler.lower.emit import asm
+from tilekit.compiler.lower.emit import asm, masked
 from tilekit.compiler.types import constant, i16, register_type
 from tilekit.dtypes import DType
 
@@ -44,7 +44,7 @@ _INTEGER: dict[str, Binary] = {
     "*": lambda b, x, y: b.mul(x, y),
 }
 BITWISE: dict[str, Binary] = {
-    "&": lambda b, x, y: b.and_(x, y),
+    "&": masked,
     "|": lambda b, x, y: b.or_(x, y),
     "^": lambda b, x, y: b.xor(x, y),
 }
@@ -233,7 +233,7 @@ def negate(dtype: DType) -> Callable[[ir.IRBuilder, ir.Value], ir.Value]:
 def absolute(dtype: DType) -> Callable[[ir.IRBuilder, ir.Value], ir.Value]:
     """The absolute value of an element."""
     if dtype in _SIXTEEN:
-        return lambda b, x: _with_bits(b, x, lambda bits: b.and_(bits, ir.Constant(i16, 0x7FFF)))
+        return lambda b, x: _with_bits(b, x, lambda bits: masked(b, bits, ir.Constant(i16, 0x7FFF)))
     if dtypes.is_float(dtype):
         kind = "f32" if dtype == dtypes.float32 else "f64"
         letter = "f" if dtype == dtypes.float32 else "d"

@@ -9,6 +9,7 @@ from llvmlite import ir
 from tilekit import dtypes
 from tilekit.compiler.lower import arithmetic
 from tilekit.compiler.lower.convert import signed
+from tilekit.compiler.lower.emit import masked
 from tilekit.compiler.lower.floats import library
 from tilekit.compiler.types import constant
 from tilekit.dtypes import DType
@@ -38,7 +39,7 @@ def remainder(dtype: DType, divisor: int | None = None) -> Binary:
     if dtypes.is_float(dtype):
         return arithmetic.via_float32(dtype, lambda b, x, y: _floats(b, x, y)[1])
     if _places(divisor) is not None and divisor is not None:
-        return lambda b, x, y: b.and_(x, constant(dtype, divisor - 1))
+        return lambda b, x, y: masked(b, x, constant(dtype, divisor - 1))
     return lambda b, x, y: _floor(b, x, y, dtype)[1]
 
 

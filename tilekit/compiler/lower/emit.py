@@ -11,8 +11,8 @@ from numba.cuda import nvvmutils, types
 from tilekit.compiler.types import i64, integer
 
 __all__ = [
-    "MAP_NAME", "all_of", "as_wide_as", "asm", "constant_tuple", "pack", "special_register", "thread_coordinates", "unpack",
-    "xor_of_bits",
+    "MAP_NAME", "all_of", "as_wide_as", "asm", "constant_tuple", "masked", "pack", "special_register", "thread_coordinates",
+    "unpack", "xor_of_bits",
 ]  # fmt: skip
 
 
@@ -50,6 +50,18 @@ def asm(
     if once:
         set.add(call.attributes, "noduplicate")  # of calls, llvmlite does not know this one
     return call
+
+
+def masked(builder: ir.IRBuilder, bits: ir.Value, mask: ir.Value) -> ir.Value:
+    """`bits & mask`, of integers.
+
+    With 16 bits, it is computed with 32: of two 16-bit floats that are rounded from float32 together, ptxas 13.0 loses the
+    constant mask of the first.
+    """
+    if bits.type.width != 16:
+        return builder.and_(bits, mask)
+    text = "mov.b16 none, 0; mov.b32 x, {$1, none}; mov.b32 y, {$2, none}; and.b32 x, x, y; mov.b32 {$0, none}, x;"
+    return asm(builder, f"{{ .reg .b16 none; .reg .b32 x, y; {text} }}", "=h,h,h", bits.type, [bits, mask])
 
 
 def special_register(builder: ir.IRBuilder, name: str) -> ir.Value:

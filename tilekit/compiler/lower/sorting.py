@@ -21,7 +21,7 @@ from tilekit import dtypes
 from tilekit.compiler.diagnose import reject
 from tilekit.compiler.layout import Layout, Place, Vector
 from tilekit.compiler.lower.combining import flag
-from tilekit.compiler.lower.emit import pack, special_register, thread_coordinates, unpack
+from tilekit.compiler.lower.emit import masked, pack, special_register, thread_coordinates, unpack
 from tilekit.compiler.lower.relayout import exchange, thread_bit
 from tilekit.compiler.lower.shape import constant, in_words, the_tile
 from tilekit.compiler.ops import lowers
@@ -56,7 +56,7 @@ class _Key:
         """The integer of an element."""
         bits = builder.zext(element, self.type) if self.dtype == dtypes.bool_ else builder.bitcast(element, self.type)
         if dtypes.is_float(self.dtype):
-            magnitude = builder.and_(bits, builder.not_(self.sign))
+            magnitude = masked(builder, bits, builder.not_(self.sign))
             if self.ties:
                 bits = builder.select(builder.icmp_unsigned("==", magnitude, ir.Constant(self.type, 0)), magnitude, bits)
             infinity = self._infinity()
@@ -120,7 +120,7 @@ class _Words:
         if len(self.dtypes) == 2:
             return row[1]
         mask = ir.Constant(self.type, (1 << self.place_bits) - 1)
-        return _resized(builder, builder.and_(row[0], mask), i32)
+        return _resized(builder, masked(builder, row[0], mask), i32)
 
     def before(self, builder: ir.IRBuilder, x: Row, y: Row) -> ir.Value:
         """Whether a row comes before another."""
