@@ -13,6 +13,8 @@ from tilekit.compiler.syntax import check_syntax
 
 N = 1024
 FREE = tk.generics("FREE")
+HUGE = 2**70
+A_LIST, A_DICT, A_SET = [1, 2], {"one": 1}, {1}
 
 
 def helper(value):
@@ -477,6 +479,186 @@ def unknown_option(y, x):
         y.store(tk.sum(t))
 
 
+def unpacks_with_a_star(y):
+    a, *b = (1, 2, 3)  #: *b takes what is left over, which does not exist in kernels: name each value of the tuple
+    y.store(a + b[0])
+
+
+def unpacks_with_a_star_in_a_loop(y):
+    for a, *_ in ((1, 2), (3, 4)):  #: *_ takes what is left over, which does not exist in kernels
+        y.store(a)
+
+
+def stores_a_huge_int(y):
+    y.store(2**70)  #: 1180591620717411303424 does not fit into 64 bits: ints in a kernel are from -2**63 to 2**64 - 1
+
+
+def adds_a_huge_int(y):
+    y.store(y.load() + 2**70)  #: 1180591620717411303424 does not fit into 64 bits
+
+
+def computes_a_huge_int(y, n):
+    m = n - HUGE  #: 1180591620717411303424 does not fit into 64 bits
+    y.store(m)
+
+
+def goes_below_64_bits(y):
+    m = -(2**63) - 1  #: -9223372036854775809 does not fit into 64 bits
+    y.store(m)
+
+
+def shifts_out_of_64_bits(y):
+    y.store(1 << 400)  #: an int of 401 bits does not fit into 64 bits
+
+
+def counts_beyond_64_bits(y):
+    for i in range(2**64):  #: 18446744073709551616 does not fit into 64 bits
+        y.store(i)
+
+
+def reads_a_list(y):
+    y.store(A_LIST[0])  #: A_LIST is a list: kernels read tuples, so make it one, or pass it as a tensor
+
+
+def goes_over_a_list(y):
+    for value in A_LIST:  #: A_LIST is a list: kernels read tuples, so make it one
+        y.store(value)
+
+
+def assigns_to_a_list(y):
+    A_LIST[0] = 3  #: A_LIST is a list
+    y.store(1)
+
+
+def reads_a_dictionary(y):
+    y.store(A_DICT["one"])  #: A_DICT is a dictionary, which does not exist in kernels: read what you need of it into names
+
+
+def looks_into_a_set(y):
+    y.store(1 if y.ndim in A_SET else 2)  #: A_SET is a set, which does not exist in kernels: make it a tuple
+
+
+def assigns_an_attribute(y, x):
+    x.foo = 1  #: x.foo cannot be assigned to: a kernel assigns to variables, and writes to tensors with .store(...)
+    y.store(1)
+
+
+def assigns_a_shape(y, x):
+    x.shape = (1, 2)  #: x.shape cannot be assigned to
+    y.store(1)
+
+
+def assigns_an_attribute_of_a_tile(y):
+    t = y.load()
+    t.dtype = tk.float16  #: t.dtype cannot be assigned to
+    y.store(t)
+
+
+def adds_to_an_attribute(y):
+    y.ndim += 1  #: y.ndim cannot be assigned to
+    y.store(1)
+
+
+def assigns_in_a_module(y):
+    math.pi = 3  #: math.pi cannot be assigned to
+    y.store(math.pi)
+
+
+def counts_into_an_attribute(y, x):
+    for x.foo in range(3):  #: x.foo cannot be assigned to
+        y.store(1)
+
+
+def sorts_a_tuple(y):
+    y.store(sorted((3, 1, 2))[0])  #: sorted does not exist in kernels, which call tile operations (tk.*), functions of math
+
+
+def maps_a_function(y):
+    y.store(map(abs, (1, 2)))  #: map does not exist in kernels
+
+
+def makes_a_list(y):
+    y.store(list(y.shape)[0])  #: list does not exist in kernels  # noqa: RUF015
+
+
+def asks_for_any(y):
+    y.store(any((True, False)))  #: any does not exist in kernels
+
+
+def prints_with_keywords(y):
+    print(y.ndim, sep="")  #: print takes no keywords in a kernel  # noqa: T201
+    y.store(1)
+
+
+def takes_keywords_alone(y):
+    add = lambda a, *, b: a + b  #: functions in kernels take plain parameters: leave out the * and the / among them  # noqa: E731
+    y.store(add(1, b=2))
+
+
+def calls_a_dtype(y):
+    y.store(tk.float32(3))  #: tk.float32 is a dtype, which is not called: cast a tile with .astype(...), a scalar with tk.astile
+
+
+def calls_a_number(y, n):
+    y.store(n(1))  #: what is called here is no function: kernels call tile operations (tk.*), functions of math
+
+
+def calls_a_tile(y):
+    y.store(y.load()(1))  #: what is called here is no function
+
+
+def calls_a_tensor(y, x):
+    y.store(x(1))  #: what is called here is no function
+
+
+def calls_a_tuple(y):
+    t = (1, 2)
+    y.store(t(0))  #: what is called here is no function
+
+
+def unpacks_too_few(y, x):
+    a, b = x.shape  #: there are 2 names to assign to, and the tuple has another number of values
+    y.store(a + b)
+
+
+def unpacks_too_many(y):
+    a, b = (1, 2, 3)  #: there are 2 names to assign to, and the tuple has another number of values
+    y.store(a + b)
+
+
+def unpacks_a_number(y, n):
+    a, b = n  #: only tuples can be unpacked in a kernel
+    y.store(a + b)
+
+
+def unpacks_a_tensor(y, x):
+    a, b = x  #: only tuples can be unpacked in a kernel
+    y.store(a + b)
+
+
+def picks_beyond_a_tuple(y, x):
+    y.store(x.shape[3])  #: index: the tuple has no such element
+
+
+def ranges_by_keyword(y):
+    for i in range(stop=3):  #: range: takes one to three ints, without keywords
+        y.store(i)
+
+
+def ranges_of_four(y):
+    for i in range(1, 2, 3, 4):  #: range: takes one to three ints, without keywords
+        y.store(i)
+
+
+def ranges_of_nothing(y):
+    for i in range():  #: range: takes one to three ints, without keywords
+        y.store(i)
+
+
+def adds_to_none(y):
+    y.store(None + 1)  #: None + 1: unsupported operand type(s) for +: None and 'int'
+
+
 WRONG = [
     value
     for value in list(globals().values())
@@ -521,7 +703,7 @@ _COMPILER_ONLY = {
     "narrows", "runtime_shape", "runtime_axis", "counts_to_a_tile", "computes_strings", "two_types", "host_function",
     "numpy_function", "builtin_function", "no_dtype", "tensor_attribute", "tensor_arithmetic", "unknown_keyword",
     "missing_argument", "index_float", "float_shape", "stores_text", "undefined_name", "other_rank",
-    "scalar_exp", "iterates",
+    "scalar_exp", "iterates", "picks_beyond_a_tuple",
 }  # fmt: skip
 
 
@@ -559,6 +741,24 @@ def fine(y):
     scale = math.pi
     y.store(twice(y.load()) * scale)
     return
+
+
+def allowed(y):
+    a, b = divmod(HUGE, 2**68)
+    most, least = 2**64 - 1, -(2**63)
+    y.store(a + b + most + least)
+
+
+def test_ints_of_64_bits_are_allowed_and_larger_ones_until_they_are_constants(compiled, tensor):
+    compiled(allowed, tensor.inout(4096, 1024))
+
+
+def test_what_numba_alone_knows_is_said_without_its_text():
+    from tilekit.compiler.diagnose import explain
+
+    said = explain(RuntimeError("Frobnication of Literal[int](3) in numba.core"), KernelSource(fine))
+    assert "this cannot be compiled for a GPU: kernels take numbers, tuples" in said.reason
+    assert "numba" not in str(said) and isinstance(said.__cause__, RuntimeError)
 
 
 def test_what_is_allowed(compiled, tensor):

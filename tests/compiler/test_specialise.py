@@ -4,6 +4,7 @@ import inspect
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 
 import tilekit as tk
@@ -49,7 +50,7 @@ def test_a_whole_shape_is_a_tuple():
 
 
 def test_globals_that_are_integers_fold_and_closures_are_kept():
-    scale, helper = 3, [7]
+    scale, helper = 3, np.array([7])
 
     def f(x):
         return x * (WIDTH // 4) * scale + helper[0]
@@ -134,14 +135,14 @@ def test_users_globals_are_not_touched():
 def test_lines_and_columns_survive():
     def f(x):
         y = x + BM
-        return y // 0
+        return y // (x - x)
 
     made = bound(f, BM=4)
     with pytest.raises(ZeroDivisionError) as caught:
         made.function(1)
     error = made.source.error_from("here", caught.value.__traceback__)
-    assert error.line.strip() == "return y // 0"
-    assert error.line[error.column : error.column + error.width] == "y // 0"
+    assert error.line.strip() == "return y // (x - x)"
+    assert error.line[error.column : error.column + error.width] == "y // (x - x)"
 
 
 def test_a_lambda_is_no_kernel():

@@ -97,6 +97,12 @@ class BoundKernel:
             return CompileError(f"{self.source.title}: {reason}")
         return sources[id(found.tb_frame.f_code)].error_at(reason, found)
 
+    def raised(self, traceback: TracebackType | None) -> bool:
+        """Whether a line of the kernel, or of a function that it calls, raised an error itself, and nothing that it calls."""
+        while traceback is not None and traceback.tb_next is not None:
+            traceback = traceback.tb_next
+        return traceback is not None and id(traceback.tb_frame.f_code) in dict(self._sources())
+
     def _sources(self) -> Iterator[tuple[int, KernelSource]]:
         """What each code object comes from, by its identity: two calls of one function may have equal ones."""
         codes = [self.function.__code__]

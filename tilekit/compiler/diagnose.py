@@ -14,6 +14,7 @@ from numba.cuda.core.errors import TypingError
 
 from tilekit.compiler.joins import KEEPS
 from tilekit.compiler.source import KernelSource
+from tilekit.compiler.syntax import NOT_CALLED, NOT_UNPACKED, WRONG_LENGTH
 from tilekit.compiler.types import Clash, describe
 from tilekit.errors import CompileError
 
@@ -69,6 +70,12 @@ _KNOWN: tuple[tuple[str, str], ...] = (
     (r"Unknown attribute '(?P<name>\w+)'", "there is no attribute {name} here"),
     (r"printing unimplemented", "print takes numbers and strings: print tiles with tk.print"),
     (r"failed to unpack a?.*\bTile\(", "a tile cannot be iterated over: tile operations work on all its elements at once"),
+    (r"wrong tuple length.*?expected (?P<wanted>\d+), got", WRONG_LENGTH),
+    (r"failed to unpack", NOT_UNPACKED),
+    (r"tuple index out of range", "index: the tuple has no such element"),
+    (r"Keyword arguments are not supported", "this function takes no keywords in a kernel"),
+    (r"Invalid use of dtype\(", "a dtype is not called: cast a tile with .astype(...), a scalar with tk.astile(..., dtype=...)"),
+    (r"Invalid use of (?!type\(|Function\()\S.* with parameters", NOT_CALLED),
     (r"unicode_(?P<name>\w+)", "strings in a kernel are constants: nothing is computed with them"),
     (r"Implementation function returned by `@overload`",
      "this call cannot be compiled for a GPU: kernels take numbers, tuples, tile operations (tk.*) and functions of math"),
@@ -86,6 +93,10 @@ _KNOWN: tuple[tuple[str, str], ...] = (
      "{name} does not take these values in a kernel"),
     (r"getiter", "only ranges and tuples can be iterated over in a kernel"),
 )  # fmt: skip
+_UNKNOWN = (
+    "this cannot be compiled for a GPU: kernels take numbers, tuples, tile operations (tk.*), functions of math, and functions "
+    "decorated with @tk.function"
+)
 _SPELLED = {
     "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "matmul": "@", "and_": "&",
     "or_": "|", "xor": "^", "invert": "~", "neg": "-", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
@@ -94,7 +105,7 @@ _SPELLED = {
 
 
 def explain(error: BaseException, source: KernelSource, called: Mapping[str, KernelSource] | None = None) -> CompileError:
-    """`error`, raised while numba compiled a kernel, for the user to read. What it does not know it quotes.
+    """`error`, raised while numba compiled a kernel, for the user to read. What it does not know is the cause of what it says.
 
     Args:
         error: numba's, or that of an operation.
@@ -119,17 +130,9 @@ def explain(error: BaseException, source: KernelSource, called: Mapping[str, Ker
                 name = groups["name"].rpartition(".")[2]
                 groups["name"] = _SPELLED.get(name.removeprefix("i"), _SPELLED.get(name, _variable(name, source)))
             return source.error(words.format(**groups), lineno, groups.get("name"))
-    made = source.error(f"numba cannot compile this for a GPU: {_summary(text) or type(error).__name__}", lineno)
+    made = source.error(_UNKNOWN, lineno)
     made.__cause__ = error
     return made
-
-
-def _summary(text: str) -> str:
-    """The first line of numba's text that says something, without the types' own names."""
-    text = re.sub(r"Tile\((\w+), .*?Config\([^)]*\)\)", r"a \1 tile", text)
-    text = re.sub(r"Tensor\((\w+), TensorFacts.*?Config\([^)]*\)\)", r"the tensor \1", text)
-    lines = [line.strip() for line in text.splitlines()]
-    return next((line for line in lines if line and not line.startswith("Failed in")), "")
 
 
 def _variable(name: str, source: KernelSource) -> str:

@@ -300,7 +300,9 @@ class _Flow:
                 self._divisor(node, "//" if isinstance(op, ast.FloorDiv) else "%", right, state)
             case ast.Call(func=ast.Name(id="divmod"), args=[_, right]) if "divmod" not in self.locals:
                 self._divisor(node, "divmod", right, state)
-            case ast.Call(func=ast.Name(id="range"), args=args) if "range" not in self.locals:
+            case ast.Call(func=ast.Name(id="range"), args=args, keywords=keywords) if "range" not in self.locals:
+                if keywords or not 1 <= len(args) <= 3:
+                    raise self.source.error("range: takes one to three ints, without keywords", node.lineno, "range")
                 self._range(node, args, state)
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
@@ -508,5 +510,6 @@ def _turns(node: ast.expr, constants: Mapping[str, Any]) -> tuple[int, Any]:
     values = [_constant(a, constants) for a in args]
     first = 0 if len(values) == 1 else values[0]
     if all(type(v) is int for v in values) and not (len(values) == 3 and values[2] == 0):
-        return len(range(*values)), first
+        turns = range(*values)
+        return (len(turns) if -(2**63) < turns.stop - turns.start < 2**63 else 1), first
     return 0, first if type(first) is int else MISSING

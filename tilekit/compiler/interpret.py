@@ -10,6 +10,7 @@ import numpy as np
 from tilekit.compiler.bound import BoundKernel
 from tilekit.compiler.flow import UNSET
 from tilekit.compiler.joins import checked
+from tilekit.compiler.syntax import NOT_CALLED, NOT_UNPACKED, WRONG_LENGTH
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang import block
 from tilekit.lang.size import sized
@@ -44,6 +45,11 @@ def interpret(kernel: BoundKernel, grid: tuple[int, int, int], arguments: tuple[
         except (AttributeError, TypeError) as error:
             # Python's own words for what tiles and tensors cannot do, where the compiler would have refused it.
             raise kernel.error_from(_in_users_words(str(error)), error.__traceback__) from None
+        except ValueError as error:
+            unpacked = re.search(r"values to unpack \(expected (\d+)", str(error))
+            if unpacked is None or not kernel.raised(error.__traceback__):
+                raise DeviceError(_where(kernel, running, f"ValueError: {error}", error)) from error
+            raise kernel.error_from(WRONG_LENGTH.format(wanted=unpacked[1]), error.__traceback__) from None
         except UnboundLocalError as error:
             found = re.search(r"'(\w+)'", str(error))
             raise kernel.error_from(UNSET.format(name=found[1] if found else "it"), error.__traceback__) from None
@@ -64,6 +70,8 @@ _OURS = {
         r"a tile has no attribute \1; there are shape, dtype, ndim, and the methods astype, reshape, permute, transpose, "
         "broadcast_to and item"
     ),
+    r"(?:'[\w.]+' object|a tile|a tensor) is not callable": NOT_CALLED,
+    r"cannot unpack non-iterable (?!Tile)": NOT_UNPACKED,
     r"type Tile doesn't define __round__ method": (
         "round does not take tiles: the operations on tiles are tk.*, the operators and abs"
     ),
@@ -73,13 +81,21 @@ _OURS = {
 }
 
 
+_NAMES = {
+    "'Tile' object": "a tile", "'TensorView' object": "a tensor", "'Tile'": "a tile", "'TensorView'": "a tensor",
+    "TensorView.": "", "'NoneType' object": "None", "'NoneType'": "None",
+}  # fmt: skip
+
+
 def _in_users_words(text: str) -> str:
     if "__array_ufunc__" in text:
         return "NumPy's functions do not take tiles: the operations on tiles are tk.*, the operators and abs"
     for words, ours in _OURS.items():
         if re.match(words, text):
             return re.sub(f"{words}.*", ours, text)
-    return text.replace("'Tile' object", "a tile").replace("'TensorView' object", "a tensor").replace("'Tile'", "a tile")
+    for words, ours in _NAMES.items():
+        text = text.replace(words, ours)
+    return text
 
 
 def _where(kernel: BoundKernel, running: block.Block, reason: str, error: BaseException) -> str:

@@ -48,6 +48,7 @@ from tilekit.compiler.folding import (
     similar,
     value_of,
 )
+from tilekit.compiler.outside import check_values
 from tilekit.compiler.pipelines import check_call
 from tilekit.compiler.source import KernelSource
 from tilekit.compiler.syntax import check_syntax
@@ -134,6 +135,7 @@ class _Binder(ast.NodeTransformer):
     def bind(self) -> BoundKernel:
         """The function with all that is known put in."""
         definition = self._rewrite()
+        check_values(definition, self.source, self.locals | self.called.keys(), self.lookup)
         check_flow(definition, self.source)
         free, called = sorted(free_names(definition)), self.called
         outside = {name: self.lookup(name) for name in free if name not in called}
@@ -335,6 +337,9 @@ class _Binder(ast.NodeTransformer):
             for k in node.keywords:
                 k.value = self._given(k.value)
         self.generic_visit(node)
+        if isinstance(called, np.dtype):
+            reason = f"{ast.unparse(node.func)} is a dtype, which is not called: cast a tile with .astype(...), a scalar with "
+            raise self.source.error(f"{reason}tk.astile(..., dtype=...)", node.lineno)
         if called is pipelined:
             check_call(self.source, node, looped=any(node is each for each in self.looped))
         for function, evaluate in FOLDABLE_CALLS.items():
@@ -351,7 +356,8 @@ class _Binder(ast.NodeTransformer):
         try:
             result = function(*values)
         except (ArithmeticError, TypeError, ValueError, IndexError) as error:
-            raise self.source.error(f"{ast.unparse(node)}: {error}", node.lineno) from None
+            reason = str(error).replace("'NoneType' object", "None").replace("'NoneType'", "None")
+            raise self.source.error(f"{ast.unparse(node)}: {reason}", node.lineno) from None
         return literal(result, node) if is_constant(result) else node
 
     # --------------------------------------------------------------------------------------- functions that the kernel calls

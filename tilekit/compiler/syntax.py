@@ -6,7 +6,15 @@ import ast
 
 from tilekit.compiler.source import KernelSource
 
-__all__ = ["check_syntax"]
+__all__ = ["NOT_CALLED", "NOT_UNPACKED", "WRONG_LENGTH", "check_syntax"]
+
+# What only types or values tell: the words for both devices.
+NOT_CALLED = (
+    "what is called here is no function: kernels call tile operations (tk.*), functions of math, and functions decorated with "
+    "@tk.function"
+)
+NOT_UNPACKED = "only tuples can be unpacked in a kernel"
+WRONG_LENGTH = "there are {wanted} names to assign to, and the tuple has another number of values"
 
 _NO_LISTS = "lists do not exist in kernels: use a tuple, or a tile"
 _NO_ERRORS = "kernels cannot raise or catch exceptions"
@@ -60,7 +68,7 @@ def check_syntax(source: KernelSource, *, returns: bool = False) -> None:
 
 def _check(node: ast.AST, source: KernelSource, *, nested: bool) -> None:
     """Check a statement or expression and what is in it, in the order of the text; `nested` where values may be returned."""
-    reason = _REFUSED.get(type(node))
+    reason = _REFUSED.get(type(node)) or _refused_target(node)
     if isinstance(node, ast.Return) and not nested and node.value is not None and not _is_none(node.value):
         reason = "a kernel returns nothing: store the result into a partition"
     if isinstance(node, (ast.FunctionDef, ast.Lambda)):
@@ -72,10 +80,26 @@ def _check(node: ast.AST, source: KernelSource, *, nested: bool) -> None:
         _check(child, source, nested=nested)
 
 
+def _refused_target(node: ast.AST) -> str | None:
+    """What a kernel cannot assign to."""
+    if isinstance(node, ast.Starred) and isinstance(node.ctx, ast.Store):
+        return (
+            f"*{ast.unparse(node.value)} takes what is left over, which does not exist in kernels: name each value of the tuple"
+        )
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        return (
+            f"{ast.unparse(node)} cannot be assigned to: a kernel assigns to variables, and writes to tensors with .store(...) "
+            "and tk.store"
+        )
+    return None
+
+
 def _refused_function(node: ast.FunctionDef | ast.Lambda) -> str | None:
     """What a function inside a kernel cannot have."""
     if node.args.vararg or node.args.kwarg:
         return "functions in kernels take plain parameters: *args and **kwargs do not exist there"
+    if node.args.kwonlyargs or node.args.posonlyargs:
+        return "functions in kernels take plain parameters: leave out the * and the / among them"
     name = node.name if isinstance(node, ast.FunctionDef) else None
     if any(isinstance(inner, ast.Name) and inner.id == name for inner in ast.walk(node)):
         return f"{name} calls itself: recursion does not exist in kernels; write a loop"
