@@ -239,8 +239,11 @@ class Grammar:
 
     # ----------------------------------------------------------------------------------------------------------------- scalars
 
-    def scalar_for(self, dtype: DType) -> tuple[str, Any, DType]:
-        """A scalar that meets a tile of `dtype`: its text, its value, and the dtype in which they meet."""
+    def scalar_for(self, dtype: DType, divides: bool = False) -> tuple[str, Any, DType]:
+        """A scalar that meets a tile of `dtype`: its text, its value, and the dtype in which they meet.
+
+        One that divides is 0 only where the launch decides it: the constant 0 is refused (see refusals.py).
+        """
         options: list[Any] = [2, 1, 3, 0, 5]
         if dtype.kind != "u" and dtype != BOOL:
             options += [-1, -2]
@@ -253,6 +256,8 @@ class Grammar:
         if not self.pure and self.draw.chance(25):
             text = self.name("s")
             self.scalars[text] = value
+        elif divides and value == 0:
+            return "7", 7, dtype
         return text, value, dtype
 
     def number(self, low: int, high: int) -> Number:

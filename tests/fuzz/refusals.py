@@ -33,10 +33,11 @@ class Wrong(NamedTuple):
     text: str
     dtypes: list[DType]
     least: int = 1  # dimensions
+    at: int = 0  # the line of the text that the error is at
 
 
-def _both(*texts: str, of: list[DType] | None = None, least: int = 1) -> list[Wrong]:
-    return [Wrong(text, of or EVERYTHING, least) for text in texts]
+def _both(*texts: str, of: list[DType] | None = None, least: int = 1, at: int = 0) -> list[Wrong]:
+    return [Wrong(text, of or EVERYTHING, least, at) for text in texts]
 
 
 STATEMENTS: list[Wrong] = [
@@ -74,6 +75,13 @@ STATEMENTS: list[Wrong] = [
     *_both("v = tk.matmul(t, tk.zeros((1024, 2), {dtype}))", of=FLOATS, least=2),
     *_both("v = tk.load(x, 0.5, {shape})", "v = tk.load(x, {index}, {shape}, order='X')"),
     *_both("v = tk.load(x, {index}, {shape}, padding_mode='nan')", of=INTEGERS),
+    *_both("v = t // 0", "v = t % 0", "v = divmod(t, 0)", "t //= 0", of=NUMBERS),
+    *_both(
+        "v = tk.load(x, {index}, {shape}, padding_value=300)",
+        "v = tk.load(x, {index}, {shape}, padding_value=-129)",
+        of=[DTYPES["int8"]],
+    ),
+    *_both("v = tk.load(x, {index}, {shape}, padding_value=-1)", of=UNSIGNED),
     *_both("v = tk.load(x, {index}, {shape}, padding_mode='some')", "v = tk.load(x, {index}, {shape}, mask=1)"),
     *_both("v = tk.load(x, {index}, {shape}, eviction_policy='never')", "v = tk.load(x, {index} + (0,), {shape})"),
     *_both("v = tk.gather(x, 0.5)", "v = tk.gather(x, (0, 0, 0, 0, 0))", "v = tk.gather(t, 0)"),
@@ -105,6 +113,19 @@ STATEMENTS: list[Wrong] = [
         "v = tk.exp(t, t, t)",
         "v = tk.full(4)",
         "v = 7 % 0",
+        "v = n // 0",
+        "v = n % (2 - 2)",
+        "v = divmod(n, 0)",
+        "for i in range(2.5):\n        v = i",
+        "for i in range(0, 5, 0):\n        v = i",
+        "for i in range(n, 0, 0):\n        v = i",
+        "v = 2**70",
+        "v, *w = (1, 2, 3)",
+        "t.foo = 1",
+        "x.shape = (1,)",
+        "v, w = (1, 2, 3)",
+        "v = n(1)",
+        "v = sorted((2, 1))",
         "v = tk.zeros(2**21)",
     ),
     *_both("v = tk.minimum(t, t, propagate_nan=1)", "v = tk.static_assert(1 > 2)", "v = tk.maximum(t, 'a')", of=NUMBERS),
@@ -115,6 +136,7 @@ STATEMENTS: list[Wrong] = [
         "for w in tk.pipelined():\n        v = w",
         "v = tk.pipelined(x.tiles({shape}))",
     ),
+    *_both("if n > 5:\n        w = 1\n    v = w", "for w in range(n):\n        pass\n    v = w", at=-1),
     *_both("for w in tk.pipelined(x.tiles({shape}), stages=99):\n        v = w"),
 ]
 
@@ -160,7 +182,7 @@ def case(seed: Any, draw: Draw | None = None) -> Case:
         *(f"    {line}" for line in [*kept, text, *after]),
     ]
     rng = np.random.default_rng([*repr(("refusals", seed)).encode()])
-    return Case("\n".join(lines) + "\n", text.splitlines()[0], dtype, shape, contents(rng, shape, dtype, "exact"))
+    return Case("\n".join(lines) + "\n", text.splitlines()[wrong.at].strip(), dtype, shape, contents(rng, shape, dtype, "exact"))
 
 
 def problem(made: Case, target: str | None) -> str | None:

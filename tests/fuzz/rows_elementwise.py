@@ -15,15 +15,17 @@ from values import BOOL, DTYPES, EIGHTS, F32, F64, FLOATS, INT32, INTEGERS, DTyp
 NUMBERS = [F32, *INTEGERS, *FLOATS[1:]]
 
 
-def pair(g: Grammar, options: Sequence[DType], *, sure: bool = True) -> tuple[list[Var], str, str, DType, tuple[int, ...], Any]:
-    """Two operands that meet, one of which may be a scalar.
+def pair(
+    g: Grammar, options: Sequence[DType], *, sure: bool = True, divides: bool = False
+) -> tuple[list[Var], str, str, DType, tuple[int, ...], Any]:
+    """Two operands that meet, one of which may be a scalar; of a quotient, by `//`, `%` or `divmod`, if one `divides`.
 
     Returns:
         The tiles, the texts of both, their common dtype and shape, and what makes two arrays of the values of the tiles.
     """
     x = g.some(options, sure=sure)
     if g.draw.chance(30):
-        text, value, dtype = g.scalar_for(x.dtype)
+        text, value, dtype = g.scalar_for(x.dtype, divides)
         first = g.draw.chance(30)
 
         def with_scalar(v: Value) -> tuple[Value, Value]:
@@ -127,7 +129,7 @@ def fma(g: Grammar) -> None:
 def _divided(name: str, symbol: str, index: int) -> None:
     @row(name)
     def grow(g: Grammar) -> None:
-        tiles, a, b, dtype, shape, meet = pair(g, NUMBERS)
+        tiles, a, b, dtype, shape, meet = pair(g, NUMBERS, divides=True)
         text = f"{a} {symbol} {b}" if g.draw.chance(50) else f"tk.{name}({a}, {b})"
         g.let(text, tiles, dtype, shape, lambda *v: _spread(semantics.floor_division(*meet(*v))[index], shape))
 
@@ -139,7 +141,7 @@ _divided("mod", "%", 1)
 @row("divmod")
 def divmod_(g: Grammar) -> None:
     """Both at once."""
-    tiles, a, b, dtype, shape, meet = pair(g, NUMBERS)
+    tiles, a, b, dtype, shape, meet = pair(g, NUMBERS, divides=True)
     text = f"divmod({a}, {b})" if g.draw.chance(50) else f"tk.divmod({a}, {b})"
     g.lets(text, tiles, [(dtype, shape)] * 2, lambda *v: [_spread(w, shape) for w in semantics.floor_division(*meet(*v))])
 
