@@ -650,6 +650,17 @@ def ranges_of_four(y):
         y.store(i)
 
 
+def ranges_to_a_quotient(y, n):
+    for i in range(n / 2):  #: range: its bounds and step are ints, not floats
+        y.store(i)
+
+
+def ranges_by_a_computed_float(y, n):
+    step = n * 0.5
+    for i in range(0, 4, step):  #: range: its bounds and step are ints, not floats
+        y.store(i)
+
+
 def ranges_of_nothing(y):
     for i in range():  #: range: takes one to three ints, without keywords
         y.store(i)

@@ -16,6 +16,7 @@ from numba.cuda.cudadecl import registry as typing_registry
 from numba.cuda.cudaimpl import registry as lowering_registry
 from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate, signature
 
+from tilekit.compiler.diagnose import refuse
 from tilekit.compiler.folding import BINARY, COMPARE, FOLDABLE_CALLS, UNARY
 from tilekit.compiler.lower.emit import constant_tuple
 from tilekit.compiler.ops import ABSENT, LOWERINGS, attribute, known
@@ -145,6 +146,20 @@ def _element(context: Any, builder: ir.IRBuilder, sig: Any, args: list[ir.Value]
 lowering_registry.lower(_element, types.VarArg(types.Any))(_element)
 typing_registry.register(_Element)
 typing_registry.register_global(operator.getitem, types.Function(_Element))
+
+
+class _Range(AbstractTemplate):
+    """numba would cut floats off."""
+
+    key = range
+
+    def generic(self, args: tuple[types.Type, ...], kws: dict[str, types.Type]) -> Any:
+        if any(isinstance(a, types.Float) for a in args):
+            refuse("range", "its bounds and step are ints, not floats")
+        return None
+
+
+typing_registry.register_global(range, types.Function(_Range))
 
 
 class _BitLength(AbstractTemplate):
