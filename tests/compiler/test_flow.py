@@ -206,10 +206,11 @@ def counted(y: tk.InOut, a):
 
 @good
 def turn_before(y: tk.InOut, a):
+    """A number: for a GPU, tiles must have a value before the loop."""
     for k in range(3):
         if k > 0:
-            y.store(q)
-        q = y.load() + k
+            y.store(y.load() + q)
+        q = k
 
 
 @good
