@@ -635,6 +635,7 @@ def test_kept_from_one_turn_to_the_next(device):
     @tk.kernel
     def kernel(y: tk.Out, z: tk.Out, x: tk.In):
         s, before = tk.zeros(y.tile_shape, tk.float32), tk.zeros(y.tile_shape, tk.float32)
+        same = before
         for t in tk.pipelined(x.tiles((16, 64))[0, :], stages=2):
             s += t * before
             before = t

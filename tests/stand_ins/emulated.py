@@ -10,7 +10,7 @@ from numba.cuda import types
 import tilekit as tk
 from tilekit import dtypes
 from tilekit.compiler import ops
-from tilekit.compiler.lower import shared
+from tilekit.compiler.lower import shared, sorting
 from tilekit.compiler.types import TileType, compiling, i32, register_type
 
 ROOM = 160 * 1024
@@ -181,6 +181,7 @@ def emulate(monkeypatch, modules):
         for name, function in (("exchange", exchange), ("special_register", special_register)):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, function)
+    monkeypatch.setattr(sorting, "masked", lambda block, bits, mask: block.and_(bits, mask))
     monkeypatch.setattr(shared, "put", put)
     monkeypatch.setattr(shared, "get", get)
     monkeypatch.setattr(shared, "get_matrices", get_matrices)

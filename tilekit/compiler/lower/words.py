@@ -58,7 +58,11 @@ def elements_of(builder: ir.IRBuilder, words: list[ir.Value], dtype: DType, coun
     kind, per_word = _memory_type(dtype), max(1, count // len(words))
     made: list[ir.Value] = []
     for word in words:
-        if per_word > 1:
+        if kind == i8 and per_word > 1:
+            # Not as a vector's: of what is computed with its first element, NVVM forgets the extension.
+            shifted = [builder.lshr(word, ir.Constant(word.type, 8 * k)) for k in range(per_word)]
+            made += [builder.trunc(bits, i8) for bits in shifted]
+        elif per_word > 1:
             vector = builder.bitcast(word, ir.VectorType(kind, per_word))
             made += [builder.extract_element(vector, ir.Constant(i32, k)) for k in range(per_word)]
         else:
