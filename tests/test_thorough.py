@@ -66,13 +66,29 @@ def suite(tmp_path, request):
 
 @pytest.mark.parametrize(
     ("arguments", "passed"),
-    [(["-n1"], 5), (["-n0", "--thorough"], 10), (["-n0", "-m", "thorough"], 5), (["-n0", "tests/test_many.py"], 10)],
+    [(["-n1"], 5), (["-n0", "--thorough"], 10)],
     ids=str,
 )
 def test_what_runs(suite, arguments, passed):
     printed = suite(*arguments)
     assert f"{passed} passed" in printed
     assert ("the quick run: about" in printed) == ("-n1" in arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "mark", "args", "whole"),
+    [
+        (False, "", ["tests"], False),
+        (True, "", ["tests"], True),
+        (False, "thorough", ["tests"], True),
+        (False, "not alone", ["tests/lang"], False),
+        (False, "", ["tests/test_api.py"], True),
+        (False, "", ["tests/test_api.py::test_x[1]"], True),
+    ],
+)
+def test_nothing_is_left_out_where_all_is_asked_for(given, mark, args, whole):
+    options = {"--thorough": given, "markexpr": mark}
+    assert thorough.is_asked_for(SimpleNamespace(getoption=lambda name, _=None: options[name], args=args)) == whole
 
 
 def test_families_of_the_table_are_chosen_by_the_mark(request):

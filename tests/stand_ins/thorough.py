@@ -30,12 +30,12 @@ _ACCESSES = {
     "test_tiles_inside_are_added_without_predicates": 2,
 }
 _PIPELINES = {
-    "test_other_targets_copy": "^(gemm-sm_80|turned-sm_89|persistent-sm_120)$",
+    "test_other_targets_copy": "^(gemm-sm_80|persistent-sm_120)$",
     "test_products_follow_each_other": r"^(gemm-\(64, 64|turned-\(128, 256|persistent-\(256, 128, 64\)-8|gemm.*-16$)",
-    "test_why_there_is_no_ring": "^(told|slice|looked up|carried|written|flat|stride)$",
-    "test_a_product_stays_under_way_until_it_is_needed": 2,
-    "test_how_wide_copies_are": 2,
-    "test_blocks_of_a_cluster_load_a_part_each": 2,
+    "test_why_there_is_no_ring": "^(told|looked up|carried|written)$",
+    "test_a_product_stays_under_way_until_it_is_needed": 1,
+    "test_how_wide_copies_are": 1,
+    "test_blocks_of_a_cluster_load_a_part_each": 1,
     "test_results_get_their_wide_stores_by_shuffles": 2,
 }
 _OF_OTHER_TYPES = {
@@ -47,7 +47,7 @@ _OF_OTHER_TYPES = {
 # Every ready-made kernel compiled, for two GPUs: seconds a member, up to half a minute for attention of packed sequences.
 _READY_MADE = {
     "test_every_kernel": "(f32 4096|f16 131072|backward f16|gradients f16|histogram i32|transpose|cumsum f32|rope f16)-sm_90a$",
-    "test_keys_and_values_of_few_queries_come_ahead": "^(128|pages of 16)-sm_90a$",
+    "test_keys_and_values_of_few_queries_come_ahead": "^pages of 16-sm_90a$",
     "test_products_by_warpgroups": "^(4096|16 rows|bias, gelu)$",
     "test_products_by_warps": "^(ragged|c)$",
     "test_other_products": "^(tf32-sm_80|batch, c, bias-sm_90a|f64-sm_90a)$",
@@ -61,10 +61,11 @@ _READY_MADE = {
 }
 _ATTENTION = {
     "test_scores_are_asked_for_before_values_are_added": "^128-8192-.*causal",
-    "test_products_of_gradients_stay_under_way": "^(by_keys-64-False|adds-128-True|by_queries-128-False)$",
+    "test_products_of_gradients_stay_under_way": "^by_keys-64-False$",
     "test_products_by_warps": None,
-    "test_gradients_by_warpgroups": "^64",
-    "test_products_by_warpgroups_are_chained": "^(64-.*window|128-.*True}$)",
+    "test_gradients_by_warpgroups": None,
+    "test_16_warps_leave_queries_in_shared_memory": "^False$",
+    "test_products_by_warpgroups_are_chained": "^64-.*window",
     "test_tiles_of_many_queries": 6,
     "test_scores_that_are_asked_for_ahead": 14,
 }
@@ -72,7 +73,8 @@ _PACKED = {
     "test_products_by_warpgroups": "^64-.*window",
     "test_gradients_keep_nothing_in_local_memory": None,
     "test_products_by_warps": None,
-    "test_gradients_whose_products_stay_under_way": "^64-False$",
+    "test_gradients_by_warpgroups": None,
+    "test_gradients_whose_products_stay_under_way": None,
     "test_mixed_lengths": 4,
     "test_gradients": 4,
     "test_gradients_of_head_sizes": 3,
@@ -84,10 +86,11 @@ _RESULTS = {
     "kernels/test_moving": {"test_histogram_of_one_value": 4},
     "kernels/test_norms": {"test_forward_and_backward": 16},
     "kernels/test_products": {"test_turned_floats_of_8_bits": 36, "test_tiles_and_parts": 16},
-    "lang/test_parity_operands": {"test_computed_operands": 8},  # the code of each is scanned for hazards, too
+    "lang/test_parity_operands": {"test_computed_operands": 4},  # the code of each is scanned for hazards, too
     "lang/test_parity_pipelines": {"test_products_with_k_contiguous": 40},
     "lang/test_parity_reduction": {"test_positions_by_a_fold_of_two_dtypes": 24},
     # Hundreds of thousands of blocks, which a CPU device interprets one by one: the limit is a GPU's.
+    "test_numba_kernels": {"test_the_simulator_runs_it_on_the_cpu_device": 2},  # a process each
     "test_launcher": {"test_a_grid_may_have_any_number_of_blocks_along_any_axis": None},
     "ops/test_soak": {"test_memory_does_not_grow": None},
     # What the harness does with a wrong result, which tests/bench/test_attention.py shows as well.
@@ -124,7 +127,7 @@ FAMILIES: dict[str, int | str | None] = {
         },
         "compiler/test_matrix_fragments": {
             "test_operands_that_lie_in_stages": 24,
-            "test_products": 45,
+            "test_products": 24,
             "test_operands_in_other_layouts": 30,
             "test_every_element_of_a_result_has_a_place": 40,
         },
@@ -132,6 +135,7 @@ FAMILIES: dict[str, int | str | None] = {
             "test_the_whole_language_compiles_for_every_dialect": "^(many-sm_80|bits.*sm_90a|chained.*120)$",
             "test_sines_and_cosines_compile_for_every_dialect": 2,
         },
+        "compiler/test_parts": {"test_conversions_in_parts": 3},
         "compiler/test_pipelined_code": _PIPELINES,
         "compiler/test_wgmma_types": _OF_OTHER_TYPES,
         "kernels/test_attention": _ATTENTION,
