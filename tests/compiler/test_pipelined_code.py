@@ -655,6 +655,7 @@ def behind(y: tk.Out, x: tk.In):
 
 
 def turned_behind(y: tk.Out, x: tk.In):
+    u, v = tk.zeros((64, 16), tk.float32), 0
     for t in tk.pipelined(x.tiles((16, 64))[0, :]):
         u, v = t.transpose(), 1
     y.store(u.transpose() + v)

@@ -168,6 +168,7 @@ class Pipelines:
         left: by ring, how many may be under way when a turn has ended.
         operands: by ring, registers that operands of a turn's products have to themselves: their names, and how many;
             `operand_sets`: how many products have some; `apart`: whether they may.
+        waiting: the last product that is waited for where it is asked for; None if another wait has come since.
         turn: that is being lowered; None outside of them. `parking`: by ring, whether the last one put operands somewhere.
         places: where such operands lie, in bytes behind all rings; `parked_bytes`: how much they take.
         read: the rings whose tiles threads read by themselves, as far as it was lowered; `unfenced`: since a fence.
@@ -202,6 +203,7 @@ class Pipelines:
         self.left: dict[int, int] = {}
         self.operands: dict[int, list[tuple[str, int]]] = {}
         self.operand_sets, self.apart = 0, apart
+        self.waiting: Any = None
         self.turn: Turn | None = None
         self.parking: dict[int, bool] = {}
         self.places: dict[tuple[int, ...], int] = {}

@@ -250,8 +250,9 @@ def give(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -
         if left > most:
             _products(builder, most)
         state.left[made.number] = most
-        computed = [step.computed for step in _own(known(lines)) if most and step.computed is not None]
-        state.operands[made.number] = [product.keep(builder) for product in computed]
+        # Of the products that a turn asks for, the last alone may be under way behind its end.
+        computed = _own(known(lines))[-1].computed if most else None
+        state.operands[made.number] = [] if computed is None else [computed.keep(builder)]
         if not most:
             _given(builder, made, base, turn, "now")
             return
@@ -268,11 +269,11 @@ def _own(lines: tuple[int, ...]) -> list[Asked]:
 
 def _lags(lines: tuple[int, ...], stages: int) -> bool:
     """Whether a product stays under way until the next turn ends: warpgroups are asked for one in each turn, on one of the lines
-    of its own statements; the last one reads no registers that are written where turns meet; operands that are computed may have
-    registers to themselves; and if there are but two stages, they are asked for nothing else: a turn in which threads wait, and
+    of its own statements; the last one reads no registers that are written where turns meet; if its operand is computed, it may
+    have registers to itself; and if there are but two stages, they are asked for nothing else: a turn in which threads wait, and
     go on, ends too late to load the next tiles."""
     asked, state = _own(lines), the_pipelines()
-    if not asked or asked[-1].renewed or (not state.apart and any(step.computed is not None for step in asked)):
+    if not asked or asked[-1].renewed or (not state.apart and asked[-1].computed is not None):
         return False
     waits = any(isinstance(step, Waited) and step.line in lines for step in state.products)
     return stages > (2 if waits else 1)

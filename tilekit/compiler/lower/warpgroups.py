@@ -53,7 +53,7 @@ _NAMES = {
 # in float32; so that registers suffice, of so many columns at a time.
 _CHAIN, _SUMMED_COLUMNS = 4, 128
 _NO_TILE = 0x3FC00 >> 4  # the address that a descriptor of a tile would have at the end of 18 bits: a block has less
-_BEGIN = "wgmma.fence.sync.aligned;"
+_BEGIN, _WAIT = "wgmma.fence.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"
 _VOID = ir.VoidType()
 
 
@@ -75,6 +75,9 @@ class PendingType(DeferredType):
         state = current().pipelines
         if state is not None:
             state.products.append(Waited(own_line(), left))
+            asked, state.waiting = state.waiting, None
+            if asked is not None and left == 0 and asked.parent is builder.block:  # nothing comes between
+                asked.callee.asm = asked.callee.asm.replace(_WAIT, "")
         elements = unpack(builder, value)
         count = len(elements)
         letter = _letter(self.settled.dtype)
@@ -335,6 +338,8 @@ def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type, precision: 
         reads = {f"R{first.ring}", lies_in} if isinstance(first, StagedType) else {lies_in}
         note = "// reads " + " ".join(sorted(reads))
         call = _asked(builder, shape, operand, second, given, total, wide, note, waits=waits, promoted=promoted, fresh=fresh)
+        if waits:
+            the_pipelines().waiting = call
         if computed is not None:
             computed.asked(call, len(total) * (1 if fresh else 2))
         return pack(builder, [builder.extract_value(call, n) for n in range(len(total))])
@@ -453,7 +458,7 @@ def _asked(
     else:
         adds = [step > 0 or not fresh for step in range(shape.deep)]
         lines += [begin, *(instruction(registers(*p), step, *p, adds[step]) for step in range(shape.deep) for p in places), end]
-        lines += ["wgmma.wait_group.sync.aligned 0;"] * waits
+        lines += [_WAIT] * waits
     letters = ["l" if value.type == i64 else "r" for value in given]
     results = [f"=&{_letter(wide)}"] * count if fresh else [f"={_letter(wide)}"] * count + [str(n) for n in range(count)]
     kind = ir.LiteralStructType([total[0].type] * count)
