@@ -172,7 +172,7 @@ def swiglu_backward(grad: Operand, gate: Operand, up: Operand) -> DeviceOp[tuple
 
 
 def _form(name, approximate):
-    if approximate not in ("none", "tanh"):
+    if not isinstance(approximate, str) or approximate not in ("none", "tanh"):
         raise ValueError(f"{name}: approximate is 'none' or 'tanh', not {approximate!r}")
     return approximate == "tanh"
 
