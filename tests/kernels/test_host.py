@@ -88,11 +88,15 @@ def test_shapes(device):
 
 
 def test_other_arguments(device):
-    refuse(lambda: kernels.gelu(x(4), approximate="erf"), ValueError, "approximate is 'none' or 'tanh', not 'erf'")
+    refuse(lambda: kernels.gelu(x(4), approximate="erf"), ValueError, """approximate is "none" or "tanh", not 'erf'""")
     refuse(lambda: kernels.dropout(x(4), 1.5, 0), ValueError, "p is a probability, from 0 to 1, not 1.5")
     refuse(lambda: kernels.dropout(x(4), 0.5, 2**64), ValueError, "a seed is at least 0 and below 2**64")
     refuse(lambda: kernels.dropout(x(4), 0.5, 1.0), TypeError, "a seed is an int, not 1.0")
-    refuse(lambda: kernels.cross_entropy(x(4, 8), x(4, dtype=tk.int64), reduction="max"), ValueError, "'mean', 'sum' or 'none'")
+    refuse(lambda: kernels.cross_entropy(x(4, 8), x(4, dtype=tk.int64), reduction="max"), ValueError, '"mean", "sum" or "none"')
+    refuse(
+        lambda: kernels.gemm(x(4, 4), x(4, 4), precision=np.zeros(4)), ValueError, 'gemm: precision is "ieee", "tf32" or "fast"'
+    )
+    refuse(lambda: kernels.gemm(x(4, 4), x(4, 4), splits=np.zeros(4)), ValueError, "splits is an int from 1 on")
     refuse(lambda: kernels.topk(x(4, 8), 9), ValueError, "k is from 1 to 8 for rows of 8 elements, not 9")
     refuse(lambda: kernels.topk(x(4, 8), 2.0), TypeError, "k is an int, not 2.0")
     refuse(lambda: kernels.histogram(x(4, dtype=tk.int32), 0), ValueError, "bins is from 1 to 2**24, not 0")

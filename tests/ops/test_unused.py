@@ -33,6 +33,7 @@ for n in range(1, 200):
 forgotten = double(y.partition(4)).then(lambda done: tk.value(1))  # warned
 del forgotten
 tk.zip(double(y.partition(4)), api.zeros(3)).first()  # warned
+tk.zip(double(y.partition(4)), api.zeros(3)).unzip()[1]  # warned
 
 double(y.partition(4)).compile("sm_90a")
 double(api.meta(8).partition(4)).explain("sm_90a")

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from tilekit import dtypes
 from tilekit.errors import CompileError
-from tilekit.kernels._host import multiprocessors, power
+from tilekit.kernels._host import check_choice, multiprocessors, power
 from tilekit.kernels._stream_k import StreamK, stream_k
 from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
+from tilekit.launcher.launch import check_warps
 from tilekit.partition import MappedPartition
 from tilekit.tensor import Tensor
 
@@ -140,8 +141,7 @@ def _fetched(*tensors: Tensor, to: int, warpgroups: bool = True) -> bool:
 
 def sum_dtype(name: str, a: Any, b: Any, precision: str) -> Any:
     """The dtype in which a product of these is added up."""
-    if precision not in PRECISIONS:
-        raise ValueError(f'{name}: precision is "ieee", "tf32" or "fast", not {precision!r}')
+    check_choice(name, "precision", precision, PRECISIONS)
     try:
         return accumulator_dtype(a.dtype, b.dtype, name)
     except CompileError as error:
@@ -153,17 +153,22 @@ def result_dtype(a: Any, dtype: Any, wide: Any) -> Any:
     return dtypes.as_dtype(dtype) if dtype is not None else a.dtype if a.itemsize > 1 else wide
 
 
-def check_tile(name: str, tile: Any) -> None:
-    """Raise ValueError unless it is a tile of a product, or None."""
-    if tile is not None and (len(tile) != 3 or any(type(n) is not int or n < 1 or n & (n - 1) for n in tile)):
+def check_tile(name: str, tile: Any) -> tuple[int, int, int] | None:
+    """The tile of a product as a tuple, or None; ValueError if it is none."""
+    if tile is None:
+        return None
+    if type(tile) not in (tuple, list) or len(tile) != 3 or any(type(n) is not int or n < 1 or n & (n - 1) for n in tile):
         raise ValueError(f"{name}: tile is (BM, BN, BK), three powers of two, not {tile!r}")
+    return tuple(tile)  # type: ignore[return-value]
 
 
 def check_splits(splits: Any, matrix: bool) -> None:
     """The same of `splits`."""
-    if splits not in (None, "stream") and (type(splits) is not int or splits < 1):
+    if splits is None:
+        return
+    if splits != "stream" if isinstance(splits, str) else type(splits) is not int or splits < 1:
         raise ValueError(f'gemm: splits is an int from 1 on, or "stream", not {splits!r}')
-    if splits not in (None, 1) and not matrix:
+    if splits != 1 and not matrix:
         raise ValueError(f"gemm: splits = {splits!r}, but the sums of a batch are not split")
 
 
@@ -185,6 +190,7 @@ def plan_of(
         tile, num_warps, splits: what the caller wants; None for what is best.
         summed: whether short sums of 8-bit floats are added up in float32 (see `tk.mma`).
     """
+    check_warps(num_warps)
     return _plan(shape, multiprocessors(a), a.itemsize, staged, copied, even, cpu, tf32, beside, tile, num_warps, splits, summed)
 
 

@@ -121,6 +121,13 @@ def _check_tensor(name: str, what: str, tensor: Any) -> None:
         raise TypeError(f"{name}: {what} is a tensor or an op that produces one, not {type(tensor).__name__}{hint}")
 
 
+def check_choice(name: str, what: str, choice: Any, choices: tuple[str, ...]) -> None:
+    """Raise ValueError unless it is one of `choices`."""
+    if not isinstance(choice, str) or choice not in choices:
+        *others, last = map('"{}"'.format, choices)
+        raise ValueError(f"{name}: {what} is {', '.join(others)} or {last}, not {choice!r}")
+
+
 def same_shape(name: str, **tensors: Tensor) -> None:
     """Raise ValueError or TypeError unless all of them have the shape and the dtype of the first."""
     (first, like), *others = tensors.items()

@@ -15,6 +15,7 @@ from tilekit.kernels._host import (
     Launches,
     Operand,
     check,
+    check_choice,
     compute_dtype,
     flat,
     flat_tile,
@@ -172,8 +173,7 @@ def swiglu_backward(grad: Operand, gate: Operand, up: Operand) -> DeviceOp[tuple
 
 
 def _form(name, approximate):
-    if not isinstance(approximate, str) or approximate not in ("none", "tanh"):
-        raise ValueError(f"{name}: approximate is 'none' or 'tanh', not {approximate!r}")
+    check_choice(name, "approximate", approximate, ("none", "tanh"))
     return approximate == "tanh"
 
 

@@ -14,7 +14,17 @@ from typing import Any
 import tilekit as tk
 from tilekit import dtypes
 from tilekit.kernels._gemm_plans import in_stages
-from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiprocessors, on_cpu, out_or_new, takes_ops
+from tilekit.kernels._host import (
+    Launches,
+    Operand,
+    a_tensor,
+    check_choice,
+    filled,
+    multiprocessors,
+    on_cpu,
+    out_or_new,
+    takes_ops,
+)
 from tilekit.kernels.attention_masks import from_on, hidden, masks_of
 from tilekit.kernels.attention_visits import range_at, visit_at, visits_of
 from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, plan_of, scale_of, taller, turn
@@ -264,8 +274,7 @@ def attention_varlen(
     name = "attention_varlen"
     check_qkv(name, q, k, v, packed=True)
     check_starts(name, q, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    if precision not in ("ieee", "tf32"):
-        raise ValueError(f'{name}: precision is "ieee" or "tf32", not {precision!r}')
+    check_choice(name, "precision", precision, ("ieee", "tf32"))
     factor, masks = scale_of(name, scale, q), masks_of(name, causal, window)
     place = out_or_new(name, out, q)
     (queries, heads, size), (keys, key_heads, _) = q.shape, k.shape

@@ -19,7 +19,18 @@ from typing import Any, NamedTuple
 import tilekit as tk
 from tilekit import dtypes
 from tilekit.kernels._gemm_plans import in_stages
-from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiprocessors, on_cpu, out_or_new, power, takes_ops
+from tilekit.kernels._host import (
+    Launches,
+    Operand,
+    a_tensor,
+    check_choice,
+    filled,
+    multiprocessors,
+    on_cpu,
+    out_or_new,
+    power,
+    takes_ops,
+)
 from tilekit.kernels.attention_masks import hidden, masks_of
 from tilekit.ops import DeviceOp, Spec
 from tilekit.tensor import Tensor
@@ -258,8 +269,7 @@ def attention(
         TypeError, ValueError: other arguments.
     """
     check_qkv("attention", q, k, v)
-    if precision not in ("ieee", "tf32"):
-        raise ValueError(f'attention: precision is "ieee" or "tf32", not {precision!r}')
+    check_choice("attention", "precision", precision, ("ieee", "tf32"))
     factor, masks = scale_of("attention", scale, q), masks_of("attention", causal, window)
     place = out_or_new("attention", out, q)
     (batch, heads, queries, _), keys = q.shape, k.shape[2]

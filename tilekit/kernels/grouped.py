@@ -110,7 +110,7 @@ def grouped_gemm(
         raise TypeError(f"{name}: offsets holds {offsets.dtype.name}; it takes int32: convert it with .astype(tk.int32)")
     if offsets.shape != (groups,):
         raise ValueError(f"{name}: offsets has shape {offsets.shape}; for {groups} groups it is ({groups},), where each ends")
-    check_tile(name, tile)
+    tile = check_tile(name, tile)
     place = out_or_new(name, out, a, (total, n), result_dtype(a, dtype, wide))
     exact = a.dtype == dtypes.float32 and precision != "tf32"
     # Where the columns of `a` are contiguous, tiles begin in the middle of the 16 bytes that are copied at a time.

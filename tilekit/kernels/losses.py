@@ -17,6 +17,7 @@ from tilekit.kernels._host import (
     Launches,
     Operand,
     check,
+    check_choice,
     compute_dtype,
     exponential,
     index_dtype,
@@ -226,8 +227,7 @@ def cross_entropy_backward(
 def _checked(name, logits, target, reduction):
     check(name, logits=logits)
     integers(name, target=target)
-    if reduction not in _REDUCTIONS:
-        raise ValueError(f"{name}: reduction is 'mean', 'sum' or 'none', not {reduction!r}")
+    check_choice(name, "reduction", reduction, _REDUCTIONS)
     rows = rows_of(name, logits)
     if target.shape != logits.shape[:-1]:
         raise ValueError(f"{name}: logits of shape {logits.shape} need a target of shape {logits.shape[:-1]}, not {target.shape}")

@@ -219,16 +219,19 @@ def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile
     a_tensor("gemm", a=a, b=b)
     for at, x in enumerate(operands):
         a_tensor("gemm", **{f"operands[{at}]": x})
-    if beta == 0:
+    if isinstance(beta, (int, float)) and beta == 0:
         c = None
     if c is not None:
         a_tensor("gemm", c=c)
     # All that follows from what a tensor is, but for its address, is found out once.
     given = (
         a.traits, b.traits, None if c is None else c.traits, tuple(x.traits for x in operands), type(alpha), type(beta),
-        epilogue, dtype, precision, tile if tile is None else tuple(tile), num_warps, splits,
+        epilogue, dtype, precision, tuple(tile) if isinstance(tile, list) else tile, num_warps, splits,
     )  # fmt: skip
-    recipe = _recipes.get(given)
+    try:
+        recipe = _recipes.get(given)
+    except TypeError:  # one has no hash, which is wrong of all but the epilogue
+        recipe = _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, num_warps, splits)
     if recipe is None:
         if len(_recipes) >= _RECIPES_KEPT:
             _recipes.clear()
@@ -327,7 +330,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     if operands and epilogue is None:
         raise ValueError("gemm: operands are for an epilogue, and there is none: epilogue=kernels.epilogues.bias adds one")
     along = tuple(_along(f"operands[{at}]", x, extents) for at, x in enumerate(operands))
-    check_tile("gemm", tile)
+    tile = check_tile("gemm", tile)
     check_splits(splits, matrix)
     result = result_dtype(a, dtype, wide)
     exact = a.dtype == dtypes.float32 and precision != "tf32"

@@ -124,7 +124,7 @@ def check_accumulator(
 
 def check_precision(precision: Any, what: str) -> str:
     """`precision`, if there is such a one."""
-    if precision not in PRECISIONS:
+    if not isinstance(precision, str) or precision not in PRECISIONS:
         raise CompileError(f'{what}: precision is "ieee", "tf32" or "fast", not {precision!r}')
     return str(precision)
 

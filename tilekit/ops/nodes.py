@@ -478,7 +478,9 @@ def unzip(source: DeviceOp[Any], count: int | None = None) -> tuple[DeviceOp[Any
         raise ValueError(f"unzip: {source!r} has {known} results, not {count}")
     shared = Shared(source)
     elements = tuple(Element(shared, at, known or count) for at in range(known or count or 0))
+    site = site_of(sys._getframe(1))  # built here, though not while an op runs
     for element in elements:
+        element._site = site
         element.consumed()  # some may stay unused; if all do, the run that they share warns
-    shared._consumed = False
+    shared._site, shared._consumed = site, False
     return elements
