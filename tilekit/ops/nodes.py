@@ -282,6 +282,14 @@ class Element(OnResult):
         return result[self.index]
 
 
+class _Unzipped(Element):
+    """One of the elements of a tuple that have a run in common. Some may stay unused; if all do, that run warns."""
+
+    def __del__(self) -> None:
+        if self._consumed or self._spent:
+            self.source._consumed = True
+
+
 class Inspect(Derived):
     """Run an op, show its result to a function of the host's, and pass it on."""
 
@@ -477,10 +485,8 @@ def unzip(source: DeviceOp[Any], count: int | None = None) -> tuple[DeviceOp[Any
     if known is not None and count not in (None, known):
         raise ValueError(f"unzip: {source!r} has {known} results, not {count}")
     shared = Shared(source)
-    elements = tuple(Element(shared, at, known or count) for at in range(known or count or 0))
+    elements = tuple(_Unzipped(shared, at, known or count) for at in range(known or count or 0))
     site = site_of(sys._getframe(1))  # built here, though not while an op runs
-    for element in elements:
-        element._site = site
-        element.consumed()  # some may stay unused; if all do, the run that they share warns
-    shared._site, shared._consumed = site, False
+    for op in (shared, *elements):
+        op._site, op._consumed = site, False
     return elements
