@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # A test must see what the compiler does, not what an earlier run left in the user's cache.
         os.environ["TILEKIT_CACHE_DIR"] = "off"
     if kind == "cuda":
-        from tilekit.device import cuda_unavailable_reason
+        from tilekit._runtime.device import cuda_unavailable_reason
 
         reason = cuda_unavailable_reason()
         if reason is not None:
@@ -144,7 +144,7 @@ def _nothing_is_overwritten(compiled_products: list[CompiledKernel]) -> Iterator
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Iterator[tk.Device]:
     """The device under test, the default one while the test runs."""
-    from tilekit.device import Device, use_device
+    from tilekit._runtime.device import Device, use_device
 
     chosen = Device(request.config.getoption("--device"))
     with use_device(chosen):
@@ -156,7 +156,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[tk.Device]:
 @pytest.fixture
 def cpu() -> Iterator[tk.Device]:
     """The first CPU device, whatever is under test, the default one while the test runs."""
-    from tilekit.device import Device, use_device
+    from tilekit._runtime.device import Device, use_device
 
     chosen = Device("cpu")
     with use_device(chosen):

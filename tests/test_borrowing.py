@@ -10,7 +10,7 @@ from sharing import TILE, N, copy, held, increment
 
 import tilekit as tk
 from tilekit import api
-from tilekit.storage import BORROWED
+from tilekit._runtime.storage import BORROWED
 
 
 def test_a_pointer_with_an_owner_is_as_good_as_any(cpu):

@@ -11,11 +11,11 @@ from fake_gpu import fake_gpu
 
 import tilekit as tk
 from tilekit import api
+from tilekit._driver.cpu.shadow import Touched
+from tilekit._driver.cuda import driver as cuda
+from tilekit._driver.cuda.errors import failure
+from tilekit._driver.report import FIRST_VALUE, VARIABLE, WORDS, Report, Site, told
 from tilekit.compiler import cache
-from tilekit.driver import cuda
-from tilekit.driver.cuda_errors import failure
-from tilekit.driver.report import FIRST_VALUE, VARIABLE, WORDS, Report, Site, told
-from tilekit.driver.shadow import Touched
 from tilekit.lang.block import Block
 from tilekit.settings import load_settings
 

@@ -9,12 +9,12 @@ import threading
 
 import pytest
 
-import tilekit.device as module
-from tilekit.device import Device, cuda_unavailable_reason, default_device, devices, set_default_device, use_device
-from tilekit.driver.cpu import CpuDriver
-from tilekit.driver.discovery import Discovery
+import tilekit._runtime.device as module
+from tilekit._driver.cpu.driver import CpuDriver
+from tilekit._driver.discovery import Discovery
+from tilekit._runtime.device import Device, cuda_unavailable_reason, default_device, devices, set_default_device, use_device
+from tilekit._runtime.policy import SingleStream, StreamPoolRoundRobin
 from tilekit.errors import DeviceError, DeviceUnavailableError
-from tilekit.schedule import SingleStream, StreamPoolRoundRobin
 
 NONE = Discovery(reason="the NVIDIA driver (libcuda) cannot be loaded; install it for your system")
 OLD = Discovery(reason="cuda:0: Tesla V100 is sm_70; tilekit needs sm_80 (Ampere) or newer", unusable={0: "Tesla V100 is sm_70"})

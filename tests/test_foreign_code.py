@@ -9,7 +9,7 @@ from fake_gpu import fake_device
 
 import tilekit as tk
 from tilekit import api
-from tilekit.compiler import image
+from tilekit.compiler.foreign import image
 
 
 @pytest.fixture

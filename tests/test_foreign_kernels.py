@@ -14,7 +14,7 @@ from fake_gpu import fake_device
 
 import tilekit as tk
 from tilekit import api, ops
-from tilekit.compiler import image, nvrtc
+from tilekit.compiler.foreign import image, nvrtc
 
 
 @pytest.fixture

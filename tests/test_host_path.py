@@ -13,8 +13,8 @@ from fake_gpu import fake_device, fake_gpu, launch_through
 
 import tilekit as tk
 from tilekit import api
-from tilekit.ops import completion
-from tilekit.schedule import ExecutionContext
+from tilekit._runtime.policy import ExecutionContext
+from tilekit.ops import reactor as completion
 
 
 @tk.kernel

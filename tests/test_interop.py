@@ -16,7 +16,7 @@ from sharing import TILE, N, copy, held, increment
 
 import tilekit as tk
 from tilekit import api, dtypes
-from tilekit.driver.discovery import Discovery
+from tilekit._driver.discovery import Discovery
 from tilekit.interop import dlpack
 
 # NumPy in
@@ -292,7 +292,7 @@ def test_exports_say_why_they_refuse(cpu):
 
 
 def test_exports_from_any_cpu_device_are_the_hosts(cpu, monkeypatch):
-    import tilekit.device as module
+    import tilekit._runtime.device as module
 
     monkeypatch.setenv("TILEKIT_CPU_DEVICES", "2")
     monkeypatch.setattr(module, "_found", module._Found(lambda: Discovery(reason="none")))

@@ -19,7 +19,7 @@ from sharing import TILE, N, copy, held, increment
 
 import tilekit as tk
 from tilekit import api
-from tilekit.driver.cpu import Stepper
+from tilekit._driver.cpu.driver import Stepper
 from tilekit.interop import ranges
 
 

@@ -11,7 +11,7 @@ from sharing import TILE, N, copy
 
 import tilekit as tk
 from tilekit import api
-from tilekit.schedule import ExecutionContext
+from tilekit._runtime.policy import ExecutionContext
 
 
 @pytest.fixture

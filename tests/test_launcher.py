@@ -7,7 +7,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api
-from tilekit.driver.cpu import CpuDriver
+from tilekit._driver.cpu.driver import CpuDriver
 
 BM, BN = tk.generics("BM BN")
 S = tk.generics("*S")
@@ -273,7 +273,7 @@ def test_kinds_of_arguments(device):
         y.store(a * y.load())
 
     scaled(y.partition(4), 2).sync()
-    with pytest.raises(TypeError, match="argument a: declared a scalar, not tilekit.tensor.Tensor"):
+    with pytest.raises(TypeError, match="argument a: declared a scalar, not tilekit._tensor.tensor.Tensor"):
         scaled(y.partition(4), y)
 
 

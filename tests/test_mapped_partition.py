@@ -9,7 +9,7 @@ from tiled import copy, expected_places, host, mark, numbers, order, places, ref
 
 import tilekit as tk
 from tilekit import api
-from tilekit.partition import MappedPartition, PrefixPartition
+from tilekit._tensor.partition import MappedPartition, PrefixPartition
 
 CASES = [
     ((1,), (1,), (1,), 1),

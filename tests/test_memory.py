@@ -12,10 +12,10 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, memory
-from tilekit.device import Device
-from tilekit.driver.cpu import CpuDriver
+from tilekit._driver.cpu.driver import CpuDriver
+from tilekit._runtime.device import Device
+from tilekit._runtime.policy import ExecutionContext
 from tilekit.errors import DeviceError, OutOfMemoryError
-from tilekit.schedule import ExecutionContext
 
 MIB = 1 << 20
 

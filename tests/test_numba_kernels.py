@@ -11,8 +11,8 @@ from fake_gpu import fake_device
 
 import tilekit as tk
 from tilekit import api
-from tilekit.compiler import foreign
-from tilekit.driver.cpu import CpuDriver
+from tilekit._driver.cpu.driver import CpuDriver
+from tilekit.compiler.foreign import executables as foreign
 
 
 def numba_kernel():

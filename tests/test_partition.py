@@ -9,8 +9,8 @@ from tiled import copy, host, mark, numbers, refuse, scale
 
 import tilekit as tk
 from tilekit import api
-from tilekit.partition import Partition
-from tilekit.tensor import Tensor
+from tilekit._tensor.partition import Partition
+from tilekit._tensor.tensor import Tensor
 
 
 @tk.kernel

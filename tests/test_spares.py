@@ -12,11 +12,11 @@ import pytest
 from fake_gpu import fake_gpu
 
 from tilekit import memory
-from tilekit.device import Device, use_device
-from tilekit.driver.cpu import CpuDriver, Stepper
+from tilekit._driver.cpu.driver import CpuDriver, Stepper
+from tilekit._runtime.device import Device, use_device
+from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.storage import _SIZES, LARGEST_SPARE
 from tilekit.errors import OutOfMemoryError
-from tilekit.schedule import ExecutionContext
-from tilekit.storage import _SIZES, LARGEST_SPARE
 
 
 class Keeping(CpuDriver):

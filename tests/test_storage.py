@@ -11,12 +11,12 @@ import weakref
 import numpy as np
 import pytest
 
-from tilekit.device import Device
-from tilekit.driver.cpu import CpuDriver, Stepper
-from tilekit.driver.protocol import Memory
+from tilekit._driver.cpu.driver import CpuDriver, Stepper
+from tilekit._driver.protocol import Memory
+from tilekit._runtime.device import Device
+from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.storage import READERS_KEPT, Storage, allocate
 from tilekit.errors import DeviceError, OutOfMemoryError
-from tilekit.schedule import ExecutionContext
-from tilekit.storage import READERS_KEPT, Storage, allocate
 
 
 class Watching(CpuDriver):
@@ -332,8 +332,8 @@ def test_threads_allocate_use_and_drop(cpu):
 
 def test_the_process_ends_silently_with_storages_alive():
     program = """
-from tilekit.device import Device
-from tilekit.schedule import ExecutionContext
+from tilekit._runtime.device import Device
+from tilekit._runtime.policy import ExecutionContext
 device = Device("cpu")
 ctx = ExecutionContext(device, device.stream())
 keep = [ctx.allocate(100) for _ in range(10)]

@@ -9,10 +9,10 @@ import weakref
 import numpy as np
 import pytest
 
-from tilekit.device import Device
-from tilekit.driver.cpu import CpuDriver, Stepper
+from tilekit._driver.cpu.driver import CpuDriver, Stepper
+from tilekit._runtime.device import Device
+from tilekit._runtime.stream import Stream, as_stream
 from tilekit.errors import DeviceError
-from tilekit.stream import Stream, as_stream
 
 
 class Counting(CpuDriver):
@@ -457,8 +457,8 @@ def test_streams_of_others_are_adopted(gpu, foreign, address):
 
 
 def test_the_device_of_a_foreign_stream(gpu, monkeypatch):
-    import tilekit.device as module
-    from tilekit.driver.discovery import Discovery
+    import tilekit._runtime.device as module
+    from tilekit._driver.discovery import Discovery
 
     monkeypatch.setattr(module, "_found", module._Found(lambda: Discovery(drivers=[gpu.driver])))
     assert as_stream(Like(cuda_stream=5, device_index=0)).device is Device(0)

@@ -10,8 +10,8 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, memory
-from tilekit.device import Device
-from tilekit.driver.cpu import CpuDriver
+from tilekit._driver.cpu.driver import CpuDriver
+from tilekit._runtime.device import Device
 
 
 @tk.kernel

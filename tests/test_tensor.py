@@ -8,8 +8,8 @@ from hypothesis.extra import numpy as hnp
 
 import tilekit as tk
 from tilekit import api
-from tilekit.device import Device
-from tilekit.driver.cpu import CpuDriver
+from tilekit._driver.cpu.driver import CpuDriver
+from tilekit._runtime.device import Device
 
 
 def same_view(tensor, array):

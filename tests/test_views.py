@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import tilekit as tk
-from tilekit import api, copying, dtypes
+from tilekit import api, dtypes
+from tilekit.launch import copying
 
 CASES = int(os.environ.get("TILEKIT_PROPERTY_CASES", "200"))
 cases = settings(
@@ -353,7 +354,7 @@ LARGE = {
 @pytest.mark.parametrize("view", LARGE)
 @pytest.mark.parametrize("small", [1 << 15, 0], ids=["", "no size is small"])
 def test_large_views(device, monkeypatch, view, dtype, small):
-    monkeypatch.setattr("tilekit.copying._SMALL", small)
+    monkeypatch.setattr("tilekit.launch.copying._SMALL", small)
     base = numbers((84, 512), dtype).copy()
     whole = api.from_host(base).sync()
     tensor, array = LARGE[view](whole), LARGE[view](base)

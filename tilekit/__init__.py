@@ -5,11 +5,26 @@ The façade: the tile language (what a kernel's body uses), and the host's entry
 
 from __future__ import annotations
 
-from tilekit.device import Device as Device
-from tilekit.device import default_device as default_device
-from tilekit.device import devices as devices
-from tilekit.device import set_default_device as set_default_device
-from tilekit.device import use_device as use_device
+from tilekit._capture.graph import CudaGraph as CudaGraph
+from tilekit._capture.graph import PreparedOp as PreparedOp
+from tilekit._capture.graphed import graphed as graphed
+from tilekit._capture.slots import slot as slot
+from tilekit._runtime.device import Device as Device
+from tilekit._runtime.device import default_device as default_device
+from tilekit._runtime.device import devices as devices
+from tilekit._runtime.device import set_default_device as set_default_device
+from tilekit._runtime.device import use_device as use_device
+from tilekit._runtime.policy import ExecutionContext as ExecutionContext
+from tilekit._runtime.policy import LeastLoaded as LeastLoaded
+from tilekit._runtime.policy import SchedulingPolicy as SchedulingPolicy
+from tilekit._runtime.policy import SingleStream as SingleStream
+from tilekit._runtime.policy import StreamPoolRoundRobin as StreamPoolRoundRobin
+from tilekit._runtime.policy import global_policy as global_policy
+from tilekit._runtime.policy import init_device_contexts as init_device_contexts
+from tilekit._runtime.stream import Event as Event
+from tilekit._runtime.stream import Stream as Stream
+from tilekit._tensor.partition import Partition as Partition
+from tilekit._tensor.tensor import Tensor as Tensor
 from tilekit.dtypes import bfloat16 as bfloat16
 from tilekit.dtypes import bool_ as bool_
 from tilekit.dtypes import float8_e4m3fn as float8_e4m3fn
@@ -32,7 +47,6 @@ from tilekit.errors import OutOfMemoryError as OutOfMemoryError
 from tilekit.errors import SpillWarning as SpillWarning
 from tilekit.errors import TilekitError as TilekitError
 from tilekit.errors import UnusedOpWarning as UnusedOpWarning
-from tilekit.graphed import graphed as graphed
 from tilekit.interop import as_tensor as as_tensor
 from tilekit.interop import from_pointer as from_pointer
 from tilekit.lang.atomic import atomic_add as atomic_add
@@ -173,13 +187,13 @@ from tilekit.lang.trigonometry import sin as sin
 from tilekit.lang.trigonometry import sinh as sinh
 from tilekit.lang.trigonometry import tan as tan
 from tilekit.lang.trigonometry import tanh as tanh
-from tilekit.launcher import Kernel as Kernel
-from tilekit.launcher import KernelLaunch as KernelLaunch
-from tilekit.launcher import kernel as kernel
-from tilekit.launcher.configuration import LaunchConfig as LaunchConfig
-from tilekit.launcher.foreign import cuda_source as cuda_source
-from tilekit.launcher.foreign import load_module as load_module
-from tilekit.launcher.foreign import wrap as wrap
+from tilekit.launch import Kernel as Kernel
+from tilekit.launch import KernelLaunch as KernelLaunch
+from tilekit.launch import kernel as kernel
+from tilekit.launch.foreign.configuration import LaunchConfig as LaunchConfig
+from tilekit.launch.foreign.op import cuda_source as cuda_source
+from tilekit.launch.foreign.op import load_module as load_module
+from tilekit.launch.foreign.op import wrap as wrap
 from tilekit.ops import DeviceOp as DeviceOp
 from tilekit.ops import host_fn as host_fn
 from tilekit.ops import join_all as join_all
@@ -187,20 +201,6 @@ from tilekit.ops import operation as operation
 from tilekit.ops import value as value
 from tilekit.ops import with_context as with_context
 from tilekit.ops import zip_ops as zip
-from tilekit.ops.graphs import CudaGraph as CudaGraph
-from tilekit.ops.graphs import PreparedOp as PreparedOp
-from tilekit.partition import Partition as Partition
-from tilekit.schedule import ExecutionContext as ExecutionContext
-from tilekit.schedule import LeastLoaded as LeastLoaded
-from tilekit.schedule import SchedulingPolicy as SchedulingPolicy
-from tilekit.schedule import SingleStream as SingleStream
-from tilekit.schedule import StreamPoolRoundRobin as StreamPoolRoundRobin
-from tilekit.schedule import global_policy as global_policy
-from tilekit.schedule import init_device_contexts as init_device_contexts
-from tilekit.slots import slot as slot
-from tilekit.stream import Event as Event
-from tilekit.stream import Stream as Stream
-from tilekit.tensor import Tensor as Tensor
 
 DeviceOperation = DeviceOp  # the seeds' name
 

@@ -10,24 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from tilekit import copying, dtypes
-from tilekit.copying import as_real, as_scalar
-from tilekit.device import Device
+from tilekit import dtypes
+from tilekit._runtime.device import Device
+from tilekit._runtime.policy import ExecutionContext
+from tilekit._tensor.shapes import as_shape
+from tilekit._tensor.tensor import DEVICE_CODE, Tensor, new_tensor, refuse_mask
 from tilekit.lang import create, memory
 from tilekit.lang.calculation import mul
 from tilekit.lang.elementwise import where
 from tilekit.lang.signature import Const, Out
 from tilekit.lang.tile import scalar_kind
-from tilekit.launcher import kernel
+from tilekit.launch import copying, kernel
+from tilekit.launch.copying import as_real, as_scalar
 from tilekit.ops import DeviceOp, Spec, value
 from tilekit.ops.execution import moments, unwrap
 from tilekit.ops.transfer import copy_across, copy_in
 from tilekit.random import rand as rand
 from tilekit.random import randint as randint
 from tilekit.random import randn as randn
-from tilekit.schedule import ExecutionContext
-from tilekit.shapes import as_shape
-from tilekit.tensor import DEVICE_CODE, Tensor, new_tensor, refuse_mask
 
 __all__ = [
     "arange", "convert", "dup", "empty", "eye", "from_host", "full", "linspace", "memcpy", "meta", "ones", "rand", "randint",

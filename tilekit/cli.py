@@ -18,10 +18,11 @@ from pathlib import Path
 
 import tilekit
 from tilekit import bench
+from tilekit._native import compiled as native
+from tilekit._runtime.device import Device, cuda_unavailable_reason, default_device, devices
 from tilekit.bench.environment import DeviceInfo, DriverInfo, device_info, driver_info, version_of, versions
-from tilekit.compiler import cache, native, toolkit
+from tilekit.compiler import cache, toolkit
 from tilekit.compiler.kernel import find_nvdisasm
-from tilekit.device import Device, cuda_unavailable_reason, default_device, devices
 from tilekit.errors import TilekitError
 
 __all__ = ["Info", "Lack", "collect", "main"]

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from tilekit import dtypes
-from tilekit.device import Device
-from tilekit.driver.adapters import CupyAllocator, RmmAllocator, TorchAllocator
-from tilekit.driver.protocol import Allocator as Allocator
+from tilekit._driver.adapters import CupyAllocator, RmmAllocator, TorchAllocator
+from tilekit._driver.protocol import Allocator as Allocator
+from tilekit._runtime.device import Device
+from tilekit._tensor.shapes import as_shape
+from tilekit._tensor.streaming import stream_chunks as stream_chunks
 from tilekit.errors import OutOfMemoryError
-from tilekit.shapes import as_shape
-from tilekit.streaming import stream_chunks as stream_chunks
 
 __all__ = [
     "Allocator",

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 from tilekit import dtypes
-from tilekit.copying import as_real, shown
+from tilekit._runtime.policy import ExecutionContext
+from tilekit._tensor.shapes import as_shape
+from tilekit._tensor.tensor import Tensor
 from tilekit.lang import create, memory, randomness
 from tilekit.lang.calculation import mul, mulhi
 from tilekit.lang.elementwise import where
 from tilekit.lang.signature import Const, Out
 from tilekit.lang.tile import scalar_kind
-from tilekit.launcher import kernel
+from tilekit.launch import kernel
+from tilekit.launch.copying import as_real, shown
 from tilekit.ops import DeviceOp, Spec, value, with_context
-from tilekit.schedule import ExecutionContext
-from tilekit.shapes import as_shape
-from tilekit.tensor import Tensor
 
 __all__ = ["rand", "randint", "randn"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from tilekit.compiler.facts import ScalarFacts, TensorFacts, divisor, extent_divisor
+from tilekit.compiler.frontend.source import KernelSource
 from tilekit.compiler.kernel import CompiledKernel
-from tilekit.compiler.source import KernelSource
 from tilekit.compiler.specialise import bind
 
 SCALARS = {float: ScalarFacts("float64"), int: ScalarFacts("int64"), bool: ScalarFacts("bool")}

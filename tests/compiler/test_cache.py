@@ -11,9 +11,9 @@ import pytest
 
 import tilekit as tk
 from tilekit import api
+from tilekit._driver.tensormaps import TensorMap
 from tilekit.compiler import cache
 from tilekit.compiler.kernel import CompiledKernel
-from tilekit.driver.tensormaps import TensorMap
 
 KEY = bytes(range(32))
 KERNEL = CompiledKernel(

@@ -7,9 +7,9 @@ import pytest
 
 import tilekit as tk
 from tilekit import api
-from tilekit.compiler.layout import Config
-from tilekit.compiler.lower.computed import ComputedType, combined
-from tilekit.compiler.types import TileType
+from tilekit.compiler.codegen.computed import ComputedType, combined
+from tilekit.compiler.codegen.types import TileType
+from tilekit.compiler.layouts.linear import Config
 
 
 @tk.kernel

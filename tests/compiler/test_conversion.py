@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from tilekit.compiler.conversion import Swizzle, wavefronts, with_runs, within_threads, within_warps
-from tilekit.compiler.fragments import accumulator, warpgroup_accumulator
-from tilekit.compiler.layout import Config, Layout
+from tilekit.compiler.layouts.conversion import Swizzle, wavefronts, with_runs, within_threads, within_warps
+from tilekit.compiler.layouts.linear import Config, Layout
+from tilekit.compiler.layouts.mma import accumulator, warpgroup_accumulator
 
 SHAPES = [(128,), (64, 64), (32, 32), (128, 16), (16, 256), (1, 1024), (4, 8), (2, 2)]
 

@@ -9,13 +9,15 @@ import pytest
 from emulated import Block, Fragment, Value, emulate, value_of
 
 import tilekit as tk
+from tilekit.compiler.codegen import access
+from tilekit.compiler.codegen import convert_layout as relayout
+from tilekit.compiler.codegen.types import TensorType, compiling, i32, i64
+from tilekit.compiler.codegen.windows import Padding, cut_of
 from tilekit.compiler.facts import TensorFacts, divisor
-from tilekit.compiler.layout import Config
-from tilekit.compiler.lower import access, copies, relayout
-from tilekit.compiler.lower.staged import StagedType
+from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.lower.views import TileGridType, TileRowType
-from tilekit.compiler.lower.windows import Padding, cut_of
-from tilekit.compiler.types import TensorType, compiling, i32, i64
+from tilekit.compiler.nvidia import stage_copies as copies
+from tilekit.compiler.nvidia.staged import StagedType
 
 WARPS, BEGIN, STAGE = 4, 4096, 2048
 COPY = re.compile(r"cp\.async\.(cg|ca)\.shared\.global(\S*) \[\$0\+(\d+)\], \[\$1\+(\d+)\], (\d+)(, \$2)?;")

@@ -4,9 +4,9 @@ import pytest
 from numba.cuda import types
 
 from tilekit import api
+from tilekit.compiler.codegen.types import TensorType
 from tilekit.compiler.dispatcher import _Flatten
-from tilekit.compiler.layout import Config
-from tilekit.compiler.types import TensorType
+from tilekit.compiler.layouts.linear import Config
 
 
 class DeviceArray:

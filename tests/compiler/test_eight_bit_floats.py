@@ -16,8 +16,8 @@ def converted():
     """`converted(array, dtype)`: what the compiler's conversion gives, run by LLVM on the host: it is plain integer work."""
     binding, ir = (pytest.importorskip(f"llvmlite.{part}", reason="runs LLVM code on the CPU") for part in ("binding", "ir"))
     pytest.importorskip("numba.cuda", reason="the conversions are part of the compiler")
-    from tilekit.compiler.lower.convert import convert
-    from tilekit.compiler.types import register_type
+    from tilekit.compiler.codegen.convert import convert
+    from tilekit.compiler.codegen.types import register_type
 
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()

@@ -13,9 +13,11 @@ from emulated import DRAIN, Block, Fragment, Value, emulate, gathered, places, r
 
 import tilekit as tk
 from tilekit.compiler import lower
-from tilekit.compiler.layout import Config, Layout
-from tilekit.compiler.lower import counting, reduction, relayout, scanning, shared, sorting
-from tilekit.compiler.types import compiling, i32
+from tilekit.compiler.codegen import convert_layout as relayout
+from tilekit.compiler.codegen import shared_memory as shared
+from tilekit.compiler.codegen.types import compiling, i32
+from tilekit.compiler.layouts.linear import Config, Layout
+from tilekit.compiler.lower import counting, reduction, scanning, sorting
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,10 @@ from llvmlite import ir
 
 import tilekit as tk
 from tilekit import api
+from tilekit.compiler.codegen import blocks
+from tilekit.compiler.codegen.types import compiling
 from tilekit.compiler.grids import AXIS_LIMITS, MOST_BLOCKS, Fold, fold_of, folded_grid
-from tilekit.compiler.layout import Config
-from tilekit.compiler.lower import blocks
-from tilekit.compiler.types import compiling
+from tilekit.compiler.layouts.linear import Config
 
 TARGETS = ["sm_80", "sm_90a"]
 LARGE = [
@@ -242,7 +242,7 @@ def test_a_grid_that_is_given_is_folded_and_one_of_10_to_the_15_refused(gpu):
 
 
 def test_numba_is_not_handed_a_launch_that_only_tilekit_folds(monkeypatch):
-    monkeypatch.setattr("tilekit.device.cuda_unavailable_reason", lambda: None)
+    monkeypatch.setattr("tilekit._runtime.device.cuda_unavailable_reason", lambda: None)
     with pytest.raises(
         ValueError, match=r"kernel where: numba launches grids of up to \(2147483647, 65535, 65535\) blocks along"
     ):

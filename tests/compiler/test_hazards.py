@@ -109,7 +109,7 @@ def compiled(stages):
 
 
 def test_an_operand_without_registers_of_its_own_is_noticed(monkeypatch, compiled_products):
-    from tilekit.compiler.lower.warpgroups import Computed
+    from tilekit.compiler.nvidia.wgmma import Computed
 
     monkeypatch.setattr(Computed, "keep", lambda *_: ("none", 0))
     assert registers_in_danger(compiled(3).sass)

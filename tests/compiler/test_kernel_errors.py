@@ -8,8 +8,8 @@ import pytest
 
 import tilekit as tk
 from tilekit import api
-from tilekit.compiler.source import KernelSource
-from tilekit.compiler.syntax import check_syntax
+from tilekit.compiler.frontend.source import KernelSource
+from tilekit.compiler.frontend.syntax import check_syntax
 
 N = 1024
 FREE = tk.generics("FREE")
@@ -765,7 +765,7 @@ def test_ints_of_64_bits_are_allowed_and_larger_ones_until_they_are_constants(co
 
 
 def test_what_numba_alone_knows_is_said_without_its_text():
-    from tilekit.compiler.diagnose import explain
+    from tilekit.compiler.codegen.diagnose import explain
 
     said = explain(RuntimeError("Frobnication of Literal[int](3) in numba.core"), KernelSource(fine))
     assert "this cannot be compiled for a GPU: kernels take numbers, tuples" in said.reason

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilekit.compiler.layout import Config, Layout, choose_num_warps, choose_vec
+from tilekit.compiler.layouts.linear import Config, Layout, choose_num_warps, choose_vec
 
 configs = st.builds(Config, st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8, 16]))
 shapes = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=4).map(tuple)

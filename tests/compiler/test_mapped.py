@@ -16,9 +16,9 @@ from tiled import order
 
 import tilekit as tk
 from tilekit import api
+from tilekit._tensor.partition import grouped_index
 from tilekit.compiler.build import build
 from tilekit.compiler.lower.mapped import _visited
-from tilekit.partition import grouped_index
 
 TARGETS = ["sm_80", "sm_90a"]
 

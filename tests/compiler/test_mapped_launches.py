@@ -7,9 +7,9 @@ from fake_gpu import fake_device, launch_through
 
 import tilekit as tk
 from tilekit import api
-from tilekit.compiler import load
+from tilekit._driver.tensormaps import TensorMap
 from tilekit.compiler.kernel import CompiledKernel, param_format
-from tilekit.driver.tensormaps import TensorMap
+from tilekit.launch import specialisation as load
 
 # Of y one, of x two: 64 by 32 elements, and 32 by 32 in the other order.
 MAPS = (

@@ -14,12 +14,14 @@ from llvmlite import ir
 from numba.cuda import types
 
 import tilekit as tk
-from tilekit.compiler import fragments, ops
-from tilekit.compiler.conversion import Matrices, Swizzle, wavefronts, within_threads
-from tilekit.compiler.layout import Config, Layout
-from tilekit.compiler.lower import matmul, relayout
-from tilekit.compiler.lower.staged import StagedType, span_of
-from tilekit.compiler.types import TileType, compiling, i32, register_type
+from tilekit.compiler.codegen import convert_layout as relayout
+from tilekit.compiler.codegen import definition as ops
+from tilekit.compiler.codegen.types import TileType, compiling, i32, register_type
+from tilekit.compiler.layouts import mma as fragments
+from tilekit.compiler.layouts.conversion import Matrices, Swizzle, wavefronts, within_threads
+from tilekit.compiler.layouts.linear import Config, Layout
+from tilekit.compiler.lower import matmul
+from tilekit.compiler.nvidia.staged import StagedType, span_of
 
 PTX = {
     "f16": np.float16, "bf16": tk.bfloat16, "tf32": np.float32, "f64": np.float64, "s8": np.int8, "u8": np.uint8,

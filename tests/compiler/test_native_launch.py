@@ -14,9 +14,9 @@ from fake_gpu import fake_device
 
 import tilekit as tk
 from tilekit import api
-from tilekit.compiler import load
+from tilekit._runtime.storage import Storage
 from tilekit.errors import DeviceError
-from tilekit.storage import Storage
+from tilekit.launch import specialisation as load
 
 pytestmark = pytest.mark.skipif(load._Launcher is None, reason="tilekit was installed without a C compiler")
 pytest.importorskip("numba.cuda", reason="compiles kernels")

@@ -16,12 +16,12 @@ from fake_gpu import fake_device, fake_gpu
 
 import tilekit as tk
 from tilekit import api
-from tilekit.compiler import native
+from tilekit._native import compiled as native
+from tilekit._runtime.policy import ExecutionContext, SingleStream
+from tilekit._tensor.partition import Traits
+from tilekit._tensor.tensor import Tensor
 from tilekit.errors import DeviceError
 from tilekit.ops import DeviceOp
-from tilekit.partition import Traits
-from tilekit.schedule import ExecutionContext, SingleStream
-from tilekit.tensor import Tensor
 
 pytest.importorskip("numba.cuda", reason="compiles kernels")
 compiled = pytest.mark.skipif(native.prepare is None, reason="tilekit was installed without a C compiler")
@@ -539,7 +539,7 @@ def test_nothing_is_left_of_many_runs(gpu, made):
 
 WITHOUT = f"""
 import sys
-sys.modules["tilekit.compiler._launch"] = None
+sys.modules["tilekit._native._launch"] = None
 sys.path.insert(0, {str(REPOSITORY / "tests" / "compiler")!r})
 import pytest
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", {__file__!r}, "--deselect", {__file__ + "::test_all_of_it_without"!r}]))

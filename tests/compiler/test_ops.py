@@ -9,8 +9,9 @@ from numba.cuda import dispatcher
 from numba.cuda.descriptor import cuda_target
 
 import tilekit as tk
-from tilekit.compiler import lower, ops
+from tilekit.compiler import lower
 from tilekit.compiler.build import _standing_in
+from tilekit.compiler.codegen import definition as ops
 from tilekit.lang.registry import OPS
 
 assert lower.__all__

@@ -9,11 +9,13 @@ import pytest
 from emulated import DRAIN, Block, Fragment, Value, emulate, gathered, places, run, same, sample, spread
 
 import tilekit as tk
-from tilekit.compiler.conversion import Swizzle, parts, wavefronts, within_threads, within_warps
-from tilekit.compiler.fragments import accumulator, warpgroup_accumulator
-from tilekit.compiler.layout import Config, Layout
-from tilekit.compiler.lower import atomic, counting, reduction, relayout, scanning, shared, sorting
-from tilekit.compiler.types import compiling, i32
+from tilekit.compiler.codegen import convert_layout as relayout
+from tilekit.compiler.codegen import shared_memory as shared
+from tilekit.compiler.codegen.types import compiling, i32
+from tilekit.compiler.layouts.conversion import Swizzle, parts, wavefronts, within_threads, within_warps
+from tilekit.compiler.layouts.linear import Config, Layout
+from tilekit.compiler.layouts.mma import accumulator, warpgroup_accumulator
+from tilekit.compiler.lower import atomic, counting, reduction, scanning, sorting
 
 
 @pytest.fixture

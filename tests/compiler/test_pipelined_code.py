@@ -10,8 +10,8 @@ from warpgroup_code import products
 
 import tilekit as tk
 from tilekit import api
-from tilekit.compiler.conversion import wavefronts
-from tilekit.compiler.layout import Config, Layout
+from tilekit.compiler.layouts.conversion import wavefronts
+from tilekit.compiler.layouts.linear import Config, Layout
 
 BM, BN, BK = tk.generics("BM BN BK")
 MOST_SHARED = 227 * 1024
@@ -861,7 +861,7 @@ def test_column_major_tensors_have_rings():
 
 
 def staged(dtype, memory, axes=None, warps=4):
-    from tilekit.compiler.lower.staged import StagedType
+    from tilekit.compiler.nvidia.staged import StagedType
 
     axes = tuple(range(len(memory))) if axes is None else axes
     return StagedType(np.dtype(dtype), memory, axes, Config(warps, 16 // np.dtype(dtype).itemsize))
@@ -914,7 +914,7 @@ def test_reading_a_stage_meets_no_bank_conflicts(dtype, memory, warps):
 @pytest.mark.parametrize("depth", [16, 32, 64, 128])
 def test_reading_matrices_from_a_stage_meets_no_bank_conflicts(depth, warps, turned):
     """Of both operands, whichever dimension has no gaps: eight lanes point to 128 bytes in all banks."""
-    from tilekit.compiler import fragments
+    from tilekit.compiler.layouts import mma as fragments
 
     product = fragments.product((128, 64), depth, warps, 2, 1, wide=True)
     for layout in (product.a, product.b):
@@ -930,7 +930,7 @@ def test_reading_matrices_from_a_stage_meets_no_bank_conflicts(depth, warps, tur
 @pytest.mark.parametrize("nbytes", [4, 8, 16])
 def test_copying_to_a_stage_meets_no_bank_conflicts(dtype, memory, loaders, nbytes):
     """Neighbouring threads copy neighbours in a row, and all of them together each element once."""
-    from tilekit.compiler.lower.copies import dealt
+    from tilekit.compiler.nvidia.stage_copies import dealt
 
     itemsize = np.dtype(dtype).itemsize
     nbytes = max(nbytes, itemsize)

@@ -3,10 +3,10 @@
 import pytest
 
 import tilekit as tk
-from tilekit.compiler.loading import Apart, resolved
-from tilekit.compiler.pipelines import Pipeline, _loops_of
-from tilekit.compiler.sharing import alike
-from tilekit.compiler.source import KernelSource
+from tilekit.compiler.frontend.source import KernelSource
+from tilekit.compiler.passes.multicast import alike
+from tilekit.compiler.passes.pipelining import Pipeline, _loops_of
+from tilekit.compiler.passes.producer import Apart, resolved
 from tilekit.compiler.specialise import bind
 
 TILE = (64, 64)

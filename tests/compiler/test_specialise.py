@@ -9,7 +9,7 @@ import pytest
 
 import tilekit as tk
 from tilekit.compiler import specialise
-from tilekit.compiler.source import KernelSource
+from tilekit.compiler.frontend.source import KernelSource
 from tilekit.errors import CompileError
 from tilekit.lang.signature import Generic
 

@@ -9,10 +9,10 @@ from warpgroup_code import products
 
 import tilekit as tk
 from tilekit import api
-from tilekit.compiler.conversion import wavefronts
-from tilekit.compiler.fragments import warpgroup_accumulator
-from tilekit.compiler.layout import Config
-from tilekit.compiler.types import Pipelines, TileType, compiling
+from tilekit.compiler.codegen.types import Pipelines, TileType, compiling
+from tilekit.compiler.layouts.conversion import wavefronts
+from tilekit.compiler.layouts.linear import Config
+from tilekit.compiler.layouts.mma import warpgroup_accumulator
 
 BM, BN, BK = tk.generics("BM BN BK")
 
@@ -88,8 +88,8 @@ def test_what_is_shared_memory_for_second_operands_is_no_stage():
 @pytest.mark.parametrize("shape", [(128, 64), (64, 64), (64, 128), (64, 256)], ids=str)
 def test_putting_operands_meets_no_bank_conflicts(shape, warps):
     """Of what a product made, two elements of a lane at a time: a warp writes 128 bytes, to all banks."""
-    from tilekit.compiler.lower.parked import parked
-    from tilekit.compiler.lower.relayout import InShared
+    from tilekit.compiler.codegen.convert_layout import InShared
+    from tilekit.compiler.nvidia.shared_operands import parked
 
     layout = warpgroup_accumulator(shape, warps)
     config = Config(warps, 8)

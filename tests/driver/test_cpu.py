@@ -14,9 +14,9 @@ import pytest
 
 import tilekit
 from tilekit import api
-from tilekit.device import Device
-from tilekit.driver.cpu import CpuDriver, discover
-from tilekit.driver.signal import SignalBoard
+from tilekit._driver.cpu.driver import CpuDriver, discover
+from tilekit._driver.signal import SignalBoard
+from tilekit._runtime.device import Device
 from tilekit.errors import DeviceError, OutOfMemoryError
 
 
@@ -305,7 +305,7 @@ def test_many_threads_submit_to_one_stream(driver):
 def test_the_process_ends_silently_with_work_pending():
     program = """
 import threading
-from tilekit.device import Device
+from tilekit._runtime.device import Device
 device = Device("cpu")
 for _ in range(3):
     stream = device.stream()

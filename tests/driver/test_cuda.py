@@ -10,7 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tilekit.driver import cuda_context, cuda_discovery, cuda_errors
+from tilekit._driver.cuda import context as cuda_context
+from tilekit._driver.cuda import discovery as cuda_discovery
+from tilekit._driver.cuda import errors as cuda_errors
 from tilekit.errors import DeviceError
 
 
@@ -60,7 +62,9 @@ class Bindings:
 
 
 def test_importing_the_driver_imports_nothing_of_cuda():
-    program = "import sys, tilekit.driver.cuda_discovery; print([m for m in sys.modules if m.split('.')[0] in ('cuda', 'numba')])"
+    program = (
+        "import sys, tilekit._driver.cuda.discovery; print([m for m in sys.modules if m.split('.')[0] in ('cuda', 'numba')])"
+    )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

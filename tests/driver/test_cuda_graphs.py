@@ -8,7 +8,7 @@ from fake_gpu import fake_device
 
 import tilekit as tk
 from tilekit import api
-from tilekit.compiler import native
+from tilekit._native import compiled as native
 
 compiled = pytest.mark.skipif(native.Program is None, reason="tilekit was installed without a C compiler")
 

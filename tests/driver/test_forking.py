@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from tilekit.driver import cuda, cuda_context
+from tilekit._driver.cuda import context as cuda_context
+from tilekit._driver.cuda import driver as cuda
 from tilekit.errors import DeviceUnavailableError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")

@@ -7,13 +7,13 @@ import select
 
 import pytest
 
-from tilekit.driver.signal import SignalBoard
+from tilekit._driver.signal import SignalBoard
 
 pytest.importorskip("numba", reason="the native callback is compiled by numba")
 
 
 def test_it_fills_the_slot_and_rings():
-    from tilekit.driver._native import ring_address
+    from tilekit._driver.cuda.callbacks import ring_address
 
     assert ring_address() == ring_address()
     ring = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)(ring_address())

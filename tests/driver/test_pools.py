@@ -13,11 +13,11 @@ import pytest
 from fake_gpu import fake_gpu
 
 from tilekit import memory
-from tilekit.device import use_device
-from tilekit.driver.hostcopy import in_parallel
-from tilekit.driver.pinned import KEPT, PinnedPool
+from tilekit._driver.hostcopy import in_parallel
+from tilekit._driver.pinned import KEPT, PinnedPool
+from tilekit._runtime.device import use_device
+from tilekit._runtime.policy import ExecutionContext
 from tilekit.errors import DeviceError, OutOfMemoryError
-from tilekit.schedule import ExecutionContext
 
 
 class Locked:

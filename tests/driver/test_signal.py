@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from tilekit.driver import signal
-from tilekit.driver.signal import SignalBoard, dispatcher
+from tilekit._driver import signal
+from tilekit._driver.signal import SignalBoard, dispatcher
 
 
 def readable(board):

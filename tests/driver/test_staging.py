@@ -9,8 +9,8 @@ import pytest
 
 import tilekit as tk
 from tilekit import api
-from tilekit.driver import staging as module
-from tilekit.driver.staging import LARGE, SMALL, Staging
+from tilekit._driver import staging as module
+from tilekit._driver.staging import LARGE, SMALL, Staging
 
 SIZES = [1, 100, SMALL, SMALL + 1, LARGE, 5 * LARGE + 17]
 

@@ -8,11 +8,11 @@ import threading
 import numpy as np
 import pytest
 
-from tilekit.device import Device
-from tilekit.driver import cpu
-from tilekit.driver.signal import SignalBoard
+from tilekit._driver.cpu import driver as cpu
+from tilekit._driver.signal import SignalBoard
+from tilekit._runtime.device import Device
+from tilekit._runtime.policy import ExecutionContext
 from tilekit.errors import DeviceError
-from tilekit.schedule import ExecutionContext
 
 
 @pytest.fixture

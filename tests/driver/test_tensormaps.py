@@ -8,8 +8,8 @@ import pytest
 from fake_gpu import fake_gpu
 
 from tilekit import dtypes
-from tilekit.device import Device
-from tilekit.driver.tensormaps import TensorMap, encode, tiled
+from tilekit._driver.tensormaps import TensorMap, encode, tiled
+from tilekit._runtime.device import Device
 from tilekit.errors import DeviceError
 
 ADDRESS = 1 << 32

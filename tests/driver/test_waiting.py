@@ -19,7 +19,7 @@ from fake_gpu import fake_device
 import tilekit
 import tilekit as tk
 from tilekit import api
-from tilekit.driver import waiting
+from tilekit._driver import waiting
 from tilekit.errors import DeviceError
 
 NOT_READY = 600

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tilekit.driver import cuda, cuda_context
-from tilekit.driver.signal import SignalBoard
+from tilekit._driver.cuda import context as cuda_context
+from tilekit._driver.cuda import driver as cuda
+from tilekit._driver.signal import SignalBoard
 from tilekit.errors import DeviceError
 
 NOT_READY = 600

@@ -228,7 +228,7 @@ FITTING: dict[str, list[str]] = {
 def other_device() -> Any:
     """A device beside the default one."""
     if not _others:
-        from tilekit.driver import cpu
+        from tilekit._driver.cpu import driver as cpu
 
         _others.append(tk.Device.of_driver(cpu.discover(2)[1]))
     return _others[0]

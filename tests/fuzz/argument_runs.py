@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from argument_pool import FITTING, POOL, SKIPPED, Hostile, Liar, kind_of, targets
+from argument_pool import FITTING, POOL, SKIPPED, Hostile, Liar, kind_of, other_device, targets
 
 import tilekit as tk
 from tilekit import api, memory
+from tilekit._runtime.policy import submitting
 from tilekit.ops.future import DeviceFuture
-from tilekit.schedule import submitting
 
 __all__ = ["POOL", "SKIPPED", "Case", "drawn", "judged", "main", "problem_of", "shown", "targets"]
 
@@ -228,6 +228,8 @@ class State:
         self.device.policy = self.policy
         memory.use_allocator(None, self.device)
         memory.set_limit(LIMIT, self.device)
+        if self.device.kind == "cpu":
+            memory.set_limit(LIMIT, other_device())
         return wrong
 
     def canary(self) -> str | None:

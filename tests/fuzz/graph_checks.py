@@ -28,7 +28,8 @@ from graph_runs import HANG_S, Run
 
 import tilekit as tk
 from tilekit import api
-from tilekit.driver import cpu, stepper
+from tilekit._driver.cpu import driver as cpu
+from tilekit._driver.cpu import stepper
 
 SETTLE_S = 1.0  # how long threads may take to end
 SHRINK_S = 60.0

@@ -36,7 +36,7 @@ def test_a_raw_error_is_told(error, wrong):
 
 
 def test_an_error_from_the_inside_is_told():
-    from tilekit.shapes import contiguous_strides
+    from tilekit._tensor.shapes import contiguous_strides
 
     with pytest.raises(TypeError) as caught:
         contiguous_strides(5)

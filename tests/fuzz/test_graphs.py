@@ -8,8 +8,8 @@ import json
 import graph_checks
 from graph_plans import drawn
 
-from tilekit.driver import cpu
-from tilekit.schedule import ExecutionContext
+from tilekit._driver.cpu import driver as cpu
+from tilekit._runtime.policy import ExecutionContext
 
 
 def test_graphs(device, cases):

@@ -11,10 +11,10 @@ import warnings
 import numpy as np
 import pytest
 
-from tilekit.device import Device
+from tilekit._runtime.device import Device
+from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.stream import as_stream
 from tilekit.errors import DeviceError, OutOfMemoryError
-from tilekit.schedule import ExecutionContext
-from tilekit.stream import as_stream
 
 # y[i] += a, after spinning for `clocks` clock cycles; with n < 0, a write far out of bounds.
 SOURCE = """
@@ -289,7 +289,7 @@ FAULT = """
 import os, sys, threading
 sys.path.insert(0, {tests!r})
 from test_cuda_driver import Add, ExecutionContext, zeros
-from tilekit.device import Device
+from tilekit._runtime.device import Device
 from tilekit.errors import DeviceError
 device = Device("cuda")
 stream, other = device.stream(), device.stream()
@@ -327,8 +327,8 @@ def test_a_fault_reaches_every_waiter():
 
 def test_the_process_ends_silently():
     program = """
-from tilekit.device import Device
-from tilekit.schedule import ExecutionContext
+from tilekit._runtime.device import Device
+from tilekit._runtime.policy import ExecutionContext
 device = Device("cuda")
 stream = device.stream()
 keep = ExecutionContext(device, stream).allocate(1000)

@@ -119,7 +119,7 @@ def test_modules(device, tmp_path):
 
 @needs_nvrtc
 def test_the_drivers_words_for_images_that_it_does_not_take(device, monkeypatch):
-    from tilekit.compiler import image
+    from tilekit.compiler.foreign import image
 
     other = "sm_80" if device.compute_capability >= (9, 0) else "sm_90a"
     foreign = tk.load_module(tk.cuda_source(CODE, "saxpy", SAXPY).compile(other).cubin).kernel("saxpy", SAXPY)

@@ -13,7 +13,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, kernels, memory
-from tilekit.launcher.configuration import LaunchConfig
+from tilekit.launch.foreign.configuration import LaunchConfig
 
 torch = pytest.importorskip("torch", reason="torch, which computes what is compared with, is not installed")
 

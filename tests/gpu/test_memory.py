@@ -9,8 +9,8 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, memory
+from tilekit._runtime.policy import ExecutionContext
 from tilekit.errors import OutOfMemoryError
-from tilekit.schedule import ExecutionContext
 
 MIB = 1 << 20
 

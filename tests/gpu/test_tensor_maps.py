@@ -9,8 +9,8 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, dtypes
-from tilekit.driver.recorded import Parameters
-from tilekit.driver.tensormaps import TensorMap
+from tilekit._driver.nodes import Parameters
+from tilekit._driver.tensormaps import TensorMap
 
 # One box, at the coordinates, to shared memory by the TMA, and from there to `out` as it lies.
 SOURCE = """

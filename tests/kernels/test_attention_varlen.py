@@ -12,7 +12,7 @@ from attending import TOLERANCE, compiled, gradients, right
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.driver import cpu
+from tilekit._driver.cpu import driver as cpu
 from tilekit.kernels import attention_gradients, attention_packed_gradients
 
 f = api.from_host

@@ -192,8 +192,8 @@ def test_mistakes(device):
 
 
 def test_offsets_on_another_device(cpu, monkeypatch):
-    import tilekit.device as module
-    from tilekit.driver.discovery import Discovery
+    import tilekit._runtime.device as module
+    from tilekit._driver.discovery import Discovery
 
     monkeypatch.setenv("TILEKIT_CPU_DEVICES", "2")
     monkeypatch.setattr(module, "_found", module._Found(lambda: Discovery(reason="none")))

@@ -32,7 +32,7 @@ def _compiled_before(request, tmp_path_factory):
     if request.config.getoption("--device") != "cuda":
         yield
         return
-    from tilekit.device import Device
+    from tilekit._runtime.device import Device
 
     folder = str(tmp_path_factory.mktemp("kernels"))
     jobs = int(os.environ.get("TILEKIT_TEST_JOBS", "0")) or os.cpu_count() or 1

@@ -16,9 +16,9 @@ from held_up import failing, held
 
 import tilekit as tk
 from tilekit import api
-from tilekit.driver import signal
+from tilekit._driver import signal
 from tilekit.errors import DeviceError
-from tilekit.ops import completion
+from tilekit.ops import reactor as completion
 from tilekit.ops.execution import HostJob
 
 # How often the scenarios at the end are repeated; on a GPU: TILEKIT_TEST_COUNT=10000 pytest --device=cuda, this file
@@ -595,7 +595,7 @@ def test_a_cancelled_job_goes_on(device):
 
 
 def test_a_kernel_is_compiled_in_a_thread(cpu, monkeypatch):
-    from tilekit.compiler.load import Specialisation
+    from tilekit.launch.specialisation import Specialisation
 
     threads = []
     original = Specialisation.executable

@@ -14,8 +14,8 @@ from held_up import failing, held
 
 import tilekit as tk
 from tilekit import api
-from tilekit.device import Device
-from tilekit.driver.cpu import CpuDriver
+from tilekit._driver.cpu.driver import CpuDriver
+from tilekit._runtime.device import Device
 from tilekit.ops.borrowing import refuse_borrowed
 from tilekit.ops.execution import Run
 

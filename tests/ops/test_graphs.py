@@ -14,7 +14,7 @@ from held_up import held
 
 import tilekit as tk
 from tilekit import api, memory
-from tilekit.driver import cpu as cpu_driver
+from tilekit._driver.cpu import driver as cpu_driver
 
 N, TILE = 1000, 256
 COUNT = int(os.environ.get("TILEKIT_TEST_COUNT", "50"))

@@ -7,7 +7,7 @@ import pytest
 from fake_gpu import fake_device, fake_gpu
 
 import tilekit as tk
-from tilekit.ops import completion
+from tilekit.ops import reactor as completion
 
 SPIN_S, TURN_S = 20e-6, completion._TURN_S
 
@@ -203,7 +203,7 @@ def test_a_launch_is_polled_for_as_it_is_submitted(clock):
     """The compiled part does it in the call that launches."""
     pytest.importorskip("numba.cuda", reason="compiles a kernel")
     from tilekit import api
-    from tilekit.compiler import native
+    from tilekit._native import compiled as native
 
     if native.submit is None:
         pytest.skip("tilekit was installed without a C compiler")

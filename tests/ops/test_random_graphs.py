@@ -12,8 +12,8 @@ import pytest
 
 import tilekit as tk
 from tilekit import api
-from tilekit.driver import cpu
-from tilekit.schedule import ExecutionContext
+from tilekit._driver.cpu import driver as cpu
+from tilekit._runtime.policy import ExecutionContext
 
 N, TENSORS, STREAMS, OPS = 4, 4, 4, 14
 GRAPHS = 500

@@ -9,8 +9,8 @@ import pytest
 
 import tilekit as tk
 from tilekit import api
-from tilekit.device import Device
-from tilekit.driver import cpu
+from tilekit._driver.cpu import driver as cpu
+from tilekit._runtime.device import Device
 from tilekit.ops.stepwise import Stepwise
 
 

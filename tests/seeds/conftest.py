@@ -7,8 +7,8 @@ import pytest
 
 import tilekit as tk
 from tilekit import api
-from tilekit.device import Device
-from tilekit.driver.cpu import CpuDriver
+from tilekit._driver.cpu.driver import CpuDriver
+from tilekit._runtime.device import Device
 
 
 class Latch:

@@ -13,7 +13,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, ops
-from tilekit.ops import nodes
+from tilekit.ops import combinators as nodes
 
 N, TILE = 1000, 256
 

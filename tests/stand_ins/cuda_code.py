@@ -57,7 +57,7 @@ needs_nvrtc = pytest.mark.skipif(not has_nvrtc(), reason="compiles CUDA C++, and
 def has_headers():
     if not has_nvrtc():
         return False
-    from tilekit.compiler.nvrtc import _include_folders
+    from tilekit.compiler.foreign.nvrtc import _include_folders
 
     return bool(_include_folders())
 

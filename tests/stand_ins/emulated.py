@@ -9,9 +9,10 @@ from numba.cuda import types
 
 import tilekit as tk
 from tilekit import dtypes
-from tilekit.compiler import ops
-from tilekit.compiler.lower import shared, sorting
-from tilekit.compiler.types import TileType, compiling, i32, register_type
+from tilekit.compiler.codegen import definition as ops
+from tilekit.compiler.codegen import shared_memory as shared
+from tilekit.compiler.codegen.types import TileType, compiling, i32, register_type
+from tilekit.compiler.lower import sorting
 
 ROOM = 160 * 1024
 """Bytes of the memory that operations may use."""

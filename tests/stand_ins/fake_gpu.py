@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 from fake_graphs import FakeGraphs
 
-import tilekit.device
-from tilekit.compiler import native
-from tilekit.device import Device, use_device
-from tilekit.driver import cuda
-from tilekit.driver.discovery import Discovery
-from tilekit.schedule import SingleStream
+import tilekit._runtime.device
+from tilekit._driver.cuda import driver as cuda
+from tilekit._driver.discovery import Discovery
+from tilekit._native import compiled as native
+from tilekit._runtime.device import Device, use_device
+from tilekit._runtime.policy import SingleStream
 
 
 class _Flag(enum.IntFlag):
@@ -224,7 +224,9 @@ def first_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Device, FakeBin
     """A `fake_gpu` that is found as `cuda:0`, and is the default device for the `with` block."""
     made, bindings = fake_gpu()
     bindings._handles = itertools.count(1 << 20)  # as real ones: 1 and 2 stand for the default streams
-    monkeypatch.setattr(tilekit.device, "_found", tilekit.device._Found(lambda: Discovery(drivers=[made.driver])))
+    monkeypatch.setattr(
+        tilekit._runtime.device, "_found", tilekit._runtime.device._Found(lambda: Discovery(drivers=[made.driver]))
+    )
     with use_device("cuda:0") as device:
         yield device, bindings
 

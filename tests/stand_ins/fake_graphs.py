@@ -16,7 +16,7 @@ class _Node(SimpleNamespace):
 
 
 class FakeGraphs:
-    """As much of cuda.bindings.driver as `tilekit.driver.cuda_graphs` calls.
+    """As much of cuda.bindings.driver as `tilekit._driver.cuda.graphs` calls.
 
     Attributes:
         graphs: what each launched graph did: its nodes, as (kind, what it was told).

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tilekit.device import Device
+from tilekit._runtime.device import Device
 
 if TYPE_CHECKING:
     from tilekit.bench.report import Run

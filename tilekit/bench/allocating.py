@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from tilekit import __version__, api
+from tilekit._runtime.storage import allocate
+from tilekit._runtime.stream import Stream
 from tilekit.bench import Options, raw
 from tilekit.bench.awaiting import policy_of
 from tilekit.bench.environment import version_of
 from tilekit.bench.report import OWN
 from tilekit.bench.saxpy_peers import need
 from tilekit.bench.sweep import Candidate, Sweep, Work, sweep
-from tilekit.storage import allocate
-from tilekit.stream import Stream
 
 __all__ = ["SIZES", "run"]
 

@@ -15,12 +15,12 @@ import numpy as np
 
 import tilekit as tk
 from tilekit import api, dtypes, kernels
+from tilekit._runtime.stream import Stream
 from tilekit.bench import Options, kernel_peers
 from tilekit.bench.attention_checks import CheckedGradients, CheckedRows, attend, gradients, heads_of, is_causal
 from tilekit.bench.harness import Contestant, Variant
 from tilekit.bench.kernel_cases import Case, Tensors
 from tilekit.bench.kernel_runs import KernelRun, measure
-from tilekit.stream import Stream
 
 __all__ = ["PEERS", "attention_cases", "run"]
 

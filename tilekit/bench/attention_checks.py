@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tilekit._runtime.stream import Stream
 from tilekit.bench.kernel_cases import Case, Tensors
-from tilekit.stream import Stream
 
 __all__ = [
     "CheckedGradients", "CheckedRows", "CheckedSequences", "attend", "gradients", "heads_of", "is_causal", "of_sequences",

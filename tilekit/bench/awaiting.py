@@ -17,16 +17,16 @@ import numpy as np
 
 import tilekit as tk
 from tilekit import api
+from tilekit._runtime.device import Device
+from tilekit._runtime.policy import SingleStream
+from tilekit._runtime.stream import Stream
 from tilekit.bench import Options, raw
 from tilekit.bench._tilekit_host import scale
 from tilekit.bench.environment import version_of
 from tilekit.bench.report import OWN
 from tilekit.bench.saxpy_peers import DeviceArray, need
 from tilekit.bench.sweep import Candidate, Sweep, Work, sweep
-from tilekit.device import Device
-from tilekit.launcher import KernelLaunch
-from tilekit.schedule import SingleStream
-from tilekit.stream import Stream
+from tilekit.launch import KernelLaunch
 
 __all__ = ["DEFAULT_N", "policy_of", "run"]
 

@@ -15,11 +15,11 @@ from contextlib import ExitStack
 import numpy as np
 
 import tilekit as tk
+from tilekit._runtime.device import Device
 from tilekit.bench import Options
 from tilekit.bench.report import OWN
 from tilekit.bench.sweep import Candidate, Sweep, Work, sweep
 from tilekit.bench.turning import Clock, Wheel, op_us
-from tilekit.device import Device
 
 __all__ = ["DEFAULT_N", "STREAMS", "run"]
 

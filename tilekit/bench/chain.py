@@ -18,6 +18,7 @@ import numpy as np
 
 import tilekit as tk
 from tilekit import api
+from tilekit._runtime.stream import Stream
 from tilekit.bench import Options, raw
 from tilekit.bench._tilekit_host import accumulate
 from tilekit.bench.awaiting import policy_of
@@ -25,9 +26,8 @@ from tilekit.bench.environment import version_of
 from tilekit.bench.harness import Prepared
 from tilekit.bench.report import OWN
 from tilekit.bench.sweep import Candidate, Sweep, Work, sweep
-from tilekit.launcher import KernelLaunch
+from tilekit.launch import KernelLaunch
 from tilekit.ops import DeviceOp
-from tilekit.stream import Stream
 
 __all__ = ["DEFAULT_N", "ELEMENTS", "Data", "lengths", "on_cpu", "on_gpu", "run"]
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from tilekit import __version__, api, memory
+from tilekit._runtime.stream import Stream
 from tilekit.bench import Options, raw
 from tilekit.bench.awaiting import policy_of
 from tilekit.bench.report import OWN
 from tilekit.bench.sweep import Candidate, Sweep, Work, sweep
-from tilekit.stream import Stream
 
 __all__ = ["DEFAULT_N", "run"]
 

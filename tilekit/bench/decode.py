@@ -16,6 +16,7 @@ import numpy as np
 
 import tilekit as tk
 from tilekit import api
+from tilekit._runtime.stream import Stream
 from tilekit.bench import Options, _tilekit_decode, launch_peers
 from tilekit.bench.awaiting import policy_of
 from tilekit.bench.environment import version_of
@@ -24,7 +25,6 @@ from tilekit.bench.report import OWN
 from tilekit.bench.saxpy_peers import DeviceArray
 from tilekit.bench.sweep import Candidate, Sweep, Work, sweep
 from tilekit.ops import DeviceOp
-from tilekit.stream import Stream
 
 __all__ = ["LAYERS", "WIDTHS", "run"]
 

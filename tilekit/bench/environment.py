@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import tilekit
-from tilekit.device import Device
+from tilekit._runtime.device import Device
 
 __all__ = ["DeviceInfo", "DriverInfo", "Sources", "device_info", "driver_info", "sources", "version_of", "versions"]
 

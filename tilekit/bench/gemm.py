@@ -17,11 +17,11 @@ import numpy as np
 
 import tilekit as tk
 from tilekit import api, dtypes, kernels
+from tilekit._runtime.stream import Stream
 from tilekit.bench import Options, kernel_peers
 from tilekit.bench.harness import Contestant, Variant
 from tilekit.bench.kernel_cases import Case, Tensors
 from tilekit.bench.kernel_runs import KernelRun, measure
-from tilekit.stream import Stream
 
 __all__ = ["PEERS", "gemm_cases", "run"]
 

@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tilekit.device import Device
-from tilekit.stream import Stream
+from tilekit._runtime.device import Device
+from tilekit._runtime.stream import Stream
 
 __all__ = [
     "Contestant",

@@ -14,8 +14,8 @@ import numpy as np
 
 import tilekit as tk
 from tilekit import api, kernels
+from tilekit._runtime.stream import Stream
 from tilekit.bench.report import Unit
-from tilekit.stream import Stream
 
 __all__ = ["DROPPED", "Case", "Check", "Tensors", "kernel_cases", "norm_cases", "softmax_cases"]
 

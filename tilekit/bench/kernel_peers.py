@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from tilekit import dtypes
+from tilekit._runtime.stream import Stream
+from tilekit._tensor.tensor import Tensor
 from tilekit.bench.harness import Contestant, Variant
 from tilekit.bench.kernel_cases import DROPPED, Case, Tensors
 from tilekit.bench.saxpy_peers import DeviceArray, Missing, need
-from tilekit.stream import Stream
-from tilekit.tensor import Tensor
 
 __all__ = ["PEERS", "Build", "Missing", "flash_varlen", "sdpa", "triton_kernel"]
 

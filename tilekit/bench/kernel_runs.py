@@ -16,11 +16,11 @@ import numpy as np
 
 import tilekit as tk
 from tilekit import api, dtypes
+from tilekit._runtime.stream import Stream
 from tilekit.bench import Options, kernel_peers
 from tilekit.bench.harness import Contestant, Variant, compete, timer_for
 from tilekit.bench.kernel_cases import Case, Check, Tensors
 from tilekit.bench.report import OWN, LeftOut, Result, Run, Unit, align, results, surroundings
-from tilekit.stream import Stream
 
 __all__ = ["CaseResult", "KernelRun", "measure"]
 

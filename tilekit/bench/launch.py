@@ -19,6 +19,7 @@ import numpy as np
 
 import tilekit as tk
 from tilekit import api
+from tilekit._runtime.stream import Stream
 from tilekit.bench import Options, launch_peers, raw
 from tilekit.bench._tilekit_host import LAUNCHES
 from tilekit.bench.awaiting import policy_of
@@ -26,8 +27,7 @@ from tilekit.bench.harness import Unwaited
 from tilekit.bench.report import OWN
 from tilekit.bench.saxpy_peers import need
 from tilekit.bench.sweep import Candidate, Sweep, Work, sweep
-from tilekit.launcher import KernelLaunch
-from tilekit.stream import Stream
+from tilekit.launch import KernelLaunch
 
 __all__ = ["COUNTS", "DEFAULT_N", "run"]
 

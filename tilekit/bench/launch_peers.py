@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
+from tilekit._runtime.stream import Stream
+from tilekit._tensor.tensor import Tensor
 from tilekit.bench.environment import version_of
 from tilekit.bench.saxpy_peers import DeviceArray, Missing, need
-from tilekit.stream import Stream
-from tilekit.tensor import Tensor
 
 __all__ = ["PEERS", "Peer", "in_cupy", "in_torch"]
 

@@ -8,12 +8,12 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from tilekit._runtime.stream import Stream
+from tilekit._tensor.partition import Partition
+from tilekit._tensor.tensor import Tensor
 from tilekit.bench.environment import version_of
 from tilekit.bench.saxpy_peers import Missing
-from tilekit.launcher import KernelLaunch
-from tilekit.partition import Partition
-from tilekit.stream import Stream
-from tilekit.tensor import Tensor
+from tilekit.launch import KernelLaunch
 
 __all__ = ["NAME", "RawGraph", "RawLaunch", "version"]
 

@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from tilekit._runtime.device import Device
 from tilekit.bench.environment import DeviceInfo, DriverInfo, device_info, driver_info, sources, versions
 from tilekit.bench.harness import Measurement
-from tilekit.device import Device
 
 __all__ = [
     "OWN",

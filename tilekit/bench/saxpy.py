@@ -16,13 +16,13 @@ import numpy as np
 
 import tilekit as tk
 from tilekit import api
+from tilekit._runtime.device import Device
+from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.stream import Stream
 from tilekit.bench import Options, saxpy_peers
 from tilekit.bench._tilekit_saxpy import saxpy
 from tilekit.bench.harness import Contestant, Measurement, Variant, compete, timer_for
 from tilekit.bench.report import OWN, LeftOut, Record, record, results
-from tilekit.device import Device
-from tilekit.schedule import ExecutionContext
-from tilekit.stream import Stream
 
 __all__ = ["BYTES_PER_ELEMENT", "DEFAULT_N", "run"]
 

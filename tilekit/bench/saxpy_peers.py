@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from tilekit._runtime.stream import Stream
+from tilekit._tensor.tensor import Tensor
 from tilekit.bench.environment import version_of
 from tilekit.bench.harness import Contestant, Variant
-from tilekit.stream import Stream
-from tilekit.tensor import Tensor
 
 __all__ = ["PEERS", "DeviceArray", "Missing", "Shared", "need"]
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from tilekit import api
+from tilekit._runtime.stream import Stream
 from tilekit.bench._tilekit_host import turn
-from tilekit.launcher import KernelLaunch
+from tilekit.launch import KernelLaunch
 from tilekit.ops import DeviceOp
-from tilekit.stream import Stream
 
 __all__ = ["Clock", "Wheel", "advanced", "op_us"]
 

@@ -19,21 +19,12 @@ from llvmlite import ir
 from numba.cuda import cgutils, compiler, dispatcher, types
 from numba.cuda.cudadrv.error import NvvmSupportError
 
+from tilekit._driver.report import Site
 from tilekit.compiler import lower, toolkit
-from tilekit.compiler.bound import BoundKernel
-from tilekit.compiler.branches import without_dead_branches
-from tilekit.compiler.cubin import read_resources
-from tilekit.compiler.diagnose import explain
-from tilekit.compiler.facts import ArgumentFacts
-from tilekit.compiler.grids import Fold
-from tilekit.compiler.inlining import inlined
-from tilekit.compiler.kernel import SHARED_BYTES, STATIC_BYTES, CompiledKernel, choose_config, param_format, target_capability
-from tilekit.compiler.layout import Config
-from tilekit.compiler.lower.blocks import pass_the_grid
-from tilekit.compiler.lower.rings import SHARED_BYTES as SHARED_WITH_RESERVED
-from tilekit.compiler.lower.rings import loaders_of
-from tilekit.compiler.pipelines import Unfit, pipelined_loops, plain, rings_of, specialised
-from tilekit.compiler.types import (
+from tilekit.compiler.codegen.blocks import pass_the_grid
+from tilekit.compiler.codegen.branches import without_dead_branches
+from tilekit.compiler.codegen.diagnose import explain
+from tilekit.compiler.codegen.types import (
     Compilation,
     Crowded,
     MoreWarps,
@@ -43,7 +34,16 @@ from tilekit.compiler.types import (
     compiling,
     current,
 )  # fmt: skip
-from tilekit.driver.report import Site
+from tilekit.compiler.cubin import read_resources
+from tilekit.compiler.facts import ArgumentFacts
+from tilekit.compiler.frontend.bound import BoundKernel
+from tilekit.compiler.frontend.inlining import inlined
+from tilekit.compiler.grids import Fold
+from tilekit.compiler.kernel import SHARED_BYTES, STATIC_BYTES, CompiledKernel, choose_config, param_format, target_capability
+from tilekit.compiler.layouts.linear import Config
+from tilekit.compiler.nvidia.multibuffer import SHARED_BYTES as SHARED_WITH_RESERVED
+from tilekit.compiler.nvidia.multibuffer import loaders_of
+from tilekit.compiler.passes.pipelining import Unfit, pipelined_loops, plain, rings_of, specialised
 from tilekit.errors import CompileError
 from tilekit.lang.size import MOST_WARPS, sized
 

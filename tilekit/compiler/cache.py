@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilekit._driver.report import Site
+from tilekit._driver.tensormaps import TensorMap
 from tilekit.compiler import cache_folder
 from tilekit.compiler.kernel import CompiledKernel
-from tilekit.driver.report import Site
-from tilekit.driver.tensormaps import TensorMap
 from tilekit.settings import load_settings
 
 __all__ = ["MAX_BYTES", "Contents", "clear", "contents", "folder", "load", "save", "toolchain_fingerprint"]
@@ -161,7 +161,7 @@ def toolchain_fingerprint() -> str:
 
     digest = hashlib.sha256(f"{sys.version_info[:2]} {sys.platform}".encode())
     package = Path(__file__).parent.parent
-    below = [package / name for name in ("dtypes.py", "driver/report.py", "driver/tensormaps.py")]
+    below = [package / name for name in ("dtypes.py", "_driver/report.py", "_driver/tensormaps.py")]
     for source in sorted([*below, *package.glob("compiler/**/*.py"), *package.glob("lang/*.py")]):
         digest.update(f"{source.relative_to(package)}\n".encode())
         digest.update(source.read_bytes())

@@ -16,14 +16,14 @@ from numba import cuda
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.bound import BoundKernel
+from tilekit._tensor.partition import Partition
+from tilekit._tensor.tensor import Tensor
 from tilekit.compiler.build import argument_types, translate, with_enough_warps
+from tilekit.compiler.codegen.types import Compilation, TensorType
 from tilekit.compiler.facts import MOST_NARROW, ArgumentFacts, TensorFacts
-from tilekit.compiler.layout import Config
-from tilekit.compiler.types import Compilation, TensorType
+from tilekit.compiler.frontend.bound import BoundKernel
+from tilekit.compiler.layouts.linear import Config
 from tilekit.errors import TilekitError
-from tilekit.partition import Partition
-from tilekit.tensor import Tensor
 
 __all__ = ["make_dispatcher"]
 

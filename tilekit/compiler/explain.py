@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilekit.compiler.facts import ArgumentFacts
+from tilekit.compiler.frontend.source import KernelSource
 from tilekit.compiler.grids import Fold
 from tilekit.compiler.kernel import CompiledKernel
-from tilekit.compiler.layout import WARP, Layout
-from tilekit.compiler.source import KernelSource
+from tilekit.compiler.layouts.linear import WARP, Layout
 from tilekit.compiler.specialise import BoundKernel
 from tilekit.compiler.toolkit import importing_numba
 from tilekit.dtypes import DType
@@ -229,7 +229,7 @@ def explain(
     """Compile a kernel, and note what the compiler does. The arguments are those of `build`."""
     with importing_numba():  # which takes a second
         from tilekit.compiler.build import build
-        from tilekit.compiler.types import noting
+        from tilekit.compiler.codegen.types import noting
 
     with noting() as notes:
         compiled = build(bound, facts, num_warps, target, occupancy, fold=fold)

@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 
 from tilekit import dtypes
+from tilekit._driver.report import Site
+from tilekit._driver.tensormaps import TensorMap
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
-from tilekit.compiler.layout import Config, choose_num_warps, choose_vec, elements
-from tilekit.driver.report import Site
-from tilekit.driver.tensormaps import TensorMap
+from tilekit.compiler.layouts.linear import Config, choose_num_warps, choose_vec, elements
 from tilekit.errors import TilekitError
 
 __all__ = [

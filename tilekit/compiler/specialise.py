@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from tilekit.compiler.bound import (
+from tilekit.compiler.frontend.bound import (
     BoundKernel,
     arguments_of,
     arguments_of_lambdas,
@@ -35,8 +35,9 @@ from tilekit.compiler.bound import (
     stored,
     without_type_parameters,
 )
-from tilekit.compiler.flow import check_flow
-from tilekit.compiler.folding import (
+from tilekit.compiler.frontend.captures import check_values
+from tilekit.compiler.frontend.flow import check_flow
+from tilekit.compiler.frontend.folding import (
     BINARY,
     COMPARE,
     FOLDABLE_CALLS,
@@ -48,10 +49,9 @@ from tilekit.compiler.folding import (
     similar,
     value_of,
 )
-from tilekit.compiler.outside import check_values
-from tilekit.compiler.pipelines import check_call
-from tilekit.compiler.source import KernelSource
-from tilekit.compiler.syntax import check_syntax
+from tilekit.compiler.frontend.source import KernelSource
+from tilekit.compiler.frontend.syntax import check_syntax
+from tilekit.compiler.passes.pipelining import check_call
 from tilekit.lang import reduction, scanning
 from tilekit.lang.functions import Function
 from tilekit.lang.pipelines import pipelined

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tilekit._tensor.tensor import DEVICE_CODE
 from tilekit.interop.incoming import as_tensor, from_pointer
 from tilekit.interop.outgoing import array_interface, dlpack_capsule, dlpack_device
-from tilekit.tensor import DEVICE_CODE
 
 __all__ = ["as_tensor", "from_pointer"]
 

@@ -12,11 +12,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tilekit.device import Device
+from tilekit._runtime.device import Device
+from tilekit._runtime.storage import Imported, Order, Storage
+from tilekit._runtime.stream import as_stream
+from tilekit._tensor.tensor import Tensor
 from tilekit.interop.ranges import cross
-from tilekit.storage import Imported, Order, Storage
-from tilekit.stream import as_stream
-from tilekit.tensor import Tensor
 
 __all__ = ["met_again", "remember_array"]
 

@@ -6,8 +6,8 @@ import atexit
 import weakref
 from typing import Any
 
-from tilekit.device import Device
-from tilekit.stream import Stream
+from tilekit._runtime.device import Device
+from tilekit._runtime.stream import Stream
 
 __all__ = ["bridge", "consumer_stream"]
 

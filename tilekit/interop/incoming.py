@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 
 from tilekit import dtypes
-from tilekit.device import Device, default_device
-from tilekit.driver.protocol import Memory
+from tilekit._driver.protocol import Memory
+from tilekit._runtime.device import Device, default_device
+from tilekit._runtime.storage import Storage, Use
+from tilekit._runtime.stream import Stream, as_stream
+from tilekit._tensor.shapes import as_shape, contiguous_strides
+from tilekit._tensor.tensor import Tensor, refuse_mask
 from tilekit.interop import dlpack
 from tilekit.interop.again import met_again, remember_array
 from tilekit.interop.crossing import bridge
 from tilekit.interop.ranges import admit, cross, known, owner_range, remember
 from tilekit.ops import DeviceOp
-from tilekit.shapes import as_shape, contiguous_strides
-from tilekit.storage import Storage, Use
-from tilekit.stream import Stream, as_stream
-from tilekit.tensor import Tensor, refuse_mask
 
 __all__ = ["as_tensor", "from_pointer"]
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from tilekit.device import Device
-from tilekit.driver.protocol import EventHandle
+from tilekit._driver.protocol import EventHandle
+from tilekit._runtime.device import Device
+from tilekit._runtime.storage import Garbage, Storage, Use
+from tilekit._tensor.tensor import Tensor
 from tilekit.errors import DeviceError, TilekitError
 from tilekit.interop import dlpack
 from tilekit.interop.crossing import bridge, consumer_stream
 from tilekit.interop.ranges import remember
-from tilekit.storage import Garbage, Storage, Use
-from tilekit.tensor import Tensor
 
 __all__ = ["array_interface", "dlpack_capsule", "dlpack_device"]
 

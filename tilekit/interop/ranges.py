@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from tilekit.device import Device
-from tilekit.driver.protocol import Memory
+from tilekit._driver.protocol import Memory
+from tilekit._runtime.device import Device
+from tilekit._runtime.storage import Imported, Order, Storage, Use
 from tilekit.interop.crossing import bridge
-from tilekit.storage import Imported, Order, Storage, Use
 
 __all__ = ["admit", "cross", "known", "owner_range", "remember"]
 

@@ -13,13 +13,13 @@ import math
 from typing import Any, NamedTuple
 
 from tilekit import dtypes
+from tilekit._tensor.partition import MappedPartition
+from tilekit._tensor.tensor import Tensor
 from tilekit.errors import CompileError
 from tilekit.kernels._host import check_choice, multiprocessors, power
 from tilekit.kernels._stream_k import StreamK, stream_k
 from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
-from tilekit.launcher.launch import check_warps
-from tilekit.partition import MappedPartition
-from tilekit.tensor import Tensor
+from tilekit.launch.launch import check_warps
 
 __all__ = [
     "COPIES", "FEW_ROWS", "Plan", "aligned", "check_splits", "check_tile", "in_stages", "plan_of", "result_dtype",

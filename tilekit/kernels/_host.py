@@ -13,14 +13,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from tilekit import api, copying, dtypes
+from tilekit import api, dtypes
+from tilekit._runtime.policy import ExecutionContext
+from tilekit._tensor.partition import Partition
+from tilekit._tensor.tensor import Tensor, new_tensor
 from tilekit.compiler.facts import MOST_NARROW
-from tilekit.launcher.launch import KernelLaunch
+from tilekit.launch import copying
+from tilekit.launch.launch import KernelLaunch
 from tilekit.ops import DeviceOp, Spec, zip_ops
 from tilekit.ops.stepwise import Stepwise
-from tilekit.partition import Partition
-from tilekit.schedule import ExecutionContext
-from tilekit.tensor import Tensor, new_tensor
 
 __all__ = [
     "Launches", "Measured", "New", "Operand", "Place", "RowTile", "a_tensor", "check", "compute_dtype", "exponential", "filled",

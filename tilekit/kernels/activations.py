@@ -11,6 +11,7 @@ Blocks have as many elements as keep the memory busy, in one dimension: the shap
 from __future__ import annotations
 
 import tilekit as tk
+from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import (
     Launches,
     Operand,
@@ -25,7 +26,6 @@ from tilekit.kernels._host import (
     takes_ops,
 )
 from tilekit.ops import DeviceOp, Spec
-from tilekit.tensor import Tensor
 
 __all__ = ["gelu", "gelu_backward", "silu", "silu_backward", "swiglu", "swiglu_backward"]
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import tilekit as tk
 from tilekit import dtypes
+from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import (
     Launches,
     Operand,
@@ -28,7 +29,6 @@ from tilekit.kernels._host import (
 )
 from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, scale_of
 from tilekit.ops import DeviceOp, Spec
-from tilekit.tensor import Tensor
 
 __all__ = ["attention_decode"]
 

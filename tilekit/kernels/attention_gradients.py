@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 import tilekit as tk
 from tilekit import dtypes
+from tilekit._tensor.tensor import Tensor
 from tilekit.kernels import attention_gradients_ahead as ahead
 from tilekit.kernels._gemm_plans import in_stages
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, power, takes_ops
 from tilekit.kernels.attention_masks import hidden, masks_of
 from tilekit.kernels.attentions import LOG2_E, check_qkv, scale_of
 from tilekit.ops import DeviceOp, Spec
-from tilekit.tensor import Tensor
 
 __all__ = ["attention_backward", "check_deterministic", "of_tiles", "plan_of", "power_of"]
 

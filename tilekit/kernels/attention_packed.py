@@ -13,6 +13,7 @@ from typing import Any
 
 import tilekit as tk
 from tilekit import dtypes
+from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._gemm_plans import in_stages
 from tilekit.kernels._host import (
     Launches,
@@ -29,7 +30,6 @@ from tilekit.kernels.attention_masks import from_on, hidden, masks_of
 from tilekit.kernels.attention_visits import range_at, visit_at, visits_of
 from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, plan_of, scale_of, taller, turn
 from tilekit.ops import DeviceOp, Spec
-from tilekit.tensor import Tensor
 
 __all__ = ["attention_varlen", "by_rows", "check_starts", "finite_outside"]
 

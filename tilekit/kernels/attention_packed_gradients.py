@@ -6,6 +6,7 @@ import math
 
 import tilekit as tk
 from tilekit import dtypes
+from tilekit._tensor.tensor import Tensor
 from tilekit.kernels import attention_packed_gradients_ahead as ahead
 from tilekit.kernels._gemm_plans import in_stages
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, takes_ops
@@ -15,7 +16,6 @@ from tilekit.kernels.attention_packed import by_rows, check_starts, finite_outsi
 from tilekit.kernels.attention_visits import range_at, visit_at, visits_of
 from tilekit.kernels.attentions import LOG2_E, check_qkv, scale_of
 from tilekit.ops import DeviceOp, Spec
-from tilekit.tensor import Tensor
 
 __all__ = ["attention_varlen_backward"]
 

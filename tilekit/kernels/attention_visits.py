@@ -14,10 +14,10 @@ from typing import Any
 
 import tilekit as tk
 from tilekit import dtypes
+from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import New, power
 from tilekit.kernels.attention_masks import FAR, Masks
 from tilekit.ops import DeviceOp, Spec
-from tilekit.tensor import Tensor
 
 __all__ = ["bounds_of", "range_at", "visit_at", "visits_of"]
 

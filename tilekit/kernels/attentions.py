@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import tilekit as tk
 from tilekit import dtypes
+from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._gemm_plans import in_stages
 from tilekit.kernels._host import (
     Launches,
@@ -33,7 +34,6 @@ from tilekit.kernels._host import (
 )
 from tilekit.kernels.attention_masks import hidden, masks_of
 from tilekit.ops import DeviceOp, Spec
-from tilekit.tensor import Tensor
 
 __all__ = ["attention", "check_qkv", "plan_of", "scale_of", "taller", "turn"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 import tilekit as tk
+from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import Launches, Operand, check, compute_dtype, flat, flat_tile, out_or_new, shaped, takes_ops
 from tilekit.ops import DeviceOp
-from tilekit.tensor import Tensor
 
 __all__ = ["dropout", "dropout_backward"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tilekit as tk
 from tilekit import api
+from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import (
     Launches,
     Operand,
@@ -24,7 +25,6 @@ from tilekit.kernels._host import (
     takes_ops,
 )
 from tilekit.ops import DeviceOp, Spec
-from tilekit.tensor import Tensor
 
 __all__ = ["embedding", "embedding_backward"]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import tilekit as tk
 from tilekit import dtypes
+from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._gemm_plans import (
     COPIES,
     aligned,
@@ -24,7 +25,6 @@ from tilekit.kernels._gemm_plans import (
 )
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiprocessors, on_cpu, out_or_new, takes_ops
 from tilekit.ops import DeviceOp
-from tilekit.tensor import Tensor
 
 __all__ = ["grouped_gemm"]
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import tilekit as tk
 from tilekit import api
+from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import Operand, flat, integers, on_cpu, power, result, takes_ops
 from tilekit.kernels.norms import _column_sums
 from tilekit.lang.counting import MOST_BINS
 from tilekit.ops import DeviceOp
-from tilekit.tensor import Tensor
 
 __all__ = ["histogram"]
 

@@ -13,6 +13,7 @@ import numpy as np
 
 import tilekit as tk
 from tilekit import api
+from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import (
     Launches,
     Operand,
@@ -31,7 +32,6 @@ from tilekit.kernels._host import (
     takes_ops,
 )
 from tilekit.ops import DeviceOp, Spec
-from tilekit.tensor import Tensor
 
 __all__ = ["cross_entropy", "cross_entropy_backward"]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import tilekit as tk
 from tilekit import api
+from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import (
     Launches,
     Measured,
@@ -31,7 +32,6 @@ from tilekit.kernels._host import (
     takes_ops,
 )
 from tilekit.ops import DeviceOp, Spec
-from tilekit.tensor import Tensor
 
 __all__ = ["add_rms_norm", "layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"]
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import tilekit as tk
 from tilekit import dtypes
+from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._gemm_plans import (
     COPIES,
     FEW_ROWS,
@@ -33,7 +34,6 @@ from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, o
 from tilekit.kernels._stream_k import shares_of
 from tilekit.lang.functions import Function
 from tilekit.ops import DeviceOp, Spec
-from tilekit.tensor import Tensor
 
 __all__ = ["gemm"]
 

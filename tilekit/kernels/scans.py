@@ -8,6 +8,7 @@ in every run.
 from __future__ import annotations
 
 import tilekit as tk
+from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import (
     Launches,
     Operand,
@@ -21,7 +22,6 @@ from tilekit.kernels._host import (
     takes_ops,
 )
 from tilekit.ops import DeviceOp, Spec
-from tilekit.tensor import Tensor
 
 __all__ = ["cumsum"]
 

@@ -9,6 +9,7 @@ import numpy as np
 
 import tilekit as tk
 from tilekit import dtypes
+from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import (
     Launches,
     Measured,
@@ -24,7 +25,6 @@ from tilekit.kernels._host import (
     takes_ops,
 )
 from tilekit.ops import DeviceOp, Spec
-from tilekit.tensor import Tensor
 
 __all__ = ["argmax", "topk"]
 

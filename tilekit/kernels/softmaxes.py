@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 import tilekit as tk
+from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import (
     Launches,
     Measured,
@@ -27,7 +28,6 @@ from tilekit.kernels._host import (
     takes_ops,
 )
 from tilekit.ops import DeviceOp
-from tilekit.tensor import Tensor
 
 __all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 
 import tilekit as tk
+from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import Launches, Operand, a_tensor, out_or_new, power, shaped, takes_ops
 from tilekit.ops import DeviceOp, Spec
-from tilekit.tensor import Tensor
 
 __all__ = ["transpose"]
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tilekit._tensor.partition import grouped_index
 from tilekit.lang import block
-from tilekit.partition import grouped_index
 
 if TYPE_CHECKING:
     from tilekit.lang.memory import TensorView

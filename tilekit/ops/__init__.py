@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from tilekit.ops.base import DeviceOp as DeviceOp
-from tilekit.ops.base import Spec as Spec
+from tilekit.ops.combinators import StreamOperation as StreamOperation
+from tilekit.ops.combinators import Value as Value
+from tilekit.ops.combinators import host_fn as host_fn
+from tilekit.ops.combinators import value as value
+from tilekit.ops.combinators import with_context as with_context
 from tilekit.ops.execution import HostValue as HostValue
 from tilekit.ops.launch import AsyncKernelLaunch as AsyncKernelLaunch
 from tilekit.ops.launch import Executable as Executable
 from tilekit.ops.launch import NativeLaunch as NativeLaunch
-from tilekit.ops.nodes import StreamOperation as StreamOperation
-from tilekit.ops.nodes import Value as Value
-from tilekit.ops.nodes import host_fn as host_fn
-from tilekit.ops.nodes import value as value
-from tilekit.ops.nodes import with_context as with_context
+from tilekit.ops.op import DeviceOp as DeviceOp
 from tilekit.ops.placement import Zip as Zip
 from tilekit.ops.placement import join_all as join_all
 from tilekit.ops.placement import zip_ops as zip_ops
+from tilekit.ops.spec import Spec as Spec
 from tilekit.ops.stepwise import operation as operation
 
 __all__ = [

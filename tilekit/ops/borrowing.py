@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tilekit.schedule import borrowed_refused
-from tilekit.storage import Storage
+from tilekit._runtime.policy import borrowed_refused
+from tilekit._runtime.storage import Storage
 
 if TYPE_CHECKING:
-    from tilekit.ops.base import DeviceOp
+    from tilekit.ops.op import DeviceOp
 
 __all__ = ["refuse_borrowed"]
 

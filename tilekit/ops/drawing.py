@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tilekit.ops.base import DeviceOp
+if TYPE_CHECKING:
+    from tilekit.ops.op import DeviceOp
 
 __all__ = ["graphviz", "mermaid", "tree"]
 

@@ -19,12 +19,12 @@ from collections.abc import Callable, Generator, Sequence
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tilekit._runtime.policy import ExecutionContext, submitting
+from tilekit._runtime.stream import Stream
 from tilekit.errors import DeviceError
-from tilekit.schedule import ExecutionContext, submitting
-from tilekit.stream import Stream
 
 if TYPE_CHECKING:
-    from tilekit.ops.base import DeviceOp
+    from tilekit.ops.op import DeviceOp
 
 __all__ = [
     "NAP_S",

@@ -9,17 +9,17 @@ import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from tilekit.driver.signal import SignalBoard
+from tilekit._driver.signal import SignalBoard
+from tilekit._runtime.storage import BORROWED
+from tilekit._runtime.stream import Stream
+from tilekit._runtime.timeline import as_timeout
 from tilekit.errors import TilekitError
 from tilekit.ops.borrowing import refuse_borrowed
-from tilekit.ops.completion import reached, rung, submitted
 from tilekit.ops.execution import NAP_S, TURNS, HostJob, Moment, Submission
-from tilekit.storage import BORROWED
-from tilekit.stream import Stream
-from tilekit.timeline import as_timeout
+from tilekit.ops.reactor import reached, rung, submitted
 
 if TYPE_CHECKING:
-    from tilekit.ops.base import DeviceOp
+    from tilekit.ops.op import DeviceOp
 
 __all__ = ["DeviceFuture"]
 

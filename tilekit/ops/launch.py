@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tilekit.driver.recorded import Node
-from tilekit.ops.base import DeviceOp
-from tilekit.schedule import ExecutionContext
-from tilekit.storage import Storage
+from tilekit._driver.nodes import Node
+from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.storage import Storage
+from tilekit.ops.op import DeviceOp
 
 __all__ = ["AsyncKernelLaunch", "Executable", "NativeLaunch"]
 
@@ -25,7 +25,7 @@ class Executable(Protocol):
         ...
 
     def recorded(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node | None:
-        """One launch, to be written down (`tilekit.driver.recorded`); None if somebody else launches, whom it takes a capture to
+        """One launch, to be written down (`tilekit._driver.nodes`); None if somebody else launches, whom it takes a capture to
         follow.
         """
         ...

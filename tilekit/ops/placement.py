@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tilekit.device import Device
-from tilekit.ops.base import DeviceOp, Spec
+from tilekit._runtime.device import Device
+from tilekit._runtime.policy import ExecutionContext, SchedulingPolicy
+from tilekit._runtime.stream import Stream
+from tilekit.ops.combinators import Derived, as_op
 from tilekit.ops.execution import Done, HostJob, Moment, Run, Steps, Wait
-from tilekit.ops.nodes import Derived, as_op
-from tilekit.schedule import ExecutionContext, SchedulingPolicy
-from tilekit.stream import Stream
+from tilekit.ops.methods import methods
+from tilekit.ops.op import DeviceOp
+from tilekit.ops.spec import Spec
 
 __all__ = ["JoinAll", "OnDevice", "WithPolicy", "Zip", "join_all", "zip_ops"]
 
@@ -20,6 +22,8 @@ class Zip(DeviceOp[Any]):
 
     Its device is that of the first part that has one; parts that say `on(device)` speak for themselves alone.
     """
+
+    _side_by_side = True
 
     def __init__(self, ops: Iterable[Any], parallel: bool = False) -> None:
         self.ops = tuple(map(as_op, ops))
@@ -134,10 +138,12 @@ def _failures(waits: dict[int, Sequence[Wait]]) -> dict[int, Exception]:
     return failures
 
 
+@methods.enter
 class OnDevice(Derived):
     """An op that runs on a given device, whatever runs around it."""
 
     _passes_on = True
+    _placed = True
 
     def __init__(self, source: DeviceOp[Any], device: Device) -> None:
         super().__init__(source, label=f"on {device.kind}:{device.ordinal}", spec=source.spec)
@@ -159,6 +165,7 @@ class OnDevice(Derived):
         return (yield from elsewhere(self.source, self._device.policy.next_stream(), ctx))
 
 
+@methods.enter
 class WithPolicy(Derived):
     """An op that runs on the stream that a policy gives, whatever runs around it."""
 

@@ -7,11 +7,11 @@ import inspect
 from collections.abc import Callable, Generator
 from typing import Any, ParamSpec, TypeVar
 
-from tilekit.device import Device
-from tilekit.ops.base import DeviceOp
+from tilekit._runtime.device import Device
+from tilekit._runtime.policy import ExecutionContext
 from tilekit.ops.execution import Done, Steps, moments, unwrap
 from tilekit.ops.launch import AsyncKernelLaunch
-from tilekit.schedule import ExecutionContext
+from tilekit.ops.op import DeviceOp
 
 __all__ = ["Stepwise", "operation"]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from tilekit.driver.staging import PARALLEL
-from tilekit.driver.waiting import gets_signals
+from tilekit._driver.staging import PARALLEL
+from tilekit._driver.waiting import gets_signals
+from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.storage import Garbage, Storage
 from tilekit.ops.execution import HostJob, HostValue, Steps
-from tilekit.schedule import ExecutionContext
-from tilekit.storage import Garbage, Storage
 
 __all__ = ["copy_across", "copy_in", "copy_out"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tilekit.errors import UnusedOpWarning
 
 if TYPE_CHECKING:
-    from tilekit.ops.base import DeviceOp
+    from tilekit.ops.op import DeviceOp
 
 __all__ = ["excused", "warn_unused"]
 

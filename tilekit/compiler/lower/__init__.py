@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tilekit.compiler import ops
+from tilekit.compiler.codegen import convert_layout as relayout
+from tilekit.compiler.codegen import definition as ops
 from tilekit.compiler.lower import (
     atomic,
     bits,
@@ -20,7 +21,6 @@ from tilekit.compiler.lower import (
     pipelines,
     randomness,
     reduction,
-    relayout,
     scanning,
     shape,
     sorting,

@@ -17,14 +17,15 @@ from numba.cuda import types
 from numba.cuda.core.targetconfig import ConfigStack
 
 from tilekit import dtypes
-from tilekit.compiler.diagnose import reject
-from tilekit.compiler.layout import Layout
-from tilekit.compiler.lower import arithmetic, shared
-from tilekit.compiler.lower.access import Access, Slot, open_access
-from tilekit.compiler.lower.emit import asm, pack, special_register
-from tilekit.compiler.lower.indexed import check_points, index_parts
-from tilekit.compiler.lower.operands import elements as operand_elements
-from tilekit.compiler.lower.windows import (
+from tilekit.compiler.codegen import arithmetic
+from tilekit.compiler.codegen import shared_memory as shared
+from tilekit.compiler.codegen.access import Access, Slot, open_access
+from tilekit.compiler.codegen.definition import lowers
+from tilekit.compiler.codegen.diagnose import reject
+from tilekit.compiler.codegen.emit import asm, pack, special_register
+from tilekit.compiler.codegen.operands import elements as operand_elements
+from tilekit.compiler.codegen.types import TensorType, TileType, describe, i16, i32, i64, integer, register_type
+from tilekit.compiler.codegen.windows import (
     check_index,
     constant_of,
     cut_of,
@@ -36,9 +37,9 @@ from tilekit.compiler.lower.windows import (
     to_store,
     writable,
 )
-from tilekit.compiler.lower.words import braced, packed, predicated, words_of
-from tilekit.compiler.ops import lowers
-from tilekit.compiler.types import TensorType, TileType, describe, i16, i32, i64, integer, register_type
+from tilekit.compiler.codegen.words import braced, packed, predicated, words_of
+from tilekit.compiler.layouts.linear import Layout
+from tilekit.compiler.lower.indexed import check_points, index_parts
 from tilekit.dtypes import DType
 from tilekit.lang import atomic as lang
 from tilekit.lang.windows import check_window, written_only

@@ -9,11 +9,11 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.diagnose import reject
+from tilekit.compiler.codegen.definition import lowers
+from tilekit.compiler.codegen.diagnose import reject
+from tilekit.compiler.codegen.operands import map_elements
+from tilekit.compiler.codegen.types import TileType, describe, i32
 from tilekit.compiler.lower import tile
-from tilekit.compiler.lower.operands import map_elements
-from tilekit.compiler.ops import lowers
-from tilekit.compiler.types import TileType, describe, i32
 from tilekit.lang import bits as lang
 
 __all__: list[str] = []

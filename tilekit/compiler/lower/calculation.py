@@ -9,13 +9,14 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.diagnose import reject
-from tilekit.compiler.lower import arithmetic, division, tile
-from tilekit.compiler.lower.convert import convert
-from tilekit.compiler.lower.operands import common, map_elements
-from tilekit.compiler.lower.rounded import directed, modes
-from tilekit.compiler.ops import ABSENT, known, lowers
-from tilekit.compiler.types import TileType, describe, integer, scalar_dtype, scalar_kind
+from tilekit.compiler.codegen import arithmetic, division
+from tilekit.compiler.codegen.convert import convert
+from tilekit.compiler.codegen.definition import ABSENT, known, lowers
+from tilekit.compiler.codegen.diagnose import reject
+from tilekit.compiler.codegen.operands import common, map_elements
+from tilekit.compiler.codegen.rounding import directed, modes
+from tilekit.compiler.codegen.types import TileType, describe, integer, scalar_dtype, scalar_kind
+from tilekit.compiler.lower import tile
 from tilekit.lang import calculation as lang
 from tilekit.lang import rounding
 from tilekit.lang.rounding import RoundingMode

@@ -10,13 +10,13 @@ from numba.cuda import types
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.typing.templates import Signature
 
-from tilekit.compiler.diagnose import InFunction, reject
-from tilekit.compiler.layout import Layout
-from tilekit.compiler.lower.emit import pack
-from tilekit.compiler.lower.operands import broadcast
+from tilekit.compiler.codegen.definition import ABSENT, known
+from tilekit.compiler.codegen.diagnose import InFunction, reject
+from tilekit.compiler.codegen.emit import pack
+from tilekit.compiler.codegen.operands import broadcast
+from tilekit.compiler.codegen.types import TileType, current, describe, prevailing
+from tilekit.compiler.layouts.linear import Layout
 from tilekit.compiler.lower.shape import constant, in_words
-from tilekit.compiler.ops import ABSENT, known
-from tilekit.compiler.types import TileType, current, describe, prevailing
 from tilekit.lang import combining as lang
 from tilekit.lang.tile import common_shape
 

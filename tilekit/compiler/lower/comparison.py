@@ -9,14 +9,15 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.diagnose import reject
-from tilekit.compiler.lower import arithmetic, tile
-from tilekit.compiler.lower.convert import convert
-from tilekit.compiler.lower.emit import pack
-from tilekit.compiler.lower.floats import check
-from tilekit.compiler.lower.operands import broadcast, map_elements, meet
-from tilekit.compiler.ops import lowers
-from tilekit.compiler.types import TileType, describe, scalar_dtype
+from tilekit.compiler.codegen import arithmetic
+from tilekit.compiler.codegen.convert import convert
+from tilekit.compiler.codegen.definition import lowers
+from tilekit.compiler.codegen.diagnose import reject
+from tilekit.compiler.codegen.emit import pack
+from tilekit.compiler.codegen.floats import check
+from tilekit.compiler.codegen.operands import broadcast, map_elements, meet
+from tilekit.compiler.codegen.types import TileType, describe, scalar_dtype
+from tilekit.compiler.lower import tile
 from tilekit.lang import comparison as lang
 
 __all__: list[str] = []

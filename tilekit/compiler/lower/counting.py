@@ -12,13 +12,13 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.diagnose import reject
-from tilekit.compiler.lower import shared
-from tilekit.compiler.lower.emit import all_of, asm, pack, special_register, thread_coordinates, unpack
+from tilekit.compiler.codegen import shared_memory as shared
+from tilekit.compiler.codegen.definition import lowers
+from tilekit.compiler.codegen.diagnose import reject
+from tilekit.compiler.codegen.emit import all_of, asm, pack, special_register, thread_coordinates, unpack
+from tilekit.compiler.codegen.types import TileType, i32, integer
+from tilekit.compiler.codegen.windows import check_mask, mask_elements
 from tilekit.compiler.lower.shape import constant, in_words, the_tile
-from tilekit.compiler.lower.windows import check_mask, mask_elements
-from tilekit.compiler.ops import lowers
-from tilekit.compiler.types import TileType, i32, integer
 from tilekit.dtypes import DType
 from tilekit.lang import counting as lang
 

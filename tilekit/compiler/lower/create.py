@@ -9,15 +9,24 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.diagnose import reject
-from tilekit.compiler.lower import arithmetic
-from tilekit.compiler.lower.computed import ComputedType, scalars_of
-from tilekit.compiler.lower.convert import convert
-from tilekit.compiler.lower.emit import pack, special_register
+from tilekit.compiler.codegen import arithmetic
+from tilekit.compiler.codegen.computed import ComputedType, scalars_of
+from tilekit.compiler.codegen.convert import convert
+from tilekit.compiler.codegen.definition import known, lowers
+from tilekit.compiler.codegen.diagnose import reject
+from tilekit.compiler.codegen.emit import pack, special_register
+from tilekit.compiler.codegen.rounding import directed
+from tilekit.compiler.codegen.types import (
+    TileType,
+    constant,
+    current_config,
+    describe,
+    dtype_of,
+    integer,
+    scalar_dtype,
+    scalar_kind,
+)
 from tilekit.compiler.lower.memory import tile_shape
-from tilekit.compiler.lower.rounded import directed
-from tilekit.compiler.ops import known, lowers
-from tilekit.compiler.types import TileType, constant, current_config, describe, dtype_of, integer, scalar_dtype, scalar_kind
 from tilekit.dtypes import DType
 from tilekit.lang import create as lang
 

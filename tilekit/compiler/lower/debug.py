@@ -11,14 +11,15 @@ from numba.cuda import cgutils, nvvmutils, types
 from numba.cuda.descriptor import cuda_target
 
 from tilekit import dtypes
-from tilekit.compiler.diagnose import refuse, reject
-from tilekit.compiler.lower.checks import checking, require
-from tilekit.compiler.lower.convert import convert, signed
-from tilekit.compiler.lower.emit import all_of, special_register, thread_coordinates, unpack
-from tilekit.compiler.lower.operands import broadcast
-from tilekit.compiler.lower.sums import folded
-from tilekit.compiler.ops import ABSENT, known, lowers
-from tilekit.compiler.types import (
+from tilekit._driver.report import MOST_VALUES
+from tilekit.compiler.codegen.checks import checking, require
+from tilekit.compiler.codegen.convert import convert, signed
+from tilekit.compiler.codegen.definition import ABSENT, known, lowers
+from tilekit.compiler.codegen.diagnose import refuse, reject
+from tilekit.compiler.codegen.emit import all_of, special_register, thread_coordinates, unpack
+from tilekit.compiler.codegen.known_bits import folded
+from tilekit.compiler.codegen.operands import broadcast
+from tilekit.compiler.codegen.types import (
     TileType,
     describe,
     dtype_of,
@@ -29,7 +30,6 @@ from tilekit.compiler.types import (
     scalar_dtype,
     scalar_kind,
 )
-from tilekit.driver.report import MOST_VALUES
 from tilekit.dtypes import DType
 from tilekit.errors import CompileError
 from tilekit.lang import debug as lang

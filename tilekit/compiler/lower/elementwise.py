@@ -9,15 +9,16 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.diagnose import refuse, reject
-from tilekit.compiler.lower import arithmetic, tile
-from tilekit.compiler.lower.computed import ComputedType, combined
-from tilekit.compiler.lower.emit import pack
-from tilekit.compiler.lower.floats import floating, library, pair
-from tilekit.compiler.lower.operands import common, elements, map_elements
-from tilekit.compiler.lower.rounded import flushed_extremum, modes
-from tilekit.compiler.ops import known, lowers
-from tilekit.compiler.types import TileType, constant, describe, dtype_of, register_type
+from tilekit.compiler.codegen import arithmetic
+from tilekit.compiler.codegen.computed import ComputedType, combined
+from tilekit.compiler.codegen.definition import known, lowers
+from tilekit.compiler.codegen.diagnose import refuse, reject
+from tilekit.compiler.codegen.emit import pack
+from tilekit.compiler.codegen.floats import floating, library, pair
+from tilekit.compiler.codegen.operands import common, elements, map_elements
+from tilekit.compiler.codegen.rounding import flushed_extremum, modes
+from tilekit.compiler.codegen.types import TileType, constant, describe, dtype_of, register_type
+from tilekit.compiler.lower import tile
 from tilekit.lang import elementwise as lang
 from tilekit.lang.tile import NO_ARITHMETIC
 

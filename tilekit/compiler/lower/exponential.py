@@ -9,12 +9,12 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.lower import arithmetic
-from tilekit.compiler.lower.emit import asm
-from tilekit.compiler.lower.floats import check, floating, library
-from tilekit.compiler.lower.operands import map_elements
-from tilekit.compiler.lower.rounded import directed, modes
-from tilekit.compiler.ops import lowers
+from tilekit.compiler.codegen import arithmetic
+from tilekit.compiler.codegen.definition import lowers
+from tilekit.compiler.codegen.emit import asm
+from tilekit.compiler.codegen.floats import check, floating, library
+from tilekit.compiler.codegen.operands import map_elements
+from tilekit.compiler.codegen.rounding import directed, modes
 from tilekit.lang import exponential as lang
 from tilekit.lang import rounding
 from tilekit.lang.rounding import RoundingMode

@@ -13,16 +13,27 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.diagnose import reject
-from tilekit.compiler.layout import ACCESS_BYTES
-from tilekit.compiler.lower.access import Access, Slot, tensor_field
-from tilekit.compiler.lower.checks import checking, require
-from tilekit.compiler.lower.convert import convert
-from tilekit.compiler.lower.emit import all_of, pack, special_register
-from tilekit.compiler.lower.operands import broadcast
-from tilekit.compiler.lower.operands import elements as operand_elements
-from tilekit.compiler.lower.transfer import Padding, read, write
-from tilekit.compiler.lower.windows import (
+from tilekit.compiler.codegen.access import Access, Slot, tensor_field
+from tilekit.compiler.codegen.checks import checking, require
+from tilekit.compiler.codegen.convert import convert
+from tilekit.compiler.codegen.definition import lowers
+from tilekit.compiler.codegen.diagnose import reject
+from tilekit.compiler.codegen.emit import all_of, pack, special_register
+from tilekit.compiler.codegen.operands import broadcast
+from tilekit.compiler.codegen.operands import elements as operand_elements
+from tilekit.compiler.codegen.transfer import Padding, read, write
+from tilekit.compiler.codegen.types import (
+    TensorType,
+    TileType,
+    current,
+    describe,
+    i64,
+    integer,
+    prevailing,
+    scalar_dtype,
+    scalar_kind,
+)
+from tilekit.compiler.codegen.windows import (
     check_eviction,
     check_fill,
     check_mask,
@@ -32,8 +43,7 @@ from tilekit.compiler.lower.windows import (
     the_tensor,
     writable,
 )
-from tilekit.compiler.ops import lowers
-from tilekit.compiler.types import TensorType, TileType, current, describe, i64, integer, prevailing, scalar_dtype, scalar_kind
+from tilekit.compiler.layouts.linear import ACCESS_BYTES
 from tilekit.errors import CompileError
 from tilekit.lang import indexed as lang
 from tilekit.lang.tile import common_shape

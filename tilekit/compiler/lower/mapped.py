@@ -11,10 +11,10 @@ from numba.cuda.core.imputils import RefType, iternext_impl
 from numba.cuda.cudaimpl import registry
 from numba.cuda.extending import core_models, register_model
 
-from tilekit.compiler.lower.access import tensor_field
-from tilekit.compiler.lower.emit import pack, special_register, unpack
-from tilekit.compiler.ops import attribute
-from tilekit.compiler.types import TensorType, i32, i64
+from tilekit.compiler.codegen.access import tensor_field
+from tilekit.compiler.codegen.definition import attribute
+from tilekit.compiler.codegen.emit import pack, special_register, unpack
+from tilekit.compiler.codegen.types import TensorType, i32, i64
 
 __all__ = ["TileIndexType", "TilesType", "tile_counts"]
 
@@ -154,7 +154,7 @@ def _visited(
 
 
 def _grouped(builder: ir.IRBuilder, at: ir.Value, tiles: list[ir.Value], group: tuple[int, ...]) -> list[ir.Value]:
-    """`tilekit.partition.grouped_index`, step by step; a group with one tile along a dimension has one at the edge too."""
+    """`tilekit._tensor.partition.grouped_index`, step by step; a group with one tile along a dimension has one at the edge too."""
     first: list[ir.Value] = []
     extents: list[ir.Value] = []
     for dim, (count, size) in enumerate(zip(tiles, group, strict=True)):

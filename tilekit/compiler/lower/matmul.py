@@ -16,22 +16,23 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler import fragments
-from tilekit.compiler.conversion import within_threads
-from tilekit.compiler.diagnose import reject
-from tilekit.compiler.fragments import Product
-from tilekit.compiler.layout import Layout, Vector
-from tilekit.compiler.lower import arithmetic, shared
-from tilekit.compiler.lower.convert import convert
-from tilekit.compiler.lower.emit import asm, pack, unpack
-from tilekit.compiler.lower.relayout import Beyond, InShared, Passage, Take, in_layout, thread_bit
+from tilekit.compiler.codegen import arithmetic
+from tilekit.compiler.codegen import shared_memory as shared
+from tilekit.compiler.codegen.convert import convert
+from tilekit.compiler.codegen.convert_layout import Beyond, InShared, Passage, Take, in_layout, thread_bit
+from tilekit.compiler.codegen.definition import lowers, lowers_operator, settle, settled
+from tilekit.compiler.codegen.diagnose import reject
+from tilekit.compiler.codegen.emit import asm, pack, unpack
+from tilekit.compiler.codegen.types import TileType, current, describe, i32, integer, register_type
+from tilekit.compiler.codegen.types import constant as constant_of
+from tilekit.compiler.codegen.words import braced, packed, words_of
+from tilekit.compiler.layouts import mma as fragments
+from tilekit.compiler.layouts.conversion import within_threads
+from tilekit.compiler.layouts.linear import Layout, Vector
+from tilekit.compiler.layouts.mma import Product
 from tilekit.compiler.lower.shape import constant, in_words
-from tilekit.compiler.lower.staged import StagedType
-from tilekit.compiler.lower.warpgroups import warpgroup_product
-from tilekit.compiler.lower.words import braced, packed, words_of
-from tilekit.compiler.ops import lowers, lowers_operator, settle, settled
-from tilekit.compiler.types import TileType, current, describe, i32, integer, register_type
-from tilekit.compiler.types import constant as constant_of
+from tilekit.compiler.nvidia.staged import StagedType
+from tilekit.compiler.nvidia.wgmma import warpgroup_product
 from tilekit.dtypes import DType
 from tilekit.lang import matmul as lang
 

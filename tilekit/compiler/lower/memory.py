@@ -8,14 +8,13 @@ from typing import Any
 from llvmlite import ir
 from numba.cuda import types
 
-from tilekit.compiler.diagnose import reject
-from tilekit.compiler.lower.access import count_tiles, tensor_field
-from tilekit.compiler.lower.blocks import block_counts, block_index
-from tilekit.compiler.lower.emit import as_wide_as, constant_tuple, pack, unpack
-from tilekit.compiler.lower.mapped import TileIndexType, TilesType, tile_counts
-from tilekit.compiler.lower.vectors import vector_load
-from tilekit.compiler.lower.views import grid_of_tiles
-from tilekit.compiler.lower.windows import (
+from tilekit.compiler.codegen.access import count_tiles, tensor_field
+from tilekit.compiler.codegen.blocks import block_counts, block_index
+from tilekit.compiler.codegen.definition import ABSENT, attribute, known, lowers, lowers_method
+from tilekit.compiler.codegen.diagnose import reject
+from tilekit.compiler.codegen.emit import as_wide_as, constant_tuple, pack, unpack
+from tilekit.compiler.codegen.types import DTypeType, TensorType, TileType, current, describe, extent_type, integer
+from tilekit.compiler.codegen.windows import (
     Cut,
     check_index,
     check_indices,
@@ -31,8 +30,9 @@ from tilekit.compiler.lower.windows import (
     tile_shape,
     with_tiles,
 )
-from tilekit.compiler.ops import ABSENT, attribute, known, lowers, lowers_method
-from tilekit.compiler.types import DTypeType, TensorType, TileType, current, describe, extent_type, integer
+from tilekit.compiler.lower.mapped import TileIndexType, TilesType, tile_counts
+from tilekit.compiler.lower.views import grid_of_tiles
+from tilekit.compiler.nvidia.vectors import vector_load
 from tilekit.lang import mapped, windows
 from tilekit.lang import memory as lang
 from tilekit.lang.shape import axis_of

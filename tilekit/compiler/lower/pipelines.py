@@ -11,20 +11,20 @@ from typing import Any
 from llvmlite import ir
 from numba.cuda import types
 
-from tilekit.compiler import steps
-from tilekit.compiler.diagnose import reject
-from tilekit.compiler.layout import ACCESS_BYTES, WARP
-from tilekit.compiler.lower.copies import fill
-from tilekit.compiler.lower.emit import asm, pack, special_register
-from tilekit.compiler.lower.rings import WITH_TMA, RingType, narrow, plus, the_pipelines, the_ring, wait
-from tilekit.compiler.lower.shared import barrier
-from tilekit.compiler.lower.staged import StagedType
-from tilekit.compiler.lower.vectors import StagedVectorType
+from tilekit.compiler.codegen.definition import known, lowers, settled
+from tilekit.compiler.codegen.diagnose import reject
+from tilekit.compiler.codegen.emit import asm, pack, special_register
+from tilekit.compiler.codegen.shared_memory import barrier
+from tilekit.compiler.codegen.types import Asked, Turn, Waited, current, describe, i32, i64, integer
+from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP
 from tilekit.compiler.lower.views import TileGridType, TileRowType, all_of_grid, load_of_row, tiles_of_row
-from tilekit.compiler.lower.warpgroups import OperandType, PendingType, forget
-from tilekit.compiler.ops import known, lowers, settled
-from tilekit.compiler.pipelines import Unfit
-from tilekit.compiler.types import Asked, Turn, Waited, current, describe, i32, i64, integer
+from tilekit.compiler.nvidia.multibuffer import WITH_TMA, RingType, narrow, plus, the_pipelines, the_ring, wait
+from tilekit.compiler.nvidia.stage_copies import fill
+from tilekit.compiler.nvidia.staged import StagedType
+from tilekit.compiler.nvidia.vectors import StagedVectorType
+from tilekit.compiler.nvidia.wgmma import OperandType, PendingType, forget
+from tilekit.compiler.passes import intrinsics as steps
+from tilekit.compiler.passes.pipelining import Unfit
 from tilekit.lang import pipelines as lang
 
 # By the warps that calculate: what a thread that loads keeps when registers are dealt out anew. If one thread has tiles brought,

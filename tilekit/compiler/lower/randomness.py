@@ -13,14 +13,14 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.diagnose import refuse, reject
-from tilekit.compiler.lower.arithmetic import libdevice
-from tilekit.compiler.lower.convert import convert
-from tilekit.compiler.lower.emit import pack, unpack
-from tilekit.compiler.lower.operands import broadcast
-from tilekit.compiler.lower.sums import sum_of
-from tilekit.compiler.ops import ABSENT, known, lowers
-from tilekit.compiler.types import TileType, describe, dtype_of, i32, i64, integer, prevailing, scalar_dtype, scalar_kind
+from tilekit.compiler.codegen.arithmetic import libdevice
+from tilekit.compiler.codegen.convert import convert
+from tilekit.compiler.codegen.definition import ABSENT, known, lowers
+from tilekit.compiler.codegen.diagnose import refuse, reject
+from tilekit.compiler.codegen.emit import pack, unpack
+from tilekit.compiler.codegen.known_bits import sum_of
+from tilekit.compiler.codegen.operands import broadcast
+from tilekit.compiler.codegen.types import TileType, describe, dtype_of, i32, i64, integer, prevailing, scalar_dtype, scalar_kind
 from tilekit.dtypes import DType
 from tilekit.errors import CompileError
 from tilekit.lang import randomness as lang

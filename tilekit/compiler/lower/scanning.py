@@ -23,16 +23,17 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.diagnose import reject
-from tilekit.compiler.layout import Layout, Place
-from tilekit.compiler.lower import arithmetic, shared
+from tilekit.compiler.codegen import arithmetic
+from tilekit.compiler.codegen import shared_memory as shared
+from tilekit.compiler.codegen.convert import convert
+from tilekit.compiler.codegen.convert_layout import exchange, thread_bit
+from tilekit.compiler.codegen.definition import lowers
+from tilekit.compiler.codegen.diagnose import reject
+from tilekit.compiler.codegen.emit import pack, special_register, unpack, xor_of_bits
+from tilekit.compiler.codegen.types import TileType, integer
+from tilekit.compiler.layouts.linear import Layout, Place
 from tilekit.compiler.lower.combining import Operands, calling, flag
-from tilekit.compiler.lower.convert import convert
-from tilekit.compiler.lower.emit import pack, special_register, unpack, xor_of_bits
-from tilekit.compiler.lower.relayout import exchange, thread_bit
 from tilekit.compiler.lower.shape import constant, in_words, the_tile
-from tilekit.compiler.ops import lowers
-from tilekit.compiler.types import TileType, integer
 from tilekit.dtypes import DType
 from tilekit.lang import scanning as lang
 from tilekit.lang.reduction import sum_dtype

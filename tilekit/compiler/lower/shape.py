@@ -9,17 +9,17 @@ from typing import Any
 from llvmlite import ir
 from numba.cuda import types
 
-from tilekit.compiler.diagnose import reject
-from tilekit.compiler.layout import Config, Layout, Vector
-from tilekit.compiler.lower.computed import ComputedType
-from tilekit.compiler.lower.emit import pack, unpack
+from tilekit.compiler.codegen.computed import ComputedType
+from tilekit.compiler.codegen.convert_layout import in_layout
+from tilekit.compiler.codegen.definition import ABSENT, known, lowers, lowers_method, lowers_operator, settle, settled
+from tilekit.compiler.codegen.diagnose import reject
+from tilekit.compiler.codegen.emit import pack, unpack
+from tilekit.compiler.codegen.known_bits import is_whole
+from tilekit.compiler.codegen.operands import broadcast
+from tilekit.compiler.codegen.types import TileType, describe, i32, integer
+from tilekit.compiler.layouts.linear import Config, Layout, Vector
 from tilekit.compiler.lower.memory import check_indices, index_values, tile_shape
-from tilekit.compiler.lower.operands import broadcast
-from tilekit.compiler.lower.relayout import in_layout
-from tilekit.compiler.lower.staged import StagedType
-from tilekit.compiler.lower.sums import is_whole
-from tilekit.compiler.ops import ABSENT, known, lowers, lowers_method, lowers_operator, settle, settled
-from tilekit.compiler.types import TileType, describe, i32, integer
+from tilekit.compiler.nvidia.staged import StagedType
 from tilekit.errors import CompileError
 from tilekit.lang import shape as lang
 from tilekit.lang import tile as tile_lang

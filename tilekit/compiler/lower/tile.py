@@ -11,14 +11,14 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.diagnose import reject
-from tilekit.compiler.lower import arithmetic, division
-from tilekit.compiler.lower.convert import convert
-from tilekit.compiler.lower.emit import constant_tuple
-from tilekit.compiler.lower.operands import common, map_elements
-from tilekit.compiler.lower.rounded import conversion_mode, converted
-from tilekit.compiler.ops import ABSENT, attribute, known, lowers_method, lowers_operator
-from tilekit.compiler.types import DTypeType, TileType, constant, describe, dtype_of, integer, scalar_kind, scalar_type
+from tilekit.compiler.codegen import arithmetic, division
+from tilekit.compiler.codegen.convert import convert
+from tilekit.compiler.codegen.definition import ABSENT, attribute, known, lowers_method, lowers_operator
+from tilekit.compiler.codegen.diagnose import reject
+from tilekit.compiler.codegen.emit import constant_tuple
+from tilekit.compiler.codegen.operands import common, map_elements
+from tilekit.compiler.codegen.rounding import conversion_mode, converted
+from tilekit.compiler.codegen.types import DTypeType, TileType, constant, describe, dtype_of, integer, scalar_kind, scalar_type
 from tilekit.dtypes import DType
 from tilekit.lang import tile as lang
 

@@ -11,13 +11,14 @@ from numba.cuda.core.imputils import RefType, iternext_impl
 from numba.cuda.cudaimpl import registry
 from numba.cuda.extending import core_models, register_model
 
-from tilekit.compiler.diagnose import reject
-from tilekit.compiler.facts import divisor
-from tilekit.compiler.lower.access import count_tiles, members, tensor_field
-from tilekit.compiler.lower.checks import require
-from tilekit.compiler.lower.emit import as_wide_as, constant_tuple, pack, unpack
-from tilekit.compiler.lower.transfer import Padding
-from tilekit.compiler.lower.windows import (
+from tilekit.compiler.codegen.access import count_tiles, members, tensor_field
+from tilekit.compiler.codegen.checks import require
+from tilekit.compiler.codegen.definition import attribute, known, lowers_method, lowers_operator
+from tilekit.compiler.codegen.diagnose import reject
+from tilekit.compiler.codegen.emit import as_wide_as, constant_tuple, pack, unpack
+from tilekit.compiler.codegen.transfer import Padding
+from tilekit.compiler.codegen.types import DTypeType, TensorType, extent_dtype, extent_type, i32, i64, integer, register_type
+from tilekit.compiler.codegen.windows import (
     Cut,
     check_index,
     check_indices,
@@ -33,8 +34,7 @@ from tilekit.compiler.lower.windows import (
     tile_shape,
     writable,
 )
-from tilekit.compiler.ops import attribute, known, lowers_method, lowers_operator
-from tilekit.compiler.types import DTypeType, TensorType, extent_dtype, extent_type, i32, i64, integer, register_type
+from tilekit.compiler.facts import divisor
 from tilekit.lang import views as lang
 from tilekit.lang import windows
 from tilekit.lang.shape import axis_of

@@ -1,0 +1,1 @@
+"""Work that is recorded once and submitted any number of times: graphs, prepared ops, slots, `graphed`."""

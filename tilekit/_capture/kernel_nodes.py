@@ -1,0 +1,187 @@
+"""Launches of kernels as nodes of what is recorded (`tilekit._driver.nodes`)."""
+
+from __future__ import annotations
+
+import copy
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tilekit._driver.nodes import Captured, Copy, CopyIn, CopyOut, Fill, Launch, Node, Place
+from tilekit._driver.protocol import FunctionHandle, Memory
+from tilekit._native import compiled as native
+from tilekit._runtime.storage import Storage
+from tilekit._tensor.partition import Partition
+from tilekit._tensor.tensor import Tensor
+from tilekit.settings import load_settings
+
+__all__ = ["InterpretedLaunch", "compiled_launch", "place_of", "program", "slot_of"]
+
+Triple = tuple[int, int, int]
+
+
+def place_of(argument: Any, written: bool) -> Place:
+    """Where a tensor, or the tensor of a partition, has its first element."""
+    tensor: Tensor = argument.tensor if isinstance(argument, Partition) else argument
+    assert tensor.storage is not None, "it is an argument of a launch"
+    (low, high), first = tensor.span(), tensor.offset * tensor.itemsize
+    return Place(tensor.storage.memory, first, high - low, written, first - low if high else 0)
+
+
+def slot_of(argument: Any) -> Any:
+    """The slot (`tilekit.slot`) that a number came from; None if it is just a number."""
+    return getattr(argument, "slot", None) if isinstance(argument, (int, float)) else None
+
+
+def _set_beside(places: Mapping[int, Place], shares: Callable[[int, int], bool] | None) -> None:
+    """Note which places of a launch may be one."""
+    if shares is None:
+        return
+    for at, place in places.items():
+        others = [(other, theirs) for other, theirs in places.items() if other != at and theirs.written != place.written]
+        place.beside = [theirs for other, theirs in others if shares(*((at, other) if place.written else (other, at)))]
+
+
+def compiled_launch(
+    function: FunctionHandle,
+    grid: Triple,
+    block: Triple,
+    shared_bytes: int,
+    values: bytes,
+    codes: str,
+    arguments: Sequence[tuple[Any, int, bool]],
+    cluster: Triple | None = None,
+    maps: Sequence[tuple[int, Callable[[int], bytes]]] = (),
+    shares: Callable[[int, int], bool] | None = None,
+) -> Launch:
+    """A launch of machine code.
+
+    Args:
+        function, grid, block, shared_bytes, cluster: see `Launch`.
+        values: its parameters, eight bytes each; `codes` their codes in the module struct, one each.
+        arguments: what was passed: each with the place of its first parameter, and whether it is written.
+        maps: for each tensor map behind `values` the number of its argument, and what makes it for an address.
+        shares: whether the memory of one argument, which is written, may be that of another one; None for all.
+    """
+    pointers, scalars, places = [], [], {}
+    for number, (argument, at, written) in enumerate(arguments):
+        if isinstance(argument, (Tensor, Partition)):
+            places[number] = place_of(argument, written)
+            pointers.append((at, places[number]))
+        elif (slot := slot_of(argument)) is not None:
+            scalars.append((slot, at, codes[at]))
+    _set_beside(places, shares)
+    placed = [(places[number], encode) for number, encode in maps]
+    return Launch("", function, grid, block, shared_bytes, values, pointers, scalars, cluster, placed)
+
+
+class InterpretedLaunch(Node):
+    """A launch on a CPU device.
+
+    Args:
+        enqueue: submits it: is given the driver, its stream, the grid and the arguments.
+        grid, arguments: of the launch.
+        written: for each argument, whether it is a tensor that is written; None for what is no tensor.
+        shares: whether the memory of one argument, which is written, may be that of another one.
+    """
+
+    __slots__ = ("_arguments", "_enqueue", "_grid", "_places", "scalars")
+
+    def __init__(
+        self,
+        enqueue: Callable[[Any, Any, Triple, Sequence[Any]], None],
+        grid: Triple,
+        arguments: Sequence[Any],
+        written: Sequence[bool | None],
+        shares: Callable[[int, int], bool] | None = None,
+    ) -> None:
+        super().__init__("")
+        self._enqueue, self._grid, self._arguments = enqueue, grid, list(arguments)
+        self._places = [None if w is None else place_of(a, w) for a, w in zip(arguments, written, strict=True)]
+        _set_beside({at: place for at, place in enumerate(self._places) if place is not None}, shares)
+        self.scalars = tuple((slot_of(a), at, "") for at, a in enumerate(arguments) if slot_of(a) is not None)
+
+    def enqueue(self, driver: Any, stream: Any) -> None:
+        self._enqueue(driver, stream, self._grid, self._arguments)
+
+    def places(self) -> Sequence[Place]:
+        return [place for place in self._places if place is not None]
+
+    def refresh(self, place: Place) -> None:
+        for at, mine in enumerate(self._places):
+            if mine is place:
+                self._arguments[at] = _moved(self._arguments[at], place)
+
+    def set(self, slot: Any, number: Any) -> None:
+        for from_slot, at, _ in self.scalars:
+            if from_slot is slot:
+                self._arguments[at] = number
+
+
+class _Stand:
+    """What the view of a tensor needs of a storage."""
+
+    def __init__(self, memory: Memory, device: Any) -> None:
+        self.memory, self.device = memory, device
+
+
+def _moved(argument: Any, place: Place) -> Any:
+    """A tensor or partition like `argument`, in another place."""
+    if isinstance(argument, Partition):
+        made = copy.copy(argument)
+        made.tensor = _moved(argument.tensor, place)
+        made.storage = made.tensor.storage
+        return made
+    storage: Any = _Stand(place.memory, argument.device)
+    return Tensor(storage, argument.shape, argument.dtype, argument.strides, place.offset // argument.itemsize)
+
+
+_STEP = struct.Struct("=10q")  # see Program in _launch.pyi
+
+
+def program(driver: Any, nodes: Sequence[Node]) -> Any:
+    """What submits the nodes by one native call; None where there is no compiled part, or it cannot."""
+    if native.Program is None or not load_settings().native:
+        return None
+    calls, work = driver.native, driver.native_work
+    if calls is None or work is None:
+        return None
+    steps = [_step(driver, node) for node in nodes]
+    if None in steps:
+        return None
+    none: Any = native.Launcher(  # for what it knows of the device
+        **calls._asdict(),
+        function=0,
+        grid=(1, 1, 1),
+        block=(1, 1, 1),
+        shared_bytes=0,
+        plain=Storage,
+        kinds=b"",
+        uses=b"",
+        slots=b"",
+    )
+    return native.Program(launcher=none, steps=b"".join(step for step in steps if step is not None), **work._asdict())
+
+
+def _step(driver: Any, node: Node) -> bytes | None:
+    if isinstance(node, Launch):
+        if node.cluster is not None:
+            return None
+        driver.allow(node.function, node.shared_bytes)
+        return _packed(0, int(node.function.handle), *node.grid, *node.block, node.shared_bytes, node.params)
+    if isinstance(node, Captured):
+        return _packed(1, driver.graph_handle(node.graph))
+    if isinstance(node, Fill):
+        return _packed(3, node.target.address, int.from_bytes(node.pattern, "little"), node.count, len(node.pattern))
+    if isinstance(node, Copy):
+        return _packed(2, node.target.address, node.source.address, node.nbytes)
+    if isinstance(node, CopyIn):
+        return _packed(2, node.target.address, node.source.__array_interface__["data"][0], node.source.nbytes)
+    if isinstance(node, CopyOut):
+        return _packed(2, node.target.__array_interface__["data"][0], node.source.address, node.target.nbytes)
+    return None
+
+
+def _packed(*numbers: int) -> bytes:
+    signed = [number - (1 << 64) if number >= 1 << 63 else number for number in numbers]
+    return _STEP.pack(*signed, *[0] * (10 - len(signed)))

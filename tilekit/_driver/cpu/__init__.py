@@ -1,0 +1,1 @@
+"""The CPU device: NumPy buffers, and a worker thread for each stream."""

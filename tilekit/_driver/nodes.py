@@ -1,0 +1,296 @@
+"""Work of a device's that was written down instead of being submitted: what graphs and prepared ops are made of.
+
+A node says everything that a call of the driver is given, except for the stream. `enqueue` makes that call; a driver that has
+graphs of its own (`Driver.graph_create`) reads the same fields.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilekit._driver.protocol import FunctionHandle, Memory, StreamHandle
+from tilekit._driver.tensormaps import MAP_BYTES
+
+__all__ = ["Captured", "Copy", "CopyIn", "CopyOut", "Fill", "Launch", "Node", "Parameters", "Place", "Recorder", "SlotMemory"]
+
+Triple = tuple[int, int, int]
+
+_pack_address = struct.Struct("=Q").pack_into
+
+
+class SlotMemory(Memory):
+    """Memory under a name of its own: what was recorded with it can be given other memory (`tilekit.slot`).
+
+    Attributes:
+        slot: whose it is.
+    """
+
+    __slots__ = ("slot",)
+
+    slot: Any
+
+
+class Place:
+    """A piece of memory that a node works on. It can be made another: then `Node.refresh`.
+
+    Attributes:
+        memory, offset: where the first element is, in bytes from the start of the memory; `address` is that of both.
+        nbytes: how many bytes it spans; `below` of them lie before the first element.
+        written: whether the node writes them.
+        beside: the places of its node that may be this very one, though one of the two is written; None for any.
+    """
+
+    __slots__ = ("address", "below", "beside", "memory", "nbytes", "offset", "written")
+
+    def __init__(self, memory: Memory, offset: int, nbytes: int, written: bool, below: int = 0) -> None:
+        self.memory, self.offset, self.address = memory, offset, memory.address + offset
+        self.nbytes, self.written, self.below = nbytes, written, below
+        self.beside: Sequence[Place] | None = None
+
+    def move(self, memory: Memory, offset: int) -> None:
+        """Be elsewhere."""
+        self.memory, self.offset, self.address = memory, offset, memory.address + offset
+
+    def overlaps(self, other: Place) -> bool:
+        """Whether they may have bytes in common."""
+        mine, theirs = self.address - self.below, other.address - other.below
+        return mine < theirs + other.nbytes and theirs < mine + self.nbytes
+
+
+class Node:
+    """One piece of work.
+
+    Attributes:
+        label: what messages and pictures call it.
+        after: the numbers of the nodes that it comes behind.
+        keep: what has to live as long as the node.
+    """
+
+    __slots__ = ("after", "keep", "label")
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.after: tuple[int, ...] = ()
+        self.keep: Any = None
+
+    def enqueue(self, driver: Any, stream: StreamHandle) -> None:
+        """Submit it."""
+        raise NotImplementedError
+
+    def places(self) -> Sequence[Place]:
+        """What it works on."""
+        return ()
+
+    def refresh(self, place: Place) -> None:
+        """One of its places has been changed."""
+
+    def set(self, slot: Any, number: Any) -> None:
+        """Give the scalar that came from `slot` another value. Only launches have any."""
+
+
+class Parameters:
+    """Room for a kernel's parameters: slots of eight bytes each, and tensor maps behind them.
+
+    Attributes:
+        values: the slots; what is behind them is written by `put_map`.
+        address: of the array of the parameters' addresses.
+    """
+
+    __slots__ = ("_maps", "_pointers", "address", "values")
+
+    def __init__(self, slots: int, maps: int = 0) -> None:
+        self.values = ctypes.create_string_buffer(max(8 * slots + MAP_BYTES * maps, 8))
+        base = ctypes.addressof(self.values)
+        self._maps = base + 8 * slots
+        every = [*range(base, self._maps, 8), *range(self._maps, self._maps + MAP_BYTES * maps, MAP_BYTES)] or [base]
+        self._pointers = (ctypes.c_void_p * len(every))(*every)
+        self.address = ctypes.addressof(self._pointers)
+
+    def put_map(self, at: int, encoded: bytes) -> None:
+        """Let `encoded`, of 128 bytes, be the tensor map `at`."""
+        ctypes.memmove(self._maps + MAP_BYTES * at, encoded, MAP_BYTES)
+
+
+class Launch(Node):
+    """A launch of compiled code. Its parameters are its own: slots of eight bytes each, and tensor maps behind them.
+
+    Args:
+        values: the slots.
+        maps: for each tensor map the place of its tensor, one of those in `pointers`, and what makes it for an address.
+
+    Attributes:
+        function, grid, block, cluster, shared_bytes: as of `Driver.launch`; no cluster is None.
+        params: the address of the array of the parameters' addresses.
+        pointers: for each parameter that is the address of memory, where it is among the parameters, and what it points to.
+        scalars: for each one that came from a slot, that; where it is, and its code in the module struct.
+    """
+
+    __slots__ = (
+        "_maps", "_parameters", "_values", "_where", "block", "cluster", "function", "grid", "params", "pointers", "scalars",
+        "shared_bytes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        label: str,
+        function: FunctionHandle,
+        grid: Triple,
+        block: Triple,
+        shared_bytes: int,
+        values: bytes,
+        pointers: Sequence[tuple[int, Place]],
+        scalars: Sequence[tuple[Any, int, str]],
+        cluster: Triple | None = None,
+        maps: Sequence[tuple[Place, Callable[[int], bytes]]] = (),
+    ) -> None:
+        super().__init__(label)
+        self.function, self.grid, self.block, self.shared_bytes, self.cluster = function, grid, block, shared_bytes, cluster
+        self.pointers, self.scalars = tuple(pointers), tuple(scalars)
+        self._parameters, self._maps = Parameters(len(values) // 8, len(maps)), tuple(maps)
+        self._values, self.params = self._parameters.values, self._parameters.address
+        ctypes.memmove(self._values, values, len(values))
+        self._where = {id(place): 8 * at for at, place in self.pointers}
+        for at, (place, encode) in enumerate(self._maps):
+            self._parameters.put_map(at, encode(place.address))
+
+    def enqueue(self, driver: Any, stream: StreamHandle) -> None:
+        if self.cluster is None:
+            driver.launch(self.function, self.grid, self.block, self.shared_bytes, stream, self.params)
+        else:
+            driver.launch_clusters(self.function, self.grid, self.block, self.cluster, self.shared_bytes, stream, self.params)
+
+    def places(self) -> Sequence[Place]:
+        return [place for _, place in self.pointers]
+
+    def refresh(self, place: Place) -> None:
+        _pack_address(self._values, self._where[id(place)], place.address)
+        for at, (mapped, encode) in enumerate(self._maps):
+            if mapped is place:
+                self._parameters.put_map(at, encode(place.address))
+
+    def set(self, slot: Any, number: Any) -> None:
+        for from_slot, at, code in self.scalars:
+            if from_slot is slot:
+                struct.pack_into("=8x", self._values, 8 * at)
+                struct.pack_into(f"={code}", self._values, 8 * at, number)
+
+
+class Fill(Node):
+    """`Driver.fill`."""
+
+    __slots__ = ("count", "pattern", "target")
+
+    def __init__(self, label: str, memory: Memory, offset: int, count: int, pattern: bytes) -> None:
+        super().__init__(label)
+        self.target, self.count, self.pattern = Place(memory, offset, count * len(pattern), True), count, pattern
+
+    def enqueue(self, driver: Any, stream: StreamHandle) -> None:
+        driver.fill(self.target.memory, self.target.offset, self.count, self.pattern, stream)
+
+    def places(self) -> Sequence[Place]:
+        return (self.target,)
+
+
+class Copy(Node):
+    """`Driver.copy`."""
+
+    __slots__ = ("nbytes", "source", "target")
+
+    def __init__(self, label: str, target: Place, source: Place, nbytes: int) -> None:
+        super().__init__(label)
+        self.target, self.source, self.nbytes = target, source, nbytes
+
+    def enqueue(self, driver: Any, stream: StreamHandle) -> None:
+        to, start = self.target, self.source
+        driver.copy(to.memory, to.offset, start.memory, start.offset, self.nbytes, stream)
+
+    def places(self) -> Sequence[Place]:
+        return (self.target, self.source)
+
+
+class CopyIn(Node):
+    """`Driver.copy_from_host`: what the array holds then."""
+
+    __slots__ = ("source", "target")
+
+    def __init__(self, label: str, memory: Memory, offset: int, source: np.ndarray[Any, Any]) -> None:
+        super().__init__(label)
+        self.target, self.source = Place(memory, offset, source.nbytes, True), source
+
+    def enqueue(self, driver: Any, stream: StreamHandle) -> None:
+        driver.copy_from_host(self.target.memory, self.target.offset, self.source, stream)
+
+    def places(self) -> Sequence[Place]:
+        return (self.target,)
+
+
+class CopyOut(Node):
+    """`Driver.copy_to_host`."""
+
+    __slots__ = ("source", "target")
+
+    def __init__(self, label: str, target: np.ndarray[Any, Any], memory: Memory, offset: int) -> None:
+        super().__init__(label)
+        self.target, self.source = target, Place(memory, offset, target.nbytes, False)
+
+    def enqueue(self, driver: Any, stream: StreamHandle) -> None:
+        driver.copy_to_host(self.target, self.source.memory, self.source.offset, stream)
+
+    def places(self) -> Sequence[Place]:
+        return (self.source,)
+
+
+class Captured(Node):
+    """What somebody else submitted, as the driver captured it; or another graph's work.
+
+    Attributes:
+        graph: the driver's, see `Driver.capture_end` and `Driver.graph_create`.
+        memories: what it works on, as far as that is known. It cannot be given other memory.
+        owned: whether the graph is nobody else's, and goes with the node.
+    """
+
+    __slots__ = ("graph", "memories", "owned")
+
+    def __init__(self, label: str, graph: Any, memories: Sequence[Memory] = (), *, owned: bool = True) -> None:
+        super().__init__(label)
+        self.graph, self.memories, self.owned = graph, tuple(memories), owned
+
+    def enqueue(self, driver: Any, stream: StreamHandle) -> None:
+        driver.graph_launch(self.graph, stream)
+
+
+class Recorder:
+    """A driver's calls, written down: whoever submits by `ctx.driver` does not see the difference. Streams are not looked at.
+
+    Args:
+        add: takes each node.
+    """
+
+    staging = None  # copies are from and to where the array is
+
+    def __init__(self, add: Callable[[Node], None]) -> None:
+        self._add = add
+
+    def fill(self, memory: Memory, offset: int, count: int, pattern: bytes, stream: StreamHandle) -> None:
+        """See `Driver`."""
+        self._add(Fill("fill", memory, offset, count, pattern))
+
+    def copy(
+        self, target: Memory, target_offset: int, source: Memory, source_offset: int, nbytes: int, stream: StreamHandle
+    ) -> None:
+        """See `Driver`."""
+        to, start = Place(target, target_offset, nbytes, True), Place(source, source_offset, nbytes, False)
+        self._add(Copy("copy", to, start, nbytes))
+
+    def copy_from_host(self, memory: Memory, offset: int, source: np.ndarray[Any, Any], stream: StreamHandle) -> None:
+        """See `Driver`."""
+        self._add(CopyIn("copy to device", memory, offset, source))
+
+    def copy_to_host(self, target: np.ndarray[Any, Any], memory: Memory, offset: int, stream: StreamHandle) -> None:
+        """See `Driver`."""
+        self._add(CopyOut("copy to host", target, memory, offset))

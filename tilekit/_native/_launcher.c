@@ -1,0 +1,378 @@
+/* One launch: a Launcher is for one plan of a kernel on one device.
+ *
+ * It launches as long as nothing has to be waited for and no two arguments share memory that is written. Where that is not so, or
+ * anything else is unusual, it has done nothing and says SLOW: then Python does it (`KernelLaunch._launch`).
+ */
+#include "_launch.h"
+#include <string.h>
+
+enum { MOST_SLOTS = 512, MOST_VIEWS = 64, READERS_KEPT = 8 };
+
+PyTypeObject *launcher_type;
+static struct {
+    PyObject *guarded, *written_by;
+} name;
+
+/* How many parameters are always the same. */
+static Py_ssize_t rest_of(const Launcher *self)
+{
+    return self->rest == NULL ? 0 : PyBytes_GET_SIZE(self->rest) / (Py_ssize_t)sizeof(uint64_t);
+}
+
+static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"launch", "current", "context", "function", "grid",   "block", "shared_bytes", "plain",
+                               "kinds",  "uses",    "slots",   "record",   "query", "spin_s", "rest", NULL};
+    Launcher made;
+    memset(&made, 0, sizeof made);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&O&(III)(III)IO!SSS|O&O&dS:Launcher", keywords, as_pointer, &made.launch,
+                                     as_pointer, &made.current, as_pointer, &made.context, as_pointer, &made.function,
+                                     &made.grid[0], &made.grid[1], &made.grid[2], &made.block[0], &made.block[1],
+                                     &made.block[2], &made.shared_bytes, &PyType_Type, &made.plain, &made.kinds, &made.uses,
+                                     &made.slots, as_pointer, &made.record, as_pointer, &made.query, &made.spin_s, &made.rest))
+        return NULL;
+    made.count = PyBytes_GET_SIZE(made.kinds);
+    Py_ssize_t slots = PyBytes_GET_SIZE(made.slots) + rest_of(&made);
+    if (PyBytes_GET_SIZE(made.uses) != made.count || slots > MOST_SLOTS || made.count > MOST_VIEWS) {
+        PyErr_Format(PyExc_ValueError, "a Launcher takes %d arguments and %d parameters at most", MOST_VIEWS, MOST_SLOTS);
+        return NULL;
+    }
+    Launcher *self = (Launcher *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    memcpy((char *)self + sizeof(PyObject), (char *)&made + sizeof(PyObject), sizeof made - sizeof(PyObject));
+    Py_INCREF(self->plain);
+    Py_INCREF(self->kinds);
+    Py_INCREF(self->uses);
+    Py_INCREF(self->slots);
+    Py_XINCREF(self->rest);
+    return (PyObject *)self;
+}
+
+static void launcher_dealloc(Launcher *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    Py_XDECREF(self->plain);
+    Py_XDECREF(self->kinds);
+    Py_XDECREF(self->uses);
+    Py_XDECREF(self->slots);
+    Py_XDECREF(self->rest);
+    type->tp_free((PyObject *)self);
+    Py_DECREF(type);
+}
+
+/* A signed or unsigned parameter of fewer than 64 bits. */
+static int pack_narrow(PyObject *value, int bits, int is_signed, uint64_t *slot)
+{
+    int64_t number = PyLong_AsLongLong(value);
+    if (number == -1 && PyErr_Occurred())
+        return 0;
+    if (is_signed ? number < -((int64_t)1 << (bits - 1)) || number >= (int64_t)1 << (bits - 1)
+                  : number < 0 || number >= (int64_t)1 << bits) {
+        PyErr_SetString(PyExc_OverflowError, "a value does not fit its parameter");
+        return 0;
+    }
+    *slot = (uint64_t)number & (((uint64_t)1 << bits) - 1);
+    return 1;
+}
+
+/* One parameter, in a slot of eight bytes that is zero so far; 0 with an exception if the value is none of that type. */
+static int pack_one(char code, PyObject *value, uint64_t *slot)
+{
+    switch (code) {
+    case 'q': {
+        if (small_int(value, slot))
+            return 1;
+        int64_t number = PyLong_AsLongLong(value);
+        *slot = (uint64_t)number;
+        return number != -1 || !PyErr_Occurred();
+    }
+    case 'Q':
+        if (small_int(value, slot))
+            return 1;
+        *slot = PyLong_Check(value) ? PyLong_AsUnsignedLongLong(value) : PyLong_AsUnsignedLongLongMask(value);
+        return *slot != (uint64_t)-1 || !PyErr_Occurred();
+    case 'd':
+    case 'f': {
+        double number = PyFloat_AsDouble(value);
+        if (number == -1.0 && PyErr_Occurred())
+            return 0;
+        float single = (float)number;
+        if (code == 'd')
+            memcpy(slot, &number, sizeof number);
+        else
+            memcpy(slot, &single, sizeof single);
+        return 1;
+    }
+    case '?': {
+        int truth = PyObject_IsTrue(value);
+        *slot = truth > 0;
+        return truth >= 0;
+    }
+    default: {
+        int is_signed = code >= 'a';
+        char kind = (char)(is_signed ? code : code - 'A' + 'a');
+        return pack_narrow(value, kind == 'b' ? 8 : kind == 'h' ? 16 : 32, is_signed, slot);
+    }
+    }
+}
+
+/* The parameters of all arguments; 0, perhaps with an exception, if they are not what the kernel takes. */
+static int pack_all(Launcher *self, PyObject *const *arguments, uint64_t *values)
+{
+    const char *kinds = PyBytes_AS_STRING(self->kinds), *codes = PyBytes_AS_STRING(self->slots);
+    Py_ssize_t slot = 0, slots = PyBytes_GET_SIZE(self->slots);
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        if (kinds[i] == '-')
+            continue;
+        if (kinds[i] == 'S') {
+            if (slot >= slots || !pack_one(codes[slot], arguments[i], &values[slot]))
+                return 0;
+            slot++;
+            continue;
+        }
+        PyObject *view = kinds[i] == 'P' ? get(arguments[i], &Partition_tensor) : Py_NewRef(arguments[i]);
+        PyObject *flat = view ? get(view, &Tensor_flat) : NULL;
+        Py_XDECREF(view);
+        int fits = flat != NULL && PyTuple_CheckExact(flat) && slot + PyTuple_GET_SIZE(flat) <= slots;
+        for (Py_ssize_t j = 0; fits && j < PyTuple_GET_SIZE(flat); j++, slot++)
+            fits = pack_one(codes[slot], PyTuple_GET_ITEM(flat, j), &values[slot]);
+        Py_XDECREF(flat);
+        if (!fits)
+            return 0;
+    }
+    return slot == slots;
+}
+
+/* Whether a moment, (stream, serial) or None, is one of the stream, or none. */
+static int is_of(PyObject *moment, PyObject *stream)
+{
+    return moment == Py_None ||
+           (PyTuple_CheckExact(moment) && PyTuple_GET_SIZE(moment) == 2 && PyTuple_GET_ITEM(moment, 0) == stream);
+}
+
+/* Whether the stream of the storage's last write is this one, or there is none; -1 with an exception. */
+static int written_here(PyObject *storage, PyObject *stream)
+{
+    PyObject *last = get(storage, &Storage_last_write);
+    if (last == NULL)
+        return -1;
+    int ours = is_of(last, stream);
+    Py_DECREF(last);
+    return ours;
+}
+
+int is_free(Launcher *self, View *view, PyObject *stream)
+{
+    view->plain = Py_TYPE(view->storage) == self->plain;
+    if (!view->plain) { /* others' memory: borrowed or read-only, it is looked at by Python */
+        PyObject *guarded = PyObject_GetAttr(view->storage, name.guarded);
+        if (guarded == NULL)
+            return -1;
+        Py_DECREF(guarded);
+        if (guarded != Py_False)
+            return 0;
+    }
+    int ours = written_here(view->storage, stream);
+    if (ours != 1)
+        return ours;
+    view->reads = get(view->storage, &Storage_reads);
+    if (view->reads == NULL || !PyDict_CheckExact(view->reads))
+        return view->reads == NULL ? -1 : 0;
+    Py_ssize_t readers = PyDict_GET_SIZE(view->reads);
+    if (readers >= READERS_KEPT)
+        return 0;
+    if (view->uses & WRITTEN && readers > 0)
+        return readers == 1 ? PyDict_Contains(view->reads, stream) : 0;
+    return 1;
+}
+
+/* PyTuple_Pack of two, which takes half as long. */
+static PyObject *pair(PyObject *first, PyObject *second)
+{
+    PyObject *made = PyTuple_New(2);
+    if (made != NULL) {
+        PyTuple_SET_ITEM(made, 0, Py_NewRef(first));
+        PyTuple_SET_ITEM(made, 1, Py_NewRef(second));
+    }
+    return made;
+}
+
+/* Remember that the launch wrote the memory; 0 with an exception if that fails. */
+static int note_write(View *view, PyObject *stream, PyObject *use)
+{
+    /* Other threads may have come in between: what they did must not be forgotten. */
+    int ours = written_here(view->storage, stream);
+    Py_ssize_t readers = PyDict_GET_SIZE(view->reads);
+    if (ours == 1 && readers > 0)
+        ours = readers == 1 ? PyDict_Contains(view->reads, stream) : 0;
+    if (ours < 0)
+        return 0;
+    if (ours) {
+        if (readers > 0)
+            PyDict_Clear(view->reads); /* the stream's own, which is behind the write */
+        if (Py_TYPE(view->storage) == Storage_last_write.owner) {
+            put(view->storage, &Storage_last_write, Py_NewRef(use));
+            return 1;
+        }
+        return PyObject_SetAttr(view->storage, Storage_last_write.name, use) == 0;
+    }
+    PyObject *none = PyObject_CallMethodOneArg(view->storage, name.written_by, use);
+    Py_XDECREF(none);
+    return none != NULL;
+}
+
+int note(View *views, int count, PyObject *stream, PyObject *serial)
+{
+    PyObject *use = pair(stream, serial);
+    if (use == NULL)
+        return 0;
+    PyObject *type = NULL, *value = NULL, *trace = NULL;
+    for (int i = 0; i < count; i++) {
+        View *view = &views[i];
+        int done = 1;
+        if (!view->plain) { /* others may have joined it with more of their memory, which then has one dict of reads */
+            PyObject *reads = get(view->storage, &Storage_reads);
+            done = reads != NULL && PyDict_Check(reads);
+            if (done)
+                Py_SETREF(view->reads, reads);
+            else
+                Py_XDECREF(reads);
+        }
+        if (done)
+            done = view->uses & WRITTEN ? note_write(view, stream, use) : PyDict_SetItem(view->reads, stream, serial) == 0;
+        if (!done && type == NULL)
+            PyErr_Fetch(&type, &value, &trace);
+        else if (!done)
+            PyErr_Clear();
+    }
+    Py_DECREF(use);
+    if (type != NULL)
+        PyErr_Restore(type, value, trace);
+    return type == NULL;
+}
+
+int note_name(PyObject *stream, PyObject *serial, PyObject *label)
+{
+    PyObject *entry = pair(serial, label), *names = get(stream, &Stream__names);
+    int done = entry != NULL && names != NULL && append(names, entry);
+    Py_XDECREF(entry);
+    Py_XDECREF(names);
+    return done;
+}
+
+int launch(Launcher *self, PyObject *stream, PyObject *given, PyObject *label, Ending *ending)
+{
+    PyObject *const *arguments = &PyTuple_GET_ITEM(given, 0), *serial = NULL, *address = NULL;
+    const char *kinds = PyBytes_AS_STRING(self->kinds), *uses = PyBytes_AS_STRING(self->uses);
+    View views[MOST_VIEWS];
+    uint64_t values[MOST_SLOTS];
+    void *params[MOST_SLOTS], *context = NULL, *handle;
+    int count = 0, code = SLOW, failed = 0;
+
+    PyObject *closed = get(stream, &Stream_closed);
+    int usable = closed == Py_False;
+    Py_XDECREF(closed);
+    if (!usable || self->current(&context) != 0 || context != self->context)
+        goto out;
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        if (kinds[i] != 'T' && kinds[i] != 'P')
+            continue;
+        View *view = &views[count];
+        view->reads = NULL;
+        view->uses = (unsigned)uses[i];
+        view->storage = get(arguments[i], Py_TYPE(arguments[i]) == Tensor_storage.owner ? &Tensor_storage : &Partition_storage);
+        if (view->storage == NULL || view->storage == Py_None) {
+            Py_XDECREF(view->storage);
+            goto out;
+        }
+        count++;
+        if (is_free(self, view, stream) != 1)
+            goto out;
+        for (int j = 0; j < count - 1; j++) /* one storage, or storages that overlap */
+            if (views[j].reads == view->reads && (views[j].uses | view->uses) & WRITTEN)
+                goto out;
+    }
+    Py_ssize_t slots = PyBytes_GET_SIZE(self->slots);
+    memset(values, 0, (size_t)slots * sizeof values[0]);
+    if (!pack_all(self, arguments, values))
+        goto out;
+    address = get(stream, &Stream_address);
+    if (address == NULL || !as_pointer(address, &handle))
+        goto out;
+    for (Py_ssize_t i = 0; i < slots; i++)
+        params[i] = &values[i];
+    for (Py_ssize_t i = 0; i < rest_of(self); i++)
+        params[slots + i] = PyBytes_AS_STRING(self->rest) + i * (Py_ssize_t)sizeof(uint64_t);
+
+    /* The driver waits here if too much is queued, and a callback of somebody's may need the interpreter meanwhile. */
+    Py_BEGIN_ALLOW_THREADS
+    code = self->launch(self->function, self->grid[0], self->grid[1], self->grid[2], self->block[0], self->block[1],
+                        self->block[2], self->shared_bytes, handle, params, NULL);
+    if (code == 0 && ending != NULL)
+        ending->code = self->record(ending->event, handle);
+    Py_END_ALLOW_THREADS
+    if (code != 0)
+        goto out;
+    serial = get(stream, &Stream_pending);
+    failed = serial == NULL || !note(views, count, stream, serial) || !note_name(stream, serial, label);
+out:
+    for (int i = 0; i < count; i++) {
+        Py_DECREF(views[i].storage);
+        Py_XDECREF(views[i].reads);
+    }
+    Py_XDECREF(serial);
+    Py_XDECREF(address);
+    /* What stopped before the launch Python finds again, and says better; but not that the user interrupted. */
+    if (failed || (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)))
+        return FAILED;
+    PyErr_Clear();
+    return code == FAILED ? SLOW : code; /* no driver has such a code */
+}
+
+static PyObject *launcher_call(Launcher *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 3 || !PyTuple_CheckExact(args[1]) || PyTuple_GET_SIZE(args[1]) != self->count) {
+        PyErr_SetString(PyExc_TypeError, "expected a stream, a tuple of the kernel's arguments, and a label");
+        return NULL;
+    }
+    int code = launch(self, args[0], args[1], args[2], NULL);
+    return code == FAILED ? NULL : PyLong_FromLong(code);
+}
+
+Launcher *launcher_behind(PyObject *native)
+{
+    PyObject *self = native != NULL && PyCFunction_Check(native) ? PyCFunction_GET_SELF(native) : NULL;
+    return self != NULL && Py_TYPE(self) == launcher_type ? (Launcher *)self : NULL;
+}
+
+static PyMethodDef launcher_methods[] = {
+    {"launch", (PyCFunction)(void (*)(void))launcher_call, METH_FASTCALL,
+     "launch(stream, arguments, label): 0 if it was launched, -1 if nothing was done, or the driver's error code."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot launcher_slots[] = {
+    {Py_tp_doc, "Launches of one kernel with arguments of one kind, on one device."},
+    {Py_tp_new, launcher_new},
+    {Py_tp_dealloc, launcher_dealloc},
+    {Py_tp_methods, launcher_methods},
+    {0, NULL},
+};
+
+static PyType_Spec launcher_spec = {
+    .name = "tilekit._native._launch.Launcher",
+    .basicsize = sizeof(Launcher),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = launcher_slots,
+};
+
+PyObject *make_launcher_type(void)
+{
+    static const Text texts[] = {
+        {&name.guarded, "guarded"}, {&name.written_by, "written_by"}, {NULL, NULL},
+    };
+    PyObject *type = intern(texts) ? PyType_FromSpec(&launcher_spec) : NULL;
+    launcher_type = (PyTypeObject *)type; /* which the module keeps */
+    return type;
+}

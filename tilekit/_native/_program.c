@@ -1,0 +1,239 @@
+/* Recorded work, submitted in one go: see `Recorded` in ops/graphs.py, whose lock the caller holds.
+ *
+ * Nothing is packed or looked up any more. As with a launch, the memory must be free for the stream; else nothing has been done.
+ */
+#include "_launch.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_STORAGES = 4096, FIELDS = 10, FEW = 32 };
+enum { LAUNCH, GRAPH, COPY, FILL };
+
+typedef struct {
+    int64_t kind, field[FIELDS - 1];
+} Step;
+
+typedef int (*copy_function)(uint64_t to, uint64_t from, size_t nbytes, void *stream);
+typedef int (*fill8_function)(uint64_t to, unsigned char value, size_t count, void *stream);
+typedef int (*fill16_function)(uint64_t to, unsigned short value, size_t count, void *stream);
+typedef int (*fill32_function)(uint64_t to, unsigned value, size_t count, void *stream);
+
+typedef struct {
+    PyObject_HEAD
+    Launcher *launcher; /* one of the same device */
+    PyObject *steps;    /* bytes */
+    int (*graph)(void *executable, void *stream);
+    copy_function copy;
+    fill8_function fill8;
+    fill16_function fill16;
+    fill32_function fill32;
+} Program;
+
+static struct {
+    PyObject *acquire, *release;
+} name;
+
+static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"launcher", "steps", "graph", "copy", "fill8", "fill16", "fill32", NULL};
+    Program made;
+    memset(&made, 0, sizeof made);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!SO&O&O&O&O&:Program", keywords, launcher_type, &made.launcher, &made.steps,
+                                     as_pointer, &made.graph, as_pointer, &made.copy, as_pointer, &made.fill8, as_pointer,
+                                     &made.fill16, as_pointer, &made.fill32))
+        return NULL;
+    if (PyBytes_GET_SIZE(made.steps) % (Py_ssize_t)sizeof(Step) != 0) {
+        PyErr_SetString(PyExc_ValueError, "a step has ten numbers of eight bytes");
+        return NULL;
+    }
+    Program *self = (Program *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    memcpy((char *)self + sizeof(PyObject), (char *)&made + sizeof(PyObject), sizeof made - sizeof(PyObject));
+    Py_INCREF(self->launcher);
+    Py_INCREF(self->steps);
+    return (PyObject *)self;
+}
+
+static void program_dealloc(Program *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    Py_XDECREF(self->launcher);
+    Py_XDECREF(self->steps);
+    type->tp_free((PyObject *)self);
+    Py_DECREF(type);
+}
+
+/* The driver's code of the first step that it refuses, or 0. Without Python's lock. */
+static int submit_steps(Program *self, const Step *steps, Py_ssize_t count, void *stream)
+{
+    int code = 0;
+    for (Py_ssize_t i = 0; i < count && code == 0; i++) {
+        const int64_t *f = steps[i].field;
+        switch (steps[i].kind) {
+        case LAUNCH:
+            code = self->launcher->launch((void *)f[0], (unsigned)f[1], (unsigned)f[2], (unsigned)f[3], (unsigned)f[4],
+                                          (unsigned)f[5], (unsigned)f[6], (unsigned)f[7], stream, (void **)f[8], NULL);
+            break;
+        case GRAPH:
+            code = self->graph((void *)f[0], stream);
+            break;
+        case COPY:
+            code = self->copy((uint64_t)f[0], (uint64_t)f[1], (size_t)f[2], stream);
+            break;
+        default:
+            code = f[3] == 1   ? self->fill8((uint64_t)f[0], (unsigned char)f[1], (size_t)f[2], stream)
+                   : f[3] == 2 ? self->fill16((uint64_t)f[0], (unsigned short)f[1], (size_t)f[2], stream)
+                               : self->fill32((uint64_t)f[0], (unsigned)f[1], (size_t)f[2], stream);
+        }
+    }
+    return code;
+}
+
+/* Look at all storages of a list; the number of views that are there now, negative if one is not free. */
+static Py_ssize_t look(Program *self, PyObject *storages, unsigned uses, View *views, Py_ssize_t count, PyObject *stream)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(storages); i++) {
+        View *view = &views[count++];
+        view->reads = NULL;
+        view->uses = uses;
+        view->storage = Py_NewRef(PyList_GET_ITEM(storages, i));
+        if (is_free(self->launcher, view, stream) != 1)
+            return -count;
+    }
+    return count;
+}
+
+/* A place to be recorded behind the work: the stream's lock, and the event. All NULL if there is none. */
+typedef struct {
+    PyObject *lock, *event;
+    void *handle;
+    int code; /* the driver's, of the recording */
+} Place;
+
+/* Get ready to record in the stream, whose lock is held from now on; 0, perhaps with an exception, if that cannot be. */
+static int begin_place(PyObject *stream, Launcher *launcher, Place *place)
+{
+    PyObject *lock = held(stream, &Stream__lock), *pool = held(stream, &Stream__events), *args[2] = {lock, Py_False};
+    if (launcher->record == NULL || lock == NULL || pool == NULL || !PyList_CheckExact(pool))
+        return 0;
+    PyObject *locked = PyObject_VectorcallMethod(name.acquire, args, 2, NULL);
+    Py_XDECREF(locked);
+    if (locked != Py_True)
+        return 0;
+    place->lock = Py_NewRef(lock);
+    Py_ssize_t last = PyList_GET_SIZE(pool) - 1;
+    if (last < 0) {
+        place->event = held(stream, &Stream__create) ? PyObject_CallNoArgs(held(stream, &Stream__create)) : NULL;
+    } else {
+        place->event = Py_NewRef(PyList_GET_ITEM(pool, last));
+        if (PyList_SetSlice(pool, last, last + 1, NULL) != 0)
+            Py_CLEAR(place->event);
+    }
+    PyObject *address = place->event ? PyNumber_Long(place->event) : NULL;
+    int known = address != NULL && as_pointer(address, &place->handle);
+    Py_XDECREF(address);
+    return known;
+}
+
+/* Let the lock go; the mark, if the event was recorded. */
+static PyObject *end_place(PyObject *stream, Launcher *launcher, Place *place, int recorded)
+{
+    PyObject *type, *value, *trace, *mark = NULL;
+    PyErr_Fetch(&type, &value, &trace);
+    if (recorded)
+        mark = (PyObject *)made_mark(stream, launcher, place->event);
+    if (place->event != NULL && mark == NULL && PyList_Append(held(stream, &Stream__events), place->event) != 0)
+        PyErr_WriteUnraisable(stream);
+    Py_CLEAR(place->event);
+    PyObject *none = PyObject_CallMethodNoArgs(place->lock, name.release);
+    if (none == NULL)
+        PyErr_WriteUnraisable(place->lock);
+    Py_XDECREF(none);
+    Py_CLEAR(place->lock);
+    if (type != NULL)
+        PyErr_Restore(type, value, trace);
+    return mark;
+}
+
+/* run(stream, reads, writes, label, mark): (code, mark): LAUNCHED, SLOW if nothing was done, or the driver's code; and the Mark
+ * behind the work, if one was asked for and made. */
+static PyObject *program_run(Program *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 5 || !PyList_CheckExact(args[1]) || !PyList_CheckExact(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "expected a stream, two lists of storages, a label, and whether to make a mark");
+        return NULL;
+    }
+    PyObject *stream = args[0], *serial = NULL, *address = NULL, *mark = NULL;
+    View few[FEW], *views = few;
+    Py_ssize_t most = PyList_GET_SIZE(args[1]) + PyList_GET_SIZE(args[2]), count = 0;
+    void *context = NULL, *handle;
+    int code = SLOW, failed = 0;
+    Place place = {NULL, NULL, NULL, 0};
+
+    if (held(stream, &Stream_closed) != Py_False || most > MOST_STORAGES || self->launcher->current(&context) != 0 ||
+        context != self->launcher->context)
+        goto out;
+    if (most > FEW && (views = malloc((size_t)most * sizeof *views)) == NULL)
+        return PyErr_NoMemory();
+    count = look(self, args[2], WRITTEN, views, 0, stream);
+    if (count >= 0)
+        count = look(self, args[1], READ, views, count, stream);
+    if (count < 0) {
+        count = -count;
+        goto out;
+    }
+    address = get(stream, &Stream_address);
+    if (address == NULL || !as_pointer(address, &handle) || (args[4] == Py_True && !begin_place(stream, self->launcher, &place)))
+        goto out;
+    Py_BEGIN_ALLOW_THREADS
+    code = submit_steps(self, (const Step *)PyBytes_AS_STRING(self->steps),
+                        PyBytes_GET_SIZE(self->steps) / (Py_ssize_t)sizeof(Step), handle);
+    if (code == 0 && place.event != NULL)
+        place.code = self->launcher->record(place.handle, handle);
+    Py_END_ALLOW_THREADS
+    /* Some of it may have been submitted, even if the driver refused the rest. */
+    serial = get(stream, &Stream_pending);
+    failed = serial == NULL || !note(views, (int)count, stream, serial) || !note_name(stream, serial, args[3]);
+out:
+    if (place.lock != NULL)
+        mark = end_place(stream, self->launcher, &place, code == 0 && place.code == 0 && !failed);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_DECREF(views[i].storage);
+        Py_XDECREF(views[i].reads);
+    }
+    if (views != few)
+        free(views);
+    Py_XDECREF(serial);
+    Py_XDECREF(address);
+    if (failed || (PyErr_Occurred() && (code != SLOW || !PyErr_ExceptionMatches(PyExc_Exception)))) {
+        Py_XDECREF(mark);
+        return NULL;
+    }
+    PyErr_Clear();
+    return Py_BuildValue("iN", code, mark != NULL ? mark : Py_NewRef(Py_None));
+}
+
+static PyMethodDef program_methods[] = {
+    {"run", (PyCFunction)(void (*)(void))program_run, METH_FASTCALL, "See _launch.pyi."},
+    {NULL, NULL, 0, NULL},
+};
+
+PyObject *make_program_type(void)
+{
+    static PyType_Slot slots[] = {
+        {Py_tp_doc, "Recorded work, submitted in one go."},
+        {Py_tp_new, program_new},
+        {Py_tp_dealloc, program_dealloc},
+        {Py_tp_methods, program_methods},
+        {0, NULL},
+    };
+    static PyType_Spec spec = {
+        .name = "tilekit._native._launch.Program",
+        .basicsize = sizeof(Program),
+        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+        .slots = slots,
+    };
+    static const Text texts[] = {{&name.acquire, "acquire"}, {&name.release, "release"}, {NULL, NULL}};
+    return intern(texts) ? PyType_FromSpec(&spec) : NULL;
+}

@@ -1,0 +1,406 @@
+/* Running launches: alone, in a chain, or in a row.
+ *
+ * This is what `DeviceOp.sync_on` and its like, `AndThen.steps` and `Zip.steps` do for launches whose arguments are all there and
+ * whose plan is known. A function that finds anything else has done nothing, and says so.
+ */
+#include "_launch.h"
+
+static struct {
+    PyObject *policy, *next_stream, *dict;
+} name;
+
+/* The launcher of a plan on that device, a new reference; NULL, and no exception, if there is none. */
+static Launcher *launcher_of(PyObject *plan, PyObject *device)
+{
+    if (device == NULL || device == Py_None)
+        return NULL;
+    if (held(plan, &Plan_home) != device) {
+        PyObject *elsewhere = held(plan, &Plan_elsewhere);
+        plan = elsewhere ? PyDict_GetItemWithError(elsewhere, device) : NULL;
+        PyErr_Clear();
+    }
+    return plan ? (Launcher *)Py_XNewRef((PyObject *)launcher_behind(held(plan, &Plan_native))) : NULL;
+}
+
+/* A launch, looked at: what it needs, owned. */
+typedef struct {
+    PyObject *arguments, *label, *plan;
+    Launcher *launcher;
+} Ready;
+
+static void let_go(Ready *what)
+{
+    Py_DECREF(what->arguments);
+    Py_DECREF(what->label);
+    Py_XDECREF(what->plan);
+    Py_XDECREF(what->launcher);
+}
+
+/* Whether an op is a launch that can be made at once on a device (NULL: on that of its plan); then `let_go` of it. */
+static int ready(PyObject *op, PyObject *device, Ready *found)
+{
+    PyObject *form = held(op, &KernelLaunch__form), *options = held(op, &KernelLaunch__options);
+    found->arguments = held(op, &KernelLaunch_arguments);
+    found->label = held(op, &KernelLaunch__label);
+    if (form == NULL || options == NULL || found->arguments == NULL || !PyTuple_CheckExact(found->arguments) ||
+        found->label == NULL || !PyUnicode_CheckExact(found->label) || PyUnicode_GET_LENGTH(found->label) == 0 ||
+        held(op, &KernelLaunch__fresh) == NULL || held(op, &KernelLaunch__spent) != Py_False || held(form, &Form_lazy) != Py_False)
+        return 0;
+    Py_INCREF(found->arguments);
+    Py_INCREF(found->label);
+    found->plan = known_plan(form, found->arguments, options);
+    found->launcher = found->plan ? launcher_of(found->plan, device ? device : held(found->plan, &Plan_device)) : NULL;
+    if (found->launcher != NULL && found->launcher->count == PyTuple_GET_SIZE(found->arguments))
+        return 1;
+    let_go(found);
+    return 0;
+}
+
+/* Take the op's one run, which `ready` has seen it has; or give it back. */
+static void claim(PyObject *op, int taken)
+{
+    put(op, &KernelLaunch__fresh, taken ? NULL : Py_NewRef(Py_None));
+    put(op, &KernelLaunch__spent, Py_NewRef(taken ? Py_True : Py_False));
+}
+
+/* Whether this thread is in the middle of a submission, or that cannot be told. `submitting` is a threading.local; the
+ * attributes that it had in the thread that was here last are kept at hand. */
+static int is_submitting(void)
+{
+    static PyObject *attributes;
+    static uint64_t whose; /* no number is given to a second thread */
+    uint64_t number = PyThreadState_GetID(PyThreadState_Get());
+    if (number != whose || attributes == NULL) {
+        PyObject *found = PyObject_GetAttr(helpers.submitting, name.dict);
+        if (found == NULL || !PyDict_CheckExact(found)) {
+            PyErr_Clear();
+            Py_XDECREF(found);
+            return 1;
+        }
+        whose = number;
+        Py_XSETREF(attributes, found);
+    }
+    PyObject *submission = PyDict_GetItemWithError(attributes, helpers.submission);
+    PyErr_Clear(); /* of a string's lookup there is none */
+    return submission != NULL && submission != Py_None;
+}
+
+/* A submission of one launch: the mark behind it, or where Python recorded that, its serial alone. Owned. */
+typedef struct {
+    Mark *mark;
+    PyObject *serial;
+} Submitted;
+
+/* Launch, and record the event behind it in one go, under the stream's lock. 1; 0 if nothing was done; -1 with an exception. */
+static int submit_ready(PyObject *op, PyObject *stream, Ready *what, Submitted *made)
+{
+    Launcher *launcher = what->launcher;
+    PyObject *lock = held(stream, &Stream__lock), *pool = held(stream, &Stream__events);
+    if (launcher->record == NULL || lock == NULL || pool == NULL || !PyList_CheckExact(pool) || is_submitting())
+        return 0;
+    Py_INCREF(lock);
+    if (!lock_stream(lock)) { /* somebody records in it just now: Python waits for that */
+        PyErr_Clear();
+        Py_DECREF(lock);
+        return 0;
+    }
+    Ending ending = {NULL, 0};
+    PyObject *event = take_event(stream, pool), *address = event ? PyNumber_Long(event) : NULL;
+    int code = SLOW, outcome = 0;
+    if (address != NULL && as_pointer(address, &ending.event) && held(op, &KernelLaunch__fresh) != NULL) {
+        claim(op, 1);
+        code = launch(launcher, stream, what->arguments, what->label, &ending);
+        if (code != LAUNCHED && code != FAILED)
+            claim(op, 0);
+    }
+    Py_XDECREF(address);
+    if (code == LAUNCHED && ending.code == 0) {
+        made->serial = Py_NewRef(held(stream, &Stream_pending));
+        made->mark = made_mark(stream, launcher, event);
+        outcome = made->mark != NULL ? 1 : -1;
+    } else if (event != NULL && PyList_Append(pool, event) != 0) {
+        outcome = -1;
+    }
+    Py_XDECREF(event);
+    unlock_stream(lock);
+    Py_DECREF(lock);
+    if (code == LAUNCHED && ending.code != 0) {
+        made->serial = PyObject_CallFunctionObjArgs(helpers.ended, op, stream, NULL);
+        outcome = made->serial != NULL ? 1 : -1;
+    }
+    if (code == FAILED || outcome < 0 || (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)))
+        return -1;
+    PyErr_Clear();
+    return outcome;
+}
+
+/* Whether the work has passed, which is polled for. */
+static int is_over(Submitted *made, PyObject *stream, double seconds)
+{
+    if (made->mark == NULL || mark_passed(made->mark, seconds) != 1)
+        return 0;
+    if (PyLong_AsLongLong(held(stream, &Stream_completed)) < made->mark->serial)
+        put(stream, &Stream_completed, Py_NewRef(made->serial));
+    return 1;
+}
+
+/* `op.sync_on(stream)`; NULL without an exception if nothing was done. */
+static PyObject *run_here(PyObject *op, PyObject *stream, Ready *what)
+{
+    Submitted made = {NULL, NULL};
+    PyObject *result = NULL;
+    if (submit_ready(op, stream, what, &made) == 1) {
+        if (is_over(&made, stream, what->launcher->spin_s))
+            result = Py_NewRef(what->arguments);
+        else
+            result = PyObject_CallFunctionObjArgs(helpers.waited, op, stream, made.serial, NULL);
+    }
+    Py_XDECREF(made.mark);
+    Py_XDECREF(made.serial);
+    return result;
+}
+
+static int open_stream(PyObject *stream)
+{
+    return held(stream, &Stream_closed) == Py_False;
+}
+
+static PyObject *otherwise(PyObject *helper, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
+{
+    PyObject *all[4] = {self};
+    Py_ssize_t count = nargs + (names ? PyTuple_GET_SIZE(names) : 0);
+    if (count > 3) {
+        PyErr_SetString(PyExc_TypeError, "too many arguments");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        all[1 + i] = args[i];
+    return PyObject_Vectorcall(helper, all, (size_t)nargs + 1, names);
+}
+
+static PyObject *runs_sync_on(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
+{
+    Ready what;
+    if (nargs == 1 && names == NULL && open_stream(args[0]) && ready(self, held(args[0], &Stream_device), &what)) {
+        PyObject *result = run_here(self, args[0], &what);
+        let_go(&what);
+        if (result != NULL || PyErr_Occurred())
+            return result;
+    }
+    return otherwise(helpers.sync_on, self, args, nargs, names);
+}
+
+/* The next stream of the device's policy; NULL without an exception if it is none of tilekit's, or closed. */
+static PyObject *next_stream(PyObject *plan)
+{
+    PyObject *policy = PyObject_GetAttr(held(plan, &Plan_device), name.policy);
+    PyObject *stream = policy ? PyObject_CallMethodNoArgs(policy, name.next_stream) : NULL;
+    Py_XDECREF(policy);
+    return stream;
+}
+
+static PyObject *runs_sync(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
+{
+    Ready what;
+    if (nargs == 0 && names == NULL && ready(self, NULL, &what)) {
+        PyObject *stream = next_stream(what.plan), *result = NULL;
+        if (stream != NULL && open_stream(stream) && held(stream, &Stream_device) == held(what.plan, &Plan_device))
+            result = run_here(self, stream, &what);
+        if (stream != NULL && result == NULL && !PyErr_Occurred()) /* it is the stream's turn now: no other is asked for */
+            result = PyObject_CallFunctionObjArgs(helpers.sync_on, self, stream, NULL);
+        Py_XDECREF(stream);
+        let_go(&what);
+        return result;
+    }
+    return otherwise(helpers.sync, self, args, nargs, names);
+}
+
+static PyObject *runs_async_on(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
+{
+    Ready what;
+    PyTypeObject *type = DeviceFuture_op.owner;
+    if (nargs == 1 && names == NULL && type != NULL && open_stream(args[0]) &&
+        ready(self, held(args[0], &Stream_device), &what)) {
+        Submitted made = {NULL, NULL};
+        PyObject *future = NULL;
+        int submitted = submit_ready(self, args[0], &what, &made);
+        if (submitted == 1) {
+            future = type->tp_alloc(type, 0);
+            if (future != NULL) {
+                put(future, &DeviceFuture_op, Py_NewRef(self));
+                put(future, &DeviceFuture_stream, Py_NewRef(args[0]));
+                put(future, &DeviceFuture__made, Py_NewRef(made.serial));
+            }
+        }
+        Py_XDECREF(made.mark);
+        Py_XDECREF(made.serial);
+        let_go(&what);
+        if (submitted != 0)
+            return future;
+    }
+    return otherwise(helpers.async_on, self, args, nargs, names);
+}
+
+/* Claim and launch, in the middle of a submission; LAUNCHED, or as `launch` says. */
+static int launch_part(PyObject *op, PyObject *stream, Ready *what)
+{
+    claim(op, 1);
+    int code = launch(what->launcher, stream, what->arguments, what->label, NULL);
+    if (code != LAUNCHED && code != FAILED)
+        claim(op, 0);
+    return code;
+}
+
+static PyObject *runs_start(PyObject *self, PyObject *ctx)
+{
+    PyObject *stream = held(ctx, &ExecutionContext_stream), *done = NULL;
+    PyTypeObject *type = Done_value.owner;
+    Ready what;
+    if (stream != NULL && type != NULL && ready(self, held(ctx, &ExecutionContext_device), &what)) {
+        int code = launch_part(self, stream, &what);
+        if (code == LAUNCHED && (done = type->tp_alloc(type, 0)) != NULL)
+            put(done, &Done_value, Py_NewRef(what.arguments));
+        let_go(&what);
+        if (code == LAUNCHED || code == FAILED)
+            return done;
+    }
+    return PyObject_CallFunctionObjArgs(helpers.start, self, ctx, NULL);
+}
+
+/* `DeviceOp.__del__`, which has nothing to say of an op that has run. */
+static void runs_finalize(PyObject *self)
+{
+    if (held(self, &KernelLaunch__spent) == Py_True || held(self, &KernelLaunch__consumed) == Py_True ||
+        helpers.dropped == NULL)
+        return;
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    if (kind == NULL) { /* else an exception is on its way, which is why nobody has run the op */
+        PyObject *none = PyObject_CallOneArg(helpers.dropped, self);
+        if (none == NULL)
+            PyErr_WriteUnraisable(helpers.dropped);
+        Py_XDECREF(none);
+    }
+    PyErr_Restore(kind, value, trace);
+}
+
+static PyMethodDef runs_methods[] = {
+    {"start", runs_start, METH_O, "start($self, ctx)\n--\n\nSee DeviceOp."},
+    {"sync", (PyCFunction)(void (*)(void))runs_sync, METH_FASTCALL | METH_KEYWORDS, "sync($self)\n--\n\nSee DeviceOp."},
+    {"sync_on", (PyCFunction)(void (*)(void))runs_sync_on, METH_FASTCALL | METH_KEYWORDS,
+     "sync_on($self, stream)\n--\n\nSee DeviceOp."},
+    {"async_on", (PyCFunction)(void (*)(void))runs_async_on, METH_FASTCALL | METH_KEYWORDS,
+     "async_on($self, stream)\n--\n\nSee DeviceOp."},
+    {NULL, NULL, 0, NULL},
+};
+
+/* submit(op, seconds): see _launch.pyi. */
+static PyObject *submit_op(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+{
+    double seconds = nargs == 2 ? PyFloat_AsDouble(args[1]) : -1;
+    if (seconds < 0) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "expected an op, and for how many seconds to poll");
+        return NULL;
+    }
+    Ready what;
+    Submitted made = {NULL, NULL};
+    PyObject *stream = NULL, *left = NULL;
+    int submitted = 0, over = 0;
+    if (ready(args[0], NULL, &what)) {
+        stream = next_stream(what.plan);
+        if (stream == NULL)
+            submitted = PyErr_Occurred() ? -1 : 0;
+        else if (open_stream(stream) && held(stream, &Stream_device) == held(what.plan, &Plan_device))
+            submitted = submit_ready(args[0], stream, &what, &made);
+        let_go(&what);
+    }
+    over = submitted == 1 && seconds > 0 && is_over(&made, stream, seconds);
+    if (submitted >= 0)
+        left = over ? Py_NewRef(Py_None)
+                    : PyTuple_Pack(2, stream ? stream : Py_None, made.serial ? made.serial : Py_None);
+    Py_XDECREF(made.mark);
+    Py_XDECREF(made.serial);
+    Py_XDECREF(stream);
+    return left;
+}
+
+/* links(ops, at, result, ctx): of a chain of `apply(kernel)`, first to last, launch those from `at` on, each with the result of
+ * the one before, as far as all is as usual; where Python has to go on. The result of a launch is the tuple of its arguments. */
+static PyObject *launch_links(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 4 || !PyList_CheckExact(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "expected a list of ops, a place in it, a result, and a context");
+        return NULL;
+    }
+    Py_ssize_t at = PyLong_AsSsize_t(args[1]);
+    PyObject *result = args[2], *stream = held(args[3], &ExecutionContext_stream);
+    PyObject *device = held(args[3], &ExecutionContext_device);
+    while (at >= 0 && stream != NULL && PyTuple_CheckExact(result) && at < PyList_GET_SIZE(args[0])) {
+        PyObject *link = PyList_GET_ITEM(args[0], at), *kernel = held(link, &AndThen_function);
+        PyObject *form = kernel && held(link, &AndThen_unpack) == Py_True ? known_form(kernel, result) : NULL;
+        PyObject *label = form ? held(kernel, &Kernel_label) : NULL, *options = form ? held(kernel, &Kernel__options) : NULL;
+        PyObject *plan = label && options ? known_plan(form, result, options) : NULL;
+        Launcher *launcher = plan ? launcher_of(plan, device) : NULL;
+        int code = SLOW;
+        if (launcher != NULL && launcher->count == PyTuple_GET_SIZE(result)) {
+            Py_INCREF(label);
+            code = launch(launcher, stream, result, label, NULL);
+            Py_DECREF(label);
+        }
+        Py_XDECREF(launcher);
+        Py_XDECREF(plan);
+        if (code == FAILED || (code == LAUNCHED && PyErr_CheckSignals() != 0))
+            return NULL;
+        if (code != LAUNCHED)
+            break;
+        at++;
+    }
+    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(at);
+}
+
+/* row(ops, at, results, ctx): launch the ops of a tuple from `at` on, as far as all is as usual, and append their results; where
+ * Python has to go on. */
+static PyObject *launch_row(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 4 || !PyTuple_CheckExact(args[0]) || !PyList_CheckExact(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "expected a tuple of ops, a place in it, a list for the results, and a context");
+        return NULL;
+    }
+    Py_ssize_t at = PyLong_AsSsize_t(args[1]);
+    PyObject *stream = held(args[3], &ExecutionContext_stream), *device = held(args[3], &ExecutionContext_device);
+    for (; at >= 0 && stream != NULL && at < PyTuple_GET_SIZE(args[0]); at++) {
+        PyObject *op = PyTuple_GET_ITEM(args[0], at);
+        Ready what;
+        if (!ready(op, device, &what))
+            break;
+        int code = launch_part(op, stream, &what);
+        int failed = code == FAILED || (code == LAUNCHED && (PyList_Append(args[2], what.arguments) || PyErr_CheckSignals()));
+        let_go(&what);
+        if (failed)
+            return NULL;
+        if (code != LAUNCHED)
+            break;
+    }
+    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(at);
+}
+
+PyMethodDef submit_functions[] = {
+    {"submit", (PyCFunction)(void (*)(void))submit_op, METH_FASTCALL, "See _launch.pyi."},
+    {"links", (PyCFunction)(void (*)(void))launch_links, METH_FASTCALL, "See _launch.pyi."},
+    {"row", (PyCFunction)(void (*)(void))launch_row, METH_FASTCALL, "See _launch.pyi."},
+    {NULL, NULL, 0, NULL},
+};
+
+PyObject *make_runs_type(void)
+{
+    static PyType_Slot slots[] = {{Py_tp_doc, "How a launch runs alone."}, {Py_tp_methods, runs_methods},
+                                  {Py_tp_finalize, runs_finalize}, {0, NULL}};
+    static PyType_Spec spec = {
+        .name = "tilekit._native._launch.Runs", .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, .slots = slots,
+    };
+    static const Text texts[] = {
+        {&name.policy, "policy"}, {&name.next_stream, "next_stream"}, {&name.dict, "__dict__"}, {NULL, NULL},
+    };
+    return intern(texts) ? PyType_FromSpec(&spec) : NULL;
+}

@@ -1,0 +1,1 @@
+"""Tensors and partitions: views of device memory, with shapes, strides and dtypes."""

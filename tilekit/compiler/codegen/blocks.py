@@ -1,0 +1,84 @@
+"""Which block is running, and of how many: what special registers say, or, of a grid that is folded, what follows from them."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from tilekit.compiler.codegen.emit import MAP_NAME, asm, special_register
+from tilekit.compiler.codegen.types import current, i32, i64
+from tilekit.compiler.grids import FOLDED_SLOTS, Fold
+
+__all__ = ["block_counts", "block_index", "pass_the_grid"]
+
+_AXES = "xyz"
+_GRID_NAME = "tilekit_blocks"
+
+
+def block_index(builder: ir.IRBuilder) -> list[ir.Value]:
+    """The place of the running block along each axis of the grid, in 32 bits; in 64 where a folded grid needs them."""
+    fold = current().fold
+    if fold is None:
+        return [special_register(builder, f"ctaid.{axis}") for axis in _AXES]
+    rest, places = _number(builder, fold), []
+    for axis in range(fold.axes - 1):
+        count = _count(builder, axis, fold)
+        places.append(builder.urem(rest, count))
+        rest = builder.udiv(rest, count)
+    places.append(rest)
+    return places + [ir.Constant(rest.type, 0)] * (len(_AXES) - fold.axes)
+
+
+def block_counts(builder: ir.IRBuilder) -> list[ir.Value]:
+    """The number of blocks along each axis of the grid, in as many bits."""
+    fold = current().fold
+    if fold is None:
+        return [special_register(builder, f"nctaid.{axis}") for axis in _AXES]
+    counts = [_count(builder, axis, fold) for axis in range(fold.axes)]
+    return counts + [ir.Constant(counts[0].type, 1)] * (len(_AXES) - fold.axes)
+
+
+def _number(builder: ir.IRBuilder, fold: Fold) -> ir.Value:
+    """The number of the running block of a folded grid."""
+    place = special_register(builder, "ctaid.x")
+    if not fold.wide:
+        return place
+    row, width = (builder.zext(special_register(builder, name), i64) for name in ("ctaid.y", "nctaid.x"))
+    return builder.add(builder.mul(row, width), builder.zext(place, i64))
+
+
+def _count(builder: ir.IRBuilder, axis: int, fold: Fold) -> ir.Value:
+    """The number of blocks along an axis of a folded grid."""
+    count = _parameters(builder.function)[axis]
+    return count if fold.wide else builder.trunc(count, i32)
+
+
+def _parameters(kernel: ir.Function) -> list[ir.Argument]:
+    """The kernel's parameters for its grid. They go behind its own, before its tensor maps, when they are needed."""
+    names = [f"{_GRID_NAME}{axis}" for axis in range(FOLDED_SLOTS)]
+    found = [argument for argument in kernel.args if argument.name in names]
+    if found:
+        return found
+    args = list(kernel.args)
+    at = next((n for n, argument in enumerate(args) if argument.name.startswith(MAP_NAME)), len(args))
+    made = [ir.Argument(kernel, i64, name) for name in names]
+    kernel.args = (*args[:at], *made, *args[at:])
+    # When numba has lowered a kernel, it makes what it returns nothing, in `type` alone.
+    kernel.ftype = ir.FunctionType(kernel.type.pointee.return_type, [argument.type for argument in kernel.args])
+    kernel.type = ir.PointerType(kernel.ftype)
+    return made
+
+
+def pass_the_grid(kernel: ir.Function, fold: Fold) -> None:
+    """Give a kernel whose grid is folded the parameters for it, and let blocks end at once that are none of the grid's."""
+    counts = _parameters(kernel)
+    used = kernel.module.globals["llvm.used"]  # where numba has written down what the kernel took before
+    used.initializer = ir.Constant(used.value_type, [kernel.bitcast(used.value_type.element)])
+    if not fold.wide:  # as many are launched as there are
+        return
+    builder = ir.IRBuilder(kernel.entry_basic_block)
+    builder.position_at_start(kernel.entry_basic_block)
+    total: ir.Value = counts[0]
+    for count in counts[1 : fold.axes]:
+        total = builder.mul(total, count)
+    text = "{ .reg .pred none; setp.ge.u64 none, $0, $1; @none exit; }"
+    asm(builder, text, "l,l,~{memory}", ir.VoidType(), [_number(builder, fold), total], effect=True)

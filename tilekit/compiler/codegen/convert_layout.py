@@ -1,0 +1,318 @@
+"""Elements that change places: conversions between layouts, and exchanges with the thread that differs in one bit.
+
+Numba asks for conversions where a variable is now a tile of one layout, now of another; operations ask where their operands meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.cudaimpl import registry
+
+from tilekit.compiler.codegen import shared_memory as shared
+from tilekit.compiler.codegen.emit import asm, pack, special_register, unpack, xor_of_bits
+from tilekit.compiler.codegen.types import TileType, current, i16, i32, i64, integer
+from tilekit.compiler.codegen.words import elements_of, packed, words_of
+from tilekit.compiler.layouts.conversion import Matrices, Swizzle, parts, within_threads, within_warps
+from tilekit.compiler.layouts.linear import WARP, Layout, Place, Vector
+from tilekit.dtypes import DType
+
+__all__ = ["Beyond", "InShared", "Passage", "Take", "accesses", "exchange", "in_layout", "relayout", "thread_bit"]
+
+Take = Callable[[int], ir.Value]  # the element of a register
+
+
+def in_layout(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], layout: Layout) -> list[ir.Value]:
+    """The elements of a tile, by register of another layout of its shape."""
+    if tile.splat:
+        return elements[:1] * layout.num_registers
+    return relayout(builder, elements, tile.dtype, tile.layout, layout)
+
+
+def relayout(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, source: Layout, target: Layout) -> list[ir.Value]:
+    """Elements in `source` as elements in `target`, a layout of the same shape. All threads of the block take part."""
+    if source == target:
+        return elements
+    choices, swaps = within_threads(source, target), within_warps(source, target)
+    current().note("conversion", dtype, source, target, choices is None and swaps is None)
+    if choices is None and swaps is not None:
+        return _by_shuffles(builder, elements, dtype, source, swaps)
+    if choices is None:
+        return _through_shared(builder, elements, dtype, source, target)
+    made = []
+    for register, flips in choices:
+        made.append(_chosen(builder, elements, register, flips))
+    return made
+
+
+def _chosen(builder: ir.IRBuilder, elements: list[ir.Value], register: int, flips: list[tuple[int, int]]) -> ir.Value:
+    """The element of a register whose number depends on bits of the thread number."""
+    if not flips:
+        return elements[register]
+    (bit, flip), *rest = flips
+    there = _chosen(builder, elements, register ^ flip, rest)
+    return builder.select(thread_bit(builder, bit), there, _chosen(builder, elements, register, rest))
+
+
+def _by_shuffles(
+    builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, source: Layout, swaps: list[tuple[int, int]]
+) -> list[ir.Value]:
+    """Elements of which bits of the register number and of the lane change places, by whole words of those that stay together."""
+    still = [bit for bit in range(len(source.reg)) if bit not in {reg for reg, _ in swaps}]
+    together = tuple(still[: max(0, (4 // dtype.itemsize).bit_length() - 1)])
+    chunks = source.chunks(together)
+    words = [_word(builder, [elements[r] for r in chunk], dtype) for chunk in chunks]
+    place = {chunk[0]: at for at, chunk in enumerate(chunks)}
+    for reg, lane in swaps:
+        upper = thread_bit(builder, lane)
+        for first, at in place.items():
+            if first >> reg & 1:
+                continue
+            other = place[first | 1 << reg]
+            low, high = words[at], words[other]
+            moved = _shuffled(builder, builder.select(upper, low, high), 1 << lane)
+            words[at], words[other] = builder.select(upper, moved, low), builder.select(upper, high, moved)
+    made: list[Any] = [None] * len(elements)
+    for chunk, word in zip(chunks, words, strict=True):
+        for register, element in zip(chunk, _elements(builder, word, dtype, len(chunk)), strict=True):
+            made[register] = element
+    return made
+
+
+def _word(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType) -> ir.Value:
+    if len(elements) == 1:
+        return elements[0]
+    (word,) = packed(builder, elements, dtype, words_of(dtype, len(elements)))
+    return word
+
+
+def _elements(builder: ir.IRBuilder, word: ir.Value, dtype: DType, count: int) -> list[ir.Value]:
+    return [word] if count == 1 else elements_of(builder, [word], dtype, count)
+
+
+def thread_bit(builder: ir.IRBuilder, bit: int) -> ir.Value:
+    """Whether a bit of the thread number is set."""
+    return builder.trunc(builder.lshr(special_register(builder, "tid.x"), integer(32, bit)), ir.IntType(1))
+
+
+def _through_shared(
+    builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, source: Layout, target: Layout
+) -> list[ir.Value]:
+    passage = Passage(dtype, source, target)
+    if passage.nbytes > shared.most():
+        bits = parts(source, target, dtype.itemsize, shared.part_bytes())
+        return _in_parts(builder, elements, dtype, source, target, bits)
+    base = shared.room(builder, passage.nbytes, "the elements")
+    passage.put(builder, base, elements)
+    shared.barrier(builder)
+    take = passage.taker(builder, base)
+    return [take(r) for r in range(target.num_registers)]
+
+
+def _in_parts(
+    builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, source: Layout, target: Layout, bits: Sequence[Vector]
+) -> list[ir.Value]:
+    """Through shared memory part by part; `bits` of the coordinate number the parts. Threads that have none of a part wait."""
+    passage = Passage(dtype, source.cut(bits), target.cut(bits))
+    held, wanted = passage.source.coordinates(), passage.read.coordinates()
+    made: list[Any] = [None] * target.num_registers
+    for number in range(1 << len(bits)):
+        part = tuple(sum(v[d] for place, v in enumerate(bits) if number >> place & 1) for d in range(len(source.shape)))
+        base = shared.room(builder, passage.nbytes, "the elements")
+        mine = [elements[source.register_of(_plus(at, part))] for at in held]
+        shared.where(builder, _has(builder, source, bits, number), lambda mine=mine, base=base: passage.put(builder, base, mine))
+        shared.barrier(builder)
+        registers = [target.register_of(_plus(at, part)) for at in wanted]
+
+        def read(base: ir.Value = base) -> list[ir.Value]:
+            take = passage.taker(builder, base)
+            return [take(r) for r in range(len(wanted))]
+
+        found = shared.where(builder, _has(builder, target, bits, number), read, [made[r] for r in registers])
+        for register, element in zip(registers, found, strict=True):
+            made[register] = element
+    return made
+
+
+def _plus(x: Vector, y: Vector) -> Vector:
+    return tuple(a | b for a, b in zip(x, y, strict=True))
+
+
+def _has(builder: ir.IRBuilder, layout: Layout, bits: Sequence[Vector], number: int) -> ir.Value | None:
+    """Whether a thread has elements of a part; None if each has."""
+    wanted = [(layout.thread.index(v), number >> place & 1) for place, v in enumerate(bits) if v in layout.thread]
+    if not wanted:
+        return None
+    mask, value = sum(1 << at for at, _ in wanted), sum(bit << at for at, bit in wanted)
+    mine = builder.and_(special_register(builder, "tid.x"), integer(32, mask))
+    return builder.icmp_unsigned("==", mine, integer(32, value))
+
+
+class Beyond(NamedTuple):
+    """A number that is computed when the kernel runs, and for some of its bits how far each moves a coordinate of a tile."""
+
+    number: ir.Value
+    vectors: Sequence[tuple[int, Vector]]
+
+
+class InShared:
+    """A tile in shared memory, to be read in some layout.
+
+    Attributes:
+        dtype: of its elements.
+        swizzle: where each of them lies.
+        read: the layout in which threads read.
+        matrices: how `ldmatrix` reads it, if it does.
+        nearby: whether an access covers all that the swizzle lets it.
+    """
+
+    def __init__(self, dtype: DType, swizzle: Swizzle, target: Layout, matrices: Matrices | None = None) -> None:
+        """`target` is the layout in which it is wanted."""
+        self.dtype, self.matrices = dtype, matrices
+        self.read = matrices.pointing if matrices else target
+        # Of what an access may cover, only elements that a thread has together.
+        count = next((n for n, vector in enumerate(swizzle.shared) if vector not in self.read.reg), len(swizzle.shared))
+        self.swizzle = Swizzle(swizzle.offsets, swizzle.shared[:count])
+        self.nearby = count == len(swizzle.shared)
+
+    def taker(self, builder: ir.IRBuilder, base: ir.Value, beyond: Beyond | None = None) -> Take:
+        """What gives the element of a register of the wanted layout: it reads when it is first asked for it, or for a neighbour.
+
+        Args:
+            builder: at the place of the accesses, which stay in one block of code.
+            base: where the tile is.
+            beyond: how far from there the elements are in the tile; the vectors are among those that are read apart.
+        """
+        found = accesses(builder, base, self.dtype.itemsize, self.swizzle, self.read, beyond=beyond)
+        access_of = {register: access for access in found for register in access[0]}
+        taken: dict[int, ir.Value] = {}
+
+        def take(register: int) -> ir.Value:
+            if register not in taken:
+                registers, address, offset = access_of[register]
+                if self.matrices is not None:  # a lane points to as many elements as it gets: they have the same registers
+                    made = shared.get_matrices(builder, address, offset, self.dtype, transposed=self.matrices.transposed)
+                else:
+                    made = shared.get(builder, address, offset, self.dtype, len(registers))
+                taken.update(zip(registers, made, strict=True))
+            return taken[register]
+
+        return take
+
+
+class Passage(InShared):
+    """A tile's way through shared memory, from one layout to another. All threads of the block take part.
+
+    Attributes:
+        nbytes: how much memory it takes.
+    """
+
+    def __init__(
+        self, dtype: DType, source: Layout, target: Layout, apart: Sequence[Vector] = (), *, matrices: bool = False
+    ) -> None:
+        """The arguments are those of `Swizzle.between`; and whether to read by `ldmatrix` where that is possible."""
+        self.source = source
+        way = Matrices.between(source.reg, target, dtype.itemsize) if matrices else None
+        swizzle = Swizzle.between(source, way.pointing if way else target, dtype.itemsize, apart)
+        super().__init__(dtype, swizzle, target, way)
+        self.nbytes = dtype.itemsize << len(self.swizzle.offsets)
+
+    def put(self, builder: ir.IRBuilder, base: ir.Value, elements: list[ir.Value]) -> None:
+        """Write the tile, given by register of `source`, to address `base`. A barrier must follow."""
+        for registers, address, offset in accesses(builder, base, self.dtype.itemsize, self.swizzle, self.source):
+            shared.put(builder, address, offset, self.dtype, [elements[r] for r in registers])
+
+
+def accesses(
+    builder: ir.IRBuilder,
+    base: ir.Value,
+    itemsize: int,
+    swizzle: Swizzle,
+    layout: Layout,
+    *,
+    thread: ir.Value | None = None,
+    beyond: Beyond | None = None,
+) -> list[tuple[list[int], ir.Value, int]]:
+    """How a thread accesses a tile in shared memory: for each access its registers, an address and an offset in bytes.
+
+    Args:
+        builder: at the place of the accesses.
+        base: where the tile is.
+        itemsize: of its elements.
+        swizzle, layout: where they lie, and who has which.
+        thread: the number of the thread, if it is not that in the block.
+        beyond: see `InShared.taker`.
+    """
+    masks, coordinates = swizzle.of_thread(layout), layout.coordinates()
+    start = xor_of_bits(builder, special_register(builder, "tid.x") if thread is None else thread, masks)
+    if beyond is not None:
+        steps = {bit: swizzle.offset(vector) for bit, vector in beyond.vectors}
+        moves = [steps.get(bit, 0) for bit in range(1 + max(steps))]
+        start = builder.xor(start, xor_of_bits(builder, beyond.number, moves))
+        masks = [*masks, *moves]
+    walked = 0  # bits of the offset that are decided when the kernel runs; others are immediates
+    for mask in masks:
+        walked |= mask
+    addresses: dict[int, ir.Value] = {}
+    made = []
+    for registers in swizzle.registers(layout):
+        offset = swizzle.offset(coordinates[registers[0]])
+        flip = offset & walked
+        if flip not in addresses:
+            moved = builder.xor(start, integer(32, flip)) if flip else start
+            addresses[flip] = shared.at(builder, base, moved, itemsize)
+        made.append((registers, addresses[flip], (offset ^ flip) * itemsize))
+    return made
+
+
+def exchange(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, place: Place, num_threads: int) -> list[ir.Value]:
+    """For each element, what the register or thread has whose number differs in the bit `place`. All threads take part.
+
+    Args:
+        builder: at the place of the exchange.
+        elements: by register.
+        dtype: theirs.
+        place: a bit of the register number, of the lane, or of the warp.
+        num_threads: of the block.
+    """
+    current().note("exchange", dtype, place, len(elements))
+    if place.kind == "reg":
+        return [elements[r ^ 1 << place.bit] for r in range(len(elements))]
+    if place.kind == "lane":
+        return [_shuffled(builder, e, 1 << place.bit) for e in elements]
+    itemsize = dtype.itemsize
+    base = shared.room(builder, num_threads * len(elements) * itemsize, "the elements")
+    thread = special_register(builder, "tid.x")
+    mine = shared.at(builder, base, thread, itemsize)
+    theirs = shared.at(builder, base, builder.xor(thread, integer(32, WARP << place.bit)), itemsize)
+    for r, element in enumerate(elements):
+        shared.put(builder, mine, r * num_threads * itemsize, dtype, [element])
+    shared.barrier(builder)
+    return [shared.get(builder, theirs, r * num_threads * itemsize, dtype, 1)[0] for r in range(len(elements))]
+
+
+def _shuffled(builder: ir.IRBuilder, value: ir.Value, distance: int) -> ir.Value:
+    """The value of the lane whose number differs by XOR."""
+    kind = value.type
+    width = kind.width if isinstance(kind, ir.IntType) else {"half": 16, "float": 32, "double": 64}[str(kind)]
+    if width == 64:
+        bits = builder.bitcast(value, i64)
+        low, high = builder.trunc(bits, i32), builder.trunc(builder.lshr(bits, integer(64, 32)), i32)
+        low, high = (_shuffled(builder, half, distance) for half in (low, high))
+        wide = builder.or_(builder.zext(low, i64), builder.shl(builder.zext(high, i64), integer(64, 32)))
+        return builder.bitcast(wide, kind)
+    if width < 32:
+        bits = builder.bitcast(value, i16) if kind == ir.HalfType() else value
+        return builder.bitcast(builder.trunc(_shuffled(builder, builder.zext(bits, i32), distance), bits.type), kind)
+    text = f"shfl.sync.bfly.b32 $0, $1, {distance}, 31, -1;"
+    moved = asm(builder, text, "=r,r", i32, [builder.bitcast(value, i32)], convergent=True)
+    return builder.bitcast(moved, kind)
+
+
+@registry.lower_cast(TileType, TileType)
+def _cast(context: Any, builder: ir.IRBuilder, source: TileType, target: TileType, value: ir.Value) -> ir.Value:
+    assert isinstance(source, types.Type), "of the same dtype and shape: TileType.can_convert_to"
+    return pack(builder, in_layout(builder, source, unpack(builder, value), target.layout))

@@ -1,0 +1,169 @@
+"""Global memory accesses in inline PTX: up to 16 bytes each, predicated where needed, the offset in the instruction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from llvmlite import ir
+
+from tilekit.compiler.codegen.access import Access, Slot
+from tilekit.compiler.codegen.emit import all_of, asm
+from tilekit.compiler.codegen.types import constant, i32
+from tilekit.compiler.codegen.words import braced, elements_of, packed, predicated, words_of
+from tilekit.dtypes import DType
+
+__all__ = ["Padding", "read", "write"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Padding:
+    """What elements are that are not read.
+
+    Attributes:
+        number: a constant.
+        value: what is computed in its place, of the tensor's dtype; None for the constant.
+    """
+
+    number: float = 0.0
+    value: ir.Value | None = None
+
+
+Mask = list[ir.Value] | None
+
+
+def read(
+    builder: ir.IRBuilder, access: Access, dtype: DType, padding: Padding, mask: Mask = None, *, eviction: str = "evict_normal"
+) -> list[ir.Value]:
+    """The elements of a tile, by register; padding for those that do not exist, and where `mask` (by register) is False.
+
+    `eviction` is one of `lang.windows.EVICTION`.
+    """
+    if access.inside is None:
+        return _read_all(builder, access.full, dtype, padding, mask, eviction)
+    with builder.if_else(access.inside) as (inside, edge):
+        with inside:
+            full, from_inside = _read_all(builder, access.full, dtype, padding, mask, eviction), builder.block
+        with edge:
+            cut, from_edge = _read_all(builder, access.edge, dtype, padding, mask, eviction), builder.block
+    merged = []
+    for a, b in zip(full, cut, strict=True):
+        phi = builder.phi(a.type)
+        phi.add_incoming(a, from_inside)
+        phi.add_incoming(b, from_edge)
+        merged.append(phi)
+    return merged
+
+
+def write(
+    builder: ir.IRBuilder,
+    access: Access,
+    dtype: DType,
+    elements: list[ir.Value],
+    mask: Mask = None,
+    *,
+    eviction: str = "evict_normal",
+) -> None:
+    """Store the elements of a tile, given by register; those that do not exist are dropped, and where `mask` is False.
+
+    `eviction` is one of `lang.windows.EVICTION`.
+    """
+    if access.inside is None:
+        _write_all(builder, access.full, dtype, elements, mask, eviction)
+        return
+    with builder.if_else(access.inside) as (inside, edge):
+        with inside:
+            _write_all(builder, access.full, dtype, elements, mask, eviction)
+        with edge:
+            _write_all(builder, access.edge, dtype, elements, mask, eviction)
+
+
+def _hint(eviction: str) -> str:
+    """The qualifier of `ld.global` and `st.global`."""
+    return "" if eviction == "evict_normal" else f".L1::{eviction}"
+
+
+def _read_all(
+    builder: ir.IRBuilder, slots: list[Slot], dtype: DType, padding: Padding, mask: Mask, eviction: str
+) -> list[ir.Value]:
+    if mask is not None:  # an access goes ahead where the mask leaves any of its elements
+        slots = [
+            replace(slot, predicate=all_of(builder, [slot.predicate, _any_of(builder, [mask[r] for r in slot.registers])]))
+            for slot in slots
+        ]
+    # All loads first, then what unpacks them: they are in flight together.
+    loaded = [_load(builder, slot, dtype, padding.number, eviction) for slot in slots]
+    fill = constant(dtype, padding.number) if padding.value is None else padding.value
+    elements: dict[int, ir.Value] = {}
+    for slot, words in zip(slots, loaded, strict=True):
+        made = elements_of(builder, words, dtype, len(slot.registers))
+        for register, element in zip(slot.registers, made, strict=True):
+            if slot.predicate is not None and padding.value is not None:
+                element = builder.select(slot.predicate, element, fill)
+            if mask is not None and len(slot.registers) > 1:  # else the access itself is masked
+                element = builder.select(mask[register], element, fill)
+            elements[register] = element
+    return [elements[r] for r in range(len(elements))]
+
+
+def _any_of(builder: ir.IRBuilder, conditions: list[ir.Value]) -> ir.Value:
+    result = conditions[0]
+    for condition in conditions[1:]:
+        result = builder.or_(result, condition)
+    return result
+
+
+def _load(builder: ir.IRBuilder, slot: Slot, dtype: DType, padding: float, eviction: str) -> list[ir.Value]:
+    words = words_of(dtype, len(slot.registers))
+    n = words.count
+    target = braced([f"${k}" for k in range(n)])
+    text = f"ld.global{_hint(eviction)}.{words.access} {target}, [${n}+{slot.offset}];"
+    result = words.type if n == 1 else ir.LiteralStructType([words.type] * n)
+    if slot.predicate is None:
+        made = asm(builder, text, ",".join([f"={words.letter}"] * n + ["l"]), result, [slot.address], effect=True)
+    else:
+        bits = _padding_bits(dtype, padding, words.type.width)
+        fill = " ".join(f"mov.{words.register} ${k}, {bits};" for k in range(n))
+        constraints = ",".join([f"=&{words.letter}"] * n + ["l", "r"])
+        args = [slot.address, builder.zext(slot.predicate, i32)]
+        made = asm(builder, predicated(f"{fill} @p {text}", n + 1), constraints, result, args, effect=True)
+    return [made] if n == 1 else [builder.extract_value(made, k) for k in range(n)]
+
+
+def _write_all(
+    builder: ir.IRBuilder, slots: list[Slot], dtype: DType, elements: list[ir.Value], mask: Mask, eviction: str
+) -> None:
+    for slot in slots if mask is None else _masked(builder, slots, dtype, mask):
+        words = words_of(dtype, len(slot.registers))
+        values = packed(builder, [elements[r] for r in slot.registers], dtype, words)
+        source = braced([f"${k + 1}" for k in range(words.count)])
+        text = f"st.global{_hint(eviction)}.{words.access} [$0+{slot.offset}], {source};"
+        letters = ["l"] + [words.letter] * words.count
+        args = [slot.address, *values]
+        if slot.predicate is not None:
+            text = predicated(f"@p {text}", words.count + 1)
+            letters.append("r")
+            args.append(builder.zext(slot.predicate, i32))
+        asm(builder, text, ",".join([*letters, "~{memory}"]), ir.VoidType(), args, effect=True)
+
+
+def _masked(builder: ir.IRBuilder, slots: list[Slot], dtype: DType, mask: list[ir.Value]) -> list[Slot]:
+    """Whole vectors where the mask leaves all of their elements, and else one element after the other."""
+    made = []
+    for slot in slots:
+        chosen = [mask[r] for r in slot.registers]
+        whole = all_of(builder, chosen)
+        made.append(replace(slot, predicate=all_of(builder, [slot.predicate, whole])))
+        if len(chosen) > 1:
+            partly = all_of(builder, [slot.predicate, builder.not_(whole)])
+            for place, (register, condition) in enumerate(zip(slot.registers, chosen, strict=True)):
+                alone = all_of(builder, [partly, condition])
+                made.append(Slot([register], slot.address, slot.offset + place * dtype.itemsize, alone))
+    return made
+
+
+def _padding_bits(dtype: DType, padding: float, width: int) -> str:
+    """The bits of a register full of padding."""
+    size = 8 * dtype.itemsize
+    one = int(np.asarray(padding).astype(dtype).view(f"u{dtype.itemsize}"))
+    return hex(sum(one << shift for shift in range(0, width, size)))

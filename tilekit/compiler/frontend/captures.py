@@ -1,0 +1,63 @@
+"""Values that a kernel cannot have: ints beyond 64 bits, and names that stand for what no GPU knows. No numba here."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Callable, Collection
+from typing import Any
+
+from tilekit.compiler.frontend.source import KernelSource
+
+__all__ = ["check_values"]
+
+_LEAST, _MOST = -(2**63), 2**64 - 1
+_CONTAINERS: dict[type, str] = {
+    list: "a list: kernels read tuples, so make it one, or pass it as a tensor",
+    dict: "a dictionary, which does not exist in kernels: read what you need of it into names of their own, outside",
+    set: "a set, which does not exist in kernels: make it a tuple",
+    frozenset: "a set, which does not exist in kernels: make it a tuple",
+    bytearray: "a bytearray, which does not exist in kernels: pass it as a tensor",
+}
+_BUILTINS = {
+    id(getattr(builtins, name)): name
+    for name in (
+        "all", "any", "compile", "dict", "dir", "eval", "exec", "filter", "frozenset", "globals", "id", "input", "list", "locals",
+        "map", "object", "open", "reversed", "set", "sorted", "super", "vars",
+    )
+}  # fmt: skip
+
+
+def check_values(definition: ast.FunctionDef, source: KernelSource, local: Collection[str], lookup: Callable[[str], Any]) -> None:
+    """Look at the constants and the names from outside that are left in a function once its constants are put in.
+
+    Args:
+        definition: its tree.
+        source: the user's, for the error.
+        local: the names that mean something of their own in it.
+        lookup: what another name stands for.
+
+    Raises:
+        CompileError: it points at the line.
+    """
+    for node in ast.walk(definition):
+        match node:
+            case ast.Constant(value=int() as value) if not _LEAST <= value <= _MOST:
+                text = str(value) if abs(value) < 10**40 else f"an int of {value.bit_length()} bits"
+                raise source.error(
+                    f"{text} does not fit into 64 bits: ints in a kernel are from -2**63 to 2**64 - 1", node.lineno
+                )
+            case ast.Name(id=name, ctx=ast.Load()) if name not in local:
+                value = lookup(name)
+                reason = _CONTAINERS.get(type(value))
+                if reason is not None:
+                    raise source.error(f"{name} is {reason}", node.lineno, name)
+                if id(value) in _BUILTINS:
+                    raise source.error(
+                        f"{_BUILTINS[id(value)]} does not exist in kernels, which call tile operations (tk.*), functions of "
+                        "math, and functions decorated with @tk.function",
+                        node.lineno,
+                        name,
+                    )
+            case ast.Call(func=ast.Name(id=name), keywords=[_, *_]) if name not in local and lookup(name) is print:
+                raise source.error("print takes no keywords in a kernel", node.lineno, name)

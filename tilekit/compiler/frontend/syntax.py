@@ -1,0 +1,110 @@
+"""Statements of Python that a kernel cannot have, found in its syntax tree before anything is compiled. No numba here."""
+
+from __future__ import annotations
+
+import ast
+
+from tilekit.compiler.frontend.source import KernelSource
+
+__all__ = ["NOT_CALLED", "NOT_UNPACKED", "WRONG_LENGTH", "check_syntax"]
+
+# What only types or values tell: the words for both devices.
+NOT_CALLED = (
+    "what is called here is no function: kernels call tile operations (tk.*), functions of math, and functions decorated with "
+    "@tk.function"
+)
+NOT_UNPACKED = "only tuples can be unpacked in a kernel"
+WRONG_LENGTH = "there are {wanted} names to assign to, and the tuple has another number of values"
+
+_NO_LISTS = "lists do not exist in kernels: use a tuple, or a tile"
+_NO_ERRORS = "kernels cannot raise or catch exceptions"
+_NO_ASYNC = "a kernel is a plain function: async, await and yield belong on the host"
+_NO_SCOPE = "a kernel sees module and enclosing variables as constants: it cannot assign to them"
+
+_REFUSED: dict[type[ast.AST], str] = {
+    ast.Try: _NO_ERRORS,
+    ast.TryStar: _NO_ERRORS,
+    ast.Raise: _NO_ERRORS,
+    ast.Assert: _NO_ERRORS + "; print what you doubt with tk.print",
+    ast.With: "a with block does not exist in kernels",
+    ast.AsyncWith: _NO_ASYNC,
+    ast.AsyncFor: _NO_ASYNC,
+    ast.AsyncFunctionDef: _NO_ASYNC,
+    ast.Await: _NO_ASYNC,
+    ast.Yield: _NO_ASYNC,
+    ast.YieldFrom: _NO_ASYNC,
+    ast.Global: _NO_SCOPE,
+    ast.Nonlocal: _NO_SCOPE,
+    ast.ClassDef: "a class cannot be defined in a kernel",
+    ast.Import: "a kernel cannot import: import at the top of the file",
+    ast.ImportFrom: "a kernel cannot import: import at the top of the file",
+    ast.Delete: "del does not exist in kernels",
+    ast.Match: "match does not exist in kernels: use if and elif",
+    ast.List: _NO_LISTS,
+    ast.ListComp: _NO_LISTS,
+    ast.GeneratorExp: "generator expressions do not exist in kernels: write the loop out",
+    ast.Dict: "dictionaries do not exist in kernels",
+    ast.DictComp: "dictionaries do not exist in kernels",
+    ast.Set: "sets do not exist in kernels",
+    ast.SetComp: "sets do not exist in kernels",
+    ast.NamedExpr: "assignment expressions (:=) do not exist in kernels: assign in a line of its own",
+    ast.JoinedStr: "formatted strings do not exist in kernels: pass the parts to tk.print one by one",
+}
+
+
+def check_syntax(source: KernelSource, *, returns: bool = False) -> None:
+    """Refuse a kernel that uses Python which has no meaning on a GPU.
+
+    Args:
+        source: the kernel's, or that of a function that kernels call.
+        returns: whether it may return a value, as such a function may.
+
+    Raises:
+        CompileError: it points at the first such statement.
+    """
+    for statement in source.tree.body:
+        _check(statement, source, nested=returns)
+
+
+def _check(node: ast.AST, source: KernelSource, *, nested: bool) -> None:
+    """Check a statement or expression and what is in it, in the order of the text; `nested` where values may be returned."""
+    reason = _REFUSED.get(type(node)) or _refused_target(node)
+    if isinstance(node, ast.Return) and not nested and node.value is not None and not _is_none(node.value):
+        reason = "a kernel returns nothing: store the result into a partition"
+    if isinstance(node, (ast.FunctionDef, ast.Lambda)):
+        reason = _refused_function(node)
+    if reason:
+        raise source.error(reason, getattr(node, "lineno", source.tree.lineno))
+    nested = nested or isinstance(node, ast.FunctionDef)
+    for child in ast.iter_child_nodes(node):
+        _check(child, source, nested=nested)
+
+
+def _refused_target(node: ast.AST) -> str | None:
+    """What a kernel cannot assign to."""
+    if isinstance(node, ast.Starred) and isinstance(node.ctx, ast.Store):
+        return (
+            f"*{ast.unparse(node.value)} takes what is left over, which does not exist in kernels: name each value of the tuple"
+        )
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        return (
+            f"{ast.unparse(node)} cannot be assigned to: a kernel assigns to variables, and writes to tensors with .store(...) "
+            "and tk.store"
+        )
+    return None
+
+
+def _refused_function(node: ast.FunctionDef | ast.Lambda) -> str | None:
+    """What a function inside a kernel cannot have."""
+    if node.args.vararg or node.args.kwarg:
+        return "functions in kernels take plain parameters: *args and **kwargs do not exist there"
+    if node.args.kwonlyargs or node.args.posonlyargs:
+        return "functions in kernels take plain parameters: leave out the * and the / among them"
+    name = node.name if isinstance(node, ast.FunctionDef) else None
+    if any(isinstance(inner, ast.Name) and inner.id == name for inner in ast.walk(node)):
+        return f"{name} calls itself: recursion does not exist in kernels; write a loop"
+    return None
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None

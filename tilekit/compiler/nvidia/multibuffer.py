@@ -1,0 +1,312 @@
+"""Rings of stages in shared memory, and who fills them.
+
+Each ring has two barriers (PTX: mbarriers) a stage. Those who load wait until a stage is `empty`, and have its tiles brought;
+those that calculate wait until it is `full`, and each of their warps arrives at `empty` when it has read the stage. Barriers
+change phase each time they are passed; so turn `n` waits for phase `n // stages` of stage `n % stages`, by its parity.
+
+The tensor memory accelerator (sm_90) brings a tile on behalf of one thread, which says how many bytes will come; `full` counts
+them. Where it cannot, all threads that load copy a part of the tile (cp.async, 16, 8 or 4 bytes at a time), and each of them
+arrives at `full` when its copies have.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import core_models, register_model
+
+from tilekit import dtypes
+from tilekit._driver.tensormaps import MAP_BYTES, TensorMap
+from tilekit.compiler import kernel
+from tilekit.compiler.codegen.definition import known, lowers
+from tilekit.compiler.codegen.emit import MAP_NAME, asm, special_register
+from tilekit.compiler.codegen.types import BARRIER_ROOM, RING_ALIGNMENT, Pipelines, current, i8, i32, i64, integer
+from tilekit.compiler.kernel import RESERVED_BYTES
+from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP
+from tilekit.compiler.lower.views import TileGridType
+from tilekit.compiler.nvidia.staged import LEAST_ROWS, StagedType, span_of
+from tilekit.compiler.passes import intrinsics as steps
+from tilekit.compiler.passes.pipelining import Unfit
+
+__all__ = [
+    "SHARED_BYTES", "WITH_TMA", "RingType", "behind_rooms", "by_panels", "loaders_of", "memory_order", "narrow", "plus",
+    "tensor_map_of", "the_pipelines", "the_ring", "wait",
+]  # fmt: skip
+
+WITH_TMA = (9, 0)
+"""The compute capability whose tensor memory accelerator is made use of."""
+SHARED_BYTES = {
+    capability: most + (RESERVED_BYTES[capability] if capability == WITH_TMA else 0)
+    for capability, most in kernel.SHARED_BYTES.items()
+}
+"""What a block may take of shared memory, by compute capability; on 9.0 with the 1024 bytes that ptxas counts as its own."""
+
+_LOADERS = 128  # with the accelerator: registers are dealt out to four warps at a time
+_SHARE = 4  # elsewhere, for so many warps that calculate there is one that loads: its registers are as many as theirs
+_MOST_STAGES = 4  # unless more are asked for
+_MOST_IN_BOX, _MOST_DIMENSIONS = 256, 5  # of a tensor map
+_LEAST_COPY = 4  # bytes
+_OWN_BYTES = 1536  # that nearly all kernels need besides, with the 1024 that ptxas counts as its own
+_BARRIER = 8  # bytes
+_SHARED = 3  # the address space
+_VOID = ir.VoidType()
+_MEET = "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;"
+
+
+def loaders_of(capability: tuple[int, int], num_warps: int) -> int:
+    """How many threads a block has besides those that calculate."""
+    return _LOADERS if capability == WITH_TMA else WARP * max(1, num_warps // _SHARE)
+
+
+def narrow(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """A number of turns, as an i32."""
+    return builder.trunc(value, i32) if value.type.width > 32 else value
+
+
+class Way(NamedTuple):
+    """How the tiles of a stream come.
+
+    Attributes:
+        map: the number of the tensor map by which the tensor memory accelerator brings them; None if threads copy them.
+        nbytes: that a thread copies at a time.
+        parts: how many blocks of a cluster have a part each brought to all of them; 1 if each block has tiles of its own.
+    """
+
+    map: int | None
+    nbytes: int = 0
+    parts: int = 1
+
+    def __str__(self) -> str:
+        return f"cp.async of {self.nbytes} bytes" if self.map is None else "TMA"
+
+
+class RingType(types.Type):
+    """A ring of stages; the value is its address, an i32, a multiple of 1024.
+
+    Attributes:
+        number: which of the kernel's it is.
+        stages: how many.
+        tiles: what each stage has room for.
+        ways: how each of them comes.
+    """
+
+    mangling_args = ("G", ())
+
+    def __init__(self, number: int, stages: int, tiles: tuple[StagedType, ...], ways: tuple[Way, ...]) -> None:
+        self.number, self.stages, self.tiles, self.ways = number, stages, tiles, ways
+        super().__init__(f"Ring({number}, {stages}, {tiles}, {ways})")
+
+    @property
+    def cluster(self) -> int:
+        """How many blocks load some of the tiles together."""
+        return max(way.parts for way in self.ways)
+
+    @property
+    def brought(self) -> int:
+        """How many bytes of a stage the tensor memory accelerator brings."""
+        return sum(tile.nbytes for tile, way in zip(self.tiles, self.ways, strict=True) if way.map is not None)
+
+    @property
+    def copied(self) -> bool:
+        """Whether threads copy tiles."""
+        return any(way.map is None for way in self.ways)
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where the stages of each tile begin, and where the last ends, in bytes."""
+        return list(itertools.accumulate((self.stages * tile.room for tile in self.tiles), initial=0))
+
+    def full(self, builder: ir.IRBuilder, base: ir.Value, stage: ir.Value) -> ir.Value:
+        """The address of a stage's barrier for what has come."""
+        return plus(builder, base, -the_pipelines().barriers[self.number], stage, _BARRIER)
+
+    def empty(self, builder: ir.IRBuilder, base: ir.Value, stage: ir.Value) -> ir.Value:
+        """The address of its barrier for what has been read."""
+        return plus(builder, base, _BARRIER * self.stages - the_pipelines().barriers[self.number], stage, _BARRIER)
+
+    def stage(self, builder: ir.IRBuilder, turn: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """The stage of a turn, and the parity of its phase."""
+        turn, stages = narrow(builder, turn), integer(32, self.stages)
+        return builder.urem(turn, stages), builder.and_(builder.udiv(turn, stages), integer(32, 1))
+
+
+@register_model(RingType)
+class _RingModel(core_models.PrimitiveModel):
+    def __init__(self, manager: Any, ty: RingType) -> None:
+        super().__init__(manager, ty, i32)
+
+
+def plus(builder: ir.IRBuilder, base: ir.Value, offset: int, stage: ir.Value, nbytes: int) -> ir.Value:
+    """`base`, and behind it an offset and so many stages."""
+    return builder.add(builder.add(base, ir.Constant(i32, offset)), builder.mul(stage, integer(32, nbytes)))
+
+
+def memory_order(grid: TileGridType) -> tuple[int, ...]:
+    """The dimensions of a tensor as its tiles lie in a stage: the one without gaps last."""
+    facts = grid.tensor.facts
+    return (*(d for d in range(facts.rank) if d != facts.unit), facts.unit)  # type: ignore[return-value]
+
+
+def _staged(grid: types.Type, state: Pipelines, parts: int, number: int) -> tuple[StagedType, Way]:
+    """How tiles of a grid lie in a stage, and how they come: in so many parts, if they can be divided so."""
+    if not isinstance(grid, TileGridType):
+        raise Unfit("a stream is no tiles of a tensor")
+    tensor, cut = grid.tensor, grid.cut
+    facts, name, itemsize = tensor.facts, tensor.parameter, tensor.dtype.itemsize
+    if facts.role != "in":
+        raise Unfit(f"{name} is written, too")
+    if facts.unit is None:
+        raise Unfit(f"{name} has no dimension of stride 1")
+    order = memory_order(grid)
+    memory = tuple(cut.extents[d] for d in order)
+    if span_of(memory[-1] * itemsize) is None or not cut.shape:
+        raise Unfit(f"tiles of {name} have rows of {memory[-1] * itemsize} bytes")
+    tile = StagedType(tensor.dtype, memory, tuple(order.index(d) for d in cut.along), tensor.config, number)
+    vector = tile.is_vector and memory[-1] <= _MOST_IN_BOX and dtypes.is_float(tensor.dtype)
+    if not vector and (tile.rows < LEAST_ROWS or tile.nbytes % RING_ALIGNMENT):
+        raise Unfit(f"tiles of {name} have {tile.rows} rows")
+    for count in dict.fromkeys((parts, 1)):
+        tensor_map = _map_of(grid, tile, state, count)
+        if tensor_map is not None:
+            if tensor_map not in state.maps:
+                state.maps.append(tensor_map)
+            return tile, Way(state.maps.index(tensor_map), parts=count)
+    strides = [facts.strides[d] * itemsize for d in order[:-1]]
+    least = max(_LEAST_COPY, itemsize)
+    if facts.align < least:
+        raise Unfit(f"{name} does not begin at a multiple of {least} bytes")
+    if any(stride % _LEAST_COPY for stride in strides):
+        raise Unfit(f"rows of {name} are not multiples of {_LEAST_COPY} bytes apart")
+    return tile, Way(None, min([ACCESS_BYTES, facts.align, *(stride & -stride for stride in strides if stride)]))
+
+
+def _map_of(grid: TileGridType, tile: StagedType, state: Pipelines, parts: int) -> TensorMap | None:
+    """The tensor map that brings tiles of a grid in so many parts; None if the tensor memory accelerator cannot."""
+    tensor, extents, order = grid.tensor, grid.cut.extents, memory_order(grid)[::-1]
+    facts, itemsize, unit = tensor.facts, tensor.dtype.itemsize, order[0]
+    strides = [facts.strides[d] * itemsize for d in order[1:]]
+    if state.capability != WITH_TMA or tensor.origins != () or tensor.parameter not in state.tensors:
+        return None
+    if facts.wide or not facts.steps or facts.rank > _MOST_DIMENSIONS or max(tile.memory[:-1], default=1) > _MOST_IN_BOX:
+        return None
+    if facts.align < ACCESS_BYTES or any(stride % ACCESS_BYTES for stride in strides):
+        return None
+    box = [tile.span // itemsize if d == unit else n for d, n in enumerate(extents)]
+    if parts > 1 and not by_panels(tile, parts):
+        slowest = next((d for d in reversed(order) if d != unit and extents[d] > 1), None)
+        if slowest is None or tile.rows % (parts * LEAST_ROWS) or box[slowest] % parts:
+            return None
+        box[slowest] //= parts
+    return TensorMap(state.tensors[tensor.parameter][0], tensor.dtype.name, tuple(box), order, 0 if tile.is_vector else tile.span)
+
+
+def by_panels(tile: StagedType, parts: int) -> bool:
+    """Whether a tile has panels for each of so many parts."""
+    return tile.panels % parts == 0
+
+
+def the_pipelines() -> Pipelines:
+    """What the rings of the kernel share."""
+    state = current().pipelines
+    assert state is not None, "compiler.pipelines makes rings in kernels that are compiled with them"
+    return state
+
+
+@lowers(steps._ring)
+def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: types.Type) -> Any:
+    compilation, state = current(), the_pipelines()
+    together = known(shared)
+    parts = math.prod(*state.clusters.values()) if together else 1
+    found = [_staged(grid, state, parts if together >> place & 1 else 1, known(number)) for place, grid in enumerate(grids)]
+    each = sum(tile.room for tile, _ in found)
+
+    def room(blocks: int) -> int:
+        most = state.shared // blocks - _OWN_BYTES - RING_ALIGNMENT - BARRIER_ROOM - state.rooms - state.kept
+        return max(0, most // state.rings & -RING_ALIGNMENT)
+
+    # As many as fit if there is room for the other blocks that are wanted, too; but one at least.
+    count = known(stages) or min(_MOST_STAGES, max(room(state.resident) // each, min(1, room(1) // each)))
+    if not count:
+        raise Unfit(f"a stage of {each} bytes does not fit into the shared memory that is left, {room(1)}")
+    made = RingType(known(number), count, tuple(tile for tile, _ in found), tuple(way for _, way in found))
+    state.cluster = max(state.cluster, made.cluster)
+    begin = state.ring_bytes
+    if state.barrier_bytes + 2 * _BARRIER * count > BARRIER_ROOM:
+        raise Unfit(f"all rings of a kernel have {BARRIER_ROOM // (2 * _BARRIER)} stages together, at most")
+
+    def emit(builder: ir.IRBuilder, *_: ir.Value) -> ir.Value:
+        for way in made.ways:
+            if way.map is not None:
+                tensor_map_of(builder, way.map)
+        state.barriers[made.number] = begin + BARRIER_ROOM - state.barrier_bytes
+        state.barrier_bytes += 2 * _BARRIER * count
+        state.ring_bytes += made.offsets[-1]
+        state.copied |= made.copied
+        compilation.note("ring", made)
+        base = behind_rooms(builder, begin)
+        # Taken for a constant, the address would be computed anew in each turn of a loop.
+        base = asm(builder, "mov.u32 $0, $1;", "=r,r", i32, [base])
+        first = builder.icmp_unsigned("==", special_register(builder, "tid.x"), integer(32, 0))
+        filling = (made.brought > 0) + state.loaders * made.copied
+        emptying = compilation.config.num_warps * made.cluster
+        with builder.if_then(first):
+            for stage in range(count):
+                where = integer(32, stage)
+                for barrier, arrivals in ((made.full, filling), (made.empty, emptying)):
+                    text = f"mbarrier.init.shared::cta.b64 [$0], {arrivals};"
+                    asm(builder, text, "r,~{memory}", _VOID, [barrier(builder, base, where)], effect=True)
+            if state.capability >= (9, 0):
+                asm(builder, "fence.mbarrier_init.release.cluster;", "~{memory}", _VOID, [], effect=True)
+        asm(builder, "bar.sync 0;" if made.cluster == 1 else _MEET, "~{memory}", _VOID, [], convergent=True)
+        return base
+
+    return made, emit
+
+
+def behind_rooms(builder: ir.IRBuilder, offset: int) -> ir.Value:
+    """An address so many bytes behind where the first stage lies; a multiple of 1024, if that is one."""
+    before = the_pipelines().rooms + BARRIER_ROOM + RING_ALIGNMENT - 1
+    first = builder.and_(builder.add(_dynamic(builder), integer(32, before)), integer(32, -RING_ALIGNMENT & 0xFFFFFFFF))
+    return builder.add(first, integer(32, offset))
+
+
+def _dynamic(builder: ir.IRBuilder) -> ir.Value:
+    name = "tilekit_rings"
+    buffer = builder.module.globals.get(name)
+    if buffer is None:
+        buffer = ir.GlobalVariable(builder.module, ir.ArrayType(i8, 0), name, addrspace=_SHARED)
+        buffer.linkage, buffer.align = "external", 16
+    return builder.ptrtoint(buffer, i32)
+
+
+def the_ring(ty: types.Type) -> RingType:
+    """`ty`, which is a ring's."""
+    assert isinstance(ty, RingType), "compiler.pipelines passes rings"
+    return ty
+
+
+def tensor_map_of(builder: ir.IRBuilder, number: int) -> ir.Value:
+    """The kernel's parameter that is a tensor map. It is put behind its own, as soon as it is needed."""
+    kernel = builder.function
+    name = f"{MAP_NAME}{number}"
+    for argument in kernel.args:
+        if argument.name == name:
+            return argument
+    pointer = ir.PointerType(ir.ArrayType(i64, MAP_BYTES // 8))
+    made = ir.Argument(kernel, pointer, name)
+    kernel.args = (*kernel.args, made)
+    kernel.ftype = ir.FunctionType(kernel.ftype.return_type, [*kernel.ftype.args, pointer])
+    kernel.type = ir.PointerType(kernel.ftype)
+    return made
+
+
+def wait(builder: ir.IRBuilder, barrier: ir.Value, parity: ir.Value, what: str = "") -> None:
+    """Wait until a barrier has passed the phase of a parity; `what` for is said in the PTX."""
+    # `try_wait` sleeps for a while; sm_80 has none.
+    kind = "try_wait" if current().capability >= (9, 0) else "test_wait"
+    text = f"{{ .reg .pred P; W${{:uid}}: mbarrier.{kind}.parity.shared::cta.b64 P, [$0], $1; @!P bra W${{:uid}}; }}{what}"
+    asm(builder, text, "r,r,~{memory}", _VOID, [barrier, parity], effect=True)

@@ -1,0 +1,92 @@
+"""Second operands of products that threads hold: warpgroups read them in shared memory, so they are put there.
+
+In a turn of a pipelined loop they take turns at two places: a turn writes where the product of the turn before the last read.
+Between the two all threads have met, after each had waited for that product; so one barrier a turn is enough, behind the writes.
+That holds for statements that run once in each turn; others have one place, and a barrier on both sides of the writes.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from tilekit import dtypes
+from tilekit.compiler.codegen import shared_memory as shared
+from tilekit.compiler.codegen.convert_layout import InShared, accesses
+from tilekit.compiler.codegen.emit import asm
+from tilekit.compiler.codegen.types import Asked, Pipelines, TileType, Turn, current, integer, own_line
+from tilekit.compiler.nvidia.multibuffer import behind_rooms
+from tilekit.compiler.nvidia.staged import LEAST_ROWS, StagedType
+
+__all__ = ["asked_in_turn", "own_turn", "park", "parked"]
+
+_SPAN = 128  # bytes: the width of panels that the descriptors of `warpgroups` are for
+_MOST_BYTES = 32 * 1024  # of a tile, which has two places
+_VOID = ir.VoidType()
+
+
+def parked(tile: TileType) -> StagedType | None:
+    """How a tile lies in shared memory when a product reads it there; None if none does."""
+    if current().pipelines is None or tile.dtype not in (dtypes.float16, dtypes.bfloat16) or len(tile.shape) != 2 or tile.splat:
+        return None
+    near = next((d for d in (1, 0) if tile.layout.run(d)), None)  # words of neighbours that a thread holds
+    if near is None or tile.shape[near] * tile.dtype.itemsize % _SPAN or tile.shape[1 - near] < LEAST_ROWS:
+        return None
+    far = 1 - near
+    made = StagedType(tile.dtype, (tile.shape[far], tile.shape[near]), (far, near), tile.config)
+    return made if made.nbytes <= _MOST_BYTES else None
+
+
+def park(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], lies: StagedType) -> tuple[ir.Value, str]:
+    """Put a tile, given by register, into shared memory. All threads that calculate take part.
+
+    Returns:
+        Its address, an i32, and the name of its place.
+    """
+    state = current().pipelines
+    assert state is not None, "looked at by `parked`"
+    turn = own_turn(state)
+    if turn is not None:
+        base, name = _place(builder, state, (turn.ring, turn.parked, lies.nbytes), 2 * lies.nbytes)
+        base = builder.add(base, builder.mul(builder.and_(turn.number, integer(32, 1)), integer(32, lies.nbytes)))
+        turn.parked += 1
+        left, waited = asked_in_turn(state, turn.lines)
+        if not waited:
+            asm(builder, f"wgmma.wait_group.sync.aligned {left};", "~{memory}", _VOID, [], convergent=True)
+    else:
+        base, name = _place(builder, state, (len(state.places),), lies.nbytes)
+        asm(builder, "wgmma.wait_group.sync.aligned 0;", "~{memory}", _VOID, [], convergent=True)
+        shared.barrier(builder)
+    asm(builder, f"// park {name} {'fixed' if turn is None else 'turns'}", "~{memory}", _VOID, [], effect=True)
+    way = InShared(tile.dtype, lies.swizzle(), tile.layout)
+    for registers, address, offset in accesses(builder, base, tile.dtype.itemsize, way.swizzle, tile.layout):
+        shared.put(builder, address, offset, tile.dtype, [elements[r] for r in registers])
+    asm(builder, "fence.proxy.async.shared::cta;", "~{memory}", _VOID, [], effect=True)
+    if turn is not None:  # it orders what was read of the turn's tiles, too
+        state.unfenced.discard(turn.ring)
+    shared.barrier(builder)
+    return base, name
+
+
+def _place(builder: ir.IRBuilder, state: Pipelines, key: tuple[int, ...], nbytes: int) -> tuple[ir.Value, str]:
+    """The address of so much shared memory, that is used for nothing but this, and its name."""
+    if key not in state.places:
+        state.places[key] = state.ring_bytes + state.parked_bytes
+        state.parked_bytes += nbytes
+    return behind_rooms(builder, state.places[key]), f"P{list(state.places).index(key)}"
+
+
+def own_turn(state: Pipelines) -> Turn | None:
+    """The turn in which the statement that is being lowered runs once; None if it may run more or less often."""
+    return state.turn if state.turn is not None and own_line() in state.turn.lines else None
+
+
+def asked_in_turn(state: Pipelines, lines: tuple[int, ...]) -> tuple[int, bool]:
+    """How many products this turn has asked for, at least; and whether it has waited for those of the turns before."""
+    asked, waited = 0, False
+    for step in state.products:
+        if step.line in lines:
+            if isinstance(step, Asked):
+                asked += 1
+            else:
+                waited |= step.left <= asked
+    return asked, waited

@@ -1,0 +1,202 @@
+"""How tiles get into the stages of a ring: what the threads that load do in each turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from llvmlite import ir
+from numba.cuda import cgutils
+
+from tilekit.compiler.codegen.access import Plan, Window, plan, tensor_field
+from tilekit.compiler.codegen.convert_layout import accesses
+from tilekit.compiler.codegen.emit import asm, special_register
+from tilekit.compiler.codegen.types import current, i32, i64, integer
+from tilekit.compiler.layouts.conversion import Swizzle
+from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Layout
+from tilekit.compiler.lower.views import TileRowType
+from tilekit.compiler.nvidia.multibuffer import RingType, by_panels, memory_order, plus, tensor_map_of, the_pipelines
+from tilekit.compiler.nvidia.staged import StagedType
+
+__all__ = ["dealt", "fill"]
+
+_UNROLLED = 16  # copies of a tile that are written out for a thread; of more there is a loop
+_VOID = ir.VoidType()
+
+
+def fill(
+    builder: ir.IRBuilder,
+    ring: RingType,
+    base: ir.Value,
+    stage: ir.Value,
+    rows: list[tuple[TileRowType, ir.Value, list[ir.Value]]],
+) -> None:
+    """Have the tiles of a turn brought to a stage, which is empty.
+
+    Args:
+        builder: where the threads do so that load.
+        ring, base: the ring.
+        stage: the number of the stage.
+        rows: for each stream its type, its value, and the index of the tile.
+    """
+    full = ring.full(builder, base, stage)
+    targets = [plus(builder, base, begin, stage, tile.room) for begin, tile in zip(ring.offsets, ring.tiles, strict=False)]
+    if ring.brought:
+        with _one_of_them(builder):
+            text = f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {ring.brought};"
+            # Who only waits and asks for tiles has few registers, and nothing to gain from a loop that is unrolled.
+            asm(builder, text, "r,~{memory}", _VOID, [full], effect=True, once=True)
+            for (row, value, index), tile, way, target in zip(rows, ring.tiles, ring.ways, targets, strict=True):
+                if way.map is not None:
+                    _load(builder, row, value, tile, way.map, target, full, index, way.parts)
+    for (row, value, index), tile, way, target in zip(rows, ring.tiles, ring.ways, targets, strict=True):
+        if way.map is None:
+            _copy(builder, row, value, tile, way.nbytes, target, index)
+    if ring.copied:
+        text = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];"
+        asm(builder, text, "r,~{memory}", _VOID, [full], effect=True)
+
+
+@contextmanager
+def _one_of_them(builder: ir.IRBuilder) -> Iterator[None]:
+    """What one thread does, if there are several that load."""
+    if not the_pipelines().copied:
+        yield
+        return
+    thread = special_register(builder, "tid.x")
+    with builder.if_then(builder.icmp_unsigned("==", thread, integer(32, current().config.num_threads))):
+        yield
+
+
+def dealt(tile: StagedType, nbytes: int, loaders: int) -> tuple[Layout, Swizzle, int]:
+    """How threads share the work of copying a tile, `nbytes` at a time: neighbours copy neighbours in a row, then row after row.
+
+    Returns:
+        Which elements each copies, where they go, and in how many turns of a loop: in each further one, a thread has the number
+        of one that does not exist.
+    """
+    turns = max(1, tile.nbytes // nbytes // loaders // _UNROLLED)
+    swizzle, rank = tile.swizzle(), len(tile.shape)
+    dims = sorted((d for d in range(rank) if tile.axes[d] >= 0), key=lambda d: -tile.axes[d])
+    bits = [tuple(n if other == d else 0 for other in range(rank)) for d in dims for n in _powers(tile.shape[d])]
+    together = (nbytes // tile.dtype.itemsize).bit_length() - 1
+    lanes, warps = together + WARP.bit_length() - 1, together + (loaders * turns).bit_length() - 1
+    bits += [(0,) * rank] * (warps - len(bits))  # more threads than copies: some do the same
+    lies = Layout(tile.shape, (*bits[:together], *bits[warps:]), tuple(bits[together:lanes]), tuple(bits[lanes:warps]))
+    return lies, Swizzle(swizzle.offsets, swizzle.shared[:together]), turns
+
+
+def _powers(extent: int) -> list[int]:
+    return [1 << bit for bit in range(extent.bit_length() - 1)]
+
+
+def _copy(
+    builder: ir.IRBuilder,
+    row: TileRowType,
+    value: ir.Value,
+    tile: StagedType,
+    nbytes: int,
+    target: ir.Value,
+    index: list[ir.Value],
+) -> None:
+    """Copy a tile, `nbytes` at a time. What does not exist of it becomes zeros."""
+    tensor, cut, loaders = row.grid.tensor, row.grid.cut, the_pipelines().loaders
+    itemsize, order = tensor.dtype.itemsize, memory_order(row.grid)
+    unit, count = order[-1], nbytes // itemsize
+    whole = StagedType(tile.dtype, tile.memory, tuple(map(order.index, range(len(order)))), tile.config, tile.ring)
+    lies, swizzle, turns = dealt(whole, nbytes, loaders)
+    together = lies.run(unit)[: len(swizzle.shared)]
+    found = plan(tensor, lies, row.free, cut.steps)
+    found = Plan(vector=together, edge=together, ragged=found.ragged, checked=found.checked)
+    coordinates = lies.coordinates()
+    kind = ("cg", ".L2::128B") if nbytes == ACCESS_BYTES else ("ca", "")
+    text = f"cp.async.{kind[0]}.shared.global{kind[1]} [$0+{{}}], [$1+{{}}], {nbytes}"
+
+    def copy(number: ir.Value) -> None:
+        """A thread's part, or one of its parts."""
+        tensor_value = builder.extract_value(value, 0)
+        window = Window(builder, tensor, tensor_value, index, lies, found, cut.steps, number)
+        pieces = accesses(builder, target, itemsize, swizzle, lies, thread=number)
+        sources = [window.row(coordinates[registers[0]]) for registers, _, _ in pieces]
+
+        def pass_on(*, masked: bool) -> None:
+            for (registers, address, offset), source in zip(pieces, sources, strict=True):
+                at = coordinates[registers[0]]
+                given = [address, source]
+                piece = text.format(offset, at[unit] * itemsize)
+                if masked:
+                    given.append(builder.mul(window.present(at, count), integer(32, itemsize)))
+                    piece += ", $2"
+                asm(builder, piece + ";", ",".join(["r", "l", "r"][: len(given)]) + ",~{memory}", _VOID, given, effect=True)
+
+        if not found.masked:
+            pass_on(masked=False)
+            return
+        with builder.if_else(window.inside()) as (inside, edge):
+            with inside:
+                pass_on(masked=False)
+            with edge:
+                pass_on(masked=True)
+
+    thread = builder.sub(special_register(builder, "tid.x"), integer(32, current().config.num_threads))
+    if turns == 1:
+        copy(thread)
+        return
+    with cgutils.for_range(builder, integer(32, turns), intp=i32) as loop:
+        copy(builder.add(thread, builder.mul(loop.index, integer(32, loaders))))
+
+
+def _load(
+    builder: ir.IRBuilder,
+    row: TileRowType,
+    value: ir.Value,
+    tile: StagedType,
+    number: int,
+    target: ir.Value,
+    full: ir.Value,
+    index: list[ir.Value],
+    parts: int,
+) -> None:
+    """Have a tile brought: a copy for each panel. If it comes in `parts`, each block of the cluster has one brought to all."""
+    tensor, steps = row.grid.tensor, row.grid.cut.steps
+    assert tensor.origins is not None, "the ring is that of a whole tensor, of which such slices are the rest"
+    order = the_pipelines().maps[number].order
+    sliced = builder.extract_value(value, 0)
+    begins = [
+        builder.add(builder.mul(at, integer(32, n)), tensor_field(builder, tensor, sliced, f"origin{d}"))
+        for d, (at, n) in enumerate(zip(index, steps, strict=True))
+    ]
+    step, rank = tile.span // tile.dtype.itemsize, len(order)
+    tensor_map = builder.ptrtoint(tensor_map_of(builder, number), i64)
+    coordinates = ", ".join(f"${3 + d}" for d in range(rank))
+    text = (
+        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1, {{{coordinates}}}], [$2];"
+    )
+    where = [begins[d] for d in order]
+    panels = tile.panels
+    if parts > 1:
+        block = asm(builder, "mov.u32 $0, %cluster_ctarank;", "=r", i32, [])
+        head, _, tail = text.partition(" [$0]")
+        copy = f"{head}.multicast::cluster [$0]{tail.removesuffix(';')}, all;"
+        text = f"{{ .reg .b16 all; mov.b16 all, {(1 << parts) - 1}; {copy} }}"
+        if by_panels(tile, parts):
+            panels //= parts
+            where[0] = builder.add(where[0], builder.mul(block, integer(32, panels * step)))
+            ahead = panels * tile.rows * tile.span
+        else:
+            box = the_pipelines().maps[number].box
+            slowest = next(n for n in reversed(range(1, len(order))) if row.grid.cut.extents[order[n]] > box[order[n]])
+            where[slowest] = builder.add(where[slowest], builder.mul(block, integer(32, box[order[slowest]])))
+            ahead = tile.rows // parts * tile.span
+        target = builder.add(target, builder.mul(block, integer(32, ahead)))
+    for panel in range(panels):
+        moved = [builder.add(where[0], integer(32, panel * step)), *where[1:]]
+        address = builder.add(target, integer(32, panel * tile.rows * tile.span))
+        asm(
+            builder,
+            text,
+            ",".join(["r", "l", "r", *["r"] * rank, "~{memory}"]),
+            _VOID,
+            [address, tensor_map, full, *moved],
+            effect=True,
+        )

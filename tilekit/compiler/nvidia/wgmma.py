@@ -1,0 +1,467 @@
+"""Products by warpgroups (wgmma, sm_90a): four warps multiply tiles in shared memory, and go on before the result is there.
+
+What such an instruction gives is a tile under way (`PendingType`). The next product may be added to it as it is; whatever else
+needs it waits. `a` and `b` are described to the instruction by 64 bits each: where the tile begins, and how far its rows and
+panels are apart, in units of 16 bytes (PTX ISA, "matrix descriptor").
+
+Operands of 16 bits may lie either way in memory, and the first may come from registers. Others must both lie in shared memory,
+with `k` contiguous.
+
+Nothing may write registers that a product under way reads (PTX: the behaviour is undefined). ptxas sees to that within a turn,
+and not beyond its end; a copy behind a wait it takes for none. So where a product is still under way when the next turn begins,
+operands that are computed have registers whose values live all through the loop (`Computed`); if they would spill, turns wait.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.cudaimpl import registry
+from numba.cuda.extending import core_models, register_model
+
+from tilekit import dtypes
+from tilekit.compiler.codegen.convert_layout import in_layout
+from tilekit.compiler.codegen.definition import settle, settled
+from tilekit.compiler.codegen.emit import asm, pack, special_register, unpack
+from tilekit.compiler.codegen.types import Asked, DeferredType, TileType, Waited, current, i64, integer, own_line, register_type
+from tilekit.compiler.codegen.words import elements_of, packed, words_of
+from tilekit.compiler.layouts.linear import WARP, Layout
+from tilekit.compiler.layouts.mma import WARPS_OF_GROUP, warpgroup_accumulator
+from tilekit.compiler.nvidia.multibuffer import the_pipelines
+from tilekit.compiler.nvidia.shared_operands import asked_in_turn, own_turn, park, parked
+from tilekit.compiler.nvidia.staged import StagedType
+from tilekit.dtypes import DType
+from tilekit.errors import CompileError
+from tilekit.lang.matmul import accumulator_dtype
+
+__all__ = ["Computed", "OperandType", "PendingType", "forget", "warpgroup_product"]
+
+_ROWS, _MOST_COLUMNS = 64, 256  # of an instruction's result
+_STEP = 32  # bytes of k that it takes
+_SPAN = 128  # the width of panels that descriptors here are for, in bytes
+_PAIR = words_of(dtypes.float16, 2)
+_NAMES = {
+    dtypes.float16: "f16", dtypes.bfloat16: "bf16", dtypes.float32: "tf32", dtypes.float8_e4m3fn: "e4m3",
+    dtypes.float8_e5m2: "e5m2", dtypes.int8: "s8", dtypes.uint8: "u8",
+}  # fmt: skip
+# Sums of products of 8-bit floats keep 13 bits behind the leading one. After so many instructions, 128 of `k`, they are added up
+# in float32; so that registers suffice, of so many columns at a time.
+_CHAIN, _SUMMED_COLUMNS = 4, 128
+_NO_TILE = 0x3FC00 >> 4  # the address that a descriptor of a tile would have at the end of 18 bits: a block has less
+_BEGIN, _WAIT = "wgmma.fence.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"
+_VOID = ir.VoidType()
+
+
+class PendingType(DeferredType):
+    """A product that is under way; the value is what will be the fragment.
+
+    Attributes:
+        settled: the tile that it becomes.
+    """
+
+    mangling_args = ("p", ())
+
+    def __init__(self, settled: TileType) -> None:
+        self.settled = settled
+        super().__init__(f"Pending({settled})")
+
+    def settle(self, builder: ir.IRBuilder, value: ir.Value, left: int = 0) -> ir.Value:
+        """Wait for it; so many may be `left` under way that were asked for later."""
+        state = current().pipelines
+        if state is not None:
+            state.products.append(Waited(own_line(), left))
+            asked, state.waiting = state.waiting, None
+            if asked is not None and left == 0 and asked.parent is builder.block:  # nothing comes between
+                asked.callee.asm = asked.callee.asm.replace(_WAIT, "")
+        elements = unpack(builder, value)
+        count = len(elements)
+        letter = _letter(self.settled.dtype)
+        letters = ",".join([f"={letter}"] * count + [str(n) for n in range(count)] + ["~{memory}"])
+        kind = ir.LiteralStructType([elements[0].type] * count)
+        made = asm(builder, f"wgmma.wait_group.sync.aligned {left};", letters, kind, elements, convergent=True)
+        return pack(builder, [builder.extract_value(made, n) for n in range(count)])
+
+    def unify(self, typingctx: Any, other: types.Type) -> types.Type | None:
+        """A variable that other products are added to is under way all the time."""
+        mine = self.settled
+        if isinstance(other, TileType) and (mine.dtype, mine.shape) == (other.dtype, other.shape):
+            return self
+        return super().unify(typingctx, other)
+
+
+@register_model(PendingType)
+class _PendingModel(core_models.PrimitiveModel):
+    def __init__(self, manager: Any, ty: PendingType) -> None:
+        super().__init__(manager, ty, ir.ArrayType(register_type(ty.settled.dtype), ty.settled.layout.num_registers))
+
+
+@registry.lower_cast(TileType, PendingType)
+def _pending(context: Any, builder: ir.IRBuilder, source: TileType, target: PendingType, value: ir.Value) -> ir.Value:
+    return pack(builder, in_layout(builder, source, unpack(builder, value), target.settled.layout))
+
+
+class OperandType(DeferredType):
+    """A tile of 16-bit elements as threads pass it to a product, two elements in a word: a row lies as one of the result does.
+
+    Attributes:
+        settled: the tile.
+        renewed: whether the loop that it is carried round computes it anew: then its registers are written where turns meet.
+    """
+
+    mangling_args = ("o", ())
+
+    def __init__(self, settled: TileType, *, renewed: bool = False) -> None:
+        self.settled, self.renewed = settled, renewed
+        super().__init__(f"Operand({settled}, {renewed})")
+
+    @classmethod
+    def of(cls, ty: types.Type, *, renewed: bool = False) -> OperandType | None:
+        """That of a tile; None if there is none."""
+        if isinstance(ty, OperandType):
+            return ty
+        if current().pipelines is None or current().capability != (9, 0):
+            return None
+        if not isinstance(ty, TileType) or not _is_half(ty.dtype) or len(ty.shape) != 2:
+            return None
+        warps = ty.config.num_warps
+        layout = warpgroup_accumulator(ty.shape, warps)
+        whole = ty.shape[0] // _ROWS >= warps // WARPS_OF_GROUP  # each group has rows of its own
+        return None if layout is None or not whole else cls(TileType(ty.dtype, layout, ty.config), renewed=renewed)
+
+    @property
+    def count(self) -> int:
+        """How many words a thread has."""
+        return self.settled.layout.num_registers // 2
+
+    def words(self, builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> list[ir.Value]:
+        """A tile's, given as any type."""
+        if ty == self:
+            return unpack(builder, value)
+        if isinstance(ty, StagedType):
+            held = ty.read(builder, value, self.settled.layout, matrices=True)
+        else:
+            held = in_layout(builder, settled(ty), unpack(builder, settle(builder, ty, value)), self.settled.layout)
+        pairs = [held[n : n + 2] for n in range(0, len(held), 2)]
+        return [word for pair in pairs for word in packed(builder, pair, self.settled.dtype, _PAIR)]
+
+    def settle(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+        words = unpack(builder, value)
+        return pack(builder, [e for word in words for e in elements_of(builder, [word], self.settled.dtype, 2)])
+
+    def unify(self, typingctx: Any, other: types.Type) -> types.Type | None:
+        """A variable that is passed to products is ready for it all the time."""
+        return self if OperandType.of(other, renewed=self.renewed) == self else super().unify(typingctx, other)
+
+
+@register_model(OperandType)
+class _OperandModel(core_models.PrimitiveModel):
+    def __init__(self, manager: Any, ty: OperandType) -> None:
+        super().__init__(manager, ty, ir.ArrayType(_PAIR.type, ty.count))
+
+
+@registry.lower_cast(TileType, OperandType)
+def _operand(context: Any, builder: ir.IRBuilder, source: TileType, target: OperandType, value: ir.Value) -> ir.Value:
+    return pack(builder, target.words(builder, source, value))
+
+
+def _is_half(dtype: DType) -> bool:
+    return dtype in (dtypes.float16, dtypes.bfloat16)
+
+
+def _letter(dtype: DType) -> str:
+    return "r" if dtype == dtypes.int32 else "f"
+
+
+class _Operand:
+    """A tile in shared memory as a descriptor tells of it.
+
+    Attributes:
+        turned: whether the dimension without gaps is not `k`.
+        depth: how far a step along `k` is, by the number of the step; and `along`, by their number, how far rows (of `a`; columns
+            of `b`) are. Both in 16 bytes.
+        bits: of the descriptor, but for the address.
+    """
+
+    def __init__(self, tile: StagedType, kept: int, deep: int) -> None:
+        """`kept` is the dimension of rows or columns, `deep` that of `k`."""
+        assert {kept, deep} == {0, 1}, "matrices"
+        itemsize, panel = tile.dtype.itemsize, tile.rows * _SPAN
+        self.turned = tile.axes[kept] == len(tile.memory) - 1
+        self.depth: Callable[[int], int]
+        self.along: Callable[[int], int]
+        if self.turned:
+            leading = panel
+            self.depth = lambda step: step * (_STEP // itemsize) * _SPAN >> 4
+            self.along = lambda rows: (rows * itemsize // _SPAN * panel + rows * itemsize % _SPAN) >> 4
+        else:
+            leading, steps = 16, _SPAN // _STEP  # in one panel; the first is not looked at
+            self.depth = lambda step: (step % steps * _STEP + step // steps * panel) >> 4
+            self.along = lambda rows: rows * _SPAN >> 4
+        groups = 8 * _SPAN  # eight rows of a panel
+        self.bits = 1 << 62 | (groups >> 4) << 32 | (leading >> 4) << 16
+
+    def descriptor(self, builder: ir.IRBuilder, address: ir.Value, offset: ir.Value | None = None) -> ir.Value:
+        """The descriptor of the tile at an address; `offset` is added to it, in 16 bytes."""
+        low = builder.lshr(builder.and_(address, integer(32, 0x3FFFF)), integer(32, 4))
+        if offset is not None:
+            low = builder.add(low, offset)
+        return builder.or_(builder.zext(low, i64), integer(64, self.bits))
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How the warpgroups of a block share a product `(M, K) @ (K, N)`.
+
+    Attributes:
+        layout: of the result.
+        down: how many groups have rows of their own; others have columns of theirs.
+        high: instructions down a group's rows, and `wide` across its columns; `deep` along `k`.
+        columns: that an instruction takes.
+        name: of the instruction.
+        flags: its last operands, the first of them whether it adds to what is there.
+    """
+
+    layout: Layout
+    down: int
+    high: int
+    wide: int
+    deep: int
+    columns: int
+    name: str
+    flags: str
+
+    @classmethod
+    def of(
+        cls, a: DType, b: DType, rows: int, columns: int, depth: int, num_warps: int, *, most: int, turned: str
+    ) -> _Shape | None:
+        """None if warpgroups cannot compute it. An instruction takes `most` columns at most; `turned` are its flags for that."""
+        layout, itemsize = warpgroup_accumulator((rows, columns), num_warps), b.itemsize
+        if layout is None or num_warps % WARPS_OF_GROUP or depth * itemsize % _STEP:
+            return None
+        groups = num_warps // WARPS_OF_GROUP
+        down = min(groups, rows // _ROWS)
+        width = columns // (groups // down)
+        at_once = min(width, most)
+        whole = a.kind in "iu"
+        name = f"m64n{at_once}k{_STEP // itemsize}.{'s32' if whole else 'f32'}.{_NAMES[a]}.{_NAMES[b]}"
+        flags = "" if whole else ", 1, 1" + turned
+        return cls(layout, down, rows // down // _ROWS, width // at_once, depth * itemsize // _STEP, at_once, name, flags)
+
+
+def _sum_dtype(a: DType, b: DType, precision: str) -> DType | None:
+    """What instructions add up products of these in; None if there is no such instruction."""
+    if a not in _NAMES or b not in _NAMES or (a == dtypes.float32 and precision != "tf32"):
+        return None
+    try:
+        return accumulator_dtype(a, b, "mma")
+    except CompileError:
+        return None
+
+
+def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type, precision: str) -> Any:
+    """The type of `tk.mma(a, b, acc)` and how to emit it, if warpgroups can multiply these; None if not.
+
+    `b` lies in shared memory, or is put there if its elements have 16 bits; `a` may lie there, or its elements, of 16 bits, are
+    passed as threads hold them.
+    """
+    first = a if isinstance(a, StagedType) else settled(a)
+    tile = settled(acc)
+    held = None if isinstance(b, StagedType) else settled(b)
+    lies = parked(held) if isinstance(held, TileType) else b
+    if current().capability != (9, 0) or not isinstance(lies, StagedType) or not isinstance(first, (StagedType, TileType)):
+        return None
+    wide = _sum_dtype(first.dtype, lies.dtype, precision)
+    if not isinstance(tile, TileType) or wide is None or tile.dtype != wide:
+        return None
+    if len(first.shape) != 2 or len(lies.shape) != 2 or first.shape[1] != lies.shape[0] or lies.span != _SPAN:
+        return None
+    (rows, depth), columns = first.shape, lies.shape[1]
+    if tile.shape != (rows, columns):
+        return None
+    warps, half = tile.config.num_warps, _is_half(lies.dtype)
+    second, operand, fragments = _Operand(lies, 1, 0), None, None
+    if isinstance(first, StagedType):
+        if first.span != _SPAN:
+            return None
+        operand = _Operand(first, 0, 1)
+    else:
+        fragments = OperandType.of(a) or OperandType.of(first)
+        if fragments is None:
+            return None
+    ways = [side.turned for side in (operand, second) if side is not None]
+    if any(ways) and not half:
+        return None
+    promoted = lies.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast"
+    most = _SUMMED_COLUMNS if promoted else _MOST_COLUMNS
+    turned = "".join(f", {way:d}" for way in ways) if half else ""
+    shape = _Shape.of(first.dtype, lies.dtype, rows, columns, depth, warps, most=most, turned=turned)
+    if shape is None:
+        return None
+    made = TileType(wide, shape.layout, tile.config)
+    result = made if promoted else PendingType(made)
+
+    def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+        state = current().pipelines
+        computed, waits = None, False
+        if fragments is not None and (not isinstance(a, OperandType) or a.renewed):
+            turn = own_turn(the_pipelines())
+            waits = turn is None  # what writes the registers next may come at once
+            if turn is not None and not isinstance(a, OperandType):
+                computed = Computed(fragments.count, asked_in_turn(the_pipelines(), turn.lines)[0])
+        if isinstance(held, TileType):
+            y, lies_in = park(builder, held, unpack(builder, settle(builder, b, y)), lies)
+        else:
+            lies_in = f"R{lies.ring}"
+        if state is not None and not promoted:
+            state.products.append(Asked(own_line(), isinstance(a, OperandType) and a.renewed, computed))
+        total = unpack(builder, z)
+        if acc != result:
+            total = in_layout(builder, tile, unpack(builder, settle(builder, acc, z)), shape.layout)
+        group = builder.lshr(special_register(builder, "tid.x"), integer(32, 7))
+        beside = None
+        if shape.down < warps // WARPS_OF_GROUP:
+            number = builder.lshr(group, integer(32, shape.down.bit_length() - 1))
+            beside = builder.mul(number, integer(32, second.along(shape.columns * shape.wide)))
+        given = [second.descriptor(builder, y, beside)]
+        if operand is not None:
+            down = builder.and_(group, integer(32, shape.down - 1))
+            mine = builder.mul(down, integer(32, shape.high * operand.along(_ROWS)))
+            given.insert(0, operand.descriptor(builder, x, mine))
+        elif fragments is not None:
+            given = [*fragments.words(builder, a, x), *given]
+        fresh = tile.zero and not promoted
+        reads = {f"R{first.ring}", lies_in} if isinstance(first, StagedType) else {lies_in}
+        note = "// reads " + " ".join(sorted(reads))
+        call = _asked(builder, shape, operand, second, given, total, wide, note, waits=waits, promoted=promoted, fresh=fresh)
+        if waits:
+            the_pipelines().waiting = call
+        if computed is not None:
+            computed.asked(call, len(total) * (1 if fresh else 2))
+        return pack(builder, [builder.extract_value(call, n) for n in range(len(total))])
+
+    return result, emit
+
+
+class Computed:
+    """A product whose first operand is computed for it, on a statement that runs once in each turn of a pipelined loop.
+
+    Args:
+        words: the registers of its operand.
+        left: how many products may be under way when these are written.
+    """
+
+    def __init__(self, words: int, left: int) -> None:
+        self._words, self._left = words, left
+        self._call: ir.CallInstr | None = None
+        self._first = 0
+
+    def asked(self, call: ir.CallInstr, first: int) -> None:
+        """It was asked for by this inline PTX, in which the words are the operands from `first` on."""
+        self._call, self._first = call, first
+
+    def keep(self, builder: ir.IRBuilder) -> tuple[str, int]:
+        """Let it stay under way over the end of the turn: its operand gets registers of its own; their name, and how many.
+
+        A conditional move writes them, whose condition always holds, and ptxas cannot know that: what was in them is needed until
+        then, and so nothing else can be there before the wait. The condition: no tile begins at the end of 18 bits of address.
+        """
+        state, call = the_pipelines(), self._call
+        assert call is not None, "a turn ends behind its statements"
+        name = f"tilekit_operand{state.operand_sets}_"
+        state.operand_sets += 1
+        with builder.goto_entry_block():
+            asm(builder, f".reg .b32 {name}<{self._words}>; {_zeros(name, self._words)}", "~{memory}", _VOID, [], effect=True)
+        words = [f"${self._first + n}" for n in range(self._words)]
+        lines = [".reg .pred holds; .reg .b32 low, high;", f"mov.b64 {{low, high}}, ${self._first + self._words};"]
+        lines += [f"setp.ne.u32 holds, low, {_NO_TILE};", f"wgmma.wait_group.sync.aligned {self._left};"]
+        lines += [f"@holds mov.b32 {name}{n}, {word};" for n, word in enumerate(words)]
+        head, rest = call.callee.asm.split(_BEGIN, 1)
+        for n in reversed(range(self._words)):
+            rest = re.sub(re.escape(words[n]) + r"\b", f"{name}{n}", rest)
+        call.callee.asm = " ".join([head, *lines, _BEGIN]) + rest
+        return name, self._words
+
+
+def forget(builder: ir.IRBuilder, registers: list[tuple[str, int]]) -> None:
+    """The loop is over in which operands had registers to themselves: what is in them is not needed any longer."""
+    for name, count in registers:
+        asm(builder, _zeros(name, count), "~{memory}", _VOID, [], effect=True)
+
+
+def _zeros(name: str, count: int) -> str:
+    return " ".join(f"mov.b32 {name}{n}, 0;" for n in range(count))
+
+
+def _asked(
+    builder: ir.IRBuilder,
+    shape: _Shape,
+    operand: _Operand | None,
+    second: _Operand,
+    given: list[ir.Value],
+    total: list[ir.Value],
+    wide: DType,
+    note: str,
+    *,
+    waits: bool,
+    promoted: bool,
+    fresh: bool,
+) -> ir.CallInstr:
+    """Ask for a product, and do not wait; or, if it is `promoted`, add up the sums of short chains, each waited for.
+
+    Args:
+        builder, shape, total, wide: where, how it is shared out, what it is added to, and the dtype of that.
+        operand: the first one; None if threads hold it, two elements in a word.
+        second: the other one.
+        given: values behind those of `total`: the descriptor of the first operand or its words, and the descriptor of the second.
+        note: a comment that says what it reads.
+        waits: for it, though it is not `promoted`.
+        promoted: see above.
+        fresh: `total` is all zeros: no register is set to that. What sets registers has ptxas wait for products that read them.
+    """
+    count, per_instruction = len(total), _ROWS * shape.columns // (WARPS_OF_GROUP * WARP)
+    behind = count if fresh else 2 * count  # the operands that are the result's and the sum's
+    begin, end = _BEGIN, "wgmma.commit_group.sync.aligned;"
+
+    def instruction(d: list[str], step: int, down: int, across: int, adds: bool = True) -> str:
+        if operand is None:
+            at = behind + 4 * (down * shape.deep + step)
+            before, first = "", "{" + ", ".join(f"${n}" for n in range(at, at + 4)) + "}"
+        else:
+            before, first = f"add.s64 x, ${behind}, {operand.depth(step) + down * operand.along(_ROWS)};", "x"
+        beyond = second.depth(step) + across * second.along(shape.columns)
+        return (
+            f"{before} add.s64 y, ${behind + len(given) - 1}, {beyond}; "
+            f"wgmma.mma_async.sync.aligned.{shape.name} {{{', '.join(d)}}}, {first}, y, {adds:d}{shape.flags};"
+        )
+
+    def registers(down: int, across: int) -> list[str]:
+        """They go along the columns, then down the rows."""
+        at = (down * shape.wide + across) * per_instruction
+        return [f"${n}" for n in range(at, at + per_instruction)]
+
+    places = [(down, across) for down in range(shape.high) for across in range(shape.wide)]
+    lines = ["{ .reg .b64 x, y;"]
+    if promoted:
+        sums = [f"t{n}" for n in range(per_instruction)]
+        assert shape.deep % _CHAIN == 0, "rows of k have a multiple of 128 bytes"
+        lines.append(f".reg .f32 t<{per_instruction}>;")
+        for place in places:
+            for start in range(0, shape.deep, _CHAIN):
+                lines += [begin, *(instruction(sums, step, *place, step > start) for step in range(start, start + _CHAIN))]
+                lines += [end, "wgmma.wait_group.sync.aligned 0;"]
+                lines += [f"add.f32 {d}, {d}, {t};" for d, t in zip(registers(*place), sums, strict=True)]
+    else:
+        adds = [step > 0 or not fresh for step in range(shape.deep)]
+        lines += [begin, *(instruction(registers(*p), step, *p, adds[step]) for step in range(shape.deep) for p in places), end]
+        lines += [_WAIT] * waits
+    letters = ["l" if value.type == i64 else "r" for value in given]
+    results = [f"=&{_letter(wide)}"] * count if fresh else [f"={_letter(wide)}"] * count + [str(n) for n in range(count)]
+    kind = ir.LiteralStructType([total[0].type] * count)
+    held = given if fresh else [*total, *given]
+    text, constraints = " ".join([*lines, "}", note]), ",".join([*results, *letters, "~{memory}"])
+    return asm(builder, text, constraints, kind, held, convergent=True)  # type: ignore[return-value]

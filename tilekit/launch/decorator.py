@@ -1,0 +1,246 @@
+"""`@kernel`: what makes a function a kernel, and what a kernel takes."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tilekit._native import compiled as native
+from tilekit._tensor.partition import Partition
+from tilekit._tensor.tensor import Tensor
+from tilekit.compiler.facts import ArgumentFacts
+from tilekit.compiler.frontend.bound import BoundKernel
+from tilekit.compiler.frontend.source import KernelSource, file_of
+from tilekit.compiler.grids import Fold
+from tilekit.compiler.specialise import bind
+from tilekit.lang.signature import KernelSignature, Parameter, read_signature
+from tilekit.lang.tile import scalar_kind
+from tilekit.launch import planning
+from tilekit.launch.launch import KernelLaunch, check_occupancy, check_warps, launch_of
+from tilekit.launch.specialisation import Specialisation
+from tilekit.ops import DeviceOp
+
+__all__ = ["Kernel", "kernel"]
+
+
+def kernel(function: Callable[..., Any] | None = None, *, num_warps: int | None = None, occupancy: int | None = None) -> Any:
+    """Make a function a kernel: `@tk.kernel`, or `@tk.kernel(num_warps=8)`.
+
+    Calling the kernel builds a launch (a `DeviceOp`); see `KernelLaunch`. The function itself stays as it was, and is not run
+    by Python, except block by block on a CPU device.
+
+    Args:
+        function: the kernel. Its parameters are annotated `tk.In`, `tk.Out`, `tk.InOut`, `tk.Const`, for scalars `float`, `int`
+            or `bool` (which of them makes no difference), or not at all: then a partition is read and written, a tensor is
+            read, anything else is a scalar.
+        num_warps: how many warps (of 32 threads) a block has, a power of two up to 32; by default as many as its tiles keep busy.
+        occupancy: how many blocks a multiprocessor should have at a time, 1 to 32, as in cuTile Python: the compiler then gives a
+            thread no more registers than leave room for so many. Too many of them, and it keeps values in local memory, which is
+            slow; `op.compile(target=...).local_bytes` says so. By default a thread gets as many registers as it can use.
+
+    Raises:
+        TypeError: what is decorated is no plain function, or its annotations are others.
+        ValueError: `num_warps` or `occupancy` is another number.
+        CompileError: the function's source cannot be read.
+    """
+    scope = sys._getframe(1).f_locals
+    if function is None:
+        return lambda decorated: Kernel(decorated, scope, num_warps, occupancy)
+    return Kernel(function, scope, num_warps, occupancy)
+
+
+class _TooWide(ValueError):
+    """An int that 64 bits with a sign do not hold. Those without one may."""
+
+
+class Kernel(native.Calls):
+    """A function in the tile language. Made by `@tk.kernel`.
+
+    Attributes:
+        name: the function's.
+        label: what messages call it.
+        signature: its parameters and generics.
+        num_warps, occupancy: what the decorator was given.
+        result_count: how many results a launch has, one for each parameter.
+        grids: the options that have been made by `grid`, by what they were made of.
+    """
+
+    __slots__ = ("__dict__", "__weakref__", "_form", "_forms", "_functions", "_options", "label")
+
+    _launch_links = native.links  # what runs a chain asks for it, see `AndThen.steps`
+
+    def __init__(
+        self, function: Callable[..., Any], scope: Mapping[str, Any], num_warps: int | None, occupancy: int | None = None
+    ) -> None:
+        if not isinstance(function, types.FunctionType):
+            raise TypeError(f"@tk.kernel decorates a function, not {type(function).__name__}")
+        functools.update_wrapper(self, function)
+        self.name = function.__name__
+        self.label = f"kernel {self.name}"
+        self.signature: KernelSignature = read_signature(function, scope)
+        self.num_warps, self.occupancy = check_warps(num_warps), check_occupancy(occupancy)
+        self._function = function
+        self._file = file_of(function)  # as it is now: it may be edited before the first launch
+        self._bound: dict[Any, BoundKernel] = {}
+        self._specialisations: dict[Any, Specialisation] = {}
+        self._forms: dict[tuple[type, ...], planning.Form] = {}
+        self._form: planning.Form | None = None  # the last one that the compiled part took
+        self._functions: set[BoundKernel] = set()  # those that call a `@tk.function`
+        self._lock = threading.Lock()
+        self.result_count = len(self.signature.parameters)
+        self._options = planning.Options(None, (), self.num_warps, self.occupancy)
+        self.grids: dict[tuple[Any, ...], planning.Options] = {}
+
+    @functools.cached_property
+    def source(self) -> KernelSource:
+        """The source of the function, for errors that point into it."""
+        return KernelSource(self._function, self._file)
+
+    def _build(self, *args: Any, **kwargs: Any) -> KernelLaunch:
+        """A launch with these arguments: tensors, partitions, scalars, values of `Const` parameters, or ops that produce them.
+
+        Raises:
+            TypeError: arguments are missing, too many, or of a kind that their parameter does not take.
+        """
+        if self._functions:
+            self._look_again()
+        form = None if kwargs else self._forms.get(tuple(map(type, args)))
+        try:
+            if form is None:
+                if kwargs or len(args) != self.result_count:
+                    args = self._bind(args, kwargs)
+                form = self.form(args)
+            elif form.ints or form.tuples:
+                self._inspect(form, args)
+        except _TooWide:
+            args = tuple(
+                np.uint64(a) if type(a) is int and 2**63 <= a < 2**64 and p.kind != "const" else a
+                for p, a in zip(self.signature.parameters, args, strict=True)
+            )
+            form = self.form(args)
+        return launch_of(self, args, form, self._options)
+
+    if native.prepare is None:  # else that does it, where nothing has to be looked at but the types
+        __call__ = _build
+
+    def _look_again(self) -> None:
+        """Forget what was specialised if a function that the kernel calls has been defined anew, as in a notebook."""
+        with self._lock:
+            if any(bound.outdated for bound in self._functions):
+                for kept in (self._functions, self._bound, self._specialisations, self._forms):
+                    kept.clear()
+                self._form = None
+
+    def form(self, arguments: tuple[Any, ...]) -> planning.Form:
+        """The form of such arguments: whether each is of a kind that its parameter takes, and what follows from the types
+        (internal).
+
+        Raises:
+            TypeError, ValueError: as `check_kind`.
+        """
+        types = tuple(map(type, arguments))
+        form = self._forms.get(types)
+        if form is None:
+            for parameter, argument in zip(self.signature.parameters, arguments, strict=True):
+                if not isinstance(argument, DeviceOp):
+                    self.check_kind(parameter, argument)
+            form = self._forms[types] = planning.Form(self.signature.parameters, types)
+        if form.ints or form.tuples:
+            self._inspect(form, arguments)
+        return form
+
+    def _inspect(self, form: planning.Form, arguments: tuple[Any, ...]) -> None:
+        """Look into the arguments whose type does not say enough."""
+        parameters = self.signature.parameters
+        for at in form.ints:
+            if not -(2**63) <= arguments[at] < 2**63:
+                raise _TooWide(f"{self.label}, argument {parameters[at].name}: {arguments[at]} does not fit 64 bits")
+        for at in form.tuples:
+            self.check_kind(parameters[at], arguments[at])
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        try:
+            bound = self.signature.binder.bind(*args, **kwargs)
+        except TypeError as error:
+            names = ", ".join(p.name for p in self.signature.parameters)
+            raise TypeError(f"{self.label}({names}): {error}") from None
+        bound.apply_defaults()
+        return tuple(bound.arguments.values())
+
+    def check_kind(self, parameter: Parameter, argument: Any) -> None:
+        """Whether `parameter` takes such an argument at all; TypeError if not (internal)."""
+        who = f"{self.label}, argument {parameter.name}"
+        if parameter.kind == "const":
+            if not _is_constant(argument):
+                raise TypeError(
+                    f"{who}: a Const is a bool, int, float, str, dtype, None, or a tuple of these, not {_kind_of(argument)}"
+                )
+        elif parameter.kind == "in":
+            if isinstance(argument, Partition):
+                raise TypeError(f"{who}: declared In, so it takes a tensor, not a partition; pass its .unpartition()")
+            if not isinstance(argument, Tensor):
+                raise TypeError(f"{who}: declared In, so it takes a tensor, not {_kind_of(argument)}")
+        elif parameter.kind in ("out", "inout"):
+            if isinstance(argument, Tensor):
+                raise TypeError(
+                    f"{who}: writing needs a partition: pass {parameter.name}.partition(shape), which gives each block "
+                    "a tile of its own"
+                )
+            if not isinstance(argument, Partition):
+                declared = {"out": "Out", "inout": "InOut"}[parameter.kind]
+                raise TypeError(f"{who}: declared {declared}, so it takes a partition of a tensor, not {_kind_of(argument)}")
+        elif isinstance(argument, (Tensor, Partition)):
+            if parameter.kind == "scalar":
+                raise TypeError(f"{who}: declared a scalar, not {_kind_of(argument)}")
+        elif scalar_kind(argument) is None:
+            raise TypeError(f"{who}: kernels take tensors, partitions and scalars, not {_kind_of(argument)}")
+
+    def specialise(
+        self,
+        facts: tuple[ArgumentFacts, ...],
+        generics: tuple[tuple[str, Any], ...],
+        constants: tuple[tuple[str, Any], ...],
+        warps: int | None,
+        occupancy: int | None = None,
+        fold: Fold | None = None,
+    ) -> Specialisation:
+        """The specialisation for these facts, generics, constants, warps, occupancy, and grids that are folded so (None for those
+        that are not): made at the first call, compiled when needed (internal).
+
+        Raises:
+            CompileError: a generic that the body uses has no value.
+        """
+        typed = tuple((name, planning.constant_key(value)) for name, value in constants)
+        key = (facts, generics, typed, warps, occupancy, fold)
+        found = self._specialisations.get(key)
+        if found is None:
+            with self._lock:
+                bound = self._bound.get((generics, typed))
+                if bound is None:
+                    bound = bind(self._function, self.source, dict(generics), dict(constants))
+                    self._bound[generics, typed] = bound
+                    if bound.origins:
+                        self._functions.add(bound)
+                found = self._specialisations.setdefault(key, Specialisation(bound, facts, warps, occupancy, fold))
+        return found
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.name}({', '.join(p.name for p in self.signature.parameters)})>"
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    return value is None or isinstance(value, (bool, int, float, str, np.dtype))
+
+
+def _kind_of(argument: Any) -> str:
+    if isinstance(argument, np.ndarray):
+        return "a NumPy array; copy it to the device with api.from_host(array)"
+    return f"{type(argument).__module__}.{type(argument).__qualname__}".removeprefix("builtins.")

@@ -1,0 +1,1 @@
+"""Launches of kernels that were not written in the tile language."""

@@ -1,0 +1,363 @@
+"""`KernelLaunch`: one launch of a kernel as an op, specialised and compiled when it runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilekit._native import compiled as native
+from tilekit._runtime.device import Device
+from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.stream import Stream
+from tilekit._tensor.partition import Partition
+from tilekit._tensor.shapes import as_shape
+from tilekit._tensor.tensor import Tensor
+from tilekit.errors import DeviceError
+from tilekit.launch.aliasing import check_overlap
+from tilekit.launch.planning import Form, Options, Plan, check_grid
+from tilekit.ops import AsyncKernelLaunch, DeviceOp, Executable, Spec, Value
+from tilekit.ops.combinators import is_shallow
+from tilekit.ops.execution import Done, HostJob, Steps, Submission, moments, unwrap
+from tilekit.ops.reactor import awaited, patience, reached
+from tilekit.ops.sites import site_of
+
+if TYPE_CHECKING:
+    from tilekit.compiler.explain import Explanation
+    from tilekit.compiler.kernel import CompiledKernel
+    from tilekit.launch.decorator import Kernel
+
+__all__ = ["KernelLaunch", "check_occupancy", "check_warps", "launch_of"]
+
+_GRIDS_KEPT = 1024  # of a kernel's, see `Kernel.grids`
+
+
+class KernelLaunch(native.Runs, AsyncKernelLaunch):
+    """One launch of a kernel, as an op. Its result is the tuple of the arguments, in the order of the signature.
+
+    Made by calling a kernel. The grid follows from the partitions: a block for each tile, or what a mapped partition says.
+    """
+
+    __slots__ = ("_consumed", "_form", "_fresh", "_label", "_options", "_site", "_spent", "arguments", "kernel")
+
+    kernel: Kernel
+    arguments: tuple[Any, ...]
+    _form: Form
+    _options: Options
+
+    _launch_row = native.row  # what runs several ops asks for it, see `Zip.steps`
+
+    # what can be said about it before it runs
+
+    def grid(self, grid: int | tuple[int, ...]) -> KernelLaunch:
+        """Give the grid, a block count for each axis; it must be the one that the partitions have, if there are any. Where all of
+        them are prefixes that leave the grid open, it says how many of their tiles the launch covers.
+
+        Raises:
+            ValueError: more than three axes, a count that is negative or more than CUDA launches.
+        """
+        before, known = self._options, self.kernel.grids
+        key = (before, grid, *map(type, grid)) if type(grid) is tuple else (before, grid) if type(grid) is int else None
+        with _Configuring(self):
+            found = None if key is None else known.get(key)
+            if found is None:
+                given = as_shape(grid)
+                if len(given) > 3:
+                    raise ValueError(f"{self.label}: a grid has up to three axes, not {len(given)} as {given}")
+                found = before._replace(grid=check_grid((*given, 1, 1, 1)[:3], self.label))
+                if len(known) >= _GRIDS_KEPT:
+                    known.clear()
+                if key is not None:
+                    known[key] = found
+            self._options = found
+        return self
+
+    def generics(self, **values: int | tuple[int, ...]) -> KernelLaunch:
+        """Give generics their values, by name, where the arguments do not.
+
+        Raises:
+            ValueError: the kernel has no such generic; TypeError: the value is not of its kind.
+        """
+        known, given = self.kernel.signature.generics, dict(self._options.generics)
+        with _Configuring(self):
+            for name, value in values.items():
+                if name not in known:
+                    raise ValueError(f"{self.label} has no generic {name}; it has {', '.join(sorted(known)) or 'none'}")
+                whole, is_int = known[name].whole, isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+                if whole != isinstance(value, (tuple, list)) or not (whole or is_int):
+                    kind = "a shape" if whole else "an integer"
+                    raise TypeError(f"{self.label}: generic {name} stands for {kind}, not {value!r}")
+                given[name] = as_shape(value) if isinstance(value, (tuple, list)) else int(value)
+        self._options = self._options._replace(generics=tuple(sorted(given.items())))
+        return self
+
+    def num_warps(self, num_warps: int) -> KernelLaunch:
+        """Give each block `num_warps` warps of 32 threads, a power of two up to 32. No effect on a CPU device."""
+        with _Configuring(self):
+            self._options = self._options._replace(num_warps=check_warps(num_warps))
+        return self
+
+    def occupancy(self, occupancy: int) -> KernelLaunch:
+        """Let a multiprocessor have `occupancy` blocks at a time, 1 to 32, see `tk.kernel`. No effect on a CPU device."""
+        with _Configuring(self):
+            self._options = self._options._replace(occupancy=check_occupancy(occupancy))
+        return self
+
+    def parts(self) -> tuple[DeviceOp[Any], ...]:
+        """The arguments that are ops."""
+        return tuple(a for a in self.arguments if isinstance(a, DeviceOp)) if self._form.lazy else ()
+
+    @property
+    def device(self) -> Device | None:
+        """The device of the first argument that has one."""
+        for argument in self.arguments:
+            if isinstance(argument, (Tensor, Partition)) and argument.storage is not None:
+                device: Device = argument.storage.device
+                return device
+        return super().device
+
+    @property
+    def specs(self) -> Sequence[Spec | None]:
+        """What is known of each result."""
+        return _Specs(self.arguments)
+
+    def _given(self) -> Iterable[Any]:
+        """The arguments."""
+        return self.arguments
+
+    # running and compiling
+
+    if native.submit is not None:
+
+        def __await__(self) -> Generator[Any, None, tuple[Any, ...]]:
+            poll_s = patience()
+            left = native.submit(self, poll_s)
+            if left is not None:
+                stream, serial = left
+                if stream is None or serial is None:
+                    result: tuple[Any, ...] = yield from awaited(Submission(self, stream or self._next_stream()))
+                    return result
+                try:
+                    yield from reached(((stream, serial),), polled_s=poll_s)
+                except Exception as error:
+                    self.annotate(error)
+                    raise
+            return self.arguments
+
+    def _ended(self, stream: Stream) -> int:
+        """Mark the end of the submission after the compiled part has launched and could not."""
+        try:
+            return stream.end(self)
+        except Exception as error:
+            self.annotate(error)
+            if isinstance(error, DeviceError) and error.lost:
+                stream.explain(error)
+            raise
+
+    def _waited(self, stream: Stream, serial: int) -> tuple[Any, ...]:
+        """Wait for what the compiled part has submitted; the result."""
+        try:
+            stream.wait(serial)
+        except Exception as error:
+            self.annotate(error)
+            raise
+        return self.arguments
+
+    def steps(self, ctx: ExecutionContext) -> Steps | Done:
+        """Launch, at once if the arguments are there and the kernel is compiled."""
+        form, arguments = self._form, self.arguments
+        if form.lazy:
+            made: list[Any] = []
+            for argument in arguments:
+                if isinstance(argument, DeviceOp):
+                    started = argument.start(ctx) if is_shallow(argument) else None
+                    if type(started) is not Done or moments(started.value):
+                        return self._resolved(ctx, made, started)
+                    argument = started.value
+                made.append(argument)
+            return self._launch_resolved(ctx, tuple(made))
+        plan = form.plans.get(form.key(arguments, self._options)) or form.plan(self.kernel, arguments, self._options)
+        return self._launch(ctx, plan, arguments)
+
+    def _resolved(self, ctx: ExecutionContext, made: list[Any], started: Steps | Done | None) -> Steps:
+        """Run the arguments that are ops, then launch. Those in `made` are there; the next may be `started`."""
+        for argument in self.arguments[len(made) :]:
+            if isinstance(argument, DeviceOp):
+                argument = yield (started or argument.start(ctx))
+                started = None
+                pending = moments(argument)
+                if pending:
+                    yield pending
+                    argument = unwrap(argument)
+            made.append(argument)
+        return (yield self._launch_resolved(ctx, tuple(made)))
+
+    def _launch_resolved(self, ctx: ExecutionContext, arguments: tuple[Any, ...]) -> Steps | Done:
+        form, options = self.kernel.form(arguments), self._options
+        if form.lazy:  # an op may have produced anything, another op included
+            for parameter, argument in zip(self.kernel.signature.parameters, arguments, strict=True):
+                self.kernel.check_kind(parameter, argument)
+        plan = form.plans.get(form.key(arguments, options)) or form.plan(self.kernel, arguments, options)
+        return self._launch(ctx, plan, arguments)
+
+    def _launch(self, ctx: ExecutionContext, plan: Plan, arguments: tuple[Any, ...]) -> Steps | Done:
+        if plan.home is not ctx.device:
+            self._check_device(plan, ctx)
+            plan = plan.on(ctx.device)
+        if plan.native is not None and plan.native(ctx.stream, arguments, self._label or self.label) == 0:
+            return Done(arguments)
+        reads, writes, ours = plan.storages(arguments)
+        for storage in writes:
+            if storage in reads or len(writes) > 1 or not ours:
+                check_overlap(self.kernel, arguments, plan)
+                break
+        if not plan.empty:
+            executable = plan.executable or plan.specialisation.loaded(ctx.device)
+            passed = arguments if plan.all_passed else [arguments[at] for at in plan.passed]
+            if executable is None:
+                return self._compiled(ctx, plan, arguments, (plan.grid, passed, reads, writes))
+            if plan.executable is None:
+                plan.keep(executable)
+            self.enqueue(ctx, executable, plan.grid, passed, reads, writes)
+        return Done(arguments)
+
+    def _compiled(self, ctx: ExecutionContext, plan: Plan, arguments: tuple[Any, ...], work: tuple[Any, ...]) -> Steps:
+        """Compile, then launch."""
+        job = HostJob(partial(plan.specialisation.executable, ctx.device))
+        yield [job]
+        executable: Executable = job.result()
+        plan.keep(executable)
+        self.enqueue(ctx, executable, *work)
+        return arguments
+
+    def _check_device(self, plan: Plan, ctx: ExecutionContext) -> None:
+        if plan.meta is not None:
+            raise TypeError(f"{self.label}: argument {plan.meta} is a meta tensor, without memory: only compile() takes it")
+        if plan.device is not None:
+            raise ValueError(f"{self.label}: its tensors are on {plan.device!r}, the launch on {ctx.device!r}")
+
+    def compile(self, target: str | None = None) -> CompiledKernel:
+        """Compile the launch's specialisation without running it; needs no GPU, and no memory behind the tensors (`api.meta`).
+
+        The op can still be run, or compiled for another target.
+
+        Args:
+            target: `"sm_80"`, `"sm_89"`, `"sm_90a"`, `"sm_100a"`, `"sm_120"`; by default that of the arguments' device.
+
+        Raises:
+            CompileError: the kernel cannot be compiled; the text points at the line.
+            ValueError: no such target, or none given and no GPU at hand.
+        """
+        self._consumed = True  # it was of use: that it has not run needs no warning
+        return self._plan("compile").specialisation.compiled(self._target(target))
+
+    def explain(self, target: str | None = None) -> Explanation:
+        """What the compiler makes of the launch: `print(op.explain())` shows each access to memory and its width, each layout and
+        conversion, registers, shared memory and occupancy. It compiles anew, and runs nothing.
+
+        Args:
+            target: as for `compile`.
+
+        Raises:
+            CompileError, ValueError: as `compile`.
+        """
+        from tilekit.compiler.explain import explain
+
+        self._consumed = True
+        found = self._plan("explain").specialisation
+        return explain(found.bound, found.facts, found.num_warps, self._target(target), found.occupancy, found.fold)
+
+    def _target(self, target: str | None) -> str:
+        """`target`, or that of the arguments' device."""
+        if target is not None:
+            if not isinstance(target, str):
+                raise TypeError(f"{self.label}: a target is a str such as 'sm_90a', not {type(target).__name__}")
+            return target
+        device = self.device
+        if device is None or device.kind != "cuda":
+            raise ValueError(f"{self.label}: no GPU to compile for; name a target, such as .compile(target='sm_90a')")
+        chosen: str = device.target
+        return chosen
+
+    def dispatcher(self) -> Any:
+        """The launch's specialisation as a `numba.cuda.jit` dispatcher, for `dispatcher[grid, block, stream](*arguments)`.
+
+        It takes the kernel's arguments without the `Const` ones; tensors of tilekit's, or anything with
+        `__cuda_array_interface__`, that keep the facts of this launch's. A block has `dispatcher.block` threads.
+
+        Raises:
+            CompileError: the kernel cannot be compiled.
+            DeviceUnavailableError: there is no GPU.
+        """
+        self._consumed = True
+        return self._plan("dispatcher").specialisation.dispatcher()
+
+    def _plan(self, what: str) -> Plan:
+        """The plan, where no argument has to be computed first."""
+        arguments = tuple(a.result if isinstance(a, Value) else a for a in self.arguments)
+        lazy = [p.name for p, a in zip(self.kernel.signature.parameters, arguments, strict=True) if isinstance(a, DeviceOp)]
+        if lazy:
+            names = ", ".join(lazy)
+            raise TypeError(f"{self.label}: {what}() needs tensors, not ops, for {names}; api.meta(shape, dtype) stands for one")
+        return self.kernel.form(arguments).plan(self.kernel, arguments, self._options)
+
+
+class _Configuring:
+    """An op that is refused while it is being built has failed: it is spent, and need not be run."""
+
+    __slots__ = ("_op",)
+
+    def __init__(self, op: KernelLaunch) -> None:
+        self._op = op
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is not None:
+            self._op._spent = True
+
+
+class _Specs(Sequence[Any]):
+    """What is known of each of a launch's arguments, worked out for those that somebody asks for."""
+
+    __slots__ = ("_arguments",)
+
+    def __init__(self, arguments: tuple[Any, ...]) -> None:
+        self._arguments = arguments
+
+    def __len__(self) -> int:
+        return len(self._arguments)
+
+    def __getitem__(self, at: Any) -> Any:
+        a = self._arguments[at]
+        return a.spec if isinstance(a, DeviceOp) else Spec(a.shape, a.dtype) if isinstance(a, (Tensor, Partition)) else None
+
+
+def launch_of(kernel: Kernel, arguments: tuple[Any, ...], form: Form, options: Options) -> KernelLaunch:
+    """The launch of `kernel` that its caller's caller asks for, once the kernel has looked at the arguments."""
+    self: KernelLaunch = object.__new__(KernelLaunch)  # past DeviceOp's, which takes twice as long
+    self._fresh, self._spent, self._consumed, self._site = None, False, False, site_of(sys._getframe(2))
+    self.kernel, self.arguments, self._form, self._options = kernel, arguments, form, options
+    self._label = kernel.label
+    if form.lazy:
+        for argument in arguments:
+            if isinstance(argument, DeviceOp):
+                argument._consumed = True
+    return self
+
+
+def check_warps(num_warps: int | None) -> int | None:
+    """`num_warps`, if a block can have so many (None leaves it open); ValueError if not."""
+    if num_warps is not None and (not isinstance(num_warps, (int, np.integer)) or num_warps not in (1, 2, 4, 8, 16, 32)):
+        raise ValueError(f"num_warps is a power of two from 1 to 32, not {num_warps!r}")
+    return num_warps
+
+
+def check_occupancy(occupancy: int | None) -> int | None:
+    """`occupancy`, if a multiprocessor can have so many blocks (None leaves it open); ValueError if not."""
+    if occupancy is not None and (type(occupancy) is not int or not 1 <= occupancy <= 32):
+        raise ValueError(f"occupancy is a number of blocks from 1 to 32, not {occupancy!r}")
+    return occupancy

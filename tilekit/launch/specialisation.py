@@ -1,0 +1,350 @@
+"""A specialisation of a kernel, and how it comes to run: interpreted on a CPU device, compiled and loaded on a GPU."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import struct
+import threading
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilekit._capture.kernel_nodes import InterpretedLaunch, compiled_launch
+from tilekit._driver.cpu.shadow import Touched
+from tilekit._driver.nodes import Node, Parameters
+from tilekit._driver.protocol import Driver
+from tilekit._driver.tensormaps import TensorMap
+from tilekit._native.compiled import Launcher as _Launcher
+from tilekit._runtime.device import Device
+from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.storage import Storage
+from tilekit._tensor.partition import Partition
+from tilekit.compiler import cache
+from tilekit.compiler.cpu.interpret import interpret
+from tilekit.compiler.facts import ArgumentFacts, TensorFacts
+from tilekit.compiler.frontend.bound import BoundKernel
+from tilekit.compiler.grids import AXIS_LIMITS, FOLDED_SLOTS, Fold, folded_grid
+from tilekit.compiler.passes.aliasing import apart
+from tilekit.compiler.toolkit import importing_numba
+from tilekit.errors import DeviceUnavailableError, SpillWarning
+from tilekit.lang.memory import TensorView
+from tilekit.lang.registry import OPS
+from tilekit.lang.size import MOST_WARPS
+from tilekit.ops import Executable, NativeLaunch
+from tilekit.settings import load_settings
+
+if TYPE_CHECKING:
+    from tilekit.compiler.build import CompiledKernel
+
+__all__ = ["Specialisation"]
+
+_PACKAGE = Path(__file__).parents[1]
+_NO_PADDING = str.maketrans("", "", "<x1234567890")  # what a format of the module struct has beside the types
+
+
+class Specialisation:
+    """One version of a kernel: for given generics, constants, facts about the arguments, warps and occupancy.
+
+    Attributes:
+        bound: the kernel, its generics bound.
+        facts: about each argument.
+        num_warps, occupancy: what was asked for; None leaves it to the compiler.
+        fold: how the grids that it is launched on are folded; None for those that CUDA launches as they are.
+        checks: whether it checks itself on a GPU, by `TILEKIT_CHECKS`.
+        compilations: how many times the compiler ran for it, cache hits excluded.
+    """
+
+    def __init__(
+        self,
+        bound: BoundKernel,
+        facts: tuple[ArgumentFacts, ...],
+        num_warps: int | None,
+        occupancy: int | None = None,
+        fold: Fold | None = None,
+    ) -> None:
+        self.bound, self.facts, self.num_warps, self.occupancy, self.fold = bound, facts, num_warps, occupancy, fold
+        self.compilations, self.checks = 0, load_settings().checks
+        self._compiled: dict[str, CompiledKernel] = {}
+        self._executables: dict[Device, Executable] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def ready_made(self) -> bool:
+        """Whether the kernel is tilekit's own, whose launches choose their tiles by the device."""
+        return Path(self.bound.source.filename).is_relative_to(_PACKAGE)
+
+    def loaded(self, device: Device) -> Executable | None:
+        """What `executable` gives, if that takes no time; None if it would have to compile."""
+        return self._executables.get(device) or (self.executable(device) if device.kind == "cpu" else None)
+
+    def executable(self, device: Device) -> Executable:
+        """The specialisation on `device`; compiled and loaded at the first call.
+
+        Raises:
+            CompileError: it cannot be compiled.
+        """
+        found = self._executables.get(device)
+        if found is None:
+            made: Executable = _Interpreted(self) if device.kind == "cpu" else _Loaded(self, device)
+            found = self._executables.setdefault(device, made)
+        return found
+
+    def compiled(self, target: str) -> CompiledKernel:
+        """The specialisation compiled for `target`: from memory, from the disk cache, or by numba now.
+
+        Raises:
+            CompileError: it cannot be compiled. ValueError: no such target.
+        """
+        with self._lock:
+            found = self._compiled.get(target)
+            if found is None:
+                key = self._key(target)
+                found = cache.load(key) if key else None
+                if found is None:
+                    with importing_numba():
+                        from tilekit.compiler.build import build
+                    self.compilations += 1
+                    asked = (self.num_warps, target, self.occupancy)
+                    found = build(self.bound, self.facts, *asked, checks=self.checks, fold=self.fold)
+                    if key:
+                        cache.save(key, found)
+                self._compiled[target] = found
+                self._warn(found)
+            return found
+
+    def _warn(self, kernel: CompiledKernel) -> None:
+        """Tell that registers spill. Of a ready-made kernel nobody is told: its tiles are nothing that a caller has written."""
+        source, spilled = self.bound.source, kernel.spilled_bytes
+        if not spilled or self.ready_made:
+            return
+        warps = kernel.block[0] // 32
+        cures = ["smaller tiles"]
+        if self.num_warps is not None and self.num_warps < MOST_WARPS:
+            cures.append(f"more warps than {self.num_warps} (num_warps={2 * self.num_warps})")
+        if (self.occupancy or 1) > 1:
+            cures.append(f"a lower occupancy than {self.occupancy}")
+        text = (
+            f"kernel {source.name} spills: each thread keeps {spilled:,} bytes in memory for which its {kernel.registers} "
+            f"registers are too few (for {kernel.target}, {warps} warps a block); take {' or '.join(cures)}"
+        )
+        # By the kernel's line: whoever launches it may be anywhere, and a thread of tilekit's compiles it.
+        warnings.warn_explicit(text, SpillWarning, source.filename, source.tree.lineno, self.bound.function.__module__)
+
+    def dispatcher(self) -> Any:
+        """The specialisation as a `numba.cuda.jit` dispatcher.
+
+        Raises:
+            DeviceUnavailableError: there is no GPU. ValueError: the grid is one that CUDA does not launch as it is.
+        """
+        if self.fold is not None:
+            raise ValueError(
+                f"kernel {self.bound.source.name}: numba launches grids of up to {AXIS_LIMITS} blocks along the axes 0, 1, 2; "
+                "this launch's has more, and only tilekit folds it: take larger tiles, or launch it with tilekit"
+            )
+        from tilekit._runtime.device import cuda_unavailable_reason
+
+        reason = cuda_unavailable_reason()
+        if reason is not None:
+            raise DeviceUnavailableError(f"a numba dispatcher needs a GPU: {reason}")
+        with importing_numba():
+            from tilekit.compiler.dispatcher import make_dispatcher
+
+        return make_dispatcher(self.bound, self.facts, self.num_warps, self.occupancy)
+
+    def _key(self, target: str) -> bytes | None:
+        """What decides the compiled code, as a digest; None if something does that has no fingerprint."""
+        outside = [(name, _fingerprint(value)) for name, value in self.bound.outside.items()]
+        if any(mark is None for _, mark in outside):
+            return None
+        options = (self.num_warps, self.occupancy, target, self.fold)
+        parts: tuple[Any, ...] = (cache.toolchain_fingerprint(), self.bound.text, outside, self.facts, *options)
+        if self.checks:  # what they say has lines
+            parts = (*parts, "checks", *self.bound.places())
+        return hashlib.sha256(repr(parts).encode()).digest()
+
+
+# Modules whose contents change with the versions in the toolchain's fingerprint only.
+_STABLE_MODULES = ("tilekit", "numba", "math", "operator", "numpy")
+
+
+def _fingerprint(value: Any) -> str | None:
+    """A text that changes when `value` does, for values whose whole meaning is known."""
+    if value is None or isinstance(value, (bool, int, float, str, np.dtype)):
+        return repr(value)
+    if isinstance(value, types.ModuleType):
+        return value.__name__ if value.__name__.partition(".")[0] in _STABLE_MODULES else None
+    for op in OPS.values():
+        if op.function is value:
+            return f"tk.{op.name}"
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if module == "builtins" and name:
+        return f"builtins.{name}"
+    return None
+
+
+class _Interpreted:
+    """A specialisation on a CPU device."""
+
+    def __init__(self, specialisation: Specialisation) -> None:
+        self._bound, self._facts = specialisation.bound, specialisation.facts
+        self._num_warps = None if specialisation.ready_made else specialisation.num_warps
+
+    def native(self, grid: tuple[int, int, int], passed: Sequence[int], uses: Sequence[int]) -> None:
+        """There is none."""
+
+    def launch(self, ctx: ExecutionContext, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
+        """Queue the launch on the stream's worker."""
+        self.enqueue(ctx.device.driver, ctx.stream.handle, grid, arguments)
+
+    def enqueue(self, driver: Driver, stream: Any, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
+        """The same, of a driver's stream."""
+        views = tuple(
+            self._view(name, facts, argument)
+            for name, facts, argument in zip(self._bound.names, self._facts, arguments, strict=True)
+        )
+        driver.submit(stream, lambda: interpret(self._bound, grid, views, self._num_warps))
+
+    def recorded(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
+        """The launch, to be written down."""
+        written = [known.role != "in" if isinstance(known, TensorFacts) else None for known in self._facts]
+        return InterpretedLaunch(self.enqueue, grid, arguments, written, _sharing(self._bound, grid, arguments))
+
+    @staticmethod
+    def _view(name: str, facts: ArgumentFacts, argument: Any) -> Any:
+        if not isinstance(facts, TensorFacts):
+            return argument.item() if isinstance(argument, np.generic) else argument
+        tensor = argument.tensor if isinstance(argument, Partition) else argument
+        array, shadow = tensor.host_view(noted=True), tensor.shadow_view()
+        touched = None if facts.role == "in" else Touched(array.shape)
+        return TensorView(name, array, facts.tile, facts.role != "out", facts.group, shadow, touched, facts.cluster)
+
+
+class _Loaded:
+    """A specialisation on a GPU.
+
+    The parameters are packed into one block that belongs to the specialisation, so packing and launching happen under a lock;
+    the driver has copied them when the launch returns.
+    """
+
+    def __init__(self, specialisation: Specialisation, device: Device) -> None:
+        compiled, facts, self._bound = specialisation.compiled(device.target), specialisation.facts, specialisation.bound
+        fold = specialisation.fold
+        self._function = device.driver.load(compiled.cubin, compiled.entry, compiled.dynamic_shared_bytes)
+        if compiled.sites:
+            device.driver.watch(self._function, compiled.sites)
+        self._driver, self._block, self._shared_bytes = device.driver, compiled.block, compiled.dynamic_shared_bytes
+        packer = struct.Struct(compiled.param_format)
+        self._fold, self._own_bytes = fold, packer.size
+        self._parameters = Parameters(packer.size // 8 + (FOLDED_SLOTS if fold else 0), len(compiled.maps))
+        self._buffer, self._params = self._parameters.values, self._parameters.address
+        self._pack = _packing(facts, packer.pack_into)
+        self._maps = [(known.argument, _encoder(device.driver, known)) for known in compiled.maps]
+        self._facts, self._slots = facts, compiled.param_format.translate(_NO_PADDING).encode()
+        self._lock = threading.Lock()
+
+    def launch(self, ctx: ExecutionContext, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
+        """Launch on the stream."""
+        with self._lock:
+            self._pack(self._buffer, arguments)
+            if self._fold is not None:
+                _pack_grid(self._buffer, self._own_bytes, *grid)
+                grid = folded_grid(grid)
+            for at, (number, encode) in enumerate(self._maps):
+                self._parameters.put_map(at, encode(*_described(arguments[number])))
+            self._driver.launch(self._function, grid, self._block, self._shared_bytes, ctx.stream.handle, self._params)
+
+    def recorded(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
+        """The launch, to be written down."""
+        shares = _sharing(self._bound, grid, arguments)
+        values = bytearray(8 * len(self._slots))
+        self._pack(values, arguments)
+        if self._fold is not None:
+            values += _packed_grid(*grid)
+            grid = folded_grid(grid)
+        placed, at = [], 0
+        for argument, known in zip(arguments, self._facts, strict=True):
+            placed.append((argument, at, isinstance(known, TensorFacts) and known.role != "in"))
+            at += len(argument.flat) if isinstance(known, TensorFacts) else 1
+        maps = []
+        for number, encode in self._maps:
+            _, shape, strides = _described(arguments[number])
+            maps.append((number, functools.partial(_again, encode, shape, strides)))
+        codes, shared = self._slots.decode(), self._shared_bytes
+        return compiled_launch(self._function, grid, self._block, shared, bytes(values), codes, placed, maps=maps, shares=shares)
+
+    def native(self, grid: tuple[int, int, int], passed: Sequence[int], uses: Sequence[int]) -> NativeLaunch | None:
+        """A launch in one call, if the compiled part of tilekit is there, and the kernel has no tensor maps: native code knows
+        slots of eight bytes alone. See `Executable.native`.
+        """
+        calls = self._driver.native if _Launcher is not None and not self._maps and load_settings().native else None
+        if calls is None or _Launcher is None:
+            return None
+        kinds = bytearray(b"-" * len(uses))
+        for at, facts in zip(passed, self._facts, strict=True):
+            kinds[at] = ord("S" if not isinstance(facts, TensorFacts) else "T" if facts.role == "in" else "P")
+        try:
+            return _Launcher(
+                **calls._asdict(),
+                function=int(self._function.handle),
+                grid=grid if self._fold is None else folded_grid(grid),
+                block=self._block,
+                shared_bytes=self._shared_bytes,
+                plain=Storage,
+                kinds=bytes(kinds),
+                uses=bytes(uses),
+                slots=self._slots,
+                rest=b"" if self._fold is None else _packed_grid(*grid),
+            ).launch
+        except ValueError:  # more arguments than it has room for
+            return None
+
+
+_GRID = struct.Struct(f"={FOLDED_SLOTS}q")  # of a launch whose grid is folded: what the kernel gets behind its other parameters
+_pack_grid, _packed_grid = _GRID.pack_into, _GRID.pack
+
+
+def _sharing(bound: BoundKernel, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Callable[[int, int], bool]:
+    """Whether the memory of an argument that is written may be that of another, which looks the same and is read."""
+    tensors = dict(zip(bound.names, arguments, strict=True))
+
+    def shares(written: int, read: int) -> bool:
+        looks = [(t.shape, t.strides, t.itemsize) for t in (arguments[written].tensor, arguments[read])]
+        return looks[0] == looks[1] and apart(bound, tensors, grid, bound.names[written], bound.names[read])
+
+    return shares
+
+
+_Encoder = Callable[[int, tuple[int, ...], tuple[int, ...]], bytes]
+_MAPS_KEPT = 256  # of one parameter
+
+
+def _encoder(driver: Driver, known: TensorMap) -> _Encoder:
+    """`Driver.tensor_map` for one parameter. It remembers the maps of recent tensors."""
+    return functools.lru_cache(_MAPS_KEPT)(functools.partial(driver.tensor_map, known))
+
+
+def _described(argument: Any) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """The address, shape and strides of a tensor, or of a partition's tensor."""
+    tensor = argument.tensor if isinstance(argument, Partition) else argument
+    return tensor.address, tensor.shape, tensor.strides
+
+
+def _again(encode: _Encoder, shape: tuple[int, ...], strides: tuple[int, ...], address: int) -> bytes:
+    """The map of a tensor that looks the same, elsewhere."""
+    return encode(address, shape, strides)
+
+
+def _packing(facts: Sequence[ArgumentFacts], pack_into: Callable[..., None]) -> Callable[[Any, Sequence[Any]], None]:
+    """A function that packs arguments with these facts into a buffer; written out for them, since it runs at each launch."""
+    parts = []
+    for at, known in enumerate(facts):
+        view = f"a[{at}]" if not isinstance(known, TensorFacts) else f"*a[{at}].{'flat' if known.role == 'in' else 'tensor.flat'}"
+        parts.append(view)
+    source = f"lambda buffer, a: pack_into(buffer, 0, {', '.join(parts)})"
+    packing: Callable[[Any, Sequence[Any]], None] = eval(source, {"pack_into": pack_into})
+    return packing

@@ -1,0 +1,83 @@
+"""What an op that gives a tensor can do as the tensor does: each method is an op that calls the tensor's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tilekit.dtypes import as_dtype
+from tilekit.ops.methods import methods
+from tilekit.ops.spec import Spec
+
+if TYPE_CHECKING:
+    from tilekit.ops.op import DeviceOp
+
+__all__ = ["TensorMethods"]
+
+_TENSOR = "is_meta"  # an attribute of tensors alone, where arrays of the host's have a method of the same name
+
+
+class TensorMethods:
+    """The part of `DeviceOp` that goes on with a resulting tensor or partition, of which nothing is known here but its methods."""
+
+    if not TYPE_CHECKING:
+        __slots__ = ()
+
+    spec: Spec | None
+
+    def to_host(self) -> DeviceOp[Any]:
+        """The resulting tensor as a NumPy array, see `Tensor.to_host`."""
+        return methods.AndThen(_op(self), self._call("to_host"), label="to_host", spec=self.spec)
+
+    to_host_vec = to_host
+
+    def partition(self, shape: int | tuple[int, ...]) -> DeviceOp[Any]:
+        """The resulting tensor cut into tiles of `shape`, see `Tensor.partition`."""
+        function = self._call("partition", shape, of=_TENSOR)
+        return methods.Map(_op(self), function, label=f"partition({shape})", spec=self.spec)
+
+    def scattered(self) -> DeviceOp[Any]:
+        """The resulting tensor as an argument that blocks write anywhere, see `Tensor.scattered`."""
+        return methods.Map(_op(self), self._call("scattered"), label="scattered", spec=self.spec)
+
+    def unpartition(self) -> DeviceOp[Any]:
+        """The tensor of the resulting partition."""
+        return methods.Map(_op(self), self._call("unpartition"), label="unpartition", spec=self.spec)
+
+    def reshape(self, *shape: Any) -> DeviceOp[Any]:
+        """The resulting tensor in another shape, see `Tensor.reshape`."""
+        return methods.Map(_op(self), self._call("reshape", *shape, of=_TENSOR), label=f"reshape{shape}")
+
+    view = reshape
+
+    def permute(self, *axes: Any) -> DeviceOp[Any]:
+        """The resulting tensor with its dimensions in another order, see `Tensor.permute`."""
+        return methods.Map(_op(self), self._call("permute", *axes, of=_TENSOR), label=f"permute{axes}")
+
+    def reinterpret(self, dtype: Any) -> DeviceOp[Any]:
+        """The bytes of the resulting tensor as another dtype, see `Tensor.reinterpret`."""
+        return methods.Map(_op(self), self._call("reinterpret", dtype), label=f"reinterpret({as_dtype(dtype).name})")
+
+    def astype(self, dtype: Any) -> DeviceOp[Any]:
+        """The resulting tensor converted to `dtype`, see `Tensor.astype`."""
+        chosen = as_dtype(dtype)
+        spec = None if self.spec is None else Spec(self.spec.shape, chosen)
+        return methods.AndThen(_op(self), self._call("astype", chosen), label=f"astype({chosen.name})", spec=spec)
+
+    def dup(self) -> DeviceOp[Any]:
+        """A copy of the resulting tensor, see `Tensor.dup`."""
+        return methods.AndThen(_op(self), self._call("dup"), label="dup", spec=self.spec)
+
+    def _call(self, method: str, *args: Any, of: str | None = None) -> Callable[[Any], Any]:
+        """What calls `method` of the result; a TypeError if it has none, or not the attribute `of`."""
+
+        def call(result: Any) -> Any:
+            if not hasattr(result, of or method):
+                raise TypeError(f"{method}: {self!r} gave {type(result).__name__}, not what has {method}() on a device")
+            return getattr(result, method)(*args)
+
+        return call
+
+
+def _op(methods_of: TensorMethods) -> DeviceOp[Any]:
+    return methods_of  # type: ignore[return-value]  # whoever derives from `TensorMethods` is an op
