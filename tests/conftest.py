@@ -165,6 +165,14 @@ def cpu() -> Iterator[tk.Device]:
 
 
 @pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """An event that is set when the test is over, whatever happens: work that waits for it must not hold up others."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
 def printed(device: tk.Device, capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
     """What was printed since the last call, by Python and by kernels on either device."""
 

@@ -82,8 +82,8 @@ def test_what_runs(suite, arguments, passed):
         (True, "", ["tests"], True),
         (False, "thorough", ["tests"], True),
         (False, "not alone", ["tests/lang"], False),
-        (False, "", ["tests/test_api.py"], True),
-        (False, "", ["tests/test_api.py::test_x[1]"], True),
+        (False, "", ["tests/api/test_api.py"], True),
+        (False, "", ["tests/api/test_api.py::test_x[1]"], True),
     ],
 )
 def test_nothing_is_left_out_where_all_is_asked_for(given, mark, args, whole):
@@ -111,7 +111,7 @@ def test_names_that_differ_between_processes_are_refused(suite, tmp_path):
     [
         ({}, 6),
         ({"args": ["tests/lang"]}, 6),
-        ({"args": ["tests/test_api.py"]}, None),
+        ({"args": ["tests/api/test_api.py"]}, None),
         ({"args": ["tests/lang/test_scale.py::test_parity_at_scale[exp]"]}, None),
         ({"numprocesses": 0}, 0),
         ({"numprocesses": "auto"}, "auto"),

@@ -90,8 +90,8 @@ _RESULTS = {
     "lang/test_parity_pipelines": {"test_products_with_k_contiguous": 40},
     "lang/test_parity_reduction": {"test_positions_by_a_fold_of_two_dtypes": 24},
     # Hundreds of thousands of blocks, which a CPU device interprets one by one: the limit is a GPU's.
-    "test_numba_kernels": {"test_the_simulator_runs_it_on_the_cpu_device": 2},  # a process each
-    "test_launcher": {"test_a_grid_may_have_any_number_of_blocks_along_any_axis": None},
+    "launch/foreign/test_numba_kernels": {"test_the_simulator_runs_it_on_the_cpu_device": 2},  # a process each
+    "launch/test_launch": {"test_a_grid_may_have_any_number_of_blocks_along_any_axis": None},
     "ops/test_soak": {"test_memory_does_not_grow": None},
     # What the harness does with a wrong result, which tests/bench/test_attention.py shows as well.
     "bench/test_varlen": {"test_a_peer_that_is_wrong_is_left_out": None, "test_tilekit_that_is_wrong_is_not_measured": None},
@@ -107,7 +107,7 @@ FAMILIES: dict[str, int | str | None] = {
             "test_arithmetic_of_16_bits_is_packed": 2,
         },
         # Layouts, by enumeration of all elements: hundreds of members that differ in one extent.
-        "compiler/test_conversion": {
+        "compiler/layouts/test_conversion": {
             "test_shared_memory_without_bank_conflicts": 12,
             "test_every_element_has_an_offset_of_its_own": 1,
         },
@@ -125,7 +125,7 @@ FAMILIES: dict[str, int | str | None] = {
             "test_operands_of_16_bits_are_read_as_matrices": 2,
             "test_registers": 4,
         },
-        "compiler/test_matrix_fragments": {
+        "compiler/layouts/test_mma": {
             "test_operands_that_lie_in_stages": 24,
             "test_products": 24,
             "test_operands_in_other_layouts": 30,

@@ -215,7 +215,7 @@ def _below(seed: int, n: int, low: int, span: int) -> Any:
 def _normal(seed: int, n: int) -> Any:
     from tilekit import api
 
-    # Its own reference, operation by operation, is tests/test_random.py's; here the two ways to draw must agree.
+    # Its own reference, operation by operation, is tests/api/test_random.py's; here the two ways to draw must agree.
     return api.randn(0, 1, n, seed=seed).to_host().sync()
 
 

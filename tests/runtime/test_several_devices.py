@@ -15,7 +15,7 @@ from tilekit import api
 from tilekit._driver.cpu import driver as cpu
 from tilekit._runtime.device import Device
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @tk.kernel
