@@ -49,6 +49,11 @@ from tilekit.errors import TilekitError as TilekitError
 from tilekit.errors import UnusedOpWarning as UnusedOpWarning
 from tilekit.interop import as_tensor as as_tensor
 from tilekit.interop import from_pointer as from_pointer
+from tilekit.lang.annotations import Const as Const
+from tilekit.lang.annotations import In as In
+from tilekit.lang.annotations import InOut as InOut
+from tilekit.lang.annotations import Out as Out
+from tilekit.lang.annotations import generics as generics
 from tilekit.lang.atomic import atomic_add as atomic_add
 from tilekit.lang.atomic import atomic_add_tile as atomic_add_tile
 from tilekit.lang.atomic import atomic_and as atomic_and
@@ -166,11 +171,6 @@ from tilekit.lang.shape import insert as insert
 from tilekit.lang.shape import permute as permute
 from tilekit.lang.shape import reshape as reshape
 from tilekit.lang.shape import transpose as transpose
-from tilekit.lang.signature import Const as Const
-from tilekit.lang.signature import In as In
-from tilekit.lang.signature import InOut as InOut
-from tilekit.lang.signature import Out as Out
-from tilekit.lang.signature import generics as generics
 from tilekit.lang.sorting import argsort as argsort
 from tilekit.lang.sorting import sort as sort
 from tilekit.lang.sorting import topk as topk

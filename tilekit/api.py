@@ -16,9 +16,9 @@ from tilekit._runtime.policy import ExecutionContext
 from tilekit._tensor.shapes import as_shape
 from tilekit._tensor.tensor import DEVICE_CODE, Tensor, new_tensor, refuse_mask
 from tilekit.lang import create, memory
+from tilekit.lang.annotations import Const, Out
 from tilekit.lang.calculation import mul
 from tilekit.lang.elementwise import where
-from tilekit.lang.signature import Const, Out
 from tilekit.lang.tile import scalar_kind
 from tilekit.launch import copying, kernel
 from tilekit.launch.copying import as_real, as_scalar

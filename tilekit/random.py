@@ -18,9 +18,9 @@ from tilekit._runtime.policy import ExecutionContext
 from tilekit._tensor.shapes import as_shape
 from tilekit._tensor.tensor import Tensor
 from tilekit.lang import create, memory, randomness
+from tilekit.lang.annotations import Const, Out
 from tilekit.lang.calculation import mul, mulhi
 from tilekit.lang.elementwise import where
-from tilekit.lang.signature import Const, Out
 from tilekit.lang.tile import scalar_kind
 from tilekit.launch import kernel
 from tilekit.launch.copying import as_real, shown

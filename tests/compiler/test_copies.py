@@ -12,10 +12,10 @@ import tilekit as tk
 from tilekit.compiler.codegen import access
 from tilekit.compiler.codegen import convert_layout as relayout
 from tilekit.compiler.codegen.types import TensorType, compiling, i32, i64
+from tilekit.compiler.codegen.view_types import TileGridType, TileRowType
 from tilekit.compiler.codegen.windows import Padding, cut_of
 from tilekit.compiler.facts import TensorFacts, divisor
 from tilekit.compiler.layouts.linear import Config
-from tilekit.compiler.lower.views import TileGridType, TileRowType
 from tilekit.compiler.nvidia import stage_copies as copies
 from tilekit.compiler.nvidia.staged import StagedType
 

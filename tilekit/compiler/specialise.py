@@ -53,10 +53,10 @@ from tilekit.compiler.frontend.source import KernelSource
 from tilekit.compiler.frontend.syntax import check_syntax
 from tilekit.compiler.passes.pipelining import check_call
 from tilekit.lang import reduction, scanning
+from tilekit.lang.annotations import Generic
 from tilekit.lang.functions import Function
 from tilekit.lang.pipelines import pipelined
 from tilekit.lang.registry import OPS
-from tilekit.lang.signature import Generic
 
 __all__ = ["BoundKernel", "Constant", "bind"]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilekit.lang import block
-from tilekit.lang.signature import Const
+from tilekit.lang.annotations import Const
 
 __all__ = ["Function", "function"]
 

@@ -29,7 +29,7 @@ from tilekit import dtypes
 from tilekit.errors import CompileError
 from tilekit.lang.registry import tile_op
 from tilekit.lang.size import check_size
-from tilekit.lang.tile import Tile, convert, scalar_kind
+from tilekit.lang.tile import Tile, convert, families, scalar_kind
 
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
@@ -235,3 +235,6 @@ def product_of(what: str, a: Any, b: Any, precision: str) -> Tile:
     wide = accumulator_dtype(first, second, what)
     made = _product(convert(a._array, first), convert(b._array, second), wide, check_precision(precision, what))
     return Tile(convert(np.asarray(made), result))
+
+
+families["product_of"] = product_of

@@ -10,7 +10,7 @@ import numpy as np
 from tilekit.errors import CompileError
 from tilekit.lang.registry import tile_op
 from tilekit.lang.size import check_size
-from tilekit.lang.tile import Tile, check_shape, is_index
+from tilekit.lang.tile import Tile, check_shape, families, is_index
 
 __all__ = [
     "axes_of",
@@ -329,3 +329,6 @@ def insert(x: Tile, index: int | tuple[int, ...], value: Tile) -> Tile:
     made = tile._array.copy()
     made[_part(index, part.shape, tile.shape, "insert")] = part._array
     return Tile(made)
+
+
+families.update(reshape=reshape, permute=permute, transpose=transpose, broadcast_to=broadcast_to)

@@ -1,4 +1,4 @@
-"""What a kernel declares: tile-shape generics, and what it does with each parameter."""
+"""What a kernel declares, read from its annotations and default values: the signature that launches are checked against."""
 
 from __future__ import annotations
 
@@ -7,114 +7,12 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-__all__ = ["Const", "Dims", "Generic", "In", "InOut", "KernelSignature", "Out", "Parameter", "generics", "read_signature"]
+from tilekit.lang.annotations import Const, Declared, Dims, Generic, In, InOut, Out
+from tilekit.lang.functions import Function
 
-
-class Generic:
-    """A name that stands for an integer, or with `whole` for a whole shape, until a kernel is specialised.
-
-    Made by `tk.generics`. Kernels use it in annotations and wherever their body needs the number.
-    """
-
-    __slots__ = ("name", "whole")
-
-    def __init__(self, name: str, whole: bool = False) -> None:
-        self.name, self.whole = name, whole
-
-    def __repr__(self) -> str:
-        return f"*{self.name}" if self.whole else self.name
-
-    def __iter__(self) -> Iterator[Generic]:
-        if not self.whole:
-            raise TypeError(
-                f"generic {self.name} stands for one integer; tk.generics('*{self.name}') makes one for a whole shape"
-            )
-        yield self
-
-    def __index__(self) -> int:
-        raise TypeError(f"generic {self.name} has no value here: it gets one when a kernel that uses it is specialised")
-
-
-def generics(names: str) -> Any:
-    """Make generics: `BM, BN = tk.generics("BM BN")`. A star makes one for a whole shape: `S = tk.generics("*S")`.
-
-    Args:
-        names: identifiers, separated by spaces or commas.
-
-    Returns:
-        One generic for one name, a tuple of them for several.
-
-    Raises:
-        ValueError: no names, or something that is no identifier.
-    """
-    words = names.replace(",", " ").split() if isinstance(names, str) else []
-    if not words or not all(word.removeprefix("*").isidentifier() for word in words):
-        raise ValueError(f"tk.generics takes names such as 'BM BN' or '*S', not {names!r}")
-    made = tuple(Generic(word.removeprefix("*"), word.startswith("*")) for word in words)
-    return made[0] if len(made) == 1 else made
-
-
-Dims = tuple["int | Generic", ...]
-
-
-if TYPE_CHECKING:  # inside a kernel, a parameter annotated so is a view
-    from tilekit.lang.memory import TensorView as _View
-
-    _Value = Any
-else:
-    _View = _Value = object
-
-
-class _Access(_View):
-    """Base of `In`, `Out`, `InOut`: what a kernel does with a tensor parameter."""
-
-    def __class_getitem__(cls, dims: Any) -> Declared:
-        given = dims if isinstance(dims, tuple) else (dims,)
-        return Declared(cls, tuple(_dim(d, cls.__name__) for d in given))
-
-
-class In(_Access):
-    """The parameter is a tensor that the kernel reads. `In[-1, 64]` fixes its rank, and extents that are not -1.
-
-    (numba's `cuda.In` is another thing: it wraps a host array at the call.)
-    """
-
-
-class Out(_Access):
-    """The parameter is a partition that the kernel writes. `Out[BM, BN]` names, or fixes, the shape of its tiles."""
-
-
-class InOut(_Access):
-    """The parameter is a partition that the kernel reads and writes. `InOut[BM, BN]` as for `Out`."""
-
-
-class Const(_Value):  # type: ignore[misc]
-    """The parameter is a compile-time value: bool, int, float, str, dtype, or a tuple of these."""
-
-
-@dataclass(frozen=True)
-class Declared:
-    """An annotation with dimensions, such as `Out[BM, BN]`."""
-
-    access: type[_Access]
-    dims: Dims
-
-
-def _dim(dim: Any, where: str) -> int | Generic:
-    if isinstance(dim, Generic):
-        return dim
-    if isinstance(dim, typing.TypeVar):
-        return Generic(dim.__name__)
-    if isinstance(dim, typing.TypeVarTuple):
-        return Generic(dim.__name__, whole=True)
-    unpacked = typing.get_args(dim)
-    if typing.get_origin(dim) is typing.Unpack and isinstance(unpacked[0], typing.TypeVarTuple):
-        return Generic(unpacked[0].__name__, whole=True)
-    if isinstance(dim, int) and not isinstance(dim, bool) and (dim == -1 or dim > 0):
-        return dim
-    raise TypeError(f"{where}[...] takes positive ints, -1, and generics, not {dim!r}")
+__all__ = ["KernelSignature", "Parameter", "read_signature"]
 
 
 Kind = Literal["in", "out", "inout", "const", "scalar", "auto"]
@@ -197,8 +95,6 @@ def read_signature(function: types.FunctionType, scope: Mapping[str, Any]) -> Ke
 
 def _generics_of(function: types.FunctionType, seen: set[Any]) -> Iterator[Generic]:
     """The generics that a function uses by name; those of the `@tk.function`s that it calls, too."""
-    from tilekit.lang.functions import Function  # it imports this module
-
     seen.add(function)
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     values = {name: cell.cell_contents for name, cell in cells if _filled(cell)}

@@ -150,6 +150,10 @@ def convert(value: Any, dtype: dtypes.DType) -> Any:
     return array if array.dtype == dtype else array.astype(dtype)
 
 
+# What methods of tiles do: functions of families that import this module, and enter themselves here.
+families: dict[str, Callable[..., Tile]] = {}
+
+
 class Tile:
     """An immutable array inside a kernel; its shape is known when the kernel is compiled, every extent a power of two.
 
@@ -196,27 +200,19 @@ class Tile:
 
     def reshape(self, shape: int | tuple[int, ...]) -> Tile:
         """The elements in another shape; see `tk.reshape`."""
-        from tilekit.lang import shape as family  # it imports this module
-
-        return family.reshape(self, shape)
+        return families["reshape"](self, shape)
 
     def permute(self, axes: tuple[int, ...]) -> Tile:
         """The dimensions in another order; see `tk.permute`."""
-        from tilekit.lang import shape as family
-
-        return family.permute(self, axes)
+        return families["permute"](self, axes)
 
     def transpose(self, axis0: int = -2, axis1: int = -1) -> Tile:
         """Two dimensions exchanged; see `tk.transpose`."""
-        from tilekit.lang import shape as family
-
-        return family.transpose(self, axis0, axis1)
+        return families["transpose"](self, axis0, axis1)
 
     def broadcast_to(self, shape: int | tuple[int, ...]) -> Tile:
         """Repeated along dimensions of extent 1; see `tk.broadcast_to`."""
-        from tilekit.lang import shape as family
-
-        return family.broadcast_to(self, shape)
+        return families["broadcast_to"](self, shape)
 
     def item(self) -> Any:
         """The only element, as a scalar; a 16-bit float as a float32.
@@ -231,14 +227,10 @@ class Tile:
         return np.float32(value) if self.dtype in (dtypes.float16, dtypes.bfloat16) else value
 
     def __matmul__(self, other: Any) -> Tile:
-        from tilekit.lang import matmul as family
-
-        return family.product_of("@", self, other, "ieee")
+        return families["product_of"]("@", self, other, "ieee")
 
     def __rmatmul__(self, other: Any) -> Tile:
-        from tilekit.lang import matmul as family
-
-        return family.product_of("@", other, self, "ieee")
+        return families["product_of"]("@", other, self, "ieee")
 
     def __getitem__(self, index: Any) -> Tile:
         parts = index if isinstance(index, tuple) else (index,)

@@ -17,7 +17,7 @@ from tilekit._runtime.policy import ExecutionContext
 from tilekit._tensor.partition import Traits
 from tilekit._tensor.tensor import Tensor
 from tilekit.lang import create, memory
-from tilekit.lang.signature import In, Out
+from tilekit.lang.annotations import In, Out
 from tilekit.lang.tile import scalar_kind
 from tilekit.launch import kernel
 from tilekit.ops import DeviceOp, Spec, value

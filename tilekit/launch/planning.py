@@ -30,7 +30,8 @@ from tilekit.compiler.facts import (
     tile_extents,
 )
 from tilekit.compiler.grids import MOST_BLOCKS, fold_of
-from tilekit.lang.signature import Generic, Parameter
+from tilekit.lang.annotations import Generic
+from tilekit.lang.signature import Parameter
 from tilekit.launch.aliasing import check_distinct, check_extents
 from tilekit.ops import DeviceOp, Executable, NativeLaunch
 

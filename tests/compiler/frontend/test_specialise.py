@@ -11,7 +11,7 @@ import tilekit as tk
 from tilekit.compiler import specialise
 from tilekit.compiler.frontend.source import KernelSource
 from tilekit.errors import CompileError
-from tilekit.lang.signature import Generic
+from tilekit.lang.annotations import Generic
 
 BM, BN = tk.generics("BM BN")
 S = tk.generics("*S")

@@ -16,13 +16,13 @@ from tilekit.compiler.codegen.convert_layout import in_layout
 from tilekit.compiler.codegen.definition import ABSENT, known
 from tilekit.compiler.codegen.diagnose import refuse, reject
 from tilekit.compiler.codegen.emit import pack, unpack
+from tilekit.compiler.codegen.mapped_types import TileIndexType
 from tilekit.compiler.codegen.operands import elements as operand_elements
 from tilekit.compiler.codegen.shared_memory import barrier
 from tilekit.compiler.codegen.transfer import Padding, read, write
 from tilekit.compiler.codegen.types import TensorType, TileType, current, describe, scalar_dtype, scalar_kind
 from tilekit.compiler.layouts.conversion import with_runs
 from tilekit.compiler.layouts.linear import Layout, elements
-from tilekit.compiler.lower.mapped import TileIndexType
 from tilekit.errors import CompileError
 from tilekit.lang import mapped, windows
 from tilekit.lang.tile import check_shape, common_shape

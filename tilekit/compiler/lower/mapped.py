@@ -9,81 +9,19 @@ from llvmlite import ir
 from numba.cuda import cgutils, types
 from numba.cuda.core.imputils import RefType, iternext_impl
 from numba.cuda.cudaimpl import registry
-from numba.cuda.extending import core_models, register_model
 
 from tilekit.compiler.codegen.access import tensor_field
 from tilekit.compiler.codegen.definition import attribute
 from tilekit.compiler.codegen.emit import pack, special_register, unpack
-from tilekit.compiler.codegen.types import TensorType, i32, i64
+from tilekit.compiler.codegen.mapped_types import TileIndexType, TilesIterator, TilesType, index_width
+from tilekit.compiler.codegen.types import TensorType, i64
 
-__all__ = ["TileIndexType", "TilesType", "tile_counts"]
-
-
-def _key(tensor: TensorType, others: tuple[str, ...]) -> str:
-    """All that is in the type: numba takes types of one name for one type, in every kernel of the process."""
-    return f"{tensor.parameter}, {tensor.facts}, {tensor.config}, {others}"
-
-
-def _width(tensor: TensorType) -> ir.Type:
-    """The LLVM type of what counts the tiles of a mapped partition, and of an index of one."""
-    return i64 if tensor.facts.many or tensor.facts.wide else i32
-
-
-class TileIndexType(types.Type):
-    """A tile of a mapped partition: its index, an integer for each dimension, is its value.
-
-    Attributes:
-        tensor: the partition.
-        others: the names of partitions that are cut alike, and take its tiles too.
-    """
-
-    mangling_args = ("i", ())
-
-    def __init__(self, tensor: TensorType, others: tuple[str, ...]) -> None:
-        self.tensor, self.others = tensor, others
-        super().__init__(f"TileIndex({_key(tensor, others)})")
-
-
-class _TilesIterator(types.SimpleIteratorType):
-    """Where a block is among the tiles that it visits."""
-
-    mangling_args = ("v", ())
-
-    def __init__(self, tensor: TensorType, others: tuple[str, ...]) -> None:
-        self.tensor, self.others = tensor, others
-        super().__init__(f"TilesIterator({_key(tensor, others)})", TileIndexType(tensor, others))
-
-
-class TilesType(types.SimpleIterableType):
-    """What `y.tiles()` gives: the number of tiles along each dimension is its value."""
-
-    mangling_args = ("T", ())
-
-    def __init__(self, tensor: TensorType, others: tuple[str, ...]) -> None:
-        self.tensor, self.others = tensor, others
-        super().__init__(f"Tiles({_key(tensor, others)})", _TilesIterator(tensor, others))
-
-
-@register_model(TileIndexType)
-@register_model(TilesType)
-class _IntsModel(core_models.PrimitiveModel):
-    def __init__(self, manager: Any, ty: Any) -> None:
-        super().__init__(manager, ty, ir.ArrayType(_width(ty.tensor), ty.tensor.facts.rank))
-
-
-@register_model(_TilesIterator)
-class _IteratorModel(core_models.PrimitiveModel):
-    """A pointer to the place of the next tile, the numbers of tiles along each dimension, and of all."""
-
-    def __init__(self, manager: Any, ty: _TilesIterator) -> None:
-        width = _width(ty.tensor)
-        counts = ir.ArrayType(width, ty.tensor.facts.rank)
-        super().__init__(manager, ty, ir.LiteralStructType([width.as_pointer(), counts, width]))
+__all__ = ["tile_counts"]
 
 
 def tile_counts(builder: ir.IRBuilder, tensor: TensorType, value: ir.Value) -> list[ir.Value]:
     """The number of tiles along each dimension."""
-    counts, width = [], _width(tensor)
+    counts, width = [], index_width(tensor)
     for dim, extent in enumerate(tensor.facts.tile):
         elements = tensor_field(builder, tensor, value, f"extent{dim}")
         rounded = builder.add(elements, ir.Constant(elements.type, extent - 1))
@@ -103,7 +41,7 @@ def getiter(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.V
     return iterator
 
 
-@registry.lower("iternext", _TilesIterator)
+@registry.lower("iternext", TilesIterator)
 @iternext_impl(RefType.UNTRACKED)
 def iternext(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value], result: Any) -> None:
     place, counts, total = (builder.extract_value(args[0], at) for at in range(3))
@@ -180,5 +118,5 @@ def _grouped(builder: ir.IRBuilder, at: ir.Value, tiles: list[ir.Value], group: 
 
 @attribute(TileIndexType, "index")
 def tile_index(tile: TileIndexType) -> Any:
-    part = types.int64 if _width(tile.tensor) == i64 else types.int32
+    part = types.int64 if index_width(tile.tensor) == i64 else types.int32
     return types.UniTuple(part, tile.tensor.facts.rank), lambda builder, value: value

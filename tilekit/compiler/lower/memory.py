@@ -13,6 +13,7 @@ from tilekit.compiler.codegen.blocks import block_counts, block_index
 from tilekit.compiler.codegen.definition import ABSENT, attribute, known, lowers, lowers_method
 from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import as_wide_as, constant_tuple, pack, unpack
+from tilekit.compiler.codegen.mapped_types import TileIndexType, TilesType
 from tilekit.compiler.codegen.types import DTypeType, TensorType, TileType, current, describe, extent_type, integer
 from tilekit.compiler.codegen.windows import (
     Cut,
@@ -30,7 +31,7 @@ from tilekit.compiler.codegen.windows import (
     tile_shape,
     with_tiles,
 )
-from tilekit.compiler.lower.mapped import TileIndexType, TilesType, tile_counts
+from tilekit.compiler.lower.mapped import tile_counts
 from tilekit.compiler.lower.views import grid_of_tiles
 from tilekit.compiler.nvidia.vectors import vector_load
 from tilekit.lang import mapped, windows

@@ -16,8 +16,9 @@ from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import asm, pack, special_register
 from tilekit.compiler.codegen.shared_memory import barrier
 from tilekit.compiler.codegen.types import Asked, Turn, Waited, current, describe, i32, i64, integer
+from tilekit.compiler.codegen.view_types import TileGridType, TileRowType
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP
-from tilekit.compiler.lower.views import TileGridType, TileRowType, all_of_grid, load_of_row, tiles_of_row
+from tilekit.compiler.lower.views import all_of_grid, load_of_row, tiles_of_row
 from tilekit.compiler.nvidia.multibuffer import WITH_TMA, RingType, narrow, plus, the_pipelines, the_ring, wait
 from tilekit.compiler.nvidia.stage_copies import fill
 from tilekit.compiler.nvidia.staged import StagedType

@@ -9,7 +9,6 @@ from llvmlite import ir
 from numba.cuda import cgutils, types
 from numba.cuda.core.imputils import RefType, iternext_impl
 from numba.cuda.cudaimpl import registry
-from numba.cuda.extending import core_models, register_model
 
 from tilekit.compiler.codegen.access import count_tiles, members, tensor_field
 from tilekit.compiler.codegen.checks import require
@@ -17,7 +16,8 @@ from tilekit.compiler.codegen.definition import attribute, known, lowers_method,
 from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import as_wide_as, constant_tuple, pack, unpack
 from tilekit.compiler.codegen.transfer import Padding
-from tilekit.compiler.codegen.types import DTypeType, TensorType, extent_dtype, extent_type, i32, i64, integer, register_type
+from tilekit.compiler.codegen.types import DTypeType, TensorType, extent_type, i32, i64, integer
+from tilekit.compiler.codegen.view_types import RowIterator, TiledViewType, TileGridType, TileRowType, load_of_view, view_width
 from tilekit.compiler.codegen.windows import (
     Cut,
     check_index,
@@ -28,7 +28,6 @@ from tilekit.compiler.codegen.windows import (
     in_rule,
     index_value,
     index_values,
-    load_window,
     proven,
     store_window,
     tile_shape,
@@ -40,98 +39,8 @@ from tilekit.lang import windows
 from tilekit.lang.shape import axis_of
 
 __all__ = [
-    "TileGridType", "TileRowType", "TiledViewType", "all_of_grid", "grid_of_tiles", "load_of_row", "tiles_of_row", "view_of",
+    "all_of_grid", "grid_of_tiles", "load_of_row", "tiles_of_row", "view_of",
 ]  # fmt: skip
-
-
-class TiledViewType(types.Type):
-    """A tiled view: the value is the tensor's.
-
-    Attributes:
-        tensor, cut, padding: what it was made with.
-    """
-
-    mangling_args = ("V", ())
-    kind = "View"
-
-    def __init__(self, tensor: TensorType, cut: Cut, padding: Padding) -> None:
-        self.tensor, self.cut, self.padding = tensor, cut, padding
-        super().__init__(f"{self.kind}({tensor}, {cut}, {padding.number})")
-
-
-class TileGridType(TiledViewType, types.IterableType):
-    """The tiles of a tensor, by index; to iterate over, too."""
-
-    kind = "Grid"
-
-    @property
-    def iterator_type(self) -> types.Type:
-        """What walks all of them."""
-        return _RowIterator(self, tuple(range(self.tensor.facts.rank)))
-
-
-class TileRowType(types.SimpleIterableType):
-    """Tiles of a grid along some dimensions: the tensor, and for each dimension the first index and how many there are.
-
-    Attributes:
-        grid: the grid.
-        free: the dimensions along which there are several.
-        width: the LLVM type of what counts its tiles: that of the tensor's extents; along several dimensions there may be more.
-    """
-
-    mangling_args = ("R", ())
-
-    def __init__(self, grid: TileGridType, free: tuple[int, ...]) -> None:
-        self.grid, self.free = grid, free
-        self.width = i64 if grid.tensor.facts.many and len(free) > 1 else _width(grid)
-        super().__init__(f"Row({grid}, {free})", _RowIterator(grid, free))
-
-    def index(self, builder: ir.IRBuilder, value: ir.Value, place: ir.Value) -> list[ir.Value]:
-        """The index of the tile at a place of the row."""
-        firsts, counts = (unpack(builder, builder.extract_value(value, k)) for k in (1, 2))
-        rest = place
-        for d in reversed(self.free):
-            step = rest
-            if d != self.free[0]:
-                count = as_wide_as(builder, counts[d], rest)
-                step, rest = builder.urem(rest, count), builder.udiv(rest, count)
-            firsts[d] = builder.add(firsts[d], as_wide_as(builder, step, firsts[d]))
-        return firsts
-
-
-class _RowIterator(types.SimpleIteratorType):
-    mangling_args = ("r", ())
-
-    def __init__(self, grid: TileGridType, free: tuple[int, ...]) -> None:
-        self.grid, self.free = grid, free
-        tile, _ = _load(grid, free)
-        super().__init__(f"RowIterator({grid}, {free})", tile)
-
-
-@register_model(TiledViewType)
-@register_model(TileGridType)
-class _ViewModel(core_models.PrimitiveModel):
-    def __init__(self, manager: Any, ty: TiledViewType) -> None:
-        super().__init__(manager, ty, manager[ty.tensor].get_value_type())
-
-
-@register_model(TileRowType)
-class _RowModel(core_models.PrimitiveModel):
-    """The tensor, the first index and the number of tiles along each dimension."""
-
-    def __init__(self, manager: Any, ty: TileRowType) -> None:
-        numbers = ir.ArrayType(_width(ty.grid), ty.grid.tensor.facts.rank)
-        super().__init__(manager, ty, ir.LiteralStructType([manager[ty.grid.tensor].get_value_type(), numbers, numbers]))
-
-
-@register_model(_RowIterator)
-class _RowIteratorModel(core_models.PrimitiveModel):
-    """A pointer to the place of the next tile, the row, the number of all its tiles."""
-
-    def __init__(self, manager: Any, ty: _RowIterator) -> None:
-        row = TileRowType(ty.grid, ty.free)
-        members = [row.width.as_pointer(), manager[row].get_value_type(), row.width]
-        super().__init__(manager, ty, ir.LiteralStructType(members))
 
 
 # ------------------------------------------------------------------------------------------------------------------- making
@@ -212,14 +121,10 @@ def _within(builder: ir.IRBuilder, value: ir.Value, low: ir.Value, high: ir.Valu
 # -------------------------------------------------------------------------------------------------------------------- using
 
 
-def _load(view: TiledViewType, inside: tuple[int, ...], policy: types.Type | None = None) -> Any:
-    return load_window("load", view.tensor, view.cut, view.padding, proven=inside, policy=policy)
-
-
 @lowers_method(TiledViewType, lang.TiledView.load)
 def load(self: TiledViewType, index: types.Type, eviction_policy: types.Type) -> Any:
     check_index(index, self.tensor, "load")
-    tile, emit = _load(self, proven(index, self.tensor, self.cut), eviction_policy)
+    tile, emit = load_of_view(self, proven(index, self.tensor, self.cut), eviction_policy)
     return tile, lambda builder, value, at, _: emit(builder, value, index_values(builder, index, at))
 
 
@@ -241,11 +146,6 @@ def num_tiles(self: TiledViewType, axis: types.Type) -> Any:
 def _count(builder: ir.IRBuilder, view: TiledViewType, value: ir.Value, dim: int) -> ir.Value:
     """The number of tiles along a dimension."""
     return count_tiles(builder, tensor_field(builder, view.tensor, value, f"extent{dim}"), view.cut.steps[dim])
-
-
-def _width(view: TiledViewType) -> ir.Type:
-    """The LLVM type of an index of its tiles along a dimension, and of their number: that of the tensor's extents."""
-    return register_type(extent_dtype(view.tensor.facts))
 
 
 @attribute(TiledViewType, "dtype")
@@ -286,7 +186,7 @@ def pick(grid: types.Type, index: types.Type) -> Any:
         elif part.has_step and not isinstance(part, types.SliceLiteral):
             reject("[]", "an index of tiles is an int, ':' or a range such as 'a:b', without a step")
     if not free:
-        tile, emit_load = _load(grid, proven(index, grid.tensor, grid.cut))
+        tile, emit_load = load_of_view(grid, proven(index, grid.tensor, grid.cut))
         return tile, lambda builder, value, at: emit_load(builder, value, index_values(builder, index, at))
 
     def emit(builder: ir.IRBuilder, value: ir.Value, at: ir.Value) -> ir.Value:
@@ -336,7 +236,7 @@ def all_of_grid(builder: ir.IRBuilder, grid: TileGridType, value: ir.Value) -> i
     """The row of all tiles of a grid."""
     rank = grid.tensor.facts.rank
     counts = pack(builder, [_count(builder, grid, value, d) for d in range(rank)])
-    return _struct(builder, [value, pack(builder, [ir.Constant(_width(grid), 0)] * rank), counts])
+    return _struct(builder, [value, pack(builder, [ir.Constant(view_width(grid), 0)] * rank), counts])
 
 
 def tiles_of_row(builder: ir.IRBuilder, row: TileRowType, value: ir.Value) -> ir.Value:
@@ -349,7 +249,7 @@ def tiles_of_row(builder: ir.IRBuilder, row: TileRowType, value: ir.Value) -> ir
 
 def load_of_row(row: TileRowType) -> Any:
     """The type of a tile of a row; and how to load it, given the row and its place in it, of the row's width."""
-    tile, emit = _load(row.grid, row.free)
+    tile, emit = load_of_view(row.grid, row.free)
     return tile, lambda builder, value, place: emit(builder, builder.extract_value(value, 0), row.index(builder, value, place))
 
 
@@ -369,10 +269,10 @@ def _iterator(builder: ir.IRBuilder, row: TileRowType, value: ir.Value) -> ir.Va
     return _struct(builder, [place, value, tiles_of_row(builder, row, value)])
 
 
-@registry.lower("iternext", _RowIterator)
+@registry.lower("iternext", RowIterator)
 @iternext_impl(RefType.UNTRACKED)
 def next_in_row(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value], result: Any) -> None:
-    iterator: _RowIterator = signature.args[0]
+    iterator: RowIterator = signature.args[0]
     place, row, total = (builder.extract_value(args[0], k) for k in range(3))
     at = builder.load(place)
     more = builder.icmp_unsigned("<", at, total)

@@ -25,9 +25,9 @@ from tilekit.compiler import kernel
 from tilekit.compiler.codegen.definition import known, lowers
 from tilekit.compiler.codegen.emit import MAP_NAME, asm, special_register
 from tilekit.compiler.codegen.types import BARRIER_ROOM, RING_ALIGNMENT, Pipelines, current, i8, i32, i64, integer
+from tilekit.compiler.codegen.view_types import TileGridType
 from tilekit.compiler.kernel import RESERVED_BYTES
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP
-from tilekit.compiler.lower.views import TileGridType
 from tilekit.compiler.nvidia.staged import LEAST_ROWS, StagedType, span_of
 from tilekit.compiler.passes import intrinsics as steps
 from tilekit.compiler.passes.pipelining import Unfit

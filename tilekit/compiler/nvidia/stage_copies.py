@@ -12,9 +12,9 @@ from tilekit.compiler.codegen.access import Plan, Window, plan, tensor_field
 from tilekit.compiler.codegen.convert_layout import accesses
 from tilekit.compiler.codegen.emit import asm, special_register
 from tilekit.compiler.codegen.types import current, i32, i64, integer
+from tilekit.compiler.codegen.view_types import TileRowType
 from tilekit.compiler.layouts.conversion import Swizzle
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Layout
-from tilekit.compiler.lower.views import TileRowType
 from tilekit.compiler.nvidia.multibuffer import RingType, by_panels, memory_order, plus, tensor_map_of, the_pipelines
 from tilekit.compiler.nvidia.staged import StagedType
 

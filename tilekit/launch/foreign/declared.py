@@ -18,7 +18,7 @@ import numpy as np
 from tilekit import dtypes
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
-from tilekit.lang.signature import Declared, In, InOut, Out
+from tilekit.lang.annotations import Declared, In, InOut, Out
 
 __all__ = ["Declaration", "check", "from_function", "memory", "packing", "parse", "scalar_of"]
 
