@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -11,10 +10,8 @@ import numpy as np
 import pytest
 
 import tilekit as tk
-from tilekit import bench, cli
-from tilekit.bench import report, saxpy_peers
-from tilekit.bench.environment import DriverInfo
-from tilekit.bench.harness import Contestant, Variant
+from tilekit import cli
+from tilekit._environment import DriverInfo
 from tilekit.compiler import cache_folder
 from tilekit.errors import DeviceUnavailableError
 
@@ -36,11 +33,6 @@ def rejected(capsys, *arguments):
         cli.main(arguments)
     assert stop.value.code == 2
     return capsys.readouterr().err
-
-
-@pytest.fixture
-def no_peers(monkeypatch):
-    monkeypatch.setattr(saxpy_peers, "PEERS", {"cpu": {}, "cuda": {}})
 
 
 # info
@@ -213,77 +205,25 @@ def test_a_cache_that_is_off(capsys):
     ]
 
 
-# bench
+# bench: its own tests are in tests/benchmarks/test_command.py
 
 
-def test_bench_lists_the_benchmarks(capsys):
-    assert cli.main(["bench"]) == 0
-    listed = capsys.readouterr().out
+def test_benchmarks_are_no_part_of_the_package(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(tk, "__file__", str(tmp_path / "tilekit" / "__init__.py"))  # installed, not in a checkout
+    assert cli.main(["bench"]) == 0  # installed too: the tests have them on the path
+    assert "saxpy" in capsys.readouterr().out
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    error = rejected(capsys, "bench", "saxpy")
+    assert "pip install ./benchmarks" in error
+    assert len(error.splitlines()) == 1
+    assert cli.main(["cache", "info"]) == 0
+
+
+def test_benchmarks_are_found_in_the_checkout():
+    code = "import sys; from tilekit.cli import main; main(['info']); print('tilekit_benchmarks' in sys.modules); main(['bench'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    _, listed = done.stdout.split("\nFalse\n")  # `info` does not import them
     assert listed.startswith("saxpy ")
-    assert [line.split()[0] for line in listed.splitlines()] == list(bench.BENCHMARKS)
-
-
-def test_bench_await_records_and_draws(device, tmp_path, capsys):
-    pytest.importorskip("matplotlib", reason="drawing needs the extra bench")
-    record, picture = tmp_path / "run.json", tmp_path / "run.svg"
-    command = ["bench", "await", "--n", "64", "--rounds", "1", "--device", device.label, "--commit", "abc"]
-    assert cli.main([*command, "--json", str(record), "--plot", str(picture)]) == 0
-    assert "await, n = 64" in capsys.readouterr().out
-    read = json.loads(record.read_text())
-    assert read["benchmark"] == "await"
-    assert {"launch, sync", "launch, await"} <= {series["variant"] for series in read["results"]}
-    assert picture.read_bytes().startswith(b"<?xml")
-
-
-def test_bench_saxpy_records_and_draws(device, tmp_path):
-    pytest.importorskip("matplotlib", reason="drawing needs the extra bench")
-    record, picture = tmp_path / "run.json", tmp_path / "run.png"
-    command = ["bench", "saxpy", "--n", "2^14", "--rounds", "2", "--device", device.label]
-    command += ["--json", str(record), "--plot", str(picture)]
-    done = run(*command)
-    assert done.returncode == 0, done.stderr
-    assert "saxpy, n = 16384" in done.stdout
-    assert "measuring" in done.stderr
-    read = json.loads(record.read_text())
-    names = {result["name"] for result in read["results"]}
-    assert names >= ({"tilekit", "numpy", "numba"} if device.kind == "cpu" else {"tilekit", "numba-cuda"})
-    assert read["n"] == 16384
-    assert read["command"] == f"python -m tilekit {shlex.join(command)}"
-    assert {"commit", "dirty", "date", "device", "driver", "versions"} <= set(read)
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_wrong_result_is_an_exit_status(capsys, monkeypatch):
-    wrong = Contestant(name="bad", version="1", variants=(Variant(launch=lambda: None),))
-    monkeypatch.setattr(saxpy_peers, "PEERS", {"cpu": {"bad": lambda data: wrong}})
-    assert cli.main(["bench", "saxpy", "--n", "100", "--rounds", "1", "--device", "cpu"]) == 1
-    assert "bad: wrong: the result differs from NumPy's" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--n", "0"], "'0' is no count; write 1000000 or 2^20"),
-        (["--n", "many"], "'many' is no count"),
-        (["--rounds", "-1"], "'-1' is no count"),
-        (["--device", "tpu"], "'tpu' names no device"),
-        (["--device", "cpu:9"], "there is no cpu:9"),
-        (["--json", "no/such/folder/x.json"], "no/such/folder/x.json cannot be written: its folder does not exist"),
-        (["--plot", "no/such/folder/x.png"], "no/such/folder/x.png cannot be written: its folder does not exist"),
-    ],
-)
-def test_bench_refuses(capsys, no_peers, arguments, text):
-    assert text in rejected(capsys, "bench", "saxpy", *arguments)
-
-
-def test_bench_refuses_to_plot_before_it_measures(capsys, no_peers, monkeypatch, tmp_path):
-    monkeypatch.setattr(report, "find_spec", lambda name: None)
-    assert "pip install matplotlib" in rejected(capsys, "bench", "saxpy", "--plot", str(tmp_path / "x.png"))
-
-
-@pytest.mark.parametrize(("text", "count"), [("1000", 1000), ("2^10", 1024), ("2**10", 1024), ("1_000", 1000)])
-def test_counts(text, count):
-    assert cli._count(text) == count
 
 
 def test_an_unknown_command_is_refused(capsys):

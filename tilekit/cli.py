@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import json
-import logging
 import os
 import platform
-import re
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import tilekit
-from tilekit import bench
+from tilekit._environment import DeviceInfo, DriverInfo, device_info, driver_info, version_of, versions
 from tilekit._native import compiled as native
-from tilekit._runtime.device import Device, cuda_unavailable_reason, default_device, devices
-from tilekit.bench.environment import DeviceInfo, DriverInfo, device_info, driver_info, version_of, versions
+from tilekit._runtime.device import cuda_unavailable_reason, default_device, devices
 from tilekit.compiler import cache, toolkit
 from tilekit.compiler.kernel import find_nvdisasm
 from tilekit.errors import TilekitError
@@ -231,21 +229,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     It is 0, 1 if a benchmark found a wrong result, and 2 (by SystemExit, after a line of text) if something that was asked for
     cannot be done.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = _parser()
-    options = parser.parse_args(given)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parser, bench_parser = _parser()
     try:
+        benchmarks = _benchmarks() if "bench" in words else None  # else they need not be there
+        if benchmarks is not None:
+            benchmarks.add_names(bench_parser)
+        options = parser.parse_args(words)
         if options.command == "info":
             info = collect()
             print(json.dumps(dataclasses.asdict(info), indent=2) if options.json else describe(info))
             return 0
         if options.command == "cache":
             return _cache(options)
-        if options.benchmark is None:
-            for name, benchmark in bench.BENCHMARKS.items():
-                print(f"{name:10} {benchmark.summary}")
-            return 0
-        return _bench(options, given)
+        assert benchmarks is not None
+        status: int = benchmarks.execute(options, words)
+        return status
     except BrokenPipeError:  # whoever reads has seen enough; Python would complain once more as it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -268,37 +267,25 @@ def _cache(options: argparse.Namespace) -> int:
     return 0
 
 
-def _bench(options: argparse.Namespace, given: Sequence[str]) -> int:
-    from tilekit.bench import report
+def _benchmarks() -> ModuleType:
+    """The command line of the benchmarks, which are no part of the package.
 
-    for path in (options.json, options.plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ValueError(f"{path} cannot be written: its folder does not exist")
-    if options.plot is not None:
-        report.check_plot()
-    command = f"python -m tilekit {shlex.join(given)}"
-    graph = getattr(options, "graph", False)
-    asked = bench.Options(device=Device(options.device), n=options.n, rounds=options.rounds, graph=graph, command=command)
-    log, handler = logging.getLogger("tilekit.bench"), logging.StreamHandler()  # to stderr, what it is busy with
-    level = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        run = bench.run(options.benchmark, asked)
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
-    if run.commit is None:
-        run = dataclasses.replace(run, commit=options.commit)
-    print(report.table(run))
-    if options.json is not None:
-        report.save(run, options.json)
-    if options.plot is not None:
-        report.plot(run, options.plot)
-    return 0 if run.all_correct else 1
+    Those of the checkout that the package runs from come first: the record names its commit, and others may be of another one.
+    """
+    folder = Path(tilekit.__file__).resolve().parent.parent / "benchmarks"
+    if (folder / "tilekit_benchmarks").is_dir():
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+    elif find_spec("tilekit_benchmarks") is None:
+        raise ModuleNotFoundError(
+            "the benchmarks are not installed: they are a distribution of their own, tilekit-cuda-benchmarks; "
+            "in a clone of tilekit's repository, pip install ./benchmarks"
+        )
+    return importlib.import_module("tilekit_benchmarks.command")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The parser, and the one of `bench`, which the benchmarks complete."""
     parser = argparse.ArgumentParser(prog="python -m tilekit", description="tilekit: GPU kernels on tiles, in Python.")
     parser.add_argument("--version", action="version", version=f"tilekit {tilekit.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -310,31 +297,4 @@ def _parser() -> argparse.ArgumentParser:
     contents.add_argument("--json", action="store_true", help="as JSON")
     actions.add_parser("clear", help="delete them; a kernel that is needed again is compiled again")
     benchmarks = commands.add_parser("bench", help="measure tilekit beside its peers; without a name, list the benchmarks")
-    names = benchmarks.add_subparsers(dest="benchmark", metavar="NAME")
-    for name, benchmark in bench.BENCHMARKS.items():
-        one = names.add_parser(name, help=benchmark.summary, description=benchmark.summary)
-        one.add_argument("--n", type=_count, metavar="N", help=f"how many {benchmark.size}, such as 1000 or 2^28")
-        one.add_argument(
-            "--rounds", type=_count, default=20, metavar="R", help="how many samples of each contestant (default: 20)"
-        )
-        if benchmark.graph:
-            one.add_argument("--graph", action="store_true", help="launch CUDA graphs")
-        one.add_argument("--device", metavar="DEVICE", help='such as "cuda:0" or "cpu" (default: the default device)')
-        one.add_argument("--json", type=Path, metavar="FILE", help="write the record there, as JSON")
-        one.add_argument("--commit", metavar="HASH", help="the commit to record where tilekit does not run from a git checkout")
-        one.add_argument(
-            "--plot", type=Path, metavar="FILE", help="draw the results there, as .png, .svg or .pdf; needs matplotlib"
-        )
-    return parser
-
-
-def _count(text: str) -> int:
-    """A count on the command line: `1000000`, `1_000_000`, `2^20`, `2**20`."""
-    match = re.fullmatch(r"([\d_]+)(?:(?:\^|\*\*)(\d{1,2}))?", text.strip())
-    try:
-        value = int(match[1]) ** int(match[2] or 1) if match else 0
-    except ValueError:  # underscores alone
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no count; write 1000000 or 2^20")
-    return value
+    return parser, benchmarks

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import tilekit as tk
-from tilekit import api, bench, memory
+import tilekit_benchmarks as bench
+from tilekit import api, memory
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 REFERENCE = "\n".join(p.read_text("utf-8") for p in sorted((DOCS / "reference").rglob("*.md")))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tilekit import bench
-from tilekit.bench import Options, attention, varlen
+import tilekit_benchmarks as bench
+from tilekit_benchmarks import Options, attention, varlen
 
 FORWARD = {"attention", "causal attention"}
 BOTH = {*FORWARD, "attention_backward", "causal attention_backward"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tilekit import bench
-from tilekit.bench import Options, gemm, kernel_peers
+import tilekit_benchmarks as bench
+from tilekit_benchmarks import Options, gemm, kernel_peers
 
 
 @pytest.mark.parametrize("name", ["torch", "triton"])

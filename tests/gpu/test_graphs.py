@@ -8,8 +8,8 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, memory
-from tilekit.bench import turning
-from tilekit.bench._tilekit_host import turn
+from tilekit_benchmarks import turning
+from tilekit_benchmarks._tilekit_host import turn
 
 COUNT = int(os.environ.get("TILEKIT_TEST_COUNT", "20"))
 LOOPS = 100_000  # of `turn`: about a millisecond

@@ -12,8 +12,8 @@ import pytest
 
 import tilekit as tk
 from tilekit import api
-from tilekit.bench import turning
-from tilekit.bench._tilekit_host import turn
+from tilekit_benchmarks import turning
+from tilekit_benchmarks._tilekit_host import turn
 
 COUNT = int(os.environ.get("TILEKIT_TEST_COUNT", "20"))
 CLOCKS = 2_000_000  # about a millisecond: long enough that nobody gets there by chance

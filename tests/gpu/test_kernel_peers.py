@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilekit.bench import Options, kernel_cases, kernel_peers, kernel_runs
+from tilekit_benchmarks import Options, kernel_cases, kernel_peers, kernel_runs
 
 CASES = [*kernel_cases.softmax_cases(50), *kernel_cases.norm_cases(50), *kernel_cases.kernel_cases(300)]
 

@@ -93,9 +93,9 @@ _RESULTS = {
     "launch/foreign/test_numba_kernels": {"test_the_simulator_runs_it_on_the_cpu_device": 2},  # a process each
     "launch/test_launch": {"test_a_grid_may_have_any_number_of_blocks_along_any_axis": None},
     "ops/test_soak": {"test_memory_does_not_grow": None},
-    # What the harness does with a wrong result, which tests/bench/test_attention.py shows as well.
-    "bench/test_varlen": {"test_a_peer_that_is_wrong_is_left_out": None, "test_tilekit_that_is_wrong_is_not_measured": None},
-    "bench/test_kernel_runs": {"test_every_case_is_right": 12},
+    # What the harness does with a wrong result, which tests/benchmarks/test_attention.py shows as well.
+    "benchmarks/test_varlen": {"test_a_peer_that_is_wrong_is_left_out": None, "test_tilekit_that_is_wrong_is_not_measured": None},
+    "benchmarks/test_kernel_runs": {"test_every_case_is_right": 12},
 }
 
 FAMILIES: dict[str, int | str | None] = {

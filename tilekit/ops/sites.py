@@ -8,7 +8,6 @@ __all__ = ["INSIDE", "site_of"]
 
 _PACKAGE = __name__.partition(".")[0] + "."
 _COMBINATORS = _PACKAGE + "ops.combinators"  # what builds ops while others run
-_BENCHMARKS = _PACKAGE + "bench."  # which build ops as users do
 
 INSIDE: dict[str, bool] = {}  # by the name of a module: whether it is tilekit's own
 
@@ -22,7 +21,7 @@ def site_of(frame: FrameType) -> tuple[CodeType, int] | None:
         name = frame.f_globals.get("__name__", "")
         inside = INSIDE.get(name)
         if inside is None:
-            inside = INSIDE[name] = name.startswith(_PACKAGE) and not name.startswith(_BENCHMARKS)
+            inside = INSIDE[name] = name.startswith(_PACKAGE)
         if not inside or frame.f_back is None:
             return frame.f_code, frame.f_lasti
         if name == _COMBINATORS:

@@ -1,0 +1,80 @@
+"""The command line, `python -m tilekit bench NAME`: `tilekit.cli` takes what is here to complete its own."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from tilekit._runtime.device import Device
+from tilekit_benchmarks import BENCHMARKS, Options, report, run
+
+__all__ = ["add_names", "execute"]
+
+
+def add_names(parser: argparse.ArgumentParser) -> None:
+    """Give `parser`, that of `python -m tilekit bench`, the names of the benchmarks and their options."""
+    names = parser.add_subparsers(dest="benchmark", metavar="NAME")
+    for name, benchmark in BENCHMARKS.items():
+        one = names.add_parser(name, help=benchmark.summary, description=benchmark.summary)
+        one.add_argument("--n", type=_count, metavar="N", help=f"how many {benchmark.size}, such as 1000 or 2^28")
+        one.add_argument(
+            "--rounds", type=_count, default=20, metavar="R", help="how many samples of each contestant (default: 20)"
+        )
+        if benchmark.graph:
+            one.add_argument("--graph", action="store_true", help="launch CUDA graphs")
+        one.add_argument("--device", metavar="DEVICE", help='such as "cuda:0" or "cpu" (default: the default device)')
+        one.add_argument("--json", type=Path, metavar="FILE", help="write the record there, as JSON")
+        one.add_argument("--commit", metavar="HASH", help="the commit to record where tilekit does not run from a git checkout")
+        one.add_argument(
+            "--plot", type=Path, metavar="FILE", help="draw the results there, as .png, .svg or .pdf; needs matplotlib"
+        )
+
+
+def execute(options: argparse.Namespace, words: Sequence[str]) -> int:
+    """Run the benchmark that `words`, parsed to `options`, ask for, or list all of them; returns the exit status."""
+    if options.benchmark is None:
+        for name, benchmark in BENCHMARKS.items():
+            print(f"{name:10} {benchmark.summary}")
+        return 0
+    for path in (options.json, options.plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ValueError(f"{path} cannot be written: its folder does not exist")
+    if options.plot is not None:
+        report.check_plot()
+    command = f"python -m tilekit {shlex.join(words)}"
+    graph = getattr(options, "graph", False)
+    asked = Options(device=Device(options.device), n=options.n, rounds=options.rounds, graph=graph, command=command)
+    log, handler = logging.getLogger("tilekit_benchmarks"), logging.StreamHandler()  # to stderr, what it is busy with
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        record = run(options.benchmark, asked)
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+    if record.commit is None:
+        record = dataclasses.replace(record, commit=options.commit)
+    print(report.table(record))
+    if options.json is not None:
+        report.save(record, options.json)
+    if options.plot is not None:
+        report.plot(record, options.plot)
+    return 0 if record.all_correct else 1
+
+
+def _count(text: str) -> int:
+    """A count on the command line: `1000000`, `1_000_000`, `2^20`, `2**20`."""
+    match = re.fullmatch(r"([\d_]+)(?:(?:\^|\*\*)(\d{1,2}))?", text.strip())
+    try:
+        value = int(match[1]) ** int(match[2] or 1) if match else 0
+    except ValueError:  # underscores alone
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no count; write 1000000 or 2^20")
+    return value
