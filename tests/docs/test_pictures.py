@@ -24,8 +24,9 @@ def tools() -> tuple[ModuleType, ModuleType]:
 
 
 def test_architecture_picture_is_current(tools: tuple[ModuleType, ModuleType]) -> None:
-    drawn = tools[0].draw().svg()
-    assert (DOCS / "images" / "architecture.svg").read_text("utf-8") == drawn, "run python docs/tools/draw_architecture.py"
+    for room in tools[0].ROOMS:
+        drawn = tools[0].draw(room).svg()
+        assert tools[0].picture(room).read_text("utf-8") == drawn, "run python docs/tools/draw_architecture.py"
 
 
 def test_tutorial_pictures_are_current(tools: tuple[ModuleType, ModuleType]) -> None:
@@ -66,4 +67,11 @@ def test_imports_are_read_rightly(tools: tuple[ModuleType, ModuleType], tmp_path
     edges, close_to_device = tools[0].imports(package)
     assert edges == {("b", "a"), ("ops", "b"), ("ops", "a")}
     assert close_to_device == {"a"}
+    assert tools[0].imports(package, "ops")[0] == {("c", "d")}
     assert tools[0].reduce(edges, {"ops": 0, "b": 1, "a": 2}) == {("ops", "b"), ("b", "a")}
+
+
+def test_rows_follow_from_imports_and_a_circle_is_refused(tools: tuple[ModuleType, ModuleType]) -> None:
+    assert tools[0].levels({("a", "b"), ("b", "c"), ("a", "c"), ("d", "c")}) == [["a"], ["b", "d"], ["c"]]
+    with pytest.raises(ValueError, match="a circle of imports: a, b, c"):
+        tools[0].levels({("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")})
