@@ -9,12 +9,12 @@ from tilekit._capture.graph import CudaGraph as CudaGraph
 from tilekit._capture.graph import PreparedOp as PreparedOp
 from tilekit._capture.graphed import graphed as graphed
 from tilekit._capture.slots import slot as slot
+from tilekit._runtime.context import ExecutionContext as ExecutionContext
 from tilekit._runtime.device import Device as Device
 from tilekit._runtime.device import default_device as default_device
 from tilekit._runtime.device import devices as devices
 from tilekit._runtime.device import set_default_device as set_default_device
 from tilekit._runtime.device import use_device as use_device
-from tilekit._runtime.policy import ExecutionContext as ExecutionContext
 from tilekit._runtime.policy import LeastLoaded as LeastLoaded
 from tilekit._runtime.policy import SchedulingPolicy as SchedulingPolicy
 from tilekit._runtime.policy import SingleStream as SingleStream

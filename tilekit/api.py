@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tilekit import dtypes
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext
 from tilekit._tensor.shapes import as_shape
 from tilekit._tensor.tensor import DEVICE_CODE, Tensor, new_tensor, refuse_mask
 from tilekit.lang import create, memory

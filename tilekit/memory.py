@@ -73,7 +73,7 @@ def stats(device: Where = None) -> MemoryStats:
     where = Device(device)
     where.collect()
     driver, ledger = where.driver, where.driver.ledger
-    kept = [shelf.content() for shelf in list(where.shelves.values())]
+    kept = [lists.content() for lists in list(where.free_lists.values())]
     free, total = driver.memory_info()
     kept_bytes = sum(nbytes for _, nbytes in kept)
     return MemoryStats(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilekit import dtypes
-from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.context import ExecutionContext
 from tilekit._tensor.shapes import as_shape
 from tilekit._tensor.tensor import Tensor
 from tilekit.lang import create, memory, randomness

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilekit import __version__, api
 from tilekit._environment import version_of
-from tilekit._runtime.storage import allocate
+from tilekit._runtime.allocator import allocate
 from tilekit._runtime.stream import Stream
 from tilekit_benchmarks import Options, raw
 from tilekit_benchmarks.awaiting import policy_of

@@ -16,8 +16,8 @@ import numpy as np
 
 import tilekit as tk
 from tilekit import api
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext
 from tilekit._runtime.stream import Stream
 from tilekit_benchmarks import Options, saxpy_peers
 from tilekit_benchmarks._tilekit_saxpy import saxpy

@@ -15,8 +15,8 @@ from fake_gpu import fake_gpu
 from tilekit import memory
 from tilekit._driver.hostcopy import in_parallel
 from tilekit._driver.pinned import KEPT, PinnedPool
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import use_device
-from tilekit._runtime.policy import ExecutionContext
 from tilekit.errors import DeviceError, OutOfMemoryError
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from tilekit._driver.cpu import driver as cpu
 from tilekit._driver.signal import SignalBoard
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext
 from tilekit.errors import DeviceError
 
 

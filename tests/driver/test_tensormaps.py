@@ -8,7 +8,8 @@ import pytest
 from fake_gpu import fake_gpu
 
 from tilekit import dtypes
-from tilekit._driver.tensormaps import TensorMap, encode, tiled
+from tilekit._driver.cuda.tensormaps import encode
+from tilekit._driver.tensormaps import TensorMap, tiled
 from tilekit._runtime.device import Device
 from tilekit.errors import DeviceError
 

@@ -25,7 +25,7 @@ from argument_pool import FITTING, POOL, SKIPPED, Hostile, Liar, kind_of, other_
 
 import tilekit as tk
 from tilekit import api, memory
-from tilekit._runtime.policy import submitting
+from tilekit._runtime.context import submitting
 from tilekit.ops.future import DeviceFuture
 
 __all__ = ["POOL", "SKIPPED", "Case", "drawn", "judged", "main", "problem_of", "shown", "targets"]

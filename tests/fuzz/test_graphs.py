@@ -9,7 +9,7 @@ import graph_checks
 from graph_plans import drawn
 
 from tilekit._driver.cpu import driver as cpu
-from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.context import ExecutionContext
 
 
 def test_graphs(device, cases):

@@ -11,9 +11,8 @@ import warnings
 import numpy as np
 import pytest
 
-from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext
-from tilekit._runtime.stream import as_stream
+from tilekit._runtime.context import ExecutionContext
+from tilekit._runtime.device import Device, as_stream
 from tilekit.errors import DeviceError, OutOfMemoryError
 
 # y[i] += a, after spinning for `clocks` clock cycles; with n < 0, a write far out of bounds.
@@ -328,7 +327,7 @@ def test_a_fault_reaches_every_waiter():
 def test_the_process_ends_silently():
     program = """
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.context import ExecutionContext
 device = Device("cuda")
 stream = device.stream()
 keep = ExecutionContext(device, stream).allocate(1000)

@@ -9,7 +9,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, memory
-from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.context import ExecutionContext
 from tilekit.errors import OutOfMemoryError
 
 MIB = 1 << 20

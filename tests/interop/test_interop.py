@@ -295,7 +295,7 @@ def test_exports_from_any_cpu_device_are_the_hosts(cpu, monkeypatch):
     import tilekit._runtime.device as module
 
     monkeypatch.setenv("TILEKIT_CPU_DEVICES", "2")
-    monkeypatch.setattr(module, "_found", module._Found(lambda: Discovery(reason="none")))
+    monkeypatch.setattr(module, "_registry", module._Registry(lambda: Discovery(reason="none")))
     second = tk.Device("cpu:1")
     with tk.use_device(second):
         x = api.full(8, 2).sync()

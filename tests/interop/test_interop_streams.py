@@ -11,7 +11,7 @@ from sharing import TILE, N, copy
 
 import tilekit as tk
 from tilekit import api
-from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.context import ExecutionContext
 
 
 @pytest.fixture

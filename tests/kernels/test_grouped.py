@@ -196,7 +196,7 @@ def test_offsets_on_another_device(cpu, monkeypatch):
     from tilekit._driver.discovery import Discovery
 
     monkeypatch.setenv("TILEKIT_CPU_DEVICES", "2")
-    monkeypatch.setattr(module, "_found", module._Found(lambda: Discovery(reason="none")))
+    monkeypatch.setattr(module, "_registry", module._Registry(lambda: Discovery(reason="none")))
     with tk.use_device(tk.Device("cpu:1")):
         ends = api.zeros(2, tk.int32).sync()
     with tk.use_device(tk.Device("cpu:0")):

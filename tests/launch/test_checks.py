@@ -11,10 +11,10 @@ from fake_gpu import fake_gpu
 
 import tilekit as tk
 from tilekit import api
-from tilekit._driver.cpu.shadow import Touched
 from tilekit._driver.cuda import driver as cuda
 from tilekit._driver.cuda.errors import failure
 from tilekit._driver.report import FIRST_VALUE, VARIABLE, WORDS, Report, Site, told
+from tilekit._driver.shadow import Touched
 from tilekit.compiler import cache
 from tilekit.lang.block import Block
 from tilekit.settings import load_settings

@@ -13,8 +13,8 @@ import pytest
 import tilekit as tk
 from tilekit import api, memory
 from tilekit._driver.cpu.driver import CpuDriver
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext
 from tilekit.errors import DeviceError, OutOfMemoryError
 
 MIB = 1 << 20

@@ -13,7 +13,7 @@ from fake_gpu import fake_device, fake_gpu, launch_through
 
 import tilekit as tk
 from tilekit import api
-from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.context import ExecutionContext
 from tilekit.ops import reactor as completion
 
 

@@ -287,7 +287,7 @@ def test_others_memory_is_launched_on_and_remembered(gpu):
     assert not declined(gpu, make)
     assert uses(y) == ((stream, stream.pending), {})
     assert uses(x) == (None, {stream: stream.pending})
-    assert (x.storage.order.reads, y.storage.order.last_write) == ({stream: stream.pending}, (stream, stream.pending))
+    assert (x.storage.history.reads, y.storage.history.last_write) == ({stream: stream.pending}, (stream, stream.pending))
 
 
 @pytest.mark.parametrize("order", ["part first", "whole first"])
@@ -334,7 +334,7 @@ def test_memory_that_is_joined_while_it_is_launched_on(gpu):
     before = here.pending
     assert launch(here, op.arguments, "label") == 0
     (whole,) = met
-    assert whole.storage.order is read.storage.order is written.storage.order
+    assert whole.storage.history is read.storage.history is written.storage.history
     assert whole.storage.last_write == (here, before)
     assert launch(here, op.arguments, "label") == -1, "one range by now, and written"
 
@@ -391,12 +391,12 @@ def test_an_error_of_python_code_behind_the_launch_is_raised(gpu):
     op = add(y.partition(512), x)
     op.sync()
     launch, stream = plan_of(add(y.partition(512), x)).native, gpu[0].policy.next_stream()
-    order = x.storage.order
-    gpu[1].meanwhile = lambda: setattr(x.storage, "order", None)
+    history = x.storage.history
+    gpu[1].meanwhile = lambda: setattr(x.storage, "history", None)
     with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'reads'"):
         launch(stream, op.arguments, "label")
     assert y.storage.last_write == (stream, stream.pending), "the launch was made"
-    x.storage.order = order
+    x.storage.history = history
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -462,7 +462,7 @@ def test_nothing_is_left_of_many_launches(gpu):
 
     def counts():
         objects = [x, y, theirs, stream, other, label, x.storage, y.storage, theirs.storage, *given, None, False]
-        objects += [x.storage.reads, theirs.storage.order, launch.__self__, given]
+        objects += [x.storage.reads, theirs.storage.history, launch.__self__, given]
         gc.collect()
         return [sys.getrefcount(thing) for thing in objects]
 

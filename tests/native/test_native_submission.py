@@ -17,7 +17,8 @@ from fake_gpu import fake_device, fake_gpu
 import tilekit as tk
 from tilekit import api
 from tilekit._native import compiled as native
-from tilekit._runtime.policy import ExecutionContext, SingleStream
+from tilekit._runtime.context import ExecutionContext
+from tilekit._runtime.policy import SingleStream
 from tilekit._tensor.partition import Traits
 from tilekit._tensor.tensor import Tensor
 from tilekit.errors import DeviceError

@@ -9,7 +9,7 @@ from held_up import held, split
 
 import tilekit as tk
 from tilekit import api
-from tilekit._runtime.policy import submitting
+from tilekit._runtime.context import submitting
 from tilekit.ops.execution import called_on_host
 
 

@@ -13,7 +13,7 @@ import pytest
 import tilekit as tk
 from tilekit import api
 from tilekit._driver.cpu import driver as cpu
-from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.context import ExecutionContext
 
 N, TENSORS, STREAMS, OPS = 4, 4, 4, 14
 GRAPHS = 500

@@ -38,7 +38,7 @@ def machine(monkeypatch):
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
         looks = []
-        monkeypatch.setattr(module, "_found", module._Found(lambda: looks.append(1) or found))
+        monkeypatch.setattr(module, "_registry", module._Registry(lambda: looks.append(1) or found))
         return looks
 
     token = module._default.set(None)

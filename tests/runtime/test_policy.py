@@ -7,8 +7,9 @@ import threading
 import pytest
 
 from tilekit._driver.cpu.driver import CpuDriver
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext, SchedulingPolicy, SingleStream, StreamPoolRoundRobin
+from tilekit._runtime.policy import SchedulingPolicy, SingleStream, StreamPoolRoundRobin
 
 
 def test_a_pool_takes_its_streams_in_turn(device):

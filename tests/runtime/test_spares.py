@@ -13,16 +13,16 @@ from fake_gpu import fake_gpu
 
 from tilekit import memory
 from tilekit._driver.cpu.driver import CpuDriver, Stepper
+from tilekit._runtime.allocator import _SIZES, LARGEST_KEPT
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device, use_device
-from tilekit._runtime.policy import ExecutionContext
-from tilekit._runtime.storage import _SIZES, LARGEST_SPARE
 from tilekit.errors import OutOfMemoryError
 
 
 class Keeping(CpuDriver):
     """A CPU device that keeps spares, and counts what it is asked for."""
 
-    keeps_spares = True
+    keeps_free_lists = True
 
     def __init__(self):
         super().__init__()
@@ -115,19 +115,19 @@ def test_nobody_sees_the_bytes_of_the_next(cpu, seed):
 def test_large_blocks_are_not_kept(cpu):
     (a,) = contexts(cpu, 1)
     for _ in range(3):
-        a.allocate(LARGEST_SPARE + 1)
+        a.allocate(LARGEST_KEPT + 1)
     cpu.collect()
     assert (cpu.driver.allocations, cpu.driver.frees) == (3, 3)
 
 
 def test_what_is_kept_is_bounded(cpu):
     (a,) = contexts(cpu, 1)
-    held = [a.allocate(LARGEST_SPARE) for _ in range(10)]
+    held = [a.allocate(LARGEST_KEPT) for _ in range(10)]
     del held
-    assert memory.stats().kept_bytes == 2 * LARGEST_SPARE
+    assert memory.stats().kept_bytes == 2 * LARGEST_KEPT
     for nbytes in range(1, 20 * _SIZES):
         a.allocate(nbytes)
-    assert len(cpu.shelves[a.stream.number]) <= _SIZES
+    assert len(cpu.free_lists[a.stream.number]) <= _SIZES
 
 
 def test_statistics_know_what_is_kept(cpu):
@@ -157,7 +157,7 @@ def test_the_blocks_of_a_stream_go_with_it(cpu, how):
         cpu.synchronize()
     handle.worker.join(60)  # a stream that is destroyed finishes what is in it
     assert cpu.driver.allocated_bytes == 0
-    assert cpu.shelves == {}
+    assert cpu.free_lists == {}
 
 
 def test_kept_blocks_are_freed_before_memory_runs_out(cpu):

@@ -13,9 +13,11 @@ import pytest
 
 from tilekit._driver.cpu.driver import CpuDriver, Stepper
 from tilekit._driver.protocol import Memory
+from tilekit._runtime.allocator import allocate
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext
-from tilekit._runtime.storage import READERS_KEPT, Storage, allocate
+from tilekit._runtime.hazards import READERS_KEPT
+from tilekit._runtime.storage import Storage
 from tilekit.errors import DeviceError, OutOfMemoryError
 
 
@@ -333,7 +335,7 @@ def test_threads_allocate_use_and_drop(cpu):
 def test_the_process_ends_silently_with_storages_alive():
     program = """
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.context import ExecutionContext
 device = Device("cpu")
 ctx = ExecutionContext(device, device.stream())
 keep = [ctx.allocate(100) for _ in range(10)]

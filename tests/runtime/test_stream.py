@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tilekit._driver.cpu.driver import CpuDriver, Stepper
-from tilekit._runtime.device import Device
-from tilekit._runtime.stream import Stream, as_stream
+from tilekit._runtime.device import Device, as_stream
+from tilekit._runtime.stream import Stream
 from tilekit.errors import DeviceError
 
 
@@ -460,7 +460,7 @@ def test_the_device_of_a_foreign_stream(gpu, monkeypatch):
     import tilekit._runtime.device as module
     from tilekit._driver.discovery import Discovery
 
-    monkeypatch.setattr(module, "_found", module._Found(lambda: Discovery(drivers=[gpu.driver])))
+    monkeypatch.setattr(module, "_registry", module._Registry(lambda: Discovery(drivers=[gpu.driver])))
     assert as_stream(Like(cuda_stream=5, device_index=0)).device is Device(0)
     assert as_stream(Like(ptr=6, device_id=-1)).device is Device("cuda")
     assert as_stream(7).device is Device("cuda")

@@ -225,7 +225,7 @@ def first_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Device, FakeBin
     made, bindings = fake_gpu()
     bindings._handles = itertools.count(1 << 20)  # as real ones: 1 and 2 stand for the default streams
     monkeypatch.setattr(
-        tilekit._runtime.device, "_found", tilekit._runtime.device._Found(lambda: Discovery(drivers=[made.driver]))
+        tilekit._runtime.device, "_registry", tilekit._runtime.device._Registry(lambda: Discovery(drivers=[made.driver]))
     )
     with use_device("cuda:0") as device:
         yield device, bindings

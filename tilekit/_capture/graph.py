@@ -12,9 +12,9 @@ from typing import Any, Self, TypeVar
 from tilekit._capture.recorder import Recording
 from tilekit._capture.replay import Recorded, refuse_nested, unwrapped
 from tilekit._driver.nodes import Captured, Node
-from tilekit._runtime.device import default_device
-from tilekit._runtime.policy import ExecutionContext, submitting
-from tilekit._runtime.stream import Stream, as_stream
+from tilekit._runtime.context import ExecutionContext, submitting
+from tilekit._runtime.device import as_stream, default_device
+from tilekit._runtime.stream import Stream
 from tilekit.ops.methods import methods
 from tilekit.ops.op import DeviceOp
 

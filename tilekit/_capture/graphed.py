@@ -17,8 +17,8 @@ from tilekit._capture.replay import Binding
 from tilekit._capture.slots import slot
 from tilekit._driver.nodes import Captured
 from tilekit._driver.protocol import Memory
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext
 from tilekit._runtime.storage import Storage
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor

@@ -19,9 +19,10 @@ import numpy as np
 
 from tilekit._driver.nodes import Captured, Node, Recorder, SlotMemory
 from tilekit._driver.protocol import Memory
+from tilekit._runtime.context import ExecutionContext, submitting
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext, submitting
-from tilekit._runtime.storage import Garbage, Order, Storage
+from tilekit._runtime.hazards import AccessHistory
+from tilekit._runtime.storage import Garbage, Storage
 from tilekit._runtime.stream import Stream
 from tilekit._runtime.timeline import Timeline
 from tilekit.ops.execution import NAP_S, Done, HostJob, Run
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Arena", "Recording", "RecordingContext"]
 
 
-class Arena(Order):
+class Arena(AccessHistory):
     """The memory that recorded work has to itself. Its launches come one after the other, and it is freed behind the last.
 
     To those who order work it is a storage that each launch writes.

@@ -12,10 +12,10 @@ import numpy as np
 from tilekit._capture.recorder import Recording
 from tilekit._driver.nodes import Captured, Launch, Node, Place
 from tilekit._driver.protocol import Memory
-from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext, submitting
+from tilekit._runtime.context import ExecutionContext, submitting
+from tilekit._runtime.device import Device, as_stream
 from tilekit._runtime.storage import Garbage, Storage
-from tilekit._runtime.stream import Stream, as_stream
+from tilekit._runtime.stream import Stream
 from tilekit.ops.execution import Done, HostValue, moments, rebuilt
 from tilekit.ops.future import DeviceFuture
 from tilekit.ops.op import DeviceOp

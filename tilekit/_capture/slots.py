@@ -105,7 +105,7 @@ def slot(name: str, value: T) -> T:
         storage = value.storage
         mine = Slot(name, value)
         assert mine.memory is not None, "it is a tensor's"
-        order = storage.order if isinstance(storage, Imported) else storage
+        order = storage.history if isinstance(storage, Imported) else storage
         named = Imported(storage.device, mine.memory, order, owner=storage, readonly=storage.readonly)
         return Tensor(named, value.shape, value.dtype, value.strides, value.offset)
     number: Any

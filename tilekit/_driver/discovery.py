@@ -1,4 +1,4 @@
-"""What a look for GPUs found. Kept apart from `cuda`, so that nothing of CUDA is imported before somebody looks."""
+"""What discovery gives: the drivers of the GPUs there are, or why there are none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tilekit._driver.protocol import Driver
 
-__all__ = ["Discovery", "discover_cuda"]
+__all__ = ["Discovery"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +22,3 @@ class Discovery:
     drivers: list[Driver] = field(default_factory=list)
     reason: str | None = None
     unusable: dict[int, str] = field(default_factory=dict)
-
-
-def discover_cuda() -> Discovery:
-    """Look for GPUs."""
-    from tilekit._driver.cuda.discovery import discover
-
-    return discover()

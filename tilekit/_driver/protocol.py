@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from tilekit._driver.cpu.shadow import Shadow
 from tilekit._driver.ledger import Ledger
 from tilekit._driver.pinned import PlainPool
 from tilekit._driver.report import Site
+from tilekit._driver.shadow import Shadow
 from tilekit._driver.signal import SignalBoard
 from tilekit._driver.staging import Staging
 from tilekit._driver.tensormaps import TensorMap
@@ -130,7 +130,7 @@ class Driver(Protocol):
     pinned: PlainPool  # page-locked memory for users' arrays
     ledger: Ledger  # what is allocated, and how much may be
     allocator: Allocator | None  # where memory comes from, if not from the device's own pool
-    keeps_spares: bool  # whether freed blocks are worth keeping, for those who allocate the same again
+    keeps_free_lists: bool  # whether freed blocks are worth keeping, for those who allocate the same again
 
     @property
     def multiprocessors(self) -> int:
@@ -284,7 +284,7 @@ class Driver(Protocol):
         ...
 
     def tensor_map(self, known: TensorMap, address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
-        """A parameter of a kernel that says to the TMA where a tensor is; see `tilekit._driver.tensormaps.encode`.
+        """A parameter of a kernel that says to the TMA where a tensor is; see `tilekit._driver.cuda.tensormaps.encode`.
 
         Args:
             known: the parameter.

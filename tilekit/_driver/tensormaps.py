@@ -4,24 +4,24 @@ value behind its other parameters. The rules are those of cuTensorMapEncodeTiled
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tilekit import dtypes
-from tilekit._driver.cuda.errors import failure
 
-__all__ = ["MAP_BYTES", "MOST_STRIDE", "TensorMap", "Tiled", "encode", "tiled"]
+__all__ = ["MAP_BYTES", "MOST_STRIDE", "UNIT", "TensorMap", "Tiled", "tiled"]
 
 MAP_BYTES = 128
 MOST_STRIDE = 1 << 40
 """Strides of a tensor map are not negative, and less than so many bytes."""
 
+UNIT = 16
+"""Bytes: what addresses, strides, and the rows of a box are multiples of."""
+
 _RANKS = range(1, 6)
 _MOST_IN_BOX = 256
-_UNIT = 16  # bytes: what addresses, strides, and the rows of a box are multiples of
 _MOST_EXTENT = 1 << 32  # elements
-_NOWHERE = _UNIT  # an address where no memory is, but which a map may have
+_NOWHERE = UNIT  # an address where no memory is, but which a map may have
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 # Bits are copied as they are, so the width is what counts. There is no int8, int16, bool or 8-bit float.
 _TYPES = {
@@ -66,9 +66,9 @@ class TensorMap:
         if self.swizzle not in _SWIZZLES:
             raise ValueError(f"{self!r}: the swizzle is one of {', '.join(map(str, _SWIZZLES))} bytes")
         row = self.box[self.order[0]] * self.itemsize
-        if row % _UNIT or (self.swizzle and row > self.swizzle):
-            most = f", and at most the {self.swizzle} of the swizzle" if self.swizzle else ""
-            raise ValueError(f"{self!r}: a row of the box has {row} bytes; that has to be a multiple of {_UNIT}{most}")
+        if row % UNIT or (self.swizzle and row > self.swizzle):
+            limit = f", and at most the {self.swizzle} of the swizzle" if self.swizzle else ""
+            raise ValueError(f"{self!r}: a row of the box has {row} bytes; that has to be a multiple of {UNIT}{limit}")
 
     @property
     def itemsize(self) -> int:
@@ -111,58 +111,27 @@ def tiled(known: TensorMap, address: int, shape: tuple[int, ...], strides: tuple
     """
 
     def refusal(why: str) -> ValueError:
-        what = f"argument {known.argument} (counted from 0), {known.dtype} of shape {given[0]} and strides {given[1]}"
+        what = f"argument {known.argument} (counted from 0), {known.dtype} of shape {original[0]} and strides {original[1]}"
         return ValueError(f"{what}, has no tensor map: {why}")
 
-    given = shape, strides
+    original = shape, strides
     if len(shape) != len(known.box):
         raise refusal(f"the map was made for {len(known.box)} dimensions")
     if 0 in shape:
         address, shape = _NOWHERE, (1,) * len(shape)
-    if address % _UNIT:
-        raise refusal(f"its address is {address:#x}, which is no multiple of {_UNIT} bytes")
+    if address % UNIT:
+        raise refusal(f"its address is {address:#x}, which is no multiple of {UNIT} bytes")
     steps = []
     for at, dim in enumerate(known.order):
         extent, stride = shape[dim], strides[dim] * known.itemsize
         if extent > _MOST_EXTENT:
             raise refusal(f"dimension {dim} has more than 2^32 elements")
         if extent == 1:
-            stride = _UNIT if at else known.itemsize
+            stride = UNIT if at else known.itemsize
         if not at and stride != known.itemsize:
             raise refusal(f"the elements of dimension {dim} are {stride} bytes apart, not next to each other")
-        if at and (stride % _UNIT or not 0 <= stride < MOST_STRIDE):
-            raise refusal(f"dimension {dim} has a stride of {stride} bytes, which is no multiple of {_UNIT} from 0 to below 2^40")
+        if at and (stride % UNIT or not 0 <= stride < MOST_STRIDE):
+            raise refusal(f"dimension {dim} has a stride of {stride} bytes, which is no multiple of {UNIT} from 0 to below 2^40")
         steps.append(stride)
     extents, box = tuple(shape[dim] for dim in known.order), tuple(known.box[dim] for dim in known.order)
     return Tiled(_TYPES[known.dtype], address, extents, tuple(steps[1:]), box, _SWIZZLES[known.swizzle])
-
-
-def encode(bindings: Any, known: TensorMap, address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
-    """The CUtensorMap of a tensor. The memory is not looked at.
-
-    Args:
-        bindings: the module `cuda.bindings.driver`.
-        known, address, shape, strides: see `tiled`.
-
-    Raises:
-        ValueError: see `tiled`. DeviceError: the driver knows no such map.
-    """
-    cu, told = bindings, tiled(known, address, shape, strides)
-    rank = len(told.box)
-    result = cu.cuTensorMapEncodeTiled(
-        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{told.type}"),
-        rank,
-        told.address,
-        [cu.cuuint64_t(n) for n in told.extents],
-        # A map of one dimension has no strides, but the pointer to them must not be null, as it is for an empty list.
-        [cu.cuuint64_t(n) for n in told.strides or (_UNIT,)],
-        [cu.cuuint32_t(n) for n in told.box],
-        [cu.cuuint32_t(1)] * rank,
-        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{told.swizzle}"),
-        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )
-    if result[0]:
-        raise failure(cu, result[0], f"encoding the map {told} for {known}")
-    return ctypes.string_at(int(result[1].getPtr()), MAP_BYTES)

@@ -2,7 +2,7 @@
 from collections.abc import Callable
 from typing import Any, Self
 
-from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.stream import Stream
 
 # Launches of one kernel with arguments of one kind, on one device. `rest`: the parameters behind those of the arguments, eight

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextvars
-import gc
 import logging
 import re
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,24 +14,32 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tilekit._driver import forking
 from tilekit._driver.cpu import driver as cpu
-from tilekit._driver.discovery import Discovery, discover_cuda
-from tilekit._driver.protocol import Allocator, Driver, EventHandle, Memory, StreamHandle
-from tilekit._runtime.policy import SchedulingPolicy, StreamPoolRoundRobin
-from tilekit._runtime.storage import LARGEST_SPARE, Garbage, Shelf
-from tilekit._runtime.stream import Event, Stream
-from tilekit.errors import DeviceUnavailableError, OutOfMemoryError, TilekitError
+from tilekit._driver.discovery import Discovery
+from tilekit._driver.protocol import Driver, EventHandle, Memory
+from tilekit._runtime.allocator import FreeLists, StreamOrderedMemory
+from tilekit._runtime.scheduling import SchedulingPolicy, policy_of
+from tilekit._runtime.stream import Event, Stream, address_of
+from tilekit.errors import DeviceUnavailableError, TilekitError
 from tilekit.settings import load_settings
 
 if TYPE_CHECKING:
     from tilekit._driver.cpu.driver import CpuDriver
 
-__all__ = ["Device", "cuda_unavailable_reason", "default_device", "devices", "set_default_device", "use_device"]
+__all__ = [
+    "Device",
+    "as_stream",
+    "cuda_unavailable_reason",
+    "default_device",
+    "devices",
+    "set_default_device",
+    "use_device",
+]
 
 _log = logging.getLogger("tilekit")
 _SPEC = re.compile(r"(cpu|cuda)(?::(\d+))?")
 
 
-class Device:
+class Device(StreamOrderedMemory):
     """A GPU, or a CPU device. There is one object for each: `Device(0) is Device("cuda:0")`.
 
     Args:
@@ -55,28 +61,19 @@ class Device:
 
     __slots__ = (
         "__weakref__",
-        "_lock",
         "_policy",
-        "_private",
-        "_registry",
+        "_streams",
         "compute_capability",
-        "driver",
         "event_pool",
-        "garbage",
         "kind",
         "label",
-        "largest_spare",
         "name",
         "no_memory",
         "ordinal",
-        "owners",
         "recycle",
-        "retired",
-        "shelves",
         "target",
     )
 
-    driver: Driver
     kind: Literal["cuda", "cpu"]
     ordinal: int
     label: str
@@ -84,18 +81,10 @@ class Device:
     compute_capability: tuple[int, int] | None
     target: str
     no_memory: Memory
-    # Finalizers append to these three, from any thread and at any moment, so nobody may need a lock for it.
-    event_pool: list[EventHandle]
+    event_pool: list[EventHandle]  # finalizers append to it: nobody may need a lock for that
     recycle: Callable[[EventHandle], None]  # puts an event there
-    garbage: deque[Garbage]
-    retired: deque[tuple[weakref.ref[Stream], StreamHandle]]
-    owners: list[Garbage]
-    shelves: dict[int, Shelf]  # the spare memory of each stream of tilekit's own, by its number
-    largest_spare: int  # 0 where spares are of no use
-    _lock: threading.Lock
     _policy: SchedulingPolicy | None
-    _registry: weakref.WeakValueDictionary[int, Stream]  # by address
-    _private: StreamHandle
+    _streams: weakref.WeakValueDictionary[int, Stream]  # by address
 
     def __new__(cls, spec: int | str | Device | None = None) -> Device:  # noqa: PYI034 - one class, whose objects exist already
         """The one object for `spec`."""
@@ -104,30 +93,26 @@ class Device:
         if spec is None:
             return default_device()
         if isinstance(spec, int) and not isinstance(spec, bool):
-            return _found.device("cuda", spec)
+            return _registry.device("cuda", spec)
         if not isinstance(spec, str):
             raise TypeError(f'a device is named by "cuda", "cuda:1", "cpu", "cpu:2", or a GPU\'s number, not {spec!r}')
         match = _SPEC.fullmatch(spec.strip().lower())
         if match is None:
             raise ValueError(f'{spec!r} names no device: expected "cuda", "cuda:1", "cpu" or "cpu:2"')
-        return _found.device(match[1], None if match[2] is None else int(match[2]))
+        return _registry.device(match[1], None if match[2] is None else int(match[2]))
 
     @classmethod
     def of_driver(cls, driver: Driver) -> Device:
         """A device made of a driver: how discovery makes them, and tests of drivers that they bring (internal)."""
         self = super().__new__(cls)
-        self.driver = driver
+        self._no_garbage(driver)
         self.kind, self.ordinal, self.name = driver.kind, driver.ordinal, driver.name
         self.label = f"{driver.kind}:{driver.ordinal}"
         self.compute_capability, self.target = driver.compute_capability, driver.target
-        self.event_pool, self.garbage, self.retired = [], deque(), deque()
+        self.event_pool = []
         self.recycle = partial(cpu.recycle, self.event_pool) if driver.kind == "cpu" else self.event_pool.append
-        self._lock = threading.Lock()
         self._policy = None
-        self._registry = weakref.WeakValueDictionary()
-        self.owners, self.shelves = [], {}
-        self.largest_spare = LARGEST_SPARE if driver.keeps_spares else 0
-        self._private = None
+        self._streams = weakref.WeakValueDictionary()
         self.no_memory = Memory(0, 0, cpu.no_bytes() if driver.kind == "cpu" else None)
         return self
 
@@ -149,35 +134,40 @@ class Device:
         self.collect()
         stream = Stream(self, self.driver.stream_create(priority), priority=priority)
         with self._lock:
-            self._registry[stream.address] = stream
-            self.shelves[stream.number] = Shelf(stream.number, stream.handle)
+            self._streams[stream.address] = stream
+            self.free_lists[stream.number] = FreeLists(stream.number, stream.handle)
         return stream
 
     def adopt(self, address: int, source: Any) -> Stream:
         """The Stream for a stream at `address` that `source` keeps alive, the same for the same address (internal)."""
         with self._lock:
-            stream = self._registry.get(address)
+            stream = self._streams.get(address)
             if stream is None:
                 stream = Stream(self, self.driver.stream_adopt(address), owned=False, source=source)
-                self._registry[address] = stream
+                self._streams[address] = stream
             elif source is not None:
                 stream.keep(source)
             return stream
 
+    @staticmethod
+    def as_stream(obj: Any, device: Device | None = None) -> Stream:
+        """As the function `as_stream`, for events, which cannot import it (internal)."""
+        return as_stream(obj, device)
+
     def forget(self, stream: Stream) -> None:
         """`stream` is closed: its address may be another's soon (internal)."""
         with self._lock:
-            if self._registry.get(stream.address) is stream:
-                del self._registry[stream.address]
-            shelf = self.shelves.pop(stream.number, None)
-        if shelf is not None:
-            shelf.close(self.driver)
+            if self._streams.get(stream.address) is stream:
+                del self._streams[stream.address]
+            lists = self.free_lists.pop(stream.number, None)
+        if lists is not None:
+            lists.close(self.driver)
 
     @property
     def streams(self) -> tuple[Stream, ...]:
         """The streams in use, tilekit's own and adopted ones."""
         with self._lock:
-            return tuple(self._registry.values())
+            return tuple(self._streams.values())
 
     def event(self, timing: bool = False) -> Event:
         """A new event.
@@ -194,7 +184,7 @@ class Device:
         if policy is None:
             with self._lock:
                 if self._policy is None:
-                    self._policy = StreamPoolRoundRobin(self, streams=4)
+                    self._policy = policy_of(self)
                 policy = self._policy
         return policy
 
@@ -209,106 +199,11 @@ class Device:
         """(free, total) bytes."""
         return self.driver.memory_info()
 
-    def collect(self) -> None:
-        """Free the memory of collected storages, in stream order, and destroy collected streams. Does not block.
-
-        Called by every allocation, by `stream` and by `synchronize`.
-        """
-        if self.garbage:
-            for item in _drained(self.garbage):
-                try:
-                    self._free(item)
-                except BaseException:
-                    self.garbage.appendleft(item)  # the next call tries again
-                    raise
-        if self.retired:
-            # In a cycle, a stream's finalizer may run before that of a storage, which names the stream as its user and so keeps
-            # it alive until its memory has been freed.
-            alive = []
-            for stream, handle in _drained(self.retired):
-                if stream() is None:
-                    self._clear_shelf(handle)
-                    self.driver.stream_destroy(handle)
-                else:
-                    alive.append((stream, handle))
-            self.retired.extend(alive)
-        if self.owners:
-            with self._lock:
-                owners, self.owners = self.owners, []
-            busy = [item for item in owners if not all(stream.passed(serial) for stream, serial in item.uses)]
-            with self._lock:
-                self.owners += busy
-
-    def obtain(self, nbytes: int, stream: Stream) -> Memory:
-        """New memory from the driver. If it has none, everything is freed that nobody uses, and it is asked again (internal).
-
-        Raises:
-            OutOfMemoryError: there is none all the same.
-        """
-        driver = self.driver
-        try:
-            return driver.allocate(nbytes, stream.handle)
-        except OutOfMemoryError as error:
-            limit = driver.ledger.limit
-            if 0 < error.total_bytes < nbytes or (limit is not None and limit < nbytes):
-                raise
-        gc.collect()  # tensors in cycles
-        self.release()
-        try:
-            return driver.allocate(nbytes, stream.handle)
-        except OutOfMemoryError:
-            pass
-        driver.settle()  # what is freed behind work comes free with it
-        self.release()
-        return driver.allocate(nbytes, stream.handle)
-
-    def release(self) -> None:
-        """Free collected storages, spare blocks, and what the driver's pool holds and nobody uses (internal)."""
-        self.collect()
-        for shelf in list(self.shelves.values()):
-            shelf.drain(self.driver)
-        self.driver.trim()
-        self.driver.pinned.release()
-
-    def use_allocator(self, allocator: Allocator | None) -> None:
-        """Take memory from `allocator` from now on; None for the driver's own (internal)."""
-        driver = self.driver
-        driver.allocator = allocator
-        self.largest_spare = LARGEST_SPARE if driver.keeps_spares and allocator is None else 0
-        for shelf in list(self.shelves.values()):
-            shelf.close(driver)
-
-    def _clear_shelf(self, handle: StreamHandle) -> None:
-        """The stream with this handle is about to be destroyed, and its object is gone."""
-        for number, shelf in list(self.shelves.items()):
-            if shelf.handle is handle:
-                del self.shelves[number]
-                shelf.close(self.driver)
-
     def after_fork(self) -> None:
         """In a forked process: other threads of the parent may have held locks (internal)."""
         self._lock = threading.Lock()
-        for stream in tuple(self._registry.values()):
+        for stream in tuple(self._streams.values()):
             stream.after_fork()
-
-    def _free(self, item: Garbage) -> None:
-        if item.memory is None:
-            with self._lock:
-                self.owners.append(item)
-            return
-        # A stream that runs behind all users needs no waits. If there is none, a private stream waits for them: a user's stream
-        # must not be held up by others for the sake of memory that it is done with.
-        for stream, _ in item.uses:
-            if stream.closed or stream.device is not self:
-                continue
-            if len(item.uses) == 1 or all(stream.follows(*use) for use in item.uses):
-                self.driver.free(item.memory, stream.handle)
-                return
-        with self._lock:
-            if self._private is None:
-                self._private = self.driver.stream_create(0)
-        marks = [mark for stream, serial in item.uses if (mark := stream.mark_at(serial)) is not None]
-        self.driver.free(item.memory, self._private, [mark.event for mark in marks])
 
     def synchronize(self) -> None:
         """Block until all work on the device is done.
@@ -337,19 +232,17 @@ class Device:
         return f'Device("{self.label}")'
 
 
-def _drained(queue: deque[Any]) -> Iterator[Any]:
-    while True:
-        try:
-            item = queue.popleft()
-        except IndexError:  # empty, or another thread was faster
-            return
-        yield item
+def _discover_cuda() -> Discovery:
+    """Look for GPUs. Nothing of CUDA is imported before."""
+    from tilekit._driver.cuda.discovery import discover
+
+    return discover()
 
 
-class _Found:
-    """What discovery found, asked once."""
+class _Registry:
+    """The devices that were discovered: drivers are looked for once, and each has one Device."""
 
-    def __init__(self, discover: Callable[[], Discovery] = discover_cuda) -> None:
+    def __init__(self, discover: Callable[[], Discovery] = _discover_cuda) -> None:
         self._discover = discover
         self._lock = threading.RLock()
         self._cuda: Discovery | None = None
@@ -388,12 +281,12 @@ class _Found:
             raise DeviceUnavailableError(
                 f"there is no cpu:{ordinal}: {_are(drivers)}. TILEKIT_CPU_DEVICES={(ordinal or 0) + 1} makes that many"
             )
-        found = self.cuda()
-        if ordinal in found.unusable:
-            raise DeviceUnavailableError(f"cuda:{ordinal} cannot be used: {found.unusable[ordinal]}")
-        if found.drivers:
+        gpus = self.cuda()
+        if ordinal in gpus.unusable:
+            raise DeviceUnavailableError(f"cuda:{ordinal} cannot be used: {gpus.unusable[ordinal]}")
+        if gpus.drivers:
             raise DeviceUnavailableError(f"there is no cuda:{ordinal}: {_are(drivers)}")
-        raise DeviceUnavailableError(f'no GPU can be used: {found.reason}. The CPU device is Device("cpu")')
+        raise DeviceUnavailableError(f'no GPU can be used: {gpus.reason}. The CPU device is Device("cpu")')
 
     def default(self) -> Device:
         """What the environment asks for, or else the best there is."""
@@ -422,8 +315,8 @@ def _are(drivers: list[Any]) -> str:
     return f"there {'is' if len(drivers) == 1 else 'are'} {labels}"
 
 
-_found = _Found()
-forking.in_child(lambda: _found.after_fork())  # by name: tests put another in its place
+_registry = _Registry()
+forking.in_child(lambda: _registry.after_fork())  # by name: tests put another in its place
 _default: contextvars.ContextVar[Device | None] = contextvars.ContextVar("tilekit_default_device", default=None)
 
 
@@ -436,7 +329,7 @@ def default_device() -> Device:
     Raises:
         DeviceUnavailableError: `TILEKIT_DEVICE` names a device that cannot be used.
     """
-    return _default.get() or _found.default()
+    return _default.get() or _registry.default()
 
 
 def set_default_device(device: Device | str | int | None) -> None:
@@ -456,11 +349,52 @@ def use_device(device: Device | str | int) -> Iterator[Device]:
 
 def devices() -> list[Device]:
     """All devices that can be used, GPUs first."""
-    found = [_found.device("cuda", driver.ordinal) for driver in _found.cuda().drivers]
-    return found + [_found.device("cpu", driver.ordinal) for driver in _found.cpu()]
+    gpus = [_registry.device("cuda", driver.ordinal) for driver in _registry.cuda().drivers]
+    return gpus + [_registry.device("cpu", driver.ordinal) for driver in _registry.cpu()]
 
 
 def cuda_unavailable_reason() -> str | None:
     """Why no GPU can be used, and what to do; None if one can. Looks once."""
-    found = _found.cuda()
-    return None if found.drivers else found.reason
+    gpus = _registry.cuda()
+    return None if gpus.drivers else gpus.reason
+
+
+def as_stream(obj: Any, device: Device | None = None) -> Stream:
+    """The stream that `obj` is, whoever made it.
+
+    Args:
+        obj: a tilekit Stream, a CUstream as an int (0 is the legacy default stream), or a stream of numba, torch, cupy, cuda.core
+            or any other library that has `__cuda_stream__`. It is kept alive; an int must stay valid by itself.
+        device: which device it is on, where the object does not say so; by default the current GPU.
+
+    Returns:
+        The same object for the same stream, as long as that is in use.
+
+    Raises:
+        TypeError: `obj` is no stream.
+        ValueError: it is on another device than `device`, or closed.
+    """
+    if isinstance(obj, Stream):
+        if obj.closed:
+            raise ValueError(f"{obj!r} is closed: no work can be submitted to it")
+        if device is not None and obj.device is not device:
+            raise ValueError(f"{obj!r} is not on {device!r}")
+        return obj
+    address = address_of(obj)
+    if address is None:
+        raise TypeError(
+            f"{obj!r} is no stream. Accepted: tilekit streams (device.stream()), those of numba, torch, cupy and cuda.core, "
+            "objects with __cuda_stream__, and the CUstream as an int"
+        )
+    if device is None:
+        device = _cuda_device(obj)
+    return device.adopt(address, None if isinstance(obj, int) else obj)
+
+
+def _cuda_device(obj: Any) -> Device:
+    for name in ("device_index", "device_id"):  # torch; cupy
+        ordinal = getattr(obj, name, None)
+        if isinstance(ordinal, int) and ordinal >= 0:
+            return Device(ordinal)
+    current = default_device()
+    return current if current.kind == "cuda" else Device("cuda")

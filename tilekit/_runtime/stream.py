@@ -1,4 +1,7 @@
-"""Streams and events: in-order queues of device work, and how one waits for another. `tilekit._runtime.timeline` has their moments."""
+"""Streams and events: in-order queues of device work, and how one waits for another.
+
+`tilekit._runtime.timeline` has the moments of a stream.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from tilekit._driver.protocol import EventHandle, StreamHandle
     from tilekit._runtime.device import Device
 
-__all__ = ["Event", "Stream", "as_stream"]
+__all__ = ["Event", "Stream", "address_of"]
 
 
 class _ClosedHandle:
@@ -171,12 +174,12 @@ class Event:
 
     def record(self, stream: Stream) -> Self:
         """Move the event behind all work now in `stream`. Does not block."""
-        self.device.driver.event_record(self.handle, as_stream(stream, self.device).handle)
+        self.device.driver.event_record(self.handle, self.device.as_stream(stream, self.device).handle)
         return self
 
     def wait(self, stream: Stream) -> None:
         """Let the work submitted to `stream` from now on wait for the event. Does not block."""
-        self.device.driver.stream_wait(as_stream(stream).handle, self.handle)
+        self.device.driver.stream_wait(self.device.as_stream(stream).handle, self.handle)
 
     def query(self) -> bool:
         """Whether the event has passed (or was never recorded)."""
@@ -212,39 +215,7 @@ class Event:
         return f"<tilekit.Event on {self.device.label}{', closed' if self._handle is None else ''}>"
 
 
-def as_stream(obj: Any, device: Device | None = None) -> Stream:
-    """The stream that `obj` is, whoever made it.
-
-    Args:
-        obj: a tilekit Stream, a CUstream as an int (0 is the legacy default stream), or a stream of numba, torch, cupy, cuda.core
-            or any other library that has `__cuda_stream__`. It is kept alive; an int must stay valid by itself.
-        device: which device it is on, where the object does not say so; by default the current GPU.
-
-    Returns:
-        The same object for the same stream, as long as that is in use.
-
-    Raises:
-        TypeError: `obj` is no stream.
-        ValueError: it is on another device than `device`, or closed.
-    """
-    if isinstance(obj, Stream):
-        if obj.closed:
-            raise ValueError(f"{obj!r} is closed: no work can be submitted to it")
-        if device is not None and obj.device is not device:
-            raise ValueError(f"{obj!r} is not on {device!r}")
-        return obj
-    address = _address_of(obj)
-    if address is None:
-        raise TypeError(
-            f"{obj!r} is no stream. Accepted: tilekit streams (device.stream()), those of numba, torch, cupy and cuda.core, "
-            "objects with __cuda_stream__, and the CUstream as an int"
-        )
-    if device is None:
-        device = _cuda_device(obj)
-    return device.adopt(address, None if isinstance(obj, int) else obj)
-
-
-def _address_of(obj: Any) -> int | None:
+def address_of(obj: Any) -> int | None:
     """The CUstream behind a foreign stream, or None if it is no stream."""
     if isinstance(obj, bool):
         return None
@@ -266,14 +237,3 @@ def _address_of(obj: Any) -> int | None:
             whole = hasattr(value, "__index__") or (hasattr(value, "__int__") and not hasattr(value, "__float__"))
             return int(value) if whole else None
     return None
-
-
-def _cuda_device(obj: Any) -> Device:
-    from tilekit._runtime.device import Device, default_device
-
-    for name in ("device_index", "device_id"):  # torch; cupy
-        ordinal = getattr(obj, name, None)
-        if isinstance(ordinal, int) and ordinal >= 0:
-            return Device(ordinal)
-    current = default_device()
-    return current if current.kind == "cuda" else Device("cuda")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilekit import dtypes
-from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.storage import Storage
 from tilekit._tensor.tensor import Tensor
 from tilekit.ops import DeviceOp

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from tilekit import dtypes
-from tilekit._driver.cpu.shadow import ShadowView
+from tilekit._driver.shadow import ShadowView
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext
 from tilekit._runtime.storage import Storage
 from tilekit._tensor.operators import NoOperators
 from tilekit._tensor.partition import Partition, Scattered, Traits, try_partition

@@ -12,9 +12,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tilekit._runtime.device import Device
-from tilekit._runtime.storage import Imported, Order, Storage
-from tilekit._runtime.stream import as_stream
+from tilekit._runtime.device import Device, as_stream
+from tilekit._runtime.hazards import AccessHistory
+from tilekit._runtime.storage import Imported, Storage
 from tilekit._tensor.tensor import Tensor
 from tilekit.interop.ranges import cross
 
@@ -58,13 +58,13 @@ def met_again(obj: Any) -> Tensor | None:
     if array() is not obj or library.says(obj) != said:
         return None
     found = library.stream(device.ordinal)
-    order: Order = storage.order if isinstance(storage, Imported) else storage
-    before = order.last_write
+    history: AccessHistory = storage.history if isinstance(storage, Imported) else storage
+    before = history.last_write
     if before is not None:
         stream, serial = before
         if stream.address == found and stream.device is device and not stream.closed and (stream.lasting or found in _DEFAULT):
             if serial != stream.pending:
-                order.last_write = (stream, stream.pending)
+                history.last_write = (stream, stream.pending)
             return tensor
     stream = device.adopt(found, None) if isinstance(found, int) else as_stream(found, device)
     # In a stream that lasts no place is recorded: whoever uses the memory on another one does that, and waits for what the

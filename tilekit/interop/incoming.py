@@ -12,9 +12,10 @@ import numpy as np
 
 from tilekit import dtypes
 from tilekit._driver.protocol import Memory
-from tilekit._runtime.device import Device, default_device
-from tilekit._runtime.storage import Storage, Use
-from tilekit._runtime.stream import Stream, as_stream
+from tilekit._runtime.device import Device, as_stream, default_device
+from tilekit._runtime.hazards import Use
+from tilekit._runtime.storage import Storage
+from tilekit._runtime.stream import Stream
 from tilekit._tensor.shapes import as_shape, contiguous_strides
 from tilekit._tensor.tensor import Tensor, refuse_mask
 from tilekit.interop import dlpack

@@ -8,7 +8,8 @@ import numpy as np
 
 from tilekit._driver.protocol import EventHandle
 from tilekit._runtime.device import Device
-from tilekit._runtime.storage import Garbage, Storage, Use
+from tilekit._runtime.hazards import Use
+from tilekit._runtime.storage import Garbage, Storage
 from tilekit._tensor.tensor import Tensor
 from tilekit.errors import DeviceError, TilekitError
 from tilekit.interop import dlpack

@@ -17,7 +17,8 @@ import numpy as np
 
 from tilekit._driver.protocol import Memory
 from tilekit._runtime.device import Device
-from tilekit._runtime.storage import Imported, Order, Storage, Use
+from tilekit._runtime.hazards import AccessHistory, Use
+from tilekit._runtime.storage import Imported, Storage
 from tilekit.interop.crossing import bridge
 
 __all__ = ["admit", "cross", "known", "owner_range", "remember"]
@@ -37,12 +38,12 @@ class _Range:
 
     __slots__ = ("__weakref__", "high", "low", "order", "parts", "table")
 
-    def __init__(self, low: int, high: int, order: Order, table: _Table) -> None:
+    def __init__(self, low: int, high: int, order: AccessHistory, table: _Table) -> None:
         self.low, self.high, self.order = low, high, weakref.ref(order, self._left)
         self.parts: list[weakref.ref[Storage]] = []
         self.table: _Table | None = table
 
-    def _left(self, _: weakref.ref[Order]) -> None:
+    def _left(self, _: weakref.ref[AccessHistory]) -> None:
         table = self.table
         if table is not None:
             table.left.append(self)
@@ -57,7 +58,7 @@ class _Range:
         return [storage for part in self.parts if (storage := part()) is not None]
 
 
-_Met = list[tuple[_Range, Order]]
+_Met = list[tuple[_Range, AccessHistory]]
 
 
 class _Table:
@@ -145,7 +146,7 @@ def admit(device: Device, memory: Memory, owner: Any, last: Use | None, readonly
         elif len(met) == 1:
             joined, order = met[0]
         else:
-            joined, order = None, Order()
+            joined, order = None, AccessHistory()
             for _, other in met:
                 _gather(device, order, other)
         storage = Imported(device, memory, order, owner=owner, readonly=readonly)
@@ -165,7 +166,7 @@ def cross(storage: Storage, last: Use | None) -> None:
         storage.written_by(last)
 
 
-def _join(table: _Table, device: Device, met: _Met, low: int, high: int, own: Storage | None) -> tuple[_Range, Order]:
+def _join(table: _Table, device: Device, met: _Met, low: int, high: int, own: Storage | None) -> tuple[_Range, AccessHistory]:
     """One range from `low` to `high`, and of all that was met there; `own` is the memory there, if that is tilekit's.
 
     Raises:
@@ -181,7 +182,7 @@ def _join(table: _Table, device: Device, met: _Met, low: int, high: int, own: St
         joined, order = met[0]
         joined.low, joined.high = min(start for start, _ in ends), max(end for _, end in ends)
         return joined, order
-    order = owns[0] if owns else Order()
+    order = owns[0] if owns else AccessHistory()
     joined = _Range(min(start for start, _ in ends), max(end for _, end in ends), order, table)
     gathered = [_gather(device, order, other) for _, other in met]
     if owns:
@@ -190,7 +191,7 @@ def _join(table: _Table, device: Device, met: _Met, low: int, high: int, own: St
         table.drop(found)
         for storage in found.storages():
             if isinstance(storage, Imported):
-                storage.order = order
+                storage.history = order
                 joined.add(storage)
     table.put(joined)
     for (_, other), known in zip(met, gathered, strict=True):  # what other threads did meanwhile
@@ -198,7 +199,7 @@ def _join(table: _Table, device: Device, met: _Met, low: int, high: int, own: St
     return joined, order
 
 
-def _gather(device: Device, order: Order, other: Order, known: Use | None = None) -> Use | None:
+def _gather(device: Device, order: AccessHistory, other: AccessHistory, known: Use | None = None) -> Use | None:
     """Let those who use the memory by `order` wait for those who have used it by `other`, but for a write that is `known`.
 
     Returns:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from tilekit import api, dtypes
-from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.context import ExecutionContext
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor, new_tensor
 from tilekit.compiler.facts import MOST_NARROW

@@ -11,7 +11,7 @@ from tilekit import ops
 from tilekit._capture.kernel_nodes import program
 from tilekit._capture.replay import NATIVE
 from tilekit._native import compiled as native
-from tilekit._runtime import policy as schedule
+from tilekit._runtime import context
 from tilekit._runtime.storage import Storage
 from tilekit._runtime.stream import Stream
 from tilekit._tensor.partition import Partition
@@ -31,10 +31,10 @@ NATIVE["program"] = program
 
 if native.prepare is not None:
     native.prepare(
-        *(Kernel, KernelLaunch, Form, Plan, DeviceFuture, Done, AndThen, schedule.ExecutionContext),
+        *(Kernel, KernelLaunch, Form, Plan, DeviceFuture, Done, AndThen, context.ExecutionContext),
         *(Stream, Storage, Tensor, Partition),
         **{name: getattr(ops.DeviceOp, name) for name in ("start", "sync", "sync_on", "async_on")},
-        submitting=schedule.submitting,
+        submitting=context.submitting,
         inside=INSIDE,
         site_of=site_of,
         dropped=ops.DeviceOp.__del__,

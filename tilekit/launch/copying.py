@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tilekit import dtypes
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext
 from tilekit._tensor.partition import Traits
 from tilekit._tensor.tensor import Tensor
 from tilekit.lang import create, memory

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilekit._native import compiled as native
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext
 from tilekit._runtime.stream import Stream
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.shapes import as_shape

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilekit._capture.kernel_nodes import InterpretedLaunch, compiled_launch
-from tilekit._driver.cpu.shadow import Touched
 from tilekit._driver.nodes import Node, Parameters
 from tilekit._driver.protocol import Driver
+from tilekit._driver.shadow import Touched
 from tilekit._driver.tensormaps import TensorMap
 from tilekit._native.compiled import Launcher as _Launcher
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext
 from tilekit._runtime.storage import Storage
 from tilekit._tensor.partition import Partition
 from tilekit.compiler import cache

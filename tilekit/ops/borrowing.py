@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tilekit._runtime.policy import borrowed_refused
+from tilekit._runtime.context import borrowed_refused
 from tilekit._runtime.storage import Storage
 
 if TYPE_CHECKING:

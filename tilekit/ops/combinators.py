@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext
 from tilekit.ops.execution import Done, HostJob, HostValue, Run, Steps, Wait, called_on_host, moments, unwrap
 from tilekit.ops.methods import methods
 from tilekit.ops.op import DeviceOp

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Sequence
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tilekit._runtime.policy import ExecutionContext, submitting
+from tilekit._runtime.context import ExecutionContext, submitting
 from tilekit._runtime.stream import Stream
 from tilekit.errors import DeviceError
 

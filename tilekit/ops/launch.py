@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tilekit._driver.nodes import Node
-from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.storage import Storage
 from tilekit.ops.op import DeviceOp
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from tilekit._runtime.device import Device, default_device
-from tilekit._runtime.policy import ExecutionContext, SchedulingPolicy
+from tilekit._runtime.context import ExecutionContext
+from tilekit._runtime.device import Device, as_stream, default_device
+from tilekit._runtime.scheduling import SchedulingPolicy
 from tilekit._runtime.storage import BORROWED
-from tilekit._runtime.stream import Stream, as_stream
+from tilekit._runtime.stream import Stream
 from tilekit.ops import drawing
 from tilekit.ops.borrowing import refuse_borrowed
 from tilekit.ops.execution import Done, Steps, Submission

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext, SchedulingPolicy
+from tilekit._runtime.scheduling import SchedulingPolicy
 from tilekit._runtime.stream import Stream
 from tilekit.ops.combinators import Derived, as_op
 from tilekit.ops.execution import Done, HostJob, Moment, Run, Steps, Wait

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable, Generator
 from typing import Any, ParamSpec, TypeVar
 
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext
 from tilekit.ops.execution import Done, Steps, moments, unwrap
 from tilekit.ops.launch import AsyncKernelLaunch
 from tilekit.ops.op import DeviceOp

@@ -18,7 +18,7 @@ _TENSOR = "is_meta"  # an attribute of tensors alone, where arrays of the host's
 
 
 class TensorMethods:
-    """The part of `DeviceOp` that goes on with a resulting tensor or partition, of which nothing is known here but its methods."""
+    """The part of `DeviceOp` that goes on with a resulting tensor or partition; only its methods are known here."""
 
     if not TYPE_CHECKING:
         __slots__ = ()

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilekit._driver.staging import PARALLEL
 from tilekit._driver.waiting import gets_signals
-from tilekit._runtime.policy import ExecutionContext
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.storage import Garbage, Storage
 from tilekit.ops.execution import HostJob, HostValue, Steps
 

@@ -19,12 +19,12 @@ import numpy as np
 
 from tilekit._driver import forking
 from tilekit._driver.cpu.queue import FREE, RUN, SIGNAL, WAIT, CpuStream, Point, SteppedBy, lock
-from tilekit._driver.cpu.shadow import Shadow
 from tilekit._driver.cpu.stepper import Stepper as Stepper
 from tilekit._driver.ledger import Ledger, has_no_more
 from tilekit._driver.nodes import Node
 from tilekit._driver.pinned import PlainPool
 from tilekit._driver.protocol import Allocator, Lent, Memory
+from tilekit._driver.shadow import Shadow
 from tilekit._driver.signal import SignalBoard
 from tilekit._driver.tensormaps import TensorMap
 from tilekit.errors import DeviceError, TilekitError
@@ -62,7 +62,7 @@ class CpuDriver:
     target = "cpu"
     multiprocessors = 4  # what persistent kernels take for it: blocks run one after the other
     staging = None
-    keeps_spares = False  # allocating costs no more than looking for one
+    keeps_free_lists = False  # allocating costs no more than looking for one
     forked = False
 
     def __init__(self, ordinal: int = 0) -> None:

@@ -16,10 +16,11 @@ import numpy as np
 from tilekit._driver.cuda.context import this_thread
 from tilekit._driver.cuda.errors import check, failure
 from tilekit._driver.cuda.graphs import CudaGraphs
+from tilekit._driver.cuda.tensormaps import encode
 from tilekit._driver.protocol import NativeCalls, NativeWork
 from tilekit._driver.report import VARIABLE, WORDS, Report, Site
 from tilekit._driver.staging import Staging
-from tilekit._driver.tensormaps import TensorMap, encode
+from tilekit._driver.tensormaps import TensorMap
 from tilekit.errors import DeviceError
 
 __all__ = ["CudaDriver", "CudaFunction"]

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from tilekit._capture.kernel_nodes import InterpretedLaunch, compiled_launch
 from tilekit._driver.nodes import Node
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
 from tilekit.compiler.foreign.image import Image

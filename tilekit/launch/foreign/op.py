@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.policy import ExecutionContext
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
 from tilekit.compiler.foreign import executables as foreign
