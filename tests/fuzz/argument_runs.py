@@ -48,7 +48,7 @@ ALLOWED = (
 NEVER = (AssertionError, KeyError, RecursionError, UnboundLocalError, NameError, ZeroDivisionError)
 _BINDING = re.compile(r"\(\) (missing|takes|got) ")  # how Python refuses a call that does not fit
 # Where functions of the user's are called: what they raise comes through, and those in C have no frame.
-_CALLS = {("nodes.py", "steps"), ("nodes.py", "of"), ("execution.py", "called_on_host")}
+_CALLS = {"steps", "of", "called_on_host"}  # in PACKAGE / "ops"
 Case = tuple[str, list[str], dict[str, str]]  # the target, and the labels of what it is called with
 
 
@@ -157,7 +157,7 @@ def judged(error: BaseException, compiled: bool = False) -> str | None:
     if not inside or isinstance(error, tk.TilekitError):  # Python refused the call, or the pool's object failed
         return None
     innermost = inside[-1]
-    if (Path(innermost.filename).name, innermost.name) in _CALLS:
+    if Path(innermost.filename).is_relative_to(PACKAGE / "ops") and innermost.name in _CALLS:
         return None
     if innermost.lineno in _raises(innermost.filename):
         return None if str(error) else "no message"
