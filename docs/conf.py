@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from docutils import nodes
+from sphinx import addnodes
 
 import tilekit
 
@@ -68,6 +69,13 @@ def _no_constructor(app: Any, what: str, name: str, obj: Any, options: Any, sign
     return ("", None) if what == "class" and name.startswith("tilekit.lang.") else None
 
 
+def _no_private_modules(app: Any, doctree: nodes.document) -> None:
+    """What users are handed and do not import stands without the module that it is defined in."""
+    for prefix in list(doctree.findall(addnodes.desc_addname)):
+        if prefix.astext().startswith(("tilekit._", "tilekit.compiler.", "tilekit.launch.")):
+            prefix.parent.remove(prefix)
+
+
 def _no_blank_end(app: Any, doctree: nodes.document) -> None:
     """A part of a program that is included ends where its text does."""
     for block in doctree.findall(nodes.literal_block):
@@ -80,5 +88,6 @@ def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("autodoc-process-signature", _no_constructor)
     app.connect("doctree-read", _no_blank_end)
+    app.connect("doctree-read", _no_private_modules)
     app.connect("autodoc-process-docstring", _markdown_tables)
     app.connect("autodoc-process-docstring", _several_attributes)  # after napoleon, which comes first as an extension
