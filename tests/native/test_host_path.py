@@ -14,7 +14,8 @@ from fake_gpu import fake_device, fake_gpu, launch_through
 import tilekit as tk
 from tilekit import api
 from tilekit._runtime.context import ExecutionContext
-from tilekit.ops import reactor as completion
+from tilekit.ops.reactor import _reactor
+from tilekit.ops.reactor._running import running_reactor
 
 
 @tk.kernel
@@ -51,11 +52,11 @@ def launches(gpu, monkeypatch):
     x, y = api.zeros(2048).sync(), api.zeros(2048).sync()
     tiles, stream = y.partition(1024), gpu[0].policy.next_stream()
     loop = asyncio.new_event_loop()
-    monkeypatch.setattr(completion, "_TURN_S", 60.0)  # however long it takes to count
+    monkeypatch.setattr(_reactor, "_TURN_S", 60.0)  # however long it takes to count
 
     async def awaited(turn):
         if turn:
-            completion._reactor()._others_at = 0.0
+            running_reactor()._others_at = 0.0
         await scale(tiles, x, 1.5)
 
     def chained():

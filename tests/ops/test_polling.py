@@ -7,9 +7,10 @@ import pytest
 from fake_gpu import fake_device, fake_gpu
 
 import tilekit as tk
-from tilekit.ops import reactor as completion
+from tilekit.ops.reactor import _asyncio, _reactor, _waiting, patience, reached
+from tilekit.ops.reactor._running import running_reactor
 
-SPIN_S, TURN_S = 20e-6, completion._TURN_S
+SPIN_S, TURN_S = 20e-6, _reactor._TURN_S
 
 
 class Mark:
@@ -34,15 +35,16 @@ def clock(monkeypatch):
         turns: how many turns tilekit gave.
     """
     made = SimpleNamespace(now=1.0, polls=[], turns=0)
-    monkeypatch.setattr(completion, "time", SimpleNamespace(perf_counter=lambda: made.now))
+    for module in (_reactor, _waiting):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: made.now))
     monkeypatch.delenv("TILEKIT_SPIN_US", raising=False)
 
     def turn(self):
         made.turns += 1
         made.now += 2e-6
-        return completion._TURN
+        return _asyncio._TURN
 
-    monkeypatch.setattr(completion._Asyncio, "turn", turn)
+    monkeypatch.setattr(_asyncio.AsyncioReactor, "turn", turn)
     return made
 
 
@@ -66,7 +68,7 @@ def work(clock):
             self.stream = short(seconds)
 
         def __await__(self):
-            yield from completion.reached([(self.stream, 1)])
+            yield from reached([(self.stream, 1)])
 
     return Waiting
 
@@ -158,7 +160,7 @@ def test_none_polls_while_another_waits_for_the_bell(clock, work):
         long = asyncio.ensure_future(asyncio.wait_for(_awaited(work(1.0)), 60))
         for _ in range(50):
             await asyncio.sleep(0)
-        assert completion._reactor()._waiting
+        assert running_reactor()._waiting
         clock.polls.clear()
         for _ in range(20):
             await work(9e-6)
@@ -193,7 +195,7 @@ def test_nobody_polls_if_the_setting_is_0(clock, work, monkeypatch):
     async def main():
         for _ in range(30):
             await work(0.0)
-        assert completion.patience() == 0
+        assert patience() == 0
 
     asyncio.run(main())
     assert set(clock.polls) == {0}
@@ -214,7 +216,7 @@ def test_a_launch_is_polled_for_as_it_is_submitted(clock):
 
         async def main():
             await scaled(tiles, 1.0)
-            assert completion.patience() == pytest.approx(SPIN_S)
+            assert patience() == pytest.approx(SPIN_S)
             turns = clock.turns
             driver.calls.clear()
             driver.not_ready = 3
@@ -224,7 +226,7 @@ def test_a_launch_is_polled_for_as_it_is_submitted(clock):
             assert driver.calls["cuEventQuery"] == 10 + 3
 
         asyncio.run(main())
-    assert completion.patience() == 0, "no loop runs"
+    assert patience() == 0, "no loop runs"
 
 
 @tk.kernel

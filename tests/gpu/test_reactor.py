@@ -1,4 +1,4 @@
-"""`await` on a GPU: what only hardware shows. `tests/ops/test_completion.py` has what both devices do.
+"""`await` on a GPU: what only hardware shows. `tests/ops/test_reactor.py` has what both devices do.
 
 The scenarios at the end of that file are repeated with `TILEKIT_TEST_COUNT=10000`.
 """

@@ -18,8 +18,9 @@ import tilekit as tk
 from tilekit import api
 from tilekit._driver import signal
 from tilekit.errors import DeviceError
-from tilekit.ops import reactor as completion
 from tilekit.ops.execution import HostJob
+from tilekit.ops.reactor._running import running_reactor
+from tilekit.ops.reactor._trio import in_trio
 
 # How often the scenarios at the end are repeated; on a GPU: TILEKIT_TEST_COUNT=10000 pytest --device=cuda, this file
 COUNT = int(os.environ.get("TILEKIT_TEST_COUNT", "20"))
@@ -58,7 +59,7 @@ every_library = pytest.mark.parametrize("run", RUNNERS, ids=lambda run: run.__na
 async def sleep(seconds):
     """Of whichever library runs."""
     trio = sys.modules.get("trio")
-    if trio is not None and completion._in_trio(trio):
+    if trio is not None and in_trio(trio):
         await trio.sleep(seconds)
     else:
         await asyncio.sleep(seconds)
@@ -72,7 +73,7 @@ async def together(*functions):
     async def keep(at, function):
         results[at] = await function()
 
-    if trio is not None and completion._in_trio(trio):
+    if trio is not None and in_trio(trio):
         async with trio.open_nursery() as nursery:
             for at, function in enumerate(functions):
                 nursery.start_soon(keep, at, function)
@@ -353,7 +354,7 @@ def test_the_device_finishes_what_was_cancelled(cpu, gate, run):
         gc.collect()
         cpu.collect()
         assert cpu.driver.allocated_bytes > before
-        reactor = completion._reactor()
+        reactor = running_reactor()
         board = reactor._board if run is not run_blind else signal.dispatcher().board
         assert armed(board) == 1
         assert await api.ones(10).to_host().map(sum) == 10  # other slots work meanwhile
@@ -368,7 +369,7 @@ def test_the_device_finishes_what_was_cancelled(cpu, gate, run):
 
     async def give_up(op):
         trio = sys.modules.get("trio")
-        if trio is not None and completion._in_trio(trio):
+        if trio is not None and in_trio(trio):
             with trio.move_on_after(0.02):
                 await op
         else:
@@ -431,7 +432,7 @@ def test_a_loop_that_is_closed_before_the_device_is_done(cpu, gate, caplog, capf
         task = asyncio.create_task(held(gate).run())
         await asyncio.sleep(0.01)
         task.cancel()
-        return completion._reactor()._board
+        return running_reactor()._board
 
     board = asyncio.run(main())
     flush_boards()
