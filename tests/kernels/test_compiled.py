@@ -13,7 +13,8 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.kernels import epilogues, grouped, losses, norms, products, scans, selection
+from tilekit.kernels import _loss, _norm, _scan, _selection, epilogues
+from tilekit.kernels._gemm import grouped, products
 
 B, H, F, D = tk.bfloat16, tk.float16, tk.float32, tk.float64
 ROWS = 8192
@@ -47,16 +48,16 @@ def rows(function, columns, dtype=F, weights=0, tensors=1):
 def weight_gradients(dtype):
     parts = [m(16, 4096).partition((1, 128)) for _ in range(2)]
     x, s = m(ROWS, 4096, dtype=dtype), m(ROWS)
-    return norms._weight_gradients(*parts, x, x, s, s, ROWS // 16, 32, 16, True, F).num_warps(4)
+    return _norm._weight_gradients(*parts, x, x, s, s, ROWS // 16, 32, 16, True, F).num_warps(4)
 
 
 def best_of_best():
     out = [m(ROWS, 8, dtype=d).partition((1, 8)) for d in (F, tk.int64)]
-    return selection._topk_of_best(*out, m(ROWS, 64), i64(ROWS, 64), 64, float("-inf"), True, tk.int32).num_warps(1)
+    return _selection._topk_of_best(*out, m(ROWS, 64), i64(ROWS, 64), 64, float("-inf"), True, tk.int32).num_warps(1)
 
 
 def cumsum_from():
-    return scans._cumsum_from(m(1, 1 << 20).partition((1, 8192)), m(1, 1 << 20), m(1, 128)).num_warps(8)
+    return _scan._cumsum_from(m(1, 1 << 20).partition((1, 8192)), m(1, 1 << 20), m(1, 128)).num_warps(8)
 
 
 # What is compiled, with the budget of registers for sm_90a; sm_80 gets 8 more.
@@ -91,7 +92,7 @@ KERNELS = {
     "rms_norm_backward f16 65536": (rows(kernels.rms_norm_backward, 65536, H, 1, 2), 72),
     "weight gradients f16": (lambda: weight_gradients(H), 112),
     "weight gradients f32": (lambda: weight_gradients(F), 104),
-    "sums of columns": (lambda: norms._column_sums(m(4096).partition(128), m(16, 4096), 1, 16), 160),
+    "sums of columns": (lambda: _norm._column_sums(m(4096).partition(128), m(16, 4096), 1, 16), 160),
     "gelu f32": (rows(kernels.gelu, 4096), 48),
     "gelu f16": (rows(kernels.gelu, 4096, H), 72),
     "gelu tanh f16": (rows(lambda x: kernels.gelu(x, approximate="tanh"), 4096, H), 80),
@@ -110,7 +111,7 @@ KERNELS = {
         64,
     ),
     "total of losses": (
-        lambda: losses._total(m(1).partition(1), m(ROWS), i64(ROWS), 2, -100, True, 4096, tk.int32).num_warps(8),
+        lambda: _loss._total(m(1).partition(1), m(ROWS), i64(ROWS), 2, -100, True, 4096, tk.int32).num_warps(8),
         104,
     ),
     "transpose f32": (lambda: kernels.transpose(m(4096, 4096)), 56),
@@ -120,7 +121,7 @@ KERNELS = {
     "cumsum f16": (rows(kernels.cumsum, 4096, H), 64),
     "cumsum i64": (lambda: kernels.cumsum(i64(ROWS, 2048)), 176),
     "cumsum from": (cumsum_from, 112),
-    "sums of tiles": (lambda: scans._tile_sums(m(1, 128).partition((1, 1)), m(1, 1 << 20), 8192).num_warps(8), 48),
+    "sums of tiles": (lambda: _scan._tile_sums(m(1, 128).partition((1, 1)), m(1, 1 << 20), 8192).num_warps(8), 48),
     "argmax f32": (rows(kernels.argmax, 4096), 64),
     "argmax f16 131072": (rows(kernels.argmax, 131072, H), 112),
     "topk f32": (rows(lambda x: kernels.topk(x, 8), 4096), 64),

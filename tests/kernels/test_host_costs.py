@@ -1,7 +1,7 @@
 """What it costs the host to run a ready-made kernel, and a launch whose result is new, counted in calls of Python functions.
 
-As in `tests/native/test_host_path.py`, on a GPU that does nothing. A kernel of 64 MB takes 30 microseconds on an H200; at 0.1 a call, a
-few hundred calls would be as much.
+As in `tests/native/test_host_path.py`, on a GPU that does nothing. A kernel of 64 MB takes 30 microseconds on an H200; at 0.1 a
+call, a few hundred calls would be as much.
 """
 
 import pytest

@@ -82,10 +82,10 @@ _PACKED = {
 
 # Results on the CPU device, where many members run the same code on other numbers.
 _RESULTS = {
-    "kernels/test_grouped": {"test_tiles": 4},
+    "kernels/gemm/test_grouped": {"test_tiles": 4},
     "kernels/test_moving": {"test_histogram_of_one_value": 4},
     "kernels/test_norms": {"test_forward_and_backward": 16},
-    "kernels/test_products": {"test_turned_floats_of_8_bits": 36, "test_tiles_and_parts": 16},
+    "kernels/gemm/test_products": {"test_turned_floats_of_8_bits": 36, "test_tiles_and_parts": 16},
     "lang/test_parity_operands": {"test_computed_operands": 4},  # the code of each is scanned for hazards, too
     "lang/test_parity_pipelines": {"test_products_with_k_contiguous": 40},
     "lang/test_parity_reduction": {"test_positions_by_a_fold_of_two_dtypes": 24},
@@ -138,8 +138,8 @@ FAMILIES: dict[str, int | str | None] = {
         "compiler/test_parts": {"test_conversions_in_parts": 3},
         "compiler/test_pipelined_code": _PIPELINES,
         "compiler/test_wgmma_types": _OF_OTHER_TYPES,
-        "kernels/test_attention": _ATTENTION,
-        "kernels/test_attention_varlen": _PACKED,
+        "kernels/attention/test_attention": _ATTENTION,
+        "kernels/attention/test_attention_varlen": _PACKED,
         "kernels/test_compiled": _READY_MADE,
         **_RESULTS,
     }.items()

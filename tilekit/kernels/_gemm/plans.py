@@ -16,14 +16,13 @@ from tilekit import dtypes
 from tilekit._tensor.partition import MappedPartition
 from tilekit._tensor.tensor import Tensor
 from tilekit.errors import CompileError
+from tilekit.kernels._gemm.stream_k import StreamK, stream_k
 from tilekit.kernels._host import check_choice, multiprocessors, power
-from tilekit.kernels._stream_k import StreamK, stream_k
 from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
 from tilekit.launch.launch import check_warps
 
 __all__ = [
-    "COPIES", "FEW_ROWS", "Plan", "aligned", "check_splits", "check_tile", "in_stages", "plan_of", "result_dtype",
-    "staged_operands", "sum_dtype",
+"FEW_ROWS", "Plan", "check_splits", "check_tile", "plan_of", "result_dtype", "sum_dtype",
 ]  # fmt: skip
 
 # Of a multiprocessor, in a clock: products of elements, by the bytes that each has, and bytes into or out of shared memory.
@@ -63,8 +62,6 @@ _LOADED_TF32, _LOADED_F32 = (128, 128, 32, 8, None), (64, 64, 16, 8, None)
 _LEAST = 16  # rows, columns and depth of a tile of tensor cores
 _MOST_SPLITS = 64
 _CPU_TILE = 256
-COPIES = 4
-"""What rows must be multiples of, in bytes, for threads to copy them to shared memory (cp.async)."""
 # Tiles that are near each other use the same operands while these are in the cache.
 _GROUP = 8
 
@@ -101,42 +98,6 @@ class Plan(NamedTuple):
             num_blocks=self.blocks,
             cluster=(*batch, *_CLUSTER) if together else None,
         )
-
-
-def aligned(*tensors: Tensor, to: int = 16) -> bool:
-    """Whether the rows, or the columns, of all of them are contiguous and begin at multiples of `to` bytes."""
-    for x in tensors:
-        if x.unit is None or x.unit < len(x.shape) - 2 or x.align < to:
-            return False
-        if any(stride * x.itemsize % to for dim, stride in enumerate(x.strides) if dim != x.unit):
-            return False
-    return True
-
-
-def in_stages(*tensors: Tensor, to: int = 16, warpgroups: bool = True) -> bool:
-    """Whether tiles of all of them come to stages in shared memory, for products of 16-bit floats there.
-
-    Args:
-        tensors: the operands.
-        to: what their rows must be multiples of: 16 for the tensor memory accelerator, `COPIES` if threads may copy them.
-        warpgroups: whether it is for products by warpgroups (compute capability 9.0), or on GPUs that have none.
-    """
-    return tensors[0].dtype in (dtypes.float16, dtypes.bfloat16) and _fetched(*tensors, to=to, warpgroups=warpgroups)
-
-
-def staged_operands(a: Tensor, b: Tensor) -> bool:
-    """Whether tiles of both come there, by whichever way, and warpgroups multiply them.
-
-    Other than 16-bit floats they multiply if K is contiguous in both: `a` is row-major, and `b` the transpose of such a matrix.
-    """
-    deep = a.unit == len(a.shape) - 1 and b.unit == len(b.shape) - 2
-    return in_stages(a, b, to=COPIES) or (a.itemsize in (1, 4) and deep and _fetched(a, b, to=COPIES))
-
-
-def _fetched(*tensors: Tensor, to: int, warpgroups: bool = True) -> bool:
-    x = tensors[0]
-    capability = x.storage.device.compute_capability if x.storage is not None else (9, 0)
-    return capability is not None and (capability == (9, 0)) == warpgroups and aligned(*tensors, to=to)
 
 
 def sum_dtype(name: str, a: Any, b: Any, precision: str) -> Any:
@@ -181,9 +142,9 @@ def plan_of(
     Args:
         a: one of the operands.
         shape: of the product.
-        staged: see `staged_operands`.
-        copied: whether they come to stages for products without warpgroups, see `in_stages`.
-        even: see `aligned`.
+        staged: see `_staging.staged_operands`.
+        copied: whether they come to stages for products without warpgroups, see `_staging.in_stages`.
+        even: see `_staging.aligned`.
         cpu: whether it is for a CPU device.
         tf32: whether float32 operands are rounded for tensor cores.
         beside: the bytes of an element of all matrices that the epilogue takes.

@@ -7,7 +7,7 @@ With `p` the weights, `softmax(scale * q @ k.T)`, and `g` the gradient by the re
 The weights are computed anew, from the scores and the logarithms of their sums: Dao et al., "FlashAttention", 2022. One kernel
 has a block for each tile of keys, which goes over the queries that see them, and one a block for each tile of queries. So each
 sum is one block's, taken in a fixed order: the result is the same in every run. The price is that scores and `g @ v.T` are
-computed twice. Where warpgroups multiply, the kernels are those of `attention_gradients_ahead`. There, unless the result must be
+computed twice. Where warpgroups multiply, the kernels are those of `backward_wgmma`. There, unless the result must be
 the same in every run, or heads have more than 128 elements (see `_Plan.wanted`), the first adds up `dq` as well, in an order that
 chance makes, and nothing is computed twice.
 """
@@ -20,14 +20,15 @@ from typing import NamedTuple
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels import attention_gradients_ahead as ahead
-from tilekit.kernels._gemm_plans import in_stages
+from tilekit.kernels._attention import backward_wgmma as ahead
+from tilekit.kernels._attention.arguments import check_deterministic, check_qkv, scale_of
+from tilekit.kernels._attention.mask import hidden, masks_of
+from tilekit.kernels._attention.online_softmax import LOG2_E
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, power, takes_ops
-from tilekit.kernels.attention_masks import hidden, masks_of
-from tilekit.kernels.attentions import LOG2_E, check_qkv, scale_of
+from tilekit.kernels._staging import in_stages
 from tilekit.ops import DeviceOp, Spec
 
-__all__ = ["attention_backward", "check_deterministic", "of_tiles", "plan_of", "power_of"]
+__all__ = ["attention_backward", "of_tiles", "plan_of", "power_of"]
 
 BM, BN, BD = tk.generics("BM BN BD")
 
@@ -279,12 +280,6 @@ def attention_backward(
         return dq, dk, dv
 
     return Launches(q, steps)
-
-
-def check_deterministic(name: str, deterministic: object) -> None:
-    """Raise TypeError unless it is a bool."""
-    if not isinstance(deterministic, bool):
-        raise TypeError(f"{name}: deterministic is True or False, not {deterministic!r}")
 
 
 def of_tiles(launch: tk.KernelLaunch, plan: _Plan, tile: _Tile, tiles: int, count: int) -> tk.KernelLaunch:

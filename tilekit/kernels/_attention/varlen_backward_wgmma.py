@@ -1,6 +1,6 @@
 """The gradients of attention of packed sequences where warpgroups multiply tiles in shared memory (sm_90).
 
-`by_keys` is that of `attention_gradients_ahead` which adds up the gradients by queries too: nothing is computed twice. Tiles
+`by_keys` is that of `backward_wgmma` which adds up the gradients by queries too: nothing is computed twice. Tiles
 begin where sequences do, so the last of each may hold others' queries or keys. These have no weights, which makes nothing of
 them, unless they are infinite or no number. `meet_others` marks the sequences that meet such; they are left to others.
 """
@@ -8,11 +8,11 @@ them, unless they are infinite or no number. `meet_others` marks the sequences t
 from __future__ import annotations
 
 import tilekit as tk
-from tilekit.kernels.attention_gradients_ahead import as_held, of_held
-from tilekit.kernels.attention_masks import hidden
-from tilekit.kernels.attention_packed import finite_outside
-from tilekit.kernels.attention_visits import bounds_of, range_at, visit_at
-from tilekit.kernels.attentions import LOG2_E
+from tilekit.kernels._attention.backward_wgmma import as_held, of_held
+from tilekit.kernels._attention.mask import hidden
+from tilekit.kernels._attention.online_softmax import LOG2_E
+from tilekit.kernels._attention.varlen import finite_outside
+from tilekit.kernels._attention.varlen_schedule import bounds_of, range_at, visit_at
 
 __all__ = ["by_keys", "meet_others", "of_sums"]
 

@@ -13,7 +13,8 @@ from attending import TOLERANCE, compiled, gradients, right
 import tilekit as tk
 from tilekit import api, kernels
 from tilekit._driver.cpu import driver as cpu
-from tilekit.kernels import attention_gradients, attention_packed_gradients
+from tilekit.kernels._attention import varlen_backward
+from tilekit.kernels._attention.backward import _Plan, _Tile
 
 f = api.from_host
 BF16 = ml_dtypes.bfloat16
@@ -221,9 +222,9 @@ def test_gradients_of_head_sizes(device, causal, size):
 
 def test_gradients_by_keys_and_by_values_in_two_launches(cpu, monkeypatch):
     """As where warpgroups multiply and heads have 256 elements."""
-    tile = attention_gradients._Tile(32, 32, 2, 1)
-    plan = attention_gradients._Plan(256, tile, tile)
-    monkeypatch.setattr(attention_packed_gradients, "plan_of", lambda *_, **__: plan)
+    tile = _Tile(32, 32, 2, 1)
+    plan = _Plan(256, tile, tile)
+    monkeypatch.setattr(varlen_backward, "plan_of", lambda *_, **__: plan)
     lengths = ((70, 90, 9), (90, 60, 30))
     operands, starts = packed(lengths, size=256, dtype=np.float32)
     g = packed(lengths, size=256, dtype=np.float32, seed=1)[0][0]

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
+from tilekit.kernels._attention.arguments import check_qkv, scale_of
+from tilekit.kernels._attention.online_softmax import LOG2_E, LOWEST
 from tilekit.kernels._host import (
     Launches,
     Operand,
@@ -27,7 +29,6 @@ from tilekit.kernels._host import (
     shaped,
     takes_ops,
 )
-from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, scale_of
 from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["attention_decode"]

@@ -9,7 +9,8 @@ from closeness import FLOATS, normal
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.kernels import _gemm_plans, _stream_k, epilogues
+from tilekit.kernels import epilogues
+from tilekit.kernels._gemm import plans, stream_k
 
 f = api.from_host
 E4, E5, BF = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16
@@ -274,7 +275,7 @@ def test_numpy_numbers_are_numbers(device):
 
 
 def test_one_kernel_for_each_epilogue():
-    from tilekit.kernels.products import _function, _kernels
+    from tilekit.kernels._gemm.products import _function, _kernels
 
     assert _kernels(_function(_cube)) is _kernels(_function(_cube))
     assert _function(_cube) is not _function(mixed)
@@ -384,7 +385,7 @@ def test_mistakes(device):
 def plan(m, n, k, batch=1, count=132, **options):
     given = {"itemsize": 2, "staged": True, "copied": False, "even": True, "cpu": False, "tf32": False, "beside": 0}
     given |= {"tile": None, "num_warps": None, "splits": None, **options}
-    return _gemm_plans._plan((batch, m, n, k), count, **given)
+    return plans._plan((batch, m, n, k), count, **given)
 
 
 @pytest.mark.parametrize(
@@ -432,7 +433,7 @@ def test_parts_cover_all_of_k_and_none_is_empty():
 def test_steps_are_dealt_out_evenly(shape, blocks):
     """All of them to somebody, each piece of a tile to a place of its own."""
     rows, columns, steps = shape
-    stream = _stream_k.stream_k(rows, columns, steps, blocks)
+    stream = stream_k.stream_k(rows, columns, steps, blocks)
     if stream is None:
         assert rows * columns % blocks == 0
         return

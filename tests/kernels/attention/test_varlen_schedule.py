@@ -7,9 +7,9 @@ import pytest
 
 import tilekit as tk
 from tilekit import api
-from tilekit.kernels.attention_masks import masks_of
-from tilekit.kernels.attention_packed_gradients import _of_rows
-from tilekit.kernels.attention_visits import visits_of
+from tilekit.kernels._attention.mask import masks_of
+from tilekit.kernels._attention.varlen_backward import _of_rows
+from tilekit.kernels._attention.varlen_schedule import visits_of
 
 ROWS, COLUMNS = 32, 16
 

@@ -1,4 +1,4 @@
-"""The gradients of attention of packed sequences: as in `attention_gradients`, with tiles visited as in `attention_packed`."""
+"""The gradients of attention of packed sequences: as in `backward`, with tiles visited as in `varlen`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import math
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels import attention_packed_gradients_ahead as ahead
-from tilekit.kernels._gemm_plans import in_stages
+from tilekit.kernels._attention import varlen_backward_wgmma as ahead
+from tilekit.kernels._attention.arguments import check_deterministic, check_qkv, check_starts, scale_of
+from tilekit.kernels._attention.backward import of_tiles, plan_of, power_of
+from tilekit.kernels._attention.mask import Masks, hidden, masks_of
+from tilekit.kernels._attention.online_softmax import LOG2_E
+from tilekit.kernels._attention.varlen import by_rows, finite_outside
+from tilekit.kernels._attention.varlen_schedule import range_at, visit_at, visits_of
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, takes_ops
-from tilekit.kernels.attention_gradients import check_deterministic, of_tiles, plan_of, power_of
-from tilekit.kernels.attention_masks import Masks, hidden, masks_of
-from tilekit.kernels.attention_packed import by_rows, check_starts, finite_outside
-from tilekit.kernels.attention_visits import range_at, visit_at, visits_of
-from tilekit.kernels.attentions import LOG2_E, check_qkv, scale_of
+from tilekit.kernels._staging import in_stages
 from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["attention_varlen_backward"]
@@ -33,7 +34,7 @@ def _own(values, scores):
 
 @tk.kernel
 def _of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, visits: tk.In):
-    """As in `attention_gradients`, a block for each visit of `BM` queries: where its tile ends, so does the sequence.
+    """As in `backward`, a block for each visit of `BM` queries: where its tile ends, so does the sequence.
 
     Nobody reads of places that stand for no tile, unless starts decrease; then these are queries whose weights are zero.
     """

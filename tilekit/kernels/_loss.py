@@ -36,7 +36,7 @@ from tilekit.ops import DeviceOp, Spec
 __all__ = ["cross_entropy", "cross_entropy_backward"]
 
 _REDUCTIONS = ("mean", "sum", "none")
-# Blocks of the loop over a long row that a multiprocessor has room for, as in `softmaxes`.
+# Blocks of the loop over a long row that a multiprocessor has room for, as in `_softmax`.
 _LOOPS = 5
 
 

@@ -12,8 +12,7 @@ from warpgroup_code import products
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.kernels import attention_gradients as gradients_module
-from tilekit.kernels import attentions
+from tilekit.kernels._attention import backward, forward
 
 f = api.from_host
 BF16 = ml_dtypes.bfloat16
@@ -66,7 +65,7 @@ LENGTHS = [(1, 64), (64, 77), (256, 256), (257, 300), (300, 362), (300, 1000), (
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_tiles_of_many_queries(device, monkeypatch, lengths, causal):
-    monkeypatch.setattr(attentions, "_TALL_TIME", 0)
+    monkeypatch.setattr(forward, "_TALL_TIME", 0)
     queries, keys = lengths
     check(*operands((1, 4, queries, 64), (1, 2, keys, 64), np.float16), causal=causal)
 
@@ -76,24 +75,24 @@ def test_tiles_of_many_queries(device, monkeypatch, lengths, causal):
 @pytest.mark.parametrize("tile", [(64, 16), (32, 32), (16, 64)], ids=str)
 def test_scores_that_are_asked_for_ahead(cpu, monkeypatch, tile, lengths, causal):
     """What runs where warpgroups multiply: tiles of keys that the mask cuts have a loop of their own."""
-    monkeypatch.setattr(attentions, "plan_of", lambda *_: attentions._Plan(*tile, 64, 2, 1))
-    monkeypatch.setattr(attentions, "_TALL", {})
+    monkeypatch.setattr(forward, "plan_of", lambda *_: forward._Plan(*tile, 64, 2, 1))
+    monkeypatch.setattr(forward, "_TALL", {})
     queries, keys = lengths
     check(*operands((2, 4, queries, 64), (2, 2, keys, 64)), causal=causal)
 
 
 def test_tiles_have_many_queries_where_that_is_sooner_done():
     """Each multiprocessor has a tile at a time; one of 256 queries takes less than twice as long as one of 128."""
-    plan = attentions._STAGED[64]
+    plan = forward._STAGED[64]
     for heads, queries, rows in (
         (64, 4096, 256), (16, 2048, 256), (132, 256, 256), (1, 1 << 20, 256),
         (132, 128, 128), (1000, 100, 128), (66, 256, 128), (100, 300, 128), (1, 1, 128),
     ):  # fmt: skip
-        assert attentions.taller(plan, heads, queries, 132).rows == rows, (heads, queries)
-    other = attentions._STAGED[128]
-    assert attentions.taller(other, 64, 4096, 132) == other
+        assert forward.taller(plan, heads, queries, 132).rows == rows, (heads, queries)
+    other = forward._STAGED[128]
+    assert forward.taller(other, 64, 4096, 132) == other
     # Of packed sequences each ends somewhere in a tile.
-    assert [attentions.taller(plan, 32, 16384, 132, sequences).rows for sequences in (1, 8, 64)] == [256, 256, 128]
+    assert [forward.taller(plan, 32, 16384, 132, sequences).rows for sequences in (1, 8, 64)] == [256, 256, 128]
 
 
 @pytest.mark.parametrize("window", [1, 2, 128, 129, 10**12])
@@ -107,7 +106,7 @@ def test_grouped_queries(device, heads, of_keys):
 
 
 def test_many_heads_are_visited_in_parts(device, monkeypatch):
-    monkeypatch.setattr(attentions, "_CACHED", 3 * 2 * 150 * 16 * 4)
+    monkeypatch.setattr(forward, "_CACHED", 3 * 2 * 150 * 16 * 4)
     check(*operands((2, 4, 150, 16), (2, 4, 150, 16)), causal=True)
 
 
@@ -191,9 +190,9 @@ def test_gradients(device, q_shape, k_shape, options, dtype):
 @pytest.mark.parametrize(("q_shape", "k_shape", "options"), BACKWARD, ids=str)
 def test_gradients_with_products_under_way(cpu, monkeypatch, q_shape, k_shape, options):
     """What runs where warpgroups multiply: other kernels, with loops of their own for tiles that the mask cuts."""
-    tiles = gradients_module._Tile(64, 32, 2, 1), gradients_module._Tile(32, 64, 2, 1)
-    plan = gradients_module._Plan(max(64, q_shape[3] + 63 & -64), *tiles)
-    monkeypatch.setattr(gradients_module, "plan_of", lambda *_, **__: plan)
+    tiles = backward._Tile(64, 32, 2, 1), backward._Tile(32, 64, 2, 1)
+    plan = backward._Plan(max(64, q_shape[3] + 63 & -64), *tiles)
+    monkeypatch.setattr(backward, "plan_of", lambda *_, **__: plan)
     q, k, v = operands(q_shape, k_shape, np.float32)
     g = operands(q_shape, k_shape, np.float32, seed=1)[0]
     y, lse = kernels.attention(f(q), f(k), f(v), return_lse=True, **options).sync()
@@ -210,8 +209,8 @@ def test_products_of_gradients_stay_under_way(which, size, causal):
     shape = (1, 4, 1024, size)
     q, k, v, g, *results = (api.meta(shape, tk.bfloat16) for _ in range(7))
     sums = [api.meta(shape[:3], tk.float32) for _ in range(2)]
-    plan = gradients_module.plan_of(size, 1024, 1024, False, True, ahead=True)
-    ahead, adds = gradients_module.ahead, which == "adds"
+    plan = backward.plan_of(size, 1024, 1024, False, True, ahead=True)
+    ahead, adds = backward.ahead, which == "adds"
     tile, early = plan.by_queries if which == "by_queries" else plan.by_keys, adds and size == 128 and not causal
     given = (q, k, v, g, *sums, 0.1, 1, 0, 1, False, causal, tile.stages)
     if which == "by_queries":

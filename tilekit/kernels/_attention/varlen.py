@@ -14,11 +14,14 @@ from typing import Any
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels._gemm_plans import in_stages
+from tilekit.kernels._attention.arguments import check_qkv, check_starts, scale_of
+from tilekit.kernels._attention.forward import plan_of, taller
+from tilekit.kernels._attention.mask import from_on, hidden, masks_of
+from tilekit.kernels._attention.online_softmax import LN_2, LOG2_E, LOWEST, online_softmax
+from tilekit.kernels._attention.varlen_schedule import range_at, visit_at, visits_of
 from tilekit.kernels._host import (
     Launches,
     Operand,
-    a_tensor,
     check_choice,
     filled,
     multiprocessors,
@@ -26,17 +29,12 @@ from tilekit.kernels._host import (
     out_or_new,
     takes_ops,
 )
-from tilekit.kernels.attention_masks import from_on, hidden, masks_of
-from tilekit.kernels.attention_visits import range_at, visit_at, visits_of
-from tilekit.kernels.attentions import LOG2_E, LOWEST, check_qkv, plan_of, scale_of, taller, turn
+from tilekit.kernels._staging import in_stages
 from tilekit.ops import DeviceOp, Spec
 
-__all__ = ["attention_varlen", "by_rows", "check_starts", "finite_outside"]
+__all__ = ["attention_varlen", "by_rows", "finite_outside"]
 
 BM, BN, BD = tk.generics("BM BN BD")
-
-_LN_2 = 1 / LOG2_E
-
 
 # ------------------------------------------------------------------------------------------------------------------------- kernel
 
@@ -126,7 +124,7 @@ def _varlen(
                 most = higher
                 j += 1
             made = (acc * tk.where(total == 0, 0.0, 1.0 / total)).astype(o.dtype).reshape((1, BM, BD))
-            sums = ((most + tk.log2(total)) * _LN_2).reshape((1, BM))
+            sums = ((most + tk.log2(total)) * LN_2).reshape((1, BM))
             mine = inside(i * BM, BM, begin, end)
             tk.store(o, (h, i, 0), made, mask=mine.reshape((1, BM, 1)))
             tk.store(lse, (h, i), sums, mask=mine.reshape((1, BM)))
@@ -137,7 +135,7 @@ def _varlen_ahead(
     o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, visits: tk.In, scale: float, left: int, right: int, group: int,
     below: tk.Const, above: tk.Const, stages: tk.Const,
 ):  # fmt: skip
-    """As `_varlen`, with tiles that begin where sequences do, and scores asked for ahead as in `attentions._attention_ahead`.
+    """As `_varlen`, with tiles that begin where sequences do, and scores asked for ahead as in `forward._attention_ahead`.
 
     So only the last tile of keys may hold others', and the tiles that a bound cuts are the first and the last of those visited.
     """
@@ -156,7 +154,7 @@ def _varlen_ahead(
             keys, ahead, cut = _cut_at(visits, place)
             if cut:
                 scores = hidden(scores, first * BN, keys, ahead, left, right, below, above)
-            p, most, total, shrink = turn(scores, most, total, scale)
+            p, most, total, shrink = online_softmax(scores, most, total, scale)
             weights = p.astype(v.dtype)
             if below:
                 j = first + 1
@@ -168,7 +166,7 @@ def _varlen_ahead(
                     scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                     acc = tk.mma(weights, value.reshape((BN, BD)), acc)
                     scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
-                    p, most, total, shrink = turn(scores, most, total, scale)
+                    p, most, total, shrink = online_softmax(scores, most, total, scale)
                     acc = acc * shrink
                     weights = p.astype(v.dtype)
                     j += 1
@@ -180,7 +178,7 @@ def _varlen_ahead(
             ):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                 acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-                p, most, total, shrink = turn(scores, most, total, scale)
+                p, most, total, shrink = online_softmax(scores, most, total, scale)
                 acc = acc * shrink
                 weights = p.astype(v.dtype)
             key_begin, first, some, low, high, last = _keys_at(visits, place)
@@ -194,7 +192,7 @@ def _varlen_ahead(
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                 acc = tk.mma(weights, value.reshape((BN, BD)), acc)
                 scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
-                p, most, total, shrink = turn(scores, most, total, scale)
+                p, most, total, shrink = online_softmax(scores, most, total, scale)
                 acc = acc * shrink
                 weights = p.astype(v.dtype)
                 j += 1
@@ -209,7 +207,7 @@ def _varlen_ahead(
             made = acc * tk.where(sums == 0, 0.0, 1.0 / sums)
             i, _, begin, end, _, _ = visit_at(visits, place)
             tk.store(o.slice(1, begin, end), (h, i, 0), made.astype(o.dtype).reshape((1, BM, BD)))
-            tk.store(lse.slice(1, begin, end), (h, i), ((most + tk.log2(sums)) * _LN_2).reshape((1, BM)))
+            tk.store(lse.slice(1, begin, end), (h, i), ((most + tk.log2(sums)) * LN_2).reshape((1, BM)))
 
 
 @tk.function
@@ -302,20 +300,3 @@ def attention_varlen(
         return (y, sums) if return_lse else y
 
     return Launches(q, steps, None if return_lse else q)
-
-
-def check_starts(name: str, q: Tensor, **starts: Any) -> None:
-    """Raise TypeError or ValueError unless these are the cumulative lengths of equally many sequences, on the device of `q`."""
-    a_tensor(name, **starts)
-    for what, x in starts.items():
-        if x.dtype != dtypes.int32:
-            raise TypeError(f"{name}: {what} holds {x.dtype.name}; it takes int32: convert it with .astype(tk.int32)")
-        if len(x.shape) != 1 or not x.shape[0]:
-            raise ValueError(
-                f"{name}: {what} has shape {x.shape}; for B sequences it is (B + 1,): where each begins, and where the last ends"
-            )
-        if None not in (x.device, q.device) and x.device is not q.device:
-            raise ValueError(f"{name}: {what} is on {x.device.label}, q on {q.device.label}; copy it with .to(q.device)")
-    (first, one), (second, other) = starts.items()
-    if one.shape != other.shape:
-        raise ValueError(f"{name}: {first} has shape {one.shape}, {second} {other.shape}; they must have equally many sequences")

@@ -15,8 +15,8 @@ from typing import Any
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
+from tilekit.kernels._attention.mask import FAR, Masks
 from tilekit.kernels._host import New, power
-from tilekit.kernels.attention_masks import FAR, Masks
 from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["bounds_of", "range_at", "visit_at", "visits_of"]

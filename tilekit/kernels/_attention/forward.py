@@ -13,17 +13,17 @@ masked; those in which no query sees a key are not visited.
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels._gemm_plans import in_stages
+from tilekit.kernels._attention.arguments import check_qkv, scale_of
+from tilekit.kernels._attention.mask import hidden, masks_of
+from tilekit.kernels._attention.online_softmax import LN_2, LOG2_E, LOWEST, online_softmax
 from tilekit.kernels._host import (
     Launches,
     Operand,
-    a_tensor,
     check_choice,
     filled,
     multiprocessors,
@@ -32,19 +32,13 @@ from tilekit.kernels._host import (
     power,
     takes_ops,
 )
-from tilekit.kernels.attention_masks import hidden, masks_of
+from tilekit.kernels._staging import in_stages
 from tilekit.ops import DeviceOp, Spec
 
-__all__ = ["attention", "check_qkv", "plan_of", "scale_of", "taller", "turn"]
+__all__ = ["attention", "plan_of", "taller"]
 
 BM, BN, BD = tk.generics("BM BN BD")
 
-LOG2_E = math.log2(math.e)
-_LN_2 = math.log(2)
-_DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
-# Of a row in which nothing has been seen yet: -inf minus itself would be no number.
-LOWEST = -3.0e38
-_MOST_HEAD = 256
 # Keys and values of so many heads at a time are to stay in the L2 cache; an H200's has 50 MB, with a faster half.
 _CACHED = 16 << 20
 _ROUNDS = 16  # of the blocks, in which causal tiles of different lengths even out: by a simulation up to 2 %
@@ -118,21 +112,7 @@ def _attention(
         # A query that sees no key gets zeros, and -inf.
         made = acc * tk.where(total == 0, 0.0, 1.0 / total)
         tk.store(o, (b, h, i, 0), made.astype(o.dtype).reshape((1, 1, BM, BD)))
-        tk.store(lse, (b, h, i), ((most + tk.log2(total)) * _LN_2).reshape((1, 1, BM)))
-
-
-@tk.function
-def turn(scores, most, total, scale):
-    """Of new scores the exponentials; the maximum and the sums so far, and what all before must be multiplied by.
-
-    Each thread adds up what it holds itself: of 8 columns 2, so that there are 4 sums of a row.
-    """
-    rows = scores.shape[0]
-    higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
-    shrink = tk.exp2(most - higher, flush_to_zero=True)
-    p = tk.exp2(tk.fma(scores, scale, -higher), flush_to_zero=True)
-    own = tk.sum(p.reshape((rows, scores.shape[1] // 8, 4, 2)), (1, 3), keepdims=True)
-    return p, higher, tk.fma(total, shrink.reshape((rows, 1, 1, 1)), own), shrink
+        tk.store(lse, (b, h, i), ((most + tk.log2(total)) * LN_2).reshape((1, 1, BM)))
 
 
 @tk.kernel
@@ -172,7 +152,7 @@ def _attention_ahead(
             scores = scores * 1.0  # waited for: ptxas takes no product that is under way around a branch
             if masked and whole == 0:
                 scores = hidden(scores, 0, keys, ahead, 0, 0, False, above)
-            p, most, total, shrink = turn(scores, most, total, scale)
+            p, most, total, shrink = online_softmax(scores, most, total, scale)
             weights = p.astype(v.dtype)
             for key, value in tk.pipelined(
                 k.tiles((1, 1, BN, BD))[b, h_key, 1:cut, 0],
@@ -181,7 +161,7 @@ def _attention_ahead(
             ):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                 acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-                p, most, total, shrink = turn(scores, most, total, scale)
+                p, most, total, shrink = online_softmax(scores, most, total, scale)
                 acc = acc * shrink
                 weights = p.astype(v.dtype)
             if masked:
@@ -194,7 +174,7 @@ def _attention_ahead(
                     scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                     acc = tk.mma(weights, value.reshape((BN, BD)), acc)
                     scores = hidden(scores, j * BN, keys, ahead, 0, 0, False, above)
-                    p, most, total, shrink = turn(scores, most, total, scale)
+                    p, most, total, shrink = online_softmax(scores, most, total, scale)
                     acc = acc * shrink
                     weights = p.astype(v.dtype)
                     j += 1
@@ -203,7 +183,7 @@ def _attention_ahead(
             sums = tk.sum(total, 2).reshape((BM, 1))
             tk.store(o, (b, h, i, 0), (acc * (1.0 / sums)).astype(o.dtype).reshape((1, 1, BM, BD)))
             if wanted:
-                tk.store(lse, (b, h, i), ((most + tk.log2(sums)) * _LN_2).reshape((1, 1, BM)))
+                tk.store(lse, (b, h, i), ((most + tk.log2(sums)) * LN_2).reshape((1, 1, BM)))
         number += blocks
         if not stays:
             number = tiles
@@ -339,48 +319,3 @@ def taller(plan: _Plan, heads: int, queries: int, count: int, sequences: int = 0
         return -(-heads * -(-(2 * queries + sequences * rows) // (2 * rows)) // count)
 
     return tall if _TALL_TIME * rounds(tall.rows) <= rounds(plan.rows) else plan
-
-
-# ------------------------------------------------------------------------------------------------------------------------- checks
-
-
-def check_qkv(name: str, q: Any, k: Any, v: Any, *, paged: bool = False, packed: bool = False, **others: Any) -> None:
-    """Raise TypeError or ValueError unless these go together; `others` are like `q`.
-
-    Of pages there may be any number. Packed sequences lie one behind the other.
-    """
-    dims = ("length", "heads", "head size") if packed else ("batch", "heads", "length", "head size")
-    a_tensor(name, q=q, k=k, v=v, **others)
-    for what, x in {"q": q, "k": k, "v": v, **others}.items():
-        if x.dtype not in _DTYPES:
-            raise TypeError(f"{name}: {what} holds {x.dtype.name}; it takes float16, bfloat16 and float32")
-        if x.dtype != q.dtype:
-            raise TypeError(f"{name}: q holds {q.dtype.name}, {what} {x.dtype.name}; convert one with .astype(...)")
-        if len(x.shape) != len(dims):
-            raise ValueError(f"{name}: {what} has shape {x.shape}; it takes {len(dims)} dimensions: {', '.join(dims)}")
-        if what in others and x.shape != q.shape:
-            raise ValueError(f"{name}: q has shape {q.shape}, {what} {x.shape}; they must be the same")
-    if k.shape != v.shape:
-        raise ValueError(f"{name}: k has shape {k.shape}, v {v.shape}; they must be the same")
-    if (q.shape[0] != k.shape[0] and not paged and not packed) or q.shape[-1] != k.shape[-1]:
-        both = "the head size" if packed else "batch and head size"
-        raise ValueError(f"{name}: q has shape {q.shape}, k {k.shape}; {both} must be the same")
-    if not 1 <= q.shape[-1] <= _MOST_HEAD:
-        raise ValueError(f"{name}: the head size is {q.shape[-1]}; it is from 1 to {_MOST_HEAD}")
-    if q.shape[1] and (not k.shape[1] or q.shape[1] % k.shape[1]):
-        raise ValueError(f"{name}: q has {q.shape[1]} heads, k {k.shape[1]}; the former must be a multiple of the latter")
-
-
-def scale_of(name: str, scale: Any, q: Tensor) -> float:
-    """The factor of the scores.
-
-    Raises:
-        TypeError, ValueError: it is no positive number.
-    """
-    if scale is None:
-        return 1 / math.sqrt(q.shape[-1])
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        raise TypeError(f"{name}: scale is a number, or None for 1 / sqrt(head size), not {scale!r}")
-    if not 0 < scale < math.inf:
-        raise ValueError(f"{name}: scale is a positive number, not {scale!r}")
-    return float(scale)

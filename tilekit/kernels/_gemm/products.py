@@ -3,7 +3,7 @@
 Blocks stay, and visit tiles of the result, those near each other at the same time. For each the tiles of `a` and `b` come in a
 pipeline (`tk.pipelined`). Where there are fewer tiles than multiprocessors and the sums are long, a sum is taken in parts: one
 kernel writes these, another adds them up, always in the same order, so that the result is the same in every run. Likewise where
-whole rounds of tiles leave a few (`_stream_k`).
+whole rounds of tiles leave a few (`stream_k`).
 
 A kernel is made for each epilogue; all else that differs is a constant of it.
 """
@@ -17,21 +17,10 @@ from typing import Any, NamedTuple
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels._gemm_plans import (
-    COPIES,
-    FEW_ROWS,
-    Plan,
-    aligned,
-    check_splits,
-    check_tile,
-    in_stages,
-    plan_of,
-    result_dtype,
-    staged_operands,
-    sum_dtype,
-)
+from tilekit.kernels._gemm.plans import FEW_ROWS, Plan, check_splits, check_tile, plan_of, result_dtype, sum_dtype
+from tilekit.kernels._gemm.stream_k import shares_of
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, out_or_new, power, shaped, takes_ops
-from tilekit.kernels._stream_k import shares_of
+from tilekit.kernels._staging import COPIES, aligned, in_stages, staged_operands
 from tilekit.lang.functions import Function
 from tilekit.ops import DeviceOp, Spec
 

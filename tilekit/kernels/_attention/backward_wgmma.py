@@ -1,6 +1,6 @@
 """The gradients of attention where warpgroups multiply tiles in shared memory (sm_90).
 
-As in `attention_gradients`, with products under way while threads compute: the exponentials of the scores are taken while
+As in `backward`, with products under way while threads compute: the exponentials of the scores are taken while
 `g @ v.T` is computed, and the products that add to a result are needed one turn later, where there are three stages. Tiles that
 the mask cuts have a loop of their own: ptxas takes no product that is under way around a branch. The turns of both are written
 out: of products in a function that the kernel calls, the compiler does not know that each turn has them once.
@@ -12,8 +12,8 @@ float32, in the order that chance makes.
 from __future__ import annotations
 
 import tilekit as tk
-from tilekit.kernels.attention_masks import hidden
-from tilekit.kernels.attentions import LOG2_E
+from tilekit.kernels._attention.mask import hidden
+from tilekit.kernels._attention.online_softmax import LOG2_E
 
 __all__ = ["as_held", "by_keys", "by_queries", "of_held", "of_sums"]
 

@@ -13,17 +13,9 @@ from typing import Any
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels._gemm_plans import (
-    COPIES,
-    aligned,
-    check_tile,
-    in_stages,
-    plan_of,
-    result_dtype,
-    staged_operands,
-    sum_dtype,
-)
+from tilekit.kernels._gemm.plans import check_tile, plan_of, result_dtype, sum_dtype
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiprocessors, on_cpu, out_or_new, takes_ops
+from tilekit.kernels._staging import COPIES, aligned, in_stages, staged_operands
 from tilekit.ops import DeviceOp
 
 __all__ = ["grouped_gemm"]

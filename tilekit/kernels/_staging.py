@@ -1,0 +1,47 @@
+"""Which operands of products come to stages in shared memory, and by which way."""
+
+from __future__ import annotations
+
+from tilekit import dtypes
+from tilekit._tensor.tensor import Tensor
+
+__all__ = ["COPIES", "aligned", "in_stages", "staged_operands"]
+
+COPIES = 4
+"""What rows must be multiples of, in bytes, for threads to copy them to shared memory (cp.async)."""
+
+
+def aligned(*tensors: Tensor, to: int = 16) -> bool:
+    """Whether the rows, or the columns, of all of them are contiguous and begin at multiples of `to` bytes."""
+    for x in tensors:
+        if x.unit is None or x.unit < len(x.shape) - 2 or x.align < to:
+            return False
+        if any(stride * x.itemsize % to for dim, stride in enumerate(x.strides) if dim != x.unit):
+            return False
+    return True
+
+
+def in_stages(*tensors: Tensor, to: int = 16, warpgroups: bool = True) -> bool:
+    """Whether tiles of all of them come to stages in shared memory, for products of 16-bit floats there.
+
+    Args:
+        tensors: the operands.
+        to: what their rows must be multiples of: 16 for the tensor memory accelerator, `COPIES` if threads may copy them.
+        warpgroups: whether it is for products by warpgroups (compute capability 9.0), or on GPUs that have none.
+    """
+    return tensors[0].dtype in (dtypes.float16, dtypes.bfloat16) and _fetched(*tensors, to=to, warpgroups=warpgroups)
+
+
+def staged_operands(a: Tensor, b: Tensor) -> bool:
+    """Whether tiles of both come there, by whichever way, and warpgroups multiply them.
+
+    Other than 16-bit floats they multiply if K is contiguous in both: `a` is row-major, and `b` the transpose of such a matrix.
+    """
+    deep = a.unit == len(a.shape) - 1 and b.unit == len(b.shape) - 2
+    return in_stages(a, b, to=COPIES) or (a.itemsize in (1, 4) and deep and _fetched(a, b, to=COPIES))
+
+
+def _fetched(*tensors: Tensor, to: int, warpgroups: bool = True) -> bool:
+    x = tensors[0]
+    capability = x.storage.device.compute_capability if x.storage is not None else (9, 0)
+    return capability is not None and (capability == (9, 0)) == warpgroups and aligned(*tensors, to=to)
