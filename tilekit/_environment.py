@@ -86,9 +86,9 @@ def driver_info() -> DriverInfo:
 
 def _release(proc: Path = Path("/proc/driver/nvidia/version")) -> str | None:
     try:
-        found = re.search(r"^NVRM version:.*?\s(\d+\.\d[\d.]*)\s", proc.read_text(), re.MULTILINE)
-        if found:
-            return found[1]
+        match = re.search(r"^NVRM version:.*?\s(\d+\.\d[\d.]*)\s", proc.read_text(), re.MULTILINE)
+        if match:
+            return match[1]
     except OSError:
         pass  # not Linux, a container without it, or no driver
     program = shutil.which("nvidia-smi")

@@ -145,8 +145,8 @@ def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any 
             filling = _arange_unsigned(tiles, np.uint64(first), np.uint64(pace % 2**64))
         else:
             filling = _line(tiles, float(first), float(pace), 0.0, -1, "none")
-        made: DeviceOp[Tensor] = filling.first().unpartition()
-        return made
+        filled: DeviceOp[Tensor] = filling.first().unpartition()
+        return filled
 
     return _named(_Empty((count,), chosen).then(fill), "arange", Spec((count,), chosen))
 
@@ -189,8 +189,8 @@ def linspace(start: float, stop: float, num: int, endpoint: bool = True, dtype: 
     rounding = "none" if not whole else "cut" if chosen == dtypes.uint64 else "down"
 
     def fill(tensor: Tensor) -> DeviceOp[Tensor]:
-        made: DeviceOp[Tensor] = _line(tensor.partition(_TILE), first, step, end, pinned, rounding).first().unpartition()
-        return made
+        filled: DeviceOp[Tensor] = _line(tensor.partition(_TILE), first, step, end, pinned, rounding).first().unpartition()
+        return filled
 
     return _named(_Empty((count,), chosen).then(fill), "linspace", Spec((count,), chosen))
 
@@ -219,8 +219,8 @@ def eye(n: int, m: int | None = None, k: int = 0, dtype: Any = dtypes.float32) -
         if length <= 0:
             return value(tensor)
         diagonal = tensor.reshape(-1)[first :: columns + 1][:length]
-        made: DeviceOp[Tensor] = copying.fill(diagonal, np.ones((), chosen)).map(lambda _: tensor)
-        return made
+        filled: DeviceOp[Tensor] = copying.fill(diagonal, np.ones((), chosen)).map(lambda _: tensor)
+        return filled
 
     return _named(zeros(shape, chosen).then(fill), "eye", Spec(shape, chosen))
 
@@ -255,7 +255,7 @@ def memcpy(target: Tensor, source: Any) -> DeviceOp[Tensor]:
     if not isinstance(target, Tensor) or target.storage is None:
         raise TypeError(f"memcpy copies into a tensor that has memory, not {target!r}")
     if isinstance(source, DeviceOp):
-        return _named(source.then(lambda made: memcpy(target, made)), "memcpy", Spec(target.shape, target.dtype))
+        return _named(source.then(lambda produced: memcpy(target, produced)), "memcpy", Spec(target.shape, target.dtype))
     refuse_mask("memcpy", source)
     if isinstance(source, np.generic):
         source = np.asarray(source)
@@ -270,7 +270,9 @@ def memcpy(target: Tensor, source: Any) -> DeviceOp[Tensor]:
     if isinstance(source, np.ndarray) and target.is_contiguous:
         return _CopyIn(target, source)
     if isinstance(source, np.ndarray):
-        return _named(from_host(source).then(lambda made: memcpy(target, made)), "memcpy", Spec(target.shape, target.dtype))
+        return _named(
+            from_host(source).then(lambda produced: memcpy(target, produced)), "memcpy", Spec(target.shape, target.dtype)
+        )
     if source.storage is None:
         raise TypeError(f"memcpy copies from a tensor that has memory, not {source!r}")
     if source.device is not target.device:
@@ -305,7 +307,7 @@ def convert(tensor: Tensor | DeviceOp[Tensor], dtype: Any) -> DeviceOp[Tensor]:
     chosen = dtypes.as_dtype(dtype)
     if isinstance(tensor, DeviceOp):
         spec = None if tensor.spec is None else Spec(tensor.spec.shape, chosen)
-        return _named(tensor.then(lambda made: convert(made, chosen)), "astype", spec)
+        return _named(tensor.then(lambda produced: convert(produced, chosen)), "astype", spec)
     if not isinstance(tensor, Tensor) or tensor.storage is None:
         raise TypeError(f"astype converts a tensor that has memory, not {tensor!r}")
     return copying.convert(tensor, chosen)
@@ -439,9 +441,9 @@ class _To(DeviceOp[Tensor]):
         if there.device.kind == ctx.device.kind:
             dense: Tensor = self.tensor if self.tensor.is_contiguous else (yield self.tensor.dup().start(there))
             assert dense.storage is not None, "checked by Tensor.to"
-            made = ctx.allocate(dense.nbytes)
-            copy_across(ctx, made, dense.storage, dense.offset * dense.itemsize, dense.nbytes)
-            return Tensor(made, dense.shape, dense.dtype)
+            storage = ctx.allocate(dense.nbytes)
+            copy_across(ctx, storage, dense.storage, dense.offset * dense.itemsize, dense.nbytes)
+            return Tensor(storage, dense.shape, dense.dtype)
         arriving = yield self.tensor.to_host().start(there)
         yield [(there.stream, there.stream.mark()), *moments(arriving)]
         return (yield from_host(unwrap(arriving)).start(ctx))

@@ -99,7 +99,7 @@ def test_parts_meet_no_more_bank_conflicts_than_the_whole(itemsize):
         bits = parts(source, target, itemsize, size // 2)
         assert len(bits) == 1
         whole = Swizzle.between(source, target, itemsize)
-        if "lane" in {side.place(bits[0]).kind for side in (source, target)} or bits[0] in whole.shared:
+        if "lane" in {side.bit_of(bits[0]).kind for side in (source, target)} or bits[0] in whole.shared:
             continue  # nothing else is left: lanes have nothing to do, or accesses are narrower
         free += 1
         part = Swizzle.between(source.cut(bits), target.cut(bits), itemsize)
@@ -116,7 +116,7 @@ def test_parts_are_numbered_by_bits_that_cost_least():
     target = Layout.blocked((256, 256), config).permute((1, 0))
     assert parts(source, target, 4, 1 << 18) == ()
     bits = parts(source, target, 4, 1 << 16)
-    kinds = [{side.place(v).kind for side in (source, target)} for v in bits]
+    kinds = [{side.bit_of(v).kind for side in (source, target)} for v in bits]
     assert kinds == [{"reg", "warp"}] * 2
     # A tile whose registers only walk other rows on both sides.
     same_rows = Layout((256, 256), source.reg, tuple(reversed(source.lane)), source.warp)

@@ -62,20 +62,20 @@ def read_resources(cubin: bytes, entry: str) -> Resources:
         sections = list(_sections(cubin))
         by_name = {section.name: section for section in sections}
         symbols = _symbols(sections)
-        found: dict[int, int] = {}
+        values: dict[int, int] = {}
         for attribute, payload in _attributes(by_name[".nv.info"].data):
             if attribute in (_FRAME_SIZE, _REGISTER_COUNT):
                 symbol, value = _OF_SYMBOL.unpack_from(payload)
                 if symbols[symbol] == entry:
-                    found[attribute] = value
-        registers = found[_REGISTER_COUNT]
+                    values[attribute] = value
+        registers = values[_REGISTER_COUNT]
     except (struct.error, OverflowError, KeyError, IndexError, UnicodeDecodeError) as error:
         raise ValueError(f"not a cubin with a kernel {entry}: {error!r}") from None
     shared, local = by_name.get(f".nv.shared.{entry}"), by_name.get(f".nv.local.{entry}")
     return Resources(
         registers=registers,
         shared_bytes=shared.size if shared else 0,
-        local_bytes=found.get(_FRAME_SIZE, 0) + (local.size if local else 0),
+        local_bytes=values.get(_FRAME_SIZE, 0) + (local.size if local else 0),
     )
 
 

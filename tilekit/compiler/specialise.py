@@ -140,7 +140,7 @@ class _Binder(ast.NodeTransformer):
         free, called = sorted(free_names(definition)), self.called
         outside = {name: self.lookup(name) for name in free if name not in called}
         cells = {name: value for name, value in outside.items() if name in self.cells}
-        made = compile_tree(
+        function = compile_tree(
             definition, self.function, self.source, cells | {name: called[name].function for name in free if name in called}
         )
         names = tuple(argument.arg for argument in definition.args.args)
@@ -150,7 +150,7 @@ class _Binder(ast.NodeTransformer):
             outside |= {f"{name}.{key}": value for key, value in bound.outside.items()}
             origins += bound.origins
         return BoundKernel(
-            function=made,
+            function=function,
             source=self.source,
             names=names,
             text="\n".join(text),
@@ -188,17 +188,17 @@ class _Binder(ast.NodeTransformer):
 
     def lookup(self, name: str) -> Any:
         """What a name that is not local stands for; `MISSING` if nothing."""
-        for place in (self.cells, self.function.__globals__, vars(builtins)):
-            if name in place:
-                return place[name]
+        for namespace in (self.cells, self.function.__globals__, vars(builtins)):
+            if name in namespace:
+                return namespace[name]
         return MISSING
 
     def _block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        made: list[ast.stmt] = []
+        rewritten: list[ast.stmt] = []
         for statement in statements:
             result = self.visit(statement)
-            made.extend(result if isinstance(result, list) else [result])
-        return made or [ast.copy_location(ast.Pass(), statements[0])]
+            rewritten.extend(result if isinstance(result, list) else [result])
+        return rewritten or [ast.copy_location(ast.Pass(), statements[0])]
 
     def visit_If(self, node: ast.If) -> Any:
         node.test = self.visit(node.test)
@@ -333,9 +333,9 @@ class _Binder(ast.NodeTransformer):
         if isinstance(called, (Function, _Lambda)):
             return self._call(node, called)
         if any(called is function for function in _TAKING_FUNCTIONS):
-            node.args = [self._given(a) for a in node.args]
+            node.args = [self._function_argument(a) for a in node.args]
             for k in node.keywords:
-                k.value = self._given(k.value)
+                k.value = self._function_argument(k.value)
         self.generic_visit(node)
         if isinstance(called, np.dtype):
             reason = f"{ast.unparse(node.func)} is a dtype, which is not called: cast a tile with .astype(...), a scalar with "
@@ -366,8 +366,8 @@ class _Binder(ast.NodeTransformer):
         """The function that an argument is."""
         if isinstance(node, ast.Lambda):
             return _Lambda(self, node)
-        found = self._static(node)
-        return found if isinstance(found, (Function, _Lambda)) else None
+        value = self._static(node)
+        return value if isinstance(value, (Function, _Lambda)) else None
 
     def _call(self, node: ast.Call, function: Function | _Lambda) -> ast.Call:
         """A call, with the constants among its arguments put into a copy of the function."""
@@ -375,12 +375,12 @@ class _Binder(ast.NodeTransformer):
         if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
             raise self.source.error(f"{name}: arguments such as *args do not exist in kernels", node.lineno, name)
         try:
-            given = signature.bind(*node.args, **{str(k.arg): k.value for k in node.keywords}).arguments
+            arguments = signature.bind(*node.args, **{str(k.arg): k.value for k in node.keywords}).arguments
         except TypeError as error:
             raise self.source.error(f"{name}: {error}; it is called as {name}{signature}", node.lineno, name) from None
         constants: dict[str, Any] = {}
         left = []
-        for parameter, argument in given.items():
+        for parameter, argument in arguments.items():
             passed = self._function(argument)
             if passed is not None:
                 constants[parameter] = passed
@@ -399,20 +399,20 @@ class _Binder(ast.NodeTransformer):
         called = ast.Call(self._stand_in(node, function, bound), [by_name[p] for p in bound.names], [])
         return ast.copy_location(called, node)
 
-    def _given(self, node: ast.expr) -> ast.expr:
+    def _function_argument(self, node: ast.expr) -> ast.expr:
         """An argument of an operation that takes a function: a lambda, or one that is written for Python alone, is one, too."""
         if isinstance(node, ast.Lambda):
             return self._passed(node, _Lambda(self, node))
-        found = self._static(node)
-        if not isinstance(found, types.FunctionType) or any(op.function is found for op in OPS.values()):
+        value = self._static(node)
+        if not isinstance(value, types.FunctionType) or any(op.function is value for op in OPS.values()):
             return node
-        if found.__name__ == "<lambda>":
+        if value.__name__ == "<lambda>":
             reason = f"{ast.unparse(node)} is a lambda that is written elsewhere: write it here, or define a function with def"
             raise self.source.error(reason, node.lineno, ast.unparse(node))
         try:
-            function = _functions.get(found)
+            function = _functions.get(value)
             if function is None:
-                function = _functions[found] = Function(found)
+                function = _functions[value] = Function(value)
         except TypeError as error:
             raise self.source.error(str(error), node.lineno) from None
         return self._passed(node, function)
@@ -420,9 +420,9 @@ class _Binder(ast.NodeTransformer):
     def _passed(self, node: ast.expr, function: Function | _Lambda) -> ast.Name:
         """What stands for a function that is passed on."""
         required = [p.name for p in function.signature.parameters.values() if p.default is p.empty]
-        made = self._stand_in(node, function, self._bound(node, function, {}, required))
-        self.passed.add(made.id)
-        return made
+        stand_in = self._stand_in(node, function, self._bound(node, function, {}, required))
+        self.passed.add(stand_in.id)
+        return stand_in
 
     def _stand_in(self, node: ast.expr, function: Function | _Lambda, bound: BoundKernel) -> ast.Name:
         number = len(self.called) + 1
@@ -491,12 +491,12 @@ class _Binder(ast.NodeTransformer):
 
     def _note_origin(self, node: ast.expr, function: Function) -> None:
         """Remember which name `function` was found under, so that a definition that is run again counts."""
-        place = node.func if isinstance(node, ast.Call) else node
+        callee = node.func if isinstance(node, ast.Call) else node
         names: Mapping[str, Any] = {}
-        if isinstance(place, ast.Name):
-            names, key = self.function.__globals__, place.id
-        elif isinstance(place, ast.Attribute) and isinstance(owner := self._static(place.value), types.ModuleType):
-            names, key = vars(owner), place.attr
-        found = names.get(key) if names else None
-        if found is function or found is function.function:
-            self.origins.append((names, key, found))
+        if isinstance(callee, ast.Name):
+            names, key = self.function.__globals__, callee.id
+        elif isinstance(callee, ast.Attribute) and isinstance(owner := self._static(callee.value), types.ModuleType):
+            names, key = vars(owner), callee.attr
+        value = names.get(key) if names else None
+        if value is function or value is function.function:
+            self.origins.append((names, key, value))

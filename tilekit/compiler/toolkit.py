@@ -64,10 +64,10 @@ def where_is(name: str) -> str | None:
         "CUDA headers": lambda: pathfinder.find_nvidia_header_directory("cudart"),
     }[name]
     try:
-        found = look()
+        path = look()
     except Exception:  # how it says that there is none differs between its versions, and between operating systems
         return None
-    return None if found is None else str(found)
+    return None if path is None else str(path)
 
 
 def not_installed(error: Exception) -> TilekitError:

@@ -57,16 +57,16 @@ def met_again(obj: Any) -> Tensor | None:
     array, said, tensor, storage, device, library = known
     if array() is not obj or library.says(obj) != said:
         return None
-    found = library.stream(device.ordinal)
+    handle = library.stream(device.ordinal)
     history: AccessHistory = storage.history if isinstance(storage, Imported) else storage
     before = history.last_write
     if before is not None:
         stream, serial = before
-        if stream.address == found and stream.device is device and not stream.closed and (stream.lasting or found in _DEFAULT):
+        if stream.address == handle and stream.device is device and not stream.closed and (stream.lasting or handle in _DEFAULT):
             if serial != stream.pending:
                 history.last_write = (stream, stream.pending)
             return tensor
-    stream = device.adopt(found, None) if isinstance(found, int) else as_stream(found, device)
+    stream = device.adopt(handle, None) if isinstance(handle, int) else as_stream(handle, device)
     # In a stream that lasts no place is recorded: whoever uses the memory on another one does that, and waits for what the
     # library has submitted by then; on this one it takes none. Another may be gone by then.
     use = (stream, stream.pending if stream.lasting or stream.address in _DEFAULT else stream.mark())

@@ -152,11 +152,12 @@ def taken(capsule: Any) -> View:
     )
 
 
-def _dtype(found: _DataType) -> dtypes.DType:
+def _dtype(element: _DataType) -> dtypes.DType:
     for dtype in dtypes.ALL:
-        if (found.code, found.bits, found.lanes) == (_code(dtype), 8 * dtype.itemsize, 1):
+        if (element.code, element.bits, element.lanes) == (_code(dtype), 8 * dtype.itemsize, 1):
             return dtype
-    name = f"{_NAMES.get(found.code, f'type {found.code} of DLPack, ')}{found.bits}" + f"x{found.lanes}" * (found.lanes != 1)
+    kind = _NAMES.get(element.code, f"type {element.code} of DLPack, ")
+    name = f"{kind}{element.bits}" + f"x{element.lanes}" * (element.lanes != 1)
     raise TypeError(f"elements of {name} are none of tilekit's dtypes, which are {', '.join(d.name for d in dtypes.ALL)}")
 
 

@@ -152,23 +152,23 @@ def _of_numpy(array: np.ndarray[Any, Any], wanted: Device | None) -> Tensor:
 
 
 def _of_exporter(obj: Any, wanted: Device | None) -> Tensor:
-    place, ordinal = (int(part) for part in obj.__dlpack_device__())
+    kind, ordinal = (int(part) for part in obj.__dlpack_device__())
     stream = None
-    if place in (dlpack.CUDA, dlpack.CUDA_MANAGED):
+    if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
         device = Device(ordinal)
         _check_device(device, wanted)
         stream = bridge(device)
     else:
-        device = _place(obj, place, wanted)
+        device = _device_of_kind(obj, kind, wanted)
     asked = None if stream is None else stream.address
     try:
         capsule = obj.__dlpack__(stream=asked, max_version=(1, 0))
     except TypeError:  # those that know no versions
         capsule = obj.__dlpack__(stream=asked)
     view = dlpack.taken(capsule)
-    if (view.device[0] in _HOST) != (place in _HOST):
+    if (view.device[0] in _HOST) != (kind in _HOST):
         raise ValueError(
-            f"as_tensor: {_kind(obj)} says that it is on device {(place, ordinal)} of DLPack, and exports {view.device}"
+            f"as_tensor: {_kind(obj)} says that it is on device {(kind, ordinal)} of DLPack, and exports {view.device}"
         )
     # JAX's arrays never change, whatever its capsules say.
     never = type(obj).__module__.partition(".")[0] in ("jax", "jaxlib")
@@ -184,7 +184,7 @@ def _of_capsule(capsule: Any, wanted: Device | None) -> Tensor:
         _check_device(device, wanted)
         stream = device.adopt(_LEGACY, None)  # for which a capsule is made, unless another stream is asked for
     else:
-        device = _place(capsule, view.device[0], wanted)
+        device = _device_of_kind(capsule, view.device[0], wanted)
     return _of_view(view, device, stream, "the DLPack capsule says so" if view.readonly else None, capsule)
 
 
@@ -293,12 +293,12 @@ def _check_extent(what: str, device: Device, low: int, high: int, any_device: bo
     Raises:
         ValueError: none has; or another than `device`, unless `any_device`; or the memory ends before.
     """
-    found = device.driver.extent(low)
-    if found is None:
+    allocation = device.driver.extent(low)
+    if allocation is None:
         raise ValueError(
             f"{what}: CUDA knows no device memory at {low:#x}. Memory of the host's is for a CPU device, device='cpu'"
         )
-    start, nbytes, ordinal = found
+    start, nbytes, ordinal = allocation
     if high > start + nbytes:
         raise ValueError(
             f"{what}: the tensor needs the {high - low:,} bytes from {low:#x} on, and the memory there ends after "
@@ -312,17 +312,17 @@ def _check_extent(what: str, device: Device, low: int, high: int, any_device: bo
 # where it is
 
 
-def _check_device(found: Device, wanted: Device | None) -> None:
-    if wanted is not None and found is not wanted:
+def _check_device(actual: Device, wanted: Device | None) -> None:
+    if wanted is not None and actual is not wanted:
         raise ValueError(
-            f"as_tensor: the memory is on {found.label}, not on {wanted.label}: take it where it is, and copy it with "
+            f"as_tensor: the memory is on {actual.label}, not on {wanted.label}: take it where it is, and copy it with "
             f".to({wanted!r})"
         )
 
 
-def _place(obj: Any, place: int, wanted: Device | None) -> Device:
-    if place not in _HOST:
-        raise ValueError(f"as_tensor: {_kind(obj)} is on a device of DLPack's kind {place}; tilekit knows CPUs (1) and CUDA (2)")
+def _device_of_kind(obj: Any, kind: int, wanted: Device | None) -> Device:
+    if kind not in _HOST:
+        raise ValueError(f"as_tensor: {_kind(obj)} is on a device of DLPack's kind {kind}; tilekit knows CPUs (1) and CUDA (2)")
     return _host_device(obj, wanted)
 
 

@@ -41,14 +41,14 @@ def dlpack_capsule(
 ) -> Any:
     """What `Tensor.__dlpack__` gives."""
     storage = _storage(tensor)
-    place = dlpack_device(tensor)
+    device = dlpack_device(tensor)
     if dl_device is not None and not isinstance(dl_device, tuple):
         raise TypeError(f"__dlpack__: dl_device is DLPack's kind and number of a device, a tuple, not {type(dl_device).__name__}")
     if max_version is not None and not isinstance(max_version, tuple):
         raise TypeError(f"__dlpack__: max_version is a tuple of two ints, not {type(max_version).__name__}")
-    if dl_device is not None and tuple(dl_device) != place:
+    if dl_device is not None and tuple(dl_device) != device:
         raise BufferError(
-            f"{tensor!r} is on device {place} of DLPack, not on {tuple(dl_device)}: bring it there with .to(device)"
+            f"{tensor!r} is on device {device} of DLPack, not on {tuple(dl_device)}: bring it there with .to(device)"
         )
     if copy:
         raise BufferError(f"{tensor!r} is shared, not copied: pass a .dup() of it for a copy")
@@ -70,7 +70,7 @@ def dlpack_capsule(
             for user, serial in storage.uses():
                 consumer.wait_for(user, serial)
     lend(storage)
-    return dlpack.capsule_of(np.asarray(_Memory(tensor)), tensor.dtype, place, max_version)
+    return dlpack.capsule_of(np.asarray(_Memory(tensor)), tensor.dtype, device, max_version)
 
 
 class _Memory:

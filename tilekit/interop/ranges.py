@@ -80,9 +80,9 @@ class _Table:
                 self.drop(gone)
         first = bisect.bisect_right(self.ranges, low, key=lambda known: known.high)
         last = bisect.bisect_left(self.ranges, high, first, key=lambda known: known.low)
-        met = [(found, order) for found in self.ranges[first:last] if (order := found.order()) is not None]
-        for found in [found for found in self.ranges[first:last] if found.order() is None]:  # just now
-            self.drop(found)
+        met = [(entry, order) for entry in self.ranges[first:last] if (order := entry.order()) is not None]
+        for entry in [entry for entry in self.ranges[first:last] if entry.order() is None]:  # just now
+            self.drop(entry)
         return met
 
     def put(self, known: _Range) -> None:
@@ -105,8 +105,8 @@ def _table(device: Device) -> _Table:
 def known(device: Device, low: int, high: int, itemsize: int, writable: bool) -> Storage | None:
     """The living Storage that has the bytes from `low` to `high`, and can be viewed in elements of that size, writable or not."""
     with _lock:
-        for found, _ in _table(device).across(low, high):
-            for storage in found.storages():
+        for entry, _ in _table(device).across(low, high):
+            for storage in entry.storages():
                 base = storage.memory.address
                 fits = base <= low and high <= base + storage.nbytes and (low - base) % itemsize == 0
                 if fits and not storage.borrowed and (storage.readonly is None) == writable:
@@ -177,7 +177,7 @@ def _join(table: _Table, device: Device, met: _Met, low: int, high: int, own: St
         raise ValueError(
             f"the {high - low:,} bytes from {low:#x} on reach over several tensors of {device!r}: that is no one array's memory"
         )
-    ends = [(found.low, found.high) for found, _ in met] + [(low, high)]
+    ends = [(entry.low, entry.high) for entry, _ in met] + [(low, high)]
     if own is None and len(met) == 1:
         joined, order = met[0]
         joined.low, joined.high = min(start for start, _ in ends), max(end for _, end in ends)
@@ -187,9 +187,9 @@ def _join(table: _Table, device: Device, met: _Met, low: int, high: int, own: St
     gathered = [_gather(device, order, other) for _, other in met]
     if owns:
         joined.add(owns[0])
-    for found, _ in met:
-        table.drop(found)
-        for storage in found.storages():
+    for entry, _ in met:
+        table.drop(entry)
+        for storage in entry.storages():
             if isinstance(storage, Imported):
                 storage.history = order
                 joined.add(storage)

@@ -50,8 +50,8 @@ def generics(names: str) -> Any:
     words = names.replace(",", " ").split() if isinstance(names, str) else []
     if not words or not all(word.removeprefix("*").isidentifier() for word in words):
         raise ValueError(f"tk.generics takes names such as 'BM BN' or '*S', not {names!r}")
-    made = tuple(Generic(word.removeprefix("*"), word.startswith("*")) for word in words)
-    return made[0] if len(made) == 1 else made
+    created = tuple(Generic(word.removeprefix("*"), word.startswith("*")) for word in words)
+    return created[0] if len(created) == 1 else created
 
 
 Dims = tuple["int | Generic", ...]

@@ -74,14 +74,14 @@ def _atomic(
     """
     one_of(order, ORDERS, what, "memory_order")
     one_of(scope, SCOPES, what, "memory_scope")
-    found = points(array, indices, mask, what)
+    targets = points(array, indices, mask, what)
     _check_tensor(what, what, array)
-    given = [values_of(array, value, found.shape, what).astype(array.dtype)[found.chosen] for value in values]
+    operands = [values_of(array, value, targets.shape, what).astype(array.dtype)[targets.chosen] for value in values]
     if array._shadow is not None:
-        array._shadow.check_points(found.places, what, array.name)
-    made: NDArray[Any] = np.zeros(found.shape, array.dtype)
-    made[found.chosen] = _in_turns(array._elements, found, given, change)
-    return Tile(made)
+        array._shadow.check_points(targets.places, what, array.name)
+    before: NDArray[Any] = np.zeros(targets.shape, array.dtype)
+    before[targets.chosen] = _in_turns(array._elements, targets, operands, change)
+    return Tile(before)
 
 
 def _check_tensor(what: str, name: str, array: TensorView) -> None:
@@ -93,10 +93,10 @@ def _check_tensor(what: str, name: str, array: TensorView) -> None:
         raise CompileError(f"{what}: {problem}")
 
 
-def _in_turns(elements: NDArray[Any], found: Points, values: list[NDArray[Any]], change: Change) -> NDArray[Any]:
+def _in_turns(elements: NDArray[Any], targets: Points, values: list[NDArray[Any]], change: Change) -> NDArray[Any]:
     """Apply `change` for one index after the other: first the first of each element, then the second of each..."""
-    count = len(found.places[0])
-    flat = np.ravel_multi_index(found.places, elements.shape)
+    count = len(targets.places[0])
+    flat = np.ravel_multi_index(targets.places, elements.shape)
     order = np.argsort(flat, kind="stable")
     starts = np.flatnonzero(np.diff(flat[order], prepend=-1))
     turns = np.empty(count, np.int64)
@@ -104,7 +104,7 @@ def _in_turns(elements: NDArray[Any], found: Points, values: list[NDArray[Any]],
     before = np.empty(count, elements.dtype)
     for turn in range(int(turns.max(initial=-1)) + 1):
         now = np.flatnonzero(turns == turn) if turn or len(starts) < count else slice(None)
-        at = tuple(index[now] for index in found.places)
+        at = tuple(index[now] for index in targets.places)
         before[now] = elements[at]
         elements[at] = change(before[now], *(value[now] for value in values))
     return before

@@ -165,8 +165,8 @@ def popcount(x: Tile) -> Tile:
     value, width = _unsigned("popcount", x)
     one = np.uint64(1)
     count = np.zeros(value.shape, np.int32)
-    for place in range(width):
-        count += (value >> np.uint64(place) & one).astype(np.int32)
+    for bit in range(width):
+        count += (value >> np.uint64(bit) & one).astype(np.int32)
     return Tile(count)
 
 
@@ -189,6 +189,6 @@ def clz(x: Tile) -> Tile:
     """
     value, width = _unsigned("clz", x)
     count = np.full(value.shape, width, np.int32)
-    for place in range(width):
-        count = np.where(value >> np.uint64(place) != 0, np.int32(width - 1 - place), count)
+    for bit in range(width):
+        count = np.where(value >> np.uint64(bit) != 0, np.int32(width - 1 - bit), count)
     return Tile(np.asarray(count))

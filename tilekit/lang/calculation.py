@@ -42,12 +42,12 @@ def _rounded(name: str, accepted: tuple[RoundingMode, ...], mode: Mode, flush_to
     arrays = [rounding.flush(array, flush_to_zero) for array in arrays]
     by_default = chosen in (None, RoundingMode.FULL, RoundingMode.APPROX) or (name, chosen) == ("truediv", RoundingMode.RN)
     if name == "fma" and not dtypes.is_float(dtype):
-        made = arrays[0] * arrays[1] + arrays[2]
+        result = arrays[0] * arrays[1] + arrays[2]
     elif by_default and name != "fma":
-        made = _USUAL[name](*arrays)
+        result = _USUAL[name](*arrays)
     else:
-        made = rounding.rounded(name, chosen, dtype, *arrays)
-    return Tile(rounding.flush(np.asarray(made).astype(dtype, copy=False), flush_to_zero))
+        result = rounding.rounded(name, chosen, dtype, *arrays)
+    return Tile(rounding.flush(np.asarray(result).astype(dtype, copy=False), flush_to_zero))
 
 
 @tile_op("add", host="numpy.add")

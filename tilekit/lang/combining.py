@@ -30,9 +30,9 @@ def columns_of(x: Any, what: str) -> tuple[list[NDArray[Any]], bool]:
     return [np.broadcast_to(tile._array, shape) for tile in tiles], not isinstance(x, tuple)
 
 
-def first_of(made: Sequence[Tile], alone: bool) -> Any:
+def first_of(tiles: Sequence[Tile], alone: bool) -> Any:
     """What a fold of a tile, or of a tuple of tiles, returns."""
-    return made[0] if alone else tuple(made)
+    return tiles[0] if alone else tuple(tiles)
 
 
 def arity_problem(func: Callable[..., Any], tiles: int) -> str | None:
@@ -65,17 +65,17 @@ def known_identity(identity: Any, what: str) -> None:
             raise CompileError(f"{what}: identity is a scalar, a tuple of scalars, or None, not {type(value).__name__}")
 
 
-def misfit(wanted: Sequence[dtypes.DType], found: Sequence[dtypes.DType | str], what: str) -> str | None:
+def misfit(wanted: Sequence[dtypes.DType], actual: Sequence[dtypes.DType | str], what: str) -> str | None:
     """Why the results of `func` cannot take the place of what it was given; None if they can.
 
     Args:
         wanted: the dtypes of what it gets.
-        found: for each result its dtype if it is a tile of shape (), else what it is, in words.
+        actual: for each result its dtype if it is a tile of shape (), else what it is, in words.
         what: the operation.
     """
-    if len(found) != len(wanted):
-        return f"func gives {len(found)} values, and takes two times {len(wanted)}: it must give {len(wanted)}"
-    for dtype, result in zip(wanted, found, strict=True):
+    if len(actual) != len(wanted):
+        return f"func gives {len(actual)} values, and takes two times {len(wanted)}: it must give {len(wanted)}"
+    for dtype, result in zip(wanted, actual, strict=True):
         if isinstance(result, str):
             return f"func gives {result}, and must give a tile of shape ()"
         if dtype != result:
@@ -83,24 +83,24 @@ def misfit(wanted: Sequence[dtypes.DType], found: Sequence[dtypes.DType | str], 
     return None
 
 
-def combined(func: Callable[..., Any], given: Sequence[Any], what: str) -> tuple[Any, ...]:
+def combined(func: Callable[..., Any], elements: Sequence[Any], what: str) -> tuple[Any, ...]:
     """`func` of elements, or of arrays of elements of one shape, as arrays of that shape.
 
     Functions of elements are mostly functions of whole tiles too, and so much faster to run; where one is not, as when it
     branches on an element, it is run for each.
     """
-    arrays = [np.asarray(value) for value in given]
+    arrays = [np.asarray(value) for value in elements]
     wanted, shape = [a.dtype for a in arrays[: len(arrays) // 2]], arrays[0].shape
     try:
         return _once(func, arrays, wanted, shape, what)
     except CompileError:
         if not shape:
             raise
-    made = tuple(np.empty(shape, dtype) for dtype in wanted)
+    columns = tuple(np.empty(shape, dtype) for dtype in wanted)
     for at in np.ndindex(shape):
-        for column, value in zip(made, _once(func, [np.asarray(a[at]) for a in arrays], wanted, (), what), strict=True):
+        for column, value in zip(columns, _once(func, [np.asarray(a[at]) for a in arrays], wanted, (), what), strict=True):
             column[at] = value
-    return made
+    return columns
 
 
 def _once(
@@ -108,8 +108,8 @@ def _once(
 ) -> tuple[Any, ...]:
     result = func(*map(Tile, arrays))
     results = result if isinstance(result, tuple) else (result,)
-    found = [r.dtype if isinstance(r, Tile) and r.shape in ((), shape) else _in_words(r) for r in results]
-    problem = misfit(wanted, found, what)
+    kinds = [r.dtype if isinstance(r, Tile) and r.shape in ((), shape) else _in_words(r) for r in results]
+    problem = misfit(wanted, kinds, what)
     if problem:
         raise CompileError(f"{what}: {problem}")
     return tuple(np.broadcast_to(r._array, shape) for r in results)

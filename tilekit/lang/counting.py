@@ -83,5 +83,5 @@ def histogram(x: Tile, bins: int, mask: Any = None) -> Tile:
     if chosen is not None:
         inside &= chosen
     # All others go to one more bin.
-    made = np.bincount(np.where(inside, places, count).reshape(-1), minlength=count + 1)
-    return Tile(made[:count].astype(dtypes.int32))
+    counts = np.bincount(np.where(inside, places, count).reshape(-1), minlength=count + 1)
+    return Tile(counts[:count].astype(dtypes.int32))

@@ -52,14 +52,14 @@ def print_(*values: Any) -> None:
         hello from block 1
     """
     words = []
-    for place, value in enumerate(values):
+    for number, value in enumerate(values):
         if isinstance(value, str):
             words.append(value)
         elif scalar_kind(value) is not None:
             words.append(_text(value))
         elif not isinstance(value, Tile):
             raise CompileError(f"print: values are strings, scalars and a tile, not {type(value).__name__}")
-        elif place != len(values) - 1:
+        elif number != len(values) - 1:
             raise CompileError("print: a tile is the last of the values")
     if not values or not isinstance(values[-1], Tile):
         sys.stdout.write(" ".join(words) + "\n")
@@ -94,16 +94,16 @@ def parse_format(text: str) -> tuple[str, list[Directive]]:
     pieces: list[Directive] = []
     before, at = text.partition("%")[0], text.find("%")
     while at >= 0:
-        found = _DIRECTIVE.match(text, at)
-        if found is None or (found["letter"] == "%" and found[0] != "%%"):
+        match = _DIRECTIVE.match(text, at)
+        if match is None or (match["letter"] == "%" and match[0] != "%%"):
             shown = text[at : at + 6]
             raise CompileError(
                 f"printf: {shown!r} in the format is no directive: after a % come flags (- + 0 or a space), width, precision, "
                 "and one of d i u o x X e E f F g G; %% is a percent sign"
             )
-        end = text.find("%", found.end())
-        after = text[found.end() : end if end >= 0 else None]
-        pieces.append(Directive(found["style"], found["letter"].replace("%", ""), after))
+        end = text.find("%", match.end())
+        after = text[match.end() : end if end >= 0 else None]
+        pieces.append(Directive(match["style"], match["letter"].replace("%", ""), after))
         at = end
     return before, pieces
 
@@ -183,9 +183,9 @@ def printf(format: str, *values: Any) -> None:
         sys.stdout.write(before + "".join(words))
 
 
-def assertion_text(message: str, place: tuple[int, ...] | None = None) -> str:
-    """What a failed assertion says; `place` is the index of the element that does not hold."""
-    where = f" at element {place}" if place else ""
+def assertion_text(message: str, index: tuple[int, ...] | None = None) -> str:
+    """What a failed assertion says; `index` is that of the element that does not hold."""
+    where = f" at element {index}" if index else ""
     return f"assert_: {message or 'the condition does not hold'}{where}"
 
 
@@ -227,17 +227,17 @@ def assert_(condition: Any, message: str = "") -> None:
         if condition.dtype != dtypes.bool_:
             raise CompileError(f"assert_: {unconditional(f'a {condition.dtype.name} tile')}")
         if not np.all(condition._array):
-            place = tuple(int(i[0]) for i in np.nonzero(~np.atleast_1d(condition._array)))
-            raise DeviceError(assertion_text(message, place if condition.shape else None))
+            index = tuple(int(i[0]) for i in np.nonzero(~np.atleast_1d(condition._array)))
+            raise DeviceError(assertion_text(message, index if condition.shape else None))
     elif scalar_kind(condition) is not bool:
         raise CompileError(f"assert_: {unconditional(type(condition).__name__)}")
     elif not condition:
         raise DeviceError(assertion_text(message))
 
 
-def unconditional(found: str) -> str:
+def unconditional(actual: str) -> str:
     """Why something is no condition of an assertion."""
-    return f"the condition is a bool scalar or a bool tile, such as the result of a comparison, not {found}"
+    return f"the condition is a bool scalar or a bool tile, such as the result of a comparison, not {actual}"
 
 
 @tile_op("static_assert", host="Python's assert")
@@ -320,6 +320,6 @@ def static_print(*values: Any) -> None:
         sys.stdout.write(" ".join(words) + "\n")
 
 
-def unknown_value(found: str) -> str:
+def unknown_value(actual: str) -> str:
     """Why something cannot be printed while a kernel is compiled."""
-    return f"values are constants, dtypes and tiles, not {found}; tk.print shows values while the kernel runs"
+    return f"values are constants, dtypes and tiles, not {actual}; tk.print shows values while the kernel runs"

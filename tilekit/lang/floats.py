@@ -54,17 +54,17 @@ def floating(
         accepted: the rounding modes that the operation has.
         rounding_mode, flush_to_zero: as it was given.
     """
-    given = floats(name, x)
+    elements = floats(name, x)
     mode = rounding.known_mode(name, rounding_mode)
     problem = rounding.problem(accepted, mode, flush_to_zero, x.dtype)
     if problem:
         raise CompileError(f"{name}: {problem}")
-    array = rounding.flush(given, flush_to_zero)
+    array = rounding.flush(elements, flush_to_zero)
     if name == "sqrt" and mode in (RoundingMode.RZ, RoundingMode.RM, RoundingMode.RP):
-        made = rounding.rounded(name, mode, x.dtype, array)
+        result = rounding.rounded(name, mode, x.dtype, array)
     else:
-        made = precisely(function, x.dtype, array)
-    return Tile(rounding.flush(made, flush_to_zero))
+        result = precisely(function, x.dtype, array)
+    return Tile(rounding.flush(result, flush_to_zero))
 
 
 def floating_pair(name: str, x: Any, y: Any, function: Callable[[Any, Any], Any]) -> Tile:

@@ -52,20 +52,20 @@ def points(view: Any, indices: Any, mask: Any, what: str) -> Points:
     if len(parts) != view.ndim:
         raise CompileError(f"{what}: {len(parts)} indices for {view.name}, which has {view.ndim} dimensions")
     shape = common_shape(what, [part.shape if isinstance(part, Tile) else () for part in parts])
-    given = [np.broadcast_to(part._array if isinstance(part, Tile) else np.asarray(int(part)), shape) for part in parts]
+    columns = [np.broadcast_to(part._array if isinstance(part, Tile) else np.asarray(int(part)), shape) for part in parts]
     chosen = mask_of(mask, shape, what)
     if chosen is None:
         chosen = np.ones(shape, np.bool_)
     inside = chosen
-    for index, extent in zip(given, view.shape, strict=True):
+    for index, extent in zip(columns, view.shape, strict=True):
         inside = inside & (index >= 0) & (index < extent)
     if not np.array_equal(inside, chosen):
         at = tuple(np.argwhere(chosen & ~inside)[0])
-        wrong = tuple(int(index[at]) for index in given)
+        wrong = tuple(int(index[at]) for index in columns)
         raise DeviceError(
             f"{what}: index {wrong if len(wrong) > 1 else wrong[0]} is outside {view.name}, a tensor of shape {view.shape}"
         )
-    return Points(shape, tuple(index[chosen].astype(np.int64) for index in given), chosen)
+    return Points(shape, tuple(index[chosen].astype(np.int64) for index in columns), chosen)
 
 
 def written(view: TensorView, what: str) -> None:
@@ -115,7 +115,7 @@ def gather(
         array([7., 1., 1., 9.], dtype=float32)
     """
     check_eviction(eviction_policy, "gather")
-    found = points(array, indices, mask, "gather")
+    targets = points(array, indices, mask, "gather")
     if not array.readable:
         raise CompileError(f"gather: {written_only(array.name)}")
     if scalar_kind(padding_value) is None:
@@ -123,12 +123,12 @@ def gather(
     if problem := dtypes.unfit_padding(array.dtype, padding_value, array.name):
         raise CompileError(f"gather: {problem}")
     if array._shadow is not None:
-        array._shadow.check_points(found.places, "gather", array.name)
+        array._shadow.check_points(targets.places, "gather", array.name)
     if array._touched is not None:
-        array._touched.read(_in_parameter(array, found.places), None, block.running_one(), array.name)
-    made = np.full(found.shape, convert(padding_value, array.dtype))
-    made[found.chosen] = array._elements[found.places]
-    return Tile(made)
+        array._touched.read(_in_parameter(array, targets.places), None, block.running_one(), array.name)
+    elements = np.full(targets.shape, convert(padding_value, array.dtype))
+    elements[targets.chosen] = array._elements[targets.places]
+    return Tile(elements)
 
 
 @tile_op("scatter")
@@ -160,11 +160,11 @@ def scatter(array: TensorView, indices: Any, value: Any, *, mask: Any = None, ev
         array([7., 6., 5., 4., 3., 2., 1., 0.], dtype=float32)
     """
     check_eviction(eviction_policy, "scatter")
-    found = points(array, indices, mask, "scatter")
+    targets = points(array, indices, mask, "scatter")
     written(array, "scatter")
-    values = values_of(array, value, found.shape, "scatter")
+    values = values_of(array, value, targets.shape, "scatter")
     if array._touched is not None:
-        array._touched.write(_in_parameter(array, found.places), None, block.running_one(), array.name)
-    array._elements[found.places] = values[found.chosen]
+        array._touched.write(_in_parameter(array, targets.places), None, block.running_one(), array.name)
+    array._elements[targets.places] = values[targets.chosen]
     if array._shadow is not None:
-        array._shadow.write_points(found.places)
+        array._shadow.write_points(targets.places)

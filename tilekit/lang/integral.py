@@ -41,10 +41,10 @@ def power(x: Any, y: Any) -> Any:
         return np.power(bases, exponents).reshape(shape)
     if x.dtype.kind == "u":
         return np.power(x, y)
-    made = np.power(x, np.maximum(y, y.dtype.type(0)))
+    powers = np.power(x, np.maximum(y, y.dtype.type(0)))
     one, minus = x.dtype.type(1), x.dtype.type(-1)
     signs = np.where(y & one == 0, one, minus)
-    return np.where(y < 0, np.where(x == 1, one, np.where(x == minus, signs, x.dtype.type(0))), made)
+    return np.where(y < 0, np.where(x == 1, one, np.where(x == minus, signs, x.dtype.type(0))), powers)
 
 
 def _products(x: Any, exponent: int) -> Any:
@@ -58,11 +58,11 @@ def _products(x: Any, exponent: int) -> Any:
 
 def product(x: Any, y: Any) -> Any:
     """`x * y`; of bfloat16 rounded once, where ml_dtypes rounds subnormal products to float32 first."""
-    made = np.asarray(np.multiply(x, y))
-    if made.dtype != dtypes.bfloat16:
-        return made
-    small = np.abs(made.astype(np.float32)) < 2.0**-125
-    return np.where(small, rounded("mul", None, made.dtype, x, y), made) if small.any() else made
+    products = np.asarray(np.multiply(x, y))
+    if products.dtype != dtypes.bfloat16:
+        return products
+    small = np.abs(products.astype(np.float32)) < 2.0**-125
+    return np.where(small, rounded("mul", None, products.dtype, x, y), products) if small.any() else products
 
 
 def high_product(x: Any, y: Any, dtype: dtypes.DType) -> Any:

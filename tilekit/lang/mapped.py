@@ -62,9 +62,9 @@ def ownerless(name: str) -> str:
     )
 
 
-def no_tile(name: str, found: str) -> str:
+def no_tile(name: str, actual: str) -> str:
     """An int, say, in the place of a tile."""
-    return f"the tile is one that {name}.tiles() gives, not {found}"
+    return f"the tile is one that {name}.tiles() gives, not {actual}"
 
 
 def foreign_tile(name: str, other: str) -> str:

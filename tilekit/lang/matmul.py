@@ -142,11 +142,11 @@ def _product(a: NDArray[Any], b: NDArray[Any], wide: dtypes.DType, precision: st
     x, y = (np.ascontiguousarray(convert(operand, wide)) for operand in (a, b))
     if a.dtype == dtypes.float32 and precision == "tf32":
         x, y = _tf32(x), _tf32(y)
-    made: NDArray[Any] = np.matmul(x, y)
-    return made
+    result: NDArray[Any] = np.matmul(x, y)
+    return result
 
 
-def _given(what: str, **operands: Any) -> None:
+def _check_operands(what: str, **operands: Any) -> None:
     for name, value in operands.items():
         if not isinstance(value, Tile):
             kind = scalar_kind(value)
@@ -187,7 +187,7 @@ def mma(a: Tile, b: Tile, acc: Tile, *, precision: str = "ieee") -> Tile:
         array([[ 6.,  6.],
                [22., 22.]], dtype=float32)
     """
-    _given("mma", a=a, b=b, acc=acc)
+    _check_operands("mma", a=a, b=b, acc=acc)
     shape = product_shape(a.shape, b.shape, "mma")
     wide = accumulator_dtype(a.dtype, b.dtype, "mma")
     check_accumulator(acc.shape, acc.dtype, shape, wide, "mma")
@@ -227,14 +227,14 @@ def matmul(a: Tile, b: Tile, *, precision: str = "ieee") -> Tile:
 
 def product_of(what: str, a: Any, b: Any, precision: str) -> Tile:
     """`tk.matmul`; `what` names the operation in errors."""
-    _given(what, a=a, b=b)
+    _check_operands(what, a=a, b=b)
     rows, columns = padded_shapes(a.shape, b.shape)
     product_shape(rows, columns, what)
     first, second = meeting_dtypes(a.dtype, b.dtype, what)
     result = result_dtype(first, second, what)
     wide = accumulator_dtype(first, second, what)
-    made = _product(convert(a._array, first), convert(b._array, second), wide, check_precision(precision, what))
-    return Tile(convert(np.asarray(made), result))
+    elements = _product(convert(a._array, first), convert(b._array, second), wide, check_precision(precision, what))
+    return Tile(convert(np.asarray(elements), result))
 
 
 families["product_of"] = product_of

@@ -44,10 +44,10 @@ def tensor(array: Any, what: str) -> TensorView:
 
 def reordered(along: tuple[int, ...], values: tuple[Any, ...]) -> tuple[Any, ...]:
     """What belongs to the dimensions of a tile, by the dimensions of the tensor that they lie along."""
-    made = list(values)
-    for place, dim in enumerate(along):
-        made[dim] = values[place]
-    return tuple(made)
+    by_tensor = list(values)
+    for position, dim in enumerate(along):
+        by_tensor[dim] = values[position]
+    return tuple(by_tensor)
 
 
 @tile_op("bid")
@@ -182,13 +182,13 @@ def load(
     view = tensor(array, "load")
     check_eviction(eviction_policy, "load")
     where = tile_index(view, index, "load")
-    extents, made = check_window(shape, view.ndim, view.name, "load")
+    extents, tile_shape = check_window(shape, view.ndim, view.name, "load")
     along = check_order(order, view.ndim, "load")
     fill = _fill(view, padding_mode, padding_value, "load")
-    chosen = _by_tensor(mask_of(mask, made, "load"), extents, along)
+    chosen = _by_tensor(mask_of(mask, tile_shape, "load"), extents, along)
     where, lies = reordered(along, where), reordered(along, extents)
     values = read(view, window_of(view, where, lies, lies, "load"), lies, fill, "load", mask=chosen)
-    return Tile(values.transpose(along).reshape(made))
+    return Tile(values.transpose(along).reshape(tile_shape))
 
 
 def _by_tensor(values: Any, extents: tuple[int, ...], along: tuple[int, ...]) -> Any:
@@ -248,7 +248,7 @@ def load_tile_like(
             "use tk.load with an index of its own"
         )
     fill = padding(view.dtype, padding_mode, view.name, "load_tile_like")
-    window = window_of(view, like._place(at, "load_tile_like"), shape, shape, "load_tile_like")
+    window = window_of(view, like._index_of(at, "load_tile_like"), shape, shape, "load_tile_like")
     # A store to the tile drops what is beyond the edge of `like`.
     return Tile(read(view, window, shape, fill, "load_tile_like", like.shape))
 
@@ -294,11 +294,11 @@ def store(
         raise CompileError(f"store: {ownerless(view.name)}")
     along, where = check_order(order, view.ndim, "store"), tile_index(view, index, "store")
     if view.tile_shape is not None:
-        made = extents = tuple(view.tile_shape[dim] for dim in along)
+        tile_shape = extents = tuple(view.tile_shape[dim] for dim in along)
     else:
-        extents, made = check_window(tile.shape if isinstance(tile, Tile) else (), view.ndim, view.name, "store")
-    values = _by_tensor(stored(view, tile, made, "store"), extents, along)
-    chosen = _by_tensor(mask_of(mask, made, "store"), extents, along)
+        extents, tile_shape = check_window(tile.shape if isinstance(tile, Tile) else (), view.ndim, view.name, "store")
+    values = _by_tensor(stored(view, tile, tile_shape, "store"), extents, along)
+    chosen = _by_tensor(mask_of(mask, tile_shape, "store"), extents, along)
     where, lies = reordered(along, where), reordered(along, extents)
     window = window_of(view, where, lies, lies, "store")
     write(view, window, values, chosen, where if view.tile_shape is not None else None)

@@ -35,9 +35,9 @@ def check_warp_specialize(wanted: Any, what: str) -> bool | None:
     raise CompileError(f"{what}: warp_specialize is True, False or None, not {wanted!r}")
 
 
-def no_stream(found: str) -> str:
+def no_stream(actual: str) -> str:
     """What to say of a thing that is no stream of tiles."""
-    return f"a stream of tiles is a row such as x.tiles((BM, BK))[i, :], or all of x.tiles((BM, BK)), not {found}"
+    return f"a stream of tiles is a row such as x.tiles((BM, BK))[i, :], or all of x.tiles((BM, BK)), not {actual}"
 
 
 def unequal(counts: Any) -> str:

@@ -74,8 +74,8 @@ def _one(drawn: tuple[list[Array], Array]) -> Array:
     """Each element's word, of four."""
     (w0, w1, w2, w3), at = drawn
     odd, high = (at & _u64(1)).astype(bool), (at & _u64(2)).astype(bool)
-    made: Array = np.where(high, np.where(odd, w3, w2), np.where(odd, w1, w0))
-    return made
+    word: Array = np.where(high, np.where(odd, w3, w2), np.where(odd, w1, w0))
+    return word
 
 
 def _two(drawn: tuple[list[Array], Array]) -> Array:
@@ -86,10 +86,10 @@ def _two(drawn: tuple[list[Array], Array]) -> Array:
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
-    made = np.full_like(x, coefficients[0])
+    value = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
-        made = made * x + _f32(coefficient)
-    return made
+        value = value * x + _f32(coefficient)
+    return value
 
 
 def _normal(drawn: tuple[list[Array], Array]) -> Array:
@@ -113,8 +113,8 @@ def _normal(drawn: tuple[list[Array], Array]) -> Array:
     sine = _polynomial(SINE, z) * z * a + a
     cosine = _polynomial(COSINE, z) * z * z - z * _f32(0.5) + _f32(1)
     wave = np.where((quarter & _u32(1)).astype(bool), sine, cosine).view(_u32) ^ ((quarter + _u32(1) & _u32(2)) << _u32(30))
-    made: Array = radius * wave.view(_f32)
-    return made
+    number: Array = radius * wave.view(_f32)
+    return number
 
 
 def _normal64(drawn: tuple[list[Array], Array]) -> Array:
@@ -125,8 +125,8 @@ def _normal64(drawn: tuple[list[Array], Array]) -> Array:
     turn = (w2.astype(_u64) << _u64(32) | w3) >> _u64(11)
     angle = turn.astype(np.float64) * (2.0**-53 * 6.283185307179586)
     radius = np.sqrt(np.log(x.astype(np.float64) * 2.0**-53) * -2.0)
-    made: Array = radius * np.where(odd, np.sin(angle), np.cos(angle))
-    return made
+    number: Array = radius * np.where(odd, np.sin(angle), np.cos(angle))
+    return number
 
 
 # ------------------------------------------------------------------------------------------------------------------- checks
@@ -152,19 +152,19 @@ def problem_of_bounds(low: int, high: int, dtype: dtypes.DType) -> str | None:
     return None
 
 
-def no_seed(found: str) -> str:
+def no_seed(actual: str) -> str:
     """Why something is no seed."""
-    return f"a seed is an integer scalar, not {found}"
+    return f"a seed is an integer scalar, not {actual}"
 
 
-def no_offsets(found: str) -> str:
+def no_offsets(actual: str) -> str:
     """Why something is no tile of offsets."""
-    return f"the offsets are an integer tile, such as tk.arange(...), not {found}"
+    return f"the offsets are an integer tile, such as tk.arange(...), not {actual}"
 
 
-def no_integers(found: str) -> str:
+def no_integers(actual: str) -> str:
     """Why random integers are not of a dtype."""
-    return f"random integers are of an integer dtype, not {found}"
+    return f"random integers are of an integer dtype, not {actual}"
 
 
 def _seed(what: str, seed: Any) -> int:
@@ -180,8 +180,8 @@ def _offsets(what: str, offsets: Any) -> Array:
     if dtypes.is_float(offsets.dtype) or offsets.dtype == dtypes.bool_:
         raise CompileError(f"{what}: {no_offsets(f'a {offsets.dtype.name} tile')}")
     narrow = offsets.dtype.itemsize <= 4
-    made: Array = offsets._array.astype(_u32).astype(_u64) if narrow else offsets._array.astype(_u64)
-    return made
+    unsigned: Array = offsets._array.astype(_u32).astype(_u64) if narrow else offsets._array.astype(_u64)
+    return unsigned
 
 
 def _dtype(what: str, spec: Any) -> dtypes.DType:
@@ -232,8 +232,8 @@ def philox(seed: int, c0: Any, c1: Any = 0, c2: Any = 0, c3: Any = 0) -> tuple[T
         elif scalar_kind(word) is int:
             counter.append(np.asarray(int(word) & 0xFFFFFFFF, _u32))
         else:
-            found = f"a {word.dtype.name} tile" if isinstance(word, Tile) else type(word).__name__
-            raise CompileError(f"philox: {no_word(found)}")
+            actual = f"a {word.dtype.name} tile" if isinstance(word, Tile) else type(word).__name__
+            raise CompileError(f"philox: {no_word(actual)}")
     shapes = [word.shape for word in (c0, c1, c2, c3) if isinstance(word, Tile)]
     if not shapes:
         raise CompileError(f"philox: {NO_TILE}")
@@ -245,9 +245,9 @@ def philox(seed: int, c0: Any, c1: Any = 0, c2: Any = 0, c3: Any = 0) -> tuple[T
 NO_TILE = "one word of the counter at least must be a tile"
 
 
-def no_word(found: str) -> str:
+def no_word(actual: str) -> str:
     """Why something is no word of a counter."""
-    return f"a word of the counter is an integer tile or an integer scalar, not {found}"
+    return f"a word of the counter is an integer tile or an integer scalar, not {actual}"
 
 
 @tile_op("rand", host="api.rand")

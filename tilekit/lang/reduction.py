@@ -36,19 +36,19 @@ def reducible(dtype: dtypes.DType, what: str) -> str | None:
     return dtypes.no_arithmetic(dtype)
 
 
-def _given(x: Any, what: str) -> Tile:
+def _check_tile(x: Any, what: str) -> Tile:
     if not isinstance(x, Tile):
         raise CompileError(f"{what}: needs a tile, not {type(x).__name__}")
     return x
 
 
 def _fold(name: str, x: Any, axis: Any, keepdims: bool) -> Tile:
-    tile = _given(x, name)
+    tile = _check_tile(x, name)
     computable(name, tile.dtype)
     axes, dtype = axes_of(axis, tile.ndim, name), sum_dtype(tile.dtype)
     wide = dtypes.float32 if dtype in (dtypes.float16, dtypes.bfloat16) else dtype
-    made = getattr(np, name)(convert(tile._array, wide), axis=axes, keepdims=keepdims, dtype=wide)
-    return Tile(convert(np.asarray(made), dtype))
+    folded = getattr(np, name)(convert(tile._array, wide), axis=axes, keepdims=keepdims, dtype=wide)
+    return Tile(convert(np.asarray(folded), dtype))
 
 
 @tile_op("sum", host="numpy.sum")
@@ -96,7 +96,7 @@ def prod(x: Tile, axis: int | tuple[int, ...] | None = None, *, keepdims: bool =
 
 
 def _extreme(name: str, x: Any, axis: Any, keepdims: bool, propagate_nan: bool) -> Tile:
-    tile = _given(x, name)
+    tile = _check_tile(x, name)
     problem = reducible(tile.dtype, name)
     if problem:
         raise CompileError(f"{name}: {problem}")
@@ -104,8 +104,8 @@ def _extreme(name: str, x: Any, axis: Any, keepdims: bool, propagate_nan: bool) 
     wide = convert(tile._array, dtypes.float32) if tile.dtype == dtypes.bfloat16 else tile._array
     if not propagate_nan and dtypes.is_float(tile.dtype):
         wide = np.where(np.isnan(wide), wide.dtype.type(np.nan), wide)  # NumPy takes a signalling NaN for the end of the numbers
-    made = by_choice.reduce(wide, axis=axes_of(axis, tile.ndim, name), keepdims=keepdims)
-    return Tile(convert(np.asarray(made), tile.dtype))
+    extremes = by_choice.reduce(wide, axis=axes_of(axis, tile.ndim, name), keepdims=keepdims)
+    return Tile(convert(np.asarray(extremes), tile.dtype))
 
 
 @tile_op("max", host="numpy.max")
@@ -153,7 +153,7 @@ def min_(x: Tile, axis: int | tuple[int, ...] | None = None, *, keepdims: bool =
 
 
 def _position(name: str, x: Any, axis: Any, keepdims: bool, propagate_nan: bool) -> Tile:
-    tile = _given(x, name)
+    tile = _check_tile(x, name)
     problem = reducible(tile.dtype, name)
     if problem:
         raise CompileError(f"{name}: {problem}")
@@ -215,7 +215,7 @@ def argmin(x: Tile, axis: int | None = None, *, keepdims: bool = False, propagat
 
 
 def _truth(name: str, function: Callable[..., Any], x: Any, axis: Any, keepdims: bool) -> Tile:
-    tile = _given(x, name)
+    tile = _check_tile(x, name)
     return Tile(np.asarray(function(tile._array != 0, axis=axes_of(axis, tile.ndim, name), keepdims=keepdims)))
 
 
@@ -311,5 +311,5 @@ def reduce(
     while rows[0].shape[0] > 1:
         rows = list(combined(func, [row[half::2] for half in (0, 1) for row in rows], "reduce"))
     shape = tuple(1 if d in axes else n for d, n in enumerate(columns[0].shape))
-    made = [np.ascontiguousarray(row[0]).reshape(shape if keepdims else row[0].shape) for row in rows]
-    return first_of([Tile(array) for array in made], alone)
+    folded = [np.ascontiguousarray(row[0]).reshape(shape if keepdims else row[0].shape) for row in rows]
+    return first_of([Tile(array) for array in folded], alone)

@@ -92,16 +92,16 @@ def rounded(what: str, mode: RoundingMode | None, dtype: dtypes.DType, *operands
     if what == "sub":
         what, arrays = "add", [arrays[0], -arrays[1]]
     nearest, error = (_in_double if dtype == dtypes.float64 else _in_single)(what, dtype, arrays)
-    made = _directed(nearest, error, dtype, mode)
-    return _signed_zeros(what, made, arrays, (nearest == 0) & (error == 0)) if mode == RoundingMode.RM else made
+    result = _directed(nearest, error, dtype, mode)
+    return _signed_zeros(what, result, arrays, (nearest == 0) & (error == 0)) if mode == RoundingMode.RM else result
 
 
 def converted(array: Any, target: dtypes.DType, mode: RoundingMode) -> Any:
     """Floats as floats of type `target`, rounded as `mode` says."""
     wide = array.astype(np.float64)
     nearest = _narrow(wide, target)
-    found = nearest.astype(np.float64)
-    error = np.where(np.isfinite(wide), np.sign(wide - found), 0.0)
+    result = nearest.astype(np.float64)
+    error = np.where(np.isfinite(wide), np.sign(wide - result), 0.0)
     return _directed(nearest, error, target, mode)
 
 
@@ -237,17 +237,17 @@ def _in_double(what: str, dtype: dtypes.DType, arrays: list[Any]) -> tuple[Any, 
         regular &= arrays[1] != 0
     if what == "sqrt":
         regular &= arrays[0] > 0
-    for place in zip(*np.nonzero(regular), strict=True):
-        exact, root = _exact(what, *(float(a[place]) for a in arrays))
+    for index in zip(*np.nonzero(regular), strict=True):
+        exact, root = _exact(what, *(float(a[index]) for a in arrays))
         if what == "fma" and exact:  # a quotient of Python's ints is correctly rounded
             try:
-                nearest[place] = float(exact)
+                nearest[index] = float(exact)
             except OverflowError:
-                nearest[place] = math.inf if exact > 0 else -math.inf
-        found = float(nearest[place])
-        if math.isinf(found):
-            error[place] = -math.copysign(1, found)
+                nearest[index] = math.inf if exact > 0 else -math.inf
+        result = float(nearest[index])
+        if math.isinf(result):
+            error[index] = -math.copysign(1, result)
         else:
-            difference = exact - Fraction(found) ** (2 if root else 1)
-            error[place] = (difference > 0) - (difference < 0)
+            difference = exact - Fraction(result) ** (2 if root else 1)
+            error[index] = (difference > 0) - (difference < 0)
     return nearest, error

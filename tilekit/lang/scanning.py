@@ -30,8 +30,8 @@ def _accumulated(name: str, function: Callable[..., Any], x: Any, axis: Any, rev
     wide = dtypes.float32 if dtype in (dtypes.float16, dtypes.bfloat16) else dtype
     array = convert(x._array, wide)
     array = np.flip(array, along) if reverse else array
-    made = function(array, axis=along, dtype=wide)
-    return Tile(convert(np.flip(made, along) if reverse else made, dtype))
+    prefixes = function(array, axis=along, dtype=wide)
+    return Tile(convert(np.flip(prefixes, along) if reverse else prefixes, dtype))
 
 
 @tile_op("cumsum", host="numpy.cumsum")
@@ -117,15 +117,15 @@ def scan(
     known_identity(identity, "scan")
     check_function(func, len(columns), "scan")
 
-    def step(*given: Any) -> tuple[Any, ...]:
-        return combined(func, given, "scan")
+    def step(*elements: Any) -> tuple[Any, ...]:
+        return combined(func, elements, "scan")
 
     rows = [np.moveaxis(np.flip(c, along) if reverse else c, along, 0) for c in columns]
-    made = [np.empty_like(row) for row in rows]
+    prefixes = [np.empty_like(row) for row in rows]
     last = tuple(row[0] for row in rows)
     for at in range(rows[0].shape[0]):
         last = step(*last, *(row[at] for row in rows)) if at else last
-        for column, value in zip(made, last, strict=True):
+        for column, value in zip(prefixes, last, strict=True):
             column[at] = value
-    back = [np.moveaxis(column, 0, along) for column in made]
+    back = [np.moveaxis(column, 0, along) for column in prefixes]
     return first_of([Tile(np.flip(b, along) if reverse else b) for b in back], alone)

@@ -50,10 +50,10 @@ def axes_of(axes: Any, rank: int, what: str) -> tuple[int, ...]:
     """
     if axes is None:
         return tuple(range(rank))
-    made = tuple(axis_of(a, rank, what) for a in (axes if isinstance(axes, tuple) else (axes,)))
-    if len(set(made)) < len(made):
+    dims = tuple(axis_of(a, rank, what) for a in (axes if isinstance(axes, tuple) else (axes,)))
+    if len(set(dims)) < len(dims):
         raise CompileError(f"{what}: axes {axes} name a dimension twice")
-    return made
+    return dims
 
 
 def reshape_to(shape: Any, old: tuple[int, ...], what: str) -> tuple[int, ...]:
@@ -64,17 +64,17 @@ def reshape_to(shape: Any, old: tuple[int, ...], what: str) -> tuple[int, ...]:
     """
     extents = shape if isinstance(shape, tuple) else (shape,)
     if extents == ():
-        made: tuple[int, ...] = ()
+        new: tuple[int, ...] = ()
     else:
         if extents.count(-1) == 1:
             rest = math.prod(n for n in extents if n != -1)
             extents = tuple(math.prod(old) // rest if n == -1 and rest > 0 else n for n in extents)
-        made = check_shape(extents, what)
-    if math.prod(made) != math.prod(old):
+        new = check_shape(extents, what)
+    if math.prod(new) != math.prod(old):
         raise CompileError(
             f"{what}: a tile of shape {old} has {math.prod(old)} elements, one of shape {shape} would have another number"
         )
-    return made
+    return new
 
 
 def _tile(value: Any, what: str) -> Tile:
@@ -249,11 +249,11 @@ def cat(tiles: tuple[Tile, Tile], axis: int) -> Tile:
     """
     if not isinstance(tiles, tuple):
         raise CompileError(f"cat: needs a tuple of two tiles, not {type(tiles).__name__}")
-    given = [_tile(tile, "cat") for tile in tiles]
-    problem = cat_problem([t.shape for t in given], [t.dtype.name for t in given], axis)
+    parts = [_tile(tile, "cat") for tile in tiles]
+    problem = cat_problem([t.shape for t in parts], [t.dtype.name for t in parts], axis)
     if problem:
         raise CompileError(f"cat: {problem}")
-    return Tile(np.concatenate([t._array for t in given], axis))
+    return Tile(np.concatenate([t._array for t in parts], axis))
 
 
 def grid_of(shape: Any, whole: tuple[int, ...], what: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -326,9 +326,9 @@ def insert(x: Tile, index: int | tuple[int, ...], value: Tile) -> Tile:
     tile, part = _tile(x, "insert"), _tile(value, "insert")
     if part.dtype != tile.dtype:
         raise CompileError(f"insert: a {part.dtype.name} tile into a {tile.dtype.name} tile; cast it with .astype(...)")
-    made = tile._array.copy()
-    made[_part(index, part.shape, tile.shape, "insert")] = part._array
-    return Tile(made)
+    elements = tile._array.copy()
+    elements[_part(index, part.shape, tile.shape, "insert")] = part._array
+    return Tile(elements)
 
 
 families.update(reshape=reshape, permute=permute, transpose=transpose, broadcast_to=broadcast_to)

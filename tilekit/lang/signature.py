@@ -69,7 +69,7 @@ def read_signature(function: types.FunctionType, scope: Mapping[str, Any]) -> Ke
     annotations = inspect.get_annotations(function, locals={**scope, **cells, **type_parameters}, eval_str=True)
     binder = inspect.signature(function)
     parameters: list[Parameter] = []
-    found: dict[str, Generic] = {}
+    declared: dict[str, Generic] = {}
     for name, parameter in binder.parameters.items():
         if parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
             raise TypeError(
@@ -85,12 +85,12 @@ def read_signature(function: types.FunctionType, scope: Mapping[str, Any]) -> Ke
                 "or a scalar's float, int, bool"
             )
         parameters.append(Parameter(name, kind, dims))
-        found |= {dim.name: dim for dim in dims or () if isinstance(dim, Generic)}
+        declared |= {dim.name: dim for dim in dims or () if isinstance(dim, Generic)}
     for name, parameter in type_parameters.items():
-        found.setdefault(name, Generic(name, isinstance(parameter, typing.TypeVarTuple)))
+        declared.setdefault(name, Generic(name, isinstance(parameter, typing.TypeVarTuple)))
     for generic in _generics_of(function, set()):
-        found.setdefault(generic.name, generic)
-    return KernelSignature(tuple(parameters), found, binder)
+        declared.setdefault(generic.name, generic)
+    return KernelSignature(tuple(parameters), declared, binder)
 
 
 def _generics_of(function: types.FunctionType, seen: set[Any]) -> Iterator[Generic]:

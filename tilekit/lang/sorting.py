@@ -19,7 +19,7 @@ from tilekit.lang.tile import Tile, computable, convert
 __all__ = ["argsort", "sort", "topk", "topk_problem"]
 
 
-def _given(x: Any, axis: Any, what: str) -> tuple[Any, int]:
+def _operand(x: Any, axis: Any, what: str) -> tuple[Any, int]:
     """The elements in a dtype that NumPy can order, and the dimension."""
     if not isinstance(x, Tile):
         raise CompileError(f"{what}: needs a tile, not {type(x).__name__}")
@@ -58,9 +58,9 @@ def sort(x: Tile, axis: int = -1, *, descending: bool = False) -> Tile:
         >>> ordered(x.partition(8)).first().unpartition().to_host().sync()
         array([1, 1, 2, 3, 4, 5, 6, 9], dtype=int32)
     """
-    array, along = _given(x, axis, "sort")
-    made = np.sort(array, axis=along)
-    return Tile(convert(np.flip(made, along) if descending else made, x.dtype))
+    array, along = _operand(x, axis, "sort")
+    ordered = np.sort(array, axis=along)
+    return Tile(convert(np.flip(ordered, along) if descending else ordered, x.dtype))
 
 
 @tile_op("argsort", host="numpy.argsort")
@@ -84,7 +84,7 @@ def argsort(x: Tile, axis: int = -1, *, descending: bool = False) -> Tile:
         >>> places(api.zeros(8, tk.int32).partition(8), x).first().unpartition().to_host().sync()
         array([1, 3, 6, 0, 2, 4, 7, 5], dtype=int32)
     """
-    array, along = _given(x, axis, "argsort")
+    array, along = _operand(x, axis, "argsort")
     return Tile(_order(array, along, descending).astype(dtypes.int32))
 
 
@@ -126,7 +126,7 @@ def topk(x: Tile, k: int, axis: int = -1, *, largest: bool = True) -> tuple[Tile
         >>> y.unpartition().to_host().sync(), at.unpartition().to_host().sync()
         (array([9, 6], dtype=int32), array([5, 7], dtype=int32))
     """
-    array, along = _given(x, axis, "topk")
+    array, along = _operand(x, axis, "topk")
     problem = topk_problem(k, array.shape[along])
     if problem:
         raise CompileError(f"topk: {problem}")

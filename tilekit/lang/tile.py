@@ -96,14 +96,14 @@ def common_shape(what: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...
     Raises:
         CompileError: they do not broadcast, or to more than a block holds.
     """
-    made: list[int] = []
-    for place in range(1, 1 + max(map(len, shapes))):
-        extents = {shape[-place] for shape in shapes if place <= len(shape)}
+    common: list[int] = []
+    for position in range(1, 1 + max(map(len, shapes))):
+        extents = {shape[-position] for shape in shapes if position <= len(shape)}
         if len(extents - {1}) > 1:
             listed = " and ".join(map(str, shapes))
             raise CompileError(f"{what}: tiles of shapes {listed} do not match; an extent of 1 would broadcast")
-        made.append(max(extents))
-    return check_size(tuple(reversed(made)), what)
+        common.append(max(extents))
+    return check_size(tuple(reversed(common)), what)
 
 
 def operands(what: str, *values: Any) -> tuple[list[Any], dtypes.DType]:

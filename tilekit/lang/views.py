@@ -96,7 +96,7 @@ class TensorView:
         """
         check_eviction(eviction_policy, "load")
         shape = check_size(_own_tile(self, "load"), "load")
-        return Tile(read(self, window_of(self, self._place(tile, "load"), shape, shape, "load"), shape, 0.0, "load"))
+        return Tile(read(self, window_of(self, self._index_of(tile, "load"), shape, shape, "load"), shape, 0.0, "load"))
 
     def store(self, value: Any, tile: TileIndex | None = None, *, eviction_policy: str = "evict_normal") -> None:
         """Write the block's own tile of a partition, or `tile` of a mapped one; what hangs over the edge is dropped.
@@ -104,9 +104,9 @@ class TensorView:
         `eviction_policy` is as for `tk.store`.
         """
         check_eviction(eviction_policy, "store")
-        place, shape = self._place(tile, "store"), _own_tile(self, "store")
+        index, shape = self._index_of(tile, "store"), _own_tile(self, "store")
         values = stored(self, value, shape, "store")
-        write(self, window_of(self, place, shape, shape, "store"), values, None, place)
+        write(self, window_of(self, index, shape, shape, "store"), values, None, index)
 
     def tiles(self, *what: Any) -> Any:
         """The tiles of a tensor, to iterate over.
@@ -174,13 +174,13 @@ class TensorView:
             raise DeviceError(f"slice: {first}:{last} is outside {self.name}, which has {self.shape[along]} along axis {along}")
         window = tuple(slice(first, last) if d == along else slice(None) for d in range(self.ndim))
         shadow = self._shadow.part(along, first, last) if self._shadow is not None else None
-        made = TensorView(self.name, self._elements[window], None, self.readable, None, shadow, self._touched)
-        made.writable = self.writable
+        part = TensorView(self.name, self._elements[window], None, self.readable, None, shadow, self._touched)
+        part.writable = self.writable
         before = self._origin or (0,) * self.ndim
-        made._origin = tuple(at + (first if d == along else 0) for d, at in enumerate(before))
-        return made
+        part._origin = tuple(at + (first if d == along else 0) for d, at in enumerate(before))
+        return part
 
-    def _place(self, tile: Any, what: str) -> Shape:
+    def _index_of(self, tile: Any, what: str) -> Shape:
         """The index of `tile`, which must be of this partition; of the block's own tile if it is None."""
         if tile is None:
             return self.own_index(what)
@@ -263,8 +263,8 @@ class TiledView:
         if not view.writable:
             raise CompileError(f"store: {read_only(view.name)}")
         values = stored(view, tile, self.tile_shape, "store")
-        place = tile_index(view, index, "store")
-        window = window_of(view, place, self._extents, self.traversal_steps, "store")
+        position = tile_index(view, index, "store")
+        window = window_of(view, position, self._extents, self.traversal_steps, "store")
         write(view, window, values.reshape(self._extents), None)
 
 

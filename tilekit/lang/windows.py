@@ -93,12 +93,12 @@ def check_steps(steps: Any, extents: Shape, what: str) -> Shape:
     """`traversal_steps` (None for the tile's own extents) for each dimension."""
     if steps is None:
         return extents
-    given = steps if isinstance(steps, tuple) else (steps,)
-    if not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n > 0 for n in given):
+    listed = steps if isinstance(steps, tuple) else (steps,)
+    if not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n > 0 for n in listed):
         raise CompileError(f"{what}: traversal_steps is a positive int, or a tuple of them, not {steps!r}")
-    if len(given) != len(extents):
-        raise CompileError(f"{what}: {len(given)} traversal_steps for a tensor of {len(extents)} dimensions")
-    return tuple(int(n) for n in given)
+    if len(listed) != len(extents):
+        raise CompileError(f"{what}: {len(listed)} traversal_steps for a tensor of {len(extents)} dimensions")
+    return tuple(int(n) for n in listed)
 
 
 def written_only(name: str) -> str:
@@ -191,13 +191,13 @@ def read(
     inside = view._elements[window]
     if inside.shape == extents and mask is None:
         return inside.copy()
-    made: NDArray[Any] = np.full(extents, fill, view.dtype)
+    elements: NDArray[Any] = np.full(extents, fill, view.dtype)
     there = tuple(slice(n) for n in inside.shape)
     if mask is None:
-        made[there] = inside
+        elements[there] = inside
     else:
-        np.copyto(made[there], inside, where=mask[there])
-    return made
+        np.copyto(elements[there], inside, where=mask[there])
+    return elements
 
 
 def write(
@@ -272,8 +272,8 @@ def storable(view: TensorView, value: Any, what: str) -> NDArray[Any]:
     problem = dtypes.unstorable(view.dtype, kind, value, view.name)
     if problem:
         raise CompileError(f"{what}: {problem}")
-    made: NDArray[Any] = convert(value, view.dtype)
-    return made
+    element: NDArray[Any] = convert(value, view.dtype)
+    return element
 
 
 def mask_of(mask: Any, shape: Shape, what: str) -> NDArray[Any] | None:

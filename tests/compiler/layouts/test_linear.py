@@ -143,4 +143,4 @@ def test_every_bit_of_a_dimension_has_a_place(layout):
     for dim, extent in enumerate(layout.shape):
         assert 1 << len(layout.axis(dim)) == extent
     with pytest.raises(KeyError):
-        layout.place((layout.shape[0],) + (0,) * (len(layout.shape) - 1))
+        layout.bit_of((layout.shape[0],) + (0,) * (len(layout.shape) - 1))

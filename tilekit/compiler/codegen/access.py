@@ -301,14 +301,14 @@ class Window:
 
     def present(self, at: tuple[int, ...], count: int) -> ir.Value:
         """How many of `count` neighbours, from the register at coordinate `at` on, are elements of the tensor: an i32."""
-        builder, unit, most = self.builder, self.tensor.facts.unit, integer(32, count)
+        builder, unit, limit = self.builder, self.tensor.facts.unit, integer(32, count)
         left = self.remaining.get(unit) if self.tensor.facts.extents[unit] % count else None  # which the edge may cut
         if left is not None:
             left = builder.sub(left, integer(32, at[unit]))
-            left = builder.select(builder.icmp_signed("<", left, most), left, most)
-            most = builder.select(builder.icmp_signed(">", left, integer(32, 0)), left, integer(32, 0))
+            left = builder.select(builder.icmp_signed("<", left, limit), left, limit)
+            limit = builder.select(builder.icmp_signed(">", left, integer(32, 0)), left, integer(32, 0))
         exists = all_of(builder, self._exists(at))
-        return most if exists is None else builder.select(exists, most, integer(32, 0))
+        return limit if exists is None else builder.select(exists, limit, integer(32, 0))
 
     def slots(self, bits: tuple[int, ...], owner: ir.Value | None, *, masked: bool) -> list[Slot]:
         """One access for each group of registers that differ in `bits`. Those that exist together have one predicate."""

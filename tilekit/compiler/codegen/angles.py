@@ -62,10 +62,10 @@ def _single(value: float) -> ir.Constant:
 
 
 def _polynomial(b: ir.IRBuilder, coefficients: Sequence[float], square: ir.Value) -> ir.Value:
-    made: ir.Value = _single(coefficients[0])
+    value: ir.Value = _single(coefficients[0])
     for coefficient in coefficients[1:]:
-        made = arithmetic.fma(b, made, square, _single(coefficient))
-    return made
+        value = arithmetic.fma(b, value, square, _single(coefficient))
+    return value
 
 
 def _both(b: ir.IRBuilder, r: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -77,9 +77,9 @@ def _both(b: ir.IRBuilder, r: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 def _of_quarter(b: ir.IRBuilder, r: ir.Value, quarter: ir.Value) -> ir.Value:
     s, c = _both(b, r)
-    made = b.select(b.trunc(quarter, ir.IntType(1)), c, s)
+    magnitude = b.select(b.trunc(quarter, ir.IntType(1)), c, s)
     negative = b.icmp_unsigned("!=", b.and_(quarter, integer(32, 2)), integer(32, 0))
-    return b.select(negative, arithmetic.negate(dtypes.float32)(b, made), made)
+    return b.select(negative, arithmetic.negate(dtypes.float32)(b, magnitude), magnitude)
 
 
 def _reduced(b: ir.IRBuilder, x: ir.Value, small: bool) -> tuple[ir.Value, ir.Value]:
@@ -98,12 +98,12 @@ def _reduced(b: ir.IRBuilder, x: ir.Value, small: bool) -> tuple[ir.Value, ir.Va
     slow, after = b.append_basic_block("angle.large"), b.append_basic_block("angle")
     b.cbranch(large, slow, after)
     b.position_at_end(slow)
-    made = _reduced_exactly(b, x)
+    reduced = _reduced_exactly(b, x)
     slow_end = b.block
     b.branch(after)
     b.position_at_end(after)
     chosen = []
-    for usual, exact in zip((r, quarter), made, strict=True):
+    for usual, exact in zip((r, quarter), reduced, strict=True):
         phi = b.phi(usual.type)
         phi.add_incoming(usual, before)
         phi.add_incoming(exact, slow_end)

@@ -194,8 +194,8 @@ def extremum(name: str, dtype: DType) -> Binary:
         as_register = ir.FloatType() if letter == "f" else i16
 
         def hardware(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
-            made = asm(b, text, f"={letter},{letter},{letter}", as_register, [b.bitcast(v, as_register) for v in (x, y)])
-            return b.bitcast(made, register_type(dtype))
+            bits = asm(b, text, f"={letter},{letter},{letter}", as_register, [b.bitcast(v, as_register) for v in (x, y)])
+            return b.bitcast(bits, register_type(dtype))
 
         return hardware
     better = compare("<" if name == "minimum" else ">", dtype)

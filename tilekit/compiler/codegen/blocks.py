@@ -39,11 +39,11 @@ def block_counts(builder: ir.IRBuilder) -> list[ir.Value]:
 
 def _number(builder: ir.IRBuilder, fold: Fold) -> ir.Value:
     """The number of the running block of a folded grid."""
-    place = special_register(builder, "ctaid.x")
+    column = special_register(builder, "ctaid.x")
     if not fold.wide:
-        return place
+        return column
     row, width = (builder.zext(special_register(builder, name), i64) for name in ("ctaid.y", "nctaid.x"))
-    return builder.add(builder.mul(row, width), builder.zext(place, i64))
+    return builder.add(builder.mul(row, width), builder.zext(column, i64))
 
 
 def _count(builder: ir.IRBuilder, axis: int, fold: Fold) -> ir.Value:
@@ -55,17 +55,17 @@ def _count(builder: ir.IRBuilder, axis: int, fold: Fold) -> ir.Value:
 def _parameters(kernel: ir.Function) -> list[ir.Argument]:
     """The kernel's parameters for its grid. They go behind its own, before its tensor maps, when they are needed."""
     names = [f"{_GRID_NAME}{axis}" for axis in range(FOLDED_SLOTS)]
-    found = [argument for argument in kernel.args if argument.name in names]
-    if found:
-        return found
+    declared = [argument for argument in kernel.args if argument.name in names]
+    if declared:
+        return declared
     args = list(kernel.args)
     at = next((n for n, argument in enumerate(args) if argument.name.startswith(MAP_NAME)), len(args))
-    made = [ir.Argument(kernel, i64, name) for name in names]
-    kernel.args = (*args[:at], *made, *args[at:])
+    added = [ir.Argument(kernel, i64, name) for name in names]
+    kernel.args = (*args[:at], *added, *args[at:])
     # When numba has lowered a kernel, it makes what it returns nothing, in `type` alone.
     kernel.ftype = ir.FunctionType(kernel.type.pointee.return_type, [argument.type for argument in kernel.args])
     kernel.type = ir.PointerType(kernel.ftype)
-    return made
+    return added
 
 
 def pass_the_grid(kernel: ir.Function, fold: Fold) -> None:

@@ -69,8 +69,8 @@ def _conditions(path: str, tree: ast.AST) -> Iterator[tuple[str, ast.AST, str, i
         if isinstance(node, (ast.If, ast.IfExp)):
             yield f"{path}:{number}", node, "test", 0
         if isinstance(node, ast.BoolOp):
-            for place in range(len(node.values) - 1):  # the last decides nothing
-                yield f"{path}:{number}:{place}", node, "values", place
+            for index in range(len(node.values) - 1):  # the last decides nothing
+                yield f"{path}:{number}:{index}", node, "values", index
 
 
 def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
@@ -83,13 +83,13 @@ def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 def _marked(path: str, tree: ast.FunctionDef) -> ast.FunctionDef:
     """Each condition as the argument of a call that says which one it is."""
-    for name, node, field, place in list(_conditions(path, tree)):
-        found = getattr(node, field)
-        test = found[place] if isinstance(found, list) else found
+    for name, node, field, index in list(_conditions(path, tree)):
+        operands = getattr(node, field)
+        test = operands[index] if isinstance(operands, list) else operands
         call = ast.Call(ast.Name(_CONDITION, ast.Load()), [ast.Constant(name), test], [])
         ast.fix_missing_locations(ast.copy_location(call, test))
-        if isinstance(found, list):
-            found[place] = call
+        if isinstance(operands, list):
+            operands[index] = call
         else:
             setattr(node, field, call)
     return tree
@@ -100,9 +100,9 @@ class _Pruning(ast.NodeTransformer):
 
     def __init__(self, path: str, tree: ast.FunctionDef, decided: Mapping[str, bool]) -> None:
         self.decided: dict[tuple[int, int], bool] = {}
-        for name, node, _, place in _conditions(path, tree):
+        for name, node, _, index in _conditions(path, tree):
             if name in decided:
-                self.decided[id(node), place] = decided[name]
+                self.decided[id(node), index] = decided[name]
 
     def visit_If(self, node: ast.If) -> Any:
         chosen = self.decided.get((id(node), 0))
@@ -117,7 +117,7 @@ class _Pruning(ast.NodeTransformer):
         return node if chosen is None else node.body if chosen else node.orelse
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
-        chosen = [self.decided.get((id(node), place)) for place in range(len(node.values))]
+        chosen = [self.decided.get((id(node), index)) for index in range(len(node.values))]
         self.generic_visit(node)
         left = []
         for value, holds in zip(node.values, chosen, strict=True):
@@ -167,11 +167,11 @@ class _Typing(CUDACompiler):
 
     def define_pipelines(self) -> list[Any]:
         (whole,) = super().define_pipelines()
-        made = PassManager("tilekit_branches")
-        made.passes.extend(itertools.takewhile(lambda step: step[0] is not NopythonTypeInference, whole.passes))
-        made.add_pass(_Deciding, "conditions that types decide")
-        made.finalize()
-        return [made]
+        pipeline = PassManager("tilekit_branches")
+        pipeline.passes.extend(itertools.takewhile(lambda step: step[0] is not NopythonTypeInference, whole.passes))
+        pipeline.add_pass(_Deciding, "conditions that types decide")
+        pipeline.finalize()
+        return [pipeline]
 
 
 @register_pass(mutates_CFG=False, analysis_only=True)
@@ -199,13 +199,13 @@ def _literal_conditions(state: Any) -> dict[str, bool]:
                 if isinstance(function, types.Function) and function.typing_key is _condition:
                     name, test = value.args
                     marks.append((known(infer.typevars[name.name].type), test.name))
-    made = {}
+    decided = {}
     for name, test in marks:
         ty = infer.typevars[test].type
         value = ABSENT if ty is None else known(ty)
         if value is not ABSENT and _sound(test, sources, infer, wrong):
-            made[name] = bool(value)
-    return made
+            decided[name] = bool(value)
+    return decided
 
 
 def _typed(state: Any) -> tuple[Any, set[str]]:
@@ -213,8 +213,8 @@ def _typed(state: Any) -> tuple[Any, set[str]]:
     warnings = errors.WarningsFixer(errors.NumbaWarning)
     infer = TypeInferer(state.typingctx, state.func_ir, warnings)
     with state.typingctx.callstack.register(state.targetctx.target, infer, state.func_id, state.args), warnings:
-        for place, (name, ty) in enumerate(zip(state.func_ir.arg_names, state.args, strict=True)):
-            infer.seed_argument(name, place, ty)
+        for number, (name, ty) in enumerate(zip(state.func_ir.arg_names, state.args, strict=True)):
+            infer.seed_argument(name, number, ty)
         infer.build_constraint()
         before: Any = None
         for _ in range(_MOST_ROUNDS):

@@ -59,7 +59,7 @@ def _stop(builder: ir.IRBuilder, site: int, values: list[ir.Value]) -> None:
     lines += ["ld.global.b64 a, [$0];", "setp.eq.b64 p, a, 0;", "@p trap;"]
     lines += ["ld.global.b64 s, [$0+8];", "cvt.u64.u32 z, $1;", "add.u64 s, s, z;", "st.global.b64 [a+8], s;"]
     lines += ["mov.u32 t, %tid.x;", "cvt.u64.u32 z, t;", "st.global.b64 [a+40], z;"]
-    block = [place if place.type == i64 else builder.zext(place, i64) for place in block_index(builder)]
+    block = [index if index.type == i64 else builder.zext(index, i64) for index in block_index(builder)]
     shown = dict(enumerate(block, 2)) | dict(enumerate(values, FIRST_VALUE))
     lines += [f"st.global.b64 [a+{8 * word}], ${2 + k};" for k, word in enumerate(shown)]
     lines += ["membar.sys;", "mov.u64 z, 1;", "st.global.b64 [a], z;", "membar.sys;", "trap;"]

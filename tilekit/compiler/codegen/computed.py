@@ -26,8 +26,8 @@ __all__ = ["ComputedType", "combined", "scalars_of"]
 
 _TERM, _MOST_TERMS = " in ", 12  # each operation of a formula has one; a larger formula is computed once, and held
 
-Place = Sequence[ir.Value]  # an i32 for each dimension
-Formula = Callable[[ir.IRBuilder, Sequence[ir.Value], Place], ir.Value]
+Index = Sequence[ir.Value]  # an i32 for each dimension
+Formula = Callable[[ir.IRBuilder, Sequence[ir.Value], Index], ir.Value]
 
 
 class ComputedType(DeferredType):
@@ -38,7 +38,7 @@ class ComputedType(DeferredType):
         dtype: the element type, an integer or bool; of a range, any.
         shape: its extents.
         config: the kernel's.
-        formula: of the builder, the scalars, and the place of an element, the element.
+        formula: of the builder, the scalars, and the index of an element, the element.
         scalars: their dtypes.
     """
 
@@ -67,11 +67,11 @@ class ComputedType(DeferredType):
         before = len(layout.shape) - len(self.shape)
 
         def at(register: Vector) -> ir.Value:
-            place = [
+            index = [
                 builder.add(begin[d], integer(32, register[d])) if self.shape[d - before] > 1 else integer(32, 0)
                 for d in range(before, len(layout.shape))
             ]
-            return self.formula(builder, scalars, place)
+            return self.formula(builder, scalars, index)
 
         return [at(register) for register in layout.coordinates()]
 
@@ -79,11 +79,11 @@ class ComputedType(DeferredType):
         """The tile whose dimensions are these of this one, where -1 is a new one of extent 1."""
         formula, rank = self.formula, len(self.shape)
 
-        def moved(builder: ir.IRBuilder, scalars: Sequence[ir.Value], place: Place) -> ir.Value:
+        def moved(builder: ir.IRBuilder, scalars: Sequence[ir.Value], index: Index) -> ir.Value:
             back = [integer(32, 0)] * rank
-            for index, dim in zip(place, dims, strict=True):
+            for coordinate, dim in zip(index, dims, strict=True):
                 if dim >= 0:
-                    back[dim] = index
+                    back[dim] = coordinate
             return formula(builder, scalars, back)
 
         shape = tuple(self.shape[dim] if dim >= 0 else 1 for dim in dims)
@@ -126,17 +126,17 @@ def combined(
     if text.count(_TERM) > _MOST_TERMS:
         return None
 
-    def formula(builder: ir.IRBuilder, given: Sequence[ir.Value], place: Place) -> ir.Value:
+    def formula(builder: ir.IRBuilder, scalars: Sequence[ir.Value], index: Index) -> ir.Value:
         values, first = [], 0
         for part in parts:
-            inner = place[len(place) - len(part.shape) :]
-            at = [integer(32, 0) if extent == 1 else index for extent, index in zip(part.shape, inner, strict=True)]
-            value = part.formula(builder, given[first : first + len(part.scalars)], at)
+            inner = index[len(index) - len(part.shape) :]
+            at = [integer(32, 0) if extent == 1 else coordinate for extent, coordinate in zip(part.shape, inner, strict=True)]
+            value = part.formula(builder, scalars[first : first + len(part.scalars)], at)
             values.append(convert(builder, value, part.dtype, meet.dtype))
             first += len(part.scalars)
         return function(builder, *values)
 
-    made = ComputedType(text, result, meet.shape, meet.config, scalars, formula)
+    computed = ComputedType(text, result, meet.shape, meet.config, scalars, formula)
 
     def emit(builder: ir.IRBuilder, *values: ir.Value) -> ir.Value:
         held: list[ir.Value] = []
@@ -149,16 +149,16 @@ def combined(
                 dtype = scalar_dtype(ty)
                 assert dtype is not None, "operands are tiles and scalars"
                 held.append(convert(builder, value, dtype, meet.dtype))
-        return scalars_of(builder, made, held)
+        return scalars_of(builder, computed, held)
 
-    return made, emit
+    return computed, emit
 
 
 def _part(ty: types.Type, meet: TileType) -> ComputedType:
     if isinstance(ty, ComputedType):
         return ty
     dtype = ty.dtype if isinstance(ty, TileType) else meet.dtype
-    return ComputedType("s", dtype, (), meet.config, (dtype,), lambda builder, scalars, place: scalars[0])
+    return ComputedType("s", dtype, (), meet.config, (dtype,), lambda builder, scalars, index: scalars[0])
 
 
 def scalars_of(builder: ir.IRBuilder, ty: ComputedType, held: Sequence[ir.Value]) -> ir.Value:

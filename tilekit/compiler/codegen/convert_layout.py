@@ -17,7 +17,7 @@ from tilekit.compiler.codegen.emit import asm, pack, special_register, unpack, x
 from tilekit.compiler.codegen.types import TileType, current, i16, i32, i64, integer
 from tilekit.compiler.codegen.words import elements_of, packed, words_of
 from tilekit.compiler.layouts.conversion import Matrices, Swizzle, parts, within_threads, within_warps
-from tilekit.compiler.layouts.linear import WARP, Layout, Place, Vector
+from tilekit.compiler.layouts.linear import WARP, HardwareBit, Layout, Vector
 from tilekit.dtypes import DType
 
 __all__ = ["Beyond", "InShared", "Passage", "Take", "accesses", "exchange", "in_layout", "relayout", "thread_bit"]
@@ -42,10 +42,10 @@ def relayout(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, sour
         return _by_shuffles(builder, elements, dtype, source, swaps)
     if choices is None:
         return _through_shared(builder, elements, dtype, source, target)
-    made = []
+    converted = []
     for register, flips in choices:
-        made.append(_chosen(builder, elements, register, flips))
-    return made
+        converted.append(_chosen(builder, elements, register, flips))
+    return converted
 
 
 def _chosen(builder: ir.IRBuilder, elements: list[ir.Value], register: int, flips: list[tuple[int, int]]) -> ir.Value:
@@ -65,21 +65,21 @@ def _by_shuffles(
     together = tuple(still[: max(0, (4 // dtype.itemsize).bit_length() - 1)])
     chunks = source.chunks(together)
     words = [_word(builder, [elements[r] for r in chunk], dtype) for chunk in chunks]
-    place = {chunk[0]: at for at, chunk in enumerate(chunks)}
+    word_of = {chunk[0]: at for at, chunk in enumerate(chunks)}
     for reg, lane in swaps:
         upper = thread_bit(builder, lane)
-        for first, at in place.items():
+        for first, at in word_of.items():
             if first >> reg & 1:
                 continue
-            other = place[first | 1 << reg]
+            other = word_of[first | 1 << reg]
             low, high = words[at], words[other]
             moved = _shuffled(builder, builder.select(upper, low, high), 1 << lane)
             words[at], words[other] = builder.select(upper, moved, low), builder.select(upper, high, moved)
-    made: list[Any] = [None] * len(elements)
+    shuffled: list[Any] = [None] * len(elements)
     for chunk, word in zip(chunks, words, strict=True):
         for register, element in zip(chunk, _elements(builder, word, dtype, len(chunk)), strict=True):
-            made[register] = element
-    return made
+            shuffled[register] = element
+    return shuffled
 
 
 def _word(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType) -> ir.Value:
@@ -118,9 +118,9 @@ def _in_parts(
     """Through shared memory part by part; `bits` of the coordinate number the parts. Threads that have none of a part wait."""
     passage = Passage(dtype, source.cut(bits), target.cut(bits))
     held, wanted = passage.source.coordinates(), passage.read.coordinates()
-    made: list[Any] = [None] * target.num_registers
+    converted: list[Any] = [None] * target.num_registers
     for number in range(1 << len(bits)):
-        part = tuple(sum(v[d] for place, v in enumerate(bits) if number >> place & 1) for d in range(len(source.shape)))
+        part = tuple(sum(v[d] for k, v in enumerate(bits) if number >> k & 1) for d in range(len(source.shape)))
         base = shared.room(builder, passage.nbytes, "the elements")
         mine = [elements[source.register_of(_plus(at, part))] for at in held]
         shared.where(builder, _has(builder, source, bits, number), lambda mine=mine, base=base: passage.put(builder, base, mine))
@@ -131,10 +131,10 @@ def _in_parts(
             take = passage.taker(builder, base)
             return [take(r) for r in range(len(wanted))]
 
-        found = shared.where(builder, _has(builder, target, bits, number), read, [made[r] for r in registers])
-        for register, element in zip(registers, found, strict=True):
-            made[register] = element
-    return made
+        values = shared.where(builder, _has(builder, target, bits, number), read, [converted[r] for r in registers])
+        for register, element in zip(registers, values, strict=True):
+            converted[register] = element
+    return converted
 
 
 def _plus(x: Vector, y: Vector) -> Vector:
@@ -143,7 +143,7 @@ def _plus(x: Vector, y: Vector) -> Vector:
 
 def _has(builder: ir.IRBuilder, layout: Layout, bits: Sequence[Vector], number: int) -> ir.Value | None:
     """Whether a thread has elements of a part; None if each has."""
-    wanted = [(layout.thread.index(v), number >> place & 1) for place, v in enumerate(bits) if v in layout.thread]
+    wanted = [(layout.thread.index(v), number >> k & 1) for k, v in enumerate(bits) if v in layout.thread]
     if not wanted:
         return None
     mask, value = sum(1 << at for at, _ in wanted), sum(bit << at for at, bit in wanted)
@@ -186,18 +186,18 @@ class InShared:
             base: where the tile is.
             beyond: how far from there the elements are in the tile; the vectors are among those that are read apart.
         """
-        found = accesses(builder, base, self.dtype.itemsize, self.swizzle, self.read, beyond=beyond)
-        access_of = {register: access for access in found for register in access[0]}
+        pieces = accesses(builder, base, self.dtype.itemsize, self.swizzle, self.read, beyond=beyond)
+        access_of = {register: access for access in pieces for register in access[0]}
         taken: dict[int, ir.Value] = {}
 
         def take(register: int) -> ir.Value:
             if register not in taken:
                 registers, address, offset = access_of[register]
                 if self.matrices is not None:  # a lane points to as many elements as it gets: they have the same registers
-                    made = shared.get_matrices(builder, address, offset, self.dtype, transposed=self.matrices.transposed)
+                    values = shared.get_matrices(builder, address, offset, self.dtype, transposed=self.matrices.transposed)
                 else:
-                    made = shared.get(builder, address, offset, self.dtype, len(registers))
-                taken.update(zip(registers, made, strict=True))
+                    values = shared.get(builder, address, offset, self.dtype, len(registers))
+                taken.update(zip(registers, values, strict=True))
             return taken[register]
 
         return take
@@ -257,37 +257,39 @@ def accesses(
     for mask in masks:
         walked |= mask
     addresses: dict[int, ir.Value] = {}
-    made = []
+    pieces = []
     for registers in swizzle.registers(layout):
         offset = swizzle.offset(coordinates[registers[0]])
         flip = offset & walked
         if flip not in addresses:
             moved = builder.xor(start, integer(32, flip)) if flip else start
             addresses[flip] = shared.at(builder, base, moved, itemsize)
-        made.append((registers, addresses[flip], (offset ^ flip) * itemsize))
-    return made
+        pieces.append((registers, addresses[flip], (offset ^ flip) * itemsize))
+    return pieces
 
 
-def exchange(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, place: Place, num_threads: int) -> list[ir.Value]:
-    """For each element, what the register or thread has whose number differs in the bit `place`. All threads take part.
+def exchange(
+    builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, hardware: HardwareBit, num_threads: int
+) -> list[ir.Value]:
+    """For each element, what the register or thread has whose number differs in the bit `hardware`. All threads take part.
 
     Args:
         builder: at the place of the exchange.
         elements: by register.
         dtype: theirs.
-        place: a bit of the register number, of the lane, or of the warp.
+        hardware: a bit of the register number, of the lane, or of the warp.
         num_threads: of the block.
     """
-    current().note("exchange", dtype, place, len(elements))
-    if place.kind == "reg":
-        return [elements[r ^ 1 << place.bit] for r in range(len(elements))]
-    if place.kind == "lane":
-        return [_shuffled(builder, e, 1 << place.bit) for e in elements]
+    current().note("exchange", dtype, hardware, len(elements))
+    if hardware.kind == "reg":
+        return [elements[r ^ 1 << hardware.bit] for r in range(len(elements))]
+    if hardware.kind == "lane":
+        return [_shuffled(builder, e, 1 << hardware.bit) for e in elements]
     itemsize = dtype.itemsize
     base = shared.room(builder, num_threads * len(elements) * itemsize, "the elements")
     thread = special_register(builder, "tid.x")
     mine = shared.at(builder, base, thread, itemsize)
-    theirs = shared.at(builder, base, builder.xor(thread, integer(32, WARP << place.bit)), itemsize)
+    theirs = shared.at(builder, base, builder.xor(thread, integer(32, WARP << hardware.bit)), itemsize)
     for r, element in enumerate(elements):
         shared.put(builder, mine, r * num_threads * itemsize, dtype, [element])
     shared.barrier(builder)

@@ -127,8 +127,8 @@ def attribute(owner: type[types.Type], name: str) -> Callable[[Callable[[Any], t
         _register_attribute(owner, name, lambda value: define(settled(value))[0])
 
         def lower(context: Any, builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> ir.Value:
-            made = define(settled(ty))[1](builder, value)  # of a tile, it is known when the kernel is compiled
-            return context.get_dummy_value() if made is None else made
+            result = define(settled(ty))[1](builder, value)  # of a tile, it is known when the kernel is compiled
+            return context.get_dummy_value() if result is None else result
 
         for each in _with_deferred(owner):
             lowering_registry.lower_getattr(each, name)(lower)
@@ -149,9 +149,9 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 def _check(name: str, parameters: list[inspect.Parameter], define: Definition) -> None:
     """The one mistake that nobody would notice: a lowering whose parameters are in another order than the language's."""
-    wanted, found = [p.name for p in parameters], [p.name for p in _parameters(define)]
-    if wanted != found:
-        raise TypeError(f"the lowering of {name} has the parameters {found}, the language says {wanted}")
+    wanted, actual = [p.name for p in parameters], [p.name for p in _parameters(define)]
+    if wanted != actual:
+        raise TypeError(f"the lowering of {name} has the parameters {actual}, the language says {wanted}")
 
 
 def _template(
@@ -181,12 +181,12 @@ def _template(
         def generic(self, args: tuple[types.Type, ...], kws: dict[str, types.Type]) -> Any:
             if owner is not None and not any(isinstance(a, _with_deferred(owner)) for a in args):
                 return None
-            given = args if binder is None or variadic else _bind(name, binder, args, kws)
+            bound = args if binder is None or variadic else _bind(name, binder, args, kws)
             this = getattr(self, "this", None)
-            whole = given if this is None else (this, *given)
+            whole = bound if this is None else (this, *bound)
             result, _ = define(*(ty if kept(ty) else settled(ty) for ty in whole))
-            made = signature(result, *given, recvr=this)
-            return made.replace(pysig=folded)
+            typed = signature(result, *bound, recvr=this)
+            return typed.replace(pysig=folded)
 
         def get_impl_key(self, sig: Any) -> Any:
             return define
@@ -200,10 +200,10 @@ def _template(
         # Defaults may be left out.
         held = (v if kept(ty) else settle(builder, ty, v) for ty, v in zip(sig.args, args, strict=False))
         try:
-            made = define(*taken)[1](builder, *held)
+            result = define(*taken)[1](builder, *held)
         except OverLimit as error:
             refuse(name, str(error))
-        return context.get_dummy_value() if made is None else made
+        return context.get_dummy_value() if result is None else result
 
     return Template
 
@@ -228,13 +228,13 @@ def settle(builder: ir.IRBuilder, ty: Any, value: ir.Value) -> ir.Value:
         return ty.settle(builder, value)
     if settled(ty) is ty:
         return value
-    parts = [settle(builder, part, builder.extract_value(value, place)) for place, part in enumerate(ty.types)]
+    parts = [settle(builder, part, builder.extract_value(value, index)) for index, part in enumerate(ty.types)]
     alike = isinstance(settled(ty), types.UniTuple)
     kind = ir.ArrayType(parts[0].type, len(parts)) if alike else ir.LiteralStructType([part.type for part in parts])
-    made: Any = ir.Constant(kind, ir.Undefined)
-    for place, part in enumerate(parts):
-        made = builder.insert_value(made, part, place)
-    return made
+    aggregate: Any = ir.Constant(kind, ir.Undefined)
+    for index, part in enumerate(parts):
+        aggregate = builder.insert_value(aggregate, part, index)
+    return aggregate
 
 
 def _bind(name: str, binder: inspect.Signature, args: tuple[Any, ...], kws: dict[str, Any]) -> tuple[types.Type, ...]:

@@ -118,21 +118,21 @@ def explain(error: BaseException, source: KernelSource, called: Mapping[str, Ker
     clash = error if isinstance(error, Clash) else _clash_behind(error)
     if clash is not None:
         return _explain_clash(clash, sources, source)
-    source, lineno = _place(error, text, sources, source)
+    source, lineno = _locate(error, text, sources, source)
     fenced = _FENCED.search(text)
     if fenced:
         return source.error(fenced["message"], lineno, fenced["op"])
     for pattern, words in _KNOWN:
-        found = re.search(pattern, text, re.DOTALL)
-        if found:
-            groups = {key.rstrip("_"): value for key, value in found.groupdict().items() if value is not None}
+        match = re.search(pattern, text, re.DOTALL)
+        if match:
+            groups = {key.rstrip("_"): value for key, value in match.groupdict().items() if value is not None}
             if "name" in groups:
                 name = groups["name"].rpartition(".")[2]
                 groups["name"] = _SPELLED.get(name.removeprefix("i"), _SPELLED.get(name, _variable(name, source)))
             return source.error(words.format(**groups), lineno, groups.get("name"))
-    made = source.error(_UNKNOWN, lineno)
-    made.__cause__ = error
-    return made
+    unknown = source.error(_UNKNOWN, lineno)
+    unknown.__cause__ = error
+    return unknown
 
 
 def _variable(name: str, source: KernelSource) -> str:
@@ -170,29 +170,29 @@ def _explain_clash(error: Clash, sources: Mapping[str, KernelSource], kernel: Ke
             step, inference = owner, frame["typeinfer"]
         variable = getattr(owner, "var", variable) if hasattr(owner, "define_loc") else variable
         traceback = traceback.tb_next
-    found: list[tuple[Any, Any]] = []  # a type, and where
+    candidates: list[tuple[Any, Any]] = []  # a type, and where
     target = getattr(step, "dst", None)
     for constraint in inference.constraints.constraints if target else ():
         if getattr(constraint, "dst", None) == target and hasattr(constraint, "src"):
-            given = inference.typevars[constraint.src]
-            if given.type is not None:
-                found.append((given.type, given.define_loc))
+            typevar = inference.typevars[constraint.src]
+            if typevar.type is not None:
+                candidates.append((typevar.type, typevar.define_loc))
     loc = getattr(step, "loc", None)
-    if len({str(ty) for ty, _ in found}) < 2:
-        found = [(ty, loc) for ty in error.args]
-    found.sort(key=lambda one: getattr(one[1], "line", 0))
-    place = found[-1][1]
-    source = sources.get(getattr(place, "filename", ""), kernel)
+    if len({str(ty) for ty, _ in candidates}) < 2:
+        candidates = [(ty, loc) for ty in error.args]
+    candidates.sort(key=lambda one: getattr(one[1], "line", 0))
+    last = candidates[-1][1]
+    source = sources.get(getattr(last, "filename", ""), kernel)
     name = _variable(str(variable), source) or "it"
     name = "the value" if name.startswith("$") else name  # of an expression, such as `a if b else c`
     what: dict[str, str] = {}
-    for ty, where in found:
+    for ty, where in candidates:
         what.setdefault(describe(ty), f" (line {where.line})" if where is not None and where != loc else "")
     listed = " and ".join(f"{words}{where}" for words, where in what.items())
-    return source.error(f"{name} is {listed}: {KEEPS}", getattr(place, "line", source.tree.lineno), name)
+    return source.error(f"{name} is {listed}: {KEEPS}", getattr(last, "line", source.tree.lineno), name)
 
 
-def _place(
+def _locate(
     error: BaseException, text: str, sources: Mapping[str, KernelSource], kernel: KernelSource
 ) -> tuple[KernelSource, int]:
     """Where it happened: in the kernel or in which function, and the line.
@@ -200,17 +200,17 @@ def _place(
     numba has it in the error (`loc`), or in the text, or only in the frames that the error passed: what numba-cuda's type
     inference raises through `numba.core` classes misses numba-cuda's own handlers, and with them the note of the place.
     """
-    places = [getattr(error, "loc", None)]
+    locations = [getattr(error, "loc", None)]
     traceback = error.__traceback__
     while traceback is not None:
         frame = traceback.tb_frame.f_locals
-        places += [getattr(frame.get(name), "loc", None) for name in ("self", "inst")]
+        locations += [getattr(frame.get(name), "loc", None) for name in ("self", "inst")]
         traceback = traceback.tb_next
-    found = [(str(getattr(place, "filename", "")), int(getattr(place, "line", 0))) for place in places]
-    found = [(name, line) for name, line in found if name in sources]
-    if not found:
+    positions = [(str(getattr(location, "filename", "")), int(getattr(location, "line", 0))) for location in locations]
+    positions = [(name, line) for name, line in positions if name in sources]
+    if not positions:
         names = "|".join(map(re.escape, sorted(sources, key=len, reverse=True)))
         written = re.findall(rf'File "({names})", line (\d+)|({names}) \((\d+)\)', text)
-        found = [(one or other, int(line or number)) for one, line, other, number in written]
-    name, line = found[-1] if found else (kernel.filename, kernel.tree.lineno)
+        positions = [(one or other, int(line or number)) for one, line, other, number in written]
+    name, line = positions[-1] if positions else (kernel.filename, kernel.tree.lineno)
     return sources[name], line

@@ -137,17 +137,17 @@ def _integer_power(b: ir.IRBuilder, x: ir.Value, y: ir.Value, dtype: DType) -> i
     b.branch(loop)
     b.position_at_end(loop)
     result, square, rest = (b.phi(x.type) for _ in range(3))
-    made = b.select(b.icmp_unsigned("!=", b.and_(rest, one), zero), b.mul(result, square), result)
+    product = b.select(b.icmp_unsigned("!=", b.and_(rest, one), zero), b.mul(result, square), result)
     squared, shifted = b.mul(square, square), b.lshr(rest, one)
-    for phi, first, following in ((result, one, made), (square, x, squared), (rest, y, shifted)):
+    for phi, first, following in ((result, one, product), (square, x, squared), (rest, y, shifted)):
         phi.add_incoming(first, before)
         phi.add_incoming(following, loop)
     b.cbranch(b.icmp_unsigned("!=", shifted, zero), loop, after)
     b.position_at_end(after)
     if not signed(dtype):
-        return made
+        return product
     # To a negative power only 1 and -1 leave something.
     unit = b.or_(b.icmp_signed("==", x, one), b.icmp_signed("==", x, constant(dtype, -1)))
     odd = b.icmp_unsigned("!=", b.and_(y, one), zero)
     alone = b.select(unit, b.select(odd, x, one), zero)
-    return b.select(b.icmp_signed("<", y, zero), alone, made)
+    return b.select(b.icmp_signed("<", y, zero), alone, product)

@@ -30,7 +30,7 @@ class Sum(NamedTuple):
     terms: Hashable
     constant: int
     zeros: int
-    most: int | None
+    maximum: int | None
 
 
 def sum_of(value: ir.Value, depth: int = 24) -> Sum:
@@ -62,31 +62,31 @@ def _cast(name: str, width: int, narrow: int, inner: Sum) -> Sum:
         return Sum((name, width, inner.terms), inner.constant % (1 << width), inner.zeros, None)
     if not inner.terms:
         return inner if inner.constant < 1 << narrow - 1 else Sum((name, width, inner), 0, 0, None)
-    below = inner.most is not None and inner.most + inner.constant < 1 << narrow - 1
+    below = inner.maximum is not None and inner.maximum + inner.constant < 1 << narrow - 1
     if name == "bitcast" or below or inner.constant < 1 << inner.zeros:  # the constant carries into no sign
-        return Sum((name, width, inner.terms), inner.constant, inner.zeros, inner.most)
+        return Sum((name, width, inner.terms), inner.constant, inner.zeros, inner.maximum)
     return Sum((name, width, inner), 0, 0, None)
 
 
 def _binary(name: str, width: int, a: Sum, b: Sum) -> Sum:
     modulus = 1 << width
 
-    def bound(most: int | None) -> int | None:
+    def bound(maximum: int | None) -> int | None:
         """What may be said of the result: nothing if it may wrap."""
-        return most if most is not None and most < modulus >> 1 else None
+        return maximum if maximum is not None and maximum < modulus >> 1 else None
 
     if name == "add":
-        most = None if a.most is None or b.most is None else bound(a.most + b.most)
-        return Sum((name, a.terms, b.terms), (a.constant + b.constant) % modulus, min(a.zeros, b.zeros), most)
+        maximum = None if a.maximum is None or b.maximum is None else bound(a.maximum + b.maximum)
+        return Sum((name, a.terms, b.terms), (a.constant + b.constant) % modulus, min(a.zeros, b.zeros), maximum)
     if not b.terms and name in ("mul", "shl"):
         factor = b.constant if name == "mul" else 1 << b.constant
-        most = None if a.most is None else bound(a.most * factor)
-        return Sum(("mul", a.terms, factor), a.constant * factor % modulus, a.zeros + _zeros(factor), most)
+        maximum = None if a.maximum is None else bound(a.maximum * factor)
+        return Sum(("mul", a.terms, factor), a.constant * factor % modulus, a.zeros + _zeros(factor), maximum)
     if name == "lshr" and not b.terms and a.zeros >= b.constant:
         low = a.constant & (1 << a.zeros) - 1  # what carries into nothing; the rest counts as one of the terms
-        most = None if a.most is None else bound(a.most + a.constant - low)
+        maximum = None if a.maximum is None else bound(a.maximum + a.constant - low)
         terms = (name, a.terms, a.constant - low, b.constant)
-        return Sum(terms, low >> b.constant, a.zeros - b.constant, None if most is None else most >> b.constant)
+        return Sum(terms, low >> b.constant, a.zeros - b.constant, None if maximum is None else maximum >> b.constant)
     if name == "and" and not b.terms:
         return Sum((name, a, b.constant), 0, _zeros(b.constant), bound(b.constant))
     zeros = min(min(s.zeros, _zeros(s.constant)) for s in (a, b)) if name in ("and", "or", "xor", "sub") else 0
@@ -139,25 +139,25 @@ def folded(value: ir.Value) -> Any:
         case ir.instructions.CastInstr(opname="sext" | "zext" | "trunc"):
             return operands[0]
         case ir.instructions.ExtractValue():
-            found: Any = operands[0]
+            element: Any = operands[0]
             for at in value.indices:
-                found = found[at]
-            return found.constant if isinstance(found, ir.Constant) else found
+                element = element[at]
+            return element.constant if isinstance(element, ir.Constant) else element
         case ir.instructions.Instruction(opname="and" | "or" | "xor" as name):
             a, b = operands
             return {"and": a & b, "or": a | b, "xor": a ^ b}[name]
     return None
 
 
-def is_whole(value: ir.Value, place: int | None = None) -> bool:
-    """Whether a slice (or that at `place` of a tuple) is `:`, with nothing before or after the colon. What cannot be seen is
+def is_whole(value: ir.Value, position: int | None = None) -> bool:
+    """Whether a slice (or that at `position` of a tuple) is `:`, with nothing before or after the colon. What cannot be seen is
     taken for one.
 
     numba's type of a slice does not say; its value is a structure of start, stop and step, put together in memory.
     """
-    if place is not None:
-        found = _inserted(value, (place,))
-        return found is None or is_whole(found)
+    if position is not None:
+        inserted = _inserted(value, (position,))
+        return inserted is None or is_whole(inserted)
     room = value.operands[0] if isinstance(value, ir.instructions.LoadInstr) else None
     if room is None:
         return True

@@ -29,11 +29,11 @@ __all__ = ["broadcast", "common", "elements", "map_elements", "meet"]
 
 def common(what: str, *operands: types.Type) -> TileType:
     """The type of tile that the operands make: the shape and the dtype in which they meet, and can be calculated with."""
-    made = meet(what, *operands)
-    problem = dtypes.no_arithmetic(made.dtype)
+    tile = meet(what, *operands)
+    problem = dtypes.no_arithmetic(tile.dtype)
     if problem:
         reject(what, problem)
-    return made
+    return tile
 
 
 def meet(what: str, *operands: types.Type) -> TileType:
@@ -115,9 +115,9 @@ def map_elements(
         function: of a builder and one element of each operand.
         what: its name, if it is cheap enough to be computed again in each layout that its result is needed in, where it can.
     """
-    made = None if what is None else combined(what, operands, meet, result, function)
-    if made is not None:
-        return made
+    computed = None if what is None else combined(what, operands, meet, result, function)
+    if computed is not None:
+        return computed
 
     def emit(builder: ir.IRBuilder, *values: Any) -> ir.Value:
         columns = [elements(builder, ty, value, meet) for ty, value in zip(operands, values, strict=True)]

@@ -45,11 +45,11 @@ def modes(
 
 
 def _mode(what: str, mode: types.Type) -> RoundingMode | None:
-    given = known(mode)
-    if given is ABSENT:
+    value = known(mode)
+    if value is ABSENT:
         reject(what, f"rounding_mode is known when the kernel is compiled, not {describe(mode)}")
     try:
-        return rounding.known_mode(what, given)
+        return rounding.known_mode(what, value)
     except CompileError as error:
         refuse(what, error.reason)
 

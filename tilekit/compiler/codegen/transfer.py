@@ -96,8 +96,8 @@ def _read_all(
     fill = constant(dtype, padding.number) if padding.value is None else padding.value
     elements: dict[int, ir.Value] = {}
     for slot, words in zip(slots, loaded, strict=True):
-        made = elements_of(builder, words, dtype, len(slot.registers))
-        for register, element in zip(slot.registers, made, strict=True):
+        values = elements_of(builder, words, dtype, len(slot.registers))
+        for register, element in zip(slot.registers, values, strict=True):
             if slot.predicate is not None and padding.value is not None:
                 element = builder.select(slot.predicate, element, fill)
             if mask is not None and len(slot.registers) > 1:  # else the access itself is masked
@@ -120,14 +120,14 @@ def _load(builder: ir.IRBuilder, slot: Slot, dtype: DType, padding: float, evict
     text = f"ld.global{_hint(eviction)}.{words.access} {target}, [${n}+{slot.offset}];"
     result = words.type if n == 1 else ir.LiteralStructType([words.type] * n)
     if slot.predicate is None:
-        made = asm(builder, text, ",".join([f"={words.letter}"] * n + ["l"]), result, [slot.address], effect=True)
+        loaded = asm(builder, text, ",".join([f"={words.letter}"] * n + ["l"]), result, [slot.address], effect=True)
     else:
         bits = _padding_bits(dtype, padding, words.type.width)
         fill = " ".join(f"mov.{words.register} ${k}, {bits};" for k in range(n))
         constraints = ",".join([f"=&{words.letter}"] * n + ["l", "r"])
         args = [slot.address, builder.zext(slot.predicate, i32)]
-        made = asm(builder, predicated(f"{fill} @p {text}", n + 1), constraints, result, args, effect=True)
-    return [made] if n == 1 else [builder.extract_value(made, k) for k in range(n)]
+        loaded = asm(builder, predicated(f"{fill} @p {text}", n + 1), constraints, result, args, effect=True)
+    return [loaded] if n == 1 else [builder.extract_value(loaded, k) for k in range(n)]
 
 
 def _write_all(
@@ -149,17 +149,17 @@ def _write_all(
 
 def _masked(builder: ir.IRBuilder, slots: list[Slot], dtype: DType, mask: list[ir.Value]) -> list[Slot]:
     """Whole vectors where the mask leaves all of their elements, and else one element after the other."""
-    made = []
+    accesses = []
     for slot in slots:
         chosen = [mask[r] for r in slot.registers]
         whole = all_of(builder, chosen)
-        made.append(replace(slot, predicate=all_of(builder, [slot.predicate, whole])))
+        accesses.append(replace(slot, predicate=all_of(builder, [slot.predicate, whole])))
         if len(chosen) > 1:
             partly = all_of(builder, [slot.predicate, builder.not_(whole)])
-            for place, (register, condition) in enumerate(zip(slot.registers, chosen, strict=True)):
+            for index, (register, condition) in enumerate(zip(slot.registers, chosen, strict=True)):
                 alone = all_of(builder, [partly, condition])
-                made.append(Slot([register], slot.address, slot.offset + place * dtype.itemsize, alone))
-    return made
+                accesses.append(Slot([register], slot.address, slot.offset + index * dtype.itemsize, alone))
+    return accesses
 
 
 def _padding_bits(dtype: DType, padding: float, width: int) -> str:

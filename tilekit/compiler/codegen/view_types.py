@@ -58,10 +58,10 @@ class TileRowType(types.SimpleIterableType):
         self.width = i64 if grid.tensor.facts.many and len(free) > 1 else view_width(grid)
         super().__init__(f"Row({grid}, {free})", RowIterator(grid, free))
 
-    def index(self, builder: ir.IRBuilder, value: ir.Value, place: ir.Value) -> list[ir.Value]:
+    def index(self, builder: ir.IRBuilder, value: ir.Value, position: ir.Value) -> list[ir.Value]:
         """The index of the tile at a place of the row."""
         firsts, counts = (unpack(builder, builder.extract_value(value, k)) for k in (1, 2))
-        rest = place
+        rest = position
         for d in reversed(self.free):
             step = rest
             if d != self.free[0]:

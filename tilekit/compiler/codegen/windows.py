@@ -167,12 +167,12 @@ def proven(index: types.Type, tensor: TensorType, cut: Cut) -> tuple[int, ...]:
     An extent of which a factor is known is no less than that.
     """
     parts = index.types if isinstance(index, types.BaseTuple) else [index]
-    found = []
-    for d, place in enumerate(cut.back):
-        at, least = known(parts[place]), tensor.facts.extents[d]
+    inside = []
+    for d, position in enumerate(cut.back):
+        at, least = known(parts[position]), tensor.facts.extents[d]
         if least > 1 and isinstance(at, int) and 0 <= at * cut.steps[d] < least:
-            found.append(d)
-    return tuple(found)
+            inside.append(d)
+    return tuple(inside)
 
 
 def index_values(builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> list[ir.Value]:
@@ -237,13 +237,13 @@ def mask_elements(builder: ir.IRBuilder, ty: types.Type, value: ir.Value, like: 
 
 def check_padding(what: str, tensor: TensorType, mode: types.Type, value: types.Type) -> Padding | None:
     """What elements are that do not exist: a constant, or None for a value that is computed."""
-    given = known(mode)
-    if given is ABSENT:
+    name = known(mode)
+    if name is ABSENT:
         reject(what, f"padding_mode is one of {', '.join(map(repr, windows.PADDING))}, not {describe(mode)}")
-    number = in_rule(what, windows.padding, tensor.dtype, given, tensor.parameter)
+    number = in_rule(what, windows.padding, tensor.dtype, name, tensor.parameter)
     if known(value) is None:
         return Padding(number=number)
-    if given != "zero":
+    if name != "zero":
         reject(what, "padding_mode or padding_value, not both")
     if scalar_kind(value) is None:
         reject(what, f"padding_value is a scalar, not {describe(value)}")
@@ -386,11 +386,11 @@ def store_window(
     def emit(
         builder: ir.IRBuilder, tensor_value: ir.Value, index: list[ir.Value], stored: ir.Value, mask: ir.Value = None
     ) -> None:
-        made = bring(builder, stored)
+        column = bring(builder, stored)
         chosen = mask_elements(builder, mask_type, mask, tile) if masked else None
         settle(builder, tensor, lies=None if roams else lies, writes=True)
         access = open_access(builder, tensor, tensor_value, index, lies, proven=proven, writing=True, what=what, steps=cut.steps)
-        write(builder, access, tensor.dtype, made, chosen, eviction=eviction)
+        write(builder, access, tensor.dtype, column, chosen, eviction=eviction)
 
     return emit
 

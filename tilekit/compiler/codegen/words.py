@@ -56,18 +56,18 @@ def braced(names: list[str]) -> str:
 def elements_of(builder: ir.IRBuilder, words: list[ir.Value], dtype: DType, count: int) -> list[ir.Value]:
     """The elements that the registers of an access hold."""
     kind, per_word = _memory_type(dtype), max(1, count // len(words))
-    made: list[ir.Value] = []
+    values: list[ir.Value] = []
     for word in words:
         if kind == i8 and per_word > 1:
             # Not as a vector's: of what is computed with its first element, NVVM forgets the extension.
             shifted = [builder.lshr(word, ir.Constant(word.type, 8 * k)) for k in range(per_word)]
-            made += [builder.trunc(bits, i8) for bits in shifted]
+            values += [builder.trunc(bits, i8) for bits in shifted]
         elif per_word > 1:
             vector = builder.bitcast(word, ir.VectorType(kind, per_word))
-            made += [builder.extract_element(vector, ir.Constant(i32, k)) for k in range(per_word)]
+            values += [builder.extract_element(vector, ir.Constant(i32, k)) for k in range(per_word)]
         else:
-            made.append(builder.trunc(word, kind) if kind == i8 else builder.bitcast(word, kind))
-    return [builder.icmp_unsigned("!=", e, ir.Constant(i8, 0)) for e in made] if dtype == dtypes.bool_ else made
+            values.append(builder.trunc(word, kind) if kind == i8 else builder.bitcast(word, kind))
+    return [builder.icmp_unsigned("!=", e, ir.Constant(i8, 0)) for e in values] if dtype == dtypes.bool_ else values
 
 
 def packed(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, words: Words) -> list[ir.Value]:

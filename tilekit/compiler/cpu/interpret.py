@@ -51,8 +51,8 @@ def interpret(kernel: BoundKernel, grid: tuple[int, int, int], arguments: tuple[
                 raise DeviceError(_where(kernel, running, f"ValueError: {error}", error)) from error
             raise kernel.error_from(WRONG_LENGTH.format(wanted=unpacked[1]), error.__traceback__) from None
         except UnboundLocalError as error:
-            found = re.search(r"'(\w+)'", str(error))
-            raise kernel.error_from(UNSET.format(name=found[1] if found else "it"), error.__traceback__) from None
+            match = re.search(r"'(\w+)'", str(error))
+            raise kernel.error_from(UNSET.format(name=match[1] if match else "it"), error.__traceback__) from None
         except DeviceError as error:
             raise DeviceError(_where(kernel, running, str(error), error)) from None
         except Exception as error:

@@ -84,18 +84,18 @@ class BoundKernel:
     @property
     def outdated(self) -> bool:
         """Whether a name now stands for another function than when it was bound: somebody ran the definition again."""
-        return any(place.get(key) is not function for place, key, function in self.origins)
+        return any(namespace.get(key) is not function for namespace, key, function in self.origins)
 
     def error_from(self, reason: str, traceback: TracebackType | None) -> CompileError:
         """An error at the place, in the kernel or in a function that it calls, that `traceback` passed last."""
-        sources, found = dict(self._sources()), None
+        sources, last = dict(self._sources()), None
         while traceback is not None:
             if id(traceback.tb_frame.f_code) in sources:
-                found = traceback
+                last = traceback
             traceback = traceback.tb_next
-        if found is None:
+        if last is None:
             return CompileError(f"{self.source.title}: {reason}")
-        return sources[id(found.tb_frame.f_code)].error_at(reason, found)
+        return sources[id(last.tb_frame.f_code)].error_at(reason, last)
 
     def raised(self, traceback: TracebackType | None) -> bool:
         """Whether a line of the kernel, or of a function that it calls, raised an error itself, and nothing that it calls."""
@@ -132,9 +132,9 @@ def compile_tree(
     module = ast.fix_missing_locations(ast.Module(body=[factory], type_ignores=[]))
     code = compile(module, source.filename, "exec")
     inner = next(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    made: types.FunctionType = types.FunctionType(inner, original.__globals__)(*cells.values())
-    made.__qualname__, made.__module__ = original.__qualname__, original.__module__
-    return made
+    function: types.FunctionType = types.FunctionType(inner, original.__globals__)(*cells.values())
+    function.__qualname__, function.__module__ = original.__qualname__, original.__module__
+    return function
 
 
 def without_type_parameters(definition: ast.FunctionDef) -> None:

@@ -216,8 +216,8 @@ class _Flow:
             known, guards = {}, set()
 
         def enter(before: _State, constants: Mapping[str, Any]) -> _State:
-            made = before.with_values(targets, constants)
-            return replace(made, facts={**made.facts, **known})
+            entered = before.with_values(targets, constants)
+            return replace(entered, facts={**entered.facts, **known})
 
         constants = {node.target.id: first} if isinstance(node.target, ast.Name) and first is not MISSING else {}
         opening = enter(state, constants)
@@ -242,8 +242,8 @@ class _Flow:
 
         breaks: list[_State | None] = []
         if entered is not None:
-            end, found = self._rounds(node.body, entered, enter)
-            breaks = list(found)
+            end, broken_off = self._rounds(node.body, entered, enter)
+            breaks = list(broken_off)
             if end is not None:
                 leaving.append(_assumed(end, node.test, False))
         return _meet([self._block(node.orelse, _meet(leaving)), *breaks])
@@ -251,21 +251,21 @@ class _Flow:
     def _rounds(self, body: list[ast.stmt], state: _State, enter: Any) -> tuple[_State | None, list[_State]]:
         """Turn after turn until nothing changes: what is known after any turn, and where a turn breaks off."""
         end, breaks = self._turn(body, state)
-        found: _State | None = end
+        known: _State | None = end
         for number in range(_MOST_ROUNDS):
             if end is None or enter is None:
                 break
-            begin = found if number < _MOST_ROUNDS - 2 or found is None else replace(found, constants={}, facts={}, maybe={})
+            begin = known if number < _MOST_ROUNDS - 2 or known is None else replace(known, constants={}, facts={}, maybe={})
             entered = None if begin is None else enter(begin)
             if entered is None:
                 break
             end, more = self._turn(body, entered)
             breaks += more
-            wider = _meet([found, end])
-            if wider == found:
+            wider = _meet([known, end])
+            if wider == known:
                 break
-            found = wider
-        return found, breaks
+            known = wider
+        return known, breaks
 
     def _turn(self, body: list[ast.stmt], state: _State) -> tuple[_State | None, list[_State]]:
         self.breaks.append([])
@@ -413,8 +413,8 @@ def _assumed(state: _State, test: ast.expr, holds: bool) -> _State | None:
         if before is not None and before[0] is not so:
             return None
         facts[text] = so, _names_in(text)
-    made = replace(state, facts=facts)
-    return replace(made, assigned=made.assigned | {name for name in made.maybe if made.has(name)})
+    assumed = replace(state, facts=facts)
+    return replace(assumed, assigned=assumed.assigned | {name for name in assumed.maybe if assumed.has(name)})
 
 
 def _positive(count: ast.expr) -> list[Fact]:
@@ -432,14 +432,14 @@ def _joined(first: _State, second: _State, yes: Guard | None = None, no: Guard |
     both = first.assigned & second.assigned
     for name in (first.assigned | second.assigned | first.maybe.keys() | second.maybe.keys()) - both:
         mine, theirs = _guards(first, name), _guards(second, name)
-        found = set(mine & theirs)
-        found |= {g for g in mine if frozenset() in theirs} | {g for g in theirs if frozenset() in mine}
-        for guards, here, there, condition in ((mine, first, second, yes), (theirs, second, first, no)):
-            found |= {g | condition for g in guards} if condition is not None else set()
-            found |= {g for g in guards if g and _contradicted(g, there)}
-            found |= {g | {fact} for g in guards for fact in _telling(here, there)}
-        if found:
-            maybe[name] = frozenset(found)
+        guards = set(mine & theirs)
+        guards |= {g for g in mine if frozenset() in theirs} | {g for g in theirs if frozenset() in mine}
+        for alternatives, here, there, condition in ((mine, first, second, yes), (theirs, second, first, no)):
+            guards |= {g | condition for g in alternatives} if condition is not None else set()
+            guards |= {g for g in alternatives if g and _contradicted(g, there)}
+            guards |= {g | {fact} for g in alternatives for fact in _telling(here, there)}
+        if guards:
+            maybe[name] = frozenset(guards)
     facts = {text: fact for text, fact in first.facts.items() if second.facts.get(text) == fact}
     constants = {n: v for n, v in first.constants.items() if n in second.constants and _same(v, second.constants[n])}
     return _State(both, maybe, facts, constants)
@@ -474,22 +474,22 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _meet(states: Sequence[_State | None]) -> _State | None:
-    made: _State | None = None
+    met: _State | None = None
     for state in states:
         if state is not None:
-            made = state if made is None else _joined(made, state)
-    return made
+            met = state if met is None else _joined(met, state)
+    return met
 
 
 def _joined_to(before: _State, after: _State | None, guards: set[Guard], inside: set[str]) -> _State:
     """What is known behind a loop that may have no turn: what it assigns is there if it has one."""
     if after is None:
         return before
-    made = _joined(before, after)
-    maybe = dict(made.maybe)
-    for name in inside & after.assigned - made.assigned:
+    joined = _joined(before, after)
+    maybe = dict(joined.maybe)
+    for name in inside & after.assigned - joined.assigned:
         maybe[name] = maybe.get(name, frozenset()) | frozenset(guards)
-    return replace(made, maybe={n: g for n, g in maybe.items() if g})
+    return replace(joined, maybe={n: g for n, g in maybe.items() if g})
 
 
 def _range_of(node: ast.expr) -> list[ast.expr] | None:

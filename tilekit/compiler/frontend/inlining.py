@@ -28,25 +28,25 @@ def _with_calls(bound: BoundKernel, code: types.CodeType, sources: dict[str, Ker
     """The function of `bound` with other code, in which the functions that it calls are numba's."""
     original = bound.function
     if not bound.called:
-        made = types.FunctionType(code, original.__globals__, original.__name__, None, original.__closure__)
+        function = types.FunctionType(code, original.__globals__, original.__name__, None, original.__closure__)
     else:
         cells = []
         for name, cell in zip(code.co_freevars, original.__closure__ or (), strict=True):
             called = bound.called.get(name)
             cells.append(cell if called is None else types.CellType(_function(called, sources)))
-        made = types.FunctionType(code, original.__globals__, original.__name__, None, tuple(cells))
-    made.__qualname__, made.__module__ = original.__qualname__, original.__module__
-    return made
+        function = types.FunctionType(code, original.__globals__, original.__name__, None, tuple(cells))
+    function.__qualname__, function.__module__ = original.__qualname__, original.__module__
+    return function
 
 
 def _function(bound: BoundKernel, sources: dict[str, KernelSource]) -> Any:
     """A called function for numba: inlined where it is called, and by LLVM where it is passed to what calls it."""
-    place = f"{bound.source.filename}#{len(sources) + 1}"
-    sources[place] = bound.source
-    code = _moved(bound.function.__code__, place)
+    filename = f"{bound.source.filename}#{len(sources) + 1}"
+    sources[filename] = bound.source
+    code = _moved(bound.function.__code__, filename)
     return cuda.jit(_with_calls(bound, code, sources), device=True, inline="always", forceinline=True)
 
 
-def _moved(code: types.CodeType, place: str) -> types.CodeType:
-    constants = tuple(_moved(c, place) if isinstance(c, types.CodeType) else c for c in code.co_consts)
-    return code.replace(co_filename=place, co_consts=constants)
+def _moved(code: types.CodeType, filename: str) -> types.CodeType:
+    constants = tuple(_moved(c, filename) if isinstance(c, types.CodeType) else c for c in code.co_consts)
+    return code.replace(co_filename=filename, co_consts=constants)

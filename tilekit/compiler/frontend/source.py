@@ -75,37 +75,37 @@ class KernelSource:
 
     def part(self, tree: ast.FunctionDef) -> KernelSource:
         """The source of a function that is written inside this one."""
-        made = copy.copy(self)
-        made.name, made.title, made.tree = tree.name, f"function {tree.name}", tree
-        return made
+        source = copy.copy(self)
+        source.name, source.title, source.tree = tree.name, f"function {tree.name}", tree
+        return source
 
     def called(self, caller: KernelSource, lineno: int) -> KernelSource:
         """This source at one of its calls: its errors name the line of `caller`, and the lines by which that is reached."""
-        made = copy.copy(self)
-        place = f"line {lineno}" if caller.filename == self.filename else f"{caller.filename}:{lineno}"
-        made.calls = f", which {caller.title} calls in {place}: {caller._line(lineno).strip()}{caller.calls}"
-        return made
+        source = copy.copy(self)
+        line = f"line {lineno}" if caller.filename == self.filename else f"{caller.filename}:{lineno}"
+        source.calls = f", which {caller.title} calls in {line}: {caller._line(lineno).strip()}{caller.calls}"
+        return source
 
     def error(self, reason: str, lineno: int, name: str | None = None) -> CompileError:
         """An error at a line; the caret goes under the use of `name` there (a call, an operator's operands), if it is found."""
-        place = self._find(lineno, name)
-        if place is None:
+        node = self._find(lineno, name)
+        if node is None:
             line = self._line(lineno)
             column = len(line) - len(line.lstrip()) if line else None
             return self._error(reason, lineno, column, len(line.strip()) if line else 1)
-        width = (place.end_col_offset or 0) - place.col_offset if place.end_lineno == place.lineno else 1
-        return self._error(reason, place.lineno, place.col_offset, width)
+        width = (node.end_col_offset or 0) - node.col_offset if node.end_lineno == node.lineno else 1
+        return self._error(reason, node.lineno, node.col_offset, width)
 
     def error_from(self, reason: str, traceback: TracebackType | None) -> CompileError:
         """An error at the place in the kernel that `traceback` passed last."""
-        found = None
+        last = None
         while traceback is not None:
             if traceback.tb_frame.f_code.co_filename == self.filename:
-                found = traceback
+                last = traceback
             traceback = traceback.tb_next
-        if found is None:
+        if last is None:
             return CompileError(f"{self.title}: {reason}")
-        return self.error_at(reason, found)
+        return self.error_at(reason, last)
 
     def error_at(self, reason: str, step: TracebackType) -> CompileError:
         """An error at the place that one step of a traceback, in this function, stands at."""
@@ -133,16 +133,18 @@ class KernelSource:
         """The smallest expression on the line that calls `name` or applies it as an operator; else the one that is the name."""
         if name is None:
             return None
-        found = None
+        smallest = None
         for node in ast.walk(self.tree):
             if not isinstance(node, ast.expr) or not node.lineno <= lineno <= (node.end_lineno or node.lineno):
                 continue
             if not _uses(node, name):
                 continue
             plain = isinstance(node, (ast.Name, ast.Attribute))
-            if found is None or (node.lineno >= found.lineno and (not plain or isinstance(found, (ast.Name, ast.Attribute)))):
-                found = node
-        return found
+            if smallest is None or (
+                node.lineno >= smallest.lineno and (not plain or isinstance(smallest, (ast.Name, ast.Attribute)))
+            ):
+                smallest = node
+        return smallest
 
 
 _OPERATORS = {

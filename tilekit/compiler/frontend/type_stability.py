@@ -32,25 +32,27 @@ _checked: weakref.WeakKeyDictionary[BoundKernel, BoundKernel] = weakref.WeakKeyD
 
 def checked(bound: BoundKernel) -> BoundKernel:
     """A kernel for the CPU device to run: a CompileError where a variable is one thing on one path and another on another."""
-    made = _checked.get(bound)
-    if made is None:
+    instrumented = _checked.get(bound)
+    if instrumented is None:
         cells = {_LOOK: _look, _CHOSEN: _chosen, _LOCALS: locals, **QUOTIENTS}
-        made = _checked[bound] = bound.changed(lambda path, tree: Quotients().visit(_Joins(path, tree).visit(tree)), cells)
-    return made
+        instrumented = _checked[bound] = bound.changed(
+            lambda path, tree: Quotients().visit(_Joins(path, tree).visit(tree)), cells
+        )
+    return instrumented
 
 
 # -------------------------------------------------------------------------------------------------------------- while it runs
 
 
-def _look(place: str, name: str, variables: dict[str, Any]) -> None:
+def _look(site: str, name: str, variables: dict[str, Any]) -> None:
     """Compare a variable with what it was when this place was passed before, in this launch; it may have no value yet."""
     if name in variables:
-        _compare((place, name), name, variables[name])
+        _compare((site, name), name, variables[name])
 
 
-def _chosen(place: str, value: Any) -> Any:
+def _chosen(site: str, value: Any) -> Any:
     """The same of a value without a name: of `a if b else c`, or returned."""
-    _compare((place, ""), "the value", value)
+    _compare((site, ""), "the value", value)
     return value
 
 
@@ -166,7 +168,7 @@ class _Joins(ast.NodeTransformer):
         return node  # what it is called with is an operation's to decide
 
     def visit_If(self, node: ast.If) -> Any:
-        after = self._checks(node, self.uses.after, self._place())
+        after = self._checks(node, self.uses.after, self._next_site())
         self.generic_visit(node)
         return [node, *after]
 
@@ -177,14 +179,14 @@ class _Joins(ast.NodeTransformer):
         return self._loop(node)
 
     def _loop(self, node: ast.For | ast.While) -> Any:
-        place = self._place()
-        turn = self._checks(node, self.uses.again, place)
+        site = self._next_site()
+        turn = self._checks(node, self.uses.again, site)
         # What a loop ends with is what its next turn would have found; unless `else` comes first, or it ends by `break` alone.
-        after = self._checks(node, self.uses.after, self._place() if node.orelse or _is_endless(node) else place)
+        after = self._checks(node, self.uses.after, self._next_site() if node.orelse or _is_endless(node) else site)
         self.loops.append(turn)
-        node.body = [made for statement in node.body for made in _listed(self.visit(statement))] + turn
+        node.body = [visited for statement in node.body for visited in _listed(self.visit(statement))] + turn
         self.loops.pop()
-        node.orelse = [made for statement in node.orelse for made in _listed(self.visit(statement))]
+        node.orelse = [visited for statement in node.orelse for visited in _listed(self.visit(statement))]
         return [*turn, node, *after]
 
     def visit_Continue(self, node: ast.Continue) -> Any:
@@ -198,28 +200,28 @@ class _Joins(ast.NodeTransformer):
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         self.generic_visit(node)
-        return self._call(_CHOSEN, [ast.Constant(self._place()), node], node)
+        return self._call(_CHOSEN, [ast.Constant(self._next_site()), node], node)
 
-    def _checks(self, node: ast.If | ast.For | ast.While, used: dict[int, set[str]], place: str) -> list[ast.stmt]:
+    def _checks(self, node: ast.If | ast.For | ast.While, used: dict[int, set[str]], site: str) -> list[ast.stmt]:
         """Of the variables that a statement assigns to and that are used."""
         own = stored(ast.walk(node.target)) if isinstance(node, ast.For) else set()
-        return [self._check(place, name, node) for name in sorted(used[id(node)] & stored(ast.walk(node)) - own)]
+        return [self._check(site, name, node) for name in sorted(used[id(node)] & stored(ast.walk(node)) - own)]
 
-    def _check(self, place: str, name: str, within: ast.stmt) -> ast.stmt:
+    def _check(self, site: str, name: str, within: ast.stmt) -> ast.stmt:
         """A check of a variable, at the last place inside a statement that assigns to it: errors point there."""
-        found = [n for n in ast.walk(within) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
-        at = max(found, key=lambda n: (n.lineno, n.col_offset))
+        stores = [n for n in ast.walk(within) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
+        at = max(stores, key=lambda n: (n.lineno, n.col_offset))
         variables = ast.Call(ast.Name(_LOCALS, ast.Load()), [], [])
-        return ast.copy_location(ast.Expr(self._call(_LOOK, [ast.Constant(place), ast.Constant(name), variables], at)), at)
+        return ast.copy_location(ast.Expr(self._call(_LOOK, [ast.Constant(site), ast.Constant(name), variables], at)), at)
 
     def _call(self, function: str, arguments: list[ast.expr], at: ast.expr) -> ast.Call:
-        made = ast.Call(ast.Name(function, ast.Load()), arguments, [])
-        for node in ast.walk(made):
+        call = ast.Call(ast.Name(function, ast.Load()), arguments, [])
+        for node in ast.walk(call):
             if isinstance(node, ast.expr) and not hasattr(node, "lineno"):
                 ast.copy_location(node, at)
-        return made
+        return call
 
-    def _place(self) -> str:
+    def _next_site(self) -> str:
         self.count += 1
         return f"{self.path}:{self.count}"
 
@@ -228,8 +230,8 @@ def _is_endless(node: ast.For | ast.While) -> bool:
     return isinstance(node, ast.While) and isinstance(node.test, ast.Constant) and bool(node.test.value)
 
 
-def _listed(made: Any) -> list[ast.stmt]:
-    return made if isinstance(made, list) else [made]
+def _listed(nodes: Any) -> list[ast.stmt]:
+    return nodes if isinstance(nodes, list) else [nodes]
 
 
 def _loads(tree: ast.AST) -> set[str]:

@@ -76,13 +76,13 @@ def with_runs(layout: Layout, dim: int, itemsize: int) -> Layout:
         further = [r for r, v in enumerate(reg) if v[dim] >= ACCESS_BYTES // itemsize]
         if near not in lane or not further:
             break
-        place, register = lane.index(near), further[0]
-        lane[place], reg[register] = reg[register], near
+        lane_bit, register = lane.index(near), further[0]
+        lane[lane_bit], reg[register] = reg[register], near
     return Layout(layout.shape, tuple(reg), tuple(lane), layout.warp)
 
 
-def parts(source: Layout, target: Layout, itemsize: int, most: int) -> tuple[Vector, ...]:
-    """The bits of the coordinate that number the parts in which a tile goes through `most` bytes of shared memory.
+def parts(source: Layout, target: Layout, itemsize: int, limit: int) -> tuple[Vector, ...]:
+    """The bits of the coordinate that number the parts in which a tile goes through `limit` bytes of shared memory.
 
     A part's elements have these bits in common. First come those that both sides keep in registers, as all threads then write
     and read; then those that a side keeps in warps, of which the others have nothing to do meanwhile. Lanes that have nothing to
@@ -92,10 +92,10 @@ def parts(source: Layout, target: Layout, itemsize: int, most: int) -> tuple[Vec
     bits = _moving(source.reg + source.thread)
 
     def cost(vector: Vector) -> int:
-        kinds = [side.place(vector).kind for side in (source, target)]
+        kinds = [side.bit_of(vector).kind for side in (source, target)]
         return 8 * (vector in shared) + 3 * kinds.count("lane") + kinds.count("warp")
 
-    count = max(0, ((itemsize << len(bits)) - 1) // most).bit_length()
+    count = max(0, ((itemsize << len(bits)) - 1) // limit).bit_length()
     return tuple(sorted(bits, key=cost)[: min(count, len(bits))])
 
 
@@ -117,8 +117,8 @@ class Swizzle:
 
         Elements that differ in a bit of `apart` are not read in one access.
         """
-        most = (ACCESS_BYTES // itemsize).bit_length() - 1
-        shared = [v for v in target.reg if v in source.reg and v not in apart][:most]
+        widest = (ACCESS_BYTES // itemsize).bit_length() - 1
+        shared = [v for v in target.reg if v in source.reg and v not in apart][:widest]
         order = list(shared)
         # Lanes take part in an access in phases of 128 bytes: the lowest lanes, the fewer the wider the access.
         width = max(_BANK_BYTES, itemsize << len(shared))
@@ -134,9 +134,9 @@ class Swizzle:
         if len(only_writing) < len(only_reading):  # they have bank bits of their own for what is left over
             order += only_reading[len(only_writing) :]
         order += [v for v in (*only_reading, *rest) if v not in order]
-        offsets = {vector: 1 << place for place, vector in enumerate(order)}
-        for place, vector in enumerate(only_reading[: len(only_writing)]):
-            offsets[vector] |= 1 << (paired + place)
+        offsets = {vector: 1 << position for position, vector in enumerate(order)}
+        for position, vector in enumerate(only_reading[: len(only_writing)]):
+            offsets[vector] |= 1 << (paired + position)
         return cls(offsets, tuple(shared))
 
     def offset(self, coordinate: Vector) -> int:

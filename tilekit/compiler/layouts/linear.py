@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = ["MAX_WARPS", "WARP", "Config", "Layout", "Place", "Vector", "choose_num_warps", "choose_vec", "elements"]
+__all__ = ["MAX_WARPS", "WARP", "Config", "HardwareBit", "Layout", "Vector", "choose_num_warps", "choose_vec", "elements"]
 
 WARP = 32
 MAX_WARPS = 8
@@ -34,7 +34,7 @@ ACCESS_BYTES = 16
 Vector = tuple[int, ...]
 
 
-class Place(NamedTuple):
+class HardwareBit(NamedTuple):
     """Where a bit of a tile's coordinates is kept: in a bit of the register number, of the lane, or of the warp."""
 
     kind: Literal["reg", "lane", "warp"]
@@ -169,11 +169,11 @@ class Layout:
             flat = 0
             for extent, at in zip(self.shape, vector, strict=True):
                 flat = flat * extent + at
-            place = []
+            coordinate = []
             for extent in reversed(shape):
                 flat, at = divmod(flat, extent)
-                place.append(at)
-            return tuple(reversed(place))
+                coordinate.append(at)
+            return tuple(reversed(coordinate))
 
         return self._renamed(shape, rename)
 
@@ -209,7 +209,7 @@ class Layout:
 
     # ------------------------------------------------------------------------------------------------- where something is
 
-    def place(self, vector: Vector) -> Place:
+    def bit_of(self, vector: Vector) -> HardwareBit:
         """Where a bit of the coordinate is kept.
 
         Raises:
@@ -219,12 +219,12 @@ class Layout:
         kinds = (("reg", self.reg), ("lane", self.lane), ("warp", self.warp))
         for kind, basis in kinds:
             if vector in basis:
-                return Place(kind, basis.index(vector))
+                return HardwareBit(kind, basis.index(vector))
         raise KeyError(vector)
 
-    def axis(self, dim: int) -> list[Place]:
+    def axis(self, dim: int) -> list[HardwareBit]:
         """Where the bits of the coordinate along `dim` are kept, the lowest first."""
-        return [self.place(_bit(len(self.shape), dim, bit)) for bit in range(_log2(self.shape[dim]))]
+        return [self.bit_of(_bit(len(self.shape), dim, bit)) for bit in range(_log2(self.shape[dim]))]
 
     def register_of(self, coordinate: Vector) -> int:
         """The register that holds `coordinate`, in the threads that hold it."""
@@ -249,12 +249,12 @@ class Layout:
 
     def run(self, dim: int) -> tuple[int, ...]:
         """The register bits that step along `dim` by 1, 2, 4...: `2 ** len(run)` registers hold neighbouring elements."""
-        found: list[int] = []
+        steps: list[int] = []
         while True:
-            step = tuple(1 << len(found) if d == dim else 0 for d in range(len(self.shape)))
+            step = tuple(1 << len(steps) if d == dim else 0 for d in range(len(self.shape)))
             if step not in self.reg:
-                return tuple(found)
-            found.append(self.reg.index(step))
+                return tuple(steps)
+            steps.append(self.reg.index(step))
 
     def stretch(self, dim: int) -> int:
         """How many neighbouring elements along `dim` the threads of a warp hold together, at least."""
@@ -285,7 +285,7 @@ def _masked(coordinate: Vector, shape: Vector) -> Vector:
 
 def _spread(bits: tuple[int, ...]) -> list[int]:
     """The numbers made of `bits`, counting up."""
-    return [sum((n >> place & 1) << bit for place, bit in enumerate(bits)) for n in range(1 << len(bits))]
+    return [sum((n >> k & 1) << bit for k, bit in enumerate(bits)) for n in range(1 << len(bits))]
 
 
 def _log2(n: int) -> int:

@@ -208,9 +208,9 @@ def _operand(
     """
 
     def within(walked: Vector | int) -> Vector:
-        made = [0] * len(shape) if isinstance(walked, int) else list(walked)
-        made[-3 - kept] = walked if isinstance(walked, int) else 0
-        return tuple(made)
+        coordinate = [0] * len(shape) if isinstance(walked, int) else list(walked)
+        coordinate[-3 - kept] = walked if isinstance(walked, int) else 0
+        return tuple(coordinate)
 
     extents = list(shape)
     extents[-3 - kept] = depth
@@ -268,12 +268,12 @@ def _halved(left: list[int]) -> int | None:
 
 def _sums(bits: list[int]) -> list[int]:
     """The numbers made of `bits`, counting up."""
-    return [sum(bit for place, bit in enumerate(bits) if n >> place & 1) for n in range(1 << len(bits))]
+    return [sum(bit for k, bit in enumerate(bits) if n >> k & 1) for n in range(1 << len(bits))]
 
 
 def _combined(vectors: Sequence[Vector], zero: Vector) -> tuple[Vector, ...]:
     """The sums of `vectors`, each taken or not, the first changing fastest."""
-    made = [zero]
+    sums = [zero]
     for vector in vectors:
-        made += [tuple(a | b for a, b in zip(at, vector, strict=True)) for at in made]
-    return tuple(made)
+        sums += [tuple(a | b for a, b in zip(at, vector, strict=True)) for at in sums]
+    return tuple(sums)

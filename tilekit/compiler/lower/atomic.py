@@ -119,13 +119,13 @@ def _define(
     tensor = points.tensor
     _check_tensor(what, name, tensor)
 
-    def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, given: list[ir.Value], mask_: ir.Value) -> Any:
-        columns = [operand_elements(builder, ty, v, points.tile) for ty, v in zip(values, given, strict=True)]
+    def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, operands: list[ir.Value], mask_: ir.Value) -> Any:
+        columns = [operand_elements(builder, ty, v, points.tile) for ty, v in zip(values, operands, strict=True)]
         used = _result_used() or name in ("xchg", "cas")
         reduces = not used and order in ("relaxed", "release") and _instruction(name, tensor.dtype) is not None
-        most = _most_together(name, tensor.dtype) if reduces else 1
+        limit = _most_together(name, tensor.dtype) if reduces else 1
         settle(builder, tensor, writes=True, atomic=True)
-        access = points.open(builder, array, index_parts(builder, indices, at), mask_, writing=True, most=most)
+        access = points.open(builder, array, index_parts(builder, indices, at), mask_, writing=True, limit=limit)
         if order in ("release", "acq_rel"):
             shared.barrier(builder)  # what other threads of the block wrote comes before, too
         kind = f"{order}.{_SCOPES[scope]}"
@@ -133,12 +133,12 @@ def _define(
             _add(builder, tensor.dtype, kind, access, columns[0])
         else:
             rows = zip(access.full, zip(*columns, strict=True), strict=True)
-            made = [_act(builder, name, tensor.dtype, kind, slot, list(row), used=not reduces) for slot, row in rows]
+            before = [_act(builder, name, tensor.dtype, kind, slot, list(row), used=not reduces) for slot, row in rows]
         if order in ("acquire", "acq_rel"):
             shared.barrier(builder)  # what other threads of the block do comes after, too
         if not used:
             return ir.Constant(ir.ArrayType(register_type(tensor.dtype), points.tile.layout.num_registers), ir.Undefined)
-        return pack(builder, _from_owners(builder, made, tensor.dtype, points.tile.layout, tensor.config.num_threads))
+        return pack(builder, _from_owners(builder, before, tensor.dtype, points.tile.layout, tensor.config.num_threads))
 
     return points.tile, emit
 
@@ -164,23 +164,23 @@ def _act(
         return _loop(builder, dtype, kind, address, slot.predicate, values[0], _update(name, dtype))
     itemsize = max(4, dtype.itemsize)
     bits, letter = _BITS[itemsize], _LETTERS[itemsize]
-    given = [builder.bitcast(value, _BITS[dtype.itemsize]) for value in values]
+    operands = [builder.bitcast(value, _BITS[dtype.itemsize]) for value in values]
     if dtype in _HALVES:  # the sum with the word around it, whose other half does not change
         own, address = address, builder.and_(address, integer(64, -4))
         upper = builder.icmp_unsigned("!=", address, own)
-        low = builder.zext(given[0], i32)
+        low = builder.zext(operands[0], i32)
         as_upper = builder.or_(builder.shl(low, integer(32, 16)), integer(32, _MINUS_ZERO))
-        given = [builder.select(upper, as_upper, builder.or_(low, integer(32, _MINUS_ZERO << 16)))]
+        operands = [builder.select(upper, as_upper, builder.or_(low, integer(32, _MINUS_ZERO << 16)))]
     if not used:
-        return _red(builder, f"red.{kind}.global.{instruction} [$0], $1;", letter, [address, *given], slot.predicate)
+        return _red(builder, f"red.{kind}.global.{instruction} [$0], $1;", letter, [address, *operands], slot.predicate)
     flag = builder.zext(slot.predicate, i32)
-    operands = ", ".join(f"${2 + k}" for k in range(len(given)))
-    text = f"mov.b{8 * itemsize} $0, 0; @p atom.{kind}.global.{instruction} $0, [$1], {operands};"
-    constraints = ",".join([f"=&{letter}", "l", *[letter] * len(given), "r", "~{memory}"])
-    made = asm(builder, predicated(text, 2 + len(given)), constraints, bits, [address, *given, flag], effect=True)
+    placeholders = ", ".join(f"${2 + k}" for k in range(len(operands)))
+    text = f"mov.b{8 * itemsize} $0, 0; @p atom.{kind}.global.{instruction} $0, [$1], {placeholders};"
+    constraints = ",".join([f"=&{letter}", "l", *[letter] * len(operands), "r", "~{memory}"])
+    before = asm(builder, predicated(text, 2 + len(operands)), constraints, bits, [address, *operands, flag], effect=True)
     if dtype in _HALVES:
-        made = builder.trunc(builder.select(upper, builder.lshr(made, integer(32, 16)), made), i16)
-    return builder.bitcast(made, register_type(dtype))
+        before = builder.trunc(builder.select(upper, builder.lshr(before, integer(32, 16)), before), i16)
+    return builder.bitcast(before, register_type(dtype))
 
 
 def _add(builder: ir.IRBuilder, dtype: DType, kind: str, access: Access, column: list[ir.Value]) -> None:
@@ -258,15 +258,15 @@ def _loop(
         wanted = builder.bitcast(update(builder, builder.bitcast(seen, register_type(dtype)), value), bits)
         text = f"atom.{kind}.global.cas.b{width} $0, [$1], $2, $3;"
         constraints = f"={letter},l,{letter},{letter},~{{memory}}"
-        found = asm(builder, text, constraints, bits, [address, seen, wanted], effect=True)
-        swapped = builder.icmp_unsigned("==", found, seen)
-        seen.add_incoming(found, builder.block)
+        old = asm(builder, text, constraints, bits, [address, seen, wanted], effect=True)
+        swapped = builder.icmp_unsigned("==", old, seen)
+        seen.add_incoming(old, builder.block)
         builder.cbranch(swapped, after, again)
         builder.position_at_end(after)
         last = builder.block
     result = builder.phi(bits)
     result.add_incoming(ir.Constant(bits, 0), before)
-    result.add_incoming(found, last)
+    result.add_incoming(old, last)
     return builder.bitcast(result, register_type(dtype))
 
 
@@ -280,17 +280,17 @@ def _from_owners(
     thread = special_register(builder, "tid.x")
     owner = builder.and_(thread, integer(32, ~copies & (num_threads - 1)))
     if copies >> len(layout.lane):  # from another warp
-        itemsize, made = dtype.itemsize, []
-        most = shared.at_once(len(elements), num_threads * itemsize)
-        for start in range(0, len(elements), most):
-            part = elements[start : start + most]
+        itemsize, results = dtype.itemsize, []
+        at_once = shared.at_once(len(elements), num_threads * itemsize)
+        for start in range(0, len(elements), at_once):
+            part = elements[start : start + at_once]
             base = shared.room(builder, num_threads * len(part) * itemsize, "the results")
             mine, theirs = shared.at(builder, base, thread, itemsize), shared.at(builder, base, owner, itemsize)
             for r, element in enumerate(part):
                 shared.put(builder, mine, r * num_threads * itemsize, dtype, [element])
             shared.barrier(builder)
-            made += [shared.get(builder, theirs, r * num_threads * itemsize, dtype, 1)[0] for r in range(len(part))]
-        return made
+            results += [shared.get(builder, theirs, r * num_threads * itemsize, dtype, 1)[0] for r in range(len(part))]
+        return results
     return [_shuffled(builder, element, owner) for element in elements]
 
 
@@ -364,8 +364,8 @@ def atomic_add_tile(array: types.Type, index: types.Type, tile: types.Type) -> A
     def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, added: ir.Value) -> None:
         column, where = bring(builder, added), index_values(builder, index, at)
         settle(builder, tensor, writes=True, atomic=True)
-        most = _most_together("add", tensor.dtype)
-        access = open_access(builder, tensor, array, where, lies, proven=inside, writing=True, what=what, added=most)
+        width = _most_together("add", tensor.dtype)
+        access = open_access(builder, tensor, array, where, lies, proven=inside, writing=True, what=what, added=width)
         _add(builder, tensor.dtype, "relaxed.gpu", access, column)
 
     return types.none, emit

@@ -52,9 +52,9 @@ def _counted(name: str, function: Callable[[ir.IRBuilder, ir.Value], ir.Value]) 
         excess = max(0, 32 - 8 * x.dtype.itemsize) if name == "clz" else 0
 
         def count(b: ir.IRBuilder, value: ir.Value) -> ir.Value:
-            made = function(b, b.zext(value, i32) if value.type.width < 32 else value)
-            made = b.trunc(made, i32) if made.type.width > 32 else made
-            return b.sub(made, ir.Constant(i32, excess)) if excess else made
+            bits = function(b, b.zext(value, i32) if value.type.width < 32 else value)
+            bits = b.trunc(bits, i32) if bits.type.width > 32 else bits
+            return b.sub(bits, ir.Constant(i32, excess)) if excess else bits
 
         return map_elements((x,), x, dtypes.int32, count)
 

@@ -103,8 +103,8 @@ def cdiv(x: types.Type, y: types.Type) -> Any:
 def _cdiv_of_scalars(x: types.Type, y: types.Type) -> Any:
     a, b = known(x), known(y)
     if a is not ABSENT and b is not ABSENT:
-        made = -(-a // b) if b else 0
-        return types.literal(made), lambda builder, *_: integer(64, made)
+        quotient = -(-a // b) if b else 0
+        return types.literal(quotient), lambda builder, *_: integer(64, quotient)
 
     def emit(builder: ir.IRBuilder, *values: ir.Value) -> ir.Value:
         wide = [convert(builder, v, scalar_dtype(ty), dtypes.int64) for ty, v in zip((x, y), values, strict=True)]

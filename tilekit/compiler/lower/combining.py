@@ -55,10 +55,10 @@ class Operands:
 
     def result(self, layout: Layout) -> tuple[types.Type, Callable[[ir.IRBuilder, Sequence[Row]], ir.Value]]:
         """The type of results in `layout`, and how to make its value of their elements."""
-        made = [TileType(tile.dtype, layout, tile.config) for tile in self.tiles]
+        kinds = [TileType(tile.dtype, layout, tile.config) for tile in self.tiles]
         if self.alone:
-            return made[0], lambda builder, columns: pack(builder, columns[0])
-        ty = types.BaseTuple.from_types(made)
+            return kinds[0], lambda builder, columns: pack(builder, columns[0])
+        ty = types.BaseTuple.from_types(kinds)
 
         def emit(builder: ir.IRBuilder, columns: Sequence[Row]) -> ir.Value:
             value: Any = ir.Constant(cuda_target.target_context.get_value_type(ty), ir.Undefined)
@@ -90,17 +90,17 @@ def calling(
         reject(what, problem)
     scalars = [TileType.of_shape(tile.dtype, (), tile.config) for tile in operands.tiles]
     signature = _resolved(func, (*scalars, *scalars), what)
-    given = signature.return_type
-    results = list(given.types) if isinstance(given, types.BaseTuple) else [given]
-    found = [r.dtype if isinstance(r, TileType) and r.shape == () else describe(r) for r in results]
-    problem = lang.misfit([tile.dtype for tile in operands.tiles], found, what)
+    returned = signature.return_type
+    results = list(returned.types) if isinstance(returned, types.BaseTuple) else [returned]
+    kinds = [r.dtype if isinstance(r, TileType) and r.shape == () else describe(r) for r in results]
+    problem = lang.misfit([tile.dtype for tile in operands.tiles], kinds, what)
     if problem:
         reject(what, problem)
 
     def combine(builder: ir.IRBuilder, first: Row, second: Row) -> list[ir.Value]:
-        made = _call(builder, func, signature, [pack(builder, [element]) for element in (*first, *second)])
-        tuples = isinstance(given, types.BaseTuple)
-        parts = [builder.extract_value(made, k) for k in range(len(results))] if tuples else [made]
+        value = _call(builder, func, signature, [pack(builder, [element]) for element in (*first, *second)])
+        tuples = isinstance(returned, types.BaseTuple)
+        parts = [builder.extract_value(value, k) for k in range(len(results))] if tuples else [value]
         return [builder.extract_value(part, 0) for part in parts]
 
     return combine
@@ -131,5 +131,5 @@ def _call(builder: ir.IRBuilder, func: types.Type, signature: Signature, values:
     described = compiled.fndesc
     function = described.declare_function(builder.module)
     # The status says whether it raised an exception, which no function of the language does.
-    _, made = described.call_conv.call_function(builder, function, described.restype, described.argtypes, values)
-    return made
+    _, value = described.call_conv.call_function(builder, function, described.restype, described.argtypes, values)
+    return value

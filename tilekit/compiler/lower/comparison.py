@@ -70,7 +70,7 @@ def _kind(name: str, symbol: str) -> Callable[..., Any]:
     """How the magnitude compares with infinity."""
 
     def define(x: types.Type) -> Any:
-        given = check(name, x)
+        tile = check(name, x)
 
         def test(b: ir.IRBuilder, value: ir.Value) -> ir.Value:
             if name == "isnan":
@@ -78,7 +78,7 @@ def _kind(name: str, symbol: str) -> Callable[..., Any]:
             size = arithmetic.absolute(dtypes.float32 if value.type == ir.FloatType() else dtypes.float64)(b, value)
             return b.fcmp_ordered(symbol, size, ir.Constant(value.type, float("inf")))
 
-        return map_elements((x,), given, dtypes.bool_, arithmetic.from_float32(given.dtype, test))
+        return map_elements((x,), tile, dtypes.bool_, arithmetic.from_float32(tile.dtype, test))
 
     return define
 

@@ -34,14 +34,14 @@ def histogram(x: types.Type, bins: types.Type, mask: types.Type) -> Any:
         reject("histogram", problem)
     count = in_words("histogram", lang.bins_of, constant(bins, "histogram", "bins"))
     masked = check_mask("histogram", mask, tile.shape)
-    made = TileType.of_shape(dtypes.int32, (count,), tile.config)
+    result = TileType.of_shape(dtypes.int32, (count,), tile.config)
     # Each thread zeroes and reads what it holds of the result, 16 bytes at a time.
-    pieces = made.layout.chunks(made.layout.run(0)[:2])
-    places = [at[0] for at in made.layout.coordinates()]
+    pieces = result.layout.chunks(result.layout.run(0)[:2])
+    places = [at[0] for at in result.layout.coordinates()]
 
     def emit(builder: ir.IRBuilder, value: ir.Value, _: ir.Value, chosen: ir.Value) -> ir.Value:
         wanted = mask_elements(builder, mask, chosen, tile) if masked else [None] * tile.layout.num_registers
-        found: dict[int, ir.Value] = {}
+        counts: dict[int, ir.Value] = {}
         # Where there is no room for all bins, some are counted after the others: the highest bits of a number are registers'.
         at_once = count
         while at_once * _ITEMSIZE > shared.most():
@@ -49,7 +49,7 @@ def histogram(x: types.Type, bins: types.Type, mask: types.Type) -> Any:
         for first in range(0, count, at_once):
             base = shared.room(builder, at_once * _ITEMSIZE, "the counts")
             thread = special_register(builder, "tid.x")
-            mine = shared.at(builder, base, thread_coordinates(builder, thread, made.layout.thread)[0], _ITEMSIZE)
+            mine = shared.at(builder, base, thread_coordinates(builder, thread, result.layout.thread)[0], _ITEMSIZE)
             counted_here = [registers for registers in pieces if first <= places[registers[0]] < first + at_once]
             for registers in counted_here:
                 at = (places[registers[0]] - first) * _ITEMSIZE
@@ -68,10 +68,10 @@ def histogram(x: types.Type, bins: types.Type, mask: types.Type) -> Any:
             shared.barrier(builder)
             for registers in counted_here:
                 at = (places[registers[0]] - first) * _ITEMSIZE
-                found.update(zip(registers, shared.get(builder, mine, at, dtypes.int32, len(registers)), strict=True))
-        return pack(builder, [found[r] for r in range(len(found))])
+                counts.update(zip(registers, shared.get(builder, mine, at, dtypes.int32, len(registers)), strict=True))
+        return pack(builder, [counts[r] for r in range(len(counts))])
 
-    return made, emit
+    return result, emit
 
 
 def _bin(builder: ir.IRBuilder, element: ir.Value, dtype: DType, first: int, count: int) -> tuple[ir.Value, ir.Value]:

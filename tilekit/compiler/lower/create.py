@@ -85,18 +85,18 @@ def arange(size: types.Type, dtype: types.Type, start: types.Type, step: types.T
     # A float is rounded after the product too, as NumPy does.
     times = directed("mul", None, False, chosen) if dtypes.is_float(chosen) else arithmetic.binary("*", chosen)
 
-    given = [n for n, ty in enumerate((start, step)) if not isinstance(ty, types.Omitted)]
+    passed = [n for n, ty in enumerate((start, step)) if not isinstance(ty, types.Omitted)]
 
-    def element(builder: ir.IRBuilder, scalars: Sequence[ir.Value], place: Sequence[ir.Value]) -> ir.Value:
-        value = convert(builder, place[0], dtypes.int32, chosen)
-        if 1 in given:
+    def element(builder: ir.IRBuilder, scalars: Sequence[ir.Value], index: Sequence[ir.Value]) -> ir.Value:
+        value = convert(builder, index[0], dtypes.int32, chosen)
+        if 1 in passed:
             value = times(builder, value, scalars[-1])
-        return plus(builder, scalars[0], value) if 0 in given else value
+        return plus(builder, scalars[0], value) if 0 in passed else value
 
-    result = ComputedType(f"arange{given}", chosen, (extent,), current_config(), (chosen,) * len(given), element)
+    result = ComputedType(f"arange{passed}", chosen, (extent,), current_config(), (chosen,) * len(passed), element)
 
     def emit(builder: ir.IRBuilder, size: ir.Value, dtype: ir.Value, first: ir.Value, by: ir.Value) -> ir.Value:
-        bounds = [((start, first), (step, by))[n] for n in given]
+        bounds = [((start, first), (step, by))[n] for n in passed]
         return scalars_of(builder, result, [convert(builder, value, scalar_dtype(ty), chosen) for ty, value in bounds])
 
     return result, emit
@@ -111,7 +111,7 @@ def _nested(value: types.Type) -> tuple[tuple[int, ...], list[tuple[tuple[int, .
     parts = [_nested(part) for part in value.types]
     if len({shape for shape, _ in parts}) != 1 or len(parts) & (len(parts) - 1):
         reject("astile", lang.uneven((len(parts),)))
-    inner = [((place, *path), ty) for place, (_, leaves) in enumerate(parts) for path, ty in leaves]
+    inner = [((index, *path), ty) for index, (_, leaves) in enumerate(parts) for path, ty in leaves]
     return (len(parts), *parts[0][0]), inner
 
 
@@ -125,26 +125,26 @@ def astile(value: types.Type, dtype: types.Type) -> Any:
     result = TileType.of_shape(chosen, shape, current_config())
 
     def flat(vector: tuple[int, ...]) -> int:
-        place = 0
-        for index, extent in zip(vector, shape, strict=True):
-            place = place * extent + index
-        return place
+        position = 0
+        for digit, extent in zip(vector, shape, strict=True):
+            position = position * extent + digit
+        return position
 
-    def emit(builder: ir.IRBuilder, given: ir.Value, dtype: ir.Value) -> ir.Value:
+    def emit(builder: ir.IRBuilder, value: ir.Value, dtype: ir.Value) -> ir.Value:
         held = [
-            convert(builder, builder.extract_value(given, path) if path else given, scalar_dtype(ty), chosen)
+            convert(builder, builder.extract_value(value, path) if path else value, scalar_dtype(ty), chosen)
             for path, ty in leaves
         ]
         thread = special_register(builder, "tid.x")
         bits = [(number, flat(vector)) for number, vector in enumerate(result.layout.thread) if any(vector)]
         tests = [builder.trunc(builder.lshr(thread, integer(32, number)), ir.IntType(1)) for number, _ in bits]
 
-        def choose(place: int, remaining: int) -> ir.Value:
-            """The element at `place` XOR what the first thread bits add to it."""
+        def choose(position: int, remaining: int) -> ir.Value:
+            """The element at `position` XOR what the first thread bits add to it."""
             if not remaining:
-                return held[place]
-            other = choose(place ^ bits[remaining - 1][1], remaining - 1)
-            return builder.select(tests[remaining - 1], other, choose(place, remaining - 1))
+                return held[position]
+            other = choose(position ^ bits[remaining - 1][1], remaining - 1)
+            return builder.select(tests[remaining - 1], other, choose(position, remaining - 1))
 
         return pack(builder, [choose(flat(vector), len(bits)) for vector in result.layout.coordinates()])
 

@@ -40,22 +40,22 @@ __all__: list[str] = []
 
 @lowers(lang.print_)
 def print_(*values: types.Type) -> Any:
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if isinstance(value, types.UnicodeType):
             reject("print", "a string must be known when the kernel is compiled")
         if not isinstance(value, (types.StringLiteral, TileType)) and scalar_kind(value) is None:
             reject("print", f"values are strings, scalars and a tile, not {describe(value)}")
-        if isinstance(value, TileType) and place != len(values) - 1:
+        if isinstance(value, TileType) and index != len(values) - 1:
             reject("print", "a tile is the last of the values")
     tile = values[-1] if values and isinstance(values[-1], TileType) else None
 
-    def emit(builder: ir.IRBuilder, *given: ir.Value) -> None:
+    def emit(builder: ir.IRBuilder, *operands: ir.Value) -> None:
         thread = special_register(builder, "tid.x")
         idle = tile.layout.copies if tile else -1  # the bits of the thread number that must be zero for it to print
         owner = builder.icmp_unsigned("==", builder.and_(thread, integer(32, idle)), integer(32, 0))
         words, arguments = [], []
         with builder.if_then(owner):
-            for ty, value in zip(values[:-1] if tile else values, given, strict=False):
+            for ty, value in zip(values[:-1] if tile else values, operands, strict=False):
                 if isinstance(ty, types.StringLiteral):
                     words.append(ty.literal_value.replace("%", "%%"))
                 else:
@@ -65,7 +65,7 @@ def print_(*values: types.Type) -> Any:
             if tile is None:
                 _printf(builder, " ".join(words) + "\n", arguments)
             else:
-                _print_elements(builder, tile, given[-1], thread, words, arguments)
+                _print_elements(builder, tile, operands[-1], thread, words, arguments)
 
     return types.none, emit
 
@@ -74,12 +74,12 @@ def _print_elements(
     builder: ir.IRBuilder, tile: TileType, fragment: ir.Value, thread: ir.Value, words: list[str], arguments: list[ir.Value]
 ) -> None:
     """A line for each element that the thread holds: the words, the element's index, its value."""
-    place = f"[{', '.join(['%d'] * len(tile.shape))}]"
+    index_format = f"[{', '.join(['%d'] * len(tile.shape))}]"
     offsets = thread_coordinates(builder, thread, tile.layout.thread)
     for element, coordinate in zip(unpack(builder, fragment), tile.layout.coordinates(), strict=True):
         index = [builder.or_(offset, integer(32, c)) for offset, c in zip(offsets, coordinate, strict=True)]
         word, argument = _argument(builder, tile.dtype, element)
-        _printf(builder, " ".join([*words, place, word]) + "\n", [*arguments, *index, argument])
+        _printf(builder, " ".join([*words, index_format, word]) + "\n", [*arguments, *index, argument])
 
 
 def _argument(builder: ir.IRBuilder, dtype: DType, value: ir.Value) -> tuple[str, ir.Value]:
@@ -99,8 +99,8 @@ def _string(builder: ir.IRBuilder, text: str) -> ir.Value:
 def _printf(builder: ir.IRBuilder, text: str, arguments: list[ir.Value]) -> None:
     """Print `text`, a format of C's, from this thread."""
     struct = cgutils.alloca_once(builder, ir.LiteralStructType([a.type for a in arguments]))
-    for place, argument in enumerate(arguments):
-        builder.store(argument, cgutils.gep_inbounds(builder, struct, 0, place))
+    for field, argument in enumerate(arguments):
+        builder.store(argument, cgutils.gep_inbounds(builder, struct, 0, field))
     vprintf = nvvmutils.declare_vprint(builder.module)
     builder.call(vprintf, [_string(builder, text), builder.bitcast(struct, ir.PointerType(i8))])
 
@@ -131,17 +131,17 @@ def printf(format: types.Type, *values: types.Type) -> Any:
     if problem:
         reject("printf", problem)
     line = before.replace("%", "%%")
-    place = 0
+    index = 0
     for directive in directives:
-        line += _sized(directive, kinds[place]) if directive.letter else "%%"
+        line += _sized(directive, kinds[index]) if directive.letter else "%%"
         line += directive.after
-        place += bool(directive.letter)
+        index += bool(directive.letter)
 
-    def emit(builder: ir.IRBuilder, _: ir.Value, *given: ir.Value) -> None:
+    def emit(builder: ir.IRBuilder, _: ir.Value, *operands: ir.Value) -> None:
         registers = like.layout.num_registers if like else 1
         columns = [
             broadcast(builder, ty, value, like.layout) if isinstance(ty, TileType) else [value] * registers
-            for ty, value in zip(values, given, strict=True)
+            for ty, value in zip(values, operands, strict=True)
         ]
         thread = special_register(builder, "tid.x")
         idle = like.layout.copies if like else -1
@@ -205,11 +205,11 @@ def assert_(condition: types.Type, message: types.Type) -> Any:
 def _first_false(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value]) -> list[ir.Value]:
     """The index of the first element of the thread's that is False."""
     offsets = thread_coordinates(builder, special_register(builder, "tid.x"), tile.layout.thread)
-    found: list[ir.Value] = offsets
+    first: list[ir.Value] = offsets
     for element, coordinate in reversed(list(zip(elements, tile.layout.coordinates(), strict=True))):
         here = [builder.or_(offset, integer(32, c)) for offset, c in zip(offsets, coordinate, strict=True)]
-        found = [builder.select(element, later, at) for later, at in zip(found, here, strict=True)]
-    return found
+        first = [builder.select(element, later, at) for later, at in zip(first, here, strict=True)]
+    return first
 
 
 @lowers(lang.static_assert)
@@ -221,9 +221,9 @@ def static_assert(condition: types.Type, message: types.Type) -> Any:
     if value is not ABSENT and not value:
         refuse("static_assert", text or "the condition does not hold")
 
-    def emit(builder: ir.IRBuilder, given: ir.Value, _: ir.Value) -> None:
+    def emit(builder: ir.IRBuilder, condition_: ir.Value, _: ir.Value) -> None:
         # Comparisons of what only types know (ranks, shapes) are instructions by now, of constants.
-        holds = folded(given) if value is ABSENT else value
+        holds = folded(condition_) if value is ABSENT else value
         if holds is None:
             reject("static_assert", lang.unknown_condition())
         if not holds:

@@ -30,9 +30,9 @@ def where(condition: types.Type, x: types.Type, y: types.Type) -> Any:
     if not isinstance(condition, (TileType, ComputedType)) or condition.dtype != dtypes.bool_:
         reject("where", "the condition is a bool tile, such as the result of a comparison")
     result = common("where", condition, x, y)
-    made = combined("where", (condition, x, y), result, result.dtype, _chosen)
-    if made is not None:
-        return made
+    computed = combined("where", (condition, x, y), result, result.dtype, _chosen)
+    if computed is not None:
+        return computed
 
     def emit(builder: ir.IRBuilder, mask: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
         chosen = elements(builder, condition, mask, result.like(dtypes.bool_))

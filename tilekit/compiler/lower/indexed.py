@@ -73,7 +73,7 @@ class Points:
         mask: ir.Value,
         *,
         writing: bool,
-        most: int = ACCESS_BYTES,
+        limit: int = ACCESS_BYTES,
     ) -> Access:
         """Addresses and predicates: wide ones where elements lie side by side, else one by register, always with a predicate.
 
@@ -81,9 +81,9 @@ class Points:
             builder: at the place of the access.
             value, indices, mask: of the tensor, and what was given.
             writing: threads that hold copies take no part.
-            most: how many elements one access may take.
+            limit: how many elements one access may take.
         """
-        bits = self._together(most)
+        bits = self._together(limit)
         layout, tensor = self.tile.layout, self.tensor
         chosen = mask_elements(builder, self.mask, mask, self.tile) if self.masked else [None] * layout.num_registers
         columns = [self._column(builder, ty, v) for ty, v in zip(self.parts, indices, strict=True)]
@@ -135,11 +135,11 @@ class Points:
             dtype, elements = scalar_dtype(ty), [value] * layout.num_registers
         wide = dtype.itemsize == 8 or dtype == dtypes.uint32
         target = dtypes.int64 if wide else dtypes.int32
-        made: dict[int, ir.Value] = {}  # what is one value stays one
+        converted: dict[int, ir.Value] = {}  # what is one value stays one
         for element in elements:
-            if id(element) not in made:
-                made[id(element)] = convert(builder, element, dtype, target)
-        return [made[id(element)] for element in elements]
+            if id(element) not in converted:
+                converted[id(element)] = convert(builder, element, dtype, target)
+        return [converted[id(element)] for element in elements]
 
     def _inside(self, builder: ir.IRBuilder, value: ir.Value, row: list[ir.Value]) -> ir.Value:
         conditions = []
@@ -164,7 +164,7 @@ class Points:
         itemsize = integer(64, self.tensor.dtype.itemsize)
         return builder.add(tensor_field(builder, self.tensor, value, "address"), builder.mul(total, itemsize))
 
-    def _together(self, most: int) -> tuple[int, ...]:
+    def _together(self, limit: int) -> tuple[int, ...]:
         """Register bits whose elements may lie side by side in memory; none where that is known not to be."""
         facts, layout = self.tensor.facts, self.tile.layout
         if facts.unit is None or not layout.shape:
@@ -173,8 +173,8 @@ class Points:
         if not isinstance(ty, TileType) or ty.splat or not ty.shape or ty.shape[-1] != layout.shape[along]:
             return ()
         widest = min(ACCESS_BYTES, facts.align) // self.tensor.dtype.itemsize
-        most = min([most, widest, *(facts.strides[d] for d in range(facts.rank) if d != facts.unit)])
-        return layout.run(along)[: max(1, most).bit_length() - 1]
+        limit = min([limit, widest, *(facts.strides[d] for d in range(facts.rank) if d != facts.unit)])
+        return layout.run(along)[: max(1, limit).bit_length() - 1]
 
     def _contiguous(self, builder: ir.IRBuilder, columns: list[list[ir.Value]], registers: list[int]) -> ir.Value:
         """Whether registers hold indices of neighbours, the first of them at a multiple of their number."""
@@ -238,17 +238,17 @@ def gather(
     tensor = points.tensor
     if tensor.facts.role == "out":
         reject("gather", written_only(tensor.parameter))
-    given = padding_value.value if isinstance(padding_value, types.Omitted) else None
-    if given is None and scalar_kind(padding_value) is None:
+    default = padding_value.value if isinstance(padding_value, types.Omitted) else None
+    if default is None and scalar_kind(padding_value) is None:
         reject("gather", f"padding_value is a scalar, not {describe(padding_value)}")
-    if given is None:
+    if default is None:
         check_fill("gather", tensor, padding_value)
 
     def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, mask_: ir.Value, fill: ir.Value, _: Any) -> ir.Value:
         settle(builder, tensor)
         access = points.open(builder, array, index_parts(builder, indices, at), mask_, writing=False)
-        padding = Padding(number=given or 0)
-        if given is None:
+        padding = Padding(number=default or 0)
+        if default is None:
             padding = Padding(value=convert(builder, fill, scalar_dtype(padding_value), tensor.dtype))
         return pack(builder, read(builder, access, tensor.dtype, padding, eviction=eviction))
 
@@ -261,9 +261,9 @@ def scatter(array: types.Type, indices: types.Type, value: types.Type, mask: typ
     points = check_points("scatter", array, indices, mask, [value], writing=True)
 
     def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, stored: ir.Value, mask_: ir.Value, _: Any) -> None:
-        made = operand_elements(builder, value, stored, points.tile)
+        column = operand_elements(builder, value, stored, points.tile)
         settle(builder, points.tensor, writes=True)
         access = points.open(builder, array, index_parts(builder, indices, at), mask_, writing=True)
-        write(builder, access, points.tensor.dtype, made, eviction=eviction)
+        write(builder, access, points.tensor.dtype, column, eviction=eviction)
 
     return types.none, emit

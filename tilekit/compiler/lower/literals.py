@@ -128,10 +128,10 @@ class _Element(_Folding):
     key = operator.getitem
 
     def generic(self, args: tuple[types.Type, ...], kws: dict[str, types.Type]) -> Any:
-        values, place = args
-        if not compiles() or not isinstance(values, types.BaseTuple) or not isinstance(place, types.IntegerLiteral):
+        values, index = args
+        if not compiles() or not isinstance(values, types.BaseTuple) or not isinstance(index, types.IntegerLiteral):
             return None
-        at = place.literal_value
+        at = index.literal_value
         return signature(values.types[at], *args) if -len(values) <= at < len(values) else None
 
     def get_impl_key(self, sig: Any) -> Any:
@@ -139,8 +139,8 @@ class _Element(_Folding):
 
 
 def _element(context: Any, builder: ir.IRBuilder, sig: Any, args: list[ir.Value]) -> ir.Value:
-    values, place = sig.args
-    return builder.extract_value(args[0], place.literal_value % len(values))
+    values, index = sig.args
+    return builder.extract_value(args[0], index.literal_value % len(values))
 
 
 lowering_registry.lower(_element, types.VarArg(types.Any))(_element)
@@ -186,5 +186,5 @@ def name(ty: DTypeType) -> Any:
 
 @attribute(DTypeType, "itemsize")
 def itemsize(ty: DTypeType) -> Any:
-    made = types.literal(ty.dtype.itemsize)
-    return made, lambda builder, value: _code(made)
+    size = types.literal(ty.dtype.itemsize)
+    return size, lambda builder, value: _code(size)

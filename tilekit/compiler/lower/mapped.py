@@ -34,9 +34,9 @@ def tile_counts(builder: ir.IRBuilder, tensor: TensorType, value: ir.Value) -> l
 def getiter(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
     (counts,) = args
     total = _product(builder, unpack(builder, counts))
-    place = cgutils.alloca_once_value(builder, _as(builder, special_register(builder, "ctaid.x"), total.type))
+    position = cgutils.alloca_once_value(builder, _as(builder, special_register(builder, "ctaid.x"), total.type))
     iterator: Any = ir.Constant(context.get_value_type(signature.return_type), ir.Undefined)
-    for at, part in enumerate((place, counts, total)):
+    for at, part in enumerate((position, counts, total)):
         iterator = builder.insert_value(iterator, part, at)
     return iterator
 
@@ -44,15 +44,15 @@ def getiter(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.V
 @registry.lower("iternext", TilesIterator)
 @iternext_impl(RefType.UNTRACKED)
 def iternext(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value], result: Any) -> None:
-    place, counts, total = (builder.extract_value(args[0], at) for at in range(3))
-    at = builder.load(place)
+    position, counts, total = (builder.extract_value(args[0], at) for at in range(3))
+    at = builder.load(position)
     visits = builder.icmp_unsigned("<", at, total)
     result.set_valid(visits)
     with builder.if_then(visits):
         facts = signature.args[0].tensor.facts
         result.yield_(pack(builder, _visited(builder, at, unpack(builder, counts), facts.group, facts.cluster)))
         # There are fewer than 2^31 blocks, and than 2^31 tiles where these are counted in 32 bits, so that this does not wrap.
-        builder.store(builder.add(at, _as(builder, special_register(builder, "nctaid.x"), at.type)), place)
+        builder.store(builder.add(at, _as(builder, special_register(builder, "nctaid.x"), at.type)), position)
 
 
 def _as(builder: ir.IRBuilder, value: ir.Value, width: ir.Type) -> ir.Value:
@@ -92,7 +92,7 @@ def _visited(
 
 
 def _grouped(builder: ir.IRBuilder, at: ir.Value, tiles: list[ir.Value], group: tuple[int, ...]) -> list[ir.Value]:
-    """`tilekit._tensor.partition.grouped_index`, step by step; a group with one tile along a dimension has one at the edge too."""
+    """`tilekit._tensor.partition.grouped_index`, step by step; a group of one tile along a dimension has one at the edge too."""
     first: list[ir.Value] = []
     extents: list[ir.Value] = []
     for dim, (count, size) in enumerate(zip(tiles, group, strict=True)):

@@ -65,10 +65,10 @@ lowers(lang.num_blocks)(_of_the_grid("num_blocks", block_counts))
 # --------------------------------------------------------------------------------------------------------- loads and stores
 
 
-Place = Callable[[ir.IRBuilder, ir.Value, ir.Value], list[ir.Value]]
+IndexOf = Callable[[ir.IRBuilder, ir.Value, ir.Value], list[ir.Value]]
 
 
-def _place(tensor: TensorType, tile: types.Type, what: str) -> Place:
+def _index_of(tensor: TensorType, tile: types.Type, what: str) -> IndexOf:
     """How to get an index from a partition and a tile: that of `tile` of a mapped partition; of the block's own if it is None."""
     name = tensor.parameter
     if isinstance(tile, (types.NoneType, types.Omitted)):
@@ -98,9 +98,9 @@ def _own_index(builder: ir.IRBuilder, tensor: TensorType, value: ir.Value) -> li
 
 def _cut(tensor: TensorType, shape: types.Type, order: types.Type, what: str) -> Cut:
     rank = tensor.facts.rank
-    given = tile_shape(shape, what, empty=True)
-    extents, made = in_rule(what, windows.check_window, given, rank, tensor.parameter)
-    return cut_of(extents, made, _along(order, rank, what))
+    requested = tile_shape(shape, what, empty=True)
+    extents, tile = in_rule(what, windows.check_window, requested, rank, tensor.parameter)
+    return cut_of(extents, tile, _along(order, rank, what))
 
 
 def _along(order: types.Type, rank: int, what: str) -> tuple[int, ...]:
@@ -145,9 +145,9 @@ def load(
     padding = check_padding("load", tensor, padding_mode, padding_value)
     inside = proven(index, tensor, cut)
     if known(mask) is None and known(eviction_policy) == "evict_normal":
-        found = vector_load(tensor, cut, padding)
-        if found is not None:
-            vector, note = found
+        vector_form = vector_load(tensor, cut, padding)
+        if vector_form is not None:
+            vector, note = vector_form
             return vector, lambda builder, array, at, *_: note(builder, array, _by_tensor(cut, index_values(builder, index, at)))
     tile, emit = load_window(
         "load", tensor, cut, padding, proven=inside, value_type=padding_value, mask_type=mask, policy=eviction_policy
@@ -172,11 +172,11 @@ def load_tile_like(array: types.Type, like: types.Type, padding_mode: types.Type
             f"{tensor.parameter} has {tensor.facts.rank} dimensions, {partition.parameter} has {len(shape)}; "
             "use tk.load with an index of its own",
         )
-    place = _place(partition, at, "load_tile_like")
+    index_of = _index_of(partition, at, "load_tile_like")
     padding = check_padding("load_tile_like", tensor, padding_mode, types.none)
     covered, cut = tensor.facts.covered, cut_of(shape, shape)
     tile, emit = load_window("load_tile_like", tensor, cut, padding, proven=covered, roams=False, policy=eviction_policy)
-    return tile, lambda builder, array, like, *_: emit(builder, array, place(builder, like, like))
+    return tile, lambda builder, array, like, *_: emit(builder, array, index_of(builder, like, like))
 
 
 @lowers(lang.store)
@@ -192,11 +192,11 @@ def store(
     check_index(index, tensor, "store")
     along = _along(order, rank, "store")
     if facts.tile is not None:
-        made = extents = tuple(facts.tile[d] for d in along)
+        shape = extents = tuple(facts.tile[d] for d in along)
     else:
-        given = tile.shape if isinstance(tile, TileType) else ()
-        extents, made = in_rule("store", windows.check_window, given, rank, tensor.parameter)
-    cut = cut_of(extents, made, along)
+        requested = tile.shape if isinstance(tile, TileType) else ()
+        extents, shape = in_rule("store", windows.check_window, requested, rank, tensor.parameter)
+    cut = cut_of(extents, shape, along)
     inside = proven(index, tensor, cut)
     emit = store_window("store", tensor, cut, tile, proven=inside, mask_type=mask, policy=eviction_policy)
 
@@ -210,18 +210,18 @@ def store(
 def load_own(self: TensorType, tile: types.Type, eviction_policy: types.Type) -> Any:
     partition = with_tiles(self, "load")
     in_rule("load", check_size, partition.facts.tile)
-    place, inside = _place(partition, tile, "load"), _is_inside(partition, tile)
+    index_of, inside = _index_of(partition, tile, "load"), _is_inside(partition, tile)
     padding = check_padding("load", partition, types.StringLiteral("zero"), types.none)
     loaded, emit = load_window("load", partition, _own(partition), padding, proven=inside, roams=False, policy=eviction_policy)
-    return loaded, lambda builder, value, tile, _: emit(builder, value, place(builder, value, tile))
+    return loaded, lambda builder, value, tile, _: emit(builder, value, index_of(builder, value, tile))
 
 
 @lowers_method(TensorType, lang.TensorView.store)
 def store_own(self: TensorType, value: types.Type, tile: types.Type, eviction_policy: types.Type) -> Any:
     partition = with_tiles(self, "store")
-    place, inside = _place(partition, tile, "store"), _is_inside(partition, tile)
+    index_of, inside = _index_of(partition, tile, "store"), _is_inside(partition, tile)
     emit = store_window("store", partition, _own(partition), value, proven=inside, roams=False, policy=eviction_policy)
-    return types.none, lambda builder, tensor, value, tile, _: emit(builder, tensor, place(builder, tensor, tile), value)
+    return types.none, lambda builder, tensor, value, tile, _: emit(builder, tensor, index_of(builder, tensor, tile), value)
 
 
 def _is_inside(partition: TensorType, tile: types.Type) -> bool:
@@ -241,8 +241,8 @@ def tiles(self: TensorType, *what: types.Type) -> Any:
             reject("tiles", mapped.unmapped(partition.parameter))
         if partition.facts.kin != self.facts.kin:
             reject("tiles", mapped.cut_otherwise(self.parameter, partition.parameter))
-    made = TilesType(self, tuple(other.parameter for other in what))
-    return made, lambda builder, value, *_: pack(builder, tile_counts(builder, self, value))
+    result = TilesType(self, tuple(other.parameter for other in what))
+    return result, lambda builder, value, *_: pack(builder, tile_counts(builder, self, value))
 
 
 # --------------------------------------------------------------------------------------------------------------- attributes

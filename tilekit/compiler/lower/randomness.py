@@ -65,15 +65,15 @@ class _Counters:
 
     def element(self, offset: ir.Value) -> _Element:
         """The element at an offset."""
-        b, width, found = self.b, offset.type.width, sum_of(offset)
+        b, width, total = self.b, offset.type.width, sum_of(offset)
         # Where the terms reach into the lowest bits, nobody else is known to have the same counter.
-        plain = found.zeros >= self.shift
-        name = (found.terms, found.constant >> self.shift) if plain else found
+        plain = total.zeros >= self.shift
+        name = (total.terms, total.constant >> self.shift) if plain else total
         if name not in self.known:
             j = b.lshr(offset, integer(width, self.shift))
             low, high = (j, integer(32, 0)) if width == 32 else (b.trunc(j, i32), b.trunc(b.lshr(j, integer(64, 32)), i32))
             self.known[name] = _rounds(b, [low, high, integer(32, self.kind), integer(32, 0)], self.key)
-        lowest = found.constant & (1 << self.shift) - 1 if plain else None
+        lowest = total.constant & (1 << self.shift) - 1 if plain else None
         return _Element(b, offset, lowest, self.known[name])
 
 
@@ -83,12 +83,12 @@ class _Element:
     def __init__(self, b: ir.IRBuilder, offset: ir.Value, lowest: int | None, words: Words) -> None:
         self.b, self.offset, self.lowest, self.words = b, offset, lowest, words
 
-    def bit(self, place: int) -> ir.Value:
+    def bit(self, number: int) -> ir.Value:
         """A bit of the offset."""
         if self.lowest is not None:
-            return integer(1, self.lowest >> place & 1)
+            return integer(1, self.lowest >> number & 1)
         width = self.offset.type.width
-        return self.b.icmp_unsigned("!=", self.b.and_(self.offset, integer(width, 1 << place)), integer(width, 0))
+        return self.b.icmp_unsigned("!=", self.b.and_(self.offset, integer(width, 1 << number)), integer(width, 0))
 
     def one(self) -> ir.Value:
         """The element's word, of four."""
@@ -130,10 +130,10 @@ def _single(value: float) -> ir.Constant:
 
 
 def _polynomial(b: ir.IRBuilder, coefficients: tuple[float, ...], x: ir.Value) -> ir.Value:
-    made: ir.Value = _single(coefficients[0])
+    value: ir.Value = _single(coefficients[0])
     for coefficient in coefficients[1:]:
-        made = b.fadd(_times(b, made, x), _single(coefficient))
-    return made
+        value = b.fadd(_times(b, value, x), _single(coefficient))
+    return value
 
 
 def _normal(element: _Element) -> ir.Value:
@@ -203,11 +203,11 @@ def _numbers(
 
     def emit(builder: ir.IRBuilder, seed_: ir.Value, offsets_: ir.Value, *_: ir.Value) -> ir.Value:
         key = _key(builder, seed, seed_)
-        places = unpack(builder, offsets_)[: 1 if offsets.splat else None]
-        places = [convert(builder, place, offsets.dtype, _wide(offsets.dtype)) for place in places]
+        columns = unpack(builder, offsets_)[: 1 if offsets.splat else None]
+        columns = [convert(builder, offset, offsets.dtype, _wide(offsets.dtype)) for offset in columns]
         counters = _Counters(builder, key, kind, words)
-        made = [number(counters.element(place)) for place in places]
-        return pack(builder, made * (result.layout.num_registers // len(made)))
+        results = [number(counters.element(offset)) for offset in columns]
+        return pack(builder, results * (result.layout.num_registers // len(results)))
 
     return result, emit
 
@@ -219,8 +219,8 @@ def philox(seed: types.Type, c0: types.Type, c1: types.Type, c2: types.Type, c3:
     counter = (c0, c1, c2, c3)
     for word in counter:
         dtype = word.dtype if isinstance(word, TileType) else scalar_dtype(word)
-        given = not (isinstance(word, types.Omitted) and word.value == 0)
-        if given and (dtype is None or dtypes.is_float(dtype) or dtype == dtypes.bool_):
+        present = not (isinstance(word, types.Omitted) and word.value == 0)
+        if present and (dtype is None or dtypes.is_float(dtype) or dtype == dtypes.bool_):
             reject("philox", lang.no_word(describe(word)))
     tiles = [word for word in counter if isinstance(word, TileType)]
     if not tiles:

@@ -22,7 +22,7 @@ from tilekit.compiler.codegen.definition import lowers
 from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import pack, special_register, thread_coordinates, unpack, xor_of_bits
 from tilekit.compiler.codegen.types import TileType, integer
-from tilekit.compiler.layouts.linear import Layout, Place
+from tilekit.compiler.layouts.linear import HardwareBit, Layout
 from tilekit.compiler.lower.combining import Operands, calling, flag
 from tilekit.compiler.lower.shape import constant, in_words, the_tile
 from tilekit.dtypes import DType
@@ -46,10 +46,10 @@ class Column:
 
 def result_layout(layout: Layout, axes: tuple[int, ...], keepdims: bool) -> Layout:
     """The layout of a tile that was folded along `axes`."""
-    made = layout.without(axes)
+    result = layout.without(axes)
     for axis in sorted(axes) if keepdims else ():
-        made = made.expand_dims(axis)
-    return made
+        result = result.expand_dims(axis)
+    return result
 
 
 def fold(
@@ -78,20 +78,20 @@ def fold(
     Returns:
         For each column its results, by register of `layout.without(axes)`.
     """
-    made = layout.without(axes)
+    result = layout.without(axes)
     kept = [d for d in range(len(layout.shape)) if d not in axes]
     groups: dict[int, list[int]] = {}
     for register, at in enumerate(layout.coordinates()):
-        groups.setdefault(made.register_of(tuple(at[d] for d in kept)), []).append(register)
-    given = [list(row) for row in zip(*(column.elements for column in columns), strict=True)]
+        groups.setdefault(result.register_of(tuple(at[d] for d in kept)), []).append(register)
+    operands = [list(row) for row in zip(*(column.elements for column in columns), strict=True)]
     together = _chains if fused else _tree
-    rows = [together(builder, [given[r] for r in groups[g]], combine) for g in range(made.num_registers)]
+    rows = [together(builder, [operands[r] for r in groups[g]], combine) for g in range(result.num_registers)]
     for bit, vector in enumerate(layout.lane):
         if any(vector[a] for a in axes):
-            rows = _with_partner(builder, rows, columns, Place("lane", bit), bit, combine, num_threads, ordered)
+            rows = _with_partner(builder, rows, columns, HardwareBit("lane", bit), bit, combine, num_threads, ordered)
     warps = [bit for bit, vector in enumerate(layout.warp) if any(vector[a] for a in axes)]
     if warps:
-        rows = _across_warps(builder, rows, columns, made, warps, len(layout.lane), combine)
+        rows = _across_warps(builder, rows, columns, result, warps, len(layout.lane), combine)
     return [[row[k] for row in rows] for k in range(len(columns))]
 
 
@@ -106,10 +106,10 @@ def _chains(builder: ir.IRBuilder, rows: list[Any], combine: Combine) -> Any:
     its first additions have two products each, of which one goes into them.
     """
     if len(rows) > 2 * _CHAINS:
-        made = rows[:_CHAINS]
-        for place, row in enumerate(rows[_CHAINS:]):
-            made[place % _CHAINS] = combine(builder, made[place % _CHAINS], row)
-        rows = made
+        chains = rows[:_CHAINS]
+        for number, row in enumerate(rows[_CHAINS:]):
+            chains[number % _CHAINS] = combine(builder, chains[number % _CHAINS], row)
+        rows = chains
     return _tree(builder, rows, combine)
 
 
@@ -123,43 +123,43 @@ def _with_partner(
     builder: ir.IRBuilder,
     rows: list[Any],
     columns: Sequence[Column],
-    place: Place,
+    hardware: HardwareBit,
     bit: int,
     combine: Combine,
     num_threads: int,
     ordered: bool,
 ) -> list[Any]:
-    theirs = [exchange(builder, [row[k] for row in rows], c.dtype, place, num_threads) for k, c in enumerate(columns)]
-    made = []
+    theirs = [exchange(builder, [row[k] for row in rows], c.dtype, hardware, num_threads) for k, c in enumerate(columns)]
+    folded = []
     for row, other in zip(rows, zip(*theirs, strict=True), strict=True):
         if ordered:
             upper = thread_bit(builder, bit)
             first = [builder.select(upper, b, a) for a, b in zip(row, other, strict=True)]
             second = [builder.select(upper, a, b) for a, b in zip(row, other, strict=True)]
-            made.append(combine(builder, first, second))
+            folded.append(combine(builder, first, second))
         else:
-            made.append(combine(builder, row, other))
-    return made
+            folded.append(combine(builder, row, other))
+    return folded
 
 
 def _across_warps(
     builder: ir.IRBuilder,
     rows: list[Any],
     columns: Sequence[Column],
-    made: Layout,
+    result: Layout,
     warps: list[int],
     lane_bits: int,
     combine: Combine,
 ) -> list[Any]:
     """Fold what the warps have: `[result][warp]` in shared memory, so that a result's parts are read side by side."""
     parts, total = 1 << len(warps), 1
-    for extent in made.shape:
+    for extent in result.shape:
         total *= extent
-    flat, threads = made.reshape((total,)), total // len(rows)
+    flat, threads = result.reshape((total,)), total // len(rows)
     # As many registers' results at once as have room; bits of the register number that count the turns have no place.
-    most = shared.at_once(len(rows), sum(-(-threads * parts * column.dtype.itemsize // 16) * 16 for column in columns))
-    most = 1 << most.bit_length() - 1
-    turns = sum(vector[0] for vector in flat.reg[most.bit_length() - 1 :])
+    at_once = shared.at_once(len(rows), sum(-(-threads * parts * column.dtype.itemsize // 16) * 16 for column in columns))
+    at_once = 1 << at_once.bit_length() - 1
+    turns = sum(vector[0] for vector in flat.reg[at_once.bit_length() - 1 :])
     thread = special_register(builder, "tid.x")
     masks = [_squeezed(vector[0], turns) * parts for vector in flat.thread]
     for part, warp in enumerate(warps):  # a bit of these warps' numbers moves no coordinate of the result
@@ -168,12 +168,12 @@ def _across_warps(
     first = xor_of_bits(builder, thread, [_squeezed(vector[0], turns) * parts for vector in flat.thread])
     starts = [0]
     for column in columns:  # each of them aligned for accesses of 16 bytes
-        starts.append(starts[-1] + -(-threads * most * parts * column.dtype.itemsize // 16) * 16)
-    offsets = [_squeezed(at[0], turns) * parts for at in flat.coordinates()[:most]]
+        starts.append(starts[-1] + -(-threads * at_once * parts * column.dtype.itemsize // 16) * 16)
+    offsets = [_squeezed(at[0], turns) * parts for at in flat.coordinates()[:at_once]]
     folded: list[Any] = []
-    for start in range(0, len(rows), most):
+    for start in range(0, len(rows), at_once):
         base = shared.room(builder, starts[-1], "what the warps have")
-        folded += _met(builder, rows[start : start + most], columns, base, (mine, first), starts, offsets, parts, combine)
+        folded += _met(builder, rows[start : start + at_once], columns, base, (mine, first), starts, offsets, parts, combine)
     return folded
 
 
@@ -210,7 +210,7 @@ def _met(
         read.append([])
         for offset in offsets:
             places = [starts[k] + (offset + part) * itemsize for part in range(0, parts, step)]
-            pieces = [shared.get(builder, address, place, column.dtype, step) for place in places]
+            pieces = [shared.get(builder, address, at, column.dtype, step) for at in places]
             read[k].append([element for piece in pieces for element in piece])
     return [_tree(builder, list(zip(*row, strict=True)), combine) for row in zip(*read, strict=True)]
 
@@ -240,8 +240,8 @@ def _folded(
         def both(b: ir.IRBuilder, x: Sequence[ir.Value], y: Sequence[ir.Value]) -> Sequence[ir.Value]:
             return [combine(b, x[0], y[0])]
 
-        (made,) = fold(builder, [column], tile.layout, axes, both, tile.config.num_threads, fused=fused)
-        return pack(builder, [convert(builder, e, through, result) for e in made])
+        (results,) = fold(builder, [column], tile.layout, axes, both, tile.config.num_threads, fused=fused)
+        return pack(builder, [convert(builder, e, through, result) for e in results])
 
     return TileType(result, layout, tile.config, splat=tile.splat), emit
 
@@ -337,8 +337,8 @@ def _position(what: str, symbol: str) -> Callable[..., Any]:
             (dim,) = axes
             start = thread_coordinates(builder, special_register(builder, "tid.x"), layout.thread)[dim]
             places = Column(dtypes.int32, [builder.or_(start, integer(32, at[dim])) for at in layout.coordinates()])
-            _, found = fold(builder, [values, places], layout, axes, choose, tile.config.num_threads)
-            return pack(builder, found)
+            _, positions = fold(builder, [values, places], layout, axes, choose, tile.config.num_threads)
+            return pack(builder, positions)
 
         return TileType(dtypes.int32, result, tile.config), emit
 
@@ -374,8 +374,8 @@ def reduce(x: types.Type, axis: types.Type, func: types.Type, identity: types.Ty
     result, finish = operands.result(result_layout(layout, axes, keep))
 
     def emit(builder: ir.IRBuilder, value: ir.Value, *_: ir.Value) -> ir.Value:
-        given = operands.elements(builder, value)
-        columns = [Column(tile.dtype, held) for tile, held in zip(operands.tiles, given, strict=True)]
+        rows = operands.elements(builder, value)
+        columns = [Column(tile.dtype, held) for tile, held in zip(operands.tiles, rows, strict=True)]
         return finish(builder, fold(builder, columns, layout, axes, combine, operands.num_threads, ordered=True))
 
     return result, emit

@@ -31,7 +31,7 @@ from tilekit.compiler.codegen.definition import lowers
 from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import pack, special_register, unpack, xor_of_bits
 from tilekit.compiler.codegen.types import TileType, integer
-from tilekit.compiler.layouts.linear import Layout, Place
+from tilekit.compiler.layouts.linear import HardwareBit, Layout
 from tilekit.compiler.lower.combining import Operands, calling, flag
 from tilekit.compiler.lower.shape import constant, in_words, the_tile
 from tilekit.dtypes import DType
@@ -124,14 +124,14 @@ class _Scan:
         if leaf.carry is None:
             leaf.carry, leaf.held = row, where
             return
-        made = self._choose(leaf.held, self.combine(self.builder, row, leaf.carry), row)
-        leaf.carry = self._choose(where, made, leaf.carry)
+        carried = self._choose(leaf.held, self.combine(self.builder, row, leaf.carry), row)
+        leaf.carry = self._choose(where, carried, leaf.carry)
         if leaf.held is not None:
             leaf.held = None if where is None else self.builder.or_(leaf.held, where)
 
     def _lane(self, blocks: list[_Block], bit: int) -> None:
         columns = [
-            exchange(self.builder, [block.total[k] for block in blocks], dtype, Place("lane", bit), self.num_threads)
+            exchange(self.builder, [block.total[k] for block in blocks], dtype, HardwareBit("lane", bit), self.num_threads)
             for k, dtype in enumerate(self.kinds)
         ]
         upper = thread_bit(self.builder, bit)
@@ -147,7 +147,7 @@ class _Scan:
     def _registers(self, blocks: dict[int, _Block], bits: list[int]) -> dict[int, _Block]:
         mask = sum(1 << bit for bit in bits)
         steps = [sum((n >> k & 1) << bit for k, bit in enumerate(bits)) for n in range(1 << len(bits))]
-        made = {}
+        scanned = {}
         for first in blocks:
             if first & mask:
                 continue
@@ -157,8 +157,8 @@ class _Scan:
                 for leaf in block.leaves:
                     self._precede(leaf, total, None)
                 total = self.combine(self.builder, total, block.total)
-            made[first] = _Block([leaf for block in joined for leaf in block.leaves], total)
-        return made
+            scanned[first] = _Block([leaf for block in joined for leaf in block.leaves], total)
+        return scanned
 
     def _warps(self, blocks: list[_Block], bits: list[int]) -> None:
         """All warps' totals into shared memory, `[block][thread without this axis][warp]`; each thread reads all of its own."""
@@ -173,9 +173,9 @@ class _Scan:
                 masks[bit], slots = slots, slots * 2
         number = xor_of_bits(builder, thread, [m if m < parts else 0 for m in masks])
         start = xor_of_bits(builder, thread, [m if m >= parts else 0 for m in masks])
-        most = shared.at_once(len(blocks), sum(-(-dtype.itemsize * slots // 16) * 16 for dtype in self.kinds))
-        for first in range(0, len(blocks), most):
-            self._through_shared(blocks[first : first + most], parts, slots, start, number)
+        at_once = shared.at_once(len(blocks), sum(-(-dtype.itemsize * slots // 16) * 16 for dtype in self.kinds))
+        for first in range(0, len(blocks), at_once):
+            self._through_shared(blocks[first : first + at_once], parts, slots, start, number)
         self.done |= {lanes + bit for bit in bits}
 
     def _through_shared(self, blocks: list[_Block], parts: int, slots: int, start: ir.Value, number: ir.Value) -> None:
@@ -191,8 +191,8 @@ class _Scan:
             reads.append((shared.at(builder, base, start, dtype.itemsize), offset))
             offset += sizes[k]
         shared.barrier(builder)
-        place = builder.xor(number, integer(32, parts - 1)) if self.reverse else number
-        behind = [builder.icmp_unsigned(">=", place, integer(32, p)) for p in range(parts)]
+        rank = builder.xor(number, integer(32, parts - 1)) if self.reverse else number
+        behind = [builder.icmp_unsigned(">=", rank, integer(32, p)) for p in range(parts)]
         for n, block in enumerate(blocks):
             columns = []
             for (address, at), dtype in zip(reads, self.kinds, strict=True):
@@ -256,9 +256,9 @@ def _accumulated(what: str, symbol: str) -> Callable[..., Any]:
             return [step(b, x[0], y[0])]
 
         def emit(builder: ir.IRBuilder, value: ir.Value, *_: ir.Value) -> ir.Value:
-            given = [convert(builder, e, tile.dtype, through) for e in unpack(builder, value)]
-            (made,) = prefixes(builder, [given], [through], tile.layout, dim, combine, reverse=backwards)
-            return pack(builder, [convert(builder, e, through, result) for e in made])
+            operands = [convert(builder, e, tile.dtype, through) for e in unpack(builder, value)]
+            (results,) = prefixes(builder, [operands], [through], tile.layout, dim, combine, reverse=backwards)
+            return pack(builder, [convert(builder, e, through, result) for e in results])
 
         return TileType(result, tile.layout, tile.config), emit
 
@@ -280,7 +280,7 @@ def scan(x: types.Type, axis: types.Type, func: types.Type, identity: types.Type
     kinds = [tile.dtype for tile in operands.tiles]
 
     def emit(builder: ir.IRBuilder, value: ir.Value, *_: ir.Value) -> ir.Value:
-        given = operands.elements(builder, value)
-        return finish(builder, prefixes(builder, given, kinds, layout, dim, combine, reverse=backwards))
+        rows = operands.elements(builder, value)
+        return finish(builder, prefixes(builder, rows, kinds, layout, dim, combine, reverse=backwards))
 
     return result, emit

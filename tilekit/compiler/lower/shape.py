@@ -65,14 +65,14 @@ def _where_it_is(ty: types.Type, rename: Callable[[TileType], Layout], dims: Cal
 
 
 def _reshaped(ty: types.Type, shape: types.Type, what: str) -> Any:
-    def wanted(given: Vector) -> Vector:
-        found: Vector = in_words(what, lang.reshape_to, constant(shape, what, "the shape"), given)
-        return found
+    def wanted(before: Vector) -> Vector:
+        extents: Vector = in_words(what, lang.reshape_to, constant(shape, what, "the shape"), before)
+        return extents
 
-    def dims(given: Vector) -> Vector | None:
-        to = wanted(given)
-        kept = [d for d, n in enumerate(given) if n > 1]
-        if [n for n in to if n > 1] != [given[d] for d in kept]:
+    def dims(before: Vector) -> Vector | None:
+        to = wanted(before)
+        kept = [d for d, n in enumerate(before) if n > 1]
+        if [n for n in to if n > 1] != [before[d] for d in kept]:
             return None
         left = iter(kept)
         return tuple(next(left) if n > 1 else -1 for n in to)
@@ -97,10 +97,10 @@ def _permuted(ty: types.Type, order_of: Callable[[int], Vector]) -> Any:
 
 def _order(axes: types.Type) -> Callable[[int], Vector]:
     def order_of(rank: int) -> Vector:
-        given = constant(axes, "permute", "axes")
-        order: Vector = in_words("permute", lang.axes_of, given, rank)
+        dims = constant(axes, "permute", "axes")
+        order: Vector = in_words("permute", lang.axes_of, dims, rank)
         if len(order) != rank:
-            reject("permute", f"axes {given} of a tile with {rank} dimensions: each must be there once")
+            reject("permute", f"axes {dims} of a tile with {rank} dimensions: each must be there once")
         return order
 
     return order_of
@@ -142,10 +142,10 @@ def _expanded(ty: types.Type, places: Sequence[int]) -> Any:
     """A tile with new dimensions of extent 1 at these places of the result, in rising order."""
 
     def layout(tile: TileType) -> Layout:
-        made = tile.layout
+        result = tile.layout
         for at in places:
-            made = made.expand_dims(at)
-        return made
+            result = result.expand_dims(at)
+        return result
 
     def dims(shape: Vector) -> Vector:
         old = iter(range(len(shape)))
@@ -206,21 +206,21 @@ def broadcast_to_method(self: TileType, shape: types.Type) -> Any:
 def cat(tiles: types.Type, axis: types.Type) -> Any:
     if not isinstance(tiles, types.BaseTuple):
         reject("cat", f"needs a tuple of two tiles, not {describe(tiles)}")
-    given = [the_tile(t, "cat") for t in tiles.types]
-    place = constant(axis, "cat", "the axis")
-    problem = lang.cat_problem([t.shape for t in given], [t.dtype.name for t in given], place)
+    kinds = [the_tile(t, "cat") for t in tiles.types]
+    dim = constant(axis, "cat", "the axis")
+    problem = lang.cat_problem([t.shape for t in kinds], [t.dtype.name for t in kinds], dim)
     if problem:
         reject("cat", problem)
-    first, second = given
+    first, second = kinds
     layout = second.layout if first.splat else first.layout
-    along = lang.axis_of(place, len(layout.shape), "cat")
+    along = lang.axis_of(dim, len(layout.shape), "cat")
     shape = tuple(n << (d == along) for d, n in enumerate(layout.shape))
     top = tuple(n if d == along else 0 for d, n in enumerate(layout.shape))
     result = TileType(first.dtype, Layout(shape, (*layout.reg, top), layout.lane, layout.warp), first.config)
 
     def emit(builder: ir.IRBuilder, values: ir.Value, axis: ir.Value) -> ir.Value:
         parts = [unpack(builder, builder.extract_value(values, k)) for k in range(2)]
-        held = [in_layout(builder, tile, part, layout) for tile, part in zip(given, parts, strict=True)]
+        held = [in_layout(builder, tile, part, layout) for tile, part in zip(kinds, parts, strict=True)]
         return pack(builder, held[0] + held[1])
 
     return result, emit
@@ -259,16 +259,16 @@ def _chosen_part(index: types.Type, grid: tuple[int, ...], what: str) -> Callabl
     def emit(builder: ir.IRBuilder, at: ir.Value) -> ir.Value:
         total: Any = 0
         computed: Any = None
-        for given, value, count in zip(index_values(builder, index, at), values, grid, strict=True):
+        for position, value, count in zip(index_values(builder, index, at), values, grid, strict=True):
             total *= count
             if computed is not None:
                 computed = builder.mul(computed, integer(32, count))
             if value is not ABSENT:
                 total += value
                 continue
-            given = builder.trunc(given, i32) if given.type != i32 else given
-            given = builder.and_(given, integer(32, count - 1))
-            computed = given if computed is None else builder.add(computed, given)
+            position = builder.trunc(position, i32) if position.type != i32 else position
+            position = builder.and_(position, integer(32, count - 1))
+            computed = position if computed is None else builder.add(computed, position)
         return integer(32, total) if computed is None else builder.add(computed, integer(32, total))
 
     return emit
@@ -286,11 +286,11 @@ def extract(x: types.Type, index: types.Type, shape: types.Type) -> Any:
         number, size = choose(builder, at), small.num_registers
         if isinstance(number, ir.Constant):
             return pack(builder, held[number.constant * size :][:size])
-        made = held[:size]
+        part = held[:size]
         for k in range(1, len(held) // size):
             here = builder.icmp_unsigned("==", number, integer(32, k))
-            made = [builder.select(here, held[k * size + r], e) for r, e in enumerate(made)]
-        return pack(builder, made)
+            part = [builder.select(here, held[k * size + r], e) for r, e in enumerate(part)]
+        return pack(builder, part)
 
     return TileType(tile.dtype, small, tile.config, splat=tile.splat), emit
 
@@ -311,10 +311,10 @@ def insert(x: types.Type, index: types.Type, value: types.Type) -> Any:
         if isinstance(number, ir.Constant):
             start = number.constant * size
             return pack(builder, [*held[:start], *fresh, *held[start + size :]])
-        made = []
+        result = []
         for r, element in enumerate(held):
             here = builder.icmp_unsigned("==", number, integer(32, r // size))
-            made.append(builder.select(here, fresh[r % size], element))
-        return pack(builder, made)
+            result.append(builder.select(here, fresh[r % size], element))
+        return pack(builder, result)
 
     return TileType(tile.dtype, whole, tile.config), emit

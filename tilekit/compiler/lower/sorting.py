@@ -23,7 +23,7 @@ from tilekit.compiler.codegen.definition import lowers
 from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import masked, pack, special_register, thread_coordinates, unpack
 from tilekit.compiler.codegen.types import TileType, current, i32, i64, integer, register_type
-from tilekit.compiler.layouts.linear import Layout, Place, Vector
+from tilekit.compiler.layouts.linear import HardwareBit, Layout, Vector
 from tilekit.compiler.lower.combining import flag
 from tilekit.compiler.lower.shape import constant, in_words, the_tile
 from tilekit.dtypes import DType
@@ -87,39 +87,39 @@ class _Key:
 
 
 class _Words:
-    """Elements, and their places if `placed`, as rows of one or two words."""
+    """Elements, and their indices if `placed`, as rows of one or two words."""
 
     def __init__(self, key: _Key, extent: int, *, placed: bool) -> None:
         self.key, self.placed = key, placed
-        self.place_bits = (extent - 1).bit_length() if placed else 0
-        together = key.bits + self.place_bits
+        self.index_bits = (extent - 1).bit_length() if placed else 0
+        together = key.bits + self.index_bits
         self.dtypes = [dtypes.uint32] if together <= 32 else [dtypes.uint64]
         if together > 64:
             self.dtypes.append(dtypes.uint32)
         self.type = i32 if together <= 32 else i64
 
-    def of(self, builder: ir.IRBuilder, element: ir.Value, place: ir.Value | None) -> Row:
-        """The row of an element, whose place is an i32."""
+    def of(self, builder: ir.IRBuilder, element: ir.Value, index: ir.Value | None) -> Row:
+        """The row of an element, whose index is an i32."""
         key = _resized(builder, self.key.of(builder, element), self.type)
-        if place is None:
+        if index is None:
             return [key]
         if len(self.dtypes) == 2:
-            return [key, place]
-        shifted = builder.shl(key, ir.Constant(self.type, self.place_bits))
-        return [builder.or_(shifted, _resized(builder, place, self.type))]
+            return [key, index]
+        shifted = builder.shl(key, ir.Constant(self.type, self.index_bits))
+        return [builder.or_(shifted, _resized(builder, index, self.type))]
 
     def element(self, builder: ir.IRBuilder, row: Row) -> ir.Value:
         """The element of a row."""
         bits = row[0]
-        if len(self.dtypes) == 1 and self.place_bits:
-            bits = builder.lshr(bits, ir.Constant(self.type, self.place_bits))
+        if len(self.dtypes) == 1 and self.index_bits:
+            bits = builder.lshr(bits, ir.Constant(self.type, self.index_bits))
         return self.key.element(builder, _resized(builder, bits, self.key.type))
 
-    def place(self, builder: ir.IRBuilder, row: Row) -> ir.Value:
-        """The place of a row, an i32."""
+    def index(self, builder: ir.IRBuilder, row: Row) -> ir.Value:
+        """The index of a row, an i32."""
         if len(self.dtypes) == 2:
             return row[1]
-        mask = ir.Constant(self.type, (1 << self.place_bits) - 1)
+        mask = ir.Constant(self.type, (1 << self.index_bits) - 1)
         return _resized(builder, masked(builder, row[0], mask), i32)
 
     def before(self, builder: ir.IRBuilder, x: Row, y: Row) -> ir.Value:
@@ -137,14 +137,14 @@ def _resized(builder: ir.IRBuilder, value: ir.Value, to: ir.IntType) -> ir.Value
     return (builder.zext if value.type.width < to.width else builder.trunc)(value, to)
 
 
-def _renamed(layout: Layout, dim: int) -> tuple[Layout, list[Place]]:
+def _renamed(layout: Layout, dim: int) -> tuple[Layout, list[HardwareBit]]:
     """A layout whose registers hold the lowest bits of `dim`, then lanes, then warps; and where it keeps them, lowest first."""
-    places = layout.axis(dim)
+    hardware = layout.axis(dim)
     kinds = ("reg", "lane", "warp")
-    ordered = sorted(places, key=lambda place: (kinds.index(place.kind), place.bit))
+    ordered = sorted(hardware, key=lambda hardware: (kinds.index(hardware.kind), hardware.bit))
     bases = {kind: list(getattr(layout, kind)) for kind in kinds}
-    for bit, place in enumerate(ordered):
-        bases[place.kind][place.bit] = tuple(1 << bit if d == dim else 0 for d in range(len(layout.shape)))
+    for bit, hardware in enumerate(ordered):
+        bases[hardware.kind][hardware.bit] = tuple(1 << bit if d == dim else 0 for d in range(len(layout.shape)))
     return Layout(layout.shape, *(tuple(bases[kind]) for kind in kinds)), ordered
 
 
@@ -156,9 +156,9 @@ class _Network:
     """
 
     def __init__(
-        self, builder: ir.IRBuilder, words: _Words, rows: dict[int, Row], layout: Layout, places: list[Place], lanes: int
+        self, builder: ir.IRBuilder, words: _Words, rows: dict[int, Row], layout: Layout, hardware: list[HardwareBit], lanes: int
     ) -> None:
-        self.builder, self.words, self.rows, self.places, self.lanes = builder, words, rows, places, lanes
+        self.builder, self.words, self.rows, self.hardware, self.lanes = builder, words, rows, hardware, lanes
         self.num_threads = 1 << len(layout.thread)
 
     def sort(self, count: int) -> None:
@@ -171,18 +171,18 @@ class _Network:
 
         Args:
             count: as said.
-            turned: the bit of the place which says that a run is sorted backwards; by default the next.
+            turned: the bit of the index which says that a run is sorted backwards; by default the next.
         """
         turned = count if turned is None else turned
-        backwards = self.places[turned] if turned < len(self.places) else None
+        backwards = self.hardware[turned] if turned < len(self.hardware) else None
         for bit in reversed(range(count)):
-            place = self.places[bit]
-            if place.kind == "reg":
-                self._in_registers(1 << place.bit, backwards)
+            hardware = self.hardware[bit]
+            if hardware.kind == "reg":
+                self._in_registers(1 << hardware.bit, backwards)
             else:
-                self._between_threads(place, backwards)
+                self._between_threads(hardware, backwards)
 
-    def _in_registers(self, step: int, backwards: Place | None) -> None:
+    def _in_registers(self, step: int, backwards: HardwareBit | None) -> None:
         for low in [r for r in self.rows if not r & step]:
             x, y = self.rows[low], self.rows[low | step]
             if backwards is not None and backwards.kind == "reg" and low >> backwards.bit & 1:
@@ -194,66 +194,66 @@ class _Network:
             if backwards is not None and backwards.kind == "reg" and low >> backwards.bit & 1:
                 self.rows[low], self.rows[low | step] = self.rows[low | step], self.rows[low]
 
-    def _between_threads(self, place: Place, backwards: Place | None) -> None:
-        upper = self._bit(place)
+    def _between_threads(self, hardware: HardwareBit, backwards: HardwareBit | None) -> None:
+        upper = self._bit(hardware)
         if backwards is not None and backwards.kind != "reg":
             upper = self.builder.xor(upper, self._bit(backwards))
-        for r, theirs in self._exchanged(place).items():
+        for r, theirs in self._exchanged(hardware).items():
             turned = backwards is not None and backwards.kind == "reg" and r >> backwards.bit & 1
             mine = self.rows[r]
             keep = self.builder.xor(self.words.before(self.builder, mine, theirs), upper)
             self.rows[r] = self._chosen(keep, theirs, mine) if turned else self._chosen(keep, mine, theirs)
 
     def halve(self, bit: int) -> None:
-        """Of each pair whose places differ in `bit` alone keep the first in order; threads that differ in it hold copies then."""
-        place = self.places[bit]
-        if place.kind == "reg":
-            step = 1 << place.bit
+        """Of each pair whose indices differ in `bit` keep the first in order; threads that differ in it hold copies then."""
+        hardware = self.hardware[bit]
+        if hardware.kind == "reg":
+            step = 1 << hardware.bit
             for high in [r for r in self.rows if r & step]:
                 x, y = self.rows[high ^ step], self.rows.pop(high)
                 self.rows[high ^ step] = self._chosen(self.words.before(self.builder, x, y), x, y)
             return
-        for r, theirs in self._exchanged(place).items():
+        for r, theirs in self._exchanged(hardware).items():
             mine = self.rows[r]
             self.rows[r] = self._chosen(self.words.before(self.builder, mine, theirs), mine, theirs)
 
-    def _exchanged(self, place: Place) -> dict[int, Row]:
-        """By register what the thread has whose number differs in the bit `place`."""
+    def _exchanged(self, hardware: HardwareBit) -> dict[int, Row]:
+        """By register what the thread has whose number differs in the bit `hardware`."""
         numbers = list(self.rows)
         columns: list[list[ir.Value]] = []
         for k, dtype in enumerate(self.words.dtypes):
-            given = [self.rows[r][k] for r in numbers]
-            most = max(1, _AT_ONCE // (self.num_threads * dtype.itemsize)) if place.kind == "warp" else len(given)
+            elements = [self.rows[r][k] for r in numbers]
+            at_once = max(1, _AT_ONCE // (self.num_threads * dtype.itemsize)) if hardware.kind == "warp" else len(elements)
             columns.append([])
-            for start in range(0, len(given), most):
-                columns[k] += exchange(self.builder, given[start : start + most], dtype, place, self.num_threads)
+            for start in range(0, len(elements), at_once):
+                columns[k] += exchange(self.builder, elements[start : start + at_once], dtype, hardware, self.num_threads)
         return dict(zip(numbers, zip(*columns, strict=True), strict=True))
 
-    def _bit(self, place: Place) -> ir.Value:
-        return thread_bit(self.builder, place.bit + (self.lanes if place.kind == "warp" else 0))
+    def _bit(self, hardware: HardwareBit) -> ir.Value:
+        return thread_bit(self.builder, hardware.bit + (self.lanes if hardware.kind == "warp" else 0))
 
     def _chosen(self, condition: ir.Value, x: Row, y: Row) -> Row:
         return [self.builder.select(condition, a, b) for a, b in zip(x, y, strict=True)]
 
 
 def _network(
-    builder: ir.IRBuilder, tile: TileType, value: ir.Value, words: _Words, dim: int, layout: Layout, places: list[Place]
+    builder: ir.IRBuilder, tile: TileType, value: ir.Value, words: _Words, dim: int, layout: Layout, hardware: list[HardwareBit]
 ) -> _Network:
-    """The elements of a tile as words; `layout` and `places` are those that they are sorted in."""
+    """The elements of a tile as words; `layout` and `hardware` are those that they are sorted in."""
     start: Any = None
     if words.placed:
         start = thread_coordinates(builder, special_register(builder, "tid.x"), tile.layout.thread)[dim]
     rows = {}
     for r, (element, at) in enumerate(zip(unpack(builder, value), tile.layout.coordinates(), strict=True)):
-        place = builder.or_(start, integer(32, at[dim])) if words.placed else None
-        rows[r] = words.of(builder, element, place)
-    return _Network(builder, words, rows, layout, places, len(layout.lane))
+        index = builder.or_(start, integer(32, at[dim])) if words.placed else None
+        rows[r] = words.of(builder, element, index)
+    return _Network(builder, words, rows, layout, hardware, len(layout.lane))
 
 
 # ------------------------------------------------------------------------------------------------------------------ operations
 
 
-def _given(x: types.Type, axis: types.Type, what: str) -> tuple[TileType, int]:
+def _operand(x: types.Type, axis: types.Type, what: str) -> tuple[TileType, int]:
     tile = the_tile(x, what)
     if problem := dtypes.no_arithmetic(tile.dtype):
         reject(what, problem)
@@ -264,18 +264,18 @@ def _sorting(what: str, result: DType | None) -> Callable[..., Any]:
     """`sort`, or `argsort` if there is a result dtype."""
 
     def define(x: types.Type, axis: types.Type, descending: types.Type) -> Any:
-        tile, dim = _given(x, axis, what)
+        tile, dim = _operand(x, axis, what)
         in_words(what, lambda what: check_size(tile.shape, what, SORTED_A_THREAD))
         current().spread(tile.shape, SORTED_A_THREAD)
         placed = result is not None
         key = _Key(tile.dtype, descending=flag(descending, what, "descending"), ties=placed)
         words = _Words(key, tile.shape[dim], placed=placed)
-        layout, places = _renamed(tile.layout, dim)
+        layout, hardware = _renamed(tile.layout, dim)
 
         def emit(builder: ir.IRBuilder, value: ir.Value, *_: ir.Value) -> ir.Value:
-            network = _network(builder, tile, value, words, dim, layout, places)
-            network.sort(len(places))
-            read = words.place if placed else words.element
+            network = _network(builder, tile, value, words, dim, layout, hardware)
+            network.sort(len(hardware))
+            read = words.index if placed else words.element
             return pack(builder, [read(builder, network.rows[r]) for r in range(layout.num_registers)])
 
         return TileType(result or tile.dtype, layout, tile.config), emit
@@ -288,7 +288,7 @@ lowers(lang.argsort)(_sorting("argsort", dtypes.int32))
 
 
 def _first(layout: Layout, dim: int, count: int) -> Layout:
-    """Of the places along `dim` only `count`: registers with others are gone, threads with others hold copies."""
+    """Of the indices along `dim` only `count`: registers with others are gone, threads with others hold copies."""
     shape = tuple(count if d == dim else n for d, n in enumerate(layout.shape))
 
     def cut(vector: Vector) -> Vector:
@@ -300,25 +300,25 @@ def _first(layout: Layout, dim: int, count: int) -> Layout:
 
 @lowers(lang.topk)
 def topk(x: types.Type, k: types.Type, axis: types.Type, largest: types.Type) -> Any:
-    tile, dim = _given(x, axis, "topk")
+    tile, dim = _operand(x, axis, "topk")
     count = constant(k, "topk", "k")
     problem = lang.topk_problem(count, tile.shape[dim])
     if problem:
         reject("topk", problem)
     words = _Words(_Key(tile.dtype, descending=flag(largest, "topk", "largest"), ties=True), tile.shape[dim], placed=True)
-    layout, places = _renamed(tile.layout, dim)
-    made = _first(layout, dim, count)
-    kinds = [TileType(tile.dtype, made, tile.config), TileType(dtypes.int32, made, tile.config)]
+    layout, hardware = _renamed(tile.layout, dim)
+    halved = _first(layout, dim, count)
+    kinds = [TileType(tile.dtype, halved, tile.config), TileType(dtypes.int32, halved, tile.config)]
     bits = count.bit_length() - 1
 
     def emit(builder: ir.IRBuilder, value: ir.Value, *_: ir.Value) -> ir.Value:
-        network = _network(builder, tile, value, words, dim, layout, places)
+        network = _network(builder, tile, value, words, dim, layout, hardware)
         network.sort(bits)  # runs of k, which rise and fall in turn: of two, the smaller of each pair are the k smallest
-        for bit in range(bits, len(places)):
+        for bit in range(bits, len(hardware)):
             network.halve(bit)
             network.merge(bits, bit + 1)
         rows = [network.rows[r] for r in sorted(network.rows)]
-        parts = [pack(builder, [read(builder, row) for row in rows]) for read in (words.element, words.place)]
+        parts = [pack(builder, [read(builder, row) for row in rows]) for read in (words.element, words.index)]
         alike = kinds[0] == kinds[1]
         struct: Any = ir.ArrayType(parts[0].type, 2) if alike else ir.LiteralStructType([part.type for part in parts])
         both: Any = ir.Constant(struct, ir.Undefined)

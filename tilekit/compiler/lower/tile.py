@@ -69,10 +69,10 @@ def divided_twice(what: str, x: types.Type, y: types.Type) -> Any:
     (result, first), (_, second) = (divided(what, f, x, y) for f in (division.floor_quotient, division.remainder))
 
     def emit(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
-        made = [first(builder, a, b), second(builder, a, b)]
-        pair: Any = ir.Constant(ir.ArrayType(made[0].type, 2), ir.Undefined)
-        for place, value in enumerate(made):
-            pair = builder.insert_value(pair, value, place)
+        parts = [first(builder, a, b), second(builder, a, b)]
+        pair: Any = ir.Constant(ir.ArrayType(parts[0].type, 2), ir.Undefined)
+        for index, value in enumerate(parts):
+            pair = builder.insert_value(pair, value, index)
         return pair
 
     return types.UniTuple(result, 2), emit

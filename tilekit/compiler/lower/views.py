@@ -47,8 +47,8 @@ __all__ = [
 
 
 def _cut(tensor: TensorType, shape: types.Type, what: str) -> Cut:
-    extents, made = in_rule(what, windows.check_window, tile_shape(shape, what, empty=True), tensor.facts.rank, tensor.parameter)
-    return cut_of(extents, made)
+    extents, tile = in_rule(what, windows.check_window, tile_shape(shape, what, empty=True), tensor.facts.rank, tensor.parameter)
+    return cut_of(extents, tile)
 
 
 def view_of(tensor: TensorType, shape: types.Type, padding_mode: types.Type, steps: types.Type) -> TiledViewType:
@@ -57,14 +57,14 @@ def view_of(tensor: TensorType, shape: types.Type, padding_mode: types.Type, ste
     cut = _cut(tensor, shape, what)
     padding = check_padding(what, tensor, padding_mode, types.none)
     assert padding is not None, "no value was given for it"
-    given = constant_of(steps, what, "traversal_steps")
-    return TiledViewType(tensor, cut._replace(steps=in_rule(what, windows.check_steps, given, cut.extents)), padding)
+    chosen_steps = constant_of(steps, what, "traversal_steps")
+    return TiledViewType(tensor, cut._replace(steps=in_rule(what, windows.check_steps, chosen_steps, cut.extents)), padding)
 
 
 @lowers_method(TensorType, lang.TensorView.tiled_view)
 def tiled_view(self: TensorType, tile_shape: types.Type, padding_mode: types.Type, traversal_steps: types.Type) -> Any:
-    made = view_of(self, tile_shape, padding_mode, traversal_steps)
-    return made, lambda builder, value, *_: value
+    view = view_of(self, tile_shape, padding_mode, traversal_steps)
+    return view, lambda builder, value, *_: value
 
 
 def grid_of_tiles(tensor: TensorType, shape: types.Type) -> TileGridType:
@@ -87,13 +87,13 @@ def slice_(self: TensorType, axis: types.Type, start: types.Type, stop: types.Ty
     extents = tuple(1 if d == along else n for d, n in enumerate(facts.extents))
     part = facts._replace(tile=None, group=None, kin=0, covered=False, extents=extents, align=align)
     begins = None if not rest or self.origins is None else tuple(sorted({*self.origins, along}))
-    made = TensorType(name, part, self.config, origins=begins)
+    result = TensorType(name, part, self.config, origins=begins)
 
     def emit(builder: ir.IRBuilder, value: ir.Value, _: ir.Value, start_: ir.Value, stop_: ir.Value) -> ir.Value:
         extent = tensor_field(builder, self, value, f"extent{along}")
         wide = extent if extent.type == i64 else builder.zext(extent, i64)
-        given = [index_value(builder, start, start_), wide if rest else index_value(builder, stop, stop_)]
-        low, high = (v if v.type == i64 else builder.sext(v, i64) for v in given)
+        bounds = [index_value(builder, start, start_), wide if rest else index_value(builder, stop, stop_)]
+        low, high = (v if v.type == i64 else builder.sext(v, i64) for v in bounds)
         ordered = builder.icmp_unsigned("<=", low, high)  # a negative bound is a huge one
         inside = builder.and_(ordered, builder.icmp_unsigned("<=", high, wide))
         require(builder, inside, f"slice: {{}}:{{}} is outside {name}", [low, high])
@@ -110,7 +110,7 @@ def slice_(self: TensorType, axis: types.Type, start: types.Type, stop: types.Ty
             fields.append(builder.add(before, low) if d == along else before)
         return _struct(builder, fields)
 
-    return made, emit
+    return result, emit
 
 
 def _within(builder: ir.IRBuilder, value: ir.Value, low: ir.Value, high: ir.Value) -> ir.Value:
@@ -190,9 +190,9 @@ def pick(grid: types.Type, index: types.Type) -> Any:
         return tile, lambda builder, value, at: emit_load(builder, value, index_values(builder, index, at))
 
     def emit(builder: ir.IRBuilder, value: ir.Value, at: ir.Value) -> ir.Value:
-        given = [builder.extract_value(at, d) for d in range(rank)] if isinstance(index, types.BaseTuple) else [at]
+        elements = [builder.extract_value(at, d) for d in range(rank)] if isinstance(index, types.BaseTuple) else [at]
         firsts, counts = [], []
-        for d, (part, element) in enumerate(zip(parts, given, strict=True)):
+        for d, (part, element) in enumerate(zip(parts, elements, strict=True)):
             there = _count(builder, grid, value, d)
             if d in free:
                 low, high = (_bound(builder, builder.extract_value(element, k), there) for k in range(2))
@@ -226,10 +226,10 @@ def _index_in(builder: ir.IRBuilder, index: ir.Value, width: ir.Type) -> ir.Valu
 
 
 def _struct(builder: ir.IRBuilder, parts: list[ir.Value]) -> ir.Value:
-    made: Any = ir.Constant(ir.LiteralStructType([part.type for part in parts]), ir.Undefined)
-    for place, part in enumerate(parts):
-        made = builder.insert_value(made, part, place)
-    return made
+    struct: Any = ir.Constant(ir.LiteralStructType([part.type for part in parts]), ir.Undefined)
+    for index, part in enumerate(parts):
+        struct = builder.insert_value(struct, part, index)
+    return struct
 
 
 def all_of_grid(builder: ir.IRBuilder, grid: TileGridType, value: ir.Value) -> ir.Value:
@@ -250,7 +250,7 @@ def tiles_of_row(builder: ir.IRBuilder, row: TileRowType, value: ir.Value) -> ir
 def load_of_row(row: TileRowType) -> Any:
     """The type of a tile of a row; and how to load it, given the row and its place in it, of the row's width."""
     tile, emit = load_of_view(row.grid, row.free)
-    return tile, lambda builder, value, place: emit(builder, builder.extract_value(value, 0), row.index(builder, value, place))
+    return tile, lambda builder, value, at: emit(builder, builder.extract_value(value, 0), row.index(builder, value, at))
 
 
 @registry.lower("getiter", TileGridType)
@@ -265,18 +265,18 @@ def row_iterator(context: Any, builder: ir.IRBuilder, signature: Any, args: list
 
 
 def _iterator(builder: ir.IRBuilder, row: TileRowType, value: ir.Value) -> ir.Value:
-    place = cgutils.alloca_once_value(builder, ir.Constant(row.width, 0))
-    return _struct(builder, [place, value, tiles_of_row(builder, row, value)])
+    position = cgutils.alloca_once_value(builder, ir.Constant(row.width, 0))
+    return _struct(builder, [position, value, tiles_of_row(builder, row, value)])
 
 
 @registry.lower("iternext", RowIterator)
 @iternext_impl(RefType.UNTRACKED)
 def next_in_row(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value], result: Any) -> None:
     iterator: RowIterator = signature.args[0]
-    place, row, total = (builder.extract_value(args[0], k) for k in range(3))
-    at = builder.load(place)
+    position, row, total = (builder.extract_value(args[0], k) for k in range(3))
+    at = builder.load(position)
     more = builder.icmp_unsigned("<", at, total)
     result.set_valid(more)
     with builder.if_then(more):
         result.yield_(load_of_row(TileRowType(iterator.grid, iterator.free))[1](builder, row, at))
-        builder.store(builder.add(at, ir.Constant(at.type, 1)), place)
+        builder.store(builder.add(at, ir.Constant(at.type, 1)), position)

@@ -29,10 +29,12 @@ def apart(bound: BoundKernel, tensors: Mapping[str, Any], grid: tuple[int, int, 
     if visits:
         cuts = [_cut(tensors.get(name)) for name in visits]
         return all(isinstance(access.region, Visited) for access in touched) and cuts.count(cuts[0]) == len(cuts)
-    found = [_along(access, tensors) for access in touched]
-    if not all(found):
+    own_dims = [_along(access, tensors) for access in touched]
+    if not all(own_dims):
         return False
-    return all(any(_agree([dims[at] for dims in found if dims], axis) for at in range(len(found[0] or ()))) for axis in wide)
+    return all(
+        any(_agree([dims[at] for dims in own_dims if dims], axis) for at in range(len(own_dims[0] or ()))) for axis in wide
+    )
 
 
 def _agree(along: Sequence[Along | None], axis: int) -> bool:

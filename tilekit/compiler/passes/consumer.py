@@ -54,11 +54,11 @@ class Takes(ast.NodeTransformer):
         self.bound, self.loops = bound, {id(loop.node): loop for loop in loops}
 
     def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        made: list[ast.stmt] = []
+        rewritten: list[ast.stmt] = []
         for statement in statements:
             result = self.visit(statement)
-            made.extend(result if isinstance(result, list) else [result])
-        return made
+            rewritten.extend(result if isinstance(result, list) else [result])
+        return rewritten
 
     def visit_For(self, node: ast.For) -> Any:
         loop = self.loops.get(id(node))
@@ -109,15 +109,15 @@ class Takes(ast.NodeTransformer):
                     later = [p.target for p in products[first + 1 : needed] if p is not None]
                     other = products[needed]
                     if later and not (other is not None and other.only_adds_to(product.target)):
-                        given = [name_of(name) for name in (product.target, *later)]
+                        arguments = [name_of(name) for name in (product.target, *later)]
                         at = statements[needed]
                         waits.setdefault(needed, []).append(
-                            assignment(product.target, call_of("tilekit__settled", given, at), at)
+                            assignment(product.target, call_of("tilekit__settled", arguments, at), at)
                         )
                     break
                 if product.target in stored(ast.walk(statements[needed])):
                     break
-        return [made for place, statement in enumerate(statements) for made in (*waits.get(place, ()), statement)]
+        return [each for index, statement in enumerate(statements) for each in (*waits.get(index, ()), statement)]
 
     def _product(self, statement: ast.stmt) -> _Product | None:
         """`x = tk.mma(...)`, if that is what a statement is."""

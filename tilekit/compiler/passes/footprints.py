@@ -100,12 +100,12 @@ _accesses: weakref.WeakKeyDictionary[BoundKernel, Accesses] = weakref.WeakKeyDic
 
 def accesses_of(bound: BoundKernel) -> Accesses:
     """What `bound` reads and writes; looked at once."""
-    found = _accesses.get(bound)
-    if found is None:
-        found = Accesses()
-        _Walk(bound, found, {name: _Parameter(name) for name in bound.names}, set(bound.names), certain=True).run()
-        _accesses[bound] = found
-    return found
+    accesses = _accesses.get(bound)
+    if accesses is None:
+        accesses = Accesses()
+        _Walk(bound, accesses, {name: _Parameter(name) for name in bound.names}, set(bound.names), certain=True).run()
+        _accesses[bound] = accesses
+    return accesses
 
 
 # -------------------------------------------------------------------------------------------- what is known of an expression
@@ -170,15 +170,15 @@ class _Walk:
     """Goes through one function, in the order of its text."""
 
     def __init__(
-        self, bound: BoundKernel, found: Accesses, known: Mapping[str, Any], decided: set[str], *, certain: bool
+        self, bound: BoundKernel, accesses: Accesses, known: Mapping[str, Any], decided: set[str], *, certain: bool
     ) -> None:
-        self.bound, self.found, self.known, self.certain = bound, found, dict(known), certain
+        self.bound, self.accesses, self.known, self.certain = bound, accesses, dict(known), certain
         tree = bound.definition
         targets = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
         self.once = {name for name, count in targets.items() if count == 1 and name not in self.known}
         for name in targets.keys() & self.known.keys():  # it may be another thing at times
             self._escape(self.known.pop(name))
-        self.decided = _made_of(tree, decided)
+        self.decided = _derived_from(tree, decided)
 
     def run(self) -> None:
         self._block(self.bound.definition.body)
@@ -272,12 +272,12 @@ class _Walk:
 
     def _escape(self, value: Any) -> None:
         if isinstance(value, _Parameter):
-            self.found.add(value.name, True, None)
+            self.accesses.add(value.name, True, None)
         elif isinstance(value, _Several):
             for one in value.values:
                 self._escape(one)
         elif isinstance(value, _Grid):
-            self.found.add(value.tensor, False, None)
+            self.accesses.add(value.tensor, False, None)
 
     def _escape_all(self, node: ast.AST) -> None:
         for name in [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]:
@@ -327,7 +327,7 @@ class _Walk:
             for part in parts:
                 self._visit(part)
             at = [None if isinstance(part, ast.Slice) else self._value(part) for part in parts]
-            self.found.add(owner.tensor, False, _region(_Several(tuple(at)), owner.shape))
+            self.accesses.add(owner.tensor, False, _region(_Several(tuple(at)), owner.shape))
             return None
         at = value_of(index)
         match owner:
@@ -343,46 +343,46 @@ class _Walk:
 
     def _call(self, node: ast.Call) -> Any:
         function = resolved(self.bound, node.func)
-        given = {str(k.arg): k.value for k in node.keywords}
+        keywords = {str(k.arg): k.value for k in node.keywords}
         match node.func:
             case ast.Name(id=name) if name in self.bound.called and name not in self.bound.passed:
                 return self._helper(self.bound.called[name], node)
             case ast.Attribute(value=owner, attr=method) if function is None:
                 owner_value = self._value(owner)
                 if isinstance(owner_value, _Parameter):
-                    return self._method(owner_value, method, node, given)
+                    return self._method(owner_value, method, node, keywords)
                 self._escape(owner_value)
         if function is memory.bid:
             axis = value_of(node.args[0]) if node.args else MISSING
             return _Block(axis) if axis in (0, 1, 2) else None
         if function is memory.load_tile_like:
-            return self._load_tile_like(_arguments(node, "array", "like"), given, node)
+            return self._load_tile_like(_arguments(node, "array", "like"), keywords, node)
         if function is memory.load:
-            return self._load(_arguments(node, "array", "index", "shape"), given)
+            return self._load(_arguments(node, "array", "index", "shape"), keywords)
         if function is memory.store:
-            return self._store(_arguments(node, "array", "index", "tile"), given)
+            return self._store(_arguments(node, "array", "index", "tile"), keywords)
         if function in _LOOKING or function is pipelined:
-            for value in (*node.args, *given.values()):
+            for value in (*node.args, *keywords.values()):
                 looked_at = self._value(value)
                 if not isinstance(looked_at, _Parameter) or function is pipelined:
                     self._escape(looked_at)
             return None
-        for value in (*node.args, *given.values()):
+        for value in (*node.args, *keywords.values()):
             self._visit(value)
         return None
 
-    def _method(self, owner: _Parameter, method: str, node: ast.Call, given: Mapping[str, ast.expr]) -> Any:
+    def _method(self, owner: _Parameter, method: str, node: ast.Call, keywords: Mapping[str, ast.expr]) -> Any:
         match method:
             case "load":
                 (tile,) = _arguments(node, "tile")
-                self._rest(given, "tile")
-                self.found.add(owner.name, False, self._own(owner, tile))
+                self._rest(keywords, "tile")
+                self.accesses.add(owner.name, False, self._own(owner, tile))
             case "store":
                 value, tile = _arguments(node, "value", "tile")
                 if value is not None:
                     self._visit(value)
-                self._rest(given, "value", "tile")
-                self.found.add(owner.name, True, self._own(owner, tile))
+                self._rest(keywords, "value", "tile")
+                self.accesses.add(owner.name, True, self._own(owner, tile))
             case "tiles" if len(node.args) == 1 and not node.keywords:
                 shape = self._value(node.args[0])
                 if not isinstance(shape, _Parameter):
@@ -391,7 +391,7 @@ class _Walk:
                 self._escape(shape)
             case _:
                 self._escape(owner)
-                for value in (*node.args, *given.values()):
+                for value in (*node.args, *keywords.values()):
                     self._visit(value)
         return None
 
@@ -401,14 +401,14 @@ class _Walk:
         turn = self._value(tile)
         return Visited(turn.partition, turn.loop) if isinstance(turn, _Turn) else None
 
-    def _rest(self, given: Mapping[str, ast.expr], *names: str) -> None:
-        for name, value in given.items():
+    def _rest(self, keywords: Mapping[str, ast.expr], *names: str) -> None:
+        for name, value in keywords.items():
             if name not in names:
                 self._visit(value)
 
-    def _load_tile_like(self, arguments: list[ast.expr | None], given: Mapping[str, ast.expr], node: ast.Call) -> None:
+    def _load_tile_like(self, arguments: list[ast.expr | None], keywords: Mapping[str, ast.expr], node: ast.Call) -> None:
         array, like = (None if a is None else self._value(a) for a in arguments)
-        self._rest(given, "array", "like")
+        self._rest(keywords, "array", "like")
         if not isinstance(array, _Parameter):
             self._escape(array)
             return
@@ -419,25 +419,25 @@ class _Walk:
             region, partition = Visited(like.partition, like.loop), like.partition
         else:
             self._escape(like)
-        self.found.add(array.name, False, region)
-        if region is not None and self.certain and "padding_mode" not in given:
-            self.found.alike.append(Alike(array.name, partition, node.lineno, ast.unparse(node)))
+        self.accesses.add(array.name, False, region)
+        if region is not None and self.certain and "padding_mode" not in keywords:
+            self.accesses.alike.append(Alike(array.name, partition, node.lineno, ast.unparse(node)))
 
-    def _load(self, arguments: list[ast.expr | None], given: Mapping[str, ast.expr]) -> None:
+    def _load(self, arguments: list[ast.expr | None], keywords: Mapping[str, ast.expr]) -> None:
         array, index, shape = (None if a is None else self._value(a) for a in arguments)
-        self._rest(given, "array", "index", "shape")
+        self._rest(keywords, "array", "index", "shape")
         if isinstance(array, _Parameter):
-            self.found.add(array.name, False, None if "order" in given else _region(index, shape))
+            self.accesses.add(array.name, False, None if "order" in keywords else _region(index, shape))
         else:
             self._escape(array)
 
-    def _store(self, arguments: list[ast.expr | None], given: Mapping[str, ast.expr]) -> None:
+    def _store(self, arguments: list[ast.expr | None], keywords: Mapping[str, ast.expr]) -> None:
         array, index = (None if a is None else self._value(a) for a in arguments[:2])
         if arguments[2] is not None:
             self._visit(arguments[2])
-        self._rest(given, "array", "index", "tile")
+        self._rest(keywords, "array", "index", "tile")
         if isinstance(array, _Parameter):
-            self.found.add(array.name, True, None if "order" in given else _region(index, _Shape(array.name)))
+            self.accesses.add(array.name, True, None if "order" in keywords else _region(index, _Shape(array.name)))
         else:
             self._escape(array)
 
@@ -448,22 +448,22 @@ class _Walk:
             known[name] = self._value(argument)
             if self._depends(argument):
                 decided.add(name)
-        _Walk(bound, self.found, known, decided, certain=self.certain).run()
+        _Walk(bound, self.accesses, known, decided, certain=self.certain).run()
 
 
-def _made_of(tree: ast.FunctionDef, names: set[str]) -> set[str]:
+def _derived_from(tree: ast.FunctionDef, names: set[str]) -> set[str]:
     """The variables whose values these decide, and these."""
-    found = set(names) | {a.arg for n in ast.walk(tree) if isinstance(n, ast.Lambda) for a in arguments_of(n.args)}
+    derived = set(names) | {a.arg for n in ast.walk(tree) if isinstance(n, ast.Lambda) for a in arguments_of(n.args)}
     while True:
-        before = len(found)
+        before = len(derived)
         for node in ast.walk(tree):
             if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For)):
                 source = node.iter if isinstance(node, ast.For) else node.value
-                if source is not None and any(isinstance(n, ast.Name) and n.id in found for n in ast.walk(source)):
+                if source is not None and any(isinstance(n, ast.Name) and n.id in derived for n in ast.walk(source)):
                     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                    found |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
-        if len(found) == before:
-            return found
+                    derived |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+        if len(derived) == before:
+            return derived
 
 
 def _tiled(node: ast.expr) -> bool:
@@ -473,8 +473,8 @@ def _tiled(node: ast.expr) -> bool:
 
 def _arguments(node: ast.Call, *names: str) -> list[ast.expr | None]:
     """The arguments of a call by the names of the first parameters; None for one that is not there."""
-    given = {str(k.arg): k.value for k in node.keywords}
-    return [node.args[at] if at < len(node.args) else given.get(name) for at, name in enumerate(names)]
+    keywords = {str(k.arg): k.value for k in node.keywords}
+    return [node.args[at] if at < len(node.args) else keywords.get(name) for at, name in enumerate(names)]
 
 
 def _region(index: Any, shape: Any) -> Region:

@@ -75,22 +75,22 @@ STEPS: dict[str, Callable[..., Any]] = {
 
 def call_of(name: str, arguments: list[ast.expr], at: ast.AST) -> ast.Call:
     """A call of a function, at the place of `at`."""
-    made: ast.Call = placed(ast.Call(ast.Name(name, ast.Load()), arguments, []), at)
-    return made
+    call: ast.Call = placed(ast.Call(ast.Name(name, ast.Load()), arguments, []), at)
+    return call
 
 
 def assignment(name: str, value: ast.expr, at: ast.AST) -> ast.stmt:
     """`name = value`, at the place of `at`."""
-    made: ast.stmt = placed(ast.Assign([ast.Name(name, ast.Store())], value), at)
-    return made
+    statement: ast.stmt = placed(ast.Assign([ast.Name(name, ast.Store())], value), at)
+    return statement
 
 
-def placed(made: Any, at: ast.AST) -> Any:
-    """`made`, of which what has no place has that of `at`."""
-    for node in ast.walk(made):
+def placed(tree: Any, at: ast.AST) -> Any:
+    """`tree`, of which what has no place has that of `at`."""
+    for node in ast.walk(tree):
         if isinstance(node, (ast.expr, ast.stmt)) and not hasattr(node, "lineno"):
             ast.copy_location(node, at)
-    return made
+    return tree
 
 
 def name_of(name: str) -> ast.expr:

@@ -32,13 +32,13 @@ def alike(
         clusters: the clusters of mapped partitions, by the names of the parameters.
         resolve: tells what an expression stands for outside of the kernel.
     """
-    found = _Differing(tree, clusters, resolve)
+    differing = _Differing(tree, clusters, resolve)
     around = [node for node, loop in _around(tree, [node for node, _ in loops])]
-    if len(clusters) != 1 or any(found.decides(node) for node in around) or found.returns:
+    if len(clusters) != 1 or any(differing.decides(node) for node in around) or differing.returns:
         return [[False] * len(streams) for _, streams in loops]
-    if any(found.differs(bound) for _, streams in loops for stream in streams for bound in _bounds(stream)):
+    if any(differing.differs(bound) for _, streams in loops for stream in streams for bound in _bounds(stream)):
         return [[False] * len(streams) for _, streams in loops]
-    return [[not found.differs(stream) for stream in streams] for _, streams in loops]
+    return [[not differing.differs(stream) for stream in streams] for _, streams in loops]
 
 
 class _Differing:

@@ -78,8 +78,8 @@ def plain(bound: BoundKernel) -> BoundKernel:
     """The kernel with loops that load as they go."""
     if not any(_all_pipelined(bound)):
         return bound
-    made = bound.changed(lambda path, tree: _Loads(bound, path).visit(tree), STEPS)
-    return replace(made, cells={**bound.cells, **STEPS})
+    rewritten = bound.changed(lambda path, tree: _Loads(bound, path).visit(tree), STEPS)
+    return replace(rewritten, cells={**bound.cells, **STEPS})
 
 
 def specialised(bound: BoundKernel, clusters: Mapping[str, tuple[int, ...]], written: frozenset[str]) -> BoundKernel:
@@ -113,8 +113,8 @@ def specialised(bound: BoundKernel, clusters: Mapping[str, tuple[int, ...]], wri
     starts = [assignment(loop.turn, ast.Constant(0), loop.node) for loop in loops if loop.shares is None]
     loading = [*copy.deepcopy(starts), *kept.statements(tree.body)]
     calculating = [*starts, *Takes(bound, loops).block(tree.body)]
-    most = ast.Constant(max(products_of(bound, loop.node) for loop in loops))
-    registers = [ast.Expr(call_of("tilekit__registers", [ast.Constant(role), most], first)) for role in (CALCULATES, LOADS)]
+    products = ast.Constant(max(products_of(bound, loop.node) for loop in loops))
+    registers = [ast.Expr(call_of("tilekit__registers", [ast.Constant(role), products], first)) for role in (CALCULATES, LOADS)]
     others = [registers[LOADS], ast.If(_is_role(LOADS), loading, [])]
     roles: ast.stmt = ast.If(_is_role(CALCULATES), [registers[CALCULATES], *calculating], others)
     end: ast.stmt = ast.Expr(call_of("tilekit__end", [], first))
@@ -122,8 +122,8 @@ def specialised(bound: BoundKernel, clusters: Mapping[str, tuple[int, ...]], wri
     for node in ast.walk(roles):
         if isinstance(node, (ast.expr, ast.stmt)) and not hasattr(node, "lineno"):
             ast.copy_location(node, first)
-    made = bound.changed(lambda path, old: tree if not path else old, STEPS)
-    return replace(made, cells={**bound.cells, **STEPS})
+    rewritten = bound.changed(lambda path, old: tree if not path else old, STEPS)
+    return replace(rewritten, cells={**bound.cells, **STEPS})
 
 
 _ROLE = "tilekit__role_of_thread"
@@ -143,17 +143,17 @@ def _loops_of(bound: BoundKernel, tree: ast.AST) -> list[ast.For]:
 
 def _pipelines(bound: BoundKernel, tree: ast.AST) -> list[Pipeline]:
     """The pipelines of a kernel. One over the same tiles as another, which does not stand in it, uses its ring."""
-    made: list[Pipeline] = []
+    pipelines: list[Pipeline] = []
     for node in _loops_of(bound, tree):
-        loop = Pipeline(node, len(made))
+        loop = Pipeline(node, len(pipelines))
         within = {id(inner) for inner in ast.walk(node)}
-        for other in made:
+        for other in pipelines:
             apart = id(other.node) not in within and id(node) not in {id(inner) for inner in ast.walk(other.node)}
             if other.shares is None and loop.key == other.key and apart:
                 loop.share(other)
                 break
-        made.append(loop)
-    return made
+        pipelines.append(loop)
+    return pipelines
 
 
 def rings_of(bound: BoundKernel) -> int:
@@ -215,7 +215,7 @@ class Pipeline:
         self.stages, self.wanted = options.get("stages"), options.get("warp_specialize")
         self.number, self.name = number, f"tilekit__ring{number}"
         self.turn, self.count, self.index = f"{self.name}_turn", f"{self.name}_steps", f"{self.name}_k"
-        self.rows = [f"{self.name}_row{place}" for place in range(len(self.streams))]
+        self.rows = [f"{self.name}_row{position}" for position in range(len(self.streams))]
         self.key = (self.stages, *(ast.dump(self._grid(stream)) for stream in self.streams))
         self.shares: Pipeline | None = None
         self.ones = [_ones(stream) for stream in self.streams]
@@ -244,7 +244,7 @@ class Pipeline:
 
     def ring(self, shared: Sequence[bool]) -> ast.stmt:
         """What makes the ring, some of whose streams are shared by the blocks of a cluster."""
-        mask = sum(1 << place for place, each in enumerate(shared) if each)
+        mask = sum(1 << k for k, each in enumerate(shared) if each)
         grids = [self._grid(stream) for stream in self.streams]
         options: list[ast.expr] = [ast.Constant(number) for number in (self.number, self.stages or 0, mask)]
         return assignment(self.name, call_of("tilekit__ring", [*options, *grids], self.node), self.node)
@@ -257,21 +257,21 @@ class Pipeline:
         further: ast.stmt = placed(ast.AugAssign(ast.Name(self.turn, ast.Store()), ast.Add(), ast.Constant(1)), node)
         if any(self.ones):  # nothing is carried round, for which a thread would need registers
             checked = [[name_of(row), ast.Constant(n)] for row, n in zip(self.rows, self.ones, strict=True) if n]
-            before += [placed(ast.Expr(call_of("tilekit__once", given, node)), node) for given in checked]
+            before += [placed(ast.Expr(call_of("tilekit__once", arguments, node)), node) for arguments in checked]
             loop: ast.stmt = ast.If(name_of(self.count), [*inner, further], [])
         else:
             turns = call_of("range", [name_of(self.count)], node)
             loop = ast.For(ast.Name(self.index, ast.Store()), turns, [*inner, further], [])
         return [*before, placed(loop, node), *after]
 
-    def _place(self) -> ast.expr:
+    def _step(self) -> ast.expr:
         """The number of the turn, in a turn."""
         return ast.Constant(0) if any(self.ones) else name_of(self.index)
 
     def loading(self, kept: list[ast.stmt]) -> list[ast.stmt]:
         """The loop of the thread that loads; of its body, it has `kept`."""
-        given = [name_of(self.name), name_of(self.turn), self._place(), *map(name_of, self.rows)]
-        return self.around([placed(ast.Expr(call_of("tilekit__put", given, self.node)), self.node), *kept], [])
+        arguments = [name_of(self.name), name_of(self.turn), self._step(), *map(name_of, self.rows)]
+        return self.around([placed(ast.Expr(call_of("tilekit__put", arguments, self.node)), self.node), *kept], [])
 
     def calculating(self, body: list[ast.stmt], lines: list[int]) -> list[ast.stmt]:
         """The loop of those that calculate; the statements on these lines run once in each turn."""
@@ -279,11 +279,13 @@ class Pipeline:
         taken = call_of("tilekit__take", [name_of(self.name), name_of(self.turn), copy.deepcopy(where)], self.node)
         get: ast.stmt = placed(ast.Assign([copy.deepcopy(self.node.target)], taken), self.node)
 
-        def told(name: str, k: ast.expr) -> ast.stmt:
-            given = [name_of(self.name), name_of(self.turn), k, where]
-            return placed(ast.Expr(call_of(name, given, self.node)), self.node)  # type: ignore[no-any-return]
+        def ring_call(name: str, k: ast.expr) -> ast.stmt:
+            arguments = [name_of(self.name), name_of(self.turn), k, where]
+            return placed(ast.Expr(call_of(name, arguments, self.node)), self.node)  # type: ignore[no-any-return]
 
-        return self.around([get, *body, told("tilekit__give", self._place())], [told("tilekit__last", name_of(self.count))])
+        return self.around(
+            [get, *body, ring_call("tilekit__give", self._step())], [ring_call("tilekit__last", name_of(self.count))]
+        )
 
 
 class _Loads(ast.NodeTransformer):
@@ -305,5 +307,5 @@ class _Loads(ast.NodeTransformer):
         get = placed(ast.Assign([copy.deepcopy(node.target)], value), node)
         before = [assignment(row, stream, node) for row, stream in zip(loop.rows, loop.streams, strict=True)]
         turns = call_of("range", [call_of("tilekit__steps", [name_of(row) for row in loop.rows], node)], node)
-        made = ast.For(ast.Name(loop.index, ast.Store()), turns, [get, *node.body], node.orelse)
-        return [*before, placed(made, node)]
+        loads = ast.For(ast.Name(loop.index, ast.Store()), turns, [get, *node.body], node.orelse)
+        return [*before, placed(loads, node)]

@@ -47,7 +47,7 @@ class Apart(ast.NodeTransformer):
         used = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
         if not plain or stored(ast.walk(target)) & used:
             return node
-        return [ast.copy_location(ast.Assign([to], given), node) for to, given in pairs]
+        return [ast.copy_location(ast.Assign([to], expression), node) for to, expression in pairs]
 
 
 def check_stay(bound: BoundKernel, tree: ast.FunctionDef, loops: list[Pipeline]) -> None:
@@ -76,15 +76,15 @@ def _further_names(bound: BoundKernel, loop: ast.For, names: set[str]) -> set[st
                 return False
         elif not isinstance(value, (ast.Name, ast.Tuple, ast.IfExp, ast.Subscript)):
             return False
-        return any(isinstance(n, ast.Name) and n.id in found for n in ast.walk(value))
+        return any(isinstance(n, ast.Name) and n.id in aliases for n in ast.walk(value))
 
-    found = set(names)
+    aliases = set(names)
     nodes = [n for s in loop.body for n in ast.walk(s) if isinstance(n, (ast.Assign, ast.AnnAssign))]
     while True:
-        more = {name for node in nodes if same(node.value) for name in stored(ast.walk(node))} - found
+        more = {name for node in nodes if same(node.value) for name in stored(ast.walk(node))} - aliases
         if not more:
-            return found - names
-        found |= more
+            return aliases - names
+        aliases |= more
 
 
 _HARMLESS = (
@@ -169,16 +169,16 @@ class Kept:
 
     def statements(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         """What is left of a block."""
-        return [made for statement in statements for made in self._left(statement)]
+        return [kept for statement in statements for kept in self._left(statement)]
 
     def _left(self, node: ast.stmt) -> Iterator[ast.stmt]:
         loop = self.loops.get(id(node))
         if loop is not None:
             yield from loop.loading(self.statements(loop.node.body))
         elif self._look_at(node):
-            made = copy.copy(node)
+            copied = copy.copy(node)
             for field in ("body", "orelse"):
-                if hasattr(made, field):
-                    inner = self.statements(getattr(made, field))
-                    setattr(made, field, inner or ([ast.copy_location(ast.Pass(), node)] if field == "body" else []))
-            yield copy.deepcopy(made)
+                if hasattr(copied, field):
+                    inner = self.statements(getattr(copied, field))
+                    setattr(copied, field, inner or ([ast.copy_location(ast.Pass(), node)] if field == "body" else []))
+            yield copy.deepcopy(copied)
