@@ -350,17 +350,18 @@ def test_the_device_finishes_what_was_cancelled(cpu, gate, run):
     async def main():
         cpu.synchronize()
         before = cpu.driver.allocated_bytes
+        reactor = running_reactor()
+        board = reactor._board if run is not run_blind else signal.dispatcher().board
+        others = armed(board)  # the dispatcher's is everybody's: what tests before this one left is none of its business
         await give_up(api.zeros(1 << 20).then(hold))
         gc.collect()
         cpu.collect()
         assert cpu.driver.allocated_bytes > before
-        reactor = running_reactor()
-        board = reactor._board if run is not run_blind else signal.dispatcher().board
-        assert armed(board) == 1
+        assert armed(board) == others + 1
         assert await api.ones(10).to_host().map(sum) == 10  # other slots work meanwhile
-        assert armed(board) == 1
+        assert armed(board) == others + 1
         gate.set()
-        while armed(board):
+        while armed(board) > others:
             await sleep(0.001)
         cpu.synchronize()
         cpu.collect()
