@@ -5,6 +5,7 @@ The façade: the tile language (what a kernel's body uses), and the host's entry
 
 from __future__ import annotations
 
+from tilekit import _native as _native  # the fast path of launches, which puts itself into its place
 from tilekit._capture.graph import CudaGraph as CudaGraph
 from tilekit._capture.graph import PreparedOp as PreparedOp
 from tilekit._capture.graphed import graphed as graphed

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType
 
 import tilekit
+from tilekit import _native
 from tilekit._environment import DeviceInfo, DriverInfo, device_info, driver_info, version_of, versions
-from tilekit._native import compiled as native
 from tilekit._runtime.device import cuda_unavailable_reason, default_device, devices
 from tilekit.compiler import cache, toolkit
 from tilekit.compiler.kernel import find_nvdisasm
@@ -100,7 +100,7 @@ def collect() -> Info:
     installed, peers = versions(), _versions(_PEERS)
     files = {part.name: toolkit.where_is(part.name) for part in toolkit.PARTS}
     contents = cache.contents()
-    nvdisasm, compiled = find_nvdisasm(), native.Launcher is not None
+    nvdisasm, compiled = find_nvdisasm(), _native.compiled is not None
     return Info(
         devices=tuple(map(device_info, devices())),
         default_device=default,

@@ -13,12 +13,11 @@ import pytest
 from fake_gpu import fake_device
 
 import tilekit as tk
-from tilekit import api
+from tilekit import _native, api
 from tilekit._runtime.storage import Storage
 from tilekit.errors import DeviceError
-from tilekit.launch import specialisation as load
 
-pytestmark = pytest.mark.skipif(load._Launcher is None, reason="tilekit was installed without a C compiler")
+pytestmark = pytest.mark.skipif(_native.compiled is None, reason="tilekit was installed without a C compiler")
 pytest.importorskip("numba.cuda", reason="compiles kernels")
 
 
@@ -204,15 +203,17 @@ def test_it_is_called_with_what_it_takes(gpu):
 
 def test_more_arguments_than_it_has_room_for_are_launched_by_python(gpu):
     with pytest.raises(ValueError, match="64 arguments and 512 parameters"):
-        load._Launcher(
+        _native.compiled.Launcher(
             launch=1, current=1, context=7, function=1, grid=(1, 1, 1), block=(32, 1, 1), shared_bytes=0,
             plain=Storage, kinds=b"S" * 65, uses=b"\0" * 65, slots=b"d" * 65,
         )  # fmt: skip
     y = api.zeros(2048).sync()
     scale(y.partition(512), y.dup().sync(), 2.0).sync()
-    executable = plan_of(scale(y.partition(512), y.dup().sync(), 2.0)).executable
-    executable._facts = [*executable._facts] * 22
-    assert executable.native((1, 1, 1), range(66), [0] * 66) is None
+    plan = plan_of(scale(y.partition(512), y.dup().sync(), 2.0))
+    plan.executable.facts = [*plan.executable.facts] * 22
+    plan.count, plan.passed = 66, range(66)
+    plan.keep(plan.executable)
+    assert plan.native is None
 
 
 def test_python_launches_alone(gpu, python_only):

@@ -15,17 +15,17 @@ import pytest
 from fake_gpu import fake_device, fake_gpu
 
 import tilekit as tk
-from tilekit import api
-from tilekit._native import compiled as native
+from tilekit import _native, api
 from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.policy import SingleStream
+from tilekit._runtime.stream import Stream
 from tilekit._tensor.partition import Traits
 from tilekit._tensor.tensor import Tensor
 from tilekit.errors import DeviceError
-from tilekit.ops import DeviceOp
 
 pytest.importorskip("numba.cuda", reason="compiles kernels")
-compiled = pytest.mark.skipif(native.prepare is None, reason="tilekit was installed without a C compiler")
+native = _native.compiled
+compiled = pytest.mark.skipif(native is None, reason="tilekit was installed without a C compiler")
 REPOSITORY = Path(tk.__file__).parent.parent
 
 
@@ -436,22 +436,13 @@ def test_memory_on_another_device_is_refused(gpu, made):
 
 
 @compiled
-def test_what_it_is_told_is_checked():
-    class Form:
-        pass
-
-    with pytest.raises(AttributeError, match="has no attribute 'constants'"):
-        native.prepare(Form)
-    Form.constants = 3
-    with pytest.raises(TypeError, match=r"Form.constants is none of the class's __slots__"):
-        native.prepare(Form)
-    with pytest.raises(TypeError, match="expected classes, not 3"):
-        native.prepare(3)
-    with pytest.raises(TypeError, match="no helper is called 'sink'"):
-        native.prepare(sink=DeviceOp.sync)
+def test_what_it_is_called_with_is_checked():
     for call in (native.links, native.row):
         with pytest.raises(TypeError, match=r"expected a (list|tuple) of ops"):
             call(1, 2)
+    for wrong in ((), (3, (), {}, {}), (((Stream,),), (), {}, {}), (((Stream, ["_create"]),), (), {}, {})):
+        with pytest.raises(TypeError):
+            native.prepare(*wrong)
 
 
 class Elsewhere(ExecutionContext):

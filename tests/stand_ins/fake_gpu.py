@@ -20,9 +20,9 @@ import pytest
 from fake_graphs import FakeGraphs
 
 import tilekit._runtime.device
+from tilekit import _native
 from tilekit._driver.cuda import driver as cuda
 from tilekit._driver.discovery import Discovery
-from tilekit._native import compiled as native
 from tilekit._runtime.device import Device, use_device
 from tilekit._runtime.policy import SingleStream
 
@@ -233,6 +233,6 @@ def first_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Device, FakeBin
 
 def launch_through(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let launches go through the compiled part (`"native"`), which must be there, or through Python alone (`"python"`)."""
-    if way == "native" and native.Launcher is None:
+    if way == "native" and _native.compiled is None:
         pytest.skip("tilekit was installed without a C compiler")
     monkeypatch.setenv("TILEKIT_NATIVE", str(int(way == "native")))

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import copy
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tilekit._driver.nodes import Captured, Copy, CopyIn, CopyOut, Fill, Launch, Node, Place
+from tilekit._driver.nodes import Launch, Node, Place
 from tilekit._driver.protocol import FunctionHandle, Memory
-from tilekit._native import compiled as native
-from tilekit._runtime.storage import Storage
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
-from tilekit.settings import load_settings
 
-__all__ = ["InterpretedLaunch", "compiled_launch", "place_of", "program", "slot_of"]
+__all__ = ["InterpretedLaunch", "compiled_launch", "place_of", "slot_of"]
 
 Triple = tuple[int, int, int]
 
@@ -134,54 +130,3 @@ def _moved(argument: Any, place: Place) -> Any:
         return made
     storage: Any = _Stand(place.memory, argument.device)
     return Tensor(storage, argument.shape, argument.dtype, argument.strides, place.offset // argument.itemsize)
-
-
-_STEP = struct.Struct("=10q")  # see Program in _launch.pyi
-
-
-def program(driver: Any, nodes: Sequence[Node]) -> Any:
-    """What submits the nodes by one native call; None where there is no compiled part, or it cannot."""
-    if native.Program is None or not load_settings().native:
-        return None
-    calls, work = driver.native, driver.native_work
-    if calls is None or work is None:
-        return None
-    steps = [_step(driver, node) for node in nodes]
-    if None in steps:
-        return None
-    none: Any = native.Launcher(  # for what it knows of the device
-        **calls._asdict(),
-        function=0,
-        grid=(1, 1, 1),
-        block=(1, 1, 1),
-        shared_bytes=0,
-        plain=Storage,
-        kinds=b"",
-        uses=b"",
-        slots=b"",
-    )
-    return native.Program(launcher=none, steps=b"".join(step for step in steps if step is not None), **work._asdict())
-
-
-def _step(driver: Any, node: Node) -> bytes | None:
-    if isinstance(node, Launch):
-        if node.cluster is not None:
-            return None
-        driver.allow(node.function, node.shared_bytes)
-        return _packed(0, int(node.function.handle), *node.grid, *node.block, node.shared_bytes, node.params)
-    if isinstance(node, Captured):
-        return _packed(1, driver.graph_handle(node.graph))
-    if isinstance(node, Fill):
-        return _packed(3, node.target.address, int.from_bytes(node.pattern, "little"), node.count, len(node.pattern))
-    if isinstance(node, Copy):
-        return _packed(2, node.target.address, node.source.address, node.nbytes)
-    if isinstance(node, CopyIn):
-        return _packed(2, node.target.address, node.source.__array_interface__["data"][0], node.source.nbytes)
-    if isinstance(node, CopyOut):
-        return _packed(2, node.target.__array_interface__["data"][0], node.source.address, node.target.nbytes)
-    return None
-
-
-def _packed(*numbers: int) -> bytes:
-    signed = [number - (1 << 64) if number >= 1 << 63 else number for number in numbers]
-    return _STEP.pack(*signed, *[0] * (10 - len(signed)))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -17,28 +17,12 @@ from tilekit._runtime.device import Device, as_stream
 from tilekit._runtime.storage import Garbage, Storage
 from tilekit._runtime.stream import Stream
 from tilekit.ops.execution import Done, HostValue, moments, rebuilt
+from tilekit.ops.fast_path import FAST_PATH, Program
 from tilekit.ops.future import DeviceFuture
 from tilekit.ops.op import DeviceOp
 from tilekit.settings import load_settings
 
-__all__ = ["NATIVE", "Binding", "GraphLaunch", "Program", "Recorded", "refuse_nested", "unwrapped"]
-
-
-class Program(Protocol):
-    """Recorded work that is submitted by one native call."""
-
-    def run(self, stream: Stream, reads: list[Storage], writes: list[Any], label: str, marked: bool, /) -> tuple[int, Any]:
-        """Submit it, remember who uses the memory, and if `marked` record a place behind it.
-
-        Returns:
-            0 if that was done, -1 if nothing was, since the memory is not free for the stream or anything else is unusual; else
-            the driver's code, some of it submitted. And the mark of the place, or None.
-        """
-        ...
-
-
-# `NATIVE["program"](driver, nodes)` makes a program, or gives None if it cannot; whoever has native code puts it here.
-NATIVE: dict[str, Callable[[Any, Sequence[Node]], Program | None]] = {}
+__all__ = ["Binding", "GraphLaunch", "Recorded", "refuse_nested", "unwrapped"]
 
 
 class Binding:
@@ -316,7 +300,7 @@ class Recorded:
             self._check_open()
             if self._programmed:
                 return False
-            make = NATIVE.get("program")
+            make = FAST_PATH.program
             program = self._program = None if make is None else make(self.device.driver, self._steps())
             self._programmed = True
             if program is None:

@@ -97,7 +97,7 @@ class Lent(Memory):
 
 class NativeCalls(NamedTuple):
     """Addresses: of cuLaunchKernel, cuCtxGetCurrent, cuEventRecord and cuEventQuery, and of the context that must be current;
-    and for how many seconds a waiter polls an event itself.
+    what cuEventQuery says of an event that has not passed; and for how many seconds a waiter polls an event itself.
     """
 
     launch: int
@@ -105,6 +105,7 @@ class NativeCalls(NamedTuple):
     record: int
     query: int
     context: int
+    not_ready: int
     spin_s: float
 
 

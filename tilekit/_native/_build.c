@@ -1,38 +1,34 @@
-/* Calling a kernel: the op that describes the launch, and the plan that it is made by. As `Kernel._build` and `Form.plan`. */
+/* Calling a kernel: the op that describes the launch, and the plan of that. As `Kernel.__call__` and `Form.plan`. */
 #include "_launch.h"
 
 enum { MOST_ARGUMENTS = 64 };
 
-static struct {
-    PyObject *traits, *build, *module;
-} name;
-
-/* As `known_plan`; `last` is what it found last, if anything. */
+/* As `known_plan`; `last` is what was looked up last, if anything. */
 static PyObject *look_up(PyObject *form, PyObject *last, PyObject *arguments, PyObject *options)
 {
-    PyObject *constants = held(form, &Form_constants), *plans = held(form, &Form_plans);
+    PyObject *all_keyed = held(form, &Form_keyed), *plans = held(form, &Form_plans);
     Py_ssize_t count = PyTuple_GET_SIZE(arguments), size = 0;
-    if (constants == NULL || plans == NULL || PyBytes_GET_SIZE(constants) != count || count > MOST_ARGUMENTS)
+    if (all_keyed == NULL || plans == NULL || PyBytes_GET_SIZE(all_keyed) != count || count > MOST_ARGUMENTS)
         return NULL;
-    const char *kinds = PyBytes_AS_STRING(constants);
-    PyObject *parts[MOST_ARGUMENTS], *made[MOST_ARGUMENTS], *plan = NULL; /* parts are borrowed; what nobody has is made anew */
-    int mades = 0;
+    const char *keyed = PyBytes_AS_STRING(all_keyed);
+    PyObject *parts[MOST_ARGUMENTS], *owned[MOST_ARGUMENTS], *plan = NULL; /* parts are borrowed; `owned` are those that nobody has */
+    int owned_count = 0;
     int same = last != NULL && PyTuple_CheckExact(last) && PyTuple_GET_ITEM(last, 1) == options;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *argument = PyTuple_GET_ITEM(arguments, i), *part = argument;
-        if (kinds[i] == '-')
+        if (keyed[i] == constants.KEYED_NOT)
             continue;
-        if (kinds[i] == '?')
+        if (keyed[i] == constants.KEYED_COMPUTED)
             goto out;
-        if (kinds[i] == 'T') {
+        if (keyed[i] == constants.KEYED_TRAITS) {
             part = held(argument, Py_TYPE(argument) == Tensor_traits.owner ? &Tensor_traits : &Partition_traits);
             if (part == NULL) {
-                part = PyObject_GetAttr(argument, name.traits);
+                part = PyObject_GetAttr(argument, names.traits);
                 if (part == NULL) {
                     PyErr_Clear();
                     goto out;
                 }
-                made[mades++] = part;
+                owned[owned_count++] = part;
             }
         }
         same = same && PyTuple_GET_ITEM(last, 2 + size) == part;
@@ -61,14 +57,14 @@ static PyObject *look_up(PyObject *form, PyObject *last, PyObject *arguments, Py
     Py_XDECREF(kept);
     PyErr_Clear();
 out:
-    while (mades > 0)
-        Py_DECREF(made[--mades]);
+    while (owned_count > 0)
+        Py_DECREF(owned[--owned_count]);
     return plan;
 }
 
 PyObject *known_plan(PyObject *form, PyObject *arguments, PyObject *options)
 {
-    /* Traits that are not there yet are made by Python: meanwhile other threads may put something else in their place. */
+    /* Traits that are not there yet Python works out: meanwhile other threads may replace what is known. */
     PyObject *last = Py_XNewRef(held(form, &Form_last));
     Py_INCREF(form);
     Py_INCREF(options);
@@ -122,27 +118,27 @@ static int ints_fit(PyObject *form, PyObject *arguments)
 }
 
 /* What `site_of` says of the code that is running; NULL with an exception. */
-static PyObject *site(void)
+static PyObject *current_site(void)
 {
     PyFrameObject *frame = PyEval_GetFrame();
     if (frame == NULL)
         return Py_NewRef(Py_None);
     PyObject *globals = PyFrame_GetGlobals(frame);
-    PyObject *module = PyDict_GetItemWithError(globals, name.module);
+    PyObject *module = PyDict_GetItemWithError(globals, names.module);
     PyObject *inside = module ? PyDict_GetItemWithError(helpers.inside, module) : NULL;
     Py_DECREF(globals);
     if (inside != Py_False) {
         PyErr_Clear();
         return PyObject_CallOneArg(helpers.site_of, (PyObject *)frame);
     }
-    PyObject *place = PyTuple_New(2), *lasti = place ? PyLong_FromLong(PyFrame_GetLasti(frame)) : NULL;
+    PyObject *site = PyTuple_New(2), *lasti = site ? PyLong_FromLong(PyFrame_GetLasti(frame)) : NULL;
     if (lasti == NULL) {
-        Py_XDECREF(place);
+        Py_XDECREF(site);
         return NULL;
     }
-    PyTuple_SET_ITEM(place, 0, (PyObject *)PyFrame_GetCode(frame));
-    PyTuple_SET_ITEM(place, 1, lasti);
-    return place;
+    PyTuple_SET_ITEM(site, 0, (PyObject *)PyFrame_GetCode(frame));
+    PyTuple_SET_ITEM(site, 1, lasti);
+    return site;
 }
 
 /* `kernel(*args, **kwargs)` */
@@ -151,19 +147,18 @@ static PyObject *calls_call(PyObject *self, PyObject *args, PyObject *kwargs)
     PyTypeObject *type = KernelLaunch_kernel.owner;
     PyObject *form = kwargs == NULL && type != NULL ? known_form(self, args) : NULL;
     if (form == NULL || !ints_fit(form, args)) {
-        PyObject *build = PyObject_GetAttr(self, name.build);
-        PyObject *op = build ? PyObject_Call(build, args, kwargs) : NULL;
-        Py_XDECREF(build);
+        PyObject *call = PyMethod_New(helpers.call, self), *op = call ? PyObject_Call(call, args, kwargs) : NULL;
+        Py_XDECREF(call);
         return op;
     }
     Py_INCREF(form);
-    PyObject *place = site(), *op = place ? type->tp_alloc(type, 0) : NULL;
+    PyObject *site = current_site(), *op = site ? type->tp_alloc(type, 0) : NULL;
     if (op == NULL) {
         Py_DECREF(form);
-        Py_XDECREF(place);
+        Py_XDECREF(site);
         return NULL;
     }
-    put(op, &KernelLaunch__site, place);
+    put(op, &KernelLaunch__site, site);
     put(op, &KernelLaunch__form, form);
     put(op, &KernelLaunch__fresh, Py_NewRef(Py_None));
     put(op, &KernelLaunch__spent, Py_NewRef(Py_False));
@@ -181,9 +176,6 @@ PyObject *make_calls_type(void)
     static PyType_Spec spec = {
         .name = "tilekit._native._launch.Calls", .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, .slots = slots,
     };
-    static const Text texts[] = {
-        {&name.traits, "traits"}, {&name.build, "_build"}, {&name.module, "__name__"}, {NULL, NULL},
-    };
-    return intern(texts) ? PyType_FromSpec(&spec) : NULL;
+    return PyType_FromSpec(&spec);
 }
 

@@ -3,7 +3,7 @@
  * What Python does for a launch (build the op, find the plan, look whom the memory waits for, pack the arguments, call the
  * driver, remember who uses the memory, record an event) is dozens of calls of functions, each longer than the work in it. Here it
  * is one call or two. Where anything is unusual, nothing has been done, and Python does it, which also works without this module.
- * What the attributes mean is told where they are: storage.py, stream.py, tensor.py, planning.py...
+ * What it reads of Python's is listed in _launch.h and described in attributes.py.
  *
  *   _build.c     calling a kernel
  *   _launcher.c  one launch: memory, parameters, driver
@@ -21,12 +21,26 @@ SLOTS(DEFINE_SLOT)
 #define SLOT_ADDRESS(type, slot) &type##_##slot,
 static Slot *const all_slots[] = {SLOTS(SLOT_ADDRESS) NULL};
 
-Helpers helpers;
-#define HELPER_ENTRY(name) {#name, &helpers.name},
+struct Names names;
+#define NAME_ENTRY(field, text) {text, &names.field},
 static const struct {
-    const char *name;
-    PyObject **place;
+    const char *text;
+    PyObject **field;
+} all_names[] = {NAMES(NAME_ENTRY){NULL, NULL}};
+
+struct Helpers helpers;
+#define HELPER_ENTRY(helper) {#helper, &helpers.helper},
+static const struct {
+    const char *text;
+    PyObject **field;
 } all_helpers[] = {HELPERS(HELPER_ENTRY){NULL, NULL}};
+
+struct Constants constants;
+#define CONSTANT_ENTRY(constant) {#constant, &constants.constant},
+static const struct {
+    const char *text;
+    long *field;
+} all_constants[] = {CONSTANTS(CONSTANT_ENTRY){NULL, NULL}};
 
 int as_pointer(PyObject *value, void *where)
 {
@@ -37,64 +51,106 @@ int as_pointer(PyObject *value, void *where)
     return 1;
 }
 
-int intern(const Text *texts)
+/* An ImportError: this module was built for something else than what attributes.py describes now. Either may be NULL. */
+static int mismatch(const char *what, const char *built, PyObject *described)
 {
-    while (texts->place != NULL && (*texts->place = PyUnicode_InternFromString(texts->text)) != NULL)
-        texts++;
-    return texts->place == NULL;
+    if (!PyErr_Occurred())
+        PyErr_Format(PyExc_ImportError, "it was built to read %s %s, where they have %S", what, built ? built : "no more",
+                     described ? described : Py_None);
+    return 0;
 }
 
-/* Where the instances of a class have the attributes that SLOTS names. */
-static int prepare_class(PyTypeObject *class)
+static int is_text(PyObject *object, const char *text)
 {
-    const char *dot = strrchr(class->tp_name, '.'), *name = dot ? dot + 1 : class->tp_name;
-    for (Slot *const *each = all_slots; *each != NULL; each++) {
-        if (strcmp((*each)->class_name, name) != 0)
-            continue;
-        PyObject *found = PyObject_GetAttr((PyObject *)class, (*each)->name);
-        if (found == NULL)
-            return 0;
-        int is_slot = Py_TYPE(found) == &PyMemberDescr_Type && ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX;
-        if (is_slot)
-            (*each)->offset = ((PyMemberDescrObject *)found)->d_member->offset;
-        Py_DECREF(found);
-        if (!is_slot) {
-            PyErr_Format(PyExc_TypeError, "%s.%s is none of the class's __slots__", name, (*each)->attribute);
-            return 0;
-        }
-        Py_XSETREF((*each)->owner, (PyTypeObject *)Py_NewRef(class));
-    }
-    return 1;
+    return object != NULL && text != NULL && PyUnicode_Check(object) && PyUnicode_CompareWithASCIIString(object, text) == 0;
 }
 
-static PyObject *prepare(PyObject *Py_UNUSED(module), PyObject *classes, PyObject *known)
+static PyObject *item(PyObject *tuple, Py_ssize_t at)
 {
+    return at < PyTuple_GET_SIZE(tuple) ? PyTuple_GET_ITEM(tuple, at) : NULL;
+}
+
+/* Where the instances of a class have an attribute; -1 with an exception. */
+static Py_ssize_t offset_of(PyObject *class, const Slot *slot)
+{
+    PyObject *member = PyObject_GetAttr(class, slot->name);
+    if (member == NULL)
+        PyErr_Clear();
+    int is_slot = member && Py_TYPE(member) == &PyMemberDescr_Type &&
+                  ((PyMemberDescrObject *)member)->d_member->type == T_OBJECT_EX;
+    Py_ssize_t offset = is_slot ? ((PyMemberDescrObject *)member)->d_member->offset : -1;
+    Py_XDECREF(member);
+    if (!is_slot)
+        PyErr_Format(PyExc_ImportError, "%s.%s is none of the class's __slots__", slot->class_name, slot->attribute);
+    return offset;
+}
+
+/* Find the attributes of SLOTS in the classes that have them, or, without `write`, see that they are there; 0 with an exception. */
+static int match_slots(PyObject *classes, int write)
+{
+    Slot *const *slot = all_slots;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(classes); i++) {
-        PyObject *class = PyTuple_GET_ITEM(classes, i);
-        if (!PyType_Check(class)) {
-            PyErr_Format(PyExc_TypeError, "expected classes, not %R", class);
-            return NULL;
+        PyObject *class, *attributes;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(classes, i), "O!O!", &PyType_Type, &class, &PyTuple_Type, &attributes))
+            return 0;
+        const char *dot = strrchr(((PyTypeObject *)class)->tp_name, '.'), *name = dot ? dot + 1 : ((PyTypeObject *)class)->tp_name;
+        for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(attributes); j++, slot++) {
+            if (*slot == NULL || strcmp((*slot)->class_name, name) != 0)
+                return mismatch(*slot ? (*slot)->class_name : "attributes,", *slot ? (*slot)->attribute : NULL, class);
+            if (!is_text(PyTuple_GET_ITEM(attributes, j), (*slot)->attribute))
+                return mismatch(name, (*slot)->attribute, PyTuple_GET_ITEM(attributes, j));
+            Py_ssize_t offset = offset_of(class, *slot);
+            if (offset < 0)
+                return 0;
+            if (write) {
+                (*slot)->offset = offset;
+                Py_XSETREF((*slot)->owner, (PyTypeObject *)Py_NewRef(class));
+            }
         }
-        if (!prepare_class((PyTypeObject *)class))
-            return NULL;
     }
-    Py_ssize_t at = 0;
-    PyObject *key, *value;
-    while (known != NULL && PyDict_Next(known, &at, &key, &value)) {
-        int i = 0;
-        while (all_helpers[i].name != NULL && PyUnicode_CompareWithASCIIString(key, all_helpers[i].name) != 0)
-            i++;
-        if (all_helpers[i].name == NULL) {
-            PyErr_Format(PyExc_TypeError, "no helper is called %R", key);
-            return NULL;
-        }
-        Py_XSETREF(*all_helpers[i].place, Py_NewRef(value));
+    return *slot == NULL || mismatch((*slot)->class_name, (*slot)->attribute, NULL);
+}
+
+/* prepare(classes, names, helpers, constants): see _launch.pyi. All is looked at before anything is kept. */
+static PyObject *prepare(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *classes, *texts, *objects, *numbers;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!:prepare", &PyTuple_Type, &classes, &PyTuple_Type, &texts, &PyDict_Type, &objects,
+                          &PyDict_Type, &numbers))
+        return NULL;
+    if (!match_slots(classes, 0))
+        return NULL;
+    Py_ssize_t count = 0;
+    do
+        if (item(texts, count) != NULL || all_names[count].text != NULL)
+            if (!is_text(item(texts, count), all_names[count].text)) {
+                mismatch("the name", all_names[count].text, item(texts, count));
+                return NULL;
+            }
+    while (all_names[count++].text != NULL);
+    for (count = 0; all_helpers[count].text != NULL; count++)
+        if (PyDict_GetItemString(objects, all_helpers[count].text) == NULL)
+            return mismatch("the helper", all_helpers[count].text, NULL), NULL;
+    if (count != PyDict_GET_SIZE(objects))
+        return mismatch("the helpers", NULL, objects), NULL;
+    for (count = 0; all_constants[count].text != NULL; count++) {
+        PyObject *number = PyDict_GetItemString(numbers, all_constants[count].text);
+        if (number == NULL || !PyLong_CheckExact(number))
+            return mismatch("the constant", all_constants[count].text, number), NULL;
     }
+    if (count != PyDict_GET_SIZE(numbers))
+        return mismatch("the constants", NULL, numbers), NULL;
+    if (!match_slots(classes, 1))
+        return NULL;
+    for (count = 0; all_helpers[count].text != NULL; count++)
+        Py_XSETREF(*all_helpers[count].field, Py_NewRef(PyDict_GetItemString(objects, all_helpers[count].text)));
+    for (count = 0; all_constants[count].text != NULL; count++)
+        *all_constants[count].field = PyLong_AsLong(PyDict_GetItemString(numbers, all_constants[count].text));
     Py_RETURN_NONE;
 }
 
 static PyMethodDef functions[] = {
-    {"prepare", (PyCFunction)(void (*)(void))prepare, METH_VARARGS | METH_KEYWORDS, "See _launch.pyi."},
+    {"prepare", prepare, METH_VARARGS, "See _launch.pyi."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -107,13 +163,25 @@ static int add_type(PyObject *module, const char *name, PyObject *type)
     return added == 0;
 }
 
+#define OWN(constant) {#constant, constant},
+static const struct {
+    const char *text;
+    long value;
+} own_constants[] = {
+    OWN(VERSION) OWN(TENSOR) OWN(PARTITION) OWN(SCALAR) OWN(ABSENT) OWN(READ) OWN(WRITTEN)
+    OWN(LAUNCH) OWN(GRAPH) OWN(COPY) OWN(FILL) OWN(FIELDS){NULL, 0}};
+
 static int module_exec(PyObject *module)
 {
     for (Slot *const *each = all_slots; *each != NULL; each++)
         if (((*each)->name = PyUnicode_InternFromString((*each)->attribute)) == NULL)
             return -1;
-    if ((helpers.submission = PyUnicode_InternFromString("submission")) == NULL)
-        return -1;
+    for (int i = 0; all_names[i].text != NULL; i++)
+        if ((*all_names[i].field = PyUnicode_InternFromString(all_names[i].text)) == NULL)
+            return -1;
+    for (int i = 0; own_constants[i].text != NULL; i++)
+        if (PyModule_AddIntConstant(module, own_constants[i].text, own_constants[i].value) != 0)
+            return -1;
     return add_type(module, "Launcher", make_launcher_type()) && add_type(module, "Mark", make_mark_type()) &&
                    add_type(module, "Calls", make_calls_type()) && add_type(module, "Runs", make_runs_type()) &&
                    add_type(module, "Program", make_program_type()) &&

@@ -8,42 +8,65 @@
 
 #pragma GCC visibility push(hidden)
 
-/* Attributes of Python classes that have __slots__, read and written in place. */
+enum { VERSION = 1 }; /* see attributes.py */
+
+/* What is read of Python's, and why, is described in attributes.py, in the same order: `prepare` compares the two.
+ *
+ * Attributes of Python classes that have __slots__, read and written in place. */
 #define SLOTS(X)                                                                                                                  \
-    X(Stream, _create) X(Stream, _events) X(Stream, _failures) X(Stream, _lock) X(Stream, _marks) X(Stream, _names) X(Stream, _trim_at)             \
-    X(Stream, address) X(Stream, closed) X(Stream, completed) X(Stream, device) X(Stream, pending)                               \
+    X(Stream, _create) X(Stream, _events) X(Stream, _failures) X(Stream, _lock) X(Stream, _marks) X(Stream, _names)              \
+    X(Stream, _trim_at) X(Stream, address) X(Stream, closed) X(Stream, completed) X(Stream, device) X(Stream, pending)           \
     X(Storage, last_write) X(Storage, reads)                                                                                     \
     X(Tensor, flat) X(Tensor, storage) X(Tensor, traits)                                                                         \
     X(Partition, storage) X(Partition, tensor) X(Partition, traits)                                                              \
     X(ExecutionContext, device) X(ExecutionContext, stream)                                                                      \
-    X(AndThen, _consumed) X(AndThen, _fresh) X(AndThen, _label) X(AndThen, _site) X(AndThen, _spent) X(AndThen, context)         \
-    X(AndThen, function) X(AndThen, source) X(AndThen, spec) X(AndThen, unpack)                                                  \
+    X(AndThen, function) X(AndThen, unpack)                                                                                      \
     X(Done, value)                                                                                                               \
     X(DeviceFuture, _made) X(DeviceFuture, op) X(DeviceFuture, stream)                                                           \
-    X(Form, constants) X(Form, ints) X(Form, last) X(Form, lazy) X(Form, plans) X(Form, tuples) X(Form, types)                   \
-    X(Plan, device) X(Plan, elsewhere) X(Plan, home) X(Plan, native)                                                                                              \
+    X(Form, ints) X(Form, keyed) X(Form, last) X(Form, lazy) X(Form, plans) X(Form, tuples) X(Form, types)                       \
+    X(Plan, device) X(Plan, elsewhere) X(Plan, home) X(Plan, native)                                                             \
     X(Kernel, _form) X(Kernel, _forms) X(Kernel, _functions) X(Kernel, _options) X(Kernel, label)                                \
     X(KernelLaunch, _consumed) X(KernelLaunch, _form) X(KernelLaunch, _fresh) X(KernelLaunch, _label) X(KernelLaunch, _options)  \
     X(KernelLaunch, _site) X(KernelLaunch, _spent) X(KernelLaunch, arguments) X(KernelLaunch, kernel)
 
-/* Functions and objects of Python's, by name; see `prepare` in _launch.pyi. */
+/* Attributes and methods of objects of any class: the field of `names`, and the name. */
+#define NAMES(X)                                                                                                                  \
+    X(dict, "__dict__") X(module, "__name__") X(forget_until, "_forget_until") X(trim, "_trim") X(guarded, "guarded")            \
+    X(next_stream, "next_stream") X(policy, "policy") X(serial, "serial") X(submission, "submission") X(traits, "traits")        \
+    X(written_by, "written_by")
+
+/* Functions and objects of Python's. */
 #define HELPERS(X)                                                                                                                \
-    X(async_on) X(dropped) X(ended) X(inside) X(site_of) X(start) X(submitting) X(sync) X(sync_on) X(waited)
+    X(async_on) X(call) X(dropped) X(ended) X(inside) X(site_of) X(start) X(submitting) X(sync) X(sync_on) X(waited)
+
+/* Numbers of Python's. */
+#define CONSTANTS(X)                                                                                                              \
+    X(KEYED_COMPUTED) X(KEYED_NOT) X(KEYED_TRAITS) X(MARKS_KEPT) X(READERS_KEPT)
 
 typedef struct {
     const char *class_name, *attribute;
     PyObject *name;
-    PyTypeObject *owner; /* NULL until `prepare` was told the class */
+    PyTypeObject *owner; /* NULL until `prepare` was given the class */
     Py_ssize_t offset;
 } Slot;
 
 #define DECLARE_SLOT(type, slot) extern Slot type##_##slot;
 SLOTS(DECLARE_SLOT)
-#define HELPER_FIELD(name) *name,
-typedef struct {
-    PyObject HELPERS(HELPER_FIELD) * submission;
-} Helpers;
-extern Helpers helpers;
+
+#define NAME_FIELD(field, text) PyObject *field;
+extern struct Names {
+    NAMES(NAME_FIELD)
+} names;
+
+#define HELPER_FIELD(helper) PyObject *helper;
+extern struct Helpers {
+    HELPERS(HELPER_FIELD)
+} helpers;
+
+#define CONSTANT_FIELD(constant) long constant;
+extern struct Constants {
+    CONSTANTS(CONSTANT_FIELD)
+} constants;
 
 /* The attribute, borrowed; NULL, and no exception, if it is not set or the object is no instance of the very class. */
 static inline PyObject *held(PyObject *object, const Slot *slot)
@@ -54,16 +77,16 @@ static inline PyObject *held(PyObject *object, const Slot *slot)
 /* Set an attribute of an instance of the very class; the reference to `value` is taken over, NULL deletes. */
 static inline void put(PyObject *object, const Slot *slot, PyObject *value)
 {
-    PyObject **place = (PyObject **)((char *)object + slot->offset), *old = *place;
-    *place = value;
+    PyObject **field = (PyObject **)((char *)object + slot->offset), *old = *field;
+    *field = value;
     Py_XDECREF(old);
 }
 
 /* Any object's attribute, a new reference; NULL with an exception. */
 static inline PyObject *get(PyObject *object, const Slot *slot)
 {
-    PyObject *found = held(object, slot);
-    return found != NULL ? Py_NewRef(found) : PyObject_GetAttr(object, slot->name);
+    PyObject *value = held(object, slot);
+    return value != NULL ? Py_NewRef(value) : PyObject_GetAttr(object, slot->name);
 }
 
 int as_pointer(PyObject *value, void *where);
@@ -91,14 +114,9 @@ static inline int small_int(PyObject *value, uint64_t *where)
 #endif
 }
 
-typedef struct {
-    PyObject **place;
-    const char *text;
-} Text;
-int intern(const Text *texts); /* up to one without a place; 0 with an exception */
-
 /* _launcher.c */
 enum { LAUNCHED = 0, SLOW = -1, FAILED = -2 };
+enum Kind { TENSOR = 'T', PARTITION = 'P', SCALAR = 'S', ABSENT = '-' }; /* of an argument; the last is not passed */
 
 typedef struct {
     PyObject_HEAD
@@ -107,12 +125,13 @@ typedef struct {
     int (*current)(void **context);
     int (*record)(void *event, void *stream); /* this and the next may be NULL */
     int (*query)(void *event);
+    int not_ready; /* what `query` says of an event that has not passed */
     double spin_s;
     void *context, *function;
     unsigned grid[3], block[3], shared_bytes;
     Py_ssize_t count;    /* of arguments */
     PyTypeObject *plain; /* the class of storages whose order is their own, and whose attributes are what they seem */
-    PyObject *kinds;     /* bytes, one for each argument: T a tensor, P a partition, S a scalar, - not passed */
+    PyObject *kinds;     /* bytes, one for each argument: its Kind */
     PyObject *uses;      /* bytes, one for each argument: READ and WRITTEN */
     PyObject *slots;     /* bytes, one for each parameter that is from the arguments: its code in the module struct */
     PyObject *rest;      /* bytes, or NULL: the parameters behind these, of eight bytes each, which are always the same */
@@ -163,7 +182,7 @@ int append(PyObject *deque, PyObject *item);
 /* The last event of a stream's pool, or a new one, a new reference; NULL, perhaps with an exception. */
 PyObject *take_event(PyObject *stream, PyObject *pool);
 /* Under the stream's lock, once the event has been recorded: the mark that says so; NULL with an exception. */
-Mark *made_mark(PyObject *stream, Launcher *launcher, PyObject *event);
+Mark *append_mark(PyObject *stream, Launcher *launcher, PyObject *event);
 /* Whether the place has passed, which is polled for so long at most; -1, and no exception, if that is not known. */
 int mark_passed(Mark *self, double seconds);
 PyObject *make_mark_type(void);
@@ -177,6 +196,7 @@ PyObject *known_form(PyObject *kernel, PyObject *arguments);
 PyObject *make_calls_type(void);
 
 /* _program.c */
+enum { LAUNCH, GRAPH, COPY, FILL, FIELDS = 10 }; /* the kinds of steps, and how many numbers one has */
 PyObject *make_program_type(void);
 
 /* _submit.c */

@@ -1,12 +1,22 @@
-# The compiled part of tilekit: see _launch.c.
+# The compiled part of tilekit: see _launch.c. VERSION in attributes.py and _launch.h is raised when what is here changes.
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.stream import Stream
 
-# Launches of one kernel with arguments of one kind, on one device. `rest`: the parameters behind those of the arguments, eight
-# bytes each.
+VERSION: Final[int]
+
+# What an argument of a kernel is; the last kind is not passed. Whether memory is read, and whether it is written.
+TENSOR: Final[int]
+PARTITION: Final[int]
+SCALAR: Final[int]
+ABSENT: Final[int]
+READ: Final[int]
+WRITTEN: Final[int]
+
+# Launches of one kernel with arguments of one kind, on one device. `kinds` and `uses` have a byte for each argument, of the
+# above. `rest`: the parameters behind those of the arguments, eight bytes each.
 class Launcher:
     def __new__(
         cls,
@@ -24,35 +34,56 @@ class Launcher:
         slots: bytes,
         record: int = ...,
         query: int = ...,
+        not_ready: int = ...,
         spin_s: float = ...,
         rest: bytes = ...,
     ) -> Self: ...
     def launch(self, stream: object, arguments: tuple[object, ...], label: str, /) -> int: ...
 
-# Recorded work, submitted in one go: see `tilekit._capture.replay.Program`. `launcher` is any of the same device. `steps` is ten
-# numbers of eight bytes each: the kind, and what it takes. Of a launch (0) the function, grid, block, shared bytes, and the
-# address of its parameters; of a graph (1) its handle; of a copy (2) where to, where from, bytes; of a fill (3) the address, the
-# pattern, how often, and its bytes. The others are addresses: of cuGraphLaunch, cuMemcpyAsync, cuMemsetD8Async and its like.
+# The kinds of steps of a Program, and how many numbers a step has.
+LAUNCH: Final[int]
+GRAPH: Final[int]
+COPY: Final[int]
+FILL: Final[int]
+FIELDS: Final[int]
+
+# Recorded work, submitted in one go: see `tilekit.ops.fast_path.Program`. `launcher` is any of the same device. `steps` is FIELDS
+# numbers of eight bytes each: the kind, and what it takes. Of a LAUNCH the function, grid, block, shared bytes, and the address
+# of its parameters; of a GRAPH its handle; of a COPY where to, where from, bytes; of a FILL the address, the pattern, how often,
+# and its bytes. The others are addresses: of cuGraphLaunch, cuMemcpyAsync, cuMemsetD8Async and its like.
 class Program:
     def __new__(
         cls, *, launcher: Launcher, steps: bytes, graph: int, copy: int, fill8: int, fill16: int, fill32: int
     ) -> Self: ...
     def run(self, stream: Stream, reads: list[Any], writes: list[Any], label: str, marked: bool, /) -> tuple[int, Any]: ...
 
-# A base of `Kernel`: calls it, and leaves to its `_build` what is unusual.
+# A recorded place in a stream: see `tilekit._runtime.timeline.Mark`.
+class Mark:
+    serial: int
+    event: Any
+    def poll(self, seconds: float, /) -> bool | None: ...
+
+# A base of `Kernel`: calls it, and leaves to the helper `call` what is unusual.
 class Calls:
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 # A base of `KernelLaunch`: its start(), sync(), sync_on() and async_on(). What is unusual is left to those of `DeviceOp`.
 class Runs: ...
 
-# Tell the compiled part the classes whose attributes it reads, all of them slots, and what of Python's it needs: `start`,
-# `sync`, `sync_on`, `async_on` of `DeviceOp`; `site_of` and what it knows, `inside`; `submitting`; `ended(op, stream)`, which
-# ends a submission that has been made; `dropped(op)`, its finalizer; `waited(op, stream, serial)`, which waits for it.
-def prepare(*classes: type, **helpers: Callable[..., Any] | object) -> None: ...
+# Tell the compiled part what of Python's it reads: the classes, each with the attributes, all of them slots; the names that it
+# asks any object for; the helpers; the constants. See attributes.py. ImportError, and nothing is kept, if it was built for
+# others.
+# Of the helpers `ended(op, stream)` ends a submission that has been launched; `waited(op, stream, serial)` waits for it.
+def prepare(
+    classes: tuple[tuple[type, tuple[str, ...]], ...],
+    names: tuple[str, ...],
+    helpers: dict[str, Callable[..., Any] | object],
+    constants: dict[str, int],
+    /,
+) -> None: ...
 
 # Submit a launch to the next stream of its device, and poll for its end for so many seconds. None if it is over; else the stream,
-# if one was asked for, and the serial behind the launch, if it was made.
+# if one was asked for, and the serial behind the launch, if it was submitted.
 def submit(op: object, poll_s: float, /) -> tuple[Stream | None, int | None] | None: ...
 
 # Run the ops of a chain, first to last, from number `at` on, as far as each applies a kernel to `result`, which a launch leaves

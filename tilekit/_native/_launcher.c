@@ -6,12 +6,9 @@
 #include "_launch.h"
 #include <string.h>
 
-enum { MOST_SLOTS = 512, MOST_VIEWS = 64, READERS_KEPT = 8 };
+enum { MOST_SLOTS = 512, MOST_VIEWS = 64 };
 
 PyTypeObject *launcher_type;
-static struct {
-    PyObject *guarded, *written_by;
-} name;
 
 /* How many parameters are always the same. */
 static Py_ssize_t rest_of(const Launcher *self)
@@ -21,26 +18,26 @@ static Py_ssize_t rest_of(const Launcher *self)
 
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"launch", "current", "context", "function", "grid",   "block", "shared_bytes", "plain",
-                               "kinds",  "uses",    "slots",   "record",   "query", "spin_s", "rest", NULL};
-    Launcher made;
-    memset(&made, 0, sizeof made);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&O&(III)(III)IO!SSS|O&O&dS:Launcher", keywords, as_pointer, &made.launch,
-                                     as_pointer, &made.current, as_pointer, &made.context, as_pointer, &made.function,
-                                     &made.grid[0], &made.grid[1], &made.grid[2], &made.block[0], &made.block[1],
-                                     &made.block[2], &made.shared_bytes, &PyType_Type, &made.plain, &made.kinds, &made.uses,
-                                     &made.slots, as_pointer, &made.record, as_pointer, &made.query, &made.spin_s, &made.rest))
+    static char *keywords[] = {"launch", "current", "context", "function",  "grid",   "block", "shared_bytes", "plain", "kinds",
+                               "uses",   "slots",   "record",  "query",     "not_ready", "spin_s", "rest",  NULL};
+    Launcher parsed;
+    memset(&parsed, 0, sizeof parsed);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&O&(III)(III)IO!SSS|O&O&idS:Launcher", keywords, as_pointer, &parsed.launch,
+                                     as_pointer, &parsed.current, as_pointer, &parsed.context, as_pointer, &parsed.function,
+                                     &parsed.grid[0], &parsed.grid[1], &parsed.grid[2], &parsed.block[0], &parsed.block[1],
+                                     &parsed.block[2], &parsed.shared_bytes, &PyType_Type, &parsed.plain, &parsed.kinds, &parsed.uses,
+                                     &parsed.slots, as_pointer, &parsed.record, as_pointer, &parsed.query, &parsed.not_ready, &parsed.spin_s, &parsed.rest))
         return NULL;
-    made.count = PyBytes_GET_SIZE(made.kinds);
-    Py_ssize_t slots = PyBytes_GET_SIZE(made.slots) + rest_of(&made);
-    if (PyBytes_GET_SIZE(made.uses) != made.count || slots > MOST_SLOTS || made.count > MOST_VIEWS) {
+    parsed.count = PyBytes_GET_SIZE(parsed.kinds);
+    Py_ssize_t slots = PyBytes_GET_SIZE(parsed.slots) + rest_of(&parsed);
+    if (PyBytes_GET_SIZE(parsed.uses) != parsed.count || slots > MOST_SLOTS || parsed.count > MOST_VIEWS) {
         PyErr_Format(PyExc_ValueError, "a Launcher takes %d arguments and %d parameters at most", MOST_VIEWS, MOST_SLOTS);
         return NULL;
     }
     Launcher *self = (Launcher *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
-    memcpy((char *)self + sizeof(PyObject), (char *)&made + sizeof(PyObject), sizeof made - sizeof(PyObject));
+    memcpy((char *)self + sizeof(PyObject), (char *)&parsed + sizeof(PyObject), sizeof parsed - sizeof(PyObject));
     Py_INCREF(self->plain);
     Py_INCREF(self->kinds);
     Py_INCREF(self->uses);
@@ -123,15 +120,15 @@ static int pack_all(Launcher *self, PyObject *const *arguments, uint64_t *values
     const char *kinds = PyBytes_AS_STRING(self->kinds), *codes = PyBytes_AS_STRING(self->slots);
     Py_ssize_t slot = 0, slots = PyBytes_GET_SIZE(self->slots);
     for (Py_ssize_t i = 0; i < self->count; i++) {
-        if (kinds[i] == '-')
+        if (kinds[i] == ABSENT)
             continue;
-        if (kinds[i] == 'S') {
+        if (kinds[i] == SCALAR) {
             if (slot >= slots || !pack_one(codes[slot], arguments[i], &values[slot]))
                 return 0;
             slot++;
             continue;
         }
-        PyObject *view = kinds[i] == 'P' ? get(arguments[i], &Partition_tensor) : Py_NewRef(arguments[i]);
+        PyObject *view = kinds[i] == PARTITION ? get(arguments[i], &Partition_tensor) : Py_NewRef(arguments[i]);
         PyObject *flat = view ? get(view, &Tensor_flat) : NULL;
         Py_XDECREF(view);
         int fits = flat != NULL && PyTuple_CheckExact(flat) && slot + PyTuple_GET_SIZE(flat) <= slots;
@@ -166,7 +163,7 @@ int is_free(Launcher *self, View *view, PyObject *stream)
 {
     view->plain = Py_TYPE(view->storage) == self->plain;
     if (!view->plain) { /* others' memory: borrowed or read-only, it is looked at by Python */
-        PyObject *guarded = PyObject_GetAttr(view->storage, name.guarded);
+        PyObject *guarded = PyObject_GetAttr(view->storage, names.guarded);
         if (guarded == NULL)
             return -1;
         Py_DECREF(guarded);
@@ -180,7 +177,7 @@ int is_free(Launcher *self, View *view, PyObject *stream)
     if (view->reads == NULL || !PyDict_CheckExact(view->reads))
         return view->reads == NULL ? -1 : 0;
     Py_ssize_t readers = PyDict_GET_SIZE(view->reads);
-    if (readers >= READERS_KEPT)
+    if (readers >= constants.READERS_KEPT)
         return 0;
     if (view->uses & WRITTEN && readers > 0)
         return readers == 1 ? PyDict_Contains(view->reads, stream) : 0;
@@ -190,12 +187,12 @@ int is_free(Launcher *self, View *view, PyObject *stream)
 /* PyTuple_Pack of two, which takes half as long. */
 static PyObject *pair(PyObject *first, PyObject *second)
 {
-    PyObject *made = PyTuple_New(2);
-    if (made != NULL) {
-        PyTuple_SET_ITEM(made, 0, Py_NewRef(first));
-        PyTuple_SET_ITEM(made, 1, Py_NewRef(second));
+    PyObject *both = PyTuple_New(2);
+    if (both != NULL) {
+        PyTuple_SET_ITEM(both, 0, Py_NewRef(first));
+        PyTuple_SET_ITEM(both, 1, Py_NewRef(second));
     }
-    return made;
+    return both;
 }
 
 /* Remember that the launch wrote the memory; 0 with an exception if that fails. */
@@ -217,7 +214,7 @@ static int note_write(View *view, PyObject *stream, PyObject *use)
         }
         return PyObject_SetAttr(view->storage, Storage_last_write.name, use) == 0;
     }
-    PyObject *none = PyObject_CallMethodOneArg(view->storage, name.written_by, use);
+    PyObject *none = PyObject_CallMethodOneArg(view->storage, names.written_by, use);
     Py_XDECREF(none);
     return none != NULL;
 }
@@ -261,9 +258,9 @@ int note_name(PyObject *stream, PyObject *serial, PyObject *label)
     return done;
 }
 
-int launch(Launcher *self, PyObject *stream, PyObject *given, PyObject *label, Ending *ending)
+int launch(Launcher *self, PyObject *stream, PyObject *all_arguments, PyObject *label, Ending *ending)
 {
-    PyObject *const *arguments = &PyTuple_GET_ITEM(given, 0), *serial = NULL, *address = NULL;
+    PyObject *const *arguments = &PyTuple_GET_ITEM(all_arguments, 0), *serial = NULL, *address = NULL;
     const char *kinds = PyBytes_AS_STRING(self->kinds), *uses = PyBytes_AS_STRING(self->uses);
     View views[MOST_VIEWS];
     uint64_t values[MOST_SLOTS];
@@ -276,7 +273,7 @@ int launch(Launcher *self, PyObject *stream, PyObject *given, PyObject *label, E
     if (!usable || self->current(&context) != 0 || context != self->context)
         goto out;
     for (Py_ssize_t i = 0; i < self->count; i++) {
-        if (kinds[i] != 'T' && kinds[i] != 'P')
+        if (kinds[i] != TENSOR && kinds[i] != PARTITION)
             continue;
         View *view = &views[count];
         view->reads = NULL;
@@ -369,10 +366,7 @@ static PyType_Spec launcher_spec = {
 
 PyObject *make_launcher_type(void)
 {
-    static const Text texts[] = {
-        {&name.guarded, "guarded"}, {&name.written_by, "written_by"}, {NULL, NULL},
-    };
-    PyObject *type = intern(texts) ? PyType_FromSpec(&launcher_spec) : NULL;
+    PyObject *type = PyType_FromSpec(&launcher_spec);
     launcher_type = (PyTypeObject *)type; /* which the module keeps */
     return type;
 }

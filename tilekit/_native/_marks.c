@@ -3,12 +3,8 @@
 #include <structmember.h>
 #include <time.h>
 
-enum { NOT_READY = 600, MARKS_KEPT = 128 }; /* the second is _MARKS_KEPT of timeline.py */
 static const double LONGEST_POLL_S = 0.1; /* a thread that polls sees no signals */
 
-static struct {
-    PyObject *forget, *trim, *serial;
-} name;
 static PyTypeObject *mark_type;
 
 /* A method of a class of Python's own, whose function is called at once where the object is of that class. */
@@ -100,10 +96,10 @@ static long long serial_of(PyObject *mark)
 {
     if (Py_TYPE(mark) == mark_type)
         return ((Mark *)mark)->serial;
-    PyObject *serial = PyObject_GetAttr(mark, name.serial);
-    long long found = serial ? PyLong_AsLongLong(serial) : -1;
+    PyObject *serial = PyObject_GetAttr(mark, names.serial);
+    long long number = serial ? PyLong_AsLongLong(serial) : -1;
     Py_XDECREF(serial);
-    return found;
+    return number;
 }
 
 static int done(PyObject *none)
@@ -129,7 +125,7 @@ static int trim(PyObject *stream, PyObject *marks, Py_ssize_t count)
     long long serial = passed == 1 ? ((Mark *)middle)->serial : 0;
     Py_XDECREF(middle);
     if (passed < 0 || PyObject_Size(held(stream, &Stream__failures)) != 0) /* what has failed has to be remembered */
-        return done(PyObject_CallMethodNoArgs(stream, name.trim));
+        return done(PyObject_CallMethodNoArgs(stream, names.trim));
     if (serial > PyLong_AsLongLong(held(stream, &Stream_completed))) {
         PyObject *completed = PyLong_FromLongLong(serial);
         if (completed == NULL)
@@ -145,10 +141,10 @@ static int trim(PyObject *stream, PyObject *marks, Py_ssize_t count)
         if (!call(&deque_popleft, marks, NULL))
             return 0;
     }
-    PyObject *most = PyLong_FromSsize_t(2 * count < MARKS_KEPT ? MARKS_KEPT : 2 * count);
-    if (most == NULL)
+    PyObject *trim_at = PyLong_FromSsize_t(2 * count < constants.MARKS_KEPT ? constants.MARKS_KEPT : 2 * count);
+    if (trim_at == NULL)
         return 0;
-    put(stream, &Stream__trim_at, most);
+    put(stream, &Stream__trim_at, trim_at);
     return 1;
 }
 
@@ -156,8 +152,8 @@ static int trim(PyObject *stream, PyObject *marks, Py_ssize_t count)
 static int tidy(PyObject *stream, PyObject *marks)
 {
     long long completed = PyLong_AsLongLong(held(stream, &Stream_completed));
-    long long most = PyLong_AsLongLong(held(stream, &Stream__trim_at));
-    int told = PyObject_Size(held(stream, &Stream__failures)) == 0;
+    long long trim_at = PyLong_AsLongLong(held(stream, &Stream__trim_at));
+    int none_failed = PyObject_Size(held(stream, &Stream__failures)) == 0;
     for (int first = 1;; first = 0) {
         Py_ssize_t count = PySequence_Size(marks);
         if (count <= 0)
@@ -166,15 +162,15 @@ static int tidy(PyObject *stream, PyObject *marks)
         if (serial < 0 || PyErr_Occurred())
             return 0;
         if (serial > completed)
-            return first && count > most ? trim(stream, marks, count) : 1;
-        if (!told) /* a failure among those that are forgotten has to be remembered */
-            return done(PyObject_CallMethodOneArg(stream, name.forget, held(stream, &Stream_completed)));
+            return first && count > trim_at ? trim(stream, marks, count) : 1;
+        if (!none_failed) /* a failure among those that are forgotten has to be remembered */
+            return done(PyObject_CallMethodOneArg(stream, names.forget_until, held(stream, &Stream_completed)));
         if (!call(&deque_popleft, marks, NULL))
             return 0;
     }
 }
 
-Mark *made_mark(PyObject *stream, Launcher *launcher, PyObject *event)
+Mark *append_mark(PyObject *stream, Launcher *launcher, PyObject *event)
 {
     PyObject *marks = Py_NewRef(held(stream, &Stream__marks));
     long long serial = PyLong_AsLongLong(held(stream, &Stream_pending));
@@ -215,7 +211,7 @@ int mark_passed(Mark *self, double seconds)
     int code;
     Py_BEGIN_ALLOW_THREADS
     code = launcher->query(handle);
-    if (code == NOT_READY && seconds > 0) {
+    if (code == launcher->not_ready && seconds > 0) {
         struct timespec start, now;
         if (seconds > LONGEST_POLL_S)
             seconds = LONGEST_POLL_S;
@@ -223,11 +219,11 @@ int mark_passed(Mark *self, double seconds)
         do {
             code = launcher->query(handle);
             clock_gettime(CLOCK_MONOTONIC, &now);
-        } while (code == NOT_READY &&
+        } while (code == launcher->not_ready &&
                  (double)(now.tv_sec - start.tv_sec) + 1e-9 * (double)(now.tv_nsec - start.tv_nsec) < seconds);
     }
     Py_END_ALLOW_THREADS
-    return code == 0 ? 1 : code == NOT_READY ? 0 : -1;
+    return code == 0 ? 1 : code == launcher->not_ready ? 0 : -1;
 }
 
 static PyObject *mark_poll(Mark *self, PyObject *argument)
@@ -248,10 +244,10 @@ static PyMethodDef mark_methods[] = {
 static int find(const char *module, const char *class, Method *method)
 {
     PyObject *in = PyImport_ImportModule(module), *owner = in ? PyObject_GetAttrString(in, class) : NULL;
-    PyObject *found = owner ? PyObject_GetAttrString(owner, method->text) : NULL;
-    method->name = found ? PyUnicode_InternFromString(method->text) : NULL;
-    if (method->name != NULL && Py_TYPE(found) == &PyMethodDescr_Type) {
-        PyMethodDef *definition = ((PyMethodDescrObject *)found)->d_method;
+    PyObject *descriptor = owner ? PyObject_GetAttrString(owner, method->text) : NULL;
+    method->name = descriptor ? PyUnicode_InternFromString(method->text) : NULL;
+    if (method->name != NULL && Py_TYPE(descriptor) == &PyMethodDescr_Type) {
+        PyMethodDef *definition = ((PyMethodDescrObject *)descriptor)->d_method;
         if (definition->ml_flags == method->flags) {
             method->owner = (PyTypeObject *)owner; /* which its module keeps */
             method->function = definition->ml_meth;
@@ -259,17 +255,14 @@ static int find(const char *module, const char *class, Method *method)
     }
     Py_XDECREF(in);
     Py_XDECREF(owner);
-    Py_XDECREF(found);
+    Py_XDECREF(descriptor);
     return method->name != NULL;
 }
 
 PyObject *make_mark_type(void)
 {
-    static const Text texts[] = {
-        {&name.forget, "_forget_until"}, {&name.trim, "_trim"}, {&name.serial, "serial"}, {NULL, NULL},
-    };
     not_blocking = PyTuple_Pack(1, Py_False);
-    if (not_blocking == NULL || !intern(texts) || !find("collections", "deque", &deque_append) ||
+    if (not_blocking == NULL || !find("collections", "deque", &deque_append) ||
         !find("collections", "deque", &deque_popleft) || !find("_thread", "LockType", &lock_acquire) ||
         !find("_thread", "LockType", &lock_release))
         return NULL;

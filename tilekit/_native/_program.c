@@ -1,4 +1,4 @@
-/* Recorded work, submitted in one go: see `Recorded` in ops/graphs.py, whose lock the caller holds.
+/* Recorded work, submitted in one go: see `Recorded` in _capture/replay.py, whose lock the caller holds.
  *
  * Nothing is packed or looked up any more. As with a launch, the memory must be free for the stream; else nothing has been done.
  */
@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_STORAGES = 4096, FIELDS = 10, FEW = 32 };
-enum { LAUNCH, GRAPH, COPY, FILL };
+enum { MOST_STORAGES = 4096, FEW = 32 };
 
 typedef struct {
     int64_t kind, field[FIELDS - 1];
@@ -29,27 +28,23 @@ typedef struct {
     fill32_function fill32;
 } Program;
 
-static struct {
-    PyObject *acquire, *release;
-} name;
-
 static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"launcher", "steps", "graph", "copy", "fill8", "fill16", "fill32", NULL};
-    Program made;
-    memset(&made, 0, sizeof made);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!SO&O&O&O&O&:Program", keywords, launcher_type, &made.launcher, &made.steps,
-                                     as_pointer, &made.graph, as_pointer, &made.copy, as_pointer, &made.fill8, as_pointer,
-                                     &made.fill16, as_pointer, &made.fill32))
+    Program parsed;
+    memset(&parsed, 0, sizeof parsed);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!SO&O&O&O&O&:Program", keywords, launcher_type, &parsed.launcher, &parsed.steps,
+                                     as_pointer, &parsed.graph, as_pointer, &parsed.copy, as_pointer, &parsed.fill8, as_pointer,
+                                     &parsed.fill16, as_pointer, &parsed.fill32))
         return NULL;
-    if (PyBytes_GET_SIZE(made.steps) % (Py_ssize_t)sizeof(Step) != 0) {
+    if (PyBytes_GET_SIZE(parsed.steps) % (Py_ssize_t)sizeof(Step) != 0) {
         PyErr_SetString(PyExc_ValueError, "a step has ten numbers of eight bytes");
         return NULL;
     }
     Program *self = (Program *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
-    memcpy((char *)self + sizeof(PyObject), (char *)&made + sizeof(PyObject), sizeof made - sizeof(PyObject));
+    memcpy((char *)self + sizeof(PyObject), (char *)&parsed + sizeof(PyObject), sizeof parsed - sizeof(PyObject));
     Py_INCREF(self->launcher);
     Py_INCREF(self->steps);
     return (PyObject *)self;
@@ -104,53 +99,44 @@ static Py_ssize_t look(Program *self, PyObject *storages, unsigned uses, View *v
     return count;
 }
 
-/* A place to be recorded behind the work: the stream's lock, and the event. All NULL if there is none. */
+/* What the end of the work is recorded by: the stream's lock, and the event. All NULL if that is not asked for. */
 typedef struct {
     PyObject *lock, *event;
     void *handle;
     int code; /* the driver's, of the recording */
-} Place;
+} Recording;
 
 /* Get ready to record in the stream, whose lock is held from now on; 0, perhaps with an exception, if that cannot be. */
-static int begin_place(PyObject *stream, Launcher *launcher, Place *place)
+static int begin_recording(PyObject *stream, Launcher *launcher, Recording *recording)
 {
-    PyObject *lock = held(stream, &Stream__lock), *pool = held(stream, &Stream__events), *args[2] = {lock, Py_False};
+    PyObject *lock = held(stream, &Stream__lock), *pool = held(stream, &Stream__events);
     if (launcher->record == NULL || lock == NULL || pool == NULL || !PyList_CheckExact(pool))
         return 0;
-    PyObject *locked = PyObject_VectorcallMethod(name.acquire, args, 2, NULL);
-    Py_XDECREF(locked);
-    if (locked != Py_True)
+    Py_INCREF(lock);
+    if (!lock_stream(lock)) {
+        Py_DECREF(lock);
         return 0;
-    place->lock = Py_NewRef(lock);
-    Py_ssize_t last = PyList_GET_SIZE(pool) - 1;
-    if (last < 0) {
-        place->event = held(stream, &Stream__create) ? PyObject_CallNoArgs(held(stream, &Stream__create)) : NULL;
-    } else {
-        place->event = Py_NewRef(PyList_GET_ITEM(pool, last));
-        if (PyList_SetSlice(pool, last, last + 1, NULL) != 0)
-            Py_CLEAR(place->event);
     }
-    PyObject *address = place->event ? PyNumber_Long(place->event) : NULL;
-    int known = address != NULL && as_pointer(address, &place->handle);
+    recording->lock = lock;
+    recording->event = take_event(stream, pool);
+    PyObject *address = recording->event ? PyNumber_Long(recording->event) : NULL;
+    int known = address != NULL && as_pointer(address, &recording->handle);
     Py_XDECREF(address);
     return known;
 }
 
 /* Let the lock go; the mark, if the event was recorded. */
-static PyObject *end_place(PyObject *stream, Launcher *launcher, Place *place, int recorded)
+static PyObject *end_recording(PyObject *stream, Launcher *launcher, Recording *recording, int recorded)
 {
     PyObject *type, *value, *trace, *mark = NULL;
     PyErr_Fetch(&type, &value, &trace);
     if (recorded)
-        mark = (PyObject *)made_mark(stream, launcher, place->event);
-    if (place->event != NULL && mark == NULL && PyList_Append(held(stream, &Stream__events), place->event) != 0)
+        mark = (PyObject *)append_mark(stream, launcher, recording->event);
+    if (recording->event != NULL && mark == NULL && PyList_Append(held(stream, &Stream__events), recording->event) != 0)
         PyErr_WriteUnraisable(stream);
-    Py_CLEAR(place->event);
-    PyObject *none = PyObject_CallMethodNoArgs(place->lock, name.release);
-    if (none == NULL)
-        PyErr_WriteUnraisable(place->lock);
-    Py_XDECREF(none);
-    Py_CLEAR(place->lock);
+    Py_CLEAR(recording->event);
+    unlock_stream(recording->lock);
+    Py_CLEAR(recording->lock);
     if (type != NULL)
         PyErr_Restore(type, value, trace);
     return mark;
@@ -166,15 +152,15 @@ static PyObject *program_run(Program *self, PyObject *const *args, Py_ssize_t na
     }
     PyObject *stream = args[0], *serial = NULL, *address = NULL, *mark = NULL;
     View few[FEW], *views = few;
-    Py_ssize_t most = PyList_GET_SIZE(args[1]) + PyList_GET_SIZE(args[2]), count = 0;
+    Py_ssize_t storages = PyList_GET_SIZE(args[1]) + PyList_GET_SIZE(args[2]), count = 0;
     void *context = NULL, *handle;
     int code = SLOW, failed = 0;
-    Place place = {NULL, NULL, NULL, 0};
+    Recording recording = {NULL, NULL, NULL, 0};
 
-    if (held(stream, &Stream_closed) != Py_False || most > MOST_STORAGES || self->launcher->current(&context) != 0 ||
+    if (held(stream, &Stream_closed) != Py_False || storages > MOST_STORAGES || self->launcher->current(&context) != 0 ||
         context != self->launcher->context)
         goto out;
-    if (most > FEW && (views = malloc((size_t)most * sizeof *views)) == NULL)
+    if (storages > FEW && (views = malloc((size_t)storages * sizeof *views)) == NULL)
         return PyErr_NoMemory();
     count = look(self, args[2], WRITTEN, views, 0, stream);
     if (count >= 0)
@@ -184,20 +170,20 @@ static PyObject *program_run(Program *self, PyObject *const *args, Py_ssize_t na
         goto out;
     }
     address = get(stream, &Stream_address);
-    if (address == NULL || !as_pointer(address, &handle) || (args[4] == Py_True && !begin_place(stream, self->launcher, &place)))
+    if (address == NULL || !as_pointer(address, &handle) || (args[4] == Py_True && !begin_recording(stream, self->launcher, &recording)))
         goto out;
     Py_BEGIN_ALLOW_THREADS
     code = submit_steps(self, (const Step *)PyBytes_AS_STRING(self->steps),
                         PyBytes_GET_SIZE(self->steps) / (Py_ssize_t)sizeof(Step), handle);
-    if (code == 0 && place.event != NULL)
-        place.code = self->launcher->record(place.handle, handle);
+    if (code == 0 && recording.event != NULL)
+        recording.code = self->launcher->record(recording.handle, handle);
     Py_END_ALLOW_THREADS
     /* Some of it may have been submitted, even if the driver refused the rest. */
     serial = get(stream, &Stream_pending);
     failed = serial == NULL || !note(views, (int)count, stream, serial) || !note_name(stream, serial, args[3]);
 out:
-    if (place.lock != NULL)
-        mark = end_place(stream, self->launcher, &place, code == 0 && place.code == 0 && !failed);
+    if (recording.lock != NULL)
+        mark = end_recording(stream, self->launcher, &recording, code == 0 && recording.code == 0 && !failed);
     for (Py_ssize_t i = 0; i < count; i++) {
         Py_DECREF(views[i].storage);
         Py_XDECREF(views[i].reads);
@@ -234,6 +220,5 @@ PyObject *make_program_type(void)
         .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
         .slots = slots,
     };
-    static const Text texts[] = {{&name.acquire, "acquire"}, {&name.release, "release"}, {NULL, NULL}};
-    return intern(texts) ? PyType_FromSpec(&spec) : NULL;
+    return PyType_FromSpec(&spec);
 }

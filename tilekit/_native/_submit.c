@@ -5,10 +5,6 @@
  */
 #include "_launch.h"
 
-static struct {
-    PyObject *policy, *next_stream, *dict;
-} name;
-
 /* The launcher of a plan on that device, a new reference; NULL, and no exception, if there is none. */
 static Launcher *launcher_of(PyObject *plan, PyObject *device)
 {
@@ -36,23 +32,23 @@ static void let_go(Ready *what)
     Py_XDECREF(what->launcher);
 }
 
-/* Whether an op is a launch that can be made at once on a device (NULL: on that of its plan); then `let_go` of it. */
-static int ready(PyObject *op, PyObject *device, Ready *found)
+/* Whether an op is a launch that can be submitted at once on a device (NULL: on that of its plan); then `let_go` of it. */
+static int ready(PyObject *op, PyObject *device, Ready *what)
 {
     PyObject *form = held(op, &KernelLaunch__form), *options = held(op, &KernelLaunch__options);
-    found->arguments = held(op, &KernelLaunch_arguments);
-    found->label = held(op, &KernelLaunch__label);
-    if (form == NULL || options == NULL || found->arguments == NULL || !PyTuple_CheckExact(found->arguments) ||
-        found->label == NULL || !PyUnicode_CheckExact(found->label) || PyUnicode_GET_LENGTH(found->label) == 0 ||
+    what->arguments = held(op, &KernelLaunch_arguments);
+    what->label = held(op, &KernelLaunch__label);
+    if (form == NULL || options == NULL || what->arguments == NULL || !PyTuple_CheckExact(what->arguments) ||
+        what->label == NULL || !PyUnicode_CheckExact(what->label) || PyUnicode_GET_LENGTH(what->label) == 0 ||
         held(op, &KernelLaunch__fresh) == NULL || held(op, &KernelLaunch__spent) != Py_False || held(form, &Form_lazy) != Py_False)
         return 0;
-    Py_INCREF(found->arguments);
-    Py_INCREF(found->label);
-    found->plan = known_plan(form, found->arguments, options);
-    found->launcher = found->plan ? launcher_of(found->plan, device ? device : held(found->plan, &Plan_device)) : NULL;
-    if (found->launcher != NULL && found->launcher->count == PyTuple_GET_SIZE(found->arguments))
+    Py_INCREF(what->arguments);
+    Py_INCREF(what->label);
+    what->plan = known_plan(form, what->arguments, options);
+    what->launcher = what->plan ? launcher_of(what->plan, device ? device : held(what->plan, &Plan_device)) : NULL;
+    if (what->launcher != NULL && what->launcher->count == PyTuple_GET_SIZE(what->arguments))
         return 1;
-    let_go(found);
+    let_go(what);
     return 0;
 }
 
@@ -71,16 +67,16 @@ static int is_submitting(void)
     static uint64_t whose; /* no number is given to a second thread */
     uint64_t number = PyThreadState_GetID(PyThreadState_Get());
     if (number != whose || attributes == NULL) {
-        PyObject *found = PyObject_GetAttr(helpers.submitting, name.dict);
-        if (found == NULL || !PyDict_CheckExact(found)) {
+        PyObject *own = PyObject_GetAttr(helpers.submitting, names.dict);
+        if (own == NULL || !PyDict_CheckExact(own)) {
             PyErr_Clear();
-            Py_XDECREF(found);
+            Py_XDECREF(own);
             return 1;
         }
         whose = number;
-        Py_XSETREF(attributes, found);
+        Py_XSETREF(attributes, own);
     }
-    PyObject *submission = PyDict_GetItemWithError(attributes, helpers.submission);
+    PyObject *submission = PyDict_GetItemWithError(attributes, names.submission);
     PyErr_Clear(); /* of a string's lookup there is none */
     return submission != NULL && submission != Py_None;
 }
@@ -92,7 +88,7 @@ typedef struct {
 } Submitted;
 
 /* Launch, and record the event behind it in one go, under the stream's lock. 1; 0 if nothing was done; -1 with an exception. */
-static int submit_ready(PyObject *op, PyObject *stream, Ready *what, Submitted *made)
+static int submit_ready(PyObject *op, PyObject *stream, Ready *what, Submitted *submitted)
 {
     Launcher *launcher = what->launcher;
     PyObject *lock = held(stream, &Stream__lock), *pool = held(stream, &Stream__events);
@@ -115,9 +111,9 @@ static int submit_ready(PyObject *op, PyObject *stream, Ready *what, Submitted *
     }
     Py_XDECREF(address);
     if (code == LAUNCHED && ending.code == 0) {
-        made->serial = Py_NewRef(held(stream, &Stream_pending));
-        made->mark = made_mark(stream, launcher, event);
-        outcome = made->mark != NULL ? 1 : -1;
+        submitted->serial = Py_NewRef(held(stream, &Stream_pending));
+        submitted->mark = append_mark(stream, launcher, event);
+        outcome = submitted->mark != NULL ? 1 : -1;
     } else if (event != NULL && PyList_Append(pool, event) != 0) {
         outcome = -1;
     }
@@ -125,8 +121,8 @@ static int submit_ready(PyObject *op, PyObject *stream, Ready *what, Submitted *
     unlock_stream(lock);
     Py_DECREF(lock);
     if (code == LAUNCHED && ending.code != 0) {
-        made->serial = PyObject_CallFunctionObjArgs(helpers.ended, op, stream, NULL);
-        outcome = made->serial != NULL ? 1 : -1;
+        submitted->serial = PyObject_CallFunctionObjArgs(helpers.ended, op, stream, NULL);
+        outcome = submitted->serial != NULL ? 1 : -1;
     }
     if (code == FAILED || outcome < 0 || (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)))
         return -1;
@@ -135,28 +131,28 @@ static int submit_ready(PyObject *op, PyObject *stream, Ready *what, Submitted *
 }
 
 /* Whether the work has passed, which is polled for. */
-static int is_over(Submitted *made, PyObject *stream, double seconds)
+static int is_over(Submitted *submitted, PyObject *stream, double seconds)
 {
-    if (made->mark == NULL || mark_passed(made->mark, seconds) != 1)
+    if (submitted->mark == NULL || mark_passed(submitted->mark, seconds) != 1)
         return 0;
-    if (PyLong_AsLongLong(held(stream, &Stream_completed)) < made->mark->serial)
-        put(stream, &Stream_completed, Py_NewRef(made->serial));
+    if (PyLong_AsLongLong(held(stream, &Stream_completed)) < submitted->mark->serial)
+        put(stream, &Stream_completed, Py_NewRef(submitted->serial));
     return 1;
 }
 
 /* `op.sync_on(stream)`; NULL without an exception if nothing was done. */
 static PyObject *run_here(PyObject *op, PyObject *stream, Ready *what)
 {
-    Submitted made = {NULL, NULL};
+    Submitted end = {NULL, NULL};
     PyObject *result = NULL;
-    if (submit_ready(op, stream, what, &made) == 1) {
-        if (is_over(&made, stream, what->launcher->spin_s))
+    if (submit_ready(op, stream, what, &end) == 1) {
+        if (is_over(&end, stream, what->launcher->spin_s))
             result = Py_NewRef(what->arguments);
         else
-            result = PyObject_CallFunctionObjArgs(helpers.waited, op, stream, made.serial, NULL);
+            result = PyObject_CallFunctionObjArgs(helpers.waited, op, stream, end.serial, NULL);
     }
-    Py_XDECREF(made.mark);
-    Py_XDECREF(made.serial);
+    Py_XDECREF(end.mark);
+    Py_XDECREF(end.serial);
     return result;
 }
 
@@ -193,8 +189,8 @@ static PyObject *runs_sync_on(PyObject *self, PyObject *const *args, Py_ssize_t 
 /* The next stream of the device's policy; NULL without an exception if it is none of tilekit's, or closed. */
 static PyObject *next_stream(PyObject *plan)
 {
-    PyObject *policy = PyObject_GetAttr(held(plan, &Plan_device), name.policy);
-    PyObject *stream = policy ? PyObject_CallMethodNoArgs(policy, name.next_stream) : NULL;
+    PyObject *policy = PyObject_GetAttr(held(plan, &Plan_device), names.policy);
+    PyObject *stream = policy ? PyObject_CallMethodNoArgs(policy, names.next_stream) : NULL;
     Py_XDECREF(policy);
     return stream;
 }
@@ -221,19 +217,19 @@ static PyObject *runs_async_on(PyObject *self, PyObject *const *args, Py_ssize_t
     PyTypeObject *type = DeviceFuture_op.owner;
     if (nargs == 1 && names == NULL && type != NULL && open_stream(args[0]) &&
         ready(self, held(args[0], &Stream_device), &what)) {
-        Submitted made = {NULL, NULL};
+        Submitted end = {NULL, NULL};
         PyObject *future = NULL;
-        int submitted = submit_ready(self, args[0], &what, &made);
+        int submitted = submit_ready(self, args[0], &what, &end);
         if (submitted == 1) {
             future = type->tp_alloc(type, 0);
             if (future != NULL) {
                 put(future, &DeviceFuture_op, Py_NewRef(self));
                 put(future, &DeviceFuture_stream, Py_NewRef(args[0]));
-                put(future, &DeviceFuture__made, Py_NewRef(made.serial));
+                put(future, &DeviceFuture__made, Py_NewRef(end.serial));
             }
         }
-        Py_XDECREF(made.mark);
-        Py_XDECREF(made.serial);
+        Py_XDECREF(end.mark);
+        Py_XDECREF(end.serial);
         let_go(&what);
         if (submitted != 0)
             return future;
@@ -304,7 +300,7 @@ static PyObject *submit_op(PyObject *Py_UNUSED(module), PyObject *const *args, P
         return NULL;
     }
     Ready what;
-    Submitted made = {NULL, NULL};
+    Submitted end = {NULL, NULL};
     PyObject *stream = NULL, *left = NULL;
     int submitted = 0, over = 0;
     if (ready(args[0], NULL, &what)) {
@@ -312,15 +308,15 @@ static PyObject *submit_op(PyObject *Py_UNUSED(module), PyObject *const *args, P
         if (stream == NULL)
             submitted = PyErr_Occurred() ? -1 : 0;
         else if (open_stream(stream) && held(stream, &Stream_device) == held(what.plan, &Plan_device))
-            submitted = submit_ready(args[0], stream, &what, &made);
+            submitted = submit_ready(args[0], stream, &what, &end);
         let_go(&what);
     }
-    over = submitted == 1 && seconds > 0 && is_over(&made, stream, seconds);
+    over = submitted == 1 && seconds > 0 && is_over(&end, stream, seconds);
     if (submitted >= 0)
         left = over ? Py_NewRef(Py_None)
-                    : PyTuple_Pack(2, stream ? stream : Py_None, made.serial ? made.serial : Py_None);
-    Py_XDECREF(made.mark);
-    Py_XDECREF(made.serial);
+                    : PyTuple_Pack(2, stream ? stream : Py_None, end.serial ? end.serial : Py_None);
+    Py_XDECREF(end.mark);
+    Py_XDECREF(end.serial);
     Py_XDECREF(stream);
     return left;
 }
@@ -399,8 +395,5 @@ PyObject *make_runs_type(void)
     static PyType_Spec spec = {
         .name = "tilekit._native._launch.Runs", .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, .slots = slots,
     };
-    static const Text texts[] = {
-        {&name.policy, "policy"}, {&name.next_stream, "next_stream"}, {&name.dict, "__dict__"}, {NULL, NULL},
-    };
-    return intern(texts) ? PyType_FromSpec(&spec) : NULL;
+    return PyType_FromSpec(&spec);
 }

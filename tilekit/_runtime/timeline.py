@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from tilekit._driver.protocol import EventHandle, StreamHandle
     from tilekit._runtime.device import Device
 
-__all__ = ["Labelled", "Mark", "Timeline", "as_timeout"]
+__all__ = ["MARKS_KEPT", "Labelled", "Mark", "Timeline", "as_timeout"]
 
-# How many marks a stream keeps before it looks which have passed (`_marks.c` has the number too; the question takes the driver of
-# an H200 1.8 us, whatever the answer); how many streams it remembers having waited for.
-_MARKS_KEPT = 128
+# How many marks a stream keeps before it looks which have passed (the question takes the driver of an H200 1.8 us, whatever the
+# answer); how many streams it remembers having waited for.
+MARKS_KEPT = 128
 _STREAMS_SEEN = 256
 # How many pieces of work a stream remembers the names of, to say what a fault left undone.
 _NAMES_KEPT = 1024
@@ -128,7 +128,7 @@ class Timeline:
         self.pending, self.completed = 1, 0
         self._lock = threading.Lock()
         self._marks: deque[Mark] = deque()  # of consecutive serials, up to pending - 1
-        self._trim_at = _MARKS_KEPT
+        self._trim_at = MARKS_KEPT
         self._events, self._recycle = device.event_pool, device.recycle
         self._create, self._record = driver.event_create, driver.event_record
         # What this stream has waited for: the highest serial of each other stream, by its number. Not kept for a bare address:
@@ -194,7 +194,7 @@ class Timeline:
                 self._failures.append((middle.serial, error))
         if passed:
             self._forget_until(middle.serial)
-        self._trim_at = max(_MARKS_KEPT, 2 * len(self._marks))
+        self._trim_at = max(MARKS_KEPT, 2 * len(self._marks))
 
     def _forget_until(self, serial: int) -> None:
         """Everything up to `serial` has passed."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from tilekit._native import compiled as native
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
 from tilekit.compiler.facts import ArgumentFacts
@@ -25,6 +24,7 @@ from tilekit.launch import planning
 from tilekit.launch.launch import KernelLaunch, check_occupancy, check_warps, launch_of
 from tilekit.launch.specialisation import Specialisation
 from tilekit.ops import DeviceOp
+from tilekit.ops.fast_path import FAST_PATH
 
 __all__ = ["Kernel", "kernel"]
 
@@ -50,16 +50,17 @@ def kernel(function: Callable[..., Any] | None = None, *, num_warps: int | None 
         CompileError: the function's source cannot be read.
     """
     scope = sys._getframe(1).f_locals
+    make = FAST_PATH.kernel or Kernel
     if function is None:
-        return lambda decorated: Kernel(decorated, scope, num_warps, occupancy)
-    return Kernel(function, scope, num_warps, occupancy)
+        return lambda decorated: make(decorated, scope, num_warps, occupancy)
+    return make(function, scope, num_warps, occupancy)
 
 
 class _TooWide(ValueError):
     """An int that 64 bits with a sign do not hold. Those without one may."""
 
 
-class Kernel(native.Calls):
+class Kernel:
     """A function in the tile language. Made by `@tk.kernel`.
 
     Attributes:
@@ -73,7 +74,7 @@ class Kernel(native.Calls):
 
     __slots__ = ("__dict__", "__weakref__", "_form", "_forms", "_functions", "_options", "label")
 
-    _launch_links = native.links  # what runs a chain asks for it, see `AndThen.steps`
+    launch_type = KernelLaunch  # of what calling it makes
 
     def __init__(
         self, function: Callable[..., Any], scope: Mapping[str, Any], num_warps: int | None, occupancy: int | None = None
@@ -90,7 +91,7 @@ class Kernel(native.Calls):
         self._bound: dict[Any, BoundKernel] = {}
         self._specialisations: dict[Any, Specialisation] = {}
         self._forms: dict[tuple[type, ...], planning.Form] = {}
-        self._form: planning.Form | None = None  # the last one that the compiled part took
+        self._form: planning.Form | None = None  # the last one that native code took
         self._functions: set[BoundKernel] = set()  # those that call a `@tk.function`
         self._lock = threading.Lock()
         self.result_count = len(self.signature.parameters)
@@ -102,7 +103,7 @@ class Kernel(native.Calls):
         """The source of the function, for errors that point into it."""
         return KernelSource(self._function, self._file)
 
-    def _build(self, *args: Any, **kwargs: Any) -> KernelLaunch:
+    def __call__(self, *args: Any, **kwargs: Any) -> KernelLaunch:
         """A launch with these arguments: tensors, partitions, scalars, values of `Const` parameters, or ops that produce them.
 
         Raises:
@@ -125,9 +126,6 @@ class Kernel(native.Calls):
             )
             form = self.form(args)
         return launch_of(self, args, form, self._options)
-
-    if native.prepare is None:  # else that does it, where nothing has to be looked at but the types
-        __call__ = _build
 
     def _look_again(self) -> None:
         """Forget what was specialised if a function that the kernel calls has been defined anew, as in a notebook."""

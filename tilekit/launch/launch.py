@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilekit._native import compiled as native
 from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.stream import Stream
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.shapes import as_shape
 from tilekit._tensor.tensor import Tensor
-from tilekit.errors import DeviceError
 from tilekit.launch.aliasing import check_overlap
 from tilekit.launch.planning import Form, Options, Plan, check_grid
 from tilekit.ops import AsyncKernelLaunch, DeviceOp, Executable, Spec, Value
 from tilekit.ops.combinators import is_shallow
-from tilekit.ops.execution import Done, HostJob, Steps, Submission, moments, unwrap
-from tilekit.ops.reactor import awaited, patience, reached
+from tilekit.ops.execution import Done, HostJob, Steps, moments, unwrap
 from tilekit.ops.sites import site_of
 
 if TYPE_CHECKING:
@@ -35,7 +31,7 @@ __all__ = ["KernelLaunch", "check_occupancy", "check_warps", "launch_of"]
 _GRIDS_KEPT = 1024  # of a kernel's, see `Kernel.grids`
 
 
-class KernelLaunch(native.Runs, AsyncKernelLaunch):
+class KernelLaunch(AsyncKernelLaunch):
     """One launch of a kernel, as an op. Its result is the tuple of the arguments, in the order of the signature.
 
     Made by calling a kernel. The grid follows from the partitions: a block for each tile, or what a mapped partition says.
@@ -47,8 +43,6 @@ class KernelLaunch(native.Runs, AsyncKernelLaunch):
     arguments: tuple[Any, ...]
     _form: Form
     _options: Options
-
-    _launch_row = native.row  # what runs several ops asks for it, see `Zip.steps`
 
     # what can be said about it before it runs
 
@@ -129,42 +123,6 @@ class KernelLaunch(native.Runs, AsyncKernelLaunch):
         return self.arguments
 
     # running and compiling
-
-    if native.submit is not None:
-
-        def __await__(self) -> Generator[Any, None, tuple[Any, ...]]:
-            poll_s = patience()
-            left = native.submit(self, poll_s)
-            if left is not None:
-                stream, serial = left
-                if stream is None or serial is None:
-                    result: tuple[Any, ...] = yield from awaited(Submission(self, stream or self._next_stream()))
-                    return result
-                try:
-                    yield from reached(((stream, serial),), polled_s=poll_s)
-                except Exception as error:
-                    self.annotate(error)
-                    raise
-            return self.arguments
-
-    def _ended(self, stream: Stream) -> int:
-        """Mark the end of the submission after the compiled part has launched and could not."""
-        try:
-            return stream.end(self)
-        except Exception as error:
-            self.annotate(error)
-            if isinstance(error, DeviceError) and error.lost:
-                stream.explain(error)
-            raise
-
-    def _waited(self, stream: Stream, serial: int) -> tuple[Any, ...]:
-        """Wait for what the compiled part has submitted; the result."""
-        try:
-            stream.wait(serial)
-        except Exception as error:
-            self.annotate(error)
-            raise
-        return self.arguments
 
     def steps(self, ctx: ExecutionContext) -> Steps | Done:
         """Launch, at once if the arguments are there and the kernel is compiled."""
@@ -338,7 +296,7 @@ class _Specs(Sequence[Any]):
 
 def launch_of(kernel: Kernel, arguments: tuple[Any, ...], form: Form, options: Options) -> KernelLaunch:
     """The launch of `kernel` that its caller's caller asks for, once the kernel has looked at the arguments."""
-    self: KernelLaunch = object.__new__(KernelLaunch)  # past DeviceOp's, which takes twice as long
+    self: KernelLaunch = object.__new__(kernel.launch_type)  # past DeviceOp's, which takes twice as long
     self._fresh, self._spent, self._consumed, self._site = None, False, False, site_of(sys._getframe(2))
     self.kernel, self.arguments, self._form, self._options = kernel, arguments, form, options
     self._label = kernel.label

@@ -33,15 +33,30 @@ from tilekit.compiler.grids import MOST_BLOCKS, fold_of
 from tilekit.lang.annotations import Generic
 from tilekit.lang.signature import Parameter
 from tilekit.launch.aliasing import check_distinct, check_extents
-from tilekit.ops import DeviceOp, Executable, NativeLaunch
+from tilekit.ops import DeviceOp, Executable
+from tilekit.ops.fast_path import FAST_PATH, NativeLaunch
 
 if TYPE_CHECKING:
     from tilekit.launch.decorator import Kernel
 
-__all__ = ["Form", "Options", "Plan", "check_grid", "constant_key"]
+__all__ = [
+    "KEYED_COMPUTED",
+    "KEYED_ITSELF",
+    "KEYED_NOT",
+    "KEYED_TRAITS",
+    "Form",
+    "Options",
+    "Plan",
+    "check_grid",
+    "constant_key",
+]
 
 # How many plans a form keeps. Programs whose shapes never repeat would otherwise keep one for each.
 _PLANS_KEPT = 1024
+
+# What tells the plans of a form from each other: of an argument its traits, the argument itself, something that Python works out,
+# or nothing. `Form.keyed` says it to native code.
+KEYED_TRAITS, KEYED_ITSELF, KEYED_COMPUTED, KEYED_NOT = range(4)
 
 Named = Sequence[tuple[Parameter, Any]]
 Kin = dict[tuple[Any, ...], int]
@@ -64,10 +79,10 @@ class Plan:
         specialisation: what runs.
         grid: the blocks along each axis.
         device: where the tensors are; None if there are none, or one has no memory.
+        count: of the arguments.
         passed: the arguments that the compiled kernel gets, which are those that are not `Const`.
         all_passed: whether that is all of them.
         reads, writes: the arguments whose memory is read, and written.
-        uses: for each argument, whether its memory is read (1), written (2), both (3), or it has none (0).
         storages: a function that takes the arguments and gives the storages of these two, and whether all are tilekit's own.
         empty: whether there is no block to run.
         meta: the name of an argument that has no memory, if there is one.
@@ -81,6 +96,7 @@ class Plan:
     __slots__ = (
         "all_passed",
         "apart",
+        "count",
         "device",
         "elsewhere",
         "empty",
@@ -93,7 +109,6 @@ class Plan:
         "reads",
         "specialisation",
         "storages",
-        "uses",
         "writes",
     )
 
@@ -123,10 +138,9 @@ class Plan:
         device = _common_device(kernel, tensors)
         self.meta = next((p.name for p, a in tensors if a.storage is None), None)
         self.device = None if self.meta else device
-        self.passed, self.all_passed = passed, len(passed) == len(parameters)
+        self.count, self.passed, self.all_passed = len(parameters), passed, len(passed) == len(parameters)
         self.reads = tuple(i for i in passed if isinstance(arguments[i], (Tensor, Partition)) and parameters[i].kind != "out")
         self.writes = tuple(i for i in passed if isinstance(arguments[i], Partition))
-        self.uses = tuple((i in self.reads) + 2 * (i in self.writes) for i in range(len(parameters)))
         sides = ("".join(f"a[{i}].storage, " for i in side) for side in (self.reads, self.writes))
         ours = " and ".join(f"a[{i}].storage.owned" for i in sorted({*self.reads, *self.writes})) or "True"
         self.storages: Callable[[Sequence[Any]], Storages] = eval("lambda a: (({}), ({}), {})".format(*sides, ours))
@@ -148,7 +162,7 @@ class Plan:
 
     def keep(self, executable: Executable) -> None:
         """Remember what runs at home."""
-        self.native = executable.native(self.grid, self.passed, self.uses)
+        self.native = None if FAST_PATH.launcher is None else FAST_PATH.launcher(executable, self)
         self.executable = executable
 
 
@@ -162,12 +176,11 @@ class Form:
         key: a function of the arguments and options whose results tell the plans from each other.
         plans: by these.
         types: the types.
-        constants: bytes, that tell the compiled part what `key` takes of each argument: T its traits, V itself, ? something that
-            Python works out, - nothing.
-        last: the plan that it found last, and what it found it by.
+        keyed: for native code, what `key` takes of each argument: bytes, each one of the four below.
+        last: for native code, the plan that it looked up last, and by what.
     """
 
-    __slots__ = ("constants", "ints", "key", "last", "lazy", "plans", "tuples", "types")
+    __slots__ = ("ints", "key", "keyed", "last", "lazy", "plans", "tuples", "types")
 
     def __init__(self, parameters: Sequence[Parameter], types: tuple[type, ...]) -> None:
         self.lazy = any(issubclass(kind, DeviceOp) for kind in types)
@@ -176,16 +189,16 @@ class Form:
         self.tuples = tuple(i for i, t in enumerate(types) if issubclass(t, tuple) and constant[i])
         self.plans: dict[Any, Plan] = {}
         self.types, self.last = types, None
-        parts, taken = [], bytearray(b"-" * len(types))
+        parts, keyed = [], bytearray([KEYED_NOT] * len(types))
         for i, kind in enumerate(types):
             if constant[i]:
                 plain = kind in (bool, int, str) or issubclass(kind, np.dtype)
                 parts.append(f"a[{i}], " if plain else f"constant_key(a[{i}]), ")
-                taken[i] = ord("V" if plain else "?")
+                keyed[i] = KEYED_ITSELF if plain else KEYED_COMPUTED
             elif issubclass(kind, (Tensor, Partition)):
                 parts.append(f"a[{i}].traits, ")
-                taken[i] = ord("T")
-        self.constants = bytes(taken)
+                keyed[i] = KEYED_TRAITS
+        self.keyed = bytes(keyed)
         # Written out for these types, what tells one plan from another takes no loop.
         self.key = eval(f"lambda a, options: (options, {''.join(parts)})", {"constant_key": constant_key})
 

@@ -19,10 +19,8 @@ from tilekit._driver.nodes import Node, Parameters
 from tilekit._driver.protocol import Driver
 from tilekit._driver.shadow import Touched
 from tilekit._driver.tensormaps import TensorMap
-from tilekit._native.compiled import Launcher as _Launcher
 from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.storage import Storage
 from tilekit._tensor.partition import Partition
 from tilekit.compiler import cache
 from tilekit.compiler.cpu.interpret import interpret
@@ -35,13 +33,13 @@ from tilekit.errors import DeviceUnavailableError, SpillWarning
 from tilekit.lang.memory import TensorView
 from tilekit.lang.registry import OPS
 from tilekit.lang.size import MOST_WARPS
-from tilekit.ops import Executable, NativeLaunch
+from tilekit.ops import Executable
 from tilekit.settings import load_settings
 
 if TYPE_CHECKING:
     from tilekit.compiler.build import CompiledKernel
 
-__all__ = ["Specialisation"]
+__all__ = ["Loaded", "Specialisation", "packed_grid"]
 
 _PACKAGE = Path(__file__).parents[1]
 _NO_PADDING = str.maketrans("", "", "<x1234567890")  # what a format of the module struct has beside the types
@@ -90,7 +88,7 @@ class Specialisation:
         """
         found = self._executables.get(device)
         if found is None:
-            made: Executable = _Interpreted(self) if device.kind == "cpu" else _Loaded(self, device)
+            made: Executable = _Interpreted(self) if device.kind == "cpu" else Loaded(self, device)
             found = self._executables.setdefault(device, made)
         return found
 
@@ -194,9 +192,6 @@ class _Interpreted:
         self._bound, self._facts = specialisation.bound, specialisation.facts
         self._num_warps = None if specialisation.ready_made else specialisation.num_warps
 
-    def native(self, grid: tuple[int, int, int], passed: Sequence[int], uses: Sequence[int]) -> None:
-        """There is none."""
-
     def launch(self, ctx: ExecutionContext, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
         """Queue the launch on the stream's worker."""
         self.enqueue(ctx.device.driver, ctx.stream.handle, grid, arguments)
@@ -224,88 +219,71 @@ class _Interpreted:
         return TensorView(name, array, facts.tile, facts.role != "out", facts.group, shadow, touched, facts.cluster)
 
 
-class _Loaded:
+class Loaded:
     """A specialisation on a GPU.
 
     The parameters are packed into one block that belongs to the specialisation, so packing and launching happen under a lock;
     the driver has copied them when the launch returns.
+
+    Attributes:
+        driver: the GPU's.
+        function: what the driver launches.
+        block, shared_bytes: the threads of a block along each axis, and its dynamic shared memory.
+        facts: about each argument that is passed.
+        fold: how the grids are folded; None for those that CUDA launches as they are.
+        slots: the codes in the module struct of the arguments' parameters, eight bytes each.
+        maps: of the tensor maps behind them the number of the argument, and what encodes one.
     """
 
     def __init__(self, specialisation: Specialisation, device: Device) -> None:
         compiled, facts, self._bound = specialisation.compiled(device.target), specialisation.facts, specialisation.bound
         fold = specialisation.fold
-        self._function = device.driver.load(compiled.cubin, compiled.entry, compiled.dynamic_shared_bytes)
+        self.function = device.driver.load(compiled.cubin, compiled.entry, compiled.dynamic_shared_bytes)
         if compiled.sites:
-            device.driver.watch(self._function, compiled.sites)
-        self._driver, self._block, self._shared_bytes = device.driver, compiled.block, compiled.dynamic_shared_bytes
+            device.driver.watch(self.function, compiled.sites)
+        self.driver, self.block, self.shared_bytes = device.driver, compiled.block, compiled.dynamic_shared_bytes
         packer = struct.Struct(compiled.param_format)
-        self._fold, self._own_bytes = fold, packer.size
+        self.fold, self._own_bytes = fold, packer.size
         self._parameters = Parameters(packer.size // 8 + (FOLDED_SLOTS if fold else 0), len(compiled.maps))
         self._buffer, self._params = self._parameters.values, self._parameters.address
         self._pack = _packing(facts, packer.pack_into)
-        self._maps = [(known.argument, _encoder(device.driver, known)) for known in compiled.maps]
-        self._facts, self._slots = facts, compiled.param_format.translate(_NO_PADDING).encode()
+        self.maps = [(known.argument, _encoder(device.driver, known)) for known in compiled.maps]
+        self.facts, self.slots = facts, compiled.param_format.translate(_NO_PADDING).encode()
         self._lock = threading.Lock()
 
     def launch(self, ctx: ExecutionContext, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
         """Launch on the stream."""
         with self._lock:
             self._pack(self._buffer, arguments)
-            if self._fold is not None:
+            if self.fold is not None:
                 _pack_grid(self._buffer, self._own_bytes, *grid)
                 grid = folded_grid(grid)
-            for at, (number, encode) in enumerate(self._maps):
+            for at, (number, encode) in enumerate(self.maps):
                 self._parameters.put_map(at, encode(*_described(arguments[number])))
-            self._driver.launch(self._function, grid, self._block, self._shared_bytes, ctx.stream.handle, self._params)
+            self.driver.launch(self.function, grid, self.block, self.shared_bytes, ctx.stream.handle, self._params)
 
     def recorded(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
         """The launch, to be written down."""
         shares = _sharing(self._bound, grid, arguments)
-        values = bytearray(8 * len(self._slots))
+        values = bytearray(8 * len(self.slots))
         self._pack(values, arguments)
-        if self._fold is not None:
-            values += _packed_grid(*grid)
+        if self.fold is not None:
+            values += packed_grid(*grid)
             grid = folded_grid(grid)
         placed, at = [], 0
-        for argument, known in zip(arguments, self._facts, strict=True):
+        for argument, known in zip(arguments, self.facts, strict=True):
             placed.append((argument, at, isinstance(known, TensorFacts) and known.role != "in"))
             at += len(argument.flat) if isinstance(known, TensorFacts) else 1
         maps = []
-        for number, encode in self._maps:
+        for number, encode in self.maps:
             _, shape, strides = _described(arguments[number])
             maps.append((number, functools.partial(_again, encode, shape, strides)))
-        codes, shared = self._slots.decode(), self._shared_bytes
-        return compiled_launch(self._function, grid, self._block, shared, bytes(values), codes, placed, maps=maps, shares=shares)
-
-    def native(self, grid: tuple[int, int, int], passed: Sequence[int], uses: Sequence[int]) -> NativeLaunch | None:
-        """A launch in one call, if the compiled part of tilekit is there, and the kernel has no tensor maps: native code knows
-        slots of eight bytes alone. See `Executable.native`.
-        """
-        calls = self._driver.native if _Launcher is not None and not self._maps and load_settings().native else None
-        if calls is None or _Launcher is None:
-            return None
-        kinds = bytearray(b"-" * len(uses))
-        for at, facts in zip(passed, self._facts, strict=True):
-            kinds[at] = ord("S" if not isinstance(facts, TensorFacts) else "T" if facts.role == "in" else "P")
-        try:
-            return _Launcher(
-                **calls._asdict(),
-                function=int(self._function.handle),
-                grid=grid if self._fold is None else folded_grid(grid),
-                block=self._block,
-                shared_bytes=self._shared_bytes,
-                plain=Storage,
-                kinds=bytes(kinds),
-                uses=bytes(uses),
-                slots=self._slots,
-                rest=b"" if self._fold is None else _packed_grid(*grid),
-            ).launch
-        except ValueError:  # more arguments than it has room for
-            return None
+        codes, shared = self.slots.decode(), self.shared_bytes
+        return compiled_launch(self.function, grid, self.block, shared, bytes(values), codes, placed, maps=maps, shares=shares)
 
 
 _GRID = struct.Struct(f"={FOLDED_SLOTS}q")  # of a launch whose grid is folded: what the kernel gets behind its other parameters
-_pack_grid, _packed_grid = _GRID.pack_into, _GRID.pack
+_pack_grid, packed_grid = _GRID.pack_into, _GRID.pack
 
 
 def _sharing(bound: BoundKernel, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Callable[[int, int], bool]:

@@ -10,7 +10,6 @@ from tilekit.ops.combinators import with_context as with_context
 from tilekit.ops.execution import HostValue as HostValue
 from tilekit.ops.launch import AsyncKernelLaunch as AsyncKernelLaunch
 from tilekit.ops.launch import Executable as Executable
-from tilekit.ops.launch import NativeLaunch as NativeLaunch
 from tilekit.ops.op import DeviceOp as DeviceOp
 from tilekit.ops.placement import Zip as Zip
 from tilekit.ops.placement import join_all as join_all
@@ -23,7 +22,6 @@ __all__ = [
     "DeviceOp",
     "Executable",
     "HostValue",
-    "NativeLaunch",
     "Spec",
     "StreamOperation",
     "Value",

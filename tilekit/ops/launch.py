@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tilekit._driver.nodes import Node
@@ -10,11 +10,7 @@ from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.storage import Storage
 from tilekit.ops.op import DeviceOp
 
-__all__ = ["AsyncKernelLaunch", "Executable", "NativeLaunch"]
-
-
-# Takes the stream, the arguments and a label; 0 if it launched. Otherwise it has done nothing, and it is for others to do.
-NativeLaunch = Callable[[Any, tuple[Any, ...], str], int]
+__all__ = ["AsyncKernelLaunch", "Executable"]
 
 
 class Executable(Protocol):
@@ -27,16 +23,6 @@ class Executable(Protocol):
     def recorded(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node | None:
         """One launch, to be written down (`tilekit._driver.nodes`); None if somebody else launches, whom it takes a capture to
         follow.
-        """
-        ...
-
-    def native(self, grid: tuple[int, int, int], passed: Sequence[int], uses: Sequence[int]) -> NativeLaunch | None:
-        """A launch on this grid in one native call, with all that belongs to it; None if there is no such thing.
-
-        Args:
-            grid: the blocks along each axis.
-            passed: which of the arguments the kernel gets.
-            uses: for each argument, whether its memory is read (1), written (2), both (3), or it has none (0).
         """
         ...
 

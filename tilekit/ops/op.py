@@ -111,7 +111,7 @@ class DeviceOp(TensorMethods, Generic[T]):
         """What it was built with, in which borrowed memory is looked for."""
         return vars(self).values()
 
-    _launch_row: Any = None  # `native.row`, for ops that it can run
+    _launch_row: Any = None  # `_native`'s, for ops that it can launch several of in one call, see `Zip.steps`
 
     # what is known before it runs
 

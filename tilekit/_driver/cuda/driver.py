@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilekit._driver.cuda.context import this_thread
-from tilekit._driver.cuda.errors import check, failure
+from tilekit._driver.cuda.errors import NOT_READY, check, failure
 from tilekit._driver.cuda.graphs import CudaGraphs
 from tilekit._driver.cuda.tensormaps import encode
 from tilekit._driver.protocol import NativeCalls, NativeWork
@@ -163,7 +163,7 @@ class CudaDriver(CudaGraphs):
         if found is None:
             return None
         launch, current, record, query = found
-        return NativeCalls(launch, current, record, query, self._context_address, self._spin_s)
+        return NativeCalls(launch, current, record, query, self._context_address, NOT_READY, self._spin_s)
 
     @property
     def native_work(self) -> NativeWork | None:

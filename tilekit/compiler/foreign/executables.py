@@ -128,9 +128,6 @@ class RawLaunch:
                     loaded.function, grid, self._block, self._cluster, self._shared_bytes, ctx.stream.handle, loaded.params
                 )
 
-    def native(self, grid: Triple, passed: Sequence[int], uses: Sequence[int]) -> None:
-        """There is none."""
-
 
 # numba's
 
@@ -236,9 +233,6 @@ class NumbaLaunch:
         node.keep = (self._dispatcher, self._arguments)
         return node
 
-    def native(self, grid: Triple, passed: Sequence[int], uses: Sequence[int]) -> None:
-        """There is none."""
-
     def _allow_shared(self) -> None:
         """Allow the kernel more dynamic shared memory, which numba-cuda 0.30.4 never does."""
         from numba.cuda.cudadrv import driver
@@ -324,9 +318,6 @@ class SimulatedLaunch:
                 self._kernel[grid, self._block, 0, self._shared_bytes](*self._arguments)
         except Exception as error:
             raise DeviceError(f"{self._what}: {type(error).__name__}: {error}") from error
-
-    def native(self, grid: Triple, passed: Sequence[int], uses: Sequence[int]) -> None:
-        """There is none."""
 
 
 def _host_array(tensor: Tensor, fixed: bool) -> Any:

@@ -1,0 +1,151 @@
+"""What the compiled module reads of Python's: attributes, methods, functions and constants, in the order in which it has them.
+
+`_launch.h` has the same lists. `prepare` compares the two, name by name, and refuses a module that was built from others. An
+attribute here is a slot of its class, read and written in place: renaming one, or taking it out of `__slots__`, means a change
+here and in `_launch.h`, and another build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tilekit import launch
+from tilekit._runtime.context import ExecutionContext, submitting
+from tilekit._runtime.hazards import READERS_KEPT
+from tilekit._runtime.storage import Storage
+from tilekit._runtime.stream import Stream
+from tilekit._runtime.timeline import MARKS_KEPT
+from tilekit._tensor.partition import Partition
+from tilekit._tensor.tensor import Tensor
+from tilekit.launch import planning
+from tilekit.launch.planning import Form, Plan
+from tilekit.ops import DeviceOp
+from tilekit.ops.combinators import AndThen
+from tilekit.ops.execution import Done
+from tilekit.ops.future import DeviceFuture
+from tilekit.ops.sites import INSIDE, site_of
+
+__all__ = ["CONSTANTS", "HELPERS", "NAMES", "SLOTS", "VERSION"]
+
+# Raised when a function of the module takes or gives something else than before: see `_launch.pyi`.
+VERSION = 1
+
+# Of each class the attributes, and what for.
+SLOTS: Mapping[type, Mapping[str, str]] = {
+    Stream: {
+        "_create": "makes an event where the pool has none left",
+        "_events": "the device's pool of events, from which one is taken for each mark",
+        "_failures": "serials that failed: while there are any, marks are forgotten by Python",
+        "_lock": "held while an event is recorded",
+        "_marks": "the recorded places, to which each launch appends one",
+        "_names": "of recent work, to which each launch appends its label",
+        "_trim_at": "of how many marks it is looked whether some have passed",
+        "address": "the driver's stream",
+        "closed": "a closed stream is left to Python",
+        "completed": "up to where all is known to have passed",
+        "device": "a launch is made by the plan for this device",
+        "pending": "the serial of the next mark",
+    },
+    Storage: {
+        "last_write": "who wrote it last, for whom others may have to wait",
+        "reads": "who read it since",
+    },
+    Tensor: {
+        "flat": "its parameters: the address, extents and strides",
+        "storage": "what order is kept by",
+        "traits": "select the plan",
+    },
+    Partition: {
+        "storage": "what order is kept by",
+        "tensor": "whose parameters are passed",
+        "traits": "select the plan",
+    },
+    ExecutionContext: {
+        "device": "where a chain or a row of launches runs",
+        "stream": "the same",
+    },
+    AndThen: {
+        "function": "a link of a chain is launched if this is a kernel",
+        "unpack": "and if that gets the result as its arguments",
+    },
+    Done: {
+        "value": "the arguments, which are the result of a launch",
+    },
+    DeviceFuture: {
+        "_made": "the serial behind the launch, of a future that is otherwise made later",
+        "op": "the launch",
+        "stream": "where it was submitted",
+    },
+    Form: {
+        "ints": "the arguments of which it is looked whether 64 bits hold them",
+        "keyed": "what each argument adds to the plan's key",
+        "last": "the plan that was looked up last, and by what",
+        "lazy": "arguments that are ops are left to Python",
+        "plans": "by their keys",
+        "tuples": "arguments that Python looks into",
+        "types": "of the arguments that it is for",
+    },
+    Plan: {
+        "device": "where a launch runs that nobody gave a stream",
+        "elsewhere": "of a plan without tensors those for other devices",
+        "home": "the device that `native` is for",
+        "native": "the method `launch` of a Launcher",
+    },
+    launch.Kernel: {
+        "_form": "the form of the last call's arguments",
+        "_forms": "all forms, by the types",
+        "_functions": "a kernel that calls a `@tk.function` is left to Python, since that may be defined anew",
+        "_options": "of a launch of which nothing else was said",
+        "label": "of its launches",
+    },
+    launch.KernelLaunch: {
+        "_consumed": "an op that is part of another is not missed when it is dropped",
+        "_form": "of the arguments",
+        "_fresh": "is there until somebody takes the one run",
+        "_label": "what messages call it",
+        "_options": "part of the plan's key",
+        "_site": "where it was built",
+        "_spent": "whether the one run was taken",
+        "arguments": "what is launched on, and the result",
+        "kernel": "what is launched",
+    },
+}
+
+# Attributes and methods of objects of any class, asked for by their names.
+NAMES: Mapping[str, str] = {
+    "__dict__": "of a `threading.local`, the attributes in this thread",
+    "__name__": "of a module, in its globals: whether it is tilekit's own",
+    "_forget_until": "Stream: forget marks where some have failed",
+    "_trim": "Stream: forget the older half of the marks where the device is asked by Python",
+    "guarded": "of a storage of any class: whether Python has to look at each use",
+    "next_stream": "of a policy",
+    "policy": "of a device",
+    "serial": "of a mark of Python's",
+    "submission": "of `submitting`: what the thread is in the middle of submitting",
+    "traits": "of an argument that is no Tensor or Partition itself",
+    "written_by": "of a storage: remember a write where others have used it",
+}
+
+# What it calls, or looks into. `call`, `start`, `sync`, `sync_on`, `async_on` and `dropped` are what it leaves to Python of the
+# methods that it has itself; `ended` and `waited` are added by `_native.classes`.
+HELPERS: Mapping[str, Callable[..., Any] | object] = {
+    "async_on": launch.KernelLaunch.async_on,
+    "call": launch.Kernel.__call__,
+    "dropped": DeviceOp.__del__,
+    "inside": INSIDE,
+    "site_of": site_of,
+    "start": launch.KernelLaunch.start,
+    "submitting": submitting,
+    "sync": launch.KernelLaunch.sync,
+    "sync_on": launch.KernelLaunch.sync_on,
+}
+
+# Of the layers below. (What is the compiled module's own, such as the kinds of arguments, that module has for Python to import.)
+CONSTANTS: Mapping[str, int] = {
+    "KEYED_COMPUTED": planning.KEYED_COMPUTED,
+    "KEYED_NOT": planning.KEYED_NOT,
+    "KEYED_TRAITS": planning.KEYED_TRAITS,
+    "MARKS_KEPT": MARKS_KEPT,
+    "READERS_KEPT": READERS_KEPT,
+}

@@ -1,0 +1,84 @@
+"""The classes of kernels and launches whose methods are compiled. What these leave to Python is their bases', in `launch`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from tilekit import launch
+from tilekit._native import _launch
+from tilekit._native.attributes import CONSTANTS, HELPERS, NAMES, SLOTS
+from tilekit._runtime.stream import Stream
+from tilekit.errors import DeviceError
+from tilekit.ops.execution import Submission
+from tilekit.ops.reactor import awaited, patience, reached
+
+__all__ = ["Kernel", "KernelLaunch", "prepare"]
+
+
+class KernelLaunch(_launch.Runs, launch.KernelLaunch):
+    __doc__ = launch.KernelLaunch.__doc__
+    __slots__ = ()
+
+    _launch_row = _launch.row
+
+    def __await__(self) -> Generator[Any, None, tuple[Any, ...]]:
+        poll_s = patience()
+        left = _launch.submit(self, poll_s)
+        if left is not None:
+            stream, serial = left
+            if stream is None or serial is None:
+                result: tuple[Any, ...] = yield from awaited(Submission(self, stream or self._next_stream()))
+                return result
+            try:
+                yield from reached(((stream, serial),), polled_s=poll_s)
+            except Exception as error:
+                self.annotate(error)
+                raise
+        return self.arguments
+
+    def _ended(self, stream: Stream) -> int:
+        """Mark the end of the submission after native code has launched and could not."""
+        try:
+            return stream.end(self)
+        except Exception as error:
+            self.annotate(error)
+            if isinstance(error, DeviceError) and error.lost:
+                stream.explain(error)
+            raise
+
+    def _waited(self, stream: Stream, serial: int) -> tuple[Any, ...]:
+        """Wait for what native code has submitted; the result."""
+        try:
+            stream.wait(serial)
+        except Exception as error:
+            self.annotate(error)
+            raise
+        return self.arguments
+
+
+class Kernel(_launch.Calls, launch.Kernel):
+    __doc__ = launch.Kernel.__doc__
+    __slots__ = ()
+
+    _launch_links = _launch.links  # what runs a chain asks for it, see `AndThen.steps`
+    launch_type = KernelLaunch
+
+
+_DERIVED: dict[type, type] = {launch.Kernel: Kernel, launch.KernelLaunch: KernelLaunch}
+for _base, _derived in _DERIVED.items():  # which to users are one
+    _derived.__module__, _derived.__qualname__ = _base.__module__, _base.__qualname__
+
+
+def prepare() -> None:
+    """Tell the compiled module the classes whose attributes it reads, and all else that it needs of Python's.
+
+    Raises:
+        ImportError: it was built to read others.
+    """
+    _launch.prepare(
+        tuple((_DERIVED.get(owner, owner), tuple(attributes)) for owner, attributes in SLOTS.items()),
+        tuple(NAMES),
+        {**HELPERS, "ended": KernelLaunch._ended, "waited": KernelLaunch._waited},
+        dict(CONSTANTS),
+    )

@@ -1,0 +1,53 @@
+"""What makes launches faster: the one table that `tilekit._native` fills, where that was built.
+
+Launches are complete without it. Nothing below `_native` imports that: whoever could do better asks here whether somebody does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from tilekit._driver.nodes import Node
+from tilekit._runtime.storage import Storage
+from tilekit._runtime.stream import Stream
+
+__all__ = ["FAST_PATH", "FastPath", "NativeLaunch", "Program"]
+
+# Takes the stream, the arguments and a label; 0 if it launched. Otherwise it has done nothing, and it is for others to do.
+NativeLaunch = Callable[[Any, tuple[Any, ...], str], int]
+
+
+class Program(Protocol):
+    """Recorded work that is submitted by one native call."""
+
+    def run(self, stream: Stream, reads: list[Storage], writes: list[Any], label: str, marked: bool, /) -> tuple[int, Any]:
+        """Submit it, remember who uses the memory, and if `marked` record a place behind it.
+
+        Returns:
+            0 if that was done, -1 if nothing was, since the memory is not free for the stream or anything else is unusual; else
+            the driver's code, some of it submitted. And the mark of the place, or None.
+        """
+        ...
+
+
+class FastPath:
+    """Each is None where there is nothing faster.
+
+    Attributes:
+        kernel: the class of what `@tk.kernel` makes, derived from `tilekit.launch.Kernel`. Its launches are of the class that it
+            names as `launch_type`.
+        launcher: `launcher(executable, plan)` launches what a plan describes in one call, with all that belongs to it; None if
+            it cannot.
+        program: `program(driver, nodes)` submits recorded nodes in one call; None if it cannot.
+    """
+
+    __slots__ = ("kernel", "launcher", "program")
+
+    def __init__(self) -> None:
+        self.kernel: type[Any] | None = None
+        self.launcher: Callable[[Any, Any], NativeLaunch | None] | None = None
+        self.program: Callable[[Any, Sequence[Node]], Program | None] | None = None
+
+
+FAST_PATH = FastPath()
