@@ -179,10 +179,10 @@ def _form(name, approximate):
 
 def _elementwise(name, out, x, launch):
     """The op whose result is `out`, or new and like `x`: what `launch` writes to a partition of its elements in one dimension."""
-    place, tile = shaped(out_or_new(name, out, x), (x.size,)), flat_tile(x)
+    destination, tile = shaped(out_or_new(name, out, x), (x.size,)), flat_tile(x)
 
     def steps(new):
-        y = new(place)
+        y = new(destination)
         yield launch(y.partition(tile))
         return shaped(y, x.shape) if out is None else out
 

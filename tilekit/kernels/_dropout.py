@@ -18,9 +18,9 @@ __all__ = ["dropout", "dropout_backward"]
 
 @tk.kernel
 def _dropout(y: tk.Out, x: tk.In, seed: int, p: float, scale: float, tile: tk.Const, dtype: tk.Const):
-    place = tk.arange(tile, dtype=tk.int64, start=tk.bid(0) * tile)
+    index = tk.arange(tile, dtype=tk.int64, start=tk.bid(0) * tile)
     t = tk.load_tile_like(x, y).astype(dtype)
-    y.store(tk.where(tk.rand(seed, place) >= p, t * scale, 0.0).astype(y.dtype))
+    y.store(tk.where(tk.rand(seed, index) >= p, t * scale, 0.0).astype(y.dtype))
 
 
 @takes_ops
@@ -61,12 +61,12 @@ def _dropped(name, x, p, seed, out):
         raise TypeError(f"{name}: a seed is an int, not {seed!r}")
     if not 0 <= seed < 2**64:
         raise ValueError(f"{name}: a seed is at least 0 and below 2**64, not {seed!r}")
-    place, tile = shaped(out_or_new(name, out, x), (x.size,)), flat_tile(x)
+    destination, tile = shaped(out_or_new(name, out, x), (x.size,)), flat_tile(x)
     signed = seed - 2**64 if seed >= 2**63 else seed  # the same 64 bits
     scale = 1.0 / (1.0 - p) if p < 1 else 0.0
 
     def steps(new):
-        y = new(place)
+        y = new(destination)
         yield _dropout(y.partition(tile), flat(x), signed, float(p), scale, tile, compute_dtype(x.dtype))
         return shaped(y, x.shape) if out is None else out
 

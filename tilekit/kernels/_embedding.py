@@ -61,12 +61,12 @@ def embedding(table: Operand, ids: Operand, *, out: Tensor | None = None) -> Dev
     """
     _check("embedding", table, ids)
     shape = (*ids.shape, table.shape[1])
-    place = shaped(out_or_new("embedding", out, table, shape, table.dtype), (ids.size, table.shape[1]))
-    width, most = power(table.shape[1]), max(1, 8192 // table.itemsize)
-    columns, rows = min(width, most), shaped(ids, (ids.size,))
+    destination = shaped(out_or_new("embedding", out, table, shape, table.dtype), (ids.size, table.shape[1]))
+    width, limit = power(table.shape[1]), max(1, 8192 // table.itemsize)
+    columns, rows = min(width, limit), shaped(ids, (ids.size,))
 
     def steps(new):
-        y = new(place)
+        y = new(destination)
         launch = _embedding(y.partition((1, columns)), table, rows)
         yield launch.num_warps(max(1, min(8, columns * table.itemsize // 1024)))
         return shaped(y, shape) if out is None else out

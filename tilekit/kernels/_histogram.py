@@ -42,11 +42,11 @@ def _count(counts: tk.InOut, x: tk.In, tiles: int, padding: int, tile: tk.Const,
     total = tk.zeros(bins, tk.int32)
     for i in range(tk.bid(0), tiles, tk.num_blocks(0)):
         total = total + tk.histogram(tk.load(x, i, tile), bins)
-    place = tk.arange(bins)
+    index = tk.arange(bins)
     if counts.dtype == tk.int64:
-        tk.atomic_add(counts, place, total.astype(tk.int64), mask=place < counts.shape[0])
+        tk.atomic_add(counts, index, total.astype(tk.int64), mask=index < counts.shape[0])
     else:
-        tk.atomic_add(counts, place, total, mask=place < counts.shape[0])
+        tk.atomic_add(counts, index, total, mask=index < counts.shape[0])
     if tk.bid(0) == 0:
         tk.atomic_add(counts, 0, -padding)
 
@@ -82,8 +82,8 @@ def histogram(x: Operand, bins: int) -> DeviceOp[Tensor]:
         raise TypeError(f"histogram: bins is an int, not {bins!r}")
     if not 1 <= bins <= 1 << 24:
         raise ValueError(f"histogram: bins is from 1 to 2**24, not {bins}")
-    made = _in_shared_memory(x, bins) if bins <= MOST_BINS else _in_the_cache(x, bins)
-    return result(made, api.meta(bins, _counter(x)), None)
+    counts = _in_shared_memory(x, bins) if bins <= MOST_BINS else _in_the_cache(x, bins)
+    return result(counts, api.meta(bins, _counter(x)), None)
 
 
 def _counter(x: Tensor) -> Any:
@@ -98,11 +98,11 @@ def _in_shared_memory(x: Tensor, bins: int) -> DeviceOp:
     share = _SHARE if room <= 32 * warps * _SUMS else _SHARE // 2
     tile = min(power(x.size), _CPU_TILE if on_cpu(x) else 32 * warps * share // x.itemsize)
     tiles, resident = -(-x.size // tile), _ALL_WARPS // warps
-    most = 1 if x.device is None or on_cpu(x) else resident * x.device.driver.multiprocessors
-    most = max(most, -(-tiles // (_MOST_COUNTED // tile)))
+    blocks = 1 if x.device is None or on_cpu(x) else resident * x.device.driver.multiprocessors
+    blocks = max(blocks, -(-tiles // (_MOST_COUNTED // tile)))
     counts = api.meta(bins, _counter(x)) if x.is_meta else api.zeros(bins, _counter(x))
     launch = _count(counts.scattered(), flat(x), tiles, tiles * tile - x.size, tile, room)
-    return launch.grid(max(1, min(tiles, most))).num_warps(warps).occupancy(resident)
+    return launch.grid(max(1, min(tiles, blocks))).num_warps(warps).occupancy(resident)
 
 
 def _in_the_cache(x: Tensor, bins: int) -> DeviceOp:

@@ -24,9 +24,31 @@ from tilekit.ops import DeviceOp, Spec, zip_ops
 from tilekit.ops.stepwise import Stepwise
 
 __all__ = [
-    "Launches", "Measured", "New", "Operand", "Place", "RowTile", "a_tensor", "check", "compute_dtype", "exponential", "filled",
-    "flat", "flat_tile", "index_dtype", "integers", "multiprocessors", "on_cpu", "out_or_new", "power", "result", "row_tile",
-    "rows_of", "same_shape", "shaped", "takes_ops",
+    "Destination",
+    "Launches",
+    "Measured",
+    "New",
+    "Operand",
+    "RowTile",
+    "a_tensor",
+    "check",
+    "compute_dtype",
+    "exponential",
+    "filled",
+    "flat",
+    "flat_tile",
+    "index_dtype",
+    "integers",
+    "multiprocessors",
+    "on_cpu",
+    "out_or_new",
+    "power",
+    "result",
+    "row_tile",
+    "rows_of",
+    "same_shape",
+    "shaped",
+    "takes_ops",
 ]  # fmt: skip
 
 # A thread's share of a row, in registers of 32 bits: fewer leave the memory idle, more leave room for too few blocks. On an H200,
@@ -67,7 +89,7 @@ def takes_ops(function: F) -> F:
                 break
         else:
             return function(*args, **kwargs).named(name)
-        given = [a for a in (*args, *kwargs.values()) if isinstance(a, DeviceOp)]
+        ops = [a for a in (*args, *kwargs.values()) if isinstance(a, DeviceOp)]
 
         def called(tensors: Sequence[Any]) -> DeviceOp[Any]:
             left = iter(tensors)
@@ -75,17 +97,17 @@ def takes_ops(function: F) -> F:
             named = {key: next(left) if isinstance(a, DeviceOp) else a for key, a in kwargs.items()}
             return function(*positional, **named)
 
-        for op in given:
+        for op in ops:
             op.consumed()  # also if this is a mistake: whoever is told need not run them
-        specs = [op.spec for op in given]
+        specs = [op.spec for op in ops]
         spec = None
         if all(known is not None and known.shape is not None for known in specs):
             trial = called([api.meta(known.shape, known.dtype) for known in specs if known is not None])
             trial.consumed()
             spec = trial.spec
-        made: DeviceOp[Any] = zip_ops(*given).then(called)
-        made.spec = spec
-        return made.named(name)
+        whole: DeviceOp[Any] = zip_ops(*ops).then(called)
+        whole.spec = spec
+        return whole.named(name)
 
     return call  # type: ignore[return-value]
 
@@ -184,7 +206,7 @@ def rows_of(name: str, x: Tensor) -> Tensor:
 
 
 def shaped(x: Any, shape: tuple[int, ...]) -> Any:
-    """`x`, a `Place` or an op that produces a tensor, in another shape of as many elements; as it is, if it has that one."""
+    """`x`, a `Destination` or an op that produces a tensor, in another shape of as many elements; as it is, if it has that."""
     if x.shape == shape:
         return x
     if type(x) is Spec:
@@ -199,7 +221,7 @@ def flat(x: Tensor) -> Any:
     return shaped(x, (x.size,)) if x.is_contiguous else x.dup().reshape(x.size)
 
 
-def out_or_new(name: str, out: Any, like: Tensor, shape: tuple[int, ...] | None = None, dtype: Any = None) -> Place:
+def out_or_new(name: str, out: Any, like: Tensor, shape: tuple[int, ...] | None = None, dtype: Any = None) -> Destination:
     """`out`, if it was given and is what is needed; else what a new tensor is to be, on the device of `like`.
 
     Raises:
@@ -216,11 +238,11 @@ def out_or_new(name: str, out: Any, like: Tensor, shape: tuple[int, ...] | None 
     return out  # type: ignore[no-any-return]
 
 
-Place = Tensor | Spec
+Destination = Tensor | Spec
 """Where a result goes: a tensor, or what a new one is to be."""
 
-New = Callable[[Place], Tensor]
-"""Makes a tensor of a `Place`: that which is one is it already."""
+New = Callable[[Destination], Tensor]
+"""Makes a tensor of a `Destination`: that which is one is it already."""
 
 
 class Launches(Stepwise[Any]):
@@ -252,15 +274,15 @@ class Launches(Stepwise[Any]):
         return tuple(self._tried()[0])
 
     def _tried(self) -> tuple[list[DeviceOp[Any]], Any]:
-        made: list[DeviceOp[Any]] = []
+        steps_tried: list[DeviceOp[Any]] = []
         steps, result = self._steps(_described), None
         try:
             while True:
-                made.append(steps.send(result))
-                made[-1].consumed()
-                result = _outcome(made[-1])
+                steps_tried.append(steps.send(result))
+                steps_tried[-1].consumed()
+                result = _outcome(steps_tried[-1])
         except StopIteration as stop:
-            return made, stop.value
+            return steps_tried, stop.value
 
 
 def filled(x: Tensor, value: float = 0) -> DeviceOp[Tensor]:
@@ -276,20 +298,20 @@ def result(launch: DeviceOp[Any], like: Any, out: Tensor | None) -> DeviceOp[Ten
         like: what has the shape and dtype of the result.
         out: the result itself, if it was given.
     """
-    made: DeviceOp[Tensor] = launch.map(lambda done: shaped(done[0].unpartition(), like.shape) if out is None else out)
-    made.spec = Spec(tuple(like.shape), like.dtype)
-    return made
+    tensor: DeviceOp[Tensor] = launch.map(lambda done: shaped(done[0].unpartition(), like.shape) if out is None else out)
+    tensor.spec = Spec(tuple(like.shape), like.dtype)
+    return tensor
 
 
-def _allocated(ctx: ExecutionContext, place: Place) -> Tensor:
-    if type(place) is Spec:
-        shape, dtype = place.shape, place.dtype
+def _allocated(ctx: ExecutionContext, destination: Destination) -> Tensor:
+    if type(destination) is Spec:
+        shape, dtype = destination.shape, destination.dtype
         return new_tensor(ctx.allocate(math.prod(shape) * dtype.itemsize), shape, dtype)
-    return place  # type: ignore[return-value]
+    return destination  # type: ignore[return-value]
 
 
-def _described(place: Place) -> Tensor:
-    return Tensor(None, place.shape, place.dtype) if isinstance(place, Spec) else place
+def _described(destination: Destination) -> Tensor:
+    return Tensor(None, destination.shape, destination.dtype) if isinstance(destination, Spec) else destination
 
 
 def _outcome(op: DeviceOp[Any]) -> Any:

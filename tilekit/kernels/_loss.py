@@ -201,7 +201,7 @@ def cross_entropy_backward(
                 f"{name}: {what} is {tensor.dtype.name} of shape {tensor.shape}; with reduction {reduction!r} it takes "
                 f"{dtype.name} of shape {tuple(shape)}"
             )
-    place, grads, sums = (
+    destination, grads, sums = (
         shaped(out_or_new(name, out, logits), rows.shape),
         shaped(grad, (count if each else 1,)),
         shaped(lse, (count,)),
@@ -210,7 +210,7 @@ def cross_entropy_backward(
     high = min(power(count), max(1, (1 << 15 if on_cpu(rows) else 4096 // rows.itemsize) // columns))
 
     def steps(new):
-        dx = new(place)
+        dx = new(destination)
         if reduction == "mean":
             share, block = new(Spec((1,), dtype)), min(4096, power(count))
             tiles = -(-count // block)

@@ -296,10 +296,10 @@ def _forward(name, x, weight, bias, eps, out):
     _check_weight(name, n, "weight", weight)
     if bias is not None:
         _check_weight(name, n, "bias", bias)
-    place = shaped(out_or_new(name, out, x), rows.shape)
+    destination = shaped(out_or_new(name, out, x), rows.shape)
 
     def steps(new):
-        y = new(place)
+        y = new(destination)
         target = tile.cut(y)
         if tile.chunks > 1:
             launch = _norm_long(

@@ -65,11 +65,11 @@ def _turned(name, x, cos, sin, out, back):
             raise ValueError(f"{name}: {what} has shape {tensor.shape}; x of shape {x.shape} needs {(positions, size // 2)}")
     tokens, half = math.prod(batch) * positions, power(size // 2)
     split = (tokens, heads, 2, size // 2)
-    place, source, dtype = shaped(out_or_new(name, out, x), split), shaped(x, split), compute_dtype(x.dtype)
+    destination, source, dtype = shaped(out_or_new(name, out, x), split), shaped(x, split), compute_dtype(x.dtype)
     group = min(power(heads), max(1, (1 << 15 if on_cpu(x) else 2048) // half))
 
     def steps(new):
-        y = new(place)
+        y = new(destination)
         yield _rope(y.partition((1, group, 2, half)), source, cos, sin, max(1, positions), back, dtype)
         return shaped(y, x.shape) if out is None else out
 

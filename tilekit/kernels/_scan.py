@@ -67,10 +67,10 @@ def cumsum(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     if x.dtype not in _DTYPES:
         raise TypeError(f"cumsum: x holds {x.dtype.name}; it takes {', '.join(d.name for d in _DTYPES)}")
     rows, dtype = rows_of("cumsum", x), compute_dtype(x.dtype)
-    place = shaped(out_or_new("cumsum", out, x), rows.shape)
+    destination = shaped(out_or_new("cumsum", out, x), rows.shape)
 
     def steps(new):
-        y = new(place)
+        y = new(destination)
         yield from _scanned(new, y, rows, dtype)
         return shaped(y, x.shape) if out is None else out
 

@@ -45,14 +45,14 @@ def _argmax(y: tk.Out, x: tk.In, columns: tk.Const, lowest: tk.Const):
 def _argmax_long(y: tk.Out, x: tk.In, chunks: int, columns: tk.Const, lowest: tk.Const, index: tk.Const):
     i, shape = tk.bid(0), (1, columns)
     t = tk.load(x, (i, 0), shape, padding_value=lowest)
-    best, place = tk.max(t, 1), tk.argmax(t, 1).astype(index)
+    best, position = tk.max(t, 1), tk.argmax(t, 1).astype(index)
     for j in range(1, chunks):
         t = tk.load(x, (i, j), shape, padding_value=lowest)
         value = tk.max(t, 1)
         better = (value > best) | ((value != value) & (best == best))  # a NaN is not equal to itself
-        place = tk.where(better, tk.argmax(t, 1).astype(index) + j * columns, place)
+        position = tk.where(better, tk.argmax(t, 1).astype(index) + j * columns, position)
         best = tk.where(better, value, best)
-    y.store(place.astype(y.dtype))
+    y.store(position.astype(y.dtype))
 
 
 @tk.kernel
@@ -95,10 +95,10 @@ def argmax(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """
     rows = _checked("argmax", x)
     tile, shape = row_tile(rows, measured=_ARGMAX), x.shape[:-1]
-    place = shaped(out_or_new("argmax", out, x, shape, tk.int64), rows.shape[:1])
+    destination = shaped(out_or_new("argmax", out, x, shape, tk.int64), rows.shape[:1])
 
     def steps(new):
-        y = new(place)
+        y = new(destination)
         if tile.chunks == 1:
             launch = _argmax(y.partition(tile.rows), rows, tile.columns, _lowest(x.dtype))
         else:

@@ -161,12 +161,12 @@ def log_softmax_backward(grad: Operand, y: Operand, *, out: Tensor | None = None
 
 def _forward(name, x, out, log):
     rows = rows_of(name, x)
-    place = shaped(out_or_new(name, out, x), rows.shape)
+    destination = shaped(out_or_new(name, out, x), rows.shape)
     tile = row_tile(rows, blocks=_LOOPS if x.itemsize <= 4 else None, measured=_SOFTMAX)
     dtype, mode = compute_dtype(x.dtype), exponential(x.dtype)
 
     def steps(new):
-        y = new(place)
+        y = new(destination)
         if tile.chunks == 1:
             launch = _softmax(tile.cut(y), rows, dtype, mode, log)
         else:
@@ -181,11 +181,11 @@ def _forward(name, x, out, log):
 def _backward(name, grad, y, out, log):
     same_shape(name, grad=grad, y=y)
     rows, grads = rows_of(name, y), rows_of(name, grad)
-    place = shaped(out_or_new(name, out, y), rows.shape)
+    destination = shaped(out_or_new(name, out, y), rows.shape)
     tile, dtype, mode = row_tile(rows, held=2), compute_dtype(y.dtype), exponential(y.dtype)
 
     def steps(new):
-        dx = new(place)
+        dx = new(destination)
         if tile.chunks == 1:
             launch = _softmax_backward(tile.cut(dx), grads, rows, dtype, mode, log)
         else:

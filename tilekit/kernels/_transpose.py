@@ -41,13 +41,13 @@ def transpose(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
         raise ValueError(f"transpose: a tensor of shape {x.shape} has no two dimensions to exchange")
     *batch, m, n = x.shape
     count = math.prod(batch)
-    place = shaped(out_or_new("transpose", out, x, (*batch, n, m)), (count, n, m))
+    destination = shaped(out_or_new("transpose", out, x, (*batch, n, m)), (count, n, m))
     source = shaped(x, (count, m, n))
     side, warps = {8: (32, 4), 4: (64, 4)}.get(x.itemsize, (128, 8))
     tile = (1, min(side, power(n)), min(side, power(m)))
 
     def steps(new):
-        y = new(place)
+        y = new(destination)
         yield _transpose(y.partition(tile), source).num_warps(warps)
         return shaped(y, (*batch, n, m)) if out is None else out
 

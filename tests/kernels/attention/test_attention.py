@@ -203,23 +203,23 @@ def test_gradients_with_products_under_way(cpu, monkeypatch, q_shape, k_shape, o
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("size", [64, 128])
-@pytest.mark.parametrize("which", ["by_keys", "adds", "by_queries"])
+@pytest.mark.parametrize("which", ["backward_dkv", "adds", "backward_dq"])
 def test_products_of_gradients_stay_under_way(which, size, causal):
     """Exponentials are taken while `g @ v.T` is computed; no product waits for one before it, and no element changes threads."""
     shape = (1, 4, 1024, size)
     q, k, v, g, *results = (api.meta(shape, tk.bfloat16) for _ in range(7))
     sums = [api.meta(shape[:3], tk.float32) for _ in range(2)]
-    plan = backward.plan_of(size, 1024, 1024, False, True, ahead=True)
-    ahead, adds = backward.ahead, which == "adds"
-    tile, early = plan.by_queries if which == "by_queries" else plan.by_keys, adds and size == 128 and not causal
+    plan = backward.plan_of(size, 1024, 1024, False, True, overlapped=True)
+    ahead, adds = backward.wgmma, which == "adds"
+    tile, early = plan.dq if which == "backward_dq" else plan.dkv, adds and size == 128 and not causal
     given = (q, k, v, g, *sums, 0.1, 1, 0, 1, False, causal, tile.stages)
-    if which == "by_queries":
-        op = ahead.by_queries(results[2].scattered(), *given)
+    if which == "backward_dq":
+        op = ahead.backward_dq(results[2].scattered(), *given)
     else:
         held = size * tile.columns
         added = api.meta((1, 4, 1024 // tile.columns, held), tk.float32) if adds else results[2]
         outs = (x.scattered() for x in (*results[:2], added))
-        op = ahead.by_keys(*outs, *given, adds, early, False, True, True).generics(BS=held)
+        op = ahead.backward_dkv(*outs, *given, adds, early, False, True, True).generics(BS=held)
     op = op.generics(BM=tile.rows, BN=tile.columns, BD=size).num_warps(tile.num_warps).grid(8)
     made = op.compile(target="sm_90a")
     calculating = made.sass.split("USETMAXREG.TRY_ALLOC")[-1]
@@ -229,9 +229,9 @@ def test_products_of_gradients_stay_under_way(which, size, causal):
     whole = "A" + "H" * (tile.rows // 16 - 1) + "G"
     # Versions of ptxas differ in where they wait after that.
     by_both = [adding, whole, adding] if early else [adding, adding, whole]
-    further = {"by_keys": [adding, adding], "adds": by_both, "by_queries": [adding]}
+    further = {"backward_dkv": [adding, adding], "adds": by_both, "backward_dq": [adding]}
     turn = f"{scores}{scores}1[01]*" + "".join(f"{each}[01]*" for each in further[which])
-    loops = 1 + (causal or which == "by_queries")
+    loops = 1 + (causal or which == "backward_dq")
     assert re.fullmatch(f"(?:{turn}){{{loops}}}", products(made)), products(made)
     if adds:  # 16 bytes of each thread; the weights' gradients lie in shared memory, without elements that change threads
         count = size * tile.columns // 256 // 4
@@ -240,7 +240,7 @@ def test_products_of_gradients_stay_under_way(which, size, causal):
     else:
         assert not re.search(r"\bSTS\b", between)
     vectors = len(re.findall(r"\bLDS\b", between))
-    assert vectors == (0 if which == "by_queries" else 2 * loops * tile.columns // 8), "two elements of two vectors"
+    assert vectors == (0 if which == "backward_dq" else 2 * loops * tile.columns // 8), "two elements of two vectors"
 
 
 @pytest.mark.parametrize(
@@ -260,13 +260,13 @@ def test_gradients_by_warpgroups(size, deterministic, options):
     op.consumed()
     launches = [p for p in op.parts() if isinstance(p, tk.KernelLaunch)]
     made = [(p.kernel.name, p.compile(target="sm_90a")) for p in launches]
-    last = "by_queries" if deterministic or size == 256 else "of_sums"
-    assert [name for name, _ in made] == ["_of_rows", *["by_keys"] * (1 + size // 256), last]
-    of = [p.arguments[-2:] for p in launches if p.kernel.name == "by_keys"]
+    last = "backward_dq" if deterministic or size == 256 else "of_sums"
+    assert [name for name, _ in made] == ["_of_rows", *["backward_dkv"] * (1 + size // 256), last]
+    of = [p.arguments[-2:] for p in launches if p.kernel.name == "backward_dkv"]
     assert of == ([(True, False), (False, True)] if size == 256 else [(True, True)]), "by keys, and by values"
     for name, kernel in made:
         assert kernel.local_bytes == 0, name
-        assert ("HGMMA" in kernel.sass) == name.startswith("by_"), name
+        assert ("HGMMA" in kernel.sass) == name.startswith("backward_"), name
         assert "HMMA" not in kernel.sass.replace("HGMMA", ""), name
 
 
@@ -277,7 +277,7 @@ def test_the_steps_of_gradients_are_known_before_they_run():
     of_nothing = kernels.attention_backward(q, q, none, none, q, lse)
     op.consumed()
     of_nothing.consumed()
-    assert [str(part) for part in op.parts()] == ["kernel _of_rows", "fill", "kernel by_keys", "kernel of_sums"]
+    assert [str(part) for part in op.parts()] == ["kernel _of_rows", "fill", "kernel backward_dkv", "kernel of_sums"]
     assert [str(part) for part in of_nothing.parts()] == ["fill"]
     assert "fill" in op.graphviz()
 

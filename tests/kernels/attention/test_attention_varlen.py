@@ -416,18 +416,18 @@ def launches(size, **options):
 )
 def test_gradients_keep_nothing_in_local_memory(size, options):
     found = launches(size, **options)
-    of = [launch.arguments[-2:] for name, launch in found if name == "_by_keys"]
+    of = [launch.arguments[-2:] for name, launch in found if name == "_backward_dkv"]
     assert of == ([(True, False), (False, True)] if size == 256 else [(True, True)]), "sums of 256 columns by keys or by values"
     for name, launch in found:
         kernel = launch.compile(target="sm_90a")
         assert kernel.local_bytes == 0, name
-        assert ("HGMMA" in kernel.sass) == ("by_" in name), name
+        assert ("HGMMA" in kernel.sass) == ("backward_" in name), name
 
 
 def test_gradients_by_warpgroups():
     """Both kernels have their rings; over whole tiles goes a loop of its own, in which two products are under way."""
     found = dict(launches(128, causal=True, deterministic=True))
-    for name, waits in (("_by_keys", 4), ("_by_queries", 3)):
+    for name, waits in (("_backward_dkv", 4), ("_backward_dq", 3)):
         sass = found[name].compile(target="sm_90a").sass
         assert "UTMALDG.3D" in sass
         assert "HMMA" not in sass.replace("HGMMA", "")
@@ -442,8 +442,8 @@ def test_gradients_by_warpgroups():
 def test_gradients_whose_products_stay_under_way(size, causal):
     """Five products a turn, in a loop over whole tiles and one over those that are cut; the latter alone has conditions."""
     found = dict(launches(size, causal=causal))
-    assert list(found) == ["_find", "_of_rows", "meet_others", "by_keys", "of_sums", "_by_keys", "_by_queries"]
-    sass = found["by_keys"].compile(target="sm_90a").sass
+    assert list(found) == ["_find", "_of_rows", "meet_others", "backward_dkv", "of_sums", "_backward_dkv", "_backward_dq"]
+    sass = found["backward_dkv"].compile(target="sm_90a").sass
     assert "UTMALDG.3D" in sass
     assert "HMMA" not in sass.replace("HGMMA", "")
     assert len(re.findall(r"HGMMA.*gsb0", sass)) == 2 * 5

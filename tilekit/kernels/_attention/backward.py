@@ -20,7 +20,7 @@ from typing import NamedTuple
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels._attention import backward_wgmma as ahead
+from tilekit.kernels._attention import backward_wgmma as wgmma
 from tilekit.kernels._attention.arguments import check_deterministic, check_qkv, scale_of
 from tilekit.kernels._attention.mask import hidden, masks_of
 from tilekit.kernels._attention.online_softmax import LOG2_E
@@ -53,7 +53,7 @@ def _of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, hea
 
 
 @tk.kernel
-def _by_queries(
+def _backward_dq(
     dq: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float, left: int, right: int,
     group: int, below: tk.Const, above: tk.Const,
 ):  # fmt: skip
@@ -61,12 +61,12 @@ def _by_queries(
     i, h = tk.num_blocks(0) - 1 - tk.bid(0), tk.bid(1)
     b = h // heads
     h = h - b * heads
-    ahead = i * BM + keys - queries
+    diagonal = i * BM + keys - queries
     first, last = 0, tk.cdiv(keys, BN)
     if below:
-        first = max(0, ahead - left) // BN
+        first = max(0, diagonal - left) // BN
     if above:
-        last = min(last, tk.cdiv(max(0, ahead + min(BM, queries - i * BM) + right), BN))
+        last = min(last, tk.cdiv(max(0, diagonal + min(BM, queries - i * BM) + right), BN))
     shift = tk.load(sums, (b, h, i), (1, 1, BM)).reshape((BM, 1))
     less = tk.load(delta, (b, h, i), (1, 1, BM)).reshape((BM, 1))
     for tq, tg in tk.pipelined(
@@ -83,11 +83,11 @@ def _by_queries(
             dp = tk.mma(tg.reshape((BM, BD)), value.reshape((BN, BD)).transpose(), nothing) * 1.0
             cut = (j + 1) * BN > keys
             if above:
-                cut = cut or (j + 1) * BN > ahead + right + 1
+                cut = cut or (j + 1) * BN > diagonal + right + 1
             if below:
-                cut = cut or j * BN < ahead + BM - 1 - left
+                cut = cut or j * BN < diagonal + BM - 1 - left
             if cut:
-                scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
+                scores = hidden(scores, j * BN, keys, diagonal, left, right, below, above)
             ds = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True) * (dp + less)
             acc = tk.mma(ds.astype(k.dtype), key.reshape((BN, BD)), acc) * 1.0
             j += 1
@@ -95,7 +95,7 @@ def _by_queries(
 
 
 @tk.kernel
-def _by_keys(
+def _backward_dkv(
     dk: tk.Out, dv: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float, left: int,
     right: int, group: int, below: tk.Const, above: tk.Const,
 ):  # fmt: skip
@@ -103,16 +103,16 @@ def _by_keys(
     j, h = tk.bid(0), tk.bid(1)
     b = h // key_heads
     h = h - b * key_heads
-    behind = j * BM + queries - keys
+    diagonal = j * BM + queries - keys
     first, last = 0, tk.cdiv(queries, BN)
     if above:
-        first = max(0, behind - right) // BN
+        first = max(0, diagonal - right) // BN
     if below:
-        last = min(last, tk.cdiv(max(0, behind + BM + left), BN))
+        last = min(last, tk.cdiv(max(0, diagonal + BM + left), BN))
     for tkey, tvalue in tk.pipelined(
         k.tiles((1, 1, BM, BD))[b, h, j : j + 1, 0], v.tiles((1, 1, BM, BD))[b, h, j : j + 1, 0], stages=1
     ):
-        by_key, by_value = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, BD), tk.float32)
+        dk_acc, dv_acc = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, BD), tk.float32)
         for which in range(group):
             at = h * group + which
             i = first
@@ -127,17 +127,17 @@ def _by_keys(
                 # Rows are keys here, and columns queries: what bounds the one bounds the other from the other side.
                 cut = False
                 if above:
-                    cut = i * BN < behind + BM - 1 - right
+                    cut = i * BN < diagonal + BM - 1 - right
                 if below:
-                    cut = cut or (i + 1) * BN > behind + left + 1
+                    cut = cut or (i + 1) * BN > diagonal + left + 1
                 if cut:
-                    scores = hidden(scores, i * BN, queries, behind, right, left, above, below)
+                    scores = hidden(scores, i * BN, queries, diagonal, right, left, above, below)
                 p = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True)
-                by_value = tk.mma(p.astype(v.dtype), tg.reshape((BN, BD)), by_value) * 1.0
-                by_key = tk.mma((p * (dp + less)).astype(k.dtype), tq.reshape((BN, BD)), by_key) * 1.0
+                dv_acc = tk.mma(p.astype(v.dtype), tg.reshape((BN, BD)), dv_acc) * 1.0
+                dk_acc = tk.mma((p * (dp + less)).astype(k.dtype), tq.reshape((BN, BD)), dk_acc) * 1.0
                 i += 1
-        tk.store(dk, (b, h, j, 0), (by_key * scale).astype(dk.dtype).reshape((1, 1, BM, BD)))
-        tk.store(dv, (b, h, j, 0), by_value.astype(dv.dtype).reshape((1, 1, BM, BD)))
+        tk.store(dk, (b, h, j, 0), (dk_acc * scale).astype(dk.dtype).reshape((1, 1, BM, BD)))
+        tk.store(dv, (b, h, j, 0), dv_acc.astype(dv.dtype).reshape((1, 1, BM, BD)))
 
 
 class _Tile(NamedTuple):
@@ -153,8 +153,8 @@ class _Plan(NamedTuple):
     """`BD`, and the tiles of the two kernels."""
 
     depth: int
-    by_queries: _Tile
-    by_keys: _Tile
+    dq: _Tile
+    dkv: _Tile
 
     @property
     def wanted(self) -> tuple[tuple[bool, bool], ...]:
@@ -163,7 +163,7 @@ class _Plan(NamedTuple):
         With tiles of 128 rows, a thread has registers for two accumulators of 128 columns, or for one of 256; so there are two
         launches, which both compute the weights: 8 products instead of 7, but by warpgroups.
         """
-        return ((True, True),) if self.depth <= 128 or self.by_keys.stages is None else ((True, False), (False, True))
+        return ((True, True),) if self.depth <= 128 or self.dkv.stages is None else ((True, False), (False, True))
 
 
 # On GPUs of compute capability 9.0, by the head size.
@@ -187,12 +187,12 @@ _CPU_TILE = 128
 
 
 @functools.lru_cache(maxsize=256)
-def plan_of(size: int, queries: int, keys: int, cpu: bool, staged: bool, ahead: bool = False) -> _Plan:
-    """The tiles for heads of a size, and so many queries and keys; `ahead` if products may stay under way."""
+def plan_of(size: int, queries: int, keys: int, cpu: bool, staged: bool, overlapped: bool = False) -> _Plan:
+    """The tiles for heads of a size, and so many queries and keys; `overlapped` if products may stay under way."""
     if cpu:
         rows, columns = (min(_CPU_TILE, max(16, power(n))) for n in (queries, keys))
         return _Plan(max(16, power(size)), _Tile(rows, columns, None, 1), _Tile(columns, rows, None, 1))
-    return ((_AHEAD if ahead else _STAGED) if staged else _LOADED)[max(64, power(size))]
+    return ((_AHEAD if overlapped else _STAGED) if staged else _LOADED)[max(64, power(size))]
 
 
 @takes_ops
@@ -239,12 +239,12 @@ def attention_backward(
         )
     factor, masks = scale_of(name, scale, q), masks_of(name, causal, window)
     (batch, heads, queries, size), (_, key_heads, keys, _) = q.shape, k.shape
-    plan = plan_of(size, queries, keys, on_cpu(q), in_stages(q, k, v, grad), ahead=True)
+    plan = plan_of(size, queries, keys, on_cpu(q), in_stages(q, k, v, grad), overlapped=True)
     # Whole tiles of queries: those that do not exist have sums of infinity, and so no weights.
-    whole, rows = -(-queries // plan.by_keys.columns), plan.by_keys.columns
+    whole, rows = -(-queries // plan.dkv.columns), plan.dkv.columns
     kept = Spec((batch, heads, whole * rows), dtypes.float32)
     group, masked = heads // max(1, key_heads), masks.below or masks.above
-    adds = plan.by_keys.stages is not None and len(plan.wanted) == 1 and not deterministic
+    adds = plan.dkv.stages is not None and len(plan.wanted) == 1 and not deterministic
     early = adds and plan.depth == 128 and not masked
 
     def steps(new):
@@ -257,26 +257,29 @@ def attention_backward(
         delta, sums = new(kept), new(kept)
         launch = _of_rows(delta.scattered(), sums.scattered(), grad, out, lse, heads)
         yield launch.generics(BM=rows, BD=plan.depth).num_warps(4).grid((whole, batch * heads))
-        given = (q, k, v, grad, delta, sums, factor, masks.left, masks.right, group, masks.below, masks.above)
+        arguments = (q, k, v, grad, delta, sums, factor, masks.left, masks.right, group, masks.below, masks.above)
         held = plan.depth * rows
-        by_query = new(Spec((batch, heads, whole, held), dtypes.float32)) if adds else dq
+        dq_sums = new(Spec((batch, heads, whole, held), dtypes.float32)) if adds else dq
         if adds:
-            yield filled(by_query)
-        results, tile = tuple(x.scattered() for x in (dk, dv, by_query)), plan.by_keys
+            yield filled(dq_sums)
+        results, tile = tuple(x.scattered() for x in (dk, dv, dq_sums)), plan.dkv
         for wanted in plan.wanted:
             if tile.stages is None:
-                launch = _by_keys(*results[:2], *given)
+                launch = _backward_dkv(*results[:2], *arguments)
             else:
                 ragged = keys % tile.rows > 0
-                launch = ahead.by_keys(*results, *given, tile.stages, adds, early, ragged, *wanted).generics(BS=held)
+                launch = wgmma.backward_dkv(*results, *arguments, tile.stages, adds, early, ragged, *wanted).generics(BS=held)
             yield of_tiles(launch, plan, tile, -(-keys // tile.rows), batch * key_heads)
         if adds:
-            launch = ahead.of_sums(dq.scattered(), by_query, heads, factor)
+            launch = wgmma.of_sums(dq.scattered(), dq_sums, heads, factor)
             yield launch.generics(BN=rows, BD=plan.depth, BS=held).num_warps(4).grid((whole, batch * heads))
         else:
-            stages = plan.by_queries.stages
-            launch = _by_queries(dq.scattered(), *given) if stages is None else ahead.by_queries(dq.scattered(), *given, stages)
-            yield of_tiles(launch, plan, plan.by_queries, -(-queries // plan.by_queries.rows), batch * heads)
+            stages = plan.dq.stages
+            if stages is None:
+                launch = _backward_dq(dq.scattered(), *arguments)
+            else:
+                launch = wgmma.backward_dq(dq.scattered(), *arguments, stages)
+            yield of_tiles(launch, plan, plan.dq, -(-queries // plan.dq.rows), batch * heads)
         return dq, dk, dv
 
     return Launches(q, steps)

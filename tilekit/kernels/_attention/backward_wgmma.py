@@ -5,8 +5,8 @@ As in `backward`, with products under way while threads compute: the exponential
 the mask cuts have a loop of their own: ptxas takes no product that is under way around a branch. The turns of both are written
 out: of products in a function that the kernel calls, the compiler does not know that each turn has them once.
 
-`by_keys` can add up the gradients by queries as well, so that no product is computed twice. Many blocks add to each of them, in
-float32, in the order that chance makes.
+`backward_dkv` can add up the gradients by queries as well, so that no product is computed twice. Many blocks add to each of
+them, in float32, in the order that chance makes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import tilekit as tk
 from tilekit.kernels._attention.mask import hidden
 from tilekit.kernels._attention.online_softmax import LOG2_E
 
-__all__ = ["as_held", "by_keys", "by_queries", "of_held", "of_sums"]
+__all__ = ["as_held", "backward_dkv", "backward_dq", "of_held", "of_sums"]
 
 BM, BN, BD, BS = tk.generics("BM BN BD BS")
 
 
 @tk.kernel
-def by_queries(
+def backward_dq(
     dq: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float, left: int, right: int,
     group: int, below: tk.Const, above: tk.Const, stages: tk.Const,
 ):  # fmt: skip
@@ -29,14 +29,14 @@ def by_queries(
     i, h = tk.num_blocks(0) - 1 - tk.bid(0), tk.bid(1)
     b = h // heads
     h = h - b * heads
-    ahead = i * BM + keys - queries
+    diagonal = i * BM + keys - queries
     first, last = 0, tk.cdiv(keys, BN)
     whole = keys // BN
     if below:
-        first = max(0, ahead - left) // BN
+        first = max(0, diagonal - left) // BN
     if above:
-        last = min(last, tk.cdiv(max(0, ahead + min(BM, queries - i * BM) + right), BN))
-        whole = min(whole, max(0, ahead + right + 1) // BN)
+        last = min(last, tk.cdiv(max(0, diagonal + min(BM, queries - i * BM) + right), BN))
+        whole = min(whole, max(0, diagonal + right + 1) // BN)
     if below:
         whole = first
     whole = max(first, whole)
@@ -70,7 +70,7 @@ def by_queries(
             less = tk.load(delta, (b, h, i), (1, 1, BM)).reshape((BM, 1))
             scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing)
             dp = tk.mma(tg.reshape((BM, BD)), value.reshape((BN, BD)).transpose(), nothing)
-            scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
+            scores = hidden(scores, j * BN, keys, diagonal, left, right, below, above)
             p = tk.exp2(scores * factor + shift, flush_to_zero=True)
             ds = (p * (dp + less)).astype(k.dtype)
             acc = tk.mma(ds, key.reshape((BN, BD)), acc)
@@ -79,31 +79,31 @@ def by_queries(
 
 
 @tk.kernel
-def by_keys(
+def backward_dkv(
     dk: tk.Out, dv: tk.Out, dq: tk.InOut, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float,
     left: int, right: int, group: int, below: tk.Const, above: tk.Const, stages: tk.Const, adds: tk.Const, early: tk.Const,
-    ragged: tk.Const, of_keys: tk.Const, of_values: tk.Const,
+    ragged: tk.Const, wants_dk: tk.Const, wants_dv: tk.Const,
 ):  # fmt: skip
     """If it `adds`, `dq` holds `BS` floats, which are `BD * BN`, for each tile of queries: see `of_sums`.
 
     `early` is for who has the registers: products by keys are computed while threads add those by queries to the sums. `ragged`:
-    the last tile of keys has some that do not exist. They are zeros, but their weights may be infinite. `of_keys`, `of_values`:
+    the last tile of keys has some that do not exist. They are zeros, but their weights may be infinite. `wants_dk`, `wants_dv`:
     which gradients are wanted, see `_Plan.wanted`.
     """
     queries, keys, key_heads = q.shape[2], k.shape[2], k.shape[1]
     j, h = tk.bid(0), tk.bid(1)
     b = h // key_heads
     h = h - b * key_heads
-    behind = j * BM + queries - keys
+    diagonal = j * BM + queries - keys
     first, last = 0, tk.cdiv(queries, BN)
     if above:
-        first = max(0, behind - right) // BN
+        first = max(0, diagonal - right) // BN
     if below:
-        last = min(last, tk.cdiv(max(0, behind + BM + left), BN))
+        last = min(last, tk.cdiv(max(0, diagonal + BM + left), BN))
     # Rows are keys here, and columns queries: what bounds the one bounds the other from the other side.
     whole = first
     if above:
-        whole = max(first, tk.cdiv(behind + BM - 1 - right, BN))
+        whole = max(first, tk.cdiv(diagonal + BM - 1 - right, BN))
     if below:
         whole = last
     whole = min(whole, last)
@@ -112,7 +112,7 @@ def by_keys(
     for tkey, tvalue in tk.pipelined(
         k.tiles((1, 1, BM, BD))[b, h, j : j + 1, 0], v.tiles((1, 1, BM, BD))[b, h, j : j + 1, 0], stages=1
     ):
-        by_key, by_value = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, BD), tk.float32)
+        dk_acc, dv_acc = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, BD), tk.float32)
         for which in range(group):
             at = h * group + which
             i = first
@@ -126,24 +126,24 @@ def by_keys(
                 ):
                     nothing = tk.zeros((BM, BN), tk.float32)
                     scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing)
-                    if of_keys:
+                    if wants_dk:
                         dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
                     if adds and ragged:
                         scores = tk.where(tk.arange(BM)[:, None] < keys - j * BM, scores, float("-inf"))
-                    scores = hidden(scores, i * BN, queries, behind, right, left, above, below)
+                    scores = hidden(scores, i * BN, queries, diagonal, right, left, above, below)
                     p = tk.exp2(scores * factor + shift.reshape((1, BN)), flush_to_zero=True)
                     weights = p.astype(v.dtype)
-                    if of_values:
-                        by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value)
-                    if of_keys:
+                    if wants_dv:
+                        dv_acc = tk.mma(weights, tg.reshape((BN, BD)), dv_acc)
+                    if wants_dk:
                         ds = (p * (dp + less.reshape((1, BN)))).astype(k.dtype)
                         if early:
-                            by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
-                        by_key = tk.mma(ds, tq.reshape((BN, BD)), by_key)
+                            dq_part = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
+                        dk_acc = tk.mma(ds, tq.reshape((BN, BD)), dk_acc)
                     if adds and not early:
-                        by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
+                        dq_part = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
                     if adds:
-                        tk.atomic_add_tile(dq, (b, at, i, 0), as_held(by_query).reshape((1, 1, 1, BS)))
+                        tk.atomic_add_tile(dq, (b, at, i, 0), as_held(dq_part).reshape((1, 1, 1, BS)))
                     i += 1
             for tq, tg, shift, less in tk.pipelined(
                 q.tiles((1, 1, BN, BD))[b, at, whole:last, 0],
@@ -154,28 +154,28 @@ def by_keys(
             ):
                 nothing = tk.zeros((BM, BN), tk.float32)
                 scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing)
-                if of_keys:
+                if wants_dk:
                     dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
                 if adds and ragged:
                     scores = tk.where(tk.arange(BM)[:, None] < keys - j * BM, scores, float("-inf"))
                 p = tk.exp2(scores * factor + shift.reshape((1, BN)), flush_to_zero=True)
                 weights = p.astype(v.dtype)
-                if of_values:
-                    by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value)
-                if of_keys:
+                if wants_dv:
+                    dv_acc = tk.mma(weights, tg.reshape((BN, BD)), dv_acc)
+                if wants_dk:
                     ds = (p * (dp + less.reshape((1, BN)))).astype(k.dtype)
                     if early:
-                        by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
-                    by_key = tk.mma(ds, tq.reshape((BN, BD)), by_key)
+                        dq_part = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
+                    dk_acc = tk.mma(ds, tq.reshape((BN, BD)), dk_acc)
                 if adds and not early:
-                    by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
+                    dq_part = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
                 if adds:
-                    tk.atomic_add_tile(dq, (b, at, i, 0), as_held(by_query).reshape((1, 1, 1, BS)))
+                    tk.atomic_add_tile(dq, (b, at, i, 0), as_held(dq_part).reshape((1, 1, 1, BS)))
                 i += 1
-        if of_keys:
-            tk.store(dk, (b, h, j, 0), (by_key * scale).astype(dk.dtype).reshape((1, 1, BM, BD)))
-        if of_values:
-            tk.store(dv, (b, h, j, 0), by_value.astype(dv.dtype).reshape((1, 1, BM, BD)))
+        if wants_dk:
+            tk.store(dk, (b, h, j, 0), (dk_acc * scale).astype(dk.dtype).reshape((1, 1, BM, BD)))
+        if wants_dv:
+            tk.store(dv, (b, h, j, 0), dv_acc.astype(dv.dtype).reshape((1, 1, BM, BD)))
 
 
 @tk.function

@@ -51,22 +51,22 @@ _EFFICIENT = 0.85  # of the places that the best number of parts keeps busy; few
 @tk.kernel
 def _of_parts(
     o: tk.Out, sums: tk.Out, q: tk.In, k: tk.In, v: tk.In, lengths: tk.In, pages: tk.In, scale: float, keys: int, queries: int,
-    given: tk.Const, paged: tk.Const, stages: tk.Const,
+    has_lengths: tk.Const, paged: tk.Const, stages: tk.Const,
 ):  # fmt: skip
     part, at = tk.bid(0), tk.bid(1)
     b = at // k.shape[1]
     h = at - b * k.shape[1]
     # A sequence may be longer than what there is room for, if someone counts wrongly; what is not there is not read.
     length = keys
-    if given:
+    if has_lengths:
         length = max(0, min(keys, tk.load(lengths, b, ()).item()))
     # A page has so many tiles, and the keys of a sequence that has none are one.
     each = tk.cdiv(k.shape[2], BN)
     share = tk.cdiv(tk.cdiv(length, BN), tk.num_blocks(0))
     first, end = part * share, min((part + 1) * share, tk.cdiv(length, BN))
     for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[0, at, 0:1, 0], stages=1):  # products take it from shared memory
-        acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
-        most = tk.full((BM, 1), LOWEST, tk.float32)
+        acc, row_sum = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
+        row_max = tk.full((BM, 1), LOWEST, tk.float32)
         for n in range(first // each, tk.cdiv(end, each)):
             page = b
             if paged:
@@ -84,15 +84,15 @@ def _of_parts(
                     # The query of a row stands so far from the last key.
                     last = tk.arange(BM)[:, None] % queries + (length - queries - j * BN)
                     scores = tk.where(tk.arange(BN)[None, :] <= last, scores, float("-inf"))
-                higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
-                p, shrink = tk.exp2(scores * scale - higher, flush_to_zero=True), tk.exp2(most - higher, flush_to_zero=True)
-                total = total * shrink + tk.sum(p, 1, keepdims=True)
-                acc = tk.mma(p.astype(v.dtype), value.reshape((BN, BD)), acc * shrink)
-                most = higher
+                new_max = tk.maximum(row_max, tk.max(scores, 1, keepdims=True) * scale)
+                p, alpha = tk.exp2(scores * scale - new_max, flush_to_zero=True), tk.exp2(row_max - new_max, flush_to_zero=True)
+                row_sum = row_sum * alpha + tk.sum(p, 1, keepdims=True)
+                acc = tk.mma(p.astype(v.dtype), value.reshape((BN, BD)), acc * alpha)
+                row_max = new_max
                 j += 1
-        made = acc * tk.where(total == 0, 0.0, 1.0 / total)
-        tk.store(o, (part, at, 0, 0), made.astype(o.dtype).reshape((1, 1, BM, BD)))
-        tk.store(sums, (part, at, 0), (most + tk.log2(total)).reshape((1, 1, BM)))
+        result = acc * tk.where(row_sum == 0, 0.0, 1.0 / row_sum)
+        tk.store(o, (part, at, 0, 0), result.astype(o.dtype).reshape((1, 1, BM, BD)))
+        tk.store(sums, (part, at, 0), (row_max + tk.log2(row_sum)).reshape((1, 1, BM)))
 
 
 @tk.kernel
@@ -102,8 +102,8 @@ def _together(y: tk.Out, o: tk.In, sums: tk.In):
     parts = tk.load(o, (0, at, row, 0), (PARTS, 1, 1, BD)).reshape((PARTS, BD))
     weights = tk.exp2(s - tk.maximum(tk.max(s, 0, keepdims=True), LOWEST))
     total = tk.sum(weights, 0, keepdims=True)
-    made = tk.sum(parts * weights, 0, keepdims=True) * tk.where(total == 0, 0.0, 1.0 / total)
-    tk.store(y, (at, row, 0), made.astype(y.dtype).reshape((1, 1, BD)))
+    result = tk.sum(parts * weights, 0, keepdims=True) * tk.where(total == 0, 0.0, 1.0 / total)
+    tk.store(y, (at, row, 0), result.astype(y.dtype).reshape((1, 1, BD)))
 
 
 class _Plan(NamedTuple):
@@ -171,7 +171,7 @@ def attention_decode(
             raise ValueError(f"{name}: lengths has shape {lengths.shape}; for {batch} sequences it is ({batch},)")
     if splits is not None and (type(splits) is not int or splits < 1):
         raise ValueError(f"{name}: splits is an int from 1 on, not {splits!r}")
-    place = out_or_new(name, out, q)
+    destination = out_or_new(name, out, q)
     count = multiprocessors(q)
     stages = _STAGES if q.device is None or q.device.compute_capability == (9, 0) else _STAGES_ELSEWHERE
     uneven, cpu = lengths is not None, on_cpu(q)
@@ -179,7 +179,7 @@ def attention_decode(
     rows = (1, batch * key_heads, group * queries, size)
 
     def steps(new):
-        y = new(place)
+        y = new(destination)
         if not y.size:
             return y
         if not keys:
@@ -227,14 +227,14 @@ def _plan(
     return _Plan(rows, columns, depth, stages, parts, num_warps, occupancy)
 
 
-def _parts(blocks: int, least: int, most: int, places: int) -> int:
+def _parts(blocks: int, least: int, limit: int, places: int) -> int:
     """The fewest parts, from `least` on, that keep the places for blocks about as busy as the best (as flash-attention does)."""
 
     def busy(parts: int) -> float:
         return blocks * parts / (-(-blocks * parts // places) * places)
 
-    most = max(1, min(_MOST_SPLITS, most))
-    some = range(min(least, most), most + 1)
+    limit = max(1, min(_MOST_SPLITS, limit))
+    some = range(min(least, limit), limit + 1)
     wanted = _EFFICIENT * max(map(busy, some))
     return next(parts for parts in some if busy(parts) >= wanted)
 

@@ -54,9 +54,9 @@ def _visited(at, heads, rows, share):
     `share` heads at a time; of these, the last rows first: with a causal mask they have most to do.
     """
     batch = at // (share * rows)
-    place = at - batch * (share * rows)
+    index = at - batch * (share * rows)
     width = min(share, heads - batch * share)
-    return rows - 1 - place // width, batch * share + place % width
+    return rows - 1 - index // width, batch * share + index % width
 
 
 @tk.function
@@ -78,15 +78,15 @@ def _attention(
     i, h = _visited(tk.bid(0), heads * q.shape[0], rows, share)
     b = h // heads
     h = h - b * heads
-    ahead = i * BM + keys - queries
+    diagonal = i * BM + keys - queries
     first, last = 0, tk.cdiv(keys, BN)
     if below:
-        first = max(0, ahead - left) // BN
+        first = max(0, diagonal - left) // BN
     if above:
-        last = min(last, tk.cdiv(max(0, ahead + min(BM, queries - i * BM) + right), BN))
+        last = min(last, tk.cdiv(max(0, diagonal + min(BM, queries - i * BM) + right), BN))
     for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=1):
-        acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
-        most = tk.full((BM, 1), LOWEST, tk.float32)
+        acc, row_sum = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
+        row_max = tk.full((BM, 1), LOWEST, tk.float32)
         j = first
         for key, value in tk.pipelined(
             k.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
@@ -98,25 +98,25 @@ def _attention(
             scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing, precision=precision) * 1.0
             cut = (j + 1) * BN > keys
             if above:
-                cut = cut or (j + 1) * BN > ahead + right + 1
+                cut = cut or (j + 1) * BN > diagonal + right + 1
             if below:
-                cut = cut or j * BN < ahead + BM - 1 - left
+                cut = cut or j * BN < diagonal + BM - 1 - left
             if cut:
-                scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
-            higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
-            p, shrink = tk.exp2(scores * scale - higher, flush_to_zero=True), tk.exp2(most - higher, flush_to_zero=True)
-            total = total * shrink + tk.sum(p, 1, keepdims=True)
-            acc = tk.mma(p.astype(v.dtype), value.reshape((BN, BD)), acc * shrink, precision=precision) * 1.0
-            most = higher
+                scores = hidden(scores, j * BN, keys, diagonal, left, right, below, above)
+            new_max = tk.maximum(row_max, tk.max(scores, 1, keepdims=True) * scale)
+            p, alpha = tk.exp2(scores * scale - new_max, flush_to_zero=True), tk.exp2(row_max - new_max, flush_to_zero=True)
+            row_sum = row_sum * alpha + tk.sum(p, 1, keepdims=True)
+            acc = tk.mma(p.astype(v.dtype), value.reshape((BN, BD)), acc * alpha, precision=precision) * 1.0
+            row_max = new_max
             j += 1
         # A query that sees no key gets zeros, and -inf.
-        made = acc * tk.where(total == 0, 0.0, 1.0 / total)
-        tk.store(o, (b, h, i, 0), made.astype(o.dtype).reshape((1, 1, BM, BD)))
-        tk.store(lse, (b, h, i), ((most + tk.log2(total)) * LN_2).reshape((1, 1, BM)))
+        result = acc * tk.where(row_sum == 0, 0.0, 1.0 / row_sum)
+        tk.store(o, (b, h, i, 0), result.astype(o.dtype).reshape((1, 1, BM, BD)))
+        tk.store(lse, (b, h, i), ((row_max + tk.log2(row_sum)) * LN_2).reshape((1, 1, BM)))
 
 
 @tk.kernel
-def _attention_ahead(
+def _attention_overlapped(
     o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float, group: int, share: int, rows: int,
     tiles: int, blocks: int, stays: tk.Const, above: tk.Const, masked: tk.Const, wanted: tk.Const, stages: tk.Const,
 ):  # fmt: skip
@@ -136,23 +136,23 @@ def _attention_ahead(
         b = h // heads
         h = h - b * heads
         h_key = h // group
-        ahead = i * BM + keys - queries
+        diagonal = i * BM + keys - queries
         n, whole = tk.cdiv(keys, BN), keys // BN  # the tiles of keys that are visited, and those of which all rows see all
         if above:
-            n = min(n, tk.cdiv(ahead + min(BM, queries - i * BM), BN))
-            whole = min(whole, (ahead + 1) // BN)
+            n = min(n, tk.cdiv(diagonal + min(BM, queries - i * BM), BN))
+            whole = min(whole, (diagonal + 1) // BN)
         cut = max(1, whole)
         for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=2 if BD <= 64 and not above else 1):
             query = tq.reshape((BM, BD))
-            acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1, 4, 1), tk.float32)
-            most = tk.full((BM, 1), LOWEST, tk.float32)
+            acc, row_sum = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1, 4, 1), tk.float32)
+            row_max = tk.full((BM, 1), LOWEST, tk.float32)
             scores = tk.zeros((BM, BN), tk.float32)
             for key in tk.pipelined(k.tiles((1, 1, BN, BD))[b, h_key, 0:1, 0], stages=1):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), scores)
             scores = scores * 1.0  # waited for: ptxas takes no product that is under way around a branch
             if masked and whole == 0:
-                scores = hidden(scores, 0, keys, ahead, 0, 0, False, above)
-            p, most, total, shrink = online_softmax(scores, most, total, scale)
+                scores = hidden(scores, 0, keys, diagonal, 0, 0, False, above)
+            p, row_max, row_sum, alpha = online_softmax(scores, row_max, row_sum, scale)
             weights = p.astype(v.dtype)
             for key, value in tk.pipelined(
                 k.tiles((1, 1, BN, BD))[b, h_key, 1:cut, 0],
@@ -161,8 +161,8 @@ def _attention_ahead(
             ):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                 acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-                p, most, total, shrink = online_softmax(scores, most, total, scale)
-                acc = acc * shrink
+                p, row_max, row_sum, alpha = online_softmax(scores, row_max, row_sum, scale)
+                acc = acc * alpha
                 weights = p.astype(v.dtype)
             if masked:
                 j = cut
@@ -173,17 +173,17 @@ def _attention_ahead(
                 ):
                     scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                     acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-                    scores = hidden(scores, j * BN, keys, ahead, 0, 0, False, above)
-                    p, most, total, shrink = online_softmax(scores, most, total, scale)
-                    acc = acc * shrink
+                    scores = hidden(scores, j * BN, keys, diagonal, 0, 0, False, above)
+                    p, row_max, row_sum, alpha = online_softmax(scores, row_max, row_sum, scale)
+                    acc = acc * alpha
                     weights = p.astype(v.dtype)
                     j += 1
             for value in tk.pipelined(v.tiles((1, 1, BN, BD))[b, h_key, n - 1 : n, 0], stages=1):
                 acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-            sums = tk.sum(total, 2).reshape((BM, 1))
+            sums = tk.sum(row_sum, 2).reshape((BM, 1))
             tk.store(o, (b, h, i, 0), (acc * (1.0 / sums)).astype(o.dtype).reshape((1, 1, BM, BD)))
             if wanted:
-                tk.store(lse, (b, h, i), ((most + tk.log2(sums)) * LN_2).reshape((1, 1, BM)))
+                tk.store(lse, (b, h, i), ((row_max + tk.log2(sums)) * LN_2).reshape((1, 1, BM)))
         number += blocks
         if not stays:
             number = tiles
@@ -251,7 +251,7 @@ def attention(
     check_qkv("attention", q, k, v)
     check_choice("attention", "precision", precision, ("ieee", "tf32"))
     factor, masks = scale_of("attention", scale, q), masks_of("attention", causal, window)
-    place = out_or_new("attention", out, q)
+    destination = out_or_new("attention", out, q)
     (batch, heads, queries, _), keys = q.shape, k.shape[2]
     tf32 = precision == "tf32" and q.dtype == dtypes.float32
     plan = plan_of(q.shape, keys, q.dtype, on_cpu(q), in_stages(q, k, v), tf32)
@@ -260,22 +260,22 @@ def attention(
     count = multiprocessors(q)
 
     # Each query sees the first key, and so no row is without a maximum.
-    ahead = plan.stages is not None and not masks.below and (not masks.above or keys >= queries)
-    if ahead:
+    overlapped = plan.stages is not None and not masks.below and (not masks.above or keys >= queries)
+    if overlapped:
         plan = taller(plan, batch * heads, queries, count)
     rows = -(-queries // plan.rows)
     tiles = batch * heads * rows
     # Blocks that stay load ahead for their next tile: 3 % to 5 % on an H200. But where tiles take differently long, those of
     # large heads had better come to who is done first: up to 13 %.
-    stays = ahead and not (masks.above and plan.depth > 64)
+    stays = overlapped and not (masks.above and plan.depth > 64)
     blocks = min(tiles, count) if stays else tiles
-    if ahead and masks.above:
+    if overlapped and masks.above:
         share = max(share, -(-_ROUNDS * count * plan.rows // max(1, queries * group)) * group)
 
     def steps(new):
-        y, sums = new(place), new(Spec((batch, heads, queries), dtypes.float32))
-        if y.size and keys and ahead:
-            launch = _attention_ahead(
+        y, sums = new(destination), new(Spec((batch, heads, queries), dtypes.float32))
+        if y.size and keys and overlapped:
+            launch = _attention_overlapped(
                 y.scattered(), sums.scattered(), q, k, v, factor * LOG2_E, group, share, rows, tiles, blocks, stays, masks.above,
                 masks.above or keys % plan.columns > 0, return_lse, plan.stages,
             )  # fmt: skip

@@ -15,19 +15,19 @@ FAR = 1 << 30  # as good as no bound
 
 
 @tk.function
-def hidden(scores, column, keys, ahead, left, right, below: tk.Const, above: tk.Const):
+def hidden(scores, column, keys, diagonal, left, right, below: tk.Const, above: tk.Const):
     """`scores`, -inf where the query of a row does not see the key of a column.
 
-    `column` is the first column's key; `ahead` the key at which the first row's query stands. There are so many `keys`, or, given
-    a tile of shape `(rows, 1, 1, 1)`, so many for each row.
+    `column` is the first column's key; `diagonal` the key at which the first row's query stands. There are so many `keys`, or,
+    given a tile of shape `(rows, 1, 1, 1)`, so many for each row.
     """
     rows = scores.shape[0]
     row, last = tk.arange(rows)[:, None, None, None], tk.zeros((rows, 1, 1, 1), tk.int32) + (keys - 1 - column)
     if above:
-        last = tk.minimum(last, row + (ahead + right - column))
+        last = tk.minimum(last, row + (diagonal + right - column))
     scores = up_to(scores, last)
     if below:
-        scores = from_on(scores, row + (ahead - left - column))
+        scores = from_on(scores, row + (diagonal - left - column))
     return scores
 
 

@@ -15,14 +15,14 @@ LOWEST = -3.0e38
 
 
 @tk.function
-def online_softmax(scores, most, total, scale):
+def online_softmax(scores, row_max, row_sum, scale):
     """Of new scores the exponentials; the maximum and the sums so far, and what all before must be multiplied by.
 
     Each thread adds up what it holds itself: of 8 columns 2, so that there are 4 sums of a row.
     """
     rows = scores.shape[0]
-    higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
-    shrink = tk.exp2(most - higher, flush_to_zero=True)
-    p = tk.exp2(tk.fma(scores, scale, -higher), flush_to_zero=True)
+    new_max = tk.maximum(row_max, tk.max(scores, 1, keepdims=True) * scale)
+    alpha = tk.exp2(row_max - new_max, flush_to_zero=True)
+    p = tk.exp2(tk.fma(scores, scale, -new_max), flush_to_zero=True)
     own = tk.sum(p.reshape((rows, scores.shape[1] // 8, 4, 2)), (1, 3), keepdims=True)
-    return p, higher, tk.fma(total, shrink.reshape((rows, 1, 1, 1)), own), shrink
+    return p, new_max, tk.fma(row_sum, alpha.reshape((rows, 1, 1, 1)), own), alpha

@@ -40,9 +40,9 @@ BM, BN, BD = tk.generics("BM BN BD")
 
 
 @tk.function
-def within(scores, column, begin, end, ahead, left, right, below: tk.Const, above: tk.Const):
+def within(scores, column, begin, end, diagonal, left, right, below: tk.Const, above: tk.Const):
     """As `hidden`, of keys from `begin` to `end`."""
-    return from_on(hidden(scores, column, end, ahead, left, right, below, above), begin - column)
+    return from_on(hidden(scores, column, end, diagonal, left, right, below, above), begin - column)
 
 
 @tk.function
@@ -88,16 +88,16 @@ def _varlen(
 ):  # fmt: skip
     h = tk.bid(1)
     # With a causal mask the last rows of a sequence have most to do; they come first.
-    place = tk.num_blocks(0) - 1 - tk.bid(0)
-    _, part, begin, end, key_begin, key_end = visit_at(visits, place)
-    i = place - part
+    visit = tk.num_blocks(0) - 1 - tk.bid(0)
+    _, part, begin, end, key_begin, key_end = visit_at(visits, visit)
+    i = visit - part
     top, bottom = max(begin, i * BM), min(end, (i + 1) * BM)
     if top < bottom:
-        ahead = i * BM + key_end - end
+        diagonal = i * BM + key_end - end
         first, last = seen(top, bottom, end, key_begin, key_end, left, right, BN, below, above)
         for tq in tk.pipelined(q.tiles((1, BM, BD))[h, i : i + 1, 0], stages=1):
-            acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
-            most = tk.full((BM, 1), LOWEST, tk.float32)
+            acc, row_sum = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
+            row_max = tk.full((BM, 1), LOWEST, tk.float32)
             j = first
             for tkey, tvalue in tk.pipelined(
                 k.tiles((1, BN, BD))[h // group, first:last, 0], v.tiles((1, BN, BD))[h // group, first:last, 0], stages=stages
@@ -108,53 +108,53 @@ def _varlen(
                 shared = j * BN < key_begin or (j + 1) * BN > key_end
                 cut = shared
                 if above:
-                    cut = cut or (j + 1) * BN > ahead + right + 1
+                    cut = cut or (j + 1) * BN > diagonal + right + 1
                 if below:
-                    cut = cut or j * BN < ahead + BM - 1 - left
+                    cut = cut or j * BN < diagonal + BM - 1 - left
                 if cut:
-                    scores = within(scores, j * BN, key_begin, key_end, ahead, left, right, below, above)
-                higher = tk.maximum(most, tk.max(scores, 1, keepdims=True) * scale)
-                p, shrink = tk.exp2(scores * scale - higher, flush_to_zero=True), tk.exp2(most - higher, flush_to_zero=True)
-                total = total * shrink + tk.sum(p, 1, keepdims=True)
-                acc, weights = acc * shrink, p.astype(v.dtype)
+                    scores = within(scores, j * BN, key_begin, key_end, diagonal, left, right, below, above)
+                new_max = tk.maximum(row_max, tk.max(scores, 1, keepdims=True) * scale)
+                p, alpha = tk.exp2(scores * scale - new_max, flush_to_zero=True), tk.exp2(row_max - new_max, flush_to_zero=True)
+                row_sum = row_sum * alpha + tk.sum(p, 1, keepdims=True)
+                acc, weights = acc * alpha, p.astype(v.dtype)
                 if shared and not finite_outside(value, j * BN, key_begin, key_end):
                     acc = by_rows(weights, v, h // group, j * BN, key_begin, key_end, acc)
                 else:
                     acc = tk.mma(weights, value, acc, precision=precision) * 1.0
-                most = higher
+                row_max = new_max
                 j += 1
-            made = (acc * tk.where(total == 0, 0.0, 1.0 / total)).astype(o.dtype).reshape((1, BM, BD))
-            sums = ((most + tk.log2(total)) * LN_2).reshape((1, BM))
+            result = (acc * tk.where(row_sum == 0, 0.0, 1.0 / row_sum)).astype(o.dtype).reshape((1, BM, BD))
+            sums = ((row_max + tk.log2(row_sum)) * LN_2).reshape((1, BM))
             mine = inside(i * BM, BM, begin, end)
-            tk.store(o, (h, i, 0), made, mask=mine.reshape((1, BM, 1)))
+            tk.store(o, (h, i, 0), result, mask=mine.reshape((1, BM, 1)))
             tk.store(lse, (h, i), sums, mask=mine.reshape((1, BM)))
 
 
 @tk.kernel
-def _varlen_ahead(
+def _varlen_overlapped(
     o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, visits: tk.In, scale: float, left: int, right: int, group: int,
     below: tk.Const, above: tk.Const, stages: tk.Const,
 ):  # fmt: skip
-    """As `_varlen`, with tiles that begin where sequences do, and scores asked for ahead as in `forward._attention_ahead`.
+    """As `_varlen`, with tiles that begin where sequences do, and scores asked for ahead as in `forward._attention_overlapped`.
 
     So only the last tile of keys may hold others', and the tiles that a bound cuts are the first and the last of those visited.
     """
-    h, place = tk.bid(1), tk.num_blocks(0) - 1 - tk.bid(0)
-    i, _, begin, _, _, _ = visit_at(visits, place)
+    h, visit = tk.bid(1), tk.num_blocks(0) - 1 - tk.bid(0)
+    i, _, begin, _, _, _ = visit_at(visits, visit)
     if i >= 0:
         for tq in tk.pipelined(q.slice(1, begin).tiles((1, BM, BD))[h, i : i + 1, 0], stages=1):
             query = tq.reshape((BM, BD))
-            acc, total = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1, 4, 1), tk.float32)
-            most = tk.full((BM, 1), LOWEST, tk.float32)
+            acc, row_sum = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1, 4, 1), tk.float32)
+            row_max = tk.full((BM, 1), LOWEST, tk.float32)
             scores = tk.zeros((BM, BN), tk.float32)
-            key_begin, first, some, low, high, last = _keys_at(visits, place)
+            key_begin, first, some, low, high, last = _keys_at(visits, visit)
             for key in tk.pipelined(k.slice(1, key_begin).tiles((1, BN, BD))[h // group, first : first + some, 0], stages=1):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), scores)
             scores = scores * 1.0  # waited for: ptxas takes no product that is under way around a branch
-            keys, ahead, cut = _cut_at(visits, place)
+            keys, diagonal, cut = _cut_at(visits, visit)
             if cut:
-                scores = hidden(scores, first * BN, keys, ahead, left, right, below, above)
-            p, most, total, shrink = online_softmax(scores, most, total, scale)
+                scores = hidden(scores, first * BN, keys, diagonal, left, right, below, above)
+            p, row_max, row_sum, alpha = online_softmax(scores, row_max, row_sum, scale)
             weights = p.astype(v.dtype)
             if below:
                 j = first + 1
@@ -165,12 +165,12 @@ def _varlen_ahead(
                 ):
                     scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                     acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-                    scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
-                    p, most, total, shrink = online_softmax(scores, most, total, scale)
-                    acc = acc * shrink
+                    scores = hidden(scores, j * BN, keys, diagonal, left, right, below, above)
+                    p, row_max, row_sum, alpha = online_softmax(scores, row_max, row_sum, scale)
+                    acc = acc * alpha
                     weights = p.astype(v.dtype)
                     j += 1
-            key_begin, first, some, low, high, last = _keys_at(visits, place)
+            key_begin, first, some, low, high, last = _keys_at(visits, visit)
             for key, value in tk.pipelined(
                 k.slice(1, key_begin).tiles((1, BN, BD))[h // group, low:high, 0],
                 v.slice(1, key_begin).tiles((1, BN, BD))[h // group, low - some : high - some, 0],
@@ -178,11 +178,11 @@ def _varlen_ahead(
             ):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                 acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-                p, most, total, shrink = online_softmax(scores, most, total, scale)
-                acc = acc * shrink
+                p, row_max, row_sum, alpha = online_softmax(scores, row_max, row_sum, scale)
+                acc = acc * alpha
                 weights = p.astype(v.dtype)
-            key_begin, first, some, low, high, last = _keys_at(visits, place)
-            keys, ahead, cut = _cut_at(visits, place)
+            key_begin, first, some, low, high, last = _keys_at(visits, visit)
+            keys, diagonal, cut = _cut_at(visits, visit)
             j = high
             for key, value in tk.pipelined(
                 k.slice(1, key_begin).tiles((1, BN, BD))[h // group, high:last, 0],
@@ -191,40 +191,40 @@ def _varlen_ahead(
             ):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                 acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-                scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
-                p, most, total, shrink = online_softmax(scores, most, total, scale)
-                acc = acc * shrink
+                scores = hidden(scores, j * BN, keys, diagonal, left, right, below, above)
+                p, row_max, row_sum, alpha = online_softmax(scores, row_max, row_sum, scale)
+                acc = acc * alpha
                 weights = p.astype(v.dtype)
                 j += 1
-            key_begin, first, some, low, high, last = _keys_at(visits, place)
+            key_begin, first, some, low, high, last = _keys_at(visits, visit)
             for value in tk.pipelined(v.slice(1, key_begin).tiles((1, BN, BD))[h // group, last - some : last, 0], stages=1):
-                keys, begins = _cut_at(visits, place)[0], (last - 1) * BN
+                keys, begins = _cut_at(visits, visit)[0], (last - 1) * BN
                 if last * BN > keys and not finite_outside(value.reshape((BN, BD)), begins, 0, keys):
                     acc = by_rows(weights, v.slice(1, key_begin), h // group, begins, 0, keys, acc)
                 else:
                     acc = tk.mma(weights, value.reshape((BN, BD)), acc) * 1.0
-            sums = tk.sum(total, 2).reshape((BM, 1))
-            made = acc * tk.where(sums == 0, 0.0, 1.0 / sums)
-            i, _, begin, end, _, _ = visit_at(visits, place)
-            tk.store(o.slice(1, begin, end), (h, i, 0), made.astype(o.dtype).reshape((1, BM, BD)))
-            tk.store(lse.slice(1, begin, end), (h, i), ((most + tk.log2(sums)) * LN_2).reshape((1, BM)))
+            sums = tk.sum(row_sum, 2).reshape((BM, 1))
+            result = acc * tk.where(sums == 0, 0.0, 1.0 / sums)
+            i, _, begin, end, _, _ = visit_at(visits, visit)
+            tk.store(o.slice(1, begin, end), (h, i, 0), result.astype(o.dtype).reshape((1, BM, BD)))
+            tk.store(lse.slice(1, begin, end), (h, i), ((row_max + tk.log2(sums)) * LN_2).reshape((1, BM)))
 
 
 @tk.function
-def _keys_at(visits, place):
+def _keys_at(visits, visit):
     """Where the keys begin; the first of their tiles and whether there is any, whose scores are asked for first; and where the
     whole ones of the others begin and end, and the last."""
-    first, low, high, last = range_at(visits, place)
+    first, low, high, last = range_at(visits, visit)
     some = min(1, last - first)
     low = max(low, first + some)
-    return visit_at(visits, place)[4], first, some, low, max(high, low), last
+    return visit_at(visits, visit)[4], first, some, low, max(high, low), last
 
 
 @tk.function
-def _cut_at(visits, place):
+def _cut_at(visits, visit):
     """How many keys there are, at which the first query stands, and whether the first tile is cut."""
-    i, _, begin, end, key_begin, key_end = visit_at(visits, place)
-    first, low, high, _ = range_at(visits, place)
+    i, _, begin, end, key_begin, key_end = visit_at(visits, visit)
+    first, low, high, _ = range_at(visits, visit)
     keys = key_end - key_begin
     return keys, i * BM + keys - (end - begin), low > first or high == first
 
@@ -274,24 +274,24 @@ def attention_varlen(
     check_starts(name, q, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     check_choice(name, "precision", precision, ("ieee", "tf32"))
     factor, masks = scale_of(name, scale, q), masks_of(name, causal, window)
-    place = out_or_new(name, out, q)
+    destination = out_or_new(name, out, q)
     (queries, heads, size), (keys, key_heads, _) = q.shape, k.shape
     tf32 = precision == "tf32" and q.dtype == dtypes.float32
     plan = plan_of((1, heads, queries, size), keys, q.dtype, on_cpu(q), in_stages(q, k, v), tf32)
-    ahead = q.itemsize == 2 and (plan.stages is not None or on_cpu(q))
+    overlapped = q.itemsize == 2 and (plan.stages is not None or on_cpu(q))
     if plan.stages is not None:
         plan = taller(plan, heads, queries, multiprocessors(q), cu_seqlens_q.shape[0] - 1)
 
     def steps(new):
-        y, sums = new(place), new(Spec((heads, queries), dtypes.float32))
+        y, sums = new(destination), new(Spec((heads, queries), dtypes.float32))
         if y.size and k.size:
             packed, others = (queries, cu_seqlens_q), (keys, cu_seqlens_k)
             visits = yield from visits_of(new, plan.rows, plan.columns, packed, others, masks)
-            given = (
+            arguments = (
                 y.permute(1, 0, 2).scattered(), sums.scattered(), *(x.permute(1, 0, 2) for x in (q, k, v)), visits,
                 factor * LOG2_E, masks.left, masks.right, heads // key_heads, masks.below, masks.above, plan.stages,
             )  # fmt: skip
-            launch = _varlen_ahead(*given) if ahead else _varlen(*given, precision)
+            launch = _varlen_overlapped(*arguments) if overlapped else _varlen(*arguments, precision)
             launch = launch.generics(BM=plan.rows, BN=plan.columns, BD=plan.depth).num_warps(plan.num_warps)
             yield launch.grid((visits.shape[0], heads))
         elif y.size:

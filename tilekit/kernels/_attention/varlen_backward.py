@@ -7,7 +7,7 @@ import math
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels._attention import varlen_backward_wgmma as ahead
+from tilekit.kernels._attention import varlen_backward_wgmma as wgmma
 from tilekit.kernels._attention.arguments import check_deterministic, check_qkv, check_starts, scale_of
 from tilekit.kernels._attention.backward import of_tiles, plan_of, power_of
 from tilekit.kernels._attention.mask import Masks, hidden, masks_of
@@ -51,14 +51,14 @@ def _of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, vis
 
 
 @tk.kernel
-def _by_queries(
+def _backward_dq(
     dq: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, marks: tk.In, visits: tk.In,
     scale: float, left: int, right: int, group: int, below: tk.Const, above: tk.Const, rows: tk.Const, stages: tk.Const,
 ):  # fmt: skip
     if tk.load(marks, 0, ()).item() == 0:
         return
-    h, place = tk.bid(1), tk.num_blocks(0) - 1 - tk.bid(0)
-    i, part, begin, end, key_begin, key_end = visit_at(visits, place)
+    h, visit = tk.bid(1), tk.num_blocks(0) - 1 - tk.bid(0)
+    i, part, begin, end, key_begin, key_end = visit_at(visits, visit)
     if i >= 0 and tk.load(marks, part, ()).item() != 0:
         h_key = h // group
         of_visits = (begin // rows + part) * rows
@@ -71,10 +71,10 @@ def _by_queries(
         ):
             acc = tk.zeros((BM, BD), tk.float32)
             for edge in range(2):
-                i, _, begin, end, key_begin, key_end = visit_at(visits, place)
-                first, low, high, last = range_at(visits, place)
+                i, _, begin, end, key_begin, key_end = visit_at(visits, visit)
+                first, low, high, last = range_at(visits, visit)
                 keys = key_end - key_begin
-                ahead = i * BM + keys - (end - begin)
+                diagonal = i * BM + keys - (end - begin)
                 j, stop = first, low
                 if edge > 0:
                     j, stop = high, last
@@ -86,7 +86,7 @@ def _by_queries(
                     nothing = tk.zeros((BM, BN), tk.float32)
                     scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing) * 1.0
                     dp = tk.mma(tg.reshape((BM, BD)), value.reshape((BN, BD)).transpose(), nothing) * 1.0
-                    scores = hidden(scores, j * BN, keys, ahead, left, right, below, above)
+                    scores = hidden(scores, j * BN, keys, diagonal, left, right, below, above)
                     p = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True)
                     ds = (p * (_own(dp, scores) + less)).astype(k.dtype)
                     if (j + 1) * BN > keys and not finite_outside(key.reshape((BN, BD)), j * BN, 0, keys):
@@ -94,8 +94,8 @@ def _by_queries(
                     else:
                         acc = tk.mma(ds, key.reshape((BN, BD)), acc) * 1.0
                     j += 1
-            _, low, high, _ = range_at(visits, place)
-            key_begin = visit_at(visits, place)[4]
+            _, low, high, _ = range_at(visits, visit)
+            key_begin = visit_at(visits, visit)[4]
             for key, value in tk.pipelined(
                 k.slice(1, key_begin).tiles((1, BN, BD))[h_key, low:high, 0],
                 v.slice(1, key_begin).tiles((1, BN, BD))[h_key, low:high, 0],
@@ -106,35 +106,35 @@ def _by_queries(
                 p = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True)
                 ds = (p * (dp + less)).astype(k.dtype)
                 acc = tk.mma(ds, key.reshape((BN, BD)), acc) * 1.0
-            i, _, begin, end, _, _ = visit_at(visits, place)
+            i, _, begin, end, _, _ = visit_at(visits, visit)
             tk.store(dq.slice(1, begin, end), (h, i, 0), (acc * scale).astype(dq.dtype).reshape((1, BM, BD)))
 
 
 @tk.kernel
-def _by_keys(
+def _backward_dkv(
     dk: tk.Out, dv: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, marks: tk.In,
     visits: tk.In, scale: float, left: int, right: int, group: int, below: tk.Const, above: tk.Const, rows: tk.Const,
-    stages: tk.Const, of_keys: tk.Const, of_values: tk.Const,
+    stages: tk.Const, wants_dk: tk.Const, wants_dv: tk.Const,
 ):  # fmt: skip
     if tk.load(marks, 0, ()).item() == 0:
         return
-    h, place = tk.bid(1), tk.bid(0)
-    j, part, key_begin, key_end, begin, end = visit_at(visits, place)
+    h, visit = tk.bid(1), tk.bid(0)
+    j, part, key_begin, key_end, begin, end = visit_at(visits, visit)
     if j >= 0 and tk.load(marks, part, ()).item() != 0:
         for tkey, tvalue in tk.pipelined(
             k.slice(1, key_begin).tiles((1, BM, BD))[h, j : j + 1, 0],
             v.slice(1, key_begin).tiles((1, BM, BD))[h, j : j + 1, 0],
             stages=1,
         ):
-            by_key, by_value = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, BD), tk.float32)
+            dk_acc, dv_acc = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, BD), tk.float32)
             at = h * group
             while at < (h + 1) * group:
                 for edge in range(2):
-                    j, part, key_begin, key_end, begin, end = visit_at(visits, place)
-                    first, low, high, last = range_at(visits, place)
+                    j, part, key_begin, key_end, begin, end = visit_at(visits, visit)
+                    first, low, high, last = range_at(visits, visit)
                     of_visits, queries = (begin // rows + part) * rows, end - begin
                     # What bounds the keys of a query bounds the queries of a key from the other side.
-                    behind = j * BM + queries - (key_end - key_begin)
+                    diagonal = j * BM + queries - (key_end - key_begin)
                     i, stop = first, low
                     if edge > 0:
                         i, stop = high, last
@@ -147,10 +147,10 @@ def _by_keys(
                         shift = tk.load(sums.slice(1, of_visits), (at, i), (1, BN))
                         less = tk.load(delta.slice(1, of_visits), (at, i), (1, BN))
                         scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing) * 1.0
-                        scores = hidden(scores, i * BN, queries, behind, right, left, above, below)
+                        scores = hidden(scores, i * BN, queries, diagonal, right, left, above, below)
                         p = _own(tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True), scores)
                         weights = p.astype(v.dtype)
-                        if of_keys:
+                        if wants_dk:
                             dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing) * 1.0
                             changes = (p * _own(dp + less, scores)).astype(k.dtype)
                         shared = (i + 1) * BN > queries
@@ -158,18 +158,18 @@ def _by_keys(
                             finite_outside(tq.reshape((BN, BD)), i * BN, 0, queries)
                             and finite_outside(tg.reshape((BN, BD)), i * BN, 0, queries)
                         ):
-                            if of_values:
-                                by_value = by_rows(weights, grad.slice(1, begin), at, i * BN, 0, queries, by_value)
-                            if of_keys:
-                                by_key = by_rows(changes, q.slice(1, begin), at, i * BN, 0, queries, by_key)
+                            if wants_dv:
+                                dv_acc = by_rows(weights, grad.slice(1, begin), at, i * BN, 0, queries, dv_acc)
+                            if wants_dk:
+                                dk_acc = by_rows(changes, q.slice(1, begin), at, i * BN, 0, queries, dk_acc)
                         else:
-                            if of_values:
-                                by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value) * 1.0
-                            if of_keys:
-                                by_key = tk.mma(changes, tq.reshape((BN, BD)), by_key) * 1.0
+                            if wants_dv:
+                                dv_acc = tk.mma(weights, tg.reshape((BN, BD)), dv_acc) * 1.0
+                            if wants_dk:
+                                dk_acc = tk.mma(changes, tq.reshape((BN, BD)), dk_acc) * 1.0
                         i += 1
-                _, part, _, _, begin, _ = visit_at(visits, place)
-                _, low, high, _ = range_at(visits, place)
+                _, part, _, _, begin, _ = visit_at(visits, visit)
+                _, low, high, _ = range_at(visits, visit)
                 of_visits, i = (begin // rows + part) * rows, low
                 for tq, tg in tk.pipelined(
                     q.slice(1, begin).tiles((1, BN, BD))[at, low:high, 0],
@@ -179,22 +179,22 @@ def _by_keys(
                     shift = tk.load(sums.slice(1, of_visits), (at, i), (1, BN))
                     less = tk.load(delta.slice(1, of_visits), (at, i), (1, BN))
                     scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
-                    if of_keys:
+                    if wants_dk:
                         dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                     p = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True)
-                    if of_values:
-                        by_value = tk.mma(p.astype(v.dtype), tg.reshape((BN, BD)), by_value) * 1.0
-                    if of_keys:
+                    if wants_dv:
+                        dv_acc = tk.mma(p.astype(v.dtype), tg.reshape((BN, BD)), dv_acc) * 1.0
+                    if wants_dk:
                         ds = p * (dp + less)
-                        by_key = tk.mma(ds.astype(k.dtype), tq.reshape((BN, BD)), by_key) * 1.0
+                        dk_acc = tk.mma(ds.astype(k.dtype), tq.reshape((BN, BD)), dk_acc) * 1.0
                     i += 1
                 at += 1
-            j, _, key_begin, key_end, _, _ = visit_at(visits, place)
-            if of_keys:
-                made = (by_key * scale).astype(dk.dtype).reshape((1, BM, BD))
-                tk.store(dk.slice(1, key_begin, key_end), (h, j, 0), made)
-            if of_values:
-                tk.store(dv.slice(1, key_begin, key_end), (h, j, 0), by_value.astype(dv.dtype).reshape((1, BM, BD)))
+            j, _, key_begin, key_end, _, _ = visit_at(visits, visit)
+            if wants_dk:
+                result = (dk_acc * scale).astype(dk.dtype).reshape((1, BM, BD))
+                tk.store(dk.slice(1, key_begin, key_end), (h, j, 0), result)
+            if wants_dv:
+                tk.store(dv.slice(1, key_begin, key_end), (h, j, 0), dv_acc.astype(dv.dtype).reshape((1, BM, BD)))
 
 
 @takes_ops
@@ -244,19 +244,19 @@ def attention_varlen_backward(
         )
     factor, masks = scale_of(name, scale, q), masks_of(name, causal, window)
     staged, cpu = in_stages(q, k, v, grad), on_cpu(q)
-    plan, swift = (plan_of(size, queries, keys, cpu, staged, ahead=each) for each in (False, True))
-    adds = not deterministic and q.itemsize == 2 and len(swift.wanted) == 1 and (cpu or swift.by_keys.stages is not None)
-    rows = swift.by_keys.columns  # of a visit's queries, as the keys' kernel loads them
+    plan, swift = (plan_of(size, queries, keys, cpu, staged, overlapped=each) for each in (False, True))
+    adds = not deterministic and q.itemsize == 2 and len(swift.wanted) == 1 and (cpu or swift.dkv.stages is not None)
+    rows = swift.dkv.columns  # of a visit's queries, as the keys' kernel loads them
     packed, others, seen = (queries, cu_seqlens_q), (keys, cu_seqlens_k), Masks(masks.right, masks.left, masks.above, masks.below)
     sequences = cu_seqlens_q.shape[0] - 1
 
     def steps(new):
-        made = [new(Spec(x.shape, x.dtype)) for x in (q, k, v)]
+        gradients = [new(Spec(x.shape, x.dtype)) for x in (q, k, v)]
         if not q.size or not k.size:
-            for x in made:
+            for x in gradients:
                 if x.size:
                     yield filled(x)
-            return tuple(made)
+            return tuple(gradients)
         by_row = yield from visits_of(new, rows, rows, packed, others, masks)
         places = by_row.shape[0]
         delta, sums = (new(Spec((heads, places * rows), dtypes.float32)) for _ in range(2))
@@ -264,38 +264,38 @@ def attention_varlen_backward(
         by_head = [x.permute(1, 0, 2) for x in (q, k, v, grad, out)]
         launch = _of_rows(delta.scattered(), sums.scattered(), *by_head[3:], lse, by_row)
         yield launch.generics(BM=rows, BD=plan.depth).num_warps(4).grid((places, heads))
-        dq, dk, dv = (x.permute(1, 0, 2).scattered() for x in made)
-        given, group = (*by_head[:4], delta, sums, marks), heads // max(1, key_heads)
+        dq, dk, dv = (x.permute(1, 0, 2).scattered() for x in gradients)
+        arguments, group = (*by_head[:4], delta, sums, marks), heads // max(1, key_heads)
         bounds = factor, masks.left, masks.right, group
         yield filled(marks, 0 if adds else 1)
         if adds:
-            tile = swift.by_keys
+            tile = swift.dkv
             if sequences:
-                launch = ahead.meet_others(marks.scattered(), *by_head[:4], cu_seqlens_q, cu_seqlens_k, key_heads)
+                launch = wgmma.meet_others(marks.scattered(), *by_head[:4], cu_seqlens_q, cu_seqlens_k, key_heads)
                 launch = launch.generics(BM=tile.rows, BN=rows, BD=swift.depth).num_warps(4)
                 yield launch.grid((sequences, heads))
             held = swift.depth * rows
-            by_query = new(Spec((heads, places, held), dtypes.float32))
-            yield filled(by_query)
+            dq_sums = new(Spec((heads, places, held), dtypes.float32))
+            yield filled(dq_sums)
             visits = yield from visits_of(new, tile.rows, tile.columns, others, packed, seen)
             early = swift.depth == 128 and not (masks.below or masks.above)
             together = math.gcd(key_heads, _TOGETHER)
-            launch = ahead.by_keys(
-                dk, dv, by_query.scattered(), *given, visits, *bounds, together, masks.below, masks.above, tile.stages, early
+            launch = wgmma.backward_dkv(
+                dk, dv, dq_sums.scattered(), *arguments, visits, *bounds, together, masks.below, masks.above, tile.stages, early
             )
             yield of_tiles(launch.generics(BS=held), swift, tile, visits.shape[0] * together, key_heads // together)
-            launch = ahead.of_sums(dq, by_query, marks, by_row, factor)
+            launch = wgmma.of_sums(dq, dq_sums, marks, by_row, factor)
             yield launch.generics(BN=rows, BD=swift.depth, BS=held).num_warps(4).grid((places, heads))
-        tile = plan.by_keys
-        if not adds or (tile.rows, tile.columns) != (swift.by_keys.rows, swift.by_keys.columns):  # else they are those above
+        tile = plan.dkv
+        if not adds or (tile.rows, tile.columns) != (swift.dkv.rows, swift.dkv.columns):  # else they are those above
             visits = yield from visits_of(new, tile.rows, tile.columns, others, packed, seen)
         for wanted in plan.wanted:
-            launch = _by_keys(dk, dv, *given, visits, *bounds, masks.below, masks.above, rows, tile.stages, *wanted)
+            launch = _backward_dkv(dk, dv, *arguments, visits, *bounds, masks.below, masks.above, rows, tile.stages, *wanted)
             yield of_tiles(launch, plan, tile, visits.shape[0], key_heads)
-        tile = plan.by_queries
+        tile = plan.dq
         visits = yield from visits_of(new, tile.rows, tile.columns, packed, others, masks)
-        launch = _by_queries(dq, *given, visits, *bounds, masks.below, masks.above, rows, tile.stages)
+        launch = _backward_dq(dq, *arguments, visits, *bounds, masks.below, masks.above, rows, tile.stages)
         yield of_tiles(launch, plan, tile, visits.shape[0], heads)
-        return tuple(made)
+        return tuple(gradients)
 
     return Launches(q, steps)

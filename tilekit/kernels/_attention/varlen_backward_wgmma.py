@@ -1,6 +1,6 @@
 """The gradients of attention of packed sequences where warpgroups multiply tiles in shared memory (sm_90).
 
-`by_keys` is that of `backward_wgmma` which adds up the gradients by queries too: nothing is computed twice. Tiles
+`backward_dkv` is that of `backward_wgmma` which adds up the gradients by queries too: nothing is computed twice. Tiles
 begin where sequences do, so the last of each may hold others' queries or keys. These have no weights, which makes nothing of
 them, unless they are infinite or no number. `meet_others` marks the sequences that meet such; they are left to others.
 """
@@ -14,7 +14,7 @@ from tilekit.kernels._attention.online_softmax import LOG2_E
 from tilekit.kernels._attention.varlen import finite_outside
 from tilekit.kernels._attention.varlen_schedule import bounds_of, range_at, visit_at
 
-__all__ = ["by_keys", "meet_others", "of_sums"]
+__all__ = ["backward_dkv", "meet_others", "of_sums"]
 
 BM, BN, BD, BS = tk.generics("BM BN BD BS")
 
@@ -45,7 +45,7 @@ def meet_others(
 
 
 @tk.kernel
-def by_keys(
+def backward_dkv(
     dk: tk.Out, dv: tk.Out, dq: tk.InOut, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, marks: tk.In,
     visits: tk.In, scale: float, left: int, right: int, group: int, together: tk.Const, below: tk.Const, above: tk.Const,
     stages: tk.Const, early: tk.Const,
@@ -54,8 +54,8 @@ def by_keys(
 
     Blocks of `together` heads run side by side, as their queries and keys lie in memory.
     """
-    h, place = tk.bid(1) * together + tk.bid(0) % together, tk.bid(0) // together
-    j, part, key_begin, key_end, _, _ = visit_at(visits, place)
+    h, visit = tk.bid(1) * together + tk.bid(0) % together, tk.bid(0) // together
+    j, part, key_begin, key_end, _, _ = visit_at(visits, visit)
     if j >= 0 and tk.load(marks, part, ()).item() == 0:
         edges = 1
         if below or above:
@@ -66,16 +66,16 @@ def by_keys(
             v.slice(1, key_begin).tiles((1, BM, BD))[h, j : j + 1, 0],
             stages=1,
         ):
-            by_key, by_value = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, BD), tk.float32)
+            dk_acc, dv_acc = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, BD), tk.float32)
             at = h * group
             while at < (h + 1) * group:
-                begin, visit, _, low, high, _ = _queries_at(visits, place)
-                i = visit + low
+                begin, first_visit, _, low, high, _ = _queries_at(visits, visit)
+                i = first_visit + low
                 for tq, tg, shift, less in tk.pipelined(
                     q.slice(1, begin).tiles((1, BN, BD))[at, low:high, 0],
                     grad.slice(1, begin).tiles((1, BN, BD))[at, low:high, 0],
-                    sums.tiles((1, BN))[at, visit + low : visit + high],
-                    delta.tiles((1, BN))[at, visit + low : visit + high],
+                    sums.tiles((1, BN))[at, first_visit + low : first_visit + high],
+                    delta.tiles((1, BN))[at, first_visit + low : first_visit + high],
                     stages=stages,
                 ):
                     nothing = tk.zeros((BM, BN), tk.float32)
@@ -83,29 +83,29 @@ def by_keys(
                     dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
                     p = tk.exp2(scores * factor + shift, flush_to_zero=True)
                     weights = p.astype(v.dtype)
-                    by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value)
+                    dv_acc = tk.mma(weights, tg.reshape((BN, BD)), dv_acc)
                     ds = (p * (dp + less)).astype(k.dtype)
                     if early:
-                        by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
-                    by_key = tk.mma(ds, tq.reshape((BN, BD)), by_key)
+                        dq_part = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
+                    dk_acc = tk.mma(ds, tq.reshape((BN, BD)), dk_acc)
                     if not early:
-                        by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
-                    tk.atomic_add_tile(dq, (at, i, 0), as_held(by_query).reshape((1, 1, BS)))
+                        dq_part = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
+                    tk.atomic_add_tile(dq, (at, i, 0), as_held(dq_part).reshape((1, 1, BS)))
                     i += 1
                 for edge in range(edges):
-                    begin, visit, first, low, high, last = _queries_at(visits, place)
-                    j, _, key_begin, key_end, _, end = visit_at(visits, place)
+                    begin, first_visit, first, low, high, last = _queries_at(visits, visit)
+                    j, _, key_begin, key_end, _, end = visit_at(visits, visit)
                     queries, keys = end - begin, key_end - key_begin
                     # What bounds the keys of a query bounds the queries of a key from the other side.
-                    behind = j * BM + queries - keys
+                    diagonal = j * BM + queries - keys
                     i, stop = high, last
                     if edge > 0:
                         i, stop = first, low
                     for tq, tg, shift, less in tk.pipelined(
                         q.slice(1, begin).tiles((1, BN, BD))[at, i:stop, 0],
                         grad.slice(1, begin).tiles((1, BN, BD))[at, i:stop, 0],
-                        sums.tiles((1, BN))[at, visit + i : visit + stop],
-                        delta.tiles((1, BN))[at, visit + i : visit + stop],
+                        sums.tiles((1, BN))[at, first_visit + i : first_visit + stop],
+                        delta.tiles((1, BN))[at, first_visit + i : first_visit + stop],
                         stages=stages,
                     ):
                         nothing = tk.zeros((BM, BN), tk.float32)
@@ -113,28 +113,28 @@ def by_keys(
                         dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
                         there = tk.full((BM, 1, 1, 1), queries - i * BN, tk.int32)
                         there = tk.where(tk.arange(BM)[:, None, None, None] < keys - j * BM, there, 0)
-                        scores = hidden(scores, 0, there, behind - i * BN, right, left, above, below)
+                        scores = hidden(scores, 0, there, diagonal - i * BN, right, left, above, below)
                         p = tk.exp2(scores * factor + shift, flush_to_zero=True)
                         weights = p.astype(v.dtype)
-                        by_value = tk.mma(weights, tg.reshape((BN, BD)), by_value)
+                        dv_acc = tk.mma(weights, tg.reshape((BN, BD)), dv_acc)
                         ds = tk.where(p == 0, 0.0, p * (dp + less)).astype(k.dtype)
-                        by_key = tk.mma(ds, tq.reshape((BN, BD)), by_key)
-                        by_query = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
-                        tk.atomic_add_tile(dq, (at, visit + i, 0), as_held(by_query).reshape((1, 1, BS)))
+                        dk_acc = tk.mma(ds, tq.reshape((BN, BD)), dk_acc)
+                        dq_part = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
+                        tk.atomic_add_tile(dq, (at, first_visit + i, 0), as_held(dq_part).reshape((1, 1, BS)))
                         i += 1
                 at += 1
-            j, _, key_begin, key_end, _, _ = visit_at(visits, place)
-            made = (by_key * scale).astype(dk.dtype).reshape((1, BM, BD))
-            tk.store(dk.slice(1, key_begin, key_end), (h, j, 0), made)
-            tk.store(dv.slice(1, key_begin, key_end), (h, j, 0), by_value.astype(dv.dtype).reshape((1, BM, BD)))
+            j, _, key_begin, key_end, _, _ = visit_at(visits, visit)
+            result = (dk_acc * scale).astype(dk.dtype).reshape((1, BM, BD))
+            tk.store(dk.slice(1, key_begin, key_end), (h, j, 0), result)
+            tk.store(dv.slice(1, key_begin, key_end), (h, j, 0), dv_acc.astype(dv.dtype).reshape((1, BM, BD)))
 
 
 @tk.function
-def _queries_at(visits, place):
+def _queries_at(visits, visit):
     """Where the queries begin; their first visit; and of their tiles what `range_at` says, with none whole for the last keys, as
     others' are to get no weights."""
-    j, part, key_begin, key_end, begin, _ = visit_at(visits, place)
-    first, low, high, last = range_at(visits, place)
+    j, part, key_begin, key_end, begin, _ = visit_at(visits, visit)
+    first, low, high, last = range_at(visits, visit)
     if (j + 1) * BM > key_end - key_begin:
         high = low
     return begin, begin // BN + part, first, low, high, last
@@ -147,5 +147,5 @@ def of_sums(dq: tk.Out, sums: tk.In, marks: tk.In, visits: tk.In, scale: float):
     i, part, begin, end, _, _ = visit_at(visits, tk.bid(0))
     if i >= 0 and tk.load(marks, part, ()).item() == 0:
         product = of_held(tk.load(sums, (h, tk.bid(0), 0), (1, 1, BS)))
-        made = (product * scale).astype(dq.dtype).transpose().reshape((1, BN, BD))
-        tk.store(dq.slice(1, begin, end), (h, i, 0), made)
+        result = (product * scale).astype(dq.dtype).transpose().reshape((1, BN, BD))
+        tk.store(dq.slice(1, begin, end), (h, i, 0), result)

@@ -44,51 +44,51 @@ def _find(
     step: int,
 ):  # fmt: skip
     """A block for each place. Starts that decrease, or lie outside, give some sequence within the tensors."""
-    place, count = tk.bid(0), starts.shape[0]
+    visit, count = tk.bid(0), starts.shape[0]
     part = 0
     while step > 0:
-        if part + step <= count and tk.load(starts, part + step - 1, ()).item() // rows + part + step <= place:
+        if part + step <= count and tk.load(starts, part + step - 1, ()).item() // rows + part + step <= visit:
             part += step
         step = step // 2
     begin, end = bounds_of(part, starts, length)
     other_begin, other_end = 0, 0
     if part > 0 and part < count:
         other_begin, other_end = bounds_of(part, others, other_length)
-    tile, height, width = place - part - begin // rows, end - begin, other_end - other_begin
+    tile, height, width = visit - part - begin // rows, end - begin, other_end - other_begin
     if tile * rows >= height:
         tile = -1
     # The column at which its first row stands, and what the others see of the columns.
-    ahead = tile * rows + width - height
-    last = min(tk.cdiv(width, columns), tk.cdiv(max(0, ahead + min(rows, height - tile * rows) + right), columns))
-    first = min(max(0, ahead - left) // columns, last)
-    low = min(tk.cdiv(max(0, ahead + rows - 1 - left), columns), last)
-    high = max(low, min(width // columns, max(0, ahead + right + 1) // columns))
-    tk.store(visits, (place, 0), tk.full((1, 1), tile, tk.int32))
-    tk.store(visits, (place, 1), tk.full((1, 1), part, tk.int32))
-    tk.store(visits, (place, 2), tk.full((1, 1), begin, tk.int32))
-    tk.store(visits, (place, 3), tk.full((1, 1), end, tk.int32))
-    tk.store(visits, (place, 4), tk.full((1, 1), other_begin, tk.int32))
-    tk.store(visits, (place, 5), tk.full((1, 1), other_end, tk.int32))
-    tk.store(visits, (place, 6), tk.full((1, 1), first, tk.int32))
-    tk.store(visits, (place, 7), tk.full((1, 1), low, tk.int32))
-    tk.store(visits, (place, 8), tk.full((1, 1), high, tk.int32))
-    tk.store(visits, (place, 9), tk.full((1, 1), last, tk.int32))
+    diagonal = tile * rows + width - height
+    last = min(tk.cdiv(width, columns), tk.cdiv(max(0, diagonal + min(rows, height - tile * rows) + right), columns))
+    first = min(max(0, diagonal - left) // columns, last)
+    low = min(tk.cdiv(max(0, diagonal + rows - 1 - left), columns), last)
+    high = max(low, min(width // columns, max(0, diagonal + right + 1) // columns))
+    tk.store(visits, (visit, 0), tk.full((1, 1), tile, tk.int32))
+    tk.store(visits, (visit, 1), tk.full((1, 1), part, tk.int32))
+    tk.store(visits, (visit, 2), tk.full((1, 1), begin, tk.int32))
+    tk.store(visits, (visit, 3), tk.full((1, 1), end, tk.int32))
+    tk.store(visits, (visit, 4), tk.full((1, 1), other_begin, tk.int32))
+    tk.store(visits, (visit, 5), tk.full((1, 1), other_end, tk.int32))
+    tk.store(visits, (visit, 6), tk.full((1, 1), first, tk.int32))
+    tk.store(visits, (visit, 7), tk.full((1, 1), low, tk.int32))
+    tk.store(visits, (visit, 8), tk.full((1, 1), high, tk.int32))
+    tk.store(visits, (visit, 9), tk.full((1, 1), last, tk.int32))
 
 
 @tk.function
-def visit_at(visits, place):
+def visit_at(visits, visit):
     """Which tile of its sequence a place stands for, -1 if none; the sequence, as a part; where it begins and ends; and where it
     does in the other tensor."""
-    tile, part = tk.load(visits, (place, 0), ()).item(), tk.load(visits, (place, 1), ()).item()
-    begin, end = tk.load(visits, (place, 2), ()).item(), tk.load(visits, (place, 3), ()).item()
-    return tile, part, begin, end, tk.load(visits, (place, 4), ()).item(), tk.load(visits, (place, 5), ()).item()
+    tile, part = tk.load(visits, (visit, 0), ()).item(), tk.load(visits, (visit, 1), ()).item()
+    begin, end = tk.load(visits, (visit, 2), ()).item(), tk.load(visits, (visit, 3), ()).item()
+    return tile, part, begin, end, tk.load(visits, (visit, 4), ()).item(), tk.load(visits, (visit, 5), ()).item()
 
 
 @tk.function
-def range_at(visits, place):
+def range_at(visits, visit):
     """Of the tiles that it sees the first, those that the whole ones begin and end with, the last. Ends are those of ranges."""
-    first, low = tk.load(visits, (place, 6), ()).item(), tk.load(visits, (place, 7), ()).item()
-    return first, low, tk.load(visits, (place, 8), ()).item(), tk.load(visits, (place, 9), ()).item()
+    first, low = tk.load(visits, (visit, 6), ()).item(), tk.load(visits, (visit, 7), ()).item()
+    return first, low, tk.load(visits, (visit, 8), ()).item(), tk.load(visits, (visit, 9), ()).item()
 
 
 # --------------------------------------------------------------------------------------------------------------------------- host
@@ -105,10 +105,10 @@ def visits_of(
         masks: which of the others a row sees.
     """
     (length, starts), (other_length, other_starts) = packed, others
-    places = length // rows + starts.shape[0] + 1  # enough for tiles of all sequences, and of what lies before and behind them
-    visits = new(Spec((places, _FIELDS), dtypes.int32))
+    count = length // rows + starts.shape[0] + 1  # enough for tiles of all sequences, and of what lies before and behind them
+    visits = new(Spec((count, _FIELDS), dtypes.int32))
     left, right = masks.left if masks.below else FAR, masks.right if masks.above else FAR
     step = power(starts.shape[0] + 1) // 2  # bisection that begins with it ends at one of `B + 2` parts
     launch = _find(visits.scattered(), starts, other_starts, length, other_length, rows, columns, left, right, step)
-    yield launch.num_warps(1).grid(places)
+    yield launch.num_warps(1).grid(count)
     return visits

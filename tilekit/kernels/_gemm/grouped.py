@@ -30,7 +30,7 @@ _STAYING, _STAYING_AHEAD, _SMALL = 4, 2, 192
 
 
 @tk.kernel
-def _grouped(out: tk.Out, a: tk.In, b: tk.In, offsets: tk.In, dtype: tk.Const, precision: tk.Const, ahead: tk.Const):
+def _grouped(out: tk.Out, a: tk.In, b: tk.In, offsets: tk.In, dtype: tk.Const, precision: tk.Const, warp_specialize: tk.Const):
     groups, columns = b.shape[0], tk.cdiv(b.shape[2], BN)
     # The next tile of this block, counted from the group's first. A slice that begins at the constant 0 is of another type.
     at, first = tk.bid(0), 0 * groups
@@ -42,12 +42,12 @@ def _grouped(out: tk.Out, a: tk.In, b: tk.In, offsets: tk.In, dtype: tk.Const, p
         rows = tk.cdiv(last - first, BM)
         while at < rows * columns:
             top = at // (_TOGETHER * columns) * _TOGETHER
-            place = at - top * columns
+            index = at - top * columns
             height = min(_TOGETHER, rows - top)
-            i, j = top + place % height, place // height
+            i, j = top + index % height, index // height
             acc = tk.zeros((BM, BN), dtype)
             for ta, tb in tk.pipelined(
-                a.slice(0, first).tiles((BM, BK))[i, :steps], b.tiles((1, BK, BN))[g, :steps, j], warp_specialize=ahead
+                a.slice(0, first).tiles((BM, BK))[i, :steps], b.tiles((1, BK, BN))[g, :steps, j], warp_specialize=warp_specialize
             ):
                 acc = tk.mma(ta, tb.reshape((BK, BN)), acc, precision=precision)
             tk.store(out.slice(0, first, last), (i, j), acc.astype(out.dtype))
@@ -103,7 +103,7 @@ def grouped_gemm(
     if offsets.shape != (groups,):
         raise ValueError(f"{name}: offsets has shape {offsets.shape}; for {groups} groups it is ({groups},), where each ends")
     tile = check_tile(name, tile)
-    place = out_or_new(name, out, a, (total, n), result_dtype(a, dtype, wide))
+    destination = out_or_new(name, out, a, (total, n), result_dtype(a, dtype, wide))
     exact = a.dtype == dtypes.float32 and precision != "tf32"
     # Where the columns of `a` are contiguous, tiles begin in the middle of the 16 bytes that are copied at a time.
     lies = a.unit == 1
@@ -114,20 +114,20 @@ def grouped_gemm(
         even=aligned(a, b), cpu=on_cpu(a), tf32=a.dtype == dtypes.float32 and not exact, beside=0,
         tile=tile, num_warps=num_warps, splits=1, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
     )  # fmt: skip
-    most = min(total, (total + (groups + 1) * (plan.rows - 1)) // plan.rows) * -(-n // plan.columns)
+    limit = min(total, (total + (groups + 1) * (plan.rows - 1)) // plan.rows) * -(-n // plan.columns)
     count = multiprocessors(a)
     small = plan.num_warps <= 4 and plan.rows + plan.columns <= _SMALL
-    blocks = min(most, count * (_STAYING if not (staged or copied) else _STAYING_AHEAD if small else 1))
+    blocks = min(limit, count * (_STAYING if not (staged or copied) else _STAYING_AHEAD if small else 1))
 
     def steps(new):
-        y = new(place)
+        y = new(destination)
         if y.size and k and groups:
-            ahead = False if exact or a.dtype == dtypes.float64 else None
-            launch = _grouped(y.scattered(), a, b, offsets, wide, precision, ahead).grid(blocks)
+            warp_specialize = False if exact or a.dtype == dtypes.float64 else None
+            launch = _grouped(y.scattered(), a, b, offsets, wide, precision, warp_specialize).grid(blocks)
             launch = launch.generics(BM=plan.rows, BN=plan.columns, BK=plan.depth).num_warps(plan.num_warps)
             yield launch if plan.occupancy is None else launch.occupancy(plan.occupancy)
         elif y.size:
             yield filled(y)
         return y
 
-    return Launches(a, steps, place)
+    return Launches(a, steps, destination)

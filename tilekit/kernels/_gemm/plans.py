@@ -218,9 +218,9 @@ def _cheapest(
         read = bm * times + groups * bn  # each warpgroup reads its rows of a, and all of b
         products = bm * bn * _STAGED_BYTES / _PRODUCTS
         step = max(products, (read + bm + bn) * _STAGED_BYTES / _BYTES, _SUMMING * products / groups if summed else 0)
-        most = 1 if batch > 1 else min(_MOST_SPLITS, steps, max(1, 2 * count // tiles))
+        limit = 1 if batch > 1 else min(_MOST_SPLITS, steps, max(1, 2 * count // tiles))
         stream = stream_k(-(-m // bm), -(-n // bn), steps, _held(count, warps)) if batch == 1 else None
-        ways: list[int | str] = list(range(1, most + 1)) if splits is None else [1 if splits == "stream" else splits]
+        ways: list[int | str] = list(range(1, limit + 1)) if splits is None else [1 if splits == "stream" else splits]
         # Of tiles that are too few from the start, the sums are split, as long as nobody says otherwise.
         near = itemsize * (m * k + k * n) <= _STREAMED
         if stream is not None and (splits == "stream" or (splits is None and stream.top and near)):

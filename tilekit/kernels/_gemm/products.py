@@ -84,12 +84,12 @@ def _kernels(epilogue: Function) -> _Kernels:
     @tk.kernel
     def gemm(
         out: tk.Out, a: tk.In, b: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta,
-        dtype: tk.Const, precision: tk.Const, ahead: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const,
+        dtype: tk.Const, precision: tk.Const, warp_specialize: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const,
     ):  # fmt: skip
         for tile in out.tiles():
             i, j = tile.index
             acc = tk.zeros((BM, BN), dtype)
-            for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, :], b.tiles((BK, BN))[:, j], warp_specialize=ahead):
+            for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, :], b.tiles((BK, BN))[:, j], warp_specialize=warp_specialize):
                 acc = tk.mma(ta, tb, acc, precision=precision)
             done = finished(acc, 0, i, j, alpha, beta, c, x, y, z, scaled, added, operands)
             out.store(done.astype(out.dtype), tile)
@@ -97,14 +97,14 @@ def _kernels(epilogue: Function) -> _Kernels:
     @tk.kernel
     def batched_gemm(
         out: tk.Out, a: tk.In, b: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta,
-        dtype: tk.Const, precision: tk.Const, ahead: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const,
+        dtype: tk.Const, precision: tk.Const, warp_specialize: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const,
         each: tk.Const,
     ):  # fmt: skip
         for tile in out.tiles():
             n, i, j = tile.index
             acc = tk.zeros((BM, BN), dtype)
             for ta, tb in tk.pipelined(
-                a.tiles((1, BM, BK))[n * each[0], i, :], b.tiles((1, BK, BN))[n * each[1], :, j], warp_specialize=ahead
+                a.tiles((1, BM, BK))[n * each[0], i, :], b.tiles((1, BK, BN))[n * each[1], :, j], warp_specialize=warp_specialize
             ):
                 acc = tk.mma(ta.reshape((BM, BK)), tb.reshape((BK, BN)), acc, precision=precision)
             done = finished(acc, n, i, j, alpha, beta, c, x, y, z, scaled, added, operands)
@@ -137,13 +137,15 @@ def _kernels(epilogue: Function) -> _Kernels:
 
 
 @tk.kernel
-def _parts(parts: tk.Out, a: tk.In, b: tk.In, share: int, precision: tk.Const, ahead: tk.Const):
+def _parts(parts: tk.Out, a: tk.In, b: tk.In, share: int, precision: tk.Const, warp_specialize: tk.Const):
     """Part `s` of the sums has tiles `s * share` to `(s + 1) * share` along K."""
     for tile in parts.tiles():
         s, i, j = tile.index
         first, last = s * share, (s + 1) * share
         acc = tk.zeros((BM, BN), parts.dtype)
-        for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, first:last], b.tiles((BK, BN))[first:last, j], warp_specialize=ahead):
+        for ta, tb in tk.pipelined(
+            a.tiles((BM, BK))[i, first:last], b.tiles((BK, BN))[first:last, j], warp_specialize=warp_specialize
+        ):
             acc = tk.mma(ta, tb, acc, precision=precision)
         parts.store(acc.reshape((1, BM, BN)), tile)
 
@@ -196,11 +198,11 @@ def gemm(
     """
     if not isinstance(operands, (tuple, list)):
         raise TypeError(f"gemm: operands is a tuple of the epilogue's tensors and scalars, not {type(operands).__name__}")
-    made = _gemm(
+    op = _gemm(
         a, b, c, *operands, alpha=alpha, beta=beta, epilogue=epilogue, dtype=dtype, precision=precision, out=out, tile=tile,
         num_warps=num_warps, splits=splits,
     )  # fmt: skip
-    return made.named("gemm")
+    return op.named("gemm")
 
 
 @takes_ops
@@ -213,20 +215,20 @@ def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile
     if c is not None:
         a_tensor("gemm", c=c)
     # All that follows from what a tensor is, but for its address, is found out once.
-    given = (
+    key = (
         a.traits, b.traits, None if c is None else c.traits, tuple(x.traits for x in operands), type(alpha), type(beta),
         epilogue, dtype, precision, tuple(tile) if isinstance(tile, list) else tile, num_warps, splits,
     )  # fmt: skip
     try:
-        recipe = _recipes.get(given)
+        recipe = _recipes.get(key)
     except TypeError:  # one has no hash, which is wrong of all but the epilogue
         recipe = _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, num_warps, splits)
     if recipe is None:
         if len(_recipes) >= _RECIPES_KEPT:
             _recipes.clear()
-        recipe = _recipes[given] = _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, num_warps, splits)
-    extents, result, wide, added, along, ahead, plan, kernels, turned = recipe
-    place, matrix, rank = out_or_new("gemm", out, a, extents, result), len(extents) == 2, len(extents)
+        recipe = _recipes[key] = _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, num_warps, splits)
+    extents, result, wide, added, along, warp_specialize, plan, kernels, turned = recipe
+    destination, matrix, rank = out_or_new("gemm", out, a, extents, result), len(extents) == 2, len(extents)
     more = [shaped(x, _padded(x.shape, rank)) for x in operands]
     added_to = a if c is None else shaped(c, _padded(c.shape, rank))
     if turned and c is not None:
@@ -237,7 +239,7 @@ def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile
     (m, n), k = extents[-2:], a.shape[-1]
 
     def steps(new):
-        y = new(place)
+        y = new(destination)
         if not y.size:
             return y
         left, right = a, b
@@ -251,17 +253,17 @@ def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile
         if not matrix:
             each = tuple(int(len(x.shape) == 3) for x in (a, b))
             stacks = (shaped(x, _padded(x.shape, 3)) for x in (left, right))
-            yield launched(kernels.batch(plan.mapped(y), *stacks, *rest, wide, precision, ahead, *constants, each))
+            yield launched(kernels.batch(plan.mapped(y), *stacks, *rest, wide, precision, warp_specialize, *constants, each))
         elif plan.splits == 1 and plan.stream is None:
-            yield launched(kernels.matrix(plan.mapped(target), left, right, *rest, wide, precision, ahead, *constants))
+            yield launched(kernels.matrix(plan.mapped(target), left, right, *rest, wide, precision, warp_specialize, *constants))
         elif plan.stream is not None:
             stream, above = plan.stream, plan.stream.top * plan.rows
             if above:
                 yield launched(
-                    kernels.matrix(plan.mapped(target[:above]), left, right, *rest, wide, precision, ahead, *constants)
+                    kernels.matrix(plan.mapped(target[:above]), left, right, *rest, wide, precision, warp_specialize, *constants)
                 )
             parts = new(Spec((stream.places, plan.rows, plan.columns), wide))
-            launch = shares_of(parts.scattered(), left, right, *stream[:-1], precision, ahead)
+            launch = shares_of(parts.scattered(), left, right, *stream[:-1], precision, warp_specialize)
             yield launched(launch.grid(stream.blocks))
             columns = min(plan.columns, 256)
             rows = min(plan.rows, 256 if on_cpu(a) else max(1, _SUMMED // columns))
@@ -272,7 +274,7 @@ def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile
             yield launch.generics(BM=rows, BN=columns).num_warps(_SUMMED_WARPS)
         else:
             parts = new(Spec((plan.splits, *target.shape), wide))
-            yield launched(_parts(plan.mapped(parts), left, right, plan.share, precision, ahead))
+            yield launched(_parts(plan.mapped(parts), left, right, plan.share, precision, warp_specialize))
             columns = min(power(target.shape[1]), 256)
             rows = min(power(target.shape[0]), 256 if on_cpu(a) else _SUMMED // columns)
             launch = kernels.finish(target.partition((rows, columns)), parts, *rest, plan.splits, *constants)
@@ -336,8 +338,8 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
     )  # fmt: skip
     # Without fast tensor cores a product takes so long that its operands come in time, and registers are better spent on it.
-    ahead = False if exact or a.dtype == dtypes.float64 else None
-    return _Recipe(extents, result, wide, added, along, ahead, plan, _kernels(_function(epilogue)), turned)
+    warp_specialize = False if exact or a.dtype == dtypes.float64 else None
+    return _Recipe(extents, result, wide, added, along, warp_specialize, plan, _kernels(_function(epilogue)), turned)
 
 
 # ------------------------------------------------------------------------------------------------------------------------- checks

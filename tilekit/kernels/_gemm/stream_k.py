@@ -25,7 +25,7 @@ _EVEN = 2  # rows of tiles in clusters of a product, see `plans`
 @tk.kernel
 def shares_of(
     parts: tk.Out, a: tk.In, b: tk.In, top: int, columns: int, tiles: int, steps: int, share: int,
-    precision: tk.Const, ahead: tk.Const,
+    precision: tk.Const, warp_specialize: tk.Const,
 ):  # fmt: skip
     """What each block adds up of the tiles from row `top` of tiles on, in shares of so many steps."""
     at = tk.bid(0) * share
@@ -36,7 +36,9 @@ def shares_of(
         last = min(steps, first + end - at)
         i, j = top + tile // columns, tile % columns
         acc = tk.zeros((BM, BN), parts.dtype)
-        for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, first:last], b.tiles((BK, BN))[first:last, j], warp_specialize=ahead):
+        for ta, tb in tk.pipelined(
+            a.tiles((BM, BK))[i, first:last], b.tiles((BK, BN))[first:last, j], warp_specialize=warp_specialize
+        ):
             acc = tk.mma(ta, tb, acc, precision=precision)
         tk.store(parts, (tk.bid(0) + tile, 0, 0), acc.reshape((1, BM, BN)))
         at += last - first
