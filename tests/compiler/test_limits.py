@@ -5,7 +5,7 @@ from numba import cuda, float32
 
 import tilekit as tk
 from tilekit import api
-from tilekit.compiler.kernel import RESERVED_BYTES, SHARED_BYTES, target_capability
+from tilekit.compiler.target import named
 
 KB = 1 << 10
 
@@ -16,8 +16,7 @@ def meta(dtype, *shape):
 
 def shared_of(compiled):
     """All shared memory of a block, without what CUDA has for itself."""
-    capability = target_capability(compiled.target)[:2]
-    return compiled.shared_bytes + compiled.dynamic_shared_bytes - RESERVED_BYTES[capability]
+    return compiled.shared_bytes + compiled.dynamic_shared_bytes - named(compiled.target).ptxas_shared_bytes
 
 
 def multiplied(m, k, n, dtype=tk.float64):
@@ -50,7 +49,7 @@ def test_operands_that_fit_exactly_take_no_more_than_they_need():
     """160 KB: as a power of two it would be 256, more than any block has."""
     for target in ("sm_80", "sm_90a"):
         compiled = multiplied(64, 64, 256).compile(target)
-        assert 160 * KB <= shared_of(compiled) <= SHARED_BYTES[target_capability(target)[:2]]
+        assert 160 * KB <= shared_of(compiled) <= named(target).block_shared_bytes
     with pytest.raises(tk.CompileError, match=r"mma: the operands need 163,840 bytes .* sm_86 has 101,376"):
         multiplied(64, 64, 256).compile("sm_86")
 
@@ -100,5 +99,5 @@ def test_a_tile_larger_than_shared_memory_goes_in_parts(target, parts):
     """256 KB, in parts of 128 or 64, each of which is put there between barriers."""
     op = transposed(meta(tk.float32, 256, 256).partition((256, 256)), meta(tk.float32, 256, 256), 256, 256)
     compiled = op.compile(target)
-    assert shared_of(compiled) == 256 * KB // parts <= SHARED_BYTES[target_capability(target)[:2]]
+    assert shared_of(compiled) == 256 * KB // parts <= named(target).block_shared_bytes
     assert compiled.ptx.count("bar.sync") == 2 * parts

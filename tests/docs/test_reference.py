@@ -56,7 +56,7 @@ def test_command_line_page_lists_the_options(command: str, capsys: pytest.Captur
 
 
 def test_guide_lists_the_targets() -> None:
-    from tilekit.compiler.kernel import TARGETS
+    from tilekit.compiler.target import TARGETS
 
     page = (DOCS / "guides" / "compiling-without-a-gpu.md").read_text("utf-8")
     assert set(re.findall(r"`(sm_\w+)`", page)) == set(TARGETS)

@@ -30,7 +30,8 @@ _ACCESSES = {
     "test_tiles_inside_are_added_without_predicates": 2,
 }
 _PIPELINES = {
-    "test_other_targets_copy": "^(gemm-sm_80|persistent-sm_120)$",
+    "test_gpus_without_tma_copy": "^(gemm-sm_80|persistent-sm_89)$",
+    "test_products_by_warps_of_what_the_tma_brings": "^(turned-sm_100a|persistent-sm_120)$",
     "test_products_follow_each_other": r"^(gemm-\(64, 64|turned-\(128, 256|persistent-\(256, 128, 64\)-8|gemm.*-16$)",
     "test_why_there_is_no_ring": "^(told|looked up|carried|written)$",
     "test_a_product_stays_under_way_until_it_is_needed": 1,

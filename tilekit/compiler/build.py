@@ -39,11 +39,11 @@ from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.frontend.inlining import inlined
 from tilekit.compiler.grids import Fold
-from tilekit.compiler.kernel import SHARED_BYTES, STATIC_BYTES, CompiledKernel, choose_config, param_format, target_capability
+from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format
 from tilekit.compiler.layouts.linear import Config
-from tilekit.compiler.nvidia.multibuffer import SHARED_BYTES as SHARED_WITH_RESERVED
 from tilekit.compiler.nvidia.multibuffer import loaders_of
 from tilekit.compiler.passes.pipelining import Unfit, pipelined_loops, plain, rings_of, specialised
+from tilekit.compiler.target import STATIC_SHARED_BYTES, named, numba_capability, of
 from tilekit.errors import CompileError
 from tilekit.lang.size import MOST_WARPS, sized
 
@@ -72,7 +72,7 @@ def build(
         bound: its generics bound.
         facts: what may be assumed about each argument.
         num_warps: warps in a block, a power of two; None leaves it to the compiler, which takes more where registers spill.
-        target: `"sm_90a"`, see `compiler.kernel.TARGETS`.
+        target: `"sm_90a"`, see `compiler.target.TARGETS`.
         checks: whether it makes sure of indices while it runs, see `TILEKIT_CHECKS`.
         occupancy: blocks that a multiprocessor should have room for; a thread gets no more registers than that leaves.
         fold: how the grid is folded, see `compiler.grids`; None if it is not.
@@ -129,22 +129,20 @@ def _compiled(
     rings = rings_of(bound)
     if not rings:
         return attempt(None)
-    types_, capability = argument_types(bound.names, facts, config), target_capability(target)[:2]
+    types_, gpu = argument_types(bound.names, facts, config), named(target)
     tensors = {ty.parameter: (at, ty) for at, ty in enumerate(types_) if isinstance(ty, TensorType)}
-    loaders, most = loaders_of(capability, config.num_warps), SHARED_WITH_RESERVED[capability]
+    loaders, room = loaders_of(gpu, config.num_warps), gpu.room
 
     def state(rooms: int, kept: int, *, apart: bool = True) -> Pipelines:
         blocks = occupancy or 1
-        return Pipelines(
-            tensors, capability, rings, loaders=loaders, shared=most, resident=blocks, rooms=rooms, kept=kept, apart=apart
-        )
+        return Pipelines(tensors, gpu, rings, loaders=loaders, shared=room, resident=blocks, rooms=rooms, kept=kept, apart=apart)
 
     tried = state(0, 0)
     try:
         while True:
             made, compilation = attempt(tried)
             rooms = compilation.dynamic_bytes
-            if rooms <= tried.rooms and made.shared_bytes + made.dynamic_shared_bytes <= most:
+            if rooms <= tried.rooms and made.shared_bytes + made.dynamic_shared_bytes <= room:
                 if tried.operand_sets and made.spilled_bytes:  # ptxas has each instruction wait where registers are short
                     tried = state(tried.rooms, tried.kept, apart=False)
                     continue
@@ -155,7 +153,7 @@ def _compiled(
             further = state(max(rooms, tried.rooms), max(made.shared_bytes + tried.parked_bytes, tried.kept), apart=tried.apart)
             if (further.rooms, further.kept) == (tried.rooms, tried.kept):
                 total = made.shared_bytes + made.dynamic_shared_bytes
-                raise Unfit(f"its stages and the rest take {total} bytes of shared memory; a block has {most}")
+                raise Unfit(f"its stages and the rest take {total} bytes of shared memory; a block has {room}")
             tried = further
     except Unfit as error:
         reason = str(error)
@@ -178,7 +176,7 @@ def _assembled(
     fold: Fold | None,
 ) -> tuple[CompiledKernel, Compilation]:
     """The same, with or without rings for its pipelines."""
-    capability, arguments = target_capability(target), argument_types(bound.names, facts, config)
+    capability, arguments = numba_capability(target), argument_types(bound.names, facts, config)
     threads = config.num_threads + (pipelines.loaders if pipelines else 0)
 
     def compile_function(function: FunctionType) -> tuple[str, bytes]:
@@ -229,18 +227,18 @@ def _check_own(ptx: str, compilation: Compilation, bound: BoundKernel) -> None:
         CompileError: it has not.
     """
     static = sum(int(size) for size in re.findall(r"^\s*(?:\.visible )?\.shared .*?\.b8 \S+\[(\d+)\];", ptx, re.MULTILINE))
-    own, limit = static - compilation.static_bytes, SHARED_BYTES[compilation.capability]
-    if own <= 0 or (static <= STATIC_BYTES and static + compilation.dynamic_bytes <= limit):
+    own, limit = static - compilation.static_bytes, compilation.target.block_shared_bytes
+    if own <= 0 or (static <= STATIC_SHARED_BYTES and static + compilation.dynamic_bytes <= limit):
         return
     if compilation.pipelines is not None:
         raise Unfit(f"the kernel has arrays of {own:,} bytes in shared memory")
     if not compilation.crowded and compilation.static_bytes:
         raise Crowded
-    (major, minor), most = compilation.capability, max(0, min(STATIC_BYTES, limit - compilation.dynamic_bytes))
+    gpu, left = compilation.target.label, max(0, min(STATIC_SHARED_BYTES, limit - compilation.dynamic_bytes))
     arrays = (n for n in ast.walk(bound.source.tree) if isinstance(n, ast.Call) and ast.unparse(n.func).endswith("shared.array"))
     first = next(arrays, bound.source.tree)
     raise bound.source.error(
-        f"arrays of {own:,} bytes of shared memory, and a block of sm_{major}{minor} has {most:,} for them beside what tile "
+        f"arrays of {own:,} bytes of shared memory, and a block of {gpu} has {left:,} for them beside what tile "
         "operations take; take smaller ones", first.lineno, "array",
     )  # fmt: skip
 
@@ -258,8 +256,8 @@ def _pass_by_value(library: Any, count: int) -> None:
     places = module.add_metadata(tuple(ir.Constant(ir.IntType(32), number + 1) for number in numbers))
     annotations = cgutils.get_or_insert_named_metadata(module, "nvvm.annotations")
     annotations.add(module.add_metadata((kernel, ir.MetaDataString(module, "grid_constant"), places)))
-    # NVVM's dialect of LLVM below sm_100 has no types there.
-    library._llvm_strs = [re.sub(r"byval\(\[\d+ x i64\]\)", "byval", text) for text in library.llvm_strs]
+    if not current().target.typed_attributes:
+        library._llvm_strs = [re.sub(r"byval\(\[\d+ x i64\]\)", "byval", text) for text in library.llvm_strs]
 
 
 def _run_together(library: Any, blocks: int) -> None:
@@ -296,7 +294,7 @@ def translate(
     Args:
         bound, config: the kernel, and what its tiles share.
         arguments: the types of its parameters.
-        capability: what it is compiled for.
+        capability: what it is compiled for, as numba writes it.
         compile_function: what compiles the function that is the kernel.
         checks: whether it makes sure of indices while it runs.
         grows: whether to stop where more warps are wanted.
@@ -313,7 +311,6 @@ def translate(
         Unfit: its pipelines cannot be rings.
         TilekitError: NVVM or nvJitLink is not installed.
     """
-    target = capability[0], capability[1]
     bound = plain(bound) if pipelines is None else specialised(bound, pipelines.clusters, pipelines.written)
     following = bound
     with (
@@ -323,7 +320,7 @@ def translate(
             loops=bound.loops,
             checks=checks,
             grows=grows,
-            capability=target,
+            target=of((capability[0], capability[1])),
             pipelines=pipelines,
             fold=fold,
             crowded=crowded,

@@ -13,18 +13,13 @@ from tilekit.compiler.grids import Fold
 from tilekit.compiler.kernel import CompiledKernel
 from tilekit.compiler.layouts.linear import WARP, Layout
 from tilekit.compiler.specialise import BoundKernel
+from tilekit.compiler.target import named
 from tilekit.compiler.toolkit import importing_numba
 from tilekit.dtypes import DType
 
 __all__ = ["Conversion", "Explanation", "LayoutInUse", "MemoryAccess", "Pipeline", "explain", "resident_blocks"]
 
 _SECTOR = 32  # bytes that memory moves at least
-
-# Of a multiprocessor: registers, warps, blocks, shared memory in KB; and what a block reserves of it, in KB.
-_LIMITS = {
-    "sm_80": (65536, 64, 32, 164, 1), "sm_86": (65536, 48, 16, 100, 1), "sm_89": (65536, 48, 24, 100, 1),
-    "sm_90": (65536, 64, 32, 228, 1), "sm_100": (65536, 64, 32, 228, 1), "sm_120": (65536, 48, 24, 100, 1),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,15 +340,15 @@ def _pipelines(notes: list[tuple[Any, ...]]) -> list[Pipeline]:
 
 def resident_blocks(kernel: CompiledKernel) -> tuple[int, str, float]:
     """How many blocks of a kernel a multiprocessor has room for, what limits them, and the share of its warps that they are."""
-    registers, most_warps, most_blocks, shared_kb, reserved_kb = _LIMITS[kernel.target.rstrip("af")]
+    target = named(kernel.target)
     warps = kernel.block[0] // WARP
     per_warp = -(-kernel.registers * WARP // 256) * 256  # registers are given out in units of 256 to a warp
-    shared = kernel.shared_bytes + kernel.dynamic_shared_bytes + (reserved_kb << 10)
+    shared = kernel.shared_bytes + kernel.dynamic_shared_bytes + target.launch_shared_bytes
     room = {
-        "threads": most_warps // warps,
-        "registers": registers // per_warp // warps if per_warp else most_blocks,
-        "shared memory": (shared_kb << 10) // shared,
-        "the number of blocks": most_blocks,
+        "threads": target.warps // warps,
+        "registers": target.registers // per_warp // warps if per_warp else target.blocks,
+        "shared memory": target.shared_bytes // shared,
+        "the number of blocks": target.blocks,
     }
     limit = min(room, key=lambda name: room[name])
-    return room[limit], limit, room[limit] * warps / most_warps
+    return room[limit], limit, room[limit] * warps / target.warps

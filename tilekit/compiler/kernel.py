@@ -1,4 +1,4 @@
-"""A compiled kernel, and the targets that it can be compiled for. No numba here: a cached kernel is used without it."""
+"""A compiled kernel. No numba here: a cached one is used without it."""
 
 from __future__ import annotations
 
@@ -16,44 +16,7 @@ from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.layouts.linear import Config, choose_num_warps, choose_vec, elements
 from tilekit.errors import TilekitError
 
-__all__ = [
-    "RESERVED_BYTES", "SHARED_BYTES", "STATIC_BYTES", "TARGETS", "CompiledKernel", "choose_config", "disassemble", "param_format",
-    "target_capability",
-]  # fmt: skip
-
-# The `a` targets have instructions (wgmma, TMA multicast...) that run on that architecture alone; plain ones run on later minors.
-TARGETS: dict[str, tuple[int, int] | tuple[int, int, str]] = {
-    "sm_80": (8, 0),
-    "sm_86": (8, 6),
-    "sm_89": (8, 9),
-    "sm_90": (9, 0, "a"),
-    "sm_90a": (9, 0, "a"),
-    "sm_100": (10, 0, "a"),
-    "sm_100a": (10, 0, "a"),
-    "sm_120": (12, 0),
-    "sm_120a": (12, 0, "a"),
-}
-
-SHARED_BYTES: dict[tuple[int, int], int] = {
-    capability: kilobytes << 10
-    for capability, kilobytes in {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227, (12, 0): 99}.items()
-}
-"""What a launch may give a block of shared memory, static and dynamic together, by compute capability."""
-STATIC_BYTES = 48 << 10
-"""What of it may be static: variables of the kernel's."""
-RESERVED_BYTES = {capability: 1 << 10 if capability >= (9, 0) else 0 for capability in SHARED_BYTES}
-"""What ptxas counts among the static bytes besides, for CUDA itself."""
-
-
-def target_capability(target: str) -> tuple[int, int] | tuple[int, int, str]:
-    """The compute capability of a target, as numba writes it: `(9, 0, "a")` for `"sm_90a"`.
-
-    Raises:
-        ValueError: there is no such target.
-    """
-    if not isinstance(target, str) or target not in TARGETS:
-        raise ValueError(f"target {target!r}: tilekit compiles for {', '.join(TARGETS)}")
-    return TARGETS[target]
+__all__ = ["CompiledKernel", "choose_config", "disassemble", "param_format"]
 
 
 def choose_config(facts: Sequence[ArgumentFacts], num_warps: int | None) -> Config:

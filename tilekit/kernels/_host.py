@@ -18,6 +18,7 @@ from tilekit._runtime.context import ExecutionContext
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor, new_tensor
 from tilekit.compiler.facts import MOST_NARROW
+from tilekit.compiler.target import of
 from tilekit.launch import copying
 from tilekit.launch.launch import KernelLaunch
 from tilekit.ops import DeviceOp, Spec, zip_ops
@@ -37,6 +38,7 @@ __all__ = [
     "filled",
     "flat",
     "flat_tile",
+    "has_warpgroups",
     "index_dtype",
     "integers",
     "multiprocessors",
@@ -184,6 +186,14 @@ def on_cpu(tensor: Tensor) -> bool:
 def multiprocessors(tensor: Tensor) -> int:
     """Those of its device."""
     return _MULTIPROCESSORS if tensor.device is None else tensor.device.driver.multiprocessors
+
+
+def has_warpgroups(tensor: Tensor) -> bool | None:
+    """Whether products on its GPU are by warpgroups (a tensor without memory: they are); None on a CPU device."""
+    if tensor.device is None:
+        return True
+    capability = tensor.device.compute_capability
+    return None if capability is None else of(capability).wgmma
 
 
 def power(n: int) -> int:

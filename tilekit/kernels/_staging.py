@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
+from tilekit.kernels._host import has_warpgroups
 
 __all__ = ["COPIES", "aligned", "in_stages", "staged_operands"]
 
@@ -42,6 +43,4 @@ def staged_operands(a: Tensor, b: Tensor) -> bool:
 
 
 def _fetched(*tensors: Tensor, to: int, warpgroups: bool = True) -> bool:
-    x = tensors[0]
-    capability = x.storage.device.compute_capability if x.storage is not None else (9, 0)
-    return capability is not None and (capability == (9, 0)) == warpgroups and aligned(*tensors, to=to)
+    return has_warpgroups(tensors[0]) is warpgroups and aligned(*tensors, to=to)

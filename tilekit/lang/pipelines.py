@@ -60,7 +60,7 @@ def pipelined(*streams: Any, stages: int | None = None, warp_specialize: bool | 
 
     On a GPU, tiles come to stages in shared memory if their tensors are only read, begin at a multiple of 4 bytes, have one
     dimension without gaps and rows that are multiples of 4 bytes apart: where these are multiples of 16 bytes, by the tensor
-    memory accelerator (TMA) of compute capability 9.0, else by copies of warps of their own (cp.async). A product (`tk.mma`)
+    memory accelerator (TMA) from compute capability 9.0 on, else by copies of warps of their own (cp.async). A product (`tk.mma`)
     takes them from there. Otherwise they are loaded as in the loop without `tk.pipelined`; `op.explain()` says why.
 
     Raises:

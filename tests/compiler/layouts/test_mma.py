@@ -22,6 +22,7 @@ from tilekit.compiler.layouts.conversion import Matrices, Swizzle, wavefronts, w
 from tilekit.compiler.layouts.linear import Config, Layout
 from tilekit.compiler.lower import matmul
 from tilekit.compiler.nvidia.staged import StagedType, span_of
+from tilekit.compiler.target import of
 
 PTX = {
     "f16": np.float16, "bf16": tk.bfloat16, "tf32": np.float32, "f64": np.float64, "s8": np.int8, "u8": np.uint8,
@@ -125,7 +126,7 @@ def product(shape, depth, dtypes, warps, layouts=None, precision="ieee", capabil
     config = Config(warps, 16 // dtypes[0].itemsize)
     layouts = layouts or [Layout.blocked(s, config) for s in shapes]
     block = Block(config.num_threads)
-    with compiling(config, capability=capability):
+    with compiling(config, target=of(capability)):
         tiles = [TileType(x.dtype, layout, config) for x, layout in zip(given, layouts, strict=True)]
         ty, emit = ops.LOWERINGS[tk.mma](*tiles, types.StringLiteral(precision))
         made = emit(block, *(spread(block, layout, x) for x, layout in zip(given, layouts, strict=True)), None)
@@ -203,7 +204,7 @@ def test_operands_that_lie_in_stages(shape, depth, warps, kinds, which, turned):
     given = [small(s, d, n) for n, (s, d) in enumerate(zip(shapes, (*kinds, acc), strict=True))]
     layouts = [Layout.blocked(s, config) for s in shapes]
     block, start = Block(config.num_threads), ROOM
-    with compiling(config, capability=capability):
+    with compiling(config, target=of(capability)):
         tiles = [TileType(x.dtype, layout, config) for x, layout in zip(given, layouts, strict=True)]
         values = [spread(block, layout, x) for x, layout in zip(given, layouts, strict=True)]
         for n, name in enumerate("ab"):

@@ -10,14 +10,14 @@ from tilekit.compiler.codegen.diagnose import OverLimit
 from tilekit.compiler.codegen.emit import asm
 from tilekit.compiler.codegen.types import Compilation, Crowded, current, i8, i32, integer
 from tilekit.compiler.codegen.words import braced, elements_of, packed, words_of
-from tilekit.compiler.kernel import SHARED_BYTES, STATIC_BYTES
 from tilekit.compiler.passes.pipelining import Unfit
+from tilekit.compiler.target import STATIC_SHARED_BYTES
 from tilekit.dtypes import DType
 
 __all__ = ["at", "at_once", "barrier", "drain", "get", "get_matrices", "most", "part_bytes", "put", "room", "where"]
 
 _DRAIN = 16  # bytes, with those that align what follows
-_STATIC = STATIC_BYTES - _DRAIN  # more than this, and the drain, must be dynamic, and asked for when the kernel is loaded
+_STATIC = STATIC_SHARED_BYTES - _DRAIN  # more than this, and the drain, must be dynamic, and asked for when the kernel is loaded
 _BESIDE_RINGS = 32 * 1024  # for a part of what does not fit, where rings of stages want the rest
 _OWN = 2048  # what is smaller has memory of its own: without a loop nobody reads it when it is written
 
@@ -33,7 +33,7 @@ def barrier(builder: ir.IRBuilder) -> None:
 
 def most() -> int:
     """How much shared memory a block may have on the GPU that is compiled for, in bytes."""
-    return SHARED_BYTES[current().capability]
+    return current().target.block_shared_bytes
 
 
 def part_bytes() -> int:
@@ -96,8 +96,8 @@ def _take(compilation: Compilation, nbytes: int, size: int, what: str, *, dynami
         compilation.static_bytes += size
     if compilation.static_bytes + compilation.dynamic_bytes <= most():
         return
-    (major, minor), limit = compilation.capability, most()
-    problem = f"{what} need {nbytes:,} bytes of shared memory, and a block of sm_{major}{minor} has {limit:,}; take smaller tiles"
+    limit, gpu = most(), compilation.target.label
+    problem = f"{what} need {nbytes:,} bytes of shared memory, and a block of {gpu} has {limit:,}; take smaller tiles"
     if compilation.pipelines is not None:
         raise Unfit(problem)
     raise OverLimit(problem) if nbytes > limit else Crowded

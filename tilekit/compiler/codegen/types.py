@@ -29,6 +29,7 @@ from tilekit.compiler.facts import ScalarFacts, TensorFacts
 from tilekit.compiler.grids import Fold
 from tilekit.compiler.layouts.linear import Config, Layout, elements
 from tilekit.compiler.layouts.mma import is_accumulator
+from tilekit.compiler.target import Target, of
 from tilekit.dtypes import DType
 from tilekit.lang.size import ELEMENTS_A_THREAD, MOST_WARPS
 
@@ -99,6 +100,9 @@ BARRIER_ROOM = 512
 """What there is for the barriers of all rings of a kernel, in bytes: those of 32 stages."""
 
 
+_OLDEST = of((8, 0))  # what a compilation is for unless it says: that of layouts alone
+
+
 class Crowded(Exception):
     """Rooms in shared memory fit one by one, and not beside each other. No error of numba's: they are made to share one."""
 
@@ -154,7 +158,7 @@ class Pipelines:
 
     Attributes:
         tensors: by name, the place of a parameter among the arguments, and its type; `written`: those that are not only read.
-        capability: of the GPU that the kernel is compiled for.
+        target: the GPU that the kernel is compiled for.
         rings: how many there are.
         loaders: threads of a block besides those that calculate.
         shared: bytes of shared memory that a block may have, and `resident`, how many blocks should have room beside each other.
@@ -178,7 +182,7 @@ class Pipelines:
     def __init__(
         self,
         tensors: Mapping[str, tuple[int, TensorType]],
-        capability: tuple[int, int],
+        target: Target,
         rings: int,
         *,
         loaders: int,
@@ -188,7 +192,7 @@ class Pipelines:
         kept: int = 0,
         apart: bool = True,
     ) -> None:
-        self.tensors, self.capability, self.rings, self.loaders = tensors, capability, rings, loaders
+        self.tensors, self.target, self.rings, self.loaders = tensors, target, rings, loaders
         self.shared, self.resident, self.rooms, self.kept = shared, resident, rooms, kept
         known = {name: ty.facts.cluster for name, (_, ty) in tensors.items()}
         self.clusters = {name: cluster for name, cluster in known.items() if cluster is not None}
@@ -234,7 +238,7 @@ class Compilation:
         crowded: whether all that the operations ask for is one dynamic room, with a barrier before each use.
         notes: what the operations do, for `compiler.explain`: the line, and what was noted. None where nobody wants to know.
         checks: whether the kernel looks after itself while it runs, see `lower.checks`.
-        capability: of the GPU that it is compiled for, `(8, 0)`.
+        target: the GPU that it is compiled for.
         fold: how its grid is folded; None if it is not.
         sites: file, line and message of each such check.
         accesses: those to the parameters that the kernel writes, by name, as far as lowered: see `lower.windows.settle`.
@@ -243,7 +247,6 @@ class Compilation:
 
     __slots__ = (
         "accesses",
-        "capability",
         "checks",
         "config",
         "crowded",
@@ -255,6 +258,7 @@ class Compilation:
         "pipelines",
         "sites",
         "static_bytes",
+        "target",
     )
 
     def __init__(
@@ -264,13 +268,13 @@ class Compilation:
         loops: bool,
         checks: bool = False,
         grows: bool = False,
-        capability: tuple[int, int] = (8, 0),
+        target: Target = _OLDEST,
         pipelines: Pipelines | None = None,
         fold: Fold | None = None,
         crowded: bool = False,
     ) -> None:
         self.pipelines, self.fold, self.crowded = pipelines, fold, crowded
-        self.config, self.loops, self.checks, self.grows, self.capability = config, loops, checks, grows, capability
+        self.config, self.loops, self.checks, self.grows, self.target = config, loops, checks, grows, target
         self.sites: list[tuple[str, int, str]] = []
         self.accesses: defaultdict[str, list[Any]] = defaultdict(list)
         self.static_bytes = self.dynamic_bytes = 0
@@ -359,14 +363,14 @@ def compiling(
     loops: bool = True,
     checks: bool = False,
     grows: bool = False,
-    capability: tuple[int, int] = (8, 0),
+    target: Target = _OLDEST,
     pipelines: Pipelines | None = None,
     fold: Fold | None = None,
     crowded: bool = False,
 ) -> Iterator[Compilation]:
     """Compile a kernel of this configuration: operations ask for what they share by `current()`."""
     made = Compilation(
-        config, loops=loops, checks=checks, grows=grows, capability=capability, pipelines=pipelines, fold=fold, crowded=crowded
+        config, loops=loops, checks=checks, grows=grows, target=target, pipelines=pipelines, fold=fold, crowded=crowded
     )
     token = _compilation.set(made)
     try:

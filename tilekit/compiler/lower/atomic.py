@@ -14,7 +14,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba.cuda import types
-from numba.cuda.core.targetconfig import ConfigStack
 
 from tilekit import dtypes
 from tilekit.compiler.codegen import arithmetic
@@ -24,7 +23,7 @@ from tilekit.compiler.codegen.definition import lowers
 from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import asm, pack, special_register
 from tilekit.compiler.codegen.operands import elements as operand_elements
-from tilekit.compiler.codegen.types import TensorType, TileType, describe, i16, i32, i64, integer, register_type
+from tilekit.compiler.codegen.types import TensorType, TileType, current, describe, i16, i32, i64, integer, register_type
 from tilekit.compiler.codegen.windows import (
     check_index,
     constant_of,
@@ -61,7 +60,7 @@ def _instruction(name: str, dtype: DType) -> str | None:
     bits = 8 * dtype.itemsize
     if name == "add":
         if dtype in _HALVES:
-            return None if dtype == dtypes.bfloat16 and _capability() < (9, 0) else f"add.noftz.{_HALVES[dtype]}x2"
+            return None if dtype == dtypes.bfloat16 and not current().target.red_bfloat16 else f"add.noftz.{_HALVES[dtype]}x2"
         return f"add.{'f' if dtypes.is_float(dtype) else 'u'}{bits}"  # a sum of two's complement numbers is that of their bits
     if name in ("max", "min"):
         return None if dtypes.is_float(dtype) else f"{name}.{'s' if dtype.kind == 'i' else 'u'}{bits}"
@@ -72,15 +71,9 @@ def _most_together(name: str, dtype: DType) -> int:
     """How many neighbours one instruction adds to, where nobody wants to know what they were."""
     if name != "add" or not dtypes.is_float(dtype) or dtype.itemsize > 4:
         return 1
-    if _capability() >= (9, 0):
-        return 16 // dtype.itemsize
-    return 2 if dtype == dtypes.float16 else 1
-
-
-def _capability() -> tuple[int, int]:
-    """The architecture that is compiled for."""
-    major, minor = ConfigStack().top().compute_capability[:2]
-    return major, minor
+    if dtype == dtypes.bfloat16 and not current().target.red_bfloat16:
+        return 1
+    return current().target.red_bytes // dtype.itemsize
 
 
 def _result_used() -> bool:

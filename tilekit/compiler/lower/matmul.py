@@ -33,6 +33,7 @@ from tilekit.compiler.layouts.mma import Product
 from tilekit.compiler.lower.shape import constant, in_words
 from tilekit.compiler.nvidia.staged import StagedType
 from tilekit.compiler.nvidia.wgmma import warpgroup_product
+from tilekit.compiler.target import Target
 from tilekit.dtypes import DType
 from tilekit.lang import matmul as lang
 
@@ -72,9 +73,9 @@ _EIGHT = {dtypes.float8_e4m3fn: "e4m3", dtypes.float8_e5m2: "e5m2", dtypes.int8:
 _SIXTEEN = {dtypes.float16: "f16", dtypes.bfloat16: "bf16"}
 
 
-def instruction(a: DType, b: DType, precision: str, capability: tuple[int, int]) -> Instruction | None:
+def instruction(a: DType, b: DType, precision: str, target: Target) -> Instruction | None:
     """What computes a product of these operands; None for multiplications and additions by each thread."""
-    if a in dtypes.EIGHT_BIT_FLOATS and capability < (8, 9):
+    if a in dtypes.EIGHT_BIT_FLOATS and a not in target.mma_dtypes:
         a = b = dtypes.float16  # it holds both kinds exactly
     if a in _SIXTEEN:
         return Instruction(shape="m16n8k16", a=_SIXTEEN[a], b=_SIXTEEN[b], acc="f32", through=(a, b), letter="f", packed=1)
@@ -82,8 +83,8 @@ def instruction(a: DType, b: DType, precision: str, capability: tuple[int, int])
         acc, letter = ("s32", "r") if a.kind in "iu" else ("f32", "f")
         return Instruction(shape="m16n8k32", a=_EIGHT[a], b=_EIGHT[b], acc=acc, through=(a, b), letter=letter, packed=2)
     if a == dtypes.float64:
-        shape = "m16n8k8" if capability >= (9, 0) else "m8n8k4"
-        wide = capability >= (9, 0)
+        wide = target.mma_rows_f64 == 16
+        shape = "m16n8k8" if wide else "m8n8k4"
         return Instruction(shape=shape, a="f64", b="f64", acc="f64", through=(a, b), letter="d", packed=0, wide=wide)
     if precision == "tf32":
         return Instruction(shape="m16n8k8", a="tf32", b="tf32", acc="f32", through=(a, b), letter="f", packed=0)
@@ -105,7 +106,7 @@ def _product(
     shape = in_words(what, lang.product_shape, a.shape, b.shape)
     wide = in_words(what, lang.accumulator_dtype, a.dtype, b.dtype)
     extent, num_warps = a.shape[-1], a.config.num_warps
-    chosen = instruction(a.dtype, b.dtype, precision, current().capability)
+    chosen = instruction(a.dtype, b.dtype, precision, current().target)
     first, second = (a, b) if chosen is None else (a.like(chosen.through[0]), b.like(chosen.through[1]))
     result = TileType(wide, fragments.accumulator(shape, num_warps, first.dtype.itemsize), a.config)
     product, layouts = _spread(shape, extent, num_warps, chosen, first.dtype.itemsize)
@@ -359,7 +360,7 @@ def _read_there(operands: Sequence[types.Type], tiles: Sequence[TileType], preci
     """Operands that lie in shared memory, if instructions' fragments can be read there, 16 bytes at a time."""
     a, b = tiles[:2]
     shape = in_words("mma", lang.product_shape, a.shape, b.shape)
-    chosen = instruction(a.dtype, b.dtype, precision, current().capability)
+    chosen = instruction(a.dtype, b.dtype, precision, current().target)
     through = (a.dtype, b.dtype) if chosen is None else chosen.through
     _, layouts = _spread(shape, a.shape[-1], a.config.num_warps, chosen, through[0].itemsize)
     made: list[StagedType | None] = []

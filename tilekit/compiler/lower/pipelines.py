@@ -19,19 +19,19 @@ from tilekit.compiler.codegen.types import Asked, Turn, Waited, current, describ
 from tilekit.compiler.codegen.view_types import TileGridType, TileRowType
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP
 from tilekit.compiler.lower.views import all_of_grid, load_of_row, tiles_of_row
-from tilekit.compiler.nvidia.multibuffer import WITH_TMA, RingType, narrow, plus, the_pipelines, the_ring, wait
+from tilekit.compiler.nvidia.multibuffer import RingType, deals_registers, narrow, plus, the_pipelines, the_ring, wait
 from tilekit.compiler.nvidia.stage_copies import fill
 from tilekit.compiler.nvidia.staged import StagedType
 from tilekit.compiler.nvidia.vectors import StagedVectorType
 from tilekit.compiler.nvidia.wgmma import OperandType, PendingType, forget
 from tilekit.compiler.passes import intrinsics as steps
 from tilekit.compiler.passes.pipelining import Unfit
+from tilekit.compiler.target import Target
 from tilekit.lang import pipelines as lang
 
 # By the warps that calculate: what a thread that loads keeps when registers are dealt out anew. If one thread has tiles brought,
 # it needs few; if all copy, they need addresses; if sums of several products are carried round, it has to make do.
 _LOADING = {8: (40, 72, 24), 16: (32, 64, 32)}
-_ALL_REGISTERS, _UNIT = 65536, 8  # of a multiprocessor; a thread has a multiple of so many
 _FEW_PRODUCTS = 3  # of a turn: two to make something of, and one of that
 # Registers for a first operand that products of several turns share, and the warps whose threads have them to spare.
 _MOST_READ, _MOST_READERS = 32, 8
@@ -111,11 +111,12 @@ def role() -> Any:
     return types.int32, emit
 
 
-def _dealt(calculating: int, loading: int, few: int) -> dict[int, int]:
+def _dealt(target: Target, calculating: int, loading: int, few: int) -> dict[int, int]:
     """The registers of a thread, by its role, if those that load give away all but a `few` of what all began with."""
-    began = _ALL_REGISTERS // (calculating + loading) // _UNIT * _UNIT
+    unit = target.register_unit
+    began = target.registers // (calculating + loading) // unit * unit
     rest = began * (calculating + loading) - few * loading
-    return {steps.CALCULATES: rest // calculating // _UNIT * _UNIT, steps.LOADS: few}
+    return {steps.CALCULATES: rest // calculating // unit * unit, steps.LOADS: few}
 
 
 @lowers(steps._registers)
@@ -125,8 +126,8 @@ def registers(role: types.Type, products: types.Type) -> Any:
     def emit(builder: ir.IRBuilder, *_: ir.Value) -> None:
         state = the_pipelines()
         # Of blocks that share a multiprocessor each has fewer than can be dealt out so.
-        if warps in _LOADING and state.capability == WITH_TMA and state.resident == 1:
-            count = _dealt(warps * WARP, state.loaders, _LOADING[warps][1 if state.copied else 2 * many])[mine]
+        if warps in _LOADING and deals_registers(state.target) and state.resident == 1:
+            count = _dealt(state.target, warps * WARP, state.loaders, _LOADING[warps][1 if state.copied else 2 * many])[mine]
             text = f"setmaxnreg.{'inc' if mine == steps.CALCULATES else 'dec'}.sync.aligned.u32 {count};"
             asm(builder, text, "~{memory}", _VOID, [], convergent=True)
 
@@ -178,7 +179,7 @@ def take(ring: types.Type, turn: types.Type, lines: types.Type) -> Any:
         state.turn = Turn(made.number, narrow(builder, turn), known(lines))
         stage, parity = made.stage(builder, turn)
         wait(builder, made.full(builder, base, stage), parity, f" // take R{made.number}")
-        if made.copied and current().capability == WITH_TMA:  # wgmma reads through another proxy than threads copy
+        if made.copied and state.target.wgmma:  # which reads through another proxy than threads copy
             asm(builder, "fence.proxy.async.shared::cta;", "~{memory}", _VOID, [], effect=True)
         found = zip(made.tiles, made.offsets, strict=False)
         places = [plus(builder, base, begin, stage, tile.room) for tile, begin in found]
@@ -215,7 +216,7 @@ def _given(builder: ir.IRBuilder, ring: RingType, base: ir.Value, turn: ir.Value
 
 def _products(builder: ir.IRBuilder, left: int) -> None:
     """Wait until at most so many of the products that were asked for are under way."""
-    if current().capability != WITH_TMA:  # none ever is
+    if not current().target.wgmma:  # none ever is
         return
     asm(builder, f"wgmma.wait_group.sync.aligned {left};", "~{memory}", _VOID, [], convergent=True)
 

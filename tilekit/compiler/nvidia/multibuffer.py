@@ -4,9 +4,9 @@ Each ring has two barriers (PTX: mbarriers) a stage. Those who load wait until a
 those that calculate wait until it is `full`, and each of their warps arrives at `empty` when it has read the stage. Barriers
 change phase each time they are passed; so turn `n` waits for phase `n // stages` of stage `n % stages`, by its parity.
 
-The tensor memory accelerator (sm_90) brings a tile on behalf of one thread, which says how many bytes will come; `full` counts
-them. Where it cannot, all threads that load copy a part of the tile (cp.async, 16, 8 or 4 bytes at a time), and each of them
-arrives at `full` when its copies have.
+The tensor memory accelerator (TMA) brings a tile on behalf of one thread, which says how many bytes will come; `full` counts
+them. Where there is none, or it cannot, all threads that load copy a part of the tile (cp.async, 16, 8 or 4 bytes at a time), and
+each of them arrives at `full` when its copies have.
 """
 
 from __future__ import annotations
@@ -21,31 +21,22 @@ from numba.cuda.extending import core_models, register_model
 
 from tilekit import dtypes
 from tilekit._driver.tensormaps import MAP_BYTES, TensorMap
-from tilekit.compiler import kernel
 from tilekit.compiler.codegen.definition import known, lowers
 from tilekit.compiler.codegen.emit import MAP_NAME, asm, special_register
 from tilekit.compiler.codegen.types import BARRIER_ROOM, RING_ALIGNMENT, Pipelines, current, i8, i32, i64, integer
 from tilekit.compiler.codegen.view_types import TileGridType
-from tilekit.compiler.kernel import RESERVED_BYTES
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP
 from tilekit.compiler.nvidia.staged import LEAST_ROWS, StagedType, span_of
 from tilekit.compiler.passes import intrinsics as steps
 from tilekit.compiler.passes.pipelining import Unfit
+from tilekit.compiler.target import Target
 
 __all__ = [
-    "SHARED_BYTES", "WITH_TMA", "RingType", "behind_rooms", "by_panels", "loaders_of", "memory_order", "narrow", "plus",
-    "tensor_map_of", "the_pipelines", "the_ring", "wait",
+    "RingType", "behind_rooms", "by_panels", "deals_registers", "loaders_of", "memory_order", "narrow", "plus", "tensor_map_of",
+    "the_pipelines", "the_ring", "wait",
 ]  # fmt: skip
 
-WITH_TMA = (9, 0)
-"""The compute capability whose tensor memory accelerator is made use of."""
-SHARED_BYTES = {
-    capability: most + (RESERVED_BYTES[capability] if capability == WITH_TMA else 0)
-    for capability, most in kernel.SHARED_BYTES.items()
-}
-"""What a block may take of shared memory, by compute capability; on 9.0 with the 1024 bytes that ptxas counts as its own."""
-
-_LOADERS = 128  # with the accelerator: registers are dealt out to four warps at a time
+_LOADERS = 128  # where registers are dealt out anew, which is to four warps at a time
 _SHARE = 4  # elsewhere, for so many warps that calculate there is one that loads: its registers are as many as theirs
 _MOST_STAGES = 4  # unless more are asked for
 _MOST_IN_BOX, _MOST_DIMENSIONS = 256, 5  # of a tensor map
@@ -57,9 +48,17 @@ _VOID = ir.VoidType()
 _MEET = "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;"
 
 
-def loaders_of(capability: tuple[int, int], num_warps: int) -> int:
+def deals_registers(target: Target) -> bool:
+    """Whether those that load are a warpgroup, which gives registers to those that calculate.
+
+    Sums of products by warpgroups take most of what threads have; those of products by warps fit as it is.
+    """
+    return target.wgmma and target.setmaxnreg
+
+
+def loaders_of(target: Target, num_warps: int) -> int:
     """How many threads a block has besides those that calculate."""
-    return _LOADERS if capability == WITH_TMA else WARP * max(1, num_warps // _SHARE)
+    return _LOADERS if deals_registers(target) else WARP * max(1, num_warps // _SHARE)
 
 
 def narrow(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
@@ -189,11 +188,12 @@ def _map_of(grid: TileGridType, tile: StagedType, state: Pipelines, parts: int) 
     tensor, extents, order = grid.tensor, grid.cut.extents, memory_order(grid)[::-1]
     facts, itemsize, unit = tensor.facts, tensor.dtype.itemsize, order[0]
     strides = [facts.strides[d] * itemsize for d in order[1:]]
-    if state.capability != WITH_TMA or tensor.origins != () or tensor.parameter not in state.tensors:
+    if not state.target.tma or tensor.origins != () or tensor.parameter not in state.tensors:
         return None
     if facts.wide or not facts.steps or facts.rank > _MOST_DIMENSIONS or max(tile.memory[:-1], default=1) > _MOST_IN_BOX:
         return None
-    if facts.align < ACCESS_BYTES or any(stride % ACCESS_BYTES for stride in strides):
+    least = state.target.tma_alignment
+    if facts.align < least or any(stride % least for stride in strides):
         return None
     box = [tile.span // itemsize if d == unit else n for d, n in enumerate(extents)]
     if parts > 1 and not by_panels(tile, parts):
@@ -220,7 +220,7 @@ def the_pipelines() -> Pipelines:
 def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: types.Type) -> Any:
     compilation, state = current(), the_pipelines()
     together = known(shared)
-    parts = math.prod(*state.clusters.values()) if together else 1
+    parts = math.prod(*state.clusters.values()) if together and state.target.multicast else 1
     found = [_staged(grid, state, parts if together >> place & 1 else 1, known(number)) for place, grid in enumerate(grids)]
     each = sum(tile.room for tile, _ in found)
 
@@ -259,7 +259,7 @@ def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: typ
                 for barrier, arrivals in ((made.full, filling), (made.empty, emptying)):
                     text = f"mbarrier.init.shared::cta.b64 [$0], {arrivals};"
                     asm(builder, text, "r,~{memory}", _VOID, [barrier(builder, base, where)], effect=True)
-            if state.capability >= (9, 0):
+            if state.target.tma:
                 asm(builder, "fence.mbarrier_init.release.cluster;", "~{memory}", _VOID, [], effect=True)
         asm(builder, "bar.sync 0;" if made.cluster == 1 else _MEET, "~{memory}", _VOID, [], convergent=True)
         return base
@@ -306,7 +306,6 @@ def tensor_map_of(builder: ir.IRBuilder, number: int) -> ir.Value:
 
 def wait(builder: ir.IRBuilder, barrier: ir.Value, parity: ir.Value, what: str = "") -> None:
     """Wait until a barrier has passed the phase of a parity; `what` for is said in the PTX."""
-    # `try_wait` sleeps for a while; sm_80 has none.
-    kind = "try_wait" if current().capability >= (9, 0) else "test_wait"
+    kind = "try_wait" if current().target.mbarrier_sleeps else "test_wait"
     text = f"{{ .reg .pred P; W${{:uid}}: mbarrier.{kind}.parity.shared::cta.b64 P, [$0], $1; @!P bra W${{:uid}}; }}{what}"
     asm(builder, text, "r,r,~{memory}", _VOID, [barrier, parity], effect=True)

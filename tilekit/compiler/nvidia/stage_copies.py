@@ -169,8 +169,10 @@ def _load(
     step, rank = tile.span // tile.dtype.itemsize, len(order)
     tensor_map = builder.ptrtoint(tensor_map_of(builder, number), i64)
     coordinates = ", ".join(f"${3 + d}" for d in range(rank))
+    # For an address in a cluster's memory, code for sm_120 makes sure that it is the block's own, with a stack for the message.
+    space = "cluster" if current().target.multicast else "cta"
     text = (
-        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1, {{{coordinates}}}], [$2];"
+        f"cp.async.bulk.tensor.{rank}d.shared::{space}.global.mbarrier::complete_tx::bytes [$0], [$1, {{{coordinates}}}], [$2];"
     )
     where = [begins[d] for d in order]
     panels = tile.panels

@@ -24,7 +24,7 @@ from tilekit.compiler.codegen.types import TensorType, current, i32, i64, intege
 from tilekit.compiler.codegen.windows import Cut
 from tilekit.compiler.codegen.words import braced, predicated
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Config, Layout, Vector
-from tilekit.compiler.nvidia.multibuffer import WITH_TMA, the_pipelines
+from tilekit.compiler.nvidia.multibuffer import the_pipelines
 from tilekit.compiler.nvidia.staged import StagedType
 from tilekit.dtypes import DType
 
@@ -138,7 +138,7 @@ def vector_load(tensor: TensorType, cut: Cut, padding: Padding | None) -> tuple[
     None if it is no such tile.
     """
     facts, state, rank = tensor.facts, current().pipelines, tensor.facts.rank
-    if state is None or state.capability != WITH_TMA or current().checks or tensor.origins != () or facts.unit is None:
+    if state is None or not state.target.wgmma or current().checks or tensor.origins != () or facts.unit is None:
         return None
     count = cut.extents[facts.unit]
     alone = all(n == 1 for d, n in enumerate(cut.extents) if d != facts.unit)

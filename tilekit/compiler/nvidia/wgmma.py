@@ -124,7 +124,7 @@ class OperandType(DeferredType):
         """That of a tile; None if there is none."""
         if isinstance(ty, OperandType):
             return ty
-        if current().pipelines is None or current().capability != (9, 0):
+        if current().pipelines is None or not current().target.wgmma:
             return None
         if not isinstance(ty, TileType) or not _is_half(ty.dtype) or len(ty.shape) != 2:
             return None
@@ -273,7 +273,7 @@ def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type, precision: 
     tile = settled(acc)
     held = None if isinstance(b, StagedType) else settled(b)
     lies = parked(held) if isinstance(held, TileType) else b
-    if current().capability != (9, 0) or not isinstance(lies, StagedType) or not isinstance(first, (StagedType, TileType)):
+    if not current().target.wgmma or not isinstance(lies, StagedType) or not isinstance(first, (StagedType, TileType)):
         return None
     wide = _sum_dtype(first.dtype, lies.dtype, precision)
     if not isinstance(tile, TileType) or wide is None or tile.dtype != wide:

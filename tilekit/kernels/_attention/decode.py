@@ -21,6 +21,7 @@ from tilekit.kernels._host import (
     Launches,
     Operand,
     filled,
+    has_warpgroups,
     integers,
     multiprocessors,
     on_cpu,
@@ -173,7 +174,7 @@ def attention_decode(
         raise ValueError(f"{name}: splits is an int from 1 on, not {splits!r}")
     destination = out_or_new(name, out, q)
     count = multiprocessors(q)
-    stages = _STAGES if q.device is None or q.device.compute_capability == (9, 0) else _STAGES_ELSEWHERE
+    stages = _STAGES if has_warpgroups(q) else _STAGES_ELSEWHERE
     uneven, cpu = lengths is not None, on_cpu(q)
     plan = _plan(batch * key_heads, group * queries, size, q.itemsize, keys, page, count, stages, cpu, splits, uneven)
     rows = (1, batch * key_heads, group * queries, size)

@@ -21,6 +21,7 @@ from tilekit._tensor.tensor import Tensor
 from tilekit.compiler.foreign import executables as foreign
 from tilekit.compiler.foreign.image import ModuleImage, Origin, SourceText
 from tilekit.compiler.foreign.nvrtc import CompiledCode, check_options
+from tilekit.compiler.target import of as target_of
 from tilekit.errors import DeviceError, DeviceUnavailableError
 from tilekit.launch.foreign import declared
 from tilekit.launch.foreign.aliasing import check_overlap
@@ -30,8 +31,6 @@ from tilekit.ops import AsyncKernelLaunch, DeviceOp, Executable, Spec
 from tilekit.ops.execution import Done, HostJob, Steps, moments, unwrap
 
 __all__ = ["CodeKernel", "ForeignKernel", "ForeignLaunch", "KernelModule", "NumbaKernel", "cuda_source", "load_module", "wrap"]
-
-_CLUSTERS_FROM = (9, 0)  # compute capability
 
 
 class ForeignKernel:
@@ -261,7 +260,8 @@ class CodeKernel(ForeignKernel):
         assert config is not None
         if device.kind == "cpu":
             raise DeviceUnavailableError(f"{self.label} is CUDA code: it needs a GPU, and {device.label} is none")
-        if config.cluster is not None and (device.compute_capability or (0, 0)) < _CLUSTERS_FROM:
+        assert device.compute_capability is not None, "a GPU"
+        if config.cluster is not None and not target_of(device.compute_capability).clusters:
             raise DeviceError(
                 f"{self.label}: clusters need sm_90 or newer, and {device.label} ({device.name}) is {device.target}"
             )
