@@ -23,7 +23,7 @@ from tilekit.lang.tile import scalar_kind
 from tilekit.launch import copying, kernel
 from tilekit.launch.copying import as_real, as_scalar
 from tilekit.ops import DeviceOp, Spec, value
-from tilekit.ops.execution import moments, unwrap
+from tilekit.ops.host_values import moments, unwrap
 from tilekit.ops.transfer import copy_across, copy_in
 from tilekit.random import rand as rand
 from tilekit.random import randint as randint

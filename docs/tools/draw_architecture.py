@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 IMAGES = ROOT / "docs" / "images"
 ROOMS = ("", "compiler", "launch", "ops")  # what there is a picture of: the whole package, and rooms of it
 DEVICE_LIBRARIES = {"numba", "llvmlite", "cuda"}
-WIDTH, BOX, HEIGHT = 900, 118, 40
+WIDTH, BOX, HEIGHT = 1000, 118, 40
 Edges = set[tuple[str, str]]
 Point = tuple[float, float]
 
@@ -126,7 +126,7 @@ def draw(room: str = "") -> Drawing:
     rows = [[name for name in row if name in present] for row in (levels(edges) if room else layers())]
     rows = [row for row in rows if row]
     row_of = {name: at for at, row in enumerate(rows) for name in row}
-    row_height = 78 if not room else 96
+    row_height = 96
     title = f"The modules of tilekit{room and '.' + room} and what they import"
     d = Drawing(WIDTH, row_height * len(rows) + 40, title)
     centers = {}

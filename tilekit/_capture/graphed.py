@@ -23,7 +23,8 @@ from tilekit._runtime.storage import Storage
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
 from tilekit.ops import DeviceOp
-from tilekit.ops.execution import Steps, moments, unwrap
+from tilekit.ops.execution import Steps
+from tilekit.ops.host_values import moments, unwrap
 
 __all__ = ["Graphed", "graphed"]
 

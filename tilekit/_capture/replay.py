@@ -16,9 +16,10 @@ from tilekit._runtime.context import ExecutionContext, submitting
 from tilekit._runtime.device import Device, as_stream
 from tilekit._runtime.storage import Garbage, Storage
 from tilekit._runtime.stream import Stream
-from tilekit.ops.execution import Done, HostValue, moments, rebuilt
+from tilekit.ops.execution import Done
 from tilekit.ops.fast_path import FAST_PATH, Program
 from tilekit.ops.future import DeviceFuture
+from tilekit.ops.host_values import HostValue, moments, rebuilt
 from tilekit.ops.op import DeviceOp
 from tilekit.settings import load_settings
 

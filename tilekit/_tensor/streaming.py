@@ -14,7 +14,8 @@ from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.storage import Storage
 from tilekit._tensor.tensor import Tensor
 from tilekit.ops import DeviceOp
-from tilekit.ops.execution import HostJob, Moment, Steps, called_on_host, moments, unwrap
+from tilekit.ops.execution import HostJob, Steps, called_on_host
+from tilekit.ops.host_values import Moment, moments, unwrap
 
 __all__ = ["stream_chunks"]
 

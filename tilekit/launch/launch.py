@@ -18,7 +18,8 @@ from tilekit.launch.aliasing import check_overlap
 from tilekit.launch.planning import Form, Options, Plan, check_grid
 from tilekit.ops import AsyncKernelLaunch, DeviceOp, Executable, Spec, Value
 from tilekit.ops.combinators import is_shallow
-from tilekit.ops.execution import Done, HostJob, Steps, moments, unwrap
+from tilekit.ops.execution import Done, HostJob, Steps
+from tilekit.ops.host_values import moments, unwrap
 from tilekit.ops.sites import site_of
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class KernelLaunch(AsyncKernelLaunch):
         """What is known of each result."""
         return _Specs(self.arguments)
 
-    def _given(self) -> Iterable[Any]:
+    def _operands(self) -> Iterable[Any]:
         """The arguments."""
         return self.arguments
 

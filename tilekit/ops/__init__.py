@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from tilekit.ops.combinators import StreamOperation as StreamOperation
-from tilekit.ops.combinators import Value as Value
-from tilekit.ops.combinators import host_fn as host_fn
-from tilekit.ops.combinators import value as value
-from tilekit.ops.combinators import with_context as with_context
-from tilekit.ops.execution import HostValue as HostValue
+from tilekit.ops.host_values import HostValue as HostValue
 from tilekit.ops.launch import AsyncKernelLaunch as AsyncKernelLaunch
 from tilekit.ops.launch import Executable as Executable
 from tilekit.ops.op import DeviceOp as DeviceOp
 from tilekit.ops.placement import Zip as Zip
 from tilekit.ops.placement import join_all as join_all
 from tilekit.ops.placement import zip_ops as zip_ops
+from tilekit.ops.shared import Shared as Shared
+from tilekit.ops.sources import StreamOperation as StreamOperation
+from tilekit.ops.sources import Value as Value
+from tilekit.ops.sources import host_fn as host_fn
+from tilekit.ops.sources import value as value
+from tilekit.ops.sources import with_context as with_context
 from tilekit.ops.spec import Spec as Spec
 from tilekit.ops.stepwise import operation as operation
 
@@ -22,6 +23,7 @@ __all__ = [
     "DeviceOp",
     "Executable",
     "HostValue",
+    "Shared",
     "Spec",
     "StreamOperation",
     "Value",

@@ -31,7 +31,7 @@ def refuse_borrowed(op: DeviceOp[Any]) -> None:
         if id(part) in seen:  # a shared one
             continue
         seen.add(id(part))
-        storage = _borrowed(part._given())
+        storage = _borrowed(part._operands())
         if storage is not None:
             op.consumed()
             error = ValueError(borrowed_refused(op, storage))

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tilekit._runtime.context import ExecutionContext, submitting
 from tilekit._runtime.stream import Stream
 from tilekit.errors import DeviceError
+from tilekit.ops.host_values import Moment, moments, unwrap
 
 if TYPE_CHECKING:
     from tilekit.ops.op import DeviceOp
@@ -31,19 +32,12 @@ __all__ = [
     "TURNS",
     "Done",
     "HostJob",
-    "HostValue",
-    "Moment",
     "Run",
     "Steps",
     "Submission",
     "Wait",
     "called_on_host",
-    "moments",
-    "rebuilt",
-    "unwrap",
 ]
-
-Moment = tuple[Stream, int]
 
 TURNS = 64  # how often a thread or task that waits for another one only gives way, before it sleeps
 NAP_S = 5e-4
@@ -106,82 +100,6 @@ class HostJob:
 Wait = Moment | HostJob
 # Yields a Sequence[Wait]; or what `start` gives of a part, and is sent its result; or a Run, see there.
 Steps = Generator[Any, Any, Any]
-
-
-class HostValue:
-    """A value that the device is still writing to host memory, and the moment from which it can be read.
-
-    Args:
-        value: what it is then.
-        stream: where the copy was just submitted.
-        finish: called once the moment has passed, perhaps more than once, before anybody gets the value.
-    """
-
-    __slots__ = ("_finish", "_value", "moment")
-
-    def __init__(self, value: Any, stream: Stream, finish: Callable[[], None] | None = None) -> None:
-        self._value, self._finish = value, finish
-        self.moment: Moment = (stream, stream.pending)
-
-    def get(self) -> Any:
-        """The value, once the moment has passed."""
-        if self._finish is not None:
-            self._finish()
-        return self._value
-
-
-def moments(value: Any) -> list[Moment]:
-    """The moments that must pass before the host may look at `value`."""
-    kind = type(value)
-    if kind is HostValue:
-        return [value.moment]
-    found: list[Moment] = []
-    if kind is tuple or kind is list:
-        containers, seen = [value], None
-        for container in containers:  # which grows: results nest as deep as the ops that made them
-            for part in container:
-                kind = type(part)
-                if kind is HostValue:
-                    found.append(part.moment)
-                elif kind is tuple or kind is list:
-                    if seen is None:
-                        seen = {id(value)}
-                    if id(part) not in seen:
-                        seen.add(id(part))
-                        containers.append(part)
-    return found
-
-
-def unwrap(value: Any) -> Any:
-    """`value` as users see it, once its moments have passed."""
-    if type(value) is HostValue:
-        return value.get()
-    if type(value) in (tuple, list) and moments(value):
-        return rebuilt(value, HostValue.get)
-    return value
-
-
-def rebuilt(value: Any, turn: Callable[[HostValue], Any]) -> Any:
-    """`value` with `turn(v)` for each HostValue `v` in it, at any depth of tuples and lists; what holds none stays the same."""
-    if type(value) is HostValue:
-        return turn(value)
-    if type(value) not in (tuple, list):
-        return value
-    made: dict[int, Any] = {}  # by the identity of tuples and lists
-    entered: set[int] = set()
-    waiting = [value]
-    while waiting:
-        whole = waiting[-1]
-        if id(whole) not in entered:
-            entered.add(id(whole))
-            waiting.extend(part for part in whole if type(part) in (tuple, list) and id(part) not in entered)
-            continue
-        waiting.pop()
-        if id(whole) not in made:  # a list that contains itself is not made yet, and stays as it is in there
-            parts = [turn(part) if type(part) is HostValue else made.get(id(part), part) for part in whole]
-            same = all(new is old for new, old in zip(parts, whole, strict=True))
-            made[id(whole)] = whole if same else type(whole)(parts)
-    return made[id(value)]
 
 
 def _refuse(op: DeviceOp[Any], running: DeviceOp[Any]) -> NoReturn:

@@ -15,7 +15,8 @@ from tilekit._runtime.stream import Stream
 from tilekit._runtime.timeline import as_timeout
 from tilekit.errors import TilekitError
 from tilekit.ops.borrowing import refuse_borrowed
-from tilekit.ops.execution import NAP_S, TURNS, HostJob, Moment, Submission
+from tilekit.ops.execution import NAP_S, TURNS, HostJob, Submission
+from tilekit.ops.host_values import Moment
 from tilekit.ops.reactor import reached, rung, submitted
 
 if TYPE_CHECKING:

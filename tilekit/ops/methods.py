@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from tilekit._capture import graph
     from tilekit._runtime.stream import Stream
-    from tilekit.ops import combinators, placement
+    from tilekit.ops import combinators, placement, shared
     from tilekit.ops.op import DeviceOp
 
 __all__ = ["methods"]
@@ -28,7 +28,7 @@ class _Methods:
     OnDevice: type[placement.OnDevice]
     OrElse: type[combinators.OrElse]
     PreparedOp: type[graph.PreparedOp]
-    Shared: type[combinators.Shared]
+    Shared: type[shared.Shared]
     WithPolicy: type[placement.WithPolicy]
     unzip: Callable[[DeviceOp[Any], int | None], tuple[DeviceOp[Any], ...]]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
@@ -15,6 +14,7 @@ from tilekit._runtime.storage import BORROWED
 from tilekit._runtime.stream import Stream
 from tilekit.ops import drawing
 from tilekit.ops.borrowing import refuse_borrowed
+from tilekit.ops.composition import Composition
 from tilekit.ops.execution import Done, Steps, Submission
 from tilekit.ops.future import DeviceFuture
 from tilekit.ops.methods import methods
@@ -35,16 +35,7 @@ U = TypeVar("U")
 _PACKAGE = __name__.partition(".")[0] + "."
 
 
-class _Asked(threading.local):
-    """The op whose override of `device` is being asked. If that asks `DeviceOp.device`, the parts are left to the asker."""
-
-    op: Any = None
-
-
-_asked = _Asked()
-
-
-class DeviceOp(TensorMethods, Generic[T]):
+class DeviceOp(Composition, TensorMethods, Generic[T]):
     """A lazy operation on a device that produces a `T`.
 
     Building one does nothing: no allocation, no copy, no compilation, no choice of a stream. It runs at most once:
@@ -70,12 +61,6 @@ class DeviceOp(TensorMethods, Generic[T]):
     _site: tuple[CodeType, int] | None = None
     _label: str | None = None
     spec: Spec | None = None
-
-    # what a class says of its ops
-    _on_result = False  # it does something on the host with the result of its one part, `source`
-    _side_by_side = False  # its parts need not run in one place
-    _placed = False  # it has a device of its own
-    _many = False  # it may be part of many ops
 
     def __new__(cls, *args: Any, **kwargs: Any) -> DeviceOp[T]:
         self: DeviceOp[T] = object.__new__(cls)
@@ -103,62 +88,13 @@ class DeviceOp(TensorMethods, Generic[T]):
         """Run the op, or begin to, see `tilekit.ops.execution`; ops made of other ops define this instead of `execute`."""
         return Done(self.execute(ctx))
 
-    def parts(self) -> tuple[DeviceOp[Any], ...]:
-        """The ops that this one is made of."""
-        return ()
-
-    def _given(self) -> Iterable[Any]:
+    def _operands(self) -> Iterable[Any]:
         """What it was built with, in which borrowed memory is looked for."""
         return vars(self).values()
 
     _launch_row: Any = None  # `_native`'s, for ops that it can launch several of in one call, see `Zip.steps`
 
     # what is known before it runs
-
-    @property
-    def device(self) -> Device | None:
-        """The device that the op is tied to by what it works on, or None if any will do."""
-        if _asked.op is self:  # by an override of this, which the loop below called
-            _asked.op = None
-            return None
-        op: DeviceOp[Any] = self
-        while op._on_result:  # one part, and no device of its own
-            op = op.source  # type: ignore[attr-defined]
-        parts = op.parts() if op is self else (op,)
-        waiting: list[DeviceOp[Any]] = []
-        seen: set[int] | None = None
-        while True:  # in a loop: ops nest deeper than Python's stack
-            if op._side_by_side:  # a part with a place of its own says nothing about the others
-                parts = tuple(part for part in parts if not part._placed)
-            waiting += parts[::-1]
-            while waiting:
-                op = waiting.pop()
-                kind = type(op)
-                if kind.device is DeviceOp.device:
-                    if kind._many:  # which may be in many places, and each time with all that it is made of
-                        if seen is None:
-                            seen = set()
-                        if id(op) in seen:
-                            continue
-                        seen.add(id(op))
-                    break
-                asks_parts = False
-                if kind.parts is DeviceOp.parts:
-                    device: Device | None = op.device
-                else:
-                    outer, _asked.op = _asked.op, op
-                    try:
-                        device = op.device
-                        asks_parts = _asked.op is None
-                    finally:
-                        _asked.op = outer
-                if device is not None:
-                    return device
-                if asks_parts:
-                    break
-            else:
-                return None
-            parts = op.parts()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -384,9 +320,9 @@ class DeviceOp(TensorMethods, Generic[T]):
 
     def where(self) -> str:
         """`file:line` of the code that built the op."""
-        return "an unknown place" if self._site is None else "{}:{}".format(*self.place())
+        return "an unknown place" if self._site is None else "{}:{}".format(*self.location())
 
-    def place(self) -> tuple[str, int]:
+    def location(self) -> tuple[str, int]:
         """The file and the line of the code that built the op (internal)."""
         assert self._site is not None, "asked by those who have looked"
         code, lasti = self._site

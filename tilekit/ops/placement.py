@@ -9,10 +9,12 @@ from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
 from tilekit._runtime.scheduling import SchedulingPolicy
 from tilekit._runtime.stream import Stream
-from tilekit.ops.combinators import Derived, as_op
-from tilekit.ops.execution import Done, HostJob, Moment, Run, Steps, Wait
+from tilekit.ops.combinators import Derived
+from tilekit.ops.execution import Done, HostJob, Run, Steps, Wait
+from tilekit.ops.host_values import Moment
 from tilekit.ops.methods import methods
 from tilekit.ops.op import DeviceOp
+from tilekit.ops.sources import as_op
 from tilekit.ops.spec import Spec
 
 __all__ = ["JoinAll", "OnDevice", "WithPolicy", "Zip", "join_all", "zip_ops"]

@@ -9,7 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit.ops.execution import Done, Steps, moments, unwrap
+from tilekit.ops.execution import Done, Steps
+from tilekit.ops.host_values import moments, unwrap
 from tilekit.ops.launch import AsyncKernelLaunch
 from tilekit.ops.op import DeviceOp
 

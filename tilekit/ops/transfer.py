@@ -10,7 +10,8 @@ from tilekit._driver.staging import PARALLEL
 from tilekit._driver.waiting import gets_signals
 from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.storage import Garbage, Storage
-from tilekit.ops.execution import HostJob, HostValue, Steps
+from tilekit.ops.execution import HostJob, Steps
+from tilekit.ops.host_values import HostValue
 
 __all__ = ["copy_across", "copy_in", "copy_out"]
 

@@ -46,7 +46,7 @@ def warn_unused(op: DeviceOp[Any], frame: FrameType | None) -> None:
         op: is being collected.
         frame: what runs meanwhile.
     """
-    filename, line = at = op.place()
+    filename, line = at = op.location()
     if at not in _warned:
         if frame is not None and _unwinding(at, frame):
             return

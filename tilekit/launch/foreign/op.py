@@ -28,7 +28,8 @@ from tilekit.launch.foreign.aliasing import check_overlap
 from tilekit.launch.foreign.configuration import LaunchConfig
 from tilekit.launch.foreign.declared import Declaration, memory
 from tilekit.ops import AsyncKernelLaunch, DeviceOp, Executable, Spec
-from tilekit.ops.execution import Done, HostJob, Steps, moments, unwrap
+from tilekit.ops.execution import Done, HostJob, Steps
+from tilekit.ops.host_values import moments, unwrap
 
 __all__ = ["CodeKernel", "ForeignKernel", "ForeignLaunch", "KernelModule", "NumbaKernel", "cuda_source", "load_module", "wrap"]
 

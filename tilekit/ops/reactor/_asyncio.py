@@ -83,4 +83,4 @@ class AsyncioReactor(Reactor):
             waiter.set_result(None)
 
 
-LIBRARY = Library("asyncio", operator.methodcaller("_get_running_loop"), AsyncioReactor)
+LIBRARY = Library("asyncio", operator.attrgetter("_get_running_loop"), AsyncioReactor)

@@ -136,10 +136,11 @@ class Library(NamedTuple):
 
     Attributes:
         name: of its module, which is asked for nothing unless the program has imported it.
-        running: given the module, the loop that runs in this thread: an object that can be a weak key; None if none does.
+        running: given the module, a function that gives the loop that runs in this thread: an object that can be a weak key; None
+            if none does.
         reactor: given the module, a new reactor for that loop.
     """
 
     name: str
-    running: Callable[[Any], Any]
+    running: Callable[[Any], Callable[[], Any]]
     reactor: Callable[[Any], Reactor]

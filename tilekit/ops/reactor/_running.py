@@ -16,15 +16,18 @@ __all__ = ["LIBRARIES", "running_reactor"]
 
 # In this order: in trio's guest mode a thread has a loop of asyncio's as well.
 LIBRARIES = (_trio.LIBRARY, _asyncio.LIBRARY)
+_FIRST = LIBRARIES[0].name
 
 _reactors: weakref.WeakKeyDictionary[Any, Reactor] = weakref.WeakKeyDictionary()  # by the loop
 _lock = threading.Lock()
 
 
 class _Here(threading.local):
-    """The loop of the last `await` in this thread, and its reactor: a loop is looked up once, not at each `await`."""
+    """The loop of the last `await` in this thread, what asks for it, and its reactor: a loop is looked up once, not each time."""
 
-    known: tuple[Callable[[], Any], Callable[[], Reactor | None]] = (lambda: None, lambda: None)
+    asked: Callable[[], Any] = staticmethod(lambda: None)
+    loop: Callable[[], Any] = staticmethod(lambda: None)
+    reactor: Callable[[], Reactor | None] = staticmethod(lambda: None)
 
 
 _here = _Here()
@@ -32,16 +35,20 @@ _here = _Here()
 
 def running_reactor() -> Reactor:
     """That of the loop that runs in this thread."""
-    for name, running, new in LIBRARIES:
+    here = _here
+    if _FIRST not in sys.modules:  # then what ran last is asked first: this is on the way of every `await`
+        loop = here.asked()
+        if loop is not None and here.loop() is loop and (known := here.reactor()) is not None:
+            return known
+    for name, asks, new in LIBRARIES:
         library = sys.modules.get(name)
-        loop = None if library is None else running(library)
+        loop = None if library is None else asks(library)()
         if loop is None:
             continue
-        known_loop, known = _here.known
-        if known_loop() is loop and (reactor := known()) is not None:
-            return reactor
+        if here.loop() is loop and (known := here.reactor()) is not None:
+            return known
         reactor = _reactors.get(loop) or _enter(loop, new(library))
-        _here.known = (weakref.ref(loop), weakref.ref(reactor))
+        here.asked, here.loop, here.reactor = asks(library), weakref.ref(loop), weakref.ref(reactor)
         return reactor
     raise RuntimeError(
         "await works in coroutines that asyncio (or uvloop) or trio runs, and neither runs here: call .sync() instead"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -60,4 +61,4 @@ def _running(trio: Any) -> Any:
     return trio.lowlevel.current_trio_token() if in_trio(trio) else None
 
 
-LIBRARY = Library("trio", _running, TrioReactor)
+LIBRARY = Library("trio", lambda trio: functools.partial(_running, trio), TrioReactor)
