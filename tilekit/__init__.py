@@ -133,6 +133,7 @@ from tilekit.lang.exponential import log2 as log2
 from tilekit.lang.exponential import log10 as log10
 from tilekit.lang.exponential import rsqrt as rsqrt
 from tilekit.lang.exponential import sigmoid as sigmoid
+from tilekit.lang.exponential import softplus as softplus
 from tilekit.lang.exponential import sqrt as sqrt
 from tilekit.lang.functions import function as function
 from tilekit.lang.indexed import gather as gather
@@ -380,6 +381,7 @@ __all__ = [
     "sin",
     "sinh",
     "slot",
+    "softplus",
     "sort",
     "sqrt",
     "static_assert",

@@ -73,6 +73,7 @@ OPERATIONS: dict[str, Peers] = {
     "rsqrt": ("ct.rsqrt", "rsqrt", "tl.rsqrt"),
     "cbrt": (None, None, _LIBDEVICE + "cbrt"),
     "sigmoid": (None, None, "tl.sigmoid"),
+    "softplus": (None, None, None),
     "erf": (None, None, "tl.erf"),
     "erfc": (None, None, _LIBDEVICE + "erfc"),
     "sin": ("ct.sin", "sin", "tl.sin"),

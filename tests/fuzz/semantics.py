@@ -299,8 +299,9 @@ def _sigmoid(x: Any) -> Any:
 
 MATHS: dict[str, Any] = {
     "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
-    "rsqrt": lambda x: 1 / np.sqrt(x), "cbrt": np.cbrt, "sigmoid": _sigmoid, "erf": _by_element(math.erf),
-    "erfc": _by_element(math.erfc), "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos,
+    "rsqrt": lambda x: 1 / np.sqrt(x), "cbrt": np.cbrt, "sigmoid": _sigmoid,
+    "softplus": lambda x: np.logaddexp(0, x), "erf": _by_element(math.erf), "erfc": _by_element(math.erfc),
+    "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos,
     "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh,
     "atanh": np.arctanh,
 }  # fmt: skip

@@ -71,6 +71,11 @@ def run_sigmoid(z: tk.Out, x: tk.In):
 
 
 @tk.kernel
+def run_softplus(z: tk.Out, x: tk.In):
+    z.store(tk.softplus(tk.load_tile_like(x, z)))
+
+
+@tk.kernel
 def run_erf(z: tk.Out, x: tk.In):
     z.store(tk.erf(tk.load_tile_like(x, z)))
 
@@ -158,6 +163,10 @@ def logistic(x):
     return np.where(x >= 0, 1, e) / (1 + e)
 
 
+def softplus(x):
+    return np.logaddexp(0, x)
+
+
 # The kernel, what it computes, and the units in the last place that float32 and float64 may be off. (Python has erf and erfc in
 # 53 bits only, so that float64 is allowed one more there.)
 FUNCTIONS = [
@@ -171,6 +180,7 @@ FUNCTIONS = [
     (run_rsqrt, reciprocal_root, 2, 2),
     (run_cbrt, np.cbrt, 1, 1),
     (run_sigmoid, logistic, 4, 4),
+    (run_softplus, softplus, 5, 3),
     (run_erf, error_function, 2, 3),
     (run_erfc, complement, 4, 6),
     (run_sin, np.sin, 2, 2),

@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from tilekit.lang import rounding
-from tilekit.lang.floats import floating, real_erf, real_erfc, real_rsqrt, real_sigmoid
+from tilekit.lang.floats import floating, real_erf, real_erfc, real_rsqrt, real_sigmoid, real_softplus
 from tilekit.lang.registry import tile_op
 from tilekit.lang.rounding import RoundingMode
 from tilekit.lang.tile import Tile
 
-__all__ = ["cbrt", "erf", "erfc", "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "rsqrt", "sigmoid", "sqrt"]
+__all__ = ["cbrt", "erf", "erfc", "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "rsqrt", "sigmoid", "softplus", "sqrt"]
 
 
 @tile_op("exp", host="numpy.exp")
@@ -266,6 +266,28 @@ def sigmoid(x: Tile) -> Tile:
         array([0.5, 0.5], dtype=float32)
     """
     return floating("sigmoid", x, real_sigmoid)
+
+
+@tile_op("softplus", host="numpy.logaddexp(0, x)")
+def softplus(x: Tile) -> Tile:
+    """log(1 + exp(x)) of each element, without overflow, and precise at both ends: exp(x) for low ones, x for high ones.
+
+    At most 5 ulp off for float32, 3 for float64.
+
+    Args:
+        x: a floating-point tile.
+
+    Raises:
+        CompileError: `x` is no floating-point tile.
+
+    Examples:
+        >>> @tk.kernel
+        ... def compute(y: tk.InOut):
+        ...     y.store(tk.softplus(y.load()))
+        >>> compute(api.full(2, 100.0).partition(2)).first().unpartition().to_host().sync()
+        array([100., 100.], dtype=float32)
+    """
+    return floating("softplus", x, real_softplus)
 
 
 @tile_op("erf", host="math.erf")

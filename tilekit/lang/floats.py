@@ -14,7 +14,17 @@ from tilekit.lang import rounding
 from tilekit.lang.rounding import RoundingMode
 from tilekit.lang.tile import Tile, computable, operands
 
-__all__ = ["floating", "floating_pair", "floats", "precisely", "real_erf", "real_erfc", "real_rsqrt", "real_sigmoid"]
+__all__ = [
+    "floating",
+    "floating_pair",
+    "floats",
+    "precisely",
+    "real_erf",
+    "real_erfc",
+    "real_rsqrt",
+    "real_sigmoid",
+    "real_softplus",
+]
 
 
 def floats(name: str, x: Any) -> Any:
@@ -93,3 +103,8 @@ def real_sigmoid(x: Any) -> Any:
     """1 / (1 + exp(-x)), without overflow on either side."""
     e = np.exp(-np.abs(x))
     return np.where(x >= 0, 1.0, e) / (1.0 + e)
+
+
+def real_softplus(x: Any) -> Any:
+    """log(1 + exp(x)), without overflow."""
+    return np.logaddexp(0.0, x)

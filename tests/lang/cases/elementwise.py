@@ -193,6 +193,7 @@ def rows() -> Iterator[Row]:
     yield _math("atan2", np.arctan2, second=any_of)
     yield _math("rsqrt", lambda x: 1 / np.sqrt(x))
     yield _math("sigmoid", lambda x: 1 / (1 + np.exp(-x)))
+    yield _math("softplus", lambda x: np.logaddexp(0, x))
     for op in ("erf", "erfc"):
         yield _math(op, _vectorised(getattr(math, op)), first=modest)
 
