@@ -181,7 +181,7 @@ def softmax_cases(rows: int | None = None) -> list[Case]:
 
 
 def norm_cases(rows: int | None = None) -> list[Case]:
-    """rms_norm and layer_norm of float16, with a sum before it, and the gradients."""
+    """rms_norm and layer_norm of float16, with a sum before it, and the gradients; l2_norm."""
     made = []
     for count, n in ((32768, 4096), (16384, 8192)):
         shape = (rows or count, n)
@@ -202,6 +202,10 @@ def norm_cases(rows: int | None = None) -> list[Case]:
                 "add_rms_norm", shape, _H, lambda t, y: kernels.add_rms_norm(t["x"], t["grad"], t["weight"]).first(),
                 lambda a: _normed((a["x"] + a["grad"]).astype(np.float16).astype(float), 1e-6, False)[0] * a["weight"],
                 more=grad, nbytes=4 * size,
+            ),
+            _case(
+                "l2_norm", shape, _H, lambda t, y: kernels.l2_norm(t["x"], out=y),
+                lambda a: a["x"] / np.linalg.norm(a["x"], axis=1, keepdims=True),
             ),
             _case(
                 "rms_norm_backward", shape, _H,

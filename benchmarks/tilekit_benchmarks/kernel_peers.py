@@ -94,6 +94,7 @@ TORCH: Mapping[str, Callable[[Any, TorchTensors, Any], Launch]] = {
     "add_rms_norm": lambda torch, t, out: (
         lambda: torch.nn.functional.rms_norm(t["x"] + t["grad"], t["x"].shape[-1:], t["weight"], eps=1e-6)
     ),
+    "l2_norm": lambda torch, t, out: lambda: torch.nn.functional.normalize(t["x"], dim=-1),
     "rms_norm_backward": _differentiated(
         lambda torch, t: torch.nn.functional.rms_norm(t["x"], t["x"].shape[-1:], t["weight"], eps=1e-6), "x", "weight"
     ),

@@ -63,6 +63,9 @@ def test_what_is_no_tensor(device):
 
 def test_dtypes(device):
     refuse(lambda: kernels.gelu(x(4, dtype=tk.int32)), TypeError, "gelu: x holds int32", "convert it with .astype(tk.float32)")
+    refuse(
+        lambda: kernels.l2_norm(x(4, dtype=tk.int32)), TypeError, "l2_norm: x holds int32", "convert it with .astype(tk.float32)"
+    )
     refuse(lambda: kernels.softmax(x(4, dtype=tk.float8_e5m2)), TypeError, "x holds float8_e5m2")
     refuse(lambda: kernels.embedding(x(4, 4), x(4)), TypeError, "embedding: ids holds float32; it takes int32 and int64")
     refuse(lambda: kernels.cumsum(x(4, dtype=tk.uint8)), TypeError, "cumsum: x holds uint8", "int64")
@@ -84,11 +87,15 @@ def test_shapes(device):
     refuse(lambda: kernels.rope(x(4, 2, 8), x(4, 8), x(4, 4)), ValueError, "cos has shape (4, 8)", "needs (4, 4)")
     refuse(lambda: kernels.argmax(x(4, 0)), ValueError, "rows without elements have no largest one")
     refuse(lambda: kernels.softmax(x(4, 8), out=x(8, 4)), ValueError, "out is float32 of shape (8, 4), the result is float32 of")
+    refuse(lambda: kernels.l2_norm(x(4, 8), out=x(8, 4)), ValueError, "l2_norm: out is float32 of shape (8, 4)")
+    refuse(lambda: kernels.l2_norm(x()), ValueError, "l2_norm: a tensor without dimensions has no rows")
     refuse(lambda: kernels.softmax(x(4, 8), out=x(4, 8, dtype=tk.float16)), ValueError, "out is float16")
 
 
 def test_other_arguments(device):
     refuse(lambda: kernels.gelu(x(4), approximate="erf"), ValueError, """approximate is "none" or "tanh", not 'erf'""")
+    refuse(lambda: kernels.l2_norm(x(4), "1"), TypeError, "l2_norm: eps is a number, not '1'")
+    refuse(lambda: kernels.l2_norm(x(4), 0), ValueError, "l2_norm: eps is positive and finite, not 0")
     refuse(lambda: kernels.dropout(x(4), 1.5, 0), ValueError, "p is a probability, from 0 to 1, not 1.5")
     refuse(lambda: kernels.dropout(x(4), 0.5, 2**64), ValueError, "a seed is at least 0 and below 2**64")
     refuse(lambda: kernels.dropout(x(4), 0.5, 1.0), TypeError, "a seed is an int, not 1.0")

@@ -1,4 +1,4 @@
-"""layer_norm and rms_norm, with a sum before it and without, and their gradients, against NumPy in float64."""
+"""layer_norm and rms_norm, with a sum before it and without, their gradients, and l2_norm, against NumPy in float64."""
 
 from __future__ import annotations
 
@@ -53,6 +53,31 @@ def test_forward_and_backward(device, shape, dtype):
             close(found, expected)
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: np.dtype(d).name)
+def test_l2_norm(device, shape, dtype):
+    x = normal(shape, dtype)
+    wide = x.astype(np.float64)
+    y = kernels.l2_norm(f(x)).to_host().sync()
+    assert y.dtype == x.dtype
+    norm = np.sqrt((wide**2).sum(-1, keepdims=True))
+    close(y, wide / norm)
+    eps = float(np.median(norm)) + 0.5
+    close(kernels.l2_norm(f(x), eps).to_host().sync(), wide / np.maximum(norm, eps))
+
+
+@pytest.mark.parametrize("columns", [100, 140000])
+@pytest.mark.parametrize("eps", [1e-12, 1e-45, 1e-320])
+def test_l2_norm_of_zeros_and_nan(device, columns, eps):
+    x = np.zeros((3, columns), np.float32)
+    x[1, 0], x[2, 0] = np.nan, -5
+    y = kernels.l2_norm(f(x), eps).to_host().sync()
+    assert not y[0].any()
+    assert np.isnan(y[1]).all()
+    assert y[2, 0] == pytest.approx(-1)
+    assert not y[2, 1:].any()
+
+
 def test_weights_of_another_dtype(device):
     x, w, b = normal((4, 100), np.float16), normal(100, np.float32), normal(100, np.float32, 1)
     close(kernels.layer_norm(f(x), f(w), f(b)).to_host().sync(), statistics(x, 1e-5, True)[0] * w + b)
@@ -71,6 +96,7 @@ def test_a_constant_row(device):
 def test_empty(device, shape):
     x, w = api.zeros(shape).sync(), api.ones(shape[-1]).sync()
     assert kernels.layer_norm(x, w, w).sync().shape == shape
+    assert kernels.l2_norm(x).sync().shape == shape
     assert [t.shape for t in kernels.add_rms_norm(x, x, w).sync()] == [shape, shape]
     dx, dw, db = kernels.layer_norm_backward(x, x, w).sync()
     assert (dx.shape, dw.shape, db.shape) == (shape, w.shape, w.shape)
@@ -82,3 +108,5 @@ def test_in_place(device):
     x = f(host).sync()
     assert kernels.rms_norm(x, f(w).sync(), out=x).sync() is x
     close(x.to_host().sync(), statistics(host, 1e-6, False)[0] * w)
+    assert kernels.l2_norm(x, out=x).sync() is x
+    np.testing.assert_allclose(np.linalg.norm(x.to_host().sync(), axis=1), 1, rtol=1e-5)
