@@ -34,6 +34,10 @@ def interrupt():
     """Have `Interrupted` raised in this thread a little later, by a signal."""
 
     def handler(number, frame):
+        while frame is not None:
+            if frame.f_code.co_name == "__del__":  # which would swallow it
+                return soon()
+            frame = frame.f_back
         raise Interrupted
 
     def soon():
