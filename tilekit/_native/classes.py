@@ -62,7 +62,7 @@ class Kernel(_launch.Calls, launch.Kernel):
     __slots__ = ()
 
     _launch_links = _launch.links  # what runs a chain asks for it, see `AndThen.steps`
-    launch_type = KernelLaunch
+    _launch_type = KernelLaunch
 
 
 _DERIVED: dict[type, type] = {launch.Kernel: Kernel, launch.KernelLaunch: KernelLaunch}

@@ -74,7 +74,7 @@ class Kernel:
 
     __slots__ = ("__dict__", "__weakref__", "_form", "_forms", "_functions", "_options", "label")
 
-    launch_type = KernelLaunch  # of what calling it makes
+    _launch_type = KernelLaunch  # of what calling it makes
 
     def __init__(
         self, function: Callable[..., Any], scope: Mapping[str, Any], num_warps: int | None, occupancy: int | None = None

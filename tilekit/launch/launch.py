@@ -297,7 +297,7 @@ class _Specs(Sequence[Any]):
 
 def launch_of(kernel: Kernel, arguments: tuple[Any, ...], form: Form, options: Options) -> KernelLaunch:
     """The launch of `kernel` that its caller's caller asks for, once the kernel has looked at the arguments."""
-    self: KernelLaunch = object.__new__(kernel.launch_type)  # past DeviceOp's, which takes twice as long
+    self: KernelLaunch = object.__new__(kernel._launch_type)  # past DeviceOp's, which takes twice as long
     self._fresh, self._spent, self._consumed, self._site = None, False, False, site_of(sys._getframe(2))
     self.kernel, self.arguments, self._form, self._options = kernel, arguments, form, options
     self._label = kernel.label

@@ -36,7 +36,7 @@ class FastPath:
 
     Attributes:
         kernel: the class of what `@tk.kernel` makes, derived from `tilekit.launch.Kernel`. Its launches are of the class that it
-            names as `launch_type`.
+            names as `_launch_type`.
         launcher: `launcher(executable, plan)` launches what a plan describes in one call, with all that belongs to it; None if
             it cannot.
         program: `program(driver, nodes)` submits recorded nodes in one call; None if it cannot.
