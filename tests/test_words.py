@@ -13,9 +13,12 @@ import tilekit
 PACKAGE = Path(tilekit.__file__).parent
 EMPTY = {"made", "found", "given", "place", "told", "kin", "most"}
 PER_THOUSAND = 1
-# The other rooms still have 8 in a thousand.
+# What users write stays as it is: `tk.graphed(most=4)`.
+PUBLIC = {("_capture/graphed.py", "most")}
+# The other rooms of the compiler still have 8 in a thousand.
 ROOMS = (
-    *("api.py", "cli.py", "random.py", "memory.py", "interop", "kernels", "lang"),
+    *("api.py", "cli.py", "random.py", "memory.py", "errors.py", "dtypes.py", "settings.py", "_environment.py"),
+    *("_driver", "_runtime", "_tensor", "_capture", "_native", "ops", "launch", "interop", "kernels", "lang"),
     *("compiler/cpu", "compiler/frontend", "compiler/layouts", "compiler/passes"),
 )
 
@@ -33,8 +36,8 @@ def stored(path: Path) -> Iterator[tuple[str, int]]:
 @pytest.mark.parametrize("room", ROOMS)
 def test_names_say_what_things_are(room: str) -> None:
     files = [PACKAGE / room] if room.endswith(".py") else sorted((PACKAGE / room).rglob("*.py"))
-    names = [(name, f"{file.relative_to(PACKAGE)}:{line}") for file in files for name, line in stored(file)]
-    empty = [f"{name} in {where}" for name, where in names if name.strip("_") in EMPTY]
+    names = [(file.relative_to(PACKAGE).as_posix(), line, name) for file in files for name, line in stored(file)]
+    empty = [f"{name} in {file}:{line}" for file, line, name in names if name.strip("_") in EMPTY and (file, name) not in PUBLIC]
     assert names
     assert len(empty) * 1000 <= PER_THOUSAND * len(names), empty
 

@@ -98,7 +98,7 @@ WAITS = {
     "event": lambda b: b.event.synchronize(),
     "event in time": lambda b: b.event.synchronize(1000),
     "driver's stream": lambda b: b.device.driver.stream_synchronize(b.stream.handle),
-    "memory": lambda b: b.device.driver.settle(),
+    "memory": lambda b: b.device.driver.wait_idle(),
 }
 
 
@@ -225,7 +225,7 @@ WAITS = {
     "another stream": lambda gate: (held(gate).async_on(stream), other.wait_for(stream, stream.mark()), other.synchronize()),
     "a graph": lambda gate: (held(gate).async_on(stream), twice(y).sync_on(stream)),
     "chunks": lambda gate: memory.stream_chunks(lambda t: held(gate).map(lambda _: t), np.ones(8), out=np.ones(8)).sync(),
-    "allocator": lambda gate: (held(gate).async_on(stream), device.driver.settle()),
+    "allocator": lambda gate: (held(gate).async_on(stream), device.driver.wait_idle()),
     "await": lambda gate: asyncio.run(awaited(gate)),
 }
 failing = []

@@ -156,5 +156,5 @@ def test_another_librarys_pool(device, library):
     for _ in range(2):
         device.synchronize()
         memory.release()
-        device.driver.settle()
+        device.driver.wait_idle()
     assert used() == before

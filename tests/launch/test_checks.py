@@ -13,7 +13,7 @@ import tilekit as tk
 from tilekit import api
 from tilekit._driver.cuda import driver as cuda
 from tilekit._driver.cuda.errors import failure
-from tilekit._driver.report import FIRST_VALUE, VARIABLE, WORDS, Report, Site, told
+from tilekit._driver.report import FIRST_VALUE, VARIABLE, WORDS, Report, Site, stop_message
 from tilekit._driver.shadow import Touched
 from tilekit.compiler import cache
 from tilekit.lang.block import Block
@@ -365,16 +365,16 @@ def test_a_record(tmp_path):
     address, first = report.add([Site("pick", str(tmp_path / "model.py"), 2, "gather: index ({}, {}) is outside x")])
     assert address == words.__array_interface__["data"][0]
     assert first == 1
-    assert report.found() is None
+    assert report.message() is None
     record = words.view(np.int64)
     record[:FIRST_VALUE] = [1, 1, 3, 0, 2, 64]
     record[FIRST_VALUE : FIRST_VALUE + 2] = [-5, 70000]
-    assert report.found() == (
+    assert report.message() == (
         f"{tmp_path}/model.py:2: kernel pick, block (3, 0, 2): gather: index (-5, 70000) is outside x\n    t = tk.gather(x, i)"
     )
-    assert told() == report.found()
+    assert stop_message() == report.message()
     record[:] = 0
-    assert told() is None
+    assert stop_message() is None
 
 
 def test_the_record_is_written_before_the_kernel_stops(monkeypatch):

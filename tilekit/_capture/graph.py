@@ -76,13 +76,13 @@ class CudaGraph(Recorded):
     def _steps(self) -> Sequence[Node]:
         return (Captured(self.label, self._handle),)
 
-    def _settle(self) -> None:
+    def _apply_changes(self) -> None:
         self.device.driver.graph_change(self._handle, self.nodes, sorted(self._dirty))
         self._dirty.clear()
 
     def _enqueue(self, ctx: ExecutionContext) -> None:
         if self._dirty:
-            self._settle()
+            self._apply_changes()
         self.device.driver.graph_launch(self._handle, ctx.stream.handle)
 
     def _graph(self) -> Any:

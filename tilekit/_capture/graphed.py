@@ -73,9 +73,9 @@ class Graphed:
         recorded: how many were recorded in all.
     """
 
-    def __init__(self, function: Callable[..., DeviceOp[Any]], most: int) -> None:
+    def __init__(self, function: Callable[..., DeviceOp[Any]], capacity: int) -> None:
         functools.update_wrapper(self, function)
-        self.function, self.most, self.recorded = function, most, 0
+        self.function, self.capacity, self.recorded = function, capacity, 0
         self.label = f"graphed {getattr(function, '__name__', type(function).__name__)}"
         self._kept: OrderedDict[Any, _Entry] = OrderedDict()
         self._lock = threading.Lock()
@@ -100,16 +100,16 @@ class Graphed:
     def entry(self, key: Any, ctx: ExecutionContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Entry:
         """The graph for such arguments, recorded if there is none; locked, for one launch (internal)."""
         with self._lock:
-            found = self._kept.get(key)
-            if found is None:
-                found = _Entry(self, ctx, args, kwargs)
+            entry = self._kept.get(key)
+            if entry is None:
+                entry = _Entry(self, ctx, args, kwargs)
                 self.recorded += 1
-                self._kept[key] = found
-                if len(self._kept) > self.most:
+                self._kept[key] = entry
+                if len(self._kept) > self.capacity:
                     self._kept.popitem(last=False)
             else:
                 self._kept.move_to_end(key)
-            return found
+            return entry
 
     def __repr__(self) -> str:
         return f"<{self.label}: {len(self._kept)} graphs>"
@@ -144,14 +144,14 @@ class _Call(DeviceOp[Any]):
         """Run the arguments that are ops; launch the graph for what there is then."""
         args, kwargs, key = self.args, dict(self.kwargs), self._key
         if self._parts:
-            made = []
+            results = []
             for part in self._parts:
                 result = yield part.start(ctx)
                 if pending := moments(result):
                     yield pending
                     result = unwrap(result)
-                made.append(result)
-            left = iter(made)
+                results.append(result)
+            left = iter(results)
             args = tuple(next(left) if isinstance(a, DeviceOp) else a for a in args)
             kwargs = {name: next(left) if isinstance(a, DeviceOp) else a for name, a in kwargs.items()}
             key = _key_of(args, kwargs, self.graphed.label)
@@ -226,10 +226,10 @@ def _with(value: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(value, Tensor):
         return next(tensors)
     if isinstance(value, Partition):
-        made = copy.copy(value)
-        made.tensor = next(tensors)
-        made.storage = made.tensor.storage
-        return made
+        partition = copy.copy(value)
+        partition.tensor = next(tensors)
+        partition.storage = partition.tensor.storage
+        return partition
     if isinstance(value, (tuple, list)):
         parts = [_with(part, tensors) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
@@ -242,9 +242,9 @@ class _Entry:
     """A graph for arguments of one kind: their tensors are its slots, and its results are given new memory at each launch."""
 
     def __init__(self, graphed: Graphed, ctx: ExecutionContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        given = list(_tensors((args, kwargs)))
-        every = [slot(f"t{at}", tensor) for at, tensor in enumerate(given)]
-        named = [every[first] for first in _firsts(given)]
+        tensors = list(_tensors((args, kwargs)))
+        every = [slot(f"t{at}", tensor) for at, tensor in enumerate(tensors)]
+        named = [every[first] for first in _firsts(tensors)]
         inside = _with((args, kwargs), iter(named))
         op = _built(graphed, *inside)
         recording = Recording(ctx.device, ctx.stream, op)
@@ -271,23 +271,23 @@ class _Entry:
 
     def launch(self, ctx: ExecutionContext, tensors: list[Tensor]) -> Any:
         """Launch with these tensors; the result."""
-        graph, made = self._graph, [ctx.allocate(nbytes) for _, nbytes in self._sizes]
+        graph, storages = self._graph, [ctx.allocate(nbytes) for _, nbytes in self._sizes]
         slots = set(graph.slots)
         with graph.lock:
             graph.bind_locked({f"t{at}": tensor for at, tensor in enumerate(tensors) if f"t{at}" in slots})
-            for move, storage in zip(self._moves, made, strict=True):
+            for move, storage in zip(self._moves, storages, strict=True):
                 move.move(storage, 0)
             for move in self._moves:
                 graph.changed(move)
             graph.submit_locked(ctx)
             for move, (stand, _) in zip(self._moves, self._sizes, strict=True):
                 move.keep(stand)  # the results are the caller's alone
-        places: dict[int, tuple[Any, int]] = {
-            id(stand): (storage, 0) for (stand, _), storage in zip(self._sizes, made, strict=True)
+        bases: dict[int, tuple[Any, int]] = {
+            id(stand): (storage, 0) for (stand, _), storage in zip(self._sizes, storages, strict=True)
         }
         for named, tensor, offset in zip(self._named, tensors, self._offsets, strict=True):
-            places[id(named)] = (tensor.storage, tensor.offset * tensor.itemsize - offset)
-        return _with(self._output, (_over(t, *places.get(id(t.storage), (t.storage, 0))) for t in _tensors(self._output)))
+            bases[id(named)] = (tensor.storage, tensor.offset * tensor.itemsize - offset)
+        return _with(self._output, (_over(t, *bases.get(id(t.storage), (t.storage, 0))) for t in _tensors(self._output)))
 
 
 def _check(graphed: Graphed, recording: Recording, output: Any) -> None:

@@ -6,22 +6,22 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tilekit._driver.nodes import Launch, Node, Place
+from tilekit._driver.nodes import Launch, MemoryRange, Node
 from tilekit._driver.protocol import FunctionHandle, Memory
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
 
-__all__ = ["InterpretedLaunch", "compiled_launch", "place_of", "slot_of"]
+__all__ = ["InterpretedLaunch", "compiled_launch", "range_of", "slot_of"]
 
 Triple = tuple[int, int, int]
 
 
-def place_of(argument: Any, written: bool) -> Place:
+def range_of(argument: Any, written: bool) -> MemoryRange:
     """Where a tensor, or the tensor of a partition, has its first element."""
     tensor: Tensor = argument.tensor if isinstance(argument, Partition) else argument
     assert tensor.storage is not None, "it is an argument of a launch"
     (low, high), first = tensor.span(), tensor.offset * tensor.itemsize
-    return Place(tensor.storage.memory, first, high - low, written, first - low if high else 0)
+    return MemoryRange(tensor.storage.memory, first, high - low, written, first - low if high else 0)
 
 
 def slot_of(argument: Any) -> Any:
@@ -29,13 +29,13 @@ def slot_of(argument: Any) -> Any:
     return getattr(argument, "slot", None) if isinstance(argument, (int, float)) else None
 
 
-def _set_beside(places: Mapping[int, Place], shares: Callable[[int, int], bool] | None) -> None:
-    """Note which places of a launch may be one."""
+def _set_beside(ranges: Mapping[int, MemoryRange], shares: Callable[[int, int], bool] | None) -> None:
+    """Note which ranges of a launch may be one."""
     if shares is None:
         return
-    for at, place in places.items():
-        others = [(other, theirs) for other, theirs in places.items() if other != at and theirs.written != place.written]
-        place.beside = [theirs for other, theirs in others if shares(*((at, other) if place.written else (other, at)))]
+    for at, span in ranges.items():
+        others = [(other, theirs) for other, theirs in ranges.items() if other != at and theirs.written != span.written]
+        span.beside = [theirs for other, theirs in others if shares(*((at, other) if span.written else (other, at)))]
 
 
 def compiled_launch(
@@ -59,16 +59,16 @@ def compiled_launch(
         maps: for each tensor map behind `values` the number of its argument, and what makes it for an address.
         shares: whether the memory of one argument, which is written, may be that of another one; None for all.
     """
-    pointers, scalars, places = [], [], {}
+    pointers, scalars, ranges = [], [], {}
     for number, (argument, at, written) in enumerate(arguments):
         if isinstance(argument, (Tensor, Partition)):
-            places[number] = place_of(argument, written)
-            pointers.append((at, places[number]))
+            ranges[number] = range_of(argument, written)
+            pointers.append((at, ranges[number]))
         elif (slot := slot_of(argument)) is not None:
             scalars.append((slot, at, codes[at]))
-    _set_beside(places, shares)
-    placed = [(places[number], encode) for number, encode in maps]
-    return Launch("", function, grid, block, shared_bytes, values, pointers, scalars, cluster, placed)
+    _set_beside(ranges, shares)
+    maps_of_ranges = [(ranges[number], encode) for number, encode in maps]
+    return Launch("", function, grid, block, shared_bytes, values, pointers, scalars, cluster, maps_of_ranges)
 
 
 class InterpretedLaunch(Node):
@@ -81,7 +81,7 @@ class InterpretedLaunch(Node):
         shares: whether the memory of one argument, which is written, may be that of another one.
     """
 
-    __slots__ = ("_arguments", "_enqueue", "_grid", "_places", "scalars")
+    __slots__ = ("_arguments", "_enqueue", "_grid", "_ranges", "scalars")
 
     def __init__(
         self,
@@ -93,20 +93,20 @@ class InterpretedLaunch(Node):
     ) -> None:
         super().__init__("")
         self._enqueue, self._grid, self._arguments = enqueue, grid, list(arguments)
-        self._places = [None if w is None else place_of(a, w) for a, w in zip(arguments, written, strict=True)]
-        _set_beside({at: place for at, place in enumerate(self._places) if place is not None}, shares)
+        self._ranges = [None if w is None else range_of(a, w) for a, w in zip(arguments, written, strict=True)]
+        _set_beside({at: span for at, span in enumerate(self._ranges) if span is not None}, shares)
         self.scalars = tuple((slot_of(a), at, "") for at, a in enumerate(arguments) if slot_of(a) is not None)
 
     def enqueue(self, driver: Any, stream: Any) -> None:
         self._enqueue(driver, stream, self._grid, self._arguments)
 
-    def places(self) -> Sequence[Place]:
-        return [place for place in self._places if place is not None]
+    def ranges(self) -> Sequence[MemoryRange]:
+        return [span for span in self._ranges if span is not None]
 
-    def refresh(self, place: Place) -> None:
-        for at, mine in enumerate(self._places):
-            if mine is place:
-                self._arguments[at] = _moved(self._arguments[at], place)
+    def refresh(self, span: MemoryRange) -> None:
+        for at, mine in enumerate(self._ranges):
+            if mine is span:
+                self._arguments[at] = _moved(self._arguments[at], span)
 
     def set(self, slot: Any, number: Any) -> None:
         for from_slot, at, _ in self.scalars:
@@ -121,12 +121,12 @@ class _Stand:
         self.memory, self.device = memory, device
 
 
-def _moved(argument: Any, place: Place) -> Any:
-    """A tensor or partition like `argument`, in another place."""
+def _moved(argument: Any, span: MemoryRange) -> Any:
+    """A tensor or partition like `argument`, in other memory."""
     if isinstance(argument, Partition):
-        made = copy.copy(argument)
-        made.tensor = _moved(argument.tensor, place)
-        made.storage = made.tensor.storage
-        return made
-    storage: Any = _Stand(place.memory, argument.device)
-    return Tensor(storage, argument.shape, argument.dtype, argument.strides, place.offset // argument.itemsize)
+        partition = copy.copy(argument)
+        partition.tensor = _moved(argument.tensor, span)
+        partition.storage = partition.tensor.storage
+        return partition
+    storage: Any = _Stand(span.memory, argument.device)
+    return Tensor(storage, argument.shape, argument.dtype, argument.strides, span.offset // argument.itemsize)

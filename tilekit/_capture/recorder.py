@@ -137,8 +137,8 @@ class Recording:
         asked, self.op = self.op, op
         try:
             run = Run(op, self.ctx)
-            while not isinstance(made := run.advance(), Done):
-                for wait in made:
+            while not isinstance(progress := run.advance(), Done):
+                for wait in progress:
                     if not isinstance(wait, HostJob):
                         run.close()  # no step is asked: what recovers from errors has none to recover from
                         self.refuse(
@@ -146,10 +146,10 @@ class Recording:
                             "given the host's copy of a result). Record what comes before it and what comes after it"
                         )
                     wait.run()
-                if not made:
+                if not progress:
                     time.sleep(NAP_S)  # another thread runs an op that they share
             self.end_captures()
-            return made.value
+            return progress.value
         except Exception as error:
             op.annotate(error)
             raise
@@ -179,15 +179,15 @@ class Recording:
                 f"memory, memory.pinned(shape, dtype){cure}"
             )
 
-    def host_target(self, target: np.ndarray[Any, Any], *, given: bool) -> np.ndarray[Any, Any]:
+    def host_target(self, target: np.ndarray[Any, Any], *, from_caller: bool) -> np.ndarray[Any, Any]:
         """Where the launches copy to: `target` if it is the caller's, else an array like it, in page-locked memory."""
-        if given:
+        if from_caller:
             self.check_host_array(target, written=True)
             return target
-        made = self.device.driver.pinned.array(target.nbytes)
-        if made is None:
+        pinned = self.device.driver.pinned.array(target.nbytes)
+        if pinned is None:
             self.refuse(f"there is no page-locked memory for the {target.nbytes:,} bytes that it copies to the host")
-        array: np.ndarray[Any, Any] = made.view(target.dtype).reshape(target.shape)
+        array: np.ndarray[Any, Any] = pinned.view(target.dtype).reshape(target.shape)
         self.arrays.append(array)
         return array
 
@@ -202,9 +202,9 @@ class Recording:
         node.after = tuple(sorted(stream.tail))
         stream.tail = frozenset((len(self.nodes),))
         self.nodes.append(node)
-        for place in node.places():
-            if isinstance(place.memory, SlotMemory):
-                self._slot(place.memory.slot)
+        for span in node.ranges():
+            if isinstance(span.memory, SlotMemory):
+                self._slot(span.memory.slot)
         for slot, *_ in getattr(node, "scalars", ()):
             self._slot(slot)
 
@@ -273,22 +273,22 @@ class Recording:
         if nbytes <= 0:
             return Storage(self.device, self.device.no_memory)
         returned, self._returned = self._returned, []
-        found: Memory | None = None
+        chosen: Memory | None = None
         for memory in returned:
             block = self._blocks[memory]
-            if found is None and memory.nbytes == nbytes and block.branches <= {stream}:
-                found = memory
+            if chosen is None and memory.nbytes == nbytes and block.branches <= {stream}:
+                chosen = memory
             else:
                 self._returned.append(memory)
-        if found is None:
+        if chosen is None:
             if self.device.garbage:
                 self.device.collect()
-            found = self.device.obtain(nbytes, self._source)
+            chosen = self.device.obtain(nbytes, self._source)
             self._allocated = self._source.pending
-            self._blocks[found] = _Block()
-        storage = Storage(self.device, found, owned=True)
+            self._blocks[chosen] = _Block()
+        storage = Storage(self.device, chosen, owned=True)
         storage.leave_by(lambda left: None if left.memory is None else self._returned.append(left.memory))
-        self._blocks[found].storage = weakref.ref(storage)
+        self._blocks[chosen].storage = weakref.ref(storage)
         return storage
 
     def owns(self, memory: Memory) -> bool:
@@ -443,7 +443,7 @@ class RecordingContext(ExecutionContext):
 
     def launch(self, executable: Executable, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
         """Write down a launch; of kernels that others launch, capture it."""
-        node = executable.recorded(grid, arguments)
+        node = executable.as_node(grid, arguments)
         if node is not None:
             self.recording.add(node, self.stream)
             return

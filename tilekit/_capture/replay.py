@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 
 from tilekit._capture.recorder import Recording
-from tilekit._driver.nodes import Captured, Launch, Node, Place
+from tilekit._driver.nodes import Captured, Launch, MemoryRange, Node
 from tilekit._driver.protocol import Memory
 from tilekit._runtime.context import ExecutionContext, submitting
 from tilekit._runtime.device import Device, as_stream
@@ -31,7 +31,7 @@ class Binding:
 
     Args:
         recorded: what was recorded.
-        memory, offset: the memory, and where in it that begins which is given another place; None for a number.
+        memory, offset: the memory, and where in it that begins which is moved; None for a number.
         slot: whose number, or whose memory it is; None if it has no name.
 
     Attributes:
@@ -39,20 +39,20 @@ class Binding:
         numbers: of the nodes that use it.
         captured: a node that works on it and cannot be changed, if there is one.
         launches: whether the others are all launches.
-        conflicts: of its places those that must not overlap another place, with their node, that place and its node, since
+        conflicts: of its ranges those that must not overlap another one, with their node, that range and its node, since
             one of the two is written; and whether they may be the very same.
     """
 
     __slots__ = (
-        "_places", "_reads", "_recorded", "_scalars", "_tensor", "_writes", "captured", "conflicts", "launches", "numbers",
+        "_ranges", "_reads", "_recorded", "_scalars", "_tensor", "_writes", "captured", "conflicts", "launches", "numbers",
         "slot", "value",
     )  # fmt: skip
 
     def __init__(self, recorded: Recorded, memory: Memory | None, offset: int, slot: Any = None) -> None:
         self._recorded, self.slot, self.value = recorded, slot, None if slot is None else slot.value
         self._tensor = memory is not None
-        # Each place with its node, and how many bytes it lies behind `offset`.
-        self._places: list[tuple[Node, Place, int]] = []
+        # Each range with its node, and how many bytes it lies behind `offset`.
+        self._ranges: list[tuple[Node, MemoryRange, int]] = []
         self._scalars: list[Node] = []
         self.captured: Node | None = None
         self.numbers: set[int] = set()
@@ -63,29 +63,29 @@ class Binding:
         for at, node in enumerate(recorded.nodes):
             if isinstance(node, Captured) and memory in node.memories:
                 self.captured = node
-            places = [(node, place, place.offset - offset) for place in node.places() if place.memory is memory]
-            self._places += places
+            ranges = [(node, span, span.offset - offset) for span in node.ranges() if span.memory is memory]
+            self._ranges += ranges
             takes = slot is not None and any(named is slot for named, *_ in getattr(node, "scalars", ()))
             if takes:
                 self._scalars.append(node)
-            if places or takes:
+            if ranges or takes:
                 self.numbers.add(at)
         self.launches = all(isinstance(recorded.nodes[at], Launch) for at in self.numbers)
-        own = {id(place) for _, place, _ in self._places}
+        own = {id(span) for _, span, _ in self._ranges}
         self.conflicts = [
-            (place, node, other, owner, owner is node and (place.beside is None or any(other is one for one in place.beside)))
-            for node, place, _ in self._places
+            (span, node, other, owner, owner is node and (span.beside is None or any(other is one for one in span.beside)))
+            for node, span, _ in self._ranges
             for owner in (recorded.nodes if recorded.branches else (node,))
-            for other in owner.places()
-            if id(other) not in own and (place.written or other.written)
+            for other in owner.ranges()
+            if id(other) not in own and (span.written or other.written)
         ]
 
     def move(self, storage: Storage, start: int) -> None:
         """Use `storage` from now on, from the byte `start` on. The recorded op's lock is held."""
         memory = storage.memory
-        for node, place, behind in self._places:
-            place.move(memory, start + behind)
-            node.refresh(place)
+        for node, span, behind in self._ranges:
+            span.move(memory, start + behind)
+            node.refresh(span)
         self.keep(storage)
 
     def keep(self, storage: Storage) -> None:
@@ -183,7 +183,7 @@ class Recorded:
 
     def bind_locked(self, values: Mapping[str, Any]) -> None:
         """As `bind`, with the lock held (internal)."""
-        found = []
+        previous = []
         try:
             for name, value in values.items():
                 bound = self._slots.get(name)
@@ -191,15 +191,15 @@ class Recorded:
                     self._refuse_binding(name, bound)
                 if value is not bound.value:
                     value = bound.slot.check(value, self)
-                    found.append((bound, bound.value))
+                    previous.append((bound, bound.value))
                     bound.set(value)
-            for bound, _ in found:
-                for place, node, other, owner, may_meet in bound.conflicts:
-                    if place.address != other.address or not may_meet:
-                        self._check_overlap(bound, place, node, other, owner)
+            for bound, _ in previous:
+                for span, node, other, owner, may_meet in bound.conflicts:
+                    if span.address != other.address or not may_meet:
+                        self._check_overlap(bound, span, node, other, owner)
                 self.changed(bound)
         except BaseException:
-            for bound, before in found:
+            for bound, before in previous:
                 bound.set(before)
             raise
 
@@ -218,12 +218,12 @@ class Recorded:
             "Copy to the recorded tensor instead, with update(api.memcpy(...))"
         )
 
-    def _check_overlap(self, bound: Binding, place: Place, node: Node, other: Place, owner: Node) -> None:
+    def _check_overlap(self, bound: Binding, span: MemoryRange, node: Node, other: MemoryRange, owner: Node) -> None:
         """Refuse memory that is written beside another use of it."""
-        if place.overlaps(other):
+        if span.overlaps(other):
             where = "itself" if owner is node else f"{owner.label}, which may run at the same time"
             raise ValueError(
-                f"{self!r}: bind({bound.slot.name}=...) would let {node.label} use {place.nbytes:,} bytes of which some are "
+                f"{self!r}: bind({bound.slot.name}=...) would let {node.label} use {span.nbytes:,} bytes of which some are "
                 f"used, and written, by {where} as well. Bind a tensor that does not overlap"
             )
 
@@ -279,11 +279,11 @@ class Recorded:
             return self._result
         return rebuilt(self._result, lambda value: self._copied(value.get(), where).get())
 
-    def _run(self, given: Any, values: Mapping[str, Any], marked: bool) -> tuple[Stream, Any]:
+    def _run(self, stream_like: Any, values: Mapping[str, Any], marked: bool) -> tuple[Stream, Any]:
         """Submit all of it; the stream, and if asked for and there is one the mark behind it."""
-        stream: Stream = given
-        if type(given) is not Stream or given.device is not self.device or given.closed:
-            stream = as_stream(given, self.device)
+        stream: Stream = stream_like
+        if type(stream_like) is not Stream or stream_like.device is not self.device or stream_like.closed:
+            stream = as_stream(stream_like, self.device)
         if submitting.submission is not None:
             refuse_nested(self)
         with self.lock:
@@ -307,7 +307,7 @@ class Recorded:
             if program is None:
                 return False
         if self._dirty:
-            self._settle()
+            self._apply_changes()
         code, mark = program.run(stream, self.reads, self.writes, self.label, marked)
         if code == 0:
             return mark
@@ -319,7 +319,7 @@ class Recorded:
         """The nodes that are submitted one by one."""
         return self.nodes
 
-    def _settle(self) -> None:
+    def _apply_changes(self) -> None:
         """Tell the driver what was changed."""
         self._dirty.clear()
 

@@ -53,8 +53,8 @@ class Slot:
                 raise ValueError(f"{what}: {value} does not fit 64 bits")
             return value
         if not isinstance(value, Tensor) or value.storage is None:
-            given = "a meta tensor, without memory" if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"{what} takes a tensor, not {given}")
+            actual = "a meta tensor, without memory" if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"{what} takes a tensor, not {actual}")
         for name in ("device", "dtype", "shape", "strides"):
             old, new = getattr(mine, name), getattr(value, name)
             if old != new:
@@ -110,8 +110,8 @@ def slot(name: str, value: T) -> T:
         return Tensor(named, value.shape, value.dtype, value.strides, value.offset)
     number: Any
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        given = "a meta tensor, without memory" if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"tk.slot({name!r}, ...) takes a tensor, an int or a float, not {given}")
+        actual = "a meta tensor, without memory" if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"tk.slot({name!r}, ...) takes a tensor, an int or a float, not {actual}")
     number = _Int(value) if isinstance(value, int) else _Float(value)
     number.slot = Slot(name, value)
     return number  # type: ignore[no-any-return]

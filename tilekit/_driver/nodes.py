@@ -16,7 +16,19 @@ import numpy as np
 from tilekit._driver.protocol import FunctionHandle, Memory, StreamHandle
 from tilekit._driver.tensormaps import MAP_BYTES
 
-__all__ = ["Captured", "Copy", "CopyIn", "CopyOut", "Fill", "Launch", "Node", "Parameters", "Place", "Recorder", "SlotMemory"]
+__all__ = [
+    "Captured",
+    "Copy",
+    "CopyIn",
+    "CopyOut",
+    "Fill",
+    "Launch",
+    "MemoryRange",
+    "Node",
+    "Parameters",
+    "Recorder",
+    "SlotMemory",
+]
 
 Triple = tuple[int, int, int]
 
@@ -35,14 +47,14 @@ class SlotMemory(Memory):
     slot: Any
 
 
-class Place:
-    """A piece of memory that a node works on. It can be made another: then `Node.refresh`.
+class MemoryRange:
+    """A piece of memory that a node works on. It can be moved: then `Node.refresh`.
 
     Attributes:
         memory, offset: where the first element is, in bytes from the start of the memory; `address` is that of both.
         nbytes: how many bytes it spans; `below` of them lie before the first element.
         written: whether the node writes them.
-        beside: the places of its node that may be this very one, though one of the two is written; None for any.
+        beside: the ranges of its node that may be this very one, though one of the two is written; None for any.
     """
 
     __slots__ = ("address", "below", "beside", "memory", "nbytes", "offset", "written")
@@ -50,13 +62,13 @@ class Place:
     def __init__(self, memory: Memory, offset: int, nbytes: int, written: bool, below: int = 0) -> None:
         self.memory, self.offset, self.address = memory, offset, memory.address + offset
         self.nbytes, self.written, self.below = nbytes, written, below
-        self.beside: Sequence[Place] | None = None
+        self.beside: Sequence[MemoryRange] | None = None
 
     def move(self, memory: Memory, offset: int) -> None:
         """Be elsewhere."""
         self.memory, self.offset, self.address = memory, offset, memory.address + offset
 
-    def overlaps(self, other: Place) -> bool:
+    def overlaps(self, other: MemoryRange) -> bool:
         """Whether they may have bytes in common."""
         mine, theirs = self.address - self.below, other.address - other.below
         return mine < theirs + other.nbytes and theirs < mine + self.nbytes
@@ -82,12 +94,12 @@ class Node:
         """Submit it."""
         raise NotImplementedError
 
-    def places(self) -> Sequence[Place]:
+    def ranges(self) -> Sequence[MemoryRange]:
         """What it works on."""
         return ()
 
-    def refresh(self, place: Place) -> None:
-        """One of its places has been changed."""
+    def refresh(self, span: MemoryRange) -> None:
+        """One of its ranges has been changed."""
 
     def set(self, slot: Any, number: Any) -> None:
         """Give the scalar that came from `slot` another value. Only launches have any."""
@@ -121,7 +133,7 @@ class Launch(Node):
 
     Args:
         values: the slots.
-        maps: for each tensor map the place of its tensor, one of those in `pointers`, and what makes it for an address.
+        maps: for each tensor map the range of its tensor, one of those in `pointers`, and what makes it for an address.
 
     Attributes:
         function, grid, block, cluster, shared_bytes: as of `Driver.launch`; no cluster is None.
@@ -143,10 +155,10 @@ class Launch(Node):
         block: Triple,
         shared_bytes: int,
         values: bytes,
-        pointers: Sequence[tuple[int, Place]],
+        pointers: Sequence[tuple[int, MemoryRange]],
         scalars: Sequence[tuple[Any, int, str]],
         cluster: Triple | None = None,
-        maps: Sequence[tuple[Place, Callable[[int], bytes]]] = (),
+        maps: Sequence[tuple[MemoryRange, Callable[[int], bytes]]] = (),
     ) -> None:
         super().__init__(label)
         self.function, self.grid, self.block, self.shared_bytes, self.cluster = function, grid, block, shared_bytes, cluster
@@ -154,9 +166,9 @@ class Launch(Node):
         self._parameters, self._maps = Parameters(len(values) // 8, len(maps)), tuple(maps)
         self._values, self.params = self._parameters.values, self._parameters.address
         ctypes.memmove(self._values, values, len(values))
-        self._where = {id(place): 8 * at for at, place in self.pointers}
-        for at, (place, encode) in enumerate(self._maps):
-            self._parameters.put_map(at, encode(place.address))
+        self._where = {id(span): 8 * at for at, span in self.pointers}
+        for at, (span, encode) in enumerate(self._maps):
+            self._parameters.put_map(at, encode(span.address))
 
     def enqueue(self, driver: Any, stream: StreamHandle) -> None:
         if self.cluster is None:
@@ -164,14 +176,14 @@ class Launch(Node):
         else:
             driver.launch_clusters(self.function, self.grid, self.block, self.cluster, self.shared_bytes, stream, self.params)
 
-    def places(self) -> Sequence[Place]:
-        return [place for _, place in self.pointers]
+    def ranges(self) -> Sequence[MemoryRange]:
+        return [span for _, span in self.pointers]
 
-    def refresh(self, place: Place) -> None:
-        _pack_address(self._values, self._where[id(place)], place.address)
+    def refresh(self, span: MemoryRange) -> None:
+        _pack_address(self._values, self._where[id(span)], span.address)
         for at, (mapped, encode) in enumerate(self._maps):
-            if mapped is place:
-                self._parameters.put_map(at, encode(place.address))
+            if mapped is span:
+                self._parameters.put_map(at, encode(span.address))
 
     def set(self, slot: Any, number: Any) -> None:
         for from_slot, at, code in self.scalars:
@@ -187,12 +199,12 @@ class Fill(Node):
 
     def __init__(self, label: str, memory: Memory, offset: int, count: int, pattern: bytes) -> None:
         super().__init__(label)
-        self.target, self.count, self.pattern = Place(memory, offset, count * len(pattern), True), count, pattern
+        self.target, self.count, self.pattern = MemoryRange(memory, offset, count * len(pattern), True), count, pattern
 
     def enqueue(self, driver: Any, stream: StreamHandle) -> None:
         driver.fill(self.target.memory, self.target.offset, self.count, self.pattern, stream)
 
-    def places(self) -> Sequence[Place]:
+    def ranges(self) -> Sequence[MemoryRange]:
         return (self.target,)
 
 
@@ -201,7 +213,7 @@ class Copy(Node):
 
     __slots__ = ("nbytes", "source", "target")
 
-    def __init__(self, label: str, target: Place, source: Place, nbytes: int) -> None:
+    def __init__(self, label: str, target: MemoryRange, source: MemoryRange, nbytes: int) -> None:
         super().__init__(label)
         self.target, self.source, self.nbytes = target, source, nbytes
 
@@ -209,7 +221,7 @@ class Copy(Node):
         to, start = self.target, self.source
         driver.copy(to.memory, to.offset, start.memory, start.offset, self.nbytes, stream)
 
-    def places(self) -> Sequence[Place]:
+    def ranges(self) -> Sequence[MemoryRange]:
         return (self.target, self.source)
 
 
@@ -220,12 +232,12 @@ class CopyIn(Node):
 
     def __init__(self, label: str, memory: Memory, offset: int, source: np.ndarray[Any, Any]) -> None:
         super().__init__(label)
-        self.target, self.source = Place(memory, offset, source.nbytes, True), source
+        self.target, self.source = MemoryRange(memory, offset, source.nbytes, True), source
 
     def enqueue(self, driver: Any, stream: StreamHandle) -> None:
         driver.copy_from_host(self.target.memory, self.target.offset, self.source, stream)
 
-    def places(self) -> Sequence[Place]:
+    def ranges(self) -> Sequence[MemoryRange]:
         return (self.target,)
 
 
@@ -236,12 +248,12 @@ class CopyOut(Node):
 
     def __init__(self, label: str, target: np.ndarray[Any, Any], memory: Memory, offset: int) -> None:
         super().__init__(label)
-        self.target, self.source = target, Place(memory, offset, target.nbytes, False)
+        self.target, self.source = target, MemoryRange(memory, offset, target.nbytes, False)
 
     def enqueue(self, driver: Any, stream: StreamHandle) -> None:
         driver.copy_to_host(self.target, self.source.memory, self.source.offset, stream)
 
-    def places(self) -> Sequence[Place]:
+    def ranges(self) -> Sequence[MemoryRange]:
         return (self.source,)
 
 
@@ -284,7 +296,7 @@ class Recorder:
         self, target: Memory, target_offset: int, source: Memory, source_offset: int, nbytes: int, stream: StreamHandle
     ) -> None:
         """See `Driver`."""
-        to, start = Place(target, target_offset, nbytes, True), Place(source, source_offset, nbytes, False)
+        to, start = MemoryRange(target, target_offset, nbytes, True), MemoryRange(source, source_offset, nbytes, False)
         self._add(Copy("copy", to, start, nbytes))
 
     def copy_from_host(self, memory: Memory, offset: int, source: np.ndarray[Any, Any], stream: StreamHandle) -> None:

@@ -25,11 +25,11 @@ class PlainPool:
 
     def array(self, nbytes: int) -> np.ndarray[Any, Any] | None:
         """So many bytes; None if there are no more."""
-        made = np.empty(max(nbytes, 1), np.uint8)
-        address = made.__array_interface__["data"][0]
-        self._used[address] = made.nbytes
-        weakref.finalize(made, self._used.pop, address, None).atexit = False
-        return made[:nbytes]
+        block = np.empty(max(nbytes, 1), np.uint8)
+        address = block.__array_interface__["data"][0]
+        self._used[address] = block.nbytes
+        weakref.finalize(block, self._used.pop, address, None).atexit = False
+        return block[:nbytes]
 
     def holds(self, address: int) -> bool:
         """Whether an address is in an array that was made here."""

@@ -223,7 +223,7 @@ class Driver(Protocol):
         """Give what the pool holds and nobody uses back to the system."""
         ...
 
-    def settle(self) -> None:
+    def wait_idle(self) -> None:
         """Block until what is submitted has been done, so that what it frees is free. Raises nothing: faults are for others."""
         ...
 

@@ -17,7 +17,7 @@ import numpy as np
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
 
-__all__ = ["FIRST_VALUE", "MOST_VALUES", "VARIABLE", "WORDS", "Report", "Site", "told"]
+__all__ = ["FIRST_VALUE", "MOST_VALUES", "VARIABLE", "WORDS", "Report", "Site", "stop_message"]
 
 VARIABLE = "tilekit_report"
 """The name of the variable in a module that says where its record is: the address, then the number of its first site."""
@@ -60,7 +60,7 @@ class Report:
         address: int = self._words.__array_interface__["data"][0]
         return address, first
 
-    def found(self) -> str | None:
+    def message(self) -> str | None:
         """What the record says; None if there is none."""
         words = [int(word) for word in self._words]
         if not words[0] or words[1] >= len(self._sites):
@@ -72,6 +72,6 @@ class Report:
         return f"{text}\n    {line}" if line else text
 
 
-def told() -> str | None:
+def stop_message() -> str | None:
     """What a kernel of this process said when it stopped itself, or None."""
-    return next((text for report in _reports if (text := report.found()) is not None), None)
+    return next((text for report in _reports if (text := report.message()) is not None), None)

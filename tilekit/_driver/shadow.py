@@ -316,7 +316,7 @@ def _refuse_read(name: str, where: str, reader: int, writer: int, block: _Runnin
 
 def _range(missing: NDArray[np.bool_], starts: tuple[int, ...] | None = None) -> str:
     """The smallest box around the true elements, as an index: `"[4:8, 0:2]"`."""
-    found = np.argwhere(missing)
-    low, high = found.min(axis=0), found.max(axis=0) + 1
+    indices = np.argwhere(missing)
+    low, high = indices.min(axis=0), indices.max(axis=0) + 1
     box = (f"{a + at}:{b + at}" for a, b, at in zip(low, high, starts or (0,) * missing.ndim, strict=True))
     return f"[{', '.join(box)}]" if missing.ndim else "[()]"

@@ -45,7 +45,7 @@ class SignalBoard:
         self._lock = threading.RLock()  # a finalizer may close one board while this thread is busy with another
         # Chunks are added, never moved or resized: addresses of slots are with the driver.
         self._chunks: list[np.ndarray[tuple[int, int], np.dtype[np.int32]]] = []
-        self._given: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []  # how often each slot was given to a driver
+        self._lent: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []  # how often each slot was lent to a driver
         self._free: list[int] = []
         self._armed: dict[int, int] = {}  # in the order of arming, which the value counts
         self._order = itertools.count()
@@ -67,11 +67,11 @@ class SignalBoard:
                 chunk = np.zeros((_CHUNK, 4), np.int32)
                 chunk[:, 1] = self._bell
                 self._chunks.append(chunk)
-                self._given.append(np.zeros(_CHUNK, np.int32))
+                self._lent.append(np.zeros(_CHUNK, np.int32))
                 self._free.extend(range(first + _CHUNK - 1, first - 1, -1))
             slot = self._free.pop()
             self._armed[slot] = next(self._order)
-            self._given[slot // _CHUNK][slot % _CHUNK] += 1
+            self._lent[slot // _CHUNK][slot % _CHUNK] += 1
         return slot
 
     def release(self, slot: int) -> None:
@@ -79,7 +79,7 @@ class SignalBoard:
         with self._lock:
             chunk, at = self._chunks[slot // _CHUNK], slot % _CHUNK
             if not chunk[at, 0]:
-                self._given[slot // _CHUNK][at] -= 1  # no driver will ring it
+                self._lent[slot // _CHUNK][at] -= 1  # no driver will ring it
             chunk[at, 0] = 0
             self._armed.pop(slot, None)
             self._free.append(slot)
@@ -107,8 +107,8 @@ class SignalBoard:
         with self._lock:
             if len(self._armed) <= 16:
                 return [slot for slot in self._armed if self._chunks[slot // _CHUNK][slot % _CHUNK, 0]]
-            found = [int(at) + _CHUNK * i for i, chunk in enumerate(self._chunks) for at in chunk[:, 0].copy().nonzero()[0]]
-            return sorted(found, key=self._armed.__getitem__)
+            slots = [int(at) + _CHUNK * i for i, chunk in enumerate(self._chunks) for at in chunk[:, 0].copy().nonzero()[0]]
+            return sorted(slots, key=self._armed.__getitem__)
 
     def drain(self) -> None:
         """Silence the bell. Look at the slots after this, not before, or a ring may be missed."""
@@ -128,7 +128,7 @@ class SignalBoard:
     def _try_free(self) -> None:
         """Close the descriptors if nobody is going to write to them."""
         with self._lock:
-            if self._freed or any((chunk[:, 2] != given).any() for chunk, given in zip(self._chunks, self._given)):
+            if self._freed or any((chunk[:, 2] != lent).any() for chunk, lent in zip(self._chunks, self._lent)):
                 return
             self._freed = True
             os.close(self.fd)

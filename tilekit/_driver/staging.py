@@ -44,9 +44,11 @@ class Chunk:
 class _Pool:
     """Chunks of one size."""
 
-    def __init__(self, driver: Driver, allocate: Callable[[int], np.ndarray[Any, Any]], size: int, slab: int, most: int) -> None:
-        self._driver, self._allocate, self._size, self._slab, self._most = driver, allocate, size, slab, most
-        self._made = 0
+    def __init__(
+        self, driver: Driver, allocate: Callable[[int], np.ndarray[Any, Any]], size: int, slab: int, capacity: int
+    ) -> None:
+        self._driver, self._allocate, self._size, self._slab, self._capacity = driver, allocate, size, slab, capacity
+        self._allocated = 0
         self._lock = threading.Lock()
         self._idle: list[Chunk] = []
         self._busy: deque[Chunk] = deque()  # a copy may still use them
@@ -66,12 +68,12 @@ class _Pool:
                     chunk.used = False
                     return chunk
                 self._busy.append(chunk)
-            if self._made >= self._most:
+            if self._allocated >= self._capacity:
                 return None
             memory = self._allocate(self._size * self._slab)
             if not memory.nbytes:
                 return None
-            self._made += self._slab
+            self._allocated += self._slab
             starts = range(0, memory.nbytes, self._size)
             chunk, *others = (Chunk(memory[at : at + self._size], self._driver.event_create()) for at in starts)
             self._idle.extend(others)
@@ -87,7 +89,7 @@ class _Pool:
         """A chunk, as soon as there is one; None if there never will be."""
         pause_s = 20e-6
         while (chunk := self.take()) is None:
-            if not self._made:
+            if not self._allocated:
                 return None
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 1e-3)
@@ -160,8 +162,8 @@ class Staging:
             for start in range(0, flat.nbytes, LARGE):
                 yield start, self._large.wait()
 
-        def send(place: tuple[int, Chunk | None]) -> None:
-            start, chunk = place
+        def send(transfer: tuple[int, Chunk | None]) -> None:
+            start, chunk = transfer
             piece = flat[start : start + LARGE]
             if chunk is None:
                 self._driver.copy_from_host(memory, offset + start, piece, stream)
@@ -206,8 +208,8 @@ class Staging:
                         raise
                 yield start, chunk
 
-        def fetch(place: tuple[int, Chunk | None]) -> None:
-            start, chunk = place
+        def fetch(transfer: tuple[int, Chunk | None]) -> None:
+            start, chunk = transfer
             piece = flat[start : start + LARGE]
             if chunk is None:
                 self._driver.copy_to_host(piece, memory, offset + start, stream)
@@ -233,13 +235,13 @@ class Staging:
         self._driver.event_record(chunk.event, stream)
 
 
-def _each(copy: Callable[[Any], None], places: Iterable[Any], nbytes: int) -> None:
+def _each(copy: Callable[[Any], None], transfers: Iterable[Any], nbytes: int) -> None:
     """`copy(place)` for each piece of so many bytes; by several threads if there are several."""
     if nbytes > LARGE:
-        in_parallel(copy, places)
+        in_parallel(copy, transfers)
     else:
-        for place in places:
-            copy(place)
+        for transfer in transfers:
+            copy(transfer)
 
 
 def _flat(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

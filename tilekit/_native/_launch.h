@@ -22,7 +22,7 @@ enum { VERSION = 1 }; /* see attributes.py */
     X(ExecutionContext, device) X(ExecutionContext, stream)                                                                      \
     X(AndThen, function) X(AndThen, unpack)                                                                                      \
     X(Done, value)                                                                                                               \
-    X(DeviceFuture, _made) X(DeviceFuture, op) X(DeviceFuture, stream)                                                           \
+    X(DeviceFuture, _serial) X(DeviceFuture, op) X(DeviceFuture, stream)                                                         \
     X(Form, ints) X(Form, keyed) X(Form, last) X(Form, lazy) X(Form, plans) X(Form, tuples) X(Form, types)                       \
     X(Plan, device) X(Plan, elsewhere) X(Plan, home) X(Plan, native)                                                             \
     X(Kernel, _form) X(Kernel, _forms) X(Kernel, _functions) X(Kernel, _options) X(Kernel, label)                                \

@@ -225,7 +225,7 @@ static PyObject *runs_async_on(PyObject *self, PyObject *const *args, Py_ssize_t
             if (future != NULL) {
                 put(future, &DeviceFuture_op, Py_NewRef(self));
                 put(future, &DeviceFuture_stream, Py_NewRef(args[0]));
-                put(future, &DeviceFuture__made, Py_NewRef(end.serial));
+                put(future, &DeviceFuture__serial, Py_NewRef(end.serial));
             }
         }
         Py_XDECREF(end.mark);

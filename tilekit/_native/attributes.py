@@ -73,7 +73,7 @@ SLOTS: Mapping[type, Mapping[str, str]] = {
         "value": "the arguments, which are the result of a launch",
     },
     DeviceFuture: {
-        "_made": "the serial behind the launch, of a future that is otherwise made later",
+        "_serial": "behind the launch, of a future that is otherwise made later",
         "op": "the launch",
         "stream": "where it was submitted",
     },

@@ -44,7 +44,7 @@ class KernelLaunch(_launch.Runs, launch.KernelLaunch):
         except Exception as error:
             self.annotate(error)
             if isinstance(error, DeviceError) and error.lost:
-                stream.explain(error)
+                stream.note_unfinished(error)
             raise
 
     def _waited(self, stream: Stream, serial: int) -> tuple[Any, ...]:

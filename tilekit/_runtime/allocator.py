@@ -170,7 +170,7 @@ class StreamOrderedMemory:
             return driver.allocate(nbytes, stream.handle)
         except OutOfMemoryError:
             pass
-        driver.settle()  # what is freed behind work comes free with it
+        driver.wait_idle()  # what is freed behind work comes free with it
         self.release()
         return driver.allocate(nbytes, stream.handle)
 

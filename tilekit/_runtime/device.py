@@ -218,7 +218,7 @@ class Device(StreamOrderedMemory):
             self.driver.synchronize()
         except TilekitError as error:
             for stream, _ in marks:
-                stream.explain(error)
+                stream.note_unfinished(error)
             raise
         for stream, mark in marks:
             if mark is not None:

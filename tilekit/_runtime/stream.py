@@ -78,7 +78,7 @@ class Stream(Timeline):
         try:
             return self.device.driver.stream_query(self.handle)
         except TilekitError as error:
-            self.explain(error)
+            self.note_unfinished(error)
             raise
 
     def add_callback(self, fn: Callable[[Stream, int, Any], object], arg: Any = None) -> None:

@@ -215,7 +215,7 @@ class Timeline:
         """True; but if a moment is remembered to have passed with a fault, that is raised."""
         for failed, error in tuple(self._failures):
             if failed == serial:
-                self.explain(error)
+                self.note_unfinished(error)
                 raise error
         if self._lost is not None and serial >= self._lost[0]:
             raise self._lost[1]
@@ -295,7 +295,7 @@ class Timeline:
             if not self.device.driver.event_synchronize(mark.event, timeout_s, mark.poll):
                 return False
         except TilekitError as error:
-            self.explain(error)
+            self.note_unfinished(error)
             with self._lock:
                 if self._lost is None and isinstance(error, DeviceError) and error.lost:
                     self._lost = (min(mark.serial, self._marks[0].serial if self._marks else mark.serial), error)
@@ -320,7 +320,7 @@ class Timeline:
         try:
             self.device.driver.event_signal(mark.event, board, slot, (self.number, mark.serial))
         except TilekitError as error:
-            self.explain(error)
+            self.note_unfinished(error)
             raise
         return True
 
@@ -369,7 +369,7 @@ class Timeline:
         counts = [(name, len(list(same))) for name, same in itertools.groupby(left)]
         return tuple(name if count == 1 else f"{name} ({count} times)" for name, count in counts)
 
-    def explain(self, error: TilekitError) -> None:
+    def note_unfinished(self, error: TilekitError) -> None:
         """Note on a fault what it left undone here."""
         if not isinstance(error, DeviceError) or error.unfinished:
             return

@@ -18,7 +18,7 @@ __all__ = ["as_shape", "contiguous_strides", "indexed", "numpy_like", "reinterpr
 _FAR = 1 << 63
 
 # Where the elements of a view are: its shape, strides, and offset.
-Place = tuple[tuple[int, ...], tuple[int, ...], int]
+ViewGeometry = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 def as_shape(shape: Any) -> tuple[int, ...]:
@@ -72,7 +72,7 @@ def numpy_like(tensor: Tensor, shift: int = 0) -> np.ndarray[Any, Any]:
     return np.asarray(_Layout(tensor, shift))
 
 
-def viewed(tensor: Tensor, change: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Place:
+def viewed(tensor: Tensor, change: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> ViewGeometry:
     """Let NumPy work out a view, on an array of the same shape and strides whose elements nobody touches."""
     array = numpy_like(tensor)
     try:
@@ -84,7 +84,7 @@ def viewed(tensor: Tensor, change: Callable[[np.ndarray[Any, Any]], np.ndarray[A
     return view.shape, tuple(step // tensor.itemsize for step in view.strides), tensor.offset + moved
 
 
-def indexed(tensor: Tensor, key: Any) -> Place:
+def indexed(tensor: Tensor, key: Any) -> ViewGeometry:
     """As `Tensor.__getitem__`."""
     keys = key if isinstance(key, tuple) else (key,)
     for k in keys:
@@ -103,7 +103,7 @@ def indexed(tensor: Tensor, key: Any) -> Place:
     return viewed(tensor, lambda array: array[keys])
 
 
-def reshaped(tensor: Tensor, shape: tuple[Any, ...]) -> Place:
+def reshaped(tensor: Tensor, shape: tuple[Any, ...]) -> ViewGeometry:
     """As `Tensor.reshape`, of its arguments."""
     extents = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
     if not shape:
@@ -130,7 +130,7 @@ def reshaped(tensor: Tensor, shape: tuple[Any, ...]) -> Place:
     return viewed(tensor, view)
 
 
-def reinterpreted(tensor: Tensor, dtype: dtypes.DType) -> Place:
+def reinterpreted(tensor: Tensor, dtype: dtypes.DType) -> ViewGeometry:
     """As `Tensor.reinterpret`."""
     old, new = tensor.itemsize, dtype.itemsize
     who = f"{tensor!r} as {dtype.name}"

@@ -143,8 +143,8 @@ class _StreamChunks(DeviceOp[Any]):
                         yield [worked[turn - 1]]
                     called_on_host(self.progress, source[: chunks[turn - 1].stop].nbytes, source.nbytes)
                 if turn < len(chunks):
-                    made = self.work(tensor)
-                    results.append((yield made.start(ctx)) if isinstance(made, DeviceOp) else made)
+                    produced = self.work(tensor)
+                    results.append((yield produced.start(ctx)) if isinstance(produced, DeviceOp) else produced)
                     worked.append((ctx.stream, ctx.stream.mark()))
             yield [*worked[-1:], *moments(results)]
             return unwrap(results) if out is None else self.result
@@ -156,18 +156,18 @@ class _StreamChunks(DeviceOp[Any]):
                 going.close()
             # An error holds this frame. Without these names the chunks are free as soon as their streams are behind them.
             results = errors = []
-            copies = tensor = part = result = made = job = None  # type: ignore[assignment]
+            copies = tensor = part = result = produced = job = None  # type: ignore[assignment]
 
 
-def _misfit(made: Any, target: np.ndarray[Any, Any]) -> Exception | None:
+def _misfit(produced: Any, target: np.ndarray[Any, Any]) -> Exception | None:
     """Why `made` cannot be copied to `target`, None if it can. Not raised here: an error holds the frames that it passed."""
-    if not isinstance(made, Tensor):
-        return TypeError(f"stream_chunks: the work gave {made!r}, not a tensor, for a chunk that goes to out")
-    if made.storage is None:
+    if not isinstance(produced, Tensor):
+        return TypeError(f"stream_chunks: the work gave {produced!r}, not a tensor, for a chunk that goes to out")
+    if produced.storage is None:
         return TypeError("stream_chunks: the work gave a meta tensor, which has no elements, for a chunk that goes to out")
-    if made.shape != target.shape or made.dtype != target.dtype:
+    if produced.shape != target.shape or produced.dtype != target.dtype:
         return ValueError(
-            f"stream_chunks: the work gave {made.dtype.name} of shape {made.shape} for rows of out that are "
+            f"stream_chunks: the work gave {produced.dtype.name} of shape {produced.shape} for rows of out that are "
             f"{target.dtype} of shape {target.shape}"
         )
     return None

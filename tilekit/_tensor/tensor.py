@@ -322,24 +322,24 @@ class Tensor(NoOperators):
             raise TypeError(f"{self!r} has no memory, so there is nothing to copy")
         if out is not None:
             _check_target(self, out)
-        return _ToHost(self, out) if self.is_contiguous else self.dup().then(lambda made: _ToHost(made, out))
+        return _ToHost(self, out) if self.is_contiguous else self.dup().then(lambda copy: _ToHost(copy, out))
 
     to_host_vec = to_host
 
     def dup(self) -> DeviceOp[Tensor]:
         """An op that copies the tensor to new memory, C-contiguous, on the same device."""
-        made: DeviceOp[Tensor] = DEVICE_CODE["dup"](self)
-        return made
+        op: DeviceOp[Tensor] = DEVICE_CODE["dup"](self)
+        return op
 
     def astype(self, dtype: Any) -> DeviceOp[Tensor]:
         """An op that converts the elements to `dtype`, in new memory, C-contiguous, on the same device; see `api.convert`."""
-        made: DeviceOp[Tensor] = DEVICE_CODE["astype"](self, dtype)
-        return made
+        op: DeviceOp[Tensor] = DEVICE_CODE["astype"](self, dtype)
+        return op
 
     def copy_into(self, target: Tensor) -> DeviceOp[Tensor]:
         """An op that copies the elements into the memory of `target`, any view; its result is `target`. See `api.memcpy`."""
-        made: DeviceOp[Tensor] = DEVICE_CODE["copy_into"](target, self)
-        return made
+        op: DeviceOp[Tensor] = DEVICE_CODE["copy_into"](target, self)
+        return op
 
     def fill(self, value: Any) -> DeviceOp[Tensor]:
         """An op that sets every element, of any view, to a scalar; its result is this tensor.
@@ -350,8 +350,8 @@ class Tensor(NoOperators):
         """
         if self.storage is None:
             raise TypeError(f"{self!r} has no memory, so there is nothing to fill")
-        made: DeviceOp[Tensor] = DEVICE_CODE["fill"](self, value)
-        return made
+        op: DeviceOp[Tensor] = DEVICE_CODE["fill"](self, value)
+        return op
 
     def to(self, device: Device | str) -> DeviceOp[Tensor]:
         """An op that copies the tensor to another device; on that device already, it is the tensor itself.
@@ -361,8 +361,8 @@ class Tensor(NoOperators):
         """
         if self.storage is None:
             raise TypeError(f"{self!r} has no memory, so there is nothing to copy")
-        made: DeviceOp[Tensor] = DEVICE_CODE["to"](self, Device(device))
-        return made
+        op: DeviceOp[Tensor] = DEVICE_CODE["to"](self, Device(device))
+        return op
 
     def device_operation(self) -> DeviceOp[Tensor]:
         """The tensor as an op that does nothing."""
@@ -448,8 +448,8 @@ class Tensor(NoOperators):
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """DLPack's kind and number of the device. BufferError for a meta tensor."""
-        place: tuple[int, int] = DEVICE_CODE["dlpack_device"](self)
-        return place
+        device: tuple[int, int] = DEVICE_CODE["dlpack_device"](self)
+        return device
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -489,6 +489,6 @@ class _ToHost(DeviceOp[Any]):
         """Make the array, if none was given, and copy to it."""
         tensor, storage = self.tensor, self.tensor.storage
         assert storage is not None, "checked by to_host"
-        given = self.out is not None
+        from_caller = self.out is not None
         array = self.out if self.out is not None else np.empty(tensor.shape, tensor.dtype)
-        return (yield from copy_out(ctx, array, storage, tensor.offset * tensor.itemsize, given=given))
+        return (yield from copy_out(ctx, array, storage, tensor.offset * tensor.itemsize, from_caller=from_caller))

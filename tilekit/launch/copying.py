@@ -186,20 +186,20 @@ def _copy_elements(ctx: ExecutionContext, target: Tensor, source: Tensor) -> Ste
     """Write the elements of `source`, converted, to `target`, which does not overlap it; the result is `target`."""
     if not target.size:
         return Done(target)
-    to, given = target, source
+    to, source_view = target, source
     if target.dtype != source.dtype:
-        tile, (to, given) = _joined(target, source)
-        return _launched(ctx, _convert(to.partition(tile), given), target)
-    if not (to.is_contiguous and given.is_contiguous):
-        tile, (to, given) = _joined(target, source)
-        if not (to.is_contiguous and given.is_contiguous):
-            to, given = _as_bits(to, given)
-            return _launched(ctx, _copy(to.partition(tile), given), target)
-    assert to.storage is not None and given.storage is not None, "checked by whoever makes the op"
-    ctx.acquire((given.storage,), (to.storage,))
-    at, start = to.offset * to.itemsize, given.offset * given.itemsize
-    ctx.driver.copy(to.storage.memory, at, given.storage.memory, start, given.nbytes, ctx.stream.handle)
-    ctx.note((given.storage,), (to.storage,))
+        tile, (to, source_view) = _joined(target, source)
+        return _launched(ctx, _convert(to.partition(tile), source_view), target)
+    if not (to.is_contiguous and source_view.is_contiguous):
+        tile, (to, source_view) = _joined(target, source)
+        if not (to.is_contiguous and source_view.is_contiguous):
+            to, source_view = _as_bits(to, source_view)
+            return _launched(ctx, _copy(to.partition(tile), source_view), target)
+    assert to.storage is not None and source_view.storage is not None, "checked by whoever makes the op"
+    ctx.acquire((source_view.storage,), (to.storage,))
+    at, start = to.offset * to.itemsize, source_view.offset * source_view.itemsize
+    ctx.driver.copy(to.storage.memory, at, source_view.storage.memory, start, source_view.nbytes, ctx.stream.handle)
+    ctx.note((source_view.storage,), (to.storage,))
     return Done(target)
 
 

@@ -216,8 +216,8 @@ class Kernel:
         """
         typed = tuple((name, planning.constant_key(value)) for name, value in constants)
         key = (facts, generics, typed, warps, occupancy, fold)
-        found = self._specialisations.get(key)
-        if found is None:
+        specialisation = self._specialisations.get(key)
+        if specialisation is None:
             with self._lock:
                 bound = self._bound.get((generics, typed))
                 if bound is None:
@@ -225,8 +225,8 @@ class Kernel:
                     self._bound[generics, typed] = bound
                     if bound.origins:
                         self._functions.add(bound)
-                found = self._specialisations.setdefault(key, Specialisation(bound, facts, warps, occupancy, fold))
-        return found
+                specialisation = self._specialisations.setdefault(key, Specialisation(bound, facts, warps, occupancy, fold))
+        return specialisation
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}({', '.join(p.name for p in self.signature.parameters)})>"

@@ -57,17 +57,17 @@ class KernelLaunch(AsyncKernelLaunch):
         before, known = self._options, self.kernel.grids
         key = (before, grid, *map(type, grid)) if type(grid) is tuple else (before, grid) if type(grid) is int else None
         with _Configuring(self):
-            found = None if key is None else known.get(key)
-            if found is None:
-                given = as_shape(grid)
-                if len(given) > 3:
-                    raise ValueError(f"{self.label}: a grid has up to three axes, not {len(given)} as {given}")
-                found = before._replace(grid=check_grid((*given, 1, 1, 1)[:3], self.label))
+            options = None if key is None else known.get(key)
+            if options is None:
+                extents = as_shape(grid)
+                if len(extents) > 3:
+                    raise ValueError(f"{self.label}: a grid has up to three axes, not {len(extents)} as {extents}")
+                options = before._replace(grid=check_grid((*extents, 1, 1, 1)[:3], self.label))
                 if len(known) >= _GRIDS_KEPT:
                     known.clear()
                 if key is not None:
-                    known[key] = found
-            self._options = found
+                    known[key] = options
+            self._options = options
         return self
 
     def generics(self, **values: int | tuple[int, ...]) -> KernelLaunch:
@@ -76,7 +76,7 @@ class KernelLaunch(AsyncKernelLaunch):
         Raises:
             ValueError: the kernel has no such generic; TypeError: the value is not of its kind.
         """
-        known, given = self.kernel.signature.generics, dict(self._options.generics)
+        known, chosen = self.kernel.signature.generics, dict(self._options.generics)
         with _Configuring(self):
             for name, value in values.items():
                 if name not in known:
@@ -85,8 +85,8 @@ class KernelLaunch(AsyncKernelLaunch):
                 if whole != isinstance(value, (tuple, list)) or not (whole or is_int):
                     kind = "a shape" if whole else "an integer"
                     raise TypeError(f"{self.label}: generic {name} stands for {kind}, not {value!r}")
-                given[name] = as_shape(value) if isinstance(value, (tuple, list)) else int(value)
-        self._options = self._options._replace(generics=tuple(sorted(given.items())))
+                chosen[name] = as_shape(value) if isinstance(value, (tuple, list)) else int(value)
+        self._options = self._options._replace(generics=tuple(sorted(chosen.items())))
         return self
 
     def num_warps(self, num_warps: int) -> KernelLaunch:
@@ -129,21 +129,21 @@ class KernelLaunch(AsyncKernelLaunch):
         """Launch, at once if the arguments are there and the kernel is compiled."""
         form, arguments = self._form, self.arguments
         if form.lazy:
-            made: list[Any] = []
+            resolved: list[Any] = []
             for argument in arguments:
                 if isinstance(argument, DeviceOp):
                     started = argument.start(ctx) if is_shallow(argument) else None
                     if type(started) is not Done or moments(started.value):
-                        return self._resolved(ctx, made, started)
+                        return self._resolved(ctx, resolved, started)
                     argument = started.value
-                made.append(argument)
-            return self._launch_resolved(ctx, tuple(made))
+                resolved.append(argument)
+            return self._launch_resolved(ctx, tuple(resolved))
         plan = form.plans.get(form.key(arguments, self._options)) or form.plan(self.kernel, arguments, self._options)
         return self._launch(ctx, plan, arguments)
 
-    def _resolved(self, ctx: ExecutionContext, made: list[Any], started: Steps | Done | None) -> Steps:
+    def _resolved(self, ctx: ExecutionContext, resolved: list[Any], started: Steps | Done | None) -> Steps:
         """Run the arguments that are ops, then launch. Those in `made` are there; the next may be `started`."""
-        for argument in self.arguments[len(made) :]:
+        for argument in self.arguments[len(resolved) :]:
             if isinstance(argument, DeviceOp):
                 argument = yield (started or argument.start(ctx))
                 started = None
@@ -151,8 +151,8 @@ class KernelLaunch(AsyncKernelLaunch):
                 if pending:
                     yield pending
                     argument = unwrap(argument)
-            made.append(argument)
-        return (yield self._launch_resolved(ctx, tuple(made)))
+            resolved.append(argument)
+        return (yield self._launch_resolved(ctx, tuple(resolved)))
 
     def _launch_resolved(self, ctx: ExecutionContext, arguments: tuple[Any, ...]) -> Steps | Done:
         form, options = self.kernel.form(arguments), self._options
@@ -226,8 +226,8 @@ class KernelLaunch(AsyncKernelLaunch):
         from tilekit.compiler.explain import explain
 
         self._consumed = True
-        found = self._plan("explain").specialisation
-        return explain(found.bound, found.facts, found.num_warps, self._target(target), found.occupancy, found.fold)
+        chosen = self._plan("explain").specialisation
+        return explain(chosen.bound, chosen.facts, chosen.num_warps, self._target(target), chosen.occupancy, chosen.fold)
 
     def _target(self, target: str | None) -> str:
         """`target`, or that of the arguments' device."""

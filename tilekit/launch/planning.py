@@ -59,7 +59,7 @@ _PLANS_KEPT = 1024
 KEYED_TRAITS, KEYED_ITSELF, KEYED_COMPUTED, KEYED_NOT = range(4)
 
 Named = Sequence[tuple[Parameter, Any]]
-Kin = dict[tuple[Any, ...], int]
+Cuts = dict[tuple[Any, ...], int]
 Storages = tuple[tuple[Storage, ...], tuple[Storage, ...], bool]
 
 
@@ -130,8 +130,8 @@ class Plan:
         self.grid = _infer_grid(kernel, written, options.grid)
         for parameter, partition in written:
             check_distinct(kernel, parameter, partition)
-        kin: Kin = {}
-        facts = tuple(_facts(parameters[i], arguments[i], covers, tiles, kin) for i in passed)
+        cuts: Cuts = {}
+        facts = tuple(_facts(parameters[i], arguments[i], covers, tiles, cuts) for i in passed)
         fold = fold_of(self.grid)
         self.specialisation = kernel.specialise(facts, generics, constants, options.num_warps, options.occupancy, fold)
         check_extents(kernel, self.specialisation.bound, {p.name: a for p, a in tensors}, self.grid)
@@ -153,12 +153,12 @@ class Plan:
 
     def on(self, device: Device) -> Plan:
         """A plan without tensors, for `device`."""
-        found = self.elsewhere.get(device)
-        if found is None:
-            made = copy.copy(self)
-            made.home = device
-            found = self.elsewhere.setdefault(device, made)
-        return found
+        plan = self.elsewhere.get(device)
+        if plan is None:
+            copied = copy.copy(self)
+            copied.home = device
+            plan = self.elsewhere.setdefault(device, copied)
+        return plan
 
     def keep(self, executable: Executable) -> None:
         """Remember what runs at home."""
@@ -205,13 +205,13 @@ class Form:
     def plan(self, kernel: Kernel, arguments: Sequence[Any], options: Options) -> Plan:
         """The plan for such arguments, made at the first call. Raises what `Plan` raises."""
         key = self.key(arguments, options)
-        found = self.plans.get(key)
-        if found is None:
-            found = Plan(kernel, arguments, options)
+        plan = self.plans.get(key)
+        if plan is None:
+            plan = Plan(kernel, arguments, options)
             if len(self.plans) >= _PLANS_KEPT:
                 self.plans.clear()
-            self.plans[key] = found
-        return found
+            self.plans[key] = plan
+        return plan
 
 
 def constant_key(value: Any) -> Any:
@@ -250,9 +250,9 @@ def _bind_generics(kernel: Kernel, tensors: Named, options: Options) -> tuple[tu
     return tuple(sorted(bound.items()))
 
 
-def _infer_grid(kernel: Kernel, written: Named, given: tuple[int, int, int] | None) -> tuple[int, int, int]:
+def _infer_grid(kernel: Kernel, written: Named, requested: tuple[int, int, int] | None) -> tuple[int, int, int]:
     """A block for each tile; every partition, and the grid if it was given, must agree. Prefixes say how large it may be."""
-    found: tuple[int, int, int] | None = None
+    inferred: tuple[int, int, int] | None = None
     who = ""
     bounds: list[tuple[str, Partition]] = []
     for parameter, partition in written:
@@ -265,14 +265,14 @@ def _infer_grid(kernel: Kernel, written: Named, given: tuple[int, int, int] | No
             grid, cut = (partition.num_blocks, 1, 1), "mapped to as many blocks"
         else:
             grid, cut = _launch_grid(partition.grid), f"shape {partition.shape} in tiles of {partition.tile_shape}"
-        if found is not None and grid != found:
+        if inferred is not None and grid != inferred:
             raise ValueError(
-                f"{kernel.label}: the grids of its partitions disagree: {who} has {found}, {parameter.name} ({cut}) has {grid}"
+                f"{kernel.label}: the grids of its partitions disagree: {who} has {inferred}, {parameter.name} ({cut}) has {grid}"
             )
-        found, who = grid, parameter.name
-    if found is not None and given is not None and given != found:
-        raise ValueError(f"{kernel.label}: the grid {given} is not the {found} that the partition {who} has")
-    grid = found or given  # type: ignore[assignment]
+        inferred, who = grid, parameter.name
+    if inferred is not None and requested is not None and requested != inferred:
+        raise ValueError(f"{kernel.label}: the grid {requested} is not the {inferred} that the partition {who} has")
+    grid = inferred or requested  # type: ignore[assignment]
     if grid is None:
         if bounds:
             raise ValueError(
@@ -338,10 +338,10 @@ def _covered(written: Sequence[Partition]) -> dict[tuple[int, ...], tuple[int, .
 
 
 def _facts(
-    parameter: Parameter, argument: Any, covers: dict[tuple[int, ...], tuple[int, ...]], tiles: tuple[int, ...], kin: Kin
+    parameter: Parameter, argument: Any, covers: dict[tuple[int, ...], tuple[int, ...]], tiles: tuple[int, ...], cuts: Cuts
 ) -> ArgumentFacts:
-    """What may be assumed about an argument; `covers` as `_covered` gives it, `tiles` as `tile_extents` does, `kin` numbers the
-    mapped partitions that differ.
+    """What may be assumed about an argument; `covers` as `_covered` gives it, `tiles` as `tile_extents` does, `cuts` numbers
+    the mapped partitions that differ.
     """
     if isinstance(argument, Partition):
         role: Role = "inout" if parameter.kind == "auto" else parameter.kind  # type: ignore[assignment]
@@ -350,7 +350,7 @@ def _facts(
         facts = _tensor_facts(argument.tensor, role, argument.tile_shape, argument.tile_shape, tiles)
         if isinstance(argument, MappedPartition):
             cut = (argument.shape, argument.tile_shape, argument.group, argument.cluster)
-            kind = kin.setdefault(cut, len(kin))
+            kind = cuts.setdefault(cut, len(cuts))
             facts = facts._replace(group=argument.group, cluster=argument.cluster, kin=kind, many=argument.many)
         return facts
     if isinstance(argument, Tensor):

@@ -86,11 +86,11 @@ class Specialisation:
         Raises:
             CompileError: it cannot be compiled.
         """
-        found = self._executables.get(device)
-        if found is None:
-            made: Executable = _Interpreted(self) if device.kind == "cpu" else Loaded(self, device)
-            found = self._executables.setdefault(device, made)
-        return found
+        executable = self._executables.get(device)
+        if executable is None:
+            loaded: Executable = _Interpreted(self) if device.kind == "cpu" else Loaded(self, device)
+            executable = self._executables.setdefault(device, loaded)
+        return executable
 
     def compiled(self, target: str) -> CompiledKernel:
         """The specialisation compiled for `target`: from memory, from the disk cache, or by numba now.
@@ -99,21 +99,21 @@ class Specialisation:
             CompileError: it cannot be compiled. ValueError: no such target.
         """
         with self._lock:
-            found = self._compiled.get(target)
-            if found is None:
+            kernel = self._compiled.get(target)
+            if kernel is None:
                 key = self._key(target)
-                found = cache.load(key) if key else None
-                if found is None:
+                kernel = cache.load(key) if key else None
+                if kernel is None:
                     with importing_numba():
                         from tilekit.compiler.build import build
                     self.compilations += 1
                     asked = (self.num_warps, target, self.occupancy)
-                    found = build(self.bound, self.facts, *asked, checks=self.checks, fold=self.fold)
+                    kernel = build(self.bound, self.facts, *asked, checks=self.checks, fold=self.fold)
                     if key:
-                        cache.save(key, found)
-                self._compiled[target] = found
-                self._warn(found)
-            return found
+                        cache.save(key, kernel)
+                self._compiled[target] = kernel
+                self._warn(kernel)
+            return kernel
 
     def _warn(self, kernel: CompiledKernel) -> None:
         """Tell that registers spill. Of a ready-made kernel nobody is told: its tiles are nothing that a caller has written."""
@@ -204,7 +204,7 @@ class _Interpreted:
         )
         driver.submit(stream, lambda: interpret(self._bound, grid, views, self._num_warps))
 
-    def recorded(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
+    def as_node(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
         """The launch, to be written down."""
         written = [known.role != "in" if isinstance(known, TensorFacts) else None for known in self._facts]
         return InterpretedLaunch(self.enqueue, grid, arguments, written, _sharing(self._bound, grid, arguments))
@@ -262,7 +262,7 @@ class Loaded:
                 self._parameters.put_map(at, encode(*_described(arguments[number])))
             self.driver.launch(self.function, grid, self.block, self.shared_bytes, ctx.stream.handle, self._params)
 
-    def recorded(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
+    def as_node(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
         """The launch, to be written down."""
         shares = _sharing(self._bound, grid, arguments)
         values = bytearray(8 * len(self.slots))

@@ -44,12 +44,12 @@ def _borrowed(values: Iterable[Any]) -> Storage | None:
     """The first borrowed storage behind tensors and partitions among `values`, or in tuples, lists and dicts of them."""
     for value in values:
         if isinstance(value, (tuple, list)):
-            found = _borrowed(value)
+            first = _borrowed(value)
         elif isinstance(value, Mapping):
-            found = _borrowed(value.values())
+            first = _borrowed(value.values())
         else:
             storage = value if isinstance(value, Storage) else getattr(value, "storage", None)
-            found = storage if isinstance(storage, Storage) and storage.borrowed else None
-        if found is not None:
-            return found
+            first = storage if isinstance(storage, Storage) and storage.borrowed else None
+        if first is not None:
+            return first
     return None

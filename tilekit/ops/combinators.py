@@ -115,9 +115,9 @@ class AndThen(Derived):
                 result = unwrap(result)
             if link.unpack and not isinstance(result, tuple):
                 raise TypeError(f"apply: {link.source!r} gave {type(result).__name__}, not a tuple; use .then(function)")
-            given = result if link.unpack else (ctx, result) if link.context else (result,)
-            made = follow(link.function(*given), link, ctx)
-            result = made.value if isinstance(made, Done) else (yield made)
+            arguments = result if link.unpack else (ctx, result) if link.context else (result,)
+            steps = follow(link.function(*arguments), link, ctx)
+            result = steps.value if isinstance(steps, Done) else (yield steps)
         return result
 
 
@@ -141,17 +141,17 @@ class OnResult(Derived):
             source.claim()
             links.append(source)
             source = source.source
-        made = source.start(ctx)
-        if type(made) is Done:
-            result = made.value
+        steps = source.start(ctx)
+        if type(steps) is Done:
+            result = steps.value
             while links and not (links[-1]._looks and type(result) in _HOLDERS and moments(result)):
                 result = links.pop().of(result)
-            made.value = result
-        return _finished(made, links) if links else made
+            steps.value = result
+        return _finished(steps, links) if links else steps
 
 
-def _finished(made: Steps | Done, links: list[OnResult]) -> Steps:
-    result = yield made
+def _finished(steps: Steps | Done, links: list[OnResult]) -> Steps:
+    result = yield steps
     for link in reversed(links):
         if link._looks and (pending := moments(result)):
             yield pending
@@ -186,11 +186,11 @@ class Map(OnResult):
 
     def of(self, result: Any) -> Any:
         """Call the function."""
-        made = self.function(result)
-        if isinstance(made, DeviceOp):
-            made.consumed()
-            raise TypeError(f"the function given to {self.label} returned an op, {made!r}; use .then(function) to run it")
-        return made
+        mapped = self.function(result)
+        if isinstance(mapped, DeviceOp):
+            mapped.consumed()
+            raise TypeError(f"the function given to {self.label} returned an op, {mapped!r}; use .then(function) to run it")
+        return mapped
 
 
 @methods.enter

@@ -171,10 +171,10 @@ class Run:
         stack, result = self._stack, None
         if stack is None:
             self._stack = []  # it has begun, whatever comes of it
-            made: Any = self.op.steps(self.ctx)
-            if isinstance(made, Done):
-                return made
-            stack = self._stack = [made]
+            yielded: Any = self.op.steps(self.ctx)
+            if isinstance(yielded, Done):
+                return yielded
+            stack = self._stack = [yielded]
         if not stack:
             raise self._interrupted()
         run: Run = self
@@ -182,7 +182,7 @@ class Run:
         try:
             while True:
                 try:
-                    made = stack[-1].send(result) if failure is None else stack[-1].throw(failure)
+                    yielded = stack[-1].send(result) if failure is None else stack[-1].throw(failure)
                 except StopIteration as stop:
                     stack.pop()
                     result, failure = stop.value, None
@@ -193,7 +193,7 @@ class Run:
                     result = Done(result)
                 except BaseException as error:
                     stack.pop()
-                    made = result = failure = None  # the error holds this frame: it must not hold the error, nor results
+                    yielded = result = failure = None  # the error holds this frame: it must not hold the error, nor results
                     if not stack and not outer:
                         raise
                     failure = error
@@ -201,25 +201,25 @@ class Run:
                         continue
                 else:
                     result = failure = None
-                    if type(made) is GeneratorType:
-                        stack.append(made)
+                    if type(yielded) is GeneratorType:
+                        stack.append(yielded)
                         continue
-                    if type(made) is Done:
-                        result = made.value
+                    if type(yielded) is Done:
+                        result = yielded.value
                         continue
-                    if type(made) is Run:
-                        if not made.lasting:
+                    if type(yielded) is Run:
+                        if not yielded.lasting:
                             if run._inner is None:
                                 run._inner = set()
-                            run._inner.add(made)
+                            run._inner.add(yielded)
                         outer.append((run, stack))
-                        run, stack = made, made._stack or []
-                        failure, made.failure = made.failure, None
+                        run, stack = yielded, yielded._stack or []
+                        failure, yielded.failure = yielded.failure, None
                         continue
                     if not outer:
-                        waits: Sequence[Wait] = made
+                        waits: Sequence[Wait] = yielded
                         return waits
-                    result = made
+                    result = yielded
                 # An inner run has come to where it waits, or to its end: the step that yielded it goes on.
                 inner, ended = run, not stack
                 run, stack = outer.pop()
@@ -240,10 +240,10 @@ class Run:
         """
         if self._stack is None:
             self._stack = []
-            made = self.op.steps(self.ctx)
-            if isinstance(made, Done):
-                return made
-            self._stack.append(made)
+            steps = self.op.steps(self.ctx)
+            if isinstance(steps, Done):
+                return steps
+            self._stack.append(steps)
         elif not self._stack:
             raise self._interrupted()
         return None
@@ -299,18 +299,18 @@ class Submission(Run):
         submitting.submission = self
         try:
             failure, self._failure = self._failure, None
-            made = self.advance(failure)
-            if isinstance(made, Done):
+            progress = self.advance(failure)
+            if isinstance(progress, Done):
                 self.serial = self.stream.end(self.op)
-                self.value = made.value
-                self.pending = moments(made.value)
+                self.value = progress.value
+                self.pending = moments(progress.value)
                 return True
-            self.waits: Sequence[Wait] = made
+            self.waits: Sequence[Wait] = progress
             return False
         except Exception as error:
             self.op.annotate(error)
             if isinstance(error, DeviceError) and error.lost:  # by work that was submitted before
-                self.stream.explain(error)
+                self.stream.note_unfinished(error)
             raise
         finally:
             submitting.submission = None

@@ -26,7 +26,7 @@ __all__ = ["DeviceFuture"]
 
 T = TypeVar("T")
 
-_settling = threading.Lock()  # see DeviceFuture.__getattr__
+_completing = threading.Lock()  # see DeviceFuture.__getattr__
 _log = logging.getLogger("tilekit")
 _CALLBACKS = "tilekit-callbacks"  # the name of the `Dispatcher`'s thread
 
@@ -44,7 +44,7 @@ class DeviceFuture(Generic[T]):
         "_error",
         "_final",
         "_lock",
-        "_made",
+        "_serial",
         "_submission",
         "_submitted",
         "_turns",
@@ -65,16 +65,16 @@ class DeviceFuture(Generic[T]):
         self._when_submitted: list[Callable[[], object]] | None = None
 
     def __getattr__(self, name: str) -> Any:
-        """What a future of the compiled part's lacks, which was made with the launch, the stream, and in `_made` the serial
+        """What a future of the compiled part's lacks, which was made with the launch, the stream, and in `_serial` that
         behind it: most are asked for nothing else. The result is the launch's arguments.
         """
-        if name not in DeviceFuture.__slots__ or name == "_made":
+        if name not in DeviceFuture.__slots__ or name == "_serial":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        with _settling:
+        with _completing:
             try:
                 return object.__getattribute__(self, name)  # another thread was faster
             except AttributeError:
-                serial: int = self._made
+                serial: int = self._serial
                 op: Any = self.op
             self._error, self._final, self._turns, self._when_submitted = None, ((self.stream, serial),), 0, None
             self._lock, self._submission = threading.Lock(), Submission.ended(op, self.stream, serial, op.arguments)
@@ -131,10 +131,10 @@ class DeviceFuture(Generic[T]):
             self._final = ((self.stream, self._submission.serial), *self._submission.pending)
         with self._lock:
             self._submitted = True
-            told, self._when_submitted = self._when_submitted, None
-        for tell in told or ():
+            callbacks, self._when_submitted = self._when_submitted, None
+        for callback in callbacks or ():
             try:
-                tell()
+                callback()
             except Exception:
                 _log.exception("a callback of %r failed", self)
 

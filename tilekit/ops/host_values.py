@@ -39,21 +39,21 @@ def moments(value: Any) -> list[Moment]:
     kind = type(value)
     if kind is HostValue:
         return [value.moment]
-    found: list[Moment] = []
+    pending: list[Moment] = []
     if kind is tuple or kind is list:
         containers, seen = [value], None
         for container in containers:  # which grows: results nest as deep as the ops that made them
             for part in container:
                 kind = type(part)
                 if kind is HostValue:
-                    found.append(part.moment)
+                    pending.append(part.moment)
                 elif kind is tuple or kind is list:
                     if seen is None:
                         seen = {id(value)}
                     if id(part) not in seen:
                         seen.add(id(part))
                         containers.append(part)
-    return found
+    return pending
 
 
 def unwrap(value: Any) -> Any:
@@ -71,7 +71,7 @@ def rebuilt(value: Any, turn: Callable[[HostValue], Any]) -> Any:
         return turn(value)
     if type(value) not in (tuple, list):
         return value
-    made: dict[int, Any] = {}  # by the identity of tuples and lists
+    built: dict[int, Any] = {}  # by the identity of tuples and lists
     entered: set[int] = set()
     waiting = [value]
     while waiting:
@@ -81,8 +81,8 @@ def rebuilt(value: Any, turn: Callable[[HostValue], Any]) -> Any:
             waiting.extend(part for part in whole if type(part) in (tuple, list) and id(part) not in entered)
             continue
         waiting.pop()
-        if id(whole) not in made:  # a list that contains itself is not made yet, and stays as it is in there
-            parts = [turn(part) if type(part) is HostValue else made.get(id(part), part) for part in whole]
+        if id(whole) not in built:  # a list that contains itself is not made yet, and stays as it is in there
+            parts = [turn(part) if type(part) is HostValue else built.get(id(part), part) for part in whole]
             same = all(new is old for new, old in zip(parts, whole, strict=True))
-            made[id(whole)] = whole if same else type(whole)(parts)
-    return made[id(value)]
+            built[id(whole)] = whole if same else type(whole)(parts)
+    return built[id(value)]

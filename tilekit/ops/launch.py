@@ -20,7 +20,7 @@ class Executable(Protocol):
         """Enqueue one launch on the context's stream."""
         ...
 
-    def recorded(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node | None:
+    def as_node(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node | None:
         """One launch, to be written down (`tilekit._driver.nodes`); None if somebody else launches, whom it takes a capture to
         follow.
         """

@@ -36,11 +36,11 @@ class _Methods:
         """See `tilekit._capture.graph`, which takes the place of this."""
         raise NotImplementedError
 
-    def enter(self, made: Entry) -> Entry:
+    def enter(self, entry: Entry) -> Entry:
         """Keep a class or a function under its own name, for the method that needs it; a decorator."""
-        name = made.__name__  # type: ignore[attr-defined]
-        setattr(self, name, made)
-        return made
+        name = entry.__name__  # type: ignore[attr-defined]
+        setattr(self, name, entry)
+        return entry
 
 
 methods = _Methods()

@@ -90,13 +90,13 @@ def _side_by_side(ops: tuple[DeviceOp[Any], ...], ctx: ExecutionContext) -> Step
         while running:
             for at in ready:
                 run = running[at]
-                made = run.begin() or (yield run)
-                if isinstance(made, Done):
-                    results[at] = made.value
+                progress = run.begin() or (yield run)
+                if isinstance(progress, Done):
+                    results[at] = progress.value
                     waits.pop(at, None)
                     del running[at]
                 else:
-                    waits[at] = made
+                    waits[at] = progress
             if not running:
                 break
             try:

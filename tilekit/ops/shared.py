@@ -67,11 +67,11 @@ class Shared(Derived):
                             if self._run is None:
                                 self._run = Run(self.source, ctx, lasting=True)
                             self._run.failure = failure
-                            made = self._run.begin() or (yield self._run)  # nothing else of this thread comes in between
-                            if isinstance(made, Done):
-                                self._waits, self._outcome = (), (made.value, None)
+                            progress = self._run.begin() or (yield self._run)  # nothing else of this thread comes in between
+                            if isinstance(progress, Done):
+                                self._waits, self._outcome = (), (progress.value, None)
                             else:
-                                self._waits = waits = made
+                                self._waits = waits = progress
                         except Exception as error:
                             self._outcome = (None, error)
                         finally:

@@ -42,18 +42,18 @@ class Stepwise(DeviceOp[T]):
             if not isinstance(op, AsyncKernelLaunch) and getattr(type(op), "parts", None) is not DeviceOp.parts:
                 return self._onwards(running, op, None, [], ctx)
             try:
-                made = self._started(op, ctx)
+                started = self._started(op, ctx)
             except Exception as error:
                 return self._onwards(running, op, None, [error], ctx)
-            if type(made) is not Done or moments(made.value):
-                return self._onwards(running, op, made, [], ctx)
-            result = made.value
+            if type(started) is not Done or moments(started.value):
+                return self._onwards(running, op, started, [], ctx)
+            result = started.value
 
     def _onwards(
         self,
         running: Generator[DeviceOp[Any], Any, T],
         op: DeviceOp[Any],
-        made: Steps | Done | None,
+        started: Steps | Done | None,
         failed: list[Exception],
         ctx: ExecutionContext,
     ) -> Steps:
@@ -63,7 +63,7 @@ class Stepwise(DeviceOp[T]):
             while True:
                 if not failed:
                     try:
-                        result = yield (made or self._started(op, ctx))
+                        result = yield (started or self._started(op, ctx))
                         if pending := moments(result):
                             yield pending
                             result = unwrap(result)
@@ -74,7 +74,7 @@ class Stepwise(DeviceOp[T]):
                     op = running.throw(failed.pop()) if failed else running.send(result)
                 except StopIteration as stop:
                     return self._result(stop.value)
-                made = result = None
+                started = result = None
         finally:
             running.close()
 
@@ -105,21 +105,21 @@ class _Operation(Stepwise[T]):
 
     def parts(self) -> tuple[DeviceOp[Any], ...]:
         """The arguments that are ops."""
-        return tuple(given for given in (*self.args, *self.kwargs.values()) if isinstance(given, DeviceOp))
+        return tuple(argument for argument in (*self.args, *self.kwargs.values()) if isinstance(argument, DeviceOp))
 
     @property
     def device(self) -> Device | None:
         """The device of the first argument that has one."""
-        for given in (*self.args, *self.kwargs.values()):
-            if getattr(given, "storage", None) is not None:
-                device: Device = given.device
+        for argument in (*self.args, *self.kwargs.values()):
+            if getattr(argument, "storage", None) is not None:
+                device: Device = argument.device
                 return device
         return super().device
 
     def begin(self, ctx: ExecutionContext) -> Generator[DeviceOp[Any], Any, T]:
         """Call the function."""
-        made: Generator[DeviceOp[Any], Any, T] = self.function(*self.args, **self.kwargs)
-        return made
+        generator: Generator[DeviceOp[Any], Any, T] = self.function(*self.args, **self.kwargs)
+        return generator
 
 
 def operation(function: Callable[P, Generator[DeviceOp[Any], Any, T]]) -> Callable[P, DeviceOp[T]]:

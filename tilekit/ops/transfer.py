@@ -61,11 +61,13 @@ def copy_in(ctx: ExecutionContext, storage: Storage, offset: int, source: np.nda
         job.result()
 
 
-def copy_out(ctx: ExecutionContext, target: np.ndarray[Any, Any], storage: Storage, offset: int, *, given: bool = False) -> Steps:
+def copy_out(
+    ctx: ExecutionContext, target: np.ndarray[Any, Any], storage: Storage, offset: int, *, from_caller: bool = False
+) -> Steps:
     """Copy from `offset` bytes into `storage` to a C-contiguous array, as soon as it is written.
 
     Args:
-        given: whether the array is the caller's, and so may be in page-locked memory. It is kept alive until it is written.
+        from_caller: whether the array is the caller's, and so may be in page-locked memory. It is kept alive until it is written.
 
     Returns:
         The array as a HostValue.
@@ -75,7 +77,7 @@ def copy_out(ctx: ExecutionContext, target: np.ndarray[Any, Any], storage: Stora
         return HostValue(target, stream)
     ctx.acquire((storage,), ())
     if ctx.recording is not None:
-        target = ctx.recording.host_target(target, given=given)
+        target = ctx.recording.host_target(target, from_caller=from_caller)
         driver.copy_to_host(target, storage.memory, offset, stream.handle)
         ctx.note((storage,), ())
         return HostValue(target, stream)
@@ -98,9 +100,9 @@ def copy_out(ctx: ExecutionContext, target: np.ndarray[Any, Any], storage: Stora
             ctx.note((storage,), ())
 
     staging = driver.staging
-    if staging is None or (given and staging.is_pinned(target)):
+    if staging is None or (from_caller and staging.is_pinned(target)):
         direct()
-        if given:
+        if from_caller:
             ctx.device.garbage.append(Garbage(None, [(stream, stream.pending)], target))
         return HostValue(target, stream)
     fetch = staging.fetch(target, storage.memory, offset, stream.handle)

@@ -32,7 +32,7 @@ from tilekit.errors import DeviceError, TilekitError
 __all__ = ["CpuDriver", "CpuEvent", "CpuStream", "Stepper", "discover"]
 
 _ALIGNMENT = 64
-_SETTLE_S = 10.0  # how long an allocation that finds no memory waits for what may free some
+_WAIT_IDLE_S = 10.0  # how long an allocation that finds no memory waits for what may free some
 _POISON = 0xDD  # what a stepper puts into memory that nobody has written yet, or that is freed
 
 
@@ -96,11 +96,11 @@ class CpuDriver:
     def trim(self) -> None:
         pass
 
-    def settle(self) -> None:
+    def wait_idle(self) -> None:
         with lock:
             streams = list(self._streams)
         # Not for ever: a stream may wait for whoever it is that allocates.
-        end_s = time.monotonic() + _SETTLE_S
+        end_s = time.monotonic() + _WAIT_IDLE_S
         for point in [stream.record() for stream in streams if not stream.idle()]:
             try:
                 point.wait(end_s - time.monotonic())

@@ -57,8 +57,8 @@ def discover(bindings: Any = None) -> Discovery:
             drivers.append(driver)
     if drivers:
         return Discovery(drivers=drivers, unusable=unusable)
-    found = "; ".join(f"cuda:{ordinal}: {why}" for ordinal, why in unusable.items())
-    return Discovery(reason=found or "the NVIDIA driver finds no GPU; CUDA_VISIBLE_DEVICES may hide it", unusable=unusable)
+    reasons = "; ".join(f"cuda:{ordinal}: {why}" for ordinal, why in unusable.items())
+    return Discovery(reason=reasons or "the NVIDIA driver finds no GPU; CUDA_VISIBLE_DEVICES may hide it", unusable=unusable)
 
 
 def _first_line(error: BaseException) -> str:

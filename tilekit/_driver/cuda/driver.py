@@ -159,26 +159,26 @@ class CudaDriver(CudaGraphs):
 
     @property
     def native(self) -> NativeCalls | None:
-        found = self._addresses("cuLaunchKernel", "cuCtxGetCurrent", "cuEventRecord", "cuEventQuery")
-        if found is None:
+        addresses = self._addresses("cuLaunchKernel", "cuCtxGetCurrent", "cuEventRecord", "cuEventQuery")
+        if addresses is None:
             return None
-        launch, current, record, query = found
+        launch, current, record, query = addresses
         return NativeCalls(launch, current, record, query, self._context_address, NOT_READY, self._spin_s)
 
     @property
     def native_work(self) -> NativeWork | None:
-        found = self._addresses("cuGraphLaunch", "cuMemcpyAsync", "cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async")
-        return None if found is None else NativeWork(*found)
+        addresses = self._addresses("cuGraphLaunch", "cuMemcpyAsync", "cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async")
+        return None if addresses is None else NativeWork(*addresses)
 
     def _addresses(self, *names: str) -> list[int] | None:
         """Of the driver's functions; None if one is missing."""
         self.activate()
         addresses = []
         for name in names:
-            found = self._cu.cuGetProcAddress(name.encode(), 12000, 0)
-            if found[0] or not found[1]:
+            result = self._cu.cuGetProcAddress(name.encode(), 12000, 0)
+            if result[0] or not result[1]:
                 return None
-            addresses.append(int(found[1]))
+            addresses.append(int(result[1]))
         return addresses
 
     def allow(self, function: CudaFunction, shared_bytes: int, cluster: tuple[int, int, int] | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilekit._driver.report import told
+from tilekit._driver.report import stop_message
 from tilekit.errors import DeviceError
 
 __all__ = ["FAULTS", "NOT_READY", "OUT_OF_MEMORY", "PEER_ALREADY_ENABLED", "check", "failure", "given_up"]
@@ -40,7 +40,7 @@ def failure(bindings: Any, code: Any, doing: str = "") -> DeviceError:
     )
     message = f"{doing}: {name}: {text}" if doing else f"{name}: {text}"
     lost = int(code) in FAULTS
-    said = told() if lost else None
+    said = stop_message() if lost else None
     if said is not None:
         message += f". {said}\nThis process cannot use the GPU any more: restart it to go on"
     elif lost:

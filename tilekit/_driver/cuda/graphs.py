@@ -52,11 +52,11 @@ class CudaGraphs(CudaMemory):
         self.activate()
         cu = self._cu
         template = check(cu, cu.cuGraphCreate(0))
-        made: list[Any] = []
+        handles: list[Any] = []
         try:
             for node in nodes:
-                made.append(self._adders[type(node)](template, [made[at] for at in node.after], node))
-            graph = GraphExec(template, made)
+                handles.append(self._adders[type(node)](template, [handles[at] for at in node.after], node))
+            graph = GraphExec(template, handles)
             self._instantiate(graph)
         except BaseException:
             cu.cuGraphDestroy(template)
@@ -79,13 +79,13 @@ class CudaGraphs(CudaMemory):
     def _add_launch(self, graph: Any, after: list[Any], node: Launch) -> Any:
         cu = self._cu
         self.allow(node.function, node.shared_bytes, node.cluster)
-        made = check(cu, cu.cuGraphAddKernelNode(graph, after, len(after), self._launch_params(node)))
+        handle = check(cu, cu.cuGraphAddKernelNode(graph, after, len(after), self._launch_params(node)))
         if node.cluster is not None:
             value = cu.CUkernelNodeAttrValue()
             value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = node.cluster
             kind = cu.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            check(cu, cu.cuGraphKernelNodeSetAttribute(made, kind, value))
-        return made
+            check(cu, cu.cuGraphKernelNodeSetAttribute(handle, kind, value))
+        return handle
 
     def allow(self, function: Any, shared_bytes: int, cluster: tuple[int, int, int] | None = None) -> None:
         """Allow a kernel what its launches ask for. Raises DeviceError if the device does not have it."""

@@ -52,8 +52,8 @@ class CudaMemory(CudaStreams):
         self.activate()
         given_up(self._cu, self._cu.cuMemPoolTrimTo(self._pool, 0))
 
-    def settle(self) -> None:
-        super().settle()
+    def wait_idle(self) -> None:
+        super().wait_idle()
         self._lending.collect()
 
     def allocate(self, nbytes: int, stream: Any) -> Memory:
@@ -113,8 +113,8 @@ class CudaMemory(CudaStreams):
         """Whether the array is in page-locked memory, so that a copy goes on while the host does."""
         self.activate()
         asked = [self._cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE]
-        error, told = self._cu.cuPointerGetAttributes(1, asked, array.__array_interface__["data"][0])
-        return not error and int(told[0]) == _HOST_MEMORY
+        error, attributes = self._cu.cuPointerGetAttributes(1, asked, array.__array_interface__["data"][0])
+        return not error and int(attributes[0]) == _HOST_MEMORY
 
     def extent(self, address: int) -> tuple[int, int, int] | None:
         self.activate()
@@ -125,10 +125,10 @@ class CudaMemory(CudaStreams):
             kinds.CU_POINTER_ATTRIBUTE_RANGE_SIZE,
             kinds.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
         ]
-        error, told = self._cu.cuPointerGetAttributes(len(asked), asked, address)
-        if error or int(told[0]) != _DEVICE_MEMORY:
+        error, attributes = self._cu.cuPointerGetAttributes(len(asked), asked, address)
+        if error or int(attributes[0]) != _DEVICE_MEMORY:
             return None
-        return int(told[1]), int(told[2]), int(told[3])
+        return int(attributes[1]), int(attributes[2]), int(attributes[3])
 
     def copy_from_host(self, memory: Memory, offset: int, source: np.ndarray[Any, Any], stream: Any) -> None:
         self.activate()

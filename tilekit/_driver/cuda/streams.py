@@ -41,7 +41,7 @@ class CudaStreams(CudaContext):
         self._callback: Any = None
         self._query = bindings.cuEventQuery
         self._sleepers: list[tuple[Any, Any]] = []  # a stream and an event, for a thread that waits long
-        self._places: list[Any] = []  # events, for the main thread's waits for streams, and for everything
+        self._wait_events: list[Any] = []  # events, for the main thread's waits for streams, and for everything
         self._watchers: list[_Watcher] = []
         self._watching = threading.Lock()
 
@@ -78,14 +78,14 @@ class CudaStreams(CudaContext):
         else:  # also then: the pool frees what this has seen the end of, and kernels' prints come with it
             check(self._cu, self._cu.cuCtxSynchronize())
 
-    def settle(self) -> None:
+    def wait_idle(self) -> None:
         with contextlib.suppress(DeviceError):
             self.synchronize()
 
     def _wait_behind(self, record: Callable[[Any], object]) -> bool:
         """Wait for an event that `record` moves behind what is to be waited for; False, at once, if it returns False."""
         try:
-            event = self._places.pop()
+            event = self._wait_events.pop()
         except IndexError:
             event = self.event_create()
         try:
@@ -93,7 +93,7 @@ class CudaStreams(CudaContext):
                 return False
             self._wait_in_turns(event)
         finally:
-            self._places.append(event)  # also while work is before it: it is the next wait's, which moves it
+            self._wait_events.append(event)  # also while work is before it: it is the next wait's, which moves it
         return True
 
     def stream_query(self, stream: Any) -> bool:

@@ -108,7 +108,7 @@ class RawLaunch:
         self._loaded, self._block, self._shared_bytes, self._cluster = loaded, block, shared_bytes, cluster
         self._values, self._written = values, written
 
-    def recorded(self, grid: Triple, arguments: Sequence[Any]) -> Node:
+    def as_node(self, grid: Triple, arguments: Sequence[Any]) -> Node:
         """The launch, to be written down."""
         loaded = self._loaded
         packed = loaded.packer.pack(*self._values(arguments))
@@ -201,7 +201,7 @@ class NumbaLaunch:
         stream = _external_stream(self._device.ordinal, ctx.stream.address)
         self._dispatcher[grid, self._block, stream, self._shared_bytes](*self._arguments)
 
-    def recorded(self, grid: Triple, arguments: Sequence[Any]) -> Node | None:
+    def as_node(self, grid: Triple, arguments: Sequence[Any]) -> Node | None:
         """The launch, to be written down: numba's kernels take the fields of an array one by one, eight bytes each.
 
         None for what only numba can pass: its extensions, kernels that report exceptions, scalars of other types.
@@ -305,7 +305,7 @@ class SimulatedLaunch:
         """Queue the launch on the stream's worker."""
         self._enqueue(ctx.device.driver, ctx.stream.handle, grid, arguments)
 
-    def recorded(self, grid: Triple, arguments: Sequence[Any]) -> Node:
+    def as_node(self, grid: Triple, arguments: Sequence[Any]) -> Node:
         """The launch, to be written down. What it works on stays the same."""
         return InterpretedLaunch(self._enqueue, grid, (), ())
 

@@ -86,23 +86,23 @@ class LaunchConfig:
         return cls(grid=-(-count // max(threads, 1)), block=threads)
 
 
-def _is_int(given: Any) -> bool:
-    return isinstance(given, (int, np.integer)) and not isinstance(given, bool)
+def _is_int(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def _integer(name: str, given: Any) -> int:
-    if not _is_int(given):
-        raise TypeError(f"LaunchConfig: {name} is one int, not {given!r}")
-    return int(given)
+def _integer(name: str, value: Any) -> int:
+    if not _is_int(value):
+        raise TypeError(f"LaunchConfig: {name} is one int, not {value!r}")
+    return int(value)
 
 
-def _triple(name: str, given: Any, least: int, limits: Triple) -> Triple:
-    listed = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+def _triple(name: str, value: Any, least: int, limits: Triple) -> Triple:
+    listed = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     if not all(map(_is_int, listed)):
-        raise TypeError(f"LaunchConfig: {name} is an int or a tuple of up to three, not {given!r}")
+        raise TypeError(f"LaunchConfig: {name} is an int or a tuple of up to three, not {value!r}")
     numbers = tuple(map(int, listed))
     if not 1 <= len(numbers) <= 3:
-        raise ValueError(f"LaunchConfig: {name} has one to three axes, not {len(numbers)} as {given!r}")
+        raise ValueError(f"LaunchConfig: {name} has one to three axes, not {len(numbers)} as {value!r}")
     x, y, z = (*numbers, 1, 1)[:3]
     for axis, (n, limit) in enumerate(zip((x, y, z), limits, strict=True)):
         if not least <= n <= limit:

@@ -87,14 +87,14 @@ def parse(signature: Any, what: str, names: Sequence[str] = ()) -> tuple[Declara
         items = list(signature)
     else:
         raise TypeError(f"{what}: a signature is a string such as 'Out[f32], In[f32], i32', or a sequence, not {signature!r}")
-    found: list[Declaration] = []
+    declarations: list[Declaration] = []
     for at, item in enumerate(items):
         declared = _parameter(item, what)
         name = declared.name or (names[at] if at < len(names) else str(at))
-        if name in (other.name for other in found):
+        if name in (other.name for other in declarations):
             raise ValueError(f"{what}: its signature has two parameters {name}; give each a name of its own, or none")
-        found.append(declared._replace(name=name))
-    return tuple(found)
+        declarations.append(declared._replace(name=name))
+    return tuple(declarations)
 
 
 def _parameter(item: Any, what: str) -> Declaration:

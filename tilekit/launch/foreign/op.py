@@ -133,17 +133,17 @@ class ForeignLaunch(AsyncKernelLaunch):
 
     def _resolved(self, ctx: ExecutionContext) -> Steps:
         """Run the arguments that are ops, then launch."""
-        made = []
+        resolved = []
         for argument in self.arguments:
             if isinstance(argument, DeviceOp):
                 argument = yield argument.start(ctx)
                 if pending := moments(argument):
                     yield pending
                     argument = unwrap(argument)
-            made.append(argument)
-        for parameter, argument in zip(self.kernel.parameters, made, strict=True):
+            resolved.append(argument)
+        for parameter, argument in zip(self.kernel.parameters, resolved, strict=True):
             declared.check(parameter, argument, self.kernel.label, raw=self.kernel.raw)
-        return (yield self._launch(ctx, tuple(made)))
+        return (yield self._launch(ctx, tuple(resolved)))
 
     def _launch(self, ctx: ExecutionContext, arguments: tuple[Any, ...]) -> Steps | Done:
         kernel = self.kernel
@@ -190,8 +190,8 @@ class NumbaKernel(ForeignKernel):
     def __init__(self, function: Any, config: LaunchConfig | None, signature: Any) -> None:
         kind = foreign.kind_of_kernel(function)
         if kind is None or kind == "device":
-            found = "a device function, which only kernels call" if kind else f"{function!r}"
-            raise TypeError(f"tk.wrap takes a kernel, a function decorated with numba.cuda.jit, not {found}")
+            described = "a device function, which only kernels call" if kind else f"{function!r}"
+            raise TypeError(f"tk.wrap takes a kernel, a function decorated with numba.cuda.jit, not {described}")
         label = f"numba kernel {function.py_func.__name__}"
         super().__init__(label, declared.from_function(function.py_func, label, signature), config)
         self.function, self.simulated = function, kind == "simulated"
@@ -206,20 +206,20 @@ class NumbaKernel(ForeignKernel):
         """In numba's simulator on a CPU device, through numba's dispatcher on a GPU."""
         config = self.config
         assert config is not None
-        given = [
+        passed = [
             declared.scalar_of(p, a) if (tensor := memory(a)) is None else tensor
             for p, a in zip(self.parameters, arguments, strict=True)
         ]
         if self.simulated and device.kind == "cpu":
             read_only = [p.access == "in" for p in self.parameters]
-            return foreign.SimulatedLaunch(self.function, self.label, given, read_only, config.block, config.shared_bytes), None
+            return foreign.SimulatedLaunch(self.function, self.label, passed, read_only, config.block, config.shared_bytes), None
         if self.simulated:
             raise DeviceUnavailableError(
                 f"{self.label} is simulated (NUMBA_ENABLE_CUDASIM=1), which works on a CPU device only, not on {device.label}"
             )
         if device.kind == "cpu":
             raise foreign.no_simulator(self.label, device)
-        launch = foreign.NumbaLaunch(self.function, self.label, given, config.block, config.shared_bytes, device)
+        launch = foreign.NumbaLaunch(self.function, self.label, passed, config.block, config.shared_bytes, device)
         return (launch, None) if launch.ready else (None, launch.compile)
 
 
@@ -313,9 +313,9 @@ class CodeKernel(ForeignKernel):
             if device.kind != "cuda":
                 raise ValueError(f"{self.label}: no GPU to compile for; name a target, such as .compile('sm_90a')")
             target = device.target
-        made = self._origin.compiled(self.name, target)
-        self._check_parameters(made.parameters)
-        return made
+        compiled = self._origin.compiled(self.name, target)
+        self._check_parameters(compiled.parameters)
+        return compiled
 
 
 def cuda_source(code: str, name: str, signature: Any, options: Sequence[str] = ()) -> CodeKernel:
