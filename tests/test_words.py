@@ -11,6 +11,7 @@ import pytest
 import tilekit
 
 PACKAGE = Path(tilekit.__file__).parent
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 EMPTY = {"made", "found", "given", "place", "told", "kin", "most"}
 PER_THOUSAND = 1
 # What users write stays as it is: `tk.graphed(most=4)`.
@@ -33,10 +34,11 @@ def stored(path: Path) -> Iterator[tuple[str, int]]:
                 yield name, node.lineno
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_names_say_what_things_are(room: str) -> None:
-    files = [PACKAGE / room] if room.endswith(".py") else sorted((PACKAGE / room).rglob("*.py"))
-    names = [(file.relative_to(PACKAGE).as_posix(), line, name) for file in files for name, line in stored(file)]
+@pytest.mark.parametrize("room", [*(PACKAGE / room for room in ROOMS), BENCHMARKS], ids=[*ROOMS, "benchmarks"])
+def test_names_say_what_things_are(room: Path) -> None:
+    files = [room] if room.is_file() else sorted(room.rglob("*.py"))
+    root = BENCHMARKS if room is BENCHMARKS else PACKAGE
+    names = [(file.relative_to(root).as_posix(), line, name) for file in files for name, line in stored(file)]
     empty = [f"{name} in {file}:{line}" for file, line, name in names if name.strip("_") in EMPTY and (file, name) not in PUBLIC]
     assert names
     assert len(empty) * 1000 <= PER_THOUSAND * len(names), empty

@@ -160,5 +160,5 @@ def run(name: str, options: Options) -> Run:
     if options.graph and not BENCHMARKS[name].graph:
         able = ", ".join(one for one, benchmark in BENCHMARKS.items() if benchmark.graph)
         raise ValueError(f"the benchmark {name} does not run as a graph; {able} does")
-    found: Run = importlib.import_module(f"{__name__}.{BENCHMARKS[name].module}").run(options)
-    return found
+    result: Run = importlib.import_module(f"{__name__}.{BENCHMARKS[name].module}").run(options)
+    return result

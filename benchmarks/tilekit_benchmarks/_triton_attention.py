@@ -16,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def _over_keys(
-    acc, total, most, q, k, v, first, last, i, n, scale,
+    acc, row_sum, row_max, q, k, v, first, last, i, n, scale,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     d, step = tl.arange(0, D), tl.arange(0, BN)
@@ -35,13 +35,13 @@ def _over_keys(
             if CAUSAL:
                 seen = seen & (column[None, :] <= (i * BM + tl.arange(0, BM))[:, None])
             scores = tl.where(seen, scores, -1.0e38)
-        higher = tl.maximum(most, tl.max(scores, 1))
-        p = tl.math.exp2(scores - higher[:, None])
-        shrink = tl.math.exp2(most - higher)
-        total = total * shrink + tl.sum(p, 1)
-        acc = tl.dot(p.to(value.dtype), value, acc * shrink[:, None])
-        most = higher
-    return acc, total, most
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        p = tl.math.exp2(scores - new_max[:, None])
+        alpha = tl.math.exp2(row_max - new_max)
+        row_sum = row_sum * alpha + tl.sum(p, 1)
+        acc = tl.dot(p.to(value.dtype), value, acc * alpha[:, None])
+        row_max = new_max
+    return acc, row_sum, row_max
 
 
 @triton.jit
@@ -55,15 +55,15 @@ def _attention(
     row, d = i * BM + tl.arange(0, BM), tl.arange(0, D)
     q = tl.load(q_ptr + head + row[:, None] * D + d[None, :], mask=row[:, None] < n, other=0.0)
     acc = tl.zeros((BM, D), tl.float32)
-    total, most = tl.zeros((BM,), tl.float32), tl.full((BM,), -1.0e38, tl.float32)
+    row_sum, row_max = tl.zeros((BM,), tl.float32), tl.full((BM,), -1.0e38, tl.float32)
     k, v = k_ptr + head, v_ptr + head
     # Only tiles that the mask cuts, or that hang over the last key, are masked.
     last = tl.minimum(n, (i + 1) * BM) if CAUSAL else n
     cut = (i * BM // BN if CAUSAL else n // BN) * BN
-    acc, total, most = _over_keys(acc, total, most, q, k, v, 0, cut, i, n, scale, D, BM, BN, False, CAUSAL)
-    acc, total, most = _over_keys(acc, total, most, q, k, v, cut, last, i, n, scale, D, BM, BN, True, CAUSAL)
-    place = o_ptr + head + row[:, None] * D + d[None, :]
-    tl.store(place, (acc / total[:, None]).to(o_ptr.dtype.element_ty), mask=row[:, None] < n)
+    acc, row_sum, row_max = _over_keys(acc, row_sum, row_max, q, k, v, 0, cut, i, n, scale, D, BM, BN, False, CAUSAL)
+    acc, row_sum, row_max = _over_keys(acc, row_sum, row_max, q, k, v, cut, last, i, n, scale, D, BM, BN, True, CAUSAL)
+    target = o_ptr + head + row[:, None] * D + d[None, :]
+    tl.store(target, (acc / row_sum[:, None]).to(o_ptr.dtype.element_ty), mask=row[:, None] < n)
 
 
 # BM, BN, stages, warps.
@@ -78,8 +78,8 @@ def _tiles(causal):
 
         def launch(bm, bn, stages, warps):
             grid = (triton.cdiv(n, bm), batch * heads)
-            given = out, q, k, v, n, scale
-            return lambda: _attention[grid](*given, D=size, BM=bm, BN=bn, CAUSAL=causal, num_stages=stages, num_warps=warps)
+            arguments = out, q, k, v, n, scale
+            return lambda: _attention[grid](*arguments, D=size, BM=bm, BN=bn, CAUSAL=causal, num_stages=stages, num_warps=warps)
 
         return [(f"{bm}x{bn}, {stages} stages, {warps} warps", launch(bm, bn, stages, warps)) for bm, bn, stages, warps in _TILES]
 

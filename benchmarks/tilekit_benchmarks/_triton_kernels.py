@@ -97,9 +97,9 @@ def _gemm(
     across = tl.cdiv(n, BN)
     first = tl.program_id(0) // (GROUP * across) * GROUP
     high = min(tl.cdiv(m, BM) - first, GROUP)
-    place = tl.program_id(0) % (GROUP * across)
-    i = (first + place % high) * BM + tl.arange(0, BM)
-    j = place // high * BN + tl.arange(0, BN)
+    tile = tl.program_id(0) % (GROUP * across)
+    i = (first + tile % high) * BM + tl.arange(0, BM)
+    j = tile // high * BN + tl.arange(0, BN)
     step = tl.arange(0, BK)
     a = a_ptr + (i % m).to(tl.int64)[:, None] * k + step[None, :]
     b = b_ptr + step.to(tl.int64)[:, None] * n + (j % n)[None, :]
@@ -110,8 +110,8 @@ def _gemm(
         acc = tl.dot(ta, tb, acc)
         a += BK
         b += BK * n
-    place = c_ptr + i.to(tl.int64)[:, None] * n + j[None, :]
-    tl.store(place, acc.to(c_ptr.dtype.element_ty), mask=(i[:, None] < m) & (j[None, :] < n))
+    target = c_ptr + i.to(tl.int64)[:, None] * n + j[None, :]
+    tl.store(target, acc.to(c_ptr.dtype.element_ty), mask=(i[:, None] < m) & (j[None, :] < n))
 
 
 # Those that the tutorial tries: BM, BN, BK, stages, warps.
@@ -129,11 +129,11 @@ def _by_rows(kernel, *names, extra=()):
     def variants(tensors, out):
         x = tensors["x"]
         rows, n = x.shape
-        given = [tensors[name] for name in names]
+        inputs = [tensors[name] for name in names]
         block = triton.next_power_of_2(n)
 
         def launch(warps):
-            return lambda: kernel[(rows,)](out, *given, x.stride(0), n, *extra, BLOCK=block, num_warps=warps)
+            return lambda: kernel[(rows,)](out, *inputs, x.stride(0), n, *extra, BLOCK=block, num_warps=warps)
 
         return [(f"{warps} warps", launch(warps)) for warps in _ROW_WARPS if warps * 32 <= block]
 
@@ -169,8 +169,8 @@ def _products(tensors, out):
 
     def launch(bm, bn, bk, stages, warps):
         grid = (triton.cdiv(m, bm) * triton.cdiv(n, bn),)
-        given = out, tensors["x"], tensors["weight"], m, n, k
-        return lambda: _gemm[grid](*given, BM=bm, BN=bn, BK=bk, GROUP=8, num_stages=stages, num_warps=warps)
+        arguments = out, tensors["x"], tensors["weight"], m, n, k
+        return lambda: _gemm[grid](*arguments, BM=bm, BN=bn, BK=bk, GROUP=8, num_stages=stages, num_warps=warps)
 
     return [(f"{bm}x{bn}x{bk}, {stages} stages, {warps} warps", launch(bm, bn, bk, stages, warps))
             for bm, bn, bk, stages, warps in _GEMM_TILES]  # fmt: skip

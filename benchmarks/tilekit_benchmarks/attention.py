@@ -85,10 +85,10 @@ def _forward(shape: Shape, dtype: Any, causal: bool) -> Case:
 
 
 def _backward(shape: Shape, dtype: Any, causal: bool) -> Case:
-    given = _operands(shape, shape, dtype)
+    operands = _operands(shape, shape, dtype)
 
     def attended() -> tk.DeviceOp[Any]:
-        return kernels.attention(*(make() for make in given.values()), causal=causal, return_lse=True)
+        return kernels.attention(*(make() for make in operands.values()), causal=causal, return_lse=True)
 
     def own(t: Tensors, y: tk.Tensor) -> tk.DeviceOp[Any]:
         return kernels.attention_backward(t["grad"], t["x"], t["key"], t["value"], t["result"], t["lse"], causal=causal)
@@ -99,7 +99,7 @@ def _backward(shape: Shape, dtype: Any, causal: bool) -> Case:
         dtype=dtype,
         nbytes=8 * dtype.itemsize * int(np.prod(shape)),
         inputs={
-            **given, "grad": _random(shape, dtype, 4), "result": lambda: attended().first(), "lse": lambda: attended().last(),
+            **operands, "grad": _random(shape, dtype, 4), "result": lambda: attended().first(), "lse": lambda: attended().last(),
         },
         output=((3, *shape), dtype),
         own=own,
@@ -131,18 +131,18 @@ def _numpy(case: Case, tensors: Tensors, out: tk.Tensor, stream: Stream) -> tupl
     q, k, v, *grad = (
         tensors[what].to_host().sync_on(stream) for what in ("x", "key", "value", "grad") if what in tensors
     )  # fmt: skip
-    made = np.empty(case.output[0], q.dtype)
+    result = np.empty(case.output[0], q.dtype)
     places = np.arange(q.shape[2]) if is_causal(case) else None
 
     def launch() -> None:
         for b, h, at in heads_of(q.shape, k.shape):
             if grad:
-                for x, found in zip(made, gradients(q[b, h], k[b, at], v[b, at], grad[0][b, h], places), strict=True):
-                    x[b, h] = found
+                for x, gradient in zip(result, gradients(q[b, h], k[b, at], v[b, at], grad[0][b, h], places), strict=True):
+                    x[b, h] = gradient
             else:
-                made[b, h] = attend(q[b, h], k[b, at], v[b, at], places)
+                result[b, h] = attend(q[b, h], k[b, at], v[b, at], places)
 
-    return Contestant(name="numpy", version=np.__version__, variants=(Variant(launch=launch),)), lambda: made
+    return Contestant(name="numpy", version=np.__version__, variants=(Variant(launch=launch),)), lambda: result
 
 
 PEERS: Mapping[str, Mapping[str, kernel_peers.Build]] = {

@@ -81,8 +81,8 @@ def _wide(tensors: Tensors, what: str, b: int, h: int, stream: Stream) -> Any:
     return tensors[what][b, h].to_host().sync_on(stream).astype(np.float64)
 
 
-def _error(found: Any, right: Any) -> float:
-    return float(np.abs(found.astype(np.float64) - right).max() / np.abs(right).max())
+def _error(result: Any, right: Any) -> float:
+    return float(np.abs(result.astype(np.float64) - right).max() / np.abs(right).max())
 
 
 class CheckedRows:
@@ -125,8 +125,8 @@ class CheckedGradients:
         """The largest error of any of the three, each relative to its largest element; NaN where any element is NaN."""
         if bool(np.isnan(result).any()):
             return float("nan")
-        found = [_error(x[b, h], right) for (b, h, _), three in zip(self._heads, self._right) for x, right in zip(result, three)]
-        return max(found)
+        errors = [_error(x[b, h], right) for (b, h, _), three in zip(self._heads, self._right) for x, right in zip(result, three)]
+        return max(errors)
 
 
 class CheckedSequences:
@@ -153,6 +153,6 @@ class CheckedSequences:
         several = result.ndim > 3
         errors = []
         for at, right in self._right:
-            found = result[at]
-            errors += [_error(*pair) for pair in zip(found, right)] if several else [_error(found, right)]
+            computed = result[at]
+            errors += [_error(*pair) for pair in zip(computed, right)] if several else [_error(computed, right)]
         return max(errors)

@@ -82,16 +82,16 @@ class _Data:
 
     def op(self) -> KernelLaunch:
         """The op, anew."""
-        made: KernelLaunch = scale(self.partition, self.x, _FACTOR)
-        return made
+        launch: KernelLaunch = scale(self.partition, self.x, _FACTOR)
+        return launch
 
     def work(self, launch: Callable[[], object]) -> Work:
         """With the check that all contestants share."""
         return Work(launch=launch, reset=lambda: api.memcpy(self.y, self._blank).sync_on(self.stream), check=self._check)
 
     def _check(self) -> str | None:
-        found = self.y.to_host().sync_on(self.stream)
-        wrong = np.count_nonzero(found != self._expected)
+        result = self.y.to_host().sync_on(self.stream)
+        wrong = np.count_nonzero(result != self._expected)
         return f"{wrong} of {self.n} elements differ from NumPy's" if wrong else None
 
 

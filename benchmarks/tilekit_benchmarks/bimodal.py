@@ -69,9 +69,9 @@ def run(options: Options) -> Sweep:
 def _units(n: int, small: int, large: int) -> list[int]:
     """How far each unit turns its wheel."""
     count = round(_SMALL_SHARE * n)
-    found = np.array([small] * count + [large] * (n - count))
-    np.random.default_rng(_SEED).shuffle(found)
-    return [int(loops) for loops in found]
+    loops_of_units = np.array([small] * count + [large] * (n - count))
+    np.random.default_rng(_SEED).shuffle(loops_of_units)
+    return [int(loops) for loops in loops_of_units]
 
 
 def _candidates(device: Device, units: list[int], stack: ExitStack) -> list[Candidate]:

@@ -64,11 +64,11 @@ def run(options: Options) -> Sweep:
 
 def lengths(longest: int) -> list[int]:
     """1, 10, 100... up to `longest`, and that."""
-    found, length = [], 1
+    powers, length = [], 1
     while length < longest:
-        found.append(length)
+        powers.append(length)
         length *= 10
-    return [*found, longest]
+    return [*powers, longest]
 
 
 class Data:
@@ -83,8 +83,8 @@ class Data:
 
     def op(self, x: tk.Tensor | None = None) -> KernelLaunch:
         """One op, anew; it reads `x`, if that is given, for the vector."""
-        made: KernelLaunch = accumulate(self.partition, self.x if x is None else x, _FACTOR)
-        return made
+        launch: KernelLaunch = accumulate(self.partition, self.x if x is None else x, _FACTOR)
+        return launch
 
     def chained(self, ops: int) -> DeviceOp[Any]:
         """A chain of so many, anew."""

@@ -74,8 +74,8 @@ class _Data:
         self.array[:] = self._bytes
 
         def check() -> str | None:
-            found = self.tensor.to_host().sync_on(self.stream)
-            return None if np.array_equal(found, self._bytes) else "other bytes arrived on the device"
+            arrived = self.tensor.to_host().sync_on(self.stream)
+            return None if np.array_equal(arrived, self._bytes) else "other bytes arrived on the device"
 
         return Work(launch=launch, reset=lambda: api.memcpy(self.tensor, self._blank).sync_on(self.stream), check=check)
 

@@ -99,8 +99,8 @@ class _Model:
         seeds = itertools.count(_SEED)
 
         def normal(shape: Any, mean: float, deviation: float) -> tk.Tensor:
-            made: tk.Tensor = api.randn(mean, deviation, shape, seed=next(seeds), dtype=tk.float16).sync_on(stream)
-            return made
+            tensor: tk.Tensor = api.randn(mean, deviation, shape, seed=next(seeds), dtype=tk.float16).sync_on(stream)
+            return tensor
 
         self.matrices = [normal((width, width), 0.0, width**-0.5) for _ in range(layers)]
         self.weights = [normal(width, 1.0, 0.1) for _ in range(layers)]
@@ -137,34 +137,34 @@ class _Model:
         return lambda: recorded.run(self.stream)
 
     def _matvec(self, matrix: tk.Tensor, rows: int, warps: int) -> DeviceOp[Any]:
-        made: DeviceOp[Any] = _tilekit_decode.matvec(self.v.partition(rows), matrix, self.h, self._tile).num_warps(warps)
-        return made
+        launch: DeviceOp[Any] = _tilekit_decode.matvec(self.v.partition(rows), matrix, self.h, self._tile).num_warps(warps)
+        return launch
 
     # the layers as ops
 
     def ops(self) -> list[DeviceOp[Any]]:
         """The launches of all layers, anew: three each."""
-        made = []
+        launches = []
         for matrix, weights in zip(self.matrices, self.weights, strict=True):
-            made += [self._norm(weights), self._matvec(matrix, self.rows, self.warps), self._add()]
-        return made
+            launches += [self._norm(weights), self._matvec(matrix, self.rows, self.warps), self._add()]
+        return launches
 
     def fused_ops(self) -> list[DeviceOp[Any]]:
         """The same with the addition in the kernel of the product: two each."""
-        made: list[DeviceOp[Any]] = []
+        launches: list[DeviceOp[Any]] = []
         x, tile = self.x.partition(self.rows), self._tile
         for matrix, weights in zip(self.matrices, self.weights, strict=True):
-            made += [self._norm(weights), _tilekit_decode.matvec_add(x, matrix, self.h, tile).num_warps(self.warps)]
-        return made
+            launches += [self._norm(weights), _tilekit_decode.matvec_add(x, matrix, self.h, tile).num_warps(self.warps)]
+        return launches
 
     def _norm(self, weights: tk.Tensor) -> DeviceOp[Any]:
         launch = _tilekit_decode.rms_norm(self.h.partition(self._tile), self.x, weights, 1 / self.width, _EPS)
-        made: DeviceOp[Any] = launch.num_warps(self._norm_warps)
-        return made
+        configured: DeviceOp[Any] = launch.num_warps(self._norm_warps)
+        return configured
 
     def _add(self) -> DeviceOp[Any]:
-        made: DeviceOp[Any] = _tilekit_decode.add(self.x.partition(256), self.v)
-        return made
+        launch: DeviceOp[Any] = _tilekit_decode.add(self.x.partition(256), self.v)
+        return launch
 
     # what is measured
 
@@ -181,8 +181,8 @@ class _Model:
             self._at = -1
 
         def check() -> str | None:
-            found = self.x.to_host().sync_on(self.stream).astype(np.float64)
-            off = float(np.linalg.norm(found - self._expected) / np.linalg.norm(self._expected))
+            result = self.x.to_host().sync_on(self.stream).astype(np.float64)
+            off = float(np.linalg.norm(result - self._expected) / np.linalg.norm(self._expected))
             return None if off <= _TOLERANCE else f"the first token's result is off by {off:.3g}, {_TOLERANCE:g} is right"
 
         return Work(launch=launch, reset=reset, check=check, **fields)

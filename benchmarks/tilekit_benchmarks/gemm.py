@@ -81,8 +81,8 @@ def _other_case(kernel: str, n: int) -> Case:
     def operand(seed: int) -> tk.DeviceOp[tk.Tensor]:
         if dtype == dtypes.int8:
             return api.randint(-128, 128, (n, n), dtype=dtype, seed=seed)
-        made = api.randn(0.0, 1.0, (n, n), seed=seed)
-        return made if dtype == dtypes.float32 else made.astype(dtype)
+        values = api.randn(0.0, 1.0, (n, n), seed=seed)
+        return values if dtype == dtypes.float32 else values.astype(dtype)
 
     return Case(
         kernel=kernel,
@@ -121,9 +121,9 @@ class _Rows:
 
 def _numpy(case: Case, tensors: Tensors, out: tk.Tensor, stream: Stream) -> tuple[Contestant, Callable[[], Any]]:
     a, b = (tensors[name].to_host().sync_on(stream) for name in ("x", "weight"))
-    made = np.empty(case.output[0], a.dtype)
-    variant = Variant(launch=lambda: np.matmul(a, b, out=made))
-    return Contestant(name="numpy", version=np.__version__, variants=(variant,)), lambda: made
+    product = np.empty(case.output[0], a.dtype)
+    variant = Variant(launch=lambda: np.matmul(a, b, out=product))
+    return Contestant(name="numpy", version=np.__version__, variants=(variant,)), lambda: product
 
 
 PEERS: Mapping[str, Mapping[str, kernel_peers.Build]] = {"cuda": kernel_peers.PEERS["cuda"], "cpu": {"numpy": _numpy}}

@@ -199,9 +199,9 @@ def _blocked(
         run(make())
     taken_ns = 0
     for _ in range(launches):
-        made = make()
+        built = make()
         start = clock()
-        run(made)
+        run(built)
         taken_ns += clock() - start
     return taken_ns
 
@@ -220,9 +220,9 @@ async def _awaited(make: Callable[[], Any] | None, run: Callable[..., Any], laun
         await run(make())
     taken_ns = 0
     for _ in range(launches):
-        made = make()
+        built = make()
         start = clock()
-        await run(made)
+        await run(built)
         taken_ns += clock() - start
     return taken_ns
 

@@ -182,14 +182,14 @@ def softmax_cases(rows: int | None = None) -> list[Case]:
 
 def norm_cases(rows: int | None = None) -> list[Case]:
     """rms_norm and layer_norm of float16, with a sum before it, and the gradients; l2_norm."""
-    made = []
+    cases = []
     for count, n in ((32768, 4096), (16384, 8192)):
         shape = (rows or count, n)
         weights = {"weight": _random((n,), _H, 2)}
         both = {**weights, "bias": _random((n,), _H, 3)}
         grad = {**weights, "grad": _random(shape, _H, 4)}
         size = math.prod(shape) * 2
-        made += [
+        cases += [
             _case(
                 "rms_norm", shape, _H, lambda t, y: kernels.rms_norm(t["x"], t["weight"], out=y),
                 lambda a: _normed(a["x"], 1e-6, False)[0] * a["weight"], more=weights,
@@ -218,7 +218,7 @@ def norm_cases(rows: int | None = None) -> list[Case]:
                 lambda a: _norm_gradient(a, 1e-5, True), more=grad, nbytes=5 * size,
             ),
         ]  # fmt: skip
-    return made
+    return cases
 
 
 def kernel_cases(rows: int | None = None) -> list[Case]:

@@ -30,9 +30,9 @@ def _differentiated(forward: Callable[[Any, TorchTensors], Any], *by: str) -> Ca
 
     def build(torch: Any, t: TorchTensors, out: Any) -> Launch:
         leaves = {name: t[name].detach().requires_grad_() for name in by}
-        made = forward(torch, {**t, **leaves})
-        grad = t["grad"].to(made.dtype).expand_as(made)
-        return lambda: torch.autograd.grad(made, tuple(leaves.values()), grad, retain_graph=True)[0]
+        result = forward(torch, {**t, **leaves})
+        grad = t["grad"].to(result.dtype).expand_as(result)
+        return lambda: torch.autograd.grad(result, tuple(leaves.values()), grad, retain_graph=True)[0]
 
     return build
 
@@ -131,23 +131,23 @@ TORCH: Mapping[str, Callable[[Any, TorchTensors, Any], Launch]] = {
 
 def torch_eager(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> tuple[Contestant, Callable[[], Any]]:
     """PyTorch's own functions."""
-    torch, given, target, active = _in_torch(tensors, out, stream)
+    torch, inputs, target, active = _in_torch(tensors, out, stream)
     with active():
-        run = TORCH[case.kernel](torch, given, target)
-    made: list[Any] = [None]
+        run = TORCH[case.kernel](torch, inputs, target)
+    result: list[Any] = [None]
 
     def launch() -> None:
-        made[0] = run()
+        result[0] = run()
 
     contestant = Contestant(name="torch", version=torch.__version__, variants=(Variant(launch=launch),), active=active)
-    return contestant, lambda: _to_numpy(made[0].detach())
+    return contestant, lambda: _to_numpy(result[0].detach())
 
 
 def sdpa(name: str, backend: str) -> Build:
     """PyTorch's scaled_dot_product_attention, or its gradients, by one backend: `"CUDNN_ATTENTION"`, `"FLASH_ATTENTION"`..."""
 
     def build(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> tuple[Contestant, Callable[[], Any]]:
-        torch, given, _, active = _in_torch(tensors, out, stream)
+        torch, inputs, _, active = _in_torch(tensors, out, stream)
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         @contextmanager
@@ -155,8 +155,8 @@ def sdpa(name: str, backend: str) -> Build:
             with active(), sdpa_kernel(getattr(SDPBackend, backend)):
                 yield
 
-        made: list[Any] = [None]
-        operands = [given[what] for what in ("x", "key", "value")]
+        result: list[Any] = [None]
+        operands = [inputs[what] for what in ("x", "key", "value")]
         options: dict[str, Any] = {"is_causal": case.kernel.startswith("causal")}
         if backend == "CUDNN_ATTENTION" and operands[0].shape[2] == 1:
             raise NotImplementedError  # PyTorch does not give a single query to cuDNN
@@ -164,50 +164,52 @@ def sdpa(name: str, backend: str) -> Build:
             options["enable_gqa"] = True
 
         def forward() -> None:
-            made[0] = torch.nn.functional.scaled_dot_product_attention(*operands, **options)
+            result[0] = torch.nn.functional.scaled_dot_product_attention(*operands, **options)
 
         launch = forward
-        if "grad" in given:  # only the gradients: what they are of has been computed before
+        if "grad" in inputs:  # only the gradients: what they are of has been computed before
             operands = [x.detach().requires_grad_() for x in operands]
             with chosen():
                 forward()
-            attended = made[0]
+            attended = result[0]
 
             def launch() -> None:
-                made[0] = torch.autograd.grad(attended, operands, given["grad"], retain_graph=True)
+                result[0] = torch.autograd.grad(attended, operands, inputs["grad"], retain_graph=True)
 
         contestant = Contestant(name=name, version=torch.__version__, variants=(Variant(launch=launch),), active=chosen)
-        return contestant, lambda: _to_numpy(made[0])
+        return contestant, lambda: _to_numpy(result[0])
 
     return build
 
 
 def flash_varlen(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> tuple[Contestant, Callable[[], Any]]:
     """FlashAttention-2 for packed sequences, or its gradients, by the operators with which PyTorch calls it."""
-    torch, given, _, active = _in_torch(tensors, out, stream)
-    operands, starts = [given[what] for what in ("x", "key", "value")], given["starts"]
+    torch, inputs, _, active = _in_torch(tensors, out, stream)
+    operands, starts = [inputs[what] for what in ("x", "key", "value")], inputs["starts"]
     longest, causal = int(starts.diff().max()), case.kernel.startswith("causal")
-    made: list[Any] = [None]
+    result: list[Any] = [None]
 
     def forward() -> Any:
-        made[0], *rest = torch.ops.aten._flash_attention_forward(*operands, starts, starts, longest, longest, 0.0, causal, False)
+        result[0], *rest = torch.ops.aten._flash_attention_forward(
+            *operands, starts, starts, longest, longest, 0.0, causal, False
+        )
         return rest
 
     launch: Callable[[], Any] = forward
-    if "grad" in given:
+    if "grad" in inputs:
         with active():
             lse, *state = forward()
-        attended = made[0]
+        attended = result[0]
 
         def launch() -> None:
-            made[0] = torch.ops.aten._flash_attention_backward(
-                given["grad"], *operands, attended, lse, starts, starts, longest, longest, 0.0, causal, *state[:2]
+            result[0] = torch.ops.aten._flash_attention_backward(
+                inputs["grad"], *operands, attended, lse, starts, starts, longest, longest, 0.0, causal, *state[:2]
             )
 
     contestant = Contestant(
         name="flash-attention-2", version=torch.__version__, variants=(Variant(launch=launch),), active=active
     )
-    return contestant, lambda: _to_numpy(made[0])
+    return contestant, lambda: _to_numpy(result[0])
 
 
 def triton_kernel(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> tuple[Contestant, Callable[[], Any]]:
@@ -218,10 +220,10 @@ def triton_kernel(case: Case, tensors: Tensors, out: Tensor, stream: Stream) -> 
     from tilekit_benchmarks import _triton_attention, _triton_kernels
 
     known = {**_triton_kernels.VARIANTS, **_triton_attention.VARIANTS}  # type: ignore[attr-defined,unused-ignore]
-    _, given, target, active = _in_torch(tensors, out, stream)
+    _, inputs, target, active = _in_torch(tensors, out, stream)
     if case.kernel not in known:
         raise NotImplementedError
-    variants = tuple(Variant(label=label, launch=launch) for label, launch in known[case.kernel](given, target))
+    variants = tuple(Variant(label=label, launch=launch) for label, launch in known[case.kernel](inputs, target))
     contestant = Contestant(name="triton", version=triton.__version__, variants=variants, active=active)
     return contestant, lambda: _to_numpy(target)
 
@@ -249,10 +251,10 @@ def _in_torch(
 
     def seen(tensor: Tensor) -> Any:
         bits = _NAMELESS.get(tensor.dtype)
-        made = torch.as_tensor(DeviceArray(tensor if bits is None else tensor.reinterpret(bits)), device=device)
-        if made.data_ptr() != tensor.address:
-            raise RuntimeError(f"torch.as_tensor copied: {made.data_ptr():#x} is not {tensor.address:#x}")
-        return made if bits is None else made.view(getattr(torch, tensor.dtype.name))
+        view = torch.as_tensor(DeviceArray(tensor if bits is None else tensor.reinterpret(bits)), device=device)
+        if view.data_ptr() != tensor.address:
+            raise RuntimeError(f"torch.as_tensor copied: {view.data_ptr():#x} is not {tensor.address:#x}")
+        return view if bits is None else view.view(getattr(torch, tensor.dtype.name))
 
     return torch, {name: seen(t) for name, t in tensors.items()}, seen(out), lambda: torch.cuda.stream(current)
 

@@ -71,10 +71,10 @@ class KernelRun(Run):
 
     def by_unit(self) -> dict[Unit, list[CaseResult]]:
         """The cases, by the unit of their rates."""
-        found: dict[Unit, list[CaseResult]] = {}
+        cases: dict[Unit, list[CaseResult]] = {}
         for case in self.cases:
-            found.setdefault(case.results[0].unit, []).append(case)
-        return found
+            cases.setdefault(case.results[0].unit, []).append(case)
+        return cases
 
     def body(self) -> list[str]:
         """For each case a row for each contestant."""
@@ -106,9 +106,9 @@ class KernelRun(Run):
             height = 0.8 / max(1, len(here))
             for at, case in enumerate(cases):
                 for r in case.results:
-                    place = at + height * (here.index(r.name) - (len(here) - 1) / 2)
+                    y = at + height * (here.index(r.name) - (len(here) - 1) / 2)
                     error = [[r.rate - r.min_rate], [r.max_rate - r.rate]]
-                    axes.barh(place, r.rate, height, xerr=error, color=colours[r.name], error_kw={"lw": 0.8})
+                    axes.barh(y, r.rate, height, xerr=error, color=colours[r.name], error_kw={"lw": 0.8})
                 if case.copy_gb_per_s is not None:
                     axes.plot([case.copy_gb_per_s] * 2, [at - 0.45, at + 0.45], color="black", lw=1, ls=":")
             axes.set_yticks(range(len(cases)), [case.label for case in cases], fontsize=8)
@@ -135,7 +135,7 @@ def measure(
     """
     device, left_out = options.device, list[LeftOut]()
     peers = kernel_peers.PEERS[device.kind] if peers is None else peers
-    found = []
+    case_results = []
     with device.stream() as stream, ExitStack() as stack:
         timer = timer_for(device, stream)
         stack.callback(timer.close)
@@ -162,7 +162,7 @@ def measure(
             measured = compete(taking_part, timer, rounds=options.rounds)
             copied = next((m for m in measured if m.name == _COPY), None)
             work = case.nbytes if case.operations is None else case.operations
-            found.append(
+            case_results.append(
                 CaseResult(
                     kernel=case.kernel,
                     dtype=case.dtype.name,
@@ -178,14 +178,14 @@ def measure(
     small = [case.label for case in cases if case.operations is None and case.nbytes < 256e6]
     notes = (f"these may stay in a cache: {', '.join(small)}; a larger --n measures the memory",) if small else ()
     return KernelRun(
-        **surroundings(device, [r for case in found for r in case.results]),
+        **surroundings(device, [r for case in case_results for r in case.results]),
         benchmark=name,
         rounds=options.rounds,
         timer="device events" if device.kind == "cuda" else "host clock",
         command=options.command,
         left_out=tuple(left_out),
         notes=notes,
-        cases=tuple(found),
+        cases=tuple(case_results),
         reference=reference,
     )
 
@@ -195,13 +195,13 @@ def _own(case: Case, tensors: Tensors, out: tk.Tensor, stream: Stream) -> tuple[
         prepared = case.own(tensors, out).prepare()
         variant = Variant(label="prepared", launch=lambda: prepared.run(stream))
         return Contestant(name=OWN, version=tk.__version__, variants=(variant,)), lambda: _on_host(prepared.output, stream)
-    made: list[Any] = [None]
+    future: list[Any] = [None]
 
     def launch() -> None:
-        made[0] = case.own(tensors, out).async_on(stream)
+        future[0] = case.own(tensors, out).async_on(stream)
 
     contestant = Contestant(name=OWN, version=tk.__version__, variants=(Variant(launch=launch),))
-    return contestant, lambda: made[0].result().reshape(case.output[0]).to_host().sync_on(stream)
+    return contestant, lambda: future[0].result().reshape(case.output[0]).to_host().sync_on(stream)
 
 
 def _on_host(result: Any, stream: Stream) -> Any:

@@ -79,17 +79,17 @@ class _Data:
 
     def op(self, count: int, inputs: Sequence[Any] | None = None) -> KernelLaunch:
         """The launch, anew; of other inputs, if they are given."""
-        kernel, given = LAUNCHES[count], self.inputs[: max(0, count - 1)] if inputs is None else inputs
-        made: KernelLaunch = kernel(self.partition, *given) if count else kernel().grid(1)
-        return made
+        kernel, arguments = LAUNCHES[count], self.inputs[: max(0, count - 1)] if inputs is None else inputs
+        launch: KernelLaunch = kernel(self.partition, *arguments) if count else kernel().grid(1)
+        return launch
 
     def work(self, count: int, launch: Callable[[], object], **fields: Any) -> Work:
         """With the check that all contestants share."""
 
         def check() -> str | None:
-            found = self.y.to_host().sync_on(self.stream)
+            result = self.y.to_host().sync_on(self.stream)
             expected = self.values[: count - 1].sum(0, dtype=np.int32) if count > 1 else np.int32(count)
-            wrong = np.count_nonzero(found != expected)
+            wrong = np.count_nonzero(result != expected)
             return f"{wrong} of {self.n} elements are not the sum of {count - 1} tensors" if wrong else None
 
         def reset() -> None:

@@ -226,13 +226,13 @@ def record(device: Device, **fields: Any) -> Record:
     return Record(**surroundings(device, fields["results"]), **fields)
 
 
-def surroundings(device: Device, found: Sequence[Any]) -> dict[str, Any]:
+def surroundings(device: Device, results: Sequence[Any]) -> dict[str, Any]:
     """Where and when: the fields of `Run` that follow from here and now. `found` are results, with a name and a version."""
     state = sources()
     return {
         "device": device_info(device),
         "driver": driver_info() if device.kind == "cuda" else None,
-        "versions": {**{result.name: result.version for result in found}, **versions()},
+        "versions": {**{result.name: result.version for result in results}, **versions()},
         "commit": state.commit,
         "dirty": state.dirty,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

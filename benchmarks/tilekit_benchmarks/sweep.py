@@ -147,9 +147,9 @@ class Sweep(Run):
                 point = points[places[0]]
                 rows.append((who, variant, _short(point.value), f"{_short(point.low)}-{_short(point.high)}", _ratio(point)))
         else:
-            rows = [("", f"{self.unit}, by {self.axis}", *(f"{place:g}" for place in places))]
+            rows = [("", f"{self.unit}, by {self.axis}", *(f"{at:g}" for at in places))]
             for who, variant, points in named:
-                cells = (f"{_short(p.value)} ({_ratio(p)})" if (p := points.get(place)) else "" for place in places)
+                cells = (f"{_short(p.value)} ({_ratio(p)})" if (p := points.get(at)) else "" for at in places)
                 rows.append((who, variant, *cells))
         lines = ["", *align(rows)]
         if self.results:
@@ -188,7 +188,7 @@ class Sweep(Run):
                 capsize=3,
                 linestyle="-" if series.name == OWN else "--",
             )
-        axes.set_xticks(range(len(places)), [f"{place:g}" for place in places])
+        axes.set_xticks(range(len(places)), [f"{at:g}" for at in places])
         axes.set_xlabel(self.axis)
         axes.set_ylabel(f"{self.unit} (median, lowest to highest round)", fontsize=9)
         if self.rate:
@@ -268,36 +268,36 @@ def survey(
     Raises:
         Exception: whatever tilekit itself failed with. A peer that fails is left out.
     """
-    found: dict[str, list[Point]] = {candidate.label: [] for candidate in candidates}
+    points: dict[str, list[Point]] = {candidate.label: [] for candidate in candidates}
     taking_part = list(candidates)
     timer = WallTimer()
     try:
-        for place in places:
-            _log.info("%g: building, checking", place)
-            here = [c for c in taking_part if c.places is None or place in c.places]
-            works = [(c, work) for c in here if (work := _admit(c, place, timer, left_out)) is not None]
+        for at in places:
+            _log.info("%g: building, checking", at)
+            here = [c for c in taking_part if c.places is None or at in c.places]
+            works = [(c, work) for c in here if (work := _admit(c, at, timer, left_out)) is not None]
             admitted = [candidate for candidate, _ in works]
             taking_part = [c for c in taking_part if c not in here or c in admitted]
             if not works:
                 continue
-            _log.info("%g: measuring", place)
+            _log.info("%g: measuring", at)
             measured = compete([_contestant(c, work) for c, work in works], timer, rounds=rounds)
             by_label = {c.label: m for c, m in zip(admitted, measured)}
             for label, m in by_label.items():
-                found[label].append(_point(place, m, by_label.get(reference), items(place), rate))
+                points[label].append(_point(at, m, by_label.get(reference), items(at), rate))
     finally:
         timer.close()
     return tuple(
-        Series(name=c.name, version=c.version, variant=c.variant, points=tuple(found[c.label]))
+        Series(name=c.name, version=c.version, variant=c.variant, points=tuple(points[c.label]))
         for c in candidates
-        if found[c.label]
+        if points[c.label]
     )
 
 
-def _admit(candidate: Candidate, place: float, timer: WallTimer, left_out: list[LeftOut]) -> Work | None:
+def _admit(candidate: Candidate, at: float, timer: WallTimer, left_out: list[LeftOut]) -> Work | None:
     """The candidate's work, run once and found right; or None, and it is written down why."""
     try:
-        work = candidate.build(place)
+        work = candidate.build(at)
         with work.active():
             timer.sample_us(work.launch, 1)  # whatever happens only once happens now
         work.reset()
@@ -312,11 +312,11 @@ def _admit(candidate: Candidate, place: float, timer: WallTimer, left_out: list[
             raise
         # A peer that cannot run here says something about the peer; the others are still worth measuring.
         _log.warning("%s failed", candidate.label, exc_info=error)
-        reason = f"at {place:g}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        reason = f"at {at:g}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         left_out.append(LeftOut(name=candidate.label, cause="failed", reason=reason))
         return None
     if wrong is not None:
-        left_out.append(LeftOut(name=candidate.label, cause="wrong", reason=f"at {place:g}: {wrong}"))
+        left_out.append(LeftOut(name=candidate.label, cause="wrong", reason=f"at {at:g}: {wrong}"))
         return None
     return work
 
@@ -326,14 +326,14 @@ def _contestant(candidate: Candidate, work: Work) -> Contestant:
     return Contestant(name=candidate.name, version=candidate.version, variants=(variant,), active=work.active)
 
 
-def _point(place: float, m: Measurement, reference: Measurement | None, items: float, rate: bool) -> Point:
+def _point(at: float, m: Measurement, reference: Measurement | None, items: float, rate: bool) -> Point:
     values = [1e6 * items / us if rate else us / items for us in m.samples_us]
     ratio = None
     if reference is not None:
         pairs = zip(m.samples_us, reference.samples_us)
         ratio = statistics.median(other / own if rate else own / other for own, other in pairs)
     return Point(
-        at=place,
+        at=at,
         value=statistics.median(values),
         low=min(values),
         high=max(values),

@@ -65,8 +65,8 @@ class Wheel:
     def check(self) -> str | None:
         """Whether it has turned as often as it should have. Blocks."""
         self.stream.synchronize()
-        found = self._tensor.to_host().sync_on(self.stream)
-        wrong = np.count_nonzero(found != advanced(self._start, self.turned))
+        generators = self._tensor.to_host().sync_on(self.stream)
+        wrong = np.count_nonzero(generators != advanced(self._start, self.turned))
         return f"{wrong} of {_ELEMENTS} generators are not where {self.turned} turns lead" if wrong else None
 
 

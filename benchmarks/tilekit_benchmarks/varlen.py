@@ -63,15 +63,15 @@ def _case(lengths: list[int], heads: int, size: int, dtype: Any, *, causal: bool
     }  # fmt: skip
 
     def attended() -> tk.DeviceOp[Any]:
-        given = *(inputs[what]() for what in ("x", "key", "value")), api.from_host(starts), api.from_host(starts)
-        return kernels.attention_varlen(*given, causal=causal, return_lse=True)
+        operands = *(inputs[what]() for what in ("x", "key", "value")), api.from_host(starts), api.from_host(starts)
+        return kernels.attention_varlen(*operands, causal=causal, return_lse=True)
 
     def forward(t: Tensors, y: tk.Tensor) -> tk.DeviceOp[Any]:
         return kernels.attention_varlen(t["x"], t["key"], t["value"], t["starts"], t["starts"], causal=causal, out=y)
 
     def gradients(t: Tensors, y: tk.Tensor) -> tk.DeviceOp[Any]:
-        given = (t[what] for what in ("grad", "x", "key", "value", "result", "lse", "starts", "starts"))
-        return kernels.attention_varlen_backward(*given, causal=causal)
+        operands = (t[what] for what in ("grad", "x", "key", "value", "result", "lse", "starts", "starts"))
+        return kernels.attention_varlen_backward(*operands, causal=causal)
 
     operations = 4 * heads * size * sum(n * n for n in lengths) // (2 if causal else 1)
     if backward:
@@ -96,15 +96,15 @@ def _numpy(case: Case, tensors: Tensors, out: tk.Tensor, stream: Stream) -> tupl
     starts, *operands = (
         tensors[what].to_host().sync_on(stream) for what in ("starts", "x", "key", "value", "grad") if what in tensors
     )
-    made = np.empty(case.output[0], operands[0].dtype)
+    result = np.empty(case.output[0], operands[0].dtype)
 
     def launch() -> None:
         for b in range(len(starts) - 1):
             for h in range(operands[0].shape[1]):
                 at = np.s_[..., starts[b] : starts[b + 1], h, :]
-                made[at] = of_sequences(*(x[at] for x in operands), causal=is_causal(case))
+                result[at] = of_sequences(*(x[at] for x in operands), causal=is_causal(case))
 
-    return Contestant(name="numpy", version=np.__version__, variants=(Variant(launch=launch),)), lambda: made
+    return Contestant(name="numpy", version=np.__version__, variants=(Variant(launch=launch),)), lambda: result
 
 
 PEERS: Mapping[str, Mapping[str, kernel_peers.Build]] = {
