@@ -55,7 +55,7 @@ def compiled_launch(
     Args:
         function, grid, block, shared_bytes, cluster: see `Launch`.
         values: its parameters, eight bytes each; `codes` their codes in the module struct, one each.
-        arguments: what was passed: each with the place of its first parameter, and whether it is written.
+        arguments: what was passed: each with the number of its first parameter, and whether it is written.
         maps: for each tensor map behind `values` the number of its argument, and what makes it for an address.
         shares: whether the memory of one argument, which is written, may be that of another one; None for all.
     """

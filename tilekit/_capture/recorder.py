@@ -346,14 +346,14 @@ class RecordingStream(Stream):
         return self.device.driver.stream_address(self._recording.capture(self))
 
     def mark(self) -> int:
-        """The place behind what has been recorded."""
+        """The moment behind what has been recorded."""
         self._recording.end_captures()
         self._tails.append(self.tail)
         self.pending = len(self._tails) + 1
         return len(self._tails)
 
     def wait_for(self, other: Timeline, serial: int) -> None:
-        """Come behind a place of another branch."""
+        """Come behind a moment of another branch."""
         if not isinstance(other, RecordingStream) or other._recording is not self._recording:
             self._recording.refuse(f"it waits for {other!r}")
         self.tail |= other._tails[serial - 1] if serial <= len(other._tails) else other.tail

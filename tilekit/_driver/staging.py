@@ -236,7 +236,7 @@ class Staging:
 
 
 def _each(copy: Callable[[Any], None], transfers: Iterable[Any], nbytes: int) -> None:
-    """`copy(place)` for each piece of so many bytes; by several threads if there are several."""
+    """`copy(transfer)` for each piece of so many bytes; by several threads if there are several."""
     if nbytes > LARGE:
         in_parallel(copy, transfers)
     else:

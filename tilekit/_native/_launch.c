@@ -7,7 +7,7 @@
  *
  *   _build.c     calling a kernel
  *   _launcher.c  one launch: memory, parameters, driver
- *   _marks.c     recorded places in a stream
+ *   _marks.c     events recorded in a stream, with their serials
  *   _program.c   recorded work, submitted in one go
  *   _submit.c    running launches: alone, in a chain, in a row
  *

@@ -166,7 +166,7 @@ int note(View *views, int count, PyObject *stream, PyObject *serial);
 int note_name(PyObject *stream, PyObject *serial, PyObject *label);
 PyObject *make_launcher_type(void);
 
-/* _marks.c: recorded places in a stream */
+/* _marks.c: events recorded in a stream, with their serials */
 typedef struct {
     PyObject_HEAD
     long long serial;
@@ -183,7 +183,7 @@ int append(PyObject *deque, PyObject *item);
 PyObject *take_event(PyObject *stream, PyObject *pool);
 /* Under the stream's lock, once the event has been recorded: the mark that says so; NULL with an exception. */
 Mark *append_mark(PyObject *stream, Launcher *launcher, PyObject *event);
-/* Whether the place has passed, which is polled for so long at most; -1, and no exception, if that is not known. */
+/* Whether the event has passed, which is polled for so long at most; -1, and no exception, if that is not known. */
 int mark_passed(Mark *self, double seconds);
 PyObject *make_mark_type(void);
 

@@ -57,7 +57,7 @@ class Program:
     ) -> Self: ...
     def run(self, stream: Stream, reads: list[Any], writes: list[Any], label: str, marked: bool, /) -> tuple[int, Any]: ...
 
-# A recorded place in a stream: see `tilekit._runtime.timeline.Mark`.
+# An event recorded in a stream, and its serial: see `tilekit._runtime.timeline.Mark`.
 class Mark:
     serial: int
     event: Any

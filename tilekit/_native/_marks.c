@@ -1,4 +1,4 @@
-/* Recorded places in a stream: as `timeline.Mark`, and as the end of `Timeline._mark`. */
+/* Events recorded in a stream, with their serials: as `timeline.Mark`, and as the end of `Timeline._mark`. */
 #include "_launch.h"
 #include <structmember.h>
 #include <time.h>
@@ -267,7 +267,7 @@ PyObject *make_mark_type(void)
         !find("_thread", "LockType", &lock_release))
         return NULL;
     static PyType_Slot slots[] = {
-        {Py_tp_doc, "A recorded place in a stream: see timeline.Mark."},
+        {Py_tp_doc, "An event recorded in a stream, and its serial: see timeline.Mark."},
         {Py_tp_dealloc, mark_dealloc},
         {Py_tp_members, mark_members},
         {Py_tp_methods, mark_methods},

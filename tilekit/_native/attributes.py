@@ -38,7 +38,7 @@ SLOTS: Mapping[type, Mapping[str, str]] = {
         "_events": "the device's pool of events, from which one is taken for each mark",
         "_failures": "serials that failed: while there are any, marks are forgotten by Python",
         "_lock": "held while an event is recorded",
-        "_marks": "the recorded places, to which each launch appends one",
+        "_marks": "the recorded events, to which each launch appends one",
         "_names": "of recent work, to which each launch appends its label",
         "_trim_at": "of how many marks it is looked whether some have passed",
         "address": "the driver's stream",

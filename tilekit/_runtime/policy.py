@@ -86,7 +86,7 @@ class LeastLoaded(StreamPoolRoundRobin):
 
 
 def _unfinished(stream: Stream) -> int:
-    """How many places were recorded in the stream and are not known to have passed."""
+    """How many marks of the stream are not known to have passed."""
     while stream.completed < stream.pending - 1 and stream.passed(stream.completed + 1):
         stream.is_complete(stream.completed + 1)
     return stream.pending - 1 - stream.completed

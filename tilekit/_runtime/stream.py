@@ -45,7 +45,7 @@ class Stream(Timeline):
         handle: the driver's. Any use of it is a ValueError once the stream is closed.
         address: a CUDA stream's CUstream; another number on a CPU device.
         priority: smaller is more urgent; 0 by default.
-        pending: the serial that the next recorded place gets (from 1).
+        pending: the serial that the next mark gets (from 1).
         completed: every serial up to this one is known to have passed.
         closed: whether `close` was called.
     """
@@ -105,7 +105,7 @@ class Stream(Timeline):
             if self.closed:
                 return
             with contextlib.suppress(TilekitError):  # of a broken device, which tells everybody who waits for it
-                self._mark()  # for those who wait for what is in it: there will be no later place
+                self._mark()  # for those who wait for what is in it: there will be no later mark
             handle, self.closed = self.handle, True
             self.handle = _ClosedHandle(repr(self))
         self.device.forget(self)

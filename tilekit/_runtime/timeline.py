@@ -1,8 +1,8 @@
-"""The moments of a stream: places that are recorded in it, who has waited for them, and what a fault left undone.
+"""The moments of a stream: marks that are recorded in it, who has waited for them, and what a fault left undone.
 
-Every stream counts the places that are recorded in it. The next one gets the serial `pending`; work that is submitted now has
-passed once that place, or any later one, has. So (stream, serial) names a moment, at no cost: an event is recorded only at the
-end of a submission, or when somebody else needs to wait and none is there yet.
+Every stream counts its marks. The next one gets the serial `pending`; work that is submitted now has passed once that mark, or
+any later one, has. So (stream, serial) names a moment, at no cost: an event is recorded only at the end of a submission, or when
+somebody else needs to wait and none is there yet.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def as_timeout(timeout_s: float | None, what: str) -> float | None:
 
 
 class Mark:
-    """A recorded place in a stream. While anybody holds the mark, its event is not recorded anew.
+    """An event that was recorded in a stream, and its serial. While anybody holds the mark, its event is not recorded anew.
 
     The compiled part makes marks of its own, which have the same attributes.
 
     Attributes:
         serial: the stream's.
         event: the driver's.
-        poll: asks the driver whether the place has passed, for up to so many seconds, without Python's lock: True or False; None
+        poll: asks the driver whether the event has passed, for up to so many seconds, without Python's lock: True or False; None
             if it cannot tell. Of Python's own marks there is none.
     """
 
@@ -92,7 +92,7 @@ class Timeline:
         device: where the stream is.
         handle: the driver's. Any use of it is a ValueError once the stream is closed.
         number: the stream's, in this process.
-        pending: the serial that the next recorded place gets (from 1).
+        pending: the serial that the next mark gets (from 1).
         completed: every serial up to this one is known to have passed.
         closed: whether the stream was closed.
     """
@@ -141,7 +141,7 @@ class Timeline:
         self._names: deque[tuple[int, str]] = deque(maxlen=_NAMES_KEPT)  # and the serial behind each
 
     def mark(self) -> int:
-        """Record a place behind all work submitted so far; its serial."""
+        """Record a mark behind all work submitted so far; its serial."""
         with self._lock:
             return self._mark()
 
@@ -163,7 +163,7 @@ class Timeline:
         return serial
 
     def mark_at(self, serial: int) -> Mark | None:
-        """The first place at or behind `serial`, recorded now if there is none yet; None if it is known to have passed."""
+        """The first mark at or behind `serial`, recorded now if there is none yet; None if it is known to have passed."""
         if serial <= self.completed:
             return None
         try:
@@ -249,7 +249,7 @@ class Timeline:
             self._seen[other.number] = max(mark.serial, self._seen.get(other.number, 0))
 
     def is_complete(self, serial: int, poll_s: float = 0.0) -> bool:
-        """Whether a moment has passed. Records a place if there is none at or behind it yet. Does not block.
+        """Whether a moment has passed. Records a mark if there is none at or behind it yet. Does not block.
 
         Args:
             serial: of the moment.

@@ -270,16 +270,16 @@ class Loaded:
         if self.fold is not None:
             values += packed_grid(*grid)
             grid = folded_grid(grid)
-        placed, at = [], 0
+        numbered, at = [], 0
         for argument, known in zip(arguments, self.facts, strict=True):
-            placed.append((argument, at, isinstance(known, TensorFacts) and known.role != "in"))
+            numbered.append((argument, at, isinstance(known, TensorFacts) and known.role != "in"))
             at += len(argument.flat) if isinstance(known, TensorFacts) else 1
         maps = []
         for number, encode in self.maps:
             _, shape, strides = _described(arguments[number])
             maps.append((number, functools.partial(_again, encode, shape, strides)))
         codes, shared = self.slots.decode(), self.shared_bytes
-        return compiled_launch(self.function, grid, self.block, shared, bytes(values), codes, placed, maps=maps, shares=shares)
+        return compiled_launch(self.function, grid, self.block, shared, bytes(values), codes, numbered, maps=maps, shares=shares)
 
 
 _GRID = struct.Struct(f"={FOLDED_SLOTS}q")  # of a launch whose grid is folded: what the kernel gets behind its other parameters

@@ -267,8 +267,8 @@ class Submission(Run):
     Attributes:
         stream: where.
         waits: after `submit` returned False, what must have happened before it is called again.
-        serial: after `submit` returned True, the place in the stream behind the work;
-        value: and the result; `unwrap` it once that place, and `pending`, have passed.
+        serial: after `submit` returned True, of the mark behind the work;
+        value: and the result; `unwrap` it once that moment, and `pending`, have passed.
         pending: the moments of what the result holds for the host.
         detached: whether the op runs on by itself, so that it must not use borrowed memory.
     """

@@ -22,11 +22,11 @@ class Program(Protocol):
     """Recorded work that is submitted by one native call."""
 
     def run(self, stream: Stream, reads: list[Storage], writes: list[Any], label: str, marked: bool, /) -> tuple[int, Any]:
-        """Submit it, remember who uses the memory, and if `marked` record a place behind it.
+        """Submit it, remember who uses the memory, and if `marked` record a mark behind it.
 
         Returns:
             0 if that was done, -1 if nothing was, since the memory is not free for the stream or anything else is unusual; else
-            the driver's code, some of it submitted. And the mark of the place, or None.
+            the driver's code, some of it submitted. And the mark, or None.
         """
         ...
 

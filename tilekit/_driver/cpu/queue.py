@@ -64,7 +64,7 @@ class Fault:
 
 
 class Point:
-    """A place in a stream that has been recorded: whether the stream has passed it, and the fault it then carried."""
+    """A moment of a stream that has been recorded: whether the stream has passed it, and the fault it then carried."""
 
     __slots__ = ("_bells", "_waiters", "at_s", "done", "fault", "stream")
 
@@ -87,7 +87,7 @@ class Point:
             board.ring(slot, self.status())
 
     def status(self) -> int:
-        """What a signal for this place reports, once the stream has come here."""
+        """What a signal for this moment reports, once the stream has come here."""
         return 0 if self.fault is None else FAULT_STATUS
 
     def signal(self, board: SignalBoard, slot: int) -> None:

@@ -24,7 +24,7 @@ _PART, _SHORTEST_S, _LONGEST_S = 1 / 512, 20e-6, 300e-6
 
 
 class _Watcher:
-    """A private stream that waits for places in another one: which, and the last place (`Driver.event_signal`)."""
+    """A private stream that waits for moments of another one: which, and the last moment (`Driver.event_signal`)."""
 
     __slots__ = ("handle", "line")
 
@@ -246,7 +246,7 @@ class CudaStreams(CudaContext):
             self.stream_signal(watcher.handle, board, slot)
 
     def _watcher(self, line: tuple[int, int]) -> _Watcher:
-        """One that has nothing to wait for, or waits for earlier places of the same stream; a new one if there is none."""
+        """One that has nothing to wait for, or waits for earlier moments of the same stream; a new one if there is none."""
         number, serial = line
         for watcher in self._watchers:
             if watcher.line[0] == number and watcher.line[1] <= serial:
