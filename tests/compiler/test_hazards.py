@@ -119,7 +119,7 @@ def test_an_operand_without_registers_of_its_own_is_noticed(monkeypatch, compile
 def test_a_stage_that_is_given_back_too_early_is_noticed(monkeypatch, compiled_products):
     from tilekit.compiler.lower import pipelines
 
-    give = pipelines._given
-    monkeypatch.setattr(pipelines, "_given", lambda *args: give(*args[:-1], "now"))
+    give = pipelines._release
+    monkeypatch.setattr(pipelines, "_release", lambda *args: give(*args[:-1], "now"))
     assert shared_memory_in_danger(compiled(4).ptx)
     compiled_products.clear()

@@ -211,7 +211,7 @@ def test_a_loop_over_two_partitions_takes_no_mask_where_they_are_known_to_be_ali
     launch = together(p, m)
     launch._spent = True
     facts = launch._plan("compile").specialisation.facts
-    assert [fact.kin for fact in facts] == [0, 0]
+    assert [fact.cut_class for fact in facts] == [0, 0]
     # numba's dispatchers are launched on whatever they are given
     loose = [fact._replace(covered=False) for fact in facts]
     made = build(launch._plan("compile").specialisation.bound, loose, None, "sm_90a")

@@ -85,16 +85,16 @@ def build(
     def attempt(config: Config) -> tuple[CompiledKernel, Compilation]:
         return _compiled(bound, facts, config, target, occupancy, checks=checks, grows=num_warps is None, fold=fold)
 
-    found, compilation = with_enough_warps(facts, num_warps, attempt)
+    kernel, compilation = with_enough_warps(facts, num_warps, attempt)
     notes = list(compilation.notes or ())
-    while num_warps is None and occupancy is None and found.spilled_bytes and compilation.config.num_warps < MOST_WARPS:
+    while num_warps is None and occupancy is None and kernel.spilled_bytes and compilation.config.num_warps < MOST_WARPS:
         other, compilation = attempt(choose_config(facts, 2 * compilation.config.num_warps))
-        if other.local_bytes >= found.local_bytes:
+        if other.local_bytes >= kernel.local_bytes:
             break
-        found, notes = other, list(compilation.notes or ())
+        kernel, notes = other, list(compilation.notes or ())
     if compilation.notes is not None:
         compilation.notes[:] = notes
-    return found
+    return kernel
 
 
 def with_enough_warps(facts: Sequence[ArgumentFacts], num_warps: int | None, attempt: Callable[[Config], T]) -> T:
@@ -140,27 +140,27 @@ def _compiled(
     tried = state(0, 0)
     try:
         while True:
-            made, compilation = attempt(tried)
+            kernel, compilation = attempt(tried)
             rooms = compilation.dynamic_bytes
-            if rooms <= tried.rooms and made.shared_bytes + made.dynamic_shared_bytes <= room:
-                if tried.operand_sets and made.spilled_bytes:  # ptxas has each instruction wait where registers are short
+            if rooms <= tried.rooms and kernel.shared_bytes + kernel.dynamic_shared_bytes <= room:
+                if tried.operand_sets and kernel.spilled_bytes:  # ptxas has each instruction wait where registers are short
                     tried = state(tried.rooms, tried.kept, apart=False)
                     continue
-                if (occupancy or 1) > 1 and made.spilled_bytes:
+                if (occupancy or 1) > 1 and kernel.spilled_bytes:
                     raise Unfit(f"with warps that load, too, registers of {occupancy} blocks on a multiprocessor spill")
-                return made, compilation
+                return kernel, compilation
             # What other operations need of shared memory is known now, and is left to them.
-            further = state(max(rooms, tried.rooms), max(made.shared_bytes + tried.parked_bytes, tried.kept), apart=tried.apart)
+            further = state(max(rooms, tried.rooms), max(kernel.shared_bytes + tried.parked_bytes, tried.kept), apart=tried.apart)
             if (further.rooms, further.kept) == (tried.rooms, tried.kept):
-                total = made.shared_bytes + made.dynamic_shared_bytes
+                total = kernel.shared_bytes + kernel.dynamic_shared_bytes
                 raise Unfit(f"its stages and the rest take {total} bytes of shared memory; a block has {room}")
             tried = further
     except Unfit as error:
         reason = str(error)
-    made, compilation = attempt(None)
+    kernel, compilation = attempt(None)
     if compilation.notes is not None:
         compilation.notes.append((pipelined_loops(bound)[0].lineno, "no ring", reason))
-    return made, compilation
+    return kernel, compilation
 
 
 def _assembled(
@@ -202,7 +202,7 @@ def _assembled(
     entry = re.search(r"\.entry\s+(\w+)\(", ptx)
     assert entry, "a kernel has an entry"
     resources = read_resources(cubin, entry[1])
-    made = CompiledKernel(
+    kernel = CompiledKernel(
         entry=entry[1],
         ptx=ptx,
         cubin=cubin,
@@ -216,7 +216,7 @@ def _assembled(
         sites=tuple(Site(bound.source.name, *site) for site in compilation.sites),
         maps=() if pipelines is None else tuple(pipelines.maps),
     )
-    return made, compilation
+    return kernel, compilation
 
 
 def _check_own(ptx: str, compilation: Compilation, bound: BoundKernel) -> None:

@@ -249,13 +249,13 @@ def _named(layouts: dict[Layout, LayoutInUse], layout: Layout) -> str:
     """The name of a layout, which it gets when it is first met."""
     if layout not in layouts:
         idle = sum(not any(vector) for vector in layout.thread)
-        made = LayoutInUse(name=f"L{len(layouts)}", layout=layout, registers=layout.num_registers, copies=1 << idle)
-        layouts[layout] = made
+        in_use = LayoutInUse(name=f"L{len(layouts)}", layout=layout, registers=layout.num_registers, copies=1 << idle)
+        layouts[layout] = in_use
     return layouts[layout].name
 
 
 def _accesses(notes: list[tuple[Any, ...]], layouts: dict[Layout, LayoutInUse]) -> list[MemoryAccess]:
-    made = []
+    accesses = []
     for line, kind, *rest in notes:
         if kind == "access":
             tensor, layout, plan, writing = rest
@@ -270,7 +270,7 @@ def _accesses(notes: list[tuple[Any, ...]], layouts: dict[Layout, LayoutInUse]) 
             continue
         _named(layouts, layout)
         width = 8 * tensor.dtype.itemsize
-        made.append(
+        accesses.append(
             MemoryAccess(
                 line=line,
                 kind=name,
@@ -285,7 +285,7 @@ def _accesses(notes: list[tuple[Any, ...]], layouts: dict[Layout, LayoutInUse]) 
                 coalesced=share,
             )
         )
-    return sorted(made, key=lambda access: access.line)
+    return sorted(accesses, key=lambda access: access.line)
 
 
 def _coalesced(layout: Layout, vector: tuple[int, ...], unit: int | None, itemsize: int) -> float:
@@ -314,28 +314,28 @@ def _conversions(notes: list[tuple[Any, ...]], layouts: dict[Layout, LayoutInUse
             names = (_named(layouts, source), _named(layouts, target))
             counted[line, f"{dtype.name} tile of {_shown(source.shape)}", way, size if through_shared else 0, *names] += 1
         elif kind == "exchange":
-            dtype, place, count = rest
-            way = {"reg": "registers", "lane": "shuffle", "warp": "shared memory"}[place.kind]
-            size = count * dtype.itemsize if place.kind == "warp" else 0
+            dtype, bit, count = rest
+            way = {"reg": "registers", "lane": "shuffle", "warp": "shared memory"}[bit.kind]
+            size = count * dtype.itemsize if bit.kind == "warp" else 0
             counted[line, f"exchange of {dtype.name}", way, size, "", ""] += 1
-    made = [
+    conversions = [
         Conversion(line=line, what=what, way=way, count=count, nbytes=size, source=source, target=target)
         for (line, what, way, size, source, target), count in counted.items()
     ]
-    return sorted(made, key=lambda conversion: conversion.line)
+    return sorted(conversions, key=lambda conversion: conversion.line)
 
 
 def _pipelines(notes: list[tuple[Any, ...]]) -> list[Pipeline]:
-    made = []
+    pipelines = []
     for line, kind, *rest in notes:
         if kind == "ring":
             (ring,) = rest
             tiles = tuple(f"{t.dtype.name} {_shown(t.shape)} by {way}" for t, way in zip(ring.tiles, ring.ways, strict=True))
             nbytes = ring.stages * sum(tile.room for tile in ring.tiles)
-            made.append(Pipeline(line=line, stages=ring.stages, nbytes=nbytes, tiles=tiles))
+            pipelines.append(Pipeline(line=line, stages=ring.stages, nbytes=nbytes, tiles=tiles))
         elif kind == "no ring":
-            made.append(Pipeline(line=line, reason=rest[0]))
-    return sorted(made, key=lambda pipeline: pipeline.line)
+            pipelines.append(Pipeline(line=line, reason=rest[0]))
+    return sorted(pipelines, key=lambda pipeline: pipeline.line)
 
 
 def resident_blocks(kernel: CompiledKernel) -> tuple[int, str, float]:

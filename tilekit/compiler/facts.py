@@ -33,7 +33,7 @@ class TensorFacts(NamedTuple):
         covered: whether the extents are those of the partition that the grid follows, so that a tile index inside the grid
             is a tile index inside this tensor.
         group: of a mapped partition, the number of tiles in a group along each dimension; None for all else.
-        kin: of a mapped partition, a number that those share which have the same shape, tiles, group and cluster.
+        cut_class: of a mapped partition, a number that those share which have the same shape, tiles, group and cluster.
         cluster: of a mapped partition, the number of tiles in a cluster along each dimension; None if there are none.
         many: whether tiles of all its dimensions may be so many together that to count them takes more than 31 bits: a tensor
             has so many elements, or a mapped partition so many tiles.
@@ -51,7 +51,7 @@ class TensorFacts(NamedTuple):
     wide: bool
     covered: bool
     group: tuple[int, ...] | None = None
-    kin: int = 0
+    cut_class: int = 0
     cluster: tuple[int, ...] | None = None
     many: bool = False
     steps: bool = True

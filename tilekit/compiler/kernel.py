@@ -146,8 +146,8 @@ def find_nvdisasm() -> str | None:
     import sysconfig
 
     name = "nvdisasm.exe" if sys.platform == "win32" else "nvdisasm"
-    found = shutil.which(name) or shutil.which(name, path=sysconfig.get_path("scripts"))
-    if found:
-        return found
+    executable = shutil.which(name) or shutil.which(name, path=sysconfig.get_path("scripts"))
+    if executable:
+        return executable
     packages = Path(sysconfig.get_path("purelib"), "nvidia")
     return next((str(p) for p in sorted(packages.glob(f"*/bin/{name}"), reverse=True)), None)

@@ -69,12 +69,12 @@ def l2_norm(x: Operand, eps: float = 1e-12, *, out: Tensor | None = None) -> Dev
     if not 0 < eps < math.inf:
         raise ValueError(f"l2_norm: eps is positive and finite, not {eps!r}")
     rows, dtype = rows_of("l2_norm", x), compute_dtype(x.dtype)
-    tile, place = row_tile(rows), shaped(out_or_new("l2_norm", out, x), rows.shape)
+    tile, destination = row_tile(rows), shaped(out_or_new("l2_norm", out, x), rows.shape)
     # 1 / max(norm, eps) is min(1 / norm, 1 / eps), which divides nothing. Finite, so that a row of zeros stays one.
     steepest = 1.0 / max(float(eps), 1e-300 if dtype == tk.float64 else 1e-38)
 
     def steps(new):
-        y = new(place)
+        y = new(destination)
         target = tile.cut(y)
         if tile.chunks == 1:
             launch = _l2_norm(target, rows, steepest, dtype)

@@ -351,7 +351,7 @@ def _facts(
         if isinstance(argument, MappedPartition):
             cut = (argument.shape, argument.tile_shape, argument.group, argument.cluster)
             kind = cuts.setdefault(cut, len(cuts))
-            facts = facts._replace(group=argument.group, cluster=argument.cluster, kin=kind, many=argument.many)
+            facts = facts._replace(group=argument.group, cluster=argument.cluster, cut_class=kind, many=argument.many)
         return facts
     if isinstance(argument, Tensor):
         return _tensor_facts(argument, "in", None, covers.get(argument.shape), tiles)

@@ -102,7 +102,7 @@ def _through_shared(
     builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, source: Layout, target: Layout
 ) -> list[ir.Value]:
     passage = Passage(dtype, source, target)
-    if passage.nbytes > shared.most():
+    if passage.nbytes > shared.block_bytes():
         bits = parts(source, target, dtype.itemsize, shared.part_bytes())
         return _in_parts(builder, elements, dtype, source, target, bits)
     base = shared.room(builder, passage.nbytes, "the elements")

@@ -14,7 +14,7 @@ from tilekit.compiler.passes.pipelining import Unfit
 from tilekit.compiler.target import STATIC_SHARED_BYTES
 from tilekit.dtypes import DType
 
-__all__ = ["at", "at_once", "barrier", "drain", "get", "get_matrices", "most", "part_bytes", "put", "room", "where"]
+__all__ = ["at", "at_once", "barrier", "block_bytes", "drain", "get", "get_matrices", "part_bytes", "put", "room", "where"]
 
 _DRAIN = 16  # bytes, with those that align what follows
 _STATIC = STATIC_SHARED_BYTES - _DRAIN  # more than this, and the drain, must be dynamic, and asked for when the kernel is loaded
@@ -31,7 +31,7 @@ def barrier(builder: ir.IRBuilder) -> None:
     asm(builder, f"bar.sync {which};", "~{memory}", ir.VoidType(), [], convergent=True)
 
 
-def most() -> int:
+def block_bytes() -> int:
     """How much shared memory a block may have on the GPU that is compiled for, in bytes."""
     return current().target.block_shared_bytes
 
@@ -41,12 +41,12 @@ def part_bytes() -> int:
     compilation = current()
     if compilation.pipelines is not None:
         return _BESIDE_RINGS
-    return 1 << (most() - compilation.static_bytes).bit_length() - 1
+    return 1 << (block_bytes() - compilation.static_bytes).bit_length() - 1
 
 
 def at_once(count: int, nbytes: int) -> int:
     """Of `count` things of `nbytes` each, how many go through shared memory at once: all, if it has room for them."""
-    return count if count * nbytes <= most() else max(1, part_bytes() // nbytes)
+    return count if count * nbytes <= block_bytes() else max(1, part_bytes() // nbytes)
 
 
 def room(builder: ir.IRBuilder, nbytes: int, what: str) -> ir.Value:
@@ -76,7 +76,7 @@ def room(builder: ir.IRBuilder, nbytes: int, what: str) -> ir.Value:
     buffer = builder.module.globals.get(name)
     if buffer is None:
         dynamic = compilation.crowded or compilation.static_bytes + size > _STATIC
-        if dynamic and compilation.static_bytes + size > most():
+        if dynamic and compilation.static_bytes + size > block_bytes():
             size = -(-nbytes // 16) * 16  # the others take powers of two, so that there are few
         _take(compilation, nbytes, size, what, dynamic=dynamic)
         buffer = ir.GlobalVariable(builder.module, ir.ArrayType(i8, 0 if dynamic else size), name, addrspace=_SHARED)
@@ -94,9 +94,9 @@ def _take(compilation: Compilation, nbytes: int, size: int, what: str, *, dynami
         compilation.dynamic_bytes = max(compilation.dynamic_bytes, size)
     else:
         compilation.static_bytes += size
-    if compilation.static_bytes + compilation.dynamic_bytes <= most():
+    if compilation.static_bytes + compilation.dynamic_bytes <= block_bytes():
         return
-    limit, gpu = most(), compilation.target.label
+    limit, gpu = block_bytes(), compilation.target.label
     problem = f"{what} need {nbytes:,} bytes of shared memory, and a block of {gpu} has {limit:,}; take smaller tiles"
     if compilation.pipelines is not None:
         raise Unfit(problem)
@@ -137,13 +137,13 @@ def where(
     end = builder.block
     builder.branch(after)
     builder.position_at_end(after)
-    made = []
+    merged = []
     for value, other in zip(values, otherwise, strict=True):
         phi = builder.phi(value.type)
         phi.add_incoming(value, end)
         phi.add_incoming(ir.Constant(value.type, ir.Undefined) if other is None else other, before)
-        made.append(phi)
-    return made
+        merged.append(phi)
+    return merged
 
 
 def put(builder: ir.IRBuilder, address: ir.Value, offset: int, dtype: DType, elements: list[ir.Value]) -> None:
@@ -171,15 +171,15 @@ def get(builder: ir.IRBuilder, address: ir.Value, offset: int, dtype: DType, cou
     text = f"ld.shared.{words.access} {braced([f'${k}' for k in range(n)])}, [${n}+{offset}];"
     result = words.type if n == 1 else ir.LiteralStructType([words.type] * n)
     constraints = ",".join([f"={words.letter}"] * n + ["r", "~{memory}"])
-    made = asm(builder, text, constraints, result, [address], effect=True)
-    return elements_of(builder, [made] if n == 1 else [builder.extract_value(made, k) for k in range(n)], dtype, count)
+    loaded = asm(builder, text, constraints, result, [address], effect=True)
+    return elements_of(builder, [loaded] if n == 1 else [builder.extract_value(loaded, k) for k in range(n)], dtype, count)
 
 
 def get_matrices(builder: ir.IRBuilder, address: ir.Value, offset: int, dtype: DType, *, transposed: bool) -> list[ir.Value]:
     """Eight 16-bit elements by `ldmatrix`, see `conversion.Matrices`; a lane's address is that of a row. All lanes take part."""
     text = f"ldmatrix.sync.aligned.m8n8.x4{'.trans' * transposed}.shared.b16 {{$0, $1, $2, $3}}, [$4+{offset}];"
-    made = asm(builder, text, "=r,=r,=r,=r,r,~{memory}", ir.LiteralStructType([i32] * 4), [address], convergent=True)
-    return elements_of(builder, [builder.extract_value(made, k) for k in range(4)], dtype, 8)
+    loaded = asm(builder, text, "=r,=r,=r,=r,r,~{memory}", ir.LiteralStructType([i32] * 4), [address], convergent=True)
+    return elements_of(builder, [builder.extract_value(loaded, k) for k in range(4)], dtype, 8)
 
 
 def at(builder: ir.IRBuilder, address: ir.Value, offset: ir.Value, itemsize: int) -> ir.Value:

@@ -369,12 +369,12 @@ def compiling(
     crowded: bool = False,
 ) -> Iterator[Compilation]:
     """Compile a kernel of this configuration: operations ask for what they share by `current()`."""
-    made = Compilation(
+    compilation = Compilation(
         config, loops=loops, checks=checks, grows=grows, target=target, pipelines=pipelines, fold=fold, crowded=crowded
     )
-    token = _compilation.set(made)
+    token = _compilation.set(compilation)
     try:
-        yield made
+        yield compilation
     finally:
         _compilation.reset(token)
 

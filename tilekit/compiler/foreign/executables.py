@@ -169,13 +169,13 @@ class NumbaLaunch:
     def _typed(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         from numba.cuda.core.errors import NumbaError
 
-        found = []
-        for given, passed in zip(arguments, self._arguments, strict=True):
+        numba_types = []
+        for argument, passed in zip(arguments, self._arguments, strict=True):
             try:
-                found.append(self._dispatcher.typeof_pyval(passed))
+                numba_types.append(self._dispatcher.typeof_pyval(passed))
             except (NumbaError, ValueError) as error:
-                raise TypeError(f"{self._what}: numba does not know what {given!r} is: {error}") from error
-        return tuple(found)
+                raise TypeError(f"{self._what}: numba does not know what {argument!r} is: {error}") from error
+        return tuple(numba_types)
 
     @property
     def ready(self) -> bool:
@@ -211,18 +211,18 @@ class NumbaLaunch:
         if kernel is None or self._dispatcher.extensions or kernel.debug:
             return None
         packed, codes, placed = bytearray(), "", []
-        for given, passed, kind in zip(arguments, self._arguments, self._types, strict=True):
-            tensor = given.tensor if isinstance(given, Partition) else given
+        for argument, passed, kind in zip(arguments, self._arguments, self._types, strict=True):
+            tensor = argument.tensor if isinstance(argument, Partition) else argument
             if isinstance(tensor, Tensor):
                 fields = (0, 0, tensor.size, tensor.itemsize, tensor.address, *tensor.shape, *passed.strides)
-                placed.append((given, len(codes) + 4, True))
+                placed.append((argument, len(codes) + 4, True))
                 packed += struct.pack(f"={len(fields)}q", *fields)
                 codes += "q" * len(fields)
                 continue
             code = _NUMBA_SCALARS.get(str(kind))
             if code is None:
                 return None
-            placed.append((given, len(codes), False))
+            placed.append((argument, len(codes), False))
             packed += struct.pack(f"={code}", passed).ljust(8, b"\0")
             codes += code
         _enter(self._device)

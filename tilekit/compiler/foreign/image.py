@@ -58,8 +58,8 @@ class SourceText:
 
     def image(self, name: str, target: str) -> Image:
         """The same."""
-        made = self.compiled(name, target)
-        return Image(made.cubin, made.entry, made.parameters)
+        compiled = self.compiled(name, target)
+        return Image(compiled.cubin, compiled.entry, compiled.parameters)
 
 
 class ModuleImage:

@@ -132,9 +132,9 @@ def compile_source(code: str, name: str, options: tuple[str, ...], target: str) 
 
 
 def _no_kernel(name: str, code: str) -> ValueError:
-    found = ", ".join(dict.fromkeys(_DEFINITION.findall(_SKIPPED.sub("", code))))
+    names = ", ".join(dict.fromkeys(_DEFINITION.findall(_SKIPPED.sub("", code))))
     return ValueError(
-        f"the source has no kernel {name}; it has {found or 'none at all, no __global__ function'}. A template is named with its "
+        f"the source has no kernel {name}; it has {names or 'none at all, no __global__ function'}. A template is named with its "
         "arguments, as in 'scale<float>'"
     )
 
@@ -176,8 +176,8 @@ def _include_folders() -> tuple[str, ...]:
         from cuda.pathfinder import find_nvidia_header_directory
     except ImportError:
         return ()
-    found = (find_nvidia_header_directory(library) for library in ("cudart", "cccl"))
-    return tuple(dict.fromkeys(str(folder) for folder in found if folder))
+    folders = (find_nvidia_header_directory(library) for library in ("cudart", "cccl"))
+    return tuple(dict.fromkeys(str(folder) for folder in folders if folder))
 
 
 def assemble(ptx: bytes, what: str, target: str) -> bytes | None:

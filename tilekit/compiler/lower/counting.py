@@ -44,7 +44,7 @@ def histogram(x: types.Type, bins: types.Type, mask: types.Type) -> Any:
         counts: dict[int, ir.Value] = {}
         # Where there is no room for all bins, some are counted after the others: the highest bits of a number are registers'.
         at_once = count
-        while at_once * _ITEMSIZE > shared.most():
+        while at_once * _ITEMSIZE > shared.block_bytes():
             at_once //= 2
         for first in range(0, count, at_once):
             base = shared.room(builder, at_once * _ITEMSIZE, "the counts")

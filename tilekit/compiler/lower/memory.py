@@ -239,7 +239,7 @@ def tiles(self: TensorType, *what: types.Type) -> Any:
         partition = with_tiles(the_tensor(ty, "tiles"), "tiles")
         if partition.facts.group is None:
             reject("tiles", mapped.unmapped(partition.parameter))
-        if partition.facts.kin != self.facts.kin:
+        if partition.facts.cut_class != self.facts.cut_class:
             reject("tiles", mapped.cut_otherwise(self.parameter, partition.parameter))
     result = TilesType(self, tuple(other.parameter for other in what))
     return result, lambda builder, value, *_: pack(builder, tile_counts(builder, self, value))

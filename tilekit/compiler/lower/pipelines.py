@@ -90,11 +90,11 @@ def once(row: types.Type, slices: types.Type) -> Any:
 @lowers(steps._nth)
 def nth(row: types.Type, k: types.Type) -> Any:
     tile, emit = load_of_row(_row(row))
-    return tile, lambda builder, value, at: emit(builder, _as_row(builder, row, value), _place(builder, row, at))
+    return tile, lambda builder, value, at: emit(builder, _as_row(builder, row, value), _tile_index(builder, row, at))
 
 
-def _place(builder: ir.IRBuilder, row: types.Type, k: ir.Value) -> ir.Value:
-    """The number of a turn as the place of its tile in a row."""
+def _tile_index(builder: ir.IRBuilder, row: types.Type, k: ir.Value) -> ir.Value:
+    """The number of a turn as the index of its tile in a row."""
     return narrow(builder, k) if _row(row).width == i32 else k if k.type == i64 else builder.zext(k, i64)
 
 
@@ -136,8 +136,8 @@ def registers(role: types.Type, products: types.Type) -> Any:
 
 @lowers(steps._put)
 def put(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) -> Any:
-    made = the_ring(ring)
-    for tensor, way in zip((_row(row).grid.tensor for row in rows), made.ways, strict=True):
+    ring_type = the_ring(ring)
+    for tensor, way in zip((_row(row).grid.tensor for row in rows), ring_type.ways, strict=True):
         # The ring is that of the whole tensor, of which this may be the rest. The accelerator's boxes begin where copies of 16
         # bytes would: at others, it stops the kernel (an illegal instruction).
         least = ACCESS_BYTES if way.map is not None else way.nbytes
@@ -146,12 +146,12 @@ def put(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) ->
             raise Unfit(f"{tensor.parameter} is a slice that {begins}; copies are of {least}")
 
     def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, *values: ir.Value) -> None:
-        stage, parity = made.stage(builder, turn)
+        stage, parity = ring_type.stage(builder, turn)
         # Nobody has arrived before the first phase: who waits for the one before that does not wait.
-        wait(builder, made.empty(builder, base, stage), builder.xor(parity, integer(32, 1)))
-        given = [(_row(ty), _as_row(builder, ty, value)) for ty, value in zip(rows, values, strict=True)]
-        indices = [row.index(builder, value, _place(builder, row, k)) for row, value in given]
-        fill(builder, made, base, stage, [(*one, index) for one, index in zip(given, indices, strict=True)])
+        wait(builder, ring_type.empty(builder, base, stage), builder.xor(parity, integer(32, 1)))
+        row_values = [(_row(ty), _as_row(builder, ty, value)) for ty, value in zip(rows, values, strict=True)]
+        indices = [row.index(builder, value, _tile_index(builder, row, k)) for row, value in row_values]
+        fill(builder, ring_type, base, stage, [(*one, index) for one, index in zip(row_values, indices, strict=True)])
 
     return types.none, emit
 
@@ -169,34 +169,34 @@ def end() -> Any:
 
 @lowers(steps._take)
 def take(ring: types.Type, turn: types.Type, lines: types.Type) -> Any:
-    made = the_ring(ring)
-    tiles = [StagedVectorType.of(tile) if tile.is_vector else tile for tile in made.tiles]
+    ring_type = the_ring(ring)
+    tiles = [StagedVectorType.of(tile) if tile.is_vector else tile for tile in ring_type.tiles]
     result = tiles[0] if len(tiles) == 1 else types.BaseTuple.from_types(tiles)
 
     def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, _: ir.Value) -> ir.Value:
         state = the_pipelines()
         state.products.clear()
-        state.turn = Turn(made.number, narrow(builder, turn), known(lines))
-        stage, parity = made.stage(builder, turn)
-        wait(builder, made.full(builder, base, stage), parity, f" // take R{made.number}")
-        if made.copied and state.target.wgmma:  # which reads through another proxy than threads copy
+        state.turn = Turn(ring_type.number, narrow(builder, turn), known(lines))
+        stage, parity = ring_type.stage(builder, turn)
+        wait(builder, ring_type.full(builder, base, stage), parity, f" // take R{ring_type.number}")
+        if ring_type.copied and state.target.wgmma:  # which reads through another proxy than threads copy
             asm(builder, "fence.proxy.async.shared::cta;", "~{memory}", _VOID, [], effect=True)
-        found = zip(made.tiles, made.offsets, strict=False)
-        places = [plus(builder, base, begin, stage, tile.room) for tile, begin in found]
-        if len(places) == 1:
-            return places[0]
+        begins = zip(ring_type.tiles, ring_type.offsets, strict=False)
+        addresses = [plus(builder, base, begin, stage, tile.room) for tile, begin in begins]
+        if len(addresses) == 1:
+            return addresses[0]
         alike = isinstance(result, types.UniTuple)
         packed: Any = ir.Constant(
-            ir.ArrayType(i32, len(places)) if alike else ir.LiteralStructType([i32] * len(places)), ir.Undefined
+            ir.ArrayType(i32, len(addresses)) if alike else ir.LiteralStructType([i32] * len(addresses)), ir.Undefined
         )
-        for n, place in enumerate(places):
-            packed = builder.insert_value(packed, place, n)
+        for n, address in enumerate(addresses):
+            packed = builder.insert_value(packed, address, n)
         return packed
 
     return result, emit
 
 
-def _given(builder: ir.IRBuilder, ring: RingType, base: ir.Value, turn: ir.Value, which: str) -> None:
+def _release(builder: ir.IRBuilder, ring: RingType, base: ir.Value, turn: ir.Value, which: str) -> None:
     """A warp is done with the tiles of a turn: the last that it took ("now"), or the one before that ("before")."""
     stage, _ = ring.stage(builder, turn)
     # Products have been waited for, which leaves nothing to order; but no thread of the warp may still wait for this turn's tiles
@@ -223,12 +223,12 @@ def _products(builder: ir.IRBuilder, left: int) -> None:
 
 @lowers(steps._operand, deferred=True)
 def operand(tile: types.Type, renewed: types.Type) -> Any:
-    found = OperandType.of(settled(tile) if isinstance(tile, StagedType) else tile, renewed=bool(known(renewed)))
+    operand_type = OperandType.of(settled(tile) if isinstance(tile, StagedType) else tile, renewed=bool(known(renewed)))
     # A tile in shared memory is read once if that takes few registers: products need not read it there in each turn.
     spared = _MOST_READ if current().config.num_warps <= _MOST_READERS else 0
-    if found is None or (isinstance(tile, StagedType) and found.count > spared):
+    if operand_type is None or (isinstance(tile, StagedType) and operand_type.count > spared):
         return tile, lambda builder, value, _: value
-    return found, lambda builder, value, _: pack(builder, found.words(builder, tile, value))
+    return operand_type, lambda builder, value, _: pack(builder, operand_type.words(builder, tile, value))
 
 
 @lowers(steps._settled, deferred=True)
@@ -241,25 +241,25 @@ def settled_product(product: types.Type, *later: types.Type) -> Any:
 
 @lowers(steps._give)
 def give(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -> Any:
-    made = the_ring(ring)
+    ring_type = the_ring(ring)
 
     def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, _: ir.Value) -> None:
         state = the_pipelines()
-        state.parking[made.number] = state.turn is not None and state.turn.parked > 0
+        state.parking[ring_type.number] = state.turn is not None and state.turn.parked > 0
         state.turn = None
         left = _left(known(lines))
-        most = 1 if left and known(k) != 0 and _lags(known(lines), made.stages) else 0
-        if left > most:
-            _products(builder, most)
-        state.left[made.number] = most
+        under_way = 1 if left and known(k) != 0 and _lags(known(lines), ring_type.stages) else 0
+        if left > under_way:
+            _products(builder, under_way)
+        state.left[ring_type.number] = under_way
         # Of the products that a turn asks for, the last alone may be under way behind its end.
-        computed = _own(known(lines))[-1].computed if most else None
-        state.operands[made.number] = [] if computed is None else [computed.keep(builder)]
-        if not most:
-            _given(builder, made, base, turn, "now")
+        computed = _own(known(lines))[-1].computed if under_way else None
+        state.operands[ring_type.number] = [] if computed is None else [computed.keep(builder)]
+        if not under_way:
+            _release(builder, ring_type, base, turn, "now")
             return
         with builder.if_then(builder.icmp_signed(">", k, ir.Constant(k.type, 0))):
-            _given(builder, made, base, builder.sub(turn, ir.Constant(turn.type, 1)), "before")
+            _release(builder, ring_type, base, builder.sub(turn, ir.Constant(turn.type, 1)), "before")
 
     return types.none, emit
 
@@ -283,30 +283,30 @@ def _lags(lines: tuple[int, ...], stages: int) -> bool:
 
 def _left(lines: tuple[int, ...]) -> int:
     """How many products may be under way at the end of a turn, whose own statements are on these lines."""
-    most = 1  # from the turn before
+    under_way = 1  # from the turn before
     for step in the_pipelines().products:
         if isinstance(step, Asked):
-            most += 1
+            under_way += 1
         elif step.line in lines:
-            most = min(most, step.left)
-    return most
+            under_way = min(under_way, step.left)
+    return under_way
 
 
 @lowers(steps._last)
 def last(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -> Any:
-    made = the_ring(ring)
+    ring_type = the_ring(ring)
 
     def emit(builder: ir.IRBuilder, base: ir.Value, turn: ir.Value, k: ir.Value, _: ir.Value) -> None:
         state = the_pipelines()
-        lags = state.left[made.number] > 0
+        lags = state.left[ring_type.number] > 0
         if lags:
             _products(builder, 0)
-        forget(builder, state.operands[made.number])
-        if state.parking[made.number]:  # the places may serve another loop
+        forget(builder, state.operands[ring_type.number])
+        if state.parking[ring_type.number]:  # the places may serve another loop
             barrier(builder)
         if not lags:
             return
         with builder.if_then(builder.icmp_signed(">", k, ir.Constant(k.type, 0))):
-            _given(builder, made, base, builder.sub(turn, ir.Constant(turn.type, 1)), "now")
+            _release(builder, ring_type, base, builder.sub(turn, ir.Constant(turn.type, 1)), "now")
 
     return types.none, emit

@@ -85,7 +85,7 @@ def slice_(self: TensorType, axis: types.Type, start: types.Type, stop: types.Ty
     stride = 1 if along == facts.unit else facts.strides[along]
     align = min(facts.align, divisor(known_start) * stride * itemsize)
     extents = tuple(1 if d == along else n for d, n in enumerate(facts.extents))
-    part = facts._replace(tile=None, group=None, kin=0, covered=False, extents=extents, align=align)
+    part = facts._replace(tile=None, group=None, cut_class=0, covered=False, extents=extents, align=align)
     begins = None if not rest or self.origins is None else tuple(sorted({*self.origins, along}))
     result = TensorType(name, part, self.config, origins=begins)
 

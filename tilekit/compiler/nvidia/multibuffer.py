@@ -221,50 +221,50 @@ def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: typ
     compilation, state = current(), the_pipelines()
     together = known(shared)
     parts = math.prod(*state.clusters.values()) if together and state.target.multicast else 1
-    found = [_staged(grid, state, parts if together >> place & 1 else 1, known(number)) for place, grid in enumerate(grids)]
-    each = sum(tile.room for tile, _ in found)
+    staged = [_staged(grid, state, parts if together >> n & 1 else 1, known(number)) for n, grid in enumerate(grids)]
+    each = sum(tile.room for tile, _ in staged)
 
     def room(blocks: int) -> int:
-        most = state.shared // blocks - _OWN_BYTES - RING_ALIGNMENT - BARRIER_ROOM - state.rooms - state.kept
-        return max(0, most // state.rings & -RING_ALIGNMENT)
+        available = state.shared // blocks - _OWN_BYTES - RING_ALIGNMENT - BARRIER_ROOM - state.rooms - state.kept
+        return max(0, available // state.rings & -RING_ALIGNMENT)
 
     # As many as fit if there is room for the other blocks that are wanted, too; but one at least.
     count = known(stages) or min(_MOST_STAGES, max(room(state.resident) // each, min(1, room(1) // each)))
     if not count:
         raise Unfit(f"a stage of {each} bytes does not fit into the shared memory that is left, {room(1)}")
-    made = RingType(known(number), count, tuple(tile for tile, _ in found), tuple(way for _, way in found))
-    state.cluster = max(state.cluster, made.cluster)
+    ring_type = RingType(known(number), count, tuple(tile for tile, _ in staged), tuple(way for _, way in staged))
+    state.cluster = max(state.cluster, ring_type.cluster)
     begin = state.ring_bytes
     if state.barrier_bytes + 2 * _BARRIER * count > BARRIER_ROOM:
         raise Unfit(f"all rings of a kernel have {BARRIER_ROOM // (2 * _BARRIER)} stages together, at most")
 
     def emit(builder: ir.IRBuilder, *_: ir.Value) -> ir.Value:
-        for way in made.ways:
+        for way in ring_type.ways:
             if way.map is not None:
                 tensor_map_of(builder, way.map)
-        state.barriers[made.number] = begin + BARRIER_ROOM - state.barrier_bytes
+        state.barriers[ring_type.number] = begin + BARRIER_ROOM - state.barrier_bytes
         state.barrier_bytes += 2 * _BARRIER * count
-        state.ring_bytes += made.offsets[-1]
-        state.copied |= made.copied
-        compilation.note("ring", made)
+        state.ring_bytes += ring_type.offsets[-1]
+        state.copied |= ring_type.copied
+        compilation.note("ring", ring_type)
         base = behind_rooms(builder, begin)
         # Taken for a constant, the address would be computed anew in each turn of a loop.
         base = asm(builder, "mov.u32 $0, $1;", "=r,r", i32, [base])
         first = builder.icmp_unsigned("==", special_register(builder, "tid.x"), integer(32, 0))
-        filling = (made.brought > 0) + state.loaders * made.copied
-        emptying = compilation.config.num_warps * made.cluster
+        filling = (ring_type.brought > 0) + state.loaders * ring_type.copied
+        emptying = compilation.config.num_warps * ring_type.cluster
         with builder.if_then(first):
             for stage in range(count):
                 where = integer(32, stage)
-                for barrier, arrivals in ((made.full, filling), (made.empty, emptying)):
+                for barrier, arrivals in ((ring_type.full, filling), (ring_type.empty, emptying)):
                     text = f"mbarrier.init.shared::cta.b64 [$0], {arrivals};"
                     asm(builder, text, "r,~{memory}", _VOID, [barrier(builder, base, where)], effect=True)
             if state.target.tma:
                 asm(builder, "fence.mbarrier_init.release.cluster;", "~{memory}", _VOID, [], effect=True)
-        asm(builder, "bar.sync 0;" if made.cluster == 1 else _MEET, "~{memory}", _VOID, [], convergent=True)
+        asm(builder, "bar.sync 0;" if ring_type.cluster == 1 else _MEET, "~{memory}", _VOID, [], convergent=True)
         return base
 
-    return made, emit
+    return ring_type, emit
 
 
 def behind_rooms(builder: ir.IRBuilder, offset: int) -> ir.Value:
@@ -297,11 +297,11 @@ def tensor_map_of(builder: ir.IRBuilder, number: int) -> ir.Value:
         if argument.name == name:
             return argument
     pointer = ir.PointerType(ir.ArrayType(i64, MAP_BYTES // 8))
-    made = ir.Argument(kernel, pointer, name)
-    kernel.args = (*kernel.args, made)
+    parameter = ir.Argument(kernel, pointer, name)
+    kernel.args = (*kernel.args, parameter)
     kernel.ftype = ir.FunctionType(kernel.ftype.return_type, [*kernel.ftype.args, pointer])
     kernel.type = ir.PointerType(kernel.ftype)
-    return made
+    return parameter
 
 
 def wait(builder: ir.IRBuilder, barrier: ir.Value, parity: ir.Value, what: str = "") -> None:

@@ -32,8 +32,8 @@ def parked(tile: TileType) -> StagedType | None:
     if near is None or tile.shape[near] * tile.dtype.itemsize % _SPAN or tile.shape[1 - near] < LEAST_ROWS:
         return None
     far = 1 - near
-    made = StagedType(tile.dtype, (tile.shape[far], tile.shape[near]), (far, near), tile.config)
-    return made if made.nbytes <= _MOST_BYTES else None
+    staged = StagedType(tile.dtype, (tile.shape[far], tile.shape[near]), (far, near), tile.config)
+    return staged if staged.nbytes <= _MOST_BYTES else None
 
 
 def park(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], lies: StagedType) -> tuple[ir.Value, str]:
@@ -46,14 +46,14 @@ def park(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], lies: 
     assert state is not None, "looked at by `parked`"
     turn = own_turn(state)
     if turn is not None:
-        base, name = _place(builder, state, (turn.ring, turn.parked, lies.nbytes), 2 * lies.nbytes)
+        base, name = _reserved(builder, state, (turn.ring, turn.parked, lies.nbytes), 2 * lies.nbytes)
         base = builder.add(base, builder.mul(builder.and_(turn.number, integer(32, 1)), integer(32, lies.nbytes)))
         turn.parked += 1
         left, waited = asked_in_turn(state, turn.lines)
         if not waited:
             asm(builder, f"wgmma.wait_group.sync.aligned {left};", "~{memory}", _VOID, [], convergent=True)
     else:
-        base, name = _place(builder, state, (len(state.places),), lies.nbytes)
+        base, name = _reserved(builder, state, (len(state.places),), lies.nbytes)
         asm(builder, "wgmma.wait_group.sync.aligned 0;", "~{memory}", _VOID, [], convergent=True)
         shared.barrier(builder)
     asm(builder, f"// park {name} {'fixed' if turn is None else 'turns'}", "~{memory}", _VOID, [], effect=True)
@@ -67,7 +67,7 @@ def park(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], lies: 
     return base, name
 
 
-def _place(builder: ir.IRBuilder, state: Pipelines, key: tuple[int, ...], nbytes: int) -> tuple[ir.Value, str]:
+def _reserved(builder: ir.IRBuilder, state: Pipelines, key: tuple[int, ...], nbytes: int) -> tuple[ir.Value, str]:
     """The address of so much shared memory, that is used for nothing but this, and its name."""
     if key not in state.places:
         state.places[key] = state.ring_bytes + state.parked_bytes

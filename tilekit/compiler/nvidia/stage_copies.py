@@ -106,8 +106,8 @@ def _copy(
     whole = StagedType(tile.dtype, tile.memory, tuple(map(order.index, range(len(order)))), tile.config, tile.ring)
     lies, swizzle, turns = dealt(whole, nbytes, loaders)
     together = lies.run(unit)[: len(swizzle.shared)]
-    found = plan(tensor, lies, row.free, cut.steps)
-    found = Plan(vector=together, edge=together, ragged=found.ragged, checked=found.checked)
+    pattern = plan(tensor, lies, row.free, cut.steps)
+    pattern = Plan(vector=together, edge=together, ragged=pattern.ragged, checked=pattern.checked)
     coordinates = lies.coordinates()
     kind = ("cg", ".L2::128B") if nbytes == ACCESS_BYTES else ("ca", "")
     text = f"cp.async.{kind[0]}.shared.global{kind[1]} [$0+{{}}], [$1+{{}}], {nbytes}"
@@ -115,21 +115,21 @@ def _copy(
     def copy(number: ir.Value) -> None:
         """A thread's part, or one of its parts."""
         tensor_value = builder.extract_value(value, 0)
-        window = Window(builder, tensor, tensor_value, index, lies, found, cut.steps, number)
+        window = Window(builder, tensor, tensor_value, index, lies, pattern, cut.steps, number)
         pieces = accesses(builder, target, itemsize, swizzle, lies, thread=number)
         sources = [window.row(coordinates[registers[0]]) for registers, _, _ in pieces]
 
         def pass_on(*, masked: bool) -> None:
             for (registers, address, offset), source in zip(pieces, sources, strict=True):
                 at = coordinates[registers[0]]
-                given = [address, source]
+                operands = [address, source]
                 piece = text.format(offset, at[unit] * itemsize)
                 if masked:
-                    given.append(builder.mul(window.present(at, count), integer(32, itemsize)))
+                    operands.append(builder.mul(window.present(at, count), integer(32, itemsize)))
                     piece += ", $2"
-                asm(builder, piece + ";", ",".join(["r", "l", "r"][: len(given)]) + ",~{memory}", _VOID, given, effect=True)
+                asm(builder, piece + ";", ",".join(["r", "l", "r"][: len(operands)]) + ",~{memory}", _VOID, operands, effect=True)
 
-        if not found.masked:
+        if not pattern.masked:
             pass_on(masked=False)
             return
         with builder.if_else(window.inside()) as (inside, edge):

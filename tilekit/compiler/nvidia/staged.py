@@ -70,9 +70,9 @@ class StagedType(DeferredType):
         """The width of a panel, in bytes."""
         if self.is_vector:
             return self.nbytes
-        found = span_of(self.memory[-1] * self.dtype.itemsize)
-        assert found is not None, "looked at when the ring was made"
-        return found
+        width = span_of(self.memory[-1] * self.dtype.itemsize)
+        assert width is not None, "looked at when the ring was made"
+        return width
 
     @property
     def rows(self) -> int:
@@ -141,10 +141,10 @@ class StagedType(DeferredType):
     def reader(self, layout: Layout, *, matrices: bool = False) -> InShared:
         """How threads read it in a layout of its shape, by `ldmatrix` if that is possible and `matrices` says so."""
         swizzle = self.swizzle()
-        found = Matrices.between(swizzle.shared, layout, self.dtype.itemsize) if matrices else None
-        if found is not None and found.pointing.reg[: len(swizzle.shared)] != swizzle.shared:
-            found = None
-        return InShared(self.dtype, swizzle, layout, found)
+        ldmatrix = Matrices.between(swizzle.shared, layout, self.dtype.itemsize) if matrices else None
+        if ldmatrix is not None and ldmatrix.pointing.reg[: len(swizzle.shared)] != swizzle.shared:
+            ldmatrix = None
+        return InShared(self.dtype, swizzle, layout, ldmatrix)
 
 
 @register_model(StagedType)

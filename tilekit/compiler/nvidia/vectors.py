@@ -43,49 +43,49 @@ class _InMemory(ComputedType):
         """The first place that a thread needs, and how far behind it that of each register is."""
         along = next(d for d, n in enumerate(self.shape) if n > 1) + len(layout.shape) - len(self.shape)
         start = thread_coordinates(builder, special_register(builder, "tid.x"), layout.thread)[along]
-        return start, [place[along] for place in layout.coordinates()]
+        return start, [coordinate[along] for coordinate in layout.coordinates()]
 
 
 class VectorType(_InMemory):
     """That of such a load; the value is the address of its first element, and how many there are from there to the tensor's end.
 
     Attributes:
-        given: what is loaded, in words: see `ComputedType.text`.
+        source: what is loaded, in words: see `ComputedType.text`.
         padding: what elements are that do not exist.
         paired: whether two neighbours, of which the first is at an even place, lie and exist together.
     """
 
-    def __init__(self, given: str, shape: Vector, config: Config, padding: float, *, paired: bool) -> None:
-        self.given, self.padding, self.paired = given, padding, paired
-        super().__init__(given, dtypes.float32, shape, config, (dtypes.int64, dtypes.int32), self._alone)
+    def __init__(self, source: str, shape: Vector, config: Config, padding: float, *, paired: bool) -> None:
+        self.source, self.padding, self.paired = source, padding, paired
+        super().__init__(source, dtypes.float32, shape, config, (dtypes.int64, dtypes.int32), self._alone)
 
     def renamed(self, dims: Vector) -> VectorType:
         shape = tuple(self.shape[dim] if dim >= 0 else 1 for dim in dims)
-        return VectorType(self.given, shape, self.config, self.padding, paired=self.paired)
+        return VectorType(self.source, shape, self.config, self.padding, paired=self.paired)
 
     def elements(self, builder: ir.IRBuilder, value: ir.Value, layout: Layout) -> list[ir.Value]:
         start, places = self._places(builder, layout)
         offset = builder.shl(builder.zext(start, i64), integer(64, 2))
         address = builder.add(builder.extract_value(value, 0), offset)
         left = builder.sub(builder.extract_value(value, 1), start)
-        together = 2 if self.paired and {place ^ 1 for place in places} == set(places) else 1
+        together = 2 if self.paired and {position ^ 1 for position in places} == set(places) else 1
         loaded: dict[int, ir.Value] = {}
-        for place in sorted(set(places)):
-            if place not in loaded:
-                made = self._loaded(builder, address, left, place, together)
-                loaded.update((place + n, element) for n, element in enumerate(made))
-        return [loaded[place] for place in places]
+        for position in sorted(set(places)):
+            if position not in loaded:
+                neighbours = self._loaded(builder, address, left, position, together)
+                loaded.update((position + n, element) for n, element in enumerate(neighbours))
+        return [loaded[position] for position in places]
 
-    def _loaded(self, builder: ir.IRBuilder, address: ir.Value, left: ir.Value, place: int, count: int) -> list[ir.Value]:
+    def _loaded(self, builder: ir.IRBuilder, address: ir.Value, left: ir.Value, position: int, count: int) -> list[ir.Value]:
         names, kind = [f"${n}" for n in range(count)], ir.LiteralStructType([ir.FloatType()] * count)
         fill = f"0f{dtypes.float32.type(self.padding).view('u4'):08x}"
         text = "".join(f"mov.f32 {name}, {fill}; " for name in names)
-        text += f"@p ld.global.nc{'.v2' * (count == 2)}.f32 {braced(names)}, [${count}+{4 * place}];"
-        there = builder.zext(builder.icmp_signed(">", left, integer(32, place)), i32)
+        text += f"@p ld.global.nc{'.v2' * (count == 2)}.f32 {braced(names)}, [${count}+{4 * position}];"
+        there = builder.zext(builder.icmp_signed(">", left, integer(32, position)), i32)
         letters = ",".join(["=&f"] * count + ["l", "r"])
-        made = asm(builder, predicated(text, count + 1), letters, kind if count > 1 else ir.FloatType(), [address, there])
-        made.attributes.add("readnone")  # twice the same load is one
-        return [builder.extract_value(made, n) for n in range(count)] if count > 1 else [made]
+        loaded = asm(builder, predicated(text, count + 1), letters, kind if count > 1 else ir.FloatType(), [address, there])
+        loaded.attributes.add("readnone")  # twice the same load is one
+        return [builder.extract_value(loaded, n) for n in range(count)] if count > 1 else [loaded]
 
 
 @register_model(VectorType)
@@ -117,13 +117,13 @@ class StagedVectorType(_InMemory):
         start, places = self._places(builder, layout)
         address = shared.at(builder, value, start, self.dtype.itemsize)
         count = 1
-        while 2 * count * self.dtype.itemsize <= ACCESS_BYTES and {place ^ count for place in places} == set(places):
+        while 2 * count * self.dtype.itemsize <= ACCESS_BYTES and {position ^ count for position in places} == set(places):
             count *= 2
         read: dict[int, ir.Value] = {}
         for first in sorted(set(places))[::count]:
-            made = shared.get(builder, address, first * self.dtype.itemsize, self.dtype, count)
-            read.update((first + n, element) for n, element in enumerate(made))
-        return [read[place] for place in places]
+            neighbours = shared.get(builder, address, first * self.dtype.itemsize, self.dtype, count)
+            read.update((first + n, element) for n, element in enumerate(neighbours))
+        return [read[position] for position in places]
 
 
 @register_model(StagedVectorType)
@@ -149,8 +149,8 @@ def vector_load(tensor: TensorType, cut: Cut, padding: Padding | None) -> tuple[
     if any(_may_be(tensor, other) for _, other in state.tensors.values()):
         return None
     even = all(facts.strides[d] % 2 == 0 for d in range(rank) if d != facts.unit) and facts.extents[facts.unit] % 2 == 0
-    given = f"load of {tensor} {cut} {padding.number}"
-    made = VectorType(given, cut.shape, tensor.config, padding.number, paired=even and facts.align % 8 == 0)
+    source = f"load of {tensor} {cut} {padding.number}"
+    vector = VectorType(source, cut.shape, tensor.config, padding.number, paired=even and facts.align % 8 == 0)
     # The window of a thread that has the first element alone.
     zero = ((0,) * rank,)
     first = Layout(cut.extents, (), zero * (WARP.bit_length() - 1), zero * (tensor.config.num_warps.bit_length() - 1))
@@ -158,9 +158,9 @@ def vector_load(tensor: TensorType, cut: Cut, padding: Padding | None) -> tuple[
 
     def emit(builder: ir.IRBuilder, value: ir.Value, index: list[ir.Value]) -> ir.Value:
         window = Window(builder, tensor, value, index, first, plan, cut.steps)
-        return scalars_of(builder, made, [window.base, window.remaining[facts.unit]])
+        return scalars_of(builder, vector, [window.base, window.remaining[facts.unit]])
 
-    return made, emit
+    return vector, emit
 
 
 def _may_be(tensor: TensorType, other: types.Type) -> bool:
