@@ -948,7 +948,7 @@ def test_where_elements_lie(dtype, memory):
 def test_reading_a_stage_meets_no_bank_conflicts(dtype, memory, warps):
     """As loads from the tensor would hold the tile: 16 bytes a thread, in four wavefronts a warp."""
     tile = staged(dtype, memory, warps=warps)
-    swizzle, layout = tile.swizzle(), tile.settled.layout
+    swizzle, layout = tile.swizzle(), tile.materialized.layout
     assert all(vector in layout.reg for vector in swizzle.shared), "16 bytes at a time"
     assert wavefronts(swizzle, layout, np.dtype(dtype).itemsize) == 4
 

@@ -53,12 +53,12 @@ class ComputedType(DeferredType):
         super().__init__(f"Computed({self.text}, {[s.name for s in scalars]}, {config})")
 
     @cached_property
-    def settled(self) -> TileType:  # type: ignore[override]
+    def materialized(self) -> TileType:  # type: ignore[override]
         """What threads hold of it where nothing else decides."""
         return TileType.of_shape(self.dtype, self.shape, self.config)
 
-    def settle(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-        return pack(builder, self.elements(builder, value, self.settled.layout))
+    def materialize(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+        return pack(builder, self.elements(builder, value, self.materialized.layout))
 
     def elements(self, builder: ir.IRBuilder, value: ir.Value, layout: Layout) -> list[ir.Value]:
         """The elements by register of a layout of a shape that this one's broadcasts to."""

@@ -27,7 +27,7 @@ from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate, sig
 from tilekit.compiler.codegen.diagnose import OverLimit, refuse, reject
 from tilekit.compiler.codegen.types import DeferredType, TileType
 
-__all__ = ["ABSENT", "attribute", "install", "known", "lowers", "lowers_method", "lowers_operator", "settle", "settled"]
+__all__ = ["ABSENT", "attribute", "install", "known", "lowers", "lowers_method", "lowers_operator", "materialize", "materialized"]
 
 Emit = Callable[..., ir.Value]
 Definition = Callable[..., tuple[types.Type, Emit]]
@@ -124,10 +124,10 @@ def attribute(owner: type[types.Type], name: str) -> Callable[[Callable[[Any], t
     """Make the decorated definition the attribute `name` of values of type `owner`; it gets the type, `emit` the value."""
 
     def register(define: Callable[[Any], tuple[types.Type, Emit]]) -> Any:
-        _register_attribute(owner, name, lambda value: define(settled(value))[0])
+        _register_attribute(owner, name, lambda value: define(materialized(value))[0])
 
         def lower(context: Any, builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> ir.Value:
-            result = define(settled(ty))[1](builder, value)  # of a tile, it is known when the kernel is compiled
+            result = define(materialized(ty))[1](builder, value)  # of a tile, it is known when the kernel is compiled
             return context.get_dummy_value() if result is None else result
 
         for each in _with_deferred(owner):
@@ -184,7 +184,7 @@ def _template(
             bound = args if binder is None or variadic else _bind(name, binder, args, kws)
             this = getattr(self, "this", None)
             whole = bound if this is None else (this, *bound)
-            result, _ = define(*(ty if kept(ty) else settled(ty) for ty in whole))
+            result, _ = define(*(ty if kept(ty) else materialized(ty) for ty in whole))
             typed = signature(result, *bound, recvr=this)
             return typed.replace(pysig=folded)
 
@@ -196,9 +196,9 @@ def _template(
 
     @lowering_registry.lower(define, types.VarArg(types.Any))
     def lower(context: Any, builder: ir.IRBuilder, sig: Any, args: list[ir.Value]) -> ir.Value:
-        taken = [ty if kept(ty) else settled(ty) for ty in sig.args]
+        taken = [ty if kept(ty) else materialized(ty) for ty in sig.args]
         # Defaults may be left out.
-        held = (v if kept(ty) else settle(builder, ty, v) for ty, v in zip(sig.args, args, strict=False))
+        held = (v if kept(ty) else materialize(builder, ty, v) for ty, v in zip(sig.args, args, strict=False))
         try:
             result = define(*taken)[1](builder, *held)
         except OverLimit as error:
@@ -213,23 +213,23 @@ def _with_deferred(owner: type[types.Type]) -> tuple[type[types.Type], ...]:
     return (owner, DeferredType) if owner is TileType else (owner,)
 
 
-def settled(ty: Any) -> Any:
+def materialized(ty: Any) -> Any:
     """The type of what threads hold in the end; in tuples, too."""
     if isinstance(ty, DeferredType):
-        return ty.settled
+        return ty.materialized
     if isinstance(ty, types.BaseTuple) and any(isinstance(part, DeferredType) for part in ty.types):
-        return types.BaseTuple.from_types([settled(part) for part in ty.types])
+        return types.BaseTuple.from_types([materialized(part) for part in ty.types])
     return ty
 
 
-def settle(builder: ir.IRBuilder, ty: Any, value: ir.Value) -> ir.Value:
+def materialize(builder: ir.IRBuilder, ty: Any, value: ir.Value) -> ir.Value:
     """What threads hold in the end."""
     if isinstance(ty, DeferredType):
-        return ty.settle(builder, value)
-    if settled(ty) is ty:
+        return ty.materialize(builder, value)
+    if materialized(ty) is ty:
         return value
-    parts = [settle(builder, part, builder.extract_value(value, index)) for index, part in enumerate(ty.types)]
-    alike = isinstance(settled(ty), types.UniTuple)
+    parts = [materialize(builder, part, builder.extract_value(value, index)) for index, part in enumerate(ty.types)]
+    alike = isinstance(materialized(ty), types.UniTuple)
     kind = ir.ArrayType(parts[0].type, len(parts)) if alike else ir.LiteralStructType([part.type for part in parts])
     aggregate: Any = ir.Constant(kind, ir.Undefined)
     for index, part in enumerate(parts):

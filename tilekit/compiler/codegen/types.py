@@ -241,7 +241,7 @@ class Compilation:
         target: the GPU that it is compiled for.
         fold: how its grid is folded; None if it is not.
         sites: file, line and message of each such check.
-        accesses: those to the parameters that the kernel writes, by name, as far as lowered: see `lower.windows.settle`.
+        accesses: those to the parameters that the kernel writes, by name, as far as lowered: see `codegen.windows.order_access`.
         pipelines: what the rings of stages share; None if there are none.
     """
 
@@ -486,24 +486,24 @@ class DeferredType(types.Type):
     Operations get what threads hold in the end, unless they say that they take it as it is (`ops.lowers`).
 
     Attributes:
-        settled: the tile that threads hold then.
+        materialized: the tile that threads hold then.
         anywhere: whether threads can compute it in any layout, without each other.
     """
 
-    settled: TileType
+    materialized: TileType
     anywhere = False
 
-    def settle(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    def materialize(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
         """Wait for it, or load it: the threads' fragments."""
         raise NotImplementedError
 
     def unify(self, typingctx: Any, other: types.Type) -> types.Type | None:
         """With any other tile, what threads hold."""
-        return self.settled.unify(typingctx, other.settled if isinstance(other, DeferredType) else other)
+        return self.materialized.unify(typingctx, other.materialized if isinstance(other, DeferredType) else other)
 
     def can_convert_to(self, typingctx: Any, other: types.Type) -> Conversion | None:
         """To what threads hold, in any layout."""
-        return self.settled.can_convert_to(typingctx, other)
+        return self.materialized.can_convert_to(typingctx, other)
 
 
 class DTypeType(types.Opaque):
@@ -593,7 +593,7 @@ def describe(ty: types.Type) -> str:
     """What a value is, in the words of the tile language: numba's names mean nothing to the reader of an error."""
     match ty:
         case DeferredType():
-            return describe(ty.settled)
+            return describe(ty.materialized)
         case TileType():
             return f"a {ty.dtype.name} tile of shape {ty.shape}"
         case TensorType():

@@ -29,7 +29,7 @@ from tilekit.lang.tile import check_shape, common_shape
 
 __all__ = [
     "Cut", "check_eviction", "check_index", "check_indices", "check_mask", "check_padding", "check_value", "constant_of",
-    "cut_of", "in_rule", "index_values", "load_window", "mask_elements", "proven", "settle", "store_window", "the_tensor",
+    "cut_of", "in_rule", "index_values", "load_window", "mask_elements", "order_access", "proven", "store_window", "the_tensor",
     "tile_shape", "to_store", "with_tiles", "writable",
 ]  # fmt: skip
 
@@ -267,7 +267,7 @@ def check_eviction(what: str, policy: types.Type) -> str:
 # --------------------------------------------------------------------------------------------------------- loads and stores
 
 
-def settle(
+def order_access(
     builder: ir.IRBuilder, tensor: TensorType, *, lies: Layout | None = None, writes: bool = False, atomic: bool = False
 ) -> None:
     """Before an access to a tensor that the kernel writes: what other threads of the block did to it before is done.
@@ -289,11 +289,11 @@ def settle(
     others, access = compilation.accesses[tensor.parameter], _Access(lies, writes, atomic, builder)
     if any(access.meets(other) for other in others) or (compilation.loops and access.meets(access)):
         barrier(builder)
-        access.settled = True
+        access.ordered = True
     if compilation.loops:
         for other in others:
-            if not other.settled and access.meets(other):
-                other.settle(builder)
+            if not other.ordered and access.meets(other):
+                other.order(builder)
     others.append(access)
 
 
@@ -301,7 +301,7 @@ class _Access:
     """An access to a tensor that the kernel writes, and the place before it."""
 
     def __init__(self, lies: Layout | None, writes: bool, atomic: bool, builder: ir.IRBuilder) -> None:
-        self.lies, self.writes, self.atomic, self.settled = lies, writes, atomic, False
+        self.lies, self.writes, self.atomic, self.ordered = lies, writes, atomic, False
         self.block = builder.block
         self.last = self.block.instructions[-1] if self.block.instructions else None
 
@@ -311,7 +311,7 @@ class _Access:
             return False
         return self.lies is None or self.lies != other.lies
 
-    def settle(self, builder: ir.IRBuilder) -> None:
+    def order(self, builder: ir.IRBuilder) -> None:
         """Put a barrier before it; `builder` is at the end of a block."""
         before = ir.IRBuilder(self.block)
         if self.last is None:
@@ -319,7 +319,7 @@ class _Access:
         else:
             before.position_after(self.last)
         barrier(before)
-        self.settled = True
+        self.ordered = True
         if builder.block is self.block:
             builder.position_at_end(self.block)
 
@@ -356,7 +356,7 @@ def load_window(
     def emit(
         builder: ir.IRBuilder, value: ir.Value, index: list[ir.Value], mask: ir.Value = None, fill: ir.Value = None
     ) -> ir.Value:
-        settle(builder, tensor, lies=None if roams else lies)
+        order_access(builder, tensor, lies=None if roams else lies)
         access = open_access(builder, tensor, value, index, lies, proven=proven, writing=False, what=what, steps=cut.steps)
         chosen = mask_elements(builder, mask_type, mask, tile) if masked else None
         pad = padding
@@ -388,7 +388,7 @@ def store_window(
     ) -> None:
         column = bring(builder, stored)
         chosen = mask_elements(builder, mask_type, mask, tile) if masked else None
-        settle(builder, tensor, lies=None if roams else lies, writes=True)
+        order_access(builder, tensor, lies=None if roams else lies, writes=True)
         access = open_access(builder, tensor, tensor_value, index, lies, proven=proven, writing=True, what=what, steps=cut.steps)
         write(builder, access, tensor.dtype, column, chosen, eviction=eviction)
 

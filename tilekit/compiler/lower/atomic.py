@@ -30,8 +30,8 @@ from tilekit.compiler.codegen.windows import (
     cut_of,
     in_rule,
     index_values,
+    order_access,
     proven,
-    settle,
     the_tensor,
     to_store,
     writable,
@@ -117,7 +117,7 @@ def _define(
         used = _result_used() or name in ("xchg", "cas")
         reduces = not used and order in ("relaxed", "release") and _instruction(name, tensor.dtype) is not None
         limit = _most_together(name, tensor.dtype) if reduces else 1
-        settle(builder, tensor, writes=True, atomic=True)
+        order_access(builder, tensor, writes=True, atomic=True)
         access = points.open(builder, array, index_parts(builder, indices, at), mask_, writing=True, limit=limit)
         if order in ("release", "acq_rel"):
             shared.barrier(builder)  # what other threads of the block wrote comes before, too
@@ -356,7 +356,7 @@ def atomic_add_tile(array: types.Type, index: types.Type, tile: types.Type) -> A
 
     def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, added: ir.Value) -> None:
         column, where = bring(builder, added), index_values(builder, index, at)
-        settle(builder, tensor, writes=True, atomic=True)
+        order_access(builder, tensor, writes=True, atomic=True)
         width = _most_together("add", tensor.dtype)
         access = open_access(builder, tensor, array, where, lies, proven=inside, writing=True, what=what, added=width)
         _add(builder, tensor.dtype, "relaxed.gpu", access, column)

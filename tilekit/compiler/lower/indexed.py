@@ -39,7 +39,7 @@ from tilekit.compiler.codegen.windows import (
     check_mask,
     check_value,
     mask_elements,
-    settle,
+    order_access,
     the_tensor,
     writable,
 )
@@ -245,7 +245,7 @@ def gather(
         check_fill("gather", tensor, padding_value)
 
     def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, mask_: ir.Value, fill: ir.Value, _: Any) -> ir.Value:
-        settle(builder, tensor)
+        order_access(builder, tensor)
         access = points.open(builder, array, index_parts(builder, indices, at), mask_, writing=False)
         padding = Padding(number=default or 0)
         if default is None:
@@ -262,7 +262,7 @@ def scatter(array: types.Type, indices: types.Type, value: types.Type, mask: typ
 
     def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, stored: ir.Value, mask_: ir.Value, _: Any) -> None:
         column = operand_elements(builder, value, stored, points.tile)
-        settle(builder, points.tensor, writes=True)
+        order_access(builder, points.tensor, writes=True)
         access = points.open(builder, array, index_parts(builder, indices, at), mask_, writing=True)
         write(builder, access, points.tensor.dtype, column, eviction=eviction)
 

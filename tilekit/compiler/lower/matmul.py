@@ -20,7 +20,7 @@ from tilekit.compiler.codegen import arithmetic
 from tilekit.compiler.codegen import shared_memory as shared
 from tilekit.compiler.codegen.convert import convert
 from tilekit.compiler.codegen.convert_layout import Beyond, InShared, Passage, Take, in_layout, thread_bit
-from tilekit.compiler.codegen.definition import lowers, lowers_operator, settle, settled
+from tilekit.compiler.codegen.definition import lowers, lowers_operator, materialize, materialized
 from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import asm, pack, unpack
 from tilekit.compiler.codegen.types import TileType, current, describe, i32, integer, register_type
@@ -378,14 +378,14 @@ def mma(a: types.Type, b: types.Type, acc: types.Type, precision: types.Type) ->
         pending, emit_pending = by_groups
         return pending, lambda builder, x, y, z, _: emit_pending(builder, x, y, z)
     deferred = (a, b, acc)
-    tiles = [_the_tile("mma", name, settled(ty)) for name, ty in zip(("a", "b", "acc"), deferred, strict=True)]
+    tiles = [_the_tile("mma", name, materialized(ty)) for name, ty in zip(("a", "b", "acc"), deferred, strict=True)]
     staged = _read_there((a, b), tiles, chosen)
     result, emit_product = _product("mma", *tiles, chosen, staged)
     in_words("mma", lang.check_accumulator, tiles[2].shape, tiles[2].dtype, result.shape, result.dtype)
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value, precision: ir.Value) -> ir.Value:
         given = [
-            [value] if lies else unpack(builder, settle(builder, ty, value))
+            [value] if lies else unpack(builder, materialize(builder, ty, value))
             for ty, value, lies in zip(deferred, (x, y, z), (*staged, None), strict=True)
         ]
         return pack(builder, emit_product(builder, *given))

@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 from numba.cuda import types
 
-from tilekit.compiler.codegen.definition import known, lowers, settled
+from tilekit.compiler.codegen.definition import known, lowers, materialized
 from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import asm, pack, special_register
 from tilekit.compiler.codegen.shared_memory import barrier
@@ -223,7 +223,7 @@ def _products(builder: ir.IRBuilder, left: int) -> None:
 
 @lowers(steps._operand, deferred=True)
 def operand(tile: types.Type, renewed: types.Type) -> Any:
-    operand_type = OperandType.of(settled(tile) if isinstance(tile, StagedType) else tile, renewed=bool(known(renewed)))
+    operand_type = OperandType.of(materialized(tile) if isinstance(tile, StagedType) else tile, renewed=bool(known(renewed)))
     # A tile in shared memory is read once if that takes few registers: products need not read it there in each turn.
     spared = _MOST_READ if current().config.num_warps <= _MOST_READERS else 0
     if operand_type is None or (isinstance(tile, StagedType) and operand_type.count > spared):
@@ -231,11 +231,11 @@ def operand(tile: types.Type, renewed: types.Type) -> Any:
     return operand_type, lambda builder, value, _: pack(builder, operand_type.words(builder, tile, value))
 
 
-@lowers(steps._settled, deferred=True)
-def settled_product(product: types.Type, *later: types.Type) -> Any:
+@lowers(steps._wait_product, deferred=True)
+def wait_product(product: types.Type, *later: types.Type) -> Any:
     left = sum(isinstance(ty, PendingType) for ty in later)
     if isinstance(product, PendingType):
-        return product.settled, lambda builder, value, *_: product.settle(builder, value, left)
+        return product.materialized, lambda builder, value, *_: product.materialize(builder, value, left)
     return product, lambda builder, value, *_: value
 
 

@@ -11,7 +11,7 @@ from numba.cuda import types
 
 from tilekit.compiler.codegen.computed import ComputedType
 from tilekit.compiler.codegen.convert_layout import in_layout
-from tilekit.compiler.codegen.definition import ABSENT, known, lowers, lowers_method, lowers_operator, settle, settled
+from tilekit.compiler.codegen.definition import ABSENT, known, lowers, lowers_method, lowers_operator, materialize, materialized
 from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import pack, unpack
 from tilekit.compiler.codegen.known_bits import is_whole
@@ -60,8 +60,8 @@ def _where_it_is(ty: types.Type, rename: Callable[[TileType], Layout], dims: Cal
         renamed = dims(ty.shape)
         if renamed is not None:
             return ty.renamed(renamed), lambda builder, value, *_: value
-    tile = settled(ty)
-    return tile.at(rename(tile)), lambda builder, value, *_: settle(builder, ty, value)
+    tile = materialized(ty)
+    return tile.at(rename(tile)), lambda builder, value, *_: materialize(builder, ty, value)
 
 
 def _reshaped(ty: types.Type, shape: types.Type, what: str) -> Any:
@@ -82,7 +82,7 @@ def _reshaped(ty: types.Type, shape: types.Type, what: str) -> Any:
 
 @lowers(lang.reshape, deferred=True)
 def reshape(x: types.Type, shape: types.Type) -> Any:
-    the_tile(settled(x), "reshape")
+    the_tile(materialized(x), "reshape")
     return _reshaped(x, shape, "reshape")
 
 
@@ -108,7 +108,7 @@ def _order(axes: types.Type) -> Callable[[int], Vector]:
 
 @lowers(lang.permute, deferred=True)
 def permute(x: types.Type, axes: types.Type) -> Any:
-    the_tile(settled(x), "permute")
+    the_tile(materialized(x), "permute")
     return _permuted(x, _order(axes))
 
 
@@ -129,7 +129,7 @@ def _exchanged(axis0: types.Type, axis1: types.Type) -> Callable[[int], Vector]:
 
 @lowers(lang.transpose, deferred=True)
 def transpose(x: types.Type, axis0: types.Type, axis1: types.Type) -> Any:
-    the_tile(settled(x), "transpose")
+    the_tile(materialized(x), "transpose")
     return _permuted(x, _exchanged(axis0, axis1))
 
 
@@ -156,17 +156,17 @@ def _expanded(ty: types.Type, places: Sequence[int]) -> Any:
 
 @lowers(lang.expand_dims, deferred=True)
 def expand_dims(x: types.Type, axis: types.Type) -> Any:
-    rank = len(the_tile(settled(x), "expand_dims").shape)
+    rank = len(the_tile(materialized(x), "expand_dims").shape)
     return _expanded(x, [in_words("expand_dims", lang.axis_of, constant(axis, "expand_dims", "the axis"), rank + 1)])
 
 
 @lowers_operator(operator.getitem, "[]", deferred=True)
 def getitem(tile: types.Type, index: types.Type) -> Any:
     parts = list(index.types) if isinstance(index, types.BaseTuple) else [index]
-    if not isinstance(settled(tile), TileType):
+    if not isinstance(materialized(tile), TileType):
         return None
     whole = [isinstance(p, types.SliceType) or known(p) is None for p in parts]
-    if not all(whole) or sum(known(p) is not None for p in parts) != len(settled(tile).shape):
+    if not all(whole) or sum(known(p) is not None for p in parts) != len(materialized(tile).shape):
         reject("[]", tile_lang.NO_INDEX)
     result, emit = _expanded(tile, [at for at, part in enumerate(parts) if known(part) is None])
 

@@ -55,7 +55,7 @@ class StagedType(DeferredType):
         super().__init__(f"Staged({dtype.name}, {memory}, {axes}, {config}, {ring})")
 
     @cached_property
-    def settled(self) -> TileType:  # type: ignore[override]
+    def materialized(self) -> TileType:  # type: ignore[override]
         """What threads hold that have loaded it: as if they had done so from the tensor."""
         along = next((d for d, axis in enumerate(self.axes) if axis == len(self.memory) - 1), None)
         return TileType(self.dtype, Layout.blocked(self.shape, self.config, along), self.config)
@@ -123,8 +123,8 @@ class StagedType(DeferredType):
         exchanged = linear >> 3 & (span - 1) & ~(ACCESS_BYTES - 1)
         return linear ^ exchanged
 
-    def settle(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-        return pack(builder, self.read(builder, value, self.settled.layout))
+    def materialize(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+        return pack(builder, self.read(builder, value, self.materialized.layout))
 
     def read(self, builder: ir.IRBuilder, base: ir.Value, layout: Layout, *, matrices: bool = False) -> list[ir.Value]:
         """The elements, by register of a layout of the tile's shape; `matrices` as for `reader`."""
@@ -154,7 +154,7 @@ class _StagedModel(core_models.PrimitiveModel):
 
 
 @registry.lower_cast(DeferredType, TileType)
-def _settled(context: Any, builder: ir.IRBuilder, source: DeferredType, target: TileType, value: ir.Value) -> ir.Value:
+def _materialize(context: Any, builder: ir.IRBuilder, source: DeferredType, target: TileType, value: ir.Value) -> ir.Value:
     assert isinstance(target, types.Type), "of the same dtype and shape: DeferredType.can_convert_to"
-    held = unpack(builder, source.settle(builder, value))
-    return pack(builder, in_layout(builder, source.settled, held, target.layout))
+    held = unpack(builder, source.materialize(builder, value))
+    return pack(builder, in_layout(builder, source.materialized, held, target.layout))

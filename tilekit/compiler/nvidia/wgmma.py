@@ -26,7 +26,7 @@ from numba.cuda.extending import core_models, register_model
 
 from tilekit import dtypes
 from tilekit.compiler.codegen.convert_layout import in_layout
-from tilekit.compiler.codegen.definition import settle, settled
+from tilekit.compiler.codegen.definition import materialize, materialized
 from tilekit.compiler.codegen.emit import asm, pack, special_register, unpack
 from tilekit.compiler.codegen.types import Asked, DeferredType, TileType, Waited, current, i64, integer, own_line, register_type
 from tilekit.compiler.codegen.words import elements_of, packed, words_of
@@ -61,16 +61,16 @@ class PendingType(DeferredType):
     """A product that is under way; the value is what will be the fragment.
 
     Attributes:
-        settled: the tile that it becomes.
+        materialized: the tile that it becomes.
     """
 
     mangling_args = ("p", ())
 
-    def __init__(self, settled: TileType) -> None:
-        self.settled = settled
-        super().__init__(f"Pending({settled})")
+    def __init__(self, materialized: TileType) -> None:
+        self.materialized = materialized
+        super().__init__(f"Pending({materialized})")
 
-    def settle(self, builder: ir.IRBuilder, value: ir.Value, left: int = 0) -> ir.Value:
+    def materialize(self, builder: ir.IRBuilder, value: ir.Value, left: int = 0) -> ir.Value:
         """Wait for it; so many may be `left` under way that were asked for later."""
         state = current().pipelines
         if state is not None:
@@ -80,7 +80,7 @@ class PendingType(DeferredType):
                 asked.callee.asm = asked.callee.asm.replace(_WAIT, "")
         elements = unpack(builder, value)
         count = len(elements)
-        letter = _letter(self.settled.dtype)
+        letter = _letter(self.materialized.dtype)
         letters = ",".join([f"={letter}"] * count + [str(n) for n in range(count)] + ["~{memory}"])
         kind = ir.LiteralStructType([elements[0].type] * count)
         made = asm(builder, f"wgmma.wait_group.sync.aligned {left};", letters, kind, elements, convergent=True)
@@ -88,7 +88,7 @@ class PendingType(DeferredType):
 
     def unify(self, typingctx: Any, other: types.Type) -> types.Type | None:
         """A variable that other products are added to is under way all the time."""
-        mine = self.settled
+        mine = self.materialized
         if isinstance(other, TileType) and (mine.dtype, mine.shape) == (other.dtype, other.shape):
             return self
         return super().unify(typingctx, other)
@@ -97,27 +97,27 @@ class PendingType(DeferredType):
 @register_model(PendingType)
 class _PendingModel(core_models.PrimitiveModel):
     def __init__(self, manager: Any, ty: PendingType) -> None:
-        super().__init__(manager, ty, ir.ArrayType(register_type(ty.settled.dtype), ty.settled.layout.num_registers))
+        super().__init__(manager, ty, ir.ArrayType(register_type(ty.materialized.dtype), ty.materialized.layout.num_registers))
 
 
 @registry.lower_cast(TileType, PendingType)
 def _pending(context: Any, builder: ir.IRBuilder, source: TileType, target: PendingType, value: ir.Value) -> ir.Value:
-    return pack(builder, in_layout(builder, source, unpack(builder, value), target.settled.layout))
+    return pack(builder, in_layout(builder, source, unpack(builder, value), target.materialized.layout))
 
 
 class OperandType(DeferredType):
     """A tile of 16-bit elements as threads pass it to a product, two elements in a word: a row lies as one of the result does.
 
     Attributes:
-        settled: the tile.
+        materialized: the tile.
         renewed: whether the loop that it is carried round computes it anew: then its registers are written where turns meet.
     """
 
     mangling_args = ("o", ())
 
-    def __init__(self, settled: TileType, *, renewed: bool = False) -> None:
-        self.settled, self.renewed = settled, renewed
-        super().__init__(f"Operand({settled}, {renewed})")
+    def __init__(self, materialized: TileType, *, renewed: bool = False) -> None:
+        self.materialized, self.renewed = materialized, renewed
+        super().__init__(f"Operand({materialized}, {renewed})")
 
     @classmethod
     def of(cls, ty: types.Type, *, renewed: bool = False) -> OperandType | None:
@@ -136,22 +136,24 @@ class OperandType(DeferredType):
     @property
     def count(self) -> int:
         """How many words a thread has."""
-        return self.settled.layout.num_registers // 2
+        return self.materialized.layout.num_registers // 2
 
     def words(self, builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> list[ir.Value]:
         """A tile's, given as any type."""
         if ty == self:
             return unpack(builder, value)
         if isinstance(ty, StagedType):
-            held = ty.read(builder, value, self.settled.layout, matrices=True)
+            held = ty.read(builder, value, self.materialized.layout, matrices=True)
         else:
-            held = in_layout(builder, settled(ty), unpack(builder, settle(builder, ty, value)), self.settled.layout)
+            held = in_layout(
+                builder, materialized(ty), unpack(builder, materialize(builder, ty, value)), self.materialized.layout
+            )
         pairs = [held[n : n + 2] for n in range(0, len(held), 2)]
-        return [word for pair in pairs for word in packed(builder, pair, self.settled.dtype, _PAIR)]
+        return [word for pair in pairs for word in packed(builder, pair, self.materialized.dtype, _PAIR)]
 
-    def settle(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    def materialize(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
         words = unpack(builder, value)
-        return pack(builder, [e for word in words for e in elements_of(builder, [word], self.settled.dtype, 2)])
+        return pack(builder, [e for word in words for e in elements_of(builder, [word], self.materialized.dtype, 2)])
 
     def unify(self, typingctx: Any, other: types.Type) -> types.Type | None:
         """A variable that is passed to products is ready for it all the time."""
@@ -269,9 +271,9 @@ def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type, precision: 
     `b` lies in shared memory, or is put there if its elements have 16 bits; `a` may lie there, or its elements, of 16 bits, are
     passed as threads hold them.
     """
-    first = a if isinstance(a, StagedType) else settled(a)
-    tile = settled(acc)
-    held = None if isinstance(b, StagedType) else settled(b)
+    first = a if isinstance(a, StagedType) else materialized(a)
+    tile = materialized(acc)
+    held = None if isinstance(b, StagedType) else materialized(b)
     lies = parked(held) if isinstance(held, TileType) else b
     if not current().target.wgmma or not isinstance(lies, StagedType) or not isinstance(first, (StagedType, TileType)):
         return None
@@ -314,14 +316,14 @@ def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type, precision: 
             if turn is not None and not isinstance(a, OperandType):
                 computed = Computed(fragments.count, asked_in_turn(the_pipelines(), turn.lines)[0])
         if isinstance(held, TileType):
-            y, lies_in = park(builder, held, unpack(builder, settle(builder, b, y)), lies)
+            y, lies_in = park(builder, held, unpack(builder, materialize(builder, b, y)), lies)
         else:
             lies_in = f"R{lies.ring}"
         if state is not None and not promoted:
             state.products.append(Asked(own_line(), isinstance(a, OperandType) and a.renewed, computed))
         total = unpack(builder, z)
         if acc != result:
-            total = in_layout(builder, tile, unpack(builder, settle(builder, acc, z)), shape.layout)
+            total = in_layout(builder, tile, unpack(builder, materialize(builder, acc, z)), shape.layout)
         group = builder.lshr(special_register(builder, "tid.x"), integer(32, 7))
         beside = None
         if shape.down < warps // WARPS_OF_GROUP:

@@ -112,7 +112,7 @@ class Takes(ast.NodeTransformer):
                         arguments = [name_of(name) for name in (product.target, *later)]
                         at = statements[needed]
                         waits.setdefault(needed, []).append(
-                            assignment(product.target, call_of("tilekit__settled", arguments, at), at)
+                            assignment(product.target, call_of("tilekit__wait_product", arguments, at), at)
                         )
                     break
                 if product.target in stored(ast.walk(statements[needed])):

@@ -50,7 +50,7 @@ def _operand(tile: Any, renewed: Any) -> Any:
     """A tile as products take it, so that it need not be converted in each turn; `renewed` if the loop computes it anew."""
 
 
-def _settled(product: Any, *later: Any) -> Any:
+def _wait_product(product: Any, *later: Any) -> Any:
     """Wait for a product, and not for those that were asked for later."""
 
 
@@ -69,7 +69,7 @@ def _last(ring: Any, turn: Any, k: Any, lines: Any) -> Any:
 
 STEPS: dict[str, Callable[..., Any]] = {
     f"tilekit_{function.__name__}": function
-    for function in (_steps, _once, _nth, _ring, _role, _registers, _put, _take, _operand, _settled, _give, _last, _end)
+    for function in (_steps, _once, _nth, _ring, _role, _registers, _put, _take, _operand, _wait_product, _give, _last, _end)
 }
 
 
