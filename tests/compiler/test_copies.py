@@ -26,9 +26,9 @@ COPY = re.compile(r"cp\.async\.(cg|ca)\.shared\.global(\S*) \[\$0\+(\d+)\], \[\$
 class Copying(Block):
     """A block of which each thread that loads is there once for each turn of the loop."""
 
-    def __init__(self, loaders, turns, memory):
-        super().__init__(loaders * turns)
-        self.thread, self.turn = 32 * WARPS + self.thread % loaders, self.thread // loaders
+    def __init__(self, producers, turns, memory):
+        super().__init__(producers * turns)
+        self.thread, self.turn = 32 * WARPS + self.thread % producers, self.thread // producers
         self.memory[:] = 0xA5
         self.elsewhere, self.masked, self.sizes = memory, None, set()
 
@@ -84,9 +84,9 @@ CASES = [(dtype, *place) for dtype in (tk.bfloat16, tk.float32, tk.int8) for pla
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("loaders", [32, 128])
+@pytest.mark.parametrize("producers", [32, 128])
 @pytest.mark.parametrize(("dtype", "extents", "shape", "pitch", "first", "index"), CASES, ids=str)
-def test_copies(monkeypatch, dtype, extents, shape, pitch, first, index, loaders, turned):
+def test_copies(monkeypatch, dtype, extents, shape, pitch, first, index, producers, turned):
     """A tile in a stage is what is there of the tensor, and zeros; nothing is read from beyond its rows."""
     size, unit, nbytes = dtype.itemsize, 0 if turned else 1, width(dtype, pitch, first)
     tensor = np.full(first + extents[0] * pitch, -1, np.int64)
@@ -103,10 +103,10 @@ def test_copies(monkeypatch, dtype, extents, shape, pitch, first, index, loaders
     with compiling(config):
         grid = TileGridType(TensorType("x", facts, config), cut_of(shape, shape), Padding())
         lies = StagedType(np.dtype(dtype), shape[::-1] if turned else shape, (1, 0) if turned else (0, 1), config)
-        _, _, turns = copies.dealt(lies, nbytes, loaders)
-        block = Copying(loaders, turns, memory)
+        _, _, turns = copies.dealt(lies, nbytes, producers)
+        block = Copying(producers, turns, memory)
         emulate(monkeypatch, [access, copies, relayout])
-        monkeypatch.setattr(copies, "the_pipelines", lambda: SimpleNamespace(loaders=loaders))
+        monkeypatch.setattr(copies, "the_pipelines", lambda: SimpleNamespace(producers=producers))
         monkeypatch.setattr(copies, "asm", lambda block, text, letters, result, args, **_: block.copy(text, args))
         loop = contextmanager(lambda builder, count, intp: iter([SimpleNamespace(index=Value(i32, builder.turn))]))
         monkeypatch.setattr(copies, "cgutils", SimpleNamespace(for_range=loop))

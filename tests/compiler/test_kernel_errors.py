@@ -765,9 +765,9 @@ def test_ints_of_64_bits_are_allowed_and_larger_ones_until_they_are_constants(co
 
 
 def test_what_numba_alone_knows_is_said_without_its_text():
-    from tilekit.compiler.codegen.diagnose import explain
+    from tilekit.compiler.codegen.diagnose import compile_error
 
-    said = explain(RuntimeError("Frobnication of Literal[int](3) in numba.core"), KernelSource(fine))
+    said = compile_error(RuntimeError("Frobnication of Literal[int](3) in numba.core"), KernelSource(fine))
     assert "this cannot be compiled for a GPU: kernels take numbers, tuples" in said.reason
     assert "numba" not in str(said) and isinstance(said.__cause__, RuntimeError)
 

@@ -36,7 +36,7 @@ def small(monkeypatch):
             asked.append(wanted)
             return emulated(block, wanted, what)
 
-        monkeypatch.setattr(shared, "most", lambda: nbytes)
+        monkeypatch.setattr(shared, "block_bytes", lambda: nbytes)
         monkeypatch.setattr(shared, "room", room)
         monkeypatch.setattr(shared, "drain", lambda block: Value(i32, DRAIN))
         monkeypatch.setattr(counting, "asm", asm)

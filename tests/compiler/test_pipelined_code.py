@@ -970,17 +970,17 @@ def test_reading_matrices_from_a_stage_meets_no_bank_conflicts(depth, warps, tur
 
 
 @pytest.mark.parametrize(("dtype", "memory"), TILES, ids=str)
-@pytest.mark.parametrize("loaders", [32, 64, 128])
+@pytest.mark.parametrize("producers", [32, 64, 128])
 @pytest.mark.parametrize("nbytes", [4, 8, 16])
-def test_copying_to_a_stage_meets_no_bank_conflicts(dtype, memory, loaders, nbytes):
+def test_copying_to_a_stage_meets_no_bank_conflicts(dtype, memory, producers, nbytes):
     """Neighbouring threads copy neighbours in a row, and all of them together each element once."""
     from tilekit.compiler.nvidia.stage_copies import dealt
 
     itemsize = np.dtype(dtype).itemsize
     nbytes = max(nbytes, itemsize)
     tile = staged(dtype, memory)
-    layout, swizzle, turns = dealt(tile, nbytes, loaders)
-    assert (itemsize << len(swizzle.shared), 1 << len(layout.thread)) == (nbytes, loaders * turns)
+    layout, swizzle, turns = dealt(tile, nbytes, producers)
+    assert (itemsize << len(swizzle.shared), 1 << len(layout.thread)) == (nbytes, producers * turns)
     assert wavefronts(swizzle, layout, itemsize) == nbytes * 32 // 128
     assert layout.num_registers * itemsize // nbytes <= 31, "copies that are written out"
     once = [v for v in (*layout.reg, *layout.thread) if any(v)]

@@ -94,7 +94,7 @@ def test_putting_operands_meets_no_bank_conflicts(shape, warps):
 
     layout = warpgroup_accumulator(shape, warps)
     config = Config(warps, 8)
-    with compiling(config, target=of((9, 0)), pipelines=Pipelines({}, of((9, 0)), 1, loaders=128, shared=227 * 1024)):
+    with compiling(config, target=of((9, 0)), pipelines=Pipelines({}, of((9, 0)), 1, producers=128, shared=227 * 1024)):
         lies = parked(TileType(tk.bfloat16, layout, config))
     assert lies.memory == shape
     way = InShared(tk.bfloat16, lies.swizzle(), layout)

@@ -23,7 +23,7 @@ from tilekit._driver.report import Site
 from tilekit.compiler import lower, toolkit
 from tilekit.compiler.codegen.blocks import pass_the_grid
 from tilekit.compiler.codegen.branches import without_dead_branches
-from tilekit.compiler.codegen.diagnose import explain
+from tilekit.compiler.codegen.diagnose import compile_error
 from tilekit.compiler.codegen.types import (
     Compilation,
     Crowded,
@@ -41,7 +41,7 @@ from tilekit.compiler.frontend.inlining import inlined
 from tilekit.compiler.grids import Fold
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format
 from tilekit.compiler.layouts.linear import Config
-from tilekit.compiler.nvidia.multibuffer import loaders_of
+from tilekit.compiler.nvidia.multibuffer import producers_of
 from tilekit.compiler.passes.pipelining import Unfit, pipelined_loops, plain, rings_of, specialised
 from tilekit.compiler.target import STATIC_SHARED_BYTES, named, numba_capability, of
 from tilekit.errors import CompileError
@@ -131,11 +131,13 @@ def _compiled(
         return attempt(None)
     types_, gpu = argument_types(bound.names, facts, config), named(target)
     tensors = {ty.parameter: (at, ty) for at, ty in enumerate(types_) if isinstance(ty, TensorType)}
-    loaders, room = loaders_of(gpu, config.num_warps), gpu.room
+    producers, room = producers_of(gpu, config.num_warps), gpu.room
 
     def state(rooms: int, kept: int, *, apart: bool = True) -> Pipelines:
         blocks = occupancy or 1
-        return Pipelines(tensors, gpu, rings, loaders=loaders, shared=room, resident=blocks, rooms=rooms, kept=kept, apart=apart)
+        return Pipelines(
+            tensors, gpu, rings, producers=producers, shared=room, resident=blocks, rooms=rooms, kept=kept, apart=apart
+        )
 
     tried = state(0, 0)
     try:
@@ -177,7 +179,7 @@ def _assembled(
 ) -> tuple[CompiledKernel, Compilation]:
     """The same, with or without rings for its pipelines."""
     capability, arguments = numba_capability(target), argument_types(bound.names, facts, config)
-    threads = config.num_threads + (pipelines.loaders if pipelines else 0)
+    threads = config.num_threads + (pipelines.producers if pipelines else 0)
 
     def compile_function(function: FunctionType) -> tuple[str, bytes]:
         library, _ = compiler._compile_pyfunc_with_fixup(
@@ -306,7 +308,7 @@ def translate(
         What `compile_function` gives, and what is known of the compilation.
 
     Raises:
-        CompileError: what `explain` makes of any error.
+        CompileError: what `compile_error` makes of any error.
         MoreWarps: a tile is too large for these, if `grows`.
         Unfit: its pipelines cannot be rings.
         TilekitError: NVVM or nvJitLink is not installed.
@@ -345,8 +347,8 @@ def translate(
             compilation.grows = False
             simpler = without_dead_branches(bound, arguments, capability)
             if simpler is None:
-                explained = explain(error, bound.source, called)
-                raise explained from explained.__cause__
+                at_the_line = compile_error(error, bound.source, called)
+                raise at_the_line from at_the_line.__cause__
             following = simpler
     return translate(
         following,

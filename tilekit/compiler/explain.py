@@ -258,8 +258,8 @@ def _accesses(notes: list[tuple[Any, ...]], layouts: dict[Layout, LayoutInUse]) 
     accesses = []
     for line, kind, *rest in notes:
         if kind == "access":
-            tensor, layout, plan, writing = rest
-            vector, edge, masked, branches = plan.vector, plan.edge, plan.masked, plan.branches
+            tensor, layout, pattern, writing = rest
+            vector, edge, masked, branches = pattern.vector, pattern.edge, pattern.masked, pattern.branches
             share: float | None = _coalesced(layout, vector, tensor.facts.unit, tensor.dtype.itemsize)
             name = "store" if writing else "load"
         elif kind == "points":

@@ -1,6 +1,6 @@
 """Where the elements of a tile are in memory, which of them exist, and how wide an access may be.
 
-What is proven decides the code. `plan` works on facts alone:
+What is proven decides the code. `access_pattern` works on facts alone:
 
     every element exists            full-width vectors, no mask        own tile of a partition whose extents the tile divides
     a vector exists or does not     full-width vectors, predicated     the extent is ragged, but a multiple of the vector
@@ -23,11 +23,11 @@ from tilekit.compiler.codegen.emit import all_of, special_register, thread_coord
 from tilekit.compiler.codegen.types import TensorType, current, extent_dtype, i32, i64, integer, register_type
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, Layout
 
-__all__ = ["Access", "Plan", "Slot", "Window", "count_tiles", "members", "open_access", "plan", "tensor_field"]
+__all__ = ["Access", "AccessPattern", "Slot", "Window", "access_pattern", "count_tiles", "members", "open_access", "tensor_field"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class AccessPattern:
     """How a tile is accessed.
 
     Attributes:
@@ -56,7 +56,9 @@ class Plan:
         return self.masked and (self.apart or self.edge != self.vector)
 
 
-def plan(tensor: TensorType, layout: Layout, proven: Sequence[int], steps: tuple[int, ...], added: int | None = None) -> Plan:
+def access_pattern(
+    tensor: TensorType, layout: Layout, proven: Sequence[int], steps: tuple[int, ...], added: int | None = None
+) -> AccessPattern:
     """How to access a tile in `layout` of `tensor`.
 
     Args:
@@ -70,13 +72,13 @@ def plan(tensor: TensorType, layout: Layout, proven: Sequence[int], steps: tuple
     checked = tuple(d for d in range(facts.rank) if d not in proven)
     apart = added is not None and bool(ragged)
     if facts.unit is None:
-        return Plan(vector=(), edge=(), ragged=ragged, checked=checked, apart=apart)
+        return AccessPattern(vector=(), edge=(), ragged=ragged, checked=checked, apart=apart)
     run, step = layout.run(facts.unit), steps[facts.unit]
     widest = min(ACCESS_BYTES if added is None else added * itemsize, facts.align) // itemsize
     widest = min([widest, step & -step, *(facts.strides[d] for d in range(facts.rank) if d != facts.unit)])
     uncut = min(widest, facts.extents[facts.unit]) if facts.unit in ragged else widest
     vector, edge = (run[: max(1, elements).bit_length() - 1] for elements in (widest, uncut))
-    return Plan(vector=vector, edge=edge, ragged=ragged, checked=checked, apart=apart)
+    return AccessPattern(vector=vector, edge=edge, ragged=ragged, checked=checked, apart=apart)
 
 
 @dataclass(frozen=True)
@@ -164,13 +166,13 @@ def open_access(
         writing: threads that hold copies take no part.
         what: the operation.
         steps: how many elements apart tiles start; by default the tile's own extents.
-        added: as for `plan`.
+        added: as for `access_pattern`.
     """
     if isinstance(proven, bool):
         proven = range(tensor.facts.rank) if proven else ()
     steps = layout.shape if steps is None else steps
-    window = Window(builder, tensor, value, index, layout, plan(tensor, layout, proven, steps, added), steps)
-    chosen = window.plan
+    window = Window(builder, tensor, value, index, layout, access_pattern(tensor, layout, proven, steps, added), steps)
+    chosen = window.pattern
     current().note("access", tensor, layout, chosen, writing)
     if window.valid is not None and checking():
         marks = ", ".join(["{}"] * len(index))
@@ -194,21 +196,21 @@ class Window:
         value: ir.Value,
         index: list[ir.Value],
         layout: Layout,
-        plan: Plan,
+        pattern: AccessPattern,
         steps: tuple[int, ...],
         thread: ir.Value | None = None,
     ) -> None:
         self.steps = steps
-        self.builder, self.tensor, self.value, self.layout, self.plan = builder, tensor, value, layout, plan
+        self.builder, self.tensor, self.value, self.layout, self.pattern = builder, tensor, value, layout, pattern
         self.thread = special_register(builder, "tid.x") if thread is None else thread
         self.width = register_type(extent_dtype(tensor.facts))
-        self.valid = all_of(builder, [self._in_range(d, index[d]) for d in plan.checked])
+        self.valid = all_of(builder, [self._in_range(d, index[d]) for d in pattern.checked])
         starts = [builder.mul(self._resize(i), self._count(steps[d])) for d, i in enumerate(index)]
         offsets = thread_coordinates(builder, self.thread, layout.thread)
-        self.left = {d: self._left(d, starts[d]) for d in plan.ragged}
+        self.left = {d: self._left(d, starts[d]) for d in pattern.ragged}
         self.remaining = {d: builder.sub(left, offsets[d]) for d, left in self.left.items()}
         if self.valid is not None and self.remaining:
-            first = plan.ragged[-1]
+            first = pattern.ragged[-1]
             self.remaining[first] = builder.select(self.valid, self.remaining[first], integer(32, 0))
         self.base = self._address(starts, offsets)
         self._rows: dict[tuple[int, ...], ir.Value] = {}
@@ -226,7 +228,7 @@ class Window:
 
     def allowed(self, index: list[ir.Value]) -> ir.Value:
         """Whether checks let the index pass: as `valid`, but as on the CPU device a tensor without elements has a tile 0."""
-        result = all_of(self.builder, [self._in_range(d, index[d], at_least=1) for d in self.plan.checked])
+        result = all_of(self.builder, [self._in_range(d, index[d], at_least=1) for d in self.pattern.checked])
         assert result is not None, "only asked for what is not proven"
         return result
 
@@ -288,7 +290,7 @@ class Window:
 
     def inside(self) -> ir.Value:
         """Whether no element of the tile is beyond the edge."""
-        fits = [self.builder.icmp_signed(">=", self.left[d], integer(32, self.layout.shape[d])) for d in self.plan.ragged]
+        fits = [self.builder.icmp_signed(">=", self.left[d], integer(32, self.layout.shape[d])) for d in self.pattern.ragged]
         result = all_of(self.builder, [self.valid, *fits])
         assert result is not None, "only masked accesses ask"
         return result

@@ -1,7 +1,8 @@
 """Errors in kernels: what a tile operation rejects, and what numba cannot compile, said at the user's line in plain words.
 
 numba wraps an error in the text of others on its way out (one for each candidate it tried). So `reject` fences its message, and
-`explain` looks for the fence in whatever arrives; where there is none, the error is numba's own, and its kind decides the words.
+`compile_error` looks for the fence in whatever arrives; where there is none, the error is numba's own, and its kind decides the
+words.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tilekit.compiler.frontend.syntax import NOT_CALLED, NOT_UNPACKED, WRONG_LEN
 from tilekit.compiler.frontend.type_stability import KEEPS
 from tilekit.errors import CompileError
 
-__all__ = ["InFunction", "OverLimit", "Refused", "explain", "refuse", "reject"]
+__all__ = ["InFunction", "OverLimit", "Refused", "compile_error", "refuse", "reject"]
 
 _FENCED = re.compile(r"\[tilekit:(?P<op>[^|]*)\|(?P<message>.*?)\|tilekit\]", re.DOTALL)
 
@@ -104,7 +105,7 @@ _SPELLED = {
 }  # fmt: skip
 
 
-def explain(error: BaseException, source: KernelSource, called: Mapping[str, KernelSource] | None = None) -> CompileError:
+def compile_error(error: BaseException, source: KernelSource, called: Mapping[str, KernelSource] | None = None) -> CompileError:
     """`error`, raised while numba compiled a kernel, for the user to read. What it does not know is the cause of what it says.
 
     Args:
@@ -117,7 +118,7 @@ def explain(error: BaseException, source: KernelSource, called: Mapping[str, Ker
     text, sources = str(error), {source.filename: source, **(called or {})}
     clash = error if isinstance(error, Clash) else _clash_behind(error)
     if clash is not None:
-        return _explain_clash(clash, sources, source)
+        return _clash_error(clash, sources, source)
     source, lineno = _locate(error, text, sources, source)
     fenced = _FENCED.search(text)
     if fenced:
@@ -153,12 +154,12 @@ def _clash_behind(error: BaseException) -> Clash | None:
             constraint(inference)
         except Clash as clash:
             return clash
-        except Exception:  # one of these is what is being explained
+        except Exception:  # one of these is what is being said
             continue
     return None
 
 
-def _explain_clash(error: Clash, sources: Mapping[str, KernelSource], kernel: KernelSource) -> CompileError:
+def _clash_error(error: Clash, sources: Mapping[str, KernelSource], kernel: KernelSource) -> CompileError:
     """A variable that is one thing on one path and another on another: what it is where, from what numba was about to do."""
     variable, step = "", None
     inference: Any = None

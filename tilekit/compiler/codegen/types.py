@@ -160,7 +160,7 @@ class Pipelines:
         tensors: by name, the place of a parameter among the arguments, and its type; `written`: those that are not only read.
         target: the GPU that the kernel is compiled for.
         rings: how many there are.
-        loaders: threads of a block besides those that calculate.
+        producers: threads of a block besides those that calculate.
         shared: bytes of shared memory that a block may have, and `resident`, how many blocks should have room beside each other.
         rooms: bytes of dynamic shared memory that lie before the rings, and `kept` bytes that are for anything but rings.
         ring_bytes: how much the rings take, as far as they were lowered.
@@ -176,7 +176,7 @@ class Pipelines:
         turn: that is being lowered; None outside of them. `parking`: by ring, whether the last one put operands somewhere.
         places: where such operands lie, in bytes behind all rings; `parked_bytes`: how much they take.
         read: the rings whose tiles threads read by themselves, as far as it was lowered; `unfenced`: since a fence.
-        copied: whether all `loaders` load, and not one of them alone, as far as it was lowered.
+        copied: whether all `producers` load, and not one of them alone, as far as it was lowered.
     """
 
     def __init__(
@@ -185,14 +185,14 @@ class Pipelines:
         target: Target,
         rings: int,
         *,
-        loaders: int,
+        producers: int,
         shared: int,
         resident: int = 1,
         rooms: int = 0,
         kept: int = 0,
         apart: bool = True,
     ) -> None:
-        self.tensors, self.target, self.rings, self.loaders = tensors, target, rings, loaders
+        self.tensors, self.target, self.rings, self.producers = tensors, target, rings, producers
         self.shared, self.resident, self.rooms, self.kept = shared, resident, rooms, kept
         known = {name: ty.facts.cluster for name, (_, ty) in tensors.items()}
         self.clusters = {name: cluster for name, cluster in known.items() if cluster is not None}

@@ -31,7 +31,7 @@ from tilekit.lang import pipelines as lang
 
 # By the warps that calculate: what a thread that loads keeps when registers are dealt out anew. If one thread has tiles brought,
 # it needs few; if all copy, they need addresses; if sums of several products are carried round, it has to make do.
-_LOADING = {8: (40, 72, 24), 16: (32, 64, 32)}
+_PRODUCER_REGISTERS = {8: (40, 72, 24), 16: (32, 64, 32)}
 _FEW_PRODUCTS = 3  # of a turn: two to make something of, and one of that
 # Registers for a first operand that products of several turns share, and the warps whose threads have them to spare.
 _MOST_READ, _MOST_READERS = 32, 8
@@ -100,23 +100,23 @@ def _tile_index(builder: ir.IRBuilder, row: types.Type, k: ir.Value) -> ir.Value
 
 @lowers(steps._role)
 def role() -> Any:
-    loader = current().config.num_threads
+    first_producer = current().config.num_threads
 
     def emit(builder: ir.IRBuilder) -> ir.Value:
         thread = special_register(builder, "tid.x")
-        loads = builder.icmp_unsigned(">=" if the_pipelines().copied else "==", thread, integer(32, loader))
-        other = builder.select(loads, integer(32, steps.LOADS), integer(32, 2))
-        return builder.select(builder.icmp_unsigned("<", thread, integer(32, loader)), integer(32, steps.CALCULATES), other)
+        produces = builder.icmp_unsigned(">=" if the_pipelines().copied else "==", thread, integer(32, first_producer))
+        other = builder.select(produces, integer(32, steps.PRODUCER), integer(32, 2))
+        return builder.select(builder.icmp_unsigned("<", thread, integer(32, first_producer)), integer(32, steps.CONSUMER), other)
 
     return types.int32, emit
 
 
-def _dealt(target: Target, calculating: int, loading: int, few: int) -> dict[int, int]:
+def _dealt(target: Target, consumers: int, producers: int, few: int) -> dict[int, int]:
     """The registers of a thread, by its role, if those that load give away all but a `few` of what all began with."""
     unit = target.register_unit
-    began = target.registers // (calculating + loading) // unit * unit
-    rest = began * (calculating + loading) - few * loading
-    return {steps.CALCULATES: rest // calculating // unit * unit, steps.LOADS: few}
+    began = target.registers // (consumers + producers) // unit * unit
+    rest = began * (consumers + producers) - few * producers
+    return {steps.CONSUMER: rest // consumers // unit * unit, steps.PRODUCER: few}
 
 
 @lowers(steps._registers)
@@ -126,9 +126,10 @@ def registers(role: types.Type, products: types.Type) -> Any:
     def emit(builder: ir.IRBuilder, *_: ir.Value) -> None:
         state = the_pipelines()
         # Of blocks that share a multiprocessor each has fewer than can be dealt out so.
-        if warps in _LOADING and deals_registers(state.target) and state.resident == 1:
-            count = _dealt(state.target, warps * WARP, state.loaders, _LOADING[warps][1 if state.copied else 2 * many])[mine]
-            text = f"setmaxnreg.{'inc' if mine == steps.CALCULATES else 'dec'}.sync.aligned.u32 {count};"
+        if warps in _PRODUCER_REGISTERS and deals_registers(state.target) and state.resident == 1:
+            few = _PRODUCER_REGISTERS[warps][1 if state.copied else 2 * many]
+            count = _dealt(state.target, warps * WARP, state.producers, few)[mine]
+            text = f"setmaxnreg.{'inc' if mine == steps.CONSUMER else 'dec'}.sync.aligned.u32 {count};"
             asm(builder, text, "~{memory}", _VOID, [], convergent=True)
 
     return types.none, emit

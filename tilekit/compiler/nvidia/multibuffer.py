@@ -32,11 +32,21 @@ from tilekit.compiler.passes.pipelining import Unfit
 from tilekit.compiler.target import Target
 
 __all__ = [
-    "RingType", "behind_rooms", "by_panels", "deals_registers", "loaders_of", "memory_order", "narrow", "plus", "tensor_map_of",
-    "the_pipelines", "the_ring", "wait",
+    "RingType",
+    "behind_rooms",
+    "by_panels",
+    "deals_registers",
+    "memory_order",
+    "narrow",
+    "plus",
+    "producers_of",
+    "tensor_map_of",
+    "the_pipelines",
+    "the_ring",
+    "wait",
 ]  # fmt: skip
 
-_LOADERS = 128  # where registers are dealt out anew, which is to four warps at a time
+_PRODUCERS = 128  # where registers are dealt out anew, which is to four warps at a time
 _SHARE = 4  # elsewhere, for so many warps that calculate there is one that loads: its registers are as many as theirs
 _MOST_STAGES = 4  # unless more are asked for
 _MOST_IN_BOX, _MOST_DIMENSIONS = 256, 5  # of a tensor map
@@ -56,9 +66,9 @@ def deals_registers(target: Target) -> bool:
     return target.wgmma and target.setmaxnreg
 
 
-def loaders_of(target: Target, num_warps: int) -> int:
+def producers_of(target: Target, num_warps: int) -> int:
     """How many threads a block has besides those that calculate."""
-    return _LOADERS if deals_registers(target) else WARP * max(1, num_warps // _SHARE)
+    return _PRODUCERS if deals_registers(target) else WARP * max(1, num_warps // _SHARE)
 
 
 def narrow(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
@@ -251,7 +261,7 @@ def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: typ
         # Taken for a constant, the address would be computed anew in each turn of a loop.
         base = asm(builder, "mov.u32 $0, $1;", "=r,r", i32, [base])
         first = builder.icmp_unsigned("==", special_register(builder, "tid.x"), integer(32, 0))
-        filling = (ring_type.brought > 0) + state.loaders * ring_type.copied
+        filling = (ring_type.brought > 0) + state.producers * ring_type.copied
         emptying = compilation.config.num_warps * ring_type.cluster
         with builder.if_then(first):
             for stage in range(count):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from llvmlite import ir
 from numba.cuda import cgutils
 
-from tilekit.compiler.codegen.access import Plan, Window, plan, tensor_field
+from tilekit.compiler.codegen.access import AccessPattern, Window, access_pattern, tensor_field
 from tilekit.compiler.codegen.convert_layout import accesses
 from tilekit.compiler.codegen.emit import asm, special_register
 from tilekit.compiler.codegen.types import current, i32, i64, integer
@@ -68,19 +68,19 @@ def _one_of_them(builder: ir.IRBuilder) -> Iterator[None]:
         yield
 
 
-def dealt(tile: StagedType, nbytes: int, loaders: int) -> tuple[Layout, Swizzle, int]:
+def dealt(tile: StagedType, nbytes: int, producers: int) -> tuple[Layout, Swizzle, int]:
     """How threads share the work of copying a tile, `nbytes` at a time: neighbours copy neighbours in a row, then row after row.
 
     Returns:
         Which elements each copies, where they go, and in how many turns of a loop: in each further one, a thread has the number
         of one that does not exist.
     """
-    turns = max(1, tile.nbytes // nbytes // loaders // _UNROLLED)
+    turns = max(1, tile.nbytes // nbytes // producers // _UNROLLED)
     swizzle, rank = tile.swizzle(), len(tile.shape)
     dims = sorted((d for d in range(rank) if tile.axes[d] >= 0), key=lambda d: -tile.axes[d])
     bits = [tuple(n if other == d else 0 for other in range(rank)) for d in dims for n in _powers(tile.shape[d])]
     together = (nbytes // tile.dtype.itemsize).bit_length() - 1
-    lanes, warps = together + WARP.bit_length() - 1, together + (loaders * turns).bit_length() - 1
+    lanes, warps = together + WARP.bit_length() - 1, together + (producers * turns).bit_length() - 1
     bits += [(0,) * rank] * (warps - len(bits))  # more threads than copies: some do the same
     lies = Layout(tile.shape, (*bits[:together], *bits[warps:]), tuple(bits[together:lanes]), tuple(bits[lanes:warps]))
     return lies, Swizzle(swizzle.offsets, swizzle.shared[:together]), turns
@@ -100,14 +100,14 @@ def _copy(
     index: list[ir.Value],
 ) -> None:
     """Copy a tile, `nbytes` at a time. What does not exist of it becomes zeros."""
-    tensor, cut, loaders = row.grid.tensor, row.grid.cut, the_pipelines().loaders
+    tensor, cut, producers = row.grid.tensor, row.grid.cut, the_pipelines().producers
     itemsize, order = tensor.dtype.itemsize, memory_order(row.grid)
     unit, count = order[-1], nbytes // itemsize
     whole = StagedType(tile.dtype, tile.memory, tuple(map(order.index, range(len(order)))), tile.config, tile.ring)
-    lies, swizzle, turns = dealt(whole, nbytes, loaders)
+    lies, swizzle, turns = dealt(whole, nbytes, producers)
     together = lies.run(unit)[: len(swizzle.shared)]
-    pattern = plan(tensor, lies, row.free, cut.steps)
-    pattern = Plan(vector=together, edge=together, ragged=pattern.ragged, checked=pattern.checked)
+    pattern = access_pattern(tensor, lies, row.free, cut.steps)
+    pattern = AccessPattern(vector=together, edge=together, ragged=pattern.ragged, checked=pattern.checked)
     coordinates = lies.coordinates()
     kind = ("cg", ".L2::128B") if nbytes == ACCESS_BYTES else ("ca", "")
     text = f"cp.async.{kind[0]}.shared.global{kind[1]} [$0+{{}}], [$1+{{}}], {nbytes}"
@@ -143,7 +143,7 @@ def _copy(
         copy(thread)
         return
     with cgutils.for_range(builder, integer(32, turns), intp=i32) as loop:
-        copy(builder.add(thread, builder.mul(loop.index, integer(32, loaders))))
+        copy(builder.add(thread, builder.mul(loop.index, integer(32, producers))))
 
 
 def _load(

@@ -16,7 +16,7 @@ from numba.cuda.extending import core_models, register_model
 
 from tilekit import dtypes
 from tilekit.compiler.codegen import shared_memory as shared
-from tilekit.compiler.codegen.access import Plan, Window
+from tilekit.compiler.codegen.access import AccessPattern, Window
 from tilekit.compiler.codegen.computed import ComputedType, scalars_of
 from tilekit.compiler.codegen.emit import asm, special_register, thread_coordinates
 from tilekit.compiler.codegen.transfer import Padding
@@ -154,10 +154,10 @@ def vector_load(tensor: TensorType, cut: Cut, padding: Padding | None) -> tuple[
     # The window of a thread that has the first element alone.
     zero = ((0,) * rank,)
     first = Layout(cut.extents, (), zero * (WARP.bit_length() - 1), zero * (tensor.config.num_warps.bit_length() - 1))
-    plan = Plan(vector=(), edge=(), ragged=(facts.unit,), checked=tuple(range(rank)))
+    pattern = AccessPattern(vector=(), edge=(), ragged=(facts.unit,), checked=tuple(range(rank)))
 
     def emit(builder: ir.IRBuilder, value: ir.Value, index: list[ir.Value]) -> ir.Value:
-        window = Window(builder, tensor, value, index, first, plan, cut.steps)
+        window = Window(builder, tensor, value, index, first, pattern, cut.steps)
         return scalars_of(builder, vector, [window.base, window.remaining[facts.unit]])
 
     return vector, emit

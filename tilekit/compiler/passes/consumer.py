@@ -15,7 +15,7 @@ from tilekit.lang.matmul import mma
 if TYPE_CHECKING:
     from tilekit.compiler.passes.pipelining import Pipeline
 
-__all__ = ["Takes", "products_of"]
+__all__ = ["ConsumerLoops", "products_of"]
 
 
 def products_of(bound: BoundKernel, loop: ast.For) -> int:
@@ -47,7 +47,7 @@ class _Product:
 _BRANCHES = (ast.IfExp, ast.BoolOp)  # expressions of which a part may not be computed
 
 
-class Takes(ast.NodeTransformer):
+class ConsumerLoops(ast.NodeTransformer):
     """Makes pipelines loops that take tiles from a ring."""
 
     def __init__(self, bound: BoundKernel, loops: list[Pipeline]) -> None:
@@ -83,7 +83,7 @@ class Takes(ast.NodeTransformer):
         once = [isinstance(s, simple) and not any(isinstance(n, _BRANCHES) for n in ast.walk(s)) for s in node.body]
         others = {s.lineno for s, each_turn in zip(node.body, once, strict=True) if not each_turn}
         lines = [s.lineno for s in node.body if s.lineno not in others]
-        return [*before, *loop.calculating(self.block(body), lines)]
+        return [*before, *loop.consumer_loop(self.block(body), lines)]
 
     @staticmethod
     def _is_carried(name: str, loop: ast.For) -> bool:

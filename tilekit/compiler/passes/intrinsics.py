@@ -9,9 +9,9 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["CALCULATES", "LOADS", "STEPS", "assignment", "call_of", "name_of", "placed"]
+__all__ = ["CONSUMER", "PRODUCER", "STEPS", "assignment", "call_of", "name_of", "placed"]
 
-CALCULATES, LOADS = 0, 1
+CONSUMER, PRODUCER = 0, 1
 
 
 def _steps(*rows: Any) -> Any:
@@ -31,7 +31,7 @@ def _ring(number: Any, stages: Any, shared: Any, *grids: Any) -> Any:
 
 
 def _role() -> Any:
-    """What a thread does: CALCULATES, LOADS, or nothing."""
+    """What a thread does: CONSUMER, PRODUCER, or nothing."""
 
 
 def _registers(role: Any, products: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Software pipelines: what becomes of `for ... in tk.pipelined(...):` before the compiler sees it.
+"""Software pipelining: what becomes of `for ... in tk.pipelined(...):` before the compiler sees it, with warp specialisation.
 
 On its own, such a loop becomes one that loads a tile of each stream in each turn (`plain`). Where tiles can be brought ahead, by
 the tensor memory accelerator or by copies, a ring of stages in shared memory stands between these and the loop, and the kernel
@@ -7,7 +7,7 @@ itself, which takes the tiles and gives the stages back.
 
     ring = _ring(stages, x.tiles(...), ...)                            in all threads
     role = _role()
-    if role == LOADS:                                                  if role == CALCULATES:
+    if role == PRODUCER:                                               if role == CONSUMER:
         turn = 0                                                           turn = 0
         for k in range(_steps(rows...)):                                   ...
             _put(ring, turn, k, rows...)                                   for k in range(_steps(rows...)):
@@ -19,7 +19,8 @@ itself, which takes the tiles and gives the stages back.
 
 A loop that has one turn at most is an `if` there.
 
-What stands in such code is in `steps`; `loading` has what is left for the threads that load, `taking` what becomes of the others.
+What stands in such code is in `intrinsics`; `producer` has what is left for the threads that load, `consumer` what becomes of
+the others.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from typing import Any
 from tilekit.compiler.frontend.bound import BoundKernel, stored
 from tilekit.compiler.frontend.folding import MISSING, value_of
 from tilekit.compiler.frontend.source import KernelSource
-from tilekit.compiler.passes.consumer import Takes, products_of
-from tilekit.compiler.passes.intrinsics import CALCULATES, LOADS, STEPS, assignment, call_of, name_of, placed
+from tilekit.compiler.passes.consumer import ConsumerLoops, products_of
+from tilekit.compiler.passes.intrinsics import CONSUMER, PRODUCER, STEPS, assignment, call_of, name_of, placed
 from tilekit.compiler.passes.multicast import alike
-from tilekit.compiler.passes.producer import Apart, Kept, Unfit, check_stay, resolved
+from tilekit.compiler.passes.producer import Apart, ProducerSlice, Unfit, check_stay, resolved
 from tilekit.errors import CompileError
 from tilekit.lang import pipelines
 from tilekit.lang.pipelines import check_stages, check_warp_specialize
@@ -100,7 +101,7 @@ def specialised(bound: BoundKernel, clusters: Mapping[str, tuple[int, ...]], wri
     if not loops:
         return bound  # it has its rings: dead branches have been taken out of it
     check_stay(bound, tree, loops)
-    kept = Kept(bound, tree, loops, written)
+    producer_slice = ProducerSlice(bound, tree, loops, written)
     parameters = {a.arg for a in tree.args.args} - stored(ast.walk(tree))
     head: list[ast.stmt] = []
     streams = [(loop.node, loop.streams) for loop in loops]
@@ -111,12 +112,12 @@ def specialised(bound: BoundKernel, clusters: Mapping[str, tuple[int, ...]], wri
     first = tree.body[0]
     head.append(assignment(_ROLE, call_of("tilekit__role", [], first), first))
     starts = [assignment(loop.turn, ast.Constant(0), loop.node) for loop in loops if loop.shares is None]
-    loading = [*copy.deepcopy(starts), *kept.statements(tree.body)]
-    calculating = [*starts, *Takes(bound, loops).block(tree.body)]
+    producer = [*copy.deepcopy(starts), *producer_slice.statements(tree.body)]
+    consumer = [*starts, *ConsumerLoops(bound, loops).block(tree.body)]
     products = ast.Constant(max(products_of(bound, loop.node) for loop in loops))
-    registers = [ast.Expr(call_of("tilekit__registers", [ast.Constant(role), products], first)) for role in (CALCULATES, LOADS)]
-    others = [registers[LOADS], ast.If(_is_role(LOADS), loading, [])]
-    roles: ast.stmt = ast.If(_is_role(CALCULATES), [registers[CALCULATES], *calculating], others)
+    registers = [ast.Expr(call_of("tilekit__registers", [ast.Constant(role), products], first)) for role in (CONSUMER, PRODUCER)]
+    others = [registers[PRODUCER], ast.If(_is_role(PRODUCER), producer, [])]
+    roles: ast.stmt = ast.If(_is_role(CONSUMER), [registers[CONSUMER], *consumer], others)
     end: ast.stmt = ast.Expr(call_of("tilekit__end", [], first))
     tree.body = [*head, ast.copy_location(roles, first), ast.copy_location(end, first)]
     for node in ast.walk(roles):
@@ -268,12 +269,12 @@ class Pipeline:
         """The number of the turn, in a turn."""
         return ast.Constant(0) if any(self.ones) else name_of(self.index)
 
-    def loading(self, kept: list[ast.stmt]) -> list[ast.stmt]:
+    def producer_loop(self, kept: list[ast.stmt]) -> list[ast.stmt]:
         """The loop of the thread that loads; of its body, it has `kept`."""
         arguments = [name_of(self.name), name_of(self.turn), self._step(), *map(name_of, self.rows)]
         return self.around([placed(ast.Expr(call_of("tilekit__put", arguments, self.node)), self.node), *kept], [])
 
-    def calculating(self, body: list[ast.stmt], lines: list[int]) -> list[ast.stmt]:
+    def consumer_loop(self, body: list[ast.stmt], lines: list[int]) -> list[ast.stmt]:
         """The loop of those that calculate; the statements on these lines run once in each turn."""
         where = ast.Tuple([ast.Constant(line) for line in lines], ast.Load())
         taken = call_of("tilekit__take", [name_of(self.name), name_of(self.turn), copy.deepcopy(where)], self.node)

@@ -14,7 +14,7 @@ from tilekit.lang.shape import permute, reshape, transpose
 if TYPE_CHECKING:
     from tilekit.compiler.passes.pipelining import Pipeline
 
-__all__ = ["Apart", "Kept", "Unfit", "check_stay", "reads", "resolved"]
+__all__ = ["Apart", "ProducerSlice", "Unfit", "check_stay", "reads", "resolved"]
 
 
 class Unfit(Exception):
@@ -92,7 +92,7 @@ _HARMLESS = (
 )  # fmt: skip
 
 
-class Kept:
+class ProducerSlice:
     """What is left of a kernel for the thread that loads: what decides which tiles come."""
 
     def __init__(self, bound: BoundKernel, tree: ast.FunctionDef, loops: list[Pipeline], written: frozenset[str]) -> None:
@@ -174,7 +174,7 @@ class Kept:
     def _left(self, node: ast.stmt) -> Iterator[ast.stmt]:
         loop = self.loops.get(id(node))
         if loop is not None:
-            yield from loop.loading(self.statements(loop.node.body))
+            yield from loop.producer_loop(self.statements(loop.node.body))
         elif self._look_at(node):
             copied = copy.copy(node)
             for field in ("body", "orelse"):
