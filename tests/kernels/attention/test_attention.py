@@ -75,7 +75,7 @@ def test_tiles_of_many_queries(device, monkeypatch, lengths, causal):
 @pytest.mark.parametrize("tile", [(64, 16), (32, 32), (16, 64)], ids=str)
 def test_scores_that_are_asked_for_ahead(cpu, monkeypatch, tile, lengths, causal):
     """What runs where warpgroups multiply: tiles of keys that the mask cuts have a loop of their own."""
-    monkeypatch.setattr(forward, "plan_of", lambda *_: forward._Plan(*tile, 64, 2, 1))
+    monkeypatch.setattr(forward, "tiling_of", lambda *_: forward._Tiling(*tile, 64, 2, 1))
     monkeypatch.setattr(forward, "_TALL", {})
     queries, keys = lengths
     check(*operands((2, 4, queries, 64), (2, 2, keys, 64)), causal=causal)
@@ -83,16 +83,16 @@ def test_scores_that_are_asked_for_ahead(cpu, monkeypatch, tile, lengths, causal
 
 def test_tiles_have_many_queries_where_that_is_sooner_done():
     """Each multiprocessor has a tile at a time; one of 256 queries takes less than twice as long as one of 128."""
-    plan = forward._STAGED[64]
+    tiling = forward._STAGED[64]
     for heads, queries, rows in (
         (64, 4096, 256), (16, 2048, 256), (132, 256, 256), (1, 1 << 20, 256),
         (132, 128, 128), (1000, 100, 128), (66, 256, 128), (100, 300, 128), (1, 1, 128),
     ):  # fmt: skip
-        assert forward.taller(plan, heads, queries, 132).rows == rows, (heads, queries)
+        assert forward.taller(tiling, heads, queries, 132).rows == rows, (heads, queries)
     other = forward._STAGED[128]
     assert forward.taller(other, 64, 4096, 132) == other
     # Of packed sequences each ends somewhere in a tile.
-    assert [forward.taller(plan, 32, 16384, 132, sequences).rows for sequences in (1, 8, 64)] == [256, 256, 128]
+    assert [forward.taller(tiling, 32, 16384, 132, sequences).rows for sequences in (1, 8, 64)] == [256, 256, 128]
 
 
 @pytest.mark.parametrize("window", [1, 2, 128, 129, 10**12])
@@ -191,8 +191,8 @@ def test_gradients(device, q_shape, k_shape, options, dtype):
 def test_gradients_with_products_under_way(cpu, monkeypatch, q_shape, k_shape, options):
     """What runs where warpgroups multiply: other kernels, with loops of their own for tiles that the mask cuts."""
     tiles = backward._Tile(64, 32, 2, 1), backward._Tile(32, 64, 2, 1)
-    plan = backward._Plan(max(64, q_shape[3] + 63 & -64), *tiles)
-    monkeypatch.setattr(backward, "plan_of", lambda *_, **__: plan)
+    tiling = backward._Tiling(max(64, q_shape[3] + 63 & -64), *tiles)
+    monkeypatch.setattr(backward, "tiling_of", lambda *_, **__: tiling)
     q, k, v = operands(q_shape, k_shape, np.float32)
     g = operands(q_shape, k_shape, np.float32, seed=1)[0]
     y, lse = kernels.attention(f(q), f(k), f(v), return_lse=True, **options).sync()
@@ -209,9 +209,9 @@ def test_products_of_gradients_stay_under_way(which, size, causal):
     shape = (1, 4, 1024, size)
     q, k, v, g, *results = (api.meta(shape, tk.bfloat16) for _ in range(7))
     sums = [api.meta(shape[:3], tk.float32) for _ in range(2)]
-    plan = backward.plan_of(size, 1024, 1024, False, True, overlapped=True)
+    tiling = backward.tiling_of(size, 1024, 1024, False, True, overlapped=True)
     ahead, adds = backward.wgmma, which == "adds"
-    tile, early = plan.dq if which == "backward_dq" else plan.dkv, adds and size == 128 and not causal
+    tile, early = tiling.dq if which == "backward_dq" else tiling.dkv, adds and size == 128 and not causal
     given = (q, k, v, g, *sums, 0.1, 1, 0, 1, False, causal, tile.stages)
     if which == "backward_dq":
         op = ahead.backward_dq(results[2].scattered(), *given)

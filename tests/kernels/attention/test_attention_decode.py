@@ -100,28 +100,28 @@ def test_in_place_of_the_queries(device, splits):
 @pytest.mark.parametrize(("blocks", "parts"), [(64, 4), (8, 29), (1, 55), (132, 2), (200, 5), (264, 1), (5000, 1)])
 def test_parts_keep_two_blocks_of_each_multiprocessor_busy(blocks, parts):
     """The fewest that leave nearly as few of the 264 idle, at the end, as any number does."""
-    plan = decode._plan(blocks, 4, 128, 2, 32768, 32768, 132, 3, False, None)
-    assert (plan.parts, plan.occupancy) == (parts, 2)
+    schedule = decode._schedule(blocks, 4, 128, 2, 32768, 32768, 132, 3, False, None)
+    assert (schedule.parts, schedule.occupancy) == (parts, 2)
 
 
 def test_sequences_of_different_lengths_have_some_parts():
     """While the longest goes on, the others' places are not to stay empty."""
     for blocks, keys, parts in ((264, 32768, 4), (5000, 32768, 4), (64, 32768, 4), (264, 100, 1)):
-        assert decode._plan(blocks, 4, 128, 2, keys, keys, 132, 3, False, None, True).parts == parts
+        assert decode._schedule(blocks, 4, 128, 2, keys, keys, 132, 3, False, None, True).parts == parts
 
 
 def test_splits_are_some_at_most():
-    assert decode._plan(64, 4, 128, 2, 1 << 20, 1 << 20, 132, 3, False, 500).parts == 64
+    assert decode._schedule(64, 4, 128, 2, 1 << 20, 1 << 20, 132, 3, False, 500).parts == 64
 
 
 def test_small_pages_have_few_warps():
-    plans = [decode._plan(64, 4, 128, 2, 32768, page, 132, 3, False, None) for page in (16, 32)]
-    assert [(plan.columns, plan.num_warps) for plan in plans] == [(16, 2), (32, 4)]
+    schedules = [decode._schedule(64, 4, 128, 2, 32768, page, 132, 3, False, None) for page in (16, 32)]
+    assert [(schedule.columns, schedule.num_warps) for schedule in schedules] == [(16, 2), (32, 4)]
 
 
 def test_short_sequences_have_few_parts():
-    plan = decode._plan(1, 4, 128, 2, 500, 500, 132, 3, False, None)
-    assert (plan.parts, plan.columns) == (4, 64), "of two tiles"
+    schedule = decode._schedule(1, 4, 128, 2, 500, 500, 132, 3, False, None)
+    assert (schedule.parts, schedule.columns) == (4, 64), "of two tiles"
 
 
 def x(*shape, dtype=tk.float16):

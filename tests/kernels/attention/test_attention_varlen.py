@@ -14,7 +14,7 @@ import tilekit as tk
 from tilekit import api, kernels
 from tilekit._driver.cpu import driver as cpu
 from tilekit.kernels._attention import varlen_backward
-from tilekit.kernels._attention.backward import _Plan, _Tile
+from tilekit.kernels._attention.backward import _Tile, _Tiling
 
 f = api.from_host
 BF16 = ml_dtypes.bfloat16
@@ -223,8 +223,8 @@ def test_gradients_of_head_sizes(device, causal, size):
 def test_gradients_by_keys_and_by_values_in_two_launches(cpu, monkeypatch):
     """As where warpgroups multiply and heads have 256 elements."""
     tile = _Tile(32, 32, 2, 1)
-    plan = _Plan(256, tile, tile)
-    monkeypatch.setattr(varlen_backward, "plan_of", lambda *_, **__: plan)
+    tiling = _Tiling(256, tile, tile)
+    monkeypatch.setattr(varlen_backward, "tiling_of", lambda *_, **__: tiling)
     lengths = ((70, 90, 9), (90, 60, 30))
     operands, starts = packed(lengths, size=256, dtype=np.float32)
     g = packed(lengths, size=256, dtype=np.float32, seed=1)[0][0]

@@ -10,7 +10,7 @@ from closeness import FLOATS, normal
 import tilekit as tk
 from tilekit import api, kernels
 from tilekit.kernels import epilogues
-from tilekit.kernels._gemm import plans, stream_k
+from tilekit.kernels._gemm import schedules, stream_k
 
 f = api.from_host
 E4, E5, BF = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16
@@ -379,13 +379,13 @@ def test_mistakes(device):
     refuse(lambda: gemm(a, b, out=a.reshape(8, 4)[:4, :].reshape(4, 4)[:, :4]), ValueError, "out is float32")
 
 
-# ------------------------------------------------------------------------------------------------------------------------- plans
+# ---------------------------------------------------------------------------------------------------------------------- schedules
 
 
-def plan(m, n, k, batch=1, count=132, **options):
+def schedule(m, n, k, batch=1, count=132, **options):
     given = {"itemsize": 2, "staged": True, "copied": False, "even": True, "cpu": False, "tf32": False, "beside": 0}
     given |= {"tile": None, "num_warps": None, "splits": None, **options}
-    return plans._plan((batch, m, n, k), count, **given)
+    return schedules._schedule((batch, m, n, k), count, **given)
 
 
 @pytest.mark.parametrize(
@@ -402,28 +402,28 @@ def plan(m, n, k, batch=1, count=132, **options):
     ids=str,
 )
 def test_tiles_by_size(shape, tile):
-    found = plan(*shape)
+    found = schedule(*shape)
     assert (found.rows, found.columns, found.depth) == tile
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4])
 def test_the_depth_of_a_tile_is_in_bytes(itemsize):
     for shape, nbytes in (((8192, 8192, 8192), 128), ((1024, 1024, 1024), 128), ((8192, 16, 8192), 512)):
-        assert plan(*shape, itemsize=itemsize).depth == nbytes // itemsize
-    large = plan(8192, 8192, 8192, itemsize=itemsize, summed=itemsize == 1)
+        assert schedule(*shape, itemsize=itemsize).depth == nbytes // itemsize
+    large = schedule(8192, 8192, 8192, itemsize=itemsize, summed=itemsize == 1)
     assert (large.rows, large.columns, large.num_warps) == (128, 256, 8)
 
 
 def test_parts_cover_all_of_k_and_none_is_empty():
     for m, n, k in [(16, 4096, 4096), (64, 64, 100000), (1, 512, 5000), (256, 256, 65536), (64, 64, 65)]:
         for staged in (True, False):
-            found = plan(m, n, k, staged=staged)
+            found = schedule(m, n, k, staged=staged)
             steps = -(-k // found.depth)
             assert found.splits * found.share >= steps > (found.splits - 1) * found.share
-    assert plan(64, 64, 100000).splits > 20
-    assert plan(4096, 4096, 4096).splits == 1
-    assert plan(64, 64, 100000, batch=4).splits == 1
-    assert plan(64, 64, 100, splits=7).splits == 2
+    assert schedule(64, 64, 100000).splits > 20
+    assert schedule(4096, 4096, 4096).splits == 1
+    assert schedule(64, 64, 100000, batch=4).splits == 1
+    assert schedule(64, 64, 100, splits=7).splits == 2
 
 
 @pytest.mark.parametrize(
@@ -449,21 +449,21 @@ def test_steps_are_dealt_out_evenly(shape, blocks):
 def test_where_steps_are_dealt_out():
     """Where few tiles are left and K is long; not where three kernels take longer than what is gained."""
     for shape in ((3072, 3072, 3072), (5120, 5120, 5120), (5120, 1024, 8192), (2304, 2304, 8192)):
-        assert plan(*shape).stream is not None
+        assert schedule(*shape).stream is not None
     for shape in ((2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192), (8192, 8192, 1024), (3072, 3072, 512)):
-        assert plan(*shape).stream is None
-    assert plan(3072, 3072, 3072, batch=2).stream is None
-    assert plan(3072, 3072, 3072, splits=1).stream is None
-    assert plan(4096, 4096, 4096, splits="stream").stream is not None
-    assert plan(128 * 12, 256 * 11, 512, splits="stream", tile=(128, 256, 64)).stream is None, "132 tiles"
-    assert plan(16, 16, 16, count=1, splits="stream")[3:5] == (1, 1)
+        assert schedule(*shape).stream is None
+    assert schedule(3072, 3072, 3072, batch=2).stream is None
+    assert schedule(3072, 3072, 3072, splits=1).stream is None
+    assert schedule(4096, 4096, 4096, splits="stream").stream is not None
+    assert schedule(128 * 12, 256 * 11, 512, splits="stream", tile=(128, 256, 64)).stream is None, "132 tiles"
+    assert schedule(16, 16, 16, count=1, splits="stream")[3:5] == (1, 1)
 
 
 def test_blocks_stay_where_operands_come_ahead():
-    assert plan(8192, 8192, 8192).blocks == 132
-    assert plan(8192, 8192, 8192, count=78).blocks == 78
-    assert plan(512, 512, 512).blocks == 64
-    assert plan(4096, 4096, 4096, staged=False).blocks == 4096 // 128 * 4096 // 64
-    assert plan(4096, 4096, 4096, staged=False, copied=True, count=108).blocks == 108
-    assert plan(8192, 8192, 8192, beside=2).columns == 256
-    assert plan(8192, 8192, 8192, beside=4).columns == 128
+    assert schedule(8192, 8192, 8192).blocks == 132
+    assert schedule(8192, 8192, 8192, count=78).blocks == 78
+    assert schedule(512, 512, 512).blocks == 64
+    assert schedule(4096, 4096, 4096, staged=False).blocks == 4096 // 128 * 4096 // 64
+    assert schedule(4096, 4096, 4096, staged=False, copied=True, count=108).blocks == 108
+    assert schedule(8192, 8192, 8192, beside=2).columns == 256
+    assert schedule(8192, 8192, 8192, beside=4).columns == 128

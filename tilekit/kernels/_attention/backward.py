@@ -8,8 +8,8 @@ The weights are computed anew, from the scores and the logarithms of their sums:
 has a block for each tile of keys, which goes over the queries that see them, and one a block for each tile of queries. So each
 sum is one block's, taken in a fixed order: the result is the same in every run. The price is that scores and `g @ v.T` are
 computed twice. Where warpgroups multiply, the kernels are those of `backward_wgmma`. There, unless the result must be
-the same in every run, or heads have more than 128 elements (see `_Plan.wanted`), the first adds up `dq` as well, in an order that
-chance makes, and nothing is computed twice.
+the same in every run, or heads have more than 128 elements (see `_Tiling.wanted`), the first adds up `dq` as well, in an order
+that chance makes, and nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, p
 from tilekit.kernels._staging import in_stages
 from tilekit.ops import DeviceOp, Spec
 
-__all__ = ["attention_backward", "of_tiles", "plan_of", "power_of"]
+__all__ = ["attention_backward", "of_tiles", "power_of", "tiling_of"]
 
 BM, BN, BD = tk.generics("BM BN BD")
 
@@ -149,7 +149,7 @@ class _Tile(NamedTuple):
     num_warps: int
 
 
-class _Plan(NamedTuple):
+class _Tiling(NamedTuple):
     """`BD`, and the tiles of the two kernels."""
 
     depth: int
@@ -168,30 +168,30 @@ class _Plan(NamedTuple):
 
 # On GPUs of compute capability 9.0, by the head size.
 _AHEAD = {
-    64: _Plan(64, _Tile(128, 128, 3, 8), _Tile(128, 64, 3, 8)),
-    128: _Plan(128, _Tile(128, 64, 3, 8), _Tile(128, 64, 3, 8)),
-    256: _Plan(256, _Tile(128, 32, 2, 8), _Tile(128, 32, 2, 8)),
+    64: _Tiling(64, _Tile(128, 128, 3, 8), _Tile(128, 64, 3, 8)),
+    128: _Tiling(128, _Tile(128, 64, 3, 8), _Tile(128, 64, 3, 8)),
+    256: _Tiling(256, _Tile(128, 32, 2, 8), _Tile(128, 32, 2, 8)),
 }
 # The same where products are waited for in each turn: of packed sequences.
 _STAGED = {
-    64: _Plan(64, _Tile(128, 64, 4, 8), _Tile(128, 64, 4, 8)),
-    128: _Plan(128, _Tile(128, 64, 3, 8), _Tile(128, 32, 4, 8)),
-    256: _Plan(256, _Tile(128, 32, 2, 8), _Tile(128, 32, 2, 8)),
+    64: _Tiling(64, _Tile(128, 64, 4, 8), _Tile(128, 64, 4, 8)),
+    128: _Tiling(128, _Tile(128, 64, 3, 8), _Tile(128, 32, 4, 8)),
+    256: _Tiling(256, _Tile(128, 32, 2, 8), _Tile(128, 32, 2, 8)),
 }
 _LOADED = {
-    64: _Plan(64, _Tile(64, 32, None, 4), _Tile(64, 32, None, 4)),
-    128: _Plan(128, _Tile(64, 32, None, 4), _Tile(32, 32, None, 4)),
-    256: _Plan(256, _Tile(32, 16, None, 4), _Tile(32, 16, None, 4)),
+    64: _Tiling(64, _Tile(64, 32, None, 4), _Tile(64, 32, None, 4)),
+    128: _Tiling(128, _Tile(64, 32, None, 4), _Tile(32, 32, None, 4)),
+    256: _Tiling(256, _Tile(32, 16, None, 4), _Tile(32, 16, None, 4)),
 }
 _CPU_TILE = 128
 
 
 @functools.lru_cache(maxsize=256)
-def plan_of(size: int, queries: int, keys: int, cpu: bool, staged: bool, overlapped: bool = False) -> _Plan:
+def tiling_of(size: int, queries: int, keys: int, cpu: bool, staged: bool, overlapped: bool = False) -> _Tiling:
     """The tiles for heads of a size, and so many queries and keys; `overlapped` if products may stay under way."""
     if cpu:
         rows, columns = (min(_CPU_TILE, max(16, power(n))) for n in (queries, keys))
-        return _Plan(max(16, power(size)), _Tile(rows, columns, None, 1), _Tile(columns, rows, None, 1))
+        return _Tiling(max(16, power(size)), _Tile(rows, columns, None, 1), _Tile(columns, rows, None, 1))
     return ((_AHEAD if overlapped else _STAGED) if staged else _LOADED)[max(64, power(size))]
 
 
@@ -239,13 +239,13 @@ def attention_backward(
         )
     factor, masks = scale_of(name, scale, q), masks_of(name, causal, window)
     (batch, heads, queries, size), (_, key_heads, keys, _) = q.shape, k.shape
-    plan = plan_of(size, queries, keys, on_cpu(q), in_stages(q, k, v, grad), overlapped=True)
+    tiling = tiling_of(size, queries, keys, on_cpu(q), in_stages(q, k, v, grad), overlapped=True)
     # Whole tiles of queries: those that do not exist have sums of infinity, and so no weights.
-    whole, rows = -(-queries // plan.dkv.columns), plan.dkv.columns
+    whole, rows = -(-queries // tiling.dkv.columns), tiling.dkv.columns
     kept = Spec((batch, heads, whole * rows), dtypes.float32)
     group, masked = heads // max(1, key_heads), masks.below or masks.above
-    adds = plan.dkv.stages is not None and len(plan.wanted) == 1 and not deterministic
-    early = adds and plan.depth == 128 and not masked
+    adds = tiling.dkv.stages is not None and len(tiling.wanted) == 1 and not deterministic
+    early = adds and tiling.depth == 128 and not masked
 
     def steps(new):
         dq, dk, dv = (new(Spec(x.shape, x.dtype)) for x in (q, k, v))
@@ -256,36 +256,36 @@ def attention_backward(
             return dq, dk, dv
         delta, sums = new(kept), new(kept)
         launch = _of_rows(delta.scattered(), sums.scattered(), grad, out, lse, heads)
-        yield launch.generics(BM=rows, BD=plan.depth).num_warps(4).grid((whole, batch * heads))
+        yield launch.generics(BM=rows, BD=tiling.depth).num_warps(4).grid((whole, batch * heads))
         arguments = (q, k, v, grad, delta, sums, factor, masks.left, masks.right, group, masks.below, masks.above)
-        held = plan.depth * rows
+        held = tiling.depth * rows
         dq_sums = new(Spec((batch, heads, whole, held), dtypes.float32)) if adds else dq
         if adds:
             yield filled(dq_sums)
-        results, tile = tuple(x.scattered() for x in (dk, dv, dq_sums)), plan.dkv
-        for wanted in plan.wanted:
+        results, tile = tuple(x.scattered() for x in (dk, dv, dq_sums)), tiling.dkv
+        for wanted in tiling.wanted:
             if tile.stages is None:
                 launch = _backward_dkv(*results[:2], *arguments)
             else:
                 ragged = keys % tile.rows > 0
                 launch = wgmma.backward_dkv(*results, *arguments, tile.stages, adds, early, ragged, *wanted).generics(BS=held)
-            yield of_tiles(launch, plan, tile, -(-keys // tile.rows), batch * key_heads)
+            yield of_tiles(launch, tiling, tile, -(-keys // tile.rows), batch * key_heads)
         if adds:
             launch = wgmma.of_sums(dq.scattered(), dq_sums, heads, factor)
-            yield launch.generics(BN=rows, BD=plan.depth, BS=held).num_warps(4).grid((whole, batch * heads))
+            yield launch.generics(BN=rows, BD=tiling.depth, BS=held).num_warps(4).grid((whole, batch * heads))
         else:
-            stages = plan.dq.stages
+            stages = tiling.dq.stages
             if stages is None:
                 launch = _backward_dq(dq.scattered(), *arguments)
             else:
                 launch = wgmma.backward_dq(dq.scattered(), *arguments, stages)
-            yield of_tiles(launch, plan, plan.dq, -(-queries // plan.dq.rows), batch * heads)
+            yield of_tiles(launch, tiling, tiling.dq, -(-queries // tiling.dq.rows), batch * heads)
         return dq, dk, dv
 
     return Launches(q, steps)
 
 
-def of_tiles(launch: tk.KernelLaunch, plan: _Plan, tile: _Tile, tiles: int, count: int) -> tk.KernelLaunch:
+def of_tiles(launch: tk.KernelLaunch, tiling: _Tiling, tile: _Tile, tiles: int, count: int) -> tk.KernelLaunch:
     """A launch with a block for each of so many tiles of each of `count` heads."""
-    launch = launch.generics(BM=tile.rows, BN=tile.columns, BD=plan.depth).num_warps(tile.num_warps)
+    launch = launch.generics(BM=tile.rows, BN=tile.columns, BD=tiling.depth).num_warps(tile.num_warps)
     return launch.grid((tiles, count))

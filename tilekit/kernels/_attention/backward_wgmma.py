@@ -88,7 +88,7 @@ def backward_dkv(
 
     `early` is for who has the registers: products by keys are computed while threads add those by queries to the sums. `ragged`:
     the last tile of keys has some that do not exist. They are zeros, but their weights may be infinite. `wants_dk`, `wants_dv`:
-    which gradients are wanted, see `_Plan.wanted`.
+    which gradients are wanted, see `_Tiling.wanted`.
     """
     queries, keys, key_heads = q.shape[2], k.shape[2], k.shape[1]
     j, h = tk.bid(0), tk.bid(1)

@@ -107,7 +107,7 @@ def _together(y: tk.Out, o: tk.In, sums: tk.In):
     tk.store(y, (at, row, 0), result.astype(y.dtype).reshape((1, 1, BD)))
 
 
-class _Plan(NamedTuple):
+class _Schedule(NamedTuple):
     """`BM`, `BN`, `BD`, the stages of keys and values, the parts, the warps, and the blocks that a multiprocessor is to have."""
 
     rows: int
@@ -176,7 +176,7 @@ def attention_decode(
     count = multiprocessors(q)
     stages = _STAGES if has_warpgroups(q) else _STAGES_ELSEWHERE
     uneven, cpu = lengths is not None, on_cpu(q)
-    plan = _plan(batch * key_heads, group * queries, size, q.itemsize, keys, page, count, stages, cpu, splits, uneven)
+    schedule = _schedule(batch * key_heads, group * queries, size, q.itemsize, keys, page, count, stages, cpu, splits, uneven)
     rows = (1, batch * key_heads, group * queries, size)
 
     def steps(new):
@@ -188,17 +188,19 @@ def attention_decode(
             return y
         packed = shaped(q, rows) if q.is_contiguous else shaped((yield q.dup()), rows)
         flat = y if y.is_contiguous else new(Spec(y.shape, y.dtype))
-        several = plan.parts > 1
-        o = new(Spec((plan.parts, *rows[1:]), dtypes.float32)) if several else shaped(flat, rows)
+        several = schedule.parts > 1
+        o = new(Spec((schedule.parts, *rows[1:]), dtypes.float32)) if several else shaped(flat, rows)
         sums = new(Spec(o.shape[:3], dtypes.float32))
         launch = _of_parts(
             o.scattered(), sums.scattered(), packed, k, v, packed if lengths is None else lengths,
-            block_table if paged else packed, factor * LOG2_E, keys, queries, lengths is not None, paged, plan.stages,
+            block_table if paged else packed, factor * LOG2_E, keys, queries, lengths is not None, paged, schedule.stages,
         )  # fmt: skip
-        launch = launch.generics(BM=plan.rows, BN=plan.columns, BD=plan.depth).num_warps(plan.num_warps)
-        yield launch.occupancy(plan.occupancy).grid((plan.parts, rows[1]))
+        launch = launch.generics(BM=schedule.rows, BN=schedule.columns, BD=schedule.depth).num_warps(schedule.num_warps)
+        yield launch.occupancy(schedule.occupancy).grid((schedule.parts, rows[1]))
         if several:
-            launch = _together(shaped(flat, rows[1:]).scattered(), o, sums).generics(PARTS=power(plan.parts), BD=plan.depth)
+            launch = _together(shaped(flat, rows[1:]).scattered(), o, sums).generics(
+                PARTS=power(schedule.parts), BD=schedule.depth
+            )
             yield launch.num_warps(4).grid((rows[2], rows[1]))
         if flat is not y:
             yield flat.copy_into(y)
@@ -208,10 +210,10 @@ def attention_decode(
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(
+def _schedule(
     blocks: int, rows: int, size: int, itemsize: int, keys: int, page: int, count: int, stages: int, cpu: bool,
     splits: int | None, uneven: bool = False,
-) -> _Plan:  # fmt: skip
+) -> _Schedule:  # fmt: skip
     depth = max(16, power(size))
     columns = _CPU_COLUMNS if cpu else min(_MOST_COLUMNS, max(_LEAST_COLUMNS, _TILE_BYTES // (depth * itemsize)))
     columns = min(columns, max(_LEAST_COLUMNS, power(page)))
@@ -225,7 +227,7 @@ def _plan(
         parts = min(splits, tiles, _MOST_SPLITS)
     else:
         parts = _parts(max(1, blocks), _LEAST_PARTS if uneven else 1, tiles // _LEAST_SHARE, count * occupancy)
-    return _Plan(rows, columns, depth, stages, parts, num_warps, occupancy)
+    return _Schedule(rows, columns, depth, stages, parts, num_warps, occupancy)
 
 
 def _parts(blocks: int, least: int, limit: int, places: int) -> int:

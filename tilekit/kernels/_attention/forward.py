@@ -35,7 +35,7 @@ from tilekit.kernels._host import (
 from tilekit.kernels._staging import in_stages
 from tilekit.ops import DeviceOp, Spec
 
-__all__ = ["attention", "plan_of", "taller"]
+__all__ = ["attention", "taller", "tiling_of"]
 
 BM, BN, BD = tk.generics("BM BN BD")
 
@@ -192,7 +192,7 @@ def _attention_overlapped(
 # -------------------------------------------------------------------------------------------------------------------------- host
 
 
-class _Plan(NamedTuple):
+class _Tiling(NamedTuple):
     """`BM`, `BN`, `BD`, the stages of keys and values, and the warps."""
 
     rows: int
@@ -203,13 +203,13 @@ class _Plan(NamedTuple):
 
 
 # By the head size. On GPUs of compute capability 9.0 each warpgroup has 64 rows, and shared memory room for the stages.
-_STAGED = {64: _Plan(128, 128, 64, 4, 8), 128: _Plan(128, 128, 128, 2, 8), 256: _Plan(128, 32, 256, 4, 8)}
+_STAGED = {64: _Tiling(128, 128, 64, 4, 8), 128: _Tiling(128, 128, 128, 2, 8), 256: _Tiling(128, 32, 256, 4, 8)}
 # With scores that are asked for ahead: keys and values come once for twice as many queries.
-_TALL = {64: _Plan(256, 64, 64, 6, 16)}
+_TALL = {64: _Tiling(256, 64, 64, 6, 16)}
 _TALL_TIME = 1.83  # that such a tile takes on an H200, of that of one of half as many rows
-_LOADED = {64: _Plan(64, 32, 64, None, 4), 128: _Plan(128, 32, 128, None, 8), 256: _Plan(64, 16, 256, None, 4)}
+_LOADED = {64: _Tiling(64, 32, 64, None, 4), 128: _Tiling(128, 32, 128, None, 8), 256: _Tiling(64, 16, 256, None, 4)}
 # For head sizes up to 128, and beyond.
-_LOADED_TF32, _LOADED_F32 = (_Plan(64, 32, 128, None, 4),), (_Plan(32, 32, 128, None, 4), _Plan(16, 16, 256, None, 4))
+_LOADED_TF32, _LOADED_F32 = (_Tiling(64, 32, 128, None, 4),), (_Tiling(32, 32, 128, None, 4), _Tiling(16, 16, 256, None, 4))
 
 
 @takes_ops
@@ -254,39 +254,39 @@ def attention(
     destination = out_or_new("attention", out, q)
     (batch, heads, queries, _), keys = q.shape, k.shape[2]
     tf32 = precision == "tf32" and q.dtype == dtypes.float32
-    plan = plan_of(q.shape, keys, q.dtype, on_cpu(q), in_stages(q, k, v), tf32)
+    tiling = tiling_of(q.shape, keys, q.dtype, on_cpu(q), in_stages(q, k, v), tf32)
     group = heads // max(1, k.shape[1])
     share = max(1, _CACHED // max(1, 2 * keys * q.shape[3] * q.itemsize)) * group
     count = multiprocessors(q)
 
     # Each query sees the first key, and so no row is without a maximum.
-    overlapped = plan.stages is not None and not masks.below and (not masks.above or keys >= queries)
+    overlapped = tiling.stages is not None and not masks.below and (not masks.above or keys >= queries)
     if overlapped:
-        plan = taller(plan, batch * heads, queries, count)
-    rows = -(-queries // plan.rows)
+        tiling = taller(tiling, batch * heads, queries, count)
+    rows = -(-queries // tiling.rows)
     tiles = batch * heads * rows
     # Blocks that stay load ahead for their next tile: 3 % to 5 % on an H200. But where tiles take differently long, those of
     # large heads had better come to who is done first: up to 13 %.
-    stays = overlapped and not (masks.above and plan.depth > 64)
+    stays = overlapped and not (masks.above and tiling.depth > 64)
     blocks = min(tiles, count) if stays else tiles
     if overlapped and masks.above:
-        share = max(share, -(-_ROUNDS * count * plan.rows // max(1, queries * group)) * group)
+        share = max(share, -(-_ROUNDS * count * tiling.rows // max(1, queries * group)) * group)
 
     def steps(new):
         y, sums = new(destination), new(Spec((batch, heads, queries), dtypes.float32))
         if y.size and keys and overlapped:
             launch = _attention_overlapped(
                 y.scattered(), sums.scattered(), q, k, v, factor * LOG2_E, group, share, rows, tiles, blocks, stays, masks.above,
-                masks.above or keys % plan.columns > 0, return_lse, plan.stages,
+                masks.above or keys % tiling.columns > 0, return_lse, tiling.stages,
             )  # fmt: skip
-            launch = launch.generics(BM=plan.rows, BN=plan.columns, BD=plan.depth).num_warps(plan.num_warps)
+            launch = launch.generics(BM=tiling.rows, BN=tiling.columns, BD=tiling.depth).num_warps(tiling.num_warps)
             yield launch.grid(blocks)
         elif y.size and keys:
             launch = _attention(
                 y.scattered(), sums.scattered(), q, k, v, factor * LOG2_E, masks.left, masks.right, group, share,
-                masks.below, masks.above, plan.stages, precision,
+                masks.below, masks.above, tiling.stages, precision,
             )  # fmt: skip
-            yield launch.generics(BM=plan.rows, BN=plan.columns, BD=plan.depth).num_warps(plan.num_warps).grid(blocks)
+            yield launch.generics(BM=tiling.rows, BN=tiling.columns, BD=tiling.depth).num_warps(tiling.num_warps).grid(blocks)
         elif y.size:
             yield filled(y)
             yield filled(sums, float("-inf"))
@@ -296,26 +296,26 @@ def attention(
 
 
 @functools.lru_cache(maxsize=256)
-def plan_of(shape: tuple[int, ...], keys: int, dtype: Any, cpu: bool, staged: bool, tf32: bool) -> _Plan:
+def tiling_of(shape: tuple[int, ...], keys: int, dtype: Any, cpu: bool, staged: bool, tf32: bool) -> _Tiling:
     """The tiles for queries of a shape, and so many keys."""
     depth = max(16, power(shape[3]))
     if cpu:
-        return _Plan(min(128, max(16, power(shape[2]))), min(256, max(16, power(keys))), depth, None, 1)
+        return _Tiling(min(128, max(16, power(shape[2]))), min(256, max(16, power(keys))), depth, None, 1)
     if dtype.itemsize == 2:
         depth = max(64, depth)
-        plan = (_STAGED if staged else _LOADED)[depth]
-        return plan._replace(depth=depth)
+        tiling = (_STAGED if staged else _LOADED)[depth]
+        return tiling._replace(depth=depth)
     return (_LOADED_TF32 if tf32 and depth <= 128 else _LOADED_F32)[depth > 128]._replace(depth=depth)
 
 
-def taller(plan: _Plan, heads: int, queries: int, count: int, sequences: int = 0) -> _Plan:
-    """The plan, or that with more rows if so many multiprocessors are done sooner with it.
+def taller(tiling: _Tiling, heads: int, queries: int, count: int, sequences: int = 0) -> _Tiling:
+    """The tiling, or that with more rows if so many multiprocessors are done sooner with it.
 
     Packed `sequences` of unknown lengths take half a tile more each.
     """
-    tall = _TALL.get(plan.depth, plan)
+    tall = _TALL.get(tiling.depth, tiling)
 
     def rounds(rows: int) -> int:
         return -(-heads * -(-(2 * queries + sequences * rows) // (2 * rows)) // count)
 
-    return tall if _TALL_TIME * rounds(tall.rows) <= rounds(plan.rows) else plan
+    return tall if _TALL_TIME * rounds(tall.rows) <= rounds(tiling.rows) else tiling

@@ -15,7 +15,7 @@ import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._attention.arguments import check_qkv, check_starts, scale_of
-from tilekit.kernels._attention.forward import plan_of, taller
+from tilekit.kernels._attention.forward import taller, tiling_of
 from tilekit.kernels._attention.mask import from_on, hidden, masks_of
 from tilekit.kernels._attention.online_softmax import LN_2, LOG2_E, LOWEST, online_softmax
 from tilekit.kernels._attention.varlen_schedule import range_at, visit_at, visits_of
@@ -277,22 +277,22 @@ def attention_varlen(
     destination = out_or_new(name, out, q)
     (queries, heads, size), (keys, key_heads, _) = q.shape, k.shape
     tf32 = precision == "tf32" and q.dtype == dtypes.float32
-    plan = plan_of((1, heads, queries, size), keys, q.dtype, on_cpu(q), in_stages(q, k, v), tf32)
-    overlapped = q.itemsize == 2 and (plan.stages is not None or on_cpu(q))
-    if plan.stages is not None:
-        plan = taller(plan, heads, queries, multiprocessors(q), cu_seqlens_q.shape[0] - 1)
+    tiling = tiling_of((1, heads, queries, size), keys, q.dtype, on_cpu(q), in_stages(q, k, v), tf32)
+    overlapped = q.itemsize == 2 and (tiling.stages is not None or on_cpu(q))
+    if tiling.stages is not None:
+        tiling = taller(tiling, heads, queries, multiprocessors(q), cu_seqlens_q.shape[0] - 1)
 
     def steps(new):
         y, sums = new(destination), new(Spec((heads, queries), dtypes.float32))
         if y.size and k.size:
             packed, others = (queries, cu_seqlens_q), (keys, cu_seqlens_k)
-            visits = yield from visits_of(new, plan.rows, plan.columns, packed, others, masks)
+            visits = yield from visits_of(new, tiling.rows, tiling.columns, packed, others, masks)
             arguments = (
                 y.permute(1, 0, 2).scattered(), sums.scattered(), *(x.permute(1, 0, 2) for x in (q, k, v)), visits,
-                factor * LOG2_E, masks.left, masks.right, heads // key_heads, masks.below, masks.above, plan.stages,
+                factor * LOG2_E, masks.left, masks.right, heads // key_heads, masks.below, masks.above, tiling.stages,
             )  # fmt: skip
             launch = _varlen_overlapped(*arguments) if overlapped else _varlen(*arguments, precision)
-            launch = launch.generics(BM=plan.rows, BN=plan.columns, BD=plan.depth).num_warps(plan.num_warps)
+            launch = launch.generics(BM=tiling.rows, BN=tiling.columns, BD=tiling.depth).num_warps(tiling.num_warps)
             yield launch.grid((visits.shape[0], heads))
         elif y.size:
             yield filled(y)

@@ -9,7 +9,7 @@ from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._attention import varlen_backward_wgmma as wgmma
 from tilekit.kernels._attention.arguments import check_deterministic, check_qkv, check_starts, scale_of
-from tilekit.kernels._attention.backward import of_tiles, plan_of, power_of
+from tilekit.kernels._attention.backward import of_tiles, power_of, tiling_of
 from tilekit.kernels._attention.mask import Masks, hidden, masks_of
 from tilekit.kernels._attention.online_softmax import LOG2_E
 from tilekit.kernels._attention.varlen import by_rows, finite_outside
@@ -244,7 +244,7 @@ def attention_varlen_backward(
         )
     factor, masks = scale_of(name, scale, q), masks_of(name, causal, window)
     staged, cpu = in_stages(q, k, v, grad), on_cpu(q)
-    plan, swift = (plan_of(size, queries, keys, cpu, staged, overlapped=each) for each in (False, True))
+    tiling, swift = (tiling_of(size, queries, keys, cpu, staged, overlapped=each) for each in (False, True))
     adds = not deterministic and q.itemsize == 2 and len(swift.wanted) == 1 and (cpu or swift.dkv.stages is not None)
     rows = swift.dkv.columns  # of a visit's queries, as the keys' kernel loads them
     packed, others, seen = (queries, cu_seqlens_q), (keys, cu_seqlens_k), Masks(masks.right, masks.left, masks.above, masks.below)
@@ -263,7 +263,7 @@ def attention_varlen_backward(
         marks = new(Spec((sequences + 2,), dtypes.int32))
         by_head = [x.permute(1, 0, 2) for x in (q, k, v, grad, out)]
         launch = _of_rows(delta.scattered(), sums.scattered(), *by_head[3:], lse, by_row)
-        yield launch.generics(BM=rows, BD=plan.depth).num_warps(4).grid((places, heads))
+        yield launch.generics(BM=rows, BD=tiling.depth).num_warps(4).grid((places, heads))
         dq, dk, dv = (x.permute(1, 0, 2).scattered() for x in gradients)
         arguments, group = (*by_head[:4], delta, sums, marks), heads // max(1, key_heads)
         bounds = factor, masks.left, masks.right, group
@@ -286,16 +286,16 @@ def attention_varlen_backward(
             yield of_tiles(launch.generics(BS=held), swift, tile, visits.shape[0] * together, key_heads // together)
             launch = wgmma.of_sums(dq, dq_sums, marks, by_row, factor)
             yield launch.generics(BN=rows, BD=swift.depth, BS=held).num_warps(4).grid((places, heads))
-        tile = plan.dkv
+        tile = tiling.dkv
         if not adds or (tile.rows, tile.columns) != (swift.dkv.rows, swift.dkv.columns):  # else they are those above
             visits = yield from visits_of(new, tile.rows, tile.columns, others, packed, seen)
-        for wanted in plan.wanted:
+        for wanted in tiling.wanted:
             launch = _backward_dkv(dk, dv, *arguments, visits, *bounds, masks.below, masks.above, rows, tile.stages, *wanted)
-            yield of_tiles(launch, plan, tile, visits.shape[0], key_heads)
-        tile = plan.dq
+            yield of_tiles(launch, tiling, tile, visits.shape[0], key_heads)
+        tile = tiling.dq
         visits = yield from visits_of(new, tile.rows, tile.columns, packed, others, masks)
         launch = _backward_dq(dq, *arguments, visits, *bounds, masks.below, masks.above, rows, tile.stages)
-        yield of_tiles(launch, plan, tile, visits.shape[0], heads)
+        yield of_tiles(launch, tiling, tile, visits.shape[0], heads)
         return tuple(gradients)
 
     return Launches(q, steps)

@@ -13,7 +13,7 @@ from typing import Any
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels._gemm.plans import check_tile, plan_of, result_dtype, sum_dtype
+from tilekit.kernels._gemm.schedules import check_tile, result_dtype, schedule_of, sum_dtype
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiprocessors, on_cpu, out_or_new, takes_ops
 from tilekit.kernels._staging import COPIES, aligned, in_stages, staged_operands
 from tilekit.ops import DeviceOp
@@ -109,14 +109,14 @@ def grouped_gemm(
     lies = a.unit == 1
     staged = not exact and lies and staged_operands(a, b)
     copied = lies and in_stages(a, b, to=COPIES, warpgroups=False)
-    plan = plan_of(
+    schedule = schedule_of(
         a, (max(1, groups), max(1, -(-total // max(1, groups))), max(1, n), max(1, k)), staged=staged, copied=copied,
         even=aligned(a, b), cpu=on_cpu(a), tf32=a.dtype == dtypes.float32 and not exact, beside=0,
         tile=tile, num_warps=num_warps, splits=1, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
     )  # fmt: skip
-    limit = min(total, (total + (groups + 1) * (plan.rows - 1)) // plan.rows) * -(-n // plan.columns)
+    limit = min(total, (total + (groups + 1) * (schedule.rows - 1)) // schedule.rows) * -(-n // schedule.columns)
     count = multiprocessors(a)
-    small = plan.num_warps <= 4 and plan.rows + plan.columns <= _SMALL
+    small = schedule.num_warps <= 4 and schedule.rows + schedule.columns <= _SMALL
     blocks = min(limit, count * (_STAYING if not (staged or copied) else _STAYING_AHEAD if small else 1))
 
     def steps(new):
@@ -124,8 +124,8 @@ def grouped_gemm(
         if y.size and k and groups:
             warp_specialize = False if exact or a.dtype == dtypes.float64 else None
             launch = _grouped(y.scattered(), a, b, offsets, wide, precision, warp_specialize).grid(blocks)
-            launch = launch.generics(BM=plan.rows, BN=plan.columns, BK=plan.depth).num_warps(plan.num_warps)
-            yield launch if plan.occupancy is None else launch.occupancy(plan.occupancy)
+            launch = launch.generics(BM=schedule.rows, BN=schedule.columns, BK=schedule.depth).num_warps(schedule.num_warps)
+            yield launch if schedule.occupancy is None else launch.occupancy(schedule.occupancy)
         elif y.size:
             yield filled(y)
         return y

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels._gemm.plans import FEW_ROWS, Plan, check_splits, check_tile, plan_of, result_dtype, sum_dtype
+from tilekit.kernels._gemm.schedules import FEW_ROWS, Schedule, check_splits, check_tile, result_dtype, schedule_of, sum_dtype
 from tilekit.kernels._gemm.stream_k import shares_of
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, out_or_new, power, shaped, takes_ops
 from tilekit.kernels._staging import COPIES, aligned, in_stages, staged_operands
@@ -227,7 +227,7 @@ def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile
         if len(_recipes) >= _RECIPES_KEPT:
             _recipes.clear()
         recipe = _recipes[key] = _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, num_warps, splits)
-    extents, result, wide, added, along, warp_specialize, plan, kernels, turned = recipe
+    extents, result, wide, added, along, warp_specialize, schedule, kernels, turned = recipe
     destination, matrix, rank = out_or_new("gemm", out, a, extents, result), len(extents) == 2, len(extents)
     more = [shaped(x, _padded(x.shape, rank)) for x in operands]
     added_to = a if c is None else shaped(c, _padded(c.shape, rank))
@@ -236,6 +236,7 @@ def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile
     number = int if wide == dtypes.int32 else float  # and so one kernel for all numbers
     rest = (added_to, *more, *[a] * (_MOST_OPERANDS - len(more)), number(alpha), number(beta))
     constants = (bool(alpha != 1), added, along)
+    common = (*rest, wide, precision, warp_specialize, *constants)
     (m, n), k = extents[-2:], a.shape[-1]
 
     def steps(new):
@@ -253,43 +254,41 @@ def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile
         if not matrix:
             each = tuple(int(len(x.shape) == 3) for x in (a, b))
             stacks = (shaped(x, _padded(x.shape, 3)) for x in (left, right))
-            yield launched(kernels.batch(plan.mapped(y), *stacks, *rest, wide, precision, warp_specialize, *constants, each))
-        elif plan.splits == 1 and plan.stream is None:
-            yield launched(kernels.matrix(plan.mapped(target), left, right, *rest, wide, precision, warp_specialize, *constants))
-        elif plan.stream is not None:
-            stream, above = plan.stream, plan.stream.top * plan.rows
+            yield launched(kernels.batch(schedule.mapped(y), *stacks, *common, each))
+        elif schedule.splits == 1 and schedule.stream is None:
+            yield launched(kernels.matrix(schedule.mapped(target), left, right, *common))
+        elif schedule.stream is not None:
+            stream, above = schedule.stream, schedule.stream.top * schedule.rows
             if above:
-                yield launched(
-                    kernels.matrix(plan.mapped(target[:above]), left, right, *rest, wide, precision, warp_specialize, *constants)
-                )
-            parts = new(Spec((stream.places, plan.rows, plan.columns), wide))
+                yield launched(kernels.matrix(schedule.mapped(target[:above]), left, right, *common))
+            parts = new(Spec((stream.places, schedule.rows, schedule.columns), wide))
             launch = shares_of(parts.scattered(), left, right, *stream[:-1], precision, warp_specialize)
             yield launched(launch.grid(stream.blocks))
-            columns = min(plan.columns, 256)
-            rows = min(plan.rows, 256 if on_cpu(a) else max(1, _SUMMED // columns))
+            columns = min(schedule.columns, 256)
+            rows = min(schedule.rows, 256 if on_cpu(a) else max(1, _SUMMED // columns))
             launch = kernels.finish_stream(
                 target[above:].partition((rows, columns)), parts, *rest, above // rows, stream.columns, stream.steps,
-                stream.share, plan.rows // rows, plan.columns // columns, *constants,
+                stream.share, schedule.rows // rows, schedule.columns // columns, *constants,
             )  # fmt: skip
             yield launch.generics(BM=rows, BN=columns).num_warps(_SUMMED_WARPS)
         else:
-            parts = new(Spec((plan.splits, *target.shape), wide))
-            yield launched(_parts(plan.mapped(parts), left, right, plan.share, precision, warp_specialize))
+            parts = new(Spec((schedule.splits, *target.shape), wide))
+            yield launched(_parts(schedule.mapped(parts), left, right, schedule.share, precision, warp_specialize))
             columns = min(power(target.shape[1]), 256)
             rows = min(power(target.shape[0]), 256 if on_cpu(a) else _SUMMED // columns)
-            launch = kernels.finish(target.partition((rows, columns)), parts, *rest, plan.splits, *constants)
+            launch = kernels.finish(target.partition((rows, columns)), parts, *rest, schedule.splits, *constants)
             yield launch.generics(BM=rows, BN=columns).num_warps(_SUMMED_WARPS)
         return y
 
     def launched(launch):
-        launch = launch.generics(BM=plan.rows, BN=plan.columns, BK=plan.depth).num_warps(plan.num_warps)
-        return launch if plan.occupancy is None else launch.occupancy(plan.occupancy)
+        launch = launch.generics(BM=schedule.rows, BN=schedule.columns, BK=schedule.depth).num_warps(schedule.num_warps)
+        return launch if schedule.occupancy is None else launch.occupancy(schedule.occupancy)
 
     return Launches(a, steps, Spec(extents, result))
 
 
 class _Recipe(NamedTuple):
-    """What a product takes: its shape and dtype, the constants of its kernels, the plan, and the kernels.
+    """What a product takes: its shape and dtype, the constants of its kernels, the schedule, and the kernels.
 
     Of few rows the transpose is computed, `b.T @ a.T`, if it is `turned`: tensor cores take 64 rows at a time, and 8 columns.
     """
@@ -300,7 +299,7 @@ class _Recipe(NamedTuple):
     added: tuple[int, ...]
     along: tuple[tuple[int, ...], ...]
     ahead: bool | None
-    plan: Plan
+    schedule: Schedule
     kernels: _Kernels
     turned: bool
 
@@ -329,7 +328,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     turned = staged and matrix and epilogue is None and tile is None and m <= FEW_ROWS < n
     if turned:
         m, n, added = n, m, added[::-1]
-    plan = plan_of(
+    schedule = schedule_of(
         a, (batch, m, n, k or _LEAST), staged=staged, copied=in_stages(a, b, to=COPIES, warpgroups=False),
         even=aligned(a, b), cpu=on_cpu(a),
         tf32=a.dtype == dtypes.float32 and not exact,
@@ -339,7 +338,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     )  # fmt: skip
     # Without fast tensor cores a product takes so long that its operands come in time, and registers are better spent on it.
     warp_specialize = False if exact or a.dtype == dtypes.float64 else None
-    return _Recipe(extents, result, wide, added, along, warp_specialize, plan, _kernels(_function(epilogue)), turned)
+    return _Recipe(extents, result, wide, added, along, warp_specialize, schedule, _kernels(_function(epilogue)), turned)
 
 
 # ------------------------------------------------------------------------------------------------------------------------- checks

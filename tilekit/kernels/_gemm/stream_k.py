@@ -19,7 +19,7 @@ __all__ = ["StreamK", "shares_of", "stream_k"]
 
 BM, BN, BK = tk.generics("BM BN BK")
 
-_EVEN = 2  # rows of tiles in clusters of a product, see `plans`
+_EVEN = 2  # rows of tiles in clusters of a product, see `schedules`
 
 
 @tk.kernel

@@ -21,9 +21,7 @@ from tilekit.kernels._host import check_choice, multiprocessors, power
 from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
 from tilekit.launch.launch import check_warps
 
-__all__ = [
-"FEW_ROWS", "Plan", "check_splits", "check_tile", "plan_of", "result_dtype", "sum_dtype",
-]  # fmt: skip
+__all__ = ["FEW_ROWS", "Schedule", "check_splits", "check_tile", "result_dtype", "schedule_of", "sum_dtype"]
 
 # Of a multiprocessor, in a clock: products of elements, by the bytes that each has, and bytes into or out of shared memory.
 _PRODUCTS, _BYTES = 4096, 128
@@ -66,7 +64,7 @@ _CPU_TILE = 256
 _GROUP = 8
 
 
-class Plan(NamedTuple):
+class Schedule(NamedTuple):
     """How a product is dealt out.
 
     Attributes:
@@ -133,11 +131,11 @@ def check_splits(splits: Any, matrix: bool) -> None:
         raise ValueError(f"gemm: splits = {splits!r}, but the sums of a batch are not split")
 
 
-def plan_of(
+def schedule_of(
     a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool, beside: int,
     tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
-) -> Plan:  # fmt: skip
-    """The plan for a product of shape `(batch, M, N, K)`.
+) -> Schedule:  # fmt: skip
+    """The schedule for a product of shape `(batch, M, N, K)`.
 
     Args:
         a: one of the operands.
@@ -152,14 +150,16 @@ def plan_of(
         summed: whether short sums of 8-bit floats are added up in float32 (see `tk.mma`).
     """
     check_warps(num_warps)
-    return _plan(shape, multiprocessors(a), a.itemsize, staged, copied, even, cpu, tf32, beside, tile, num_warps, splits, summed)
+    return _schedule(
+        shape, multiprocessors(a), a.itemsize, staged, copied, even, cpu, tf32, beside, tile, num_warps, splits, summed
+    )
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(
+def _schedule(
     shape: tuple[int, int, int, int], count: int, itemsize: int, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool,
     beside: int, tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
-) -> Plan:  # fmt: skip
+) -> Schedule:  # fmt: skip
     batch, m, n, k = shape
     occupancy: int | None = None
     parts: int | str
@@ -194,7 +194,7 @@ def _plan(
     tiles = max(1, batch * -(-m // bm) * -(-n // bn) * parts)
     if stream is not None:
         tiles = max(1, stream.top * stream.columns)
-    return Plan(bm, bn, bk, parts, share, min(tiles, held) if staged or copied else tiles, warps, occupancy, stream)
+    return Schedule(bm, bn, bk, parts, share, min(tiles, held) if staged or copied else tiles, warps, occupancy, stream)
 
 
 def _held(count: int, warps: int) -> int:
