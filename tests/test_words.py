@@ -20,7 +20,7 @@ PUBLIC = {("_capture/graphed.py", "most")}
 ROOMS = (
     *("api.py", "cli.py", "random.py", "memory.py", "errors.py", "dtypes.py", "settings.py", "_environment.py"),
     *("_driver", "_runtime", "_tensor", "_capture", "_native", "ops", "launch", "interop", "kernels", "lang"),
-    *("compiler/cpu", "compiler/frontend", "compiler/layouts", "compiler/passes"),
+    *("compiler/codegen", "compiler/cpu", "compiler/foreign", "compiler/frontend", "compiler/layouts", "compiler/passes"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Where the elements of a tile are in memory, which of them exist, and how wide an access may be.
+"""Address arithmetic, bounds predicates and vectorization: where elements are, which exist, how wide an access may be.
 
 What is proven decides the code. `access_pattern` works on facts alone:
 
@@ -28,7 +28,7 @@ __all__ = ["Access", "AccessPattern", "Slot", "Window", "access_pattern", "count
 
 @dataclass(frozen=True, kw_only=True)
 class AccessPattern:
-    """How a tile is accessed.
+    """How a tile is accessed: vector width, and which bounds are checked.
 
     Attributes:
         vector: register bits that one full-width access covers.
@@ -59,7 +59,7 @@ class AccessPattern:
 def access_pattern(
     tensor: TensorType, layout: Layout, proven: Sequence[int], steps: tuple[int, ...], added: int | None = None
 ) -> AccessPattern:
-    """How to access a tile in `layout` of `tensor`.
+    """Vectorization and bounds checks: how to access a tile in `layout` of `tensor`.
 
     Args:
         tensor, layout: its dimensions are those of the layout.
@@ -233,7 +233,7 @@ class Window:
         return result
 
     def _in_range(self, dim: int, index: ir.Value, at_least: int = 0) -> ir.Value:
-        """0 <= index < tiles along `dim`, in the wider of the two types, so that no index wraps into range.
+        """Bounds check: 0 <= index < tiles along `dim`, in the wider of the two types, so that no index wraps into range.
 
         Where there are fewer tiles than `at_least`, that many are taken for there.
         """

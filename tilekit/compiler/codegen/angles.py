@@ -1,4 +1,4 @@
-"""Sine, cosine and tangent of single float32 elements, without the array in local memory that CUDA's library has for large ones.
+"""Sine, cosine and tangent of float32 by range reduction and a polynomial, without the local memory of CUDA's library.
 
 An angle is reduced to r between -pi/4 and pi/4 and the quarter of the turn that it lies in; then a polynomial is the sine or the
 cosine of r. Their coefficients are minimax on that range, and give sines and cosines at most 1.5 units in the last place off.

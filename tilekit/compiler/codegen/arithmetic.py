@@ -1,8 +1,8 @@
-"""Arithmetic on single elements: for each operation and dtype the LLVM instructions, or PTX where LLVM has none that fits.
+"""Arithmetic on single elements: for each operation and dtype the LLVM instructions, or inline PTX where LLVM has none.
 
 Every operation is rounded, to 16 bits too. A product and a sum may contract to a fused multiply-add (not of bfloat16), which
 NVVM and ptxas do by themselves; nothing else is relaxed. LLVM's flag for it, `contract`, relaxes more in NVVM: with it on a sum,
-`x * 0 + y` is `y`, also where `x` is infinite. `rounded.directed` gives operations that do not contract.
+`x * 0 + y` is `y`, also where `x` is infinite. `rounding.directed` gives operations that do not contract.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which block is running, and of how many: what special registers say, or, of a grid that is folded, what follows from them."""
+"""Block index and grid size: what special registers (ctaid, nctaid) say, or, of a folded grid, what follows from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Branches that types decide: `if t.ndim == 2:`, `0 if x.dtype == tk.int8 else 1`, `t.ndim == 1 and t.shape[0] == 4`.
+"""Dead branches that types decide: `if t.ndim == 2:`, `0 if x.dtype == tk.int8 else 1`, `t.ndim == 1 and t.shape[0] == 4`.
 
 A variable that is one thing on one path and another on another is an error only if both paths exist. Python takes the one that
 there is; LLVM drops the other, but numba types both before. So a kernel that numba refuses is looked at once more: of its
@@ -40,7 +40,7 @@ _MOST_ROUNDS = 64  # of inference; what types itself does so in a few
 def without_dead_branches(
     bound: BoundKernel, arguments: tuple[types.Type, ...], capability: tuple[Any, ...]
 ) -> BoundKernel | None:
-    """A kernel without the branches that nobody takes; None if types decide none. It is called while a kernel is compiled.
+    """A kernel without dead branches, which nobody takes; None if types decide none. It is called while a kernel is compiled.
 
     Args:
         bound: the kernel.

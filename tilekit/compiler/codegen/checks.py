@@ -1,4 +1,4 @@
-"""What a kernel compiled under `TILEKIT_CHECKS=1` makes sure of while it runs on a GPU.
+"""Bounds checks and assertions at run time: what a kernel makes sure of on a GPU under `TILEKIT_CHECKS=1`.
 
 The first thread that finds something wrong writes down what, where and in which block, in memory of the host's that outlives the
 kernel, and stops the kernel; whoever waits for it gets a DeviceError that says so. Where that memory is stands in a variable of

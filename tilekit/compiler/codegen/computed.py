@@ -1,4 +1,4 @@
-"""Tiles that follow from the places of their elements: ranges, and integers and bools made of them, scalars and each other.
+"""Rematerialized tiles: ranges, masks and indices that follow from the places of their elements, computed where they are used.
 
 No thread holds one. It is computed where it is needed, in the layout of what it meets there, and so a mask or an index never
 moves between threads. What an operation makes of such tiles alone is one again; all others get what threads would hold.

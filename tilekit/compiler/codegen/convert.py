@@ -1,4 +1,4 @@
-"""Conversions between element types, by C's rules, on values in registers."""
+"""Casts: conversions between element types, by C's rules, on values in registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elements that change places: conversions between layouts, and exchanges with the thread that differs in one bit.
+"""Layout conversion: elements change places by shuffles or through shared memory; and butterfly exchanges between threads.
 
 Numba asks for conversions where a variable is now a tile of one layout, now of another; operations ask where their operands meet.
 """
@@ -33,7 +33,7 @@ def in_layout(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], l
 
 
 def relayout(builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, source: Layout, target: Layout) -> list[ir.Value]:
-    """Elements in `source` as elements in `target`, a layout of the same shape. All threads of the block take part."""
+    """Convert elements in `source` to `target`, a layout of the same shape. All threads of the block take part."""
     if source == target:
         return elements
     choices, swaps = within_threads(source, target), within_warps(source, target)
@@ -271,7 +271,7 @@ def accesses(
 def exchange(
     builder: ir.IRBuilder, elements: list[ir.Value], dtype: DType, hardware: HardwareBit, num_threads: int
 ) -> list[ir.Value]:
-    """For each element, what the register or thread has whose number differs in the bit `hardware`. All threads take part.
+    """Butterfly exchange: for each element, that whose register or thread differs in the bit `hardware`. All threads take part.
 
     Args:
         builder: at the place of the exchange.

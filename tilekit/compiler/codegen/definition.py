@@ -1,4 +1,4 @@
-"""How an operation of the tile language reaches numba: one definition serves typing and lowering.
+"""How an operation of the tile language reaches numba: one definition serves type inference and lowering.
 
     @lowers(memory.load)
     def load(array, index, shape, padding_mode):       # the lang function's parameters; here they are numba types

@@ -1,4 +1,4 @@
-"""Errors in kernels: what a tile operation rejects, and what numba cannot compile, said at the user's line in plain words.
+"""Diagnostics: what a tile operation rejects, and what numba cannot compile, said at the user's line in plain words.
 
 numba wraps an error in the text of others on its way out (one for each candidate it tried). So `reject` fences its message, and
 `compile_error` looks for the fence in whatever arrives; where there is none, the error is numba's own, and its kind decides the

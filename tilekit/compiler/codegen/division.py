@@ -1,4 +1,4 @@
-"""Quotients, remainders and powers of single elements, by Python's rules."""
+"""Division, modulo and powers of single elements, by Python's rules."""
 
 from __future__ import annotations
 

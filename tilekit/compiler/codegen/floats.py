@@ -1,4 +1,4 @@
-"""What the lowerings of functions on floats share: CUDA's math library, which has each for float32 and float64."""
+"""libdevice, CUDA's math library, which the lowerings of functions on floats share: each for float32 and float64."""
 
 from __future__ import annotations
 

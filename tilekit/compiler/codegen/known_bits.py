@@ -1,5 +1,5 @@
-"""What is known of values before LLVM sees them: of an integer, that it is a sum of terms and a constant, whose terms are
-multiples of 2**k; of what depends on constants alone, the number.
+"""Known bits, an analysis of values before LLVM sees them: of an integer, that it is a sum of terms and a constant, whose terms
+are multiples of 2**k; of what depends on constants alone, the number.
 
 Elements that a thread holds side by side, such as those of `tk.arange`, differ in the constant alone. An operation that asks for
 the integer divided by a power of two (Philox: four neighbours share a counter) can see by it which of them are the same.
@@ -34,7 +34,7 @@ class Sum(NamedTuple):
 
 
 def sum_of(value: ir.Value, depth: int = 24) -> Sum:
-    """What is known of `value`, an integer; it looks `depth` instructions back."""
+    """Known bits of `value`, an integer; it looks `depth` instructions back."""
     width = value.type.width
     if isinstance(value, ir.Constant):
         number = value.constant if isinstance(value.constant, int) else 0
@@ -122,7 +122,7 @@ _ORDERS = {"slt": "<", "sle": "<=", "sgt": ">", "sge": ">=", "ult": "<", "ule": 
 
 
 def folded(value: ir.Value) -> Any:
-    """The number that instructions on constants compute, or None if they depend on anything else."""
+    """Constant folding: the number that instructions on constants compute, or None if they depend on anything else."""
     if isinstance(value, ir.Constant):
         return value.constant
     operands = [folded(operand) for operand in getattr(value, "operands", ())]

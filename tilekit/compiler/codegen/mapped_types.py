@@ -1,4 +1,4 @@
-"""numba's types of mapped partitions: their tiles, what iterates over these, and the index of one."""
+"""numba's types of mapped partitions (persistent kernels): their tiles, what iterates over these, and the index of one."""
 
 from __future__ import annotations
 

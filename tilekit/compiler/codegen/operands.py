@@ -1,4 +1,4 @@
-"""How operands of element-wise operations meet: one shape, one dtype, one layout.
+"""Broadcasting and type promotion: how operands of element-wise operations meet in one shape, one dtype, one layout.
 
 The rules for shapes and dtypes, and their words, are `lang.tile.operands`'.
 """

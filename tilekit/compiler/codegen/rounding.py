@@ -1,4 +1,4 @@
-"""Basic arithmetic on single floats with a rounding mode: PTX has an instruction for each, which nothing fuses with another.
+"""Rounding modes of basic arithmetic on floats: PTX has an instruction for each, which nothing fuses with another.
 
 16-bit floats are computed in float32 and rounded in the same direction again, which is as good as once.
 """

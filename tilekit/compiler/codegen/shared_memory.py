@@ -1,4 +1,4 @@
-"""Shared memory: room for what threads of a block tell each other, and accesses to it."""
+"""Shared memory: allocation of room for what threads of a block tell each other, barriers, and loads and stores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHARED = 3  # the address space
 
 
 def barrier(builder: ir.IRBuilder) -> None:
-    """All threads that calculate wait for each other; what they wrote to shared memory before can be read after."""
+    """Barrier (bar.sync) of all threads that calculate; what they wrote to shared memory before can be read after."""
     compilation = current()
     which = f"1, {compilation.config.num_threads}" if compilation.pipelines else "0"
     asm(builder, f"bar.sync {which};", "~{memory}", ir.VoidType(), [], convergent=True)
@@ -50,7 +50,7 @@ def at_once(count: int, nbytes: int) -> int:
 
 
 def room(builder: ir.IRBuilder, nbytes: int, what: str) -> ir.Value:
-    """Shared memory that nobody reads any more: its address, an i32, a multiple of 16 bytes. All threads of the block call it.
+    """Allocate shared memory that nobody reads any more: an address, an i32, a multiple of 16 bytes. All threads call it.
 
     Args:
         builder: at the place of use.
@@ -119,7 +119,7 @@ def where(
     access: Callable[[], Sequence[ir.Value] | None],
     otherwise: Sequence[ir.Value | None] = (),
 ) -> list[ir.Value]:
-    """Let threads access memory where a condition holds (None: all): others branch around it.
+    """Predicated access: threads access memory where a condition holds (None: all); others branch around it.
 
     Args:
         builder: at the place of the accesses.

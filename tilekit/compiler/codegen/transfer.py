@@ -1,4 +1,4 @@
-"""Global memory accesses in inline PTX: up to 16 bytes each, predicated where needed, the offset in the instruction."""
+"""Vectorized accesses to global memory in inline PTX: up to 16 bytes each, predicated where needed, with immediate offsets."""
 
 from __future__ import annotations
 

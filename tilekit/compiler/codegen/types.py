@@ -1,4 +1,4 @@
-"""numba's view of the tile language: types for tensor parameters and tiles, and how both look to LLVM.
+"""numba types of tensor parameters and tiles, how both look to LLVM (data models), and the state of a compilation.
 
 A tile's value is the calling thread's fragment: one LLVM array with an element for each register of its layout. LLVM takes such
 arrays apart into registers; they never reach memory.
@@ -466,7 +466,7 @@ class TileType(types.Type):
         return None
 
     def can_convert_to(self, typingctx: Any, other: types.Type) -> Conversion | None:
-        """Between layouts, always; `lower.relayout` does it."""
+        """Between layouts, always; `codegen.convert_layout` does it."""
         same = isinstance(other, TileType) and (self.dtype, self.shape) == (other.dtype, other.shape)
         return Conversion.safe if same else None
 
@@ -483,7 +483,7 @@ def prevailing(tiles: Sequence[TileType]) -> TileType:
 class DeferredType(types.Type):
     """A tile that is no thread's yet: it lies in shared memory, or is still being computed, or can be at any time.
 
-    Operations get what threads hold in the end, unless they say that they take it as it is (`ops.lowers`).
+    Operations get what threads hold in the end, unless they say that they take it as it is (`definition.lowers`).
 
     Attributes:
         materialized: the tile that threads hold then.

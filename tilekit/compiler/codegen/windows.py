@@ -1,4 +1,4 @@
-"""Tiles from and to tensors, whatever names them: the types of a load and a store, and their code."""
+"""Loads and stores of tiles, whatever names them: their types, checks, barriers between accesses, and code."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def check_eviction(what: str, policy: types.Type) -> str:
 def order_access(
     builder: ir.IRBuilder, tensor: TensorType, *, lies: Layout | None = None, writes: bool = False, atomic: bool = False
 ) -> None:
-    """Before an access to a tensor that the kernel writes: what other threads of the block did to it before is done.
+    """Put barriers between accesses to a tensor that the kernel writes: what other threads of the block did before is done.
 
     Of the block's own tile each thread accesses the elements that a layout gives it: two accesses in one layout need no order
     between threads. In a loop what comes later in the text has come before, too, one turn ago; so an access that is lowered later

@@ -1,4 +1,4 @@
-"""Elements in the registers of a memory access: how wide it is, and how narrow elements are packed into 32-bit words."""
+"""Packing of narrow elements into 32-bit registers, and the width of a memory access."""
 
 from __future__ import annotations
 

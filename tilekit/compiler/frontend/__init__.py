@@ -1,1 +1,1 @@
-"""From the text of a kernel to a function without generics: its source, its names, what it may not contain. No numba here."""
+"""From a kernel's text to a function without generics: parsing, checks, constant folding, inlining. No numba here."""

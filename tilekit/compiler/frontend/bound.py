@@ -1,4 +1,4 @@
-"""A bound kernel: what specialising makes of a kernel's syntax tree, and the steps from a tree to a function."""
+"""Specialised syntax trees (bound kernels): what specialising makes of a kernel, and the steps from a tree to a function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that a kernel cannot have: ints beyond 64 bits, and names that stand for what no GPU knows. No numba here."""
+"""Captured values (globals, closures) that a kernel cannot have: ints beyond 64 bits, what no GPU knows. No numba here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables that are unset on a path through a kernel, and divisors and steps that are the constant 0.
+"""Definite assignment, a data-flow analysis: variables unset on a path, and divisors and steps that are the constant 0.
 
 A path can be taken unless constants say otherwise, or another test of the same thing: what was assigned under `if a > 0:` is
 there under a later `if a > 0:`, and what a loop assigned in a later loop over the same range. The first turn of a loop is
@@ -28,7 +28,7 @@ _TYPED = ("dtype", "ndim", "shape", "tile_shape", "itemsize", "name")
 
 
 def check_flow(definition: ast.FunctionDef, source: KernelSource) -> None:
-    """Look at a function whose constants are put in.
+    """Check definite assignment in a function whose constants are put in.
 
     Raises:
         CompileError: a variable may be used before it has a value; `//` or `%` by the constant 0; a `range` of floats, or with a
@@ -249,7 +249,7 @@ class _Flow:
         return _meet([self._block(node.orelse, _meet(leaving)), *breaks])
 
     def _rounds(self, body: list[ast.stmt], state: _State, enter: Any) -> tuple[_State | None, list[_State]]:
-        """Turn after turn until nothing changes: what is known after any turn, and where a turn breaks off."""
+        """Turns of a loop up to a fixed point: what is known after any turn, and where a turn breaks off."""
         end, breaks = self._turn(body, state)
         known: _State | None = end
         for number in range(_MOST_ROUNDS):
@@ -427,7 +427,7 @@ def _positive(count: ast.expr) -> list[Fact]:
 
 
 def _joined(first: _State, second: _State, yes: Guard | None = None, no: Guard | None = None) -> _State:
-    """What is known where two paths meet, of which one was taken under `yes`, the other under `no`."""
+    """The join of two paths, what is known where they meet: of which one was taken under `yes`, the other under `no`."""
     maybe: dict[str, frozenset[Guard]] = {}
     both = first.assigned & second.assigned
     for name in (first.assigned | second.assigned | first.maybe.keys() | second.maybe.keys()) - both:

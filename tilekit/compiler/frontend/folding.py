@@ -1,4 +1,4 @@
-"""Constants in a syntax tree: what is one, what a node that stands for one looks like, and the operators that fold."""
+"""Constant folding in a syntax tree: what is a constant, which node stands for one, and the operators that fold."""
 
 from __future__ import annotations
 

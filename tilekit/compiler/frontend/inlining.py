@@ -1,4 +1,4 @@
-"""The functions that a kernel calls, as numba sees them: each call is replaced by the function's code before anything is typed.
+"""Inlining of the functions that a kernel calls: each call is replaced by the function's code before anything is typed.
 
 So what a function is given and returns keeps its whole type, compile-time values included, and no call is left. numba knows
 places in code by file and line, and each call has a copy of the function: so each copy pretends to stand in a file of its own,

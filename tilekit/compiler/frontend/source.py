@@ -1,4 +1,4 @@
-"""The text of a kernel: its syntax tree with true positions, and errors that point into it."""
+"""A kernel's source text: its syntax tree with true positions, and errors that point into it with a caret."""
 
 from __future__ import annotations
 

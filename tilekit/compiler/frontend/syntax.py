@@ -1,4 +1,4 @@
-"""Statements of Python that a kernel cannot have, found in its syntax tree before anything is compiled. No numba here."""
+"""Syntax checks: statements of Python that a kernel cannot have, refused before anything is compiled. No numba here."""
 
 from __future__ import annotations
 

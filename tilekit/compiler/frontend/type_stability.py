@@ -1,4 +1,4 @@
-"""A variable keeps its shape and dtype: what the compiler refuses for a GPU, noticed on the CPU device as well.
+"""Type checks where paths join: a variable keeps its shape and dtype, on the CPU device as well as in numba's type inference.
 
 Where paths through a kernel meet (after an `if`, at the start of each turn of a loop), a variable that is used later must be the
 same kind of thing by whichever path it came. numba sees that in the types. On the CPU device Python runs the kernel, so a copy
@@ -107,7 +107,7 @@ class _Loop:
 
 
 class _Uses:
-    """Which variables are used later, from the end of a function to its start.
+    """Liveness: which variables are used later, from the end of a function to its start.
 
     Attributes:
         after: of each `if` and loop, by its identity, what is used after it.

@@ -1,4 +1,4 @@
-"""Scalars that are divided by zero on the CPU device: what a GPU gives, where Python would raise.
+"""Division of scalars by zero on the CPU device: what a GPU gives, where Python would raise.
 
 Integers give 0, by `//` and by `%`, as those of tiles do; floats give what NumPy's do. A copy of the kernel asks here for each
 quotient that it makes.

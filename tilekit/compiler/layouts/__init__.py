@@ -1,1 +1,1 @@
-"""Which thread has which element of a tile: linear maps over bits, conversions between them, the fragments of products."""
+"""Layouts, linear maps over bits: which thread has which element of a tile; conversions, swizzles, fragments of products."""

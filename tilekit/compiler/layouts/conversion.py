@@ -1,4 +1,4 @@
-"""How a tile gets from one layout to another: which registers to take, or where to put elements in shared memory.
+"""Layout conversion without bank conflicts: which registers to take, which lanes to shuffle, or a swizzle of shared memory.
 
 A conversion that needs no other thread's elements is a choice of registers (`within_threads`). One in which bits of the register
 number and of the lane change places goes by shuffles (`within_warps`). All others go through shared memory, at offsets that are a
@@ -101,7 +101,7 @@ def parts(source: Layout, target: Layout, itemsize: int, limit: int) -> tuple[Ve
 
 @dataclass(frozen=True)
 class Swizzle:
-    """A linear map from coordinates to offsets in shared memory.
+    """A swizzle: a linear map from coordinates to offsets in shared memory, against bank conflicts.
 
     Attributes:
         offsets: for each bit of the coordinate, what it adds (by XOR) to the offset, in elements.
@@ -186,7 +186,7 @@ class Matrices:
 
 
 def wavefronts(swizzle: Swizzle, layout: Layout, itemsize: int) -> int:
-    """How many times the banks are read or written for one access of a warp; 1 for each 128 bytes if there is no conflict."""
+    """Bank conflicts: how many times the banks are accessed for one access of a warp; 1 for each 128 bytes if there are none."""
     per_access = itemsize << len(swizzle.shared)
     lanes = _LANE_BITS - max(0, (per_access // _BANK_BYTES).bit_length() - 1)
     total = 0

@@ -1,4 +1,4 @@
-"""Where the elements of a tile live: linear maps from (register, lane, warp) to coordinates.
+"""Linear layouts: where the elements of a tile live, by maps from (register, lane, warp) to coordinates.
 
 A tile is spread over the threads of a block; each thread holds a fragment of it in registers. The layout says which element
 register `r` of thread `t` holds. It is linear over GF(2): each *bit* of the register number and of the thread number has a
@@ -248,7 +248,7 @@ class Layout:
         return tuple(at)
 
     def run(self, dim: int) -> tuple[int, ...]:
-        """The register bits that step along `dim` by 1, 2, 4...: `2 ** len(run)` registers hold neighbouring elements."""
+        """The register bits that step along `dim` by 1, 2, 4...: a vector of `2 ** len(run)` registers holds neighbours."""
         steps: list[int] = []
         while True:
             step = tuple(1 << len(steps) if d == dim else 0 for d in range(len(self.shape)))
@@ -257,7 +257,7 @@ class Layout:
             steps.append(self.reg.index(step))
 
     def stretch(self, dim: int) -> int:
-        """How many neighbouring elements along `dim` the threads of a warp hold together, at least."""
+        """Coalescing: how many neighbouring elements along `dim` the threads of a warp hold together, at least."""
         steps = len(self.run(dim))
         for vector in self.lane:
             if vector == _bit(len(self.shape), dim, steps):

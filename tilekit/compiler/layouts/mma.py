@@ -1,4 +1,4 @@
-"""How a matrix product is spread over a block: layouts of its operands and its result.
+"""Fragments of matrix products on tensor cores (mma.sync, wgmma): layouts of operands and accumulator over a block.
 
 All instructions for matrices (`mma.sync`, of every dtype) treat the 32 lanes of a warp alike. Of the result, a lane's two lowest
 bits walk columns and its three highest rows; of `a`, the two lowest walk `k` and the others rows; of `b`, the two lowest walk `k`

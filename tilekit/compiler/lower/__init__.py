@@ -1,4 +1,4 @@
-"""What each tile operation becomes: one file a family, named as in `tilekit.lang`. Importing it tells numba of them all."""
+"""Lowering of tile operations to LLVM and PTX: one file a family, named as in `tilekit.lang`. Importing it tells numba of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lowering of `tilekit.lang.atomic`: one instruction an element, or a loop around a compare-and-swap where there is none.
+"""Lowering of `tilekit.lang.atomic`: an atomic instruction an element, or a compare-and-swap loop where there is none.
 
 One of the threads that hold copies acts; the others get what the element was from it. Where nobody uses that, it is a reduction,
 which fetches nothing; sums of neighbours are then one instruction, too, on GPUs that have such.

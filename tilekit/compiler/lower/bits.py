@@ -1,4 +1,4 @@
-"""Lowering of `tilekit.lang.bits`."""
+"""Lowering of `tilekit.lang.bits`: bitwise operators, shifts, popcount and leading zeros (clz)."""
 
 from __future__ import annotations
 

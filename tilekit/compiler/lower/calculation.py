@@ -1,4 +1,4 @@
-"""Lowering of `tilekit.lang.calculation`."""
+"""Lowering of `tilekit.lang.calculation`: arithmetic as functions, with rounding modes, fused multiply-add, mulhi."""
 
 from __future__ import annotations
 

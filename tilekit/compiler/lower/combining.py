@@ -1,4 +1,4 @@
-"""What the lowerings of `tk.reduce` and `tk.scan` share: tuples of tiles in one layout, and calls of the user's functions."""
+"""User-defined combine functions of `tk.reduce` and `tk.scan`: tuples of tiles in one layout, and calls of the functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lowering of `tilekit.lang.comparison`."""
+"""Lowering of `tilekit.lang.comparison`: comparisons, logical operators, tests for NaN and infinity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lowering of `tilekit.lang.counting`: counts in shared memory, to which each thread adds its elements by atomic additions.
+"""Lowering of `tilekit.lang.counting`: histograms in shared memory, to which threads add their elements by atomic additions.
 
 ptxas makes `ATOMS.POPC.INC` of an addition of the constant 1 whose result nobody uses. That takes no predicate, and a branch
 around each would cost three instructions more: what counts for nothing is counted elsewhere.

@@ -1,4 +1,4 @@
-"""Lowering of `tilekit.lang.create`: tiles made of nothing."""
+"""Lowering of `tilekit.lang.create`: splats (full, zeros, ones), iota (arange), tiles of scalars (astile)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lowering of `tilekit.lang.debug`."""
+"""Lowering of `tilekit.lang.debug`: printf, and assertions that stop a kernel."""
 
 from __future__ import annotations
 

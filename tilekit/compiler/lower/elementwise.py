@@ -1,4 +1,4 @@
-"""Lowering of `tilekit.lang.elementwise`."""
+"""Lowering of `tilekit.lang.elementwise`: select (where), minimum and maximum, rounding to integers, casts."""
 
 from __future__ import annotations
 

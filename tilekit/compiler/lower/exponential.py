@@ -1,4 +1,4 @@
-"""Lowering of `tilekit.lang.exponential`."""
+"""Lowering of `tilekit.lang.exponential`: exponentials, logarithms, roots, sigmoid; PTX approximations or libdevice."""
 
 from __future__ import annotations
 

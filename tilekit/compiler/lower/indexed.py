@@ -1,4 +1,4 @@
-"""Lowering of `tilekit.lang.indexed`: an address for each element.
+"""Lowering of `tilekit.lang.indexed`: gather and scatter, an address for each element, vectorized where they are neighbours.
 
 Elements that lie side by side in a thread are moved together where their addresses do, too: that is seen at run time, for all
 elements of a thread at once. Of indices that are made of `arange` the compiler knows the answer, and only the wide accesses stay.

@@ -1,4 +1,4 @@
-"""Arithmetic of what types know: `t.shape[0] // 2`, `len(x.shape)`, `x.dtype == tk.float16` have literal types, as constants do.
+"""Constant folding by type inference: `t.shape[0] // 2`, `len(x.shape)`, `x.dtype == tk.float16` have literal types.
 
 So their results serve wherever the language wants a compile-time value. numba would give plain integers; these templates come
 before its own in the order of targets, and leave to them whatever is no constant, and all that is no kernel of tilekit's.

@@ -1,7 +1,7 @@
 """Lowering of `tilekit.lang.matmul`.
 
 `instruction` chooses how a product is computed: the place for other ways. Operands go through shared memory into the layouts
-that `compiler.fragments` gives them, all at once, and come back register by register, as the instructions want them: so a thread
+that `layouts.mma` gives them, all at once, and come back register by register, as the instructions want them: so a thread
 never holds all of an operand. Those that lie right already stay where they are.
 """
 

@@ -1,4 +1,4 @@
-"""Lowering of `tilekit.lang.memory`: where a block is, and tiles from and to tensors."""
+"""Lowering of `tilekit.lang.memory`: block index, and loads and stores of tiles, masked where they hang over the edge."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Lowering of `tilekit.lang.pipelines`: what `compiler.pipelines` makes of a loop over `tk.pipelined`.
+"""Lowering of pipeline intrinsics (`tk.pipelined`): producers issue copies into stages, consumers wait and release.
 
-The rings are made in `rings`, and filled in `copies`; here is what each thread does for its part in a turn.
+`passes.pipelining` makes them of a loop, see there. Rings are of `nvidia.multibuffer`, and filled by `nvidia.stage_copies`.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def role() -> Any:
 
 
 def _dealt(target: Target, consumers: int, producers: int, few: int) -> dict[int, int]:
-    """The registers of a thread, by its role, if those that load give away all but a `few` of what all began with."""
+    """Registers of a thread (setmaxnreg), by its role, if producers give away all but a `few` of what all began with."""
     unit = target.register_unit
     began = target.registers // (consumers + producers) // unit * unit
     rest = began * (consumers + producers) - few * producers
@@ -198,7 +198,7 @@ def take(ring: types.Type, turn: types.Type, lines: types.Type) -> Any:
 
 
 def _release(builder: ir.IRBuilder, ring: RingType, base: ir.Value, turn: ir.Value, which: str) -> None:
-    """A warp is done with the tiles of a turn: the last that it took ("now"), or the one before that ("before")."""
+    """A consumer warp releases the stage of a turn: the last that it took ("now"), or the one before that ("before")."""
     stage, _ = ring.stage(builder, turn)
     # Products have been waited for, which leaves nothing to order; but no thread of the warp may still wait for this turn's tiles
     # when those of another come. What threads read by themselves has to have been read before the accelerator writes there, which
@@ -216,7 +216,7 @@ def _release(builder: ir.IRBuilder, ring: RingType, base: ir.Value, turn: ir.Val
 
 
 def _products(builder: ir.IRBuilder, left: int) -> None:
-    """Wait until at most so many of the products that were asked for are under way."""
+    """Wait (wgmma.wait_group) until at most so many of the products that were asked for are under way."""
     if not current().target.wgmma:  # none ever is
         return
     asm(builder, f"wgmma.wait_group.sync.aligned {left};", "~{memory}", _VOID, [], convergent=True)

@@ -1,6 +1,6 @@
-"""Lowering of `tilekit.lang.randomness`: Philox on the registers, then what its words become.
+"""Lowering of `tilekit.lang.randomness`: the counter-based generator Philox, then what its words become.
 
-Elements of one counter that a thread holds, as far as `sums` sees it, share the computation of its words.
+Elements of one counter that a thread holds, as far as `known_bits` sees it, share the computation of its words.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Lowering of `tilekit.lang.reduction`.
+"""Lowering of `tilekit.lang.reduction`: reduction trees in registers, butterfly shuffles, shared memory between warps.
 
-A dimension's bits lie in registers, lanes and warps (see `compiler.layout`). They are folded in this order: registers in a tree;
+A dimension's bits lie in registers, lanes and warps (see `layouts.linear`). They are folded in this order: registers in a tree;
 lanes by butterfly shuffles, after which all of them hold the result; and the warps' results, if several warps share the
 dimension, through shared memory, where each thread reads them all.
 """
@@ -63,7 +63,7 @@ def fold(
     ordered: bool = False,
     fused: bool = False,
 ) -> list[Elements]:
-    """Fold tiles of one layout, element by element together, along `axes`. All threads of the block take part.
+    """Reduce: fold tiles of one layout, element by element together, along `axes`. All threads of the block take part.
 
     Args:
         builder: at the place of the operation.
@@ -100,7 +100,7 @@ _CHAINS = 8
 
 
 def _chains(builder: ir.IRBuilder, rows: list[Any], combine: Combine) -> Any:
-    """Fold many registers in chains side by side, and these in a tree.
+    """Reduction tree: fold many registers in chains side by side, and these in a tree.
 
     Of products a chain takes one instruction an element, the multiplication and the addition in one. A tree takes one and a half:
     its first additions have two products each, of which one goes into them.

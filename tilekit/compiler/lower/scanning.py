@@ -1,6 +1,6 @@
-"""Lowering of `tilekit.lang.scanning`.
+"""Lowering of `tilekit.lang.scanning`: prefix sums and other scans, by shuffles in warps and shared memory between them.
 
-The bits of a coordinate along the axis lie in registers, lanes and warps (see `compiler.layout`), and are gone through lowest
+The bits of a coordinate along the axis lie in registers, lanes and warps (see `layouts.linear`), and are gone through lowest
 first. At each step the axis is cut into blocks of the bits done so far. Of each block its threads know the total, and of each
 part of a thread's registers (a leaf) what comes before it in its block, the carry:
 
@@ -222,7 +222,7 @@ def prefixes(
     *,
     reverse: bool = False,
 ) -> list[list[ir.Value]]:
-    """Scan tiles of one layout, element by element together, along `dim`. All threads of the block take part.
+    """Prefix scan of tiles of one layout, element by element together, along `dim`. All threads of the block take part.
 
     Args:
         builder: at the place of the operation.

@@ -1,4 +1,4 @@
-"""Lowering of `tilekit.lang.shape`: most of it renames the bits of a layout, and leaves every element where it is."""
+"""Lowering of `tilekit.lang.shape`: reshape, transpose, cat...: most of it renames the bits of a layout, and moves no element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lowering of `tilekit.lang.sorting`: bitonic networks over the bits of the axis.
+"""Lowering of `tilekit.lang.sorting`: bitonic sort and top-k, a sorting network over the bits of the axis.
 
 An element becomes a word, an unsigned integer whose order is that wanted (see `_Key`), with its place along the axis in the low
 bits where ties are decided by it; then words are compared alone, and no two are equal. Words of 32 bits where they fit, of 64
@@ -149,7 +149,7 @@ def _renamed(layout: Layout, dim: int) -> tuple[Layout, list[HardwareBit]]:
 
 
 class _Network:
-    """Rows of words on their way into order.
+    """A bitonic sorting network: rows of words on their way into order.
 
     Attributes:
         rows: by register; those that were dropped are gone.

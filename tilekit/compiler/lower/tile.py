@@ -1,4 +1,4 @@
-"""Lowering of `tilekit.lang.tile`: the operators, attributes and methods of tiles."""
+"""Lowering of `tilekit.lang.tile`: operators (broadcast and promoted), attributes and methods of tiles, casts."""
 
 from __future__ import annotations
 

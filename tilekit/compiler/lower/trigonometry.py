@@ -1,4 +1,4 @@
-"""Lowering of `tilekit.lang.trigonometry`."""
+"""Lowering of `tilekit.lang.trigonometry`: sine, cosine..., tanh, by range reduction, PTX or libdevice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lowering of `tilekit.lang.views`: tiled views, grids and rows of tiles, and slices. All are the tensor they are cut from."""
+"""Lowering of `tilekit.lang.views`: tiled views, grids and rows of tiles, slices: all are pointers and bounds of one tensor."""
 
 from __future__ import annotations
 

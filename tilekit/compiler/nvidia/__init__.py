@@ -1,1 +1,1 @@
-"""Instructions of particular GPUs: wgmma, TMA, cp.async, and what they read in shared memory."""
+"""Instructions of particular GPUs: wgmma, TMA, cp.async, mbarrier, and what they read in shared memory."""

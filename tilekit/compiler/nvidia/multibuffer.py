@@ -1,4 +1,4 @@
-"""Rings of stages in shared memory, and who fills them.
+"""Multi-buffering: rings of stages in shared memory with full and empty barriers (mbarrier), and who fills them.
 
 Each ring has two barriers (PTX: mbarriers) a stage. Those who load wait until a stage is `empty`, and have its tiles brought;
 those that calculate wait until it is `full`, and each of their warps arrives at `empty` when it has read the stage. Barriers
@@ -222,7 +222,7 @@ def by_panels(tile: StagedType, parts: int) -> bool:
 def the_pipelines() -> Pipelines:
     """What the rings of the kernel share."""
     state = current().pipelines
-    assert state is not None, "compiler.pipelines makes rings in kernels that are compiled with them"
+    assert state is not None, "passes.pipelining makes rings in kernels that are compiled with them"
     return state
 
 
@@ -295,7 +295,7 @@ def _dynamic(builder: ir.IRBuilder) -> ir.Value:
 
 def the_ring(ty: types.Type) -> RingType:
     """`ty`, which is a ring's."""
-    assert isinstance(ty, RingType), "compiler.pipelines passes rings"
+    assert isinstance(ty, RingType), "passes.pipelining passes rings"
     return ty
 
 

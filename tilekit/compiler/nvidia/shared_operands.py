@@ -1,4 +1,4 @@
-"""Second operands of products that threads hold: warpgroups read them in shared memory, so they are put there.
+"""Double-buffered operands in shared memory: second operands of products that threads hold, put where warpgroups read them.
 
 In a turn of a pipelined loop they take turns at two places: a turn writes where the product of the turn before the last read.
 Between the two all threads have met, after each had waited for that product; so one barrier a turn is enough, behind the writes.
@@ -19,7 +19,7 @@ from tilekit.compiler.nvidia.staged import LEAST_ROWS, StagedType
 
 __all__ = ["asked_in_turn", "own_turn", "park", "parked"]
 
-_SPAN = 128  # bytes: the width of panels that the descriptors of `warpgroups` are for
+_SPAN = 128  # bytes: the width of panels that the descriptors of `wgmma` are for
 _MOST_BYTES = 32 * 1024  # of a tile, which has two places
 _VOID = ir.VoidType()
 

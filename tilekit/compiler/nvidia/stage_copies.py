@@ -1,4 +1,4 @@
-"""How tiles get into the stages of a ring: what the threads that load do in each turn."""
+"""Asynchronous copies (TMA, cp.async) into the stages of a ring: what producers do in each turn."""
 
 from __future__ import annotations
 

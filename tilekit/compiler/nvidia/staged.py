@@ -1,4 +1,4 @@
-"""Tiles in shared memory, as the tensor memory accelerator puts them there, and copies by threads (cp.async) in its place.
+"""Swizzled tiles in shared memory, as the tensor memory accelerator puts them there, or copies by threads (cp.async).
 
 A tile lies in panels, of 128 bytes of each row at most; in a panel row follows row, without gaps. Within every 1024 bytes the
 16-byte pieces of a row are exchanged: to their number the number of the row is added, by XOR, so that the same column of

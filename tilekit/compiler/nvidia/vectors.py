@@ -1,4 +1,4 @@
-"""Vectors that lie in memory: each thread reads what it needs of them where they meet another tile.
+"""Vectors that stay in memory: each thread loads what it needs of them, without a layout, where they meet another tile.
 
 So they need no layout, no element moves between threads, and none waits for others. A stage of a ring may hold such a vector.
 Others are loads of a few neighbouring elements, no more than the block has threads, from a tensor that the kernel cannot write.

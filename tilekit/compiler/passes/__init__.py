@@ -1,1 +1,1 @@
-"""What is found out about a bound kernel, and what it is rewritten to, before numba sees it. One file a pass."""
+"""Analyses and rewrites of a bound kernel's syntax tree, before numba: pipelining, aliasing, multicast. One file a pass."""

@@ -1,4 +1,4 @@
-"""Whether the blocks of a launch keep apart: none reads of a tensor what another one writes."""
+"""Alias analysis of a launch: whether its blocks keep apart, none reading of a tensor what another one writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["apart"]
 
 
 def apart(bound: BoundKernel, tensors: Mapping[str, Any], grid: tuple[int, int, int], written: str, read: str) -> bool:
-    """Whether blocks keep to tiles of their own, of a tensor that is written under one name and read under another.
+    """Alias analysis: whether blocks keep to own tiles, of a tensor that is written under one name and read under another.
 
     They do if along each axis of the grid that has several blocks there is a dimension in which all tiles that are touched lie at
     the block's own index, in one extent.

@@ -1,4 +1,4 @@
-"""What becomes of a kernel with pipelines for the threads that calculate: they take tiles, and give stages back."""
+"""The consumer of a software pipeline: the kernel for the warps that calculate, which wait for stages and release them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _BRANCHES = (ast.IfExp, ast.BoolOp)  # expressions of which a part may not be co
 
 
 class ConsumerLoops(ast.NodeTransformer):
-    """Makes pipelines loops that take tiles from a ring."""
+    """Makes pipelines loops of consumers, which wait for stages of a ring and release them."""
 
     def __init__(self, bound: BoundKernel, loops: list[Pipeline]) -> None:
         self.bound, self.loops = bound, {id(loop.node): loop for loop in loops}
@@ -87,7 +87,7 @@ class ConsumerLoops(ast.NodeTransformer):
 
     @staticmethod
     def _is_carried(name: str, loop: ast.For) -> bool:
-        """Whether a variable has its value from before a turn, when it is first used in it."""
+        """Whether a variable is loop-carried: it has its value from before a turn, when it is first used in it."""
         if name in stored(ast.walk(loop.target)):
             return False
         for statement in loop.body:

@@ -1,4 +1,4 @@
-"""Which tiles of its tensors a kernel reads and writes, as far as its text shows.
+"""Memory footprints, a data-flow analysis: which tiles of its tensors a kernel reads and writes, as far as its text shows.
 
 A launch asks for two things: whose extents have to agree (`tk.load_tile_like(x, y)`), and whether blocks keep to tiles of their
 own, so that one view may be read and written. The text is followed through variables that are assigned once and through the
@@ -99,7 +99,7 @@ _accesses: weakref.WeakKeyDictionary[BoundKernel, Accesses] = weakref.WeakKeyDic
 
 
 def accesses_of(bound: BoundKernel) -> Accesses:
-    """What `bound` reads and writes; looked at once."""
+    """The memory footprint of a kernel: what `bound` reads and writes; looked at once."""
     accesses = _accesses.get(bound)
     if accesses is None:
         accesses = Accesses()

@@ -1,6 +1,6 @@
-"""What stands in the code that is made of pipelines, see `pipelines`; and how such code is written.
+"""Pipeline intrinsics: acquire and fill a stage, wait for it, release it; and how code is written that is made of them.
 
-The functions do nothing in Python; `compiler.lower.pipelines` and `rings` lower them.
+The functions do nothing in Python; `lower.pipelines` and `nvidia.multibuffer` lower them.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def _ring(number: Any, stages: Any, shared: Any, *grids: Any) -> Any:
 
 
 def _role() -> Any:
-    """What a thread does: CONSUMER, PRODUCER, or nothing."""
+    """Warp specialisation, what a thread does: CONSUMER, PRODUCER, or nothing."""
 
 
 def _registers(role: Any, products: Any) -> Any:
-    """From here on, a thread needs as many registers as its role does; a turn of some loop has so many `products`."""
+    """Reallocate registers (setmaxnreg): a thread needs as many as its role does; a turn of some loop has so many `products`."""
 
 
 def _put(ring: Any, turn: Any, k: Any, *rows: Any) -> Any:
-    """Load the tiles of turn `k` of a loop, as soon as there is a stage; `turn` counts those of all loops."""
+    """Issue copies of the tiles of turn `k` of a loop, as soon as a stage is empty; `turn` counts those of all loops."""
 
 
 def _take(ring: Any, turn: Any, lines: Any) -> Any:
-    """Wait for the tiles of a turn. The statements on the given lines run once in it."""
+    """Wait until the stage of a turn is full. The statements on the given lines run once in it."""
 
 
 def _operand(tile: Any, renewed: Any) -> Any:
@@ -51,11 +51,11 @@ def _operand(tile: Any, renewed: Any) -> Any:
 
 
 def _wait_product(product: Any, *later: Any) -> Any:
-    """Wait for a product, and not for those that were asked for later."""
+    """Wait for a product (wgmma.wait_group), and not for those that were asked for later."""
 
 
 def _give(ring: Any, turn: Any, k: Any, lines: Any) -> Any:
-    """Be done with a turn's tiles; or, if a product that reads them may stay under way in the next turn, with those of the turn
+    """Release a turn's stage; or, if a product that reads them may stay under way in the next turn, with those of the turn
     before. `k` is 0 if there is no next one. The statements on the given lines run once in each turn."""
 
 

@@ -1,4 +1,4 @@
-"""Which tiles all blocks of a cluster load alike, so that they may come to all of them at once.
+"""Cluster multicast, a uniformity analysis: which tiles all blocks of a cluster load alike, so that one copy may come to all.
 
 The blocks of a cluster visit neighbouring tiles of a mapped partition. A stream of tiles is the same for all of them if nothing
 that it is made of differs between them: not the block's number, nor the tile's index along a dimension in which the cluster has
@@ -24,7 +24,7 @@ def alike(
     clusters: Mapping[str, tuple[int, ...]],
     resolve: Callable[[ast.expr], Any],
 ) -> list[list[bool]]:
-    """For each stream of each loop, whether it is alike in all blocks of a cluster.
+    """For each stream of each loop, whether it is uniform: alike in all blocks of a cluster, so that it may be multicast.
 
     Args:
         tree: of the kernel.
@@ -42,7 +42,7 @@ def alike(
 
 
 class _Differing:
-    """The variables whose values may differ between the blocks of a cluster."""
+    """Uniformity: the variables whose values may differ between the blocks of a cluster."""
 
     def __init__(
         self, tree: ast.FunctionDef, clusters: Mapping[str, tuple[int, ...]], resolve: Callable[[ast.expr], Any]

@@ -76,7 +76,7 @@ def pipelined_loops(bound: BoundKernel) -> list[ast.For]:
 
 
 def plain(bound: BoundKernel) -> BoundKernel:
-    """The kernel with loops that load as they go."""
+    """The kernel without software pipelining: loops that load as they go."""
     if not any(_all_pipelined(bound)):
         return bound
     rewritten = bound.changed(lambda path, tree: _Loads(bound, path).visit(tree), STEPS)
@@ -84,7 +84,7 @@ def plain(bound: BoundKernel) -> BoundKernel:
 
 
 def specialised(bound: BoundKernel, clusters: Mapping[str, tuple[int, ...]], written: frozenset[str]) -> BoundKernel:
-    """The kernel with rings of stages, and a thread that loads.
+    """The kernel with warp specialisation: rings of stages, a producer that issues copies, and consumers.
 
     Args:
         bound: the kernel.
@@ -270,12 +270,12 @@ class Pipeline:
         return ast.Constant(0) if any(self.ones) else name_of(self.index)
 
     def producer_loop(self, kept: list[ast.stmt]) -> list[ast.stmt]:
-        """The loop of the thread that loads; of its body, it has `kept`."""
+        """The producer's loop, of the thread that loads; of its body, it has `kept`."""
         arguments = [name_of(self.name), name_of(self.turn), self._step(), *map(name_of, self.rows)]
         return self.around([placed(ast.Expr(call_of("tilekit__put", arguments, self.node)), self.node), *kept], [])
 
     def consumer_loop(self, body: list[ast.stmt], lines: list[int]) -> list[ast.stmt]:
-        """The loop of those that calculate; the statements on these lines run once in each turn."""
+        """The consumers' loop, of those that calculate; the statements on these lines run once in each turn."""
         where = ast.Tuple([ast.Constant(line) for line in lines], ast.Load())
         taken = call_of("tilekit__take", [name_of(self.name), name_of(self.turn), copy.deepcopy(where)], self.node)
         get: ast.stmt = placed(ast.Assign([copy.deepcopy(self.node.target)], taken), self.node)

@@ -1,4 +1,4 @@
-"""What is left of a kernel with pipelines for the thread that loads: all that decides which tiles come, and nothing else."""
+"""The producer of a software pipeline: the slice of a kernel that decides which tiles come, for the thread that issues copies."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Apart(ast.NodeTransformer):
 
 
 def check_stay(bound: BoundKernel, tree: ast.FunctionDef, loops: list[Pipeline]) -> None:
-    """Refuse tiles that may be used when their stage has been given back: behind their loop, or in a later turn."""
+    """Check lifetimes: refuse tiles that may be used when their stage is released, behind their loop or in a later turn."""
     for loop in loops:
         taken = stored(ast.walk(loop.node.target))
         for name in sorted(taken | _further_names(bound, loop.node, taken)):
@@ -93,7 +93,7 @@ _HARMLESS = (
 
 
 class ProducerSlice:
-    """What is left of a kernel for the thread that loads: what decides which tiles come."""
+    """The producer's slice of a kernel, for the thread that loads: what decides which tiles come."""
 
     def __init__(self, bound: BoundKernel, tree: ast.FunctionDef, loops: list[Pipeline], written: frozenset[str]) -> None:
         self.bound, self.loops, self.written = bound, {id(loop.node): loop for loop in loops}, set(written)
