@@ -17,7 +17,7 @@ from tilekit.compiler.target import named
 from tilekit.compiler.toolkit import importing_numba
 from tilekit.dtypes import DType
 
-__all__ = ["Conversion", "Explanation", "LayoutInUse", "MemoryAccess", "Pipeline", "explain", "resident_blocks"]
+__all__ = ["Conversion", "Explanation", "LayoutInUse", "MatrixProduct", "MemoryAccess", "Pipeline", "explain", "resident_blocks"]
 
 _SECTOR = 32  # bytes that memory moves at least
 
@@ -111,13 +111,34 @@ class Pipeline:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MatrixProduct:
+    """A product of tiles: `tk.mma`, `tk.matmul` or `@`.
+
+    Attributes:
+        line: of the kernel's file.
+        a, b: dtype and shape of the operands, as they come to the product.
+        instruction: what computes it, as PTX calls it: `wgmma`, which warpgroups issue and do not wait for, `mma.sync`, or `fma`,
+            a thread's own multiplications and additions.
+        count: how many there are of the kind in the line.
+        refusals: the families of instructions that would have been preferred, and why each cannot compute it.
+    """
+
+    line: int
+    a: str
+    b: str
+    instruction: str
+    count: int
+    refusals: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Explanation:
     """What `KernelLaunch.explain` gives. `str` of it is a table.
 
     Attributes:
         name, filename: the kernel's.
         compiled: the machine code, with registers, shared and local bytes.
-        accesses, layouts, conversions, pipelines: in the order of the lines.
+        accesses, layouts, conversions, pipelines, products: in the order of the lines.
         blocks_per_multiprocessor: how many blocks have room on one, and `limited_by` what limits them.
         occupancy: the share of the warps that a multiprocessor can hold which these blocks are, from 0 to 1.
     """
@@ -129,6 +150,7 @@ class Explanation:
     layouts: tuple[LayoutInUse, ...]
     conversions: tuple[Conversion, ...]
     pipelines: tuple[Pipeline, ...]
+    products: tuple[MatrixProduct, ...]
     blocks_per_multiprocessor: int
     limited_by: str
     occupancy: float
@@ -176,6 +198,12 @@ class Explanation:
                 for p in self.pipelines
             ]
             parts += ["", *_table(("line", "stages", "bytes", "tiles"), rings)]
+        if self.products:
+            products = [
+                (str(p.line), p.a, p.b, p.instruction, str(p.count), "; ".join(f"{name}: {why}" for name, why in p.refusals))
+                for p in self.products
+            ]
+            parts += ["", *_table(("line", "a", "b", "product by", "count", "not by"), products)]
         return "\n".join(parts)
 
 
@@ -239,6 +267,7 @@ def explain(
         conversions=tuple(_conversions(notes, layouts)),
         layouts=tuple(layouts.values()),
         pipelines=tuple(_pipelines(notes)),
+        products=tuple(_products(notes)),
         blocks_per_multiprocessor=blocks,
         limited_by=limit,
         occupancy=share,
@@ -336,6 +365,15 @@ def _pipelines(notes: list[tuple[Any, ...]]) -> list[Pipeline]:
         elif kind == "no ring":
             pipelines.append(Pipeline(line=line, reason=rest[0]))
     return sorted(pipelines, key=lambda pipeline: pipeline.line)
+
+
+def _products(notes: list[tuple[Any, ...]]) -> list[MatrixProduct]:
+    counted = Counter((line, *rest) for line, kind, *rest in notes if kind == "product")
+    products = [
+        MatrixProduct(line=line, a=a, b=b, instruction=instruction, count=count, refusals=refusals)
+        for (line, a, b, instruction, refusals), count in counted.items()
+    ]
+    return sorted(products, key=lambda product: product.line)
 
 
 def resident_blocks(kernel: CompiledKernel) -> tuple[int, str, float]:

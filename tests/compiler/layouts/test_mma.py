@@ -21,6 +21,8 @@ from tilekit.compiler.layouts import mma as fragments
 from tilekit.compiler.layouts.conversion import Matrices, Swizzle, wavefronts, within_threads
 from tilekit.compiler.layouts.linear import Config, Layout
 from tilekit.compiler.lower import matmul
+from tilekit.compiler.nvidia import fma, mma_sync
+from tilekit.compiler.nvidia import fragments as operands
 from tilekit.compiler.nvidia.staged import StagedType, span_of
 from tilekit.compiler.target import of
 
@@ -100,15 +102,15 @@ def summed(block, x, y, z):
 
 @pytest.fixture(autouse=True)
 def _emulated(monkeypatch):
-    emulate(monkeypatch, [matmul, relayout])
-    monkeypatch.setattr(matmul, "_mma", carried_out)
-    monkeypatch.setattr(matmul, "packed", in_words)
-    monkeypatch.setattr(matmul.arithmetic, "fma", summed)
-    monkeypatch.setattr(matmul, "_looped", looped)
-    monkeypatch.setattr(matmul, "_UNROLLED", 1)  # every product of float32 with a k of 8 or more is a loop
-    monkeypatch.setattr(matmul, "thread_bit", lambda block, bit: Value(ir.IntType(1), block.thread >> np.uint64(bit)))
-    monkeypatch.setattr(matmul, "convert", converted)
-    monkeypatch.setattr(matmul, "asm", lambda block, text, letters, result, args, **_: Value(i32, value_of(args[0]).bits))
+    emulate(monkeypatch, [matmul, operands, mma_sync, fma, relayout])
+    monkeypatch.setattr(mma_sync, "_mma", carried_out)
+    monkeypatch.setattr(mma_sync, "packed", in_words)
+    monkeypatch.setattr(fma.arithmetic, "fma", summed)
+    monkeypatch.setattr(fma, "_looped", looped)
+    monkeypatch.setattr(fma, "_UNROLLED", 1)  # every product of float32 with a k of 8 or more is a loop
+    monkeypatch.setattr(mma_sync, "thread_bit", lambda block, bit: Value(ir.IntType(1), block.thread >> np.uint64(bit)))
+    monkeypatch.setattr(operands, "convert", converted)
+    monkeypatch.setattr(mma_sync, "asm", lambda block, text, letters, result, args, **_: Value(i32, value_of(args[0]).bits))
 
 
 def small(shape, dtype, seed):

@@ -8,7 +8,7 @@ words.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from numba.cuda.core.errors import TypingError
@@ -19,7 +19,7 @@ from tilekit.compiler.frontend.syntax import NOT_CALLED, NOT_UNPACKED, WRONG_LEN
 from tilekit.compiler.frontend.type_stability import KEEPS
 from tilekit.errors import CompileError
 
-__all__ = ["InFunction", "OverLimit", "Refused", "compile_error", "refuse", "reject"]
+__all__ = ["InFunction", "OverLimit", "Refused", "compile_error", "in_words", "refuse", "reject"]
 
 _FENCED = re.compile(r"\[tilekit:(?P<op>[^|]*)\|(?P<message>.*?)\|tilekit\]", re.DOTALL)
 
@@ -44,6 +44,14 @@ class OverLimit(Exception):
 
 class InFunction(Exception):
     """An error that arose while an operation compiled a function of the user's; as its cause. It leaves numba as it is."""
+
+
+def in_words(what: str, check: Callable[..., Any], *args: Any) -> Any:
+    """`check(*args, what)`, a rule of the language; what it refuses is refused at the call."""
+    try:
+        return check(*args, what)
+    except CompileError as error:
+        reject(what, error.reason.removeprefix(f"{what}: "))
 
 
 def refuse(op: str, message: str) -> NoReturn:

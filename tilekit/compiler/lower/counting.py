@@ -14,11 +14,11 @@ from numba.cuda import types
 from tilekit import dtypes
 from tilekit.compiler.codegen import shared_memory as shared
 from tilekit.compiler.codegen.definition import lowers
-from tilekit.compiler.codegen.diagnose import reject
+from tilekit.compiler.codegen.diagnose import in_words, reject
 from tilekit.compiler.codegen.emit import all_of, asm, pack, special_register, thread_coordinates, unpack
 from tilekit.compiler.codegen.types import TileType, i32, integer
 from tilekit.compiler.codegen.windows import check_mask, mask_elements
-from tilekit.compiler.lower.shape import constant, in_words, the_tile
+from tilekit.compiler.lower.shape import constant, the_tile
 from tilekit.dtypes import DType
 from tilekit.lang import counting as lang
 

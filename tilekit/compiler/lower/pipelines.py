@@ -23,7 +23,8 @@ from tilekit.compiler.nvidia.multibuffer import RingType, deals_registers, narro
 from tilekit.compiler.nvidia.stage_copies import fill
 from tilekit.compiler.nvidia.staged import StagedType
 from tilekit.compiler.nvidia.vectors import StagedVectorType
-from tilekit.compiler.nvidia.wgmma import OperandType, PendingType, forget
+from tilekit.compiler.nvidia.wgmma import forget
+from tilekit.compiler.nvidia.wgmma_types import OperandType, PendingType
 from tilekit.compiler.passes import intrinsics as steps
 from tilekit.compiler.passes.pipelining import Unfit
 from tilekit.compiler.target import Target

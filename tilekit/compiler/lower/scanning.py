@@ -28,12 +28,12 @@ from tilekit.compiler.codegen import shared_memory as shared
 from tilekit.compiler.codegen.convert import convert
 from tilekit.compiler.codegen.convert_layout import exchange, thread_bit
 from tilekit.compiler.codegen.definition import lowers
-from tilekit.compiler.codegen.diagnose import reject
+from tilekit.compiler.codegen.diagnose import in_words, reject
 from tilekit.compiler.codegen.emit import pack, special_register, unpack, xor_of_bits
 from tilekit.compiler.codegen.types import TileType, integer
 from tilekit.compiler.layouts.linear import HardwareBit, Layout
 from tilekit.compiler.lower.combining import Operands, calling, flag
-from tilekit.compiler.lower.shape import constant, in_words, the_tile
+from tilekit.compiler.lower.shape import constant, the_tile
 from tilekit.dtypes import DType
 from tilekit.lang import scanning as lang
 from tilekit.lang.reduction import sum_dtype

@@ -12,7 +12,7 @@ from numba.cuda import types
 from tilekit.compiler.codegen.computed import ComputedType
 from tilekit.compiler.codegen.convert_layout import in_layout
 from tilekit.compiler.codegen.definition import ABSENT, known, lowers, lowers_method, lowers_operator, materialize, materialized
-from tilekit.compiler.codegen.diagnose import reject
+from tilekit.compiler.codegen.diagnose import in_words, reject
 from tilekit.compiler.codegen.emit import pack, unpack
 from tilekit.compiler.codegen.known_bits import is_whole
 from tilekit.compiler.codegen.operands import broadcast
@@ -24,7 +24,7 @@ from tilekit.errors import CompileError
 from tilekit.lang import shape as lang
 from tilekit.lang import tile as tile_lang
 
-__all__ = ["constant", "in_words", "the_tile"]
+__all__ = ["constant", "the_tile"]
 
 
 def the_tile(ty: types.Type, what: str) -> TileType:
@@ -40,14 +40,6 @@ def constant(ty: types.Type, what: str, name: str) -> Any:
     if value is ABSENT:
         reject(what, f"{name} must be known when the kernel is compiled; it is {describe(ty)}")
     return value
-
-
-def in_words(what: str, check: Callable[..., Any], *args: Any) -> Any:
-    """`check(*args, what)`, a rule of the language; what it refuses is refused at the call."""
-    try:
-        return check(*args, what)
-    except CompileError as error:
-        reject(what, error.reason.removeprefix(f"{what}: "))
 
 
 def _where_it_is(ty: types.Type, rename: Callable[[TileType], Layout], dims: Callable[[Vector], Vector | None]) -> Any:

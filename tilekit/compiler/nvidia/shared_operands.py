@@ -24,16 +24,20 @@ _MOST_BYTES = 32 * 1024  # of a tile, which has two places
 _VOID = ir.VoidType()
 
 
-def parked(tile: TileType) -> StagedType | None:
-    """How a tile lies in shared memory when a product reads it there; None if none does."""
-    if current().pipelines is None or tile.dtype not in (dtypes.float16, dtypes.bfloat16) or len(tile.shape) != 2 or tile.splat:
-        return None
+def parked(tile: TileType) -> StagedType | str:
+    """How a tile lies in shared memory when a product reads it there; or why none does."""
+    if current().pipelines is None:
+        return "b is in registers, and no loop of the kernel has a ring"
+    if tile.dtype not in (dtypes.float16, dtypes.bfloat16):
+        return f"b is in registers, from where float16 and bfloat16 are put into shared memory for it, not {tile.dtype.name}"
+    if len(tile.shape) != 2 or tile.splat:
+        return "b is in registers, from where matrices are put into shared memory for it, not batches or equal elements"
     near = next((d for d in (1, 0) if tile.layout.run(d)), None)  # words of neighbours that a thread holds
     if near is None or tile.shape[near] * tile.dtype.itemsize % _SPAN or tile.shape[1 - near] < LEAST_ROWS:
-        return None
+        return f"b is in registers, and has no rows of {_SPAN} bytes to be put into shared memory with"
     far = 1 - near
-    staged = StagedType(tile.dtype, (tile.shape[far], tile.shape[near]), (far, near), tile.config)
-    return staged if staged.nbytes <= _MOST_BYTES else None
+    lies = StagedType(tile.dtype, (tile.shape[far], tile.shape[near]), (far, near), tile.config)
+    return lies if lies.nbytes <= _MOST_BYTES else f"b is in registers, and takes more shared memory than {_MOST_BYTES} bytes"
 
 
 def park(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], lies: StagedType) -> tuple[ir.Value, str]:

@@ -17,34 +17,30 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.cudaimpl import registry
-from numba.cuda.extending import core_models, register_model
 
 from tilekit import dtypes
 from tilekit.compiler.codegen.convert_layout import in_layout
 from tilekit.compiler.codegen.definition import materialize, materialized
 from tilekit.compiler.codegen.emit import asm, pack, special_register, unpack
-from tilekit.compiler.codegen.types import Asked, DeferredType, TileType, Waited, current, i64, integer, own_line, register_type
-from tilekit.compiler.codegen.words import elements_of, packed, words_of
+from tilekit.compiler.codegen.types import Asked, TileType, current, i64, integer, own_line
 from tilekit.compiler.layouts.linear import WARP, Layout
 from tilekit.compiler.layouts.mma import WARPS_OF_GROUP, warpgroup_accumulator
 from tilekit.compiler.nvidia.multibuffer import the_pipelines
+from tilekit.compiler.nvidia.products import MatrixProduct, Way, product_family
 from tilekit.compiler.nvidia.shared_operands import asked_in_turn, own_turn, park, parked
 from tilekit.compiler.nvidia.staged import StagedType
+from tilekit.compiler.nvidia.wgmma_types import ROWS, WAIT, OperandType, PendingType, register_letter
 from tilekit.dtypes import DType
 from tilekit.errors import CompileError
 from tilekit.lang.matmul import accumulator_dtype
 
-__all__ = ["Computed", "OperandType", "PendingType", "forget", "warpgroup_product"]
+__all__ = ["Computed", "forget", "warpgroup_product"]
 
-_ROWS, _MOST_COLUMNS = 64, 256  # of an instruction's result
+_MOST_COLUMNS = 256  # of an instruction's result
 _STEP = 32  # bytes of k that it takes
 _SPAN = 128  # the width of panels that descriptors here are for, in bytes
-_PAIR = words_of(dtypes.float16, 2)
 _NAMES = {
     dtypes.float16: "f16", dtypes.bfloat16: "bf16", dtypes.float32: "tf32", dtypes.float8_e4m3fn: "e4m3",
     dtypes.float8_e5m2: "e5m2", dtypes.int8: "s8", dtypes.uint8: "u8",
@@ -53,130 +49,8 @@ _NAMES = {
 # in float32; so that registers suffice, of so many columns at a time.
 _CHAIN, _SUMMED_COLUMNS = 4, 128
 _NO_TILE = 0x3FC00 >> 4  # the address that a descriptor of a tile would have at the end of 18 bits: a block has less
-_BEGIN, _WAIT = "wgmma.fence.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"
+_BEGIN = "wgmma.fence.sync.aligned;"
 _VOID = ir.VoidType()
-
-
-class PendingType(DeferredType):
-    """A product that is under way; the value is what will be the fragment.
-
-    Attributes:
-        materialized: the tile that it becomes.
-    """
-
-    mangling_args = ("p", ())
-
-    def __init__(self, materialized: TileType) -> None:
-        self.materialized = materialized
-        super().__init__(f"Pending({materialized})")
-
-    def materialize(self, builder: ir.IRBuilder, value: ir.Value, left: int = 0) -> ir.Value:
-        """Wait for it; so many may be `left` under way that were asked for later."""
-        state = current().pipelines
-        if state is not None:
-            state.products.append(Waited(own_line(), left))
-            asked, state.waiting = state.waiting, None
-            if asked is not None and left == 0 and asked.parent is builder.block:  # nothing comes between
-                asked.callee.asm = asked.callee.asm.replace(_WAIT, "")
-        elements = unpack(builder, value)
-        count = len(elements)
-        letter = _letter(self.materialized.dtype)
-        letters = ",".join([f"={letter}"] * count + [str(n) for n in range(count)] + ["~{memory}"])
-        kind = ir.LiteralStructType([elements[0].type] * count)
-        made = asm(builder, f"wgmma.wait_group.sync.aligned {left};", letters, kind, elements, convergent=True)
-        return pack(builder, [builder.extract_value(made, n) for n in range(count)])
-
-    def unify(self, typingctx: Any, other: types.Type) -> types.Type | None:
-        """A variable that other products are added to is under way all the time."""
-        mine = self.materialized
-        if isinstance(other, TileType) and (mine.dtype, mine.shape) == (other.dtype, other.shape):
-            return self
-        return super().unify(typingctx, other)
-
-
-@register_model(PendingType)
-class _PendingModel(core_models.PrimitiveModel):
-    def __init__(self, manager: Any, ty: PendingType) -> None:
-        super().__init__(manager, ty, ir.ArrayType(register_type(ty.materialized.dtype), ty.materialized.layout.num_registers))
-
-
-@registry.lower_cast(TileType, PendingType)
-def _pending(context: Any, builder: ir.IRBuilder, source: TileType, target: PendingType, value: ir.Value) -> ir.Value:
-    return pack(builder, in_layout(builder, source, unpack(builder, value), target.materialized.layout))
-
-
-class OperandType(DeferredType):
-    """A tile of 16-bit elements as threads pass it to a product, two elements in a word: a row lies as one of the result does.
-
-    Attributes:
-        materialized: the tile.
-        renewed: whether the loop that it is carried round computes it anew: then its registers are written where turns meet.
-    """
-
-    mangling_args = ("o", ())
-
-    def __init__(self, materialized: TileType, *, renewed: bool = False) -> None:
-        self.materialized, self.renewed = materialized, renewed
-        super().__init__(f"Operand({materialized}, {renewed})")
-
-    @classmethod
-    def of(cls, ty: types.Type, *, renewed: bool = False) -> OperandType | None:
-        """That of a tile; None if there is none."""
-        if isinstance(ty, OperandType):
-            return ty
-        if current().pipelines is None or not current().target.wgmma:
-            return None
-        if not isinstance(ty, TileType) or not _is_half(ty.dtype) or len(ty.shape) != 2:
-            return None
-        warps = ty.config.num_warps
-        layout = warpgroup_accumulator(ty.shape, warps)
-        whole = ty.shape[0] // _ROWS >= warps // WARPS_OF_GROUP  # each group has rows of its own
-        return None if layout is None or not whole else cls(TileType(ty.dtype, layout, ty.config), renewed=renewed)
-
-    @property
-    def count(self) -> int:
-        """How many words a thread has."""
-        return self.materialized.layout.num_registers // 2
-
-    def words(self, builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> list[ir.Value]:
-        """A tile's, given as any type."""
-        if ty == self:
-            return unpack(builder, value)
-        if isinstance(ty, StagedType):
-            held = ty.read(builder, value, self.materialized.layout, matrices=True)
-        else:
-            held = in_layout(
-                builder, materialized(ty), unpack(builder, materialize(builder, ty, value)), self.materialized.layout
-            )
-        pairs = [held[n : n + 2] for n in range(0, len(held), 2)]
-        return [word for pair in pairs for word in packed(builder, pair, self.materialized.dtype, _PAIR)]
-
-    def materialize(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-        words = unpack(builder, value)
-        return pack(builder, [e for word in words for e in elements_of(builder, [word], self.materialized.dtype, 2)])
-
-    def unify(self, typingctx: Any, other: types.Type) -> types.Type | None:
-        """A variable that is passed to products is ready for it all the time."""
-        return self if OperandType.of(other, renewed=self.renewed) == self else super().unify(typingctx, other)
-
-
-@register_model(OperandType)
-class _OperandModel(core_models.PrimitiveModel):
-    def __init__(self, manager: Any, ty: OperandType) -> None:
-        super().__init__(manager, ty, ir.ArrayType(_PAIR.type, ty.count))
-
-
-@registry.lower_cast(TileType, OperandType)
-def _operand(context: Any, builder: ir.IRBuilder, source: TileType, target: OperandType, value: ir.Value) -> ir.Value:
-    return pack(builder, target.words(builder, source, value))
-
-
-def _is_half(dtype: DType) -> bool:
-    return dtype in (dtypes.float16, dtypes.bfloat16)
-
-
-def _letter(dtype: DType) -> str:
-    return "r" if dtype == dtypes.int32 else "f"
 
 
 class _Operand:
@@ -239,20 +113,22 @@ class _Shape:
 
     @classmethod
     def of(
-        cls, a: DType, b: DType, rows: int, columns: int, depth: int, num_warps: int, *, most: int, turned: str
-    ) -> _Shape | None:
-        """None if warpgroups cannot compute it. An instruction takes `most` columns at most; `turned` are its flags for that."""
+        cls, a: DType, b: DType, rows: int, columns: int, depth: int, num_warps: int, *, limit: int, turned: str
+    ) -> _Shape | str:
+        """Or why warpgroups cannot compute it. An instruction takes `limit` columns at most; `turned` are its flags for that."""
         layout, itemsize = warpgroup_accumulator((rows, columns), num_warps), b.itemsize
-        if layout is None or num_warps % WARPS_OF_GROUP or depth * itemsize % _STEP:
-            return None
+        if layout is None or num_warps % WARPS_OF_GROUP:
+            return f"{num_warps} warps cannot share a result of {rows}x{columns}: a group of {WARPS_OF_GROUP} takes {ROWS} rows"
+        if depth * itemsize % _STEP:
+            return f"it takes {_STEP} bytes of k at a time, and there are {depth * itemsize}"
         groups = num_warps // WARPS_OF_GROUP
-        down = min(groups, rows // _ROWS)
+        down = min(groups, rows // ROWS)
         width = columns // (groups // down)
-        at_once = min(width, most)
+        at_once = min(width, limit)
         whole = a.kind in "iu"
         name = f"m64n{at_once}k{_STEP // itemsize}.{'s32' if whole else 'f32'}.{_NAMES[a]}.{_NAMES[b]}"
         flags = "" if whole else ", 1, 1" + turned
-        return cls(layout, down, rows // down // _ROWS, width // at_once, depth * itemsize // _STEP, at_once, name, flags)
+        return cls(layout, down, rows // down // ROWS, width // at_once, depth * itemsize // _STEP, at_once, name, flags)
 
 
 def _sum_dtype(a: DType, b: DType, precision: str) -> DType | None:
@@ -265,49 +141,59 @@ def _sum_dtype(a: DType, b: DType, precision: str) -> DType | None:
         return None
 
 
-def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type, precision: str) -> Any:
-    """The type of `tk.mma(a, b, acc)` and how to emit it, if warpgroups can multiply these; None if not.
+@product_family("wgmma", preference=2)
+def warpgroup_product(product: MatrixProduct) -> Way | str:
+    """Products that warpgroups multiply.
 
     `b` lies in shared memory, or is put there if its elements have 16 bits; `a` may lie there, or its elements, of 16 bits, are
     passed as threads hold them.
     """
+    a, b, acc, precision, target = product.a, product.b, product.acc, product.precision, current().target
+    if not target.wgmma:
+        return f"{target.label} does not have it"
+    if acc is None:
+        return "its result is needed at once: tk.mma(a, b, acc) in a loop adds to an accumulator"
     first = a if isinstance(a, StagedType) else materialized(a)
     tile = materialized(acc)
     held = None if isinstance(b, StagedType) else materialized(b)
+    if not all(isinstance(ty, (StagedType, TileType)) for ty in (first, tile, held or b)):
+        return "it multiplies tiles"
     lies = parked(held) if isinstance(held, TileType) else b
-    if not current().target.wgmma or not isinstance(lies, StagedType) or not isinstance(first, (StagedType, TileType)):
-        return None
+    if not isinstance(lies, StagedType):
+        return lies
     wide = _sum_dtype(first.dtype, lies.dtype, precision)
-    if not isinstance(tile, TileType) or wide is None or tile.dtype != wide:
-        return None
-    if len(first.shape) != 2 or len(lies.shape) != 2 or first.shape[1] != lies.shape[0] or lies.span != _SPAN:
-        return None
+    if wide is None or tile.dtype != wide:
+        return f"it does not take {first.dtype.name} and {lies.dtype.name} with sums in {tile.dtype.name}{_tf32(first.dtype)}"
+    if len(first.shape) != 2 or len(lies.shape) != 2 or first.shape[1] != lies.shape[0]:
+        return "it multiplies matrices that fit together"
     (rows, depth), columns = first.shape, lies.shape[1]
     if tile.shape != (rows, columns):
-        return None
-    warps, half = tile.config.num_warps, _is_half(lies.dtype)
+        return "it multiplies matrices that fit together"
     second, operand, fragments = _Operand(lies, 1, 0), None, None
+    for name, staged in (("a", first), ("b", lies)):
+        if isinstance(staged, StagedType) and staged.span != _SPAN:
+            return f"{name} has rows of {staged.span} bytes in shared memory, not of {_SPAN} or a multiple"
     if isinstance(first, StagedType):
-        if first.span != _SPAN:
-            return None
         operand = _Operand(first, 0, 1)
     else:
-        fragments = OperandType.of(a) or OperandType.of(first)
-        if fragments is None:
-            return None
-    ways = [side.turned for side in (operand, second) if side is not None]
+        fragments = OperandType.of_tile(a if isinstance(a, OperandType) else first)
+        if isinstance(fragments, str):
+            return fragments
+    ways, half = [side.turned for side in (operand, second) if side is not None], lies.dtype.itemsize == 2
     if any(ways) and not half:
-        return None
+        return f"{'b' if second.turned else 'a'} of {lies.dtype.name} needs its k contiguous in memory"
     promoted = lies.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast"
-    most = _SUMMED_COLUMNS if promoted else _MOST_COLUMNS
+    limit = _SUMMED_COLUMNS if promoted else _MOST_COLUMNS
     turned = "".join(f", {way:d}" for way in ways) if half else ""
-    shape = _Shape.of(first.dtype, lies.dtype, rows, columns, depth, warps, most=most, turned=turned)
-    if shape is None:
-        return None
-    made = TileType(wide, shape.layout, tile.config)
-    result = made if promoted else PendingType(made)
+    warps = tile.config.num_warps
+    shape = _Shape.of(first.dtype, lies.dtype, rows, columns, depth, warps, limit=limit, turned=turned)
+    if isinstance(shape, str):
+        return shape
+    done = TileType(wide, shape.layout, tile.config)
+    result = done if promoted else PendingType(done)
 
-    def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+    def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value | None) -> ir.Value:
+        assert z is not None, "there is an accumulator"
         state = current().pipelines
         computed, waits = None, False
         if fragments is not None and (not isinstance(a, OperandType) or a.renewed):
@@ -332,7 +218,7 @@ def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type, precision: 
         given = [second.descriptor(builder, y, beside)]
         if operand is not None:
             down = builder.and_(group, integer(32, shape.down - 1))
-            mine = builder.mul(down, integer(32, shape.high * operand.along(_ROWS)))
+            mine = builder.mul(down, integer(32, shape.high * operand.along(ROWS)))
             given.insert(0, operand.descriptor(builder, x, mine))
         elif fragments is not None:
             given = [*fragments.words(builder, a, x), *given]
@@ -346,7 +232,11 @@ def warpgroup_product(a: types.Type, b: types.Type, acc: types.Type, precision: 
             computed.asked(call, len(total) * (1 if fresh else 2))
         return pack(builder, [builder.extract_value(call, n) for n in range(len(total))])
 
-    return result, emit
+    return Way(result, f"wgmma.mma_async.sync.aligned.{shape.name}", emit)
+
+
+def _tf32(dtype: DType) -> str:
+    return ' (precision="tf32" rounds float32 for it)' if dtype == dtypes.float32 else ""
 
 
 class Computed:
@@ -425,7 +315,7 @@ def _asked(
         promoted: see above.
         fresh: `total` is all zeros: no register is set to that. What sets registers has ptxas wait for products that read them.
     """
-    count, per_instruction = len(total), _ROWS * shape.columns // (WARPS_OF_GROUP * WARP)
+    count, per_instruction = len(total), ROWS * shape.columns // (WARPS_OF_GROUP * WARP)
     behind = count if fresh else 2 * count  # the operands that are the result's and the sum's
     begin, end = _BEGIN, "wgmma.commit_group.sync.aligned;"
 
@@ -434,7 +324,7 @@ def _asked(
             at = behind + 4 * (down * shape.deep + step)
             before, first = "", "{" + ", ".join(f"${n}" for n in range(at, at + 4)) + "}"
         else:
-            before, first = f"add.s64 x, ${behind}, {operand.depth(step) + down * operand.along(_ROWS)};", "x"
+            before, first = f"add.s64 x, ${behind}, {operand.depth(step) + down * operand.along(ROWS)};", "x"
         beyond = second.depth(step) + across * second.along(shape.columns)
         return (
             f"{before} add.s64 y, ${behind + len(given) - 1}, {beyond}; "
@@ -460,9 +350,13 @@ def _asked(
     else:
         adds = [step > 0 or not fresh for step in range(shape.deep)]
         lines += [begin, *(instruction(registers(*p), step, *p, adds[step]) for step in range(shape.deep) for p in places), end]
-        lines += [_WAIT] * waits
+        lines += [WAIT] * waits
     letters = ["l" if value.type == i64 else "r" for value in given]
-    results = [f"=&{_letter(wide)}"] * count if fresh else [f"={_letter(wide)}"] * count + [str(n) for n in range(count)]
+    results = (
+        [f"=&{register_letter(wide)}"] * count
+        if fresh
+        else [f"={register_letter(wide)}"] * count + [str(n) for n in range(count)]
+    )
     kind = ir.LiteralStructType([total[0].type] * count)
     held = given if fresh else [*total, *given]
     text, constraints = " ".join([*lines, "}", note]), ",".join([*results, *letters, "~{memory}"])

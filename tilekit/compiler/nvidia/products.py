@@ -1,0 +1,142 @@
+"""Products of matrices: which family of instructions computes one.
+
+A family registers itself: a name, and a predicate that looks at a product and answers with a `Way`, which has the emitter, or
+with the reason why it cannot compute that one. `choose` asks the families, the most preferred first, and takes the first that
+can; `explain` shows which, and why those before it could not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from llvmlite import ir
+from numba.cuda import types
+
+from tilekit.compiler.codegen.definition import materialized
+from tilekit.compiler.codegen.diagnose import in_words, reject
+from tilekit.compiler.codegen.types import TileType, current, describe
+from tilekit.compiler.layouts.linear import Vector
+from tilekit.dtypes import DType
+from tilekit.lang import matmul as lang
+
+__all__ = ["Emitter", "MatrixProduct", "Way", "choose", "product_family"]
+
+Emitter = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value | None], ir.Value]
+"""Given the values of `a`, `b` and `acc` (None if there is none), emits the product, and gives its value."""
+
+
+@dataclass(frozen=True)
+class MatrixProduct:
+    """`a @ b + acc` of matrices, or of batches of them, as a kernel asks for it.
+
+    Attributes:
+        what: how it is spelled there, for errors.
+        a, b: the types of the operands: tiles, in registers or in shared memory.
+        acc: that of the accumulator; None if there is none.
+        precision: of float32, see `tilekit.lang.mma`.
+    """
+
+    what: str
+    a: types.Type
+    b: types.Type
+    acc: types.Type | None
+    precision: str
+
+    @cached_property
+    def tiles(self) -> tuple[TileType, ...]:
+        """`a`, `b` and `acc` in registers.
+
+        A tile in shared memory takes registers for this, and the kernel then gets as many warps as it needs for them
+        (`MoreWarps`): only families that read operands from registers may ask.
+        """
+        named = zip(("a", "b", "acc"), (self.a, self.b, self.acc), strict=True)
+        return tuple(self._tile(name, materialized(ty)) for name, ty in named if ty is not None)
+
+    def _tile(self, name: str, ty: types.Type) -> TileType:
+        if not isinstance(ty, TileType):
+            reject(self.what, f"{name} is a tile, not {describe(ty)}")
+        return ty
+
+    @cached_property
+    def shape(self) -> Vector:
+        """Of the result; operands that do not fit together are an error in the kernel."""
+        return in_words(self.what, lang.product_shape, self.tiles[0].shape, self.tiles[1].shape)
+
+    @property
+    def depth(self) -> int:
+        """The extent of `k`, which is summed over."""
+        return self.tiles[0].shape[-1]
+
+    @cached_property
+    def dtype(self) -> DType:
+        """What the products are added up in."""
+        return in_words(self.what, lang.accumulator_dtype, self.tiles[0].dtype, self.tiles[1].dtype)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a product is computed.
+
+    Attributes:
+        result: the type of the result: a tile, or one that is still under way.
+        instruction: what is emitted, as PTX calls it.
+        emit: the emitter.
+    """
+
+    result: types.Type
+    instruction: str
+    emit: Emitter
+
+
+Predicate = Callable[[MatrixProduct], "Way | str"]
+
+
+@dataclass(frozen=True)
+class _Family:
+    name: str
+    preference: int
+    predicate: Predicate
+
+
+_families: list[_Family] = []
+
+
+def product_family(name: str, preference: int) -> Callable[[Predicate], Predicate]:
+    """Register the decorated predicate as a family of instructions.
+
+    Args:
+        name: for `explain`.
+        preference: families with a higher one are asked first.
+    """
+
+    def register(predicate: Predicate) -> Predicate:
+        _families.append(_Family(name, preference, predicate))
+        _families.sort(key=lambda family: -family.preference)
+        return predicate
+
+    return register
+
+
+def choose(product: MatrixProduct) -> tuple[types.Type, Emitter]:
+    """The type of a product, and how to emit it: by the most preferred family that can compute it."""
+    refusals: list[tuple[str, str]] = []
+    for family in _families:
+        way = family.predicate(product)
+        if isinstance(way, Way):
+            break
+        refusals.append((family.name, way))
+    else:
+        reject(product.what, "; ".join(f"not by {name}: {reason}" for name, reason in refusals))
+
+    def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value | None) -> ir.Value:
+        current().note("product", _shown(product.a), _shown(product.b), way.instruction, tuple(refusals))
+        return way.emit(builder, x, y, z)
+
+    return way.result, emit
+
+
+def _shown(ty: types.Type) -> str:
+    tile = ty if hasattr(ty, "shape") else materialized(ty)  # of a tile in shared memory the type in registers is not asked for
+    return f"{tile.dtype.name} {'x'.join(map(str, tile.shape))}"

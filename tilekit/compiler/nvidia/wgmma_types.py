@@ -1,0 +1,157 @@
+"""Types of tiles on their way to a product by warpgroups, or from one: operands in registers, and results that are under way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.cudaimpl import registry
+from numba.cuda.extending import core_models, register_model
+
+from tilekit import dtypes
+from tilekit.compiler.codegen.convert_layout import in_layout
+from tilekit.compiler.codegen.definition import materialize, materialized
+from tilekit.compiler.codegen.emit import asm, pack, unpack
+from tilekit.compiler.codegen.types import DeferredType, TileType, Waited, current, own_line, register_type
+from tilekit.compiler.codegen.words import elements_of, packed, words_of
+from tilekit.compiler.layouts.mma import WARPS_OF_GROUP, warpgroup_accumulator
+from tilekit.compiler.nvidia.staged import StagedType
+from tilekit.dtypes import DType
+
+__all__ = ["ROWS", "WAIT", "OperandType", "PendingType", "register_letter"]
+
+ROWS = 64
+"""Of an instruction's result."""
+WAIT = "wgmma.wait_group.sync.aligned 0;"
+"""Waits for all products."""
+_PAIR = words_of(dtypes.float16, 2)
+
+
+def register_letter(dtype: DType) -> str:
+    """LLVM's constraint for a register of a result."""
+    return "r" if dtype == dtypes.int32 else "f"
+
+
+class PendingType(DeferredType):
+    """A product that is under way; the value is what will be the fragment.
+
+    Attributes:
+        materialized: the tile that it becomes.
+    """
+
+    mangling_args = ("p", ())
+
+    def __init__(self, materialized: TileType) -> None:
+        self.materialized = materialized
+        super().__init__(f"Pending({materialized})")
+
+    def materialize(self, builder: ir.IRBuilder, value: ir.Value, left: int = 0) -> ir.Value:
+        """Wait for it; so many may be `left` under way that were asked for later."""
+        state = current().pipelines
+        if state is not None:
+            state.products.append(Waited(own_line(), left))
+            asked, state.waiting = state.waiting, None
+            if asked is not None and left == 0 and asked.parent is builder.block:  # nothing comes between
+                asked.callee.asm = asked.callee.asm.replace(WAIT, "")
+        elements = unpack(builder, value)
+        count = len(elements)
+        letter = register_letter(self.materialized.dtype)
+        letters = ",".join([f"={letter}"] * count + [str(n) for n in range(count)] + ["~{memory}"])
+        kind = ir.LiteralStructType([elements[0].type] * count)
+        made = asm(builder, f"wgmma.wait_group.sync.aligned {left};", letters, kind, elements, convergent=True)
+        return pack(builder, [builder.extract_value(made, n) for n in range(count)])
+
+    def unify(self, typingctx: Any, other: types.Type) -> types.Type | None:
+        """A variable that other products are added to is under way all the time."""
+        mine = self.materialized
+        if isinstance(other, TileType) and (mine.dtype, mine.shape) == (other.dtype, other.shape):
+            return self
+        return super().unify(typingctx, other)
+
+
+@register_model(PendingType)
+class _PendingModel(core_models.PrimitiveModel):
+    def __init__(self, manager: Any, ty: PendingType) -> None:
+        super().__init__(manager, ty, ir.ArrayType(register_type(ty.materialized.dtype), ty.materialized.layout.num_registers))
+
+
+@registry.lower_cast(TileType, PendingType)
+def _pending(context: Any, builder: ir.IRBuilder, source: TileType, target: PendingType, value: ir.Value) -> ir.Value:
+    return pack(builder, in_layout(builder, source, unpack(builder, value), target.materialized.layout))
+
+
+class OperandType(DeferredType):
+    """A tile of 16-bit elements as threads pass it to a product, two elements in a word: a row lies as one of the result does.
+
+    Attributes:
+        materialized: the tile.
+        renewed: whether the loop that it is carried round computes it anew: then its registers are written where turns meet.
+    """
+
+    mangling_args = ("o", ())
+
+    def __init__(self, materialized: TileType, *, renewed: bool = False) -> None:
+        self.materialized, self.renewed = materialized, renewed
+        super().__init__(f"Operand({materialized}, {renewed})")
+
+    @classmethod
+    def of(cls, ty: types.Type, *, renewed: bool = False) -> OperandType | None:
+        """That of a tile; None if there is none."""
+        made = cls.of_tile(ty, renewed=renewed)
+        return None if isinstance(made, str) else made
+
+    @classmethod
+    def of_tile(cls, ty: types.Type, *, renewed: bool = False) -> OperandType | str:
+        """That of a tile, or why there is none."""
+        if isinstance(ty, OperandType):
+            return ty
+        if not isinstance(ty, TileType) or current().pipelines is None or not current().target.wgmma:
+            return "a is in registers, and no loop of the kernel has a ring"
+        if ty.dtype not in (dtypes.float16, dtypes.bfloat16):
+            return f"a is in registers, where it takes float16 and bfloat16, not {ty.dtype.name}"
+        if len(ty.shape) != 2:
+            return "a is in registers, where it takes matrices"
+        warps = ty.config.num_warps
+        layout = warpgroup_accumulator(ty.shape, warps)
+        if layout is None or ty.shape[0] // ROWS < warps // WARPS_OF_GROUP:
+            needed = f"{ROWS} rows of its own for each group of {WARPS_OF_GROUP} warps"
+            return f"a is in registers, where it takes {needed}: it has {ty.shape[0]} rows and {warps} warps"
+        return cls(TileType(ty.dtype, layout, ty.config), renewed=renewed)
+
+    @property
+    def count(self) -> int:
+        """How many words a thread has."""
+        return self.materialized.layout.num_registers // 2
+
+    def words(self, builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> list[ir.Value]:
+        """A tile's, given as any type."""
+        if ty == self:
+            return unpack(builder, value)
+        if isinstance(ty, StagedType):
+            held = ty.read(builder, value, self.materialized.layout, matrices=True)
+        else:
+            held = in_layout(
+                builder, materialized(ty), unpack(builder, materialize(builder, ty, value)), self.materialized.layout
+            )
+        pairs = [held[n : n + 2] for n in range(0, len(held), 2)]
+        return [word for pair in pairs for word in packed(builder, pair, self.materialized.dtype, _PAIR)]
+
+    def materialize(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+        words = unpack(builder, value)
+        return pack(builder, [e for word in words for e in elements_of(builder, [word], self.materialized.dtype, 2)])
+
+    def unify(self, typingctx: Any, other: types.Type) -> types.Type | None:
+        """A variable that is passed to products is ready for it all the time."""
+        return self if OperandType.of(other, renewed=self.renewed) == self else super().unify(typingctx, other)
+
+
+@register_model(OperandType)
+class _OperandModel(core_models.PrimitiveModel):
+    def __init__(self, manager: Any, ty: OperandType) -> None:
+        super().__init__(manager, ty, ir.ArrayType(_PAIR.type, ty.count))
+
+
+@registry.lower_cast(TileType, OperandType)
+def _operand(context: Any, builder: ir.IRBuilder, source: TileType, target: OperandType, value: ir.Value) -> ir.Value:
+    return pack(builder, target.words(builder, source, value))
