@@ -15,6 +15,7 @@ from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
 from tilekit._tensor.shapes import as_shape
 from tilekit._tensor.tensor import DEVICE_CODE, Tensor, new_tensor, refuse_mask
+from tilekit.errors import check_flag
 from tilekit.lang import create, memory
 from tilekit.lang.annotations import Const, Out
 from tilekit.lang.calculation import mul
@@ -176,8 +177,8 @@ def linspace(start: float, stop: float, num: int, endpoint: bool = True, dtype: 
     if num < 0:
         raise ValueError(f"linspace: the number of samples, {num}, must be non-negative")
     count = int(num)
-    parts = count - 1 if endpoint else count
-    step = (end - first) / parts if parts else end - first
+    parts = count - 1 if check_flag("linspace: endpoint", endpoint) else count
+    step = (end - first) / as_real(parts, "linspace: num") if parts else end - first
     pinned = count - 1 if endpoint and count > 1 else -1
     whole = chosen.kind in "iu" and not dtypes.is_float(chosen)
     if whole and count:

@@ -6,6 +6,10 @@ Misuse of an API raises Python's own `TypeError` or `ValueError`. The classes he
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 __all__ = [
     "CompileError",
     "DeviceError",
@@ -14,6 +18,7 @@ __all__ = [
     "SpillWarning",
     "TilekitError",
     "UnusedOpWarning",
+    "check_flag",
 ]
 
 
@@ -105,3 +110,14 @@ class OutOfMemoryError(DeviceError):
         self.requested_bytes, self.free_bytes, self.total_bytes = requested_bytes, free_bytes, total_bytes
         self.pooled_bytes = pooled_bytes
         super().__init__(message, code=code)
+
+
+def check_flag(what: str, flag: Any) -> bool:
+    """An argument that is True or False; `what` says which, for the message.
+
+    Raises:
+        TypeError: it is neither. What is only true or false to Python, such as a list, is mostly a mistake.
+    """
+    if not isinstance(flag, (bool, np.bool_)):
+        raise TypeError(f"{what} is True or False, not {flag!r}")
+    return bool(flag)

@@ -17,11 +17,12 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from argument_pool import FITTING, POOL, SKIPPED, Hostile, Liar, kind_of, other_device, targets
+from argument_pool import CALLS, FITTING, POOL, SKIPPED, Hostile, Liar, kind_of, other_device, targets
 
 import tilekit as tk
 from tilekit import api, memory
@@ -75,8 +76,10 @@ def safe(case: Case) -> Case:
 def drawn(seed: int, names: list[str]) -> Case:
     """The case of a seed."""
     draw = random.Random(seed)
-    name = draw.choice(names)
     labels = list(POOL)
+    if draw.random() < 0.2:
+        return one_wrong(draw.choice(list(CALLS)), draw.choice, labels)
+    name = draw.choice(names)
     parameters = _parameters(name)
     args: list[str] = []
     kwargs: dict[str, str] = {}
@@ -105,6 +108,14 @@ def drawn(seed: int, names: list[str]) -> Case:
     return name, args, kwargs
 
 
+def one_wrong(name: str, choose: Callable[[list[str]], str], labels: list[str]) -> Case:
+    """A call that works, but for one argument."""
+    kinds = [one for one in _signature(name) if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    arguments = dict(zip((one.name for one in kinds), CALLS[name], strict=False))
+    arguments[choose([one.name for one in kinds])] = choose(labels)
+    return name, [], arguments
+
+
 @functools.cache
 def _targets() -> dict[str, tuple[str | None, Any]]:
     return targets()
@@ -112,14 +123,18 @@ def _targets() -> dict[str, tuple[str | None, Any]]:
 
 @functools.cache
 def _parameters(name: str) -> list[str]:
+    return [one.name for one in _signature(name) if one.kind is not one.VAR_KEYWORD]
+
+
+def _signature(name: str) -> list[inspect.Parameter]:
+    """The parameters of a target, without the receiver."""
     receiver, item = _targets()[name]
     function = item if receiver is None else getattr(kind_of(receiver), item)
     try:
-        found = list(inspect.signature(function).parameters.values())
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return []
-    names = [one.name for one in found if one.kind not in (one.VAR_KEYWORD,)]
-    return names if receiver is None else names[1:]
+    return parameters if receiver is None else parameters[1:]
 
 
 def shown(case: Case) -> str:
@@ -175,28 +190,41 @@ def _snapshot(value: Any) -> Any:
 _WRITES = ("to_host", "to_host_vec", "stream_chunks", "memcpy", "copy_into")
 
 
-def run(case: Case) -> str | None:
-    """What is wrong with a call, if anything is."""
+def raised(case: Case, arguments: Iterable[Any] = ()) -> BaseException | None:
+    """What a call raises, or its result when it is used, if anything. `arguments` may be those of the case, already built."""
     name, labels, keywords = case
-    receiver, item = _targets()[name]
-    args, kwargs = [POOL[label]() for label in labels], {key: POOL[label]() for key, label in keywords.items()}
-    function = item
+    receiver, function = _targets()[name]
+    values = list(arguments) or _arguments(case)
     if receiver is not None:
         of = POOL[receiver]()
-        function = functools.partial(getattr(type(of), item), of)
-    before = [_snapshot(value) for value in (*args, *kwargs.values())]
+        function = functools.partial(getattr(type(of), function), of)
     try:
-        result = function(*args, **kwargs)
+        result = function(*values[: len(labels)], **dict(zip(keywords, values[len(labels) :], strict=True)))
         for _ in range(3):
             result = _followed(result)
     except BaseException as error:
-        if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
-            return f"{type(error).__name__}"
-        wrong = judged(error, name.startswith("_launch."))
+        return error
+    return None
+
+
+def _arguments(case: Case) -> list[Any]:
+    _, labels, keywords = case
+    return [POOL[label]() for label in (*labels, *keywords.values())]
+
+
+def run(case: Case) -> str | None:
+    """What is wrong with a call, if anything is."""
+    arguments = _arguments(case)
+    before = [_snapshot(value) for value in arguments]
+    error = raised(case, arguments)
+    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+        return f"{type(error).__name__}"
+    if error is not None:
+        wrong = judged(error, case[0].startswith("_launch."))
         if wrong is not None:
             return wrong + "\n" + "".join(traceback.format_exception(error)[-12:])
-    after = [_snapshot(value) for value in (*args, *kwargs.values())]
-    if before != after and name.rpartition(".")[2] not in _WRITES:
+    after = [_snapshot(value) for value in arguments]
+    if before != after and case[0].rpartition(".")[2] not in _WRITES:
         return "an argument was changed"
     return None
 

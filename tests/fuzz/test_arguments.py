@@ -48,6 +48,40 @@ def test_no_number_is_taken_for_a_cuda_stream():
     assert argument_runs.safe(("api.zeros", ["7"], {})) == ("api.zeros", ["7"], {})
 
 
+@pytest.mark.parametrize("name", list(argument_runs.CALLS))
+def test_calls_that_shall_work_do(device, name):
+    """Else what is wrong with one of their arguments is not come to."""
+    assert argument_runs.raised((name, list(argument_runs.CALLS[name]), {})) is None
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("kernels.topk", ["tensor(float32)", "2"], {"largest": "read-only"}),
+        ("kernels.attention", ["tensor (1, 2, 16, 16)"] * 3, {"return_lse": "[]"}),
+        ("kernels.gemm", ["tensor (4, 4)", "tensor (4, 4)"], {"alpha": repr(10**400)}),
+        ("kernels.l2_norm", ["tensor(float32)"], {"eps": repr(10**400)}),
+        ("api.linspace", ["0.0", "2.0", repr(10**400)], {}),
+        ("api.linspace", ["0.0", "2.0", "4"], {"endpoint": "np.zeros(4, bool)"}),
+        ("interop.as_tensor", ["dlpack device lies"], {}),
+        ("interop.from_pointer", [repr(2**64), "(2, 4)", "dtype"], {}),
+        ("interop.from_pointer", ["4", repr(2**63), "dtype"], {}),
+        ("<tensor(float32)>.__dlpack__", [], {"max_version": "()"}),
+        ("<tensor(float32)>.__dlpack__", [], {"copy": "np.zeros(4, bool)"}),
+        ("<device>.event", ["np.zeros(4, bool)"], {}),
+    ],
+    ids=argument_runs.shown,
+)
+def test_what_was_found_once(device, case):
+    assert argument_runs.problem_of(case, argument_runs.State(device.kind)) is None
+    with pytest.raises((TypeError, ValueError)):
+        raise argument_runs.raised(case) or AssertionError("it works")
+
+
+def test_nothing_side_by_side(device):
+    assert argument_runs.problem_of(("tk.zip", [], {"parallel": "True"}), argument_runs.State(device.kind)) is None
+
+
 def test_arguments(device, cases, tmp_path):
     """In a process of its own: a case may crash it."""
     first, step, count, seconds = cases.block()

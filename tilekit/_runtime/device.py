@@ -19,7 +19,7 @@ from tilekit._driver.protocol import Driver, EventHandle, Memory
 from tilekit._runtime.allocator import FreeLists, StreamOrderedMemory
 from tilekit._runtime.scheduling import SchedulingPolicy, policy_of
 from tilekit._runtime.stream import Event, Stream, address_of
-from tilekit.errors import DeviceUnavailableError, TilekitError
+from tilekit.errors import DeviceUnavailableError, TilekitError, check_flag
 from tilekit.settings import load_settings
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class Device(StreamOrderedMemory):
         Args:
             timing: whether `elapsed_ms` shall work; costs a little at each record.
         """
-        return Event(self, timing)
+        return Event(self, check_flag("event: timing", timing))
 
     @property
     def policy(self) -> SchedulingPolicy:

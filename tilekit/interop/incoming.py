@@ -28,6 +28,7 @@ __all__ = ["as_tensor", "from_pointer"]
 
 _LEGACY = 1  # CU_STREAM_LEGACY: the default stream, as an address
 _HOST = (dlpack.CPU, dlpack.CUDA_HOST)  # page-locked memory is called by either name
+_ADDRESSES = 1 << 62  # no processor's reach further
 
 
 def as_tensor(obj: Any, *, device: Device | str | None = None) -> Tensor:
@@ -123,6 +124,11 @@ def from_pointer(
     if math.prod(extents) and start <= 0:
         raise ValueError(f"{what}: {start} is no address")
     low, high = _span(start, extents, steps, kind.itemsize)
+    if low < 0 or high >= _ADDRESSES:
+        raise ValueError(
+            f"{what}: a {kind.name} tensor of shape {extents} and strides {steps} would lie from {low:#x} to {high:#x}, where no "
+            "memory is"
+        )
     if room is not None and not start <= low <= high <= start + room:
         raise ValueError(
             f"{what}: the memory has {room:,} bytes; a {kind.name} tensor of shape {extents} and strides {steps} needs those "
@@ -151,8 +157,18 @@ def _of_numpy(array: np.ndarray[Any, Any], wanted: Device | None) -> Tensor:
     return _tensor("as_tensor", device, address, array.shape, kind, strides, array, None, readonly, array)
 
 
+def _dlpack_device(obj: Any) -> tuple[int, int]:
+    """DLPack's kind and number of the device that an object says it is on."""
+    device = obj.__dlpack_device__()
+    try:
+        kind, ordinal = map(operator.index, device)
+    except (TypeError, ValueError):
+        raise TypeError(f"as_tensor: __dlpack_device__() of a {type(obj).__name__} gives two ints, not {device!r}") from None
+    return kind, ordinal
+
+
 def _of_exporter(obj: Any, wanted: Device | None) -> Tensor:
-    kind, ordinal = (int(part) for part in obj.__dlpack_device__())
+    kind, ordinal = _dlpack_device(obj)
     stream = None
     if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
         device = Device(ordinal)

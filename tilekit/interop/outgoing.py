@@ -11,7 +11,7 @@ from tilekit._runtime.device import Device
 from tilekit._runtime.hazards import Use
 from tilekit._runtime.storage import Garbage, Storage
 from tilekit._tensor.tensor import Tensor
-from tilekit.errors import DeviceError, TilekitError
+from tilekit.errors import DeviceError, TilekitError, check_flag
 from tilekit.interop import dlpack
 from tilekit.interop.crossing import bridge, consumer_stream
 from tilekit.interop.ranges import remember
@@ -32,6 +32,10 @@ def _storage(tensor: Tensor) -> Storage:
     return tensor.storage
 
 
+def _is_version(version: Any) -> bool:
+    return isinstance(version, tuple) and len(version) == 2 and all(isinstance(part, int) for part in version)
+
+
 def dlpack_capsule(
     tensor: Tensor,
     stream: Any,
@@ -44,13 +48,13 @@ def dlpack_capsule(
     device = dlpack_device(tensor)
     if dl_device is not None and not isinstance(dl_device, tuple):
         raise TypeError(f"__dlpack__: dl_device is DLPack's kind and number of a device, a tuple, not {type(dl_device).__name__}")
-    if max_version is not None and not isinstance(max_version, tuple):
-        raise TypeError(f"__dlpack__: max_version is a tuple of two ints, not {type(max_version).__name__}")
+    if max_version is not None and not _is_version(max_version):
+        raise TypeError(f"__dlpack__: max_version is a tuple of two ints, not {max_version!r}")
     if dl_device is not None and tuple(dl_device) != device:
         raise BufferError(
             f"{tensor!r} is on device {device} of DLPack, not on {tuple(dl_device)}: bring it there with .to(device)"
         )
-    if copy:
+    if copy is not None and check_flag("__dlpack__: copy", copy):
         raise BufferError(f"{tensor!r} is shared, not copied: pass a .dup() of it for a copy")
     if storage.readonly is not None and (max_version is None or max_version[0] < 1):
         raise BufferError(

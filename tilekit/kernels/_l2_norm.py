@@ -23,6 +23,7 @@ from tilekit.kernels._host import (
     shaped,
     takes_ops,
 )
+from tilekit.launch.copying import as_real
 from tilekit.ops import DeviceOp
 
 __all__ = ["l2_norm"]
@@ -71,7 +72,7 @@ def l2_norm(x: Operand, eps: float = 1e-12, *, out: Tensor | None = None) -> Dev
     rows, dtype = rows_of("l2_norm", x), compute_dtype(x.dtype)
     tile, destination = row_tile(rows), shaped(out_or_new("l2_norm", out, x), rows.shape)
     # 1 / max(norm, eps) is min(1 / norm, 1 / eps), which divides nothing. Finite, so that a row of zeros stays one.
-    steepest = 1.0 / max(float(eps), 1e-300 if dtype == tk.float64 else 1e-38)
+    steepest = 1.0 / max(as_real(eps, "l2_norm: eps"), 1e-300 if dtype == tk.float64 else 1e-38)
 
     def steps(new):
         y = new(destination)

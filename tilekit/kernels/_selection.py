@@ -10,6 +10,7 @@ import numpy as np
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
+from tilekit.errors import check_flag
 from tilekit.kernels._host import (
     Launches,
     Measured,
@@ -131,6 +132,7 @@ def topk(x: Operand, k: int, *, largest: bool = True) -> DeviceOp[tuple[Tensor, 
         raise TypeError(f"topk: k is an int, not {k!r}")
     if not 1 <= k <= min(x.shape[-1], _SORTED // 2):
         raise ValueError(f"topk: k is from 1 to {min(x.shape[-1], _SORTED // 2)} for rows of {x.shape[-1]} elements, not {k}")
+    largest = check_flag("topk: largest", largest)
     worst = _lowest(x.dtype) if largest else _highest(x.dtype)
     shape = (*x.shape[:-1], k)
 

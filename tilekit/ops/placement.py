@@ -9,6 +9,7 @@ from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
 from tilekit._runtime.scheduling import SchedulingPolicy
 from tilekit._runtime.stream import Stream
+from tilekit.errors import check_flag
 from tilekit.ops.combinators import Derived
 from tilekit.ops.execution import Done, HostJob, Run, Steps, Wait
 from tilekit.ops.host_values import Moment
@@ -30,14 +31,13 @@ class Zip(DeviceOp[Any]):
 
     def __init__(self, ops: Iterable[Any], parallel: bool = False) -> None:
         self.ops = tuple(map(as_op, ops))
-        if not isinstance(parallel, bool):
-            for op in self.ops:
-                op._consumed = True
-            self._consumed = True
-            raise TypeError(f"parallel is True or False, not {type(parallel).__name__}")
-        self.parallel = parallel
         for op in self.ops:
             op._consumed = True
+        if type(parallel) is not bool:
+            self._consumed = True  # of one that is refused nobody need be told
+            parallel = check_flag("parallel", parallel)
+            self._consumed = False
+        self.parallel = parallel
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
@@ -50,7 +50,7 @@ class Zip(DeviceOp[Any]):
 
     def steps(self, ctx: ExecutionContext) -> Steps:
         """Each in turn, or all side by side."""
-        if self.parallel:
+        if self.parallel and self.ops:
             return (yield from _side_by_side(self.ops, ctx))
         results: list[Any] = []
         while len(results) < len(self.ops):

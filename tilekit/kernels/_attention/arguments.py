@@ -9,7 +9,7 @@ from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import a_tensor
 
-__all__ = ["check_deterministic", "check_qkv", "check_starts", "scale_of"]
+__all__ = ["check_qkv", "check_starts", "scale_of"]
 
 _DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _MOST_HEAD = 256
@@ -57,12 +57,6 @@ def check_starts(name: str, q: Tensor, **starts: Any) -> None:
     (first, one), (second, other) = starts.items()
     if one.shape != other.shape:
         raise ValueError(f"{name}: {first} has shape {one.shape}, {second} {other.shape}; they must have equally many sequences")
-
-
-def check_deterministic(name: str, deterministic: object) -> None:
-    """Raise TypeError unless it is a bool."""
-    if not isinstance(deterministic, bool):
-        raise TypeError(f"{name}: deterministic is True or False, not {deterministic!r}")
 
 
 def scale_of(name: str, scale: Any, q: Tensor) -> float:

@@ -20,8 +20,9 @@ from typing import NamedTuple
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
+from tilekit.errors import check_flag
 from tilekit.kernels._attention import backward_wgmma as wgmma
-from tilekit.kernels._attention.arguments import check_deterministic, check_qkv, scale_of
+from tilekit.kernels._attention.arguments import check_qkv, scale_of
 from tilekit.kernels._attention.mask import hidden, masks_of
 from tilekit.kernels._attention.online_softmax import LOG2_E
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, power, takes_ops
@@ -231,7 +232,7 @@ def attention_backward(
     name = "attention_backward"
     check_qkv(name, q, k, v, grad=grad, out=out)
     a_tensor(name, lse=lse)
-    check_deterministic(name, deterministic)
+    deterministic = check_flag(f"{name}: deterministic", deterministic)
     if lse.shape != q.shape[:3] or lse.dtype != dtypes.float32:
         raise ValueError(
             f"{name}: lse is {lse.dtype.name} of shape {lse.shape}; for queries of shape {q.shape} it is float32 of shape "

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
+from tilekit.errors import check_flag
 from tilekit.kernels._attention.arguments import check_qkv, scale_of
 from tilekit.kernels._attention.mask import hidden, masks_of
 from tilekit.kernels._attention.online_softmax import LN_2, LOG2_E, LOWEST, online_softmax
@@ -252,6 +253,7 @@ def attention(
     check_choice("attention", "precision", precision, ("ieee", "tf32"))
     factor, masks = scale_of("attention", scale, q), masks_of("attention", causal, window)
     destination = out_or_new("attention", out, q)
+    return_lse = check_flag("attention: return_lse", return_lse)
     (batch, heads, queries, _), keys = q.shape, k.shape[2]
     tf32 = precision == "tf32" and q.dtype == dtypes.float32
     tiling = tiling_of(q.shape, keys, q.dtype, on_cpu(q), in_stages(q, k, v), tf32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import tilekit as tk
+from tilekit.errors import check_flag
 
 __all__ = ["FAR", "Masks", "from_on", "hidden", "masks_of"]
 
@@ -78,8 +79,7 @@ def masks_of(name: str, causal: Any, window: Any) -> Masks:
     Raises:
         TypeError, ValueError: they are no such options.
     """
-    if not isinstance(causal, bool):
-        raise TypeError(f"{name}: causal is True or False, not {causal!r}")
+    causal = check_flag(f"{name}: causal", causal)
     if window is None:
         return Masks(0, 0, False, causal)
     if isinstance(window, bool) or not isinstance(window, int):

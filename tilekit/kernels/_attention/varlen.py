@@ -14,6 +14,7 @@ from typing import Any
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
+from tilekit.errors import check_flag
 from tilekit.kernels._attention.arguments import check_qkv, check_starts, scale_of
 from tilekit.kernels._attention.forward import taller, tiling_of
 from tilekit.kernels._attention.mask import from_on, hidden, masks_of
@@ -275,6 +276,7 @@ def attention_varlen(
     check_choice(name, "precision", precision, ("ieee", "tf32"))
     factor, masks = scale_of(name, scale, q), masks_of(name, causal, window)
     destination = out_or_new(name, out, q)
+    return_lse = check_flag(f"{name}: return_lse", return_lse)
     (queries, heads, size), (keys, key_heads, _) = q.shape, k.shape
     tf32 = precision == "tf32" and q.dtype == dtypes.float32
     tiling = tiling_of((1, heads, queries, size), keys, q.dtype, on_cpu(q), in_stages(q, k, v), tf32)

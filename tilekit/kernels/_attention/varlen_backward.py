@@ -7,8 +7,9 @@ import math
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
+from tilekit.errors import check_flag
 from tilekit.kernels._attention import varlen_backward_wgmma as wgmma
-from tilekit.kernels._attention.arguments import check_deterministic, check_qkv, check_starts, scale_of
+from tilekit.kernels._attention.arguments import check_qkv, check_starts, scale_of
 from tilekit.kernels._attention.backward import of_tiles, power_of, tiling_of
 from tilekit.kernels._attention.mask import Masks, hidden, masks_of
 from tilekit.kernels._attention.online_softmax import LOG2_E
@@ -235,7 +236,7 @@ def attention_varlen_backward(
     check_qkv(name, q, k, v, packed=True, grad=grad, out=out)
     check_starts(name, q, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     a_tensor(name, lse=lse)
-    check_deterministic(name, deterministic)
+    deterministic = check_flag(f"{name}: deterministic", deterministic)
     (queries, heads, size), (keys, key_heads, _) = q.shape, k.shape
     if lse.shape != (heads, queries) or lse.dtype != dtypes.float32:
         raise ValueError(

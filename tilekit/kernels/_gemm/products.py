@@ -22,6 +22,7 @@ from tilekit.kernels._gemm.stream_k import shares_of
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, out_or_new, power, shaped, takes_ops
 from tilekit.kernels._staging import COPIES, aligned, in_stages, staged_operands
 from tilekit.lang.functions import Function
+from tilekit.launch.copying import as_real
 from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["gemm"]
@@ -233,8 +234,9 @@ def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile
     added_to = a if c is None else shaped(c, _padded(c.shape, rank))
     if turned and c is not None:
         added_to = added_to.T
-    number = int if wide == dtypes.int32 else float  # and so one kernel for all numbers
-    rest = (added_to, *more, *[a] * (_MOST_OPERANDS - len(more)), number(alpha), number(beta))
+    if wide != dtypes.int32:  # floats always, and so one kernel for all numbers
+        alpha, beta = as_real(alpha, "gemm: alpha"), as_real(beta, "gemm: beta")
+    rest = (added_to, *more, *[a] * (_MOST_OPERANDS - len(more)), alpha, beta)
     constants = (bool(alpha != 1), added, along)
     common = (*rest, wide, precision, warp_specialize, *constants)
     (m, n), k = extents[-2:], a.shape[-1]
