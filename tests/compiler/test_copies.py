@@ -11,7 +11,8 @@ from emulated import Block, Fragment, Value, emulate, value_of
 import tilekit as tk
 from tilekit.compiler.codegen import access
 from tilekit.compiler.codegen import convert_layout as relayout
-from tilekit.compiler.codegen.types import TensorType, compiling, i32, i64
+from tilekit.compiler.codegen.compilation import compiling
+from tilekit.compiler.codegen.types import TensorType, i32, i64
 from tilekit.compiler.codegen.view_types import TileGridType, TileRowType
 from tilekit.compiler.codegen.windows import Padding, cut_of
 from tilekit.compiler.facts import TensorFacts, divisor

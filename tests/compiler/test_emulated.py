@@ -15,7 +15,8 @@ import tilekit as tk
 from tilekit.compiler import lower
 from tilekit.compiler.codegen import convert_layout as relayout
 from tilekit.compiler.codegen import shared_memory as shared
-from tilekit.compiler.codegen.types import compiling, i32
+from tilekit.compiler.codegen.compilation import compiling
+from tilekit.compiler.codegen.types import i32
 from tilekit.compiler.layouts.linear import Config, Layout
 from tilekit.compiler.lower import counting, reduction, scanning, sorting
 

@@ -113,7 +113,7 @@ def test_the_table_says_all_of_it():
 
 
 def test_nothing_is_noted_where_nobody_asks():
-    from tilekit.compiler.codegen.types import compiling
+    from tilekit.compiler.codegen.compilation import compiling
     from tilekit.compiler.layouts.linear import Config
 
     with compiling(Config(4, 4)) as compilation:

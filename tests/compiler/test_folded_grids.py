@@ -18,7 +18,7 @@ from llvmlite import ir
 import tilekit as tk
 from tilekit import api
 from tilekit.compiler.codegen import blocks
-from tilekit.compiler.codegen.types import compiling
+from tilekit.compiler.codegen.compilation import compiling
 from tilekit.compiler.grids import AXIS_LIMITS, MOST_BLOCKS, Fold, fold_of, folded_grid
 from tilekit.compiler.layouts.linear import Config
 

@@ -52,9 +52,9 @@ def test_a_tile_of_equal_elements_takes_no_registers():
 
 
 def test_spilled_registers_get_more_warps(monkeypatch):
-    from tilekit.compiler.codegen import types
+    from tilekit.compiler.codegen import compilation
 
-    monkeypatch.setattr(types, "MOST_REGISTERS", 1024)  # so that the tile alone does not
+    monkeypatch.setattr(compilation, "MOST_REGISTERS", 1024)  # so that the tile alone does not
     kernel, given = made(weighted, api.meta((64, 512)), 512), made(weighted, api.meta((64, 512)), 512, num_warps=1)
     assert given.local_bytes > 0
     assert kernel.local_bytes < given.local_bytes

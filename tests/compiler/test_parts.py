@@ -11,7 +11,8 @@ from emulated import DRAIN, Block, Fragment, Value, emulate, gathered, places, r
 import tilekit as tk
 from tilekit.compiler.codegen import convert_layout as relayout
 from tilekit.compiler.codegen import shared_memory as shared
-from tilekit.compiler.codegen.types import compiling, i32
+from tilekit.compiler.codegen.compilation import compiling
+from tilekit.compiler.codegen.types import i32
 from tilekit.compiler.layouts.conversion import Swizzle, parts, wavefronts, within_threads, within_warps
 from tilekit.compiler.layouts.linear import Config, Layout
 from tilekit.compiler.layouts.mma import accumulator, warpgroup_accumulator

@@ -9,7 +9,8 @@ from warpgroup_code import products
 
 import tilekit as tk
 from tilekit import api
-from tilekit.compiler.codegen.types import Pipelines, TileType, compiling
+from tilekit.compiler.codegen.compilation import Pipelines, compiling
+from tilekit.compiler.codegen.types import TileType
 from tilekit.compiler.layouts.conversion import wavefronts
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.layouts.mma import warpgroup_accumulator

@@ -11,7 +11,8 @@ import tilekit as tk
 from tilekit import dtypes
 from tilekit.compiler.codegen import definition as ops
 from tilekit.compiler.codegen import shared_memory as shared
-from tilekit.compiler.codegen.types import TileType, compiling, i32, register_type
+from tilekit.compiler.codegen.compilation import compiling
+from tilekit.compiler.codegen.types import TileType, i32, register_type
 from tilekit.compiler.lower import sorting
 
 ROOM = 160 * 1024

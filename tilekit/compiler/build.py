@@ -23,17 +23,9 @@ from tilekit._driver.report import Site
 from tilekit.compiler import lower, toolkit
 from tilekit.compiler.codegen.blocks import pass_the_grid
 from tilekit.compiler.codegen.branches import without_dead_branches
+from tilekit.compiler.codegen.compilation import Compilation, Crowded, MoreWarps, Pipelines, compiling, current
 from tilekit.compiler.codegen.diagnose import compile_error
-from tilekit.compiler.codegen.types import (
-    Compilation,
-    Crowded,
-    MoreWarps,
-    Pipelines,
-    TensorType,
-    argument_type,
-    compiling,
-    current,
-)  # fmt: skip
+from tilekit.compiler.codegen.types import TensorType, argument_type
 from tilekit.compiler.cubin import read_resources
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel

@@ -19,7 +19,8 @@ from tilekit import dtypes
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
 from tilekit.compiler.build import argument_types, translate, with_enough_warps
-from tilekit.compiler.codegen.types import Compilation, TensorType
+from tilekit.compiler.codegen.compilation import Compilation
+from tilekit.compiler.codegen.types import TensorType
 from tilekit.compiler.facts import MOST_NARROW, ArgumentFacts, TensorFacts
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.layouts.linear import Config

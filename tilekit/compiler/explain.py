@@ -252,7 +252,7 @@ def explain(
     """Compile a kernel, and note what the compiler does. The arguments are those of `build`."""
     with importing_numba():  # which takes a second
         from tilekit.compiler.build import build
-        from tilekit.compiler.codegen.types import noting
+        from tilekit.compiler.codegen.compilation import noting
 
     with noting() as notes:
         compiled = build(bound, facts, num_warps, target, occupancy, fold=fold)

@@ -16,7 +16,8 @@ from numba.cuda import types
 import tilekit as tk
 from tilekit.compiler.codegen import convert_layout as relayout
 from tilekit.compiler.codegen import definition as ops
-from tilekit.compiler.codegen.types import TileType, compiling, i32, register_type
+from tilekit.compiler.codegen.compilation import compiling
+from tilekit.compiler.codegen.types import TileType, i32, register_type
 from tilekit.compiler.layouts import mma as fragments
 from tilekit.compiler.layouts.conversion import Matrices, Swizzle, wavefronts, within_threads
 from tilekit.compiler.layouts.linear import Config, Layout

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from tilekit.compiler.codegen.checks import checking, require
+from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.emit import all_of, special_register, thread_coordinates
-from tilekit.compiler.codegen.types import TensorType, current, extent_dtype, i32, i64, integer, register_type
+from tilekit.compiler.codegen.types import TensorType, extent_dtype, i32, i64, integer, register_type
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, Layout
 
 __all__ = ["Access", "AccessPattern", "Slot", "Window", "access_pattern", "count_tiles", "members", "open_access", "tensor_field"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from llvmlite import ir
 
+from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.emit import MAP_NAME, asm, special_register
-from tilekit.compiler.codegen.types import current, i32, i64
+from tilekit.compiler.codegen.types import i32, i64
 from tilekit.compiler.grids import FOLDED_SLOTS, Fold
 
 __all__ = ["block_counts", "block_index", "pass_the_grid"]

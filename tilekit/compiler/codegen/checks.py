@@ -14,8 +14,9 @@ from llvmlite import ir
 
 from tilekit._driver.report import FIRST_VALUE, MOST_VALUES, VARIABLE
 from tilekit.compiler.codegen.blocks import block_index
+from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.emit import asm
-from tilekit.compiler.codegen.types import current, i64, integer
+from tilekit.compiler.codegen.types import i64, integer
 
 __all__ = ["checking", "require"]
 

@@ -13,8 +13,9 @@ from numba.cuda import types
 from numba.cuda.cudaimpl import registry
 
 from tilekit.compiler.codegen import shared_memory as shared
+from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.emit import asm, pack, special_register, unpack, xor_of_bits
-from tilekit.compiler.codegen.types import TileType, current, i16, i32, i64, integer
+from tilekit.compiler.codegen.types import TileType, i16, i32, i64, integer
 from tilekit.compiler.codegen.words import elements_of, packed, words_of
 from tilekit.compiler.layouts.conversion import Matrices, Swizzle, parts, within_threads, within_warps
 from tilekit.compiler.layouts.linear import WARP, HardwareBit, Layout, Vector

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
+from tilekit.compiler.codegen.compilation import Compilation, Crowded, current
 from tilekit.compiler.codegen.diagnose import OverLimit
 from tilekit.compiler.codegen.emit import asm
-from tilekit.compiler.codegen.types import Compilation, Crowded, current, i8, i32, integer
+from tilekit.compiler.codegen.types import i8, i32, integer
 from tilekit.compiler.codegen.words import braced, elements_of, packed, words_of
 from tilekit.compiler.passes.pipelining import Unfit
 from tilekit.compiler.target import STATIC_SHARED_BYTES

@@ -11,6 +11,7 @@ from numba.cuda import types
 
 from tilekit import dtypes
 from tilekit.compiler.codegen.access import open_access
+from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.convert import convert
 from tilekit.compiler.codegen.convert_layout import in_layout
 from tilekit.compiler.codegen.definition import ABSENT, known
@@ -20,7 +21,7 @@ from tilekit.compiler.codegen.mapped_types import TileIndexType
 from tilekit.compiler.codegen.operands import elements as operand_elements
 from tilekit.compiler.codegen.shared_memory import barrier
 from tilekit.compiler.codegen.transfer import Padding, read, write
-from tilekit.compiler.codegen.types import TensorType, TileType, current, describe, scalar_dtype, scalar_kind
+from tilekit.compiler.codegen.types import TensorType, TileType, describe, scalar_dtype, scalar_kind
 from tilekit.compiler.layouts.conversion import with_runs
 from tilekit.compiler.layouts.linear import Layout, elements
 from tilekit.errors import CompileError

@@ -19,11 +19,12 @@ from tilekit import dtypes
 from tilekit.compiler.codegen import arithmetic
 from tilekit.compiler.codegen import shared_memory as shared
 from tilekit.compiler.codegen.access import Access, Slot, open_access
+from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.definition import lowers
 from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import asm, pack, special_register
 from tilekit.compiler.codegen.operands import elements as operand_elements
-from tilekit.compiler.codegen.types import TensorType, TileType, current, describe, i16, i32, i64, integer, register_type
+from tilekit.compiler.codegen.types import TensorType, TileType, describe, i16, i32, i64, integer, register_type
 from tilekit.compiler.codegen.windows import (
     check_index,
     constant_of,

@@ -10,11 +10,12 @@ from numba.cuda import types
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.typing.templates import Signature
 
+from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.definition import ABSENT, known
 from tilekit.compiler.codegen.diagnose import InFunction, in_words, reject
 from tilekit.compiler.codegen.emit import pack
 from tilekit.compiler.codegen.operands import broadcast
-from tilekit.compiler.codegen.types import TileType, current, describe, prevailing
+from tilekit.compiler.codegen.types import TileType, describe, prevailing
 from tilekit.compiler.layouts.linear import Layout
 from tilekit.compiler.lower.shape import constant
 from tilekit.lang import combining as lang

@@ -10,22 +10,14 @@ from numba.cuda import types
 
 from tilekit import dtypes
 from tilekit.compiler.codegen import arithmetic
+from tilekit.compiler.codegen.compilation import current_config
 from tilekit.compiler.codegen.computed import ComputedType, scalars_of
 from tilekit.compiler.codegen.convert import convert
 from tilekit.compiler.codegen.definition import known, lowers
 from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import pack, special_register
 from tilekit.compiler.codegen.rounding import directed
-from tilekit.compiler.codegen.types import (
-    TileType,
-    constant,
-    current_config,
-    describe,
-    dtype_of,
-    integer,
-    scalar_dtype,
-    scalar_kind,
-)
+from tilekit.compiler.codegen.types import TileType, constant, describe, dtype_of, integer, scalar_dtype, scalar_kind
 from tilekit.compiler.lower.memory import tile_shape
 from tilekit.dtypes import DType
 from tilekit.lang import create as lang

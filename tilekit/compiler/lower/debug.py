@@ -19,17 +19,7 @@ from tilekit.compiler.codegen.diagnose import refuse, reject
 from tilekit.compiler.codegen.emit import all_of, special_register, thread_coordinates, unpack
 from tilekit.compiler.codegen.known_bits import folded
 from tilekit.compiler.codegen.operands import broadcast
-from tilekit.compiler.codegen.types import (
-    TileType,
-    describe,
-    dtype_of,
-    i8,
-    i64,
-    integer,
-    prevailing,
-    scalar_dtype,
-    scalar_kind,
-)
+from tilekit.compiler.codegen.types import TileType, describe, dtype_of, i8, i64, integer, prevailing, scalar_dtype, scalar_kind
 from tilekit.dtypes import DType
 from tilekit.errors import CompileError
 from tilekit.lang import debug as lang

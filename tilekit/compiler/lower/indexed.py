@@ -15,6 +15,7 @@ from numba.cuda import types
 from tilekit import dtypes
 from tilekit.compiler.codegen.access import Access, Slot, tensor_field
 from tilekit.compiler.codegen.checks import checking, require
+from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.convert import convert
 from tilekit.compiler.codegen.definition import lowers
 from tilekit.compiler.codegen.diagnose import reject
@@ -22,17 +23,7 @@ from tilekit.compiler.codegen.emit import all_of, pack, special_register
 from tilekit.compiler.codegen.operands import broadcast
 from tilekit.compiler.codegen.operands import elements as operand_elements
 from tilekit.compiler.codegen.transfer import Padding, read, write
-from tilekit.compiler.codegen.types import (
-    TensorType,
-    TileType,
-    current,
-    describe,
-    i64,
-    integer,
-    prevailing,
-    scalar_dtype,
-    scalar_kind,
-)
+from tilekit.compiler.codegen.types import TensorType, TileType, describe, i64, integer, prevailing, scalar_dtype, scalar_kind
 from tilekit.compiler.codegen.windows import (
     check_eviction,
     check_fill,

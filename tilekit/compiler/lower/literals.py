@@ -16,10 +16,11 @@ from numba.cuda.cudadecl import registry as typing_registry
 from numba.cuda.cudaimpl import registry as lowering_registry
 from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate, signature
 
+from tilekit.compiler.codegen.compilation import compiles
 from tilekit.compiler.codegen.definition import ABSENT, LOWERINGS, attribute, known
 from tilekit.compiler.codegen.diagnose import refuse
 from tilekit.compiler.codegen.emit import constant_tuple
-from tilekit.compiler.codegen.types import DTypeType, compiles, dtype_of, integer
+from tilekit.compiler.codegen.types import DTypeType, dtype_of, integer
 from tilekit.compiler.frontend.folding import BINARY, COMPARE, FOLDABLE_CALLS, UNARY
 
 __all__: list[str] = []

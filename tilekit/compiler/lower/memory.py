@@ -10,11 +10,12 @@ from numba.cuda import types
 
 from tilekit.compiler.codegen.access import count_tiles, tensor_field
 from tilekit.compiler.codegen.blocks import block_counts, block_index
+from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.definition import ABSENT, attribute, known, lowers, lowers_method
 from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import as_wide_as, constant_tuple, pack, unpack
 from tilekit.compiler.codegen.mapped_types import TileIndexType, TilesType
-from tilekit.compiler.codegen.types import DTypeType, TensorType, TileType, current, describe, extent_type, integer
+from tilekit.compiler.codegen.types import DTypeType, TensorType, TileType, describe, extent_type, integer
 from tilekit.compiler.codegen.windows import (
     Cut,
     check_index,

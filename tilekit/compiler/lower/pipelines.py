@@ -11,11 +11,12 @@ from typing import Any
 from llvmlite import ir
 from numba.cuda import types
 
+from tilekit.compiler.codegen.compilation import Asked, Turn, Waited, current
 from tilekit.compiler.codegen.definition import known, lowers, materialized
 from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import asm, pack, special_register
 from tilekit.compiler.codegen.shared_memory import barrier
-from tilekit.compiler.codegen.types import Asked, Turn, Waited, current, describe, i32, i64, integer
+from tilekit.compiler.codegen.types import describe, i32, i64, integer
 from tilekit.compiler.codegen.view_types import TileGridType, TileRowType
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP
 from tilekit.compiler.lower.views import all_of_grid, load_of_row, tiles_of_row

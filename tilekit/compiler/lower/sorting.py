@@ -18,11 +18,12 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
+from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.convert_layout import exchange, thread_bit
 from tilekit.compiler.codegen.definition import lowers
 from tilekit.compiler.codegen.diagnose import in_words, reject
 from tilekit.compiler.codegen.emit import masked, pack, special_register, thread_coordinates, unpack
-from tilekit.compiler.codegen.types import TileType, current, i32, i64, integer, register_type
+from tilekit.compiler.codegen.types import TileType, i32, i64, integer, register_type
 from tilekit.compiler.layouts.linear import HardwareBit, Layout, Vector
 from tilekit.compiler.lower.combining import flag
 from tilekit.compiler.lower.shape import constant, the_tile

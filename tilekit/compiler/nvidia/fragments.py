@@ -12,12 +12,13 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit.compiler.codegen import shared_memory as shared
+from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.convert import convert
 from tilekit.compiler.codegen.convert_layout import Beyond, InShared, Passage, Take, in_layout
 from tilekit.compiler.codegen.definition import materialize
 from tilekit.compiler.codegen.diagnose import in_words
 from tilekit.compiler.codegen.emit import unpack
-from tilekit.compiler.codegen.types import TileType, current, integer
+from tilekit.compiler.codegen.types import TileType, integer
 from tilekit.compiler.codegen.types import constant as constant_of
 from tilekit.compiler.layouts.conversion import within_threads
 from tilekit.compiler.layouts.linear import Layout, Vector

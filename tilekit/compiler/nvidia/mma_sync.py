@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from tilekit import dtypes
+from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.convert_layout import thread_bit
 from tilekit.compiler.codegen.emit import asm, pack
-from tilekit.compiler.codegen.types import TileType, current, i32
+from tilekit.compiler.codegen.types import TileType, i32
 from tilekit.compiler.codegen.types import constant as constant_of
 from tilekit.compiler.codegen.words import braced, packed, words_of
 from tilekit.compiler.layouts import mma as layouts

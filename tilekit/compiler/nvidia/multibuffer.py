@@ -21,9 +21,10 @@ from numba.cuda.extending import core_models, register_model
 
 from tilekit import dtypes
 from tilekit._driver.tensormaps import MAP_BYTES, TensorMap
+from tilekit.compiler.codegen.compilation import BARRIER_ROOM, RING_ALIGNMENT, Pipelines, current
 from tilekit.compiler.codegen.definition import known, lowers
 from tilekit.compiler.codegen.emit import MAP_NAME, asm, special_register
-from tilekit.compiler.codegen.types import BARRIER_ROOM, RING_ALIGNMENT, Pipelines, current, i8, i32, i64, integer
+from tilekit.compiler.codegen.types import i8, i32, i64, integer
 from tilekit.compiler.codegen.view_types import TileGridType
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP
 from tilekit.compiler.nvidia.staged import LEAST_ROWS, StagedType, span_of

@@ -14,9 +14,10 @@ from functools import cached_property
 from llvmlite import ir
 from numba.cuda import types
 
+from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.definition import materialized
 from tilekit.compiler.codegen.diagnose import in_words, reject
-from tilekit.compiler.codegen.types import TileType, current, describe
+from tilekit.compiler.codegen.types import TileType, describe
 from tilekit.compiler.layouts.linear import Vector
 from tilekit.dtypes import DType
 from tilekit.lang import matmul as lang

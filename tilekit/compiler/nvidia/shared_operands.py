@@ -11,9 +11,10 @@ from llvmlite import ir
 
 from tilekit import dtypes
 from tilekit.compiler.codegen import shared_memory as shared
+from tilekit.compiler.codegen.compilation import Asked, Pipelines, Turn, current, own_line
 from tilekit.compiler.codegen.convert_layout import InShared, accesses
 from tilekit.compiler.codegen.emit import asm
-from tilekit.compiler.codegen.types import Asked, Pipelines, TileType, Turn, current, integer, own_line
+from tilekit.compiler.codegen.types import TileType, integer
 from tilekit.compiler.nvidia.multibuffer import behind_rooms
 from tilekit.compiler.nvidia.staged import LEAST_ROWS, StagedType
 

@@ -9,9 +9,10 @@ from llvmlite import ir
 from numba.cuda import cgutils
 
 from tilekit.compiler.codegen.access import AccessPattern, Window, access_pattern, tensor_field
+from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.convert_layout import accesses
 from tilekit.compiler.codegen.emit import asm, special_register
-from tilekit.compiler.codegen.types import current, i32, i64, integer
+from tilekit.compiler.codegen.types import i32, i64, integer
 from tilekit.compiler.codegen.view_types import TileRowType
 from tilekit.compiler.layouts.conversion import Swizzle
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Layout

@@ -16,9 +16,10 @@ from numba.cuda import types
 from numba.cuda.cudaimpl import registry
 from numba.cuda.extending import core_models, register_model
 
+from tilekit.compiler.codegen.compilation import RING_ALIGNMENT, current
 from tilekit.compiler.codegen.convert_layout import InShared, in_layout
 from tilekit.compiler.codegen.emit import pack, unpack
-from tilekit.compiler.codegen.types import RING_ALIGNMENT, DeferredType, TileType, current, i32
+from tilekit.compiler.codegen.types import DeferredType, TileType, i32
 from tilekit.compiler.layouts.conversion import Matrices, Swizzle
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, Config, Layout, Vector
 from tilekit.dtypes import DType

@@ -17,10 +17,11 @@ from numba.cuda.extending import core_models, register_model
 from tilekit import dtypes
 from tilekit.compiler.codegen import shared_memory as shared
 from tilekit.compiler.codegen.access import AccessPattern, Window
+from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.computed import ComputedType, scalars_of
 from tilekit.compiler.codegen.emit import asm, special_register, thread_coordinates
 from tilekit.compiler.codegen.transfer import Padding
-from tilekit.compiler.codegen.types import TensorType, current, i32, i64, integer
+from tilekit.compiler.codegen.types import TensorType, i32, i64, integer
 from tilekit.compiler.codegen.windows import Cut
 from tilekit.compiler.codegen.words import braced, predicated
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Config, Layout, Vector

@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from tilekit import dtypes
+from tilekit.compiler.codegen.compilation import Asked, current, own_line
 from tilekit.compiler.codegen.convert_layout import in_layout
 from tilekit.compiler.codegen.definition import materialize, materialized
 from tilekit.compiler.codegen.emit import asm, pack, special_register, unpack
-from tilekit.compiler.codegen.types import Asked, TileType, current, i64, integer, own_line
+from tilekit.compiler.codegen.types import TileType, i64, integer
 from tilekit.compiler.layouts.linear import WARP, Layout
 from tilekit.compiler.layouts.mma import WARPS_OF_GROUP, warpgroup_accumulator
 from tilekit.compiler.nvidia.multibuffer import the_pipelines

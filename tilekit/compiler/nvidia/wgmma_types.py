@@ -10,10 +10,11 @@ from numba.cuda.cudaimpl import registry
 from numba.cuda.extending import core_models, register_model
 
 from tilekit import dtypes
+from tilekit.compiler.codegen.compilation import Waited, current, own_line
 from tilekit.compiler.codegen.convert_layout import in_layout
 from tilekit.compiler.codegen.definition import materialize, materialized
 from tilekit.compiler.codegen.emit import asm, pack, unpack
-from tilekit.compiler.codegen.types import DeferredType, TileType, Waited, current, own_line, register_type
+from tilekit.compiler.codegen.types import DeferredType, TileType, register_type
 from tilekit.compiler.codegen.words import elements_of, packed, words_of
 from tilekit.compiler.layouts.mma import WARPS_OF_GROUP, warpgroup_accumulator
 from tilekit.compiler.nvidia.staged import StagedType
