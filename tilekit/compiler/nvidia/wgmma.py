@@ -216,17 +216,17 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
         if shape.down < warps // WARPS_OF_GROUP:
             number = builder.lshr(group, integer(32, shape.down.bit_length() - 1))
             beside = builder.mul(number, integer(32, second.along(shape.columns * shape.wide)))
-        given = [second.descriptor(builder, y, beside)]
+        inputs = [second.descriptor(builder, y, beside)]
         if operand is not None:
             down = builder.and_(group, integer(32, shape.down - 1))
             mine = builder.mul(down, integer(32, shape.high * operand.along(ROWS)))
-            given.insert(0, operand.descriptor(builder, x, mine))
+            inputs.insert(0, operand.descriptor(builder, x, mine))
         elif fragments is not None:
-            given = [*fragments.words(builder, a, x), *given]
+            inputs = [*fragments.words(builder, a, x), *inputs]
         fresh = tile.zero and not promoted
         reads = {f"R{first.ring}", lies_in} if isinstance(first, StagedType) else {lies_in}
         note = "// reads " + " ".join(sorted(reads))
-        call = _asked(builder, shape, operand, second, given, total, wide, note, waits=waits, promoted=promoted, fresh=fresh)
+        call = _asked(builder, shape, operand, second, inputs, total, wide, note, waits=waits, promoted=promoted, fresh=fresh)
         if waits:
             the_pipelines().waiting = call
         if computed is not None:
@@ -295,7 +295,7 @@ def _asked(
     shape: _Shape,
     operand: _Operand | None,
     second: _Operand,
-    given: list[ir.Value],
+    inputs: list[ir.Value],
     total: list[ir.Value],
     wide: DType,
     note: str,
@@ -310,7 +310,7 @@ def _asked(
         builder, shape, total, wide: where, how it is shared out, what it is added to, and the dtype of that.
         operand: the first one; None if threads hold it, two elements in a word.
         second: the other one.
-        given: values behind those of `total`: the descriptor of the first operand or its words, and the descriptor of the second.
+        inputs: values behind those of `total`: the descriptor of the first operand or its words, and that of the second.
         note: a comment that says what it reads.
         waits: for it, though it is not `promoted`.
         promoted: see above.
@@ -328,7 +328,7 @@ def _asked(
             before, first = f"add.s64 x, ${behind}, {operand.depth(step) + down * operand.along(ROWS)};", "x"
         beyond = second.depth(step) + across * second.along(shape.columns)
         return (
-            f"{before} add.s64 y, ${behind + len(given) - 1}, {beyond}; "
+            f"{before} add.s64 y, ${behind + len(inputs) - 1}, {beyond}; "
             f"wgmma.mma_async.sync.aligned.{shape.name} {{{', '.join(d)}}}, {first}, y, {adds:d}{shape.flags};"
         )
 
@@ -343,22 +343,22 @@ def _asked(
         sums = [f"t{n}" for n in range(per_instruction)]
         assert shape.deep % _CHAIN == 0, "rows of k have a multiple of 128 bytes"
         lines.append(f".reg .f32 t<{per_instruction}>;")
-        for place in places:
+        for part in places:
             for start in range(0, shape.deep, _CHAIN):
-                lines += [begin, *(instruction(sums, step, *place, step > start) for step in range(start, start + _CHAIN))]
+                lines += [begin, *(instruction(sums, step, *part, step > start) for step in range(start, start + _CHAIN))]
                 lines += [end, "wgmma.wait_group.sync.aligned 0;"]
-                lines += [f"add.f32 {d}, {d}, {t};" for d, t in zip(registers(*place), sums, strict=True)]
+                lines += [f"add.f32 {d}, {d}, {t};" for d, t in zip(registers(*part), sums, strict=True)]
     else:
         adds = [step > 0 or not fresh for step in range(shape.deep)]
         lines += [begin, *(instruction(registers(*p), step, *p, adds[step]) for step in range(shape.deep) for p in places), end]
         lines += [WAIT] * waits
-    letters = ["l" if value.type == i64 else "r" for value in given]
+    letters = ["l" if value.type == i64 else "r" for value in inputs]
     results = (
         [f"=&{register_letter(wide)}"] * count
         if fresh
         else [f"={register_letter(wide)}"] * count + [str(n) for n in range(count)]
     )
     kind = ir.LiteralStructType([total[0].type] * count)
-    held = given if fresh else [*total, *given]
+    held = inputs if fresh else [*total, *inputs]
     text, constraints = " ".join([*lines, "}", note]), ",".join([*results, *letters, "~{memory}"])
     return asm(builder, text, constraints, kind, held, convergent=True)  # type: ignore[return-value]

@@ -60,8 +60,8 @@ class PendingType(DeferredType):
         letter = register_letter(self.materialized.dtype)
         letters = ",".join([f"={letter}"] * count + [str(n) for n in range(count)] + ["~{memory}"])
         kind = ir.LiteralStructType([elements[0].type] * count)
-        made = asm(builder, f"wgmma.wait_group.sync.aligned {left};", letters, kind, elements, convergent=True)
-        return pack(builder, [builder.extract_value(made, n) for n in range(count)])
+        waited = asm(builder, f"wgmma.wait_group.sync.aligned {left};", letters, kind, elements, convergent=True)
+        return pack(builder, [builder.extract_value(waited, n) for n in range(count)])
 
     def unify(self, typingctx: Any, other: types.Type) -> types.Type | None:
         """A variable that other products are added to is under way all the time."""
@@ -99,8 +99,8 @@ class OperandType(DeferredType):
     @classmethod
     def of(cls, ty: types.Type, *, renewed: bool = False) -> OperandType | None:
         """That of a tile; None if there is none."""
-        made = cls.of_tile(ty, renewed=renewed)
-        return None if isinstance(made, str) else made
+        operand_type = cls.of_tile(ty, renewed=renewed)
+        return None if isinstance(operand_type, str) else operand_type
 
     @classmethod
     def of_tile(cls, ty: types.Type, *, renewed: bool = False) -> OperandType | str:
