@@ -1,14 +1,14 @@
 """From a kernel and facts about its arguments to something that runs: specialised, then compiled by numba-cuda, or interpreted.
 
-    source      the kernel's text, and errors that point into it
-    specialise  generics and constants become numbers
+    frontend    the kernel's text: parsed, checked, generics and constants become numbers (`specialise`)
     facts       what may be assumed about the arguments
-    layout      which thread holds which element of a tile
-    build       numba types and lowers it (`types`, `ops`, `lower`), NVVM and nvJitLink make a cubin
-    kernel      the result, and what it can be compiled for; `cache` keeps it on disk
+    passes      software pipelining, aliasing, multicast: analyses and rewrites of the syntax tree
+    layouts     which thread holds which element of a tile
+    build       numba types and lowers it (`codegen`, `lower`, `nvidia`), NVVM and nvJitLink make a cubin for a `target`
+    kernel      the result; `cache` keeps it on disk, `explain` and `cubin` say what it is
     dispatcher  the same as a `numba.cuda.jit` function
-    interpret   the CPU device: block by block in NumPy
-    load        one specialisation, on the devices where it runs
+    cpu         the CPU device: block by block in NumPy
+    foreign     kernels that tilekit did not write
 
-Importing this package does not import numba; `build`, `types`, `ops`, `lower`, `diagnose` and `dispatcher` do.
+Importing this package does not import numba; `build`, `codegen`, `lower`, `nvidia` and `dispatcher` do.
 """

@@ -1,4 +1,4 @@
-"""What the compiler made of a kernel: accesses to memory, layouts, conversions, and what a multiprocessor has room for."""
+"""What the compiler made of a kernel: vector widths and coalescing of accesses, layouts, conversions, pipelines, occupancy."""
 
 from __future__ import annotations
 

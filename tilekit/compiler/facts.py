@@ -1,4 +1,4 @@
-"""What the compiler may assume about the arguments of one specialisation. Equal facts share one compiled kernel."""
+"""Argument facts: alignment, divisibility, contiguity, which a specialisation assumes. Equal facts share one compiled kernel."""
 
 from __future__ import annotations
 

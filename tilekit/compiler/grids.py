@@ -1,4 +1,4 @@
-"""Grids as CUDA launches them, and those of tilekit's, which have no limits along an axis.
+"""Grid folding: grids as CUDA launches them, and those of tilekit's, which have no limits along an axis.
 
 CUDA launches up to 2^31 - 1 blocks along axis 0, and 65535 along the others. A grid beyond that is folded: its blocks are
 numbered, axis 0 fastest, and launched in that order, along axis 0, and along axis 1 where there are more of them. The kernel gets

@@ -1,4 +1,4 @@
-"""From a kernel to a function without generics: names that stand for compile-time values become those values.
+"""Specialisation, from a kernel to a function without generics: names of compile-time values become those values.
 
 The function's syntax tree is copied, generics and `Const` parameters are replaced by their values, constant expressions fold
 (`BM // 2`, `S[0] * S[1]`, `if BK > 32:`), and the result is compiled again, at the same lines and columns. Nothing of the

@@ -1,4 +1,4 @@
-"""Products by each thread's own multiplications and additions: float32 in full precision, in the order of `k`."""
+"""Products by each thread's own fused multiply-adds: float32 in full precision, in the order of `k`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Operands of products, brought into the layouts in which they are multiplied: fragments.
+"""Fragments: operands of products, brought through shared memory into the layouts in which they are multiplied.
 
-They go through shared memory, all at once, and come back as they are asked for. Those that lie right already stay where they are;
+They go there all at once, and come back as they are asked for. Those that lie right already stay where they are;
 tiles in stages of a pipeline are read there.
 """
 

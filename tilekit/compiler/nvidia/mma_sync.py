@@ -1,4 +1,4 @@
-"""Products by `mma.sync`: each warp multiplies fragments in its registers. Every GPU has it, for more or fewer dtypes.
+"""Products on tensor cores by `mma.sync`: each warp multiplies fragments in its registers. Every GPU has it, for its dtypes.
 
 Operands come into the layouts that `layouts.mma` gives them register by register, as the instructions want them: so a thread
 never holds all of an operand.

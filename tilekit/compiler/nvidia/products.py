@@ -1,4 +1,4 @@
-"""Products of matrices: which family of instructions computes one.
+"""Instruction selection for products of matrices: which family of instructions (wgmma, mma.sync, fma) computes one.
 
 A family registers itself: a name, and a predicate that looks at a product and answers with a `Way`, which has the emitter, or
 with the reason why it cannot compute that one. `choose` asks the families, the most preferred first, and takes the first that
