@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import argument_pool
 import argument_runs
 import pytest
 import seeds
+
+import tilekit as tk
+from tilekit import memory
 
 RUNS = Path(argument_runs.__file__)
 
@@ -48,8 +52,20 @@ def test_no_number_is_taken_for_a_cuda_stream():
     assert argument_runs.safe(("api.zeros", ["7"], {})) == ("api.zeros", ["7"], {})
 
 
+@pytest.fixture
+def state(device):
+    """The device as it was: calls set limits and policies."""
+    before, policy = tk.default_device(), device.policy
+    yield argument_runs.State(device.kind)
+    tk.set_default_device(before)
+    device.policy = policy
+    for each in (device, argument_pool.other_device())[: 2 if device.kind == "cpu" else 1]:
+        memory.use_allocator(None, each)
+        memory.set_limit(None, each)
+
+
 @pytest.mark.parametrize("name", list(argument_runs.CALLS))
-def test_calls_that_shall_work_do(device, name):
+def test_calls_that_shall_work_do(state, name):
     """Else what is wrong with one of their arguments is not come to."""
     assert argument_runs.raised((name, list(argument_runs.CALLS[name]), {})) is None
 
@@ -72,14 +88,14 @@ def test_calls_that_shall_work_do(device, name):
     ],
     ids=argument_runs.shown,
 )
-def test_what_was_found_once(device, case):
-    assert argument_runs.problem_of(case, argument_runs.State(device.kind)) is None
+def test_what_was_found_once(state, case):
+    assert argument_runs.problem_of(case, state) is None
     with pytest.raises((TypeError, ValueError)):
         raise argument_runs.raised(case) or AssertionError("it works")
 
 
-def test_nothing_side_by_side(device):
-    assert argument_runs.problem_of(("tk.zip", [], {"parallel": "True"}), argument_runs.State(device.kind)) is None
+def test_nothing_side_by_side(state):
+    assert argument_runs.problem_of(("tk.zip", [], {"parallel": "True"}), state) is None
 
 
 def test_arguments(device, cases, tmp_path):
