@@ -8,6 +8,7 @@ from typing import Any
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import a_tensor
+from tilekit.launch.copying import as_real
 
 __all__ = ["check_qkv", "check_starts", "scale_of"]
 
@@ -71,4 +72,4 @@ def scale_of(name: str, scale: Any, q: Tensor) -> float:
         raise TypeError(f"{name}: scale is a number, or None for 1 / sqrt(head size), not {scale!r}")
     if not 0 < scale < math.inf:
         raise ValueError(f"{name}: scale is a positive number, not {scale!r}")
-    return float(scale)
+    return as_real(scale, f"{name}: scale")
