@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import ast
 import weakref
-from dataclasses import dataclass
 from typing import Any
 
 from tilekit.compiler.frontend.bound import BoundKernel, stored
+from tilekit.compiler.frontend.liveness import Liveness, is_endless
 from tilekit.compiler.frontend.zero_division import QUOTIENTS, Quotients
 from tilekit.errors import CompileError
 from tilekit.lang import block
@@ -98,66 +98,11 @@ def _described(kind: Any) -> str:
 # ------------------------------------------------------------------------------------------------------------- where paths meet
 
 
-@dataclass(frozen=True)
-class _Loop:
-    """The variables that are used after a loop, and those that are used from the start of a turn on."""
-
-    after: set[str]
-    again: set[str]
-
-
-class _Uses:
-    """Liveness: which variables are used later, from the end of a function to its start.
-
-    Attributes:
-        after: of each `if` and loop, by its identity, what is used after it.
-        again: of each loop, what is used from the start of a turn on.
-    """
-
-    def __init__(self, tree: ast.FunctionDef) -> None:
-        self.after: dict[int, set[str]] = {}
-        self.again: dict[int, set[str]] = {}
-        self._block(tree.body, set(), None)
-
-    def _block(self, statements: list[ast.stmt], used: set[str], loop: _Loop | None) -> set[str]:
-        for statement in reversed(statements):
-            used = self._statement(statement, used, loop)
-        return used
-
-    def _statement(self, node: ast.stmt, used: set[str], loop: _Loop | None) -> set[str]:
-        match node:
-            case ast.If():
-                self.after[id(node)] = used
-                return _loads(node.test) | self._block(node.body, used, loop) | self._block(node.orelse, used, loop)
-            case ast.While():
-                return self._loop(node, _loads(node.test), set(), used, loop)
-            case ast.For():
-                return self._loop(node, set(), stored(ast.walk(node.target)), used, loop) | _loads(node.iter)
-            case ast.Break() | ast.Continue():
-                assert loop is not None, "Python's grammar"
-                return loop.after if isinstance(node, ast.Break) else loop.again
-            case ast.Return():
-                return _loads(node)
-            case ast.FunctionDef():
-                return (used - {node.name}) | _loads(node)
-        reads = stored([node.target]) if isinstance(node, ast.AugAssign) else set()
-        return (used - stored(ast.walk(node))) | _loads(node) | reads
-
-    def _loop(self, node: ast.For | ast.While, head: set[str], own: set[str], used: set[str], loop: _Loop | None) -> set[str]:
-        """Of a loop that reads `head` at the start of each turn and sets `own`."""
-        self.after[id(node)] = used
-        again = head if _is_endless(node) else head | self._block(node.orelse, used, loop)
-        while (wider := again | (self._block(node.body, again, _Loop(used, again)) - own)) != again:
-            again = wider
-        self.again[id(node)] = again
-        return again
-
-
 class _Joins(ast.NodeTransformer):
     """Puts checks into a function."""
 
     def __init__(self, path: str, tree: ast.FunctionDef) -> None:
-        self.path, self.uses, self.count = path, _Uses(tree), 0
+        self.path, self.uses, self.count = path, Liveness(tree), 0
         self.loops: list[list[ast.stmt]] = []
         self.tree = tree
 
@@ -182,7 +127,7 @@ class _Joins(ast.NodeTransformer):
         site = self._next_site()
         turn = self._checks(node, self.uses.again, site)
         # What a loop ends with is what its next turn would have found; unless `else` comes first, or it ends by `break` alone.
-        after = self._checks(node, self.uses.after, self._next_site() if node.orelse or _is_endless(node) else site)
+        after = self._checks(node, self.uses.after, self._next_site() if node.orelse or is_endless(node) else site)
         self.loops.append(turn)
         node.body = [visited for statement in node.body for visited in _listed(self.visit(statement))] + turn
         self.loops.pop()
@@ -226,14 +171,5 @@ class _Joins(ast.NodeTransformer):
         return f"{self.path}:{self.count}"
 
 
-def _is_endless(node: ast.For | ast.While) -> bool:
-    return isinstance(node, ast.While) and isinstance(node.test, ast.Constant) and bool(node.test.value)
-
-
 def _listed(nodes: Any) -> list[ast.stmt]:
     return nodes if isinstance(nodes, list) else [nodes]
-
-
-def _loads(tree: ast.AST) -> set[str]:
-    """The names that a tree reads."""
-    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
