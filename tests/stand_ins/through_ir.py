@@ -1,0 +1,53 @@
+"""Kernels on the CPU device by way of the IR: what passes make of them, run as Python."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from tilekit.compiler import optimize
+from tilekit.compiler.ir.build import build
+from tilekit.compiler.ir.python import to_python
+from tilekit.compiler.ir.verify import verify
+from tilekit.launch import specialisation
+
+__all__ = ["ir_of", "rewritten", "run_through_ir"]
+
+
+def ir_of(launch, *passes):
+    """The IR of a launch's kernel, behind some passes; verified behind each."""
+    launch.consumed()
+    chosen = launch._plan("a test").specialisation
+    kernel = build(chosen.bound, chosen.facts)
+    verify(kernel)
+    for rewrite in passes:
+        rewrite(kernel)
+        verify(kernel)
+    return kernel
+
+
+@contextlib.contextmanager
+def run_through_ir(*passes):
+    """While the block runs, kernels that first meet their arguments are rewritten; it gets the list of their IRs."""
+    kernels = []
+    init = specialisation._Interpreted.__init__
+
+    def interpreted(self, chosen):
+        init(self, chosen)
+        kernel = build(chosen.bound, chosen.facts)
+        verify(kernel)
+        for rewrite in passes:
+            rewrite(kernel)
+            verify(kernel)
+        kernels.append(kernel)
+        self._bound = to_python(kernel, chosen.bound)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(specialisation._Interpreted, "__init__", interpreted)
+        yield kernels
+
+
+def rewritten():
+    """All passes, in order."""
+    return run_through_ir(*optimize.PASSES)

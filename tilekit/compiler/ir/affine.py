@@ -1,0 +1,71 @@
+"""Affine analysis: integers as sums of multiples of values, with a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilekit.compiler.ir.nodes import Constant, Location, Operand, Operation, Value
+from tilekit.compiler.ir.types import ScalarType
+
+__all__ = ["Affine", "affine", "materialized"]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """`sum(factor * value) + constant`. No factor is 0."""
+
+    terms: Mapping[Value, int]
+    constant: int
+
+    def plus(self, other: Affine, factor: int = 1) -> Affine:
+        """The sum with `factor` times another."""
+        terms = dict(self.terms)
+        for value, number in other.terms.items():
+            terms[value] = terms.get(value, 0) + factor * number
+        return Affine({value: n for value, n in terms.items() if n}, self.constant + factor * other.constant)
+
+    def times(self, factor: int) -> Affine:
+        """A multiple."""
+        return Affine({}, 0).plus(self, factor)
+
+    def without(self, value: Value) -> Affine:
+        """The sum of all but one value's multiples."""
+        return Affine({v: n for v, n in self.terms.items() if v is not value}, self.constant)
+
+
+def affine(operand: Operand, definitions: Mapping[Value, Operation]) -> Affine | None:
+    """An int as such a sum, of values that are none themselves; None if it is no int."""
+    if isinstance(operand, Constant):
+        return Affine({}, operand.value) if type(operand.value) is int else None
+    if not isinstance(operand, Value) or operand.type != ScalarType(int):
+        return None
+    operation = definitions.get(operand)
+    if operation is not None and operation.kind == "binary" and operation.what in ("+", "-", "*"):
+        first, second = (affine(part, definitions) for part in operation.operands)
+        if first is not None and second is not None:
+            if operation.what != "*":
+                return first.plus(second, 1 if operation.what == "+" else -1)
+            if not first.terms:
+                return second.times(first.constant)
+            if not second.terms:
+                return first.times(second.constant)
+    return Affine({operand: 1}, 0)
+
+
+def materialized(sum_: Affine, location: Location) -> tuple[list[Operation], Operand]:
+    """Operations that compute a sum, and the operand that it then is."""
+    operations: list[Operation] = []
+
+    def emit(symbol: str, first: Operand, second: Operand) -> Value:
+        result = Value("t", ScalarType(int))
+        operations.append(Operation("binary", [first, second], location, symbol, results=[result]))
+        return result
+
+    total: Operand | None = None
+    for value, factor in sum_.terms.items():
+        part: Operand = value if factor == 1 else emit("*", value, Constant(factor))
+        total = part if total is None else emit("+", total, part)
+    if total is None:
+        return operations, Constant(sum_.constant)
+    return operations, emit("+", total, Constant(sum_.constant)) if sum_.constant else total

@@ -1,0 +1,269 @@
+"""From a bound kernel to the kernel IR: names are resolved, calls inlined, tuples and aliases vanish, types are inferred.
+
+Each function that the kernel calls is walked at each of its calls, as if its text stood there. What is known by types alone (the
+shape of a tile, the rank of a tensor) is a constant from here on, and a branch that constants decide is not built.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from tilekit.compiler.facts import ArgumentFacts
+from tilekit.compiler.frontend.bound import BoundKernel, stored
+from tilekit.compiler.ir.constants import (
+    is_known,
+    joined_type,
+    same_types,
+    type_of_operand,
+)
+from tilekit.compiler.ir.expressions import Environment, Expressions, Loop, Unsupported
+from tilekit.compiler.ir.inference import item_types
+from tilekit.compiler.ir.nodes import (
+    UNDEFINED,
+    Constant,
+    Group,
+    Operand,
+    Operation,
+    Region,
+    Value,
+    leaves,
+    rebuilt,
+    structure,
+)
+from tilekit.compiler.ir.types import ScalarType, of_argument, sampling
+from tilekit.lang.pipelines import pipelined
+
+__all__ = ["Unsupported", "build"]
+
+_ROUNDS = 4  # a type widens from int to float, and a tuple of such by its parts: each takes a round at most
+
+
+def build(bound: BoundKernel, facts: Sequence[ArgumentFacts]) -> Region:
+    """The IR of a kernel.
+
+    Args:
+        bound: the kernel.
+        facts: about each of its parameters.
+
+    Raises:
+        Unsupported: see there.
+    """
+    with sampling():
+        return _Builder(bound).kernel(facts)
+
+
+class _Builder(Expressions):
+    """Statements: what variables stand for, and control flow."""
+
+    def kernel(self, facts: Sequence[ArgumentFacts]) -> Region:
+        bound, environment = self.frame.bound, Environment()
+        for name, known in zip(bound.names, facts, strict=True):
+            parameter = Value(name, of_argument(name, known))
+            self.region.parameters.append(parameter)
+            environment[name] = parameter
+        if self.block(bound.definition.body, environment):
+            self.region.exit = "return"
+        return self.region
+
+    # ------------------------------------------------------------------------------------------------------------ statements
+
+    def block(self, statements: Sequence[ast.stmt], environment: Environment) -> bool:
+        """Walk statements; whether what follows them is reached."""
+        return all(self.statement(statement, environment) for statement in statements)
+
+    def statement(self, node: ast.stmt, environment: Environment) -> bool:
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                name = targets[0].id if isinstance(targets[0], ast.Name) else "t"
+                operand = self.expression(value, environment, name)
+                for target in targets:
+                    self.assign(target, operand, environment)
+            case ast.AnnAssign(target=target, value=value):
+                if value is not None:
+                    self.assign(target, self.expression(value, environment), environment)
+            case ast.AugAssign(target=ast.Name(id=name), op=op, value=value):
+                operands = self.name(name, environment), self.expression(value, environment)
+                environment[name] = self.operator("binary", type(op), operands, node, name)
+            case ast.Expr(value=ast.Constant()) | ast.Pass():
+                pass
+            case ast.Expr(value=value):
+                self.expression(value, environment)
+            case ast.If():
+                return self.branch(node, environment)
+            case ast.For():
+                return self.loop(node, environment)
+            case ast.While():
+                return self.loop(node, environment)
+            case ast.Break() | ast.Continue():
+                self.leave("break" if isinstance(node, ast.Break) else "continue", node, environment)
+                return False
+            case ast.Return() if not self.frame.inlined:
+                self.region.exit, self.region.location = "return", self.location(node)
+                return False
+            case _:
+                raise Unsupported(f"{type(node).__name__}", self.location(node))
+        return True
+
+    def leave(self, how: str, node: ast.stmt, environment: Environment) -> None:
+        """Leave the turn, or the loop: with what, is known once the loop is built."""
+        self.region.exit, self.region.location = how, self.location(node)
+        self.loops[-1].exits.append((self.region, dict(environment)))
+
+    def assign(self, target: ast.expr, operand: Operand, environment: Environment) -> None:
+        match target:
+            case ast.Name(id=name):
+                for leaf in leaves(operand):
+                    if isinstance(leaf, Value) and leaf.name == "t":
+                        leaf.name = name
+                environment[name] = operand
+            case ast.Tuple(elts=elements):
+                parts = self.parts(operand, len(elements), target)
+                for element, part in zip(elements, parts, strict=True):
+                    self.assign(element, part, environment)
+            case _:
+                raise Unsupported("assignment to something else than a name", self.location(target))
+
+    def parts(self, operand: Operand, count: int, node: ast.AST) -> Sequence[Operand]:
+        """What a tuple that is taken apart has in it."""
+        if isinstance(operand, Group):
+            if len(operand.parts) != count:
+                raise Unsupported(f"{len(operand.parts)} values for {count} names", self.location(node))
+            return operand.parts
+        return [self.emit("item", [operand, Constant(n)], node, "t") for n in range(count)]
+
+    def branch(self, node: ast.If, environment: Environment) -> bool:
+        condition = self.expression(node.test, environment)
+        if is_known(condition):
+            return self.block(node.body if condition.value else node.orelse, environment)  # type: ignore[union-attr]
+        one, other = dict(environment), dict(environment)
+        first = self.nested(lambda: self.block(node.body, one))
+        second = self.nested(lambda: self.block(node.orelse, other))
+        operation = Operation("if", [condition], self.location(node), regions=[first[0], second[0]])
+        self.region.operations.append(operation)
+        ways = [(region, env) for (region, falls), env in ((first, one), (second, other)) if falls]
+        written = stored(ast.walk(node))
+        live = self.frame.liveness.after[id(node)]
+        for name in sorted(written - live):
+            environment.pop(name, None)
+        if not ways:
+            return False
+        for name in sorted(written & live):
+            environment[name] = self.join(operation, name, [(region, env.get(name, UNDEFINED)) for region, env in ways], node)
+        return True
+
+    # ----------------------------------------------------------------------------------------------------------------- loops
+
+    def loop(self, node: ast.For | ast.While, environment: Environment) -> bool:
+        leaves_early = any(isinstance(n, ast.Break) for statement in node.body for n in ast.walk(statement))
+        if node.orelse and leaves_early:
+            raise Unsupported("a loop with break and else", self.location(node))
+        liveness, written = self.frame.liveness, stored(ast.walk(node))
+        live = liveness.after[id(node)] | liveness.again[id(node)]
+        kind, over, options = ("while", [], {}) if isinstance(node, ast.While) else self.iteration(node, environment)
+        carried = sorted(written & live)
+        entry = {name: environment.get(name, UNDEFINED) for name in carried}
+        for _ in range(_ROUNDS):
+            operation, loop = self.turn(node, kind, over, options, entry, environment)
+            wider = {name: self.widened(entry[name], loop, name, node) for name in carried}
+            if all(same_types(wider[name], entry[name]) for name in carried):
+                break
+            entry = wider
+        else:
+            raise Unsupported("a variable that changes its type in a loop", self.location(node))
+        for region, env in loop.exits:
+            region.operands = [leaf for name in carried for leaf in self.fitted(env.get(name, UNDEFINED), entry[name])]
+        initial = [leaf for name in carried for leaf in self.fitted(environment.get(name, UNDEFINED), entry[name])]
+        operation.operands += initial
+        self.region.operations.append(operation)
+        for name in carried:
+            results = [Value(name, type_of_operand(leaf)) for leaf in leaves(entry[name])]
+            operation.results += results
+            environment[name] = rebuilt(entry[name], results)
+        for name in written - set(carried):
+            environment.pop(name, None)
+        endless = isinstance(node, ast.While) and not any(region.exit == "break" for region, _ in loop.exits)
+        return not endless and self.block(node.orelse, environment)
+
+    def turn(
+        self,
+        node: ast.For | ast.While,
+        kind: str,
+        over: Sequence[Operand],
+        options: Environment,
+        entry: Environment,
+        environment: Environment,
+    ) -> tuple[Operation, Loop]:
+        """The body of a loop, whose carried variables are at the start of a turn of the types that `entry` has."""
+        inner, parameters = dict(environment), []
+        operation = Operation(kind, list(over), self.location(node), keywords=options)
+        if isinstance(node, ast.For):
+            items = [Value("t", ty) for ty in ([ScalarType(int)] if kind == "for" else item_types(operation))]
+            parameters += items
+        for name, operand in entry.items():
+            values = [Value(name, type_of_operand(leaf)) for leaf in leaves(operand)]
+            parameters += values
+            inner[name] = rebuilt(operand, values)
+        loop = Loop(list(entry))
+        self.loops.append(loop)
+
+        def walk() -> bool:
+            if isinstance(node, ast.For):
+                self.assign(node.target, items[0] if len(items) == 1 else Group(tuple(items)), inner)
+            else:
+                self.test(node, inner)
+            return self.block(node.body, inner)
+
+        try:
+            region, falls = self.nested(walk, parameters)
+        finally:
+            self.loops.pop()
+        if falls:
+            loop.exits.append((region, inner))
+        operation.regions = [region]
+        return operation, loop
+
+    def test(self, node: ast.While, environment: Environment) -> None:
+        """The condition of a `while`, where a turn begins: the loop is left if it does not hold."""
+        condition = self.expression(node.test, environment)
+        if is_known(condition) and condition.value:  # type: ignore[union-attr]
+            return
+        stay, leave = Region(), Region(exit="break", location=self.location(node))
+        self.loops[-1].exits.append((leave, dict(environment)))
+        self.region.operations.append(Operation("if", [condition], self.location(node), regions=[stay, leave]))
+
+    def iteration(self, node: ast.For, environment: Environment) -> tuple[str, list[Operand], Environment]:
+        """What a `for` goes over, and its options."""
+        over = node.iter
+        function = self.static(over.func, environment) if isinstance(over, ast.Call) else None
+        if isinstance(over, ast.Call) and isinstance(function, Constant):
+            if function.value is range and not over.keywords:
+                bounds = [self.expression(bound, environment) for bound in over.args]
+                start, stop = bounds[:2] if len(bounds) > 1 else (Constant(0), bounds[0])
+                return "for", [start, stop, bounds[2] if len(bounds) > 2 else Constant(1)], {}
+            if function.value is pipelined:
+                streams = [self.expression(stream, environment) for stream in over.args]
+                options = {str(k.arg): self.expression(k.value, environment) for k in over.keywords}
+                return "stream", streams, options
+        return "each", [self.expression(over, environment)], {}
+
+    def widened(self, entry: Operand, loop: Loop, name: str, node: ast.AST) -> Operand:
+        """What a carried variable is at the start of a turn, by what the turns before may end with."""
+        wider = entry
+        for _, env in loop.exits:
+            operand = env.get(name, UNDEFINED)
+            if operand is UNDEFINED:
+                continue
+            if wider is UNDEFINED:
+                wider = rebuilt(operand, [Value(name, type_of_operand(leaf)) for leaf in leaves(operand)])
+            if structure(wider) != structure(operand):
+                raise Unsupported(f"{name} is one thing in one turn and another in the next", self.location(node))
+            pairs = zip(leaves(wider), leaves(operand), strict=True)
+            wider = rebuilt(wider, [Value(name, joined_type(pair)) for pair in pairs])
+        return wider
+
+    def fitted(self, operand: Operand, like: Operand) -> list[Operand]:
+        """The leaves of an operand that has the structure of another, or is undefined as a whole."""
+        if operand is UNDEFINED:
+            return [UNDEFINED for _ in leaves(like)]
+        return list(leaves(operand))

@@ -1,0 +1,85 @@
+"""What is known of operands while a kernel is built: constants, and their types."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from tilekit import dtypes
+from tilekit.compiler.frontend.folding import is_constant
+from tilekit.compiler.ir.nodes import (
+    UNDEFINED,
+    Constant,
+    Group,
+    Operand,
+    Value,
+    leaves,
+    structure,
+)
+from tilekit.compiler.ir.types import UNKNOWN, UNSET, ScalarType, TensorType, TileType, Type, joined
+
+__all__ = ["constant_of", "is_known", "joined_type", "known_attribute", "operand_of", "same_types", "type_of_operand"]
+
+
+def is_known(operand: Operand) -> bool:
+    """Whether a condition is decided."""
+    return isinstance(operand, Constant) and is_constant(operand.value)
+
+
+def constant_of(operand: Operand) -> Constant | None:
+    """An operand as one constant: a number, a dtype, a tuple of such."""
+    if isinstance(operand, Constant) and (is_constant(operand.value) or isinstance(operand.value, np.dtype)):
+        return operand
+    if isinstance(operand, Group):
+        parts = [constant_of(part) for part in operand.parts]
+        if all(part is not None for part in parts):
+            return Constant(tuple(part.value for part in parts if part is not None))
+    return None
+
+
+def operand_of(value: Any) -> Operand:
+    return Group(tuple(map(operand_of, value))) if isinstance(value, tuple) else Constant(value)
+
+
+def known_attribute(owner: Operand, attribute: str) -> Operand | None:
+    """What types know."""
+    ty = owner.type if isinstance(owner, Value) else None
+    if isinstance(owner, Constant) and isinstance(owner.value, np.dtype) and attribute in ("itemsize", "name"):
+        return Constant(getattr(owner.value, attribute))
+    if isinstance(ty, TileType):
+        known = {"shape": operand_of(ty.shape), "ndim": Constant(len(ty.shape)), "dtype": _dtype(ty.dtype)}
+        return known.get(attribute)
+    if isinstance(ty, TensorType):
+        tile = Constant(None) if ty.facts.tile is None else operand_of(ty.facts.tile)
+        known = {"ndim": Constant(ty.facts.rank), "dtype": _dtype(dtypes.as_dtype(ty.facts.dtype)), "tile_shape": tile}
+        return known.get(attribute)
+    return None
+
+
+def _dtype(dtype: dtypes.DType) -> Constant:
+    name = "bool_" if dtype == dtypes.bool_ else dtype.name
+    return Constant(dtype, f"tk.{name}", dtypes, (name,))
+
+
+def type_of_operand(operand: Operand) -> Type:
+    if isinstance(operand, Value):
+        return operand.type
+    if isinstance(operand, Constant) and type(operand.value) in (bool, int, float):
+        return ScalarType(type(operand.value))
+    return UNSET if operand is UNDEFINED else UNKNOWN
+
+
+def joined_type(operands: Iterable[Operand]) -> Type:
+    """The type of what is one of several."""
+    first: Type = UNSET
+    return functools.reduce(joined, map(type_of_operand, operands), first)
+
+
+def same_types(first: Operand, second: Operand) -> bool:
+    pairs = zip(leaves(first), leaves(second), strict=False)
+    return structure(first) == structure(second) and all(
+        type_of_operand(a) == type_of_operand(b) and (a is UNDEFINED) == (b is UNDEFINED) for a, b in pairs
+    )

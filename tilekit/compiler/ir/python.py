@@ -1,0 +1,277 @@
+"""From the kernel IR back to a function of Python's, for numba to compile and for the CPU device to run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tilekit.compiler.frontend.bound import BoundKernel, compile_tree, without_type_parameters
+from tilekit.compiler.frontend.folding import is_constant
+from tilekit.compiler.ir.nodes import (
+    Constant,
+    Group,
+    Location,
+    Operand,
+    Operation,
+    Region,
+    Section,
+    Undefined,
+    Value,
+    values_of,
+)
+from tilekit.compiler.ir.symbols import SYMBOLS
+from tilekit.lang.pipelines import pipelined
+
+__all__ = ["to_python"]
+
+_OPERATORS = {symbol: node for node, symbol in SYMBOLS.items()}
+_UNARY = {SYMBOLS[node]: node for node in (ast.USub, ast.UAdd, ast.Not, ast.Invert)}
+_VIEWS = ("tiles", "tiled_view", "slice")
+
+
+def to_python(kernel: Region, bound: BoundKernel) -> BoundKernel:
+    """The kernel as a bound kernel whose function has one assignment for each operation.
+
+    Args:
+        kernel: the IR.
+        bound: what it was built from.
+    """
+    return _Emitter(kernel, bound).bound_kernel()
+
+
+class _Emitter:
+    def __init__(self, kernel: Region, bound: BoundKernel) -> None:
+        self.kernel, self.bound = kernel, bound
+        self.names: dict[Value, str] = {}
+        self.taken: Counter[str] = Counter(bound.names)
+        self.objects: dict[int, str] = {}
+        self.cells: dict[str, Any] = {}
+        self.called: dict[str, BoundKernel] = {}
+        self.views = _nested_views(kernel)
+        self.location: Location | None = None
+        self.places: dict[int, Location] = {}
+        self.lines: list[Location] = []
+
+    def bound_kernel(self) -> BoundKernel:
+        old = self.bound.definition
+        self.names |= zip(self.kernel.parameters, self.bound.names, strict=True)
+        body = self.region(self.kernel, []) or [ast.Pass()]
+        definition = ast.FunctionDef(name=old.name, args=old.args, body=body, decorator_list=[])
+        without_type_parameters(definition)
+        ast.copy_location(definition, old)
+        self.number(body, Location.of(self.bound.source, old))
+        cells = {**self.cells, **{name: called.function for name, called in self.called.items()}}
+        function = compile_tree(definition, self.bound.function, self.bound.source, cells)
+        return replace(
+            self.bound,
+            function=function,
+            definition=definition,
+            cells=self.cells,
+            outside=dict(self.cells),
+            called=self.called,
+            passed=frozenset(self.called),
+            lines={n: (location.source.filename, location.line) for n, location in enumerate(self.lines, 1)},
+        )
+
+    # ------------------------------------------------------------------------------------------------------------ statements
+
+    def region(self, region: Region, targets: Sequence[Value], loop: Sequence[Value] = ()) -> list[ast.stmt]:
+        """The statements of a region.
+
+        Args:
+            region: the region.
+            targets: what it assigns where it is left by `yield`.
+            loop: the values that the innermost loop carries.
+        """
+        statements = [s for operation in region.operations for s in self.operation(operation, loop)]
+        if region.exit == "return":
+            return [*statements, ast.Return()]
+        statements += self.moves(targets if region.exit == "yield" else loop, region.operands)
+        if region.exit != "yield":
+            statements.append(ast.Break() if region.exit == "break" else ast.Continue())
+        return statements
+
+    def operation(self, operation: Operation, loop: Sequence[Value]) -> list[ast.stmt]:
+        outer, self.location = self.location, operation.location
+        try:
+            statements = self.statements(operation, loop)
+            self.places |= {id(statement): operation.location for statement in statements}
+            return statements
+        finally:
+            self.location = outer
+
+    def number(self, statements: Sequence[ast.stmt], location: Location) -> None:
+        """Give each statement a line of its own, in order: what is known of a line is known of one statement then."""
+        for statement in statements:
+            location = self.places.get(id(statement), location)
+            self.lines.append(location)
+            blocks = [getattr(statement, field, []) for field in ("body", "orelse")]
+            inner = {id(node) for block in blocks for part in block for node in ast.walk(part)}
+            for node in ast.walk(statement):
+                if id(node) not in inner and isinstance(node, (ast.stmt, ast.expr, ast.keyword)):
+                    node.lineno = node.end_lineno = len(self.lines)
+                    node.col_offset = node.end_col_offset = 0
+            for block in blocks:
+                self.number(block, location)
+
+    def statements(self, operation: Operation, loop: Sequence[Value]) -> list[ast.stmt]:
+        if operation.kind == "if":
+            then, other = (self.region(region, operation.results, loop) for region in operation.regions)
+            return [ast.If(self.operand(operation.operands[0]), then or [ast.Pass()], other)]
+        if operation.regions:
+            return self.loop(operation)
+        if operation.results and operation.results[0] in self.views:
+            return []
+        expression = self.expression(operation)
+        if operation.pattern is not None:
+            return [ast.Assign([self.target(operation.pattern)], expression)]
+        if operation.results:
+            return [ast.Assign([self.target(operation.results[0])], expression)]
+        return [ast.Expr(expression)]
+
+    def loop(self, operation: Operation) -> list[ast.stmt]:
+        (region,) = operation.regions
+        carried, initial = operation.carried, operation.initial
+        items = region.parameters[: len(region.parameters) - len(carried)]
+        over = [self.operand(operand) for operand in operation.operands[: len(operation.operands) - len(initial)]]
+        before = self.moves(carried, initial)
+        for result, parameter in zip(operation.results, carried, strict=True):
+            self.names[result] = self.name(parameter)  # what a loop ends with is what its next turn would have begun with
+        target = self.target(items[0] if len(items) == 1 else Group(tuple(items))) if items else None
+        body = self.region(region, carried, carried) or [ast.Pass()]
+        if operation.kind == "while":
+            return [*before, ast.While(ast.Constant(True), body, [])]
+        assert target is not None
+        if operation.kind == "for":
+            over = [ast.Call(self.reference(Constant(range, "range")), over, [])]
+        elif operation.kind == "stream":
+            options = [ast.keyword(name, self.operand(operand)) for name, operand in operation.keywords.items()]
+            over = [ast.Call(self.reference(Constant(pipelined, "pipelined")), over, options)]
+        return [*before, ast.For(target, over[0], body, [])]
+
+    def moves(self, targets: Sequence[Value], operands: Sequence[Operand]) -> list[ast.stmt]:
+        """Assignments at once: each operand is read before any target is written."""
+        pairs = [
+            (self.name(target), operand)
+            for target, operand in zip(targets, operands, strict=True)
+            if not isinstance(operand, Undefined) and not (isinstance(operand, Value) and self.name(operand) == self.name(target))
+        ]
+        written: set[str] = set()
+        early: list[ast.stmt] = []
+        late: list[ast.stmt] = []
+        names = [name for name, _ in pairs]
+        for at, (name, operand) in enumerate(pairs):
+            read = {self.name(value) for value in values_of(operand)}
+            value = self.operand(operand)
+            if read & set(names[:at]):  # it is written before it is read
+                kept = self.fresh("kept")
+                early.append(ast.Assign([ast.Name(kept, ast.Store())], value))
+                value = ast.Name(kept, ast.Load())
+            late.append(ast.Assign([ast.Name(name, ast.Store())], value))
+            written.add(name)
+        return [*early, *late]
+
+    # ----------------------------------------------------------------------------------------------------------- expressions
+
+    def expression(self, operation: Operation) -> ast.expr:
+        operands = [self.operand(operand) for operand in operation.operands]
+        keywords = [ast.keyword(name, self.operand(operand)) for name, operand in operation.keywords.items()]
+        match operation.kind:
+            case "call":
+                return ast.Call(self.operand(operation.what), operands, keywords)
+            case "method":
+                return ast.Call(ast.Attribute(operands[0], operation.what, ast.Load()), operands[1:], keywords)
+            case "attribute":
+                return ast.Attribute(operands[0], operation.what, ast.Load())
+            case "item":
+                return ast.Subscript(operands[0], operands[1], ast.Load())
+            case "unary":
+                return ast.UnaryOp(_UNARY[operation.what](), operands[0])
+            case "compare":
+                return ast.Compare(operands[0], [_OPERATORS[operation.what]()], [operands[1]])
+        return ast.BinOp(operands[0], _OPERATORS_OF_TWO[operation.what](), operands[1])
+
+    def operand(self, operand: Operand) -> ast.expr:
+        match operand:
+            case Value():
+                view = self.views.get(operand)
+                return ast.Name(self.name(operand), ast.Load()) if view is None else self.expression(view)
+            case Constant(value=value) if is_constant(value):
+                return _literal(value)
+            case Constant():
+                return self.reference(operand)
+            case Group(parts):
+                return ast.Tuple([self.operand(part) for part in parts], ast.Load())
+            case Section(start, stop, step):
+                return ast.Slice(*(None if bound == Constant(None) else self.operand(bound) for bound in (start, stop, step)))
+        raise AssertionError(f"{self.location}: a variable that has no value is read")
+
+    def reference(self, constant: Constant) -> ast.expr:
+        """An object that is no number: through a variable of an enclosing function."""
+        if isinstance(constant.value, BoundKernel):
+            name = self.object(constant.value, constant.spelling, constant.value.function)
+            self.called[name] = constant.value
+            self.cells.pop(name, None)
+            return ast.Name(name, ast.Load())
+        root = constant.value if constant.root is None else constant.root
+        node: ast.expr = ast.Name(self.object(root, constant.spelling.partition(".")[0], root), ast.Load())
+        for attribute in constant.path:
+            node = ast.Attribute(node, attribute, ast.Load())
+        return node
+
+    def object(self, key: Any, spelling: str, value: Any) -> str:
+        if id(key) not in self.objects:
+            self.objects[id(key)] = name = self.fresh(spelling)
+            self.cells[name] = value
+        return self.objects[id(key)]
+
+    def target(self, operand: Operand) -> ast.expr:
+        if isinstance(operand, Group):
+            return ast.Tuple([self.target(part) for part in operand.parts], ast.Store())
+        return ast.Name(self.name(operand) if isinstance(operand, Value) else self.fresh("unused"), ast.Store())
+
+    def name(self, value: Value) -> str:
+        if value not in self.names:
+            self.names[value] = self.fresh(value.name)
+        return self.names[value]
+
+    def fresh(self, name: str) -> str:
+        name = re.sub(r"\W", "_", name)
+        self.taken[name] += 1
+        return name if self.taken[name] == 1 else self.fresh(f"{name}_{self.taken[name] - 1}")
+
+
+_OPERATORS_OF_TWO = {SYMBOLS[node]: node for node in SYMBOLS if issubclass(node, ast.operator)}
+
+
+def _nested_views(kernel: Region) -> dict[Value, Operation]:
+    """Views that are read once, by the operation behind them: they stay in its expression."""
+    uses = Counter(value for region in kernel.regions() for value in _reads(region))
+    return {
+        operation.results[0]: operation
+        for operation in kernel.walk()
+        if len(operation.results) == 1 and uses[operation.results[0]] == 1 and _is_view(operation)
+    }
+
+
+def _is_view(operation: Operation) -> bool:
+    return (operation.kind == "method" and operation.what in _VIEWS) or operation.kind == "item"
+
+
+def _reads(region: Region) -> Iterable[Value]:
+    for operation in region.operations:
+        yield from operation.reads()
+    for operand in region.operands:
+        yield from values_of(operand)
+
+
+def _literal(value: Any) -> ast.expr:
+    if isinstance(value, tuple):
+        return ast.Tuple([_literal(part) for part in value], ast.Load())
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
+        return ast.UnaryOp(ast.USub(), ast.Constant(-value))
+    return ast.Constant(value)
