@@ -1,0 +1,302 @@
+"""Which loops become loops over streams, and which must not."""
+
+from __future__ import annotations
+
+import pytest
+from through_ir import ir_of
+
+import tilekit as tk
+from tilekit import api
+from tilekit.compiler.ir.printer import printed
+from tilekit.compiler.optimize import PASSES
+from tilekit.compiler.passes.accumulation import accumulate_products
+from tilekit.compiler.passes.counted import count_loops
+from tilekit.compiler.passes.dead_code import eliminate_dead_code
+from tilekit.compiler.passes.hoisting import hoist_invariants
+
+
+def launch(make, *, dtype=tk.float16, rank=2):
+    c, a = api.meta((256, 256)).partition((64, 64)), api.meta((256,) * rank, dtype)
+    return tk.kernel(make)(c, a, a, 3)
+
+
+def text_of(make, *passes, **options):
+    return "\n".join(line.partition("  #")[0].rstrip() for line in printed(ir_of(launch(make, **options), *passes)).splitlines())
+
+
+def plain(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        acc = tk.mma(tk.load(a, (0, k), (64, 64)), tk.load(b, (k + n, 1), (64, 64)), acc)
+    c.store(acc)
+
+
+def test_a_loop_becomes_one_over_streams():
+    text = text_of(plain, *PASSES)
+    assert " for " not in text
+    assert "= stream " in text
+    assert "tk.load" not in text
+    assert "[(0, :t" in text.replace("None", ""), "as many as there are turns"
+    assert "[(n:t" in text, "from where the other operand begins"
+
+
+def turned(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        acc = tk.mma(tk.transpose(tk.load(a, (k, 0), (64, 64))), tk.load(b, (1, k), (64, 64)).permute((1, 0)), acc)
+    c.store(acc)
+
+
+def with_its_counter(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(2, n):
+        acc = tk.mma(tk.load(a, (0, k), (64, 64)), tk.load(b, (k, 1), (64, 64)), acc) * k
+    c.store(acc)
+
+
+def one_of_two(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc, other = tk.zeros((64, 64), tk.float32), tk.load(b, (0, 0), (64, 64))
+    for k in range(n):
+        acc = tk.mma(tk.load(a, (0, k), (64, 64)), other, acc)
+    c.store(acc)
+
+
+@pytest.mark.parametrize("make", [turned, with_its_counter, one_of_two])
+def test_other_loops_that_do(make):
+    text = text_of(make, *PASSES)
+    assert "= stream " in text
+    assert " for " not in text
+
+
+def test_a_counter_that_is_read_is_carried():
+    text = text_of(with_its_counter, *PASSES)
+    assert "k = 2:" in text.replace("k = 2, ", "k = 2:")
+    assert "= k + 1" in text
+
+
+def by_two(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(0, n, 2):
+        acc = tk.mma(tk.load(a, (0, k), (64, 64)), tk.load(b, (k, 1), (64, 64)), acc)
+    c.store(acc)
+
+
+def far_apart(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        acc = tk.mma(tk.load(a, (0, 2 * k), (64, 64)), tk.load(b, (-k, 1), (64, 64)), acc)
+    c.store(acc)
+
+
+def along_both(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        acc = tk.mma(tk.load(a, (k, k), (64, 64)), tk.load(b, (k, k), (64, 64)), acc)
+    c.store(acc)
+
+
+def leaves(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        acc = tk.mma(tk.load(a, (0, k), (64, 64)), tk.load(b, (k, 1), (64, 64)), acc)
+        if tk.any(acc > 100).item():
+            break
+    c.store(acc)
+
+
+def goes_on(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        if k == 1:
+            continue
+        acc = tk.mma(tk.load(a, (0, k), (64, 64)), tk.load(b, (k, 1), (64, 64)), acc)
+    c.store(acc)
+
+
+def sometimes(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        if k > 1:
+            acc = tk.mma(tk.load(a, (0, k), (64, 64)), tk.load(b, (k, 1), (64, 64)), acc)
+    c.store(acc)
+
+
+def looked_up(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc, at = tk.zeros((64, 64), tk.float32), 0
+    for k in range(n):
+        acc = tk.mma(tk.load(a, (at, k), (64, 64)), tk.load(b, (k, at), (64, 64)), acc)
+        at = k % 2
+    c.store(acc)
+
+
+def padded(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        first = tk.load(a, (0, k), (64, 64), padding_mode="nan")
+        acc = tk.mma(first, tk.load(b, (k, 1), (64, 64), mask=tk.arange(64) < k), acc)
+    c.store(acc)
+
+
+def read_elsewhere(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        first, second = tk.load(a, (0, k), (64, 64)), tk.load(b, (k, 1), (64, 64))
+        acc = tk.mma(first, second, acc + first + second)
+    c.store(acc)
+
+
+def handed_on(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc, first, second = tk.zeros((64, 64), tk.float32), tk.zeros((64, 64), tk.float16), tk.zeros((64, 64), tk.float16)
+    for k in range(n):
+        acc = tk.mma(first, second, acc)
+        first, second = tk.load(a, (0, k), (64, 64)), tk.load(b, (k, 1), (64, 64))
+    c.store(acc)
+
+
+def small(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc = tk.zeros((32, 64), tk.float32)
+    for k in range(n):
+        acc = tk.mma(tk.load(a, (0, k), (32, 64)), tk.load(b, (k, 1), (64, 64)), acc)
+    c.store(tk.cat((acc, acc), 0))
+
+
+def short(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(2):
+        acc = tk.mma(tk.load(a, (0, k), (64, 64)), tk.load(b, (k, 1), (64, 64)), acc)
+    c.store(acc)
+
+
+def told_by_others(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    while tk.atomic_add(c, (0, 0), 0.0).item() == 0.0:
+        pass
+    for k in range(n):
+        acc = tk.mma(tk.load(a, (0, k), (64, 64)), tk.load(b, (k, 1), (64, 64)), acc)
+    c.store(acc)
+
+
+def added_up(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        acc = acc + tk.load(a, (0, k), (64, 64)) * tk.load(b, (k, 1), (64, 64))
+    c.store(acc)
+
+
+STAY = [
+    by_two, far_apart, along_both, leaves, goes_on, sometimes, looked_up, padded, read_elsewhere, handed_on, small, short,
+    told_by_others, added_up,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", STAY, ids=lambda make: make.__name__)
+def test_loops_that_stay(make):
+    assert "stream" not in text_of(make, *PASSES)
+
+
+@pytest.mark.parametrize("dtype", [tk.float32, tk.float64])
+def test_products_without_tensor_cores_stay(dtype):
+    def make(c: tk.Out, a: tk.In, b: tk.In, n: int):
+        acc = tk.zeros((64, 64), a.dtype)
+        for k in range(n):
+            acc = tk.mma(tk.load(a, (0, k), (64, 64)), tk.load(b, (k, 1), (64, 64)), acc)
+        c.store(acc.astype(c.dtype))
+
+    assert "stream" not in text_of(make, *PASSES, dtype=dtype)
+
+
+def test_a_tensor_that_is_written_stays():
+    def make(c: tk.InOut, a: tk.InOut):
+        acc = c.load()
+        for k in range(4):
+            acc = tk.mma(tk.load(a, (0, k), (64, 64)), tk.load(a, (k, 0), (64, 64)), acc)
+        c.store(acc)
+
+    c, a = api.meta((256, 256)).partition((64, 64)), api.meta((256, 256), tk.float16).partition((64, 64))
+    assert "stream" not in printed(ir_of(tk.kernel(make)(c, a), *PASSES))
+
+
+# ------------------------------------------------------------------------------------------------------------ the other passes
+
+
+def test_a_while_that_counts_is_a_range():
+    def make(c: tk.Out, a: tk.In, b: tk.In, n: int):
+        t, k = tk.zeros((64, 64), tk.float32), 1
+        while k < n:
+            t = t + k
+            k += 1
+        c.store(t + k)
+
+    text = text_of(make, hoist_invariants, count_loops)
+    assert "for k in (1, n, 1) with" in text
+    assert "max(1, n)" in text
+
+
+def test_a_while_that_may_end_otherwise_stays():
+    def make(c: tk.Out, a: tk.In, b: tk.In, n: int):
+        t, k, i = tk.zeros((64, 64), tk.float32), 0, 0
+        while k < n:
+            t = t + k
+            k += 2
+        while i <= n:
+            i += 1
+        while i < n + k:
+            i += 1
+            if i == 5:
+                break
+        c.store(t + i)
+
+    text = text_of(make, hoist_invariants, count_loops)
+    assert text.count("while") == 3
+
+
+def test_invariants_leave_loops_and_loads_stay():
+    def make(c: tk.Out, a: tk.In, b: tk.In, n: int):
+        t = tk.zeros((64, 64), tk.float32)
+        for _ in range(n):
+            i = tk.bid(0) * 2
+            t = t + tk.load(a, (i, 0), (64, 64))
+        c.store(t)
+
+    before, _, loop = text_of(make, hoist_invariants).partition(" for ")
+    assert "tk.bid(0)" in before
+    assert "* 2" in before
+    assert "tk.load" in loop
+
+
+def test_dead_code_goes_and_effects_stay():
+    def make(c: tk.Out, a: tk.In, b: tk.In, n: int):
+        t, unread, loaded = tk.zeros((64, 64), tk.float32), 0, tk.load(a, (0, 0), (64, 64))
+        for i in range(n):
+            unread = unread + i
+            if i == 3:
+                tk.print("three", i)
+            loaded = loaded * 2
+        c.store(t)
+
+    text = text_of(make, eliminate_dead_code)
+    assert "tk.load" not in text
+    assert "+" not in text
+    assert "tk.print" in text
+    assert "for i in (0, n, 1):" in text
+
+
+def test_a_product_that_is_added_begins_with_the_sum():
+    def make(c: tk.Out, a: tk.In, b: tk.In, n: int):
+        t, x, y = tk.zeros((64, 64), tk.float32), tk.load(a, (0, 0), (64, 64)), tk.load(b, (0, 0), (64, 64))
+        t = t + n
+        t += tk.mma(x, y, tk.zeros((64, 64), tk.float32))
+        c.store(t)
+
+    def exact(c: tk.Out, a: tk.In, b: tk.In, n: int):
+        t, x, y = tk.zeros((64, 64), tk.float32), tk.load(a, (0, 0), (64, 64)), tk.load(b, (0, 0), (64, 64))
+        c.store(tk.add(t + n, tk.mma(x, y, tk.zeros((64, 64), tk.float32))))
+
+    def twice(c: tk.Out, a: tk.In, b: tk.In, n: int):
+        t, x, y = tk.zeros((64, 64), tk.float32), tk.load(a, (0, 0), (64, 64)), tk.load(b, (0, 0), (64, 64))
+        product = tk.mma(x, y, tk.zeros((64, 64), tk.float32))
+        c.store(t + product + product)
+
+    assert text_of(make, accumulate_products).count(" + ") == 1
+    assert "tk.add(" in text_of(exact, accumulate_products)
+    assert text_of(twice, accumulate_products).count(" + ") == 2

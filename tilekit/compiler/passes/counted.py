@@ -1,0 +1,66 @@
+"""Canonical loops: `while k < n: ...; k += 1` becomes `for k in range(k, n)`.
+
+Legal where `k` is an int that each turn hands on as `k + 1`, `n` does not change in the loop, the condition is looked at where a
+turn begins, and nothing else leaves the loop early. Behind it `k` is the larger one of where it began and `n`.
+"""
+
+from __future__ import annotations
+
+from tilekit.compiler.ir.effects import effects
+from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions
+from tilekit.compiler.ir.types import ScalarType
+
+__all__ = ["count_loops"]
+
+
+def count_loops(kernel: Region) -> None:
+    """Make such loops of a kernel loops over ranges."""
+    defined = definitions(kernel)
+    ends: dict[Value, Operand] = {}
+    for region in list(kernel.regions()):
+        operations: list[Operation] = []
+        for operation in region.operations:
+            counted = _counted(operation, defined, ends) if operation.kind == "while" else None
+            operations += [operation] if counted is None else counted
+        region.operations = operations
+    kernel.replace(ends)
+
+
+def _counted(loop: Operation, defined: dict[Value, Operation], ends: dict[Value, Operand]) -> list[Operation] | None:
+    """The loop over a range, and what its counter is behind it; None if it does not count."""
+    (body,) = loop.regions
+    at = next((n for n, operation in enumerate(body.operations) if operation.kind == "if"), None)
+    if at is None or any(effects(operation) for operation in body.operations[:at]):
+        return None
+    test = body.operations[at]
+    stay, leave = test.regions
+    carried = loop.carried
+    if stay.operations or stay.exit != "yield" or leave.operations or leave.exit != "break" or test.results:
+        return None
+    if leave.operands != carried or body.exit != "yield" or any(end not in (leave, body) for end in loop.ends()):
+        return None
+    if any(region.exit == "return" for region in body.regions()) or not isinstance(test.operands[0], Value):
+        return None
+    compare = defined.get(test.operands[0])
+    if compare is None or compare.kind != "compare" or compare.what != "<" or compare not in body.operations[:at]:
+        return None
+    counter, stop = compare.operands
+    inside = set(body.parameters) | {value for operation in body.walk() for value in operation.results}
+    if counter not in carried or stop in inside or not isinstance(counter, Value) or counter.type != ScalarType(int):
+        return None
+    number = carried.index(counter)
+    following = body.operands[number]
+    step = defined.get(following) if isinstance(following, Value) else None
+    if step is None or (step.kind, step.what, step.operands) != ("binary", "+", [counter, Constant(1)]):
+        return None
+    start, result = loop.initial[number], loop.results[number]
+    body.operations = [operation for n, operation in enumerate(body.operations) if n != at]
+    body.operands = body.operands[:number] + body.operands[number + 1 :]
+    body.parameters = [counter, *(value for value in carried if value is not counter)]
+    initial = [operand for n, operand in enumerate(loop.initial) if n != number]
+    results = [value for value in loop.results if value is not result]
+    counted = Operation("for", [start, stop, Constant(1), *initial], loop.location, results=results, regions=[body])
+    end = Value(result.name, result.type)
+    ends[result] = end
+    largest = Constant(max, "max")
+    return [counted, Operation("call", [start, stop], loop.location, largest, results=[end])]

@@ -1,0 +1,229 @@
+"""Loads in loops to streams: `for k in range(n)` whose body loads operands of products becomes a loop over `tk.pipelined`.
+
+Legal where, of a loop that counts up by 1 and that nothing leaves early:
+
+- the tensor is a parameter that is only read (`tk.In`), so that no turn writes what a later one reads;
+- the load stands in the body itself, so that each turn does it, and has no option: elements beyond the edge are zeros;
+- its index is the counter and what does not change, along one dimension, and does not change along the others;
+- the kernel has no atomics: what is loaded ahead does not wait for what others tell by them.
+
+An index outside of the tensor is an error of the kernel's, so the tiles of a turn are those of the stream at its place. What
+becomes a stream is an operand of a product, which reads it in shared memory; loads for anything else gain nothing that is sure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from tilekit.compiler.ir.affine import Affine, affine, materialized
+from tilekit.compiler.ir.effects import ATOMIC, effects
+from tilekit.compiler.ir.inference import infer
+from tilekit.compiler.ir.nodes import (
+    Constant,
+    Group,
+    Operand,
+    Operation,
+    Region,
+    Section,
+    Value,
+    definitions,
+    values_of,
+)
+from tilekit.compiler.ir.types import ScalarType, TensorType, TileType, sampling
+from tilekit.lang import calculation, matmul, memory, shape
+
+__all__ = ["streams_from_loads"]
+
+_VIEW_METHODS, _VIEWS = ("permute", "reshape", "transpose"), (shape.permute, shape.reshape, shape.transpose)
+_NONE = Constant(None)
+_LARGE = 64 * 64  # elements of a result: of fewer, the warps that load ahead would be more than those that multiply
+
+
+def streams_from_loads(kernel: Region) -> int:
+    """Turn loops into loops over streams where it is legal; how many."""
+    if any(ATOMIC in effects(operation) for operation in kernel.operations):
+        return 0
+    with sampling():
+        return _Streams(kernel).block(kernel)
+
+
+class _Streams:
+    def __init__(self, kernel: Region) -> None:
+        self.definitions = definitions(kernel)
+        self.readers: dict[Value, list[Operation]] = {}
+        for operation in kernel.walk():
+            for value in operation.reads():
+                self.readers.setdefault(value, []).append(operation)
+        self.handed_on = Counter(v for region in kernel.regions() for operand in region.operands for v in values_of(operand))
+
+    def block(self, region: Region) -> int:
+        count = 0
+        operations: list[Operation] = []
+        for operation in region.operations:
+            count += sum(map(self.block, operation.regions))
+            replaced = self.stream(operation) if operation.kind == "for" else None
+            operations += [operation] if replaced is None else replaced
+            count += replaced is not None
+        region.operations = operations
+        return count
+
+    def stream(self, loop: Operation) -> list[Operation] | None:
+        """A loop over streams in the place of a loop, and what stands before it; None if there is none."""
+        (body,) = loop.regions
+        start, stop, step = loop.operands[:3]
+        leaves_early = any(region.exit != "yield" for region in body.regions())
+        if step != Constant(1) or leaves_early or _is_short(start, stop):
+            return None
+        counter = body.parameters[0]
+        inside = set(body.parameters) | {v for operation in body.walk() for v in operation.results}
+        before: list[Operation] = []
+        pairs = [(operation, self.motion(operation, counter, inside)) for operation in body.operations]
+        motions = {operation: motion for operation, motion in pairs if motion is not None}
+        if not motions:
+            return None
+        loads, whole = list(motions), [self.is_whole(load, motion, start, stop) for load, motion in motions.items()]
+        rows = [self.row(load, *motion, start, None if any(whole) else stop, before) for load, motion in motions.items()]
+        tiles = [operation.results[0] for operation in loads]
+        body.operations = [operation for operation in body.operations if operation not in loads]
+        body.parameters[:1] = tiles
+        stream = Operation("stream", [*rows, *loop.operands[3:]], loop.location, results=loop.results, regions=[body])
+        if self.is_read(counter, body):
+            _count(stream, counter, start)
+        return [*before, stream]
+
+    def is_read(self, value: Value, body: Region) -> bool:
+        operands = (v for region in body.regions() for operand in region.operands for v in values_of(operand))
+        return any(value is v for operation in body.walk() for v in operation.reads()) or any(value is v for v in operands)
+
+    def motion(self, load: Operation, counter: Value, inside: set[Value]) -> tuple[int, Affine, list[Operand]] | None:
+        """The dimension along which a load moves on by one tile a turn, where it is but for the counter, and the index."""
+        if load.kind != "call" or load.what.value is not memory.load or load.keywords or len(load.operands) != 3:
+            return None
+        tensor, index, _ = load.operands
+        tile = load.results[0]
+        if not isinstance(tensor, Value) or not isinstance(tensor.type, TensorType) or tensor.type.facts.role != "in":
+            return None
+        if not isinstance(tile.type, TileType) or not tile.type.shape or not self.is_factor(tile):
+            return None
+        parts: list[Operand] = list(index.parts) if isinstance(index, Group) else [index]
+        sums = [affine(part, self.definitions) for part in parts]
+        moving = [d for d, one in enumerate(sums) if one is not None and counter in one.terms]
+        if len(moving) != 1 or len(parts) != tensor.type.facts.rank:
+            return None
+        (dim,) = moving
+        for d, (part, one) in enumerate(zip(parts, sums, strict=True)):
+            rest = values_of(part) if one is None else one.terms
+            if any(value in inside and not (d == dim and value is counter) for value in rest):
+                return None
+        along = sums[dim]
+        assert along is not None
+        return (dim, along.without(counter), parts) if along.terms[counter] == 1 else None
+
+    def is_factor(self, tile: Value) -> bool:
+        """Whether products have a tile for an operand, perhaps by way of views, and nothing else reads it."""
+        if self.handed_on[tile]:
+            return False
+        readers = self.readers.get(tile, [])
+        return bool(readers) and all(self.multiplies(reader, tile) for reader in readers)
+
+    def multiplies(self, reader: Operation, tile: Value) -> bool:
+        if reader.kind == "call" and reader.what.value is matmul.mma:
+            result = reader.results[0].type
+            large = isinstance(result, TileType) and math.prod(result.shape) >= _LARGE
+            return large and self.by_tensor_cores(reader, tile) and all(tile is not operand for operand in reader.operands[2:])
+        views = reader.kind == "method" and reader.what in _VIEW_METHODS
+        views |= reader.kind == "call" and reader.what.value in _VIEWS
+        return views and self.is_factor(reader.results[0])
+
+    @staticmethod
+    def by_tensor_cores(product: Operation, tile: Value) -> bool:
+        """Whether the operands are multiplied faster than they come: not so of float64, and of float32 as it is."""
+        tf32 = product.keywords.get("precision") == Constant("tf32")
+        return isinstance(tile.type, TileType) and (tile.type.dtype.itemsize <= 2 or (tf32 and tile.type.dtype.itemsize == 4))
+
+    def row(
+        self,
+        load: Operation,
+        dim: int,
+        offset: Affine,
+        parts: list[Operand],
+        start: Operand,
+        stop: Operand | None,
+        before: list[Operation],
+    ) -> Operand:
+        """The stream of tiles that a load brings: operations that make it go `before` the loop.
+
+        Without `stop` it goes to the end of the tensor: another stream says how many turns there are.
+        """
+        tensor, _, extents = load.operands
+
+        def emit(kind: str, operands: Iterable[Operand], what: object = None) -> Value:
+            operation = Operation(kind, list(operands), load.location, what)
+            result = infer(operation)
+            assert isinstance(result, Value), "a view or a number"
+            operation.results = [Value("t", result.type)]
+            before.append(operation)
+            return operation.results[0]
+
+        def shifted(bound: Operand) -> Operand:
+            one = affine(bound, self.definitions)
+            assert one is not None, "an int"
+            operations, operand = materialized(offset.plus(one), load.location)
+            before.extend(operations)
+            return operand
+
+        invariant = [self.invariant(part, before, load) if d != dim else part for d, part in enumerate(parts)]
+        low = shifted(start)
+        # Of a range that is empty the end may be negative, which in a slice would count from the end.
+        high = _NONE if stop is None else emit("call", [low, shifted(stop)], Constant(max, "max"))
+        section = Section(_NONE if low == Constant(0) else low, high, _NONE)
+        invariant[dim] = section
+        grid = emit("method", [tensor, extents], "tiles")
+        return emit("item", [grid, Group(tuple(invariant)) if len(invariant) > 1 else section])
+
+    def invariant(self, part: Operand, before: list[Operation], load: Operation) -> Operand:
+        """An index that does not change, computed before the loop."""
+        one = affine(part, self.definitions)
+        if one is None:
+            return part
+        operations, operand = materialized(one, load.location)
+        before.extend(operations)
+        return operand
+
+    def is_whole(self, load: Operation, motion: tuple[int, Affine, list[Operand]], start: Operand, stop: Operand) -> bool:
+        """Whether a load brings all tiles of its tensor along a dimension, one in each turn."""
+        dim, offset, _ = motion
+        if start != Constant(0) or offset.terms or offset.constant:
+            return False
+        tensor, _, extents = load.operands
+        if not isinstance(stop, Value) or (definition := self.definitions.get(stop)) is None or definition.kind != "call":
+            return False
+        parts = extents.parts if isinstance(extents, Group) else (extents,)
+        if definition.what.value is memory.num_tiles:
+            return not definition.keywords and definition.operands == [tensor, Constant(dim), extents]
+        if definition.what.value is not calculation.cdiv or definition.operands[1:] != [parts[dim]]:
+            return False
+        extent = definition.operands[0]
+        shape_ = self.definitions.get(extent) if isinstance(extent, Value) else None
+        if shape_ is None or shape_.kind != "attribute" or shape_.what != "shape" or shape_.operands != [tensor]:
+            return False
+        return shape_.results[dim] is extent
+
+
+def _is_short(start: Operand, stop: Operand) -> bool:
+    """Whether a loop is known to have two turns at most: nothing is gained by loading ahead."""
+    bounds = [bound.value for bound in (start, stop) if isinstance(bound, Constant)]
+    return len(bounds) == 2 and bounds[1] - bounds[0] <= 2
+
+
+def _count(stream: Operation, counter: Value, start: Operand) -> None:
+    """Let a loop carry its counter, which it had from its range."""
+    (body,) = stream.regions
+    following = Value(counter.name, ScalarType(int))
+    body.operations.append(Operation("binary", [counter, Constant(1)], stream.location, "+", results=[following]))
+    body.parameters.append(counter)
+    body.operands.append(following)
+    stream.operands.append(start)
+    stream.results = [*stream.results, Value(counter.name, ScalarType(int))]
