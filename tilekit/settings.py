@@ -22,6 +22,8 @@ class Settings:
         native: `TILEKIT_NATIVE`: whether to launch by the compiled part of tilekit, where it is installed (1; 0 for not).
         checks: `TILEKIT_CHECKS`: whether kernels on a GPU check tile indices, indices and `tk.assert_` while they run (0; 1 for
             yes). Asked for when a kernel first meets arguments of a kind.
+        dump: `TILEKIT_DUMP`: what to print on standard error of each kernel that is compiled for a GPU: `ir`, the kernel IR as it
+            is built; `passes`, what each pass makes of it. Both, with a comma; nothing by default.
         cache_dir: `TILEKIT_CACHE_DIR`: where compiled kernels are kept; None (the values `0`, `off`, `none`, and by default where
             there is no home folder) keeps none.
     """
@@ -31,6 +33,7 @@ class Settings:
     spin_us: float = 20.0
     native: bool = True
     checks: bool = False
+    dump: frozenset[str] = frozenset()
     cache_dir: Path | None = None
 
 
@@ -57,8 +60,16 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         spin_us=_number(env, "TILEKIT_SPIN_US", "20", float, 0, 1e6),
         native=bool(_number(env, "TILEKIT_NATIVE", "1", int, 0, 1)),
         checks=bool(_number(env, "TILEKIT_CHECKS", "0", int, 0, 1)),
+        dump=_words(env, "TILEKIT_DUMP", ("ir", "passes")),
         cache_dir=cache_dir,
     )
+
+
+def _words(env: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> frozenset[str]:
+    words = frozenset(word.strip().lower() for word in env.get(name, "").split(",")) - {""}
+    if not words <= set(allowed):
+        raise ValueError(f"{name}={env[name]!r}: it is {' or '.join(allowed)}, or both with a comma")
+    return words
 
 
 def _expanded(path: str) -> Path | None:

@@ -1,4 +1,7 @@
-"""The machine code of products of matrices: which instructions, how operands reach them, what stays in registers."""
+"""The machine code of products of matrices: which instructions, how operands reach them, what stays in registers.
+
+In loops that load as they go; rings of stages are in test_pipelined_code.py.
+"""
 
 import re
 from collections import Counter
@@ -15,8 +18,8 @@ BM, BN, BK = tk.generics("BM BN BK")
 def gemm(c: tk.Out, a: tk.In, b: tk.In, acc_dtype: tk.Const, precision: tk.Const):
     i, j = tk.bid(0), tk.bid(1)
     acc = tk.zeros((BM, BN), acc_dtype)
-    for k in range(tk.cdiv(a.shape[1], BK)):
-        acc = tk.mma(tk.load(a, (i, k), (BM, BK)), tk.load(b, (k, j), (BK, BN)), acc, precision=precision)
+    for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, :], b.tiles((BK, BN))[:, j], warp_specialize=False):
+        acc = tk.mma(ta, tb, acc, precision=precision)
     c.store(acc.astype(c.dtype))
 
 
@@ -24,8 +27,8 @@ def gemm(c: tk.Out, a: tk.In, b: tk.In, acc_dtype: tk.Const, precision: tk.Const
 def added(c: tk.InOut, a: tk.In, b: tk.In):
     i, j = tk.bid(0), tk.bid(1)
     acc = c.load()
-    for k in range(tk.cdiv(a.shape[1], BK)):
-        acc = tk.mma(tk.load(a, (i, k), (BM, BK)), tk.load(b, (j, k), (BN, BK)).transpose(), acc)
+    for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, :], b.tiles((BN, BK))[j, :], warp_specialize=False):
+        acc = tk.mma(ta, tb.transpose(), acc)
     c.store(acc)
 
 

@@ -8,6 +8,7 @@ import grammar
 import pytest
 import running
 import shrinking
+import through_ir
 from draws import Draw
 from values import Value
 
@@ -54,6 +55,14 @@ def test_kernels(device, cases, mode, record_property):
     everything = statistics.sure + statistics.off + statistics.unknown
     record_property("compared", f"{statistics.sure} exactly, {statistics.off} within bounds, {statistics.unknown} not at all")
     assert statistics.programs == 0 or statistics.sure > everything * (0.5 if statistics.programs > 20 else 0)
+
+
+@pytest.mark.parametrize("mode", ["exact", "wild"])
+def test_kernels_by_way_of_the_ir(cases, mode):
+    """What the passes make of them is as right, and well formed behind each."""
+    with through_ir.rewritten():
+        for seed in cases:
+            check(seed, mode, lambda p: running.problem(p, [tk.Device("cpu")]), cases)
 
 
 @pytest.mark.thorough

@@ -322,6 +322,13 @@ def test_the_setting():
         load_settings({"TILEKIT_CHECKS": "yes"})
 
 
+def test_the_setting_of_what_is_dumped():
+    assert load_settings({}).dump == frozenset()
+    assert load_settings({"TILEKIT_DUMP": "ir, passes"}).dump == {"ir", "passes"}
+    with pytest.raises(ValueError, match="TILEKIT_DUMP='all': it is ir or passes, or both with a comma"):
+        load_settings({"TILEKIT_DUMP": "all"})
+
+
 def test_the_setting_is_part_of_the_key_and_nothing_is_paid_without_it(monkeypatch):
     pytest.importorskip("numba.cuda", reason="compiles kernels")
     (plain, without), (checked, with_checks) = compiled(monkeypatch, "0"), compiled(monkeypatch, "1")

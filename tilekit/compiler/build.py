@@ -10,7 +10,7 @@ import ast
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ from tilekit.compiler.grids import Fold
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.nvidia.multibuffer import producers_of
+from tilekit.compiler.optimize import dump, streamed
 from tilekit.compiler.passes.pipelining import Unfit, pipelined_loops, plain, rings_of, specialised
 from tilekit.compiler.target import STATIC_SHARED_BYTES, named, numba_capability, of
 from tilekit.errors import CompileError
@@ -73,6 +74,8 @@ def build(
         CompileError: the kernel cannot be compiled; it points at the user's line.
         ValueError: there is no such target.
     """
+
+    dump(bound, facts)
 
     def attempt(config: Config) -> tuple[CompiledKernel, Compilation]:
         return _compiled(bound, facts, config, target, occupancy, checks=checks, grows=num_warps is None, fold=fold)
@@ -115,15 +118,53 @@ def _compiled(
 ) -> tuple[CompiledKernel, Compilation]:
     """A kernel for blocks of so many warps, and what is known of its compilation."""
 
-    def attempt(pipelines: Pipelines | None) -> tuple[CompiledKernel, Compilation]:
-        return _assembled(bound, facts, config, target, occupancy, pipelines, checks=checks, grows=grows, fold=fold)
+    def attempt(form: BoundKernel, pipelines: Pipelines | None) -> tuple[CompiledKernel, Compilation]:
+        return _assembled(form, facts, config, target, occupancy, pipelines, checks=checks, grows=grows, fold=fold)
 
-    rings = rings_of(bound)
-    if not rings:
-        return attempt(None)
+    reason = None
+    if rings_of(bound):
+        try:
+            return _with_rings(bound, facts, config, target, occupancy, attempt)
+        except Unfit as error:
+            reason = str(error)
+    ringed = None
+    form = None if checks else streamed(bound, facts)  # a check of an index looks at each load as it is written
+    if form is not None:
+        with suppress(Unfit, CompileError):  # the user's own text says what is wrong
+            ringed = _with_rings(form, facts, config, target, occupancy, attempt)
+    if ringed is not None and ringed[0].spilled_bytes <= _FEW_SPILLS:
+        return ringed
+    notes = None if ringed is None else list(ringed[1].notes or ())
+    kernel, compilation = attempt(bound, None)
+    if ringed is not None and ringed[0].local_bytes <= kernel.local_bytes:
+        if compilation.notes is not None:
+            compilation.notes[:] = notes or ()
+        return ringed
+    if compilation.notes is not None and reason is not None:
+        compilation.notes.append((pipelined_loops(bound)[0].lineno, "no ring", reason))
+    return kernel, compilation
+
+
+_FEW_SPILLS = 128  # bytes of a thread, which cost less than loads that nothing hides
+Attempt = Callable[[BoundKernel, Pipelines | None], tuple[CompiledKernel, Compilation]]
+
+
+def _with_rings(
+    bound: BoundKernel,
+    facts: Sequence[ArgumentFacts],
+    config: Config,
+    target: str,
+    occupancy: int | None,
+    attempt: Attempt,
+) -> tuple[CompiledKernel, Compilation]:
+    """A kernel with rings of stages for its loops over streams.
+
+    Raises:
+        Unfit: it cannot have them.
+    """
     types_, gpu = argument_types(bound.names, facts, config), named(target)
     tensors = {ty.parameter: (at, ty) for at, ty in enumerate(types_) if isinstance(ty, TensorType)}
-    producers, room = producers_of(gpu, config.num_warps), gpu.room
+    producers, room, rings = producers_of(gpu, config.num_warps), gpu.room, rings_of(bound)
 
     def state(rooms: int, kept: int, *, apart: bool = True) -> Pipelines:
         blocks = occupancy or 1
@@ -132,29 +173,22 @@ def _compiled(
         )
 
     tried = state(0, 0)
-    try:
-        while True:
-            kernel, compilation = attempt(tried)
-            rooms = compilation.dynamic_bytes
-            if rooms <= tried.rooms and kernel.shared_bytes + kernel.dynamic_shared_bytes <= room:
-                if tried.operand_sets and kernel.spilled_bytes:  # ptxas has each instruction wait where registers are short
-                    tried = state(tried.rooms, tried.kept, apart=False)
-                    continue
-                if (occupancy or 1) > 1 and kernel.spilled_bytes:
-                    raise Unfit(f"with warps that load, too, registers of {occupancy} blocks on a multiprocessor spill")
-                return kernel, compilation
-            # What other operations need of shared memory is known now, and is left to them.
-            further = state(max(rooms, tried.rooms), max(kernel.shared_bytes + tried.parked_bytes, tried.kept), apart=tried.apart)
-            if (further.rooms, further.kept) == (tried.rooms, tried.kept):
-                total = kernel.shared_bytes + kernel.dynamic_shared_bytes
-                raise Unfit(f"its stages and the rest take {total} bytes of shared memory; a block has {room}")
-            tried = further
-    except Unfit as error:
-        reason = str(error)
-    kernel, compilation = attempt(None)
-    if compilation.notes is not None:
-        compilation.notes.append((pipelined_loops(bound)[0].lineno, "no ring", reason))
-    return kernel, compilation
+    while True:
+        kernel, compilation = attempt(bound, tried)
+        rooms = compilation.dynamic_bytes
+        if rooms <= tried.rooms and kernel.shared_bytes + kernel.dynamic_shared_bytes <= room:
+            if tried.operand_sets and kernel.spilled_bytes:  # ptxas has each instruction wait where registers are short
+                tried = state(tried.rooms, tried.kept, apart=False)
+                continue
+            if (occupancy or 1) > 1 and kernel.spilled_bytes:
+                raise Unfit(f"with warps that load, too, registers of {occupancy} blocks on a multiprocessor spill")
+            return kernel, compilation
+        # What other operations need of shared memory is known now, and is left to them.
+        further = state(max(rooms, tried.rooms), max(kernel.shared_bytes + tried.parked_bytes, tried.kept), apart=tried.apart)
+        if (further.rooms, further.kept) == (tried.rooms, tried.kept):
+            total = kernel.shared_bytes + kernel.dynamic_shared_bytes
+            raise Unfit(f"its stages and the rest take {total} bytes of shared memory; a block has {room}")
+        tried = further
 
 
 def _assembled(
@@ -312,6 +346,7 @@ def translate(
         compiling(
             config,
             loops=bound.loops,
+            lines=bound.lines,
             checks=checks,
             grows=grows,
             target=of((capability[0], capability[1])),

@@ -12,6 +12,7 @@ from tilekit.compiler.frontend.source import KernelSource
 from tilekit.compiler.grids import Fold
 from tilekit.compiler.kernel import CompiledKernel
 from tilekit.compiler.layouts.linear import WARP, Layout
+from tilekit.compiler.optimize import text_of
 from tilekit.compiler.specialise import BoundKernel
 from tilekit.compiler.target import named
 from tilekit.compiler.toolkit import importing_numba
@@ -141,6 +142,8 @@ class Explanation:
         accesses, layouts, conversions, pipelines, products: in the order of the lines.
         blocks_per_multiprocessor: how many blocks have room on one, and `limited_by` what limits them.
         occupancy: the share of the warps that a multiprocessor can hold which these blocks are, from 0 to 1.
+        ir: the kernel as the compiler sees it behind its passes (helpers inlined, loads in loops as streams...), as text with the
+            type of each value and its line; not in the table.
     """
 
     name: str
@@ -154,6 +157,7 @@ class Explanation:
     blocks_per_multiprocessor: int
     limited_by: str
     occupancy: float
+    ir: str
 
     def __repr__(self) -> str:
         return f"<Explanation of kernel {self.name} for {self.compiled.target}: print(...) shows it>"
@@ -271,6 +275,7 @@ def explain(
         blocks_per_multiprocessor=blocks,
         limited_by=limit,
         occupancy=share,
+        ir=text_of(bound, facts),
     )
 
 

@@ -158,7 +158,8 @@ def mma(a: Tile, b: Tile, acc: Tile, *, precision: str = "ieee") -> Tile:
     """The product of two matrices, added to a third: `a @ b + acc`.
 
     Round a loop, the accumulator stays in the registers where the tensor cores want it:
-    `for k in range(n): acc = tk.mma(..., ..., acc)`.
+    `for k in range(n): acc = tk.mma(..., ..., acc)`. The operators `+` and `+=` may do the same with a product that begins with
+    zeros, `acc += tk.mma(..., ..., tk.zeros(...))`: it is then added up in another order. `tk.add` never does.
 
     Args:
         a: of shape `(M, K)`, or `(B, M, K)` for a batch of B products.

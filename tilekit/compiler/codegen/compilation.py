@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tilekit.compiler.grids import Fold
@@ -181,6 +181,7 @@ class Compilation:
         sites: file, line and message of each such check.
         accesses: those to the parameters that the kernel writes, by name, as far as lowered: see `codegen.windows.order_access`.
         pipelines: what the rings of stages share; None if there are none.
+        lines: see `BoundKernel`.
     """
 
     __slots__ = (
@@ -191,6 +192,7 @@ class Compilation:
         "dynamic_bytes",
         "fold",
         "grows",
+        "lines",
         "loops",
         "notes",
         "pipelines",
@@ -210,7 +212,9 @@ class Compilation:
         pipelines: Pipelines | None = None,
         fold: Fold | None = None,
         crowded: bool = False,
+        lines: Mapping[int, tuple[str, int]] = MappingProxyType({}),
     ) -> None:
+        self.lines = lines
         self.pipelines, self.fold, self.crowded = pipelines, fold, crowded
         self.config, self.loops, self.checks, self.grows, self.target = config, loops, checks, grows, target
         self.sites: list[tuple[str, int, str]] = []
@@ -236,13 +240,18 @@ class Compilation:
 
     def site(self, message: str) -> int:
         """The number of a check at the line that is being lowered."""
-        self.sites.append((*lowered_place(), message))
+        self.sites.append((*self.location(), message))
         return len(self.sites) - 1
 
     def note(self, *what: Any) -> None:
         """Keep `what` for `compiler.explain`, with the line that is being lowered."""
         if self.notes is not None:
-            self.notes.append((lowered_line(), *what))
+            self.notes.append((self.location()[1], *what))
+
+    def location(self) -> tuple[str, int]:
+        """The file and the line of the user's that are being lowered."""
+        file, line = lowered_place()
+        return self.lines.get(line, (file, line))
 
 
 _wanted: ContextVar[list[tuple[Any, ...]] | None] = ContextVar("tilekit_notes", default=None)
@@ -305,10 +314,19 @@ def compiling(
     pipelines: Pipelines | None = None,
     fold: Fold | None = None,
     crowded: bool = False,
+    lines: Mapping[int, tuple[str, int]] = MappingProxyType({}),
 ) -> Iterator[Compilation]:
     """Compile a kernel of this configuration: operations ask for what they share by `current()`."""
     compilation = Compilation(
-        config, loops=loops, checks=checks, grows=grows, target=target, pipelines=pipelines, fold=fold, crowded=crowded
+        config,
+        loops=loops,
+        checks=checks,
+        grows=grows,
+        target=target,
+        pipelines=pipelines,
+        fold=fold,
+        crowded=crowded,
+        lines=lines,
     )
     token = _compilation.set(compilation)
     try:

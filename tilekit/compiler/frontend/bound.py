@@ -38,6 +38,7 @@ class BoundKernel:
         called: the functions that it calls or passes on, by the names that stand for them in `function`.
         passed: which of them it passes on, to `tk.reduce` for instance.
         origins: where the called functions came from: a mapping, a key, and what was there.
+        lines: of a tree with lines of its own, the user's file and line for each of them.
     """
 
     function: types.FunctionType
@@ -50,6 +51,7 @@ class BoundKernel:
     called: Mapping[str, BoundKernel] = field(default_factory=dict)
     passed: frozenset[str] = frozenset()
     origins: tuple[tuple[Mapping[str, Any], str, Any], ...] = ()
+    lines: Mapping[int, tuple[str, int]] = field(default_factory=dict)
 
     @property
     def loops(self) -> bool:

@@ -1,0 +1,65 @@
+"""The IR as users see it: `op.explain().ir`, and `TILEKIT_DUMP`."""
+
+from __future__ import annotations
+
+import pytest
+
+import tilekit as tk
+from tilekit import api
+from tilekit.compiler import optimize
+from tilekit.compiler.optimize import PASSES
+
+
+@tk.kernel
+def product(c: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(tk.cdiv(a.shape[1], 64)):
+        acc = tk.mma(tk.load(a, (0, k), (64, 64)), tk.load(b, (k, 0), (64, 64)), acc)
+    c.store(acc)
+
+
+@tk.kernel
+def searched(y: tk.InOut, n: int):
+    for i in range(n):
+        if i == 3:
+            break
+    else:
+        y.store(y.load() + 1)
+
+
+def launch():
+    a = api.meta((64, 256), tk.float16)
+    return product(api.meta((64, 64)).partition((64, 64)), a, api.meta((256, 64), tk.float16))
+
+
+def test_explain_shows_what_the_passes_made():
+    text = launch().explain("sm_90a").ir
+    assert text.startswith("kernel product(c: out float32 tensor of rank 2 in tiles of [64, 64], a: in float16 tensor of rank 2")
+    assert "float32[64, 64] = stream " in text
+    assert "# product:17" in text
+
+
+def test_what_has_no_ir_says_why():
+    text = searched(api.meta(64).partition(64), 5).explain("sm_90a").ir
+    assert text.startswith("# no IR: a loop with break and else, in searched:")
+
+
+@pytest.mark.parametrize(("wanted", "steps"), [("", 0), ("ir", 1), ("passes", len(PASSES)), ("ir,passes", 1 + len(PASSES))])
+def test_the_dump(monkeypatch, capfd, wanted, steps):
+    monkeypatch.setenv("TILEKIT_DUMP", wanted)
+    launch().explain("sm_90a")
+    printed = capfd.readouterr().err
+    assert printed.count("kernel product(") == steps
+    assert ("# built\n" in printed) == ("ir" in wanted)
+
+
+def test_a_pass_that_fails_leaves_the_kernel_as_it_is_written(monkeypatch, caplog):
+    def broken(kernel):
+        raise KeyError("a mistake")
+
+    monkeypatch.setattr(optimize, "PASSES", (broken,))
+    monkeypatch.setattr("tilekit.compiler.explain.text_of", lambda *_: "")
+    explained = launch().explain("sm_90a")
+    assert not explained.pipelines
+    assert "HMMA" in explained.compiled.sass
+    assert "kernel product: a pass over its IR failed" in caplog.text

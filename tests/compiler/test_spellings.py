@@ -1,0 +1,219 @@
+"""One product in many spellings: what the compiler makes of it does not depend on how it is written."""
+
+from __future__ import annotations
+
+import re
+
+import hazards
+import numpy as np
+import pytest
+import through_ir
+
+import tilekit as tk
+from tilekit import api
+
+BM, BN, BK = tk.generics("BM BN BK")
+
+
+@tk.kernel(num_warps=8)
+def documented(c: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros((BM, BN), tk.float32)
+    for ta, tb in tk.pipelined(a.tiles((BM, BK))[tk.bid(0), :], b.tiles((BK, BN))[:, tk.bid(1)]):
+        acc = tk.mma(ta, tb, acc)
+    c.store(acc.astype(c.dtype))
+
+
+@tk.kernel(num_warps=8)
+def ranged(c: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros((BM, BN), tk.float32)
+    for k in range(tk.cdiv(a.shape[1], BK)):
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (BM, BK)), tk.load(b, (k, tk.bid(1)), (BK, BN)), acc)
+    c.store(acc.astype(c.dtype))
+
+
+@tk.kernel(num_warps=8)
+def counted(c: tk.Out, a: tk.In, b: tk.In):
+    acc, k, n = tk.zeros((BM, BN), tk.float32), 0, tk.num_tiles(a, 1, (BM, BK))
+    while k < n:
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (BM, BK)), tk.load(b, (k, tk.bid(1)), (BK, BN)), acc)
+        k += 1
+    c.store(acc.astype(c.dtype))
+
+
+@tk.function
+def tiles_of(a, b, i, j, k):
+    return tk.load(a, (i, k), (BM, BK)), tk.load(b, (k, j), (BK, BN))
+
+
+@tk.function
+def step(a, b, i, j, k, acc):
+    ta, tb = tiles_of(a, b, i, j, k)
+    return tk.mma(ta, tb, acc), k + 1
+
+
+@tk.kernel(num_warps=8)
+def in_tuples(c: tk.Out, a: tk.In, b: tk.In):
+    i, j = tk.bid(0), tk.bid(1)
+    state = (tk.zeros((BM, BN), tk.float32), 0)
+    for k in range(tk.cdiv(a.shape[1], BK)):
+        state = step(a, b, i, j, k, state[0])
+    c.store(state[0].astype(c.dtype))
+
+
+@tk.function
+def product_of(a, b, i, j):
+    acc = tk.zeros((BM, BN), tk.float32)
+    for k in range(tk.cdiv(a.shape[1], BK)):
+        ta = tk.load(a, (i, k), (BM, BK))
+        tb = tk.load(b, (k, j), (BK, BN))
+        acc = tk.mma(ta, tb, acc)
+    return acc
+
+
+@tk.kernel(num_warps=8)
+def helped(c: tk.Out, a: tk.In, b: tk.In):
+    c.store(product_of(a, b, tk.bid(0), tk.bid(1)).astype(c.dtype))
+
+
+@tk.kernel(num_warps=8)
+def named(c: tk.Out, a: tk.In, b: tk.In):
+    rows, columns = a.tiles((BM, BK))[tk.bid(0), :], b.tiles((BK, BN))[:, tk.bid(1)]
+    acc = tk.zeros((BM, BN), tk.float32)
+    for ta, tb in tk.pipelined(rows, columns):
+        acc = tk.mma(ta, tb, acc)
+    c.store(acc.astype(c.dtype))
+
+
+@tk.function
+def pipeline(rows, columns):
+    acc = tk.zeros((BM, BN), tk.float32)
+    for ta, tb in tk.pipelined(rows, columns):
+        acc = tk.mma(ta, tb, acc)
+    return acc
+
+
+@tk.kernel(num_warps=8)
+def passed_on(c: tk.Out, a: tk.In, b: tk.In):
+    c.store(pipeline(a.tiles((BM, BK))[tk.bid(0), :], b.tiles((BK, BN))[:, tk.bid(1)]).astype(c.dtype))
+
+
+@tk.kernel(num_warps=8)
+def added(c: tk.Out, a: tk.In, b: tk.In):
+    acc, zeros = tk.zeros((BM, BN), tk.float32), tk.zeros((BM, BN), tk.float32)
+    for k in range(tk.cdiv(a.shape[1], BK)):
+        acc += tk.mma(tk.load(a, (tk.bid(0), k), (BM, BK)), tk.load(b, (k, tk.bid(1)), (BK, BN)), zeros)
+    c.store(acc.astype(c.dtype))
+
+
+@tk.function
+def index_of(k, base):
+    return base + k
+
+
+@tk.kernel(num_warps=8)
+def indexed(c: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros((BM, BN), tk.float32)
+    for k in range(tk.cdiv(a.shape[1], BK)):
+        row, column = tk.bid(0), tk.bid(1) * 1
+        at = index_of(k, 0)
+        here, there = (row, at), (at, column)
+        acc = tk.mma(tk.load(a, here, (BM, BK)), tk.load(b, there, (BK, BN)), acc)
+    c.store(acc.astype(c.dtype))
+
+
+@tk.kernel(num_warps=8)
+def from_one(c: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros((BM, BN), tk.float32)
+    for k in range(1, tk.cdiv(a.shape[1], BK) + 1):
+        acc = tk.mma(tk.load(a, (tk.bid(0), k - 1), (BM, BK)), tk.load(b, (k - 1, tk.bid(1)), (BK, BN)), acc)
+    c.store(acc.astype(c.dtype))
+
+
+@tk.kernel(num_warps=8)
+def in_halves(c: tk.Out, a: tk.In, b: tk.In):
+    acc, n = tk.zeros((BM, BN), tk.float32), tk.cdiv(a.shape[1], BK)
+    for k in range(n // 2):
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (BM, BK)), tk.load(b, (k, tk.bid(1)), (BK, BN)), acc)
+    for k in range(n // 2, n):
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (BM, BK)), tk.load(b, (k, tk.bid(1)), (BK, BN)), acc)
+    c.store(acc.astype(c.dtype))
+
+
+@tk.kernel(num_warps=8)
+def under_a_condition(c: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros((BM, BN), tk.float32)
+    if a.shape[1] > 0:
+        for k in range(tk.cdiv(a.shape[1], BK)):
+            acc = tk.mma(tk.load(a, (tk.bid(0), k), (BM, BK)), tk.load(b, (k, tk.bid(1)), (BK, BN)), acc)
+    c.store(acc.astype(c.dtype))
+
+
+@tk.kernel(num_warps=8)
+def persistent(c: tk.Out, a: tk.In, b: tk.In):
+    for tile in c.tiles():
+        i, j = tile.index
+        acc = tk.zeros((BM, BN), tk.float32)
+        for k in range(tk.cdiv(a.shape[1], BK)):
+            acc = tk.mma(tk.load(a, (i, k), (BM, BK)), tk.load(b, (k, j), (BK, BN)), acc)
+        c.store(acc.astype(c.dtype), tile)
+
+
+SAME = (ranged, counted, in_tuples, helped, named, passed_on, added, indexed)
+OTHER = (from_one, in_halves, under_a_condition, persistent)
+
+
+def launch(kernel, m=1024, n=1024, k=1024, dtype=tk.bfloat16, tile=(128, 256, 64)):
+    c, a, b = api.meta((m, n), dtype), api.meta((m, k), dtype), api.meta((k, n), dtype)
+    cut = c.partition(tile[:2])
+    return kernel(cut.map(num_blocks=4) if kernel is persistent else cut, a, b).generics(BM=tile[0], BN=tile[1], BK=tile[2])
+
+
+def instructions(sass):
+    return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", sass)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return {target: launch(documented).compile(target=target) for target in ("sm_80", "sm_90a")}
+
+
+@pytest.mark.parametrize("kernel", SAME, ids=lambda kernel: kernel.name)
+def test_spellings_are_the_same_machine_code(kernel, expected):
+    compiled, like = launch(kernel).compile(target="sm_90a"), expected["sm_90a"]
+    assert instructions(compiled.sass) == instructions(like.sass)
+    assert (compiled.registers, compiled.local_bytes) == (like.registers, like.local_bytes)
+
+
+@pytest.mark.parametrize("kernel", SAME, ids=lambda kernel: kernel.name)
+def test_spellings_load_ahead_by_threads_too(kernel, expected):
+    compiled, like = launch(kernel).compile(target="sm_80"), expected["sm_80"]
+    for text in ("LDGSTS", "HMMA", "LDSM"):
+        assert compiled.sass.count(text) == like.sass.count(text)
+    assert (compiled.block, compiled.registers) == (like.block, like.registers)
+    assert compiled.local_bytes <= like.local_bytes + 16
+
+
+@pytest.mark.parametrize("kernel", OTHER, ids=lambda kernel: kernel.name)
+def test_loops_of_another_kind_have_their_rings(kernel, expected):
+    explained = launch(kernel).explain("sm_90a")
+    compiled, like = explained.compiled, expected["sm_90a"]
+    loops = 2 if kernel is in_halves else 1
+    assert compiled.sass.count("HGMMA") == loops * like.sass.count("HGMMA")
+    assert "LDG.E" not in compiled.sass
+    assert compiled.local_bytes == 0
+    assert abs(compiled.registers - like.registers) <= 8
+    assert {ring.stages for ring in explained.pipelines} == {4}
+    hazards.check(compiled)
+
+
+@pytest.mark.parametrize("kernel", [documented, *SAME, *OTHER], ids=lambda kernel: kernel.name)
+def test_what_passes_make_of_them_is_right(kernel):
+    rng = np.random.default_rng(7)
+    a, b = (rng.integers(-3, 4, (256, 256)).astype(np.float16) for _ in range(2))
+    with through_ir.rewritten() as kernels:
+        c = api.zeros((256, 256)).sync()
+        cut = c.partition((64, 64))
+        op = kernel(cut.map(num_blocks=3) if kernel is persistent else cut, api.from_host(a), api.from_host(b))
+        op.generics(BM=64, BN=64, BK=32).sync()
+    np.testing.assert_array_equal(c.to_host().sync(), a.astype(np.float32) @ b.astype(np.float32))
+    assert any(operation.kind == "stream" for operation in kernels[0].walk())
