@@ -35,7 +35,7 @@ from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.nvidia.multibuffer import producers_of
 from tilekit.compiler.optimize import dump, streamed
-from tilekit.compiler.passes.pipelining import Unfit, pipelined_loops, plain, rings_of, specialised
+from tilekit.compiler.passes.pipelining import Unfit, Unrecognised, pipelined_loops, plain, rings_of, specialised
 from tilekit.compiler.target import STATIC_SHARED_BYTES, named, numba_capability, of
 from tilekit.errors import CompileError
 from tilekit.lang.size import MOST_WARPS, sized
@@ -121,14 +121,15 @@ def _compiled(
     def attempt(form: BoundKernel, pipelines: Pipelines | None) -> tuple[CompiledKernel, Compilation]:
         return _assembled(form, facts, config, target, occupancy, pipelines, checks=checks, grows=grows, fold=fold)
 
-    reason = None
+    reason: Unfit | None = None
     if rings_of(bound):
         try:
             return _with_rings(bound, facts, config, target, occupancy, attempt)
         except Unfit as error:
-            reason = str(error)
-    ringed = None
-    form = None if checks else streamed(bound, facts)  # a check of an index looks at each load as it is written
+            reason = error
+    # A check of an index looks at each load as it is written.
+    by_ir = not checks and (reason is None or isinstance(reason, Unrecognised))
+    form, ringed = streamed(bound, facts) if by_ir else None, None
     if form is not None:
         with suppress(Unfit, CompileError):  # the user's own text says what is wrong
             ringed = _with_rings(form, facts, config, target, occupancy, attempt)
@@ -141,7 +142,7 @@ def _compiled(
             compilation.notes[:] = notes or ()
         return ringed
     if compilation.notes is not None and reason is not None:
-        compilation.notes.append((pipelined_loops(bound)[0].lineno, "no ring", reason))
+        compilation.notes.append((pipelined_loops(bound)[0].lineno, "no ring", str(reason)))
     return kernel, compilation
 
 

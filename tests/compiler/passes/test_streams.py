@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from through_ir import ir_of
 
@@ -300,3 +301,18 @@ def test_a_product_that_is_added_begins_with_the_sum():
     assert text_of(make, accumulate_products).count(" + ") == 1
     assert "tk.add(" in text_of(exact, accumulate_products)
     assert text_of(twice, accumulate_products).count(" + ") == 2
+
+
+@pytest.mark.parametrize(
+    ("a", "n"),
+    [
+        (lambda: api.meta((256, 255), tk.float16), 3),
+        (lambda: api.meta((256, 257), tk.float16)[:, 1:], 3),
+        (lambda: api.meta((256, 512), tk.float16)[:, ::2], 3),
+        (lambda: api.meta((256, 256), tk.float16), np.int16(3)),
+    ],
+    ids=["rows 510 bytes apart", "begins at 2 bytes", "no dimension without gaps", "another kind of number"],
+)
+def test_what_cannot_be_copied_ahead_stays(a, n):
+    op = tk.kernel(plain)(api.meta((256, 256)).partition((64, 64)), a(), a(), n)
+    assert "stream" not in printed(ir_of(op, *PASSES))

@@ -17,6 +17,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
+from tilekit import dtypes
+from tilekit.compiler.facts import TensorFacts
 from tilekit.compiler.ir.affine import Affine, affine, materialized
 from tilekit.compiler.ir.effects import ATOMIC, effects
 from tilekit.compiler.ir.inference import infer
@@ -76,6 +78,8 @@ class _Streams:
         leaves_early = any(region.exit != "yield" for region in body.regions())
         if step != Constant(1) or leaves_early or _is_short(start, stop):
             return None
+        if any(affine(bound, self.definitions) is None for bound in (start, stop)):
+            return None
         counter = body.parameters[0]
         inside = set(body.parameters) | {v for operation in body.walk() for v in operation.results}
         before: list[Operation] = []
@@ -103,7 +107,7 @@ class _Streams:
             return None
         tensor, index, _ = load.operands
         tile = load.results[0]
-        if not isinstance(tensor, Value) or not isinstance(tensor.type, TensorType) or tensor.type.facts.role != "in":
+        if not isinstance(tensor, Value) or not isinstance(tensor.type, TensorType) or not _is_copied(tensor.type.facts):
             return None
         if not isinstance(tile.type, TileType) or not tile.type.shape or not self.is_factor(tile):
             return None
@@ -210,6 +214,13 @@ class _Streams:
         if shape_ is None or shape_.kind != "attribute" or shape_.what != "shape" or shape_.operands != [tensor]:
             return False
         return shape_.results[dim] is extent
+
+
+def _is_copied(facts: TensorFacts) -> bool:
+    """Whether tiles of a tensor can be copied while the kernel runs: it is only read, and lies at multiples of 4 bytes."""
+    itemsize = dtypes.as_dtype(facts.dtype).itemsize
+    apart = all(stride * itemsize % 4 == 0 for d, stride in enumerate(facts.strides) if d != facts.unit)
+    return facts.role == "in" and facts.unit is not None and facts.align % 4 == 0 and apart
 
 
 def _is_short(start: Operand, stop: Operand) -> bool:
