@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import hazards
@@ -217,3 +218,28 @@ def test_what_passes_make_of_them_is_right(kernel):
         op.generics(BM=64, BN=64, BK=32).sync()
     np.testing.assert_array_equal(c.to_host().sync(), a.astype(np.float32) @ b.astype(np.float32))
     assert any(operation.kind == "stream" for operation in kernels[0].walk())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", range(8))
+def test_so_it_is_for_any_shape(number, record_property):
+    """Shapes, tiles and dtypes are drawn anew in each run."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    record_property("seed", seed)
+    draw = random.Random(seed)
+    tile = draw.choice([64, 128]), draw.choice([64, 128, 256]), draw.choice([32, 64, 128])
+    shape = [draw.choice([draw.randrange(1, 5000), 8 * draw.randrange(1, 500), 64 * draw.randrange(1, 64)]) for _ in range(3)]
+    dtype = draw.choice([tk.float16, tk.bfloat16])
+    kernel = draw.choice(SAME)
+    like, compiled = (launch(one, *shape, dtype=dtype, tile=tile).explain("sm_90a") for one in (documented, kernel))
+    said = f"{kernel.name}, {shape}, {tile}, {dtype}, seed {seed}"
+    for text in ("HGMMA", "UTMALDG", "DEPBAR", "LDGSTS", "LDG.E", "BAR."):
+        both = compiled.compiled.sass.count(text), like.compiled.sass.count(text)
+        assert both[0] == both[1] or (text == "LDG.E" and not like.pipelines[0].stages), f"{text}: {both}, {said}"
+    if like.pipelines[0].stages:
+        assert abs(compiled.compiled.registers - like.compiled.registers) <= 8, said
+    assert compiled.compiled.local_bytes <= like.compiled.local_bytes, said
+    stages = [[ring.stages for ring in explained.pipelines if ring.stages] for explained in (like, compiled)]
+    assert stages[0] == stages[1], said
+    if kernel in (named, passed_on):
+        assert [ring.reason for ring in compiled.pipelines] == [ring.reason for ring in like.pipelines], said

@@ -10,7 +10,7 @@ import ast
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -131,8 +131,14 @@ def _compiled(
     by_ir = not checks and (reason is None or isinstance(reason, Unrecognised))
     form, ringed = streamed(bound, facts) if by_ir else None, None
     if form is not None:
-        with suppress(Unfit, CompileError):  # the user's own text says what is wrong
+        try:
             ringed = _with_rings(form, facts, config, target, occupancy, attempt)
+        except Unfit as error:
+            asked = pipelined_loops(bound, called=True)
+            if asked and (reason is None or not isinstance(error, Unrecognised)):  # it is not their text
+                reason = error
+        except CompileError:
+            pass  # the user's own text says what is wrong
     if ringed is not None and ringed[0].spilled_bytes <= _FEW_SPILLS:
         return ringed
     notes = None if ringed is None else list(ringed[1].notes or ())
@@ -142,7 +148,7 @@ def _compiled(
             compilation.notes[:] = notes or ()
         return ringed
     if compilation.notes is not None and reason is not None:
-        compilation.notes.append((pipelined_loops(bound)[0].lineno, "no ring", str(reason)))
+        compilation.notes.append((pipelined_loops(bound, called=True)[0].lineno, "no ring", str(reason)))
     return kernel, compilation
 
 

@@ -59,7 +59,10 @@ class _Emitter:
     def bound_kernel(self) -> BoundKernel:
         old = self.bound.definition
         self.names |= zip(self.kernel.parameters, self.bound.names, strict=True)
-        body = self.region(self.kernel, []) or [ast.Pass()]
+        body = self.region(self.kernel, [])
+        if body and isinstance(body[-1], ast.Return):
+            del body[-1]  # something may be appended: the kernel ends there by itself
+        body = body or [ast.Pass()]
         definition = ast.FunctionDef(name=old.name, args=old.args, body=body, decorator_list=[])
         without_type_parameters(definition)
         ast.copy_location(definition, old)

@@ -70,14 +70,15 @@ def check_call(source: KernelSource, call: ast.Call, *, looped: bool) -> None:
         raise source.error(error.reason, call.lineno, "pipelined") from None
 
 
-def pipelined_loops(bound: BoundKernel) -> list[ast.For]:
-    """The loops over `tk.pipelined` of a kernel, without those of the functions that it calls."""
-    return [node for node in ast.walk(bound.definition) if isinstance(node, ast.For) and _is_pipelined(bound, node.iter)]
+def pipelined_loops(bound: BoundKernel, *, called: bool = False) -> list[ast.For]:
+    """The loops over `tk.pipelined` of a kernel, and, if they are asked for, those of the functions that it calls."""
+    inner = [loop for function in bound.called.values() for loop in pipelined_loops(function, called=True)] if called else []
+    return _loops_of(bound, bound.definition) + inner
 
 
 def plain(bound: BoundKernel) -> BoundKernel:
     """The kernel without software pipelining: loops that load as they go."""
-    if not any(_all_pipelined(bound)):
+    if not any(pipelined_loops(bound, called=True)):
         return bound
     rewritten = bound.changed(lambda path, tree: _Loads(bound, path).visit(tree), STEPS)
     return replace(rewritten, cells={**bound.cells, **STEPS})
@@ -94,7 +95,7 @@ def specialised(bound: BoundKernel, clusters: Mapping[str, tuple[int, ...]], wri
     Raises:
         Unfit: it cannot have them.
     """
-    if any(_all_pipelined(called) for called in bound.called.values()):
+    if any(pipelined_loops(called, called=True) for called in bound.called.values()):
         raise Unrecognised("a function that the kernel calls has a pipeline")
     tree: ast.FunctionDef = Apart().visit(copy.deepcopy(bound.definition))
     loops = _pipelines(bound, tree)
@@ -160,10 +161,6 @@ def _pipelines(bound: BoundKernel, tree: ast.AST) -> list[Pipeline]:
 def rings_of(bound: BoundKernel) -> int:
     """How many rings the pipelines of a kernel have."""
     return sum(loop.shares is None for loop in _pipelines(bound, bound.definition))
-
-
-def _all_pipelined(bound: BoundKernel) -> list[ast.For]:
-    return pipelined_loops(bound) + [loop for called in bound.called.values() for loop in _all_pipelined(called)]
 
 
 def _ones(stream: ast.expr) -> int:

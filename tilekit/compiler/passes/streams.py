@@ -83,9 +83,10 @@ class _Streams:
         counter = body.parameters[0]
         inside = set(body.parameters) | {v for operation in body.walk() for v in operation.results}
         before: list[Operation] = []
-        pairs = [(operation, self.motion(operation, counter, inside)) for operation in body.operations]
-        motions = {operation: motion for operation, motion in pairs if motion is not None}
-        if not motions:
+        factors = [operation for operation in body.operations if self.loads_a_factor(operation)]
+        pairs = [(load, self.motion(load, counter, inside)) for load in factors]
+        motions = {load: motion for load, motion in pairs if motion is not None}
+        if not motions or len(motions) < len(factors):  # products wait for the others in each turn anyway
             return None
         loads, whole = list(motions), [self.is_whole(load, motion, start, stop) for load, motion in motions.items()]
         rows = [self.row(load, *motion, start, None if any(whole) else stop, before) for load, motion in motions.items()]
@@ -103,13 +104,11 @@ class _Streams:
 
     def motion(self, load: Operation, counter: Value, inside: set[Value]) -> tuple[int, Affine, list[Operand]] | None:
         """The dimension along which a load moves on by one tile a turn, where it is but for the counter, and the index."""
-        if load.kind != "call" or load.what.value is not memory.load or load.keywords or len(load.operands) != 3:
+        tensor, index, *_ = load.operands
+        plain = len(load.operands) == 3 and not load.keywords
+        if not plain or not isinstance(tensor, Value) or not isinstance(tensor.type, TensorType):
             return None
-        tensor, index, _ = load.operands
-        tile = load.results[0]
-        if not isinstance(tensor, Value) or not isinstance(tensor.type, TensorType) or not _is_copied(tensor.type.facts):
-            return None
-        if not isinstance(tile.type, TileType) or not tile.type.shape or not self.is_factor(tile):
+        if not _is_copied(tensor.type.facts):
             return None
         parts: list[Operand] = list(index.parts) if isinstance(index, Group) else [index]
         sums = [affine(part, self.definitions) for part in parts]
@@ -124,6 +123,13 @@ class _Streams:
         along = sums[dim]
         assert along is not None
         return (dim, along.without(counter), parts) if along.terms[counter] == 1 else None
+
+    def loads_a_factor(self, operation: Operation) -> bool:
+        """Whether it loads an operand of a product."""
+        if operation.kind != "call" or operation.what.value is not memory.load:
+            return False
+        tile = operation.results[0]
+        return isinstance(tile.type, TileType) and bool(tile.type.shape) and self.is_factor(tile)
 
     def is_factor(self, tile: Value) -> bool:
         """Whether products have a tile for an operand, perhaps by way of views, and nothing else reads it."""
