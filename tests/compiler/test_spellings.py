@@ -207,6 +207,14 @@ def test_loops_of_another_kind_have_their_rings(kernel, expected):
     hazards.check(compiled)
 
 
+@pytest.mark.parametrize("kernel", [documented, ranged, persistent], ids=lambda kernel: kernel.name)
+def test_no_thread_is_gone_while_its_copies_are_on_their_way(kernel):
+    """Rows of `b` are 8 bytes times an odd number apart: threads copy its tiles."""
+    ptx = launch(kernel, n=3708).compile(target="sm_90a").ptx
+    assert ptx.count("cp.async.wait_all") == 1
+    assert ptx.index("cp.async.wait_all") > ptx.rindex("wgmma.wait_group")
+
+
 @pytest.mark.parametrize("kernel", [documented, *SAME, *OTHER], ids=lambda kernel: kernel.name)
 def test_what_passes_make_of_them_is_right(kernel):
     rng = np.random.default_rng(7)
