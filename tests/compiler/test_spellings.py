@@ -106,6 +106,14 @@ def added(c: tk.Out, a: tk.In, b: tk.In):
     c.store(acc.astype(c.dtype))
 
 
+@tk.kernel(num_warps=8)
+def by_operator(c: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros((BM, BN), tk.float32)
+    for k in range(tk.cdiv(a.shape[1], BK)):
+        acc += tk.load(a, (tk.bid(0), k), (BM, BK)) @ tk.load(b, (k, tk.bid(1)), (BK, BN))
+    c.store(acc.astype(c.dtype))
+
+
 @tk.function
 def index_of(k, base):
     return base + k
@@ -159,7 +167,7 @@ def persistent(c: tk.Out, a: tk.In, b: tk.In):
         c.store(acc.astype(c.dtype), tile)
 
 
-SAME = (ranged, counted, in_tuples, helped, named, passed_on, added, indexed)
+SAME = (ranged, counted, in_tuples, helped, named, passed_on, added, by_operator, indexed)
 OTHER = (from_one, in_halves, under_a_condition, persistent)
 
 

@@ -22,6 +22,7 @@ from tilekit.settings import load_settings
 
 __all__ = ["PASSES", "dump", "optimized", "streamed", "text_of"]
 
+_STREAMED = (matmul.mma, matmul.matmul, pipelines.pipelined)
 _BROKEN = "kernel %s: a pass over its IR failed, by a mistake of tilekit's; it is compiled as it is written. Please report:"
 
 Watch = Callable[[str, Region], None]
@@ -95,5 +96,5 @@ def streamed(bound: BoundKernel, facts: Sequence[ArgumentFacts]) -> BoundKernel 
 
 def _may_have_streams(bound: BoundKernel) -> bool:
     """Whether a kernel may have products, or loops over `tk.pipelined`: others gain nothing."""
-    named = any(name in bound.text for name in ("mma", "pipelined"))
-    return named or any(value in (matmul.mma, pipelines.pipelined) for value in bound.outside.values() if callable(value))
+    named = any(name in bound.text for name in ("mma", "matmul", "MatMult", "pipelined"))
+    return named or any(value is function for value in bound.outside.values() for function in _STREAMED)

@@ -206,7 +206,8 @@ def matmul(a: Tile, b: Tile, *, precision: str = "ieee") -> Tile:
         precision: as for `tk.mma`.
 
     The product is added up in float32 (float64, int32), and rounded once to the dtype in which the operands meet; 8-bit floats
-    give float32, 8-bit integers int32. `tk.mma` keeps the float32 of 16-bit operands.
+    give float32, 8-bit integers int32. `tk.mma` keeps the float32 of 16-bit operands; so may the operators `+` and `+=` that add
+    the product to a float32 tile, `acc += a @ b`, which leaves the rounding out. `tk.add(acc, a @ b)` never does.
 
     Raises:
         CompileError: shapes or dtypes that do not fit, or tiles too large for shared memory.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import through_ir
 
 import tilekit as tk
 from tilekit import api
@@ -144,11 +145,59 @@ def test_a_variable_that_the_first_turn_sets():
 def test_what_has_no_form_yet_says_so():
     @tk.kernel
     def kernel(y: tk.InOut, n: int):
-        for i in range(n):
-            if i > 3:
+        x = y.load() if n > 3 else (1, 2)
+        y.store(y.load() if n < 2 else x)
+
+    with pytest.raises(Unsupported, match=r"x is one thing on one path and another on another, in kernel:\d+"):
+        ir_of(kernel(y(), 5))
+
+
+# ------------------------------------------------------------------------------------------------------------- exits of loops
+
+
+@tk.function
+def first_beyond(n, bound):
+    for i in range(n):
+        for j in range(n):
+            if i * j > bound:
+                return i, j + 0
+    return n, -1
+
+
+@tk.function
+def searched(n):
+    total = 0
+    for i in range(n):
+        total += i
+        if total == 6:
+            break
+        if total > 100:
+            return -1
+    else:
+        return total + 1000
+    return total
+
+
+@pytest.mark.parametrize("n", [0, 3, 4, 30])
+def test_returns_from_loops_and_else(device, n):
+    @tk.kernel
+    def kernel(y: tk.Out, n: int):
+        i, j = first_beyond(n, 8)
+        found = 0
+        while found < n:
+            found += 2
+            if found == 4:
                 break
         else:
-            y.store(y.load() + 1)
+            found = -found
+        y.store(tk.full((4,), 0, tk.int32) + i * 1000 + j + searched(n) * 100000 + found)
 
-    with pytest.raises(Unsupported, match=r"a loop with break and else, in kernel:\d+"):
-        ir_of(kernel(y(), 5))
+    def python(n):
+        i, j = next(((i, j) for i in range(n) for j in range(n) if i * j > 8), (n, -1))
+        total = {0: 1000, 3: 1003, 4: 6, 30: 6}[n]
+        found = 4 if n > 2 else 0
+        return i * 1000 + j + total * 100000 + found
+
+    with through_ir.run_through_ir():
+        result = kernel(api.zeros(4, tk.int32).partition(4), n).first().unpartition().to_host().sync()
+    assert result.tolist() == [python(n)] * 4

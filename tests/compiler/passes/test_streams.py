@@ -298,6 +298,16 @@ def test_a_product_that_is_added_begins_with_the_sum():
         product = tk.mma(x, y, tk.zeros((64, 64), tk.float32))
         c.store(t + product + product)
 
+    def by_operator(c: tk.Out, a: tk.In, b: tk.In, n: int):
+        t, x, y = tk.zeros((64, 64), tk.float32), tk.load(a, (0, 0), (64, 64)), tk.load(b, (0, 0), (64, 64))
+        c.store(x @ y + (t + tk.matmul(x, y)))
+
+    def rounded(c: tk.Out, a: tk.In, b: tk.In, n: int):
+        x, y = tk.load(a, (0, 0), (64, 64)), tk.load(b, (0, 0), (64, 64))
+        c.store((x + x @ y).astype(c.dtype))
+
+    assert text_of(by_operator, accumulate_products).count("tk.mma(") == 2
+    assert " @ " in text_of(rounded, accumulate_products)
     assert text_of(make, accumulate_products).count(" + ") == 1
     assert "tk.add(" in text_of(exact, accumulate_products)
     assert text_of(twice, accumulate_products).count(" + ") == 2

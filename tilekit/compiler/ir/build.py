@@ -13,6 +13,7 @@ from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel, stored
 from tilekit.compiler.ir.constants import (
     is_known,
+    is_unset,
     joined_type,
     same_types,
     type_of_operand,
@@ -62,7 +63,7 @@ class _Builder(Expressions):
             parameter = Value(name, of_argument(name, known))
             self.region.parameters.append(parameter)
             environment[name] = parameter
-        if self.block(bound.definition.body, environment):
+        if self.block(self.frame.definition.body, environment):
             self.region.exit = "return"
         return self.region
 
@@ -155,9 +156,6 @@ class _Builder(Expressions):
     # ----------------------------------------------------------------------------------------------------------------- loops
 
     def loop(self, node: ast.For | ast.While, environment: Environment) -> bool:
-        leaves_early = any(isinstance(n, ast.Break) for statement in node.body for n in ast.walk(statement))
-        if node.orelse and leaves_early:
-            raise Unsupported("a loop with break and else", self.location(node))
         liveness, written = self.frame.liveness, stored(ast.walk(node))
         live = liveness.after[id(node)] | liveness.again[id(node)]
         kind, over, options = ("while", [], {}) if isinstance(node, ast.While) else self.iteration(node, environment)
@@ -252,9 +250,9 @@ class _Builder(Expressions):
         wider = entry
         for _, env in loop.exits:
             operand = env.get(name, UNDEFINED)
-            if operand is UNDEFINED:
+            if is_unset(operand):
                 continue
-            if wider is UNDEFINED:
+            if is_unset(wider):
                 wider = rebuilt(operand, [Value(name, type_of_operand(leaf)) for leaf in leaves(operand)])
             if structure(wider) != structure(operand):
                 raise Unsupported(f"{name} is one thing in one turn and another in the next", self.location(node))

@@ -21,7 +21,10 @@ from tilekit.compiler.ir.nodes import (
 )
 from tilekit.compiler.ir.types import UNKNOWN, UNSET, ScalarType, TensorType, TileType, Type, joined
 
-__all__ = ["constant_of", "is_known", "joined_type", "known_attribute", "operand_of", "same_types", "type_of_operand"]
+__all__ = [
+    "constant_of", "dtype_constant", "is_known", "is_unset", "joined_type", "known_attribute", "operand_of", "same_types",
+    "type_of_operand",
+]  # fmt: skip
 
 
 def is_known(operand: Operand) -> bool:
@@ -50,16 +53,21 @@ def known_attribute(owner: Operand, attribute: str) -> Operand | None:
     if isinstance(owner, Constant) and isinstance(owner.value, np.dtype) and attribute in ("itemsize", "name"):
         return Constant(getattr(owner.value, attribute))
     if isinstance(ty, TileType):
-        known = {"shape": operand_of(ty.shape), "ndim": Constant(len(ty.shape)), "dtype": _dtype(ty.dtype)}
+        known = {"shape": operand_of(ty.shape), "ndim": Constant(len(ty.shape)), "dtype": dtype_constant(ty.dtype)}
         return known.get(attribute)
     if isinstance(ty, TensorType):
         tile = Constant(None) if ty.facts.tile is None else operand_of(ty.facts.tile)
-        known = {"ndim": Constant(ty.facts.rank), "dtype": _dtype(dtypes.as_dtype(ty.facts.dtype)), "tile_shape": tile}
+        known = {
+            "ndim": Constant(ty.facts.rank),
+            "dtype": dtype_constant(dtypes.as_dtype(ty.facts.dtype)),
+            "tile_shape": tile,
+        }
         return known.get(attribute)
     return None
 
 
-def _dtype(dtype: dtypes.DType) -> Constant:
+def dtype_constant(dtype: dtypes.DType) -> Constant:
+    """A dtype, as kernels write it."""
     name = "bool_" if dtype == dtypes.bool_ else dtype.name
     return Constant(dtype, f"tk.{name}", dtypes, (name,))
 
@@ -70,6 +78,11 @@ def type_of_operand(operand: Operand) -> Type:
     if isinstance(operand, Constant) and type(operand.value) in (bool, int, float):
         return ScalarType(type(operand.value))
     return UNSET if operand is UNDEFINED else UNKNOWN
+
+
+def is_unset(operand: Operand) -> bool:
+    """Whether a variable has no value yet, where its loop is looked at for the first time, or on this path."""
+    return operand is UNDEFINED or (isinstance(operand, Value) and operand.type == UNSET)
 
 
 def joined_type(operands: Iterable[Operand]) -> Type:

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tilekit.compiler.frontend.bound import BoundKernel, stored
+from tilekit.compiler.frontend.exits import structured
 from tilekit.compiler.frontend.folding import BINARY, COMPARE, UNARY
 from tilekit.compiler.frontend.liveness import Liveness
 from tilekit.compiler.ir.constants import (
     constant_of,
     is_known,
+    is_unset,
     joined_type,
     known_attribute,
     operand_of,
@@ -70,12 +72,14 @@ class Frame:
     """A function that is being walked."""
 
     bound: BoundKernel
+    definition: ast.FunctionDef
     liveness: Liveness
     inlined: bool
 
     @classmethod
     def of(cls, bound: BoundKernel, *, inlined: bool) -> Frame:
-        return cls(bound, Liveness(bound.definition), inlined)
+        definition = structured(bound.definition, returns=inlined)
+        return cls(bound, definition, Liveness(definition), inlined)
 
 
 class Expressions:
@@ -126,10 +130,10 @@ class Expressions:
 
     def join(self, operation: Operation, name: str, ways: Sequence[tuple[Region, Operand]], node: ast.AST) -> Operand:
         """What a variable is behind a branch: one value if it is that on all ways, else a result of the branch."""
-        like = next((operand for _, operand in ways if operand is not UNDEFINED), UNDEFINED)
+        like = next((operand for _, operand in ways if not is_unset(operand)), ways[0][1])
         columns = []
         for _, operand in ways:
-            if operand is UNDEFINED:
+            if is_unset(operand) and structure(operand) != structure(like):
                 operand = rebuilt(like, [UNDEFINED for _ in leaves(like)])
             if structure(operand) != structure(like):
                 raise Unsupported(f"{name} is one thing on one path and another on another", self.location(node))
@@ -154,7 +158,7 @@ class Expressions:
         bound = self.frame.bound
         if name in bound.called:
             return Constant(bound.called[name], name)
-        if name in bound.names or name in stored(ast.walk(bound.definition)):
+        if name in bound.names or name in stored(ast.walk(self.frame.definition)):
             return UNDEFINED
         for namespace in (bound.cells, bound.function.__globals__, vars(builtins)):
             if name in namespace:
@@ -282,7 +286,7 @@ class Expressions:
         outer, loops = self.frame, self.loops
         self.frame, self.loops = Frame.of(bound, inlined=True), []
         try:
-            return self.body(bound.definition.body, dict(zip(bound.names, arguments, strict=True)))
+            return self.body(self.frame.definition.body, dict(zip(bound.names, arguments, strict=True)))
         finally:
             self.frame, self.loops = outer, loops
 
@@ -292,8 +296,7 @@ class Expressions:
             if isinstance(statement, ast.Return):
                 return Constant(None) if statement.value is None else self.expression(statement.value, environment, "t")
             if any(isinstance(part, ast.Return) for part in ast.walk(statement)):
-                if not isinstance(statement, ast.If):
-                    raise Unsupported("a return from inside a loop of a function", self.location(statement))
+                assert isinstance(statement, ast.If), "no loop returns: see `structured`"
                 rest = statements[at + 1 :]
                 return self.returned(statement, rest, environment)
             if not self.statement(statement, environment):

@@ -11,6 +11,7 @@ from typing import Any
 
 from tilekit.compiler.frontend.bound import BoundKernel, compile_tree, without_type_parameters
 from tilekit.compiler.frontend.folding import is_constant
+from tilekit.compiler.ir.constants import dtype_constant
 from tilekit.compiler.ir.nodes import (
     Constant,
     Group,
@@ -24,7 +25,10 @@ from tilekit.compiler.ir.nodes import (
     values_of,
 )
 from tilekit.compiler.ir.symbols import SYMBOLS
+from tilekit.compiler.ir.types import ScalarType, TileType, Type
+from tilekit.lang import create
 from tilekit.lang.pipelines import pipelined
+from tilekit.lang.tile import scalar_kind
 
 __all__ = ["to_python"]
 
@@ -157,12 +161,16 @@ class _Emitter:
         return [*before, ast.For(target, over[0], body, [])]
 
     def moves(self, targets: Sequence[Value], operands: Sequence[Operand]) -> list[ast.stmt]:
-        """Assignments at once: each operand is read before any target is written."""
+        """Assignments at once: each operand is read before any target is written.
+
+        What is undefined is zeros, since what nobody reads may still be handed on.
+        """
         pairs = [
             (self.name(target), operand)
             for target, operand in zip(targets, operands, strict=True)
             if not isinstance(operand, Undefined) and not (isinstance(operand, Value) and self.name(operand) == self.name(target))
         ]
+        unset = [target for target, operand in zip(targets, operands, strict=True) if isinstance(operand, Undefined)]
         written: set[str] = set()
         early: list[ast.stmt] = []
         late: list[ast.stmt] = []
@@ -176,7 +184,19 @@ class _Emitter:
                 value = ast.Name(kept, ast.Load())
             late.append(ast.Assign([ast.Name(name, ast.Store())], value))
             written.add(name)
+        zeros = [(self.name(target), self.zero(target.type)) for target in unset]
+        late += [ast.Assign([ast.Name(name, ast.Store())], zero) for name, zero in zeros if zero is not None]
         return [*early, *late]
+
+    def zero(self, ty: Type) -> ast.expr | None:
+        """A number or a tile of zeros; None if the type is of something else."""
+        if isinstance(ty, ScalarType):
+            kind = ty.kind if isinstance(ty.kind, type) else scalar_kind(ty.sample())
+            return None if kind is None else ast.Constant(kind(0))
+        if isinstance(ty, TileType):
+            arguments: list[Operand] = [Group(tuple(map(Constant, ty.shape))), Constant(0), dtype_constant(ty.dtype)]
+            return ast.Call(self.reference(Constant(create.full, "full")), [self.operand(one) for one in arguments], [])
+        return None
 
     # ----------------------------------------------------------------------------------------------------------- expressions
 

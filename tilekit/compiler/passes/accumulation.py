@@ -1,18 +1,24 @@
-"""Accumulation into products: `acc + tk.mma(a, b, zeros)` becomes `tk.mma(a, b, acc)`.
+"""Accumulation into products: `acc + tk.mma(a, b, zeros)` and `acc + a @ b` become `tk.mma(a, b, acc)`.
 
-Legal by the text of `tilekit.lang.mma`, for the operators `+` and `+=`: the products are added up in another order.
-The product is read nowhere else, and has the type of what it is added to, so that no rounding is left out. `tk.add` stays as
-it is written.
+Legal by the text of `tilekit.lang.mma` and `tilekit.lang.matmul`, for the operators `+` and `+=`: the products are added up in
+another order, and `a @ b` is not rounded to 16 bits before it is added. The product is read nowhere else, and is added to what
+those of its operands are added up in. `tk.add` stays as it is written.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions, values_of
+from tilekit.compiler.ir.types import TileType
+from tilekit.errors import CompileError
 from tilekit.lang import create, matmul
 
 __all__ = ["accumulate_products"]
+
+_MMA = Constant(matmul.mma, "tk.mma")
 
 
 def accumulate_products(kernel: Region) -> None:
@@ -24,37 +30,54 @@ def accumulate_products(kernel: Region) -> None:
         for operation in region.operations:
             if (operation.kind, operation.what) != ("binary", "+"):
                 continue
-            first, second = operation.operands
-            for total, product in ((first, second), (second, first)):
+            for total, product in (operation.operands, operation.operands[::-1]):
                 definition = defined.get(product) if isinstance(product, Value) and reads[product] == 1 else None
-                if (
-                    definition is not None
-                    and definition in region.operations
-                    and _adds_to_zeros(definition, defined)
-                    and _same_type(total, product)
-                ):
-                    a, b, _ = definition.operands
-                    operation.kind, operation.what, operation.keywords = "call", definition.what, dict(definition.keywords)
-                    operation.operands = [a, b, total]
+                factors = None if definition is None else _factors(definition, defined)
+                if definition in region.operations and factors is not None and _adds_up_in(factors, total):
+                    operation.kind, operation.what, operation.keywords = "call", _MMA, dict(factors.keywords)
+                    operation.operands = [factors.a, factors.b, total]
                     region.operations = [other for other in region.operations if other is not definition]
                     break
 
 
-def _adds_to_zeros(operation: Operation, defined: dict[Value, Operation]) -> bool:
-    """Whether it is a product that begins with zeros."""
-    if operation.kind != "call" or operation.what.value is not matmul.mma or len(operation.operands) != 3:
-        return False
-    start = operation.operands[2]
-    definition = defined.get(start) if isinstance(start, Value) else None
+class _Factors(NamedTuple):
+    """The operands of a product that is added to nothing."""
+
+    a: Operand
+    b: Operand
+    keywords: Mapping[str, Operand]
+
+
+def _factors(operation: Operation, defined: Mapping[Value, Operation]) -> _Factors | None:
+    operands: Sequence[Operand] = operation.operands
+    if (operation.kind, operation.what) == ("binary", "@"):
+        return _Factors(operands[0], operands[1], {})
+    function = operation.what.value if operation.kind == "call" else None
+    if function is matmul.matmul and len(operands) == 2:
+        return _Factors(operands[0], operands[1], operation.keywords)
+    if function is matmul.mma and len(operands) == 3 and _is_zero(operands[2], defined):
+        return _Factors(operands[0], operands[1], operation.keywords)
+    return None
+
+
+def _is_zero(operand: Operand, defined: Mapping[Value, Operation]) -> bool:
+    """Whether a tile is known to be zeros."""
+    definition = defined.get(operand) if isinstance(operand, Value) else None
     if definition is None or definition.kind != "call":
         return False
-    full = (
-        definition.what.value is create.full
-        and len(definition.operands) > 1
-        and definition.operands[1] in (Constant(0), Constant(0.0))
-    )
-    return definition.what.value is create.zeros or full
+    if definition.what.value is create.full:
+        return len(definition.operands) > 1 and definition.operands[1] in (Constant(0), Constant(0.0))
+    return definition.what.value is create.zeros
 
 
-def _same_type(first: Operand, second: Operand) -> bool:
-    return isinstance(first, Value) and isinstance(second, Value) and first.type == second.type
+def _adds_up_in(factors: _Factors, total: Operand) -> bool:
+    """Whether a product of two matrices of one dtype is added up in a tile like this."""
+    types = [operand.type if isinstance(operand, Value) else None for operand in (factors.a, factors.b, total)]
+    a, b, result = (ty if isinstance(ty, TileType) else None for ty in types)
+    if a is None or b is None or result is None or a.dtype != b.dtype or len(a.shape) != 2 or len(b.shape) != 2:
+        return False
+    try:
+        dtype = matmul.accumulator_dtype(a.dtype, b.dtype, "mma")
+    except CompileError:
+        return False
+    return result == TileType(dtype, (a.shape[0], b.shape[1]))
