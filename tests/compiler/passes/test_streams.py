@@ -233,6 +233,30 @@ def test_a_while_that_counts_is_a_range():
     assert "max(1, n)" in text
 
 
+def test_other_conditions_of_a_while_that_counts():
+    def make(c: tk.Out, a: tk.In, b: tk.In, n: int):
+        t, i, j = tk.zeros((64, 64), tk.float32), 0, 0
+        while n > i:
+            t = t + i
+            i += 1
+        while True:
+            if j >= n:
+                break
+            t = t + j
+            j += 1
+        k = 0
+        while True:
+            if n <= k:
+                break
+            t = t + k
+            k = k + 1
+        c.store(t)
+
+    text = text_of(make, hoist_invariants, count_loops)
+    assert "while" not in text
+    assert text.count(" in (0, n, 1) with") == 3
+
+
 def test_a_while_that_may_end_otherwise_stays():
     def make(c: tk.Out, a: tk.In, b: tk.In, n: int):
         t, k, i = tk.zeros((64, 64), tk.float32), 0, 0
@@ -245,10 +269,16 @@ def test_a_while_that_may_end_otherwise_stays():
             i += 1
             if i == 5:
                 break
+        while True:
+            if i < n:
+                break
+            i += 1
+        while i > n:
+            i += 1
         c.store(t + i)
 
     text = text_of(make, hoist_invariants, count_loops)
-    assert text.count("while") == 3
+    assert text.count("while") == 5
 
 
 def test_invariants_leave_loops_and_loads_stay():

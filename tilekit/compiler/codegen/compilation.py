@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BARRIER_ROOM", "MOST_REGISTERS", "RING_ALIGNMENT", "Asked", "Compilation", "Crowded", "MoreWarps", "Pipelines", "Turn",
-    "Waited", "compiles", "compiling", "current", "current_config", "lowered_line", "lowered_place", "noting", "own_line",
+    "Waited", "compiles", "compiling", "current", "current_config", "lowered_place", "noting", "own_line",
 ]  # fmt: skip
 
 MOST_REGISTERS = 64
@@ -266,11 +266,6 @@ def noting() -> Iterator[list[tuple[Any, ...]]]:
         yield notes
     finally:
         _wanted.reset(token)
-
-
-def lowered_line() -> int:
-    """The line of the kernel that is being lowered, 0 if none is."""
-    return lowered_place()[1]
 
 
 def own_line() -> int:

@@ -1,4 +1,4 @@
-"""Canonical loops: `while k < n: ...; k += 1` becomes `for k in range(k, n)`.
+"""Canonical loops: `while k < n: ...; k += 1` becomes `for k in range(k, n)`, and so does `while True: if k >= n: break; ...`.
 
 Legal where `k` is an int that each turn hands on as `k + 1`, `n` does not change in the loop, the condition is looked at where a
 turn begins, and nothing else leaves the loop early. Behind it `k` is the larger one of where it began and `n`.
@@ -11,6 +11,9 @@ from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Valu
 from tilekit.compiler.ir.types import ScalarType
 
 __all__ = ["count_loops"]
+
+# The place of the counter in a comparison that keeps a loop going where it holds, or where it does not.
+_BOUNDS = {True: {"<": 0, ">": 1}, False: {">=": 0, "<=": 1}}
 
 
 def count_loops(kernel: Region) -> None:
@@ -33,7 +36,7 @@ def _counted(loop: Operation, defined: dict[Value, Operation], ends: dict[Value,
     if at is None or any(effects(operation) for operation in body.operations[:at]):
         return None
     test = body.operations[at]
-    stay, leave = test.regions
+    stay, leave = test.regions if test.regions[0].exit == "yield" else test.regions[::-1]
     carried = loop.carried
     if stay.operations or stay.exit != "yield" or leave.operations or leave.exit != "break" or test.results:
         return None
@@ -42,9 +45,12 @@ def _counted(loop: Operation, defined: dict[Value, Operation], ends: dict[Value,
     if any(region.exit == "return" for region in body.regions()) or not isinstance(test.operands[0], Value):
         return None
     compare = defined.get(test.operands[0])
-    if compare is None or compare.kind != "compare" or compare.what != "<" or compare not in body.operations[:at]:
+    if compare is None or compare.kind != "compare" or compare not in body.operations[:at]:
         return None
-    counter, stop = compare.operands
+    bounds = _BOUNDS[stay is test.regions[0]].get(compare.what)
+    if bounds is None:
+        return None
+    counter, stop = compare.operands[bounds], compare.operands[1 - bounds]
     inside = set(body.parameters) | {value for operation in body.walk() for value in operation.results}
     if counter not in carried or stop in inside or not isinstance(counter, Value) or counter.type != ScalarType(int):
         return None
