@@ -57,6 +57,8 @@ def text_of(bound: BoundKernel, facts: Sequence[ArgumentFacts]) -> str:
         return printed(optimized(bound, facts), bound.source.name)
     except Unsupported as error:
         return f"# no IR: {error}"
+    except Exception as error:  # a mistake of tilekit's, of which `streamed` warns
+        return f"# no IR: {type(error).__name__}: {error}"
 
 
 def dump(bound: BoundKernel, facts: Sequence[ArgumentFacts]) -> None:
@@ -84,14 +86,13 @@ def streamed(bound: BoundKernel, facts: Sequence[ArgumentFacts]) -> BoundKernel 
         return None
     try:
         kernel = optimized(bound, facts)
+        streams = any(operation.kind == "stream" for operation in kernel.walk())
+        return to_python(kernel, bound) if streams else None
     except Unsupported:
         return None
     except Exception:
         logging.getLogger("tilekit").warning(_BROKEN, bound.source.name, exc_info=True)
         return None
-    if not any(operation.kind == "stream" for operation in kernel.walk()):
-        return None
-    return to_python(kernel, bound)
 
 
 def _may_have_streams(bound: BoundKernel) -> bool:
