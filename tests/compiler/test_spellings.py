@@ -254,7 +254,7 @@ def test_so_it_is_for_any_shape(number, record_property):
         assert both[0] == both[1] or (text == "LDG.E" and not like.pipelines[0].stages), f"{text}: {both}, {said}"
     if like.pipelines[0].stages:
         assert abs(compiled.compiled.registers - like.compiled.registers) <= 8, said
-    assert compiled.compiled.local_bytes <= like.compiled.local_bytes, said
+        assert compiled.compiled.local_bytes <= like.compiled.local_bytes, said
     stages = [[ring.stages for ring in explained.pipelines if ring.stages] for explained in (like, compiled)]
     assert stages[0] == stages[1], said
     if kernel in (named, passed_on):
