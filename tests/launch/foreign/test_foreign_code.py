@@ -59,8 +59,12 @@ def test_options_reach_the_compiler():
         tk.cuda_source(code, "k", "InOut[i32]").compile("sm_80")
     with pytest.raises(ValueError, match="option '-arch=sm_70': tilekit compiles for the architecture of the device"):
         tk.cuda_source(code, "k", "InOut[i32]", ["-arch=sm_70"])
+
+
+@pytest.mark.parametrize("options", ["-DN=64", b"", b"-DN=64", bytearray(), None, 7, {"-DN=64"}, {}, iter(["-DN=64"]), [7], int])
+def test_options_are_a_sequence_of_strings(options):
     with pytest.raises(TypeError, match="options is a sequence of strings"):
-        tk.cuda_source(code, "k", "InOut[i32]", "-DN=64")
+        tk.cuda_source(CODE, "saxpy", SAXPY, options)
 
 
 @needs_nvrtc

@@ -83,7 +83,8 @@ def check_target(target: str) -> str:
 
 def check_options(options: Sequence[str]) -> tuple[str, ...]:
     """Options for NVRTC, if they leave the architecture to tilekit; ValueError, TypeError if not."""
-    if isinstance(options, str) or not all(isinstance(option, str) for option in options):
+    sequence = isinstance(options, Sequence) and not isinstance(options, (str, bytes, bytearray))
+    if not sequence or not all(isinstance(option, str) for option in options):
         raise TypeError(f"options is a sequence of strings such as ('-DN=4', '--use_fast_math'), not {options!r}")
     for option in options:
         if option.startswith(("-arch", "--gpu-architecture", "-dlto", "--dlink-time-opt")):
