@@ -115,6 +115,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         summary="attention in bfloat16, forward, backward and decoding, beside cuDNN, FlashAttention-2 and Triton",
         size="queries and keys of each sequence",
     ),
+    "plain": Benchmark(
+        module="plain",
+        summary="products and attention as a user writes them, in several spellings, beside tilekit.kernels, cuBLAS and cuDNN",
+        size="rows of square matrices, and queries and keys of each sequence",
+    ),
     "varlen": Benchmark(
         module="varlen",
         summary="attention of packed sequences in bfloat16, forward and backward, beside FlashAttention-2",
