@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,9 +52,20 @@ def liar(**special: Any) -> Any:
     return type("Liar", (Liar,), {f"__{name}__": method(outcome) for name, outcome in special.items()})(**special)
 
 
-@tk.kernel
-def scale(y: tk.InOut, x: tk.In, a: float):
+def add_scaled(y: tk.InOut, x: tk.In, a: float):
     y.store(y.load() + a * tk.load_tile_like(x, y))
+
+
+scale = tk.kernel(add_scaled)
+SIGNATURE = "y: InOut[f32]"
+PTX = b".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 y) { ret; }\n"
+
+
+@functools.cache
+def numba_kernel() -> Any:
+    from numba import cuda
+
+    return cuda.jit(lambda y: None)
 
 
 def generator() -> Iterator[int]:
@@ -80,8 +93,25 @@ SCALARS: dict[str, Factory] = {
     for value in (
         *(None, True, False, 0, 1, 2, 3, 4, 7, 8, 64, -1, -2, -(2**31), 2**31, 2**32 + 1, 2**63, 2**64, 2**70, -(2**70), 10**400),
         *(0.0, -0.0, 0.5, 2.0, -1.5, 1e308, math.inf, -math.inf, math.nan, 1j, 2**70 * 1.0),
-        *("", "cpu", "cuda", "cuda:99", "cpu:7", "float32", "zero", "nan", "nonsense", "\ud800", "a" * 300, b"", b"bytes"),
-        *((), (4,), (2, 4), (3,), (0,), (-1,), (2**40, 2**40), (4, "x"), (None,), ((4,),), (1.5,), (1,) * 40),
+        *(
+            "",
+            "cpu",
+            "cuda",
+            "cuda:99",
+            "cpu:7",
+            "float32",
+            "zero",
+            "k",
+            "x",
+            "sm_80",
+            "nan",
+            "nonsense",
+            "\ud800",
+            "a" * 300,
+            b"",
+            b"bytes",
+        ),
+        *((), (4,), (2, 4), (1, 2), (1,), (3,), (0,), (-1,), (2**40, 2**40), (4, "x"), (None,), ((4,),), (1.5,), (1,) * 40),
         *([], [4], [[1, 2], [3]], [None], {}, {"x": 1}, {4}, slice(None), slice(0, 4, 0), slice("a"), ..., NotImplemented),
         *(int, float, str, object, np.float32, np.int64, Exception, Exception("one"), range(4), bytearray(b"abc")),
     )
@@ -170,6 +200,13 @@ DEVICE: dict[str, Factory] = {f"tensor({dtype.name})": (lambda dtype=dtype: tens
     "future": lambda: api.ones(4).async_on(tk.default_device().stream()),
     "idle future": lambda: api.ones(4).into_future(),
     "kernel": lambda: scale,
+    "function": lambda: add_scaled,
+    "numba kernel": numba_kernel,
+    "wrapped kernel": lambda: tk.wrap(numba_kernel(), tk.LaunchConfig(grid=(1,), block=(32,))),
+    "code kernel": lambda: tk.cuda_source('extern "C" __global__ void k(float* y) {}', "k", SIGNATURE),
+    "compiled module": lambda: tk.load_module(PTX),
+    "signature": lambda: SIGNATURE,
+    "ptx": lambda: PTX,
     "slot": lambda: tk.slot("x", tensor()),
     "dtype": lambda: tk.float32,
     "generic": lambda: tk.generics("BM BN")[0],
@@ -236,65 +273,6 @@ FITTING: dict[str, list[str]] = {
 }
 
 
-# Calls that work: one argument of each is put in the place of another.
-_Q, _ROWS = "tensor (1, 2, 16, 16)", "rows (16, 2, 16)"
-_X, _M = "tensor(float32)", "tensor (4, 4)"
-CALLS: dict[str, list[str]] = {
-    "api.arange": ["4"],
-    "api.convert": [_X, "dtype"],
-    "api.dup": [_X],
-    "api.empty": ["(2, 4)"],
-    "api.eye": ["4"],
-    "api.from_host": ["np.zeros(4, float32)"],
-    "api.full": ["(4,)", "2.0"],
-    "api.linspace": ["0.0", "2.0", "4"],
-    "api.memcpy": [_X, _X],
-    "api.meta": ["(2, 4)"],
-    "interop.as_tensor": ["np.zeros(4, float32)"],
-    "interop.from_pointer": ["64", "(2, 4)", "dtype"],
-    "kernels.add_rms_norm": [_X, _X, _X],
-    "kernels.argmax": [_X],
-    "kernels.attention": [_Q, _Q, _Q],
-    "kernels.attention_backward": [_Q, _Q, _Q, _Q, _Q, "sums (1, 2, 16)"],
-    "kernels.attention_decode": ["query (1, 2, 1, 16)", _Q, _Q, "lengths"],
-    "kernels.attention_varlen": [_ROWS, _ROWS, _ROWS, "starts", "starts"],
-    "kernels.attention_varlen_backward": [_ROWS, _ROWS, _ROWS, _ROWS, _ROWS, "sums (2, 16)", "starts", "starts"],
-    "kernels.cross_entropy": [_M, "labels"],
-    "kernels.cross_entropy_backward": ["tensor ()", _M, "labels", _X],
-    "kernels.cumsum": [_X],
-    "kernels.dropout": [_M, "0.5", "8"],
-    "kernels.embedding": [_M, "labels"],
-    "kernels.embedding_backward": [_M, "labels", "4"],
-    "kernels.gelu": [_X],
-    "kernels.gelu_backward": [_X, _X],
-    "kernels.gemm": [_M, _M],
-    "kernels.grouped_gemm": ["matrix (16, 16)", "tensor (2, 16, 16)", "offsets"],
-    "kernels.histogram": ["tensor(int32)", "4"],
-    "kernels.l2_norm": [_X],
-    "kernels.layer_norm": [_X, _X, _X],
-    "kernels.layer_norm_backward": [_X, _X, _X],
-    "kernels.log_softmax": [_X],
-    "kernels.rms_norm": [_X, _X],
-    "kernels.rope": [_Q, "angles (2, 8)", "angles (2, 8)"],
-    "kernels.rope_backward": [_Q, "angles (2, 8)", "angles (2, 8)"],
-    "kernels.silu": [_X],
-    "kernels.softmax": [_X],
-    "kernels.softmax_backward": [_X, _X],
-    "kernels.swiglu": [_X, _X],
-    "kernels.topk": [_X, "2"],
-    "kernels.transpose": [_M],
-    "memory.pinned": ["(2, 4)"],
-    "memory.set_limit": ["64"],
-    "random.rand": ["(2, 4)"],
-    "random.randint": ["2", "8", "(4,)"],
-    "random.randn": ["2.0", "1", "(4,)"],
-    "tk.join_all": ["[]"],
-    "tk.zip": [],
-    "<tensor(float32)>.__dlpack__": [],
-    "<device>.event": [],
-}
-
-
 def other_device() -> Any:
     """A device beside the default one."""
     if not _others:
@@ -313,21 +291,21 @@ _RECEIVERS = [
     *("tensor(float32)", "tensor (4, 4)", "tensor strided", "meta tensor", "partition", "partition (4, 4)", "mapped partition"),
     *("scattered", "op", "shared op", "host op", "tuple op", "launch", "stream", "event", "timing event", "device", "policy"),
     *("least loaded", "single", "graph", "prepared", "slotted", "scope", "future", "idle future", "kernel", "slot"),
-    *("launch config", "generic"),
+    *("launch config", "generic", "wrapped kernel", "code kernel", "compiled module"),
 ]
 _SPECIAL = ("__call__", "__getitem__", "__len__", "__eq__", "__lt__", "__mul__", "__add__", "__bool__", "__iter__", "__array__",
             "__hash__", "__repr__", "__setitem__", "__contains__", "__dlpack__", "__await__")  # fmt: skip
 # What runs code that has no end, or takes an address at its word.
 _HOOKS = ("execute", "steps", "start", "claim", "parts")  # which classes of users' define, and tilekit calls
-SKIPPED = {"tk.load_module", "memory.torch_allocator", "memory.cupy_allocator", "memory.rmm_allocator", "tk.init_device_contexts"}
+SKIPPED = {"memory.torch_allocator", "memory.cupy_allocator", "memory.rmm_allocator", "tk.init_device_contexts"}
 
 
+@functools.cache
 def kind_of(label: str) -> type:
     """The type of what the pool has under this name."""
-    value = POOL[label]()
-    if isinstance(value, tk.DeviceOp):
-        value.consumed()  # it was only to be looked at
-    return type(value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # ops are only looked at
+        return type(POOL[label]())
 
 
 def targets() -> dict[str, tuple[str | None, Any]]:

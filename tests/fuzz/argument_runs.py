@@ -1,7 +1,8 @@
 """Calls public functions with random and wrong arguments, and judges what comes of it.
 
 `python tests/fuzz/argument_runs.py FIRST STEP COUNT SECONDS OUT DEVICE` runs cases in a process of its own, since a case may
-crash it; it writes the seed of each before it runs it to the file descriptor OUT.
+crash it; it writes the seed of each before it runs it to the file descriptor OUT. With `all` for FIRST they are not random: each
+value stands in each place of each call that works, which takes some minutes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ast
 import faulthandler
 import functools
 import inspect
+import itertools
 import os
 import random
 import re
@@ -17,31 +19,34 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from argument_pool import CALLS, FITTING, POOL, SKIPPED, Hostile, Liar, kind_of, other_device, targets
+from argument_calls import CALLS
+from argument_pool import FITTING, POOL, SKIPPED, Hostile, Liar, kind_of, other_device, targets
 
 import tilekit as tk
 from tilekit import api, memory
 from tilekit._runtime.context import submitting
+from tilekit.lang.registry import OPS
 from tilekit.ops.future import DeviceFuture
 
-__all__ = ["POOL", "SKIPPED", "Case", "drawn", "judged", "main", "problem_of", "shown", "targets"]
+__all__ = ["CALLS", "POOL", "SKIPPED", "Case", "State", "drawn", "is_tile_operation", "judged", "main", "places", "problem_of",
+           "raised", "replaced", "safe", "shown", "signature", "swept", "targets"]  # fmt: skip
 
 HANG_S = 60
 LIMIT = 16 << 20  # bytes a device may give: what is huge is refused, not tried
 PACKAGE = Path(tk.__file__).parent
-# What may be raised on purpose. TimeoutError: waits with a limit. BufferError: DLPack. StopIteration is never a message.
+# What may be raised on purpose. OSError: files, and waits with a limit. BufferError: DLPack. StopIteration is never a message.
 ALLOWED = (
     TypeError,
     ValueError,
     IndexError,
     AttributeError,
     BufferError,
-    TimeoutError,
+    OSError,
     RuntimeError,
     tk.TilekitError,
     ImportError,
@@ -50,6 +55,7 @@ NEVER = (AssertionError, KeyError, RecursionError, UnboundLocalError, NameError,
 _BINDING = re.compile(r"\(\) (missing|takes|got) ")  # how Python refuses a call that does not fit
 # Where functions of the user's are called: what they raise comes through, and those in C have no frame.
 _CALLS = {"steps", "of", "called_on_host"}  # in PACKAGE / "ops"
+_USERS = ("argument_pool", "numba/cuda/dispatcher")  # where functions of the user's are
 Case = tuple[str, list[str], dict[str, str]]  # the target, and the labels of what it is called with
 
 
@@ -77,10 +83,12 @@ def drawn(seed: int, names: list[str]) -> Case:
     """The case of a seed."""
     draw = random.Random(seed)
     labels = list(POOL)
-    if draw.random() < 0.2:
-        return one_wrong(draw.choice(list(CALLS)), draw.choice, labels)
+    if draw.random() < 0.3:  # a call that works, but for one argument or two
+        name = draw.choice(sorted(CALLS))
+        wrong = draw.sample(places(name), min(draw.choice([1, 1, 2]), len(places(name))))
+        return replaced(name, {place: draw.choice(labels) for place in wrong})
     name = draw.choice(names)
-    parameters = _parameters(name)
+    parameters = parameter_names(name)
     args: list[str] = []
     kwargs: dict[str, str] = {}
     if draw.random() < 0.3 or not parameters:  # anything at all
@@ -108,12 +116,33 @@ def drawn(seed: int, names: list[str]) -> Case:
     return name, args, kwargs
 
 
-def one_wrong(name: str, choose: Callable[[list[str]], str], labels: list[str]) -> Case:
-    """A call that works, but for one argument."""
-    kinds = [one for one in _signature(name) if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    arguments = dict(zip((one.name for one in kinds), CALLS[name], strict=False))
-    arguments[choose([one.name for one in kinds])] = choose(labels)
-    return name, [], arguments
+def places(name: str) -> list[int | str]:
+    """Where a call of `CALLS` takes an argument: the names of its parameters, and positions in its `*args`."""
+    row, places = CALLS[name], list[int | str]()
+    for at, parameter in enumerate(signature(name)):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            places += range(at, max(at + 1, len(row) if isinstance(row, list) else 0))
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            places.append("x")
+        else:
+            places.append(parameter.name)
+    return places
+
+
+def replaced(name: str, wrong: dict[int | str, str]) -> Case:
+    """A call that works, but for what is passed in these places."""
+    row = CALLS[name]
+    args, kwargs = ([], dict(row)) if isinstance(row, dict) else (list(row), {})
+    positional = [one.name for one in signature(name) if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    for place, label in wrong.items():
+        at = positional.index(place) if place in positional else place
+        if isinstance(at, int) and at < len(args):
+            args[at] = label
+        elif isinstance(place, int):
+            args.append(label)
+        else:
+            kwargs[place] = label
+    return name, args, kwargs
 
 
 @functools.cache
@@ -122,11 +151,11 @@ def _targets() -> dict[str, tuple[str | None, Any]]:
 
 
 @functools.cache
-def _parameters(name: str) -> list[str]:
-    return [one.name for one in _signature(name) if one.kind is not one.VAR_KEYWORD]
+def parameter_names(name: str) -> list[str]:
+    return [one.name for one in signature(name) if one.kind is not one.VAR_KEYWORD]
 
 
-def _signature(name: str) -> list[inspect.Parameter]:
+def signature(name: str) -> list[inspect.Parameter]:
     """The parameters of a target, without the receiver."""
     receiver, item = _targets()[name]
     function = item if receiver is None else getattr(kind_of(receiver), item)
@@ -134,7 +163,16 @@ def _signature(name: str) -> list[inspect.Parameter]:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return []
-    return parameters if receiver is None else parameters[1:]
+    return parameters if receiver is None or _is_static(receiver, item) else parameters[1:]
+
+
+def _is_static(receiver: str, method: str) -> bool:
+    return isinstance(inspect.getattr_static(kind_of(receiver), method), (classmethod, staticmethod))
+
+
+def is_tile_operation(name: str) -> bool:
+    """Whether a target is for kernels: on the host one check refuses every call of these."""
+    return _targets()[name][1] in [operation.function for operation in OPS.values()]
 
 
 def shown(case: Case) -> str:
@@ -163,7 +201,7 @@ def judged(error: BaseException, compiled: bool = False) -> str | None:
         return None
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
-    if frames and "argument_pool" in frames[-1].filename:  # a function of the user's
+    if frames and any(users in frames[-1].filename for users in _USERS):
         return None
     if isinstance(error, NEVER) and not (isinstance(error, ZeroDivisionError) and not inside):
         return f"raw {type(error).__name__}"
@@ -197,7 +235,8 @@ def raised(case: Case, arguments: Iterable[Any] = ()) -> BaseException | None:
     values = list(arguments) or _arguments(case)
     if receiver is not None:
         of = POOL[receiver]()
-        function = functools.partial(getattr(type(of), function), of)
+        method = getattr(type(of), function)
+        function = method if _is_static(receiver, function) else functools.partial(method, of)
     try:
         result = function(*values[: len(labels)], **dict(zip(keywords, values[len(labels) :], strict=True)))
         for _ in range(3):
@@ -279,21 +318,26 @@ def problem_of(case: Case, state: State) -> str | None:
         return problem or left or state.canary()
 
 
+def swept() -> Iterator[Case]:
+    """Each call of `CALLS` with each value of the pool in each place, the other arguments right."""
+    return (replaced(name, {place: label}) for name in CALLS for place in places(name) for label in POOL)
+
+
 def main(first: str, step: str, count: str, seconds: str, out: str, kind: str) -> None:
     """Run cases, print what they do: `seed N`, and `wrong` with a report that ends with an empty line."""
     os.environ.setdefault("TILEKIT_CACHE_DIR", "off")
     sys.stderr = sys.__stderr__
     state, names = State(kind), sorted(_targets())
     end = time.monotonic() + float(seconds)
+    seeds = range(0 if first == "all" else int(first), sys.maxsize, int(step))
+    cases = itertools.islice(swept(), 0, None, int(step)) if first == "all" else (drawn(seed, names) for seed in seeds)
     ran = 0
-    while ran < int(count) and time.monotonic() < end:
-        seed = int(first) + ran * int(step)
+    for seed, case in zip(seeds, cases, strict=False):
+        if ran == int(count) or time.monotonic() >= end:
+            break
         os.write(int(out), f"seed {seed}\n".encode())
         faulthandler.dump_traceback_later(HANG_S, exit=True)
-        case = drawn(seed, names)
-        if kind == "cuda":
-            case = safe(case)
-        problem = problem_of(case, state)
+        problem = problem_of(safe(case) if kind == "cuda" else case, state)
         if problem is not None:
             os.write(int(out), f"wrong {seed}: {shown(case)}: {problem}\n\n".encode(errors="replace"))
         ran += 1

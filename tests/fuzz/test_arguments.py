@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import argument_pool
 import argument_runs
 import pytest
 import seeds
+from argument_calls import REFUSED
 
 import tilekit as tk
 from tilekit import memory
 
 RUNS = Path(argument_runs.__file__)
+pytestmark = pytest.mark.filterwarnings("ignore::tilekit.UnusedOpWarning")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ops_that_nobody_runs():
+    """Collected here: elsewhere their warnings are errors."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
 
 
 def test_every_public_name_is_called():
@@ -64,10 +77,29 @@ def state(device):
         memory.set_limit(None, each)
 
 
+def test_everything_that_takes_an_argument_has_a_call():
+    """Else nothing comes further in it than its first check."""
+    needed = {name for name in argument_runs.targets() if argument_runs.signature(name)}
+    tile_operations = set(filter(argument_runs.is_tile_operation, needed))
+    assert needed - tile_operations == set(argument_runs.CALLS)
+
+
+def test_tile_operations_refuse_every_call_on_the_host(state):
+    """In one place, so that they need no calls of their own."""
+    for name in filter(argument_runs.is_tile_operation, argument_runs.targets()):
+        with pytest.raises(TypeError, match="is a tile operation: it works inside a function"):
+            raise argument_runs.raised((name, [], {})) or AssertionError(name)
+
+
 @pytest.mark.parametrize("name", list(argument_runs.CALLS))
 def test_calls_that_shall_work_do(state, name):
     """Else what is wrong with one of their arguments is not come to."""
-    assert argument_runs.raised((name, list(argument_runs.CALLS[name]), {})) is None
+    error = argument_runs.raised(argument_runs.replaced(name, {}))
+    if name in REFUSED:
+        assert error is not None
+        assert argument_runs.judged(error) is None
+    else:
+        assert error is None
 
 
 @pytest.mark.parametrize(

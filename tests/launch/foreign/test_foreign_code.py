@@ -226,6 +226,9 @@ def test_a_kernel_that_the_module_does_not_have():
         tk.load_module(ptx).kernel("other", "")
     with pytest.raises(ValueError, match="it has no kernels at all"):
         tk.load_module(b".version 7.0\n.target sm_80\n").kernel("fill", "")
+    for name in (None, 7, b"fill", ("fill",)):
+        with pytest.raises(TypeError, match="the name of a kernel of the module is a str, not"):
+            module.kernel(name, "")
 
 
 @pytest.mark.parametrize(
@@ -244,6 +247,22 @@ def test_a_file_that_is_no_module(tmp_path, data, message):
     file.write_bytes(data)
     with pytest.raises(ValueError, match=f"thing.cubin {message}"):
         tk.load_module(file)
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "message"),
+    [
+        (None, TypeError, "tk.load_module takes the path of a module, or its bytes, not None"),
+        (7, TypeError, "tk.load_module takes the path of a module, or its bytes, not 7"),
+        ("", IsADirectoryError, "tk.load_module: Is a directory: '.'"),
+        ("a" * 300, OSError, "tk.load_module: File name too long"),
+        ("a\0b", ValueError, "tk.load_module: .* is no path of a file"),
+        ("\ud800", ValueError, "tk.load_module: .* is no path of a file"),
+    ],
+)
+def test_what_is_no_path(path, error, message):
+    with pytest.raises(error, match=message):
+        tk.load_module(path)
 
 
 def test_files_that_are_others_programs_or_not_there(tmp_path, cubin):

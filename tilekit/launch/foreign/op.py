@@ -7,7 +7,6 @@ is built then is a `ForeignLaunch`: lazy, in order with whatever else uses the t
 from __future__ import annotations
 
 import copy
-import errno
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -81,7 +80,7 @@ class ForeignKernel:
         return ForeignLaunch(self, arguments)
 
     def prepare(self, device: Device, arguments: Sequence[Any]) -> tuple[Executable | None, Callable[[], Executable] | None]:
-        """What launches the kernel with these arguments on `device`, or what has to be called for it, which may take long.
+        """What launches the kernel on `device`, or what has to be called for it, which may take long (internal).
 
         Raises:
             DeviceError, DeviceUnavailableError: it cannot run there.
@@ -203,7 +202,7 @@ class NumbaKernel(ForeignKernel):
         return checked
 
     def prepare(self, device: Device, arguments: Sequence[Any]) -> tuple[Executable | None, Callable[[], Executable] | None]:
-        """In numba's simulator on a CPU device, through numba's dispatcher on a GPU."""
+        """In numba's simulator on a CPU device, through numba's dispatcher on a GPU (internal)."""
         config = self.config
         assert config is not None
         passed = [
@@ -256,7 +255,7 @@ class CodeKernel(ForeignKernel):
         self._loaded: dict[Device, foreign.LoadedImage] = {}  # shared by the copies that differ in their configuration
 
     def prepare(self, device: Device, arguments: Sequence[Any]) -> tuple[Executable | None, Callable[[], Executable] | None]:
-        """Loaded on a GPU, after it was compiled where it has to be."""
+        """Loaded on a GPU, after it was compiled where it has to be (internal)."""
         config = self.config
         assert config is not None
         if device.kind == "cpu":
@@ -357,7 +356,10 @@ class KernelModule:
 
         Raises:
             ValueError: there is none of that name; the text has those that there are. (Of a fatbin, when it is launched.)
+            TypeError: the name is no str.
         """
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a kernel of {self._image.where} is a str, not {name!r}")
         self._image.check_name(name)
         label = f"kernel {name} of {self._image.where}"
         return CodeKernel(label, name, self._image, declared.parse(signature, label))
@@ -379,15 +381,22 @@ def load_module(module: str | os.PathLike[str] | bytes) -> KernelModule:
         module: its path, or its bytes.
 
     Raises:
-        FileNotFoundError: there is no such file. ValueError: it is something else than a module; the text says what.
+        FileNotFoundError: there is no such file; another OSError: it cannot be read. ValueError: it is something else than a
+            module; the text says what. TypeError: it is neither a path nor bytes.
     """
     if isinstance(module, (bytes, bytearray, memoryview)):
         return KernelModule(ModuleImage(bytes(module), "the module"))
     if isinstance(module, str) and "\n" in module:
         raise ValueError("tk.load_module takes a path or bytes; this looks like the text of a module: pass text.encode()")
-    path = Path(module)
+    try:
+        path = Path(module)
+    except TypeError:
+        raise TypeError(f"tk.load_module takes the path of a module, or its bytes, not {module!r}") from None
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
-        raise FileNotFoundError(errno.ENOENT, "tk.load_module: there is no such file", str(path)) from None
+    except OSError as error:  # of the same class, by its number
+        reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise OSError(error.errno, f"tk.load_module: {reason}", str(path)) from None
+    except ValueError as error:
+        raise ValueError(f"tk.load_module: {str(path)!r} is no path of a file: {error}") from None
     return KernelModule(ModuleImage(data, str(path)))
