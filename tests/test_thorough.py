@@ -49,7 +49,7 @@ def suite(tmp_path, request):
     (tests / "test_many.py").write_text(MANY)
 
     def run(*arguments):
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:benchmark", *arguments]
         paths = [str(root), *map(str, request.config.getini("pythonpath")), os.environ.get("PYTHONPATH", "")]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         return subprocess.run(
@@ -93,7 +93,8 @@ def test_nothing_is_left_out_where_all_is_asked_for(given, mark, args, whole):
 
 def test_families_of_the_table_are_chosen_by_the_mark(request):
     """The table marks them before -m looks."""
-    command = [sys.executable, "-m", "pytest", "--co", "-q", "-m", "thorough", "tests/compiler/test_wgmma_types.py"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:benchmark", "--co", "-q", "-m", "thorough"]
+    command.append("tests/compiler/test_wgmma_types.py")
     listed = subprocess.run(command, cwd=request.config.rootpath, capture_output=True, text=True, check=True).stdout
     assert "test_products_follow_each_other[e4m3, e4m3-persistent]" in listed
     assert "test_products_follow_each_other[tf32-persistent]" not in listed

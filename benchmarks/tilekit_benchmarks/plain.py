@@ -80,17 +80,27 @@ def _library(case: Case, tensors: Tensors, out: tk.Tensor, stream: Stream) -> tu
     return prepared(_LIBRARY, own(tensors, out), stream)
 
 
-def _peer(build: kernel_peers.Build) -> kernel_peers.Build:
-    return lambda case, *of_it: build(replace(case, kernel=_task(case)), *of_it)
+def _peer(build: kernel_peers.Build, multiplies: bool) -> kernel_peers.Build:
+    """One that takes part in products, or in attention."""
+
+    def joined(case: Case, *of_it: Any) -> tuple[Contestant, Callable[[], Any]]:
+        if (_task(case) == "gemm") != multiplies:
+            raise NotImplementedError
+        return build(replace(case, kernel=_task(case)), *of_it)
+
+    return joined
 
 
 def _task(case: Case) -> str:
     return case.kernel.partition(",")[0]
 
 
-_PEERS = {"torch": gemm.PEERS["cuda"]["torch"], "cudnn": attention.PEERS["cuda"]["cudnn"]}
 PEERS: Mapping[str, Mapping[str, kernel_peers.Build]] = {
-    "cuda": {_LIBRARY: _library, **{name: _peer(build) for name, build in _PEERS.items()}},
+    "cuda": {
+        _LIBRARY: _library,
+        "torch": _peer(gemm.PEERS["cuda"]["torch"], multiplies=True),
+        "cudnn": _peer(attention.PEERS["cuda"]["cudnn"], multiplies=False),
+    },
     "cpu": {_LIBRARY: _library},
 }
 """The peers on each kind of device, by name."""

@@ -224,7 +224,7 @@ def test_no_thread_is_gone_while_its_copies_are_on_their_way(kernel):
 
 
 @pytest.mark.parametrize("kernel", [documented, *SAME, *OTHER], ids=lambda kernel: kernel.name)
-def test_what_passes_make_of_them_is_right(kernel):
+def test_what_passes_make_of_them_is_right(kernel, cpu):
     rng = np.random.default_rng(7)
     a, b = (rng.integers(-3, 4, (256, 256)).astype(np.float16) for _ in range(2))
     with through_ir.rewritten() as kernels:

@@ -259,6 +259,7 @@ print(device.driver.allocated_bytes > 0, y.to_host().sync_on(other).tolist())
 """
 
 
+@pytest.mark.alone
 def test_ctrl_c_reaches_every_wait_for_a_cpu_device(tmp_path):
     program = tmp_path / "interrupted.py"
     program.write_text(PROGRAM)

@@ -274,14 +274,16 @@ class _Entry:
         graph, storages = self._graph, [ctx.allocate(nbytes) for _, nbytes in self._sizes]
         slots = set(graph.slots)
         with graph.lock:
-            graph.bind_locked({f"t{at}": tensor for at, tensor in enumerate(tensors) if f"t{at}" in slots})
-            for move, storage in zip(self._moves, storages, strict=True):
-                move.move(storage, 0)
-            for move in self._moves:
-                graph.changed(move)
-            graph.submit_locked(ctx)
-            for move, (stand, _) in zip(self._moves, self._sizes, strict=True):
-                move.keep(stand)  # the results are the caller's alone
+            try:
+                for move, storage in zip(self._moves, storages, strict=True):
+                    move.move(storage, 0)  # first: where results of the last launch lay the arguments of this one may lie
+                graph.bind_locked({f"t{at}": tensor for at, tensor in enumerate(tensors) if f"t{at}" in slots})
+                for move in self._moves:
+                    graph.changed(move)
+                graph.submit_locked(ctx)
+            finally:
+                for move, (stand, _) in zip(self._moves, self._sizes, strict=True):
+                    move.keep(stand)  # the results are the caller's alone
         bases: dict[int, tuple[Any, int]] = {
             id(stand): (storage, 0) for (stand, _), storage in zip(self._sizes, storages, strict=True)
         }

@@ -10,7 +10,7 @@ import ast
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ from tilekit.compiler.grids import Fold
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.nvidia.multibuffer import producers_of
-from tilekit.compiler.optimize import dump, streamed
+from tilekit.compiler.optimize import dump, simplified, streamed
 from tilekit.compiler.passes.pipelining import Unfit, Unrecognised, pipelined_loops, plain, rings_of, specialised
 from tilekit.compiler.target import STATIC_SHARED_BYTES, named, numba_capability, of
 from tilekit.errors import CompileError
@@ -102,6 +102,7 @@ def with_enough_warps(facts: Sequence[ArgumentFacts], num_warps: int | None, att
             config = choose_config(facts, wanted.num_warps)
 
 
+Attempt = Callable[[BoundKernel, Pipelines | None], tuple[CompiledKernel, Compilation]]
 _TOO_FEW_REGISTERS = "Insufficient registers"  # ptxas, C7602: sums of one instruction have no room
 
 
@@ -142,7 +143,7 @@ def _compiled(
     if ringed is not None and ringed[0].spilled_bytes <= _FEW_SPILLS:
         return ringed
     notes = None if ringed is None else list(ringed[1].notes or ())
-    kernel, compilation = attempt(bound, None)
+    kernel, compilation = _as_written(bound, facts, attempt, checks)
     if ringed is not None and ringed[0].local_bytes <= kernel.local_bytes:
         if compilation.notes is not None:
             compilation.notes[:] = notes or ()
@@ -152,8 +153,21 @@ def _compiled(
     return kernel, compilation
 
 
+def _as_written(
+    bound: BoundKernel, facts: Sequence[ArgumentFacts], attempt: Attempt, checks: bool
+) -> tuple[CompiledKernel, Compilation]:
+    """A kernel without rings. numba wants each variable set above where it is read, in the text too: then it is written anew."""
+    try:
+        return attempt(bound, None)
+    except CompileError:
+        anew = None if checks else simplified(bound, facts)
+        with suppress(CompileError):  # then the one of the user's own text is raised
+            if anew is not None:
+                return attempt(anew, None)
+        raise
+
+
 _FEW_SPILLS = 128  # bytes of a thread, which cost less than loads that nothing hides
-Attempt = Callable[[BoundKernel, Pipelines | None], tuple[CompiledKernel, Compilation]]
 
 
 def _with_rings(

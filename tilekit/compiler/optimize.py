@@ -20,7 +20,7 @@ from tilekit.compiler.passes.streams import streams_from_loads
 from tilekit.lang import matmul, pipelines
 from tilekit.settings import load_settings
 
-__all__ = ["PASSES", "dump", "optimized", "streamed", "text_of"]
+__all__ = ["PASSES", "dump", "optimized", "simplified", "streamed", "text_of"]
 
 _STREAMED = (matmul.mma, matmul.matmul, pipelines.pipelined)
 _BROKEN = "kernel %s: a pass over its IR failed, by a mistake of tilekit's; it is compiled as it is written. Please report:"
@@ -92,6 +92,14 @@ def streamed(bound: BoundKernel, facts: Sequence[ArgumentFacts]) -> BoundKernel 
         return None
     except Exception:
         logging.getLogger("tilekit").warning(_BROKEN, bound.source.name, exc_info=True)
+        return None
+
+
+def simplified(bound: BoundKernel, facts: Sequence[ArgumentFacts]) -> BoundKernel | None:
+    """A kernel written anew, with a value for each variable ahead of all that reads it, but otherwise as it stands; or None."""
+    try:
+        return to_python(build(bound, facts), bound)
+    except Exception:
         return None
 
 

@@ -206,11 +206,19 @@ def counted(y: tk.InOut, a):
 
 @good
 def turn_before(y: tk.InOut, a):
-    """A number: for a GPU, tiles must have a value before the loop."""
+    """numba would have it set further up in the text."""
     for k in range(3):
         if k > 0:
             y.store(y.load() + q)
         q = k
+
+
+@good
+def tile_of_the_turn_before(y: tk.InOut, a):
+    for k in range(3):
+        if k > 0:
+            y.store(y.load() + q)
+        q = y.load() * k
 
 
 @good
@@ -337,6 +345,7 @@ def test_what_cannot_be_unset_is_no_error(device, kernel):
     for a in (0, 1, 3, 7):
         if kernel.name != "endless" or a:
             kernel(api.full(4, 5.0).partition(4), a).sync()
+    kernel(api.meta(4).partition(4), 3).compile(target="sm_90a")
 
 
 @tk.function
