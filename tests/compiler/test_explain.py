@@ -6,6 +6,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api
+from tilekit.compiler import build
 from tilekit.compiler.explain import resident_blocks
 from tilekit.compiler.kernel import CompiledKernel
 
@@ -155,3 +156,33 @@ def test_what_limits_it():
 def test_without_a_gpu_a_target_is_needed(cpu):
     with pytest.raises(ValueError, match=r"no GPU to compile for; name a target, such as .compile\(target='sm_90a'\)"):
         turn(api.zeros((64, 64)).sync().partition((64, 64)), api.zeros((64, 64)).sync()).explain()
+
+
+def test_products_that_ptxas_serialises_are_compiled_otherwise(monkeypatch):
+    """Operands in registers of their own are given up; what ptxas still says then is told."""
+    log = (
+        "ptxas info    : (C7513) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma "
+        "instructions defining input registers of a wgmma in the function 'attend'\n\x00"
+    )
+    attempts, look = [], build._look_at_log
+
+    def looked(_, compilation):
+        attempts.append(compilation.pipelines.apart)
+        look(log if attempts[-1] or always else "", compilation)
+
+    @tk.kernel(num_warps=4)
+    def attend(o: tk.Out, q: tk.In, k: tk.In, v: tk.In):
+        query, acc = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 64), tk.float32)
+        for key, value in tk.pipelined(k.tiles((64, 64))[:, 0], v.tiles((64, 64))[:, 0]):
+            p = tk.exp(tk.mma(query, key.transpose(), tk.zeros((64, 64), tk.float32)))
+            acc = tk.mma(p.astype(tk.float16), value, acc)
+        o.store(acc)
+
+    monkeypatch.setattr(build, "_look_at_log", looked)
+    o, q = api.meta((512, 64)), api.meta((512, 64), tk.float16)
+    for always in (False, True):
+        attempts.clear()
+        explained = attend(o.partition((64, 64)), q, q, q).explain("sm_90a")
+        assert attempts == [True, False]
+        assert explained.serialised == ("non wgmma instructions defining input registers of a wgmma" if always else "")
+        assert ("one after the other" in str(explained)) == always

@@ -198,7 +198,8 @@ def _with_rings(
         kernel, compilation = attempt(bound, tried)
         rooms = compilation.dynamic_bytes
         if rooms <= tried.rooms and kernel.shared_bytes + kernel.dynamic_shared_bytes <= room:
-            if tried.operand_sets and kernel.spilled_bytes:  # ptxas has each instruction wait where registers are short
+            # ptxas has each product wait where registers are short, and where it sees their operands written too early.
+            if tried.operand_sets and (kernel.spilled_bytes or compilation.serialised):
                 tried = state(tried.rooms, tried.kept, apart=False)
                 continue
             if (occupancy or 1) > 1 and kernel.spilled_bytes:
@@ -242,7 +243,9 @@ def _assembled(
         _check_own(ptx, current(), bound)
         # In whole programs alone ptxas deals registers out anew, and has no calls that products would have to end before.
         library._lto = pipelines is not None
-        return ptx, bytes(library.get_cubin(cc=capability).code)
+        cubin = bytes(library.get_cubin(cc=capability).code)
+        _look_at_log(library._linkerinfo_cache.get(capability) or "", current())
+        return ptx, cubin
 
     with _standing_in(capability):
         (ptx, cubin), compilation = translate(
@@ -266,6 +269,15 @@ def _assembled(
         maps=() if pipelines is None else tuple(pipelines.maps),
     )
     return kernel, compilation
+
+
+def _look_at_log(log: str, compilation: Compilation) -> None:
+    """Note what ptxas says of the products: that of others they wait."""
+    match = re.search(r"wgmma\.mma_async instructions are serialized due to (.*?)(?: in the function|$)", log)
+    if match is not None:
+        compilation.serialised = match[1]
+        if compilation.notes is not None:
+            compilation.notes.append((0, "serialised", match[1]))
 
 
 def _check_own(ptx: str, compilation: Compilation, bound: BoundKernel) -> None:

@@ -142,6 +142,7 @@ class Explanation:
         accesses, layouts, conversions, pipelines, products: in the order of the lines.
         blocks_per_multiprocessor: how many blocks have room on one, and `limited_by` what limits them.
         occupancy: the share of the warps that a multiprocessor can hold which these blocks are, from 0 to 1.
+        serialised: why ptxas runs the products of warpgroups one after the other, in its words; empty if it does not.
         ir: the kernel as the compiler sees it behind its passes (helpers inlined, loads in loops as streams...), as text with the
             type of each value and its line; not in the table.
     """
@@ -157,6 +158,7 @@ class Explanation:
     blocks_per_multiprocessor: int
     limited_by: str
     occupancy: float
+    serialised: str
     ir: str
 
     def __repr__(self) -> str:
@@ -175,6 +177,8 @@ class Explanation:
             f"{self.occupancy:.0%} of its warps"
         )
         parts = [block, room]
+        if self.serialised:
+            parts.append(f"ptxas runs products one after the other: {self.serialised}")
         if self.accesses:
             rows = [
                 (
@@ -272,6 +276,7 @@ def explain(
         layouts=tuple(layouts.values()),
         pipelines=tuple(_pipelines(notes)),
         products=tuple(_products(notes)),
+        serialised=next((text for _, kind, text, *_ in notes if kind == "serialised"), ""),
         blocks_per_multiprocessor=blocks,
         limited_by=limit,
         occupancy=share,

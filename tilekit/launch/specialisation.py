@@ -27,7 +27,7 @@ from tilekit.compiler.cpu.interpret import interpret
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.grids import AXIS_LIMITS, FOLDED_SLOTS, Fold, folded_grid
-from tilekit.compiler.passes.aliasing import apart
+from tilekit.compiler.passes.aliasing import apart, cut_of
 from tilekit.compiler.toolkit import importing_numba
 from tilekit.errors import DeviceUnavailableError, SpillWarning
 from tilekit.lang.memory import TensorView
@@ -190,6 +190,7 @@ class _Interpreted:
 
     def __init__(self, specialisation: Specialisation) -> None:
         self._bound, self._facts = specialisation.bound, specialisation.facts
+        self._sharing = _Sharing(self._bound)
         self._num_warps = None if specialisation.ready_made else specialisation.num_warps
 
     def launch(self, ctx: ExecutionContext, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
@@ -207,7 +208,7 @@ class _Interpreted:
     def as_node(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
         """The launch, to be written down."""
         written = [known.role != "in" if isinstance(known, TensorFacts) else None for known in self._facts]
-        return InterpretedLaunch(self.enqueue, grid, arguments, written, _sharing(self._bound, grid, arguments))
+        return InterpretedLaunch(self.enqueue, grid, arguments, written, self._sharing.of(grid, arguments))
 
     @staticmethod
     def _view(name: str, facts: ArgumentFacts, argument: Any) -> Any:
@@ -236,7 +237,7 @@ class Loaded:
     """
 
     def __init__(self, specialisation: Specialisation, device: Device) -> None:
-        compiled, facts, self._bound = specialisation.compiled(device.target), specialisation.facts, specialisation.bound
+        compiled, facts = specialisation.compiled(device.target), specialisation.facts
         fold = specialisation.fold
         self.function = device.driver.load(compiled.cubin, compiled.entry, compiled.dynamic_shared_bytes)
         if compiled.sites:
@@ -249,7 +250,7 @@ class Loaded:
         self._pack = _packing(facts, packer.pack_into)
         self.maps = [(known.argument, _encoder(device.driver, known)) for known in compiled.maps]
         self.facts, self.slots = facts, compiled.param_format.translate(_NO_PADDING).encode()
-        self._lock = threading.Lock()
+        self._lock, self._sharing = threading.Lock(), _Sharing(specialisation.bound)
 
     def launch(self, ctx: ExecutionContext, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
         """Launch on the stream."""
@@ -264,7 +265,7 @@ class Loaded:
 
     def as_node(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
         """The launch, to be written down."""
-        shares = _sharing(self._bound, grid, arguments)
+        shares = self._sharing.of(grid, arguments)
         values = bytearray(8 * len(self.slots))
         self._pack(values, arguments)
         if self.fold is not None:
@@ -286,15 +287,29 @@ _GRID = struct.Struct(f"={FOLDED_SLOTS}q")  # of a launch whose grid is folded: 
 _pack_grid, packed_grid = _GRID.pack_into, _GRID.pack
 
 
-def _sharing(bound: BoundKernel, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Callable[[int, int], bool]:
-    """Whether the memory of an argument that is written may be that of another, which looks the same and is read."""
-    tensors = dict(zip(bound.names, arguments, strict=True))
+class _Sharing:
+    """Whether the memory of an argument of a launch that is written may be that of another, which looks the same and is read."""
 
-    def shares(written: int, read: int) -> bool:
-        looks = [(t.shape, t.strides, t.itemsize) for t in (arguments[written].tensor, arguments[read])]
-        return looks[0] == looks[1] and apart(bound, tensors, grid, bound.names[written], bound.names[read])
+    def __init__(self, bound: BoundKernel) -> None:
+        self._bound = bound
+        self._known: dict[Any, bool] = {}  # of launches that look alike
 
-    return shares
+    def of(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Callable[[int, int], bool]:
+        """The same of one launch: a function of the numbers of the two."""
+
+        def shares(written: int, read: int) -> bool:
+            looks = [(t.shape, t.strides, t.itemsize) for t in (arguments[written].tensor, arguments[read])]
+            if looks[0] != looks[1]:
+                return False
+            key = written, read, grid, *map(cut_of, arguments)
+            known = self._known.get(key)
+            if known is None:
+                names = self._bound.names
+                tensors = dict(zip(names, arguments, strict=True))
+                known = self._known[key] = apart(self._bound, tensors, grid, names[written], names[read])
+            return known
+
+        return shares
 
 
 _Encoder = Callable[[int, tuple[int, ...], tuple[int, ...]], bytes]

@@ -217,6 +217,21 @@ def test_factors_and_what_is_added(device, dtype, splits):
     right(target, product + 2 * wide(c))
 
 
+@pytest.mark.parametrize("splits", [None, "stream"])
+@pytest.mark.parametrize("shape", [(90, 70), (3, 90, 70), (400, 330)], ids=str)
+def test_in_place_of_what_is_added(device, shape, splits):
+    """Blocks keep to tiles of their own, of what they add too: as `c`, and as an operand of the epilogue."""
+    if splits and len(shape) == 3:
+        pytest.skip("only products of matrices are split")
+    a, b, c = normal((*shape[:-1], 96), np.float16), normal((*shape[:-2], 96, shape[-1]), np.float16, 1), normal(shape, np.float16, 2)
+    product, size = wide(a) @ wide(b), np.abs(wide(a)) @ np.abs(wide(b)) + 3
+    for given in ({"beta": 2}, {"epilogue": epilogues.residual}):
+        target = f(c).sync()
+        more = {"operands": (target,)} if "epilogue" in given else {"c": target}
+        kernels.gemm(f(a), f(b), out=target, tile=(32, 32, 32), splits=splits, **more, **given).sync()
+        close(target.to_host().sync(), product + given.get("beta", 1) * wide(c), size, 96)
+
+
 def erf(x):
     from math import erf
 

@@ -182,6 +182,7 @@ class Compilation:
         accesses: those to the parameters that the kernel writes, by name, as far as lowered: see `codegen.windows.order_access`.
         pipelines: what the rings of stages share; None if there are none.
         lines: see `BoundKernel`.
+        serialised: why ptxas runs asynchronous products one after the other, in its words; empty if it does not.
     """
 
     __slots__ = (
@@ -196,6 +197,7 @@ class Compilation:
         "loops",
         "notes",
         "pipelines",
+        "serialised",
         "sites",
         "static_bytes",
         "target",
@@ -214,7 +216,7 @@ class Compilation:
         crowded: bool = False,
         lines: Mapping[int, tuple[str, int]] = MappingProxyType({}),
     ) -> None:
-        self.lines = lines
+        self.lines, self.serialised = lines, ""
         self.pipelines, self.fold, self.crowded = pipelines, fold, crowded
         self.config, self.loops, self.checks, self.grows, self.target = config, loops, checks, grows, target
         self.sites: list[tuple[str, int, str]] = []

@@ -7,9 +7,9 @@ from typing import Any
 
 from tilekit._tensor.partition import MappedPartition, Partition, Scattered
 from tilekit.compiler.frontend.bound import BoundKernel
-from tilekit.compiler.passes.footprints import Access, Along, Extent, Own, Visited, accesses_of
+from tilekit.compiler.passes.footprints import Access, Along, Extent, Own, Region, Visited, accesses_of
 
-__all__ = ["apart"]
+__all__ = ["apart", "cut_of"]
 
 
 def apart(bound: BoundKernel, tensors: Mapping[str, Any], grid: tuple[int, int, int], written: str, read: str) -> bool:
@@ -28,7 +28,7 @@ def apart(bound: BoundKernel, tensors: Mapping[str, Any], grid: tuple[int, int, 
     visits = {access.region.partition for access in touched if isinstance(access.region, Visited)}
     if visits:
         cuts = [_cut(tensors.get(name)) for name in visits]
-        return all(isinstance(access.region, Visited) for access in touched) and cuts.count(cuts[0]) == len(cuts)
+        return all(_is_visited(access.region, tensors) for access in touched) and cuts.count(cuts[0]) == len(cuts)
     own_dims = [_along(access, tensors) for access in touched]
     if not all(own_dims):
         return False
@@ -37,8 +37,23 @@ def apart(bound: BoundKernel, tensors: Mapping[str, Any], grid: tuple[int, int, 
     )
 
 
+def cut_of(argument: Any) -> Any:
+    """What `apart` asks of an argument: of launches that have the same cuts and the same grid the answer is the same."""
+    if not isinstance(argument, Partition):
+        return None
+    return type(argument), argument.grid, argument.tile_shape, isinstance(argument, MappedPartition) and _cut(argument)
+
+
 def _agree(along: Sequence[Along | None], axis: int) -> bool:
     return all(one is not None and one.axis == axis and one == along[0] for one in along)
+
+
+def _is_visited(region: Region, tensors: Mapping[str, Any]) -> bool:
+    """Whether it is a whole tile that a turn visits, no more and no less."""
+    if not isinstance(region, Visited) or region.extents is None:
+        return isinstance(region, Visited)
+    tile = getattr(tensors.get(region.partition), "tile_shape", ())
+    return tuple(tile[one.dim] if isinstance(one, Extent) and one.partition == region.partition else one for one in region.extents) == tile
 
 
 def _cut(partition: Any) -> Any:

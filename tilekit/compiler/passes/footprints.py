@@ -11,11 +11,12 @@ import ast
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tilekit.compiler.frontend.bound import BoundKernel, arguments_of
-from tilekit.compiler.frontend.folding import MISSING, value_of
+from tilekit.compiler.frontend.folding import BINARY, MISSING, value_of
 from tilekit.compiler.passes.producer import resolved
 from tilekit.lang import calculation, memory
 from tilekit.lang.pipelines import pipelined
@@ -44,10 +45,11 @@ class Own(NamedTuple):
 
 
 class Visited(NamedTuple):
-    """The tile of a mapped partition that the turn of a loop visits."""
+    """The tile of a mapped partition that the turn of a loop visits; or one at that index, in tiles of these extents."""
 
     partition: str
     loop: int
+    extents: tuple[Any, ...] | None = None
 
 
 Region = Own | Visited | tuple[Along | None, ...] | None
@@ -298,6 +300,8 @@ class _Walk:
                 return self._item(self._value(owner), index)
             case ast.Call():
                 return self._call(node)
+            case ast.BinOp(left=left, op=op, right=right):
+                return self._calculated(self._value(left), op, self._value(right))
             case ast.IfExp(test=test, body=body, orelse=other):
                 self._visit(test)
                 first, second = self._value(body), self._value(other)
@@ -311,6 +315,19 @@ class _Walk:
                 return None
         for child in ast.iter_child_nodes(node):
             self._visit(child)
+        return None
+
+    def _calculated(self, left: Any, op: ast.operator, right: Any) -> Any:
+        """What constants give, and what they leave as it is."""
+        if isinstance(left, _Known) and isinstance(right, _Known):
+            with suppress(ArithmeticError, TypeError, ValueError):
+                return _Known(BINARY[type(op)](left.value, right.value))
+        neutral = {ast.Mult: 1, ast.Add: 0, ast.Sub: 0, ast.FloorDiv: 1}.get(type(op), MISSING)
+        for one, other, turned in ((left, right, False), (right, left, True)):
+            if isinstance(other, _Known) and other.value == neutral and (not turned or isinstance(op, (ast.Mult, ast.Add))):
+                return one
+        self._escape(left)
+        self._escape(right)
         return None
 
     def _attribute(self, owner: Any, attribute: str) -> Any:
@@ -333,6 +350,8 @@ class _Walk:
         match owner:
             case _Several(values) if isinstance(at, int) and -len(values) <= at < len(values):
                 return values[at]
+            case _Known(tuple(values)) if isinstance(at, int) and -len(values) <= at < len(values):
+                return _Known(values[at])
             case _Shape(partition) if isinstance(at, int) and at >= 0:
                 return Extent(partition, at)
             case _Place(turn, None) if isinstance(at, int) and at >= 0:
@@ -493,6 +512,9 @@ def _region(index: Any, shape: Any) -> Region:
         extents = (shape,)
     if len(extents) != len(indices):
         return None
+    turn = indices[0].turn if indices and isinstance(indices[0], _Place) else None
+    if turn is not None and all(at == _Place(turn, dim) for dim, at in enumerate(indices)):
+        return Visited(*turn, extents)
     dims: list[Along | None] = []
     for at, extent in zip(indices, extents, strict=True):
         known = isinstance(at, _Block) and isinstance(extent, (int, Extent))

@@ -124,15 +124,15 @@ def _kernels(epilogue: Function) -> _Kernels:
 
     @tk.kernel
     def sum_of_shares(
-        out: tk.Out, parts: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta, above: int, columns: int,
-        steps: int, share: int, down: tk.Const, across: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const,
+        out: tk.Out, parts: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta, columns: int, steps: int,
+        share: int, down: tk.Const, across: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const,
     ):  # fmt: skip
         i, j = tk.bid(0), tk.bid(1)
         tile = i // down * columns + j // across
         acc = tk.zeros((BM, BN), parts.dtype)
         for block in range(tile * steps // share, ((tile + 1) * steps - 1) // share + 1):
             acc = acc + tk.load(parts, (block + tile, i % down, j % across), (1, BM, BN)).reshape((BM, BN))
-        out.store(finished(acc, 0, above + i, j, alpha, beta, c, x, y, z, scaled, added, operands).astype(out.dtype))
+        out.store(finished(acc, 0, i, j, alpha, beta, c, x, y, z, scaled, added, operands).astype(out.dtype))
 
     return _Kernels(gemm, batched_gemm, sum_of_parts, sum_of_shares)
 
@@ -236,9 +236,18 @@ def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile
         added_to = added_to.T
     if wide != dtypes.int32:  # floats always, and so one kernel for all numbers
         alpha, beta = as_real(alpha, "gemm: alpha"), as_real(beta, "gemm: beta")
-    rest = (added_to, *more, *[a] * (_MOST_OPERANDS - len(more)), alpha, beta)
     constants = (bool(alpha != 1), added, along)
-    common = (*rest, wide, precision, warp_specialize, *constants)
+
+    def rest(rows=None):
+        """What else a kernel takes, of all rows of the result or of some."""
+        tensors = (added_to, *more)
+        if rows is not None:
+            tensors = [x[rows] if each and each[0] else x for x, each in zip(tensors, (added, *along), strict=True)]
+        return (*tensors, *[a] * (_MOST_OPERANDS - len(more)), alpha, beta)
+
+    def common(rows=None):
+        return (*rest(rows), wide, precision, warp_specialize, *constants)
+
     (m, n), k = extents[-2:], a.shape[-1]
 
     def steps(new):
@@ -256,20 +265,20 @@ def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile
         if not matrix:
             each = tuple(int(len(x.shape) == 3) for x in (a, b))
             stacks = (shaped(x, _padded(x.shape, 3)) for x in (left, right))
-            yield launched(kernels.batch(schedule.mapped(y), *stacks, *common, each))
+            yield launched(kernels.batch(schedule.mapped(y), *stacks, *common(), each))
         elif schedule.splits == 1 and schedule.stream is None:
-            yield launched(kernels.matrix(schedule.mapped(target), left, right, *common))
+            yield launched(kernels.matrix(schedule.mapped(target), left, right, *common()))
         elif schedule.stream is not None:
             stream, above = schedule.stream, schedule.stream.top * schedule.rows
             if above:
-                yield launched(kernels.matrix(schedule.mapped(target[:above]), left, right, *common))
+                yield launched(kernels.matrix(schedule.mapped(target[:above]), left, right, *common(slice(above))))
             parts = new(Spec((stream.places, schedule.rows, schedule.columns), wide))
             launch = shares_of(parts.scattered(), left, right, *stream[:-1], precision, warp_specialize)
             yield launched(launch.grid(stream.blocks))
             columns = min(schedule.columns, 256)
             rows = min(schedule.rows, 256 if on_cpu(a) else max(1, _SUMMED // columns))
             launch = kernels.finish_stream(
-                target[above:].partition((rows, columns)), parts, *rest, above // rows, stream.columns, stream.steps,
+                target[above:].partition((rows, columns)), parts, *rest(slice(above, None)), stream.columns, stream.steps,
                 stream.share, schedule.rows // rows, schedule.columns // columns, *constants,
             )  # fmt: skip
             yield launch.generics(BM=rows, BN=columns).num_warps(_SUMMED_WARPS)
@@ -278,7 +287,7 @@ def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile
             yield launched(_parts(schedule.mapped(parts), left, right, schedule.share, precision, warp_specialize))
             columns = min(power(target.shape[1]), 256)
             rows = min(power(target.shape[0]), 256 if on_cpu(a) else _SUMMED // columns)
-            launch = kernels.finish(target.partition((rows, columns)), parts, *rest, schedule.splits, *constants)
+            launch = kernels.finish(target.partition((rows, columns)), parts, *rest(), schedule.splits, *constants)
             yield launch.generics(BM=rows, BN=columns).num_warps(_SUMMED_WARPS)
         return y
 
