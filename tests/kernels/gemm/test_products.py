@@ -223,7 +223,11 @@ def test_in_place_of_what_is_added(device, shape, splits):
     """Blocks keep to tiles of their own, of what they add too: as `c`, and as an operand of the epilogue."""
     if splits and len(shape) == 3:
         pytest.skip("only products of matrices are split")
-    a, b, c = normal((*shape[:-1], 96), np.float16), normal((*shape[:-2], 96, shape[-1]), np.float16, 1), normal(shape, np.float16, 2)
+    a, b, c = (
+        normal((*shape[:-1], 96), np.float16),
+        normal((*shape[:-2], 96, shape[-1]), np.float16, 1),
+        normal(shape, np.float16, 2),
+    )
     product, size = wide(a) @ wide(b), np.abs(wide(a)) @ np.abs(wide(b)) + 3
     for given in ({"beta": 2}, {"epilogue": epilogues.residual}):
         target = f(c).sync()

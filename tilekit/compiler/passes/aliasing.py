@@ -53,7 +53,10 @@ def _is_visited(region: Region, tensors: Mapping[str, Any]) -> bool:
     if not isinstance(region, Visited) or region.extents is None:
         return isinstance(region, Visited)
     tile = getattr(tensors.get(region.partition), "tile_shape", ())
-    return tuple(tile[one.dim] if isinstance(one, Extent) and one.partition == region.partition else one for one in region.extents) == tile
+    return (
+        tuple(tile[one.dim] if isinstance(one, Extent) and one.partition == region.partition else one for one in region.extents)
+        == tile
+    )
 
 
 def _cut(partition: Any) -> Any:
