@@ -14,6 +14,14 @@ def scale(y: tk.InOut, a: float):
     y.store(y.load() * a)
 
 
+class Policy:
+    def __init__(self, stream):
+        self.stream = stream
+
+    def next_stream(self):
+        return self.stream
+
+
 def launch():
     return scale(api.zeros(4).sync().partition(4), 2.0)
 
@@ -47,6 +55,8 @@ def test_an_array_is_not_partitioned_as_numpy_does(device):
     [
         (lambda op: op.schedule("pool"), TypeError, "no scheduling policy"),
         (lambda op: op.with_policy("pool"), TypeError, "no scheduling policy"),
+        (lambda op: op.schedule(Policy(7)), TypeError, r"the policy .* gave 7: its next_stream\(\) returns a stream"),
+        (lambda op: op.with_policy(Policy(None)).sync(), TypeError, "the policy .* gave None"),
         (lambda op: op.named(3), TypeError, "a name is a str"),
         (lambda op: op.unzip(2**64), ValueError, "no number of results"),
         (lambda op: op.unzip("two"), TypeError, "is an int, not str"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+from argument_liars import OBJECTS
 
 import tilekit as tk
 from tilekit import api, interop, kernels, memory, random
@@ -22,34 +22,6 @@ except ImportError:  # not built, and not needed
     _launch = None
 
 Factory = Callable[[], Any]
-
-
-class Hostile(Exception):
-    """What objects of a user's raise: it comes back as it is."""
-
-
-class Liar:
-    """An object whose special methods raise or lie."""
-
-    def __init__(self, **special: Any) -> None:
-        self.special = special
-
-    def __repr__(self) -> str:
-        return f"Liar({', '.join(self.special)})"
-
-
-def liar(**special: Any) -> Any:
-    """One of a class of its own, with these special methods: a value to return, or an exception to raise."""
-
-    def method(outcome: Any) -> Any:
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(outcome, type) and issubclass(outcome, BaseException):
-                raise outcome
-            return outcome
-
-        return call
-
-    return type("Liar", (Liar,), {f"__{name}__": method(outcome) for name, outcome in special.items()})(**special)
 
 
 def add_scaled(y: tk.InOut, x: tk.In, a: float):
@@ -68,10 +40,6 @@ def numba_kernel() -> Any:
     return cuda.jit(lambda y: None)
 
 
-def generator() -> Iterator[int]:
-    yield 4
-
-
 def spent() -> Any:
     op = api.ones(4)
     op.sync()
@@ -84,6 +52,12 @@ def closed() -> Any:
     return stream
 
 
+def closed_graph() -> Any:
+    graph = scale(tensor().partition(2), tensor(), 2.0).graph()
+    graph.close()
+    return graph
+
+
 def tensor(dtype: Any = tk.float32, shape: Any = (4,)) -> Any:
     return api.zeros(shape, dtype).sync()
 
@@ -93,26 +67,12 @@ SCALARS: dict[str, Factory] = {
     for value in (
         *(None, True, False, 0, 1, 2, 3, 4, 7, 8, 64, -1, -2, -(2**31), 2**31, 2**32 + 1, 2**63, 2**64, 2**70, -(2**70), 10**400),
         *(0.0, -0.0, 0.5, 2.0, -1.5, 1e308, math.inf, -math.inf, math.nan, 1j, 2**70 * 1.0),
-        *(
-            "",
-            "cpu",
-            "cuda",
-            "cuda:99",
-            "cpu:7",
-            "float32",
-            "zero",
-            "k",
-            "x",
-            "sm_80",
-            "nan",
-            "nonsense",
-            "\ud800",
-            "a" * 300,
-            b"",
-            b"bytes",
-        ),
+        *("", "cpu", "cuda", "cuda:99", "cpu:7", "float32", "zero", "k", "x", "sm_80", "nan", "nonsense", "\ud800", "a" * 300),
+        *(b"", b"bytes", "\0", " ", "%s {x} {", "<f4", ">f4", "f4,f4", "int3", "(4,)"),
         *((), (4,), (2, 4), (1, 2), (1,), (3,), (0,), (-1,), (2**40, 2**40), (4, "x"), (None,), ((4,),), (1.5,), (1,) * 40),
         *([], [4], [[1, 2], [3]], [None], {}, {"x": 1}, {4}, slice(None), slice(0, 4, 0), slice("a"), ..., NotImplemented),
+        *((True,), (math.nan,), ([4],), (2**70,), (slice(None), 7), (0, 0, 0), (slice(0, 4, 2**70),), (..., ...), (None, 0)),
+        *({4: 4}, {"x": None}, {"shape": (4,)}, frozenset({4}), (4.0, 4), (b"x",), (("a", int),), [("a", "f4")], ["x"]),
         *(int, float, str, object, np.float32, np.int64, Exception, Exception("one"), range(4), bytearray(b"abc")),
     )
 }
@@ -204,6 +164,14 @@ DEVICE: dict[str, Factory] = {f"tensor({dtype.name})": (lambda dtype=dtype: tens
     "numba kernel": numba_kernel,
     "wrapped kernel": lambda: tk.wrap(numba_kernel(), tk.LaunchConfig(grid=(1,), block=(32,))),
     "code kernel": lambda: tk.cuda_source('extern "C" __global__ void k(float* y) {}', "k", SIGNATURE),
+    "foreign launch": lambda: tk.wrap(numba_kernel(), tk.LaunchConfig(grid=(1,), block=(32,)))(tensor()),
+    "closed graph": closed_graph,
+    "context": lambda: tk.ExecutionContext(tk.default_device(), tk.default_device().stream()),
+    "tile function": lambda: tk.function(add_scaled),
+    "Tensor": lambda: type(api.meta(4)),
+    "partition of cpu:1": lambda: api.zeros(4).on(other_device()).sync().partition(2),
+    "partition of overhang": lambda: tensor(shape=(5,)).partition(2),
+    "capsule": lambda: tensor().__dlpack__(),
     "compiled module": lambda: tk.load_module(PTX),
     "signature": lambda: SIGNATURE,
     "ptx": lambda: PTX,
@@ -211,39 +179,6 @@ DEVICE: dict[str, Factory] = {f"tensor({dtype.name})": (lambda dtype=dtype: tens
     "dtype": lambda: tk.float32,
     "generic": lambda: tk.generics("BM BN")[0],
     "launch config": lambda: tk.LaunchConfig(grid=(1,), block=(32,)),
-}
-OBJECTS: dict[str, Factory] = {
-    "object()": object,
-    "lambda": lambda: lambda *args: None,
-    "lambda of an op": lambda: lambda *args: api.ones(4),
-    "raising": lambda: lambda *args: (_ for _ in ()).throw(Hostile()),
-    "generator": generator,
-    "generator function": lambda: generator,
-    "module": lambda: types,
-    "index raises": lambda: liar(index=Hostile),
-    "index lies": lambda: liar(index=2**80),
-    "index is no int": lambda: liar(index="x"),
-    "len raises": lambda: liar(len=Hostile),
-    "len lies": lambda: liar(len=3, getitem=Hostile),
-    "iter raises": lambda: liar(iter=Hostile),
-    "iter lies": lambda: liar(iter=5),
-    "array raises": lambda: liar(array=Hostile),
-    "array lies": lambda: liar(array="x"),
-    "dlpack raises": lambda: liar(dlpack=Hostile, dlpack_device=(1, 0)),
-    "dlpack lies": lambda: liar(dlpack=5, dlpack_device=(1, 0)),
-    "dlpack device lies": lambda: liar(dlpack=5, dlpack_device="x"),
-    "stream raises": lambda: liar(cuda_stream__=Hostile),
-    "eq raises": lambda: liar(eq=Hostile, hash=1),
-    "hash raises": lambda: liar(hash=Hostile),
-    "bool raises": lambda: liar(bool=Hostile),
-    "repr raises": lambda: liar(repr=Hostile),
-    "float raises": lambda: liar(float=Hostile),
-    "float lies": lambda: liar(float="x"),
-    "call raises": lambda: liar(call=Hostile),
-    "str subclass": lambda: type("Text", (str,), {})("cpu"),
-    "int subclass": lambda: type("Number", (int,), {})(4),
-    "tuple subclass": lambda: type("Pair", (tuple,), {})((4, 4)),
-    "float subclass": lambda: type("Real", (float,), {})(2.0),
 }
 POOL = {**SCALARS, **ARRAYS, **DEVICE, **OBJECTS}
 

@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 from argument_calls import CALLS
-from argument_pool import FITTING, POOL, SKIPPED, Hostile, Liar, kind_of, other_device, targets
+from argument_liars import Hostile, Liar
+from argument_pool import FITTING, POOL, SKIPPED, kind_of, other_device, targets
 
 import tilekit as tk
 from tilekit import api, memory
@@ -55,7 +56,7 @@ NEVER = (AssertionError, KeyError, RecursionError, UnboundLocalError, NameError,
 _BINDING = re.compile(r"\(\) (missing|takes|got) ")  # how Python refuses a call that does not fit
 # Where functions of the user's are called: what they raise comes through, and those in C have no frame.
 _CALLS = {"steps", "of", "called_on_host"}  # in PACKAGE / "ops"
-_USERS = ("argument_pool", "numba/cuda/dispatcher")  # where functions of the user's are
+_USERS = ("argument_pool", "argument_liars", "numba/cuda/dispatcher")  # where functions of the user's are
 Case = tuple[str, list[str], dict[str, str]]  # the target, and the labels of what it is called with
 
 
@@ -221,7 +222,7 @@ def judged(error: BaseException, compiled: bool = False) -> str | None:
 
 def _snapshot(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype != object:
-        return value.tobytes()
+        return np.asarray(value).tobytes()
     return repr(value) if type(value) in (list, dict, set, bytearray) else None
 
 

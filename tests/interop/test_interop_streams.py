@@ -66,6 +66,10 @@ def test_a_bad_array_interface_is_refused(gpu):
         (interface(BASE, (8,), typestr="<c8"), TypeError, "is not a dtype of tilekit"),
         (interface(BASE, (-8,)), ValueError, "damaged __cuda_array_interface__.*negative"),
         (SimpleNamespace(__cuda_array_interface__={"shape": (3,)}), ValueError, "damaged __cuda_array_interface__.*'data'"),
+        (SimpleNamespace(__cuda_array_interface__=5), ValueError, "damaged __cuda_array_interface__, 5"),
+        (interface(BASE, (8,), strides=("x",)), ValueError, "damaged __cuda_array_interface__.*integer"),
+        (interface(BASE, (8,), data=("x", False)), ValueError, "damaged __cuda_array_interface__.*integer"),
+        (interface(BASE, (8,), version="x"), ValueError, "damaged __cuda_array_interface__.*integer"),
     ]
     for obj, kind, match in cases:
         with pytest.raises(kind, match=match):

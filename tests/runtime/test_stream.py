@@ -490,7 +490,7 @@ def test_a_bare_address_is_waited_on_each_time(gpu):
     assert two.follows(one, serial)
 
 
-@pytest.mark.parametrize("obj", [None, "stream", 1.5, True, -1, object(), Like(handle=None)])
+@pytest.mark.parametrize("obj", [None, "stream", 1.5, True, -1, object(), Like(handle=None), Like(ptr=-1), Like(handle="7")])
 def test_what_is_no_stream(gpu, obj):
     with pytest.raises(TypeError, match=r"is no stream\. Accepted: .*numba, torch, cupy and cuda\.core.*int"):
         as_stream(obj, gpu)
@@ -499,6 +499,12 @@ def test_what_is_no_stream(gpu, obj):
 def test_an_unknown_version_of_the_protocol(gpu):
     with pytest.raises(TypeError, match="version 3"):
         as_stream(Like(__cuda_stream__=(3, 5)), gpu)
+
+
+@pytest.mark.parametrize("pair", [5, (), (0,), (0, "x"), (0, None), "xyz", lambda: None])
+def test_a_damaged_form_of_the_protocol(gpu, pair):
+    with pytest.raises(TypeError, match="for __cuda_stream__, not a version and an address"):
+        as_stream(Like(__cuda_stream__=pair), gpu)
 
 
 def test_a_stream_of_another_device(gpu, cpu):

@@ -14,7 +14,7 @@ from tilekit._capture.replay import Recorded, refuse_nested, unwrapped
 from tilekit._driver.nodes import Captured, Node
 from tilekit._runtime.context import ExecutionContext, submitting
 from tilekit._runtime.device import as_stream, default_device
-from tilekit._runtime.stream import Stream
+from tilekit._runtime.stream import Stream, next_stream
 from tilekit.ops.methods import methods
 from tilekit.ops.op import DeviceOp
 
@@ -107,7 +107,7 @@ class GraphScope:
     detached = records = True
 
     def __init__(self, stream: Any = None) -> None:
-        self.stream = default_device().policy.next_stream() if stream is None else as_stream(stream)
+        self.stream = next_stream(default_device().policy) if stream is None else as_stream(stream)
         self._recording: Recording | None = None
         self._graph: CudaGraph | None = None
         self._results: list[Any] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tilekit._runtime.allocator import allocate
 from tilekit._runtime.hazards import READERS_KEPT
 from tilekit._runtime.storage import Storage
-from tilekit._runtime.stream import Stream
+from tilekit._runtime.stream import Stream, next_stream
 
 if TYPE_CHECKING:
     from tilekit._runtime.device import Device
@@ -130,7 +130,7 @@ class ExecutionContext:
 
     def beside(self) -> ExecutionContext:
         """A context for work that runs beside this one's: on the next stream of the device's policy (internal)."""
-        return ExecutionContext(self.device, self.device.policy.next_stream())
+        return ExecutionContext(self.device, next_stream(self.device.policy))
 
     def on(self, stream: Stream) -> ExecutionContext:
         """A context for work on another stream (internal)."""

@@ -18,8 +18,9 @@ from tilekit.errors import TilekitError
 if TYPE_CHECKING:
     from tilekit._driver.protocol import EventHandle, StreamHandle
     from tilekit._runtime.device import Device
+    from tilekit._runtime.scheduling import SchedulingPolicy
 
-__all__ = ["Event", "Stream", "address_of"]
+__all__ = ["Event", "Stream", "address_of", "check_next", "next_stream"]
 
 
 class _ClosedHandle:
@@ -215,6 +216,18 @@ class Event:
         return f"<tilekit.Event on {self.device.label}{', closed' if self._handle is None else ''}>"
 
 
+def next_stream(policy: SchedulingPolicy) -> Stream:
+    """The next stream of a scheduling policy, which may be a user's. Raises as `check_next`."""
+    return check_next(policy.next_stream(), policy)
+
+
+def check_next(stream: Any, policy: SchedulingPolicy) -> Stream:
+    """What a policy gave for the next stream; TypeError if it is none."""
+    if not isinstance(stream, Stream):
+        raise TypeError(f"the policy {policy!r} gave {stream!r}: its next_stream() returns a stream, such as device.stream()")
+    return stream
+
+
 def address_of(obj: Any) -> int | None:
     """The CUstream behind a foreign stream, or None if it is no stream."""
     if isinstance(obj, bool):
@@ -223,10 +236,15 @@ def address_of(obj: Any) -> int | None:
         return obj if obj >= 0 else None
     protocol = getattr(obj, "__cuda_stream__", None)
     if protocol is not None:
-        version, address = protocol() if callable(protocol) else protocol
-        if version != 0:
+        pair = protocol() if callable(protocol) else protocol
+        try:
+            version, address = pair
+            number = int(address) if version == 0 else None
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{obj!r} has {pair!r} for __cuda_stream__, not a version and an address: {error}") from None
+        if number is None:
             raise TypeError(f"{obj!r} speaks version {version} of __cuda_stream__; tilekit knows version 0")
-        return int(address)
+        return number
     for name in ("cuda_stream", "ptr", "handle"):  # torch; cupy; numba and pycuda
         value = getattr(obj, name, None)
         if value is not None:
@@ -235,5 +253,9 @@ def address_of(obj: Any) -> int | None:
                 return 0
             # cuda.bindings' CUstream has __int__ alone; a float has both, and is no address.
             whole = hasattr(value, "__index__") or (hasattr(value, "__int__") and not hasattr(value, "__float__"))
-            return int(value) if whole else None
+            try:
+                number = int(value) if whole else -1
+            except (TypeError, ValueError):
+                number = -1
+            return number if number >= 0 else None
     return None

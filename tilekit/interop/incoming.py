@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -212,35 +212,35 @@ def _of_view(view: dlpack.View, device: Device, stream: Stream | None, readonly:
 
 def _of_interface(obj: Any, interface: dict[str, Any], wanted: Device | None) -> Tensor:
     what = f"as_tensor: {_kind(obj)}"
-    if interface.get("mask") is not None:
+    if isinstance(interface, Mapping) and interface.get("mask") is not None:
         raise TypeError(f"{what} has a mask, which tensors have not")
     try:
-        shape = as_shape(tuple(interface["shape"]))
-        address, is_readonly = interface["data"]
-        typestr, steps = interface["typestr"], interface.get("strides")
-    except (KeyError, TypeError, ValueError) as error:
+        shape, steps = as_shape(tuple(interface["shape"])), interface.get("strides")
+        steps = None if steps is None else tuple(map(operator.index, steps))
+        pointer, is_readonly = interface["data"]
+        address = 0 if pointer is None else operator.index(pointer)
+        typestr, version = interface["typestr"], operator.index(interface.get("version", 0))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{what} has a damaged __cuda_array_interface__, {interface!r}: {error}") from None
     kind = dtypes.as_dtype(typestr)
     strides = contiguous_strides(shape) if steps is None else _in_elements(what, steps, kind)
     if len(strides) != len(shape):
-        raise ValueError(
-            f"{what} has {len(strides)} strides as {tuple(steps or ())} for a shape of {len(shape)} dimensions as {shape}"
-        )
+        raise ValueError(f"{what} has {len(strides)} strides as {steps} for a shape of {len(shape)} dimensions as {shape}")
     asked = wanted if wanted is not None and wanted.kind == "cuda" else default_device()
     asked = asked if asked.kind == "cuda" else Device("cuda")
-    low, high = _span(address or 0, shape, strides, kind.itemsize)
+    low, high = _span(address, shape, strides, kind.itemsize)
     device = asked if low == high else _check_extent(what, asked, low, high, any_device=True)
     _check_device(device, wanted)
     last = None
     # Before version 3 an array was in order on the default stream; since then it says where it is, or None if that is no matter.
-    number = interface.get("stream") if interface.get("version", 0) >= 3 else _LEGACY
+    number = interface.get("stream") if version >= 3 else _LEGACY
     if number is not None:
         if isinstance(number, bool) or not isinstance(number, int) or number <= 0:
             raise ValueError(f"{what} names stream {number!r}: 1, 2 or the address of a CUDA stream can be one")
         stream = device.adopt(number, None)
         last = (stream, stream.mark())
     readonly = f"{_kind(obj)} says so" if is_readonly else None
-    return _tensor(what, device, address or 0, shape, kind, strides, obj, last, readonly, obj)
+    return _tensor(what, device, address, shape, kind, strides, obj, last, readonly, obj)
 
 
 # the tensor

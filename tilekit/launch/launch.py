@@ -57,7 +57,10 @@ class KernelLaunch(AsyncKernelLaunch):
         before, known = self._options, self.kernel.grids
         key = (before, grid, *map(type, grid)) if type(grid) is tuple else (before, grid) if type(grid) is int else None
         with _Configuring(self):
-            options = None if key is None else known.get(key)
+            try:
+                options = None if key is None else known.get(key)
+            except TypeError:  # something in it cannot be hashed, and is no int
+                options = None
             if options is None:
                 extents = as_shape(grid)
                 if len(extents) > 3:

@@ -11,7 +11,7 @@ from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device, as_stream, default_device
 from tilekit._runtime.scheduling import SchedulingPolicy
 from tilekit._runtime.storage import BORROWED
-from tilekit._runtime.stream import Stream
+from tilekit._runtime.stream import Stream, check_next, next_stream
 from tilekit.ops import drawing
 from tilekit.ops.borrowing import refuse_borrowed
 from tilekit.ops.composition import Composition
@@ -204,7 +204,9 @@ class DeviceOp(Composition, TensorMethods, Generic[T]):
         return methods.recorded_op(self, self._next_stream(), methods.PreparedOp)
 
     def _next_stream(self) -> Stream:
-        return (self.device or default_device()).policy.next_stream()
+        policy = (self.device or default_device()).policy
+        stream = policy.next_stream()
+        return stream if type(stream) is Stream else check_next(stream, policy)
 
     def device_operation(self) -> DeviceOp[T]:
         """The op itself, as of a tensor the op whose result it is."""
@@ -364,7 +366,7 @@ def next_of(policy: SchedulingPolicy) -> Stream:
     """The next stream of a policy."""
     if not isinstance(policy, SchedulingPolicy):
         raise TypeError(f"{policy!r} is no scheduling policy: it has no next_stream()")
-    return policy.next_stream()
+    return next_stream(policy)
 
 
 class _Detached(Generic[T]):

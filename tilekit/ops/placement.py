@@ -8,7 +8,7 @@ from typing import Any
 from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
 from tilekit._runtime.scheduling import SchedulingPolicy
-from tilekit._runtime.stream import Stream
+from tilekit._runtime.stream import Stream, next_stream
 from tilekit.errors import check_flag
 from tilekit.ops.combinators import Derived
 from tilekit.ops.execution import Done, HostJob, Run, Steps, Wait
@@ -165,7 +165,7 @@ class OnDevice(Derived):
         """Run it there."""
         if ctx.device is self._device:
             return (yield self.source.start(ctx))
-        return (yield from elsewhere(self.source, self._device.policy.next_stream(), ctx))
+        return (yield from elsewhere(self.source, next_stream(self._device.policy), ctx))
 
 
 @methods.enter
@@ -183,7 +183,7 @@ class WithPolicy(Derived):
 
     def steps(self, ctx: ExecutionContext) -> Steps:
         """Run it there."""
-        return (yield from elsewhere(self.source, self.policy.next_stream(), ctx))
+        return (yield from elsewhere(self.source, next_stream(self.policy), ctx))
 
 
 def elsewhere(op: DeviceOp[Any], stream: Stream, ctx: ExecutionContext) -> Steps:
