@@ -212,6 +212,13 @@ def test_wrong_uses_are_refused(device, blend):
     ]:
         with pytest.raises(TypeError, match=f"graphed blend: .*{message}"):
             blend(x, wrong)
+    endless = []
+    endless.append(endless)
+    with pytest.raises(ValueError, match="graphed blend: an argument contains itself"):
+        blend(x, endless).sync()
+    pair = type("Pair", (tuple,), {"__new__": lambda cls, a, b: tuple.__new__(cls, (a, b))})(x, x)
+    with pytest.raises(TypeError, match="Pair is no tuple or list that its elements make"):
+        tk.graphed(named_f(lambda pair: pair[0].dup()))(pair).sync()
     with pytest.raises(TypeError, match="graphed f: the function returned Tensor, not an op"):
         tk.graphed(named_f(lambda x: x))(x).sync()
     with pytest.raises(TypeError, match=r"graphed f: its result is the host's, one array for all calls.*f\(...\).to_host\(\)"):

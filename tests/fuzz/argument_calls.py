@@ -168,7 +168,7 @@ _OF_A_MATRIX: dict[str, Row] = {
 }
 _REPLAYED: dict[str, Row] = {"bind": {}, "run": ["stream"], "sync_on": ["stream"], "update": ["launch"]}
 _SLOTTED: dict[str, Row] = {"bind": {"x": _X}, "run": {"stream": "stream", "x": _X}, "sync_on": {"stream": "stream", "x": _X}}
-_LAUNCHES: dict[str, Row] = {
+_LAUNCH: dict[str, Row] = {
     "compile": ["'sm_80'"],
     "explain": ["'sm_80'"],
     "generics": {},
@@ -177,14 +177,17 @@ _LAUNCHES: dict[str, Row] = {
     "occupancy": ["1"],
 }
 _Group = tuple[tuple[str, ...], dict[str, Row]]
-_ALL_OPS = ("op", "shared op", "host op", "tuple op", "launch")
+_LAUNCHES = ("launch", "launch with a generic")
+_ALL_OPS = ("op", "shared op", "host op", "tuple op", *_LAUNCHES)
 _TENSORS = (_X, _M, "tensor strided", "slot")
+_FOREIGN = ("code kernel", "wrapped kernel", "configured code kernel", "configured wrapped kernel")
 _ALL_PARTITIONS = ("partition", "partition (4, 4)", "mapped partition", "scattered")
 _METHODS: list[_Group] = [
     (_ALL_OPS, _OPS),
     (("op", "shared op"), _TENSOR_OPS),
-    (("tuple op", "launch"), _TUPLE_OPS),
-    (("launch",), _LAUNCHES),
+    (("tuple op", *_LAUNCHES), _TUPLE_OPS),
+    (_LAUNCHES, _LAUNCH),
+    (("launch with a generic",), {"generics": {"x": "4"}}),
     ((*_TENSORS, "meta tensor"), _VIEWS),
     (_TENSORS, _COPIES),
     ((_M,), _OF_A_MATRIX),
@@ -198,29 +201,35 @@ _METHODS: list[_Group] = [
     (("slotted",), _SLOTTED),
     (("graph", "slotted"), {"capture": ["stream", "launch"], "scope": ["stream"]}),
     (("kernel",), {"__call__": ["partition", _X, "2.0"]}),
+    (("kernel with a constant",), {"__call__": ["partition", "3", "True"]}),
+    (("graphed",), {"__call__": [_X]}),
+    (("stats",), {"__eq__": ["stats"]}),
     (("launch config",), {"__eq__": ["launch config"], "for_num_elems": ["64"]}),
     (("device",), {"event": [], "stream": ["0"]}),
     (("stream",), {"add_callback": ["lambda"]}),
-    (("code kernel", "wrapped kernel"), {"__getitem__": ["launch config"]}),
-    (("code kernel",), {"compile": ["'sm_80'"]}),
+    (_FOREIGN, {"__getitem__": ["launch config"]}),
+    (("code kernel", "configured code kernel"), {"compile": ["'sm_80'"]}),
     (("compiled module",), {"kernel": ["'k'", "signature"]}),
 ]
 
 # What refuses whatever it is called with, and says what to do instead.
-_ARITHMETIC: dict[str, Row] = {name: ["2.0"] for name in ("__add__", "__contains__", "__eq__", "__lt__", "__mul__")}
+_OPERATORS = ("__add__", "__contains__", "__eq__", "__lt__", "__matmul__", "__mul__", "__radd__", "__truediv__")
+_ARITHMETIC: dict[str, Row] = {name: ["2.0"] for name in _OPERATORS}
 _REFUSING: list[_Group] = [
     ((*_ALL_OPS, *_TENSORS, "meta tensor", *_ALL_PARTITIONS), {"__array__": []}),
     ((*_TENSORS, "meta tensor", *_ALL_PARTITIONS), _ARITHMETIC),
     ((*_TENSORS, "meta tensor"), {"__setitem__": ["Ellipsis", "2.0"]}),
     (("op", "shared op", "host op"), _TUPLE_OPS),  # what they give is not a tuple
-    (("host op", "tuple op", "launch"), _TENSOR_OPS),  # what they give is no tensor
+    (("host op", "tuple op", *_LAUNCHES), _TENSOR_OPS),  # what they give is no tensor
     (("meta tensor",), _COPIES),  # it has no memory
     (("mapped partition", "scattered"), {"map": [], "prefix": ["(1,)"]}),  # these begin with a plain partition
     (("event", "timing event"), {"elapsed_ms": ["timing event"]}),  # it was never recorded
     (("idle future",), {"result": ["0.5"]}),  # it was not submitted
     (("scope",), {"record": ["op"]}),  # it is not open
-    (("code kernel",), {"__call__": [_X]}),  # nothing says how it is launched
-    (("wrapped kernel",), {"__call__": [_X]}),  # it needs a GPU
+    (("code kernel", "wrapped kernel"), {"__call__": [_X]}),  # nothing says how they are launched
+    (("configured code kernel",), {"__call__": [_X, "2.0", "4", "True"]}),  # it needs a GPU
+    (("configured wrapped kernel",), {"__call__": [_X]}),  # as that
+    (("tile function",), {"__call__": [_X, _X, "2.0"]}),  # kernels call it
 ]
 
 

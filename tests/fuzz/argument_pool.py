@@ -29,8 +29,35 @@ def add_scaled(y: tk.InOut, x: tk.In, a: float):
 
 
 scale = tk.kernel(add_scaled)
+x = tk.generics("x")
+
+
+@tk.kernel
+def with_generic(y: tk.InOut):
+    y.store(y.load() + tk.sum(tk.ones((x,))))
+
+
+@tk.kernel
+def with_constant(y: tk.InOut, n: int, flag: tk.Const):
+    y.store(y.load() + (n if flag else 2))
+
+
+@tk.operation
+def doubled(source):
+    tensor = yield source
+    other = yield api.dup(tensor)
+    return tensor, other
+
+
 SIGNATURE = "y: InOut[f32]"
-PTX = b".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 y) { ret; }\n"
+PTX = b""".version 7.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 y, .param .f32 a, .param .u64 n, .param .u8 b) { ret; }
+"""
+
+
+CONFIG = tk.LaunchConfig(grid=(1,), block=(32,))
 
 
 @functools.cache
@@ -38,6 +65,10 @@ def numba_kernel() -> Any:
     from numba import cuda
 
     return cuda.jit(lambda y: None)
+
+
+def wrapped() -> Any:
+    return tk.wrap(numba_kernel(), CONFIG)
 
 
 def spent() -> Any:
@@ -162,9 +193,15 @@ DEVICE: dict[str, Factory] = {f"tensor({dtype.name})": (lambda dtype=dtype: tens
     "kernel": lambda: scale,
     "function": lambda: add_scaled,
     "numba kernel": numba_kernel,
-    "wrapped kernel": lambda: tk.wrap(numba_kernel(), tk.LaunchConfig(grid=(1,), block=(32,))),
+    "wrapped kernel": lambda: tk.wrap(numba_kernel()),
+    "configured wrapped kernel": lambda: wrapped(),
     "code kernel": lambda: tk.cuda_source('extern "C" __global__ void k(float* y) {}', "k", SIGNATURE),
-    "foreign launch": lambda: tk.wrap(numba_kernel(), tk.LaunchConfig(grid=(1,), block=(32,)))(tensor()),
+    "configured code kernel": lambda: tk.load_module(PTX).kernel("k", "InOut[f32], f32, i64, bool")[CONFIG],
+    "kernel with a constant": lambda: with_constant,
+    "launch with a generic": lambda: with_generic(tensor().partition(2)).generics(x=4),
+    "operation": lambda: doubled,
+    "graphed": lambda: tk.graphed(api.dup),
+    "foreign launch": lambda: wrapped()(tensor()),
     "closed graph": closed_graph,
     "context": lambda: tk.ExecutionContext(tk.default_device(), tk.default_device().stream()),
     "tile function": lambda: tk.function(add_scaled),
@@ -178,7 +215,8 @@ DEVICE: dict[str, Factory] = {f"tensor({dtype.name})": (lambda dtype=dtype: tens
     "slot": lambda: tk.slot("x", tensor()),
     "dtype": lambda: tk.float32,
     "generic": lambda: tk.generics("BM BN")[0],
-    "launch config": lambda: tk.LaunchConfig(grid=(1,), block=(32,)),
+    "launch config": lambda: CONFIG,
+    "stats": lambda: memory.stats(),
 }
 POOL = {**SCALARS, **ARRAYS, **DEVICE, **OBJECTS}
 
@@ -226,10 +264,14 @@ _RECEIVERS = [
     *("tensor(float32)", "tensor (4, 4)", "tensor strided", "meta tensor", "partition", "partition (4, 4)", "mapped partition"),
     *("scattered", "op", "shared op", "host op", "tuple op", "launch", "stream", "event", "timing event", "device", "policy"),
     *("least loaded", "single", "graph", "prepared", "slotted", "scope", "future", "idle future", "kernel", "slot"),
-    *("launch config", "generic", "wrapped kernel", "code kernel", "compiled module"),
+    *("launch config", "generic", "wrapped kernel", "code kernel", "compiled module", "tile function"),
+    *("configured wrapped kernel", "configured code kernel", "kernel with a constant", "launch with a generic"),
+    *("graphed", "stats"),
 ]
 _SPECIAL = ("__call__", "__getitem__", "__len__", "__eq__", "__lt__", "__mul__", "__add__", "__bool__", "__iter__", "__array__",
-            "__hash__", "__repr__", "__setitem__", "__contains__", "__dlpack__", "__await__")  # fmt: skip
+            "__hash__", "__repr__", "__setitem__", "__contains__", "__dlpack__", "__await__", "__radd__",
+            "__matmul__", "__truediv__", "__neg__", "__float__", "__int__", "__index__", "__complex__", "__format__", "__round__",
+            "__iadd__", "__dlpack_device__", "__array_ufunc__", "__array_function__", "__reduce__", "__deepcopy__")  # fmt: skip
 # What runs code that has no end, or takes an address at its word.
 _HOOKS = ("execute", "steps", "start", "claim", "parts")  # which classes of users' define, and tilekit calls
 SKIPPED = {"memory.torch_allocator", "memory.cupy_allocator", "memory.rmm_allocator", "tk.init_device_contexts"}

@@ -96,7 +96,7 @@ def test_calls_that_shall_work_do(device, state, name):
     """Else what is wrong with one of their arguments is not come to."""
     case = argument_runs.replaced(name, {})
     error = argument_runs.raised(case if device.kind == "cpu" else argument_runs.safe(case))
-    if name in REFUSED:
+    if name in REFUSED and device.kind == "cpu":  # GPUs launch what CPU devices refuse
         assert error is not None
     if name in REFUSED or device.kind == "cuda":  # which has no memory where the host's arrays are
         assert error is None or argument_runs.judged(error) is None

@@ -171,7 +171,10 @@ def _built(graphed: Graphed, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 def _key_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], who: str) -> Any:
     """What tells calls from each other that take different graphs: the arguments, and which of them share memory."""
-    tensors = list(_tensors((args, kwargs)))
+    try:
+        tensors = list(_tensors((args, kwargs)))
+    except RecursionError:
+        raise ValueError(f"{who}: an argument contains itself: pass tensors, and tuples, lists and dicts of them") from None
     storages = [tensor.storage for tensor in tensors]
     return _key((args, kwargs), who), tuple(map(storages.index, storages)), _firsts(tensors)
 
@@ -232,7 +235,10 @@ def _with(value: Any, tensors: Iterator[Tensor]) -> Any:
         return partition
     if isinstance(value, (tuple, list)):
         parts = [_with(part, tensors) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        try:
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        except TypeError as error:
+            raise TypeError(f"graphed: {type(value).__name__} is no tuple or list that its elements make: {error}") from None
     if isinstance(value, Mapping):
         return {name: _with(part, tensors) for name, part in value.items()}
     return value
