@@ -67,6 +67,15 @@ def test_options_are_a_sequence_of_strings(options):
         tk.cuda_source(CODE, "saxpy", SAXPY, options)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [(("\ud800", "k", ""), "the source"), ((CODE, "\ud800", ""), "the name"), ((CODE, "k", "", ["\ud800"]), "an option")],
+)
+def test_what_is_no_text(arguments, what):
+    with pytest.raises(ValueError, match=f"{what} is no text that UTF-8 has: .*surrogates"):
+        tk.cuda_source(*arguments)
+
+
 @needs_nvrtc
 def test_a_source_with_an_error_is_shown_as_nvrtc_shows_it(gpu):
     kernel = tk.cuda_source(CODE.replace("y[i] +=", "z[i] +="), "saxpy", SAXPY)[CONFIG]
@@ -165,6 +174,9 @@ def test_ptx_is_assembled_for_the_gpu(gpu):
         tk.load_module(PTX.replace("ret;", "bogus;").encode()).kernel("fill", "Out[f32], f32").compile("sm_80")
     with pytest.raises(TypeError, match=r"declares parameters of \[8\] bytes, the compiled kernel has \[8, 4\]"):
         module.kernel("fill", "Out[f32]").compile("sm_80")
+    for target in ("sm_10", "sm_999"):
+        with pytest.raises(tk.CompileError, match=f"the module cannot be assembled: nvJitLink .* knows no {target}"):
+            kernel.compile(target)
 
 
 def failing(bindings, function, code, name):

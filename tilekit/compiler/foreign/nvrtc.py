@@ -15,7 +15,7 @@ from tilekit.compiler.cubin import read_kernels, read_resources
 from tilekit.compiler.kernel import disassemble
 from tilekit.errors import CompileError, TilekitError
 
-__all__ = ["CompiledCode", "assemble", "check_options", "check_target", "code_of", "compile_source"]
+__all__ = ["CompiledCode", "assemble", "check_options", "check_target", "check_text", "code_of", "compile_source"]
 
 _KEPT = 256  # compiled sources
 
@@ -81,12 +81,28 @@ def check_target(target: str) -> str:
     return target
 
 
+def check_text(what: str, text: Any) -> str:
+    """A text that a compiler or a driver is given; `what` says which, for the message.
+
+    Raises:
+        TypeError: it is no str. ValueError: it is none that UTF-8 has.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"{what} is a str, not {text!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} is no text that UTF-8 has: {error}") from None
+    return text
+
+
 def check_options(options: Sequence[str]) -> tuple[str, ...]:
     """Options for NVRTC, if they leave the architecture to tilekit; ValueError, TypeError if not."""
     sequence = isinstance(options, Sequence) and not isinstance(options, (str, bytes, bytearray))
     if not sequence or not all(isinstance(option, str) for option in options):
         raise TypeError(f"options is a sequence of strings such as ('-DN=4', '--use_fast_math'), not {options!r}")
     for option in options:
+        check_text("an option", option)
         if option.startswith(("-arch", "--gpu-architecture", "-dlto", "--dlink-time-opt")):
             raise ValueError(f"option {option!r}: tilekit compiles for the architecture of the device, to a cubin")
     return tuple(options)
@@ -193,7 +209,10 @@ def assemble(ptx: bytes, what: str, target: str) -> bytes | None:
         newest = ".".join(map(str, nvjitlink.version()))
     except (ImportError, RuntimeError):
         return None
-    linker = nvjitlink.create(1, [f"-arch={target}"])
+    try:
+        linker = nvjitlink.create(1, [f"-arch={target}"])
+    except nvjitlink.nvJitLinkError as error:
+        raise CompileError(f"{what} cannot be assembled: nvJitLink {newest} knows no {target} ({error})") from None
     try:
         nvjitlink.add_data(linker, nvjitlink.InputType.PTX, ptx, len(ptx), "module.ptx")
         nvjitlink.complete(linker)

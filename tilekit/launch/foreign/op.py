@@ -19,7 +19,7 @@ from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
 from tilekit.compiler.foreign import executables as foreign
 from tilekit.compiler.foreign.image import ModuleImage, Origin, SourceText
-from tilekit.compiler.foreign.nvrtc import CompiledCode, check_options
+from tilekit.compiler.foreign.nvrtc import CompiledCode, check_options, check_text
 from tilekit.compiler.target import of as target_of
 from tilekit.errors import DeviceError, DeviceUnavailableError
 from tilekit.launch.foreign import declared
@@ -332,6 +332,8 @@ def cuda_source(code: str, name: str, signature: Any, options: Sequence[str] = (
     """
     if not isinstance(code, str) or not isinstance(name, str):
         raise TypeError(f"tk.cuda_source takes a source text and the name of a kernel in it, not {code!r} and {name!r}")
+    check_text("tk.cuda_source: the source", code)
+    check_text("tk.cuda_source: the name", name)
     label = f"CUDA kernel {name}"
     return CodeKernel(label, name, SourceText(code, check_options(options)), declared.parse(signature, label))
 
@@ -358,8 +360,7 @@ class KernelModule:
             ValueError: there is none of that name; the text has those that there are. (Of a fatbin, when it is launched.)
             TypeError: the name is no str.
         """
-        if not isinstance(name, str):
-            raise TypeError(f"the name of a kernel of {self._image.where} is a str, not {name!r}")
+        check_text(f"the name of a kernel of {self._image.where}", name)
         self._image.check_name(name)
         label = f"kernel {name} of {self._image.where}"
         return CodeKernel(label, name, self._image, declared.parse(signature, label))
