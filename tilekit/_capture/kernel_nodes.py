@@ -33,9 +33,13 @@ def _set_beside(ranges: Mapping[int, MemoryRange], shares: Callable[[int, int], 
     """Note which ranges of a launch may be one."""
     if shares is None:
         return
+    beside: dict[int, list[MemoryRange]] = {at: [] for at in ranges}
     for at, span in ranges.items():
-        others = [(other, theirs) for other, theirs in ranges.items() if other != at and theirs.written != span.written]
-        span.beside = [theirs for other, theirs in others if shares(*((at, other) if span.written else (other, at)))]
+        span.beside = beside[at]
+        for other, theirs in ranges.items() if span.written else ():
+            if not theirs.written and shares(at, other):
+                beside[at].append(theirs)
+                beside[other].append(span)
 
 
 def compiled_launch(

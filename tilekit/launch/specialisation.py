@@ -297,11 +297,15 @@ class _Sharing:
     def of(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Callable[[int, int], bool]:
         """The same of one launch: a function of the numbers of the two."""
 
+        cuts: list[Any] = []
+
         def shares(written: int, read: int) -> bool:
-            looks = [(t.shape, t.strides, t.itemsize) for t in (arguments[written].tensor, arguments[read])]
-            if looks[0] != looks[1]:
+            one, other = arguments[written].tensor, arguments[read]
+            if one.shape != other.shape or one.strides != other.strides or one.itemsize != other.itemsize:
                 return False
-            key = written, read, grid, *map(cut_of, arguments)
+            if not cuts:
+                cuts.extend(map(cut_of, arguments))
+            key = written, read, grid, *cuts
             known = self._known.get(key)
             if known is None:
                 names = self._bound.names

@@ -39,9 +39,11 @@ def apart(bound: BoundKernel, tensors: Mapping[str, Any], grid: tuple[int, int, 
 
 def cut_of(argument: Any) -> Any:
     """What `apart` asks of an argument: of launches that have the same cuts and the same grid the answer is the same."""
-    if not isinstance(argument, Partition):
-        return None
-    return type(argument), argument.grid, argument.tile_shape, isinstance(argument, MappedPartition) and _cut(argument)
+    if type(argument) is Partition:
+        return argument.tensor.shape, argument.tile_shape
+    if isinstance(argument, Partition):
+        return type(argument), argument.grid, argument.tile_shape, isinstance(argument, MappedPartition) and _cut(argument)
+    return None
 
 
 def _agree(along: Sequence[Along | None], axis: int) -> bool:
