@@ -293,6 +293,18 @@ def test_a_kernel_takes_plain_parameters():
             pass
 
 
+@pytest.mark.parametrize(
+    ("annotation", "error"), [("InOuts", NameError), ("tk.", TypeError), ("tk.In[", TypeError), ("\ud800", TypeError)]
+)
+def test_an_annotation_that_cannot_be_evaluated(annotation, error):
+    def bad(y):
+        pass
+
+    bad.__annotations__["y"] = annotation
+    with pytest.raises(error, match="kernel bad: its annotations cannot be evaluated: "):
+        tk.kernel(bad)
+
+
 def test_a_generic_left_unbound(device):
     @tk.kernel
     def fill(y: tk.Out):

@@ -60,13 +60,18 @@ def read_signature(function: types.FunctionType, scope: Mapping[str, Any]) -> Ke
         scope: names visible where the function was defined, for annotations that name local variables.
 
     Raises:
-        TypeError: an annotation is none of In, Out, InOut, Const, float, int, bool; a parameter is variadic or positional-only.
+        TypeError: an annotation is none of In, Out, InOut, Const, float, int, bool, or no expression; a parameter is variadic or
+            positional-only.
         NameError: an annotation names something that does not exist.
     """
     enclosing = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     cells = {name: cell.cell_contents for name, cell in enclosing.items() if _filled(cell)}
     type_parameters = {p.__name__: p for p in getattr(function, "__type_params__", ())}
-    annotations = inspect.get_annotations(function, locals={**scope, **cells, **type_parameters}, eval_str=True)
+    try:
+        annotations = inspect.get_annotations(function, locals={**scope, **cells, **type_parameters}, eval_str=True)
+    except (NameError, SyntaxError, TypeError, ValueError, AttributeError) as error:
+        text = f"kernel {function.__name__}: its annotations cannot be evaluated: {error}"
+        raise (NameError(text) if isinstance(error, NameError) else TypeError(text)) from None
     binder = inspect.signature(function)
     parameters: list[Parameter] = []
     declared: dict[str, Generic] = {}
