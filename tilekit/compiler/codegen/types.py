@@ -6,6 +6,7 @@ arrays apart into registers; they never reach memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,6 +96,26 @@ class TensorType(types.Type):
         self.parameter, self.facts, self.config, self.origins = parameter, facts, config, origins
         self.dtype = np.dtype(dtypes.as_dtype(facts.dtype))
         super().__init__(f"Tensor({parameter}, {facts}, {config}{'' if origins == () else f', from {origins}'})")
+
+    def unify(self, typingctx: Any, other: types.Type) -> TensorType | None:
+        """Of two parts of one parameter, of which the same is known but for alignment: what is known of both.
+
+        numba types the body of a loop with the constants of its first turn before it sees that a variable is none, so that what
+        is known of `x.slice(0, n)` is first too much, then less.
+        """
+        if not isinstance(other, TensorType) or self._skeleton() != other._skeleton():
+            return None
+        one, two = self.facts, other.facts
+        extents = tuple(map(math.gcd, one.extents, two.extents))
+        facts = one._replace(align=min(one.align, two.align), extents=extents)
+        return TensorType(self.parameter, facts, self.config, origins=self.origins)
+
+    def can_convert_to(self, typingctx: Any, other: types.Type) -> Conversion | None:
+        """To the same part of which less is known."""
+        return Conversion.safe if isinstance(other, TensorType) and self.unify(typingctx, other) == other else None
+
+    def _skeleton(self) -> Any:
+        return self.parameter, self.facts._replace(align=1, extents=()), self.config, self.origins
 
 
 class Clash(Exception):

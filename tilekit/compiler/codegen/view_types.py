@@ -6,7 +6,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba.cuda import types
+from numba.cuda.cudaimpl import registry
 from numba.cuda.extending import core_models, register_model
+from numba.cuda.typeconv import Conversion
 
 from tilekit.compiler.codegen.emit import as_wide_as, unpack
 from tilekit.compiler.codegen.transfer import Padding
@@ -29,6 +31,17 @@ class TiledViewType(types.Type):
     def __init__(self, tensor: TensorType, cut: Cut, padding: Padding) -> None:
         self.tensor, self.cut, self.padding = tensor, cut, padding
         super().__init__(f"{self.kind}({tensor}, {cut}, {padding.number})")
+
+    def unify(self, typingctx: Any, other: types.Type) -> TiledViewType | None:
+        """As tensors are unified."""
+        if type(other) is not type(self) or (self.cut, self.padding) != (other.cut, other.padding):
+            return None
+        tensor = self.tensor.unify(typingctx, other.tensor)
+        return None if tensor is None else type(self)(tensor, self.cut, self.padding)
+
+    def can_convert_to(self, typingctx: Any, other: types.Type) -> Conversion | None:
+        """As tensors are converted."""
+        return Conversion.safe if self.unify(typingctx, other) == other else None
 
 
 class TileGridType(TiledViewType, types.IterableType):
@@ -58,6 +71,17 @@ class TileRowType(types.SimpleIterableType):
         self.width = i64 if grid.tensor.facts.many and len(free) > 1 else view_width(grid)
         super().__init__(f"Row({grid}, {free})", RowIterator(grid, free))
 
+    def unify(self, typingctx: Any, other: types.Type) -> TileRowType | None:
+        """As tensors are unified."""
+        if not isinstance(other, TileRowType) or self.free != other.free:
+            return None
+        grid = self.grid.unify(typingctx, other.grid)
+        return None if grid is None else TileRowType(grid, self.free)
+
+    def can_convert_to(self, typingctx: Any, other: types.Type) -> Conversion | None:
+        """As tensors are converted."""
+        return Conversion.safe if self.unify(typingctx, other) == other else None
+
     def index(self, builder: ir.IRBuilder, value: ir.Value, position: ir.Value) -> list[ir.Value]:
         """The index of the tile at a place of the row."""
         firsts, counts = (unpack(builder, builder.extract_value(value, k)) for k in (1, 2))
@@ -80,6 +104,13 @@ class RowIterator(types.SimpleIteratorType):
         self.grid, self.free = grid, free
         tile, _ = load_of_view(grid, free)
         super().__init__(f"RowIterator({grid}, {free})", tile)
+
+    def unify(self, typingctx: Any, other: types.Type) -> RowIterator | None:
+        """As tensors are unified."""
+        if not isinstance(other, RowIterator) or self.free != other.free:
+            return None
+        grid = self.grid.unify(typingctx, other.grid)
+        return None if grid is None else RowIterator(grid, self.free)
 
 
 @register_model(TiledViewType)
@@ -116,3 +147,11 @@ def load_of_view(view: TiledViewType, inside: tuple[int, ...], policy: types.Typ
 def view_width(view: TiledViewType) -> ir.Type:
     """The LLVM type of an index of its tiles along a dimension, and of their number: that of the tensor's extents."""
     return register_type(extent_dtype(view.tensor.facts))
+
+
+@registry.lower_cast(TensorType, TensorType)
+@registry.lower_cast(TiledViewType, TiledViewType)
+@registry.lower_cast(TileRowType, TileRowType)
+def _cast(context: Any, builder: ir.IRBuilder, source: types.Type, target: types.Type, value: ir.Value) -> ir.Value:
+    assert source.can_convert_to(None, target) is not None, "only what is known of a tensor differs: no value tells"
+    return value
