@@ -249,10 +249,12 @@ def test_so_it_is_for_any_shape(number, record_property):
     kernel = draw.choice(SAME)
     like, compiled = (launch(one, *shape, dtype=dtype, tile=tile).explain("sm_90a") for one in (documented, kernel))
     said = f"{kernel.name}, {shape}, {tile}, {dtype}, seed {seed}"
+    ringed = bool(like.pipelines[0].stages)
     for text in ("HGMMA", "UTMALDG", "DEPBAR", "LDGSTS", "LDG.E", "BAR."):
         both = compiled.compiled.sass.count(text), like.compiled.sass.count(text)
-        assert both[0] == both[1] or (text == "LDG.E" and not like.pipelines[0].stages), f"{text}: {both}, {said}"
-    if like.pipelines[0].stages:
+        # Without a ring each is compiled as it is written, and ptxas takes several turns of one loop at once, one of another.
+        assert both[0] == both[1] or (all(both) and not ringed), f"{text}: {both}, {said}"
+    if ringed:
         assert abs(compiled.compiled.registers - like.compiled.registers) <= 8, said
         assert compiled.compiled.local_bytes <= like.compiled.local_bytes, said
     stages = [[ring.stages for ring in explained.pipelines if ring.stages] for explained in (like, compiled)]
