@@ -24,6 +24,7 @@ from tilekit.compiler.codegen.types import TensorType
 from tilekit.compiler.facts import MOST_NARROW, ArgumentFacts, TensorFacts
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.layouts.linear import Config
+from tilekit.compiler.nvidia import narrow_integers
 from tilekit.errors import TilekitError
 
 __all__ = ["make_dispatcher"]
@@ -51,7 +52,9 @@ def make_dispatcher(
     def attempt(config: Config) -> tuple[Any, Compilation]:
         signature = argument_types(bound.names, unproven, config)
         decorate = cuda.jit(signature, extensions=[_Flatten()], launch_bounds=(config.num_threads, occupancy or 1), lto=False)
-        return translate(bound, config, signature, capability, decorate, grows=num_warps is None)
+        return translate(
+            bound, config, signature, capability, lambda function: _mended(decorate(function)), grows=num_warps is None
+        )
 
     dispatcher, compilation = with_enough_warps(facts, num_warps, attempt)
     if compilation.dynamic_bytes:
@@ -61,6 +64,16 @@ def make_dispatcher(
         )
     dispatcher.block = compilation.config.num_threads
     return dispatcher
+
+
+def _mended(compiled: Any) -> Any:
+    """A dispatcher that assembles its kernel anew when it is next asked for it, where ptxas would get it wrong."""
+    for kernel in compiled.overloads.values():
+        library = kernel._codelibrary
+        if narrow_integers.mend(library):
+            library._cubin_cache.clear()
+            library._cufunc_cache.clear()
+    return compiled
 
 
 class _Flatten:

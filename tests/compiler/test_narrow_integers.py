@@ -1,0 +1,157 @@
+"""16-bit integers of which ptxas gets the sign, or an equality, wrong: nothing of it reaches ptxas."""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import tilekit as tk
+from tilekit import api
+from tilekit.compiler.dispatcher import _mended
+from tilekit.compiler.nvidia.narrow_integers import in_32_bits, is_wrong
+
+LOW, HIGH = -(1 << 15), (1 << 15) - 1
+VALUES = np.array([LOW, LOW + 1, -2, -1, 0, 1, 2, HIGH], np.int16)
+X, Y = (np.ascontiguousarray(t.ravel()) for t in np.meshgrid(VALUES, VALUES))
+
+
+@tk.kernel
+def signs_of_negatives(z: tk.Out, x: tk.In, y: tk.In):
+    a, b = -tk.load_tile_like(x, z), tk.load_tile_like(y, z)
+    z.store(
+        tk.where(a < 0, 1, 0) + tk.where((a >> 15) != 0, 2, 0) + tk.where(a // b > 0, 4, 0) + tk.where(tk.cdiv(b, a) < 0, 8, 0)
+    )
+
+
+@tk.kernel
+def signs_of_magnitudes(z: tk.Out, x: tk.In, y: tk.In):
+    a, b = abs(tk.load_tile_like(x, z)), tk.load_tile_like(y, z)
+    z.store(tk.where(a < 0, 1, 0) + tk.where(a % b == b, 2, 0) + tk.where(a.astype(tk.int32) < 0, 4, 0))
+
+
+@tk.kernel
+def which_is_larger(z: tk.Out, x: tk.In, y: tk.In):
+    a, b = tk.load_tile_like(x, z), tk.load_tile_like(y, z)
+    low, high = tk.minimum(a, b), tk.maximum(a, b)
+    z.store(tk.where(high == a, 1, 0) + tk.where(high == b, 2, 0) + tk.where(low == a, 4, 0) + tk.where(low == b, 8, 0))
+
+
+@tk.kernel
+def signs_of_what_is_masked(z: tk.Out, x: tk.In, y: tk.In):
+    s = tk.sign(tk.load(x, tk.bid(0), (64,), mask=tk.arange(64) < 40))
+    z.store(tk.where(s == 0, 1, 0) + tk.where(tk.load_tile_like(y, z) == s, 2, 0))
+
+
+def quotient(a, b):
+    return np.where(b == 0, 0, a.astype(int) // np.where(b == 0, 1, b)).astype(np.int16)
+
+
+def expected(kernel, x, y):
+    with np.errstate(all="ignore"):
+        if kernel is signs_of_negatives:
+            a = -x
+            return (a < 0) + 2 * (a < 0) + 4 * (quotient(a, y) > 0) + 8 * (-quotient(-y.astype(int), a) < 0)
+        if kernel is signs_of_magnitudes:
+            a = np.abs(x)
+            rest = a.astype(int) - quotient(a, y).astype(int) * y
+            return (a < 0) + 2 * (np.where(y == 0, 0, rest) == y) + 4 * (a < 0)
+        if kernel is which_is_larger:
+            return 1 * (x >= y) + 2 * (y >= x) + 4 * (x <= y) + 8 * (y <= x)
+        s = np.where(np.arange(64) < 40, np.sign(x), 0)
+        return 1 * (s == 0) + 2 * (y == s)
+
+
+KERNELS = [signs_of_negatives, signs_of_magnitudes, which_is_larger, signs_of_what_is_masked]
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint16"])
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)
+def test_the_results(kernel, dtype, device):
+    if dtype == "uint16" and kernel is not which_is_larger:
+        pytest.skip("has no signs")
+    x, y = X.astype(dtype), Y.astype(dtype)
+    with tk.use_device(device):
+        z = (
+            kernel(api.zeros(64, tk.int32).partition(64), api.from_host(x), api.from_host(y))
+            .first()
+            .unpartition()
+            .to_host()
+            .sync()
+        )
+    np.testing.assert_array_equal(z, expected(kernel, x, y))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)
+def test_the_code(kernel, target):
+    z, x = api.meta(64, tk.int32).partition(64), api.meta(64, tk.int16)
+    compiled = kernel(z, x, x).compile(target=target)
+    assert not is_wrong(compiled.ptx)
+    assert not re.search(r"MNMX\.[SU]16x2 R\d+, P", compiled.sass or ""), "an equality out of two extrema at once"
+
+
+@tk.kernel(num_warps=8)
+def products_and_signs(c: tk.Out, d: tk.Out, a: tk.In, b: tk.In, x: tk.In):
+    acc = tk.zeros((128, 128), tk.float32)
+    for ta, tb in tk.pipelined(a.tiles((128, 64))[tk.bid(0), :], b.tiles((64, 128))[:, tk.bid(1)]):
+        acc = tk.mma(ta, tb, acc)
+    c.store(acc)
+    d.store(tk.where(-tk.load(x, tk.bid(0), (128,)) < 0, 1, 0)[:, None] + tk.zeros((128, 128), tk.int32))
+
+
+@pytest.mark.parametrize(("dtype", "ringed"), [("int16", False), ("int32", True)])
+def test_whole_programs_have_none_of_it(dtype, ringed):
+    """Their PTX is made where they are linked."""
+    c, d = (api.meta((256, 256), t).partition((128, 128)) for t in (tk.float32, tk.int32))
+    a = api.meta((256, 256), tk.float16)
+    explained = products_and_signs(c, d, a, a, api.meta(256, dtype)).explain("sm_90a")
+    assert bool(explained.pipelines[0].stages) == ringed
+    assert ringed or "16-bit integers that ptxas gets wrong" in explained.pipelines[0].reason
+    assert not is_wrong(explained.compiled.ptx)
+
+
+class Library:
+    """As much of numba's as is asked for."""
+
+    def __init__(self, ptx):
+        self.texts, self._cubin_cache, self._cufunc_cache = [ptx], {1: 2}, {1: 2}
+
+    def get_asm_strs(self, cc=None):
+        return self.texts
+
+
+@pytest.mark.parametrize("ptx", ["\tneg.s16 \t%rs1, %rs2;\n", "\tneg.s32 \t%r1, %r2;\n"])
+def test_dispatchers_assemble_anew_what_is_wrong(ptx):
+    library = Library(ptx)
+    wrong = is_wrong(ptx)
+    compiled = SimpleNamespace(overloads={(): SimpleNamespace(_codelibrary=library)})
+    assert _mended(compiled) is compiled
+    assert library.texts == [in_32_bits(ptx)]
+    assert library._cubin_cache == library._cufunc_cache == ({} if wrong else {1: 2})
+
+
+def test_extrema_that_nothing_is_compared_with_stay():
+    ptx = "\tmax.s16 \t%rs1, %rs2, -1;\n"
+    assert in_32_bits(ptx) == ptx and not is_wrong(ptx)
+
+
+@pytest.mark.parametrize(
+    ("text", "rewritten"),
+    [
+        ("neg.s16 \t%rs1, %rs2;", "{ .reg .b32 x; cvt.s32.s16 x, %rs2; neg.s32 x, x; cvt.u16.u32 %rs1, x; }"),
+        ("abs.s16 \t%rs1, %rs2;", "{ .reg .b32 x; cvt.s32.s16 x, %rs2; abs.s32 x, x; cvt.u16.u32 %rs1, x; }"),
+        (
+            "min.u16 \t%rs1, %rs2, -1;",
+            "{ .reg .b32 x, y; cvt.u32.u16 x, %rs2; mov.b32 y, 65535; min.u32 x, x, y; cvt.u16.u32 %rs1, x; }",
+        ),
+        (
+            "max.s16 \t%rs1, 65535, %rs2;",
+            "{ .reg .b32 x, y; mov.b32 x, -1; cvt.s32.s16 y, %rs2; max.s32 x, x, y; cvt.u16.u32 %rs1, x; }",
+        ),
+    ],
+)
+def test_the_rewriting(text, rewritten):
+    rest = "\n\tsetp.eq.s16 \t%p1, %rs1, 0;\n"
+    assert is_wrong(f"\t{text}{rest}")
+    assert in_32_bits(f"\t{text}{rest}") == f"\t{rewritten}{rest}"
