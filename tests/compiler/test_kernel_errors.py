@@ -475,7 +475,7 @@ def specialised_at_run_time(y, x, n):
 
 
 def unknown_option(y, x):
-    for t in tk.pipelined(x.tiles(32), depth=3):  #: pipelined: there is no option depth; there are stages and warp_special
+    for t in tk.pipelined(x.tiles(8), d=3):  #: pipelined: there is no option d; there are stages, warp_specialize and rotate
         y.store(tk.sum(t))
 
 

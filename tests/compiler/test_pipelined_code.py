@@ -382,7 +382,7 @@ def test_fences_stand_where_threads_have_read(scaled):
     def kernel(y: tk.Out, q: tk.In, k: tk.In, v: tk.In, scaled: tk.Const):
         for tq in tk.pipelined(q.tiles((128, 64))[0:1, 0], stages=1):
             acc = tk.zeros((128, 64), tk.float32)
-            for key, value in tk.pipelined(k.tiles((64, 64))[:, 0], v.tiles((64, 64))[:, 0], stages=2):
+            for key, value in tk.pipelined(k.tiles((64, 64))[:, 0], v.tiles((64, 64))[:, 0], stages=2, rotate=False):
                 p = tk.mma(tq, key.transpose(), tk.zeros((128, 64), tk.float32))
                 if scaled:
                     p += tk.sum(key.astype(tk.float32), 1)[None, :]

@@ -173,7 +173,7 @@ def shared_memory_in_danger(ptx):
     lines, labels = _lines_of(ptx)
     if not any("wgmma.mma_async" in line for line in lines):
         return set()
-    found, seen, todo = set(), set(), [(0, (), ())]
+    found, seen, todo = set(), set(), [(0, (), frozenset())]
     while todo:
         at, groups, done = todo.pop()
         while at < len(lines) and (at, groups, done) not in seen:
@@ -183,23 +183,23 @@ def shared_memory_in_danger(ptx):
             for step in re.findall(r"wgmma\.wait_group\.sync\.aligned (\d+)|(wgmma\.commit_group)|\b(bar)\.sync\b", line):
                 if step[0]:
                     kept = groups[len(groups) - int(step[0]) :] if int(step[0]) else ()
-                    done, groups = tuple(dict.fromkeys((*done, *groups[: len(groups) - len(kept)]))), kept
+                    done, groups = _oldest((done, *groups[: len(groups) - len(kept)])), kept
                 elif step[1]:
                     reads = re.search(r"// reads(.*)", line)
                     assert reads, f"a product that does not say what it reads: {line[:120]}"
                     groups = (*groups, frozenset((name, 0) for name in reads[1].split()))
                 else:  # all threads have waited for what this one has
-                    done = ()
+                    done = frozenset()
             for verb, name, how in re.findall(r"// (take|give|park) (\S+) ?(\w*)", line):
                 if verb == "give":
                     for group in groups:
                         if any(n == name and (how == "now" or age > 0) for n, age in group):
                             found.add((at, f"gives back {name} ({how}), which a product under way reads"))
                     continue
-                groups, done = (tuple(_older(group, name) for group in some) for some in (groups, done))
+                groups, done = tuple(_older(group, name) for group in groups), _older(done, name)
                 if verb == "park":
                     least = 1 if how == "fixed" else 2
-                    for group in (*groups, *done):
+                    for group in (*groups, done):
                         if any(n == name and age >= least for n, age in group):
                             found.add((at, f"writes {name}, which a product under way may read"))
             jump = re.search(r"(@!?%p\d+ )?bra(?:\.uni)?\s+(\$L\w+);", line)
@@ -216,6 +216,15 @@ def shared_memory_in_danger(ptx):
 
 def _older(group, name):
     return frozenset((n, min(age + (n == name), 3)) for n, age in group)
+
+
+def _oldest(groups):
+    """What some groups read together, each the longest ago: whoever is in danger is so for the oldest."""
+    ages = {}
+    for group in groups:
+        for name, age in group:
+            ages[name] = max(age, ages.get(name, 0))
+    return frozenset(ages.items())
 
 
 def _lines_of(ptx):

@@ -35,7 +35,7 @@ from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.nvidia import narrow_integers
 from tilekit.compiler.nvidia.multibuffer import producers_of
-from tilekit.compiler.optimize import dump, simplified, streamed
+from tilekit.compiler.optimize import Form, dump, forms, simplified
 from tilekit.compiler.passes.pipelining import Unfit, Unrecognised, pipelined_loops, plain, rings_of, specialised
 from tilekit.compiler.target import STATIC_SHARED_BYTES, named, numba_capability, of
 from tilekit.errors import CompileError
@@ -76,7 +76,7 @@ def build(
         ValueError: there is no such target.
     """
 
-    dump(bound, facts)
+    dump(bound, facts, target)
 
     def attempt(config: Config) -> tuple[CompiledKernel, Compilation]:
         return _compiled(bound, facts, config, target, occupancy, checks=checks, grows=num_warps is None, fold=fold)
@@ -123,18 +123,57 @@ def _compiled(
     def attempt(form: BoundKernel, pipelines: Pipelines | None) -> tuple[CompiledKernel, Compilation]:
         return _assembled(form, facts, config, target, occupancy, pipelines, checks=checks, grows=grows, fold=fold)
 
+    def ringed(form: BoundKernel) -> tuple[CompiledKernel, Compilation]:
+        return _with_rings(form, facts, config, target, occupancy, attempt)
+
+    # A check of an index looks at each load as it is written.
+    others = iter(()) if checks else forms(bound, facts, target)
+    form = next(others, None)
+    if form is None or not form.rotated:
+        return _unrotated(bound, facts, attempt, ringed, form, checks)
+    try:
+        kernel, compilation = ringed(form.bound)
+    except (Unfit, CompileError) as error:
+        reason = str(error)
+    else:
+        reason = _no_gain(kernel, compilation)
+        if not reason:
+            return kernel, compilation
+    kernel, compilation = _unrotated(bound, facts, attempt, ringed, next(others, None), checks)
+    if compilation.notes is not None:
+        compilation.notes.append((0, "no rotation", reason))
+    return kernel, compilation
+
+
+def _no_gain(kernel: CompiledKernel, compilation: Compilation) -> str:
+    """Why a kernel whose loops are rotated is no faster than it was; empty if it is."""
+    assert compilation.pipelines is not None, "it has rings"
+    if compilation.serialised:
+        return f"ptxas would run its products one after the other: {compilation.serialised}"
+    if kernel.spilled_bytes > _FEW_SPILLS:
+        return f"rotated, it would spill {kernel.spilled_bytes} bytes of registers"
+    return "" if compilation.pipelines.fewest > 1 else "rotated, it would have shared memory for no tiles ahead"
+
+
+def _unrotated(
+    bound: BoundKernel,
+    facts: Sequence[ArgumentFacts],
+    attempt: Attempt,
+    ringed_form: Callable[[BoundKernel], tuple[CompiledKernel, Compilation]],
+    form: Form | None,
+    checks: bool,
+) -> tuple[CompiledKernel, Compilation]:
+    """A kernel with its loops as they are: with rings as it is written, or as passes leave it (`form`); or without."""
     reason: Unfit | None = None
     if rings_of(bound):
         try:
-            return _with_rings(bound, facts, config, target, occupancy, attempt)
+            return ringed_form(bound)
         except Unfit as error:
             reason = error
-    # A check of an index looks at each load as it is written.
-    by_ir = not checks and (reason is None or isinstance(reason, Unrecognised))
-    form, ringed = streamed(bound, facts) if by_ir else None, None
-    if form is not None:
+    ringed = None
+    if form is not None and (reason is None or isinstance(reason, Unrecognised)):
         try:
-            ringed = _with_rings(form, facts, config, target, occupancy, attempt)
+            ringed = ringed_form(form.bound)
         except Unfit as error:
             asked = pipelined_loops(bound, called=True)
             if asked and (reason is None or not isinstance(error, Unrecognised)):  # it is not their text

@@ -10,6 +10,7 @@ from typing import Any
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.source import KernelSource
 from tilekit.compiler.grids import Fold
+from tilekit.compiler.ir.remarks import Remark, collected
 from tilekit.compiler.kernel import CompiledKernel
 from tilekit.compiler.layouts.linear import WARP, Layout
 from tilekit.compiler.optimize import text_of
@@ -143,6 +144,7 @@ class Explanation:
         blocks_per_multiprocessor: how many blocks have room on one, and `limited_by` what limits them.
         occupancy: the share of the warps that a multiprocessor can hold which these blocks are, from 0 to 1.
         serialised: why ptxas runs the products of warpgroups one after the other, in its words; empty if it does not.
+        remarks: what passes made of loops that multiply, and what not, with the reason.
         ir: the kernel as the compiler sees it behind its passes (helpers inlined, loads in loops as streams...), as text with the
             type of each value and its line; not in the table.
     """
@@ -159,6 +161,7 @@ class Explanation:
     limited_by: str
     occupancy: float
     serialised: str
+    remarks: tuple[Remark, ...]
     ir: str
 
     def __repr__(self) -> str:
@@ -212,6 +215,9 @@ class Explanation:
                 for p in self.products
             ]
             parts += ["", *_table(("line", "a", "b", "product by", "count", "not by"), products)]
+        if self.remarks:
+            said = [(str(r.line), r.transformation, "yes" if r.done else "no", r.text) for r in self.remarks]
+            parts += ["", *_table(("line", "transformation", "done", "what, or why not"), said)]
         return "\n".join(parts)
 
 
@@ -265,6 +271,8 @@ def explain(
     with noting() as notes:
         compiled = build(bound, facts, num_warps, target, occupancy, fold=fold)
     blocks, limit, share = resident_blocks(compiled)
+    with collected() as remarks:
+        text = text_of(bound, facts, target)
     layouts: dict[Layout, LayoutInUse] = {}
     source: KernelSource = bound.source
     return Explanation(
@@ -280,7 +288,8 @@ def explain(
         blocks_per_multiprocessor=blocks,
         limited_by=limit,
         occupancy=share,
-        ir=text_of(bound, facts),
+        remarks=_remarks(remarks, notes),
+        ir=text,
     )
 
 
@@ -375,6 +384,16 @@ def _pipelines(notes: list[tuple[Any, ...]]) -> list[Pipeline]:
         elif kind == "no ring":
             pipelines.append(Pipeline(line=line, reason=rest[0]))
     return sorted(pipelines, key=lambda pipeline: pipeline.line)
+
+
+def _remarks(remarks: list[Remark], notes: list[tuple[Any, ...]]) -> tuple[Remark, ...]:
+    """What passes said; of what was given up when it had been compiled, why."""
+    given_up = {kind.removeprefix("no "): text for _, kind, text, *_ in notes if kind == "no rotation"}
+    said = []
+    for remark in remarks:
+        reason = given_up.get(remark.transformation) if remark.done else None
+        said.append(remark if reason is None else remark._replace(done=False, text=reason))
+    return tuple(dict.fromkeys(said))
 
 
 def _products(notes: list[tuple[Any, ...]]) -> list[MatrixProduct]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel
@@ -13,30 +14,53 @@ from tilekit.compiler.ir.nodes import Region
 from tilekit.compiler.ir.printer import printed
 from tilekit.compiler.ir.python import to_python
 from tilekit.compiler.passes.accumulation import accumulate_products
+from tilekit.compiler.passes.canonical import canonicalize
 from tilekit.compiler.passes.counted import count_loops
 from tilekit.compiler.passes.dead_code import eliminate_dead_code
+from tilekit.compiler.passes.exponentials import fuse_exponentials
 from tilekit.compiler.passes.hoisting import hoist_invariants
+from tilekit.compiler.passes.partial_sums import add_up_by_parts
+from tilekit.compiler.passes.rotation import rotate_products
+from tilekit.compiler.passes.splitting import split_by_masks
+from tilekit.compiler.passes.staging import stage_operands
 from tilekit.compiler.passes.streams import streams_from_loads
+from tilekit.compiler.target import named
 from tilekit.lang import matmul, pipelines
 from tilekit.settings import load_settings
 
-__all__ = ["PASSES", "dump", "optimized", "simplified", "streamed", "text_of"]
+__all__ = ["PASSES", "Form", "dump", "forms", "optimized", "simplified", "text_of"]
 
 _STREAMED = (matmul.mma, matmul.matmul, pipelines.pipelined)
 _BROKEN = "kernel %s: a pass over its IR failed, by a mistake of tilekit's; it is compiled as it is written. Please report:"
 
 Watch = Callable[[str, Region], None]
 
-PASSES = (hoist_invariants, count_loops, accumulate_products, streams_from_loads, eliminate_dead_code)
+PASSES: tuple[Callable[[Region], object], ...] = (
+    canonicalize, hoist_invariants, count_loops, accumulate_products, streams_from_loads, stage_operands, fuse_exponentials,
+    eliminate_dead_code, add_up_by_parts, rotate_products, split_by_masks, eliminate_dead_code,
+)  # fmt: skip
 """In the order in which they run. Each rewrites a kernel in place; its module says when that is legal."""
+# Where the result of a product is not there at once, there is time to fill.
+_ASYNCHRONOUS = (stage_operands, rotate_products)
 
 
-def optimized(bound: BoundKernel, facts: Sequence[ArgumentFacts], watch: Watch | None = None) -> Region:
+def optimized(
+    bound: BoundKernel,
+    facts: Sequence[ArgumentFacts],
+    target: str,
+    *,
+    rotate: bool = True,
+    watch: Watch | None = None,
+    counts: dict[str, object] | None = None,
+) -> Region:
     """The IR of a kernel behind all passes.
 
     Args:
         bound, facts: the kernel.
+        target: what it is compiled for.
+        rotate: whether loops may be rotated.
         watch: called with a name and the IR once it is built (`"built"`), and behind each pass.
+        counts: gets what passes return, by their names.
 
     Raises:
         Unsupported: the kernel has a statement that the IR has no form for.
@@ -45,23 +69,27 @@ def optimized(bound: BoundKernel, facts: Sequence[ArgumentFacts], watch: Watch |
     if watch is not None:
         watch("built", kernel)
     for rewrite in PASSES:
-        rewrite(kernel)
+        if (rewrite in _ASYNCHRONOUS and not named(target).wgmma) or (rewrite is rotate_products and not rotate):
+            continue
+        result = rewrite(kernel)
+        if counts is not None:
+            counts[rewrite.__name__] = result
         if watch is not None:
             watch(rewrite.__name__, kernel)
     return kernel
 
 
-def text_of(bound: BoundKernel, facts: Sequence[ArgumentFacts]) -> str:
+def text_of(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str) -> str:
     """The IR of a kernel behind all passes, as text; or why it has none."""
     try:
-        return printed(optimized(bound, facts), bound.source.name)
+        return printed(optimized(bound, facts, target), bound.source.name)
     except Unsupported as error:
         return f"# no IR: {error}"
     except Exception as error:  # a mistake of tilekit's, of which `streamed` warns
         return f"# no IR: {type(error).__name__}: {error}"
 
 
-def dump(bound: BoundKernel, facts: Sequence[ArgumentFacts]) -> None:
+def dump(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str) -> None:
     """Print what `TILEKIT_DUMP` asks for, on standard error."""
     wanted = load_settings().dump
     if not wanted:
@@ -72,27 +100,44 @@ def dump(bound: BoundKernel, facts: Sequence[ArgumentFacts]) -> None:
             sys.stderr.write(f"# {step}\n{printed(kernel, bound.source.name)}\n\n")
 
     try:
-        optimized(bound, facts, watch)
+        optimized(bound, facts, target, watch=watch)
     except Unsupported as error:
         sys.stderr.write(f"# no IR: {error}\n\n")
 
 
-def streamed(bound: BoundKernel, facts: Sequence[ArgumentFacts]) -> BoundKernel | None:
+class Form(NamedTuple):
+    """A kernel as passes leave it.
+
+    Attributes:
+        bound: it.
+        rotated: whether a loop has been rotated.
+    """
+
+    bound: BoundKernel
+    rotated: bool
+
+
+def forms(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str) -> Iterator[Form]:
     """A kernel whose loops over streams, written as such or not, stand where rings of stages are made for them.
 
-    None if it has none, or the IR has no form for it.
+    Where loops are rotated there are two, the other one as the loops are. None if it has no such loop, or the IR no form for it.
     """
     if not _may_have_streams(bound):
-        return None
+        return
     try:
-        kernel = optimized(bound, facts)
-        streams = any(operation.kind == "stream" for operation in kernel.walk())
-        return to_python(kernel, bound) if streams else None
+        for rotate in (True, False):
+            counts: dict[str, object] = {}
+            kernel = optimized(bound, facts, target, rotate=rotate, counts=counts)
+            if not any(operation.kind == "stream" for operation in kernel.walk()):
+                return
+            rotated = bool(counts.get("rotate_products"))
+            yield Form(to_python(kernel, bound), rotated)
+            if not rotated:
+                return
     except Unsupported:
-        return None
+        return
     except Exception:
         logging.getLogger("tilekit").warning(_BROKEN, bound.source.name, exc_info=True)
-        return None
 
 
 def simplified(bound: BoundKernel, facts: Sequence[ArgumentFacts]) -> BoundKernel | None:
@@ -105,5 +150,5 @@ def simplified(bound: BoundKernel, facts: Sequence[ArgumentFacts]) -> BoundKerne
 
 def _may_have_streams(bound: BoundKernel) -> bool:
     """Whether a kernel may have products, or loops over `tk.pipelined`: others gain nothing."""
-    named = any(name in bound.text for name in ("mma", "matmul", "MatMult", "pipelined"))
-    return named or any(value is function for value in bound.outside.values() for function in _STREAMED)
+    written = any(name in bound.text for name in ("mma", "matmul", "MatMult", "pipelined"))
+    return written or any(value is function for value in bound.outside.values() for function in _STREAMED)

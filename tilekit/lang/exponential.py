@@ -25,6 +25,10 @@ def exp(x: Tile, *, rounding_mode: RoundingMode | str | None = None) -> Tile:
 
     `tk.RoundingMode.APPROX` is two instructions on a GPU, and at most 2 + 2 * abs(x) ulp off.
 
+    Of float32 scores below a maximum of theirs, `tk.exp(s - m)` as softmax takes it, where `m` is made of `tk.max(s)`, the power
+    may be computed by a fused multiply-add and one instruction in the loop of a product: at most 2 + 2 * (abs(s) + abs(m)) ulp
+    off, and subnormal ones are zeros. With a `rounding_mode`, `FULL` too, it is as it is written.
+
     Args:
         x: a floating-point tile.
         rounding_mode: `tk.RoundingMode.FULL` (the default), or `APPROX` for float32.
@@ -46,7 +50,8 @@ def exp(x: Tile, *, rounding_mode: RoundingMode | str | None = None) -> Tile:
 def exp2(x: Tile, *, flush_to_zero: bool = False) -> Tile:
     """2 to the power of each element.
 
-    At most 2 ulp off for float32, 1 for float64.
+    At most 2 ulp off for float32, 1 for float64; of scores below a maximum of theirs as `tk.exp` says, but with `flush_to_zero`,
+    False too.
 
     Args:
         x: a floating-point tile.

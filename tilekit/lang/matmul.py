@@ -159,7 +159,8 @@ def mma(a: Tile, b: Tile, acc: Tile, *, precision: str = "ieee") -> Tile:
 
     Round a loop, the accumulator stays in the registers where the tensor cores want it:
     `for k in range(n): acc = tk.mma(..., ..., acc)`. The operators `+` and `+=` may do the same with a product that begins with
-    zeros, `acc += tk.mma(..., ..., tk.zeros(...))`: it is then added up in another order. `tk.add` never does.
+    zeros, `acc += tk.mma(..., ..., tk.zeros(...))`: it is then added up in another order. `tk.add` never does. Zeros that a
+    product begins with are not multiplied in a loop's first turn: `acc * s` is zeros there, whatever `s`.
 
     Args:
         a: of shape `(M, K)`, or `(B, M, K)` for a batch of B products.

@@ -14,7 +14,17 @@ from tilekit.lang.registry import tile_op
 from tilekit.lang.tile import is_index
 from tilekit.lang.views import TileGrid, TileRow
 
-__all__ = ["MOST_STAGES", "NO_STREAMS", "PLACE", "check_stages", "check_warp_specialize", "no_stream", "pipelined", "unequal"]
+__all__ = [
+    "MOST_STAGES",
+    "NO_STREAMS",
+    "PLACE",
+    "check_rotate",
+    "check_stages",
+    "check_warp_specialize",
+    "no_stream",
+    "pipelined",
+    "unequal",
+]
 
 MOST_STAGES = 16
 NO_STREAMS = "at least one stream of tiles"
@@ -30,9 +40,18 @@ def check_stages(stages: Any, what: str) -> int | None:
 
 def check_warp_specialize(wanted: Any, what: str) -> bool | None:
     """`warp_specialize`, if it is one of its values."""
+    return _choice("warp_specialize", wanted, what)
+
+
+def check_rotate(wanted: Any, what: str) -> bool | None:
+    """`rotate`, if it is one of its values."""
+    return _choice("rotate", wanted, what)
+
+
+def _choice(name: str, wanted: Any, what: str) -> bool | None:
     if wanted is None or isinstance(wanted, bool):
         return wanted
-    raise CompileError(f"{what}: warp_specialize is True, False or None, not {wanted!r}")
+    raise CompileError(f"{what}: {name} is True, False or None, not {wanted!r}")
 
 
 def no_stream(actual: str) -> str:
@@ -46,7 +65,9 @@ def unequal(counts: Any) -> str:
 
 
 @tile_op("pipelined")
-def pipelined(*streams: Any, stages: int | None = None, warp_specialize: bool | None = None) -> Iterator[Any]:
+def pipelined(
+    *streams: Any, stages: int | None = None, warp_specialize: bool | None = None, rotate: bool | None = None
+) -> Iterator[Any]:
     """Tiles of one or several tensors, one after the other, loaded ahead: `for ta, tb in tk.pipelined(...):`.
 
     Args:
@@ -55,6 +76,9 @@ def pipelined(*streams: Any, stages: int | None = None, warp_specialize: bool | 
             16, and 32 in all loops of a kernel. By default as many as fit, up to 4. A constant.
         warp_specialize: whether loading is the work of warps of its own, besides the `num_warps` that calculate. By default the
             compiler decides. A constant.
+        rotate: False keeps products in their turns. By default, where a turn has two products, the second made of the first, as
+            in attention, the first one is asked for a turn ahead, if products need not be waited for at once (from compute
+            capability 9.0 on). A constant.
 
     In each turn there is a tile of each stream; with one stream it is the tile itself, with several a tuple.
 
@@ -82,6 +106,7 @@ def pipelined(*streams: Any, stages: int | None = None, warp_specialize: bool | 
     """
     check_stages(stages, "pipelined")
     check_warp_specialize(warp_specialize, "pipelined")
+    check_rotate(rotate, "pipelined")
     if not streams:
         raise CompileError(f"pipelined: {NO_STREAMS}")
     for stream in streams:

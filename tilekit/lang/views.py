@@ -317,6 +317,11 @@ class TileRow:
         return math.prod(map(len, self._ranges))
 
     @property
+    def grid(self) -> TileGrid:
+        """The tiles that these are some of."""
+        return TileGrid(self._windows)
+
+    @property
     def _ranges(self) -> list[Sequence[int]]:
         counts = map(self._windows.num_tiles, range(self._windows._view.ndim))
         return [

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tilekit.compiler.grids import Fold
 from tilekit.compiler.layouts.linear import Config, elements
 from tilekit.compiler.target import Target, of
+from tilekit.lang.pipelines import MOST_STAGES
 from tilekit.lang.size import ELEMENTS_A_THREAD, MOST_WARPS
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ class Pipelines:
         producers: threads of a block besides those that calculate.
         shared: bytes of shared memory that a block may have, and `resident`, how many blocks should have room beside each other.
         rooms: bytes of dynamic shared memory that lie before the rings, and `kept` bytes that are for anything but rings.
+        chosen: by ring, how much those take of which the user said how many stages they have, as far as they were typed.
+        fewest: the fewest stages of any of the others.
         ring_bytes: how much the rings take, as far as they were lowered.
         barriers: by ring, how far before its stages its barriers lie, as far as they were lowered; `barrier_bytes`: of all.
         maps: the tensor maps that the kernel gets, as far as it was lowered.
@@ -136,7 +139,7 @@ class Pipelines:
         self.clusters = {name: cluster for name, cluster in known.items() if cluster is not None}
         self.written = frozenset(name for name, (_, ty) in tensors.items() if ty.facts.role != "in")
         self.cluster = 1
-        self.ring_bytes, self.copied = 0, False
+        self.ring_bytes, self.copied, self.chosen, self.fewest = 0, False, dict[int, int](), MOST_STAGES
         self.barriers: dict[int, int] = {}
         self.barrier_bytes = 0
         self.read: set[int] = set()

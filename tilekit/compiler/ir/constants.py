@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,15 +15,17 @@ from tilekit.compiler.ir.nodes import (
     Constant,
     Group,
     Operand,
+    Operation,
     Value,
     leaves,
     structure,
 )
 from tilekit.compiler.ir.types import UNKNOWN, UNSET, ScalarType, TensorType, TileType, Type, joined
+from tilekit.lang import create
 
 __all__ = [
-    "constant_of", "dtype_constant", "is_known", "is_unset", "joined_type", "known_attribute", "operand_of", "same_types",
-    "type_of_operand",
+    "constant_of", "dtype_constant", "is_known", "is_unset", "is_zeros", "joined_type", "known_attribute", "operand_of",
+    "same_types", "type_of_operand",
 ]  # fmt: skip
 
 
@@ -96,3 +98,13 @@ def same_types(first: Operand, second: Operand) -> bool:
     return structure(first) == structure(second) and all(
         type_of_operand(a) == type_of_operand(b) and (a is UNDEFINED) == (b is UNDEFINED) for a, b in pairs
     )
+
+
+def is_zeros(operand: Operand, defined: Mapping[Value, Operation]) -> bool:
+    """Whether a tile is known to be zeros."""
+    definition = defined.get(operand) if isinstance(operand, Value) else None
+    if definition is None or definition.kind != "call":
+        return False
+    if definition.what.value is create.full:
+        return len(definition.operands) > 1 and definition.operands[1] in (Constant(0), Constant(0.0))
+    return definition.what.value is create.zeros

@@ -14,6 +14,7 @@ from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Secti
 from tilekit.compiler.ir.symbols import SYMBOLS
 from tilekit.compiler.ir.types import UNKNOWN, UNSET, Type, type_of
 from tilekit.errors import CompileError, DeviceError
+from tilekit.lang.views import TileRow
 
 __all__ = ["infer", "item_types"]
 
@@ -49,7 +50,8 @@ def item_types(operation: Operation) -> list[Type]:
     types = []
     for operand in operation.operands:
         try:
-            types.append(type_of(next(iter(_sample(operand)))))
+            sample = _sample(operand)
+            types.append(type_of(next(iter(sample.grid if isinstance(sample, TileRow) else sample))))  # a row may be empty
         except (*_FAILURES, StopIteration):
             types.append(UNKNOWN)
     return types

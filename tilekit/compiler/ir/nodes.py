@@ -23,8 +23,8 @@ What a loop's results are where it ends by itself are the carried values of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilekit.compiler.frontend.source import KernelSource
@@ -32,7 +32,7 @@ from tilekit.compiler.ir.types import Type
 
 __all__ = [
     "LOOPS", "UNDEFINED", "Constant", "Group", "Location", "Operand", "Operation", "Region", "Section", "Undefined", "Value",
-    "definitions", "leaves", "rebuilt", "structure", "values_of",
+    "copied", "definitions", "leaves", "mapped", "rebuilt", "structure", "values_of",
 ]  # fmt: skip
 
 LOOPS = ("for", "each", "while", "stream")
@@ -223,6 +223,36 @@ class Region:
             for operation in region.operations:
                 operation.operands = [replaced(operand) for operand in operation.operands]
                 operation.keywords = {name: replaced(operand) for name, operand in operation.keywords.items()}
+
+
+def mapped(operand: Operand, known: Mapping[Value, Operand]) -> Operand:
+    """An operand that reads others in the place of values."""
+    if isinstance(operand, Value):
+        return known.get(operand, operand)
+    return operand if isinstance(operand, (Constant, Undefined)) else _mapped(operand, lambda part: mapped(part, known))
+
+
+def copied(operations: Iterable[Operation], known: dict[Value, Operand]) -> list[Operation]:
+    """Copies of operations in this order, which read `known` in the place of values; what the copies define is entered there."""
+
+    def new(value: Value) -> Value:
+        known[value] = copy = Value(value.name, value.type)
+        return copy
+
+    def region_of(region: Region) -> Region:
+        parameters = [new(value) for value in region.parameters]
+        inner = copied(region.operations, known)
+        return Region(parameters, inner, region.exit, [mapped(operand, known) for operand in region.operands], region.location)
+
+    copies = []
+    for operation in operations:
+        operands = [mapped(operand, known) for operand in operation.operands]
+        keywords = {name: mapped(operand, known) for name, operand in operation.keywords.items()}
+        regions = [region_of(region) for region in operation.regions]
+        results = [new(value) for value in operation.results]
+        pattern = None if operation.pattern is None else mapped(operation.pattern, known)
+        copies.append(replace(operation, operands=operands, keywords=keywords, regions=regions, results=results, pattern=pattern))
+    return copies
 
 
 def definitions(kernel: Region) -> dict[Value, Operation]:

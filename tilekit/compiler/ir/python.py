@@ -22,6 +22,7 @@ from tilekit.compiler.ir.nodes import (
     Section,
     Undefined,
     Value,
+    definitions,
     values_of,
 )
 from tilekit.compiler.ir.symbols import SYMBOLS
@@ -51,11 +52,12 @@ class _Emitter:
     def __init__(self, kernel: Region, bound: BoundKernel) -> None:
         self.kernel, self.bound = kernel, bound
         self.names: dict[Value, str] = {}
-        self.taken: Counter[str] = Counter(bound.names)
+        self.taken: Counter[str] = Counter((*bound.names, bound.definition.name))
         self.objects: dict[int, str] = {}
         self.cells: dict[str, Any] = {}
         self.called: dict[str, BoundKernel] = {}
         self.views = _nested_views(kernel)
+        self.definitions = definitions(kernel)
         self.location: Location | None = None
         self.places: dict[int, Location] = {}
         self.lines: list[Location] = []
@@ -225,13 +227,26 @@ class _Emitter:
                 return ast.Name(self.name(operand), ast.Load()) if view is None else self.expression(view)
             case Constant(value=value) if is_constant(value):
                 return _literal(value)
+            case Constant(value=slice() as value):
+                return self.operand(Section(Constant(value.start), Constant(value.stop), Constant(value.step)))
             case Constant():
                 return self.reference(operand)
             case Group(parts):
                 return ast.Tuple([self.operand(part) for part in parts], ast.Load())
+            case Section(Value() as start, Value() as stop, step) if self.is_next(start, stop):
+                return ast.Slice(self.operand(start), ast.BinOp(self.operand(start), ast.Add(), ast.Constant(1)))
             case Section(start, stop, step):
                 return ast.Slice(*(None if bound == Constant(None) else self.operand(bound) for bound in (start, stop, step)))
         raise AssertionError(f"{self.location}: a variable that has no value is read")
+
+    def is_next(self, first: Value, second: Value) -> bool:
+        """Whether a number is another one plus 1."""
+        definition = self.definitions.get(second)
+        return (
+            definition is not None
+            and (definition.kind, definition.what) == ("binary", "+")
+            and (definition.operands == [first, Constant(1)])
+        )
 
     def reference(self, constant: Constant) -> ast.expr:
         """An object that is no number: through a variable of an enclosing function."""

@@ -237,12 +237,17 @@ def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: typ
 
     def room(blocks: int) -> int:
         available = state.shared // blocks - _OWN_BYTES - RING_ALIGNMENT - BARRIER_ROOM - state.rooms - state.kept
-        return max(0, available // state.rings & -RING_ALIGNMENT)
+        available -= sum(state.chosen.values())
+        return max(0, available // max(1, state.rings - len(state.chosen)) & -RING_ALIGNMENT)
 
+    if known(stages):
+        state.chosen[known(number)] = known(stages) * each
     # As many as fit if there is room for the other blocks that are wanted, too; but one at least.
     count = known(stages) or min(_MOST_STAGES, max(room(state.resident) // each, min(1, room(1) // each)))
     if not count:
         raise Unfit(f"a stage of {each} bytes does not fit into the shared memory that is left, {room(1)}")
+    if not known(stages):
+        state.fewest = min(state.fewest, count)
     ring_type = RingType(known(number), count, tuple(tile for tile, _ in staged), tuple(way for _, way in staged))
     state.cluster = max(state.cluster, ring_type.cluster)
     begin = state.ring_bytes

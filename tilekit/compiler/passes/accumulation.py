@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from tilekit.compiler.ir.constants import is_zeros
 from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions, values_of
 from tilekit.compiler.ir.types import TileType
 from tilekit.errors import CompileError
-from tilekit.lang import create, matmul
+from tilekit.lang import matmul
 
 __all__ = ["accumulate_products"]
 
@@ -55,19 +56,9 @@ def _factors(operation: Operation, defined: Mapping[Value, Operation]) -> _Facto
     function = operation.what.value if operation.kind == "call" else None
     if function is matmul.matmul and len(operands) == 2:
         return _Factors(operands[0], operands[1], operation.keywords)
-    if function is matmul.mma and len(operands) == 3 and _is_zero(operands[2], defined):
+    if function is matmul.mma and len(operands) == 3 and is_zeros(operands[2], defined):
         return _Factors(operands[0], operands[1], operation.keywords)
     return None
-
-
-def _is_zero(operand: Operand, defined: Mapping[Value, Operation]) -> bool:
-    """Whether a tile is known to be zeros."""
-    definition = defined.get(operand) if isinstance(operand, Value) else None
-    if definition is None or definition.kind != "call":
-        return False
-    if definition.what.value is create.full:
-        return len(definition.operands) > 1 and definition.operands[1] in (Constant(0), Constant(0.0))
-    return definition.what.value is create.zeros
 
 
 def _adds_up_in(factors: _Factors, total: Operand) -> bool:

@@ -40,9 +40,12 @@ from tilekit.compiler.passes.multicast import alike
 from tilekit.compiler.passes.producer import Apart, ProducerSlice, Unfit, Unrecognised, check_stay, resolved
 from tilekit.errors import CompileError
 from tilekit.lang import pipelines
-from tilekit.lang.pipelines import check_stages, check_warp_specialize
+from tilekit.lang.pipelines import check_rotate, check_stages, check_warp_specialize
 
 __all__ = ["Pipeline", "Unfit", "Unrecognised", "check_call", "pipelined_loops", "plain", "rings_of", "specialised"]
+
+
+_OPTIONS = {"stages": check_stages, "warp_specialize": check_warp_specialize, "rotate": check_rotate}
 
 
 def check_call(source: KernelSource, call: ast.Call, *, looped: bool) -> None:
@@ -59,13 +62,14 @@ def check_call(source: KernelSource, call: ast.Call, *, looped: bool) -> None:
             raise CompileError("pipelined: the streams and options are written out: *args and **kwargs do not exist in kernels")
         if not call.args:
             raise CompileError(f"pipelined: {pipelines.NO_STREAMS}")
-        for name, check in (("stages", check_stages), ("warp_specialize", check_warp_specialize)):
+        for name, check in _OPTIONS.items():
             value = value_of(values.pop(name, ast.Constant(None)))
             if value is MISSING:
                 raise CompileError(f"pipelined: {name} is a constant, known when the kernel is compiled")
             check(value, "pipelined")
         if values:
-            raise CompileError(f"pipelined: there is no option {next(iter(values))}; there are stages and warp_specialize")
+            *others, last = _OPTIONS
+            raise CompileError(f"pipelined: there is no option {next(iter(values))}; there are {', '.join(others)} and {last}")
     except CompileError as error:
         raise source.error(error.reason, call.lineno, "pipelined") from None
 
@@ -104,12 +108,14 @@ def specialised(bound: BoundKernel, clusters: Mapping[str, tuple[int, ...]], wri
     check_stay(bound, tree, loops)
     producer_slice = ProducerSlice(bound, tree, loops, written)
     parameters = {a.arg for a in tree.args.args} - stored(ast.walk(tree))
-    head: list[ast.stmt] = []
     streams = [(loop.node, loop.streams) for loop in loops]
+    rings = []
     for loop, shared in zip(loops, alike(tree, streams, clusters, lambda node: resolved(bound, node)), strict=True):
         loop.check(parameters)
         if loop.shares is None:
-            head.append(loop.ring(shared))
+            rings.append((loop.stages is None, loop.ring(shared)))
+    # Those of which nobody said how many stages they have come last, and share what the others leave.
+    head = [ring for _, ring in sorted(rings, key=lambda each: each[0])]
     first = tree.body[0]
     head.append(assignment(_ROLE, call_of("tilekit__role", [], first), first))
     starts = [assignment(loop.turn, ast.Constant(0), loop.node) for loop in loops if loop.shares is None]

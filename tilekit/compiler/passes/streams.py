@@ -13,12 +13,8 @@ becomes a stream is an operand of a product, which reads it in shared memory; lo
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable
 
-from tilekit import dtypes
-from tilekit.compiler.facts import TensorFacts
 from tilekit.compiler.ir.affine import Affine, affine, materialized
 from tilekit.compiler.ir.effects import ATOMIC, effects
 from tilekit.compiler.ir.inference import infer
@@ -33,14 +29,13 @@ from tilekit.compiler.ir.nodes import (
     definitions,
     values_of,
 )
-from tilekit.compiler.ir.types import ScalarType, TensorType, TileType, sampling
-from tilekit.lang import calculation, matmul, memory, shape
+from tilekit.compiler.ir.types import ScalarType, TensorType, sampling
+from tilekit.compiler.passes.factors import Factors, is_copied
+from tilekit.lang import calculation, memory
 
 __all__ = ["streams_from_loads"]
 
-_VIEW_METHODS, _VIEWS = ("permute", "reshape", "transpose"), (shape.permute, shape.reshape, shape.transpose)
 _NONE = Constant(None)
-_LARGE = 64 * 64  # elements of a result: of fewer, the warps that load ahead would be more than those that multiply
 
 
 def streams_from_loads(kernel: Region) -> int:
@@ -53,12 +48,7 @@ def streams_from_loads(kernel: Region) -> int:
 
 class _Streams:
     def __init__(self, kernel: Region) -> None:
-        self.definitions = definitions(kernel)
-        self.readers: dict[Value, list[Operation]] = {}
-        for operation in kernel.walk():
-            for value in operation.reads():
-                self.readers.setdefault(value, []).append(operation)
-        self.handed_on = Counter(v for region in kernel.regions() for operand in region.operands for v in values_of(operand))
+        self.definitions, self.factors = definitions(kernel), Factors(kernel)
 
     def block(self, region: Region) -> int:
         count = 0
@@ -83,7 +73,7 @@ class _Streams:
         counter = body.parameters[0]
         inside = set(body.parameters) | {v for operation in body.walk() for v in operation.results}
         before: list[Operation] = []
-        factors = [operation for operation in body.operations if self.loads_a_factor(operation)]
+        factors = [operation for operation in body.operations if self.factors.loads_one(operation)]
         pairs = [(load, self.motion(load, counter, inside)) for load in factors]
         motions = {load: motion for load, motion in pairs if motion is not None}
         if not motions or len(motions) < len(factors):  # products wait for the others in each turn anyway
@@ -105,11 +95,10 @@ class _Streams:
     def motion(self, load: Operation, counter: Value, inside: set[Value]) -> tuple[int, Affine, list[Operand]] | None:
         """The dimension along which a load moves on by one tile a turn, where it is but for the counter, and the index."""
         tensor, index, *_ = load.operands
-        plain = len(load.operands) == 3 and not load.keywords
-        if not plain or not isinstance(tensor, Value) or not isinstance(tensor.type, TensorType):
+        if not is_copied(load):
             return None
-        if not _is_copied(tensor.type.facts):
-            return None
+        assert isinstance(tensor, Value), "a parameter"
+        assert isinstance(tensor.type, TensorType), "a parameter"
         parts: list[Operand] = list(index.parts) if isinstance(index, Group) else [index]
         sums = [affine(part, self.definitions) for part in parts]
         moving = [d for d, one in enumerate(sums) if one is not None and counter in one.terms]
@@ -123,35 +112,6 @@ class _Streams:
         along = sums[dim]
         assert along is not None
         return (dim, along.without(counter), parts) if along.terms[counter] == 1 else None
-
-    def loads_a_factor(self, operation: Operation) -> bool:
-        """Whether it loads an operand of a product."""
-        if operation.kind != "call" or operation.what.value is not memory.load:
-            return False
-        tile = operation.results[0]
-        return isinstance(tile.type, TileType) and bool(tile.type.shape) and self.is_factor(tile)
-
-    def is_factor(self, tile: Value) -> bool:
-        """Whether products have a tile for an operand, perhaps by way of views, and nothing else reads it."""
-        if self.handed_on[tile]:
-            return False
-        readers = self.readers.get(tile, [])
-        return bool(readers) and all(self.multiplies(reader, tile) for reader in readers)
-
-    def multiplies(self, reader: Operation, tile: Value) -> bool:
-        if reader.kind == "call" and reader.what.value is matmul.mma:
-            result = reader.results[0].type
-            large = isinstance(result, TileType) and math.prod(result.shape) >= _LARGE
-            return large and self.by_tensor_cores(reader, tile) and all(tile is not operand for operand in reader.operands[2:])
-        views = reader.kind == "method" and reader.what in _VIEW_METHODS
-        views |= reader.kind == "call" and reader.what.value in _VIEWS
-        return views and self.is_factor(reader.results[0])
-
-    @staticmethod
-    def by_tensor_cores(product: Operation, tile: Value) -> bool:
-        """Whether the operands are multiplied faster than they come: not so of float64, and of float32 as it is."""
-        tf32 = product.keywords.get("precision") == Constant("tf32")
-        return isinstance(tile.type, TileType) and (tile.type.dtype.itemsize <= 2 or (tf32 and tile.type.dtype.itemsize == 4))
 
     def row(
         self,
@@ -220,13 +180,6 @@ class _Streams:
         if shape_ is None or shape_.kind != "attribute" or shape_.what != "shape" or shape_.operands != [tensor]:
             return False
         return shape_.results[dim] is extent
-
-
-def _is_copied(facts: TensorFacts) -> bool:
-    """Whether tiles of a tensor can be copied while the kernel runs: it is only read, and lies at multiples of 4 bytes."""
-    itemsize = dtypes.as_dtype(facts.dtype).itemsize
-    apart = all(stride * itemsize % 4 == 0 for d, stride in enumerate(facts.strides) if d != facts.unit)
-    return facts.role == "in" and facts.unit is not None and facts.align % 4 == 0 and apart
 
 
 def _is_short(start: Operand, stop: Operand) -> bool:

@@ -78,6 +78,7 @@ def _backward_dq(
         for key, value in tk.pipelined(
             k.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
             v.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
+            rotate=False,
         ):
             nothing = tk.zeros((BM, BN), tk.float32)
             scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing) * 1.0
@@ -118,7 +119,7 @@ def _backward_dkv(
             at = h * group + which
             i = first
             for tq, tg in tk.pipelined(
-                q.tiles((1, 1, BN, BD))[b, at, first:last, 0], grad.tiles((1, 1, BN, BD))[b, at, first:last, 0]
+                q.tiles((1, 1, BN, BD))[b, at, first:last, 0], grad.tiles((1, 1, BN, BD))[b, at, first:last, 0], rotate=False
             ):
                 nothing = tk.zeros((BM, BN), tk.float32)
                 shift = tk.load(sums, (b, at, i), (1, 1, BN)).reshape((1, BN))

@@ -78,6 +78,7 @@ def _of_parts(
                 k.tiles((1, 1, BN, BD))[page, h, inside:behind, 0],
                 v.tiles((1, 1, BN, BD))[page, h, inside:behind, 0],
                 stages=stages,
+                rotate=False,
             ):
                 nothing = tk.zeros((BM, BN), tk.float32)
                 scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing)

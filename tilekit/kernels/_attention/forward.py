@@ -93,6 +93,7 @@ def _attention(
             k.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
             v.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
             stages=stages,
+            rotate=False,
         ):
             # Products are waited for where they are asked for (`* 1.0`): ptxas takes none that are under way around a branch.
             nothing = tk.zeros((BM, BN), tk.float32)

@@ -101,7 +101,10 @@ def _varlen(
             row_max = tk.full((BM, 1), LOWEST, tk.float32)
             j = first
             for tkey, tvalue in tk.pipelined(
-                k.tiles((1, BN, BD))[h // group, first:last, 0], v.tiles((1, BN, BD))[h // group, first:last, 0], stages=stages
+                k.tiles((1, BN, BD))[h // group, first:last, 0],
+                v.tiles((1, BN, BD))[h // group, first:last, 0],
+                stages=stages,
+                rotate=False,
             ):
                 nothing = tk.zeros((BM, BN), tk.float32)
                 key, value = tkey.reshape((BN, BD)), tvalue.reshape((BN, BD))

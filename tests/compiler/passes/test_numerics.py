@@ -1,0 +1,149 @@
+"""What passes do to sums, maxima and exponentials, and the exact forms, which they leave alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import through_ir
+from through_ir import ir_of
+
+import tilekit as tk
+from tilekit import api
+from tilekit.compiler.ir.printer import printed
+from tilekit.compiler.ir.remarks import collected
+from tilekit.compiler.optimize import PASSES
+
+C = 0.125
+
+
+def softmax_sums(o: tk.Out, q: tk.In, k: tk.In, n: int):
+    """Scaled before the maximum, as FlashAttention's paper has it."""
+    query, total = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 1), tk.float32)
+    highest = tk.full((64, 1), -1e30, tk.float32)
+    for j in range(n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * C
+        higher = tk.maximum(highest, tk.max(s, 1, keepdims=True))
+        total = total * tk.exp(highest - higher) + tk.sum(tk.exp(s - higher), 1, keepdims=True)
+        highest = higher
+    o.store(tk.broadcast_to(total, (64, 64)))
+
+
+def vectors(o: tk.Out, q: tk.In, k: tk.In, n: int):
+    """With vectors, by a factor that is known when the kernel runs, and powers of two."""
+    query, total, highest = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64,), tk.float32), tk.full((64,), -1e30, tk.float32)
+    for j in range(n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * (n * 0.1)
+        higher = tk.maximum(highest, tk.max(s, 1))
+        total = total * tk.exp2(highest - higher) + tk.sum(tk.exp2(s - higher[:, None]), 1)
+        highest = higher
+    o.store(tk.broadcast_to(total[:, None], (64, 64)))
+
+
+def masked(o: tk.Out, q: tk.In, k: tk.In, n: int):
+    """The last turns are masked."""
+    query, total = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 1), tk.float32)
+    highest = tk.full((64, 1), -1e30, tk.float32)
+    for j in range(n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * C
+        columns = j * 64 + tk.arange(64)[None, :]
+        inside = (columns < n * 64 - 70) & (columns <= 500 + tk.arange(64)[:, None])
+        s = tk.where(inside, s, float("-inf"))
+        higher = tk.maximum(highest, tk.max(s, 1, keepdims=True))
+        total = total * tk.exp(highest - higher) + tk.sum(tk.exp(s - higher), 1, keepdims=True)
+        highest = higher
+    o.store(tk.broadcast_to(total, (64, 64)))
+
+
+def exact(o: tk.Out, q: tk.In, k: tk.In, n: int):
+    query, total = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 1), tk.float32)
+    highest = tk.full((64, 1), -1e30, tk.float32)
+    for j in range(n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * C
+        higher = tk.maximum(highest, tk.max(s, 1, keepdims=True))
+        p = tk.exp(s - higher, rounding_mode="full")
+        total = tk.add(total * tk.exp(highest - higher, rounding_mode="full"), tk.sum(p, 1, keepdims=True))
+        highest = higher
+    o.store(tk.broadcast_to(total, (64, 64)))
+
+
+def not_below(o: tk.Out, q: tk.In, k: tk.In, n: int):
+    """What is taken off is no maximum of the scores: powers may be large. And the sum does not begin with zeros."""
+    query, total = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.ones((64, 1), tk.float32)
+    for j in range(n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * C
+        total = total + tk.sum(tk.exp(s - tk.max(s * 0.5, 1, keepdims=True)), 1, keepdims=True)
+    o.store(tk.broadcast_to(total, (64, 64)))
+
+
+def negative(o: tk.Out, q: tk.In, k: tk.In, n: int):
+    """The largest score is not that of the largest product."""
+    query, total = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 1), tk.float32)
+    highest = tk.full((64, 1), -1e30, tk.float32)
+    for j in range(n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * -C
+        higher = tk.maximum(highest, tk.max(s, 1, keepdims=True))
+        total = total * tk.exp(highest - higher) + tk.sum(tk.exp(s - higher), 1, keepdims=True)
+        highest = higher
+    o.store(tk.broadcast_to(total, (64, 64)))
+
+
+def text_of(make):
+    o, q = api.meta((128, 64)).partition((64, 64)), api.meta((512, 64), tk.float16)
+    with collected() as remarks:
+        kernel = ir_of(tk.kernel(make)(o, q, q, 3), *PASSES)
+    lines = (line.partition("  #")[0].rstrip() for line in printed(kernel).splitlines())
+    return "\n".join(lines), {remark.transformation for remark in remarks if remark.done}
+
+
+def test_maxima_are_taken_before_the_factor_and_exponentials_are_fused():
+    text, done = text_of(softmax_sums)
+    assert {"exponential", "partial sums"} <= done
+    assert "flush_to_zero=True" in text
+    fused = next(line for line in text.splitlines() if "fma(" in line and "64, 64]" in line)
+    assert f"{C * np.log2(np.e)}" in fused
+    assert text.count(f"* {C}") == 1, "the maximum alone"
+    assert "float32[64, 1, 4, 1] = fma(" in text
+
+
+def test_a_factor_of_unknown_sign_leaves_the_maximum_as_it_is():
+    text, done = text_of(vectors)
+    assert {"exponential", "partial sums"} <= done
+    line = next(line for line in text.splitlines() if "tk.max(" in line)
+    assert "s, 1)" in line
+    assert "float32[64, 1, 4, 1] = fma(" in text
+
+
+def test_turns_in_which_a_mask_holds_go_without_it():
+    text, done = text_of(masked)
+    assert {"exponential", "partial sums", "splitting"} <= done
+    assert text.count("= stream ") + text.count("\n    stream") >= 2
+    assert text.count("where(") == 1
+
+
+@pytest.mark.parametrize("make", [exact, not_below])
+def test_what_is_left_as_it_is_written(make):
+    text, done = text_of(make)
+    assert not {"exponential", "partial sums"} & done
+    assert "fma(" not in text
+
+
+def test_a_negative_factor_is_fused_alone():
+    text, _ = text_of(negative)
+    assert f"* {-C}" in text or f"* -{C}" in text
+
+
+@pytest.mark.parametrize("make", [softmax_sums, vectors, masked, exact, not_below, negative])
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 9, 13])
+def test_results_agree(make, turns, cpu):
+    rng = np.random.default_rng(turns)
+    q, k = (rng.standard_normal((rows, 64)).astype(np.float16) for rows in (128, 64 * max(turns, 1)))
+    tensors = [api.from_host(array).sync() for array in (q, k)]
+
+    def result():
+        o = api.full((128, 64), -1.0).sync()
+        tk.kernel(make)(o.partition((64, 64)), *tensors, turns).sync()
+        return o.to_host().sync()
+
+    expected = result()
+    with through_ir.rewritten():
+        np.testing.assert_allclose(result(), expected, rtol=3e-6)

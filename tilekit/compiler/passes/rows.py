@@ -1,0 +1,80 @@
+"""Rows of tiles that loops over streams go along, and parts of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilekit.compiler.ir.insertion import Insertion
+from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Section, Value
+from tilekit.lang import memory
+
+__all__ = ["Row", "rows_of"]
+
+_NONE = Constant(None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A stream of tiles along one dimension.
+
+    Attributes:
+        tensor, extents: of which tensor, and of tiles of which shape.
+        parts: its index, of which `dim` is the slice.
+        start, stop: the first tile, and the one behind the last.
+    """
+
+    tensor: Operand
+    extents: Operand
+    parts: tuple[Operand, ...]
+    dim: int
+    start: Operand
+    stop: Operand
+
+    def part(self, start: Operand, stop: Operand, new: Insertion) -> Value:
+        """A part of it: tiles `start` to `stop` of the tensor."""
+        section = Section(_NONE if start == Constant(0) else start, stop, _NONE)
+        parts = (*self.parts[: self.dim], section, *self.parts[self.dim + 1 :])
+        grid = new.emit("method", [self.tensor, self.extents], "tiles")
+        return new.emit("item", [grid, Group(parts) if len(parts) > 1 else section])
+
+    def one(self, at: Operand, new: Insertion) -> Value:
+        """One tile of it."""
+        following = new.plus(at, 1)
+        section = Section(at, following, _NONE)
+        parts = (*self.parts[: self.dim], section, *self.parts[self.dim + 1 :])
+        grid = new.emit("method", [self.tensor, self.extents], "tiles")
+        return new.emit("item", [grid, Group(parts) if len(parts) > 1 else section])
+
+
+def rows_of(operands: list[Operand], defined: dict[Value, Operation], new: Insertion) -> list[Row] | None:
+    """What the streams of a loop are, with bounds that are within the tensor; None if one is no such row."""
+    parsed = [_parsed(operand, defined) for operand in operands]
+    if any(each is None for each in parsed):
+        return None
+    rows = []
+    for tensor, extents, parts, dim in (each for each in parsed if each is not None):
+        section = parts[dim]
+        assert isinstance(section, Section)
+        count = new.call(memory.num_tiles, tensor, Constant(dim), extents)
+        stop = count if section.stop == _NONE else new.call(min, section.stop, count)
+        rows.append(Row(tensor, extents, parts, dim, Constant(0) if section.start == _NONE else section.start, stop))
+    return rows
+
+
+def _parsed(operand: Operand, defined: dict[Value, Operation]) -> tuple[Operand, Operand, tuple[Operand, ...], int] | None:
+    item = defined.get(operand) if isinstance(operand, Value) else None
+    if item is None or item.kind != "item":
+        return None
+    grid = defined.get(item.operands[0]) if isinstance(item.operands[0], Value) else None
+    if grid is None or grid.kind != "method" or grid.what != "tiles" or len(grid.operands) != 2 or grid.keywords:
+        return None
+    index = item.operands[1]
+    parts = index.parts if isinstance(index, Group) else (index,)
+    sections = [(dim, part) for dim, part in enumerate(parts) if isinstance(part, Section)]
+    if len(sections) != 1:
+        return None
+    ((dim, section),) = sections
+    bounds = [bound.value for bound in (section.start, section.stop) if isinstance(bound, Constant)]
+    if section.step != _NONE or any(bound is not None and bound < 0 for bound in bounds):
+        return None
+    return grid.operands[0], grid.operands[1], parts, dim
