@@ -186,3 +186,26 @@ def test_products_that_ptxas_serialises_are_compiled_otherwise(monkeypatch):
         assert attempts == [True, False]
         assert explained.serialised == ("non wgmma instructions defining input registers of a wgmma" if always else "")
         assert ("one after the other" in str(explained)) == always
+
+
+def test_remarks_are_of_what_is_compiled():
+    """A kernel that is compiled as it is written has nothing done to it, though passes over its IR would."""
+
+    @tk.kernel(num_warps=4)
+    def weighed(o: tk.Out, q: tk.In, k: tk.In):
+        query, acc = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 1), tk.float32)
+        for key in tk.pipelined(k.tiles((64, 64))[:, 0]):
+            s = tk.mma(query, key.transpose(), tk.zeros((64, 64), tk.float32))
+            acc = acc + tk.sum(tk.exp(s - tk.max(s, 1, keepdims=True)), 1, keepdims=True)
+        o.store(tk.broadcast_to(acc, (64, 64)))
+
+    q = meta(512, 64, dtype=tk.float16)
+    alone = softmax(meta(64, 64).partition((8, 64)), meta(64, 64)).explain("sm_90a")
+    ringed = weighed(meta(512, 64).partition((64, 64)), q, q).explain("sm_90a")
+    assert ringed.pipelines[0].stages
+    for explained in (alone, ringed):
+        assert explained.remarks
+        assert {(remark.done, remark.text) for remark in explained.remarks} == {
+            (False, "the kernel is compiled as it is written")
+        }
+    assert "ex2.approx.ftz" not in ringed.compiled.ptx

@@ -167,7 +167,7 @@ def _unrotated(
     reason: Unfit | None = None
     if rings_of(bound):
         try:
-            return ringed_form(bound)
+            return _noted_as_written(*ringed_form(bound))
         except Unfit as error:
             reason = error
     ringed = None
@@ -190,6 +190,13 @@ def _unrotated(
         return ringed
     if compilation.notes is not None and reason is not None:
         compilation.notes.append((pipelined_loops(bound, called=True)[0].lineno, "no ring", str(reason)))
+    return _noted_as_written(kernel, compilation)
+
+
+def _noted_as_written(kernel: CompiledKernel, compilation: Compilation) -> tuple[CompiledKernel, Compilation]:
+    """For `explain`: what passes over its IR would have done was not done."""
+    if compilation.notes is not None:
+        compilation.notes.append((0, "as written", ""))
     return kernel, compilation
 
 

@@ -85,7 +85,7 @@ def text_of(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str) -> 
         return printed(optimized(bound, facts, target), bound.source.name)
     except Unsupported as error:
         return f"# no IR: {error}"
-    except Exception as error:  # a mistake of tilekit's, of which `streamed` warns
+    except Exception as error:  # a mistake of tilekit's, of which `forms` warns
         return f"# no IR: {type(error).__name__}: {error}"
 
 
@@ -120,7 +120,7 @@ class Form(NamedTuple):
 def forms(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str) -> Iterator[Form]:
     """A kernel whose loops over streams, written as such or not, stand where rings of stages are made for them.
 
-    Where loops are rotated there are two, the other one as the loops are. None if it has no such loop, or the IR no form for it.
+    Where loops are rotated there are two, the second with the loops as they are; none where there is no such loop, or no IR.
     """
     if not _may_have_streams(bound):
         return

@@ -26,7 +26,7 @@ def exp(x: Tile, *, rounding_mode: RoundingMode | str | None = None) -> Tile:
     `tk.RoundingMode.APPROX` is two instructions on a GPU, and at most 2 + 2 * abs(x) ulp off.
 
     Of float32 scores below a maximum of theirs, `tk.exp(s - m)` as softmax takes it, where `m` is made of `tk.max(s)`, the power
-    may be computed by a fused multiply-add and one instruction in the loop of a product: at most 2 + 2 * (abs(s) + abs(m)) ulp
+    may be computed by a fused multiply-add and one instruction in kernels that multiply: at most 2 + 2 * (abs(s) + abs(m)) ulp
     off, and subnormal ones are zeros. With a `rounding_mode`, `FULL` too, it is as it is written.
 
     Args:

@@ -32,15 +32,13 @@ class Row:
 
     def part(self, start: Operand, stop: Operand, new: Insertion) -> Value:
         """A part of it: tiles `start` to `stop` of the tensor."""
-        section = Section(_NONE if start == Constant(0) else start, stop, _NONE)
-        parts = (*self.parts[: self.dim], section, *self.parts[self.dim + 1 :])
-        grid = new.emit("method", [self.tensor, self.extents], "tiles")
-        return new.emit("item", [grid, Group(parts) if len(parts) > 1 else section])
+        return self._cut(Section(_NONE if start == Constant(0) else start, stop, _NONE), new)
 
     def one(self, at: Operand, new: Insertion) -> Value:
         """One tile of it."""
-        following = new.plus(at, 1)
-        section = Section(at, following, _NONE)
+        return self._cut(Section(at, new.plus(at, 1), _NONE), new)
+
+    def _cut(self, section: Section, new: Insertion) -> Value:
         parts = (*self.parts[: self.dim], section, *self.parts[self.dim + 1 :])
         grid = new.emit("method", [self.tensor, self.extents], "tiles")
         return new.emit("item", [grid, Group(parts) if len(parts) > 1 else section])
