@@ -1,5 +1,6 @@
 """16-bit integers of which ptxas gets the sign, or an equality, wrong: nothing of it reaches ptxas."""
 
+import linecache
 import re
 from types import SimpleNamespace
 
@@ -155,3 +156,72 @@ def test_the_rewriting(text, rewritten):
     rest = "\n\tsetp.eq.s16 \t%p1, %rs1, 0;\n"
     assert is_wrong(f"\t{text}{rest}")
     assert in_32_bits(f"\t{text}{rest}") == f"\t{rewritten}{rest}"
+
+
+OF_BYTES = {
+    "-x": lambda x: -x,
+    "-(x >> 1)": lambda x: -(x >> 1),
+    "tk.where(x > 3, -x, x)": lambda x: np.where(x > 3, -x, x).astype(x.dtype),
+    "tk.maximum(x, -x)": lambda x: np.maximum(x, -x),
+    "tk.abs(-x)": lambda x: np.abs(-x),
+    "-x // 2": lambda x: -x // 2,
+}
+
+
+def spelled(text):
+    """A product whose first operand is computed from bytes."""
+    source = f"""
+@tk.kernel(num_warps=8)
+def kernel(c: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros((128, 64), tk.float32)
+    for x, tb in tk.pipelined(a.tiles((128, 64))[tk.bid(0), :], b.tiles((64, 64))[:, tk.bid(1)]):
+        acc = tk.mma(({text}).astype(tk.float16), tb, acc)
+    c.store(acc)
+"""
+    filename = f"<of bytes: {text}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    namespace = {"tk": tk, "__name__": "of_bytes"}
+    exec(compile(source, filename, "exec"), namespace)
+    return namespace["kernel"]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("text", OF_BYTES)
+def test_negatives_of_bytes(text, dtype, device):
+    """None is -32768, or nobody looks at its sign: all bytes are right, and rings stay."""
+    x = np.tile(np.arange(256).astype(np.uint8).view(dtype), 32).reshape(128, 64)
+    eye = np.eye(64, dtype=np.float16)
+    c = api.zeros((128, 64), tk.float32)
+    op = spelled(text)(c.partition((128, 64)), api.from_host(x), api.from_host(eye))
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(op.first().unpartition().to_host().sync(), OF_BYTES[text](x).astype(np.float32))
+    c, a, b = (api.meta(shape, t) for shape, t in [((128, 64), tk.float32), ((128, 64), dtype), ((64, 64), tk.float16)])
+    assert spelled(text)(c.partition((128, 64)), a, b).explain("sm_90a").pipelines[0].stages
+
+
+@pytest.mark.parametrize(
+    ("rest", "wrong"),
+    [
+        ("\tcvt.s16.s8 \t%rs3, %rs1;\n", False),
+        ("\tand.b16 \t%rs3, %rs1, 255;\n", False),
+        ("\tselp.b16 \t%rs3, %rs1, %rs2, %p1;\n\tst.global.b8 \t[%rd1], %rs3;\n", False),
+        ("\tselp.b16 \t%rs3, %rs1, %rs2, %p1;\n\tst.global.b16 \t[%rd1], %rs3;\n", True),
+        ("\tcvt.s16.s8 \t%rs3, %rs1;\n\tsetp.lt.s16 \t%p1, %rs1, 0;\n", True),
+        ("\tand.b16 \t%rs3, %rs1, -256;\n", True),
+    ],
+)
+def test_negatives_of_which_low_bits_matter_stay(rest, wrong):
+    assert is_wrong(f"\tcvt.u16.u32 \t%rs2, %r1;\n\tneg.s16 \t%rs1, %rs2;\n{rest}") == wrong
+
+
+@pytest.mark.parametrize(
+    ("operand", "wrong"),
+    [
+        ("cvt.s16.s8 \t%rs2, %rs9;", False),
+        ("shr.u16 \t%rs2, %rs9, 8;", False),
+        ("shr.s16 \t%rs2, %rs9, 0;", True),
+        ("cvt.u16.u32 \t%rs2, %r9;", True),
+    ],
+)
+def test_negatives_of_small_numbers_stay(operand, wrong):
+    assert is_wrong(f"\t{operand}\n\tneg.s16 \t%rs1, %rs2;\n\tcvt.s32.s16 \t%r1, %rs1;\n") == wrong
