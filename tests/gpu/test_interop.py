@@ -6,6 +6,7 @@ test so often.
 
 import gc
 import os
+import weakref
 
 import numpy as np
 import pytest
@@ -242,6 +243,18 @@ def test_lent_memory_comes_back(device, torch):
     for _ in range(200):
         x = api.zeros(1 << 28).sync()
         torch.from_dlpack(x)
+
+
+def test_borrowed_memory_goes_back(device, library):
+    """It is remembered for arrays that are met again, and no longer than these live."""
+    for _ in range(200):
+        theirs = library.zeros(1 << 28)
+        gone = weakref.ref(theirs)
+        ours = tk.as_tensor(theirs)
+        assert library.pointer(theirs) == ours.address
+        assert tk.as_tensor(theirs) is ours
+        del theirs, ours
+        assert gone() is None
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,14 @@ class Theirs(Exporter):
 
     requires_grad = False
 
-    def __init__(self):
-        super().__init__(np.zeros(64, np.uint32), np.float32, device=(2, 0))
+    def __init__(self, array=None):
+        super().__init__(np.zeros(64, np.uint32) if array is None else array, np.float32, device=(2, 0))
+
+    def detach(self):
+        """Another array of the same memory, which is asked in this one's place."""
+        alias = type(self)(self.array)
+        alias.asked = self.asked
+        return alias
 
     def data_ptr(self):
         return self.array.ctypes.data
@@ -56,6 +62,8 @@ Theirs.__module__ = "torch._tensor"
 
 class Owned(Theirs):
     """One of a library whose streams may go."""
+
+    view = Theirs.detach
 
     @property
     def data(self):

@@ -9,8 +9,14 @@ import numpy as np
 from tilekit.interop import dlpack
 
 
+class _Held(np.ndarray[Any, Any]):
+    """The memory of an array, which keeps that array."""
+
+    owner: Any
+
+
 class Exporter:
-    """An array of that library.
+    """An array of that library. What is exported keeps it, as PyTorch's tensors and CuPy's arrays are kept.
 
     Args:
         array: its memory.
@@ -36,4 +42,6 @@ class Exporter:
         if newer and not self.versioned:
             raise TypeError("__dlpack__() got an unexpected keyword argument 'max_version'")
         self.asked.append((stream, newer))
-        return dlpack.capsule_of(self.array, self.dtype, self.device, newer.get("max_version"))
+        held = self.array.view(_Held)
+        held.owner = self
+        return dlpack.capsule_of(held, self.dtype, self.device, newer.get("max_version"))

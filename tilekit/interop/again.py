@@ -18,7 +18,7 @@ from tilekit._runtime.storage import Imported, Storage
 from tilekit._tensor.tensor import Tensor
 from tilekit.interop.ranges import cross
 
-__all__ = ["met_again", "remember_array"]
+__all__ = ["exported", "met_again", "remember_array"]
 
 
 class _Library(NamedTuple):
@@ -27,10 +27,14 @@ class _Library(NamedTuple):
     Attributes:
         says: what the array says of itself.
         stream: the library's current stream on a device, by its number: its address, or an object that has it.
+        alias: another array of the same elements, to be exported in the array's place. What is exported keeps what it was
+            exported from (PyTorch revives a tensor that only a DLPack capsule still has), and a tensor that is remembered keeps
+            what was exported: so no array that is remembered would ever be gone.
     """
 
     says: Callable[[Any], Any]
     stream: Callable[[int], Any]
+    alias: Callable[[Any], Any]
 
 
 class _Known(NamedTuple):
@@ -77,12 +81,15 @@ def met_again(obj: Any) -> Tensor | None:
     return tensor
 
 
+def exported(obj: Any) -> Any:
+    """What is to be exported for `obj`, so that it can be remembered: the array itself, or an alias."""
+    library = _library(type(obj))
+    return obj if library is None else library.alias(obj)
+
+
 def remember_array(obj: Any, tensor: Tensor) -> None:
-    """`tensor` is that of `obj`, an array of a library that was asked for it in full."""
-    kind = type(obj)
-    if kind not in _libraries:
-        _libraries[kind] = _library_of(kind)
-    library, storage = _libraries[kind], tensor.storage
+    """`tensor` is that of `obj`, an array of a library that was asked for it in full, by what `exported` gives."""
+    library, storage = _library(type(obj)), tensor.storage
     if library is None or storage is None or storage.device.kind != "cuda" or storage.guarded:
         return
     key = id(obj)
@@ -90,22 +97,32 @@ def remember_array(obj: Any, tensor: Tensor) -> None:
     _known[key] = _Known(gone, library.says(obj), tensor, storage, storage.device, library)
 
 
-def _library_of(kind: type) -> _Library | None:
+def _library(kind: type) -> _Library | None:
     """How arrays of that type are asked; None for those of libraries that are always asked in full."""
+    if kind not in _libraries:
+        _libraries[kind] = _library_of(kind)
+    return _libraries[kind]
+
+
+def _library_of(kind: type) -> _Library | None:
     name = kind.__module__.partition(".")[0]
     module = sys.modules.get(name)
     if name == "torch":
         current = getattr(getattr(module, "_C", None), "_cuda_getCurrentRawStream", None)  # what torch's own compiler asks
         if current is None:
             current = lambda ordinal: module.cuda.current_stream(ordinal).cuda_stream  # type: ignore[union-attr]  # noqa: E731
-        return _Library(_torch_says, current)
+        return _Library(_torch_says, current, _torch_alias)
     if name == "cupy" and module is not None:
-        return _Library(_cupy_says, lambda _: module.cuda.get_current_stream())
+        return _Library(_cupy_says, lambda _: module.cuda.get_current_stream(), lambda array: array.view())
     return None
 
 
 def _torch_says(array: Any) -> Any:
     return array.data_ptr(), array.shape, array.stride(), array.dtype, array.requires_grad
+
+
+def _torch_alias(array: Any) -> Any:
+    return array if array.requires_grad else array.detach()  # PyTorch refuses the export of the first, and says why
 
 
 def _cupy_says(array: Any) -> Any:

@@ -19,7 +19,7 @@ from tilekit._runtime.stream import Stream
 from tilekit._tensor.shapes import as_shape, contiguous_strides
 from tilekit._tensor.tensor import Tensor, refuse_mask
 from tilekit.interop import dlpack
-from tilekit.interop.again import met_again, remember_array
+from tilekit.interop.again import exported, met_again, remember_array
 from tilekit.interop.crossing import bridge
 from tilekit.interop.ranges import admit, cross, known, owner_range, remember
 from tilekit.ops import DeviceOp
@@ -177,10 +177,11 @@ def _of_exporter(obj: Any, wanted: Device | None) -> Tensor:
     else:
         device = _device_of_kind(obj, kind, wanted)
     asked = None if stream is None else stream.address
+    array = exported(obj)
     try:
-        capsule = obj.__dlpack__(stream=asked, max_version=(1, 0))
+        capsule = array.__dlpack__(stream=asked, max_version=(1, 0))
     except TypeError:  # those that know no versions
-        capsule = obj.__dlpack__(stream=asked)
+        capsule = array.__dlpack__(stream=asked)
     view = dlpack.taken(capsule)
     if (view.device[0] in _HOST) != (kind in _HOST):
         raise ValueError(
