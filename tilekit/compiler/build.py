@@ -33,7 +33,7 @@ from tilekit.compiler.frontend.inlining import inlined
 from tilekit.compiler.grids import Fold
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format
 from tilekit.compiler.layouts.linear import Config
-from tilekit.compiler.nvidia import narrow_integers
+from tilekit.compiler.nvidia import ptxas_defects
 from tilekit.compiler.nvidia.multibuffer import producers_of
 from tilekit.compiler.optimize import Form, dump, forms, simplified
 from tilekit.compiler.passes.pipelining import Unfit, Unrecognised, pipelined_loops, plain, rings_of, specialised
@@ -287,8 +287,8 @@ def _assembled(
             _run_together(library, pipelines.cluster)
             _pass_by_value(library, len(pipelines.maps))
         # What is linked as a whole program comes from LLVM's code, not from this PTX.
-        if narrow_integers.mend(library, capability) and pipelines is not None:
-            raise Unfit("it has arithmetic on 16-bit integers that ptxas gets wrong there")
+        if ptxas_defects.mend(library, capability) and pipelines is not None:
+            raise Unfit("it has arithmetic on integers that ptxas gets wrong there")
         ptx = library.get_asm_str(cc=capability)
         _check_own(ptx, current(), bound)
         # In whole programs alone ptxas deals registers out anew, and has no calls that products would have to end before.

@@ -24,7 +24,7 @@ from tilekit.compiler.codegen.types import TensorType
 from tilekit.compiler.facts import MOST_NARROW, ArgumentFacts, TensorFacts
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.layouts.linear import Config
-from tilekit.compiler.nvidia import narrow_integers
+from tilekit.compiler.nvidia import ptxas_defects
 from tilekit.errors import TilekitError
 
 __all__ = ["make_dispatcher"]
@@ -70,7 +70,7 @@ def _mended(compiled: Any) -> Any:
     """A dispatcher that assembles its kernel anew when it is next asked for it, where ptxas would get it wrong."""
     for kernel in compiled.overloads.values():
         library = kernel._codelibrary
-        if narrow_integers.mend(library):
+        if ptxas_defects.mend(library):
             library._cubin_cache.clear()
             library._cufunc_cache.clear()
     return compiled
