@@ -265,6 +265,7 @@ def test_ctrl_c_reaches_every_wait_for_a_cpu_device(tmp_path):
     program.write_text(PROGRAM)
     environ = {
         **os.environ,
+        "TILEKIT_DEVICE": "cpu",
         "PYTHONPATH": os.pathsep.join([str(Path(tilekit.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
     }
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120, check=False, env=environ)
