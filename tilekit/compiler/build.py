@@ -30,7 +30,7 @@ from tilekit.compiler.cubin import read_resources
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.frontend.inlining import inlined
-from tilekit.compiler.grids import Fold
+from tilekit.compiler.grids import Fold, Visits
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.nvidia import ptxas_defects
@@ -121,7 +121,7 @@ def _compiled(
     """A kernel for blocks of so many warps, and what is known of its compilation."""
 
     def attempt(form: BoundKernel, pipelines: Pipelines | None) -> tuple[CompiledKernel, Compilation]:
-        return _assembled(form, facts, config, target, occupancy, pipelines, checks=checks, grows=grows, fold=fold)
+        return _assembled(form, facts, config, target, occupancy, pipelines, checks=checks, grows=grows, fold=fold, visits=visits)
 
     def ringed(form: BoundKernel) -> tuple[CompiledKernel, Compilation]:
         return _with_rings(form, facts, config, target, occupancy, attempt)
@@ -129,6 +129,7 @@ def _compiled(
     # A check of an index looks at each load as it is written.
     others = iter(()) if checks else forms(bound, facts, target)
     form = next(others, None)
+    visits = None if form is None else form.visits
     if form is None or not form.rotated:
         return _unrotated(bound, facts, attempt, ringed, form, checks)
     try:
@@ -271,6 +272,7 @@ def _assembled(
     checks: bool,
     grows: bool,
     fold: Fold | None,
+    visits: Visits | None,
 ) -> tuple[CompiledKernel, Compilation]:
     """The same, with or without rings for its pipelines."""
     capability, arguments = numba_capability(target), argument_types(bound.names, facts, config)
@@ -299,8 +301,9 @@ def _assembled(
 
     with _standing_in(capability):
         (ptx, cubin), compilation = translate(
-            bound, config, arguments, capability, compile_function, checks=checks, grows=grows, pipelines=pipelines, fold=fold
-        )
+            bound, config, arguments, capability, compile_function, checks=checks, grows=grows, pipelines=pipelines, fold=fold,
+            visits=visits,
+        )  # fmt: skip
     entry = re.search(r"\.entry\s+(\w+)\(", ptx)
     assert entry, "a kernel has an entry"
     resources = read_resources(cubin, entry[1])
@@ -398,6 +401,7 @@ def translate(
     grows: bool = False,
     pipelines: Pipelines | None = None,
     fold: Fold | None = None,
+    visits: Visits | None = None,
     crowded: bool = False,
 ) -> tuple[T, Compilation]:
     """Let numba compile `bound`: the tile operations know `config`, and numba's errors become `CompileError`.
@@ -411,6 +415,7 @@ def translate(
         grows: whether to stop where more warps are wanted.
         pipelines: what rings of stages share; None for pipelines that load as they go.
         fold: as for `build`.
+        visits: in which order its blocks are visited; None for that of their numbers.
         crowded: see `Compilation`; where it is wanted, it is tried.
 
     Returns:
@@ -435,6 +440,7 @@ def translate(
             target=of((capability[0], capability[1])),
             pipelines=pipelines,
             fold=fold,
+            visits=visits,
             crowded=crowded,
         ) as compilation,
     ):
@@ -470,6 +476,7 @@ def translate(
         grows=grows,
         pipelines=pipelines,
         fold=fold,
+        visits=visits,
         crowded=crowded,
     )
 

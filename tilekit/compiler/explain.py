@@ -14,6 +14,7 @@ from tilekit.compiler.ir.remarks import Remark, collected
 from tilekit.compiler.kernel import CompiledKernel
 from tilekit.compiler.layouts.linear import WARP, Layout
 from tilekit.compiler.optimize import text_of
+from tilekit.compiler.passes.visits import ORDER
 from tilekit.compiler.specialise import BoundKernel
 from tilekit.compiler.target import named
 from tilekit.compiler.toolkit import importing_numba
@@ -392,7 +393,8 @@ def _remarks(remarks: list[Remark], notes: list[tuple[Any, ...]]) -> tuple[Remar
     otherwise = "the kernel is compiled as it is written" if any(kind == "as written" for _, kind, *_ in notes) else None
     said = []
     for remark in remarks:
-        reason = given_up.get(remark.transformation, otherwise) if remark.done else None
+        rewrites = remark.transformation != ORDER  # which concerns the kernel as it is written, too
+        reason = given_up.get(remark.transformation, otherwise) if remark.done and rewrites else None
         said.append(remark if reason is None else remark._replace(done=False, text=reason))
     return tuple(dict.fromkeys(said))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-__all__ = ["AXIS_LIMITS", "FOLDED_SLOTS", "MOST_BLOCKS", "Fold", "fold_of", "folded_grid"]
+__all__ = ["AXIS_LIMITS", "FOLDED_SLOTS", "MOST_BLOCKS", "Fold", "Visits", "fold_of", "folded_grid"]
 
 Triple = tuple[int, int, int]
 
@@ -35,6 +35,26 @@ class Fold(NamedTuple):
 
     wide: bool
     axes: int
+
+
+class Visits(NamedTuple):
+    """In which order the blocks of a grid are visited, as far as a kernel decides about it.
+
+    Attributes:
+        axes: of the grid, the fastest first. Those beyond them are slower still.
+        group: so many places along the first of them go together along all of the second; 0 for all of them.
+        backwards: the axes along which the last places come first.
+    """
+
+    axes: tuple[int, ...]
+    group: int
+    backwards: frozenset[int]
+
+    def __str__(self) -> str:
+        first, *others = (f"axis {axis}{', from its end' if axis in self.backwards else ''}" for axis in self.axes)
+        if self.group:
+            first = f"{self.group} places of {first}, by all of {others.pop(0)}"
+        return "; then ".join([first, *others])
 
 
 def fold_of(grid: Triple) -> Fold | None:

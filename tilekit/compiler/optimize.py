@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel
+from tilekit.compiler.grids import Visits
 from tilekit.compiler.ir.build import Unsupported, build
 from tilekit.compiler.ir.nodes import Region
 from tilekit.compiler.ir.printer import printed
@@ -24,6 +25,7 @@ from tilekit.compiler.passes.rotation import rotate_products
 from tilekit.compiler.passes.splitting import split_by_masks
 from tilekit.compiler.passes.staging import stage_operands
 from tilekit.compiler.passes.streams import streams_from_loads
+from tilekit.compiler.passes.visits import order_visits
 from tilekit.compiler.target import named
 from tilekit.lang import matmul, pipelines
 from tilekit.settings import load_settings
@@ -36,10 +38,10 @@ _BROKEN = "kernel %s: a pass over its IR failed, by a mistake of tilekit's; it i
 Watch = Callable[[str, Region], None]
 
 PASSES: tuple[Callable[[Region], object], ...] = (
-    canonicalize, hoist_invariants, count_loops, accumulate_products, streams_from_loads, stage_operands, fuse_exponentials,
-    eliminate_dead_code, add_up_by_parts, rotate_products, split_by_masks, eliminate_dead_code,
+    canonicalize, hoist_invariants, count_loops, accumulate_products, streams_from_loads, order_visits, stage_operands,
+    fuse_exponentials, eliminate_dead_code, add_up_by_parts, rotate_products, split_by_masks, eliminate_dead_code,
 )  # fmt: skip
-"""In the order in which they run. Each rewrites a kernel in place; its module says when that is legal."""
+"""In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # Where the result of a product is not there at once, there is time to fill.
 _ASYNCHRONOUS = (stage_operands, rotate_products)
 
@@ -51,7 +53,7 @@ def optimized(
     *,
     rotate: bool = True,
     watch: Watch | None = None,
-    counts: dict[str, object] | None = None,
+    counts: dict[str, Any] | None = None,
 ) -> Region:
     """The IR of a kernel behind all passes.
 
@@ -111,10 +113,12 @@ class Form(NamedTuple):
     Attributes:
         bound: it.
         rotated: whether a loop has been rotated.
+        visits: in which order its blocks are to be visited; None for that of their numbers.
     """
 
     bound: BoundKernel
     rotated: bool
+    visits: Visits | None
 
 
 def forms(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str) -> Iterator[Form]:
@@ -126,12 +130,12 @@ def forms(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str) -> It
         return
     try:
         for rotate in (True, False):
-            counts: dict[str, object] = {}
+            counts: dict[str, Any] = {}
             kernel = optimized(bound, facts, target, rotate=rotate, counts=counts)
             if not any(operation.kind == "stream" for operation in kernel.walk()):
                 return
             rotated = bool(counts.get("rotate_products"))
-            yield Form(to_python(kernel, bound), rotated)
+            yield Form(to_python(kernel, bound), rotated, counts["order_visits"])
             if not rotated:
                 return
     except Unsupported:

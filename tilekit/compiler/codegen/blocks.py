@@ -1,4 +1,6 @@
-"""Block index and grid size: what special registers (ctaid, nctaid) say, or, of a folded grid, what follows from them."""
+"""Block index and grid size: what special registers (ctaid, nctaid) say; or, of a folded grid, or one whose blocks are visited in
+another order, what follows from them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from llvmlite import ir
 from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.emit import MAP_NAME, asm, special_register
 from tilekit.compiler.codegen.types import i32, i64
-from tilekit.compiler.grids import FOLDED_SLOTS, Fold
+from tilekit.compiler.grids import FOLDED_SLOTS, Fold, Visits
 
 __all__ = ["block_counts", "block_index", "pass_the_grid"]
 
@@ -17,9 +19,10 @@ _GRID_NAME = "tilekit_blocks"
 
 def block_index(builder: ir.IRBuilder) -> list[ir.Value]:
     """The place of the running block along each axis of the grid, in 32 bits; in 64 where a folded grid needs them."""
-    fold = current().fold
+    fold, visits = current().fold, current().visits
     if fold is None:
-        return [special_register(builder, f"ctaid.{axis}") for axis in _AXES]
+        places = [special_register(builder, f"ctaid.{axis}") for axis in _AXES]
+        return places if visits is None else _visited(builder, visits, places, block_counts(builder))
     rest, places = _number(builder, fold), []
     for axis in range(fold.axes - 1):
         count = _count(builder, axis, fold)
@@ -27,6 +30,40 @@ def block_index(builder: ir.IRBuilder) -> list[ir.Value]:
         rest = builder.udiv(rest, count)
     places.append(rest)
     return places + [ir.Constant(rest.type, 0)] * (len(_AXES) - fold.axes)
+
+
+def _visited(builder: ir.IRBuilder, visits: Visits, places: list[ir.Value], counts: list[ir.Value]) -> list[ir.Value]:
+    """The place of the block that is visited when CUDA starts that at `places`: itself, if 32 bits cannot number them."""
+    axes, last = visits.axes, len(visits.axes) - 1
+    rest, total = places[last], builder.zext(counts[last], i64)
+    for axis in reversed(range(last)):
+        rest = builder.add(builder.mul(rest, counts[axis]), places[axis])
+        total = builder.mul(total, builder.zext(counts[axis], i64))
+    found = list(places)
+    if visits.group:
+        first, second, *axes = axes
+        size = _least(builder, ir.Constant(i32, visits.group), counts[first])
+        if axes:
+            plane = builder.mul(counts[first], counts[second])
+            inner, rest = builder.urem(rest, plane), builder.udiv(rest, plane)
+        else:
+            inner = rest
+        groups = builder.mul(size, counts[second])
+        start = builder.mul(builder.udiv(inner, groups), size)
+        inner, width = builder.urem(inner, groups), _least(builder, size, builder.sub(counts[first], start))
+        found[first] = builder.add(start, builder.urem(inner, width))
+        found[second] = builder.udiv(inner, width)
+    for number, axis in enumerate(axes, 1):
+        found[axis] = rest if number == len(axes) else builder.urem(rest, counts[axis])
+        rest = builder.udiv(rest, counts[axis])
+    for axis in visits.backwards:
+        found[axis] = builder.sub(builder.sub(counts[axis], ir.Constant(i32, 1)), found[axis])
+    numbered = builder.icmp_unsigned("<", total, ir.Constant(i64, 1 << 32))
+    return [builder.select(numbered, *pair) for pair in zip(found, places, strict=True)]
+
+
+def _least(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    return builder.select(builder.icmp_unsigned("<", a, b), a, b)
 
 
 def block_counts(builder: ir.IRBuilder) -> list[ir.Value]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tilekit.compiler.grids import Fold
+from tilekit.compiler.grids import Fold, Visits
 from tilekit.compiler.layouts.linear import Config, elements
 from tilekit.compiler.target import Target, of
 from tilekit.lang.pipelines import MOST_STAGES
@@ -181,6 +181,7 @@ class Compilation:
         checks: whether the kernel looks after itself while it runs, see `lower.checks`.
         target: the GPU that it is compiled for.
         fold: how its grid is folded; None if it is not.
+        visits: in which order the blocks of a grid that is not are visited; None for that of their numbers.
         sites: file, line and message of each such check.
         accesses: those to the parameters that the kernel writes, by name, as far as lowered: see `codegen.windows.order_access`.
         pipelines: what the rings of stages share; None if there are none.
@@ -204,6 +205,7 @@ class Compilation:
         "sites",
         "static_bytes",
         "target",
+        "visits",
     )
 
     def __init__(
@@ -216,11 +218,12 @@ class Compilation:
         target: Target = _OLDEST,
         pipelines: Pipelines | None = None,
         fold: Fold | None = None,
+        visits: Visits | None = None,
         crowded: bool = False,
         lines: Mapping[int, tuple[str, int]] = MappingProxyType({}),
     ) -> None:
         self.lines, self.serialised = lines, ""
-        self.pipelines, self.fold, self.crowded = pipelines, fold, crowded
+        self.pipelines, self.fold, self.visits, self.crowded = pipelines, fold, visits, crowded
         self.config, self.loops, self.checks, self.grows, self.target = config, loops, checks, grows, target
         self.sites: list[tuple[str, int, str]] = []
         self.accesses: defaultdict[str, list[Any]] = defaultdict(list)
@@ -313,6 +316,7 @@ def compiling(
     target: Target = _OLDEST,
     pipelines: Pipelines | None = None,
     fold: Fold | None = None,
+    visits: Visits | None = None,
     crowded: bool = False,
     lines: Mapping[int, tuple[str, int]] = MappingProxyType({}),
 ) -> Iterator[Compilation]:
@@ -325,6 +329,7 @@ def compiling(
         target=target,
         pipelines=pipelines,
         fold=fold,
+        visits=visits,
         crowded=crowded,
         lines=lines,
     )
