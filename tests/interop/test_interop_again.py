@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import weakref
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -63,11 +64,12 @@ Theirs.__module__ = "torch._tensor"
 class Owned(Theirs):
     """One of a library whose streams may go."""
 
-    view = Theirs.detach
+    def __init__(self, shape=(64,), dtype=np.float32, memptr=None, strides=None):
+        super().__init__(None if memptr is None else memptr.array)
 
     @property
     def data(self):
-        return SimpleNamespace(ptr=self.array.ctypes.data)
+        return SimpleNamespace(ptr=self.array.ctypes.data, array=self.array)
 
     @property
     def strides(self):
@@ -117,6 +119,10 @@ def test_streams_of_cupys_are_kept(gpu, monkeypatch):
     stream, serial = tensor.storage.last_write
     assert (stream.address, serial) == (55, stream.pending)
     assert stream._source is theirs_now
+    gone = weakref.ref(theirs)
+    del theirs, tensor
+    gc.collect()
+    assert gone() is None
 
 
 def test_what_has_changed_is_exported_anew(gpu, torch):

@@ -37,6 +37,7 @@ from tilekit.compiler.nvidia import ptxas_defects
 from tilekit.compiler.nvidia.multibuffer import producers_of
 from tilekit.compiler.optimize import Form, dump, forms, simplified
 from tilekit.compiler.passes.pipelining import Unfit, Unrecognised, pipelined_loops, plain, rings_of, specialised
+from tilekit.compiler.passes.visits import ORDER
 from tilekit.compiler.target import STATIC_SHARED_BYTES, named, numba_capability, of
 from tilekit.errors import CompileError
 from tilekit.lang.size import MOST_WARPS, sized
@@ -120,14 +121,33 @@ def _compiled(
 ) -> tuple[CompiledKernel, Compilation]:
     """A kernel for blocks of so many warps, and what is known of its compilation."""
 
+    visits: Visits | None = None
+
     def attempt(form: BoundKernel, pipelines: Pipelines | None) -> tuple[CompiledKernel, Compilation]:
-        return _assembled(form, facts, config, target, occupancy, pipelines, checks=checks, grows=grows, fold=fold, visits=visits)
+        def assembled() -> tuple[CompiledKernel, Compilation]:
+            return _assembled(
+                form, facts, config, target, occupancy, pipelines, checks=checks, grows=grows, fold=fold, visits=visits
+            )
+
+        return assembled() if pipelines else unspilled(assembled)
 
     def ringed(form: BoundKernel) -> tuple[CompiledKernel, Compilation]:
-        return _with_rings(form, facts, config, target, occupancy, attempt)
+        return unspilled(lambda: _with_rings(form, facts, config, target, occupancy, attempt))
+
+    def unspilled(compile_: Callable[[], tuple[CompiledKernel, Compilation]]) -> tuple[CompiledKernel, Compilation]:
+        """The kernel; with blocks in the order of their numbers, if there are no registers for another."""
+        nonlocal visits
+        kernel, compilation = compile_()
+        if visits is None or not kernel.spilled_bytes:
+            return kernel, compilation
+        visits = None
+        kernel, compilation = compile_()
+        if compilation.notes is not None:
+            compilation.notes.append((0, f"no {ORDER}", "there are no registers left for it"))
+        return kernel, compilation
 
     # A check of an index looks at each load as it is written.
-    others = iter(()) if checks else forms(bound, facts, target)
+    others: Iterator[Form] = iter(()) if checks else forms(bound, facts, target)
     form = next(others, None)
     visits = None if form is None else form.visits
     if form is None or not form.rotated:

@@ -389,12 +389,13 @@ def _pipelines(notes: list[tuple[Any, ...]]) -> list[Pipeline]:
 
 def _remarks(remarks: list[Remark], notes: list[tuple[Any, ...]]) -> tuple[Remark, ...]:
     """What passes said; of what was given up when it had been compiled, why."""
-    given_up = {kind.removeprefix("no "): text for _, kind, text, *_ in notes if kind == "no rotation"}
+    given_up = {kind.removeprefix("no "): text for _, kind, text, *_ in notes if kind in ("no rotation", f"no {ORDER}")}
     otherwise = "the kernel is compiled as it is written" if any(kind == "as written" for _, kind, *_ in notes) else None
     said = []
     for remark in remarks:
-        rewrites = remark.transformation != ORDER  # which concerns the kernel as it is written, too
-        reason = given_up.get(remark.transformation, otherwise) if remark.done and rewrites else None
+        # The order concerns a kernel as it is written, too.
+        reason = given_up.get(remark.transformation, None if remark.transformation == ORDER else otherwise)
+        reason = reason if remark.done else None
         said.append(remark if reason is None else remark._replace(done=False, text=reason))
     return tuple(dict.fromkeys(said))
 

@@ -113,7 +113,7 @@ def _library_of(kind: type) -> _Library | None:
             current = lambda ordinal: module.cuda.current_stream(ordinal).cuda_stream  # type: ignore[union-attr]  # noqa: E731
         return _Library(_torch_says, current, _torch_alias)
     if name == "cupy" and module is not None:
-        return _Library(_cupy_says, lambda _: module.cuda.get_current_stream(), lambda array: array.view())
+        return _Library(_cupy_says, lambda _: module.cuda.get_current_stream(), _cupy_alias)
     return None
 
 
@@ -123,6 +123,11 @@ def _torch_says(array: Any) -> Any:
 
 def _torch_alias(array: Any) -> Any:
     return array if array.requires_grad else array.detach()  # PyTorch refuses the export of the first, and says why
+
+
+def _cupy_alias(array: Any) -> Any:
+    """No view, which would keep the array as its base."""
+    return type(array)(array.shape, array.dtype, memptr=array.data, strides=array.strides)
 
 
 def _cupy_says(array: Any) -> Any:

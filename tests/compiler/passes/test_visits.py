@@ -116,6 +116,16 @@ def test_explain_tells_it():
     assert str(Visits((1, 0), 0, frozenset({1}))) == "axis 1, from its end; then axis 0"
 
 
+def test_it_costs_no_spills():
+    """The places of a block are registers; with two blocks on a multiprocessor there are none left."""
+    a = api.meta((4096, 4096), tk.bfloat16)
+    op = tk.kernel(num_warps=8, occupancy=2)(plain)(api.meta((4096, 4096)).partition((128, 128)), a, a)
+    explained = op.explain("sm_90a")
+    (one,) = (r for r in explained.remarks if r.transformation == ORDER)
+    assert explained.compiled.local_bytes == 0
+    assert one.done or "no registers left" in one.text
+
+
 # the code of it
 
 
