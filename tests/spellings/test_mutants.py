@@ -14,6 +14,7 @@ import pytest
 import through_ir
 
 from tilekit import api
+from tilekit.compiler.passes.visits import ORDER
 
 HERE = Path(__file__).parent
 
@@ -84,6 +85,8 @@ def test_spellings_are_as_fast(name, number, originals):
     assert abs(one.compiled.registers - like.compiled.registers) <= (8 if "HGMMA" in like.compiled.sass else 16), said
     assert one.compiled.local_bytes <= like.compiled.local_bytes, said
     assert one.serialised == like.serialised, said
+    orders = [{(r.done, r.text) for r in each.remarks if r.transformation == ORDER} for each in (one, like)]
+    assert orders[0] == orders[1], said
 
 
 @pytest.mark.parametrize("number", NUMBERS)
