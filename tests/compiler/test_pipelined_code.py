@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda.bindings import nvjitlink
 from warpgroup_code import products
 
 import tilekit as tk
@@ -103,6 +104,8 @@ def gradients(y: tk.Out, k: tk.In, q: tk.In, stages: tk.Const):
 @pytest.mark.parametrize(("stages", "end"), [(2, "wgmma.wait_group.sync.aligned 0"), (3, "mbarrier.arrive")])
 def test_one_of_two_stages_is_loaded_ahead(stages, end):
     """Where threads wait in a turn, the last product stays under way in the next one only if there are more stages than two."""
+    if stages == 3 and nvjitlink.version() == (13, 0):
+        pytest.skip("the ptxas of CUDA 13.0 serialises products that stay under way here (C7513): it is compiled otherwise")
     op = gradients(meta(128, 64, dtype=tk.float32).partition((128, 64)), meta(128, 64), meta(8192, 64), stages)
     last = op.compile(target="sm_90a").ptx.rsplit("wgmma.commit_group", 1)[1]
     assert re.search(r"wgmma\.wait_group\.sync\.aligned \d|mbarrier\.arrive", last)[0] == end

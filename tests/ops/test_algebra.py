@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+import time
 import warnings
 
 import numpy as np
@@ -334,6 +335,40 @@ def test_a_job_that_was_not_started_is_everybodys(device):
     assert not job.started
     assert shared.sync() == 5
     assert shared.sync() == 5
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_parts_side_by_side_keep_their_order_while_one_is_compiled(device, nested):
+    """The first time as ever after: else what they do to the same memory would depend on what was compiled already."""
+    from tilekit.ops.execution import HostJob
+
+    class Compiled(tk.DeviceOp):
+        def __init__(self, op, fails=False):
+            self.op, self.fails = op, fails
+            op.consumed()
+
+        def steps(self, ctx):
+            def work():
+                time.sleep(0.02)
+                if self.fails:
+                    raise KeyError("compiler")
+
+            job = HostJob(work, prepares=True)
+            yield [job]
+            job.result()
+            return (yield self.op.start(ctx))
+
+    async def run(y, fails=False):
+        first = Compiled(y.fill(2.0), fails).then(lambda y: Compiled(y.fill(3.0)))
+        if nested:
+            first = tk.zip(tk.value(1), first, parallel=True)
+        return await tk.zip(first, y.to_host(), Compiled(y.fill(4.0)), parallel=True)
+
+    y = api.ones(8).on(device).sync()
+    assert asyncio.run(run(y))[1].tolist() == [3.0] * 8
+    assert y.to_host().sync().tolist() == [4.0] * 8
+    with pytest.raises(KeyError, match="compiler"):
+        asyncio.run(run(y, fails=True))
 
 
 def test_an_interrupted_op_does_not_run_again(device):

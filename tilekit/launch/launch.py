@@ -188,7 +188,7 @@ class KernelLaunch(AsyncKernelLaunch):
 
     def _compiled(self, ctx: ExecutionContext, plan: Plan, arguments: tuple[Any, ...], work: tuple[Any, ...]) -> Steps:
         """Compile, then launch."""
-        job = HostJob(partial(plan.specialisation.executable, ctx.device))
+        job = HostJob(partial(plan.specialisation.executable, ctx.device), prepares=True)
         yield [job]
         executable: Executable = job.result()
         plan.keep(executable)

@@ -57,18 +57,26 @@ class HostJob:
             is cancelled.
         blocking: what to do instead for a caller that blocks anyway.
         after: moments that others let pass first, lest `work` wait for them while it holds a thread.
+        prepares: whether it comes up once, such as compiling, so that what is submitted meanwhile must not depend on it: parts
+            that run side by side are submitted in their order all the same.
 
     Attributes:
         started: whether somebody does it, or has done it.
         done: whether it has been done.
     """
 
-    __slots__ = ("_blocking", "_error", "_value", "_work", "after", "done", "started")
+    __slots__ = ("_blocking", "_error", "_value", "_work", "after", "done", "prepares", "started")
 
     def __init__(
-        self, work: Callable[[], Any], *, blocking: Callable[[], Any] | None = None, after: Sequence[Moment] = ()
+        self,
+        work: Callable[[], Any],
+        *,
+        blocking: Callable[[], Any] | None = None,
+        after: Sequence[Moment] = (),
+        prepares: bool = False,
     ) -> None:
         self._work: Callable[[], Any] | None = work
+        self.prepares = prepares
         self._blocking, self.after = blocking, after
         self._value: Any = None
         self._error: BaseException | None = None

@@ -74,7 +74,8 @@ class JoinAll(Zip):
 def _side_by_side(ops: tuple[DeviceOp[Any], ...], ctx: ExecutionContext) -> Steps:
     """Run the first op on the stream at hand and each other one on the next of the device's policy; join them at the end.
 
-    All start behind what the stream holds now. One that fails lets those that were submitted finish, and is raised.
+    All start behind what the stream holds now, and are submitted in their order, as far as none has to wait for the device: what
+    they do to the same memory comes in that order. One that fails lets those that were submitted finish, and is raised.
     """
     start = ctx.stream.mark() if len(ops) > 1 else 0
     contexts = [ctx]
@@ -91,6 +92,12 @@ def _side_by_side(ops: tuple[DeviceOp[Any], ...], ctx: ExecutionContext) -> Step
             for at in ready:
                 run = running[at]
                 progress = run.begin() or (yield run)
+                while not isinstance(progress, Done) and any(isinstance(w, HostJob) and w.prepares for w in progress):
+                    try:
+                        yield progress  # the others are behind it, as they are when nothing has to be compiled
+                    except Exception as error:
+                        run.failure = error
+                    progress = yield run
                 if isinstance(progress, Done):
                     results[at] = progress.value
                     waits.pop(at, None)

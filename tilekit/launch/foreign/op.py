@@ -170,7 +170,7 @@ class ForeignLaunch(AsyncKernelLaunch):
 
     def _prepared(self, ctx: ExecutionContext, work: Callable[[], Executable], arguments: Any, reads: Any, writes: Any) -> Steps:
         """Compile or load, then launch."""
-        job = HostJob(work)
+        job = HostJob(work, prepares=True)
         yield [job]
         self.enqueue(ctx, job.result(), self.config.grid, arguments, reads, writes)
         return arguments
