@@ -103,6 +103,8 @@ def test_maxima_are_taken_before_the_factor_and_exponentials_are_fused():
     assert f"{C * np.log2(np.e)}" in fused
     assert text.count(f"* {C}") == 1, "the maximum alone"
     assert "float32[64, 1, 4, 1] = fma(" in text
+    assert "tk.exp(" not in text, "that of the maximum's growth neither"
+    assert text.count(f"* {np.log2(np.e)}") == 2, "for the growth, and for the maximum"
 
 
 def test_a_factor_of_unknown_sign_leaves_the_maximum_as_it_is():
@@ -110,6 +112,7 @@ def test_a_factor_of_unknown_sign_leaves_the_maximum_as_it_is():
     assert {"exponential", "partial sums"} <= done
     line = next(line for line in text.splitlines() if "tk.max(" in line)
     assert "s, 1)" in line
+    assert text.count("tk.exp2(") == text.count("flush_to_zero=True")
     assert "float32[64, 1, 4, 1] = fma(" in text
 
 

@@ -2,7 +2,8 @@
 
 `tk.exp(s - h)`, where `h` is made of the largest element of each row of `s`, becomes `tk.exp2(tk.fma(x, c * log2(e), -h *
 log2(e)), flush_to_zero=True)`, where `s` is `x * c`, or `x`; and the same of `tk.exp2`. Where `c` is a positive constant, the
-maximum is that of `x`, times `c`, which is the same number: rounding does not change the order of numbers.
+maximum is that of `x`, times `c`, which is the same number: rounding does not change the order of numbers. By how much sums
+shrink when a maximum grows, `tk.exp(m - tk.maximum(m, ...))`, becomes `tk.exp2((m - ...) * log2(e), flush_to_zero=True)`.
 
 Legal by the text of `tilekit.lang.exponential` for float32, where the call has no options: with `rounding_mode` or
 `flush_to_zero` it stays as it is written.
@@ -57,7 +58,10 @@ class _Exponential:
 
     def fuse(self) -> None:
         difference = self.maker(self.power.operands[0], "binary", "-")
-        if difference is None or not _is_large(self.power.results[0]):
+        if difference is None:
+            return
+        if not _is_large(self.power.results[0]):
+            self.shrink(difference)
             return
         scores, highest = difference.operands
         parts = self.parts(scores)
@@ -79,6 +83,19 @@ class _Exponential:
         self.power.operands = [self.before(self.power, "call", [tile, scale, shift], _FMA)]
         self.power.what, self.power.keywords = _EXP2, {"flush_to_zero": Constant(True)}
         remark(self.power.location, "exponential", "of scores below their maximum: by a fused multiply-add and exp2")
+
+    def shrink(self, difference: Operation) -> None:
+        """That of a maximum and one with it."""
+        (result,) = self.power.results
+        growth = self.maker(difference.operands[1], "call", elementwise.maximum)
+        if growth is None or growth.keywords or difference.operands[0] not in growth.operands:
+            return
+        if isinstance(result.type, TileType) and result.type.dtype == dtypes.float32:
+            exponent = _POWERS[self.power.what.value]
+            if exponent != 1.0:
+                self.power.operands = [self.before(self.power, "binary", [*self.power.operands, Constant(exponent)], "*")]
+            self.power.what, self.power.keywords = _EXP2, {"flush_to_zero": Constant(True)}
+            remark(self.power.location, "exponential", "of how much a maximum grows: by exp2")
 
     def scaled(self, factor: Operand, exponent: float) -> Operand:
         """A factor of scores, as one of powers of two."""
