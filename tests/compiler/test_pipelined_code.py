@@ -1005,3 +1005,20 @@ def test_wavefronts_counts_conflicts():
     plain = type(swizzle)({v: v[0] * 32 + v[1] for v in swizzle.offsets}, swizzle.shared)
     down = Layout((32, 32), ((0, 1), (0, 2), (0, 4), (0, 8), (0, 16)), ((1, 0), (2, 0), (4, 0), (8, 0), (16, 0)), ())
     assert (wavefronts(swizzle, down, 4), wavefronts(plain, down, 4)) == (4, 32)
+
+
+def test_a_plain_loop_beside_one_over_streams_has_a_ring_too():
+    """In it, a tile of the other is called something else: in each turn anew."""
+
+    @tk.kernel(num_warps=4)
+    def kernel(y: tk.Out, q: tk.In, k: tk.In):
+        for tq in tk.pipelined(q.tiles((1, 64, 64))[0, tk.bid(0) : tk.bid(0) + 1, 0], stages=1):
+            acc = tk.zeros((64, 64), tk.float32)
+            for j in range(tk.cdiv(k.shape[0], 64)):
+                key = tk.load(k, (j, 0), (64, 64))
+                query = tq.reshape((64, 64))
+                acc = tk.mma(query, key, acc)
+            y.store(acc)
+
+    op = kernel(meta(512, 64, dtype=tk.float32).partition((64, 64)), meta(1, 512, 64), meta(4096, 64))
+    assert [ring.stages for ring in op.explain("sm_90a").pipelines] == [1, 4]

@@ -186,7 +186,8 @@ def _unrotated(
 ) -> tuple[CompiledKernel, Compilation]:
     """A kernel with its loops as they are: with rings as it is written, or as passes leave it (`form`); or without."""
     reason: Unfit | None = None
-    if rings_of(bound):
+    written = pipelined_loops(bound, called=True)
+    if rings_of(bound) and (form is None or not form.found):
         try:
             return _noted_as_written(*ringed_form(bound))
         except Unfit as error:
@@ -196,8 +197,7 @@ def _unrotated(
         try:
             ringed = ringed_form(form.bound)
         except Unfit as error:
-            asked = pipelined_loops(bound, called=True)
-            if asked and (reason is None or not isinstance(error, Unrecognised)):  # it is not their text
+            if written and (reason is None or not isinstance(error, Unrecognised)):  # it is not their text
                 reason = error
         except CompileError:
             pass  # the user's own text says what is wrong
@@ -210,7 +210,7 @@ def _unrotated(
             compilation.notes[:] = notes or ()
         return ringed
     if compilation.notes is not None and reason is not None:
-        compilation.notes.append((pipelined_loops(bound, called=True)[0].lineno, "no ring", str(reason)))
+        compilation.notes.append((written[0].lineno, "no ring", str(reason)))
     return _noted_as_written(kernel, compilation)
 
 

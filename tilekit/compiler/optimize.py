@@ -113,11 +113,13 @@ class Form(NamedTuple):
     Attributes:
         bound: it.
         rotated: whether a loop has been rotated.
+        found: how many of its loops over streams are not written as such.
         visits: in which order its blocks are to be visited; None for that of their numbers.
     """
 
     bound: BoundKernel
     rotated: bool
+    found: int
     visits: Visits | None
 
 
@@ -135,7 +137,7 @@ def forms(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str) -> It
             if not any(operation.kind == "stream" for operation in kernel.walk()):
                 return
             rotated = bool(counts.get("rotate_products"))
-            yield Form(to_python(kernel, bound), rotated, counts["order_visits"])
+            yield Form(to_python(kernel, bound), rotated, counts["streams_from_loads"], counts["order_visits"])
             if not rotated:
                 return
     except Unsupported:

@@ -64,9 +64,19 @@ def check_stay(bound: BoundKernel, tree: ast.FunctionDef, loops: list[Pipeline])
             read = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
             if any(id(node) not in within for node in read):
                 raise Unrecognised(f"{name}, a tile of the pipeline, is used behind the loop")
-            begins = [s.lineno for s in loop.node.body if isinstance(s, ast.Assign) and name in stored(ast.walk(s))]
-            if name not in taken and (not begins or any(node.lineno <= begins[0] for node in read)):
+            if name not in taken and not {id(node) for node in read} <= _behind(loop.node.body, name):
                 raise Unrecognised(f"{name}, a tile of the pipeline, may be used in a later turn")
+
+
+def _behind(block: list[ast.stmt], name: str) -> set[int]:
+    """The nodes that are reached in a turn behind the first statement that gives a name to something, by their identities."""
+    for at, statement in enumerate(block):
+        if isinstance(statement, ast.Assign) and name in stored(ast.walk(statement)):
+            return {id(node) for later in block[at + 1 :] for node in ast.walk(later)}
+        for inner in (getattr(statement, field, []) for field in ("body", "orelse")):
+            if behind := _behind(inner, name):
+                return behind
+    return set()
 
 
 def _further_names(bound: BoundKernel, loop: ast.For, names: set[str]) -> set[str]:
