@@ -54,7 +54,8 @@ def reordered(along: tuple[int, ...], values: tuple[Any, ...]) -> tuple[Any, ...
 def bid(axis: int) -> int:
     """The index of the running block along one axis of the launch grid.
 
-    It is an int32 scalar; int64 in a launch of 2^31 blocks or more.
+    It is an int32 scalar; int64 in a launch of 2^31 blocks or more. Blocks run in any order, and several at a time: none may wait
+    for another.
 
     Args:
         axis: 0, 1 or 2, known when the kernel is compiled. Dimension `d` of a partition of rank 1 to 3 lies along axis `d`;
