@@ -33,13 +33,14 @@ def _set_beside(ranges: Mapping[int, MemoryRange], shares: Callable[[int, int], 
     """Note which ranges of a launch may be one."""
     if shares is None:
         return
-    beside: dict[int, list[MemoryRange]] = {at: [] for at in ranges}
+    for span in ranges.values():
+        span.beside = ()
     for at, span in ranges.items():
-        span.beside = beside[at]
         for other, theirs in ranges.items() if span.written else ():
             if not theirs.written and shares(at, other):
-                beside[at].append(theirs)
-                beside[other].append(span)
+                assert span.beside is not None, "set above"
+                assert theirs.beside is not None, "set above"
+                span.beside, theirs.beside = (*span.beside, theirs), (*theirs.beside, span)
 
 
 def compiled_launch(

@@ -62,7 +62,7 @@ class MemoryRange:
     def __init__(self, memory: Memory, offset: int, nbytes: int, written: bool, below: int = 0) -> None:
         self.memory, self.offset, self.address = memory, offset, memory.address + offset
         self.nbytes, self.written, self.below = nbytes, written, below
-        self.beside: list[MemoryRange] | None = None
+        self.beside: tuple[MemoryRange, ...] | None = None
 
     def move(self, memory: Memory, offset: int) -> None:
         """Be elsewhere."""

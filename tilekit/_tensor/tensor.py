@@ -191,12 +191,16 @@ class Tensor(NoOperators):
 
     def span(self) -> tuple[int, int]:
         """The bytes of the storage that the elements lie in: first, and one past the last (internal)."""
-        if self.size == 0:
+        if 0 in self.shape:
             return (0, 0)
-        ends = [(n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)]
-        low = self.offset + sum(end for end in ends if end < 0)
-        high = self.offset + sum(end for end in ends if end > 0) + 1
-        return (low * self.itemsize, high * self.itemsize)
+        low = high = self.offset
+        for n, stride in zip(self.shape, self.strides, strict=True):
+            if stride > 0:
+                high += (n - 1) * stride
+            else:
+                low += (n - 1) * stride
+        size = self.itemsize
+        return (low * size, (high + 1) * size)
 
     def shares_memory(self, other: Tensor) -> bool:
         """Whether the two have a byte in common, or are too intricate to tell. Memory of others' may be met in two storages."""

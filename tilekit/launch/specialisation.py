@@ -296,24 +296,19 @@ class _Sharing:
 
     def of(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Callable[[int, int], bool]:
         """The same of one launch: a function of the numbers of the two."""
+        return functools.partial(self._shares, grid, arguments)
 
-        cuts: list[Any] = []
-
-        def shares(written: int, read: int) -> bool:
-            one, other = arguments[written].tensor, arguments[read]
-            if one.shape != other.shape or one.strides != other.strides or one.itemsize != other.itemsize:
-                return False
-            if not cuts:
-                cuts.extend(map(cut_of, arguments))
-            key = written, read, grid, *cuts
-            known = self._known.get(key)
-            if known is None:
-                names = self._bound.names
-                tensors = dict(zip(names, arguments, strict=True))
-                known = self._known[key] = apart(self._bound, tensors, grid, names[written], names[read])
-            return known
-
-        return shares
+    def _shares(self, grid: tuple[int, int, int], arguments: Sequence[Any], written: int, read: int) -> bool:
+        one, other = arguments[written].tensor, arguments[read]
+        if one.shape != other.shape or one.strides != other.strides or one.itemsize != other.itemsize:
+            return False
+        key = written, read, grid, *map(cut_of, arguments)
+        known = self._known.get(key)
+        if known is None:
+            names = self._bound.names
+            tensors = dict(zip(names, arguments, strict=True))
+            known = self._known[key] = apart(self._bound, tensors, grid, names[written], names[read])
+        return known
 
 
 _Encoder = Callable[[int, tuple[int, ...], tuple[int, ...]], bytes]
