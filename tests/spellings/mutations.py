@@ -237,11 +237,12 @@ def count_by_while(state: _Module) -> bool:
     start, stop = (ast.Constant(0), loop.iter.args[0]) if len(loop.iter.args) == 1 else loop.iter.args
     counter, end = loop.target.id, state.fresh("end")
     one = ast.AugAssign(ast.Name(counter, ast.Store()), ast.Add(), ast.Constant(1))
-    below = ast.Compare(ast.Name(counter, ast.Load()), [ast.Lt()], [ast.Name(end, ast.Load())])
+    goes_on, is_over = state.draw.choice([(ast.Lt(), ast.GtE()), (ast.NotEq(), ast.Eq())])
+    below = ast.Compare(ast.Name(counter, ast.Load()), [goes_on], [ast.Name(end, ast.Load())])
     if state.draw.random() < 0.5:
         new = ast.While(below, [*loop.body, one], [])
     else:
-        done = ast.Compare(ast.Name(counter, ast.Load()), [ast.GtE()], [ast.Name(end, ast.Load())])
+        done = ast.Compare(ast.Name(counter, ast.Load()), [is_over], [ast.Name(end, ast.Load())])
         new = ast.While(ast.Constant(True), [ast.If(done, [ast.Break()], []), *loop.body, one], [])
     block[at : at + 1] = [
         ast.Assign([ast.Name(end, ast.Store())], stop), ast.Assign([ast.Name(counter, ast.Store())], start), new,

@@ -250,11 +250,48 @@ def test_other_conditions_of_a_while_that_counts():
                 break
             t = t + k
             k = k + 1
+        m = 0
+        while n != m:
+            t, m = t + m, m + 1
+        u = 0
+        while True:
+            if u == n:
+                break
+            t, u = t + u, u + 1
         c.store(t)
 
     text = text_of(make, hoist_invariants, count_loops)
     assert "while" not in text
-    assert text.count(" in (0, n, 1) with") == 3
+    assert text.count(" in (0, n, 1) with") == 5
+
+
+def test_an_end_that_belongs_to_it():
+    def make(c: tk.Out, a: tk.In, b: tk.In, n: int):
+        t, i, j, k = tk.zeros((64, 64), tk.float32), 0, 0, 0
+        while i <= n:
+            t, i = t + i, i + 1
+        while True:
+            if n < j:
+                break
+            t, j = t + j, j + 1
+        while k <= 7:
+            t, k = t + k, k + 1
+        c.store(t + i + j + k)
+
+    text = text_of(make, hoist_invariants, count_loops)
+    assert "while" not in text
+    assert text.count("= n + 1") == 2
+    assert " in (0, 8, 1) with" in text
+
+
+def test_an_end_that_is_no_int_stays():
+    def make(c: tk.Out, a: tk.In, b: tk.In, n: int):
+        t, k = tk.zeros((64, 64), tk.float32), 0
+        while k < 2.5:
+            t, k = t + k, k + 1
+        c.store(t)
+
+    assert "while" in text_of(make, hoist_invariants, count_loops)
 
 
 def test_a_while_that_may_end_otherwise_stays():
@@ -263,7 +300,7 @@ def test_a_while_that_may_end_otherwise_stays():
         while k < n:
             t = t + k
             k += 2
-        while i <= n:
+        while i <= n + i:
             i += 1
         while i < n + k:
             i += 1

@@ -1,4 +1,5 @@
-"""Canonical loops: `while k < n: ...; k += 1` becomes `for k in range(k, n)`, and so does `while True: if k >= n: break; ...`.
+"""Canonical loops: `while k < n: ...; k += 1` becomes `for k in range(k, n)`, and so do `while True: if k >= n: break; ...`, and
+loops with `k <= n - 1` or `k != n`: one that begins behind its end would not come to it.
 
 Legal where `k` is an int that each turn hands on as `k + 1`, `n` does not change in the loop, the condition is looked at where a
 turn begins, and nothing else leaves the loop early. Behind it `k` is the larger one of where it began and `n`.
@@ -12,8 +13,12 @@ from tilekit.compiler.ir.types import ScalarType
 
 __all__ = ["count_loops"]
 
-# The place of the counter in a comparison that keeps a loop going where it holds, or where it does not.
-_BOUNDS = {True: {"<": 0, ">": 1}, False: {">=": 0, "<=": 1}}
+# Of a comparison that keeps a loop going where it holds, or where it does not: the place of the counter, and by how much the
+# other operand is less than the end. None: it may be either.
+_BOUNDS: dict[bool, dict[str, tuple[int | None, int]]] = {
+    True: {"<": (0, 0), ">": (1, 0), "<=": (0, 1), ">=": (1, 1), "!=": (None, 0)},
+    False: {">=": (0, 0), "<=": (1, 0), ">": (0, 1), "<": (1, 1), "==": (None, 0)},
+}
 
 
 def count_loops(kernel: Region) -> None:
@@ -50,9 +55,15 @@ def _counted(loop: Operation, defined: dict[Value, Operation], ends: dict[Value,
     bounds = _BOUNDS[stay is test.regions[0]].get(compare.what)
     if bounds is None:
         return None
-    counter, stop = compare.operands[bounds], compare.operands[1 - bounds]
+    place, beyond = bounds
+    if place is None:
+        place = 0 if compare.operands[0] in carried else 1
+    counter, stop = compare.operands[place], compare.operands[1 - place]
     inside = set(body.parameters) | {value for operation in body.walk() for value in operation.results}
     if counter not in carried or stop in inside or not isinstance(counter, Value) or counter.type != ScalarType(int):
+        return None
+    whole = type(stop.value) is int if isinstance(stop, Constant) else isinstance(stop, Value) and stop.type == ScalarType(int)
+    if not whole:
         return None
     number = carried.index(counter)
     following = body.operands[number]
@@ -60,6 +71,9 @@ def _counted(loop: Operation, defined: dict[Value, Operation], ends: dict[Value,
     if step is None or (step.kind, step.what, step.operands) != ("binary", "+", [counter, Constant(1)]):
         return None
     start, result = loop.initial[number], loop.results[number]
+    before: list[Operation] = []
+    if beyond:
+        stop, before = _following(stop, loop)
     body.operations = [operation for n, operation in enumerate(body.operations) if n != at]
     body.operands = body.operands[:number] + body.operands[number + 1 :]
     body.parameters = [counter, *(value for value in carried if value is not counter)]
@@ -69,4 +83,12 @@ def _counted(loop: Operation, defined: dict[Value, Operation], ends: dict[Value,
     end = Value(result.name, result.type)
     ends[result] = end
     largest = Constant(max, "max")
-    return [counted, Operation("call", [start, stop], loop.location, largest, results=[end])]
+    return [*before, counted, Operation("call", [start, stop], loop.location, largest, results=[end])]
+
+
+def _following(number: Operand, loop: Operation) -> tuple[Operand, list[Operation]]:
+    """The next number, and what computes it before a loop."""
+    if isinstance(number, Constant):
+        return Constant(number.value + 1), []
+    result = Value("t", ScalarType(int))
+    return result, [Operation("binary", [number, Constant(1)], loop.location, "+", results=[result])]
