@@ -12,8 +12,8 @@ from fake_gpu import fake_device, launch_through
 
 pytest.importorskip("numba.cuda", reason="compiles kernels")
 
-import llvmlite.binding as llvm
 from llvmlite import ir
+from on_host import engine_of
 
 import tilekit as tk
 from tilekit import api
@@ -81,12 +81,7 @@ class Machine:
             value = value if value.type == wide else builder.zext(value, wide)
             builder.store(value, builder.gep(function.args[-1], [ir.Constant(wide, n)]))
         builder.ret_void()
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        parsed = llvm.parse_assembly(str(module))
-        parsed.verify()
-        self.engine = llvm.create_mcjit_compiler(parsed, llvm.Target.from_default_triple().create_target_machine())
-        self.engine.finalize_object()
+        self.engine = engine_of(module)
         array = ctypes.POINTER(ctypes.c_uint64)
         kind = ctypes.CFUNCTYPE(None, *[ctypes.c_uint32] * 3, *[ctypes.c_uint64] * 3, array)
         self.call = kind(self.engine.get_function_address("place"))

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("numba.cuda", reason="compiles kernels")
 
-import llvmlite.binding as llvm
 from llvmlite import ir
+from on_host import engine_of
 from tiled import order
 
 import tilekit as tk
@@ -35,13 +35,7 @@ def native(group, cluster=None, bits=32):
     for dim, value in enumerate(_visited(builder, at, counts, group, cluster)):
         builder.store(value, cell(out, dim))
     builder.ret_void()
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    parsed = llvm.parse_assembly(str(module))
-    parsed.verify()
-    machine = llvm.Target.from_default_triple().create_target_machine()
-    engine = llvm.create_mcjit_compiler(parsed, machine)
-    engine.finalize_object()
+    engine = engine_of(module)
     number = {32: ctypes.c_uint32, 64: ctypes.c_uint64}[bits]
     array = ctypes.POINTER(number)
     call = ctypes.CFUNCTYPE(None, number, array, array)(engine.get_function_address("index"))

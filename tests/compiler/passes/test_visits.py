@@ -6,11 +6,11 @@ import ctypes
 import itertools
 import random
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from llvmlite import ir
 from numba import cuda
+from on_host import engine_of
 from through_ir import ir_of
 
 import tilekit as tk
@@ -143,12 +143,7 @@ class Machine:
             for n, value in enumerate(blocks.block_index(builder)):
                 builder.store(value, builder.gep(function.args[-1], [ir.Constant(wide, n)]))
         builder.ret_void()
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        parsed = llvm.parse_assembly(str(module))
-        parsed.verify()
-        self.engine = llvm.create_mcjit_compiler(parsed, llvm.Target.from_default_triple().create_target_machine())
-        self.engine.finalize_object()
+        self.engine = engine_of(module)
         kind = ctypes.CFUNCTYPE(None, *[ctypes.c_uint32] * 6, ctypes.POINTER(ctypes.c_uint32))
         self.call = kind(self.engine.get_function_address("place"))
 
