@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,6 +45,19 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         ValueError: a variable holds something else than its type; the text names the variable, the value, what is allowed.
     """
     env = os.environ if environ is None else environ
+    return _parsed(tuple((name, value) for name in _VARIABLES if (value := env.get(name)) is not None))
+
+
+# All that is asked for, and what says where the user's home folder is.
+_VARIABLES = (
+    "TILEKIT_DEVICE", "TILEKIT_CPU_DEVICES", "TILEKIT_SPIN_US", "TILEKIT_NATIVE", "TILEKIT_CHECKS", "TILEKIT_DUMP",
+    "TILEKIT_CACHE_DIR", "XDG_CACHE_HOME", "HOME", "USERPROFILE",
+)  # fmt: skip
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(variables: tuple[tuple[str, str], ...]) -> Settings:
+    env = dict(variables)
     cache = env.get("TILEKIT_CACHE_DIR", "").strip()
     if cache.lower() in ("0", "off", "none"):
         cache_dir = None

@@ -14,14 +14,15 @@ from tilekit._tensor.tensor import Tensor
 __all__ = ["InterpretedLaunch", "compiled_launch", "range_of", "slot_of"]
 
 Triple = tuple[int, int, int]
+Pairs = Sequence[tuple[int, int]]
 
 
 def range_of(argument: Any, written: bool) -> MemoryRange:
     """Where a tensor, or the tensor of a partition, has its first element."""
     tensor: Tensor = argument.tensor if isinstance(argument, Partition) else argument
     assert tensor.storage is not None, "it is an argument of a launch"
-    (low, high), first = tensor.span(), tensor.offset * tensor.itemsize
-    return MemoryRange(tensor.storage.memory, first, high - low, written, first - low if high else 0)
+    below, above = tensor.reach
+    return MemoryRange(tensor.storage.memory, tensor.offset * tensor.itemsize, below + above, written, below)
 
 
 def slot_of(argument: Any) -> Any:
@@ -29,18 +30,15 @@ def slot_of(argument: Any) -> Any:
     return getattr(argument, "slot", None) if isinstance(argument, (int, float)) else None
 
 
-def _set_beside(ranges: Mapping[int, MemoryRange], shares: Callable[[int, int], bool] | None) -> None:
+def _set_beside(ranges: Mapping[int, MemoryRange], shared: Pairs | None) -> None:
     """Note which ranges of a launch may be one."""
-    if shares is None:
+    if shared is None:
         return
     for span in ranges.values():
         span.beside = ()
-    for at, span in ranges.items():
-        for other, theirs in ranges.items() if span.written else ():
-            if not theirs.written and shares(at, other):
-                assert span.beside is not None, "set above"
-                assert theirs.beside is not None, "set above"
-                span.beside, theirs.beside = (*span.beside, theirs), (*theirs.beside, span)
+    for pair in shared:
+        one, other = (ranges[number] for number in pair)
+        one.beside, other.beside = (*(one.beside or ()), other), (*(other.beside or ()), one)
 
 
 def compiled_launch(
@@ -50,10 +48,10 @@ def compiled_launch(
     shared_bytes: int,
     values: bytes,
     codes: str,
-    arguments: Sequence[tuple[Any, int, bool]],
+    arguments: Sequence[tuple[Any, int, bool | None]],
     cluster: Triple | None = None,
     maps: Sequence[tuple[int, Callable[[int], bytes]]] = (),
-    shares: Callable[[int, int], bool] | None = None,
+    shared: Pairs | None = None,
 ) -> Launch:
     """A launch of machine code.
 
@@ -62,16 +60,16 @@ def compiled_launch(
         values: its parameters, eight bytes each; `codes` their codes in the module struct, one each.
         arguments: what was passed: each with the number of its first parameter, and whether it is written.
         maps: for each tensor map behind `values` the number of its argument, and what makes it for an address.
-        shares: whether the memory of one argument, which is written, may be that of another one; None for all.
+        shared: the arguments whose memory may be one, though the first of the two is written; None for all.
     """
     pointers, scalars, ranges = [], [], {}
     for number, (argument, at, written) in enumerate(arguments):
         if isinstance(argument, (Tensor, Partition)):
-            ranges[number] = range_of(argument, written)
+            ranges[number] = range_of(argument, bool(written))
             pointers.append((at, ranges[number]))
         elif (slot := slot_of(argument)) is not None:
             scalars.append((slot, at, codes[at]))
-    _set_beside(ranges, shares)
+    _set_beside(ranges, shared)
     maps_of_ranges = [(ranges[number], encode) for number, encode in maps]
     return Launch("", function, grid, block, shared_bytes, values, pointers, scalars, cluster, maps_of_ranges)
 
@@ -83,7 +81,7 @@ class InterpretedLaunch(Node):
         enqueue: submits it: is given the driver, its stream, the grid and the arguments.
         grid, arguments: of the launch.
         written: for each argument, whether it is a tensor that is written; None for what is no tensor.
-        shares: whether the memory of one argument, which is written, may be that of another one.
+        shared: the arguments whose memory may be one, though the first of the two is written.
     """
 
     __slots__ = ("_arguments", "_enqueue", "_grid", "_ranges", "scalars")
@@ -94,12 +92,12 @@ class InterpretedLaunch(Node):
         grid: Triple,
         arguments: Sequence[Any],
         written: Sequence[bool | None],
-        shares: Callable[[int, int], bool] | None = None,
+        shared: Pairs | None = None,
     ) -> None:
         super().__init__("")
         self._enqueue, self._grid, self._arguments = enqueue, grid, list(arguments)
         self._ranges = [None if w is None else range_of(a, w) for a, w in zip(arguments, written, strict=True)]
-        _set_beside({at: span for at, span in enumerate(self._ranges) if span is not None}, shares)
+        _set_beside({at: span for at, span in enumerate(self._ranges) if span is not None}, shared)
         self.scalars = tuple((slot_of(a), at, "") for at, a in enumerate(arguments) if slot_of(a) is not None)
 
     def enqueue(self, driver: Any, stream: Any) -> None:

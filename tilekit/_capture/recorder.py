@@ -251,13 +251,19 @@ class Recording:
     def note(self, stream: RecordingStream, reads: Sequence[Storage], writes: Sequence[Storage]) -> None:
         """The branch's last node uses the memory."""
         for storage in writes:
-            users = self._users.setdefault(self._known(storage, self.writes), _Users())
+            users = self._users_of(self._known(storage, self.writes))
             users.writers, users.readers = stream.tail, set()
         for storage in reads:
-            self._users.setdefault(self._known(storage, self.reads), _Users()).readers |= stream.tail
-        for storage in (*reads, *writes):
+            self._users_of(self._known(storage, self.reads)).readers |= stream.tail
+        for storage in (*reads, *writes) if self._blocks else ():
             if (block := self._blocks.get(storage.memory)) is not None:
                 block.branches.add(stream)
+
+    def _users_of(self, known: Any) -> _Users:
+        users = self._users.get(known)
+        if users is None:
+            users = self._users[known] = _Users()
+        return users
 
     def _known(self, storage: Storage, kept: dict[Memory, Storage]) -> Any:
         """What stands for the memory; what is not the recording's own is kept."""

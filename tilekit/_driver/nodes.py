@@ -113,15 +113,15 @@ class Parameters:
         address: of the array of the parameters' addresses.
     """
 
-    __slots__ = ("_maps", "_pointers", "address", "values")
+    __slots__ = ("_maps", "address", "values")
 
     def __init__(self, slots: int, maps: int = 0) -> None:
-        self.values = ctypes.create_string_buffer(max(8 * slots + MAP_BYTES * maps, 8))
+        room, count = 8 * slots + MAP_BYTES * maps, slots + maps
+        self.values = ctypes.create_string_buffer(room + 8 * max(count, 1))  # the addresses are behind all
         base = ctypes.addressof(self.values)
-        self._maps = base + 8 * slots
-        every = [*range(base, self._maps, 8), *range(self._maps, self._maps + MAP_BYTES * maps, MAP_BYTES)] or [base]
-        self._pointers = (ctypes.c_void_p * len(every))(*every)
-        self.address = ctypes.addressof(self._pointers)
+        self._maps, self.address = base + 8 * slots, base + room
+        every = (*range(base, self._maps, 8), *range(self._maps, base + room, MAP_BYTES))
+        struct.pack_into(f"={count}Q", self.values, room, *every)
 
     def put_map(self, at: int, encoded: bytes) -> None:
         """Let `encoded`, of 128 bytes, be the tensor map `at`."""
@@ -143,7 +143,7 @@ class Launch(Node):
     """
 
     __slots__ = (
-        "_maps", "_parameters", "_values", "_where", "block", "cluster", "function", "grid", "params", "pointers", "scalars",
+        "_maps", "_parameters", "_values", "block", "cluster", "function", "grid", "params", "pointers", "scalars",
         "shared_bytes",
     )  # fmt: skip
 
@@ -166,7 +166,6 @@ class Launch(Node):
         self._parameters, self._maps = Parameters(len(values) // 8, len(maps)), tuple(maps)
         self._values, self.params = self._parameters.values, self._parameters.address
         ctypes.memmove(self._values, values, len(values))
-        self._where = {id(span): 8 * at for at, span in self.pointers}
         for at, (span, encode) in enumerate(self._maps):
             self._parameters.put_map(at, encode(span.address))
 
@@ -180,7 +179,9 @@ class Launch(Node):
         return [span for _, span in self.pointers]
 
     def refresh(self, span: MemoryRange) -> None:
-        _pack_address(self._values, self._where[id(span)], span.address)
+        for at, known in self.pointers:
+            if known is span:
+                _pack_address(self._values, 8 * at, span.address)
         for at, (mapped, encode) in enumerate(self._maps):
             if mapped is span:
                 self._parameters.put_map(at, encode(span.address))

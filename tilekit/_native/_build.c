@@ -20,6 +20,12 @@ static PyObject *look_up(PyObject *form, PyObject *last, PyObject *arguments, Py
             continue;
         if (keyed[i] == constants.KEYED_COMPUTED)
             goto out;
+        if (keyed[i] == constants.KEYED_SIGNED) {
+            if (!PyFloat_CheckExact(argument))
+                goto out;
+            double number = PyFloat_AS_DOUBLE(argument);
+            part = number >= 0x1p-100 && number <= 0x1p100 ? Py_True : Py_False; /* as `facts.is_positive` */
+        }
         if (keyed[i] == constants.KEYED_TRAITS) {
             part = held(argument, Py_TYPE(argument) == Tensor_traits.owner ? &Tensor_traits : &Partition_traits);
             if (part == NULL) {

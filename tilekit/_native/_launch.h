@@ -41,7 +41,7 @@ enum { VERSION = 1 }; /* see attributes.py */
 
 /* Numbers of Python's. */
 #define CONSTANTS(X)                                                                                                              \
-    X(KEYED_COMPUTED) X(KEYED_NOT) X(KEYED_TRAITS) X(MARKS_KEPT) X(READERS_KEPT)
+    X(KEYED_COMPUTED) X(KEYED_NOT) X(KEYED_SIGNED) X(KEYED_TRAITS) X(MARKS_KEPT) X(READERS_KEPT)
 
 typedef struct {
     const char *class_name, *attribute;

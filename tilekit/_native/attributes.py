@@ -145,6 +145,7 @@ HELPERS: Mapping[str, Callable[..., Any] | object] = {
 CONSTANTS: Mapping[str, int] = {
     "KEYED_COMPUTED": planning.KEYED_COMPUTED,
     "KEYED_NOT": planning.KEYED_NOT,
+    "KEYED_SIGNED": planning.KEYED_SIGNED,
     "KEYED_TRAITS": planning.KEYED_TRAITS,
     "MARKS_KEPT": MARKS_KEPT,
     "READERS_KEPT": READERS_KEPT,

@@ -35,9 +35,10 @@ class Traits:
 
     Attributes:
         cuts: of a tensor's traits, those of its partitions by the shape of the tiles; of shapes that were found to be some.
+        reach: of a tensor's traits, see `Tensor.reach`; None until somebody asked.
     """
 
-    __slots__ = ("__weakref__", "cuts")
+    __slots__ = ("__weakref__", "cuts", "reach")
 
     _known: ClassVar[weakref.WeakValueDictionary[Any, Traits]] = weakref.WeakValueDictionary()
 
@@ -48,6 +49,7 @@ class Traits:
 
     def __init__(self) -> None:
         self.cuts: dict[tuple[int, ...], Traits] = {}
+        self.reach: tuple[int, int] | None = None
 
 
 class Partition(NoOperators):

@@ -189,18 +189,19 @@ class Tensor(NoOperators):
         """
         return numpy_like(self, shift)
 
+    @property
+    def reach(self) -> tuple[int, int]:
+        """How many bytes the elements lie in before the first one, and from that on; none for no elements (internal)."""
+        if self.traits.reach is None:
+            steps = [(n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)]
+            low, high = (sum(step for step in steps if (step < 0) is negative) for negative in (True, False))
+            self.traits.reach = (0, 0) if 0 in self.shape else (-low * self.itemsize, (high + 1) * self.itemsize)
+        return self.traits.reach
+
     def span(self) -> tuple[int, int]:
         """The bytes of the storage that the elements lie in: first, and one past the last (internal)."""
-        if 0 in self.shape:
-            return (0, 0)
-        low = high = self.offset
-        for n, stride in zip(self.shape, self.strides, strict=True):
-            if stride > 0:
-                high += (n - 1) * stride
-            else:
-                low += (n - 1) * stride
-        size = self.itemsize
-        return (low * size, (high + 1) * size)
+        (below, above), first = self.reach, self.offset * self.itemsize
+        return (first - below, first + above) if above else (0, 0)
 
     def shares_memory(self, other: Tensor) -> bool:
         """Whether the two have a byte in common, or are too intricate to tell. Memory of others' may be met in two storages."""

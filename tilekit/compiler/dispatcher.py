@@ -46,7 +46,7 @@ def make_dispatcher(
         CompileError: the kernel cannot be compiled.
         TilekitError: it needs more than 48 KB of shared memory.
     """
-    unproven = [fact._replace(covered=False) if isinstance(fact, TensorFacts) else fact for fact in facts]
+    unproven = [f._replace(covered=False) if isinstance(f, TensorFacts) else f._replace(positive=False) for f in facts]
     capability = cuda.get_current_device().compute_capability
 
     def attempt(config: Config) -> tuple[Any, Compilation]:

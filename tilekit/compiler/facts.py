@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["MOST_NARROW", "ArgumentFacts", "Role", "ScalarFacts", "TensorFacts", "divisor", "extent_divisor", "tile_extents"]
+__all__ = [
+    "MOST_NARROW", "ArgumentFacts", "Role", "ScalarFacts", "TensorFacts", "divisor", "extent_divisor", "is_positive",
+    "tile_extents",
+]  # fmt: skip
 
 Role = Literal["in", "out", "inout"]
 
@@ -58,9 +61,21 @@ class TensorFacts(NamedTuple):
 
 
 class ScalarFacts(NamedTuple):
-    """Facts about a scalar argument: the name of its dtype (`int64`, `float64`, `bool`, or a NumPy scalar's own)."""
+    """Facts about a scalar argument.
+
+    Attributes:
+        dtype: name of the type: `int64`, `float64`, `bool`, or a NumPy scalar's own.
+        positive: whether it is known to be positive, see `is_positive`. It is asked of Python's floats, by kernels that take
+            exponentials: of scores times a positive number, the maximum is that of the scores, times the number.
+    """
 
     dtype: str
+    positive: bool = False
+
+
+def is_positive(number: float) -> bool:
+    """Whether a number is positive, and so are its products with numbers from 2^-20 to 2^20, in float32, too."""
+    return 2.0**-100 <= number <= 2.0**100
 
 
 ArgumentFacts = TensorFacts | ScalarFacts

@@ -6,13 +6,14 @@ import functools
 import inspect
 import linecache
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from tilekit.lang import block
 from tilekit.lang.annotations import Const
 
-__all__ = ["Function", "function"]
+__all__ = ["Function", "function", "names_used"]
 
 
 def function(function: Callable[..., Any] | None = None) -> Any:
@@ -33,6 +34,24 @@ def function(function: Callable[..., Any] | None = None) -> Any:
         TypeError: what is decorated is no plain function, or it has parameters such as `*args`.
     """
     return Function if function is None else Function(function)
+
+
+def names_used(function: types.FunctionType) -> Iterator[str]:
+    """The names in a kernel's code, and in that of the functions that it calls; of what they stand for, the names, too."""
+    waiting, seen = [function], set[types.FunctionType]()
+    while waiting:
+        one = waiting.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        inside = dict(zip(one.__code__.co_freevars, one.__closure__ or (), strict=True))
+        for name in (*one.__code__.co_names, *inside):
+            value = one.__globals__.get(name)
+            with suppress(ValueError):  # a variable around it has no value yet
+                value = inside[name].cell_contents if name in inside else value
+            if isinstance(value, Function):
+                waiting.append(value.function)
+            yield from (name, getattr(value, "__name__", name))
 
 
 class Function:

@@ -18,6 +18,7 @@ from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.frontend.source import KernelSource, file_of
 from tilekit.compiler.grids import Fold
 from tilekit.compiler.specialise import bind
+from tilekit.lang.functions import names_used
 from tilekit.lang.signature import KernelSignature, Parameter, read_signature
 from tilekit.lang.tile import scalar_kind
 from tilekit.launch import planning
@@ -103,6 +104,11 @@ class Kernel:
         """The source of the function, for errors that point into it."""
         return KernelSource(self._function, self._file)
 
+    @functools.cached_property
+    def takes_exponentials(self) -> bool:
+        """Whether it may: a kernel that does not has nothing of knowing whether its numbers are positive (internal)."""
+        return not {"exp", "exp2"}.isdisjoint(names_used(self._function))
+
     def __call__(self, *args: Any, **kwargs: Any) -> KernelLaunch:
         """A launch with these arguments: tensors, partitions, scalars, values of `Const` parameters, or ops that produce them.
 
@@ -148,7 +154,7 @@ class Kernel:
             for parameter, argument in zip(self.signature.parameters, arguments, strict=True):
                 if not isinstance(argument, DeviceOp):
                     self.check_kind(parameter, argument)
-            form = self._forms[types] = planning.Form(self.signature.parameters, types)
+            form = self._forms[types] = planning.Form(self.signature.parameters, types, self.takes_exponentials)
         if form.ints or form.tuples:
             self._inspect(form, arguments)
         return form

@@ -27,6 +27,7 @@ from tilekit.compiler.facts import (
     TensorFacts,
     divisor,
     extent_divisor,
+    is_positive,
     tile_extents,
 )
 from tilekit.compiler.grids import MOST_BLOCKS, fold_of
@@ -43,6 +44,7 @@ __all__ = [
     "KEYED_COMPUTED",
     "KEYED_ITSELF",
     "KEYED_NOT",
+    "KEYED_SIGNED",
     "KEYED_TRAITS",
     "Form",
     "Options",
@@ -56,7 +58,7 @@ _PLANS_KEPT = 1024
 
 # What tells the plans of a form from each other: of an argument its traits, the argument itself, something that Python works out,
 # or nothing. `Form.keyed` says it to native code.
-KEYED_TRAITS, KEYED_ITSELF, KEYED_COMPUTED, KEYED_NOT = range(4)
+KEYED_TRAITS, KEYED_ITSELF, KEYED_COMPUTED, KEYED_NOT, KEYED_SIGNED = range(5)
 
 Named = Sequence[tuple[Parameter, Any]]
 Cuts = dict[tuple[Any, ...], int]
@@ -132,6 +134,8 @@ class Plan:
             check_distinct(kernel, parameter, partition)
         cuts: Cuts = {}
         facts = tuple(_facts(parameters[i], arguments[i], covers, tiles, cuts) for i in passed)
+        if kernel.takes_exponentials:
+            facts = tuple(map(_signed, facts, (arguments[i] for i in passed)))
         fold = fold_of(self.grid)
         self.specialisation = kernel.specialise(facts, generics, constants, options.num_warps, options.occupancy, fold)
         check_extents(kernel, self.specialisation.bound, {p.name: a for p, a in tensors}, self.grid)
@@ -169,6 +173,11 @@ class Plan:
 class Form:
     """What the types of the arguments decide, and the plans for arguments of these types.
 
+    Args:
+        parameters: the kernel's.
+        types: of the arguments.
+        signed: whether the compiler asks of floats whether they are positive (`facts.is_positive`).
+
     Attributes:
         lazy: whether any is an op.
         ints: which are Python ints, that a kernel gets in 64 bits: at each call it is seen whether they fit.
@@ -176,13 +185,13 @@ class Form:
         key: a function of the arguments and options whose results tell the plans from each other.
         plans: by these.
         types: the types.
-        keyed: for native code, what `key` takes of each argument: bytes, each one of the four below.
+        keyed: for native code, what `key` takes of each argument: bytes, each one of the five below.
         last: for native code, the plan that it looked up last, and by what.
     """
 
     __slots__ = ("ints", "key", "keyed", "last", "lazy", "plans", "tuples", "types")
 
-    def __init__(self, parameters: Sequence[Parameter], types: tuple[type, ...]) -> None:
+    def __init__(self, parameters: Sequence[Parameter], types: tuple[type, ...], signed: bool) -> None:
         self.lazy = any(issubclass(kind, DeviceOp) for kind in types)
         constant = [p.kind == "const" for p in parameters]
         self.ints = tuple(i for i, t in enumerate(types) if issubclass(t, int) and t is not bool and not constant[i])
@@ -198,9 +207,14 @@ class Form:
             elif issubclass(kind, (Tensor, Partition)):
                 parts.append(f"a[{i}].traits, ")
                 keyed[i] = KEYED_TRAITS
+            elif kind is float and signed:  # no slot's, which may be another number at each launch
+                parts.append(f"is_positive(a[{i}]), ")
+                keyed[i] = KEYED_SIGNED
         self.keyed = bytes(keyed)
         # Written out for these types, what tells one plan from another takes no loop.
-        self.key = eval(f"lambda a, options: (options, {''.join(parts)})", {"constant_key": constant_key})
+        self.key = eval(
+            f"lambda a, options: (options, {''.join(parts)})", {"constant_key": constant_key, "is_positive": is_positive}
+        )
 
     def plan(self, kernel: Kernel, arguments: Sequence[Any], options: Options) -> Plan:
         """The plan for such arguments, made at the first call. Raises what `Plan` raises."""
@@ -358,6 +372,11 @@ def _facts(
     if isinstance(argument, np.generic):
         return ScalarFacts(dtypes.as_dtype(argument.dtype).name)
     return next(facts for kind, facts in _PYTHON_SCALARS.items() if isinstance(argument, kind))
+
+
+def _signed(facts: ArgumentFacts, argument: Any) -> ArgumentFacts:
+    """The facts, and of a float whether it is positive. Those of slots, which have a type of their own, may be others later."""
+    return ScalarFacts(facts.dtype, is_positive(argument)) if type(argument) is float else facts
 
 
 _PYTHON_SCALARS = {bool: ScalarFacts("bool"), int: ScalarFacts("int64"), float: ScalarFacts("float64")}

@@ -27,7 +27,7 @@ from tilekit.compiler.cpu.interpret import interpret
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.grids import AXIS_LIMITS, FOLDED_SLOTS, Fold, folded_grid
-from tilekit.compiler.passes.aliasing import apart, cut_of
+from tilekit.compiler.passes.aliasing import apart
 from tilekit.compiler.toolkit import importing_numba
 from tilekit.errors import DeviceUnavailableError, SpillWarning
 from tilekit.lang.memory import TensorView
@@ -190,7 +190,7 @@ class _Interpreted:
 
     def __init__(self, specialisation: Specialisation) -> None:
         self._bound, self._facts = specialisation.bound, specialisation.facts
-        self._sharing = _Sharing(self._bound)
+        self._sharing = _Sharing(specialisation)
         self._num_warps = None if specialisation.ready_made else specialisation.num_warps
 
     def launch(self, ctx: ExecutionContext, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
@@ -207,8 +207,8 @@ class _Interpreted:
 
     def as_node(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
         """The launch, to be written down."""
-        written = [known.role != "in" if isinstance(known, TensorFacts) else None for known in self._facts]
-        return InterpretedLaunch(self.enqueue, grid, arguments, written, self._sharing.of(grid, arguments))
+        shared = self._sharing.of(grid, arguments)
+        return InterpretedLaunch(self.enqueue, grid, arguments, self._sharing.written, shared)
 
     @staticmethod
     def _view(name: str, facts: ArgumentFacts, argument: Any) -> Any:
@@ -250,7 +250,9 @@ class Loaded:
         self._pack = _packing(facts, packer.pack_into)
         self.maps = [(known.argument, _encoder(device.driver, known)) for known in compiled.maps]
         self.facts, self.slots = facts, compiled.param_format.translate(_NO_PADDING).encode()
-        self._lock, self._sharing = threading.Lock(), _Sharing(specialisation.bound)
+        self._lock, self._sharing = threading.Lock(), _Sharing(specialisation)
+        slots = [2 * f.rank + (f.unit is None) if isinstance(f, TensorFacts) else 1 for f in facts]
+        self._first = [sum(slots[:at]) for at in range(len(slots))]  # of each argument
 
     def launch(self, ctx: ExecutionContext, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
         """Launch on the stream."""
@@ -265,22 +267,21 @@ class Loaded:
 
     def as_node(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
         """The launch, to be written down."""
-        shares = self._sharing.of(grid, arguments)
+        shared = self._sharing.of(grid, arguments)
         values = bytearray(8 * len(self.slots))
         self._pack(values, arguments)
         if self.fold is not None:
             values += packed_grid(*grid)
             grid = folded_grid(grid)
-        numbered, at = [], 0
-        for argument, known in zip(arguments, self.facts, strict=True):
-            numbered.append((argument, at, isinstance(known, TensorFacts) and known.role != "in"))
-            at += len(argument.flat) if isinstance(known, TensorFacts) else 1
+        placed = list(zip(arguments, self._first, self._sharing.written, strict=True))
         maps = []
         for number, encode in self.maps:
             _, shape, strides = _described(arguments[number])
             maps.append((number, functools.partial(_again, encode, shape, strides)))
-        codes, shared = self.slots.decode(), self.shared_bytes
-        return compiled_launch(self.function, grid, self.block, shared, bytes(values), codes, numbered, maps=maps, shares=shares)
+        codes = self.slots.decode()
+        return compiled_launch(
+            self.function, grid, self.block, self.shared_bytes, bytes(values), codes, placed, maps=maps, shared=shared
+        )
 
 
 _GRID = struct.Struct(f"={FOLDED_SLOTS}q")  # of a launch whose grid is folded: what the kernel gets behind its other parameters
@@ -288,29 +289,38 @@ _pack_grid, packed_grid = _GRID.pack_into, _GRID.pack
 
 
 class _Sharing:
-    """Whether the memory of an argument of a launch that is written may be that of another, which looks the same and is read."""
+    """Which arguments of a launch may be in the same memory, though one of the two is written, and they look the same.
 
-    def __init__(self, bound: BoundKernel) -> None:
-        self._bound = bound
-        self._known: dict[Any, bool] = {}  # of launches that look alike
+    Attributes:
+        written: for each argument, whether it is a tensor that is written; None for what is no tensor.
+    """
 
-    def of(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Callable[[int, int], bool]:
-        """The same of one launch: a function of the numbers of the two."""
-        return functools.partial(self._shares, grid, arguments)
+    def __init__(self, specialisation: Specialisation) -> None:
+        self._bound = specialisation.bound
+        self.written = [f.role != "in" if isinstance(f, TensorFacts) else None for f in specialisation.facts]
+        self._known: dict[Any, list[tuple[int, int]]] = {}  # of launches that look alike
+
+    def of(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> list[tuple[int, int]]:
+        """The numbers of each two, that of what is written first."""
+        key = (grid, *[getattr(argument, "traits", None) for argument in arguments])
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _LAUNCHES_KEPT:
+                self._known.clear()
+            outs, ins = ([at for at, w in enumerate(self.written) if w is side] for side in (True, False))
+            known = [(one, other) for one in outs for other in ins if self._shares(grid, arguments, one, other)]
+            self._known[key] = known
+        return known
 
     def _shares(self, grid: tuple[int, int, int], arguments: Sequence[Any], written: int, read: int) -> bool:
         one, other = arguments[written].tensor, arguments[read]
         if one.shape != other.shape or one.strides != other.strides or one.itemsize != other.itemsize:
             return False
-        key = written, read, grid, *map(cut_of, arguments)
-        known = self._known.get(key)
-        if known is None:
-            names = self._bound.names
-            tensors = dict(zip(names, arguments, strict=True))
-            known = self._known[key] = apart(self._bound, tensors, grid, names[written], names[read])
-        return known
+        names = self._bound.names
+        return apart(self._bound, dict(zip(names, arguments, strict=True)), grid, names[written], names[read])
 
 
+_LAUNCHES_KEPT = 256  # of one specialisation
 _Encoder = Callable[[int, tuple[int, ...], tuple[int, ...]], bytes]
 _MAPS_KEPT = 256  # of one parameter
 

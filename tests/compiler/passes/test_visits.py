@@ -59,6 +59,22 @@ def in_two_batches(c: tk.Out, a: tk.In, b: tk.In):
     c.store(acc)
 
 
+def triangular(c: tk.Out, a: tk.In, b: tk.In):
+    """A product with a matrix that has nothing above its diagonal."""
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(tk.bid(0) + 1):
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+    c.store(acc)
+
+
+def of_many_heads(c: tk.Out, a: tk.In, b: tk.In):
+    h, i, n = tk.bid(0), tk.bid(1), tk.bid(2)
+    acc, own = tk.zeros((64, 64), tk.float32), tk.load(b, (n, h, i), (1, 64, 64)).reshape((64, 64))
+    for j in range(i + 1):
+        acc = tk.mma(own, tk.load(a, (n, h, j), (1, 64, 64)).reshape((64, 64)), acc)
+    c.store(acc.reshape((1, 64, 64)))
+
+
 def shorter_later(c: tk.Out, a: tk.In, b: tk.In):
     h, i = tk.bid(0), tk.bid(1)
     acc, own = tk.zeros((64, 64), tk.float32), tk.load(b, (h, i), (64, 64))
@@ -81,9 +97,11 @@ def rows_alone(c: tk.Out, a: tk.In, b: tk.In):
         (product(plain, (64, 256)), Visits((0, 1), 16, frozenset())),
         (product(plain, (256, 64)), Visits((0, 1), 4, frozenset())),
         (product(batched, rank=3), Visits((1, 2, 0), 16, frozenset())),
-        (product(in_two_batches), Visits((1, 0), 0, frozenset({1}))),
+        (product(in_two_batches), Visits((0, 1), 32, frozenset({1}))),
+        (product(triangular), Visits((1, 0), 32, frozenset({0}))),
+        (product(of_many_heads, rank=3), Visits((0, 1, 2), 32, frozenset({1}))),
     ],
-    ids=["square", "wide", "tall", "batched", "longer later"],
+    ids=["square", "wide", "tall", "batched", "longer later", "a triangle", "longer later, of three"],
 )
 def test_the_order(op, wanted):
     assert visits_of(op) == wanted

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -46,12 +46,13 @@ class TileType:
 
 @dataclass(frozen=True)
 class ScalarType:
-    """A number: one of Python's (`bool`, `int`, `float`), or one of a dtype."""
+    """A number: one of Python's (`bool`, `int`, `float`), or one of a dtype; a parameter may be known to be positive."""
 
     kind: type | DType
+    positive: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
-        return self.kind.__name__ if isinstance(self.kind, type) else self.kind.name
+        return f"{'positive ' if self.positive else ''}{self.kind.__name__ if isinstance(self.kind, type) else self.kind.name}"
 
     def sample(self) -> Any:
         """0, or 1.0."""
@@ -134,7 +135,7 @@ def of_argument(name: str, facts: TensorFacts | ScalarFacts) -> Type:
     if isinstance(facts, TensorFacts):
         return TensorType(name, facts)
     python = {"int64": int, "float64": float, "bool": bool}.get(facts.dtype)
-    return ScalarType(python or dtypes.as_dtype(facts.dtype))
+    return ScalarType(python or dtypes.as_dtype(facts.dtype), facts.positive)
 
 
 def joined(first: Type, second: Type) -> Type:

@@ -9,7 +9,7 @@ from tilekit._tensor.partition import MappedPartition, Partition, Scattered
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.passes.footprints import Access, Along, Extent, Own, Region, Visited, accesses_of
 
-__all__ = ["apart", "cut_of"]
+__all__ = ["apart"]
 
 
 def apart(bound: BoundKernel, tensors: Mapping[str, Any], grid: tuple[int, int, int], written: str, read: str) -> bool:
@@ -35,15 +35,6 @@ def apart(bound: BoundKernel, tensors: Mapping[str, Any], grid: tuple[int, int, 
     return all(
         any(_agree([dims[at] for dims in own_dims if dims], axis) for at in range(len(own_dims[0] or ()))) for axis in wide
     )
-
-
-def cut_of(argument: Any) -> Any:
-    """What `apart` asks of an argument: of launches that have the same cuts and the same grid the answer is the same."""
-    if type(argument) is Partition:
-        return argument.tensor.shape, argument.tile_shape
-    if isinstance(argument, Partition):
-        return type(argument), argument.grid, argument.tile_shape, isinstance(argument, MappedPartition) and _cut(argument)
-    return None
 
 
 def _agree(along: Sequence[Along | None], axis: int) -> bool:

@@ -1,9 +1,10 @@
 """Exponentials of scores below their maximum, as softmax takes them: one fused multiply-add and one instruction each.
 
 `tk.exp(s - h)`, where `h` is made of the largest element of each row of `s`, becomes `tk.exp2(tk.fma(x, c * log2(e), -h *
-log2(e)), flush_to_zero=True)`, where `s` is `x * c`, or `x`; and the same of `tk.exp2`. Where `c` is a positive constant, the
-maximum is that of `x`, times `c`, which is the same number: rounding does not change the order of numbers. By how much sums
-shrink when a maximum grows, `tk.exp(m - tk.maximum(m, ...))`, becomes `tk.exp2((m - ...) * log2(e), flush_to_zero=True)`.
+log2(e)), flush_to_zero=True)`, where `s` is `x * c`, or `x`; and the same of `tk.exp2`. Where `c` is positive, the maximum is that
+of `x`, times `c`, which is the same number: rounding does not change the order of numbers. A constant is known to be positive, and
+a parameter that was so at the launch, times a constant or not. By how much sums shrink when a maximum grows,
+`tk.exp(m - tk.maximum(m, ...))`, becomes `tk.exp2((m - ...) * log2(e), flush_to_zero=True)`.
 
 Legal by the text of `tilekit.lang.exponential` for float32, where the call has no options: with `rounding_mode` or
 `flush_to_zero` it stays as it is written.
@@ -26,6 +27,7 @@ __all__ = ["fuse_exponentials"]
 # By function, the factor of its powers of two.
 _POWERS = {exponential.exp: math.log2(math.e), exponential.exp2: 1.0}
 _ONE = Constant(1.0)
+_LEAST = 2.0**-20  # see `facts.is_positive`
 _FMA, _EXP2 = Constant(calculation.fma, "fma"), Constant(exponential.exp2, "exp2")
 
 
@@ -71,7 +73,7 @@ class _Exponential:
             tile, scale = parts.tile, self.scaled(parts.factor, exponent)
         elif maxima is None:
             return
-        elif isinstance(parts.factor, Constant):
+        elif self.is_positive(parts.factor):
             tile = self.unscaled(parts, maxima, scores)
             scale = self.scaled(parts.factor, exponent)
         elif parts.masked is None:
@@ -124,15 +126,38 @@ class _Exponential:
         masked = self.maker(scores, "call", elementwise.where)
         if masked is not None and not masked.keywords and self.is_lowest(masked.operands[2]):
             inner = self.parts(masked.operands[1])
-            if inner.masked is None and isinstance(inner.factor, Constant):
+            if inner.masked is None and self.is_positive(inner.factor):
                 return inner._replace(masked=(masked.operands[0], masked.operands[2]))
         product = self.maker(scores, "binary", "*")
         for tile, factor in () if product is None else (product.operands, product.operands[::-1]):
-            number = isinstance(factor, Constant) and type(factor.value) in (int, float) and 0 < factor.value < math.inf
-            number = number or (isinstance(factor, Value) and isinstance(factor.type, ScalarType))
-            if number and isinstance(tile, Value) and isinstance(scores, Value) and tile.type == scores.type:
+            number = isinstance(factor, Value) and isinstance(factor.type, ScalarType)
+            if (
+                (number or self.is_positive(factor))
+                and isinstance(tile, Value)
+                and isinstance(scores, Value)
+                and tile.type == scores.type
+            ):
                 return _Scores(tile, factor)
         return _Scores(scores, _ONE)
+
+    def is_positive(self, factor: Operand) -> bool:
+        """Whether a number is known to be positive and finite."""
+        if isinstance(factor, Constant):
+            return type(factor.value) in (int, float) and 0 < factor.value < math.inf
+        if not isinstance(factor, Value):
+            return False
+        if isinstance(factor.type, ScalarType) and factor.type.positive:
+            return True
+        product = self.maker(factor, "binary", "*") or self.maker(factor, "binary", "/")
+        if product is None:
+            return False
+        numbers = [operand for operand in product.operands if isinstance(operand, Constant)]
+        return len(numbers) == 1 and all(
+            operand.type.positive
+            if isinstance(operand, Value) and isinstance(operand.type, ScalarType)
+            else isinstance(operand, Constant) and self.is_positive(operand) and _LEAST <= operand.value <= 1 / _LEAST
+            for operand in product.operands
+        )
 
     def maximum_of(self, highest: Operand, scores: Operand, factor: Operand = _ONE) -> Operation | None:
         """What takes the largest of the scores of each row, if `highest` is that, times the factor, or a maximum with it."""
