@@ -20,6 +20,7 @@ from tilekit.compiler.passes.counted import count_loops
 from tilekit.compiler.passes.dead_code import eliminate_dead_code
 from tilekit.compiler.passes.exponentials import fuse_exponentials
 from tilekit.compiler.passes.hoisting import hoist_invariants
+from tilekit.compiler.passes.maxima import carry_scaled_maxima
 from tilekit.compiler.passes.partial_sums import add_up_by_parts
 from tilekit.compiler.passes.rotation import rotate_products
 from tilekit.compiler.passes.splitting import split_by_masks
@@ -39,7 +40,7 @@ Watch = Callable[[str, Region], None]
 
 PASSES: tuple[Callable[[Region], object], ...] = (
     canonicalize, hoist_invariants, count_loops, accumulate_products, streams_from_loads, order_visits, stage_operands,
-    fuse_exponentials, eliminate_dead_code, add_up_by_parts, rotate_products, split_by_masks, eliminate_dead_code,
+    fuse_exponentials, carry_scaled_maxima, eliminate_dead_code, add_up_by_parts, rotate_products, split_by_masks, eliminate_dead_code,
 )  # fmt: skip
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # Where the result of a product is not there at once, there is time to fill.

@@ -1,0 +1,140 @@
+"""Maxima in powers of two: what a loop carries as the largest score so far is carried times log2(e), as exponentials want it.
+
+Behind `fuse_exponentials` a turn multiplies its maximum twice: by the scale of the scores, and by log2(e) for `tk.exp2`; and by how
+much the maximum has grown once more. In a loop with `new = tk.maximum(old, x * c)`, which hands `new` on to the next turn as `old`,
+there is `new2 = tk.maximum(old2, x * (c * log2(e)))` beside it: `new * log2(e)` becomes `new2`, and `(old - new) * log2(e)` becomes
+`old2 - new2`. What nobody reads any more is dead code.
+
+Legal by the text of `tk.exp` for float32: all that a row's maximum is subtracted from is as far off. The first maximum is a constant
+that has room for the factor: rows without a score stay what they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from tilekit import dtypes
+from tilekit.compiler.ir.insertion import Insertion
+from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions
+from tilekit.compiler.ir.remarks import remark
+from tilekit.compiler.ir.types import ScalarType, TileType, sampling
+from tilekit.lang import create, elementwise
+
+__all__ = ["carry_scaled_maxima"]
+
+_FACTOR = math.log2(math.e)
+_MOST = 2.0**126  # which has room for the factor
+
+
+def carry_scaled_maxima(kernel: Region) -> None:
+    """Rewrite such loops of a kernel."""
+    defined = definitions(kernel)
+    with sampling():
+        for region in list(kernel.regions()):
+            for loop in [operation for operation in region.operations if operation.kind in ("stream", "for")]:
+                for at in range(len(loop.results)):
+                    _Maximum(loop, at, defined).carry(region)
+
+
+class _Maximum:
+    """What a loop carries as its value number `at`, if that is the largest of the scores so far."""
+
+    def __init__(self, loop: Operation, at: int, defined: dict[Value, Operation]) -> None:
+        self.loop, self.defined = loop, defined
+        (self.body,) = loop.regions
+        self.old, self.new, self.result = loop.carried[at], self.body.operands[at], loop.results[at]
+        self.full = self.maker(loop.initial[at], "call", create.full)
+
+    def carry(self, region: Region) -> None:
+        """Carry it in powers of two, too, if that is of use; `region` has the loop."""
+        start, larger = self.start(), self.maker(self.new, "call", elementwise.maximum)
+        if start is None or larger is None or larger.keywords or larger not in self.body.operations:
+            return
+        score = next((operand for operand in larger.operands if operand is not self.old), None)
+        scaled = [(operation, view) for operation in self.body.operations for view in self.views(operation)]
+        if self.old not in larger.operands or not isinstance(score, Value) or score.type != self.old.type or not scaled:
+            return
+        assert self.full is not None, "it has a start"
+        before, inside = Insertion(self.loop.location), Insertion(larger.location, self.defined)
+        first = before.call(create.full, self.full.operands[0], Constant(start * _FACTOR), Constant(dtypes.float32, "float32"))
+        own = Value(self.old.name, self.old.type)
+        largest = inside.call(elementwise.maximum, own, self.times(score, inside))
+        _insert(self.body, larger, inside)
+        for operation, view in scaled:
+            here = Insertion(operation.location, self.defined)
+            self.replace(operation, here.emit(view.kind, [largest, *view.operands[1:]], view.what) if view else largest, here)
+        for operation in [operation for operation in self.body.operations if self.is_growth(operation)]:
+            here = Insertion(operation.location, self.defined)
+            self.replace(operation, here.emit("binary", [own, largest], "-"), here)
+        self.loop.operands.append(first)
+        self.loop.results.append(Value(self.result.name, self.old.type))
+        self.body.parameters.append(own)
+        for end in self.loop.ends():
+            end.operands.append(largest)
+        position = region.operations.index(self.loop)
+        region.operations[position:position] = before.operations
+        remark(larger.location, "exponential", "the largest score so far is carried in powers of two")
+
+    def start(self) -> float | None:
+        """The number that it begins with; None if it is not known, or has no room for the factor."""
+        if self.full is None or not isinstance(self.old.type, TileType) or self.old.type.dtype != dtypes.float32:
+            return None
+        number = self.full.operands[1]
+        written = self.maker(number, "call", float)  # float("-inf")
+        constant = written.operands[0] if written is not None else number
+        if not isinstance(constant, Constant) or not isinstance(constant.value, (int, float, str)):
+            return None
+        value = float(constant.value)
+        return value if value == -math.inf or abs(value) <= _MOST else None
+
+    def views(self, operation: Operation) -> Iterator[Operation | None]:
+        """If an operation is the new maximum, times log2(e): what views the maximum first, or None for nothing."""
+        if not _is_scaled(operation):
+            return
+        tile = operation.operands[0]
+        view = self.maker(tile, "item") or self.maker(tile, "method", "reshape")
+        if tile is self.new:
+            yield None
+        elif view is not None and view.operands[0] is self.new and not view.keywords:
+            yield view
+
+    def is_growth(self, operation: Operation) -> bool:
+        """Whether an operation is by how much it grows, negative, times log2(e)."""
+        difference = self.maker(operation.operands[0], "binary", "-") if _is_scaled(operation) else None
+        return difference is not None and difference.operands == [self.old, self.new]
+
+    def times(self, score: Value, new: Insertion) -> Value:
+        """The largest score of a turn, times log2(e): with one product, if it is one with a number already."""
+        product = self.maker(score, "binary", "*")
+        tile, factor = product.operands if product is not None else (score, None)
+        both: Operand = Constant(_FACTOR)
+        if isinstance(factor, Constant):
+            both = Constant(factor.value * _FACTOR)
+        elif isinstance(factor, Value) and isinstance(factor.type, ScalarType):
+            both = new.emit("binary", [factor, both], "*")
+        else:
+            tile = score
+        return new.emit("binary", [tile, both], "*")
+
+    def replace(self, operation: Operation, by: Value, new: Insertion) -> None:
+        _insert(self.body, operation, new)
+        self.body.replace({operation.results[0]: by})
+
+    def maker(self, operand: Operand, kind: str, what: object = None) -> Operation | None:
+        operation = self.defined.get(operand) if isinstance(operand, Value) else None
+        if operation is None or operation.kind != kind:
+            return None
+        actual = operation.what.value if isinstance(operation.what, Constant) else operation.what
+        return operation if what is None or actual is what or actual == what else None
+
+
+def _insert(region: Region, following: Operation, new: Insertion) -> None:
+    """Put operations ahead of one."""
+    position = region.operations.index(following)
+    region.operations[position:position] = new.operations
+
+
+def _is_scaled(operation: Operation) -> bool:
+    """Whether it is something times log2(e)."""
+    return (operation.kind, operation.what, operation.operands[1:]) == ("binary", "*", [Constant(_FACTOR)])
