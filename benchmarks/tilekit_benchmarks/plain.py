@@ -29,7 +29,8 @@ _SPELLINGS: Mapping[str, tk.Kernel] = {
 }
 _IN_LARGE = ("a loop", "blocks that stay")  # of what is measured at each size
 _TILE = {"cuda": (128, 256, 64), "cpu": (64, 64, 32)}
-_ATTENDED = {"cuda": (128, 128), "cpu": (64, 64)}  # queries and keys at a time
+# Queries and keys at a time, and warps, by the size of heads.
+_ATTENDED = {"cuda": {64: (256, 64, 16), 128: (128, 128, 8)}, "cpu": {64: (64, 64, 8), 128: (64, 64, 8)}}
 
 
 def plain_cases(kind: str, n: int | None = None) -> list[Case]:
@@ -62,12 +63,11 @@ def _product(kernel: tk.Kernel, kind: str) -> Callable[[Tensors, tk.Tensor], tk.
 
 
 def _attention(kernel: tk.Kernel, kind: str) -> Callable[[Tensors, tk.Tensor], tk.DeviceOp[Any]]:
-    m, n = _ATTENDED[kind]
-
     def own(t: Tensors, y: tk.Tensor) -> tk.DeviceOp[Any]:
         size = y.shape[3]
+        m, n, warps = _ATTENDED[kind][size]
         op = kernel(y.partition((1, 1, m, size)), t["x"], t["key"], t["value"])
-        return op.generics(BM=m, BN=n, D=size).first().unpartition()
+        return op.generics(BM=m, BN=n, D=size).num_warps(warps).first().unpartition()
 
     return own
 

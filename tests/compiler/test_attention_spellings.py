@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 
+import attending
 import hazards
 import numpy as np
 import pytest
 import through_ir
 
 import tilekit as tk
-from tilekit import api
+from tilekit import api, kernels
 
 BM, BN, D = tk.generics("BM BN D")
 
@@ -160,6 +161,26 @@ def test_the_loop_is_rotated(kernel, size):
     assert ("splitting" in done) == (kernel in (padded, causal_in_two))
     if kernel is not staying:  # which has more paths than the scan can follow
         hazards.check(compiled)
+
+
+def main_loop(compiled):
+    """The instructions of the shortest loop with two products and many exponentials."""
+    code, labels = hazards.parsed(compiled.sass)
+    jumps = ((at, labels.get(step.operands[-1].strip("`()"), at)) for at, step in enumerate(code) if step.name.startswith("BRA"))
+    loops = [[step.name for step in code[first : last + 1]] for last, first in jumps if first < last]
+    return min((names for names in loops if sum("HGMMA" in n for n in names) > 8 and names.count("MUFU.EX2") > 64), key=len)
+
+
+@pytest.fixture(scope="module")
+def librarys():
+    q = api.meta((1, 16, 4096, 128), tk.bfloat16)
+    return main_loop(attending.compiled(kernels.attention(q, q, q), "sm_90a")[0])
+
+
+@named
+def test_the_loop_is_as_short_as_that_of_the_library(kernel, librarys):
+    o, q = (api.meta((16, 4096, 128), tk.bfloat16) for _ in range(2))
+    assert len(main_loop(launch(kernel, o, q, q, q, (128, 128)).compile(target="sm_90a"))) <= len(librarys) + 4
 
 
 @named

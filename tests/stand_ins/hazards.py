@@ -47,7 +47,7 @@ class Instruction(NamedTuple):
 
 def registers_in_danger(sass):
     """Each instruction of a kernel that touches registers which a product under way uses: (its place, its text, why)."""
-    code, labels = _parse(sass)
+    code, labels = parsed(sass)
     if not any(_is_product(step) for step in code):
         return set()
     found, seen, todo = set(), set(), [(0, (), Products(frozenset(), frozenset()))]
@@ -92,7 +92,7 @@ def registers_in_danger(sass):
     return found
 
 
-def _parse(sass):
+def parsed(sass):
     """The instructions of a disassembly, and by label the number of the one behind it."""
     code, labels = [], {}
     for line in sass.splitlines():

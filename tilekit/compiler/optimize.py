@@ -40,7 +40,8 @@ Watch = Callable[[str, Region], None]
 
 PASSES: tuple[Callable[[Region], object], ...] = (
     canonicalize, hoist_invariants, count_loops, accumulate_products, streams_from_loads, order_visits, stage_operands,
-    fuse_exponentials, carry_scaled_maxima, eliminate_dead_code, add_up_by_parts, rotate_products, split_by_masks, eliminate_dead_code,
+    fuse_exponentials, carry_scaled_maxima, eliminate_dead_code, add_up_by_parts, rotate_products, split_by_masks,
+    eliminate_dead_code,
 )  # fmt: skip
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # Where the result of a product is not there at once, there is time to fill.

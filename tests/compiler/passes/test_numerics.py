@@ -111,7 +111,11 @@ def of_units(start):
     """Vectors, in natural units, by a factor that is known when the kernel runs; what is left of a row is stored."""
 
     def kernel(o: tk.Out, q: tk.In, k: tk.In, n: int, factor: float = 0.25):
-        query, total, highest = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64,), tk.float32), tk.full((64,), start, tk.float32)
+        query, total, highest = (
+            tk.load(q, (tk.bid(0), 0), (64, 64)),
+            tk.zeros((64,), tk.float32),
+            tk.full((64,), start, tk.float32),
+        )
         for j in range(n):
             s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * factor
             higher = tk.maximum(highest, tk.max(s, 1))

@@ -1,9 +1,9 @@
 """Exponentials of scores below their maximum, as softmax takes them: one fused multiply-add and one instruction each.
 
 `tk.exp(s - h)`, where `h` is made of the largest element of each row of `s`, becomes `tk.exp2(tk.fma(x, c * log2(e), -h *
-log2(e)), flush_to_zero=True)`, where `s` is `x * c`, or `x`; and the same of `tk.exp2`. Where `c` is positive, the maximum is that
-of `x`, times `c`, which is the same number: rounding does not change the order of numbers. A constant is known to be positive, and
-a parameter that was so at the launch, times a constant or not. By how much sums shrink when a maximum grows,
+log2(e)), flush_to_zero=True)`, where `s` is `x * c`, or `x`; and the same of `tk.exp2`. Where `c` is positive, the maximum is
+that of `x`, times `c`, which is the same number: rounding does not change the order of numbers. A constant is known to be
+positive, and a parameter that was so at the launch, times a constant or not. By how much sums shrink when a maximum grows,
 `tk.exp(m - tk.maximum(m, ...))`, becomes `tk.exp2((m - ...) * log2(e), flush_to_zero=True)`.
 
 Legal by the text of `tilekit.lang.exponential` for float32, where the call has no options: with `rounding_mode` or

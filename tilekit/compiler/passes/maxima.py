@@ -1,12 +1,12 @@
 """Maxima in powers of two: what a loop carries as the largest score so far is carried times log2(e), as exponentials want it.
 
-Behind `fuse_exponentials` a turn multiplies its maximum twice: by the scale of the scores, and by log2(e) for `tk.exp2`; and by how
-much the maximum has grown once more. In a loop with `new = tk.maximum(old, x * c)`, which hands `new` on to the next turn as `old`,
-there is `new2 = tk.maximum(old2, x * (c * log2(e)))` beside it: `new * log2(e)` becomes `new2`, and `(old - new) * log2(e)` becomes
-`old2 - new2`. What nobody reads any more is dead code.
+Behind `fuse_exponentials` a turn multiplies its maximum twice: by the scale of the scores, and by log2(e) for `tk.exp2`; and by
+how much the maximum has grown once more. In a loop with `new = tk.maximum(old, x * c)`, which hands `new` on to the next turn as
+`old`, there is `new2 = tk.maximum(old2, x * (c * log2(e)))` beside it: `new * log2(e)` becomes `new2`, and
+`(old - new) * log2(e)` becomes `old2 - new2`. What nobody reads any more is dead code.
 
-Legal by the text of `tk.exp` for float32: all that a row's maximum is subtracted from is as far off. The first maximum is a constant
-that has room for the factor: rows without a score stay what they are.
+Legal by the text of `tk.exp` for float32: all that a row's maximum is subtracted from is as far off. The first maximum is a
+constant that has room for the factor: rows without a score stay what they are.
 """
 
 from __future__ import annotations
@@ -30,34 +30,37 @@ _MOST = 2.0**126  # which has room for the factor
 def carry_scaled_maxima(kernel: Region) -> None:
     """Rewrite such loops of a kernel."""
     defined = definitions(kernel)
+    scaled: dict[Value, Value] = {}
     with sampling():
         for region in list(kernel.regions()):
             for loop in [operation for operation in region.operations if operation.kind in ("stream", "for")]:
                 for at in range(len(loop.results)):
-                    _Maximum(loop, at, defined).carry(region)
+                    _Maximum(loop, at, defined, scaled).carry(region)
 
 
 class _Maximum:
-    """What a loop carries as its value number `at`, if that is the largest of the scores so far."""
+    """What a loop carries as its value number `at`, if that is the largest of the scores so far.
 
-    def __init__(self, loop: Operation, at: int, defined: dict[Value, Operation]) -> None:
-        self.loop, self.defined = loop, defined
+    Attributes:
+        scaled: of the results of other loops that are so, the same in powers of two.
+    """
+
+    def __init__(self, loop: Operation, at: int, defined: dict[Value, Operation], scaled: dict[Value, Value]) -> None:
+        self.loop, self.defined, self.scaled = loop, defined, scaled
         (self.body,) = loop.regions
-        self.old, self.new, self.result = loop.carried[at], self.body.operands[at], loop.results[at]
-        self.full = self.maker(loop.initial[at], "call", create.full)
+        self.old, self.new, self.first, self.result = loop.carried[at], self.body.operands[at], loop.initial[at], loop.results[at]
 
     def carry(self, region: Region) -> None:
         """Carry it in powers of two, too, if that is of use; `region` has the loop."""
-        start, larger = self.start(), self.maker(self.new, "call", elementwise.maximum)
-        if start is None or larger is None or larger.keywords or larger not in self.body.operations:
+        before, larger = Insertion(self.loop.location), self.maker(self.new, "call", elementwise.maximum)
+        first = self.start(before)
+        if first is None or larger is None or larger.keywords or larger not in self.body.operations:
             return
         score = next((operand for operand in larger.operands if operand is not self.old), None)
         scaled = [(operation, view) for operation in self.body.operations for view in self.views(operation)]
         if self.old not in larger.operands or not isinstance(score, Value) or score.type != self.old.type or not scaled:
             return
-        assert self.full is not None, "it has a start"
-        before, inside = Insertion(self.loop.location), Insertion(larger.location, self.defined)
-        first = before.call(create.full, self.full.operands[0], Constant(start * _FACTOR), Constant(dtypes.float32, "float32"))
+        inside = Insertion(larger.location, self.defined)
         own = Value(self.old.name, self.old.type)
         largest = inside.call(elementwise.maximum, own, self.times(score, inside))
         _insert(self.body, larger, inside)
@@ -68,7 +71,8 @@ class _Maximum:
             here = Insertion(operation.location, self.defined)
             self.replace(operation, here.emit("binary", [own, largest], "-"), here)
         self.loop.operands.append(first)
-        self.loop.results.append(Value(self.result.name, self.old.type))
+        self.scaled[self.result] = result = Value(self.result.name, self.old.type)
+        self.loop.results.append(result)
         self.body.parameters.append(own)
         for end in self.loop.ends():
             end.operands.append(largest)
@@ -76,17 +80,22 @@ class _Maximum:
         region.operations[position:position] = before.operations
         remark(larger.location, "exponential", "the largest score so far is carried in powers of two")
 
-    def start(self) -> float | None:
-        """The number that it begins with; None if it is not known, or has no room for the factor."""
-        if self.full is None or not isinstance(self.old.type, TileType) or self.old.type.dtype != dtypes.float32:
+    def start(self, before: Insertion) -> Value | None:
+        """What it begins with, in powers of two; None if that is not known, or has no room for the factor."""
+        if isinstance(self.first, Value) and self.first in self.scaled:
+            return self.scaled[self.first]
+        full = self.maker(self.first, "call", create.full)
+        if full is None or not isinstance(self.old.type, TileType) or self.old.type.dtype != dtypes.float32:
             return None
-        number = self.full.operands[1]
+        shape, number = full.operands[:2]
         written = self.maker(number, "call", float)  # float("-inf")
         constant = written.operands[0] if written is not None else number
         if not isinstance(constant, Constant) or not isinstance(constant.value, (int, float, str)):
             return None
         value = float(constant.value)
-        return value if value == -math.inf or abs(value) <= _MOST else None
+        if value != -math.inf and not abs(value) <= _MOST:
+            return None
+        return before.call(create.full, shape, Constant(value * _FACTOR), Constant(dtypes.float32, "float32"))
 
     def views(self, operation: Operation) -> Iterator[Operation | None]:
         """If an operation is the new maximum, times log2(e): what views the maximum first, or None for nothing."""
