@@ -50,6 +50,12 @@ def affine(operand: Operand, definitions: Mapping[Value, Operation]) -> Affine |
                 return second.times(first.constant)
             if not second.terms:
                 return first.times(second.constant)
+    if operation is not None and (operation.kind, operation.what) == ("binary", "//"):
+        first, second = (affine(part, definitions) for part in operation.operands)
+        if first is not None and second is not None and not second.terms and second.constant > 0:
+            divisor = second.constant
+            if all(number % divisor == 0 for number in (*first.terms.values(), first.constant)):
+                return Affine({value: number // divisor for value, number in first.terms.items()}, first.constant // divisor)
     return Affine({operand: 1}, 0)
 
 

@@ -1,8 +1,9 @@
-"""Accumulation into products: `acc + tk.mma(a, b, zeros)` and `acc + a @ b` become `tk.mma(a, b, acc)`.
+"""Accumulation into products: `acc + tk.mma(a, b, zeros)` and `acc + a @ b` become `tk.mma(a, b, acc)`; any other `a @ b` of
+matrices becomes `tk.mma(a, b, zeros)`, rounded to the operands' dtype.
 
 Legal by the text of `tilekit.lang.mma` and `tilekit.lang.matmul`, for the operators `+` and `+=`: the products are added up in
 another order, and `a @ b` is not rounded to 16 bits before it is added. The product is read nowhere else, and is added to what
-those of its operands are added up in. `tk.add` stays as it is written.
+those of its operands are added up in. `tk.add` stays as it is written. What is not added up is the same operation.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tilekit.compiler.ir.constants import is_zeros
-from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions, values_of
-from tilekit.compiler.ir.types import TileType
+from tilekit.compiler.ir.constants import dtype_constant, is_zeros
+from tilekit.compiler.ir.insertion import Insertion
+from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Region, Value, definitions, values_of
+from tilekit.compiler.ir.types import TileType, sampling
 from tilekit.errors import CompileError
-from tilekit.lang import matmul
+from tilekit.lang import create, matmul
 
 __all__ = ["accumulate_products"]
 
@@ -39,6 +41,24 @@ def accumulate_products(kernel: Region) -> None:
                     operation.operands = [factors.a, factors.b, total]
                     region.operations = [other for other in region.operations if other is not definition]
                     break
+    with sampling():
+        for region in kernel.regions():
+            region.operations = [one for operation in region.operations for one in _written_out(operation)]
+
+
+def _written_out(operation: Operation) -> list[Operation]:
+    """A product of matrices of one dtype, as what it is made of; any other operation as it is."""
+    factors = None if operation.kind == "call" and operation.what.value is matmul.mma else _factors(operation, {})
+    total = None if factors is None else _total(factors)
+    if factors is None or total is None:
+        return [operation]
+    new, dtype = Insertion(operation.location), operation.results[0].type.dtype
+    zeros = new.call(create.zeros, Group(tuple(map(Constant, total.shape))), dtype_constant(total.dtype))
+    product = new.call(matmul.mma, factors.a, factors.b, zeros, **factors.keywords)
+    if total.dtype != dtype:
+        new.emit("method", [product, dtype_constant(dtype)], "astype")
+    new.operations[-1].results = operation.results
+    return new.operations
 
 
 class _Factors(NamedTuple):
@@ -62,13 +82,18 @@ def _factors(operation: Operation, defined: Mapping[Value, Operation]) -> _Facto
 
 
 def _adds_up_in(factors: _Factors, total: Operand) -> bool:
-    """Whether a product of two matrices of one dtype is added up in a tile like this."""
-    types = [operand.type if isinstance(operand, Value) else None for operand in (factors.a, factors.b, total)]
-    a, b, result = (ty if isinstance(ty, TileType) else None for ty in types)
-    if a is None or b is None or result is None or a.dtype != b.dtype or len(a.shape) != 2 or len(b.shape) != 2:
-        return False
+    """Whether a product is added up in a tile like this."""
+    return isinstance(total, Value) and isinstance(total.type, TileType) and total.type == _total(factors)
+
+
+def _total(factors: _Factors) -> TileType | None:
+    """What a product of two matrices of one dtype is added up in."""
+    types = [operand.type if isinstance(operand, Value) else None for operand in (factors.a, factors.b)]
+    a, b = (ty if isinstance(ty, TileType) else None for ty in types)
+    if a is None or b is None or a.dtype != b.dtype or len(a.shape) != 2 or len(b.shape) != 2:
+        return None
     try:
         dtype = matmul.accumulator_dtype(a.dtype, b.dtype, "mma")
     except CompileError:
-        return False
-    return result == TileType(dtype, (a.shape[0], b.shape[1]))
+        return None
+    return TileType(dtype, (a.shape[0], b.shape[1]))

@@ -3,6 +3,7 @@
     x.tiles(shape)[i, j]                tk.load(x, (i, j), shape)
     tk.reshape(x, s), tk.astype(x, t)   x.reshape(s), x.astype(t); tk.transpose and tk.permute, too
     tk.where(a > b, -inf, x)            tk.where(a <= b, x, -inf), of comparisons of integers
+    tk.load(x, (i,), (1,)).item()       tk.load(x, (i,), ()).item(), which one thread can do
 
 Legal for all kernels: each pair is the same operation, or computes the same number.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions
+from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Region, Value, definitions, values_of
 from tilekit.compiler.ir.types import ScalarType, TileType
 from tilekit.lang import elementwise, memory, shape
 
@@ -30,6 +31,7 @@ _LOAD = Constant(memory.load, "load")
 def canonicalize(kernel: Region) -> None:
     """Bring the operations of a kernel into this form."""
     defined = definitions(kernel)
+    _load_elements(kernel)
     for region in kernel.regions():
         for operation in list(region.operations):
             if operation.kind == "item":
@@ -48,6 +50,19 @@ def _load_of_grid(item: Operation, defined: Mapping[Value, Operation]) -> None:
     if len(item.results) == 1 and isinstance(item.results[0].type, TileType) and item.pattern is None:
         tensor, extents = grid.operands
         item.kind, item.what, item.operands = "call", _LOAD, [tensor, item.operands[1], extents]
+
+
+def _load_elements(kernel: Region) -> None:
+    """Let tiles of one element, of which nothing but the number is read, be loaded as elements."""
+    numbers, others = set[Value](), {v for region in kernel.regions() for operand in region.operands for v in values_of(operand)}
+    for operation in kernel.walk():
+        (numbers if (operation.kind, operation.what) == ("method", "item") else others).update(operation.reads())
+    for operation in kernel.walk():
+        if operation.kind == "call" and operation.what.value is memory.load and not operation.keywords:
+            (tile,) = operation.results
+            alone = tile in numbers - others and isinstance(tile.type, TileType) and set(tile.type.shape) == {1}
+            if alone and len(operation.operands) == 3:
+                operation.operands[2], tile.type = Group(()), TileType(tile.type.dtype, ())
 
 
 def _turn(where: Operation, region: Region, defined: dict[Value, Operation]) -> None:

@@ -1,15 +1,19 @@
 """Canonical loops: `while k < n: ...; k += 1` becomes `for k in range(k, n)`, and so do `while True: if k >= n: break; ...`, and
-loops with `k <= n - 1` or `k != n`: one that begins behind its end would not come to it.
+loops with `k <= n - 1` or `k != n`: one that begins behind its end would not come to it. Steps are constants, and become 1: of
+`for k in range(a, n, 64)` there is left `for t in range(tk.cdiv(n - a, 64))`, whose `k` is `a + 64 * t`.
 
-Legal where `k` is an int that each turn hands on as `k + 1`, `n` does not change in the loop, the condition is looked at where a
-turn begins, and nothing else leaves the loop early. Behind it `k` is the larger one of where it began and `n`.
+Legal where `k` is an int that each turn hands on as `k + 1`, or with another positive step (with which `!=` may miss its end), `n`
+does not change in the loop, the condition is looked at where a turn begins, and nothing else leaves the loop early. Behind it `k`
+is the first of its numbers that is not below `n`.
 """
 
 from __future__ import annotations
 
 from tilekit.compiler.ir.effects import effects
+from tilekit.compiler.ir.insertion import Insertion
 from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions
-from tilekit.compiler.ir.types import ScalarType
+from tilekit.compiler.ir.types import ScalarType, sampling
+from tilekit.lang import calculation
 
 __all__ = ["count_loops"]
 
@@ -23,6 +27,11 @@ _BOUNDS: dict[bool, dict[str, tuple[int | None, int]]] = {
 
 def count_loops(kernel: Region) -> None:
     """Make such loops of a kernel loops over ranges."""
+    with sampling():
+        _count_loops(kernel)
+
+
+def _count_loops(kernel: Region) -> None:
     defined = definitions(kernel)
     ends: dict[Value, Operand] = {}
     for region in list(kernel.regions()):
@@ -32,6 +41,8 @@ def count_loops(kernel: Region) -> None:
             operations += [operation] if counted is None else counted
         region.operations = operations
     kernel.replace(ends)
+    for region in list(kernel.regions()):
+        region.operations = [one for operation in region.operations for one in (*_in_single_steps(operation), operation)]
 
 
 def _counted(loop: Operation, defined: dict[Value, Operation], ends: dict[Value, Operand]) -> list[Operation] | None:
@@ -68,7 +79,10 @@ def _counted(loop: Operation, defined: dict[Value, Operation], ends: dict[Value,
     number = carried.index(counter)
     following = body.operands[number]
     step = defined.get(following) if isinstance(following, Value) else None
-    if step is None or (step.kind, step.what, step.operands) != ("binary", "+", [counter, Constant(1)]):
+    if step is None or (step.kind, step.what, step.operands[0]) != ("binary", "+", counter) or not _is_step(step.operands[1]):
+        return None
+    width = step.operands[1]
+    if bounds[0] is None and width != Constant(1):
         return None
     start, result = loop.initial[number], loop.results[number]
     before: list[Operation] = []
@@ -79,11 +93,38 @@ def _counted(loop: Operation, defined: dict[Value, Operation], ends: dict[Value,
     body.parameters = [counter, *(value for value in carried if value is not counter)]
     initial = [operand for n, operand in enumerate(loop.initial) if n != number]
     results = [value for value in loop.results if value is not result]
-    counted = Operation("for", [start, stop, Constant(1), *initial], loop.location, results=results, regions=[body])
-    end = Value(result.name, result.type)
-    ends[result] = end
-    largest = Constant(max, "max")
-    return [*before, counted, Operation("call", [start, stop], loop.location, largest, results=[end])]
+    counted = Operation("for", [start, stop, width, *initial], loop.location, results=results, regions=[body])
+    behind = Insertion(loop.location)
+    if width == Constant(1):
+        ends[result] = behind.call(max, start, stop)
+    else:
+        turns = behind.call(max, Constant(0), _turns(behind, start, stop, width))
+        ends[result] = behind.emit("binary", [start, behind.emit("binary", [turns, width], "*")], "+")
+    return [*before, counted, *behind.operations]
+
+
+def _is_step(operand: Operand) -> bool:
+    return isinstance(operand, Constant) and type(operand.value) is int and operand.value > 0
+
+
+def _turns(new: Insertion, start: Operand, stop: Operand, width: Operand) -> Value:
+    """How many turns a range has; not positive if it is empty."""
+    way = stop if start == Constant(0) else new.emit("binary", [stop, start], "-")
+    return new.call(calculation.cdiv, way, width)
+
+
+def _in_single_steps(loop: Operation) -> list[Operation]:
+    """Let a loop with wider steps have steps of 1; what stands before it for that."""
+    if loop.kind != "for" or loop.operands[2] == Constant(1) or not _is_step(loop.operands[2]):
+        return []
+    start, stop, width = loop.operands[:3]
+    before, (body,) = Insertion(loop.location), loop.regions
+    counter, turn = body.parameters[0], Value("t", ScalarType(int))
+    steps = Operation("binary", [turn, width], loop.location, "*", results=[Value("t", ScalarType(int))])
+    first = Operation("binary", [steps.results[0], start], loop.location, "+", results=[counter])
+    body.parameters[0], body.operations[:0] = turn, [steps, first]
+    loop.operands[:3] = [Constant(0), _turns(before, start, stop, width), Constant(1)]
+    return before.operations
 
 
 def _following(number: Operand, loop: Operation) -> tuple[Operand, list[Operation]]:

@@ -175,7 +175,7 @@ class _Exponential:
             return next((one for one in maxima if one is not None), None)
         if factor != _ONE:
             return None
-        plain = not operation.keywords.keys() - {"keepdims"} and operation in self.region.operations
+        plain = not operation.keywords.keys() - {"axis", "keepdims"} and operation in self.region.operations
         return operation if operation.what.value is reduction.max_ and plain and operation.operands[0] is scores else None
 
     def is_lowest(self, operand: Operand) -> bool:
@@ -203,4 +203,5 @@ class _Exponential:
 
 def _is_large(value: Value) -> bool:
     """Whether it has rows: of their maxima alone nothing is gained."""
-    return isinstance(value.type, TileType) and value.type.dtype == dtypes.float32 and min(value.type.shape, default=1) > 1
+    ty = value.type
+    return isinstance(ty, TileType) and ty.dtype == dtypes.float32 and len(ty.shape) > 1 and min(ty.shape) > 1
