@@ -205,13 +205,21 @@ def _unrotated(
         return ringed
     notes = None if ringed is None else list(ringed[1].notes or ())
     kernel, compilation = _as_written(bound, facts, attempt, checks)
-    if ringed is not None and ringed[0].local_bytes <= kernel.local_bytes:
+    if ringed is not None and (ringed[0].local_bytes <= kernel.local_bytes or _multiplies_faster(ringed[0], kernel)):
         if compilation.notes is not None:
             compilation.notes[:] = notes or ()
         return ringed
     if compilation.notes is not None and reason is not None:
         compilation.notes.append((written[0].lineno, "no ring", str(reason)))
     return _noted_as_written(kernel, compilation)
+
+
+def _multiplies_faster(kernel: CompiledKernel, other: CompiledKernel) -> bool:
+    """Whether only the one has instructions of warpgroups: two to three times as fast, which outweighs some spills.
+
+    What spills is mostly what the kernel does with the sums, once: the loop has what it needs.
+    """
+    return kernel.spilled_bytes <= _MANY_SPILLS and "wgmma." in kernel.ptx and "wgmma." not in other.ptx
 
 
 def _noted_as_written(kernel: CompiledKernel, compilation: Compilation) -> tuple[CompiledKernel, Compilation]:
@@ -235,7 +243,8 @@ def _as_written(
         raise
 
 
-_FEW_SPILLS = 128  # bytes of a thread, which cost less than loads that nothing hides
+# Bytes of a thread: which cost less than loads that nothing hides, and less than products of single warps.
+_FEW_SPILLS, _MANY_SPILLS = 128, 1024
 
 
 def _with_rings(

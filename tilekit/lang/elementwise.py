@@ -28,6 +28,9 @@ def where(condition: Tile, x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         condition: a bool tile.
         x, y: tiles of its shape, or scalars; they meet in one dtype. Two scalars give float32, int32 or bool.
 
+    A mask that is added, `t + tk.where(condition, 0.0, float("-inf"))`, may choose instead, in kernels that multiply: that is
+    another number only where `t` is infinite or NaN and the condition does not hold, which is then -inf.
+
     Raises:
         CompileError: `condition` is no bool tile, or the shapes differ.
 

@@ -6,6 +6,7 @@ moves between threads. What an operation makes of such tiles alone is one again;
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,6 @@ from numba.cuda import types
 from numba.cuda.cudaimpl import registry
 from numba.cuda.extending import core_models, register_model
 
-from tilekit import dtypes
 from tilekit.compiler.codegen.convert import convert
 from tilekit.compiler.codegen.emit import pack, special_register, thread_coordinates
 from tilekit.compiler.codegen.types import DeferredType, TileType, integer, register_type, scalar_dtype
@@ -35,7 +35,7 @@ class ComputedType(DeferredType):
 
     Attributes:
         text: the formula in words, with the dtype and the shape: types with the same are the same to numba.
-        dtype: the element type, an integer or bool; of a range, any.
+        dtype: the element type.
         shape: its extents.
         config: the kernel's.
         formula: of the builder, the scalars, and the index of an element, the element.
@@ -104,7 +104,8 @@ def _held(context: Any, builder: ir.IRBuilder, source: ComputedType, target: Til
 def combined(
     what: str, operands: Sequence[types.Type], meet: TileType, result: DType, function: Callable[..., ir.Value]
 ) -> tuple[ComputedType, Callable[..., ir.Value]] | None:
-    """What an operation on each element alone makes of tiles that can be computed anywhere and scalars, and how to emit it.
+    """What an operation on each element alone makes of tiles that can be computed anywhere, and of numbers (scalars, and tiles of
+    one element), and how to emit it.
 
     Args:
         what: the operation's name.
@@ -114,11 +115,11 @@ def combined(
         function: of a builder and one element of each operand.
 
     Returns:
-        None if an operand is another tile, or the dtypes are no integers, or the formula would be long.
+        None if an operand is any other tile, or the formula would be long.
     """
-    if not any(isinstance(ty, ComputedType) for ty in operands) or dtypes.is_float(meet.dtype) or dtypes.is_float(result):
+    if not any(isinstance(ty, ComputedType) for ty in operands):
         return None
-    if any(isinstance(ty, TileType) and not ty.splat for ty in operands):
+    if any(isinstance(ty, TileType) and not ty.splat and math.prod(ty.shape) > 1 for ty in operands):
         return None
     parts = [_part(ty, meet) for ty in operands]
     scalars = tuple(dtype for part in parts for dtype in part.scalars)

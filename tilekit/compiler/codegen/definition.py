@@ -72,17 +72,17 @@ def lowers(function: Callable[..., Any], *, deferred: bool = False, anywhere: bo
 
 
 def lowers_method(
-    owner: type[types.Type], method: Callable[..., Any], *, deferred: bool = False
+    owner: type[types.Type], method: Callable[..., Any], *, deferred: bool = False, anywhere: bool = False
 ) -> Callable[[Definition], Definition]:
     """Make the decorated definition the lowering of `method`, of a class of `tilekit.lang`, for values of type `owner`.
 
-    `deferred` is as for `lowers`.
+    `deferred` and `anywhere` are as for `lowers`.
     """
 
     def register(define: Definition) -> Definition:
         parameters = _parameters(method)
         _check(method.__name__, parameters, define)
-        template = _template(method.__name__, parameters[1:], define, deferred=deferred)
+        template = _template(method.__name__, parameters[1:], define, deferred=deferred, anywhere=anywhere)
 
         def resolve(value: types.Type) -> types.Type:
             return types.BoundFunction(template, value)

@@ -24,8 +24,8 @@ from tilekit.compiler.ir.types import UNKNOWN, UNSET, ScalarType, TensorType, Ti
 from tilekit.lang import create
 
 __all__ = [
-    "constant_of", "dtype_constant", "is_known", "is_unset", "is_zeros", "joined_type", "known_attribute", "operand_of",
-    "same_types", "type_of_operand",
+    "constant_of", "dtype_constant", "is_known", "is_unset", "is_zeros", "joined_type", "known_attribute", "number_of",
+    "operand_of", "same_types", "type_of_operand",
 ]  # fmt: skip
 
 
@@ -98,6 +98,19 @@ def same_types(first: Operand, second: Operand) -> bool:
     return structure(first) == structure(second) and all(
         type_of_operand(a) == type_of_operand(b) and (a is UNDEFINED) == (b is UNDEFINED) for a, b in pairs
     )
+
+
+def number_of(operand: Operand, defined: Mapping[Value, Operation]) -> float | None:
+    """A number that is known: a constant, or `float("-inf")`."""
+    made = defined.get(operand) if isinstance(operand, Value) else None
+    if made is not None and made.kind == "call" and made.what == Constant(float) and isinstance(made.operands[0], Constant):
+        (operand,) = made.operands
+    if not isinstance(operand, Constant) or type(operand.value) not in (int, float, str):
+        return None
+    try:
+        return float(operand.value)
+    except (ValueError, OverflowError):
+        return None
 
 
 def is_zeros(operand: Operand, defined: Mapping[Value, Operation]) -> bool:

@@ -10,6 +10,7 @@ from numba.cuda import types
 
 from tilekit import dtypes
 from tilekit.compiler.codegen import arithmetic, division
+from tilekit.compiler.codegen.computed import ComputedType
 from tilekit.compiler.codegen.convert import convert
 from tilekit.compiler.codegen.definition import ABSENT, known, lowers
 from tilekit.compiler.codegen.diagnose import reject
@@ -125,9 +126,9 @@ def negative(x: types.Type) -> Any:
     return tile.negative("negative", x)
 
 
-@lowers(lang.abs_)
+@lowers(lang.abs_, anywhere=True)
 def abs_(x: types.Type) -> Any:
-    if not isinstance(x, TileType):
+    if not isinstance(x, (TileType, ComputedType)):
         reject("abs", f"needs a tile, not {describe(x)}")
     return tile.absolute("abs", x)
 

@@ -43,7 +43,11 @@ def where(condition: types.Type, x: types.Type, y: types.Type) -> Any:
 
 
 def _chosen(builder: ir.IRBuilder, condition: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-    return builder.select(builder.icmp_unsigned("!=", condition, ir.Constant(condition.type, 0)), x, y)
+    """One of two, by a condition that was converted to their dtype: which LLVM takes back."""
+    zero = ir.Constant(condition.type, 0)
+    if isinstance(condition.type, ir.IntType):
+        return builder.select(builder.icmp_unsigned("!=", condition, zero), x, y)
+    return builder.select(builder.fcmp_unordered("!=", condition, zero), x, y)
 
 
 def _extremum(name: str) -> Callable[..., Any]:
@@ -104,9 +108,9 @@ for _name, _stem in {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round_
     lowers(getattr(lang, _name))(_whole(_name.removesuffix("_"), _stem))
 
 
-@lowers(lang.astype)
+@lowers(lang.astype, anywhere=True)
 def astype(x: types.Type, dtype: types.Type, rounding_mode: types.Type) -> Any:
-    if not isinstance(x, TileType):
+    if not isinstance(x, (TileType, ComputedType)):
         reject("astype", f"needs a tile, not {describe(x)}")
     return tile.cast(x, dtype, rounding_mode)
 

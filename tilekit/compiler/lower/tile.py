@@ -126,8 +126,7 @@ def negative(what: str, x: TileType) -> Any:
 
 def absolute(what: str, x: TileType) -> Any:
     """The absolute value."""
-    common(what, x)
-    return map_elements((x,), x, x.dtype, arithmetic.absolute(x.dtype))
+    return map_elements((x,), common(what, x), x.dtype, arithmetic.absolute(x.dtype), what)
 
 
 def inverted(what: str, x: TileType) -> Any:
@@ -169,7 +168,7 @@ lowers_operator(divmod, "divmod")(lambda x, y: divided_twice("divmod", x, y))
 lowers_operator(pow, "pow")(lambda x, y: power("pow", x, y))
 lowers_operator(operator.neg, "-")(lambda x: negative("-", x))
 lowers_operator(operator.invert, "~")(lambda x: inverted("~", x))
-lowers_operator(abs, "abs")(lambda x: absolute("abs", x))
+lowers_operator(abs, "abs", anywhere=True)(lambda x: absolute("abs", x))
 
 
 @lowers_operator(operator.pos, "+")
@@ -214,11 +213,12 @@ def cast(tile: TileType, dtype: types.Type, rounding_mode: types.Type) -> Any:
     def element(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
         return convert(builder, x, tile.dtype, target) if mode is None else converted(builder, x, tile.dtype, target, mode)
 
-    result, emit = map_elements((tile,), tile, target, element)
+    held = tile if isinstance(tile, TileType) else TileType.of_shape(tile.dtype, tile.shape, tile.config)
+    result, emit = map_elements((tile,), held, target, element, None if mode else f"astype {target.name}")
     return result, lambda builder, value, *_: emit(builder, value)
 
 
-@lowers_method(TileType, lang.Tile.astype)
+@lowers_method(TileType, lang.Tile.astype, anywhere=True)
 def astype(self: TileType, dtype: types.Type, rounding_mode: types.Type) -> Any:
     return cast(self, dtype, rounding_mode)
 

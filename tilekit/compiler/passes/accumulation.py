@@ -52,11 +52,12 @@ def _written_out(operation: Operation) -> list[Operation]:
     total = None if factors is None else _total(factors)
     if factors is None or total is None:
         return [operation]
-    new, dtype = Insertion(operation.location), operation.results[0].type.dtype
+    new, result = Insertion(operation.location), operation.results[0].type
+    assert isinstance(result, TileType), "a product of tiles"
     zeros = new.call(create.zeros, Group(tuple(map(Constant, total.shape))), dtype_constant(total.dtype))
     product = new.call(matmul.mma, factors.a, factors.b, zeros, **factors.keywords)
-    if total.dtype != dtype:
-        new.emit("method", [product, dtype_constant(dtype)], "astype")
+    if total.dtype != result.dtype:
+        new.emit("method", [product, dtype_constant(result.dtype)], "astype")
     new.operations[-1].results = operation.results
     return new.operations
 

@@ -3,15 +3,18 @@
     x.tiles(shape)[i, j]                tk.load(x, (i, j), shape)
     tk.reshape(x, s), tk.astype(x, t)   x.reshape(s), x.astype(t); tk.transpose and tk.permute, too
     tk.where(a > b, -inf, x)            tk.where(a <= b, x, -inf), of comparisons of integers
+    x + tk.where(m, 0.0, -inf)          tk.where(m, x, -inf)
     tk.load(x, (i,), (1,)).item()       tk.load(x, (i,), ()).item(), which one thread can do
 
-Legal for all kernels: each pair is the same operation, or computes the same number.
+Legal for all kernels: each pair is the same operation, or computes the same number; what `tk.where` says of sums says its text.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
+from tilekit.compiler.ir.constants import dtype_constant, number_of
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Region, Value, definitions, values_of
 from tilekit.compiler.ir.types import ScalarType, TileType
 from tilekit.lang import elementwise, memory, shape
@@ -41,6 +44,8 @@ def canonicalize(kernel: Region) -> None:
                     operation.kind, operation.what = "method", _METHODS[operation.what.value]
                 elif operation.what.value is elementwise.where and not operation.keywords:
                     _turn(operation, region, defined)
+            elif (operation.kind, operation.what) == ("binary", "+") and _choose(operation, region, defined):
+                _turn(operation, region, defined)
 
 
 def _load_of_grid(item: Operation, defined: Mapping[Value, Operation]) -> None:
@@ -60,9 +65,34 @@ def _load_elements(kernel: Region) -> None:
     for operation in kernel.walk():
         if operation.kind == "call" and operation.what.value is memory.load and not operation.keywords:
             (tile,) = operation.results
-            alone = tile in numbers - others and isinstance(tile.type, TileType) and set(tile.type.shape) == {1}
-            if alone and len(operation.operands) == 3:
+            alone = tile in numbers - others and len(operation.operands) == 3
+            if alone and isinstance(tile.type, TileType) and set(tile.type.shape) == {1}:
                 operation.operands[2], tile.type = Group(()), TileType(tile.type.dtype, ())
+
+
+def _choose(sum_: Operation, region: Region, defined: dict[Value, Operation]) -> bool:
+    """Let a mask that is added choose; whether there is one."""
+    result = sum_.results[0].type
+    for tile, other in (sum_.operands, sum_.operands[::-1]):
+        where = defined.get(other) if isinstance(other, Value) else None
+        if where is None or where.kind != "call" or where.what.value is not elementwise.where or where.keywords:
+            continue
+        mask, *numbers = where.operands
+        at = next((n for n, number in enumerate(numbers) if number in (Constant(0), Constant(0.0))), None)
+        if at is None or number_of(numbers[1 - at], defined) != -math.inf or not isinstance(result, TileType):
+            continue
+        if not isinstance(tile, Value) or not isinstance(tile.type, TileType) or tile.type.shape != result.shape:
+            continue
+        if tile.type != result:
+            wide = Operation(
+                "method", [tile, dtype_constant(result.dtype)], sum_.location, "astype", results=[Value("t", result)]
+            )
+            region.operations.insert(region.operations.index(sum_), wide)
+            (tile,) = wide.results
+        numbers[at] = tile
+        sum_.kind, sum_.what, sum_.operands = "call", where.what, [mask, *numbers]
+        return True
+    return False
 
 
 def _turn(where: Operation, region: Region, defined: dict[Value, Operation]) -> None:

@@ -2,9 +2,9 @@
 loops with `k <= n - 1` or `k != n`: one that begins behind its end would not come to it. Steps are constants, and become 1: of
 `for k in range(a, n, 64)` there is left `for t in range(tk.cdiv(n - a, 64))`, whose `k` is `a + 64 * t`.
 
-Legal where `k` is an int that each turn hands on as `k + 1`, or with another positive step (with which `!=` may miss its end), `n`
-does not change in the loop, the condition is looked at where a turn begins, and nothing else leaves the loop early. Behind it `k`
-is the first of its numbers that is not below `n`.
+Legal where `k` is an int that each turn hands on as `k + 1`, or with another positive step (with which `!=` may miss its end),
+`n` does not change in the loop, the condition is looked at where a turn begins, and nothing else leaves the loop early. Behind it
+`k` is the first of its numbers that is not below `n`.
 """
 
 from __future__ import annotations
@@ -120,9 +120,12 @@ def _in_single_steps(loop: Operation) -> list[Operation]:
     start, stop, width = loop.operands[:3]
     before, (body,) = Insertion(loop.location), loop.regions
     counter, turn = body.parameters[0], Value("t", ScalarType(int))
-    steps = Operation("binary", [turn, width], loop.location, "*", results=[Value("t", ScalarType(int))])
-    first = Operation("binary", [steps.results[0], start], loop.location, "+", results=[counter])
-    body.parameters[0], body.operations[:0] = turn, [steps, first]
+    inside = Insertion(loop.location)
+    number = inside.emit("binary", [turn, width], "*")
+    if start != Constant(0):
+        inside.emit("binary", [number, start], "+")
+    inside.operations[-1].results = [counter]
+    body.parameters[0], body.operations[:0] = turn, inside.operations
     loop.operands[:3] = [Constant(0), _turns(before, start, stop, width), Constant(1)]
     return before.operations
 

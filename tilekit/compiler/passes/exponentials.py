@@ -16,6 +16,7 @@ import math
 from typing import NamedTuple
 
 from tilekit import dtypes
+from tilekit.compiler.ir.constants import number_of
 from tilekit.compiler.ir.inference import infer
 from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions
 from tilekit.compiler.ir.remarks import remark
@@ -124,7 +125,7 @@ class _Exponential:
 
     def parts(self, scores: Operand) -> _Scores:
         masked = self.maker(scores, "call", elementwise.where)
-        if masked is not None and not masked.keywords and self.is_lowest(masked.operands[2]):
+        if masked is not None and not masked.keywords and number_of(masked.operands[2], self.defined) == -math.inf:
             inner = self.parts(masked.operands[1])
             if inner.masked is None and self.is_positive(inner.factor):
                 return inner._replace(masked=(masked.operands[0], masked.operands[2]))
@@ -177,12 +178,6 @@ class _Exponential:
             return None
         plain = not operation.keywords.keys() - {"axis", "keepdims"} and operation in self.region.operations
         return operation if operation.what.value is reduction.max_ and plain and operation.operands[0] is scores else None
-
-    def is_lowest(self, operand: Operand) -> bool:
-        if isinstance(operand, Constant):
-            return bool(operand.value == -math.inf)
-        definition = self.defined.get(operand) if isinstance(operand, Value) else None
-        return definition is not None and definition.kind == "call" and definition.operands == [Constant("-inf")]
 
     def maker(self, operand: Operand, kind: str, what: object) -> Operation | None:
         operation = self.defined.get(operand) if isinstance(operand, Value) else None

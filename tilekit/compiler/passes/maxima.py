@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator
 
 from tilekit import dtypes
+from tilekit.compiler.ir.constants import number_of
 from tilekit.compiler.ir.insertion import Insertion
 from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions
 from tilekit.compiler.ir.remarks import remark
@@ -88,12 +89,8 @@ class _Maximum:
         if full is None or not isinstance(self.old.type, TileType) or self.old.type.dtype != dtypes.float32:
             return None
         shape, number = full.operands[:2]
-        written = self.maker(number, "call", float)  # float("-inf")
-        constant = written.operands[0] if written is not None else number
-        if not isinstance(constant, Constant) or not isinstance(constant.value, (int, float, str)):
-            return None
-        value = float(constant.value)
-        if value != -math.inf and not abs(value) <= _MOST:
+        value = number_of(number, self.defined)
+        if value is None or (value != -math.inf and not abs(value) <= _MOST):
             return None
         return before.call(create.full, shape, Constant(value * _FACTOR), Constant(dtypes.float32, "float32"))
 

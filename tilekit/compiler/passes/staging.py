@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from tilekit.compiler.ir.insertion import Insertion
 from tilekit.compiler.ir.nodes import (
+    LOOPS,
     UNDEFINED,
     Constant,
     Group,
@@ -25,7 +26,7 @@ from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import sampling
 from tilekit.compiler.passes.factors import Factors, is_copied
 
-__all__ = ["stage_operands"]
+__all__ = ["stage", "stage_operands"]
 
 
 def stage_operands(kernel: Region) -> None:
@@ -34,8 +35,8 @@ def stage_operands(kernel: Region) -> None:
         factors = Factors(kernel)
         for region in list(kernel.regions()):
             for load in reversed(region.operations):
-                if any(operation.kind == "stream" for operation in region.operations) and _stays(load, region, factors):
-                    _stage(load, region)
+                if any(map(_has_streams, region.operations)) and _stays(load, region, factors):
+                    stage([load], region, stages=Constant(1))
                     remark(load.location, "staging", "the tile stays in shared memory, where the products of a loop read it")
 
 
@@ -50,28 +51,39 @@ def _stays(load: Operation, region: Region, factors: Factors) -> bool:
         True for operation in behind if operation.kind == "if" for each in operation.regions for _ in each.jumps()
     ):
         return False
-    inside = {inner for operation in behind if operation.kind == "stream" for inner in operation.regions[0].walk()}
+    inside = {inner for operation in behind if _has_streams(operation) for each in operation.regions for inner in each.walk()}
     return any(product in inside for product in factors.products(load.results[0]))
 
 
-def _stage(load: Operation, region: Region) -> None:
-    at = region.operations.index(load)
-    tensor, index, extents = load.operands
-    parts: list[Operand] = list(index.parts) if isinstance(index, Group) else [index]
-    dim = next((d for d in reversed(range(len(parts))) if isinstance(parts[d], Value)), 0)
-    start, new = parts[dim], Insertion(load.location)
-    parts[dim] = Section(start, new.plus(start, 1), Constant(None))
-    grid = new.emit("method", [tensor, extents], "tiles")
-    row = new.emit("item", [grid, Group(tuple(parts)) if len(parts) > 1 else parts[0]])
+def _has_streams(operation: Operation) -> bool:
+    inner = (each.kind for region in operation.regions for each in region.walk()) if operation.kind in LOOPS else ()
+    return operation.kind == "stream" or "stream" in inner
 
-    behind = region.operations[at + 1 :]
+
+def stage(loads: list[Operation], region: Region, **options: Operand) -> None:
+    """Make what stands behind loads the one turn of a loop over streams of one tile each, with these options.
+
+    The last operations of `region`, all of which may stand in a loop, begin with the loads.
+    """
+    rows, new = [], Insertion(loads[0].location)
+    for load in loads:
+        tensor, index, extents = load.operands
+        parts: list[Operand] = list(index.parts) if isinstance(index, Group) else [index]
+        dim = next((d for d in reversed(range(len(parts))) if isinstance(parts[d], Value)), 0)
+        parts[dim] = Section(parts[dim], new.plus(parts[dim], 1), Constant(None))
+        grid = new.emit("method", [tensor, extents], "tiles")
+        rows.append(new.emit("item", [grid, Group(tuple(parts)) if len(parts) > 1 else parts[0]]))
+
+    at = region.operations.index(loads[0])
+    behind = region.operations[at + len(loads) :]
     produced = {value for operation in behind for value in operation.results}
     handed_on = list(dict.fromkeys(v for operand in region.operands for v in values_of(operand) if v in produced))
     parameters = [Value(value.name, value.type) for value in handed_on]
-    inner = Region([load.results[0], *parameters], behind, "yield", list(handed_on), region.location)
+    tiles = [load.results[0] for load in loads]
+    inner = Region([*tiles, *parameters], behind, "yield", list(handed_on), region.location)
     results = [Value(value.name, value.type) for value in handed_on]
     initial: list[Operand] = [UNDEFINED] * len(handed_on)
-    stream = Operation("stream", [row, *initial], load.location, None, {"stages": Constant(1)}, results=results, regions=[inner])
+    stream = Operation("stream", [*rows, *initial], new.location, None, options, results=results, regions=[inner])
     region.operations = [*region.operations[:at], *new.operations, stream]
     ends = dict(zip(handed_on, results, strict=True))
     region.operands = [ends.get(operand, operand) if isinstance(operand, Value) else operand for operand in region.operands]

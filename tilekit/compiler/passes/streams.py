@@ -7,6 +7,10 @@ Legal where, of a loop that counts up by 1 and that nothing leaves early:
 - its index is the counter and what does not change, along one dimension, and does not change along the others;
 - the kernel has no atomics: what is loaded ahead does not wait for what others tell by them.
 
+Where a load's index is something else that a turn finds out (an element of a table of pages, two tiles a turn), without loading
+more than elements of such tensors for it, the turn becomes a loop of its own, over streams of one tile each: they are loaded
+ahead as well.
+
 An index outside of the tensor is an error of the kernel's, so the tiles of a turn are those of the stream at its place. What
 becomes a stream is an operand of a product, which reads it in shared memory; loads for anything else gain nothing that is sure.
 """
@@ -18,6 +22,7 @@ from collections.abc import Iterable
 from tilekit.compiler.ir.affine import Affine, affine, materialized
 from tilekit.compiler.ir.effects import ATOMIC, effects
 from tilekit.compiler.ir.inference import infer
+from tilekit.compiler.ir.insertion import Insertion
 from tilekit.compiler.ir.nodes import (
     Constant,
     Group,
@@ -30,7 +35,8 @@ from tilekit.compiler.ir.nodes import (
     values_of,
 )
 from tilekit.compiler.ir.types import ScalarType, TensorType, sampling
-from tilekit.compiler.passes.factors import Factors, is_copied
+from tilekit.compiler.passes.factors import Factors, is_copied, is_product
+from tilekit.compiler.passes.staging import stage
 from tilekit.lang import calculation, memory
 
 __all__ = ["streams_from_loads"]
@@ -57,7 +63,7 @@ class _Streams:
             count += sum(map(self.block, operation.regions))
             replaced = self.stream(operation) if operation.kind == "for" else None
             operations += [operation] if replaced is None else replaced
-            count += replaced is not None
+            count += replaced is not None or (operation.kind == "for" and self.turns(operation))
         region.operations = operations
         return count
 
@@ -87,6 +93,33 @@ class _Streams:
         if self.is_read(counter, body):
             _count(stream, counter, start)
         return [*before, stream]
+
+    def turns(self, loop: Operation) -> bool:
+        """Make each turn of a loop one over streams of one tile, where that is legal; whether it is."""
+        (body,) = loop.regions
+        loads = [operation for operation in body.operations if self.factors.loads_one(operation)]
+        if any(region.exit != "yield" for region in body.regions()) or _is_short(*loop.operands[:2]):
+            return False
+        if not loads or not all(map(is_copied, loads)):
+            return False
+        needed = {value for load in loads for value in load.reads()}
+        ahead: list[Operation] = []
+        for operation in reversed(body.operations):
+            if not needed.isdisjoint(operation.results):
+                if operation in loads or operation.regions or not _is_known_ahead(operation):
+                    return False
+                ahead.append(operation)
+                needed.update(operation.reads())
+        behind = [operation for operation in body.operations if operation not in ahead and operation not in loads]
+        # Products end in their turn: none may be under way around the branch that it is in machine code.
+        ended = Insertion(loop.location)
+        products = {operation.results[0] for operation in behind if is_product(operation)}
+        for at, operand in enumerate(body.operands):
+            if operand in products:
+                body.operands[at] = ended.emit("binary", [operand, Constant(1)], "*")
+        body.operations = [*reversed(ahead), *loads, *behind, *ended.operations]
+        stage(loads, body, rotate=Constant(False))
+        return True
 
     def is_read(self, value: Value, body: Region) -> bool:
         operands = (v for region in body.regions() for operand in region.operands for v in values_of(operand))
@@ -180,6 +213,16 @@ class _Streams:
         if shape_ is None or shape_.kind != "attribute" or shape_.what != "shape" or shape_.operands != [tensor]:
             return False
         return shape_.results[dim] is extent
+
+
+def _is_known_ahead(operation: Operation) -> bool:
+    """Whether one thread can find it out, ahead of the others: it calculates, or loads an element that nobody writes."""
+    if operation.kind == "call" and operation.what.value is memory.load:
+        tensor = operation.operands[0]
+        read = isinstance(tensor, Value) and isinstance(tensor.type, TensorType) and tensor.type.facts.role == "in"
+        return read and operation.operands[2:] == [Group(())]
+    numbers = all(isinstance(value.type, ScalarType) for value in operation.results)
+    return numbers and not effects(operation)
 
 
 def _is_short(start: Operand, stop: Operand) -> bool:

@@ -1,0 +1,143 @@
+"""Ways of writing loops and masks that a user may take: each has its ring, and gives what the plain one gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import through_ir
+from through_ir import ir_of
+
+import tilekit as tk
+from tilekit import api
+from tilekit.compiler.ir.printer import printed
+from tilekit.compiler.optimize import PASSES
+
+INF = float("inf")
+
+
+def in_steps(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(0, a.shape[1], 64):
+        acc = tk.mma(tk.load(a, (tk.bid(0), k // 64), (64, 64)), tk.load(b, (k // 64, tk.bid(1)), (64, 64)), acc)
+    c.store(acc)
+
+
+def from_the_middle(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    """The first is no multiple of the step, and the place does not say which tile it is."""
+    acc, k = tk.zeros((64, 64), tk.float32), 1
+    while k < n:
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+        k += 2
+    c.store(acc * k)
+
+
+def backwards_in_steps(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(64 * n, 64 * n + 128, 64):
+        acc = tk.mma(tk.load(a, (tk.bid(0), k // 64 - n), (64, 64)), tk.load(b, (k // 64 - n, tk.bid(1)), (64, 64)), acc)
+    for k in range(3, 3 - n, 64):  # none, or one
+        acc = tk.mma(tk.load(a, (tk.bid(0), k // 64), (64, 64)), tk.load(b, (k // 64, tk.bid(1)), (64, 64)), acc)
+    c.store(acc)
+
+
+def two_in_a_turn(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(0, tk.cdiv(a.shape[1], 64), 2):
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+        acc = tk.mma(tk.load(a, (tk.bid(0), k + 1), (64, 64)), tk.load(b, (k + 1, tk.bid(1)), (64, 64)), acc)
+    c.store(acc)
+
+
+def by_a_table(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(table.shape[0]):
+        page = tk.load(table, (k,), (1,)).item()
+        acc = tk.mma(tk.load(a, (tk.bid(0), page), (64, 64)), tk.load(b, (page, tk.bid(1)), (64, 64)), acc)
+    c.store(acc)
+
+
+def to_a_length(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(tk.load(table, (tk.bid(0),), (1,)).item()):
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+    c.store(acc)
+
+
+def rounded_products(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        acc = tk.add(acc, tk.load(a, (tk.bid(0), k), (64, 64)) @ tk.load(b, (k, tk.bid(1)), (64, 64)))
+    c.store(acc)
+
+
+def mask_added(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    most = tk.full((64,), -INF, tk.float32)
+    total = tk.zeros((64,), tk.float32)
+    rows = tk.bid(0) * 64 + tk.arange(64)[:, None]
+    for k in range(tk.bid(0) + 1):
+        s = tk.mma(tk.load(a, (tk.bid(0), 0), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), tk.zeros((64, 64), tk.float32))
+        s = s * 0.125 + tk.where(k * 64 + tk.arange(64)[None, :] > rows, -INF, 0.0)
+        higher = tk.maximum(most, tk.max(s, axis=1))
+        total = total * tk.exp(most - higher) + tk.sum(tk.exp(s - higher[:, None]), axis=1)
+        most = higher
+    c.store(tk.broadcast_to((most + tk.log(total))[:, None], (64, 64)))
+
+
+WAYS = [
+    in_steps, from_the_middle, backwards_in_steps, two_in_a_turn, by_a_table, to_a_length, rounded_products, mask_added,
+]  # fmt: skip
+each = pytest.mark.parametrize("make", WAYS, ids=lambda make: make.__name__)
+
+
+@each
+def test_each_has_streams(make):
+    a, table = api.meta((256, 256), tk.float16), api.meta(4, tk.int32)
+    op = tk.kernel(make)(api.meta((256, 256)).partition((64, 64)), a, a, table, 4)
+    text = printed(ir_of(op, *PASSES))
+    assert text.count("stream t") >= 1
+    assert " @ " not in text
+    if make is mask_added:
+        assert text.count("where(") == 1, "in the turns that the mask cuts"
+
+
+@each
+def test_results_agree(make, cpu):
+    rng = np.random.default_rng(0)
+    a, b = (api.from_host(rng.standard_normal((256, 256)).astype(np.float16)).sync() for _ in range(2))
+    table = api.from_host(np.array([2, 0, 3, 1], np.int32)).sync()
+
+    def result():
+        c = api.full((256, 256), -1.0).sync()
+        tk.kernel(make)(c.partition((64, 64)), a, b, table, 4).sync()
+        return c.to_host().sync()
+
+    expected = result()
+    with through_ir.rewritten():
+        np.testing.assert_allclose(result(), expected, rtol=2e-5, atol=1e-4)
+
+
+@each
+def test_each_loads_ahead_on_a_gpu(make):
+    a, table = api.meta((256, 256), tk.float16), api.meta(4, tk.int32)
+    op = tk.kernel(num_warps=4)(make)(api.meta((256, 256)).partition((64, 64)), a, a, table, 4)
+    explained = op.explain("sm_90a")
+    assert any(ring.stages for ring in explained.pipelines), "a ring"
+    assert {product.instruction.partition(".")[0] for product in explained.products} == {"wgmma"}
+
+
+def with_a_bias(o: tk.Out, q: tk.In, k: tk.In, slopes: tk.In):
+    """By how far keys are away, by head; and a mask that is added as a number."""
+    acc, rows = tk.zeros((64, 64), tk.float32), tk.bid(0) * 64 + tk.arange(64)[:, None]
+    for j in range(k.shape[0] // 64):
+        columns = j * 64 + tk.arange(64)[None, :]
+        s = tk.mma(tk.load(q, (tk.bid(0), 0), (64, 64)), tk.load(k, (j, 0), (64, 64)).transpose(), acc)
+        bias = tk.load(slopes, (0,), (1,)) * abs(rows - columns).astype(tk.float32)
+        acc = s - bias + tk.where(columns < rows, 1.0, -0.5)
+    o.store(acc)
+
+
+def test_numbers_that_follow_from_places_take_no_shared_memory(cpu):
+    q, slopes = api.meta((512, 64), tk.float16), api.meta(1)
+    compiled = tk.kernel(num_warps=4)(with_a_bias)(api.meta((512, 64)).partition((64, 64)), q, q, slopes).compile("sm_90a")
+    assert "st.shared" not in compiled.ptx
+    assert "wgmma" in compiled.ptx
