@@ -42,6 +42,17 @@ def written(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, n: int):
     o.store(acc)
 
 
+def of_two(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, n: int):
+    """Scores that are a sum of two products."""
+    query, acc = tk.load(q, (tk.bid(0), 0), (BM, 64)), tk.zeros((BM, 64), tk.float32)
+    for j in range(n):
+        key = tk.load(k, (j, 0), (BN, 64)).transpose()
+        s = tk.mma(query, key, tk.zeros((BM, BN), tk.float32))
+        s = tk.mma(query, key, s) * 0.25
+        acc = tk.mma(s.astype(v.dtype), tk.load(v, (j, 0), (BN, 64)), acc)
+    o.store(acc)
+
+
 def kept(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, n: int):
     query, acc = tk.load(q, (tk.bid(0), 0), (BM, 64)), tk.zeros((BM, 64), tk.float32)
     for key, value in tk.pipelined(k.tiles((BN, 64))[:, 0], v.tiles((BN, 64))[:, 0], rotate=False):
@@ -93,6 +104,17 @@ def stored(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, n: int):
         o.store(acc)
 
 
+def apart(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, n: int):
+    """Another sum beside what attention adds up."""
+    query, acc, other = tk.load(q, (tk.bid(0), 0), (BM, 64)), tk.zeros((BM, 64), tk.float32), tk.zeros((BM, BN), tk.float32)
+    for j in range(n):
+        key = tk.load(k, (j, 0), (BN, 64)).transpose()
+        other = tk.mma(query, key, other)
+        s = tk.mma(query, key, tk.zeros((BM, BN), tk.float32))
+        acc = tk.mma(s.astype(v.dtype), tk.load(v, (j, 0), (BN, 64)), acc)
+    o.store(acc + tk.sum(other))
+
+
 def normed(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, n: int):
     """Keys are read by more than the product."""
     query, acc = tk.load(q, (tk.bid(0), 0), (BM, 64)), tk.zeros((BM, 64), tk.float32)
@@ -102,7 +124,7 @@ def normed(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, n: int):
     o.store(acc)
 
 
-ROTATED = [attend, of_sums, written]
+ROTATED = [attend, of_sums, written, of_two]
 REASONS = {
     kept: "rotate=False",
     single: "the second product is not made of the first",
@@ -110,6 +132,7 @@ REASONS = {
     same_stream: "both products read the same stream, or one reads none",
     weighted: "what the second product makes depends on a number of its turn",
     stored: "a turn writes to memory, or prints",
+    apart: "a turn has 3 products, and not all but the last of them make what it multiplies",
     normed: "operands of the first product are read by more than it",
 }
 
@@ -127,9 +150,10 @@ def test_the_first_product_is_asked_for_a_turn_ahead(make):
     assert remark.done
     loops = [operation for operation in kernel.walk() if operation.kind == "stream" and operation.regions[0].parameters[1:]]
     products = [[op for op in loop.regions[0].operations if is_product(op)] for loop in loops]
-    assert [len(each) for each in products] == [1, 2, 1]
-    (turn,) = [each for each in products if len(each) == 2]
-    assert turn[0].results[0] not in turn[1].operands, "nor any of what it is made of: it is the next turn's"
+    ahead = 2 if make is of_two else 1
+    assert [len(each) for each in products] == [ahead, ahead + 1, 1]
+    (turn,) = [each for each in products if len(each) == ahead + 1]
+    assert turn[ahead - 1].results[0] not in turn[ahead].operands, "nor any of what it is made of: it is the next turn's"
 
 
 @pytest.mark.parametrize("make", REASONS)

@@ -1,7 +1,7 @@
 """Rotation of loops over streams: a product that needs nothing of the turns before is asked for a turn ahead.
 
 Of a turn with two products, the second made of the first, as in attention, the tensor cores would idle while the first one's
-result becomes the operand of the second. The loop becomes three:
+result becomes the operand of the second. (The first may be several, as of scores that are a sum of two.) The loop becomes three:
 
     the first half of turn 0
     for all turns but the last: the first product of turn t + 1, the second half of turn t, the rest of the first half of t + 1
@@ -88,10 +88,13 @@ class _Halves:
         if any(effects(operation) - {READS} for operation in operations):
             return "a turn writes to memory, or prints"
         products = [operation for operation in operations if is_product(operation)]
-        if len(products) != 2 or sum(map(is_product, body.walk())) != 2:
-            return f"a turn has {sum(map(is_product, body.walk()))} products, and two are rotated"
-        product, other = products
+        count = sum(map(is_product, body.walk()))
+        if len(products) < 2 or len(products) < count:
+            return f"a turn has {len(products)} of its {count} products in it, the others in branches or loops"
+        *_, product, other = products
         self.ahead = [*_makers(operations, _reads(product)), product]
+        if any(each not in self.ahead or each.results[0].type != product.results[0].type for each in products[:-1]):
+            return f"a turn has {count} products, and not all but the last of them make what it multiplies"
         if _all_read(self.ahead) & set(loop.carried):
             return "the first product reads what the turn before hands on"
         if product not in _makers(operations, _reads(other)):
@@ -184,7 +187,8 @@ class _Rotation:
         halves = self.halves
         known: dict[Value, Operand] = dict(zip(self.loop.carried, self.loop.initial, strict=True))
         *others, product = halves.ahead
-        begins = product.operands[2]
+        first = next(operation for operation in halves.ahead if is_product(operation))
+        begins = first.operands[2]
         makers = _makers(others, values_of(begins))
         self.new.add(copied(makers, known))
         streams: list[Operand] = []
@@ -193,10 +197,10 @@ class _Rotation:
             if not late:
                 streams.append(row.one(row.start, self.new))
                 tiles.append(self.renamed(tile, known))
-        sum_ = Value(product.results[0].name, product.results[0].type)
-        operations = copied([operation for operation in others if operation not in makers], known)
-        initial = mapped(begins, known)
-        operations += copied([replace(product, operands=[*product.operands[:2], sum_])], known)
+        sum_, initial = Value(first.results[0].name, first.results[0].type), mapped(begins, known)
+        begun = replace(first, operands=[*first.operands[:2], sum_])
+        ahead = [begun if operation is first else operation for operation in halves.ahead if operation not in makers]
+        operations = copied(ahead, known)
         inner = Region([*tiles, sum_], operations, "yield", [known[product.results[0]]], self.body.location)
         stream = self.stream(streams, [initial], inner, alone=True)
         known[product.results[0]] = stream.results[0]

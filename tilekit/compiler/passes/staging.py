@@ -26,7 +26,7 @@ from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import sampling
 from tilekit.compiler.passes.factors import Factors, is_copied
 
-__all__ = ["stage", "stage_operands"]
+__all__ = ["has_streams", "stage", "stage_operands"]
 
 
 def stage_operands(kernel: Region) -> None:
@@ -35,7 +35,7 @@ def stage_operands(kernel: Region) -> None:
         factors = Factors(kernel)
         for region in list(kernel.regions()):
             for load in reversed(region.operations):
-                if any(map(_has_streams, region.operations)) and _stays(load, region, factors):
+                if any(map(has_streams, region.operations)) and _stays(load, region, factors):
                     stage([load], region, stages=Constant(1))
                     remark(load.location, "staging", "the tile stays in shared memory, where the products of a loop read it")
 
@@ -51,11 +51,12 @@ def _stays(load: Operation, region: Region, factors: Factors) -> bool:
         True for operation in behind if operation.kind == "if" for each in operation.regions for _ in each.jumps()
     ):
         return False
-    inside = {inner for operation in behind if _has_streams(operation) for each in operation.regions for inner in each.walk()}
+    inside = {inner for operation in behind if has_streams(operation) for each in operation.regions for inner in each.walk()}
     return any(product in inside for product in factors.products(load.results[0]))
 
 
-def _has_streams(operation: Operation) -> bool:
+def has_streams(operation: Operation) -> bool:
+    """Whether it is a loop over streams, or has one in it."""
     inner = (each.kind for region in operation.regions for each in region.walk()) if operation.kind in LOOPS else ()
     return operation.kind == "stream" or "stream" in inner
 

@@ -36,7 +36,7 @@ from tilekit.compiler.ir.nodes import (
 )
 from tilekit.compiler.ir.types import ScalarType, TensorType, sampling
 from tilekit.compiler.passes.factors import Factors, is_copied, is_product
-from tilekit.compiler.passes.staging import stage
+from tilekit.compiler.passes.staging import has_streams, stage
 from tilekit.lang import calculation, memory
 
 __all__ = ["streams_from_loads"]
@@ -99,6 +99,8 @@ class _Streams:
         (body,) = loop.regions
         loads = [operation for operation in body.operations if self.factors.loads_one(operation)]
         if any(region.exit != "yield" for region in body.regions()) or _is_short(*loop.operands[:2]):
+            return False
+        if any(map(has_streams, body.operations)):  # for those `stage_operands` has the loads that are left
             return False
         if not loads or not all(map(is_copied, loads)):
             return False
