@@ -27,8 +27,8 @@ def exp(x: Tile, *, rounding_mode: RoundingMode | str | None = None) -> Tile:
 
     Of float32 scores below a maximum of theirs, `tk.exp(s - m)` as softmax takes it, where `m` is made of `tk.max(s)`, the power
     may be computed by a fused multiply-add and one instruction in kernels that multiply: at most 2 + 2 * (abs(s) + abs(m)) ulp
-    off, and subnormal ones are zeros. So may `tk.exp(old - m)`, where `m` is `tk.maximum(old, ...)`: as far off. With a
-    `rounding_mode`, `FULL` too, it is as it is written.
+    off, and subnormal ones are zeros; the same of `c * (s - m)`, for a positive constant. So may `tk.exp(old - m)`, where `m` is
+    `tk.maximum(old, ...)`: as far off. With a `rounding_mode`, `FULL` too, it is as it is written.
 
     Args:
         x: a floating-point tile.

@@ -83,7 +83,28 @@ def mask_added(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
     c.store(tk.broadcast_to((most + tk.log(total))[:, None], (64, 64)))
 
 
+def to_a_break(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    """Only what is left of the diagonal, in tiles of another size than the counter's."""
+    acc, i = tk.zeros((64, 64), tk.float32), tk.bid(0)
+    for k in range(n):
+        if k * 64 >= (i + 1) * 64 - 32:
+            break
+        acc = tk.mma(tk.load(a, (i, k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+    c.store(acc)
+
+
+def in_a_window(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    """Turns that do nothing before the first, and behind the last."""
+    acc, i = tk.zeros((64, 64), tk.float32), tk.bid(0)
+    for k in range(n):
+        if k * 64 + 63 > i * 64 - 100:  # noqa: SIM102
+            if k <= i:
+                acc = tk.mma(tk.load(a, (i, k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+    c.store(acc)
+
+
 WAYS = [
+    to_a_break, in_a_window,
     in_steps, from_the_middle, backwards_in_steps, two_in_a_turn, by_a_table, to_a_length, rounded_products, mask_added,
 ]  # fmt: skip
 each = pytest.mark.parametrize("make", WAYS, ids=lambda make: make.__name__)

@@ -4,7 +4,8 @@
 log2(e)), flush_to_zero=True)`, where `s` is `x * c`, or `x`; and the same of `tk.exp2`. Where `c` is positive, the maximum is
 that of `x`, times `c`, which is the same number: rounding does not change the order of numbers. A constant is known to be
 positive, and a parameter that was so at the launch, times a constant or not. By how much sums shrink when a maximum grows,
-`tk.exp(m - tk.maximum(m, ...))`, becomes `tk.exp2((m - ...) * log2(e), flush_to_zero=True)`.
+`tk.exp(m - tk.maximum(m, ...))`, becomes `tk.exp2((m - ...) * log2(e), flush_to_zero=True)`. Differences may be multiplied by a
+positive constant, as in `tk.exp2((s - h) * log2(e))`.
 
 Legal by the text of `tilekit.lang.exponential` for float32, where the call has no options: with `rounding_mode` or
 `flush_to_zero` it stays as it is written.
@@ -60,15 +61,14 @@ class _Exponential:
         self.power, self.region, self.defined = power, region, defined
 
     def fuse(self) -> None:
-        difference = self.maker(self.power.operands[0], "binary", "-")
+        difference, exponent = self.difference()
         if difference is None:
             return
         if not _is_large(self.power.results[0]):
-            self.shrink(difference)
+            self.shrink(difference, exponent)
             return
         scores, highest = difference.operands
         parts = self.parts(scores)
-        exponent = _POWERS[self.power.what.value]
         maxima = self.maximum_of(highest, scores)
         if maxima is None and parts.masked is None and self.maximum_of(highest, parts.tile, parts.factor) is not None:
             tile, scale = parts.tile, self.scaled(parts.factor, exponent)
@@ -87,16 +87,25 @@ class _Exponential:
         self.power.what, self.power.keywords = _EXP2, {"flush_to_zero": Constant(True)}
         remark(self.power.location, "exponential", "of scores below their maximum: by a fused multiply-add and exp2")
 
-    def shrink(self, difference: Operation) -> None:
+    def difference(self) -> tuple[Operation | None, float]:
+        """What it is the power of, and by what that is multiplied for one of two; None if it is no difference."""
+        operand, exponent = self.power.operands[0], _POWERS[self.power.what.value]
+        product = self.maker(operand, "binary", "*")
+        for tile, factor in () if product is None else (product.operands, product.operands[::-1]):
+            if isinstance(factor, Constant) and self.is_positive(factor):
+                operand, exponent = tile, exponent * factor.value
+        return self.maker(operand, "binary", "-"), exponent
+
+    def shrink(self, difference: Operation, exponent: float) -> None:
         """That of a maximum and one with it."""
         (result,) = self.power.results
         growth = self.maker(difference.operands[1], "call", elementwise.maximum)
         if growth is None or growth.keywords or difference.operands[0] not in growth.operands:
             return
         if isinstance(result.type, TileType) and result.type.dtype == dtypes.float32:
-            exponent = _POWERS[self.power.what.value]
+            self.power.operands = list(difference.results)
             if exponent != 1.0:
-                self.power.operands = [self.before(self.power, "binary", [*self.power.operands, Constant(exponent)], "*")]
+                self.power.operands = [self.before(self.power, "binary", [*difference.results, Constant(exponent)], "*")]
             self.power.what, self.power.keywords = _EXP2, {"flush_to_zero": Constant(True)}
             remark(self.power.location, "exponential", "of how much a maximum grows: by exp2")
 
