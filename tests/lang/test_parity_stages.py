@@ -63,6 +63,13 @@ def test_what_else_vectors_are_good_for(device, n):
     check(made, (wanted + before).astype(np.float32))
 
 
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_vectors_that_meet_masks_compile(target):
+    """Their elements are read together: they are no part of a formula."""
+    op = of_vectors(api.meta(64).partition(64), api.meta(320), api.meta((1, 5, 64))).generics(BN=64)
+    assert op.compile(target=target).local_bytes == 0
+
+
 # ------------------------------------------------------------------------------------------- second operands that threads hold
 
 

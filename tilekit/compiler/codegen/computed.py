@@ -34,6 +34,7 @@ class ComputedType(DeferredType):
     """A tile that can be computed in any layout; the value is the scalars in its formula.
 
     Attributes:
+        combines: whether its formula can be a part of another's.
         text: the formula in words, with the dtype and the shape: types with the same are the same to numba.
         dtype: the element type.
         shape: its extents.
@@ -44,6 +45,7 @@ class ComputedType(DeferredType):
 
     mangling_args = ("c", ())
     anywhere = True
+    combines = True
 
     def __init__(
         self, text: str, dtype: DType, shape: Vector, config: Config, scalars: tuple[DType, ...], formula: Formula
@@ -115,9 +117,10 @@ def combined(
         function: of a builder and one element of each operand.
 
     Returns:
-        None if an operand is any other tile, or the formula would be long.
+        None if an operand is any other tile, or one whose elements are read together, or the formula would be long.
     """
-    if not any(isinstance(ty, ComputedType) for ty in operands):
+    computed_ones = [ty for ty in operands if isinstance(ty, ComputedType)]
+    if not computed_ones or not all(ty.combines for ty in computed_ones):
         return None
     if any(isinstance(ty, TileType) and not ty.splat and math.prod(ty.shape) > 1 for ty in operands):
         return None

@@ -37,8 +37,10 @@ Emit = Callable[[ir.IRBuilder, ir.Value, list[ir.Value]], ir.Value]
 class _InMemory(ComputedType):
     """A vector that lies in memory."""
 
+    combines = False
+
     def _alone(self, *_: object) -> ir.Value:
-        raise AssertionError("elements are read together, and no formula has a float")
+        raise AssertionError("elements are read together")
 
     def _places(self, builder: ir.IRBuilder, layout: Layout) -> tuple[ir.Value, list[int]]:
         """The first place that a thread needs, and how far behind it that of each register is."""
