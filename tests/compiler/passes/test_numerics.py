@@ -129,6 +129,24 @@ def of_units(start):
 units, from_the_least = of_units(float("-inf")), of_units(float(np.finfo(np.float32).min))
 
 
+def turning(o: tk.Out, q: tk.In, k: tk.In, n: int, factor: float = 0.25):
+    """The factor is positive in the first turn alone."""
+    query, total, highest = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64,), tk.float32), tk.full((64,), -1e30, tk.float32)
+    for j in range(n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * factor
+        higher = tk.maximum(highest, tk.max(s, 1))
+        total = total * tk.exp(highest - higher) + tk.sum(tk.exp(s - higher[:, None]), 1)
+        highest = higher
+        factor = factor - 0.375
+    o.store(tk.broadcast_to((tk.log(total) + highest)[:, None], (64, 64)))
+
+
+def test_what_turns_hand_on_is_as_positive_as_it_comes():
+    text, _ = text_of(turning)
+    assert "tk.max(s, 1)" in text, "of the scores, not of the products"
+    assert "positive float" in text, "the parameter is, though"
+
+
 def test_a_maximum_that_is_stored_is_carried_twice():
     text, _ = text_of(units)
     assert text.count("maximum(") == 2
@@ -170,7 +188,7 @@ def test_a_negative_factor_is_fused_alone():
     assert f"* {-C}" in text or f"* -{C}" in text
 
 
-@pytest.mark.parametrize("make", [softmax_sums, vectors, masked, exact, not_below, negative, units, from_the_least])
+@pytest.mark.parametrize("make", [softmax_sums, vectors, masked, exact, not_below, negative, units, from_the_least, turning])
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 9, 13])
 def test_results_agree(make, turns, cpu):
     rng = np.random.default_rng(turns)

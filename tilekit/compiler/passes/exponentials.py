@@ -39,7 +39,7 @@ def fuse_exponentials(kernel: Region) -> None:
         for region in kernel.regions():
             for operation in list(region.operations):
                 if operation.kind == "call" and operation.what.value in _POWERS and not operation.keywords:
-                    _Exponential(operation, region, definitions(kernel)).fuse()
+                    _Exponential(operation, region, kernel).fuse()
 
 
 class _Scores(NamedTuple):
@@ -57,8 +57,10 @@ class _Scores(NamedTuple):
 
 
 class _Exponential:
-    def __init__(self, power: Operation, region: Region, defined: dict[Value, Operation]) -> None:
-        self.power, self.region, self.defined = power, region, defined
+    def __init__(self, power: Operation, region: Region, kernel: Region) -> None:
+        self.power, self.region, self.defined = power, region, definitions(kernel)
+        # Of what turns hand on a type says what it begins with.
+        self.positive = {p for p in kernel.parameters if isinstance(p.type, ScalarType) and p.type.positive}
 
     def fuse(self) -> None:
         difference, exponent = self.difference()
@@ -154,20 +156,14 @@ class _Exponential:
         """Whether a number is known to be positive and finite."""
         if isinstance(factor, Constant):
             return type(factor.value) in (int, float) and 0 < factor.value < math.inf
-        if not isinstance(factor, Value):
-            return False
-        if isinstance(factor.type, ScalarType) and factor.type.positive:
+        if factor in self.positive:
             return True
         product = self.maker(factor, "binary", "*") or self.maker(factor, "binary", "/")
         if product is None:
             return False
-        numbers = [operand for operand in product.operands if isinstance(operand, Constant)]
-        return len(numbers) == 1 and all(
-            operand.type.positive
-            if isinstance(operand, Value) and isinstance(operand.type, ScalarType)
-            else isinstance(operand, Constant) and self.is_positive(operand) and _LEAST <= operand.value <= 1 / _LEAST
-            for operand in product.operands
-        )
+        constants = [operand for operand in product.operands if isinstance(operand, Constant) and self.is_positive(operand)]
+        others = [operand for operand in product.operands if operand in self.positive]
+        return len(others) == 1 and len(constants) == 1 and _LEAST <= constants[0].value <= 1 / _LEAST
 
     def maximum_of(self, highest: Operand, scores: Operand, factor: Operand = _ONE) -> Operation | None:
         """What takes the largest of the scores of each row, if `highest` is that, times the factor, or a maximum with it."""
