@@ -55,7 +55,8 @@ class _Maximum:
         """Carry it in powers of two, too, if that is of use; `region` has the loop."""
         before, larger = Insertion(self.loop.location), self.maker(self.new, "call", elementwise.maximum)
         first = self.start(before)
-        if first is None or larger is None or larger.keywords or larger not in self.body.operations:
+        leaves_early = list(self.loop.ends()) != [self.body]
+        if first is None or larger is None or larger.keywords or larger not in self.body.operations or leaves_early:
             return
         score = next((operand for operand in larger.operands if operand is not self.old), None)
         scaled = [(operation, view) for operation in self.body.operations for view in self.views(operation)]
@@ -75,8 +76,7 @@ class _Maximum:
         self.scaled[self.result] = result = Value(self.result.name, self.old.type)
         self.loop.results.append(result)
         self.body.parameters.append(own)
-        for end in self.loop.ends():
-            end.operands.append(largest)
+        self.body.operands.append(largest)
         position = region.operations.index(self.loop)
         region.operations[position:position] = before.operations
         remark(larger.location, "exponential", "the largest score so far is carried in powers of two")
