@@ -780,7 +780,6 @@ REASONS = {
     "slice of rows": (sliced_to_the_end, {}, "x is a slice that may begin at a multiple of 4 bytes; copies are of 16"),
     "looked up": (looked_up, {}, "which tiles come depends on tk.sum(tk.load(x, (0, 0), (16, 64))).astype(tk.int32)"),
     "looked up late": (looked_up_late, {}, "which tiles come depends on tk.load(z, (0, 0), ()), and z is written"),
-    "looked up by a tile": (looked_up_by_a_tile, {}, "which tiles come depends on tk.load(x, (0, 0), (1, 1))"),
     "behind": (turned_behind, {}, "u, a tile of the pipeline, is used behind the loop"),
     "carried": (carried, {}, "before, a tile of the pipeline, may be used in a later turn"),
     "last": (behind, {}, "u, a tile of the pipeline, is used behind the loop"),
@@ -844,6 +843,12 @@ def test_there_is_one_otherwise():
     assert (ring.stages, ring.nbytes, ring.tiles, ring.reason) == (4, 4 * 16 * 64 * 4, ("float32 16x64 by TMA",), "")
     assert re.search(rf"^line  stages  bytes  tiles\n{ring.line} +4 +16384  float32 16x64 by TMA$", str(explained), re.M)
     assert len(explained.compiled.maps) == 1
+
+
+def test_a_tile_of_one_element_may_decide_which_tiles_come():
+    explained = by_rows(looked_up_by_a_tile).explain("sm_90a")
+    assert [ring.stages > 1 for ring in explained.pipelines] == [True]
+    assert "UTMALDG" in explained.compiled.sass
 
 
 def test_single_elements_may_decide_which_tiles_come():
