@@ -15,7 +15,7 @@ from tilekit.compiler.ir.nodes import Region
 from tilekit.compiler.ir.printer import printed
 from tilekit.compiler.ir.python import to_python
 from tilekit.compiler.passes.accumulation import accumulate_products
-from tilekit.compiler.passes.bounds import bound_loops
+from tilekit.compiler.passes.bounds import bound_loops, separate_conditions
 from tilekit.compiler.passes.canonical import canonicalize
 from tilekit.compiler.passes.counted import count_loops
 from tilekit.compiler.passes.dead_code import eliminate_dead_code
@@ -40,9 +40,9 @@ _BROKEN = "kernel %s: a pass over its IR failed, by a mistake of tilekit's; it i
 Watch = Callable[[str, Region], None]
 
 PASSES: tuple[Callable[[Region], object], ...] = (
-    canonicalize, hoist_invariants, count_loops, bound_loops, accumulate_products, streams_from_loads, order_visits,
-    stage_operands, fuse_exponentials, carry_scaled_maxima, eliminate_dead_code, add_up_by_parts, rotate_products, split_by_masks,
-    eliminate_dead_code,
+    canonicalize, separate_conditions, hoist_invariants, count_loops, bound_loops, accumulate_products, streams_from_loads,
+    order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima, eliminate_dead_code, add_up_by_parts, rotate_products,
+    split_by_masks, eliminate_dead_code,
 )  # fmt: skip
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # Where the result of a product is not there at once, there is time to fill.

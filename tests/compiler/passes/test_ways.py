@@ -9,6 +9,7 @@ from through_ir import ir_of
 
 import tilekit as tk
 from tilekit import api
+from tilekit._runtime.device import Device, use_device
 from tilekit.compiler.ir.printer import printed
 from tilekit.compiler.optimize import PASSES
 
@@ -103,8 +104,37 @@ def in_a_window(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
     c.store(acc)
 
 
+def in_a_band(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc, i = tk.zeros((64, 64), tk.float32), tk.bid(0)
+    for k in range(0, a.shape[1], 64):
+        if k + 64 <= i * 64 - 70:
+            continue
+        if k > (i + 1) * 64 or k > 64 * n:
+            break
+        acc = tk.mma(tk.load(a, (i, k // 64), (64, 64)), tk.load(b, (k // 64, tk.bid(1)), (64, 64)), acc)
+    c.store(acc)
+
+
+def from_one_number_to_another(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    """Of a narrower type than the counter."""
+    acc, first = tk.zeros((64, 64), tk.float32), tk.load(table, tk.bid(0), ()).item()
+    for k in range(n):
+        if first <= k and k < first + 2:
+            acc = tk.mma(tk.load(a, (tk.bid(0), k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+    c.store(acc)
+
+
+def while_two_hold(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc, at = tk.zeros((64, 64), tk.float32), 0
+    while at < a.shape[1] and at < (tk.bid(0) + 1) * 64:
+        k = at // 64
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+        at += 64
+    c.store(acc)
+
+
 WAYS = [
-    to_a_break, in_a_window,
+    to_a_break, in_a_window, in_a_band, from_one_number_to_another, while_two_hold,
     in_steps, from_the_middle, backwards_in_steps, two_in_a_turn, by_a_table, to_a_length, rounded_products, mask_added,
 ]  # fmt: skip
 each = pytest.mark.parametrize("make", WAYS, ids=lambda make: make.__name__)
@@ -121,20 +151,27 @@ def test_each_has_streams(make):
         assert text.count("where(") == 1, "in the turns that the mask cuts"
 
 
-@each
-def test_results_agree(make, cpu):
+def _result(make):
     rng = np.random.default_rng(0)
     a, b = (api.from_host(rng.standard_normal((256, 256)).astype(np.float16)).sync() for _ in range(2))
-    table = api.from_host(np.array([2, 0, 3, 1], np.int32)).sync()
+    table, c = api.from_host(np.array([2, 0, 3, 1], np.int32)).sync(), api.full((256, 256), -1.0).sync()
+    tk.kernel(make)(c.partition((64, 64)), a, b, table, 4).sync()
+    return c.to_host().sync()
 
-    def result():
-        c = api.full((256, 256), -1.0).sync()
-        tk.kernel(make)(c.partition((64, 64)), a, b, table, 4).sync()
-        return c.to_host().sync()
 
-    expected = result()
+@each
+def test_results_agree(make, cpu):
+    expected = _result(make)
     with through_ir.rewritten():
-        np.testing.assert_allclose(result(), expected, rtol=2e-5, atol=1e-4)
+        np.testing.assert_allclose(_result(make), expected, rtol=2e-5, atol=1e-4)
+
+
+@pytest.mark.gpu
+@each
+def test_a_gpu_agrees(make, device):
+    result = _result(make)
+    with use_device(Device("cpu")):
+        np.testing.assert_allclose(result, _result(make), rtol=1e-3, atol=1e-2)
 
 
 @each

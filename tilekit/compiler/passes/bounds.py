@@ -6,68 +6,124 @@
         ...
 
 and so does `if j * 32 < i * 64 + 64:` around the whole turn. One that holds from some turn on, around the whole turn, makes the
-range begin later.
+range begin later, and so does `if ...: continue`; a condition of two (`a and b`) is taken as two.
 
 Legal where the condition compares sums of multiples of ints, of which only the counter changes in the loop, nothing stands ahead
-of it that has effects, and turns in which it does not hold hand on what they were given.
+of it that has effects, turns in which it does not hold hand on what they were given, and so does whatever else ends turns early.
+A range does not begin later where a turn that is left out might have ended the loop.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
+
+import numpy as np
 
 from tilekit.compiler.ir.affine import Affine, affine, materialized
 from tilekit.compiler.ir.effects import effects
 from tilekit.compiler.ir.insertion import Insertion
-from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions
-from tilekit.compiler.ir.types import sampling
+from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions, values_of
+from tilekit.compiler.ir.types import ScalarType, sampling
+from tilekit.compiler.passes.hoisting import hoist_invariants
 from tilekit.lang import calculation
 
-__all__ = ["bound_loops"]
+__all__ = ["bound_loops", "separate_conditions"]
 
 _INVERSE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 
 
 def bound_loops(kernel: Region) -> None:
     """Move such conditions of a kernel into the ranges of its loops."""
-    defined = definitions(kernel)
     with sampling():
-        for region in list(kernel.regions()):
-            operations: list[Operation] = []
-            for operation in region.operations:
-                while operation.kind == "for" and (bounds := _bounded(operation, defined)):
-                    operations += bounds
-                operations.append(operation)
-            region.operations = operations
+        while _bound(kernel):
+            hoist_invariants(kernel)  # of what stood in the branch, the next condition may be made
+
+
+def _bound(kernel: Region) -> bool:
+    """Move one of each loop; whether there was any."""
+    defined, moved = definitions(kernel), False
+    for region in list(kernel.regions()):
+        operations: list[Operation] = []
+        for operation in region.operations:
+            bounds = _bounded(operation, defined) if operation.kind == "for" else []
+            operations += [*bounds, operation]
+            moved |= bool(bounds)
+        region.operations = operations
+    return moved
+
+
+def separate_conditions(kernel: Region) -> None:
+    """Make `if a and b: ...` two branches, and so `if a or b: break`."""
+    reads = Counter(value for operation in kernel.walk() for value in operation.reads())
+    reads.update(v for region in kernel.regions() for operand in region.operands for v in values_of(operand))
+    for region in list(kernel.regions()):
+        for branch in [operation for operation in region.operations if operation.kind == "if"]:
+            while (made := _joined(branch, region)) is not None and reads[made.results[0]] == 1:
+                _separate(branch, made, region)
+
+
+def _joined(branch: Operation, region: Region) -> Operation | None:
+    """What makes the condition of a branch of two, if the other way of the branch does nothing; the first of the two decides."""
+    made = next((operation for operation in region.operations if branch.operands[0] in operation.results), None)
+    if made is None or made.kind != "if" or len(made.results) != 1:
+        return None
+    first, second = made.regions
+    both = not second.operations and second.operands == made.operands  # `a and b`; else `a or b`
+    either = not first.operations and first.operands == made.operands
+    other = branch.regions[1] if both else branch.regions[0]
+    alone = not other.operations and all(inner.exit == "yield" for inner in (first, second))
+    pure = not any(effects(operation) for operation in (first if both else second).operations)
+    return made if both != either and alone and pure else None
+
+
+def _separate(branch: Operation, made: Operation, region: Region) -> None:
+    both = made.regions[1].operands == made.operands and not made.regions[1].operations
+    inner, other = (made.regions[0], branch.regions[1]) if both else (made.regions[1], branch.regions[0])
+    way = Region([], [], other.exit, list(other.operands), other.location)
+    (condition,) = inner.operands
+    at = region.operations.index(branch)
+    kept = [operation for operation in region.operations[:at] if operation is not made]
+    if other.exit != "yield":  # one leaves, and the other goes on behind it
+        on = Region([], [], "yield", [])
+        before = Operation("if", list(made.operands), branch.location, regions=[on, way] if both else [way, on])
+        branch.operands = [condition]
+        region.operations = [*kept, before, *inner.operations, *region.operations[at:]]
+        return
+    results = [Value(value.name, value.type) for value in branch.results]
+    nested = Operation("if", [condition], branch.location, results=results, regions=list(branch.regions))
+    outer = Region([], [*inner.operations, nested], "yield", list(results), branch.location)
+    branch.operands, branch.regions = list(made.operands), [outer, way] if both else [way, outer]
+    region.operations = [*kept, *region.operations[at:]]
 
 
 class _Test(NamedTuple):
     """Whether a turn does anything: where `sum_` is below 0, or with `equal` 0, too.
 
     Attributes:
-        leaves: whether the loop ends with the first turn in which it does not hold.
+        alone: whether a turn in which it does not hold ends there; else the rest of a turn stands in a branch.
     """
 
     sum_: Affine
     equal: bool
-    leaves: bool
+    alone: bool
 
 
 def _bounded(loop: Operation, defined: dict[Value, Operation]) -> list[Operation]:
     """What computes the bounds, if a loop has such a condition, which it has no more then."""
     (body,) = loop.regions
-    branch = next((operation for operation in body.operations if operation.kind == "if"), None)
-    if branch is None or loop.operands[2] != Constant(1) or body.exit != "yield":
+    if loop.operands[2] != Constant(1) or body.exit != "yield":
+        return []
+    for branch in [operation for operation in body.operations if operation.kind == "if"]:
+        new = Insertion(loop.location, defined)
+        test = _test(loop, branch, new, defined)
+        if test is not None:
+            break
+    else:
         return []
     at = body.operations.index(branch)
-    test = _test(loop, branch, at, defined)
-    if test is None:
-        return []
     counter = body.parameters[0]
     step, rest = test.sum_.terms[counter], test.sum_.without(counter)
-    if step < 0 and test.leaves:
-        return []
-    new = Insertion(loop.location, defined)
     if step > 0:  # step * j < -rest
         operations, most = materialized(rest.times(-1).plus(Affine({}, int(test.equal))), loop.location)
         new.add(operations)
@@ -76,7 +132,7 @@ def _bounded(loop: Operation, defined: dict[Value, Operation]) -> list[Operation
         operations, least = materialized(rest.plus(Affine({}, int(not test.equal))), loop.location)
         new.add(operations)
         loop.operands[0] = new.call(max, loop.operands[0], new.call(calculation.cdiv, least, Constant(-step)))
-    if test.leaves:
+    if test.alone:
         body.operations = body.operations[:at] + body.operations[at + 1 :]
     else:
         inner = branch.regions[0] if branch.regions[0].operations else branch.regions[1]
@@ -85,22 +141,31 @@ def _bounded(loop: Operation, defined: dict[Value, Operation]) -> list[Operation
     return new.operations
 
 
-def _test(loop: Operation, branch: Operation, at: int, defined: dict[Value, Operation]) -> _Test | None:
-    """The condition of a branch; None if it does not decide about all of a turn."""
+def _as_int(operand: Operand, new: Insertion) -> Operand:
+    """An integer of another type, as an int."""
+    kind = operand.type.kind if isinstance(operand, Value) and isinstance(operand.type, ScalarType) else int
+    fits = isinstance(kind, np.dtype) and (kind.kind == "i" or (kind.kind == "u" and kind.itemsize < 8))
+    return new.call(int, operand) if fits else operand
+
+
+def _test(loop: Operation, branch: Operation, new: Insertion, defined: dict[Value, Operation]) -> _Test | None:
+    """The condition of a branch; None if it does not decide about all of a turn. What it is made of may stand in `new`."""
     (body,) = loop.regions
     first, second = branch.regions
-    if any(effects(operation) for operation in body.operations[:at]):
+    before = body.operations[: body.operations.index(branch)]
+    if any(effects(operation) for operation in before) or any(region.exit == "return" for region in body.regions()):
         return None
-    if not branch.results and "break" in (first.exit, second.exit):
-        leave, stay = (first, second) if first.exit == "break" else (second, first)
-        whole = not leave.operations and leave.operands == loop.carried and not stay.operations and stay.exit == "yield"
-        alone = all(end in (leave, body) for end in loop.ends())
+    if any(end is not body and (end.operations or end.operands != loop.carried) for end in loop.ends()):
+        return None  # what ends turns early hands on what it was given
+    turned = second.exit != "yield" or (first.exit == "yield" and bool(first.operations))
+    leave, stay = (second, first) if turned else (first, second)
+    alone = leave.exit in ("break", "continue")
+    if alone:
+        whole = not branch.results and not leave.operations and not stay.operations and stay.exit == "yield"
     else:
-        leave, stay = (first, second) if not first.operations else (second, first)
         whole = branch is body.operations[-1] and body.operands == branch.results and leave.operands == loop.carried
         whole = whole and not leave.operations and (leave.exit, stay.exit) == ("yield", "yield")
-        alone = list(loop.ends()) == [body]
-    if not whole or not alone or any(region.exit == "return" for region in body.regions()):
+    if not whole:
         return None
     condition = branch.operands[0]
     compare = defined.get(condition) if isinstance(condition, Value) else None
@@ -108,11 +173,15 @@ def _test(loop: Operation, branch: Operation, at: int, defined: dict[Value, Oper
         return None
     symbol = compare.what if stay is first else _INVERSE[compare.what]
     less, more = compare.operands if symbol in ("<", "<=") else compare.operands[::-1]
-    sums = [affine(operand, defined) for operand in (less, more)]
+    inside: set[Operand] = {*body.parameters, *(value for operation in body.walk() for value in operation.results)}
+    sums = [affine(operand if operand in inside else _as_int(operand, new), defined) for operand in (less, more)]
     if sums[0] is None or sums[1] is None:
         return None
     sum_, counter = sums[0].plus(sums[1], -1), body.parameters[0]
-    inside: set[Operand] = {*body.parameters, *(value for operation in body.walk() for value in operation.results)}
     if counter not in sum_.terms or any(value in inside for value in sum_.terms if value is not counter):
         return None
-    return _Test(sum_, symbol in ("<=", ">="), leave.exit == "break")
+    # A range that begins later goes without what ends the loop in the turns before.
+    ends = leave.exit == "break" or any(region.exit == "break" for one in before for region in one.regions)
+    if sum_.terms[counter] < 0 and ends:
+        return None
+    return _Test(sum_, symbol in ("<=", ">="), alone)

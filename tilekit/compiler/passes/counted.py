@@ -3,15 +3,15 @@ loops with `k <= n - 1` or `k != n`: one that begins behind its end would not co
 `for k in range(a, n, 64)` there is left `for t in range(tk.cdiv(n - a, 64))`, whose `k` is `a + 64 * t`.
 
 Legal where `k` is an int that each turn hands on as `k + 1`, or with another positive step (with which `!=` may miss its end),
-`n` does not change in the loop, the condition is looked at where a turn begins, and nothing else leaves the loop early. Behind it
-`k` is the first of its numbers that is not below `n`.
+`n` does not change in the loop, the condition is looked at where a turn begins, and nothing else leaves the loop early, unless
+`k` is not read behind it. There it is the first of its numbers that is not below `n`.
 """
 
 from __future__ import annotations
 
 from tilekit.compiler.ir.effects import effects
 from tilekit.compiler.ir.insertion import Insertion
-from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions
+from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions, values_of
 from tilekit.compiler.ir.types import ScalarType, sampling
 from tilekit.lang import calculation
 
@@ -34,10 +34,12 @@ def count_loops(kernel: Region) -> None:
 def _count_loops(kernel: Region) -> None:
     defined = definitions(kernel)
     ends: dict[Value, Operand] = {}
+    read = {value for operation in kernel.walk() for value in operation.reads()}
+    read |= {value for region in kernel.regions() for operand in region.operands for value in values_of(operand)}
     for region in list(kernel.regions()):
         operations: list[Operation] = []
         for operation in region.operations:
-            counted = _counted(operation, defined, ends) if operation.kind == "while" else None
+            counted = _counted(operation, defined, ends, read) if operation.kind == "while" else None
             operations += [operation] if counted is None else counted
         region.operations = operations
     kernel.replace(ends)
@@ -45,8 +47,10 @@ def _count_loops(kernel: Region) -> None:
         region.operations = [one for operation in region.operations for one in (*_in_single_steps(operation), operation)]
 
 
-def _counted(loop: Operation, defined: dict[Value, Operation], ends: dict[Value, Operand]) -> list[Operation] | None:
-    """The loop over a range, and what its counter is behind it; None if it does not count."""
+def _counted(
+    loop: Operation, defined: dict[Value, Operation], ends: dict[Value, Operand], read: set[Value]
+) -> list[Operation] | None:
+    """The loop over a range, and what its counter is behind it; None if it does not count. `read` is what anybody reads."""
     (body,) = loop.regions
     at = next((n for n, operation in enumerate(body.operations) if operation.kind == "if"), None)
     if at is None or any(effects(operation) for operation in body.operations[:at]):
@@ -56,7 +60,8 @@ def _counted(loop: Operation, defined: dict[Value, Operation], ends: dict[Value,
     carried = loop.carried
     if stay.operations or stay.exit != "yield" or leave.operations or leave.exit != "break" or test.results:
         return None
-    if leave.operands != carried or body.exit != "yield" or any(end not in (leave, body) for end in loop.ends()):
+    others = [end for end in loop.ends() if end not in (leave, body)]
+    if leave.operands != carried or body.exit != "yield" or any(not _is_plain_break(end, carried) for end in others):
         return None
     if any(region.exit == "return" for region in body.regions()) or not isinstance(test.operands[0], Value):
         return None
@@ -82,8 +87,10 @@ def _counted(loop: Operation, defined: dict[Value, Operation], ends: dict[Value,
     if step is None or (step.kind, step.what, step.operands[0]) != ("binary", "+", counter) or not _is_step(step.operands[1]):
         return None
     width = step.operands[1]
-    if bounds[0] is None and width != Constant(1):
+    if (bounds[0] is None and width != Constant(1)) or (others and loop.results[number] in read):
         return None
+    for end in others:
+        end.operands = end.operands[:number] + end.operands[number + 1 :]
     start, result = loop.initial[number], loop.results[number]
     before: list[Operation] = []
     if beyond:
@@ -101,6 +108,11 @@ def _counted(loop: Operation, defined: dict[Value, Operation], ends: dict[Value,
         turns = behind.call(max, Constant(0), _turns(behind, start, stop, width))
         ends[result] = behind.emit("binary", [start, behind.emit("binary", [turns, width], "*")], "+")
     return [*before, counted, *behind.operations]
+
+
+def _is_plain_break(end: Region, carried: list[Value]) -> bool:
+    """Whether it leaves a loop with what the turn was given."""
+    return end.exit == "break" and not end.operations and end.operands == carried
 
 
 def _is_step(operand: Operand) -> bool:
