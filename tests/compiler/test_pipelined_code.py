@@ -340,7 +340,7 @@ def test_a_product_stays_under_way_until_it_is_needed(queries, keys, depth, dtyp
     assert "STL" not in calculating
     assert compiled.registers == 168
     assert "HMMA" not in compiled.sass.replace("HGMMA", "")
-    assert "LDSM" not in calculating
+    assert "LDSM" not in calculating.partition("HGMMA")[2], "the query comes into registers once"
 
 
 @pytest.mark.parametrize("keys", [64, 128])
@@ -350,7 +350,6 @@ def test_a_division_serialises_no_products(keys):
     assert turn_of(letters) == "A" + "H" * 3 + "GA" + "H" * (keys // 16 - 1) + "G10"
 
 
-@pytest.mark.xfail(reason="ptxas serialises (C7513): the operand's registers are written while the product that reads them runs")
 def test_an_operand_may_be_made_anew_before_its_product_is_needed():
     @tk.kernel
     def kernel(y: tk.Out, a: tk.In, b: tk.In, c: tk.In):

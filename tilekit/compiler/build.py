@@ -36,7 +36,7 @@ from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.nvidia import ptxas_defects
 from tilekit.compiler.nvidia.multibuffer import producers_of
 from tilekit.compiler.optimize import Form, dump, forms, simplified
-from tilekit.compiler.passes.pipelining import Unfit, Unrecognised, pipelined_loops, plain, rings_of, specialised
+from tilekit.compiler.passes.pipelining import Unfit, pipelined_loops, plain, rings_of, specialised
 from tilekit.compiler.passes.visits import ORDER
 from tilekit.compiler.target import STATIC_SHARED_BYTES, named, numba_capability, of
 from tilekit.errors import CompileError
@@ -184,24 +184,23 @@ def _unrotated(
     form: Form | None,
     checks: bool,
 ) -> tuple[CompiledKernel, Compilation]:
-    """A kernel with its loops as they are: with rings as it is written, or as passes leave it (`form`); or without."""
+    """A kernel with its loops as they are: with rings as passes leave it (`form`), else as it is written; or without."""
+    asked = pipelined_loops(bound, called=True)
     reason: Unfit | None = None
-    written = pipelined_loops(bound, called=True)
-    if rings_of(bound) and (form is None or not form.found):
-        try:
-            return _noted_as_written(*ringed_form(bound))
-        except Unfit as error:
-            reason = error
     ringed = None
-    if form is not None and (reason is None or isinstance(reason, Unrecognised)):
+    if form is not None:
         try:
             ringed = ringed_form(form.bound)
         except Unfit as error:
-            if written and (reason is None or not isinstance(error, Unrecognised)):  # it is not their text
-                reason = error
+            reason = error
         except CompileError:
             pass  # the user's own text says what is wrong
-    if ringed is not None and ringed[0].spilled_bytes <= _FEW_SPILLS:
+    if ringed is None and rings_of(bound):
+        try:
+            return _noted_as_written(*ringed_form(bound))
+        except Unfit as error:
+            reason = error  # in the names of the user's own text
+    if ringed is not None and (asked or ringed[0].spilled_bytes <= _FEW_SPILLS):
         return ringed
     notes = None if ringed is None else list(ringed[1].notes or ())
     kernel, compilation = _as_written(bound, facts, attempt, checks)
@@ -209,8 +208,8 @@ def _unrotated(
         if compilation.notes is not None:
             compilation.notes[:] = notes or ()
         return ringed
-    if compilation.notes is not None and reason is not None:
-        compilation.notes.append((written[0].lineno, "no ring", str(reason)))
+    if compilation.notes is not None and asked and reason is not None:
+        compilation.notes.append((asked[0].lineno, "no ring", str(reason)))
     return _noted_as_written(kernel, compilation)
 
 

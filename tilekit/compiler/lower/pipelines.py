@@ -27,7 +27,7 @@ from tilekit.compiler.nvidia.vectors import StagedVectorType
 from tilekit.compiler.nvidia.wgmma import forget
 from tilekit.compiler.nvidia.wgmma_types import OperandType, PendingType
 from tilekit.compiler.passes import intrinsics as steps
-from tilekit.compiler.passes.pipelining import Unfit, Unrecognised
+from tilekit.compiler.passes.pipelining import Unfit
 from tilekit.compiler.target import Target
 from tilekit.lang import pipelines as lang
 
@@ -85,7 +85,7 @@ def count(*rows: types.Type) -> Any:
 @lowers(steps._once)
 def once(row: types.Type, slices: types.Type) -> Any:
     if len(_row(row).free) != known(slices):
-        raise Unrecognised("an index of tiles is a slice that is written elsewhere")
+        raise Unfit("an index of tiles is a slice that is written elsewhere")
     return types.none, lambda *_: None
 
 

@@ -37,12 +37,12 @@ from tilekit.compiler.frontend.source import KernelSource
 from tilekit.compiler.passes.consumer import ConsumerLoops, products_of
 from tilekit.compiler.passes.intrinsics import CONSUMER, PRODUCER, STEPS, assignment, call_of, name_of, placed
 from tilekit.compiler.passes.multicast import alike
-from tilekit.compiler.passes.producer import Apart, ProducerSlice, Unfit, Unrecognised, check_stay, resolved
+from tilekit.compiler.passes.producer import Apart, ProducerSlice, Unfit, check_stay, resolved
 from tilekit.errors import CompileError
 from tilekit.lang import pipelines
 from tilekit.lang.pipelines import check_rotate, check_stages, check_warp_specialize
 
-__all__ = ["Pipeline", "Unfit", "Unrecognised", "check_call", "pipelined_loops", "plain", "rings_of", "specialised"]
+__all__ = ["Pipeline", "Unfit", "check_call", "pipelined_loops", "plain", "rings_of", "specialised"]
 
 
 _OPTIONS = {"stages": check_stages, "warp_specialize": check_warp_specialize, "rotate": check_rotate}
@@ -100,7 +100,7 @@ def specialised(bound: BoundKernel, clusters: Mapping[str, tuple[int, ...]], wri
         Unfit: it cannot have them.
     """
     if any(pipelined_loops(called, called=True) for called in bound.called.values()):
-        raise Unrecognised("a function that the kernel calls has a pipeline")
+        raise Unfit("a function that the kernel calls has a pipeline")
     tree: ast.FunctionDef = Apart().visit(copy.deepcopy(bound.definition))
     loops = _pipelines(bound, tree)
     if not loops:
@@ -239,7 +239,7 @@ class Pipeline:
         for stream in self.streams:
             names = {n.id for n in ast.walk(self._grid(stream)) if isinstance(n, ast.Name)}
             if not names <= parameters:
-                raise Unrecognised(f"{ast.unparse(self._grid(stream))} is no tiles of a parameter of the kernel")
+                raise Unfit(f"{ast.unparse(self._grid(stream))} is no tiles of a parameter of the kernel")
 
     @staticmethod
     def _grid(stream: ast.expr) -> ast.expr:

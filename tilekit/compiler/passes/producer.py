@@ -14,15 +14,11 @@ from tilekit.lang.shape import permute, reshape, transpose
 if TYPE_CHECKING:
     from tilekit.compiler.passes.pipelining import Pipeline
 
-__all__ = ["Apart", "ProducerSlice", "Unfit", "Unrecognised", "check_stay", "reads", "resolved"]
+__all__ = ["Apart", "ProducerSlice", "Unfit", "check_stay", "reads", "resolved"]
 
 
 class Unfit(Exception):
     """A kernel whose pipelines are no rings, and why."""
-
-
-class Unrecognised(Unfit):
-    """One of which only the text says so: by way of the IR it may have its rings."""
 
 
 def resolved(bound: BoundKernel, node: ast.expr) -> Any:
@@ -63,9 +59,9 @@ def check_stay(bound: BoundKernel, tree: ast.FunctionDef, loops: list[Pipeline])
             within = {id(node) for each in around for node in ast.walk(each)}
             read = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
             if any(id(node) not in within for node in read):
-                raise Unrecognised(f"{name}, a tile of the pipeline, is used behind the loop")
+                raise Unfit(f"{name}, a tile of the pipeline, is used behind the loop")
             if name not in taken and not {id(node) for node in read} <= _behind(loop.node.body, name):
-                raise Unrecognised(f"{name}, a tile of the pipeline, may be used in a later turn")
+                raise Unfit(f"{name}, a tile of the pipeline, may be used in a later turn")
 
 
 def _behind(block: list[ast.stmt], name: str) -> set[int]:
@@ -123,7 +119,7 @@ class ProducerSlice:
                 break
         for loop in loops:
             if stored(ast.walk(loop.node.target)) & self.needed:
-                raise Unrecognised(f"which tiles come depends on {ast.unparse(loop.node.target)}, which a pipeline loads")
+                raise Unfit(f"which tiles come depends on {ast.unparse(loop.node.target)}, which a pipeline loads")
 
     def _look(self, statements: list[ast.stmt]) -> bool:
         """Add the names that these need; whether any of them is kept."""
@@ -177,7 +173,7 @@ class ProducerSlice:
                 case ast.Call(args=[_, _, ast.Tuple(elts=[])]) if resolved(bound, call.func) is memory.load:
                     pass
                 case _:
-                    raise Unrecognised(f"which tiles come depends on {ast.unparse(call)}")
+                    raise Unfit(f"which tiles come depends on {ast.unparse(call)}")
             for name in sorted(reads(call) & self.written if bound is self.bound else ()):
                 raise Unfit(f"which tiles come depends on {ast.unparse(call)}, and {name} is written")
 
