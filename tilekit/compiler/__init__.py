@@ -2,7 +2,7 @@
 
     frontend    the kernel's text: parsed, checked, generics and constants become numbers (`specialise`)
     facts       what may be assumed about the arguments
-    passes      software pipelining, aliasing, multicast: analyses and rewrites of the syntax tree
+    ir          the kernel as operations on values, each with its type; `passes` rewrite it, in the order of `optimize`
     layouts     which thread holds which element of a tile
     build       numba types and lowers it (`codegen`, `lower`, `nvidia`), NVVM and nvJitLink make a cubin for a `target`
     kernel      the result; `cache` keeps it on disk, `explain` and `cubin` say what it is

@@ -30,13 +30,14 @@ from tilekit.compiler.cubin import read_resources
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.frontend.inlining import inlined
+from tilekit.compiler.frontend.pipelined import pipelined_loops, plain
 from tilekit.compiler.grids import Fold, Visits
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.nvidia import ptxas_defects
 from tilekit.compiler.nvidia.multibuffer import producers_of
 from tilekit.compiler.optimize import Form, dump, forms, simplified
-from tilekit.compiler.passes.pipelining import Unfit, pipelined_loops, plain, rings_of, specialised
+from tilekit.compiler.passes.rings import Unfit
 from tilekit.compiler.passes.visits import ORDER
 from tilekit.compiler.target import STATIC_SHARED_BYTES, named, numba_capability, of
 from tilekit.errors import CompileError
@@ -131,7 +132,9 @@ def _compiled(
 
         return assembled() if pipelines else unspilled(assembled)
 
-    def ringed(form: BoundKernel) -> tuple[CompiledKernel, Compilation]:
+    def ringed(form: Form) -> tuple[CompiledKernel, Compilation]:
+        if form.unfit is not None:
+            raise form.unfit
         return unspilled(lambda: _with_rings(form, facts, config, target, occupancy, attempt))
 
     def unspilled(compile_: Callable[[], tuple[CompiledKernel, Compilation]]) -> tuple[CompiledKernel, Compilation]:
@@ -153,7 +156,7 @@ def _compiled(
     if form is None or not form.rotated:
         return _unrotated(bound, facts, attempt, ringed, form, checks)
     try:
-        kernel, compilation = ringed(form.bound)
+        kernel, compilation = ringed(form)
     except (Unfit, CompileError) as error:
         reason = str(error)
     else:
@@ -180,26 +183,21 @@ def _unrotated(
     bound: BoundKernel,
     facts: Sequence[ArgumentFacts],
     attempt: Attempt,
-    ringed_form: Callable[[BoundKernel], tuple[CompiledKernel, Compilation]],
+    ringed_form: Callable[[Form], tuple[CompiledKernel, Compilation]],
     form: Form | None,
     checks: bool,
 ) -> tuple[CompiledKernel, Compilation]:
-    """A kernel with its loops as they are: with rings as passes leave it (`form`), else as it is written; or without."""
-    asked = pipelined_loops(bound, called=True)
+    """A kernel with its loops as they are: with rings (`form`), or as it is written, without."""
+    asked = pipelined_loops(bound)
     reason: Unfit | None = None
     ringed = None
     if form is not None:
         try:
-            ringed = ringed_form(form.bound)
+            ringed = ringed_form(form)
         except Unfit as error:
             reason = error
         except CompileError:
             pass  # the user's own text says what is wrong
-    if ringed is None and rings_of(bound):
-        try:
-            return _noted_as_written(*ringed_form(bound))
-        except Unfit as error:
-            reason = error  # in the names of the user's own text
     if ringed is not None and (asked or ringed[0].spilled_bytes <= _FEW_SPILLS):
         return ringed
     notes = None if ringed is None else list(ringed[1].notes or ())
@@ -247,7 +245,7 @@ _FEW_SPILLS, _MANY_SPILLS = 128, 1024
 
 
 def _with_rings(
-    bound: BoundKernel,
+    form: Form,
     facts: Sequence[ArgumentFacts],
     config: Config,
     target: str,
@@ -259,19 +257,19 @@ def _with_rings(
     Raises:
         Unfit: it cannot have them.
     """
-    types_, gpu = argument_types(bound.names, facts, config), named(target)
+    types_, gpu = argument_types(form.bound.names, facts, config), named(target)
     tensors = {ty.parameter: (at, ty) for at, ty in enumerate(types_) if isinstance(ty, TensorType)}
-    producers, room, rings = producers_of(gpu, config.num_warps), gpu.room, rings_of(bound)
+    producers, room = producers_of(gpu, config.num_warps), gpu.room
 
     def state(rooms: int, kept: int, *, apart: bool = True) -> Pipelines:
         blocks = occupancy or 1
         return Pipelines(
-            tensors, gpu, rings, producers=producers, shared=room, resident=blocks, rooms=rooms, kept=kept, apart=apart
+            tensors, gpu, form.rings, producers=producers, shared=room, resident=blocks, rooms=rooms, kept=kept, apart=apart
         )
 
     tried = state(0, 0)
     while True:
-        kernel, compilation = attempt(bound, tried)
+        kernel, compilation = attempt(form.bound, tried)
         rooms = compilation.dynamic_bytes
         if rooms <= tried.rooms and kernel.shared_bytes + kernel.dynamic_shared_bytes <= room:
             # ptxas has each product wait where registers are short, and where it sees their operands written too early.
@@ -455,7 +453,8 @@ def translate(
         Unfit: its pipelines cannot be rings.
         TilekitError: NVVM or nvJitLink is not installed.
     """
-    bound = plain(bound) if pipelines is None else specialised(bound, pipelines.clusters, pipelines.written)
+    if pipelines is None:
+        bound = plain(bound)
     following = bound
     with (
         sized(None if grows else config.num_warps),

@@ -23,6 +23,7 @@ from tilekit.compiler.passes.exponentials import fuse_exponentials
 from tilekit.compiler.passes.hoisting import hoist_invariants
 from tilekit.compiler.passes.maxima import carry_scaled_maxima
 from tilekit.compiler.passes.partial_sums import add_up_by_parts
+from tilekit.compiler.passes.rings import Unfit, make_rings
 from tilekit.compiler.passes.rotation import rotate_products
 from tilekit.compiler.passes.splitting import split_by_masks
 from tilekit.compiler.passes.staging import stage_operands
@@ -105,31 +106,36 @@ def dump(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str) -> Non
             sys.stderr.write(f"# {step}\n{printed(kernel, bound.source.name)}\n\n")
 
     try:
-        optimized(bound, facts, target, watch=watch)
+        kernel = optimized(bound, facts, target, watch=watch)
+        if make_rings(kernel):
+            watch(make_rings.__name__, kernel)
     except Unsupported as error:
         sys.stderr.write(f"# no IR: {error}\n\n")
+    except Unfit as unfit:
+        sys.stderr.write(f"# no rings: {unfit}\n\n")
 
 
 class Form(NamedTuple):
     """A kernel as passes leave it.
 
     Attributes:
-        bound: it.
+        bound: it, with rings of stages.
+        rings: how many; 0 where it cannot have them, and `unfit` says why.
         rotated: whether a loop has been rotated.
-        found: how many of its loops over streams are not written as such.
         visits: in which order its blocks are to be visited; None for that of their numbers.
     """
 
     bound: BoundKernel
+    rings: int
+    unfit: Unfit | None
     rotated: bool
-    found: int
     visits: Visits | None
 
 
 def forms(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str) -> Iterator[Form]:
-    """A kernel whose loops over streams, written as such or not, stand where rings of stages are made for them.
+    """A kernel whose loops over streams, written as such or not, have rings of stages.
 
-    Where loops are rotated there are two, the second with the loops as they are; none where there is no such loop, or no IR.
+    Where loops are rotated there are two, the second with the loops as they are; none where there is no such loop.
     """
     if not _may_have_streams(bound):
         return
@@ -137,14 +143,19 @@ def forms(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str) -> It
         for rotate in (True, False):
             counts: dict[str, Any] = {}
             kernel = optimized(bound, facts, target, rotate=rotate, counts=counts)
-            if not any(operation.kind == "stream" for operation in kernel.walk()):
-                return
-            rotated = bool(counts.get("rotate_products"))
-            yield Form(to_python(kernel, bound), rotated, counts["streams_from_loads"], counts["order_visits"])
+            rotated, visits = bool(counts.get("rotate_products")), counts["order_visits"]
+            try:
+                rings = make_rings(kernel)
+            except Unfit as unfit:
+                yield Form(bound, 0, unfit, rotated, visits)
+            else:
+                if not rings:
+                    return
+                yield Form(to_python(kernel, bound), rings, None, rotated, visits)
             if not rotated:
                 return
-    except Unsupported:
-        return
+    except Unsupported as error:
+        yield Form(bound, 0, Unfit(f"the compiler has no form for it: {error}"), False, None)
     except Exception:
         logging.getLogger("tilekit").warning(_BROKEN, bound.source.name, exc_info=True)
 

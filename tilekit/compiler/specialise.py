@@ -49,9 +49,9 @@ from tilekit.compiler.frontend.folding import (
     similar,
     value_of,
 )
+from tilekit.compiler.frontend.pipelined import check_call
 from tilekit.compiler.frontend.source import KernelSource
 from tilekit.compiler.frontend.syntax import check_syntax
-from tilekit.compiler.passes.pipelining import check_call
 from tilekit.lang import reduction, scanning
 from tilekit.lang.annotations import Generic
 from tilekit.lang.functions import Function

@@ -1,13 +1,12 @@
 """Which tiles the blocks of a cluster load alike: what may differ between them, and what decides about loops."""
 
 import pytest
+from through_ir import ir_of
 
 import tilekit as tk
-from tilekit.compiler.frontend.source import KernelSource
+from tilekit import api
+from tilekit.compiler.ir.nodes import definitions
 from tilekit.compiler.passes.multicast import alike
-from tilekit.compiler.passes.pipelining import Pipeline, _loops_of
-from tilekit.compiler.passes.producer import Apart, resolved
-from tilekit.compiler.specialise import bind
 
 TILE = (64, 64)
 bid = tk.bid
@@ -15,11 +14,19 @@ bid = tk.bid
 
 def shared(kernel, clusters=None):
     """For each loop of a kernel, in the order of their lines, whether its streams are alike, a letter each: `y` or `n`."""
-    bound = bind(kernel, KernelSource(kernel), {}, {})
-    tree = Apart().visit(bound.definition)
-    loops = [(node, Pipeline(node, 0).streams) for node in sorted(_loops_of(bound, tree), key=lambda node: node.lineno)]
-    found = alike(tree, loops, {"c": (2, 1)} if clusters is None else clusters, lambda node: resolved(bound, node))
-    return ["".join("ny"[each] for each in streams) for streams in found]
+    clusters = {"c": (2, 1)} if clusters is None else clusters
+    x, arguments = api.meta((4096, 4096), tk.float16), []
+    kernel.__annotations__.update({name: tk.Out if name in "cd" else int if name == "n" else tk.In for name in names(kernel)})
+    for name in names(kernel):
+        cut = {"cluster": clusters[name]} if name in clusters else {}
+        arguments.append(x.partition(TILE).map(num_blocks=64, **cut) if name in "cd" else 1 if name == "n" else x)
+    ir = ir_of(tk.kernel(kernel)(*arguments))
+    loops = [operation for operation in ir.walk() if operation.kind == "stream"]
+    return ["".join("ny"[each] for each in streams) for streams in alike(ir, loops, definitions(ir)).values()]
+
+
+def names(kernel):
+    return kernel.__code__.co_varnames[: kernel.__code__.co_argcount]
 
 
 def product(c, a, b):
@@ -37,7 +44,6 @@ def product(c, a, b):
         ({"c": (2, 2)}, "nn"),
         ({"c": (8, 1)}, "ny"),
         ({}, "nn"),
-        ({"c": (2, 1), "d": (2, 1)}, "nn"),
     ],
 )
 def test_the_dimension_that_has_one_tile_in_a_cluster(clusters, wanted):
@@ -54,8 +60,7 @@ def test_a_tile_that_is_indexed():
     assert shared(kernel, {"c": (1, 2)}) == ["yn"]
 
 
-def test_what_is_not_seen_to_be_alike_is_not():
-    """A part of the index that is not named, a second name of the tile: it would be right to share, and is not seen."""
+def test_how_an_index_is_taken_apart_makes_no_difference():
 
     def whole(c, a, b):
         for tile in c.tiles():
@@ -68,8 +73,8 @@ def test_what_is_not_seen_to_be_alike_is_not():
             for _ in tk.pipelined(a.tiles(TILE)[:, tile.index[-1]], b.tiles(TILE)[:, 0]):
                 pass
 
-    assert shared(whole) == ["nn"]
-    assert shared(from_behind) == ["ny"]
+    assert shared(whole) == ["yy"]
+    assert shared(from_behind) == ["yy"]
 
 
 def test_arithmetic_and_variables():
@@ -243,9 +248,9 @@ def test_one_pipeline_in_the_turn_of_another():
     assert shared(kernel) == ["y", "yn"]
 
 
-@pytest.mark.parametrize("way", ["return", "break", "continue"])
+@pytest.mark.parametrize("way", ["return", "break", "continue", "break by row"])
 def test_ways_out(way):
-    """Which blocks take them is not looked at."""
+    """All blocks of a cluster take them, or none; but a block that is gone cannot be told anything."""
 
     def returns(c, b):
         if c.shape[0] == 0:
@@ -268,7 +273,16 @@ def test_ways_out(way):
             for _ in tk.pipelined(b.tiles(TILE)[:, tile.index[1]]):
                 pass
 
-    assert shared({"return": returns, "break": breaks, "continue": continues}[way]) == ["n"]
+    def breaks_by_row(c, b):
+        for tile in c.tiles():
+            for _ in tk.pipelined(b.tiles(TILE)[:, tile.index[1]]):
+                pass
+            if tile.index[0] == 0:
+                break
+
+    ways = {"return": (returns, "n"), "break": (breaks, "y"), "continue": (continues, "y"), "break by row": (breaks_by_row, "n")}
+    kernel, wanted = ways[way]
+    assert shared(kernel) == [wanted]
 
 
 def test_one_loop_over_two_partitions_that_are_cut_alike():

@@ -96,7 +96,7 @@ class Pipelines:
     """What the rings of stages of one kernel share.
 
     Attributes:
-        tensors: by name, the place of a parameter among the arguments, and its type; `written`: those that are not only read.
+        tensors: by name, the place of a parameter among the arguments, and its type.
         target: the GPU that the kernel is compiled for.
         rings: how many there are.
         producers: threads of a block besides those that calculate.
@@ -137,7 +137,6 @@ class Pipelines:
         self.shared, self.resident, self.rooms, self.kept = shared, resident, rooms, kept
         known = {name: ty.facts.cluster for name, (_, ty) in tensors.items()}
         self.clusters = {name: cluster for name, cluster in known.items() if cluster is not None}
-        self.written = frozenset(name for name, (_, ty) in tensors.items() if ty.facts.role != "in")
         self.cluster = 1
         self.ring_bytes, self.copied, self.chosen, self.fewest = 0, False, dict[int, int](), MOST_STAGES
         self.barriers: dict[int, int] = {}

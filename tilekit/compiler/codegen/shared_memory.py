@@ -11,7 +11,7 @@ from tilekit.compiler.codegen.diagnose import OverLimit
 from tilekit.compiler.codegen.emit import asm
 from tilekit.compiler.codegen.types import i8, i32, integer
 from tilekit.compiler.codegen.words import braced, elements_of, packed, words_of
-from tilekit.compiler.passes.pipelining import Unfit
+from tilekit.compiler.passes.rings import Unfit
 from tilekit.compiler.target import STATIC_SHARED_BYTES
 from tilekit.dtypes import DType
 

@@ -15,8 +15,8 @@ from tilekit.compiler.frontend.source import KernelSource
 from tilekit.errors import CompileError
 
 __all__ = [
-    "BoundKernel", "arguments_of", "arguments_of_lambdas", "compile_tree", "free_names", "local_names", "stored",
-    "without_type_parameters",
+    "BoundKernel", "arguments_of", "arguments_of_lambdas", "compile_tree", "free_names", "local_names", "resolved",
+    "stored", "without_type_parameters",
 ]  # fmt: skip
 
 
@@ -157,6 +157,15 @@ def local_names(*trees: ast.AST) -> set[str]:
     names = {a.arg for a in nodes if isinstance(a, ast.arg)}
     names |= {f.name for f in nodes if isinstance(f, ast.FunctionDef)}
     return names | stored(nodes)
+
+
+def resolved(bound: BoundKernel, node: ast.expr) -> Any:
+    """What an expression such as `tk.mma` stands for; None if it is nothing that stands outside of the kernel."""
+    if isinstance(node, ast.Name):
+        return bound.outside.get(node.id)
+    if isinstance(node, ast.Attribute):
+        return getattr(resolved(bound, node.value), node.attr, None)
+    return None
 
 
 def stored(nodes: Iterable[ast.AST]) -> set[str]:

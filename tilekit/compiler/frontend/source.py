@@ -129,6 +129,13 @@ class KernelSource:
         at = lineno - self._first
         return self._lines[at] if 0 <= at < len(self._lines) else ""
 
+    def text(self, line: int, column: int, end_line: int, end_column: int) -> str:
+        """What stands from one place to another, on one line; columns count the bytes of UTF-8."""
+        lines = [self._line(number).encode() for number in range(line, end_line + 1)]
+        lines[-1] = lines[-1][:end_column]
+        lines[0] = lines[0][column:]
+        return " ".join(part.decode(errors="ignore").strip() for part in lines)
+
     def _find(self, lineno: int, name: str | None) -> ast.expr | None:
         """The smallest expression on the line that calls `name` or applies it as an operator; else the one that is the name."""
         if name is None:

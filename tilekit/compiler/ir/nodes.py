@@ -9,7 +9,8 @@ builder resolves them, so an alias, a tuple that is taken apart or a helper leav
     each    operands (iterable, *carried); one region, whose parameters are the item and the carried values
     while   operands (*carried); one region, which begins with the condition and leaves by `break` where that does not hold
     stream  operands (*streams, *carried), of `tk.pipelined`; one region, whose parameters are a tile of each stream and the
-            carried values
+            carried values. Behind `passes.rings` it takes the tiles from a ring of stages (`what` is `consume`), or fills one,
+            and has no tiles then (`produce`)
 
 A region ends in one of four ways (`Region.exit`), and says with which values:
 
@@ -55,6 +56,11 @@ class Location:
 
     def __str__(self) -> str:
         return f"{self.source.name}:{self.line}"
+
+    @property
+    def text(self) -> str:
+        """What stands there."""
+        return self.source.text(self.line, self.column, self.end_line, self.end_column)
 
 
 @dataclass(eq=False)
@@ -130,7 +136,8 @@ class Operation:
     Attributes:
         kind: `call`, `method`, `attribute`, `item`, `binary`, `unary`, `compare`; or control flow, see above.
         operands: what it reads, in order. The first of a method, attribute or item is the object.
-        keywords: operands by name; of a stream its options (`stages`, `warp_specialize`).
+        keywords: operands by name; of a stream its options (`stages`, `warp_specialize`), or its `ring`, and whether it has a
+            turn at most (`once`).
         what: the function of a call (`Constant`), the name of a method or attribute, the symbol of an operator.
         results: what it defines.
         pattern: how the results are put together, where that is a tuple, or a tuple in which some parts are constants.
@@ -202,6 +209,14 @@ class Region:
         for operation in self.operations:
             for region in operation.regions if operation.kind == "if" else ():
                 yield from region.jumps()
+
+    def ways_out(self) -> Iterator[Operation]:
+        """The branches in which such a region is."""
+        for operation in self.operations:
+            if operation.kind == "if" and any(True for region in operation.regions for _ in region.jumps()):
+                yield operation
+                for region in operation.regions:
+                    yield from region.ways_out()
 
     def regions(self) -> Iterator[Region]:
         """This region and all inner ones."""

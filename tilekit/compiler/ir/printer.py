@@ -78,12 +78,13 @@ class _Printer:
     def loop(self, operation: Operation) -> str:
         parameters = operation.regions[0].parameters
         count = len(parameters) - len(operation.results)  # of what comes anew in each turn
-        first = {"for": 3, "while": 0}.get(operation.kind, count)
+        first = len(operation.operands) - len(operation.results)
         over, initial = operation.operands[:first], operation.operands[first:]
         options = [f"{name}={self.operand(operand)}" for name, operand in operation.keywords.items()]
-        head = operation.kind
+        head = operation.what if operation.kind == "stream" and operation.what else operation.kind
         if operation.kind != "while":
-            head += f" {', '.join(map(self.name, parameters[:count]))} in ({self.list(over, options)})"
+            items = f"{', '.join(map(self.name, parameters[:count]))} " if count else ""
+            head += f" {items}in ({self.list(over, options)})"
         pairs = zip(parameters[count:], initial, strict=True)
         carried = ", ".join(f"{self.name(value)} = {self.operand(start)}" for value, start in pairs)
         return f"{head} with {carried}:" if carried else f"{head}:"

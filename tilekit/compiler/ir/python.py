@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.frontend.bound import BoundKernel, compile_tree, without_type_parameters
 from tilekit.compiler.frontend.folding import is_constant
 from tilekit.compiler.ir.constants import dtype_constant
@@ -22,7 +23,6 @@ from tilekit.compiler.ir.nodes import (
     Section,
     Undefined,
     Value,
-    definitions,
     values_of,
 )
 from tilekit.compiler.ir.symbols import SYMBOLS
@@ -57,10 +57,11 @@ class _Emitter:
         self.cells: dict[str, Any] = {}
         self.called: dict[str, BoundKernel] = {}
         self.views = _nested_views(kernel)
-        self.definitions = definitions(kernel)
         self.location: Location | None = None
         self.places: dict[int, Location] = {}
         self.lines: list[Location] = []
+        self.turns: dict[Operand, str] = {}
+        self.turn_statements: list[tuple[ast.Tuple, list[ast.stmt]]] = []
 
     def bound_kernel(self) -> BoundKernel:
         old = self.bound.definition
@@ -73,6 +74,8 @@ class _Emitter:
         without_type_parameters(definition)
         ast.copy_location(definition, old)
         self.number(body, Location.of(self.bound.source, old))
+        for lines, statements in self.turn_statements:
+            lines.elts = [ast.copy_location(ast.Constant(statement.lineno), lines) for statement in statements]
         cells = {**self.cells, **{name: called.function for name, called in self.called.items()}}
         function = compile_tree(definition, self.bound.function, self.bound.source, cells)
         return replace(
@@ -136,6 +139,10 @@ class _Emitter:
         if operation.results and operation.results[0] in self.views:
             return []
         expression = self.expression(operation)
+        if operation.kind == "call" and operation.what.value is intrinsics.ring:
+            self.turns[operation.results[0]] = counter = self.fresh("stage")
+            ring = self.target(operation.results[0])
+            return [ast.Assign([ring], expression), ast.Assign([ast.Name(counter, ast.Store())], ast.Constant(0))]
         if operation.pattern is not None:
             return [ast.Assign([self.target(operation.pattern)], expression)]
         if operation.results:
@@ -154,6 +161,8 @@ class _Emitter:
         body = self.region(region, carried, carried) or [ast.Pass()]
         if operation.kind == "while":
             return [*before, ast.While(ast.Constant(True), body, [])]
+        if operation.kind == "stream" and operation.what:
+            return [*before, *self.ring_loop(operation, over, target, body)]
         assert target is not None
         if operation.kind == "for":
             over = [ast.Call(self.reference(Constant(range, "range")), over, [])]
@@ -161,6 +170,49 @@ class _Emitter:
             options = [ast.keyword(name, self.operand(operand)) for name, operand in operation.keywords.items()]
             over = [ast.Call(self.reference(Constant(pipelined, "pipelined")), over, options)]
         return [*before, ast.For(target, over[0], body, [])]
+
+    def ring_loop(
+        self, loop: Operation, streams: Sequence[ast.expr], target: ast.expr | None, body: list[ast.stmt]
+    ) -> list[ast.stmt]:
+        """A loop whose turns fill stages of a ring, or take them and give them back.
+
+        The turns of all loops with a ring are counted together, in a variable: it says which stage comes next.
+        """
+        statements: list[ast.stmt] = []
+
+        def call(function: Callable[..., Any], *arguments: ast.expr) -> ast.Call:
+            return ast.Call(self.reference(Constant(function, f"tilekit__{function.__name__}")), list(arguments), [])
+
+        def variable(name: str, value: ast.expr) -> ast.expr:
+            name = self.fresh(name)
+            statements.append(ast.Assign([ast.Name(name, ast.Store())], value))
+            return ast.Name(name, ast.Load())
+
+        ring, once = self.operand(loop.keywords["ring"]), loop.keywords["once"] == Constant(True)
+        counter = self.turns[loop.keywords["ring"]]
+        turn = ast.Name(counter, ast.Load())
+        rows = [variable("row", stream) for stream in streams]
+        count = variable("steps", call(intrinsics.steps, *rows))
+        index = self.fresh("turn")
+        k: ast.expr = ast.Constant(0) if once else ast.Name(index, ast.Load())
+        further = ast.AugAssign(ast.Name(counter, ast.Store()), ast.Add(), ast.Constant(1))
+        behind: list[ast.stmt] = []
+        if loop.what == "produce":
+            turns: list[ast.stmt] = [ast.Expr(call(intrinsics.put, ring, turn, k, *rows)), *body, further]
+        else:
+            assert target is not None, "it takes tiles"
+            lines = [ast.Tuple([], ast.Load()) for _ in range(3)]
+            inner = any(isinstance(node, (ast.For, ast.While)) for statement in body for node in ast.walk(statement))
+            own = [] if inner else [statement for statement in body if not isinstance(statement, ast.If)]
+            self.turn_statements += [(each, own) for each in lines]
+            take = ast.Assign([target], call(intrinsics.take, ring, turn, lines[0]))
+            turns = [take, *body, ast.Expr(call(intrinsics.give, ring, turn, k, lines[1])), further]
+            behind.append(ast.Expr(call(intrinsics.last, ring, turn, count, lines[2])))
+            self.places |= {id(statement): loop.location for statement in (take, *turns[-2:])}
+        if once:
+            return [*statements, ast.If(count, turns, []), *behind]
+        turns_of = ast.Call(self.reference(Constant(range, "range")), [count], [])
+        return [*statements, ast.For(ast.Name(index, ast.Store()), turns_of, turns, []), *behind]
 
     def moves(self, targets: Sequence[Value], operands: Sequence[Operand]) -> list[ast.stmt]:
         """Assignments at once: each operand is read before any target is written.
@@ -233,20 +285,9 @@ class _Emitter:
                 return self.reference(operand)
             case Group(parts):
                 return ast.Tuple([self.operand(part) for part in parts], ast.Load())
-            case Section(Value() as start, Value() as stop, step) if self.is_next(start, stop):
-                return ast.Slice(self.operand(start), ast.BinOp(self.operand(start), ast.Add(), ast.Constant(1)))
             case Section(start, stop, step):
                 return ast.Slice(*(None if bound == Constant(None) else self.operand(bound) for bound in (start, stop, step)))
         raise AssertionError(f"{self.location}: a variable that has no value is read")
-
-    def is_next(self, first: Value, second: Value) -> bool:
-        """Whether a number is another one plus 1."""
-        definition = self.definitions.get(second)
-        return (
-            definition is not None
-            and (definition.kind, definition.what) == ("binary", "+")
-            and (definition.operands == [first, Constant(1)])
-        )
 
     def reference(self, constant: Constant) -> ast.expr:
         """An object that is no number: through a variable of an enclosing function."""

@@ -1,6 +1,6 @@
 """Lowering of pipeline intrinsics (`tk.pipelined`): producers issue copies into stages, consumers wait and release.
 
-`passes.pipelining` makes them of a loop, see there. Rings are of `nvidia.multibuffer`, and filled by `nvidia.stage_copies`.
+`passes.rings` makes them of a loop, see there. Rings are of `nvidia.multibuffer`, and filled by `nvidia.stage_copies`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tilekit.compiler.codegen.emit import asm, pack, special_register
 from tilekit.compiler.codegen.shared_memory import barrier
 from tilekit.compiler.codegen.types import describe, i32, i64, integer
 from tilekit.compiler.codegen.view_types import TileGridType, TileRowType
+from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP
 from tilekit.compiler.lower.views import all_of_grid, load_of_row, tiles_of_row
 from tilekit.compiler.nvidia.multibuffer import RingType, deals_registers, narrow, plus, the_pipelines, the_ring, wait
@@ -26,8 +27,7 @@ from tilekit.compiler.nvidia.staged import StagedType
 from tilekit.compiler.nvidia.vectors import StagedVectorType
 from tilekit.compiler.nvidia.wgmma import forget
 from tilekit.compiler.nvidia.wgmma_types import OperandType, PendingType
-from tilekit.compiler.passes import intrinsics as steps
-from tilekit.compiler.passes.pipelining import Unfit
+from tilekit.compiler.passes.rings import Unfit
 from tilekit.compiler.target import Target
 from tilekit.lang import pipelines as lang
 
@@ -72,7 +72,7 @@ def _turns(rows: Iterable[types.Type]) -> ir.Type:
     return i64 if any(_row(row).width == i64 for row in rows) else i32
 
 
-@lowers(steps._steps)
+@lowers(intrinsics.steps)
 def count(*rows: types.Type) -> Any:
     if not rows:
         reject("pipelined", "at least one stream of tiles")
@@ -82,14 +82,7 @@ def count(*rows: types.Type) -> Any:
     return turns, lambda builder, *values: _shortest(builder, list(zip(rows, values, strict=True)))
 
 
-@lowers(steps._once)
-def once(row: types.Type, slices: types.Type) -> Any:
-    if len(_row(row).free) != known(slices):
-        raise Unfit("an index of tiles is a slice that is written elsewhere")
-    return types.none, lambda *_: None
-
-
-@lowers(steps._nth)
+@lowers(intrinsics.nth)
 def nth(row: types.Type, k: types.Type) -> Any:
     tile, emit = load_of_row(_row(row))
     return tile, lambda builder, value, at: emit(builder, _as_row(builder, row, value), _tile_index(builder, row, at))
@@ -100,15 +93,17 @@ def _tile_index(builder: ir.IRBuilder, row: types.Type, k: ir.Value) -> ir.Value
     return narrow(builder, k) if _row(row).width == i32 else k if k.type == i64 else builder.zext(k, i64)
 
 
-@lowers(steps._role)
+@lowers(intrinsics.role)
 def role() -> Any:
     first_producer = current().config.num_threads
 
     def emit(builder: ir.IRBuilder) -> ir.Value:
         thread = special_register(builder, "tid.x")
         produces = builder.icmp_unsigned(">=" if the_pipelines().copied else "==", thread, integer(32, first_producer))
-        other = builder.select(produces, integer(32, steps.PRODUCER), integer(32, 2))
-        return builder.select(builder.icmp_unsigned("<", thread, integer(32, first_producer)), integer(32, steps.CONSUMER), other)
+        other = builder.select(produces, integer(32, intrinsics.PRODUCER), integer(32, 2))
+        return builder.select(
+            builder.icmp_unsigned("<", thread, integer(32, first_producer)), integer(32, intrinsics.CONSUMER), other
+        )
 
     return types.int32, emit
 
@@ -118,10 +113,10 @@ def _dealt(target: Target, consumers: int, producers: int, few: int) -> dict[int
     unit = target.register_unit
     began = target.registers // (consumers + producers) // unit * unit
     rest = began * (consumers + producers) - few * producers
-    return {steps.CONSUMER: rest // consumers // unit * unit, steps.PRODUCER: few}
+    return {intrinsics.CONSUMER: rest // consumers // unit * unit, intrinsics.PRODUCER: few}
 
 
-@lowers(steps._registers)
+@lowers(intrinsics.registers)
 def registers(role: types.Type, products: types.Type) -> Any:
     mine, many, warps = known(role), known(products) > _FEW_PRODUCTS, current().config.num_warps
 
@@ -131,13 +126,13 @@ def registers(role: types.Type, products: types.Type) -> Any:
         if warps in _PRODUCER_REGISTERS and deals_registers(state.target) and state.resident == 1:
             few = _PRODUCER_REGISTERS[warps][1 if state.copied else 2 * many]
             count = _dealt(state.target, warps * WARP, state.producers, few)[mine]
-            text = f"setmaxnreg.{'inc' if mine == steps.CONSUMER else 'dec'}.sync.aligned.u32 {count};"
+            text = f"setmaxnreg.{'inc' if mine == intrinsics.CONSUMER else 'dec'}.sync.aligned.u32 {count};"
             asm(builder, text, "~{memory}", _VOID, [], convergent=True)
 
     return types.none, emit
 
 
-@lowers(steps._put)
+@lowers(intrinsics.put)
 def put(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) -> Any:
     ring_type = the_ring(ring)
     for tensor, way in zip((_row(row).grid.tensor for row in rows), ring_type.ways, strict=True):
@@ -159,7 +154,7 @@ def put(ring: types.Type, turn: types.Type, k: types.Type, *rows: types.Type) ->
     return types.none, emit
 
 
-@lowers(steps._end)
+@lowers(intrinsics.end)
 def end() -> Any:
     def emit(builder: ir.IRBuilder) -> None:
         if the_pipelines().copied:  # nobody is gone while copies are on their way
@@ -170,7 +165,7 @@ def end() -> Any:
     return types.none, emit
 
 
-@lowers(steps._take)
+@lowers(intrinsics.take)
 def take(ring: types.Type, turn: types.Type, lines: types.Type) -> Any:
     ring_type = the_ring(ring)
     tiles = [StagedVectorType.of(tile) if tile.is_vector else tile for tile in ring_type.tiles]
@@ -224,7 +219,7 @@ def _products(builder: ir.IRBuilder, left: int) -> None:
     asm(builder, f"wgmma.wait_group.sync.aligned {left};", "~{memory}", _VOID, [], convergent=True)
 
 
-@lowers(steps._operand, deferred=True)
+@lowers(intrinsics.operand, deferred=True)
 def operand(tile: types.Type, renewed: types.Type) -> Any:
     operand_type = OperandType.of(materialized(tile) if isinstance(tile, StagedType) else tile, renewed=bool(known(renewed)))
     # A tile in shared memory is read once if that takes few registers: products need not read it there in each turn.
@@ -234,7 +229,7 @@ def operand(tile: types.Type, renewed: types.Type) -> Any:
     return operand_type, lambda builder, value, _: pack(builder, operand_type.words(builder, tile, value))
 
 
-@lowers(steps._wait_product, deferred=True)
+@lowers(intrinsics.wait_product, deferred=True)
 def wait_product(product: types.Type, *later: types.Type) -> Any:
     left = sum(isinstance(ty, PendingType) for ty in later)
     if isinstance(product, PendingType):
@@ -242,7 +237,7 @@ def wait_product(product: types.Type, *later: types.Type) -> Any:
     return product, lambda builder, value, *_: value
 
 
-@lowers(steps._give)
+@lowers(intrinsics.give)
 def give(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -> Any:
     ring_type = the_ring(ring)
 
@@ -295,7 +290,7 @@ def _left(lines: tuple[int, ...]) -> int:
     return under_way
 
 
-@lowers(steps._last)
+@lowers(intrinsics.last)
 def last(ring: types.Type, turn: types.Type, k: types.Type, lines: types.Type) -> Any:
     ring_type = the_ring(ring)
 

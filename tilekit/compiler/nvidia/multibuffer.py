@@ -26,10 +26,10 @@ from tilekit.compiler.codegen.definition import known, lowers
 from tilekit.compiler.codegen.emit import MAP_NAME, asm, special_register
 from tilekit.compiler.codegen.types import i8, i32, i64, integer
 from tilekit.compiler.codegen.view_types import TileGridType
+from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP
 from tilekit.compiler.nvidia.staged import LEAST_ROWS, StagedType, span_of
-from tilekit.compiler.passes import intrinsics as steps
-from tilekit.compiler.passes.pipelining import Unfit
+from tilekit.compiler.passes.rings import Unfit
 from tilekit.compiler.target import Target
 
 __all__ = [
@@ -223,11 +223,11 @@ def by_panels(tile: StagedType, parts: int) -> bool:
 def the_pipelines() -> Pipelines:
     """What the rings of the kernel share."""
     state = current().pipelines
-    assert state is not None, "passes.pipelining makes rings in kernels that are compiled with them"
+    assert state is not None, "passes.rings makes rings in kernels that are compiled with them"
     return state
 
 
-@lowers(steps._ring)
+@lowers(intrinsics.ring)
 def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: types.Type) -> Any:
     compilation, state = current(), the_pipelines()
     together = known(shared)
@@ -301,7 +301,7 @@ def _dynamic(builder: ir.IRBuilder) -> ir.Value:
 
 def the_ring(ty: types.Type) -> RingType:
     """`ty`, which is a ring's."""
-    assert isinstance(ty, RingType), "passes.pipelining passes rings"
+    assert isinstance(ty, RingType), "passes.rings passes rings"
     return ty
 
 

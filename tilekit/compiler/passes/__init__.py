@@ -1,1 +1,1 @@
-"""Analyses and rewrites of a bound kernel's syntax tree, before numba: pipelining, aliasing, multicast. One file a pass."""
+"""Analyses and rewrites of the kernel IR, before numba: one file a pass. `footprints` and `aliasing` look at the text."""

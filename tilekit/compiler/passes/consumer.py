@@ -1,127 +1,103 @@
-"""The consumer of a software pipeline: the kernel for the warps that calculate, which wait for stages and release them."""
+"""The consumer of rings: the kernel for the warps that calculate, which wait for stages and release them.
+
+Waits by dependence: a product is under way when the next operation begins, and is waited for where its result is read, but not
+those that were asked for after it. First operands that are carried round a loop, or come into it, lie as products take them all
+the time.
+"""
 
 from __future__ import annotations
 
-import ast
-import copy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from tilekit.compiler.frontend import intrinsics
+from tilekit.compiler.ir.nodes import LOOPS, Constant, Location, Operand, Operation, Region, Value, values_of
+from tilekit.compiler.passes.factors import is_product
 
-from tilekit.compiler.frontend.bound import BoundKernel, stored
-from tilekit.compiler.passes.intrinsics import assignment, call_of, name_of
-from tilekit.compiler.passes.producer import reads, resolved
-from tilekit.lang.matmul import mma
-
-if TYPE_CHECKING:
-    from tilekit.compiler.passes.pipelining import Pipeline
-
-__all__ = ["ConsumerLoops", "products_of"]
+__all__ = ["consume", "products_of"]
 
 
-def products_of(bound: BoundKernel, loop: ast.For) -> int:
-    """How many products the statements of a turn ask for, without those of loops and helpers in it."""
-    nodes = [n for s in loop.body if not isinstance(s, (ast.For, ast.While)) for n in ast.walk(s)]
-    return sum(isinstance(n, ast.Call) and resolved(bound, n.func) is mma for n in nodes)
+def products_of(loop: Operation) -> int:
+    """How many products a turn asks for, without those of loops in it."""
+    return sum(map(_products, loop.regions))
 
 
-@dataclass(frozen=True)
-class _Product:
-    """A statement `target = tk.mma(...)`."""
-
-    target: str
-    call: ast.Call
-
-    @property
-    def first(self) -> str | None:
-        """The variable that is its first operand, if it is one."""
-        operand = self.call.args[0] if self.call.args else None
-        return operand.id if isinstance(operand, ast.Name) else None
-
-    def only_adds_to(self, name: str) -> bool:
-        """Whether it needs a variable as its accumulator alone."""
-        *operands, acc = [*self.call.args, *(k.value for k in self.call.keywords)][:3]
-        used = [n.id for operand in operands for n in ast.walk(operand) if isinstance(n, ast.Name)]
-        return isinstance(acc, ast.Name) and acc.id == name and name not in used
+def _products(region: Region) -> int:
+    inner = (each for operation in region.operations if operation.kind not in LOOPS for each in operation.regions)
+    return sum(map(is_product, region.operations)) + sum(map(_products, inner))
 
 
-_BRANCHES = (ast.IfExp, ast.BoolOp)  # expressions of which a part may not be computed
+def consume(kernel: Region) -> None:
+    """Let loops over streams take their tiles from rings."""
+    for region in list(kernel.regions()):
+        for loop in [operation for operation in region.operations if operation.kind == "stream"]:
+            _prepare_operands(loop, region)
+            _wait_for_products(loop.regions[0])
 
 
-class ConsumerLoops(ast.NodeTransformer):
-    """Makes pipelines loops of consumers, which wait for stages of a ring and release them."""
+def _prepare_operands(loop: Operation, region: Region) -> None:
+    """First operands of products that are not computed in the turn are converted before the loop, or where a turn ends."""
+    (body,) = loop.regions
+    made = {value for operation in body.walk() for value in operation.results}
+    tiles = set(body.parameters[: len(body.parameters) - len(loop.results)])
+    firsts = [operation.operands[0] for operation in body.operations if is_product(operation)]
+    for first in sorted({one for one in firsts if isinstance(one, Value)} - made - tiles, key=lambda value: value.name):
+        if first in body.parameters:
+            at = loop.carried.index(first)
+            begins = len(loop.operands) - len(loop.results) + at
+            where = region.operations.index(loop)
+            loop.operands[begins] = _prepared(region, where, loop.operands[begins], loop.location, renewed=True)
+            body.operands[at] = _prepared(body, len(body.operations), body.operands[at], loop.location, renewed=True)
+        else:
+            at = region.operations.index(loop)
+            prepared = _prepared(region, at, first, loop.location, renewed=False)
+            rest = Region([], region.operations[at + 1 :], region.exit, region.operands)
+            rest.replace({first: prepared})
+            region.operands = rest.operands
 
-    def __init__(self, bound: BoundKernel, loops: list[Pipeline]) -> None:
-        self.bound, self.loops = bound, {id(loop.node): loop for loop in loops}
 
-    def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        rewritten: list[ast.stmt] = []
-        for statement in statements:
-            result = self.visit(statement)
-            rewritten.extend(result if isinstance(result, list) else [result])
-        return rewritten
+def _prepared(region: Region, at: int, tile: Operand, location: Location, *, renewed: bool) -> Operand:
+    """A tile as products take it: what makes it so is inserted into the region."""
+    if not isinstance(tile, Value):
+        return tile
+    result = Value(tile.name, tile.type)
+    call = Constant(intrinsics.operand, "tilekit__operand")
+    region.operations.insert(at, Operation("call", [tile, Constant(renewed)], location, call, results=[result]))
+    return result
 
-    def visit_For(self, node: ast.For) -> Any:
-        loop = self.loops.get(id(node))
-        if loop is None:
-            return self.generic_visit(node)
-        # Products are under way when the next statement begins. If one is asked for in each turn, those of the turn before are
-        # done as soon as all but the last are.
-        products = [product for product in map(self._product, node.body) if product is not None]
-        # Those of the operands that are carried round the loop, or come into it, lie as products take them all the time.
-        carried = {p.first for p in products if p.first and self._is_carried(p.first, node)}
-        renewed = stored(n for s in node.body for n in ast.walk(s))
-        ready = {
-            name: call_of("tilekit__operand", [name_of(name), ast.Constant(name in renewed)], node) for name in sorted(carried)
-        }
-        body: list[ast.stmt] = []
-        for statement in self._waiting(node.body):
-            mine = stored(ast.walk(statement)) & carried
-            body += [statement, *(assignment(name, copy.deepcopy(ready[name]), statement) for name in sorted(mine))]
-        before = [assignment(name, value, node) for name, value in ready.items()]
-        inner = any(isinstance(n, (ast.For, ast.While)) for s in node.body for n in ast.walk(s))
-        simple = () if inner else (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr)
-        once = [isinstance(s, simple) and not any(isinstance(n, _BRANCHES) for n in ast.walk(s)) for s in node.body]
-        others = {s.lineno for s, each_turn in zip(node.body, once, strict=True) if not each_turn}
-        lines = [s.lineno for s in node.body if s.lineno not in others]
-        return [*before, *loop.consumer_loop(self.block(body), lines)]
 
-    @staticmethod
-    def _is_carried(name: str, loop: ast.For) -> bool:
-        """Whether a variable is loop-carried: it has its value from before a turn, when it is first used in it."""
-        if name in stored(ast.walk(loop.target)):
-            return False
-        for statement in loop.body:
-            if name in reads(statement):
-                return True
-            if name in stored(ast.walk(statement)):
-                return False
+def _wait_for_products(body: Region) -> None:
+    """Wait for products of a turn whose results are read when others have been asked for."""
+    for product in [operation for operation in body.operations if is_product(operation)]:
+        (result,) = product.results
+        behind = body.operations[body.operations.index(product) + 1 :]
+        needed = next((at for at, operation in enumerate(behind) if result in _read(operation)), len(behind))
+        later = [operation.results[0] for operation in behind[:needed] if is_product(operation)]
+        reader = behind[needed] if needed < len(behind) else None
+        if reader is None and not any(result in values_of(operand) for operand in body.operands):
+            continue
+        if not later or (reader is not None and _only_adds_to(reader, result)):
+            continue
+        waited = Value(result.name, result.type)
+        call = Constant(intrinsics.wait_product, "tilekit__wait_product")
+        location = product.location if reader is None else reader.location
+        wait = Operation("call", [result, *later], location, call, results=[waited])
+        rest = Region([], behind[needed:], body.exit, body.operands)
+        rest.replace({result: waited})
+        body.operands = rest.operands
+        body.operations[len(body.operations) - len(rest.operations) :] = [wait, *rest.operations]
+
+
+def _only_adds_to(operation: Operation, sum_: Value) -> bool:
+    """Whether it is a product that needs a value as what it begins with alone."""
+    if not is_product(operation):
         return False
+    *operands, begins = [*operation.operands, *operation.keywords.values()][:3]
+    return begins is sum_ and not any(sum_ in values_of(operand) for operand in operands)
 
-    def _waiting(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        """Statements of one turn, in which a product that is needed is waited for, and not those that were asked for after it."""
-        products = [self._product(statement) for statement in statements]
-        waits: dict[int, list[ast.stmt]] = {}
-        for first, product in enumerate(products):
-            if product is None:
-                continue
-            for needed in range(first + 1, len(statements)):
-                if product.target in reads(statements[needed]):
-                    later = [p.target for p in products[first + 1 : needed] if p is not None]
-                    other = products[needed]
-                    if later and not (other is not None and other.only_adds_to(product.target)):
-                        arguments = [name_of(name) for name in (product.target, *later)]
-                        at = statements[needed]
-                        waits.setdefault(needed, []).append(
-                            assignment(product.target, call_of("tilekit__wait_product", arguments, at), at)
-                        )
-                    break
-                if product.target in stored(ast.walk(statements[needed])):
-                    break
-        return [each for index, statement in enumerate(statements) for each in (*waits.get(index, ()), statement)]
 
-    def _product(self, statement: ast.stmt) -> _Product | None:
-        """`x = tk.mma(...)`, if that is what a statement is."""
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call) if resolved(self.bound, call.func) is mma:
-                return _Product(name, call)
-        return None
+def _read(operation: Operation) -> set[Value]:
+    """What an operation reads, and its regions."""
+    read = set(operation.reads())
+    for region in operation.regions:
+        for inner in region.regions():
+            read.update(value for operand in inner.operands for value in values_of(operand))
+            read.update(value for each in inner.operations for value in each.reads())
+    return read

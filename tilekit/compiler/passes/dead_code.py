@@ -6,32 +6,32 @@ whether they end is not known.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tilekit.compiler.ir.effects import READS, effects
 from tilekit.compiler.ir.nodes import LOOPS, Operand, Operation, Region, Value, values_of
 
-__all__ = ["eliminate_dead_code"]
+__all__ = ["Liveness", "eliminate_dead_code"]
 
 
 def eliminate_dead_code(kernel: Region) -> None:
     """Take out of a kernel what has no part in what it does."""
-    live = _Liveness(kernel)
-    for region in kernel.regions():
-        region.operations = [operation for operation in region.operations if operation in live.operations]
-    for operation in kernel.walk():
-        if operation.kind in LOOPS:
-            _narrow_loop(operation, live.values)
-        elif operation.kind == "if":
-            _narrow_branch(operation, live.values)
+    Liveness(kernel, _does_something).narrow(kernel)
 
 
-class _Liveness:
-    """What has a part in what a kernel does: its effects, and where it goes on.
+def _does_something(operation: Operation) -> bool:
+    leaves = any(region.exit != "yield" for region in operation.regions)
+    return leaves or operation.kind in ("while", "each") or not (operation.regions or effects(operation) <= {READS})
+
+
+class Liveness:
+    """What has a part in what is wanted of a kernel.
 
     Attributes:
         operations, values: these.
     """
 
-    def __init__(self, kernel: Region) -> None:
+    def __init__(self, kernel: Region, wanted: Callable[[Operation], bool]) -> None:
         self.operations: set[Operation] = set()
         self.values: set[Value] = set()
         self._owner: dict[Operation, Operation | None] = {}
@@ -40,11 +40,20 @@ class _Liveness:
         self._index(kernel, None)
         self._waiting: list[Value] = []
         for operation in list(self._owner):
-            leaves = any(region.exit != "yield" for region in operation.regions)
-            if leaves or operation.kind in ("while", "each") or not (operation.regions or effects(operation) <= {READS}):
+            if wanted(operation):
                 self._keep(operation)
         while self._waiting:
             self._trace(self._waiting.pop())
+
+    def narrow(self, kernel: Region) -> None:
+        """Take the rest out of the kernel."""
+        for region in kernel.regions():
+            region.operations = [operation for operation in region.operations if operation in self.operations]
+        for operation in kernel.walk():
+            if operation.kind in LOOPS:
+                _narrow_loop(operation, self.values)
+            elif operation.kind == "if":
+                _narrow_branch(operation, self.values)
 
     def _index(self, region: Region, owner: Operation | None) -> None:
         for operation in region.operations:
@@ -64,6 +73,8 @@ class _Liveness:
             over = len(operation.operands) - (len(operation.results) if operation.kind in LOOPS else 0)
             for operand in (*operation.operands[:over], *operation.keywords.values()):
                 self._read(operand)
+            for branch in operation.regions[0].ways_out() if operation.kind in LOOPS else ():
+                self._keep(branch)
             operation = self._owner[operation]
 
     def _read(self, operand: Operand) -> None:

@@ -10,7 +10,7 @@ from tilekit.compiler.ir.nodes import Constant, Operation, Region, Value, values
 from tilekit.compiler.ir.types import TensorType, TileType
 from tilekit.lang import matmul, memory, shape
 
-__all__ = ["Factors", "is_copied", "is_product"]
+__all__ = ["Factors", "is_copied", "is_product", "is_view"]
 
 _VIEW_METHODS, _VIEWS = ("permute", "reshape", "transpose"), (shape.permute, shape.reshape, shape.transpose)
 _LARGE = 64 * 64  # elements of a result: of fewer, the warps that load ahead would be more than those that multiply
@@ -52,9 +52,14 @@ class Factors:
             result = reader.results[0].type
             large = isinstance(result, TileType) and math.prod(result.shape) >= _LARGE
             return large and _by_tensor_cores(reader, tile) and all(tile is not operand for operand in reader.operands[2:])
-        views = reader.kind == "method" and reader.what in _VIEW_METHODS
-        views |= reader.kind == "call" and reader.what.value in _VIEWS
-        return views and self.is_one(reader.results[0])
+        return is_view(reader) and self.is_one(reader.results[0])
+
+
+def is_view(operation: Operation) -> bool:
+    """Whether it is a tile in another shape, or with its dimensions in another order: in shared memory it stays where it is."""
+    if operation.kind == "method":
+        return operation.what in _VIEW_METHODS
+    return operation.kind == "call" and operation.what.value in _VIEWS
 
 
 def is_product(operation: Operation) -> bool:

@@ -15,9 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tilekit.compiler.frontend.bound import BoundKernel, arguments_of
+from tilekit.compiler.frontend.bound import BoundKernel, arguments_of, resolved
 from tilekit.compiler.frontend.folding import BINARY, MISSING, value_of
-from tilekit.compiler.passes.producer import resolved
 from tilekit.lang import calculation, memory
 from tilekit.lang.pipelines import pipelined
 

@@ -3,141 +3,109 @@
 The blocks of a cluster visit neighbouring tiles of a mapped partition. A stream of tiles is the same for all of them if nothing
 that it is made of differs between them: not the block's number, nor the tile's index along a dimension in which the cluster has
 several tiles. And all must go the same ways, as often: nothing that differs may decide about a loop over streams, or how long
-they are. What is not seen to be alike counts as different.
+they are; and none may be gone (`return`). What is not seen to be alike counts as different.
 """
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
-from tilekit.compiler.frontend.bound import stored
+from tilekit.compiler.ir.nodes import LOOPS, Group, Operand, Operation, Region, Section, Value, values_of
+from tilekit.compiler.ir.types import TensorType
 from tilekit.lang import memory
 
 __all__ = ["alike"]
 
 
-def alike(
-    tree: ast.FunctionDef,
-    loops: Sequence[tuple[ast.For, Sequence[ast.expr]]],
-    clusters: Mapping[str, tuple[int, ...]],
-    resolve: Callable[[ast.expr], Any],
-) -> list[list[bool]]:
+def alike(kernel: Region, loops: list[Operation], defined: Mapping[Value, Operation]) -> dict[Operation, list[bool]]:
     """For each stream of each loop, whether it is uniform: alike in all blocks of a cluster, so that it may be multicast.
 
     Args:
-        tree: of the kernel.
-        loops: over `tk.pipelined`, and their streams.
-        clusters: the clusters of mapped partitions, by the names of the parameters.
-        resolve: tells what an expression stands for outside of the kernel.
+        kernel: the kernel.
+        loops: its loops over streams.
+        defined: what makes its values.
     """
-    differing = _Differing(tree, clusters, resolve)
-    around = [node for node, loop in _around(tree, [node for node, _ in loops])]
-    if len(clusters) != 1 or any(differing.decides(node) for node in around) or differing.returns:
-        return [[False] * len(streams) for _, streams in loops]
-    if any(differing.differs(bound) for _, streams in loops for stream in streams for bound in _bounds(stream)):
-        return [[False] * len(streams) for _, streams in loops]
-    return [[not differing.differs(stream) for stream in streams] for _, streams in loops]
+    streams = {loop: loop.operands[: len(loop.operands) - len(loop.results)] for loop in loops}
+    tensors = [value for value in kernel.parameters if isinstance(value.type, TensorType)]
+    clusters = {value: value.type.facts.cluster for value in tensors if value.type.facts.cluster}  # type: ignore[union-attr]
+    differing = _Differing(kernel, clusters, defined)
+    rows = [defined[row] for operands in streams.values() for row in operands if isinstance(row, Value) and row in defined]
+    together = len(clusters) == 1 and not any(region.exit == "return" for region in kernel.regions() if region is not kernel)
+    together = together and not any(map(differing.decides, _around(kernel, loops)))
+    if not together or any(differing.of(bound) for row in rows for bound in _bounds(row)):
+        return {loop: [False] * len(operands) for loop, operands in streams.items()}
+    return {loop: [not differing.of(row) for row in operands] for loop, operands in streams.items()}
 
 
 class _Differing:
-    """Uniformity: the variables whose values may differ between the blocks of a cluster."""
+    """Uniformity: the values that may differ between the blocks of a cluster.
 
-    def __init__(
-        self, tree: ast.FunctionDef, clusters: Mapping[str, tuple[int, ...]], resolve: Callable[[ast.expr], Any]
-    ) -> None:
-        self.resolve, self.clusters = resolve, clusters
-        self.tiles: dict[str, tuple[int, ...]] = {}
-        for node in ast.walk(tree):
-            cluster = self._visited(node.iter) if isinstance(node, ast.For) else None
-            if cluster is not None and isinstance(node, ast.For) and isinstance(node.target, ast.Name):
-                self.tiles[node.target.id] = cluster
-        targets = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-        for name in [name for name in self.tiles if targets.count(name) > 1]:
-            del self.tiles[name]  # it may be another tile
-        self.returns = any(isinstance(node, (ast.Return, ast.Break, ast.Continue)) for node in ast.walk(tree))
-        self.names = {name for name in targets if targets.count(name) > 1 and self._is_target(tree, name)}
+    Attributes:
+        values: these.
+        visits: the loops over the tiles of the partition that has clusters, of which all blocks visit equally many.
+    """
+
+    def __init__(self, kernel: Region, clusters: Mapping[Value, tuple[int, ...]], defined: Mapping[Value, Operation]) -> None:
+        self.values: set[Value] = set()
+        self.visits: set[Operation] = set()
+        self._tiles: dict[Value, tuple[int, ...]] = {}
+        for loop in [operation for operation in kernel.walk() if operation.kind == "each"]:
+            over = defined.get(loop.operands[0]) if isinstance(loop.operands[0], Value) else None
+            if over is not None and (over.kind, over.what) == ("method", "tiles") and over.operands[0] in clusters:
+                self.visits.add(loop)
+                self._tiles[loop.regions[0].parameters[0]] = clusters[over.operands[0]]  # type: ignore[index]
         before = -1
-        while before < len(self.names):
-            before = len(self.names)
-            self._look(tree.body, decided=False)
+        while before < len(self.values):
+            before = len(self.values)
+            for operation in kernel.walk():
+                self.values.update(self._made(operation))
 
-    def _visited(self, node: ast.expr) -> tuple[int, ...] | None:
-        """The cluster of `y.tiles(...)`, of a mapped partition."""
-        match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="tiles"), args=args):
-                if name in self.clusters and all(isinstance(a, ast.Name) for a in args):
-                    return self.clusters[name]
-        return None
+    def of(self, operand: Operand) -> bool:
+        """Whether what an operand is differs."""
+        return any(value in self.values or value in self._tiles for value in values_of(operand))
 
-    def _look(self, statements: Sequence[ast.stmt], decided: bool) -> None:
-        """Note what is assigned; `decided` if whether these are reached differs."""
-        for node in statements:
-            match node:
-                case ast.If(test=test, body=body, orelse=other) | ast.While(test=test, body=body, orelse=other):
-                    inner = decided or self.differs(test)
-                    self._look(body, inner)
-                    self._look(other, inner)
-                case ast.For(target=target, body=body, orelse=other):
-                    inner = decided or self.decides(node)
-                    if inner:
-                        self.names |= stored(ast.walk(target))
-                    self._look(body, inner)
-                    self._look(other, inner)
-                case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Attribute(value=ast.Name(id=name), attr="index")) if (
-                    name in self.tiles and len(parts) == len(self.tiles[name])
-                ):
-                    for part, count in zip(parts, self.tiles[name], strict=True):
-                        if count > 1 or decided:
-                            self.names |= stored(ast.walk(part))
-                case _:
-                    if decided or self.differs(node):
-                        self.names |= stored(ast.walk(node))
+    def decides(self, operation: Operation) -> bool:
+        """Whether what stands in a branch or loop may run in one block and not in another, or more often."""
+        if operation.kind not in LOOPS:
+            return self.of(operation.operands[0])
+        over = operation.operands[: len(operation.operands) - len(operation.results)]
+        differs = operation not in self.visits if operation.kind == "each" else any(map(self.of, over))
+        return differs or any(map(self.decides, operation.regions[0].ways_out()))
 
-    def _is_target(self, tree: ast.AST, name: str) -> bool:
-        """Whether a variable is a tile of a mapped partition, at times."""
-        loops = [node for node in ast.walk(tree) if isinstance(node, ast.For) and self._is_tiles(node.iter)]
-        return any(name in stored(ast.walk(node.target)) for node in loops)
-
-    @staticmethod
-    def _is_tiles(node: ast.expr) -> bool:
-        """Whether a loop goes over what `y.tiles(...)` gives."""
-        return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "tiles"
-
-    def decides(self, node: ast.stmt) -> bool:
-        """Whether the body of a statement may run in one block and not in another, or more often."""
-        match node:
-            case ast.If(test=test) | ast.While(test=test):
-                return self.differs(test)
-            case ast.For(iter=over):
-                # All blocks of a cluster visit equally many tiles of the partition that has clusters.
-                return self._visited(over) is None and (self._is_tiles(over) or self.differs(over))
-        return False
-
-    def differs(self, node: ast.AST) -> bool:
-        """Whether the value of an expression may differ."""
-        match node:
-            case ast.Name(id=name):
-                return name in self.names or name in self.tiles
-            case ast.Call(func=function) if self.resolve(function) is memory.bid:
-                return True
-            case ast.Subscript(value=ast.Attribute(value=ast.Name(id=name), attr="index"), slice=ast.Constant(value=int(at))):
-                if name in self.tiles and 0 <= at < len(self.tiles[name]):
-                    return self.tiles[name][at] > 1
-        return any(self.differs(child) for child in ast.iter_child_nodes(node))
+    def _made(self, operation: Operation) -> list[Value]:
+        """Of what an operation defines, what differs; of a loop, of what it carries, too."""
+        if operation.kind == "attribute" and operation.what == "index" and operation.operands[0] in self._tiles:
+            cluster = self._tiles[operation.operands[0]]  # type: ignore[index]
+            if len(operation.results) == len(cluster):
+                return [value for value, blocks in zip(operation.results, cluster, strict=True) if blocks > 1]
+        if not operation.regions:
+            own = operation.kind == "call" and operation.what.value is memory.bid
+            differs = own or any(map(self.of, (*operation.operands, *operation.keywords.values())))
+            return operation.results if differs else []
+        if self.decides(operation):
+            return [*operation.results, *(value for region in operation.regions for value in region.parameters)]
+        ways = list(operation.ends()) if operation.kind in LOOPS else [r for r in operation.regions if r.exit == "yield"]
+        columns: list[Sequence[Operand]] = [region.operands for region in ways]
+        if operation.kind in LOOPS:
+            columns += [operation.initial, operation.carried]
+        differing = [at for at, _ in enumerate(operation.results) if any(self.of(column[at]) for column in columns)]
+        carried = operation.carried if operation.kind in LOOPS else operation.results
+        return [value for at in differing for value in (operation.results[at], carried[at])]
 
 
-def _around(tree: ast.AST, loops: Sequence[ast.For]) -> Iterator[tuple[ast.stmt, ast.For]]:
-    """The statements that a loop stands in."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.If, ast.For, ast.While)):
-            within = {id(inner) for inner in ast.walk(node)} - {id(node)}
-            yield from ((node, loop) for loop in loops if id(loop) in within)
+def _around(region: Region, loops: list[Operation]) -> Iterator[Operation]:
+    """The branches and loops that a loop stands in."""
+    for operation in region.operations:
+        inside = any(inner in loops for each in operation.regions for inner in each.walk())
+        if inside:
+            yield operation
+            for each in operation.regions:
+                yield from _around(each, loops)
 
 
-def _bounds(stream: ast.expr) -> Iterator[ast.AST]:
+def _bounds(row: Operation) -> Iterator[Operand]:
     """What decides how many tiles a stream has."""
-    for node in ast.walk(stream):
-        if isinstance(node, ast.Slice):
-            yield from (bound for bound in (node.lower, node.upper) if bound is not None)
+    index = row.operands[1] if row.kind == "item" else Group(())
+    for part in index.parts if isinstance(index, Group) else (index,):
+        if isinstance(part, Section):
+            yield from (part.start, part.stop)

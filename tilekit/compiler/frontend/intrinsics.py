@@ -1,0 +1,64 @@
+"""Pipeline intrinsics: acquire and fill a stage, wait for it, release it. Users do not write them.
+
+The functions do nothing in Python; `lower.pipelines` and `nvidia.multibuffer` lower them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "CONSUMER", "PRODUCER", "end", "give", "last", "nth", "operand", "put", "registers", "ring", "role", "steps", "take",
+    "wait_product",
+]  # fmt: skip
+
+CONSUMER, PRODUCER = 0, 1
+
+
+def steps(*rows: Any) -> Any:
+    """The number of turns."""
+
+
+def nth(row: Any, k: Any) -> Any:
+    """Load the tile of a turn."""
+
+
+def ring(number: Any, stages: Any, shared: Any, *grids: Any) -> Any:
+    """A ring: stages for tiles of such grids; those whose bits of `shared` are set come to all blocks of a cluster."""
+
+
+def role() -> Any:
+    """Warp specialisation, what a thread does: CONSUMER, PRODUCER, or nothing."""
+
+
+def registers(role: Any, products: Any) -> Any:
+    """Reallocate registers (setmaxnreg): a thread needs as many as its role does; a turn of some loop has so many `products`."""
+
+
+def put(ring: Any, turn: Any, k: Any, *rows: Any) -> Any:
+    """Issue copies of the tiles of turn `k` of a loop, as soon as a stage is empty; `turn` counts those of all loops."""
+
+
+def take(ring: Any, turn: Any, lines: Any) -> Any:
+    """Wait until the stage of a turn is full. The statements on the given lines run once in it."""
+
+
+def operand(tile: Any, renewed: Any) -> Any:
+    """A tile as products take it, so that it need not be converted in each turn; `renewed` if the loop computes it anew."""
+
+
+def wait_product(product: Any, *later: Any) -> Any:
+    """Wait for a product (wgmma.wait_group), and not for those that were asked for later."""
+
+
+def give(ring: Any, turn: Any, k: Any, lines: Any) -> Any:
+    """Release a turn's stage; or, if a product that reads them may stay under way in the next turn, with those of the turn
+    before. `k` is 0 if there is no next one. The statements on the given lines run once in each turn."""
+
+
+def end() -> Any:
+    """All is done. A block of a cluster waits for the others, which may still tell it something."""
+
+
+def last(ring: Any, turn: Any, k: Any, lines: Any) -> Any:
+    """The loop is over, which had `k` turns; `turn` is the next."""

@@ -1,0 +1,268 @@
+"""Rings of stages, and warp specialisation: the last pass over kernels with loops over streams.
+
+Where tiles can be brought ahead, by the tensor memory accelerator or by copies, a ring of stages in shared memory stands between
+these and a loop, and the kernel becomes two: that of the threads that load (`passes.producer`), which is the kernel without all
+that does not decide which tiles come, and that of those that calculate (`passes.consumer`), which take the tiles and give the
+stages back. Loops over the same tiles, none of which stands in another, share a ring: a prologue, a loop, an epilogue.
+
+    ring = ring(0, stages, shared, x.tiles(...), ...)                  in all threads
+    role = role()
+    if role == CONSUMER:
+        consume t, ... in (rows)                                       takes a stage in each turn, and gives it back
+    else:
+        if role == PRODUCER:
+            produce in (rows)                                          fills a stage in each turn
+    end()
+
+A loop that has one turn at most is a branch there: nothing is carried round, for which a thread would need registers.
+
+Legal where nothing leaves such a loop early, the streams are tiles of parameters, and no tile is used behind its loop or in a
+later turn, when the stage has been given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tilekit.compiler.frontend import intrinsics
+from tilekit.compiler.ir.affine import Affine, affine
+from tilekit.compiler.ir.nodes import (
+    LOOPS,
+    Constant,
+    Group,
+    Location,
+    Operand,
+    Operation,
+    Region,
+    Section,
+    Value,
+    copied,
+    definitions,
+    values_of,
+)
+from tilekit.compiler.ir.types import ObjectType, ScalarType
+from tilekit.compiler.passes.consumer import consume, products_of
+from tilekit.compiler.passes.factors import is_view
+from tilekit.compiler.passes.multicast import alike
+from tilekit.compiler.passes.producer import Unfit, produce
+
+__all__ = ["Unfit", "make_rings"]
+
+Definitions = Mapping[Value, Operation]
+
+
+def make_rings(kernel: Region) -> int:
+    """Let a kernel's loops over streams have rings; how many there are.
+
+    Raises:
+        Unfit: it cannot have them. The kernel is as it was then.
+    """
+    loops = [operation for operation in kernel.walk() if operation.kind == "stream"]
+    if not loops:
+        return 0
+    defined = definitions(kernel)
+    for loop in loops:
+        _check(loop)
+    rings = _rings(loops, _Known(frozenset(kernel.parameters), defined))
+    shared = alike(kernel, loops, defined)
+    made = [Value(f"ring{number}", ObjectType(intrinsics.ring)) for number, _ in enumerate(rings)]
+    of = {loop: made[number] for number, (_, users) in enumerate(rings) for loop in users}
+    bodies = [Region([], copied(kernel.operations, {}), "yield") for _ in range(2)]
+    for body, what in zip(bodies, ("consume", "produce"), strict=True):
+        copies = [operation for operation in body.walk() if operation.kind == "stream"]
+        for loop, copy in zip(loops, copies, strict=True):
+            copy.what, copy.keywords = what, {"ring": of[loop], "once": Constant(_has_one_turn(loop, defined))}
+    consumer, producer = bodies
+    produce(producer)
+    consume(consumer)
+    # Those of which nobody said how many stages they have come last, and share what the others leave.
+    operations: list[Operation] = []
+    for number, (key, users) in sorted(enumerate(rings), key=lambda ring: ring[1][0][0] is None):
+        operations += _ring(number, key, users[0], shared[users[0]], made[number])
+    most = max(map(products_of, loops))
+    kernel.operations = [*operations, *_roles(consumer, producer, most, kernel.operations[0].location)]
+    kernel.exit, kernel.operands = "return", []
+    return len(rings)
+
+
+# ------------------------------------------------------------------------------------------------------------------- legality
+
+
+def _check(loop: Operation) -> None:
+    """Refuse a loop that cannot take its tiles from a ring."""
+    (body,) = loop.regions
+    if loop.keywords.get("warp_specialize") == Constant(False):
+        raise Unfit("warp_specialize=False")
+    if any(region.exit != "yield" for region in body.regions()):
+        raise Unfit("the loop has a break, continue, return or else")
+    tiles = set(body.parameters[: len(body.parameters) - len(loop.results)])
+    before = -1
+    while before < len(tiles):
+        before = len(tiles)
+        for operation in body.walk():
+            _follow(operation, tiles)
+    for value, operand in zip(loop.carried, body.operands, strict=True):
+        if any(part in tiles for part in values_of(operand)):
+            later = any(value in operation.reads() for operation in body.walk())
+            when = "may be used in a later turn" if later else "is used behind the loop"
+            raise Unfit(f"{value.name}, a tile of the pipeline, {when}")
+
+
+def _follow(operation: Operation, tiles: set[Value]) -> None:
+    """Add what else an operation calls tiles that nobody has loaded into registers yet."""
+    if is_view(operation) or operation.kind == "item":
+        tiles.update(operation.results if operation.operands[0] in tiles else ())
+    ways = list(operation.ends()) if operation.kind in LOOPS else operation.regions
+    for at, result in enumerate(operation.results if operation.regions else ()):
+        handed = [region.operands[at] for region in ways if region.exit != "return" and at < len(region.operands)]
+        handed += operation.initial[at : at + 1] if operation.kind in LOOPS else []
+        if any(operand in tiles for operand in handed):
+            tiles.update([result] if operation.kind == "if" else [result, operation.carried[at]])
+
+
+# ---------------------------------------------------------------------------------------------------------------------- rings
+
+Key = tuple[Any, ...]
+"""How many stages the user wants, None for as many as fit; and the tiles of each stream: of what, by which method, with which
+operands. A view is of a parameter, or of a view."""
+
+
+class _Known(NamedTuple):
+    """What is known of values.
+
+    Attributes:
+        parameters: of the kernel.
+        defined: what makes the others.
+    """
+
+    parameters: frozenset[Value]
+    defined: Mapping[Value, Operation]
+
+    def made(self, operand: Operand) -> Operation | None:
+        return self.defined.get(operand) if isinstance(operand, Value) else None
+
+
+def _rings(loops: list[Operation], known: _Known) -> list[tuple[Key, list[Operation]]]:
+    """The rings that there are, and the loops that use them: the one over the same tiles, if they do not stand in each other."""
+    rings: list[tuple[Key, list[Operation]]] = []
+    for loop in loops:
+        stages = loop.keywords.get("stages", Constant(None))
+        assert isinstance(stages, Constant), "`check_call` has seen to that"
+        key = (stages.value, *(_grid(operand, known) for operand in _streams(loop)))
+        users = next((u for other, u in rings if other == key and not any(_stands_in(loop, one) for one in u)), None)
+        if users is None:
+            rings.append((key, users := []))
+        users.append(loop)
+    return rings
+
+
+def _stands_in(loop: Operation, other: Operation) -> bool:
+    """Whether one of them stands in the other: which of two comes first is known."""
+    return any(operation is loop for region in other.regions for operation in region.walk())
+
+
+def _streams(loop: Operation) -> list[Operand]:
+    return loop.operands[: len(loop.operands) - len(loop.results)]
+
+
+def _grid(stream: Operand, known: _Known) -> Key:
+    """The tiles that a stream is some of; of a slice to the end, those of the whole tensor."""
+    made = known.made(stream)
+    if made is not None and made.kind == "item":
+        made = known.made(made.operands[0])
+    if made is None or made.kind != "method":
+        raise Unfit("a stream is no tiles of a parameter of the kernel")
+    return _view(made, known)
+
+
+def _view(made: Operation, known: _Known) -> Key:
+    """A view of a parameter, all of which is known where the kernel begins."""
+    tensor, *operands = made.operands
+    while (view := known.made(tensor)) is not None and _is_rest(view):
+        tensor = view.operands[0]
+    whole: Value | Key
+    if view is not None and view.kind == "method":
+        whole = _view(view, known)
+    elif isinstance(tensor, Value) and tensor in known.parameters:
+        whole = tensor
+    else:
+        raise Unfit(f"{made.location.text} is no tiles of a parameter of the kernel")
+    values = (value for operand in (*operands, *made.keywords.values()) for value in values_of(operand))
+    if not all(value in known.parameters for value in values):
+        raise Unfit(f"{made.location.text} is no tiles of a parameter of the kernel")
+    return whole, made.what, tuple(operands), tuple(made.keywords.items())
+
+
+def _is_rest(view: Operation) -> bool:
+    """Whether it is `x.slice(axis, start)`."""
+    stops = [*view.operands[3:], *(operand for name, operand in view.keywords.items() if name == "stop")]
+    return view.kind == "method" and view.what == "slice" and all(stop == Constant(None) for stop in stops)
+
+
+def _has_one_turn(loop: Operation, defined: Definitions) -> bool:
+    """Whether a loop has one turn, or none: one of its streams is `tiles[i : i + 1, j]`."""
+    return any(_is_one_tile(defined[stream], defined) for stream in _streams(loop) if isinstance(stream, Value))
+
+
+def _is_one_tile(row: Operation, defined: Definitions) -> bool:
+    if row.kind != "item":
+        return False
+    parts = row.operands[1].parts if isinstance(row.operands[1], Group) else (row.operands[1],)
+    extents = defined[row.operands[0]].operands[1]  # type: ignore[index]
+    rank = len(extents.parts) if isinstance(extents, Group) else 1
+    sections = [part for part in parts if isinstance(part, Section)]
+    elsewhere = any(isinstance(part, Constant) and isinstance(part.value, slice) for part in parts)
+    return len(parts) == rank and not elsewhere and all(_spans_one(section, defined) for section in sections)
+
+
+def _spans_one(section: Section, defined: Definitions) -> bool:
+    first = affine(Constant(0) if section.start == Constant(None) else section.start, defined)
+    behind = affine(section.stop, defined)
+    return first is not None and behind is not None and behind.plus(first, -1) == Affine({}, 1)
+
+
+def _ring(number: int, key: Key, loop: Operation, shared: list[bool], result: Value) -> list[Operation]:
+    """What makes a ring, some of whose streams are shared by the blocks of a cluster."""
+    stages, *grids = key
+    made: list[Operation] = []
+
+    def view(key: Value | Key) -> Value:
+        if isinstance(key, Value):
+            return key
+        whole, what, operands, keywords = key
+        result = Value("tiles", ObjectType(number))
+        made.append(Operation("method", [view(whole), *operands], loop.location, what, dict(keywords), [result]))
+        return result
+
+    mask = sum(1 << at for at, each in enumerate(shared) if each)
+    ring = _call(intrinsics.ring, [*map(Constant, (number, stages or 0, mask)), *map(view, grids)], loop.location, result)
+    return [*made, ring]
+
+
+# ---------------------------------------------------------------------------------------------------------------------- roles
+
+
+def _roles(consumer: Region, producer: Region, products: int, location: Location) -> list[Operation]:
+    """Each thread does what its role is."""
+
+    def registers(role: int) -> Operation:
+        return _call(intrinsics.registers, [Constant(role), Constant(products)], location)
+
+    def branch(role: int, then: Region, other: Region) -> list[Operation]:
+        is_it = Value("t", ScalarType(bool))
+        compare = Operation("compare", [the_role, Constant(role)], location, "==", results=[is_it])
+        return [compare, Operation("if", [is_it], location, regions=[then, other])]
+
+    the_role = Value("role", ScalarType(int))
+    consumer.operations.insert(0, registers(intrinsics.CONSUMER))
+    others = [registers(intrinsics.PRODUCER), *branch(intrinsics.PRODUCER, producer, Region())]
+    return [
+        _call(intrinsics.role, [], location, the_role),
+        *branch(intrinsics.CONSUMER, consumer, Region([], others)),
+        _call(intrinsics.end, [], location),
+    ]
+
+
+def _call(function: Any, operands: list[Any], location: Location, *results: Value) -> Operation:
+    return Operation("call", operands, location, Constant(function, f"tilekit__{function.__name__}"), results=list(results))
