@@ -72,7 +72,7 @@ _ATTENTION = {
 }
 _PACKED = {
     "test_products_by_warpgroups": "^64-.*window",
-    "test_gradients_keep_nothing_in_local_memory": None,
+    "test_gradients_keep_nothing_of_their_loops_in_local_memory": None,
     "test_products_by_warps": None,
     "test_gradients_by_warpgroups": None,
     "test_gradients_whose_products_stay_under_way": None,

@@ -42,7 +42,7 @@ def test_what_has_no_ir_says_why(monkeypatch):
     assert not explained.pipelines
 
 
-@pytest.mark.parametrize(("wanted", "steps"), [("", 0), ("ir", 1), ("passes", len(PASSES)), ("ir,passes", 1 + len(PASSES))])
+@pytest.mark.parametrize(("wanted", "steps"), [("", 0), ("ir", 1), ("passes", 1 + len(PASSES)), ("ir,passes", 2 + len(PASSES))])
 def test_the_dump(monkeypatch, capfd, wanted, steps):
     monkeypatch.setenv("TILEKIT_DUMP", wanted)
     launch().explain("sm_90a")

@@ -98,8 +98,8 @@ class _Loads(ast.NodeTransformer):
         before = [assignment(ast.Name(row, ast.Store()), stream) for row, stream in zip(rows, node.iter.args, strict=True)]
         turns = ast.Call(ast.Name("range", ast.Load()), [call("tilekit__steps", *rows)], [])
         loop = ast.For(ast.Name(index, ast.Store()), turns, [get, *node.body], node.orelse)
-        for made in (*before, loop):
-            for part in ast.walk(made):
+        for statement in (*before, loop):
+            for part in ast.walk(statement):
                 if isinstance(part, (ast.expr, ast.stmt)) and not hasattr(part, "lineno"):
                     ast.copy_location(part, node)
         return [*before, loop]

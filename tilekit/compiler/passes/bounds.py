@@ -59,41 +59,41 @@ def separate_conditions(kernel: Region) -> None:
     reads.update(v for region in kernel.regions() for operand in region.operands for v in values_of(operand))
     for region in list(kernel.regions()):
         for branch in [operation for operation in region.operations if operation.kind == "if"]:
-            while (made := _joined(branch, region)) is not None and reads[made.results[0]] == 1:
-                _separate(branch, made, region)
+            while (joined := _joined(branch, region)) is not None and reads[joined.results[0]] == 1:
+                _separate(branch, joined, region)
 
 
 def _joined(branch: Operation, region: Region) -> Operation | None:
     """What makes the condition of a branch of two, if the other way of the branch does nothing; the first of the two decides."""
-    made = next((operation for operation in region.operations if branch.operands[0] in operation.results), None)
-    if made is None or made.kind != "if" or len(made.results) != 1:
+    joined = next((operation for operation in region.operations if branch.operands[0] in operation.results), None)
+    if joined is None or joined.kind != "if" or len(joined.results) != 1:
         return None
-    first, second = made.regions
-    both = not second.operations and second.operands == made.operands  # `a and b`; else `a or b`
-    either = not first.operations and first.operands == made.operands
+    first, second = joined.regions
+    both = not second.operations and second.operands == joined.operands  # `a and b`; else `a or b`
+    either = not first.operations and first.operands == joined.operands
     other = branch.regions[1] if both else branch.regions[0]
     alone = not other.operations and all(inner.exit == "yield" for inner in (first, second))
     pure = not any(effects(operation) for operation in (first if both else second).operations)
-    return made if both != either and alone and pure else None
+    return joined if both != either and alone and pure else None
 
 
-def _separate(branch: Operation, made: Operation, region: Region) -> None:
-    both = made.regions[1].operands == made.operands and not made.regions[1].operations
-    inner, other = (made.regions[0], branch.regions[1]) if both else (made.regions[1], branch.regions[0])
+def _separate(branch: Operation, joined: Operation, region: Region) -> None:
+    both = joined.regions[1].operands == joined.operands and not joined.regions[1].operations
+    inner, other = (joined.regions[0], branch.regions[1]) if both else (joined.regions[1], branch.regions[0])
     way = Region([], [], other.exit, list(other.operands), other.location)
     (condition,) = inner.operands
     at = region.operations.index(branch)
-    kept = [operation for operation in region.operations[:at] if operation is not made]
+    kept = [operation for operation in region.operations[:at] if operation is not joined]
     if other.exit != "yield":  # one leaves, and the other goes on behind it
         on = Region([], [], "yield", [])
-        before = Operation("if", list(made.operands), branch.location, regions=[on, way] if both else [way, on])
+        before = Operation("if", list(joined.operands), branch.location, regions=[on, way] if both else [way, on])
         branch.operands = [condition]
         region.operations = [*kept, before, *inner.operations, *region.operations[at:]]
         return
     results = [Value(value.name, value.type) for value in branch.results]
     nested = Operation("if", [condition], branch.location, results=results, regions=list(branch.regions))
     outer = Region([], [*inner.operations, nested], "yield", list(results), branch.location)
-    branch.operands, branch.regions = list(made.operands), [outer, way] if both else [way, outer]
+    branch.operands, branch.regions = list(joined.operands), [outer, way] if both else [way, outer]
     region.operations = [*kept, *region.operations[at:]]
 
 
@@ -125,13 +125,13 @@ def _bounded(loop: Operation, defined: dict[Value, Operation]) -> list[Operation
     counter = body.parameters[0]
     step, rest = test.sum_.terms[counter], test.sum_.without(counter)
     if step > 0:  # step * j < -rest
-        operations, most = materialized(rest.times(-1).plus(Affine({}, int(test.equal))), loop.location)
+        operations, upper = materialized(rest.times(-1).plus(Affine({}, int(test.equal))), loop.location)
         new.add(operations)
-        loop.operands[1] = new.call(min, loop.operands[1], new.call(calculation.cdiv, most, Constant(step)))
+        loop.operands[1] = new.call(min, loop.operands[1], new.call(calculation.cdiv, upper, Constant(step)))
     else:  # -step * j > rest
-        operations, least = materialized(rest.plus(Affine({}, int(not test.equal))), loop.location)
+        operations, lower = materialized(rest.plus(Affine({}, int(not test.equal))), loop.location)
         new.add(operations)
-        loop.operands[0] = new.call(max, loop.operands[0], new.call(calculation.cdiv, least, Constant(-step)))
+        loop.operands[0] = new.call(max, loop.operands[0], new.call(calculation.cdiv, lower, Constant(-step)))
     if test.alone:
         body.operations = body.operations[:at] + body.operations[at + 1 :]
     else:

@@ -35,10 +35,10 @@ def consume(kernel: Region) -> None:
 def _prepare_operands(loop: Operation, region: Region) -> None:
     """First operands of products that are not computed in the turn are converted before the loop, or where a turn ends."""
     (body,) = loop.regions
-    made = {value for operation in body.walk() for value in operation.results}
-    tiles = set(body.parameters[: len(body.parameters) - len(loop.results)])
+    inside = {value for operation in body.walk() for value in operation.results}
+    inside.update(body.parameters[: len(body.parameters) - len(loop.results)])
     firsts = [operation.operands[0] for operation in body.operations if is_product(operation)]
-    for first in sorted({one for one in firsts if isinstance(one, Value)} - made - tiles, key=lambda value: value.name):
+    for first in dict.fromkeys(one for one in firsts if isinstance(one, Value) and one not in inside):
         if first in body.parameters:
             at = loop.carried.index(first)
             begins = len(loop.operands) - len(loop.results) + at
@@ -64,25 +64,27 @@ def _prepared(region: Region, at: int, tile: Operand, location: Location, *, ren
 
 
 def _wait_for_products(body: Region) -> None:
-    """Wait for products of a turn whose results are read when others have been asked for."""
-    for product in [operation for operation in body.operations if is_product(operation)]:
+    """Wait for products of a turn where their results are read in it, if others that were asked for later are under way."""
+    operations, waits = list(body.operations), dict[int, list[Operation]]()
+    needed: dict[Operation, int] = {}
+    for at, product in enumerate(operations):
+        if is_product(product):
+            (result,) = product.results
+            readers = (n for n in range(at + 1, len(operations)) if result in _read(operations[n]))
+            needed[product] = next(readers, len(operations))
+    for product, at in needed.items():
         (result,) = product.results
-        behind = body.operations[body.operations.index(product) + 1 :]
-        needed = next((at for at, operation in enumerate(behind) if result in _read(operation)), len(behind))
-        later = [operation.results[0] for operation in behind[:needed] if is_product(operation)]
-        reader = behind[needed] if needed < len(behind) else None
-        if reader is None and not any(result in values_of(operand) for operand in body.operands):
+        between = operations[operations.index(product) + 1 : at]
+        later = [one.results[0] for one in between if is_product(one) and needed[one] >= at]
+        if at == len(operations) or not later or _only_adds_to(operations[at], result):
             continue
-        if not later or (reader is not None and _only_adds_to(reader, result)):
-            continue
-        waited = Value(result.name, result.type)
+        waited, reader = Value(result.name, result.type), operations[at]
         call = Constant(intrinsics.wait_product, "tilekit__wait_product")
-        location = product.location if reader is None else reader.location
-        wait = Operation("call", [result, *later], location, call, results=[waited])
-        rest = Region([], behind[needed:], body.exit, body.operands)
+        waits.setdefault(at, []).append(Operation("call", [result, *later], reader.location, call, results=[waited]))
+        rest = Region([], operations[at:], body.exit, body.operands)
         rest.replace({result: waited})
         body.operands = rest.operands
-        body.operations[len(body.operations) - len(rest.operations) :] = [wait, *rest.operations]
+    body.operations = [each for at, one in enumerate(operations) for each in (*waits.get(at, ()), one)]
 
 
 def _only_adds_to(operation: Operation, sum_: Value) -> bool:

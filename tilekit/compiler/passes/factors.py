@@ -26,19 +26,19 @@ class Factors:
                 self._readers.setdefault(value, []).append(operation)
         self._handed_on = Counter(v for region in kernel.regions() for operand in region.operands for v in values_of(operand))
 
-    def loads_one(self, operation: Operation) -> bool:
-        """Whether an operation loads an operand of products, and of nothing else."""
+    def loads_one(self, operation: Operation, *, large: bool = True) -> bool:
+        """Whether an operation loads an operand of products, and of nothing else; of `large` ones, or of any."""
         if operation.kind != "call" or operation.what.value is not memory.load:
             return False
         tile = operation.results[0]
-        return isinstance(tile.type, TileType) and bool(tile.type.shape) and self.is_one(tile)
+        return isinstance(tile.type, TileType) and bool(tile.type.shape) and self.is_one(tile, large=large)
 
-    def is_one(self, tile: Value) -> bool:
+    def is_one(self, tile: Value, *, large: bool = True) -> bool:
         """Whether products have a tile for an operand, perhaps by way of views, and nothing else reads it."""
         if self._handed_on[tile]:
             return False
         readers = self._readers.get(tile, [])
-        return bool(readers) and all(self._multiplies(reader, tile) for reader in readers)
+        return bool(readers) and all(self._multiplies(reader, tile, large=large) for reader in readers)
 
     def products(self, tile: Value) -> list[Operation]:
         """The products that have it for an operand, where it is one."""
@@ -47,12 +47,12 @@ class Factors:
             products += [reader] if is_product(reader) else self.products(reader.results[0])
         return products
 
-    def _multiplies(self, reader: Operation, tile: Value) -> bool:
+    def _multiplies(self, reader: Operation, tile: Value, *, large: bool) -> bool:
         if is_product(reader):
             result = reader.results[0].type
-            large = isinstance(result, TileType) and math.prod(result.shape) >= _LARGE
-            return large and _by_tensor_cores(reader, tile) and all(tile is not operand for operand in reader.operands[2:])
-        return is_view(reader) and self.is_one(reader.results[0])
+            enough = isinstance(result, TileType) and (math.prod(result.shape) >= _LARGE or not large)
+            return enough and _by_tensor_cores(reader, tile) and all(tile is not operand for operand in reader.operands[2:])
+        return is_view(reader) and self.is_one(reader.results[0], large=large)
 
 
 def is_view(operation: Operation) -> bool:

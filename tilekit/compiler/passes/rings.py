@@ -66,8 +66,8 @@ def make_rings(kernel: Region) -> int:
         _check(loop)
     rings = _rings(loops, _Known(frozenset(kernel.parameters), defined))
     shared = alike(kernel, loops, defined)
-    made = [Value(f"ring{number}", ObjectType(intrinsics.ring)) for number, _ in enumerate(rings)]
-    of = {loop: made[number] for number, (_, users) in enumerate(rings) for loop in users}
+    values = [Value(f"ring{number}", ObjectType(intrinsics.ring)) for number, _ in enumerate(rings)]
+    of = {loop: values[number] for number, (_, users) in enumerate(rings) for loop in users}
     bodies = [Region([], copied(kernel.operations, {}), "yield") for _ in range(2)]
     for body, what in zip(bodies, ("consume", "produce"), strict=True):
         copies = [operation for operation in body.walk() if operation.kind == "stream"]
@@ -79,9 +79,9 @@ def make_rings(kernel: Region) -> int:
     # Those of which nobody said how many stages they have come last, and share what the others leave.
     operations: list[Operation] = []
     for number, (key, users) in sorted(enumerate(rings), key=lambda ring: ring[1][0][0] is None):
-        operations += _ring(number, key, users[0], shared[users[0]], made[number])
-    most = max(map(products_of, loops))
-    kernel.operations = [*operations, *_roles(consumer, producer, most, kernel.operations[0].location)]
+        operations += _ring(number, key, users[0], shared[users[0]], values[number])
+    products = max(map(products_of, loops))
+    kernel.operations = [*operations, *_roles(consumer, producer, products, kernel.operations[0].location)]
     kernel.exit, kernel.operands = "return", []
     return len(rings)
 
@@ -139,7 +139,7 @@ class _Known(NamedTuple):
     parameters: frozenset[Value]
     defined: Mapping[Value, Operation]
 
-    def made(self, operand: Operand) -> Operation | None:
+    def definition(self, operand: Operand) -> Operation | None:
         return self.defined.get(operand) if isinstance(operand, Value) else None
 
 
@@ -168,30 +168,30 @@ def _streams(loop: Operation) -> list[Operand]:
 
 def _grid(stream: Operand, known: _Known) -> Key:
     """The tiles that a stream is some of; of a slice to the end, those of the whole tensor."""
-    made = known.made(stream)
-    if made is not None and made.kind == "item":
-        made = known.made(made.operands[0])
-    if made is None or made.kind != "method":
+    view = known.definition(stream)
+    if view is not None and view.kind == "item":
+        view = known.definition(view.operands[0])
+    if view is None or view.kind != "method":
         raise Unfit("a stream is no tiles of a parameter of the kernel")
-    return _view(made, known)
+    return _view(view, known)
 
 
-def _view(made: Operation, known: _Known) -> Key:
+def _view(view: Operation, known: _Known) -> Key:
     """A view of a parameter, all of which is known where the kernel begins."""
-    tensor, *operands = made.operands
-    while (view := known.made(tensor)) is not None and _is_rest(view):
-        tensor = view.operands[0]
+    tensor, *operands = view.operands
+    while (outer := known.definition(tensor)) is not None and _is_rest(outer):
+        tensor = outer.operands[0]
     whole: Value | Key
-    if view is not None and view.kind == "method":
-        whole = _view(view, known)
+    if outer is not None and outer.kind == "method":
+        whole = _view(outer, known)
     elif isinstance(tensor, Value) and tensor in known.parameters:
         whole = tensor
     else:
-        raise Unfit(f"{made.location.text} is no tiles of a parameter of the kernel")
-    values = (value for operand in (*operands, *made.keywords.values()) for value in values_of(operand))
+        raise Unfit(f"{view.location.text} is no tiles of a parameter of the kernel")
+    values = (value for operand in (*operands, *view.keywords.values()) for value in values_of(operand))
     if not all(value in known.parameters for value in values):
-        raise Unfit(f"{made.location.text} is no tiles of a parameter of the kernel")
-    return whole, made.what, tuple(operands), tuple(made.keywords.items())
+        raise Unfit(f"{view.location.text} is no tiles of a parameter of the kernel")
+    return whole, view.what, tuple(operands), tuple(view.keywords.items())
 
 
 def _is_rest(view: Operation) -> bool:
@@ -217,27 +217,30 @@ def _is_one_tile(row: Operation, defined: Definitions) -> bool:
 
 
 def _spans_one(section: Section, defined: Definitions) -> bool:
-    first = affine(Constant(0) if section.start == Constant(None) else section.start, defined)
-    behind = affine(section.stop, defined)
+    start = Constant(0) if section.start == Constant(None) else section.start
+    further = defined.get(section.stop) if isinstance(section.stop, Value) else None
+    if further is not None and (further.kind, further.what, further.operands) == ("binary", "+", [start, Constant(1)]):
+        return True  # of whichever type of integer
+    first, behind = affine(start, defined), affine(section.stop, defined)
     return first is not None and behind is not None and behind.plus(first, -1) == Affine({}, 1)
 
 
 def _ring(number: int, key: Key, loop: Operation, shared: list[bool], result: Value) -> list[Operation]:
     """What makes a ring, some of whose streams are shared by the blocks of a cluster."""
     stages, *grids = key
-    made: list[Operation] = []
+    views: list[Operation] = []
 
     def view(key: Value | Key) -> Value:
         if isinstance(key, Value):
             return key
         whole, what, operands, keywords = key
         result = Value("tiles", ObjectType(number))
-        made.append(Operation("method", [view(whole), *operands], loop.location, what, dict(keywords), [result]))
+        views.append(Operation("method", [view(whole), *operands], loop.location, what, dict(keywords), [result]))
         return result
 
     mask = sum(1 << at for at, each in enumerate(shared) if each)
     ring = _call(intrinsics.ring, [*map(Constant, (number, stages or 0, mask)), *map(view, grids)], loop.location, result)
-    return [*made, ring]
+    return [*views, ring]
 
 
 # ---------------------------------------------------------------------------------------------------------------------- roles

@@ -79,10 +79,11 @@ class _Streams:
         counter = body.parameters[0]
         inside = set(body.parameters) | {v for operation in body.walk() for v in operation.results}
         before: list[Operation] = []
-        factors = [operation for operation in body.operations if self.factors.loads_one(operation)]
+        factors = [operation for operation in body.operations if self.factors.loads_one(operation, large=False)]
         pairs = [(load, self.motion(load, counter, inside)) for load in factors]
         motions = {load: motion for load, motion in pairs if motion is not None}
-        if not motions or len(motions) < len(factors):  # products wait for the others in each turn anyway
+        large = [load for load in factors if self.factors.loads_one(load)]
+        if not large or any(load not in motions for load in large):  # products wait for the others in each turn anyway
             return None
         loads, whole = list(motions), [self.is_whole(load, motion, start, stop) for load, motion in motions.items()]
         rows = [self.row(load, *motion, start, None if any(whole) else stop, before) for load, motion in motions.items()]

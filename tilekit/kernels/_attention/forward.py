@@ -6,8 +6,7 @@ A block has a tile of queries and goes over the keys and values once, tile by ti
 exponentials of each row up to date, and corrects what it has added up when a maximum grows: Milakov and Gimelshein, "Online
 normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022. The scores never leave the multiprocessor.
 
-Exponentials are powers of two, with the factor in `scale`. Only tiles that the mask cuts, or that hang over the last key, are
-masked; those in which no query sees a key are not visited.
+Exponentials are powers of two, with the factor in `scale`. Tiles in which no query sees a key are not visited.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.errors import check_flag
 from tilekit.kernels._attention.arguments import check_qkv, scale_of
-from tilekit.kernels._attention.mask import hidden, masks_of
+from tilekit.kernels._attention.mask import hidden, masks_of, seen
 from tilekit.kernels._attention.online_softmax import LN_2, LOG2_E, LOWEST, online_softmax
 from tilekit.kernels._host import (
     Launches,
@@ -72,11 +71,10 @@ def _back_and_forth(at, tiles, blocks):
 @tk.kernel
 def _attention(
     o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float, left: int, right: int, group: int, share: int,
-    below: tk.Const, above: tk.Const, stages: tk.Const, precision: tk.Const,
+    below: tk.Const, above: tk.Const, precision: tk.Const,
 ):  # fmt: skip
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
-    rows = tk.cdiv(queries, BM)
-    i, h = _visited(tk.bid(0), heads * q.shape[0], rows, share)
+    i, h = _visited(tk.bid(0), heads * q.shape[0], tk.cdiv(queries, BM), share)
     b = h // heads
     h = h - b * heads
     diagonal = i * BM + keys - queries
@@ -85,36 +83,23 @@ def _attention(
         first = max(0, diagonal - left) // BN
     if above:
         last = min(last, tk.cdiv(max(0, diagonal + min(BM, queries - i * BM) + right), BN))
-    for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=1):
-        acc, row_sum = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
-        row_max = tk.full((BM, 1), LOWEST, tk.float32)
-        j = first
-        for key, value in tk.pipelined(
-            k.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
-            v.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
-            stages=stages,
-            rotate=False,
-        ):
-            # Products are waited for where they are asked for (`* 1.0`): ptxas takes none that are under way around a branch.
-            nothing = tk.zeros((BM, BN), tk.float32)
-            scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing, precision=precision) * 1.0
-            cut = (j + 1) * BN > keys
-            if above:
-                cut = cut or (j + 1) * BN > diagonal + right + 1
-            if below:
-                cut = cut or j * BN < diagonal + BM - 1 - left
-            if cut:
-                scores = hidden(scores, j * BN, keys, diagonal, left, right, below, above)
-            new_max = tk.maximum(row_max, tk.max(scores, 1, keepdims=True) * scale)
-            p, alpha = tk.exp2(scores * scale - new_max, flush_to_zero=True), tk.exp2(row_max - new_max, flush_to_zero=True)
-            row_sum = row_sum * alpha + tk.sum(p, 1, keepdims=True)
-            acc = tk.mma(p.astype(v.dtype), value.reshape((BN, BD)), acc * alpha, precision=precision) * 1.0
-            row_max = new_max
-            j += 1
-        # A query that sees no key gets zeros, and -inf.
-        result = acc * tk.where(row_sum == 0, 0.0, 1.0 / row_sum)
-        tk.store(o, (b, h, i, 0), result.astype(o.dtype).reshape((1, 1, BM, BD)))
-        tk.store(lse, (b, h, i), ((row_max + tk.log2(row_sum)) * LN_2).reshape((1, 1, BM)))
+    query = tk.load(q, (b, h, i, 0), (1, 1, BM, BD)).reshape((BM, BD))
+    acc, row_sum = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
+    row_max = tk.full((BM, 1), LOWEST, tk.float32)
+    for j in range(first, last):
+        key = tk.load(k, (b, h // group, j, 0), (1, 1, BN, BD)).reshape((BN, BD))
+        value = tk.load(v, (b, h // group, j, 0), (1, 1, BN, BD)).reshape((BN, BD))
+        scores = tk.mma(query, key.transpose(), tk.zeros((BM, BN), tk.float32), precision=precision)
+        scores = seen(scores, j * BN, keys, diagonal, left, right, below, above)
+        new_max = tk.maximum(row_max, tk.max(scores, 1, keepdims=True) * scale)
+        p, alpha = tk.exp2(scores * scale - new_max), tk.exp2(row_max - new_max)
+        row_sum = row_sum * alpha + tk.sum(p, 1, keepdims=True)
+        acc = tk.mma(p.astype(v.dtype), value, acc * alpha, precision=precision)
+        row_max = new_max
+    # A query that sees no key gets zeros, and -inf.
+    result = acc * tk.where(row_sum == 0, 0.0, 1.0 / row_sum)
+    tk.store(o, (b, h, i, 0), result.astype(o.dtype).reshape((1, 1, BM, BD)))
+    tk.store(lse, (b, h, i), ((row_max + tk.log2(row_sum)) * LN_2).reshape((1, 1, BM)))
 
 
 @tk.kernel
@@ -287,7 +272,7 @@ def attention(
         elif y.size and keys:
             launch = _attention(
                 y.scattered(), sums.scattered(), q, k, v, factor * LOG2_E, masks.left, masks.right, group, share,
-                masks.below, masks.above, tiling.stages, precision,
+                masks.below, masks.above, precision,
             )  # fmt: skip
             yield launch.generics(BM=tiling.rows, BN=tiling.columns, BD=tiling.depth).num_warps(tiling.num_warps).grid(blocks)
         elif y.size:

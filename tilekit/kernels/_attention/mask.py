@@ -7,12 +7,27 @@ from typing import Any, NamedTuple
 import tilekit as tk
 from tilekit.errors import check_flag
 
-__all__ = ["FAR", "Masks", "from_on", "hidden", "masks_of"]
+__all__ = ["FAR", "Masks", "from_on", "hidden", "masks_of", "seen"]
 
 FAR = 1 << 30  # as good as no bound
 
 
 # ------------------------------------------------------------------------------------------------------------------------- kernel
+
+
+@tk.function
+def seen(scores, column, keys, diagonal, left, right, below: tk.Const, above: tk.Const):
+    """`scores`, -inf where the query of a row does not see the key of a column.
+
+    `column` is the first column's key, and `diagonal` that at which the first row's query stands; there are so many `keys`.
+    """
+    rows, columns = diagonal + tk.arange(scores.shape[0])[:, None], column + tk.arange(scores.shape[1])[None, :]
+    scores = tk.where(columns < keys, scores, float("-inf"))
+    if above:
+        scores = tk.where(columns <= rows + right, scores, float("-inf"))
+    if below:
+        scores = tk.where(columns >= rows - left, scores, float("-inf"))
+    return scores
 
 
 @tk.function
