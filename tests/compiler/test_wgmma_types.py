@@ -34,10 +34,10 @@ def of_turned_tiles(c: tk.Out, a: tk.In, b: tk.In, dtype: tk.Const, precision: t
 
 
 @tk.kernel
-def of_a_loaded_tile(c: tk.Out, a: tk.In, b: tk.In, dtype: tk.Const, precision: tk.Const):
+def of_a_tile_in_registers(c: tk.Out, a: tk.In, b: tk.In, dtype: tk.Const, precision: tk.Const):
     for tile in c.tiles():
         i, j = tile.index
-        ta, acc = tk.load(a, (i, 0), (BM, BK)), tk.zeros((BM, BN), dtype)
+        ta, acc = tk.load(a, (i, 0), (BM, BK), eviction_policy="evict_first"), tk.zeros((BM, BN), dtype)
         for tb in tk.pipelined(b.tiles((BK, BN))[:, j]):
             acc = tk.mma(ta, tb, acc, precision=precision)
         c.store(acc.astype(c.dtype), tile)
@@ -128,7 +128,7 @@ ELSEWHERE = {
     "b row-major, fp8": ((E4, E4), "ieee", {"turned": False}, "HMMA.16816.F32"),
     "b row-major, int8": ((tk.int8, tk.int8), "ieee", {"turned": False}, "IMMA.16832.S8.S8"),
     "b row-major, tf32": ((tk.float32, tk.float32), "tf32", {"turned": False}, "HMMA.1688.F32.TF32"),
-    "a from registers": ((tk.int8, tk.int8), "ieee", {"kernel": of_a_loaded_tile}, "IMMA.16832.S8.S8"),
+    "a from registers": ((tk.int8, tk.int8), "ieee", {"kernel": of_a_tile_in_registers}, "IMMA.16832.S8.S8"),
     "float32": ((tk.float32, tk.float32), "ieee", {}, "FFMA"),
     "float32, fast": ((tk.float32, tk.float32), "fast", {}, "FFMA"),
     "float64": ((tk.float64, tk.float64), "ieee", {}, "DMMA"),

@@ -171,7 +171,8 @@ def test_results_agree(make, cpu):
 def test_a_gpu_agrees(make, device):
     result = _result(make)
     with use_device(Device("cpu")):
-        np.testing.assert_allclose(result, _result(make), rtol=1e-3, atol=1e-2)
+        # What is rounded to 16 bits in each turn may be rounded the other way.
+        np.testing.assert_allclose(result, _result(make), rtol=1e-3, atol=0.05 if make is rounded_products else 1e-2)
 
 
 @each
