@@ -323,6 +323,28 @@ def test_products_are_added_up(device):
     check(y, a.astype(np.float32) @ b.astype(np.float32))
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_product_behind_atomics(device, dtype):
+    """Threads go round their loops as often as each must; a warp is whole again where its matrix instruction stands."""
+
+    @tk.kernel
+    def both(most: tk.InOut, values: tk.In, a: tk.In, b: tk.In, y: tk.Out):
+        place = (tk.arange(128) * 5 + 139) % 256
+        tk.atomic_max(most, tk.zeros(128, tk.int32), tk.gather(values, (place,)))
+        y.store(tk.mma(tk.load(a, (tk.bid(0), 0), (16, 4)), tk.load(b, (0, 0), (4, 1)), tk.arange(16)[:, None] % 7))
+
+    rng = np.random.default_rng(0)
+    values = whole(dtype, n=256)
+    a, b = rng.integers(-4, 5, (32, 8)).astype(np.int8), rng.integers(0, 5, (8, 1)).astype(np.uint8)
+    most, y = api.zeros(3, dtype).sync(), api.zeros((32, 1), tk.int32).sync()
+    given = [api.from_host(x) for x in (values, a, b)]
+    most, *_, y = both(most.scattered(), *given, y.partition((16, 1))).sync()
+    expected = a[:, :4].astype(np.int32) @ b[:4].astype(np.int32) + (np.arange(32) % 16 % 7)[:, None]
+    assert (y.unpartition().to_host().sync() == expected).all()
+    chosen = values[(np.arange(128) * 5 + 139) % 256].astype(np.float32).max()
+    assert most.unpartition().to_host().sync().astype(np.float32).tolist() == [max(0.0, float(chosen)), 0.0, 0.0]
+
+
 def test_columns_are_added(device):
     """Where neighbours in memory are those of a column, and where there are none."""
 

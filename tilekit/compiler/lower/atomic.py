@@ -128,6 +128,8 @@ def _define(
         else:
             rows = zip(access.full, zip(*columns, strict=True), strict=True)
             before = [_act(builder, name, tensor.dtype, kind, slot, list(row), used=not reduces) for slot, row in rows]
+        if _instruction(name, tensor.dtype) is None:
+            _rejoin(builder)
         if order in ("acquire", "acq_rel"):
             shared.barrier(builder)  # what other threads of the block do comes after, too
         if not used:
@@ -262,6 +264,20 @@ def _loop(
     result.add_incoming(ir.Constant(bits, 0), before)
     result.add_incoming(old, last)
     return builder.bitcast(result, register_type(dtype))
+
+
+def _rejoin(builder: ir.IRBuilder) -> None:
+    """Bring the threads of a warp together behind loops with atomics.
+
+    ptxas puts a YIELD into such loops, so that threads that wait for others do not keep them from going on; who yields is not
+    waited for at the loop's end, yet the code behind it takes the warp to be whole: shuffles and `mma.sync` gave garbage (seen on
+    an H200, CUDA 13.0). Of a barrier of all lanes it thinks that it can be left out, so this one's mask is none that it can know.
+    """
+    text = (
+        "{ .reg .b32 all, rest; mov.u32 all, %lanemask_ge; mov.u32 rest, %lanemask_lt; or.b32 all, all, rest; "
+        "bar.warp.sync all; }"
+    )
+    asm(builder, text, "~{memory}", ir.VoidType(), [], convergent=True)
 
 
 def _from_owners(
