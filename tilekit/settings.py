@@ -21,8 +21,10 @@ class Settings:
         spin_us: `TILEKIT_SPIN_US`: how long, in microseconds, a waiter polls itself before it leaves that to the driver, or its
             task to others (20). 0 never polls: waiting threads sleep.
         native: `TILEKIT_NATIVE`: whether to launch by the compiled part of tilekit, where it is installed (1; 0 for not).
-        checks: `TILEKIT_CHECKS`: whether kernels on a GPU check tile indices, indices and `tk.assert_` while they run (0; 1 for
-            yes). Asked for when a kernel first meets arguments of a kind.
+        checks: `TILEKIT_CHECKS`: whether kernels on a GPU check tile indices, indices and `tk.assert_` while they run, and those on
+            a CPU device are interpreted, which finds races and reads of what nobody has written, too (0; 1 for yes). Asked for
+            when a kernel first meets arguments of a kind.
+        cpu: `TILEKIT_CPU`: how kernels run on a CPU device: `compiled` (the default), or `interpreted`, operation by operation.
         dump: `TILEKIT_DUMP`: what to print on standard error of each kernel that is compiled for a GPU: `ir`, the kernel IR as it
             is built; `passes`, what each pass makes of it. Both, with a comma; nothing by default.
         cache_dir: `TILEKIT_CACHE_DIR`: where compiled kernels are kept; None (the values `0`, `off`, `none`, and by default where
@@ -34,6 +36,7 @@ class Settings:
     spin_us: float = 20.0
     native: bool = True
     checks: bool = False
+    cpu: str = "compiled"
     dump: frozenset[str] = frozenset()
     cache_dir: Path | None = None
 
@@ -50,7 +53,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
 
 # All that is asked for, and what says where the user's home folder is.
 _VARIABLES = (
-    "TILEKIT_DEVICE", "TILEKIT_CPU_DEVICES", "TILEKIT_SPIN_US", "TILEKIT_NATIVE", "TILEKIT_CHECKS", "TILEKIT_DUMP",
+    "TILEKIT_DEVICE", "TILEKIT_CPU_DEVICES", "TILEKIT_SPIN_US", "TILEKIT_NATIVE", "TILEKIT_CHECKS", "TILEKIT_CPU", "TILEKIT_DUMP",
     "TILEKIT_CACHE_DIR", "XDG_CACHE_HOME", "HOME", "USERPROFILE",
 )  # fmt: skip
 
@@ -74,9 +77,18 @@ def _parsed(variables: tuple[tuple[str, str], ...]) -> Settings:
         spin_us=_number(env, "TILEKIT_SPIN_US", "20", float, 0, 1e6),
         native=bool(_number(env, "TILEKIT_NATIVE", "1", int, 0, 1)),
         checks=bool(_number(env, "TILEKIT_CHECKS", "0", int, 0, 1)),
+        cpu=_choice(env, "TILEKIT_CPU", ("compiled", "interpreted")),
         dump=_words(env, "TILEKIT_DUMP", ("ir", "passes")),
         cache_dir=cache_dir,
     )
+
+
+def _choice(env: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
+    """One of some words; the first by default."""
+    word = env.get(name, "").strip().lower() or allowed[0]
+    if word not in allowed:
+        raise ValueError(f"{name}={env[name]!r}: it is {' or '.join(allowed)}")
+    return word
 
 
 def _words(env: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> frozenset[str]:

@@ -10,7 +10,7 @@ from tilekit.compiler import optimize
 from tilekit.compiler.ir.build import build
 from tilekit.compiler.ir.python import to_python
 from tilekit.compiler.ir.verify import verify
-from tilekit.launch import specialisation
+from tilekit.launch import on_cpu, specialisation
 
 __all__ = ["ir_of", "rewritten", "run_through_ir"]
 
@@ -31,20 +31,20 @@ def ir_of(launch, *passes):
 def run_through_ir(*passes):
     """While the block runs, kernels that first meet their arguments are rewritten; it gets the list of their IRs."""
     kernels = []
-    init = specialisation._Interpreted.__init__
 
-    def interpreted(self, chosen):
-        init(self, chosen)
+    def interpreted(chosen):
+        made = on_cpu.Interpreted(chosen)
         kernel = build(chosen.bound, chosen.facts)
         verify(kernel)
         for rewrite in passes:
             rewrite(kernel)
             verify(kernel)
         kernels.append(kernel)
-        self._bound = to_python(kernel, chosen.bound)
+        made._bound = to_python(kernel, chosen.bound)
+        return made
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(specialisation._Interpreted, "__init__", interpreted)
+        patch.setattr(specialisation, "OnCpu", interpreted)
         yield kernels
 
 

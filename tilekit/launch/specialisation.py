@@ -14,23 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilekit._capture.kernel_nodes import InterpretedLaunch, compiled_launch
+from tilekit._capture.kernel_nodes import compiled_launch
 from tilekit._driver.nodes import Node, Parameters
-from tilekit._driver.protocol import Driver
-from tilekit._driver.shadow import Touched
 from tilekit._driver.tensormaps import TensorMap
 from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
 from tilekit._tensor.partition import Partition
 from tilekit.compiler import cache
-from tilekit.compiler.cpu.interpret import interpret
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.grids import AXIS_LIMITS, FOLDED_SLOTS, Fold, folded_grid
-from tilekit.compiler.passes.aliasing import apart
 from tilekit.compiler.toolkit import importing_numba
 from tilekit.errors import DeviceUnavailableError, SpillWarning
-from tilekit.lang.memory import TensorView
+from tilekit.launch.on_cpu import OnCpu
+from tilekit.launch.packing import packing
+from tilekit.launch.sharing import Sharing
 from tilekit.lang.registry import OPS
 from tilekit.lang.size import MOST_WARPS
 from tilekit.ops import Executable
@@ -88,7 +86,7 @@ class Specialisation:
         """
         executable = self._executables.get(device)
         if executable is None:
-            loaded: Executable = _Interpreted(self) if device.kind == "cpu" else Loaded(self, device)
+            loaded: Executable = OnCpu(self) if device.kind == "cpu" else Loaded(self, device)
             executable = self._executables.setdefault(device, loaded)
         return executable
 
@@ -185,41 +183,6 @@ def _fingerprint(value: Any) -> str | None:
     return None
 
 
-class _Interpreted:
-    """A specialisation on a CPU device."""
-
-    def __init__(self, specialisation: Specialisation) -> None:
-        self._bound, self._facts = specialisation.bound, specialisation.facts
-        self._sharing = _Sharing(specialisation)
-        self._num_warps = None if specialisation.ready_made else specialisation.num_warps
-
-    def launch(self, ctx: ExecutionContext, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
-        """Queue the launch on the stream's worker."""
-        self.enqueue(ctx.device.driver, ctx.stream.handle, grid, arguments)
-
-    def enqueue(self, driver: Driver, stream: Any, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
-        """The same, of a driver's stream."""
-        views = tuple(
-            self._view(name, facts, argument)
-            for name, facts, argument in zip(self._bound.names, self._facts, arguments, strict=True)
-        )
-        driver.submit(stream, lambda: interpret(self._bound, grid, views, self._num_warps))
-
-    def as_node(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
-        """The launch, to be written down."""
-        shared = self._sharing.of(grid, arguments)
-        return InterpretedLaunch(self.enqueue, grid, arguments, self._sharing.written, shared)
-
-    @staticmethod
-    def _view(name: str, facts: ArgumentFacts, argument: Any) -> Any:
-        if not isinstance(facts, TensorFacts):
-            return argument.item() if isinstance(argument, np.generic) else argument
-        tensor = argument.tensor if isinstance(argument, Partition) else argument
-        array, shadow = tensor.host_view(noted=True), tensor.shadow_view()
-        touched = None if facts.role == "in" else Touched(array.shape)
-        return TensorView(name, array, facts.tile, facts.role != "out", facts.group, shadow, touched, facts.cluster)
-
-
 class Loaded:
     """A specialisation on a GPU.
 
@@ -247,10 +210,10 @@ class Loaded:
         self.fold, self._own_bytes = fold, packer.size
         self._parameters = Parameters(packer.size // 8 + (FOLDED_SLOTS if fold else 0), len(compiled.maps))
         self._buffer, self._params = self._parameters.values, self._parameters.address
-        self._pack = _packing(facts, packer.pack_into)
+        self._pack = packing(facts, packer.pack_into)
         self.maps = [(known.argument, _encoder(device.driver, known)) for known in compiled.maps]
         self.facts, self.slots = facts, compiled.param_format.translate(_NO_PADDING).encode()
-        self._lock, self._sharing = threading.Lock(), _Sharing(specialisation)
+        self._lock, self._sharing = threading.Lock(), Sharing(specialisation)
         slots = [2 * f.rank + (f.unit is None) if isinstance(f, TensorFacts) else 1 for f in facts]
         self._first = [sum(slots[:at]) for at in range(len(slots))]  # of each argument
 
@@ -288,39 +251,6 @@ _GRID = struct.Struct(f"={FOLDED_SLOTS}q")  # of a launch whose grid is folded: 
 _pack_grid, packed_grid = _GRID.pack_into, _GRID.pack
 
 
-class _Sharing:
-    """Which arguments of a launch may be in the same memory, though one of the two is written, and they look the same.
-
-    Attributes:
-        written: for each argument, whether it is a tensor that is written; None for what is no tensor.
-    """
-
-    def __init__(self, specialisation: Specialisation) -> None:
-        self._bound = specialisation.bound
-        self.written = [f.role != "in" if isinstance(f, TensorFacts) else None for f in specialisation.facts]
-        self._known: dict[Any, list[tuple[int, int]]] = {}  # of launches that look alike
-
-    def of(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> list[tuple[int, int]]:
-        """The numbers of each two, that of what is written first."""
-        key = (grid, *[getattr(argument, "traits", None) for argument in arguments])
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= _LAUNCHES_KEPT:
-                self._known.clear()
-            outs, ins = ([at for at, w in enumerate(self.written) if w is side] for side in (True, False))
-            known = [(one, other) for one in outs for other in ins if self._shares(grid, arguments, one, other)]
-            self._known[key] = known
-        return known
-
-    def _shares(self, grid: tuple[int, int, int], arguments: Sequence[Any], written: int, read: int) -> bool:
-        one, other = arguments[written].tensor, arguments[read]
-        if one.shape != other.shape or one.strides != other.strides or one.itemsize != other.itemsize:
-            return False
-        names = self._bound.names
-        return apart(self._bound, dict(zip(names, arguments, strict=True)), grid, names[written], names[read])
-
-
-_LAUNCHES_KEPT = 256  # of one specialisation
 _Encoder = Callable[[int, tuple[int, ...], tuple[int, ...]], bytes]
 _MAPS_KEPT = 256  # of one parameter
 
@@ -339,14 +269,3 @@ def _described(argument: Any) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
 def _again(encode: _Encoder, shape: tuple[int, ...], strides: tuple[int, ...], address: int) -> bytes:
     """The map of a tensor that looks the same, elsewhere."""
     return encode(address, shape, strides)
-
-
-def _packing(facts: Sequence[ArgumentFacts], pack_into: Callable[..., None]) -> Callable[[Any, Sequence[Any]], None]:
-    """A function that packs arguments with these facts into a buffer; written out for them, since it runs at each launch."""
-    parts = []
-    for at, known in enumerate(facts):
-        view = f"a[{at}]" if not isinstance(known, TensorFacts) else f"*a[{at}].{'flat' if known.role == 'in' else 'tensor.flat'}"
-        parts.append(view)
-    source = f"lambda buffer, a: pack_into(buffer, 0, {', '.join(parts)})"
-    packing: Callable[[Any, Sequence[Any]], None] = eval(source, {"pack_into": pack_into})
-    return packing

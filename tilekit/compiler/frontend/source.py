@@ -115,6 +115,10 @@ class KernelSource:
             return self.error(reason, step.tb_lineno)
         return self._error(reason, line, column, end_column - column if line == end_line else 1)
 
+    def error_of(self, reason: str, line: int, column: int, end_line: int, end_column: int) -> CompileError:
+        """An error about what stands from one place to another; columns count the bytes of UTF-8."""
+        return self._error(reason, line, column, end_column - column if line == end_line else 1)
+
     def _error(self, reason: str, lineno: int, column: int | None, width: int) -> CompileError:
         line = self._line(lineno)
         if self.calls:

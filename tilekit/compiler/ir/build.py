@@ -40,17 +40,18 @@ __all__ = ["Unsupported", "build"]
 _ROUNDS = 4  # a type widens from int to float, and a tuple of such by its parts: each takes a round at most
 
 
-def build(bound: BoundKernel, facts: Sequence[ArgumentFacts]) -> Region:
+def build(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | None = None) -> Region:
     """The IR of a kernel.
 
     Args:
         bound: the kernel.
         facts: about each of its parameters.
+        num_warps: of a block, if they were given; they decide how large tiles may be.
 
     Raises:
         Unsupported: see there.
     """
-    with sampling():
+    with sampling(num_warps=num_warps):
         return _Builder(bound).kernel(facts)
 
 

@@ -16,7 +16,7 @@ from tilekit.compiler.ir.types import UNKNOWN, UNSET, Type, type_of
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang.views import TileRow
 
-__all__ = ["infer", "item_types"]
+__all__ = ["check", "infer", "item_types"]
 
 _OPERATORS: dict[tuple[str, str], Callable[..., Any]] = {
     (kind, SYMBOLS[op]): function
@@ -43,6 +43,16 @@ def infer(operation: Operation) -> Operand:
         return _described(_run(operation))
     except _FAILURES:
         return Value("", UNKNOWN)
+
+
+def check(operation: Operation) -> None:
+    """Raise the CompileError that the language has for an operation on values of these types; see `infer`."""
+    try:
+        _run(operation)
+    except CompileError:
+        raise
+    except _FAILURES:
+        pass
 
 
 def item_types(operation: Operation) -> list[Type]:

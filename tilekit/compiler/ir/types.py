@@ -72,11 +72,14 @@ class TensorType:
         return f"{self.facts.role} {self.facts.dtype} tensor of rank {self.facts.rank}{tile}"
 
     def sample(self) -> TensorView:
-        """Zeros, which take no memory."""
+        """Zeros, which take no memory; they may be written, and are one element then."""
         facts = self.facts
         extent = 1 << min(_EXTENT_BITS, _SIZE_BITS // max(1, facts.rank))
-        array = np.broadcast_to(np.zeros((), dtypes.as_dtype(facts.dtype)), (extent,) * facts.rank)
-        return TensorView(self.name, array, facts.tile, facts.role != "out", facts.group, None, None, facts.cluster)
+        dtype = dtypes.as_dtype(facts.dtype)
+        array = np.ndarray((extent,) * facts.rank, dtype, bytearray(dtype.itemsize), strides=(0,) * facts.rank)
+        view = TensorView(self.name, array, facts.tile, facts.role != "out", facts.group, None, None, facts.cluster)
+        view.writable = facts.role != "in"
+        return view
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +154,7 @@ def joined(first: Type, second: Type) -> Type:
 
 
 @contextmanager
-def sampling(grid: tuple[int, int, int] = (4, 4, 4)) -> Iterator[None]:
+def sampling(grid: tuple[int, int, int] = (4, 4, 4), num_warps: int | None = None) -> Iterator[None]:
     """While the block runs, operations of the tile language can be called on samples."""
-    with block.running(block.Block(grid)), sized(None), np.errstate(all="ignore"):
+    with block.running(block.Block(grid)), sized(num_warps), np.errstate(all="ignore"):
         yield

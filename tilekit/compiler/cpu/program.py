@@ -1,0 +1,597 @@
+"""A kernel's IR as code for the CPU: operation by operation, with tiles that are written down where they are needed.
+
+A tile that is needed once is computed there. It is kept in a buffer, at once, where it is expensive and needed several times, where
+a loop needs it, where it goes from turn to turn, and ahead of what may write the tensors that it is read from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+
+from tilekit import dtypes
+from tilekit.compiler.cpu import elementwise, scalars
+from tilekit.compiler.cpu.code import Code, Number, f64, i1, i64, type_of
+from tilekit.compiler.cpu.convert import converted
+from tilekit.compiler.cpu.machine import Machine
+from tilekit.compiler.cpu.memory import bounds_of, tile_of_views
+from tilekit.compiler.cpu.registry import LOWERINGS
+from tilekit.compiler.cpu.tiles import Buffer, Tile, Window, kept, new_buffer, of_buffer, of_value, one, write_into
+from tilekit.compiler.cpu.values import Grid, Row, Scalar, Tensor, Unsupported, Visited, kind_of
+from tilekit.compiler.facts import ArgumentFacts, TensorFacts
+from tilekit.compiler.ir.effects import ATOMIC, WRITES, effects
+from tilekit.compiler.ir.nodes import (
+    LOOPS,
+    Constant,
+    Group,
+    Location,
+    Operand,
+    Operation,
+    Region,
+    Section,
+    Undefined,
+    Value,
+    values_of,
+)
+from tilekit.compiler.ir.types import ScalarType, TileType
+from tilekit.lang.registry import OPS
+
+__all__ = ["Program", "Site"]
+
+_CHEAP = 3  # what it costs at most to compute an element anew rather than to keep it
+Site = tuple[Any, ...]
+_WITH_NAMES = ("maximum", "minimum", "floor", "ceil", "trunc", "round", "max", "min", "sum", "prod", "any", "all", "argmax", "argmin")
+
+
+class Program:
+    """The code of a kernel.
+
+    Attributes:
+        k: what is written so far.
+        sites: what may go wrong, and where: kinds, with what they are about, and locations.
+        aliased: whether tensors that are written may share memory with others.
+        integer, boolean: the dtypes of indices and masks.
+    """
+
+    integer, boolean = dtypes.int64, dtypes.bool_
+
+    def __init__(self, kernel: Region, facts: Sequence[ArgumentFacts], machine: Machine, *, aliased: bool = False) -> None:
+        self.k, self.aliased = Code(machine), aliased
+        self.sites: list[tuple[Site, Location]] = []
+        self._uses = Counter(value for region in kernel.regions() for value in _read_by(region))
+        self._values: dict[Value, Any] = {}
+        self._loops: list[tuple[Sequence[_Slot], ir.Block, ir.Block]] = []
+        self._targets: dict[Value, Buffer] = {}
+        self._location: Location | None = None
+        at = 0
+        for number, (value, known) in enumerate(zip(kernel.parameters, facts, strict=True)):
+            self._values[value], at = self._parameter(value.name, number, known, at)
+        self._region(kernel)
+        if not self.k.b.block.is_terminated:
+            self.k.b.branch(self.k.exit)
+
+    def _parameter(self, name: str, number: int, facts: ArgumentFacts, at: int) -> tuple[Any, int]:
+        """A parameter, of the slots from `at` on; and which is the first slot behind it."""
+        k = self.k
+
+        def slot(n: int, kind: ir.Type = i64) -> ir.Value:
+            return k.b.load(k.offset(k.arguments, 8 * n), typ=kind, align=8)
+
+        if not isinstance(facts, TensorFacts):
+            dtype = dtypes.as_dtype(facts.dtype)
+            python = {"int64": int, "float64": float, "bool": bool}.get(facts.dtype)
+            if dtype == dtypes.bool_:
+                return Scalar(k.b.icmp_unsigned("!=", slot(at), i64(0)), bool), at + 1
+            if dtypes.is_float(dtype):
+                wide = slot(at, f64)
+                return Scalar(converted(k, wide, dtypes.float64, dtype), python or dtype), at + 1
+            return Scalar(converted(k, slot(at), dtypes.int64, dtype), python or dtype), at + 1
+        address = k.b.inttoptr(slot(at), ir.PointerType())
+        extents = tuple(slot(at + 1 + d) for d in range(facts.rank))
+        behind = at + 1 + facts.rank
+        strides: list[Number] = []
+        for d in range(facts.rank):
+            strides.append(1 if d == facts.unit else slot(behind))
+            behind += d != facts.unit
+        dtype = dtypes.as_dtype(facts.dtype)
+        tensor = Tensor(
+            name, number, dtype, address, extents, facts.extents, tuple(strides), facts.tile, facts.role, facts.group, facts.cluster
+        )  # fmt: skip
+        return tensor, behind
+
+    def check(self, wrong: ir.Value, site: Site, values: Sequence[Number]) -> None:
+        """Where `wrong` holds, the block ends with the error that `site` and the values make."""
+        self.k.fail(wrong, self.site(site), lambda: values)
+
+    def site(self, site: Site) -> int:
+        """The number of something that may go wrong in the operation that is being lowered."""
+        assert self._location is not None, "an operation is being lowered"
+        self.sites.append((site, self._location))
+        return len(self.sites) - 1
+
+    @staticmethod
+    def anywhere(tensor: Tensor) -> Window:
+        """Elements of a tensor, wherever they are."""
+        return Window(tensor.name)
+
+    def needed(self) -> bool:
+        """Whether anybody reads the result of the operation that is being lowered."""
+        return self._result is not None and self._uses[self._result] > 0
+
+    # --------------------------------------------------------------------------------------------------------------- regions
+
+    def _region(self, region: Region) -> None:
+        for operation in region.operations:
+            self._location = operation.location
+            if operation.kind in LOOPS or operation.kind == "if":
+                self._settle(operation)
+                getattr(self, f"_{operation.kind}")(operation)
+            else:
+                self._define(operation, self._lowered(operation))
+            for value in operation.reads():
+                self._uses[value] -= 1
+            if self.k.b.block.is_terminated:
+                return
+
+    def _define(self, operation: Operation, result: Any) -> None:
+        if operation.pattern is None:
+            if operation.results:
+                self._enter(operation.results[0], result)
+            return
+        for leaf, part in _pairs(operation.pattern, result):
+            if isinstance(leaf, Value):
+                self._enter(leaf, part)
+
+    def _enter(self, value: Value, found: Any) -> None:
+        if isinstance(found, Tile):
+            if isinstance(value.type, TileType) and (value.type.shape, value.type.dtype) != (found.shape, found.dtype):
+                raise AssertionError(f"{value.name} is {value.type}, not {found.dtype.name}{found.shape}")
+            if (self._uses[value] > 1 and found.cost > _CHEAP) or (found.size == 1 and found.buffer is None):
+                found = kept(self.k, found)
+        self._values[value] = found
+
+    def _settle(self, operation: Operation) -> None:
+        """Ahead of control flow: keep what a loop needs in each turn, and what is read before the loop writes."""
+        inner = {value for region in operation.regions for value in _all_read_by(region)}
+        writes = bool(effects(operation) & {WRITES, ATOMIC})
+        for value in [*self._values]:
+            tile = self._values[value]
+            if not isinstance(tile, Tile) or self._uses[value] < 1:
+                continue
+            repeated = operation.kind in LOOPS and value in inner and tile.cost > 0
+            if repeated or (writes and tile.windows):
+                self._values[value] = kept(self.k, tile)
+
+    def target(self) -> Buffer | None:
+        """Where the result of the operation that is lowered may be made: in the buffer that it goes to."""
+        buffer = None if self._result is None else self._targets.get(self._result)
+        waiting = (value for value, tile in self._values.items() if isinstance(tile, Tile) and buffer in tile.reads)
+        if any(self._uses[value] > self._current[value] for value in waiting):
+            return None  # what was there is still to be read
+        return buffer
+
+    def before_write(self, tensor: Tensor) -> None:
+        """Keep what is still to be needed, and read from what is written now, or may be the same memory."""
+        operation_reads = self._current
+        for value, tile in [*self._values.items()]:
+            if isinstance(tile, Tile) and tile.windows and self._uses[value] > operation_reads[value]:
+                self._values[value] = kept(self.k, tile)
+
+    # ------------------------------------------------------------------------------------------------------------ operations
+
+    def value(self, operand: Operand) -> Any:
+        """What an operand is."""
+        match operand:
+            case Value():
+                return self._values[operand]
+            case Constant(value=value):
+                return value
+            case Group(parts):
+                return tuple(map(self.value, parts))
+            case Section(start, stop, step):
+                return slice(self.value(start), self.value(stop), self.value(step))
+        raise Unsupported("a variable without a value")
+
+    def _lowered(self, operation: Operation) -> Any:
+        self._current = Counter(operation.reads())
+        self._result = operation.results[0] if operation.results else None
+        operands = [self.value(operand) for operand in operation.operands]
+        keywords = {name: self.value(operand) for name, operand in operation.keywords.items()}
+        match operation.kind:
+            case "call":
+                return self._called(operation, operands, keywords)
+            case "method":
+                return self._method(operation.what, operands, keywords)
+            case "attribute":
+                return _attribute(self, operands[0], operation.what)
+            case "item":
+                return self._item(*operands)
+            case "binary":
+                return self._binary(operation.what, *operands)
+            case "compare":
+                return self._compare(operation.what, *operands)
+            case "unary":
+                return self._unary(operation.what, operands[0])
+        raise Unsupported(operation.kind)
+
+    def _called(self, operation: Operation, operands: list[Any], keywords: dict[str, Any]) -> Any:
+        function = operation.what.value
+        name = getattr(function, "__name__", "")
+        if name in OPS and OPS[name].function is function:
+            return self._op(name, operands, keywords)
+        return scalars.builtin(self.k, function, operands, keywords)
+
+    def _op(self, name: str, operands: list[Any], keywords: dict[str, Any]) -> Any:
+        if name not in LOWERINGS:
+            raise Unsupported(f"tk.{name}")
+        bound = OPS[name].signature.bind(*operands, **keywords)
+        bound.apply_defaults()
+        given = {"name": name} if name in _WITH_NAMES else {}
+        return LOWERINGS[name](self, *bound.args, **bound.kwargs, **given)
+
+    def _method(self, name: str, operands: list[Any], keywords: dict[str, Any]) -> Any:
+        owner = operands[0]
+        if isinstance(owner, Tile):
+            if name == "item":
+                return Scalar(*_item_of(self, owner))
+            return self._op(name, operands, keywords)
+        if f".{name}" not in LOWERINGS:
+            raise Unsupported(f".{name}")
+        return LOWERINGS[f".{name}"](self, *operands, **keywords)
+
+    def _item(self, owner: Any, index: Any) -> Any:
+        if isinstance(owner, tuple) and isinstance(index, int):
+            return owner[index]
+        parts = index if isinstance(index, tuple) else (index,)
+        if isinstance(owner, Grid):
+            if any(isinstance(part, slice) for part in parts):
+                return Row(owner.views, parts)
+            return LOWERINGS[".load"](self, owner.views, index)
+        if isinstance(owner, Tile):
+            shape, rest = [], iter(owner.shape)
+            for part in parts:
+                shape.append(1 if part is None else next(rest))
+            return LOWERINGS["reshape"](self, owner, tuple(shape))
+        raise Unsupported(f"an index of a {type(owner).__name__}")
+
+    def _binary(self, symbol: str, x: Any, y: Any) -> Any:
+        if isinstance(x, Tile) or isinstance(y, Tile):
+            if symbol == "@":
+                return LOWERINGS["matmul"](self, x, y, precision="ieee")
+            return elementwise.operate(self.k, symbol, x, y)
+        kind = self._result.type.kind if self._result is not None and isinstance(self._result.type, ScalarType) else None
+        return scalars.binary(self.k, symbol, x, y, kind)
+
+    def _compare(self, symbol: str, x: Any, y: Any) -> Any:
+        if symbol in ("is", "is not"):
+            return (x is y) == (symbol == "is")
+        if isinstance(x, Tile) or isinstance(y, Tile):
+            return elementwise.compare(self.k, symbol, x, y)
+        return scalars.compare(self.k, symbol, x, y)
+
+    def _unary(self, symbol: str, x: Any) -> Any:
+        if symbol == "not":
+            return Scalar(self.k.b.not_(self.truth(x)), bool)
+        if isinstance(x, Tile):
+            return x if symbol == "+" else (elementwise.negated if symbol == "-" else elementwise.inverted)(self.k, x)
+        return scalars.unary(self.k, symbol, x)
+
+    def truth(self, value: Any) -> ir.Value:
+        """A condition, an i1."""
+        if isinstance(value, Tile):
+            if value.shape:
+                raise Unsupported("a tile as a condition")
+            return one(self.k, elementwise.cast(self.k, value, dtypes.bool_))
+        if isinstance(value, Scalar):
+            return converted(self.k, value.value, value.dtype, dtypes.bool_)
+        return i1(int(bool(value)))
+
+    # ---------------------------------------------------------------------------------------------------------- control flow
+
+    def _if(self, operation: Operation) -> None:
+        k = self.k
+        slots = [_slot(k, result) for result in operation.results]
+        condition = self.truth(self.value(operation.operands[0]))
+        ways = [k.function.append_basic_block(name) for name in ("then", "else")]
+        after = k.function.append_basic_block("after")
+        k.b.cbranch(condition, *ways)
+        reached = False
+        for region, block in zip(operation.regions, ways, strict=True):
+            k.b.position_at_end(block)
+            before = dict(self._values)
+            with k.released():
+                self._region(region)
+                if not k.b.block.is_terminated:
+                    self._end(region, slots, after)
+                    reached = reached or region.exit == "yield"
+            self._values = before
+        k.b.position_at_end(after)
+        if not reached:
+            k.b.unreachable()
+            return
+        for result, slot in zip(operation.results, slots, strict=True):
+            self._values[result] = slot.value(k)
+
+    def _end(self, region: Region, slots: Sequence[_Slot], after: ir.Block) -> None:
+        """The end of a region: hand on its values, and go where it goes."""
+        k = self.k
+        self._location = region.location or self._location
+        if region.exit == "return":
+            k.b.branch(k.exit)
+            return
+        if region.exit in ("break", "continue"):
+            slots, again, end = self._loops[-1]
+            after = again if region.exit == "continue" else end
+        self._hand_on(region.operands, slots)
+        k.b.branch(after)
+
+    def _hand_on(self, operands: Sequence[Operand], slots: Sequence[_Slot]) -> None:
+        """Put values into slots, as if at once: what reads a slot that another value goes to is computed before."""
+        k = self.k
+        given = [(self.value(operand), slot) for operand, slot in zip(operands, slots, strict=True) if not isinstance(operand, Undefined)]
+        buffers = {slot.buffer for _, slot in given if slot.buffer is not None}
+        ready = []
+        for value, slot in given:
+            if slot.buffer is None:
+                ready.append((slot.scalar_of(k, value), slot))
+                continue
+            tile = value if isinstance(value, Tile) else elementwise.as_tile(k, value, slot.buffer.dtype)
+            if tile.buffer is not None and tile.buffer is slot.buffer and tile.shape == slot.buffer.shape:
+                continue
+            others = tile.reads & (buffers - {slot.buffer})
+            if others or (slot.buffer in tile.reads and not tile.aligned):
+                tile = kept(k, tile) if tile.buffer is None else _copy(k, tile)
+            ready.append((tile, slot))
+        for value, slot in ready:
+            slot.put(k, value)
+
+    @contextmanager
+    def _turns(self, operation: Operation) -> Iterator[tuple[Region, list[_Slot], ir.Block, ir.Block]]:
+        """The slots of a loop's carried values, with what they begin with, the block where a turn begins and that behind it."""
+        k = self.k
+        (region,) = operation.regions
+        slots = [_slot(k, result) for result in operation.results]
+        self._hand_on(operation.initial, slots)
+        turn, end = (k.function.append_basic_block(name) for name in ("turn", "end"))
+        again = k.function.append_basic_block("again")
+        outer, values, location = self._targets, dict(self._values), self._location
+        self._targets = _in_place(region, operation.carried, slots, self._uses)
+        self._loops.append((slots, again, end))
+        with k.released():
+            yield region, slots, turn, end
+        self._loops.pop()
+        self._targets, self._values, self._location = outer, values, location
+        k.b.position_at_end(end)
+        for result, slot in zip(operation.results, slots, strict=True):
+            self._values[result] = slot.value(k)
+
+    def _body(self, operation: Operation, region: Region, slots: Sequence[_Slot], items: Sequence[Any]) -> None:
+        """A turn of a loop, up to where the next one is prepared."""
+        for value, item in zip(region.parameters, items, strict=False):
+            self._values[value] = item
+        for value, slot in zip(operation.carried, slots, strict=True):
+            self._values[value] = slot.value(self.k)
+        self._region(region)
+        again = self._loops[-1][1]
+        if not self.k.b.block.is_terminated:
+            self._end(region, slots, again)
+        self.k.b.position_at_end(again)
+
+    def _counting(self, operation: Operation, start: Number, stop: Number, step: Number, item: Any) -> None:
+        """A loop over numbers; `item` makes of one what a turn gets."""
+        k = self.k
+        at = k.slot(i64)
+        k.b.store(k.number(start), at)
+        with self._turns(operation) as (region, slots, turn, end):
+            head = k.function.append_basic_block("head")
+            k.b.branch(head)
+            k.b.position_at_end(head)
+            number = k.b.load(at, typ=i64)
+            below = k.b.icmp_signed("<", number, k.number(stop))
+            if isinstance(step, int):
+                goes_on = below if step > 0 else k.b.icmp_signed(">", number, k.number(stop))
+            else:
+                up = k.b.icmp_signed(">", step, i64(0))
+                goes_on = k.b.select(up, below, k.b.icmp_signed(">", number, k.number(stop)))
+            k.b.cbranch(goes_on, turn, end)
+            k.b.position_at_end(turn)
+            self._body(operation, region, slots, item(number))
+            k.b.store(k.b.add(number, k.number(step)), at)
+            k.b.branch(head)
+
+    def _for(self, operation: Operation) -> None:
+        bounds = [scalars.as_number(self.k, self.value(operand)) for operand in operation.operands[:3]]
+        if isinstance(bounds[2], int) and bounds[2] == 0:
+            raise Unsupported("range with a step of 0")
+        self._counting(operation, *bounds, lambda number: [Scalar(number, int)])
+
+    def _while(self, operation: Operation) -> None:
+        with self._turns(operation) as (region, slots, turn, _):
+            self.k.b.branch(turn)
+            self.k.b.position_at_end(turn)
+            self._body(operation, region, slots, [])
+            self.k.b.branch(turn)
+
+    def _each(self, operation: Operation) -> None:
+        over = self.value(operation.operands[0])
+        if isinstance(over, (Row, Grid)):
+            self._rows(operation, [over])
+        elif isinstance(over, tuple) and over and all(isinstance(one_, Tensor) for one_ in over):
+            self._visits(operation, over)
+        else:
+            raise Unsupported(f"a loop over a {type(over).__name__}")
+
+    def _stream(self, operation: Operation) -> None:
+        streams = operation.operands[: len(operation.operands) - len(operation.results)]
+        self._rows(operation, [self.value(stream) for stream in streams])
+
+    def _rows(self, operation: Operation, rows: Sequence[Any]) -> None:
+        k = self.k
+        rows = [Row(row.views, (slice(None),) * row.views.tensor.rank) if isinstance(row, Grid) else row for row in rows]
+        bounds = [bounds_of(self, row) for row in rows]
+        counts = []
+        for each in bounds:
+            count: Number = 1
+            for first, last in each:
+                count = k.mul(count, k.add(last, k.mul(first, -1)))
+            counts.append(count)
+        for other in counts[1:]:
+            self.check(k.b.icmp_signed("!=", k.number(other), k.number(counts[0])), ("unequal", len(counts)), counts)
+
+        def item(number: ir.Value) -> list[Any]:
+            return [tile_of_views(self, row.views, _unravelled(k, number, each), checked=False) for row, each in zip(rows, bounds, strict=True)]
+
+        self._counting(operation, 0, counts[0], 1, item)
+
+    def _visits(self, operation: Operation, tensors: tuple[Tensor, ...]) -> None:
+        k, first = self.k, tensors[0]
+        if first.cluster is not None or first.group is None or first.tile is None:
+            raise Unsupported("clusters")
+        tiles = [k.number(k.ceiling(extent, n)) for extent, n in zip(first.extents, first.tile, strict=True)]
+        total: Number = 1
+        for count in tiles:
+            total = k.mul(total, count)
+        group = first.group
+        self._counting(operation, k.index[0], total, k.grid[0], lambda at: [Visited(_grouped(k, at, tiles, group), tensors)])
+
+
+class _Slot:
+    """Where a value is that comes from several places: a variable for a number, a buffer for a tile."""
+
+    def __init__(self, variable: ir.Value | None, kind: Any, buffer: Buffer | None, tile: TileType | None = None) -> None:
+        self.variable, self.kind, self.buffer, self.tile = variable, kind, buffer, tile
+
+    def scalar_of(self, k: Code, value: Any) -> ir.Value:
+        if self.tile is not None:
+            return one(k, elementwise.as_tile(k, value, self.tile.dtype))
+        if isinstance(value, Tile) or kind_of(value) is None:
+            raise Unsupported("a variable that is a number here and something else there")
+        return scalars.as_kind(k, value, self.kind)
+
+    def put(self, k: Code, value: Any) -> None:
+        if self.buffer is None:
+            k.b.store(value, self.variable)
+        else:
+            write_into(k, self.buffer, value)
+
+    def value(self, k: Code) -> Any:
+        if self.buffer is not None:
+            return of_buffer(k, self.buffer)
+        if self.tile is not None:
+            kind = type_of(self.tile.dtype)
+            return of_value(self.tile.shape, self.tile.dtype, k.b.load(self.variable, typ=kind))
+        return Scalar(k.b.load(self.variable, typ=scalars.type_of_kind(self.kind)), self.kind)
+
+
+def _slot(k: Code, value: Value) -> _Slot:
+    match value.type:
+        case ScalarType(kind):
+            return _Slot(k.slot(scalars.type_of_kind(kind)), kind, None)
+        case TileType(dtype, shape) as tile:
+            if all(n == 1 for n in shape):
+                return _Slot(k.slot(type_of(dtype)), None, None, tile)
+            return _Slot(None, None, new_buffer(k, shape, dtype))
+    raise Unsupported(f"{value.name}, which is {value.type}, from several places")
+
+
+def _copy(k: Code, tile: Tile) -> Tile:
+    buffer = new_buffer(k, tile.shape, tile.dtype)
+    write_into(k, buffer, tile)
+    return of_buffer(k, buffer)
+
+
+def _in_place(region: Region, carried: Sequence[Value], slots: Sequence[_Slot], uses: Mapping[Value, int]) -> dict[Value, Buffer]:
+    """Of what a turn makes and hands on, the buffers where it may be made: nobody else needs what was there."""
+    if region.exit != "yield" or any(True for _ in region.ways_out()):
+        return {}
+    made = {value for operation in region.operations for value in operation.results}
+    targets = {}
+    for value, new, slot in zip(carried, region.operands, slots, strict=True):
+        if slot.buffer is not None and isinstance(new, Value) and new in made and uses[value] == 1 and uses[new] == 1:
+            targets[new] = slot.buffer
+    return targets
+
+
+def _unravelled(k: Code, number: ir.Value, bounds: Sequence[tuple[Number, Number]]) -> list[Number]:
+    """The index of the tile with a number, of those within bounds, the last one fastest."""
+    index: list[Number] = []
+    for first, last in reversed(bounds):
+        count = k.add(last, k.mul(first, -1))
+        if isinstance(first, int) and isinstance(last, int) and last - first == 1 or _is_one(first, last):
+            index.append(first)
+            continue
+        wide = k.number(count)
+        safe = k.b.select(k.b.icmp_signed(">", wide, i64(0)), wide, i64(1))
+        index.append(k.add(k.b.urem(number, safe), first))
+        number = k.b.udiv(number, safe)
+    return index[::-1]
+
+
+def _is_one(first: Number, last: Number) -> bool:
+    """Whether `last` is `first + 1`, as `bounds_of` writes it."""
+    return isinstance(last, ir.Instruction) and last.opname == "add" and last.operands[0] is first and str(last.operands[1]) == "i64 1"
+
+
+def _grouped(k: Code, at: ir.Value, tiles: Sequence[ir.Value], group: Sequence[int]) -> tuple[ir.Value, ...]:
+    """The index of a tile that blocks visit group by group; see `tilekit._tensor.partition.grouped_index`."""
+    b, firsts, extents = k.b, [], []
+    for d, (count, size) in enumerate(zip(tiles, group, strict=True)):
+        row: Number = 1
+        for extent in (*extents, *tiles[d + 1 :]):
+            row = k.mul(row, extent)
+        step = k.number(k.mul(row, size))
+        which, at = b.sdiv(at, step), b.srem(at, step)
+        first = b.mul(which, i64(size))
+        firsts.append(first)
+        extents.append(k.least(i64(size), b.sub(count, first)))
+    index = []
+    for first, extent in zip(reversed(firsts), reversed(extents), strict=True):
+        index.append(b.add(first, b.srem(at, extent)))
+        at = b.sdiv(at, extent)
+    return tuple(reversed(index))
+
+
+def _read_by(region: Region) -> Iterator[Value]:
+    """The values that a region's own operations read, and that it ends with."""
+    for operation in region.operations:
+        yield from operation.reads()
+    for operand in region.operands:
+        yield from values_of(operand)
+
+
+def _all_read_by(region: Region) -> Iterator[Value]:
+    for inner in region.regions():
+        yield from _read_by(inner)
+
+
+def _pairs(pattern: Operand, result: Any) -> Iterator[tuple[Operand, Any]]:
+    if isinstance(pattern, Group):
+        for part, one_ in zip(pattern.parts, result, strict=True):
+            yield from _pairs(part, one_)
+    else:
+        yield pattern, result
+
+
+def _item_of(p: Program, tile: Tile) -> tuple[ir.Value, Any]:
+    dtype = dtypes.float32 if tile.dtype in (dtypes.float16, dtypes.bfloat16) else tile.dtype
+    return one(p.k, elementwise.cast(p.k, tile, dtype)), dtype
+
+
+def _attribute(p: Program, owner: Any, name: str) -> Any:
+    if isinstance(owner, Visited) and name == "index":
+        return tuple(Scalar(p.k.number(at), int) for at in owner.index)
+    if isinstance(owner, Tensor) and name == "shape":
+        return tuple(Scalar(p.k.number(extent), int) for extent in owner.extents)
+    if isinstance(owner, (Tensor, Tile)) and name == "dtype":
+        return owner.dtype
+    if isinstance(owner, Grid) and name == "shape":
+        tensor, steps = owner.views.tensor, owner.views.steps
+        return tuple(Scalar(p.k.number(p.k.ceiling(e, n)), int) for e, n in zip(tensor.extents, steps, strict=True))
+    if isinstance(owner, Tensor) and name == "tile_shape":
+        return owner.tile
+    raise Unsupported(f".{name} of a {type(owner).__name__}")
+

@@ -1,0 +1,108 @@
+"""Threads that help to run the blocks of a launch on a CPU device. Machine code runs without Python's lock."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+from tilekit._driver import forking
+
+__all__ = ["cores", "run_with_helpers"]
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return os.cpu_count() or 1
+
+
+class _Job:
+    """A function that several threads run at once; who comes too late does not begin."""
+
+    def __init__(self, work: Callable[[int], None], helpers: int) -> None:
+        self.work, self.helpers = work, helpers
+        self.closed, self.active = False, 0
+        self.lock = threading.Lock()
+        self.left = threading.Event()
+        self.error: BaseException | None = None
+
+    def help(self) -> None:
+        with self.lock:
+            if self.closed:
+                return
+            self.active += 1
+        try:
+            self.work(self.helpers)
+        except BaseException as error:
+            self.error = error
+        with self.lock:
+            self.active -= 1
+            if self.closed and not self.active:
+                self.left.set()
+
+    def close(self) -> None:
+        """Wait for those who have begun."""
+        with self.lock:
+            self.closed = True
+            waits = self.active > 0
+        if waits:
+            self.left.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class _Helpers:
+    """The threads. They are made when they are first needed, and never end."""
+
+    def __init__(self) -> None:
+        self.jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self.count = 0
+        self.lock = threading.Lock()
+
+    def want(self, count: int) -> None:
+        with self.lock:
+            while self.count < count:
+                threading.Thread(target=self._help, name=f"tilekit helper {self.count}", daemon=True).start()
+                self.count += 1
+
+    def _help(self) -> None:
+        while True:
+            self.jobs.get().help()
+
+
+_helpers = _Helpers()
+
+
+def run_with_helpers(work: Callable[[int], None], pieces: int) -> None:
+    """Run a function here and in idle threads at once, until all of them return.
+
+    Args:
+        work: called with the number of other threads that may take part; it takes pieces until there are none.
+        pieces: how many there are.
+    """
+    count = min(cores(), pieces) - 1
+    if count < 1:
+        work(0)
+        return
+    job = _Job(work, count)
+    _helpers.want(count)
+    for _ in range(count):
+        _helpers.jobs.put(job)
+    try:
+        work(count)
+    finally:
+        job.close()
+
+
+def _forget() -> None:
+    """In a forked child there are no threads."""
+    global _helpers
+    _helpers = _Helpers()
+
+
+_ = forking
+os.register_at_fork(after_in_child=_forget)
