@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilekit.compiler.cpu import indexed, mathematics, products, reduction, shape  # noqa: F401  (they enter themselves into the table)
+from tilekit.compiler.cpu.code import Code
 from tilekit.compiler.cpu.kernel import REASON, CpuKernel, Site
-from tilekit.compiler.cpu.machine import host
+from tilekit.compiler.cpu.machine import Machine, host
 from tilekit.compiler.cpu.program import Program
 from tilekit.compiler.cpu.values import Unsupported
 from tilekit.compiler.facts import ArgumentFacts
@@ -25,9 +26,12 @@ from tilekit.compiler.passes.dead_code import eliminate_dead_code
 from tilekit.compiler.passes.hoisting import hoist_invariants
 from tilekit.errors import CompileError
 
-__all__ = ["compile_for_cpu"]
+__all__ = ["REFUSALS", "compile_for_cpu", "lowered"]
 
 _PASSES = (canonicalize, hoist_invariants, accumulate_products, eliminate_dead_code)
+REFUSALS = (Unsupported, NotInTheIR)
+"""What says that a kernel is not compiled for CPUs."""
+
 _BROKEN = "kernel %s: it could not be compiled for the CPU, by a mistake of tilekit's; it is interpreted. Please report:"
 
 
@@ -43,7 +47,7 @@ def compile_for_cpu(
     """
     try:
         return _compiled(bound, facts, num_warps, aliased)
-    except (Unsupported, NotInTheIR) as reason:
+    except REFUSALS as reason:
         return str(reason)
     except CompileError as error:  # the interpreter says it with the line
         return error.reason
@@ -53,16 +57,27 @@ def compile_for_cpu(
 
 
 def _compiled(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | None, aliased: bool) -> CpuKernel:
+    _, code = lowered(bound, facts, num_warps, host(), aliased=aliased)
+    sites = tuple(Site(kind, about, _place(location)) for (kind, *about), location in code.sites)
+    image = host().assembled(code.finish())
+    return CpuKernel(name=bound.source.name, image=image, scratch_bytes=code.scratch_bytes, sites=sites)
+
+
+def lowered(
+    bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | None, machine: Machine, *, aliased: bool = False
+) -> tuple[Region, Code]:
+    """The IR of a kernel behind the passes, and its code for a CPU.
+
+    Raises:
+        REFUSALS, CompileError: it has to be interpreted, which says what is wrong, if anything is.
+    """
     kernel = build_ir(bound, facts, num_warps)
     with sampling(num_warps=num_warps):
         _check(kernel)
     for rewrite in _PASSES:
         rewrite(kernel)
     with sampling(num_warps=num_warps):
-        program = Program(kernel, facts, host(), aliased=aliased)
-    text = program.k.finish()
-    sites = tuple(Site(kind, about, _place(location)) for (kind, *about), location in program.k.sites)
-    return CpuKernel(name=bound.source.name, image=host().assembled(text), scratch_bytes=program.k.scratch_bytes, sites=sites)
+        return kernel, Program(kernel, facts, machine, aliased=aliased).k
 
 
 def _place(at: Location) -> tuple[Any, ...]:

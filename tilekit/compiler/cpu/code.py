@@ -50,6 +50,7 @@ class Code:
             written there.
         scratch_bytes: how much memory that is.
         sites: what may go wrong, and where: kinds, with what they are about, and locations.
+        notes: for `explain`, what was done: a line, a word for it, and what it is about.
         location, what: where the operation stands that is being lowered, and what messages call it.
     """
 
@@ -77,6 +78,7 @@ class Code:
         self._functions: dict[str, ir.Function] = {}
         self.scratch_bytes = self._free = _ALIGNMENT
         self.sites: list[tuple[tuple[Any, ...], Location]] = []
+        self.notes: list[tuple[Any, ...]] = []
         self.what = ""
 
     def finish(self) -> str:
@@ -382,6 +384,10 @@ class Code:
         """The number of something that may go wrong in the operation that is being lowered; see `kernel.Site`."""
         self.sites.append(((kind, *about), self.location))
         return len(self.sites) - 1
+
+    def note(self, kind: str, *about: Any) -> None:
+        """For `explain`: something was done in the operation that is being lowered."""
+        self.notes.append((self.location.line, kind, self.what, *about))
 
     def check(self, wrong: ir.Value, site: int, values: Callable[[], Sequence[Number]]) -> None:
         """Where `wrong` holds, end the block, and report the site and these values, which are computed there."""

@@ -119,7 +119,7 @@ class Program:
 
     def _region(self, region: Region) -> None:
         for operation in region.operations:
-            self.k.location = operation.location
+            self.k.location, self.k.what = operation.location, operation.what if isinstance(operation.what, str) else operation.kind
             if operation.kind in LOOPS or operation.kind == "if":
                 self._settle(operation)
                 getattr(self, f"_{operation.kind}")(operation)
@@ -144,7 +144,7 @@ class Program:
             if isinstance(value.type, TileType) and (value.type.shape, value.type.dtype) != (found.shape, found.dtype):
                 raise AssertionError(f"{value.name} is {value.type}, not {found.dtype.name}{found.shape}")
             if (self._uses[value] > 1 and found.cost > _CHEAP) or (found.size == 1 and found.buffer is None):
-                found = kept(self.k, found)
+                found = kept(self.k, found, "it is needed more than once")
         self._values[value] = found
 
     def _settle(self, operation: Operation) -> None:
@@ -157,7 +157,8 @@ class Program:
                 continue
             repeated = operation.kind in LOOPS and value in inner and tile.cost > 0
             if repeated or (writes and tile.windows):
-                self._values[value] = kept(self.k, tile)
+                why = "each turn needs it" if repeated else "what follows may write what it is read from"
+                self._values[value] = kept(self.k, tile, why)
 
     def target(self) -> Buffer | None:
         """Where the result of the operation that is lowered may be made: in the buffer that it goes to."""
@@ -172,7 +173,7 @@ class Program:
         operation_reads = self._current
         for value, tile in [*self._values.items()]:
             if isinstance(tile, Tile) and tile.windows and self._uses[value] > operation_reads[value]:
-                self._values[value] = kept(self.k, tile)
+                self._values[value] = kept(self.k, tile, "it is read before the store")
 
     # ------------------------------------------------------------------------------------------------------------ operations
 
@@ -315,7 +316,7 @@ class Program:
     def _end(self, region: Region, slots: Sequence[_Slot], after: ir.Block) -> None:
         """The end of a region: hand on its values, and go where it goes."""
         k = self.k
-        self.k.location = region.location or self.k.location
+        self.k.location, self.k.what = region.location or self.k.location, region.exit
         if region.exit == "return":
             k.b.branch(k.exit)
             return
@@ -340,7 +341,7 @@ class Program:
                 continue
             others = tile.reads & (buffers - {slot.buffer})
             if others or (slot.buffer in tile.reads and not tile.aligned):
-                tile = kept(k, tile) if tile.buffer is None else _copy(k, tile)
+                tile = kept(k, tile, "a turn hands it on while another value takes its buffer") if tile.buffer is None else _copy(k, tile)
             ready.append((tile, slot))
         for value, slot in ready:
             slot.put(k, value)
