@@ -13,7 +13,7 @@ import numpy as np
 from llvmlite import binding as llvm
 
 from tilekit import dtypes
-from tilekit.compiler.cpu import indexed, mathematics, products, reduction, shape  # noqa: F401  (they enter themselves into the table)
+from tilekit.compiler.cpu import functions, indexed, products, reduction, shape  # noqa: F401  (they enter themselves into the table)
 from tilekit.compiler.cpu.machine import host
 from tilekit.compiler.cpu.program import Program, Site
 from tilekit.compiler.cpu.values import Unsupported
