@@ -181,6 +181,10 @@ class Code:
         chosen = ir.Constant(ir.VectorType(i32, lanes), list(range(start, start + lanes)))
         return self.b.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), chosen)
 
+    def joined(self, x: ir.Value, y: ir.Value) -> ir.Value:
+        """The lanes of two vectors, one behind the other."""
+        return self.b.shuffle_vector(x, y, ir.Constant(ir.VectorType(i32, 2 * x.type.count), list(range(2 * x.type.count))))
+
     def folded(self, vector: ir.Value, function: Any) -> ir.Value:
         """All lanes of a vector by an associative function of vectors, and of scalars."""
         lanes = vector.type.count
