@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 from llvmlite import binding as llvm
 
+import tilekit.compiler.cpu.operations  # noqa: F401  (the table of them)
 from tilekit import dtypes
-from tilekit.compiler.cpu import indexed, mathematics, products, reduction, shape  # noqa: F401  (they enter themselves into the table)
+from tilekit.compiler.cpu.code import PRINTER
+from tilekit.compiler.cpu.debug import printed
+from tilekit.compiler.cpu.faults import said_of
 from tilekit.compiler.cpu.machine import host
 from tilekit.compiler.cpu.program import Program, Site
 from tilekit.compiler.cpu.values import Unsupported
@@ -31,14 +34,11 @@ from tilekit.compiler.passes.canonical import canonicalize
 from tilekit.compiler.passes.dead_code import eliminate_dead_code
 from tilekit.compiler.passes.hoisting import hoist_invariants
 from tilekit.errors import CompileError, DeviceError
-from tilekit.lang.pipelines import unequal
-from tilekit.lang.views import TensorView
-from tilekit.lang.windows import window_of
+from tilekit.lang.block import Block, running
 
 __all__ = ["CpuCode", "compile_for_cpu", "slots_of"]
 
 _PASSES = (canonicalize, hoist_invariants, accumulate_products, eliminate_dead_code)
-_REPORTED = 64  # numbers that a block says of what went wrong
 _BROKEN = "kernel %s: it could not be compiled for the CPU, by a mistake of tilekit's; it is interpreted. Please report:"
 
 
@@ -62,13 +62,15 @@ class CpuCode:
         name: the kernel's.
         image: object code.
         scratch_bytes: how much memory each thread needs.
-        sites: what may go wrong in a block, and where.
+        sites: what may go wrong in a block, or what it prints, and where.
+        ordered: whether its blocks run one after the other.
     """
 
     name: str
     image: bytes
     scratch_bytes: int
     sites: tuple[tuple[Site, Location], ...]
+    ordered: bool
 
     def loaded(self) -> LoadedCode:
         """It, ready to run."""
@@ -105,7 +107,7 @@ def _compiled(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int
     with sampling(num_warps=num_warps):
         program = Program(kernel, facts, host(), aliased=aliased)
     text = program.k.finish()
-    return CpuCode(bound.source.name, host().assembled(text), program.k.scratch_bytes, tuple(program.sites))
+    return CpuCode(bound.source.name, host().assembled(text), program.k.scratch_bytes, tuple(program.sites), program.prints)
 
 
 def _check(kernel: Region) -> None:
@@ -137,6 +139,7 @@ class LoadedCode:
         kind = ctypes.CFUNCTYPE(None, address, address, *numbers, address, address)
         self._run = kind(self._engine.get_function_address("run"))
         self._own = threading.local()
+        self._printer = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, address, *numbers[:3])(self._say)
 
     def run(self, grid: tuple[int, int, int], parameters: Any) -> None:
         """Run every block of a grid, on this thread and idle ones.
@@ -161,7 +164,10 @@ class LoadedCode:
             if report[0]:
                 reports.append(list(report))
 
-        run_with_helpers(work, total)
+        if self.code.ordered:
+            work(0)
+        else:
+            run_with_helpers(work, total)
         if reports:
             self._fail(min(reports, key=lambda r: (r[3], r[2], r[1])))
 
@@ -170,40 +176,27 @@ class LoadedCode:
         room = getattr(self._own, "room", None)
         if room is None:
             memory = np.empty(self.code.scratch_bytes + 128, np.uint8)
-            report = (ctypes.c_int64 * _REPORTED)()
+            report = (ctypes.c_int64 * (PRINTER + 1))()
+            report[PRINTER] = ctypes.cast(self._printer, ctypes.c_void_p).value
             start = (memory.__array_interface__["data"][0] + 63) & ~63
             room = self._own.room = (start, report, memory)
         return room[0], room[1]
 
     def _fail(self, report: Sequence[int]) -> None:
-        (kind, *about), location = self.code.sites[report[0] - 1]
-        block, values = tuple(report[1:4]), tuple(report[4:])
-        try:
-            reason = getattr(self, f"_said_of_{kind}")(about, values)
-        except DeviceError as error:
-            reason = str(error)
+        site, location = self.code.sites[report[0] - 1]
+        block = tuple(report[1:4])
+        reason = self._own.error if site[0] == "print" else said_of(site, report[4:])
         text = f"kernel {self.code.name}, block {block}: {reason}"
         raise DeviceError(str(location.source.error_of(text, location.line, location.column, location.end_line, location.end_column)))
 
-    @staticmethod
-    def _said_of_window(about: Sequence[Any], values: Sequence[int]) -> str:
-        name, what, extents, steps, rank = about
-        shape = values[rank : 2 * rank]
-        view = TensorView(name, np.broadcast_to(np.zeros((), np.uint8), shape), None, True)
-        window_of(view, tuple(values[:rank]), extents, steps, what)
-        return f"{what}: a tile outside {name}"
-
-    @staticmethod
-    def _said_of_point(about: Sequence[Any], values: Sequence[int]) -> str:
-        name, what, rank = about
-        wrong, shape = tuple(values[:rank]), tuple(values[rank : 2 * rank])
-        return f"{what}: index {wrong if rank > 1 else wrong[0]} is outside {name}, a tensor of shape {shape}"
-
-    @staticmethod
-    def _said_of_slice(about: Sequence[Any], values: Sequence[int]) -> str:
-        (name, axis), (first, last, there) = about, values[:3]
-        return f"slice: {first}:{last} is outside {name}, which has {there} along axis {axis}"
-
-    @staticmethod
-    def _said_of_unequal(about: Sequence[Any], values: Sequence[int]) -> str:
-        return unequal(values[: about[0]])
+    def _say(self, number: int, memory: int, x: int, y: int, z: int) -> int:
+        """Print what a block says; whether that fails, and how for the one that reports it."""
+        _, name, values = self.code.sites[number][0]
+        try:
+            with running(Block((1, 1, 1))) as one:
+                one.index = (x, y, z)
+                printed(name, values, memory)
+        except Exception as error:
+            self._own.error = f"{type(error).__name__}: {error}"
+            return 1
+        return 0

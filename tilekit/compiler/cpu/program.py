@@ -44,7 +44,7 @@ __all__ = ["Program", "Site"]
 
 _CHEAP = 3  # what it costs at most to compute an element anew rather than to keep it
 Site = tuple[Any, ...]
-_WITH_NAMES = ("maximum", "minimum", "floor", "ceil", "trunc", "round", "max", "min", "sum", "prod", "any", "all", "argmax", "argmin")
+_WITH_NAMES = ("maximum", "minimum", "floor", "ceil", "trunc", "round", "max", "min", "sum", "prod", "any", "all")
 
 
 class Program:
@@ -54,13 +54,14 @@ class Program:
         k: what is written so far.
         sites: what may go wrong, and where: kinds, with what they are about, and locations.
         aliased: whether tensors that are written may share memory with others.
+        prints: whether blocks print something, and so run one after the other.
         integer, boolean: the dtypes of indices and masks.
     """
 
     integer, boolean = dtypes.int64, dtypes.bool_
 
     def __init__(self, kernel: Region, facts: Sequence[ArgumentFacts], machine: Machine, *, aliased: bool = False) -> None:
-        self.k, self.aliased = Code(machine), aliased
+        self.k, self.aliased, self.prints = Code(machine), aliased, False
         self.sites: list[tuple[Site, Location]] = []
         self._uses = Counter(value for region in kernel.regions() for value in _read_by(region))
         self._values: dict[Value, Any] = {}
@@ -106,6 +107,12 @@ class Program:
     def check(self, wrong: ir.Value, site: Site, values: Sequence[Number]) -> None:
         """Where `wrong` holds, the block ends with the error that `site` and the values make."""
         self.k.fail(wrong, self.site(site), lambda: values)
+
+    def say(self, name: str, values: Sequence[Any]) -> None:
+        """Have an operation print values, see `debug.Saved`; where that fails, the block ends."""
+        self.prints = True
+        site = self.site(("print", name, tuple(values)))
+        self.k.fail(self.k.say(site), site, list)
 
     def site(self, site: Site) -> int:
         """The number of something that may go wrong in the operation that is being lowered."""
@@ -224,6 +231,21 @@ class Program:
         if name in OPS and OPS[name].function is function:
             return self._op(name, operands, keywords)
         return scalars.builtin(self.k, function, operands, keywords)
+
+    def inlined(self, region: Region, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """The results of a function of the user's, as if it stood in the operation that is lowered."""
+        outer = self._result, self._current, self._location
+        self._uses.update(_all_read_by(region))
+        self._values.update(zip(region.parameters, arguments, strict=True))
+        self._region(region)
+        results = tuple(self.value(operand) for operand in region.operands)
+        self._uses.subtract(value for operand in region.operands for value in values_of(operand))
+        self._result, self._current, self._location = outer
+        return results
+
+    def operation(self, name: str, operands: Sequence[Any]) -> Any:
+        """What an operation of the language gives."""
+        return self._op(name, list(operands), {})
 
     def _op(self, name: str, operands: list[Any], keywords: dict[str, Any]) -> Any:
         if name not in LOWERINGS:
@@ -521,7 +543,7 @@ def _unravelled(k: Code, number: ir.Value, bounds: Sequence[tuple[Number, Number
     index: list[Number] = []
     for first, last in reversed(bounds):
         count = k.add(last, k.mul(first, -1))
-        if isinstance(first, int) and isinstance(last, int) and last - first == 1 or _is_one(first, last):
+        if (isinstance(first, int) and isinstance(last, int) and last - first == 1) or _is_one(first, last):
             index.append(first)
             continue
         wide = k.number(count)
