@@ -9,10 +9,12 @@ from typing import Any
 from llvmlite import ir
 
 from tilekit import dtypes
+from tilekit.compiler.cpu.kernel import PRINTER
 from tilekit.compiler.cpu.machine import Machine
+from tilekit.compiler.ir.nodes import Location
 from tilekit.dtypes import DType
 
-__all__ = ["PRINTER", "Code", "Number", "f16", "f32", "f64", "i1", "i8", "i16", "i32", "i64", "pointer", "storage_type", "type_of"]
+__all__ = ["Code", "Number", "f16", "f32", "f64", "i1", "i8", "i16", "i32", "i64", "pointer", "storage_type", "type_of"]
 
 i1, i8, i16, i32, i64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 f16, f32, f64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
@@ -20,9 +22,6 @@ pointer = ir.PointerType()
 
 Number = int | ir.Value
 """An integer that is known while compiling, or an i64."""
-
-PRINTER = 63
-"""Which of the numbers of a report is the address of what prints for a block."""
 
 _ALIGNMENT = 64
 _FLOATS = {dtypes.float16: f16, dtypes.float32: f32, dtypes.float64: f64}
@@ -48,11 +47,16 @@ class Code:
         machine: what it is compiled for.
         index, grid: the block's, and how many there are along each axis; i64.
         arguments, scratch, report: pointers to the kernel's arguments (eight bytes each), to memory of the thread's own, and to
-            where the block says what went wrong, and finds what prints for it. What begins the scratch memory holds nothing: what does not exist is read and
-            written there.
+            where the block says what went wrong, and finds what prints for it. What begins the scratch memory holds nothing: what
+            does not exist is read and written there.
         scratch_bytes: how much memory that is.
         functions: that are declared, or defined, in the module, by their names.
+        sites: what may go wrong, and where: kinds, with what they are about, and locations.
+        notes: for `explain`, what was done: a line, a word for it, and what it is about.
+        location, what: where the operation stands that is being lowered, and what messages call it.
     """
+
+    location: Location
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -75,6 +79,9 @@ class Code:
         self.exit = self.function.append_basic_block("exit")
         self.functions: dict[str, ir.Function] = {}
         self.scratch_bytes = self._free = _ALIGNMENT
+        self.sites: list[tuple[tuple[Any, ...], Location]] = []
+        self.notes: list[tuple[Any, ...]] = []
+        self.what = ""
 
     def finish(self) -> str:
         """The module's text, the code being whole."""
@@ -385,8 +392,17 @@ class Code:
         b.branch(head)
         b.position_at_end(end)
 
-    def fail(self, wrong: ir.Value, site: int, values: Callable[[], Sequence[Number]]) -> None:
-        """Where `wrong` holds, end the block, and report the site's number and these values, which are computed there."""
+    def site(self, kind: str, *about: Any) -> int:
+        """The number of something that may go wrong in the operation that is being lowered; see `kernel.Site`."""
+        self.sites.append(((kind, *about), self.location))
+        return len(self.sites) - 1
+
+    def note(self, kind: str, *about: Any) -> None:
+        """For `explain`: something was done in the operation that is being lowered."""
+        self.notes.append((self.location.line, kind, self.what, *about))
+
+    def check(self, wrong: ir.Value, site: int, values: Callable[[], Sequence[Number]]) -> None:
+        """Where `wrong` holds, end the block, and report the site and these values, which are computed there."""
         bad, good = (self.function.append_basic_block(name) for name in ("bad", "good"))
         self.b.cbranch(wrong, bad, good)
         self.b.position_at_end(bad)

@@ -10,10 +10,10 @@ from llvmlite import ir
 from tilekit import dtypes
 from tilekit.compiler.cpu import arithmetic
 from tilekit.compiler.cpu.convert import converted
-from tilekit.compiler.cpu.elementwise import as_tile, cast
+from tilekit.compiler.cpu.elementwise import as_tile, cast, check_fits
 from tilekit.compiler.cpu.registry import lowers
 from tilekit.compiler.cpu.tiles import Index, Tile, new_buffer, of_buffer, one, place
-from tilekit.compiler.cpu.values import Unsupported, kind_of
+from tilekit.compiler.cpu.values import Scalar, Unsupported, kind_of
 from tilekit.lang.tile import check_shape
 
 __all__: list[str] = []
@@ -47,6 +47,9 @@ def arange(p: Any, size: Any, dtype: Any, *, start: Any, step: Any) -> Tile:
     """Numbers in order, computed in their dtype."""
     k, chosen = p.k, dtypes.as_dtype(dtype)
     (extent,) = check_shape(size, "arange")
+    for name, value in (("start", start), ("step", step)):
+        if isinstance(value, Scalar) and value.kind is int:
+            check_fits(k, value.value, chosen, "range", name, chosen.name)
     first, by = (as_tile(k, value, chosen).element(Index(())) for value in (start, step))
     times, plus = (arithmetic.binary(k, symbol, chosen) for symbol in "*+")
 

@@ -1,72 +1,37 @@
-"""Printing and assertions. What a block prints, Python writes: machine code calls it back, with the values in scratch memory."""
+"""Printing and assertions. What a block prints, Python writes, see `printing`."""
 
 from __future__ import annotations
 
-import ctypes
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tilekit import dtypes
 from tilekit.compiler.cpu.code import Number, i64
+from tilekit.compiler.cpu.printing import Saved
 from tilekit.compiler.cpu.registry import lowers
 from tilekit.compiler.cpu.tiles import Buffer, Index, Tile, element_at, traverse, write_into
 from tilekit.compiler.cpu.values import Scalar, Unsupported, kind_of
-from tilekit.lang.debug import described, message_problem, parse_format, unprintable
-from tilekit.lang.registry import OPS
-from tilekit.lang.tile import Tile as ReferenceTile
+from tilekit.lang.debug import described, described_tile, message_problem, parse_format, unprintable
 from tilekit.lang.tile import common_shape
 
-__all__ = ["Saved", "printed"]
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A value that a block prints.
-
-    Attributes:
-        at: where it lies in the scratch memory, in bytes; None for a tile of which dtype and shape are all that matters.
-        dtype: of its elements.
-        shape: of a tile; None of a number.
-        python: whether it is one of Python's numbers.
-    """
-
-    at: int | None
-    dtype: dtypes.DType
-    shape: tuple[int, ...] | None
-    python: bool = False
-
-    def value(self, memory: int) -> Any:
-        """It, for the reference: a tile, or a number."""
-        shape = self.shape or ()
-        if self.at is None:
-            return ReferenceTile(np.broadcast_to(np.zeros((), self.dtype), shape))
-        array = np.frombuffer(ctypes.string_at(memory + self.at, self.dtype.itemsize * math.prod(shape)), self.dtype).reshape(shape)
-        if self.shape is not None:
-            return ReferenceTile(array)
-        return array.item() if self.python else array[()]
-
-
-def printed(name: str, values: tuple[Any, ...], memory: int) -> None:
-    """Print what a block says, by the operation's reference."""
-    OPS[name].function(*(value.value(memory) if isinstance(value, Saved) else value for value in values))
+__all__: list[str] = []
 
 
 def _saved(p: Any, value: Any) -> Any:
-    """A value of the block's, written down; anything else as it is."""
+    """A value of the block's, written down; a constant as it is."""
     if not isinstance(value, (Tile, Scalar)):
-        return value
+        return value.item() if isinstance(value, np.generic) else value
     k, dtype = p.k, value.dtype
     shape = value.shape if isinstance(value, Tile) else ()
     at = k.reserve(math.prod(shape) * dtype.itemsize)
     buffer = Buffer(k.offset(k.scratch, at), shape, dtype)
     if isinstance(value, Tile):
         write_into(k, buffer, value)
-        return Saved(at, dtype, shape)
+        return Saved(at, dtype.name, shape, False)
     k.write(buffer.address, dtype, 1, 0, None, value.value)
-    return Saved(at, dtype, None, isinstance(value.kind, type))
+    return Saved(at, dtype.name, None, isinstance(value.kind, type))
 
 
 @lowers("print")
@@ -103,13 +68,13 @@ def _dtype(value: Any) -> dtypes.DType:
 @lowers("static_print")
 def static_print(p: Any, *values: Any) -> None:
     """A line by the first block."""
-    known = [Saved(None, value.dtype, value.shape) if isinstance(value, Tile) else value for value in values]
-    if any(not isinstance(value, Saved) and described(value) is None for value in known):
+    words = [described_tile(value.dtype, value.shape) if isinstance(value, Tile) else described(value) for value in values]
+    if None in words:
         raise Unsupported("static_print of what is no constant")
     k = p.k
     any_index = k.b.or_(k.b.or_(k.index[0], k.index[1]), k.index[2])
     with k.b.if_then(k.b.icmp_unsigned("==", any_index, i64(0))):
-        p.say("static_print", known)
+        p.say("static_print", words)
 
 
 @lowers("static_assert")
@@ -139,6 +104,6 @@ def assert_(p: Any, condition: Any, message: Any) -> None:
             lane = k.b.zext(k.first_lane(wrong), i64)
             return [k.add(at, lane) if d == index.along else at for d, at in enumerate(index.at)]
 
-        k.fail(k.any_lane(wrong), site, where)
+        k.check(k.any_lane(wrong), site, where)
 
     traverse(k, condition.shape, [condition], body)

@@ -1,14 +1,16 @@
-"""The CPU at hand, as LLVM knows it: what its vectors hold, and machine code for it."""
+"""The CPU at hand, as LLVM knows it: what its vectors hold, machine code for it, and that in memory."""
 
 from __future__ import annotations
 
 import functools
+import itertools
+import threading
 from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import binding as llvm
 
-__all__ = ["Machine", "host"]
+__all__ = ["Machine", "host", "linked"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,11 @@ class Machine:
     features: str
     vector_bytes: int
     fused: bool
+
+    @property
+    def label(self) -> str:
+        """What decides the code."""
+        return f"{self.name} {self.features} {self.vector_bytes} {self.fused}"
 
     def target(self, *, jit: bool = False) -> Any:
         """LLVM's target machine. Each use has its own: an engine takes it over."""
@@ -54,6 +61,25 @@ def _optimised(text: str, machine: Any) -> Any:
     builder = llvm.create_pass_builder(machine, tuning)
     builder.getModulePassManager().run(module, builder)
     return module
+
+
+_linking, _libraries = threading.Lock(), itertools.count()
+
+
+def linked(image: bytes) -> Any:
+    """Object code for this CPU in memory: the addresses of its functions by name, as long as it is kept.
+
+    Raises:
+        RuntimeError: it calls a function that is not in this process.
+    """
+    with _linking:
+        library = llvm.JITLibraryBuilder().add_object_img(image).add_current_process().export_symbol("run")
+        return library.link(_linker(), f"kernel {next(_libraries)}")
+
+
+@functools.cache
+def _linker() -> Any:
+    return llvm.create_lljit_compiler(host().target(jit=True), suppress_errors=True)
 
 
 @functools.cache
