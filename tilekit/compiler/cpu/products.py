@@ -13,7 +13,6 @@ from tilekit.compiler.cpu.elementwise import cast, mapped
 from tilekit.compiler.cpu.registry import lowers
 from tilekit.compiler.cpu.shape import reshaped
 from tilekit.compiler.cpu.tiles import Buffer, Index, Tile, kept, new_buffer, of_buffer, place, write_into
-from tilekit.compiler.cpu.values import Unsupported
 from tilekit.dtypes import DType
 from tilekit.lang.matmul import accumulator_dtype, meeting_dtypes, padded_shapes, result_dtype
 
@@ -84,8 +83,6 @@ def _tf32(p: Any, tile: Tile) -> Tile:
 
 def _product(p: Any, a: Tile, b: Tile, acc: Tile | None, wide: DType, precision: str) -> Tile:
     """a @ b + acc, in `wide`."""
-    if a.dtype in dtypes.EIGHT_BIT_FLOATS or b.dtype in dtypes.EIGHT_BIT_FLOATS:
-        raise Unsupported("products of 8-bit floats")
     k = p.k
     if precision == "tf32" and a.dtype == dtypes.float32:
         a, b = _tf32(p, a), _tf32(p, b)

@@ -42,7 +42,7 @@ from tilekit.lang.registry import OPS
 __all__ = ["Program"]
 
 _CHEAP = 3  # what it costs at most to compute an element anew rather than to keep it
-_WITH_NAMES = ("maximum", "minimum", "floor", "ceil", "trunc", "round", "max", "min", "sum", "prod", "any", "all", "argmax", "argmin")
+_WITH_NAMES = ("maximum", "minimum", "floor", "ceil", "trunc", "round", "max", "min", "sum", "prod", "any", "all")
 
 
 class Program:
@@ -101,6 +101,11 @@ class Program:
     def check(self, wrong: ir.Value, site: Sequence[Any], values: Sequence[Number]) -> None:
         """Where `wrong` holds, the block ends with the error that `site` and the values make; see `kernel.Site`."""
         self.k.check(wrong, self.site(site), lambda: values)
+
+    def say(self, name: str, values: Sequence[Any]) -> None:
+        """Have an operation print values, see `printing`; where that fails, the block ends."""
+        site = self.site(("print", name, *values))
+        self.k.check(self.k.say(site), site, list)
 
     def site(self, site: Sequence[Any]) -> int:
         """The number of something that may go wrong in the operation that is being lowered."""
@@ -218,6 +223,21 @@ class Program:
         if name in OPS and OPS[name].function is function:
             return self._op(name, operands, keywords)
         return scalars.builtin(self.k, function, operands, keywords)
+
+    def inlined(self, region: Region, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """The results of a function of the user's, as if it stood in the operation that is lowered."""
+        outer = self._result, self._current, self.k.location, self.k.what
+        self._uses.update(_all_read_by(region))
+        self._values.update(zip(region.parameters, arguments, strict=True))
+        self._region(region)
+        results = tuple(self.value(operand) for operand in region.operands)
+        self._uses.subtract(value for operand in region.operands for value in values_of(operand))
+        self._result, self._current, self.k.location, self.k.what = outer
+        return results
+
+    def operation(self, name: str, operands: Sequence[Any]) -> Any:
+        """What an operation of the language gives."""
+        return self._op(name, list(operands), {})
 
     def _op(self, name: str, operands: list[Any], keywords: dict[str, Any]) -> Any:
         if name not in LOWERINGS:
@@ -518,7 +538,7 @@ def _unravelled(k: Code, number: ir.Value, bounds: Sequence[tuple[Number, Number
     index: list[Number] = []
     for first, last in reversed(bounds):
         count = k.add(last, k.mul(first, -1))
-        if isinstance(first, int) and isinstance(last, int) and last - first == 1 or _is_one(first, last):
+        if (isinstance(first, int) and isinstance(last, int) and last - first == 1) or _is_one(first, last):
             index.append(first)
             continue
         wide = k.number(count)
