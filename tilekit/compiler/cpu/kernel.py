@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
-import math
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -237,11 +237,12 @@ def _said_of_assertion(about: Sequence[Any], values: Sequence[int]) -> str:
 
 
 def _said_of_call(about: Sequence[Any], values: Sequence[int]) -> str:
-    """Of a function of the module math: the error that it raises for these numbers, which are bits of floats where it says so."""
-    name, floats = about
-    numbers = [struct.unpack("d", struct.pack("q", bits))[0] if is_float else bits for is_float, bits in zip(floats, values, strict=False)]
+    """Of one of Python's functions: the error that it raises for these numbers, which are bits of floats where it says so."""
+    module, name, floats = about
+    together = zip(floats, values, strict=False)
+    numbers = [struct.unpack("d", struct.pack("q", bits))[0] if is_float else bits for is_float, bits in together]
     try:
-        getattr(math, name)(*numbers)
+        getattr(importlib.import_module(module), name)(*numbers)
     except (ArithmeticError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return f"{name} of {', '.join(map(str, numbers))}"

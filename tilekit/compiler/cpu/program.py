@@ -6,6 +6,7 @@ a loop needs it, where it goes from turn to turn, and ahead of what may write th
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from llvmlite import ir
 
 from tilekit import dtypes
 from tilekit.compiler.cpu import elementwise, scalars
+from tilekit.compiler.cpu.calls import called
 from tilekit.compiler.cpu.code import Code, Number, f64, i1, i64, type_of
 from tilekit.compiler.cpu.convert import converted
 from tilekit.compiler.cpu.machine import Machine
@@ -222,7 +224,7 @@ class Program:
         name = getattr(function, "__name__", "")
         if name in OPS and OPS[name].function is function:
             return self._op(name, operands, keywords)
-        return scalars.builtin(self.k, function, operands, keywords)
+        return called(self, function, operands, keywords, self._result_kind())
 
     def inlined(self, region: Region, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """The results of a function of the user's, as if it stood in the operation that is lowered."""
@@ -279,8 +281,11 @@ class Program:
             if symbol == "@":
                 return LOWERINGS["matmul"](self, x, y, precision="ieee")
             return elementwise.operate(self.k, symbol, x, y)
-        kind = self._result.type.kind if self._result is not None and isinstance(self._result.type, ScalarType) else None
-        return scalars.binary(self.k, symbol, x, y, kind)
+        return scalars.binary(self.k, symbol, x, y, self._result_kind())
+
+    def _result_kind(self) -> type | dtypes.DType | None:
+        """Of the number that is computed; None if it is none."""
+        return self._result.type.kind if self._result is not None and isinstance(self._result.type, ScalarType) else None
 
     def _compare(self, symbol: str, x: Any, y: Any) -> Any:
         if symbol in ("is", "is not"):
@@ -466,14 +471,14 @@ class Program:
 
     def _visits(self, operation: Operation, tensors: tuple[Tensor, ...]) -> None:
         k, first = self.k, tensors[0]
-        if first.cluster is not None or first.group is None or first.tile is None:
-            raise Unsupported("clusters")
+        if first.group is None or first.tile is None:
+            raise Unsupported("a loop over tiles of no mapped partition")
         tiles = [k.number(k.ceiling(extent, n)) for extent, n in zip(first.extents, first.tile, strict=True)]
         total: Number = 1
         for count in tiles:
             total = k.mul(total, count)
-        group = first.group
-        self._counting(operation, k.index[0], total, k.grid[0], lambda at: [Visited(_grouped(k, at, tiles, group), tensors)])
+        group, cluster = first.group, first.cluster
+        self._counting(operation, k.index[0], total, k.grid[0], lambda at: [Visited(_grouped(k, at, tiles, group, cluster), tensors)])
 
 
 class _Slot:
@@ -553,8 +558,17 @@ def _is_one(first: Number, last: Number) -> bool:
     return isinstance(last, ir.Instruction) and last.opname == "add" and last.operands[0] is first and str(last.operands[1]) == "i64 1"
 
 
-def _grouped(k: Code, at: ir.Value, tiles: Sequence[ir.Value], group: Sequence[int]) -> tuple[ir.Value, ...]:
+def _grouped(
+    k: Code, at: ir.Value, tiles: Sequence[ir.Value], group: Sequence[int], cluster: Sequence[int] | None = None
+) -> tuple[ir.Value, ...]:
     """The index of a tile that blocks visit group by group; see `tilekit._tensor.partition.grouped_index`."""
+    if cluster is not None:
+        size = i64(math.prod(cluster))
+        groups = [-(-n // m) for n, m in zip(group, cluster, strict=True)]
+        clusters = [k.b.sdiv(count, i64(n)) for count, n in zip(tiles, cluster, strict=True)]
+        outer = _grouped(k, k.b.sdiv(at, size), clusters, groups)
+        within = _grouped(k, k.b.srem(at, size), [i64(n) for n in cluster], [1] * len(cluster))
+        return tuple(k.b.add(k.b.mul(o, i64(n)), i) for o, n, i in zip(outer, cluster, within, strict=True))
     b, firsts, extents = k.b, [], []
     for d, (count, size) in enumerate(zip(tiles, group, strict=True)):
         row: Number = 1
