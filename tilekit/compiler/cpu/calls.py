@@ -14,10 +14,11 @@ from tilekit import dtypes
 from tilekit.compiler.cpu import arithmetic
 from tilekit.compiler.cpu.code import f64, i64
 from tilekit.compiler.cpu.elementwise import as_tile, compare, operate
+from tilekit.compiler.cpu.memory import bounds_of
 from tilekit.compiler.cpu.registry import LOWERINGS
 from tilekit.compiler.cpu.scalars import as_kind, binary, common_kind, kind_in, library
 from tilekit.compiler.cpu.tiles import Tile, of_value, one
-from tilekit.compiler.cpu.values import Scalar, Unsupported
+from tilekit.compiler.cpu.values import Grid, Row, Scalar, Unsupported
 from tilekit.dtypes import DType
 
 __all__ = ["called"]
@@ -181,6 +182,17 @@ def _gcd(p: Any, _: Kind, *values: Any) -> Any:
     return Scalar(result, int)
 
 
+def _length(p: Any, _: Kind, value: Any) -> Any:
+    """Of a tuple, or of a row of tiles."""
+    if isinstance(value, tuple):
+        return len(value)
+    if not isinstance(value, (Row, Grid)):
+        raise Unsupported(f"len of a {type(value).__name__}")
+    row = value if isinstance(value, Row) else Row(value.views, (slice(None),) * value.views.tensor.rank)
+    counts = [p.k.add(last, p.k.mul(first, -1)) for first, last in bounds_of(p, row)]
+    return Scalar(p.k.number(functools.reduce(p.k.mul, counts)), int)
+
+
 def _magnitude(symbol: str) -> Callable[..., Any]:
     return _exact(lambda k, x: k.b.fcmp_ordered(symbol, k.intrinsic("fabs", x), f64(float("inf"))), bool)
 
@@ -197,7 +209,7 @@ _SYMBOLS = {
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     min: _extreme(False), max: _extreme(True), int: _cast(int), float: _cast(float), bool: _cast(bool), abs: _absolute,
     operator.index: _cast(int), operator.abs: _absolute, divmod: _divmod, pow: _operator("**"), round: _whole("round", "rint", "builtins"),
-    sum: _folded("+", 0), math.prod: _folded("*", 1), math.gcd: _gcd, math.log: _log,
+    len: _length, sum: _folded("+", 0), math.prod: _folded("*", 1), math.gcd: _gcd, math.log: _log,
     math.floor: _whole("floor", "floor"), math.ceil: _whole("ceil", "ceil"), math.trunc: _whole("trunc", "trunc"),
     math.gamma: _real("gamma", "tgamma"), math.lgamma: _real("lgamma"),
     math.hypot: _exact(lambda k, x, y: k.call("hypot", f64, [x, y])),

@@ -236,6 +236,10 @@ def _said_of_assertion(about: Sequence[Any], values: Sequence[int]) -> str:
     return assertion_text(message, tuple(values[: len(shape)]) if shape else None)
 
 
+def _said_of_element(about: Sequence[Any], values: Sequence[int]) -> str:
+    return "IndexError: tuple index out of range"
+
+
 def _said_of_call(about: Sequence[Any], values: Sequence[int]) -> str:
     """Of one of Python's functions: the error that it raises for these numbers, which are bits of floats where it says so."""
     module, name, floats = about
@@ -251,5 +255,5 @@ def _said_of_call(about: Sequence[Any], values: Sequence[int]) -> str:
 _SAID: dict[str, Callable[[Sequence[Any], Sequence[int]], str]] = {
     "window": _said_of_window, "point": _said_of_point, "slice": _said_of_slice, "unequal": _said_of_unequal,
     "scalar": _said_of_scalar, "range": _said_of_range, "part": _said_of_part, "assertion": _said_of_assertion,
-    "call": _said_of_call,
+    "element": _said_of_element, "call": _said_of_call,
 }  # fmt: skip

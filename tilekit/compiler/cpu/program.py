@@ -23,7 +23,7 @@ from tilekit.compiler.cpu.machine import Machine
 from tilekit.compiler.cpu.memory import bounds_of, tile_of_views
 from tilekit.compiler.cpu.registry import LOWERINGS
 from tilekit.compiler.cpu.tiles import Buffer, Tile, Window, kept, new_buffer, of_buffer, of_value, one, write_into
-from tilekit.compiler.cpu.values import Grid, Row, Scalar, Tensor, Unsupported, Visited, kind_of
+from tilekit.compiler.cpu.values import Grid, Row, Scalar, Tensor, Unsupported, Views, Visited, kind_of
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.ir.effects import ATOMIC, WRITES, effects
 from tilekit.compiler.ir.nodes import (
@@ -256,23 +256,24 @@ class Program:
             if name == "item":
                 return Scalar(*_item_of(self, owner))
             return self._op(name, operands, keywords)
+        if name == "bit_length" and kind_of(owner) in (int, bool):
+            return scalars.bit_length(self.k, owner)
         if f".{name}" not in LOWERINGS:
             raise Unsupported(f".{name}")
         return LOWERINGS[f".{name}"](self, *operands, **keywords)
 
     def _item(self, owner: Any, index: Any) -> Any:
-        if isinstance(owner, tuple) and isinstance(index, int):
-            return owner[index]
+        if isinstance(owner, tuple):
+            return owner[index] if isinstance(index, (int, slice)) else scalars.element(self.k, owner, index)
         parts = index if isinstance(index, tuple) else (index,)
         if isinstance(owner, Grid):
             if any(isinstance(part, slice) for part in parts):
                 return Row(owner.views, parts)
             return LOWERINGS[".load"](self, owner.views, index)
         if isinstance(owner, Tile):
-            shape, rest = [], iter(owner.shape)
-            for part in parts:
-                shape.append(1 if part is None else next(rest))
-            return LOWERINGS["reshape"](self, owner, tuple(shape))
+            rest = iter(owner.shape)
+            shape = tuple(1 if part is None else next(rest) for part in parts)
+            return LOWERINGS["reshape"](self, owner, shape)
         raise Unsupported(f"an index of a {type(owner).__name__}")
 
     def _binary(self, symbol: str, x: Any, y: Any) -> Any:
@@ -427,8 +428,9 @@ class Program:
 
     def _for(self, operation: Operation) -> None:
         bounds = [scalars.as_number(self.k, self.value(operand)) for operand in operation.operands[:3]]
-        if isinstance(bounds[2], int) and bounds[2] == 0:
-            raise Unsupported("range with a step of 0")
+        if not isinstance(bounds[2], int) or bounds[2] == 0:
+            is_zero = self.k.b.icmp_signed("==", self.k.number(bounds[2]), i64(0))
+            self.check(is_zero, ("call", "builtins", "range", (False,) * 3), bounds)
         self._counting(operation, *bounds, lambda number: [Scalar(number, int)])
 
     def _while(self, operation: Operation) -> None:
@@ -622,7 +624,9 @@ def _attribute(p: Program, owner: Any, name: str) -> Any:
     if isinstance(owner, Grid) and name == "shape":
         tensor, steps = owner.views.tensor, owner.views.steps
         return tuple(Scalar(p.k.number(p.k.ceiling(e, n)), int) for e, n in zip(tensor.extents, steps, strict=True))
-    if isinstance(owner, Tensor) and name == "tile_shape":
-        return owner.tile
+    if isinstance(owner, Tensor) and name in ("tile_shape", "ndim"):
+        return owner.tile if name == "tile_shape" else owner.rank
+    if isinstance(owner, Views) and name in ("tile_shape", "traversal_steps", "dtype"):
+        return {"tile_shape": owner.shape, "traversal_steps": owner.steps, "dtype": owner.tensor.dtype}[name]
     raise Unsupported(f".{name} of a {type(owner).__name__}")
 

@@ -15,7 +15,7 @@ from tilekit.compiler.cpu.convert import constant, converted
 from tilekit.compiler.cpu.values import Scalar, Unsupported, kind_of
 from tilekit.dtypes import DType
 
-__all__ = ["as_kind", "as_number", "binary", "common_kind", "compare", "kind_in", "library", "type_of_kind", "unary"]
+__all__ = ["as_kind", "as_number", "binary", "bit_length", "common_kind", "compare", "element", "kind_in", "library", "type_of_kind", "unary"]
 
 _DTYPES = {int: dtypes.int64, float: dtypes.float64, bool: dtypes.bool_}
 
@@ -150,3 +150,26 @@ def unary(k: Code, symbol: str, x: Any) -> Any:
     elif symbol == "~":
         value = k.b.not_(value)
     return Scalar(value, kind)
+
+
+def bit_length(k: Code, x: Any) -> Scalar:
+    """`x.bit_length()`."""
+    number = as_kind(k, x, int)
+    magnitude = k.b.select(k.b.icmp_signed("<", number, i64(0)), k.b.neg(number), number)
+    return Scalar(k.b.sub(i64(64), k.intrinsic("ctlz", magnitude, i1(0))), int)
+
+
+def element(k: Code, values: tuple[Any, ...], index: Any) -> Scalar:
+    """One of the numbers in a tuple; outside of it the block ends."""
+    kind = common_kind(*values)
+    if any(kind_in(value) != kind for value in values):
+        raise Unsupported("an element of a tuple of different things")
+    number = as_number(k, index)
+    place = k.number(number)
+    place = k.b.select(k.b.icmp_signed("<", place, i64(0)), k.b.add(place, i64(len(values))), place)
+    outside = k.b.icmp_unsigned(">=", place, i64(len(values)))
+    k.check(outside, k.site("element", len(values)), lambda: [number])
+    result = as_kind(k, values[0], kind)
+    for at, value in enumerate(values[1:], 1):
+        result = k.b.select(k.b.icmp_signed("==", place, i64(at)), as_kind(k, value, kind), result)
+    return Scalar(result, kind)
