@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from llvmlite import ir
@@ -182,6 +182,10 @@ class Code:
         """Some lanes of a vector."""
         chosen = ir.Constant(ir.VectorType(i32, lanes), list(range(start, start + lanes)))
         return self.b.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), chosen)
+
+    def joined(self, x: ir.Value, y: ir.Value) -> ir.Value:
+        """The lanes of two vectors, one behind the other."""
+        return self.b.shuffle_vector(x, y, ir.Constant(ir.VectorType(i32, 2 * x.type.count), list(range(2 * x.type.count))))
 
     def reversed(self, vector: ir.Value) -> ir.Value:
         """The lanes the other way round."""
@@ -396,6 +400,13 @@ class Code:
         """The number of something that may go wrong in the operation that is being lowered; see `kernel.Site`."""
         self.sites.append(((kind, *about), self.location))
         return len(self.sites) - 1
+
+    @contextmanager
+    def counters(self, counts: Sequence[int], steps: Sequence[int] | None = None) -> Iterator[tuple[Number, ...]]:
+        """Loops inside of each other, see `counted`: the first one outermost."""
+        with ExitStack() as stack:
+            steps = [1] * len(counts) if steps is None else steps
+            yield tuple(stack.enter_context(self.counted(n, step)) for n, step in zip(counts, steps, strict=True))
 
     def note(self, kind: str, *about: Any) -> None:
         """For `explain`: something was done in the operation that is being lowered."""

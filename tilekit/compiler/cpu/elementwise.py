@@ -9,9 +9,11 @@ from llvmlite import ir
 
 from tilekit import dtypes
 from tilekit.compiler.cpu import arithmetic
-from tilekit.compiler.cpu.code import Code, f32, type_of
+from tilekit.compiler.cpu.code import Code, type_of
 from tilekit.compiler.cpu.convert import constant, converted, wide, wide_dtype
 from tilekit.compiler.cpu.directed import calculation, flushed, is_directed, narrowed
+from tilekit.compiler.cpu.mathematics.power import power
+from tilekit.compiler.cpu.mathematics.vectors import Vector
 from tilekit.compiler.cpu.registry import lowers
 from tilekit.compiler.cpu.tiles import Index, Tile, element_at, of_value
 from tilekit.compiler.cpu.values import Scalar, Unsupported, kind_of
@@ -119,18 +121,10 @@ def _power(k: Code, tiles: list[Tile], dtype: DType, exponent: float | None) -> 
 
         return mapped(k, tiles[:1], dtype, arithmetic.in_wide(k, dtype, product), 2)
 
-    def power(x: ir.Value, y: ir.Value) -> ir.Value:
-        return k.by_lane(lambda p, q: _in_double(k, "pow", p, q), x, y)
+    def formula(x: ir.Value, y: ir.Value) -> ir.Value:
+        return power(Vector(k, x), Vector(k, y)).value
 
-    return mapped(k, tiles, dtype, arithmetic.in_wide(k, dtype, power), 40)
-
-
-def _in_double(k: Code, name: str, *values: ir.Value) -> ir.Value:
-    """The C library's function of scalars, float or double; of floats the result is rounded."""
-    double = ir.DoubleType()
-    kind = values[0].type
-    result = k.call(name, double, [value if value.type == double else k.b.fpext(value, double) for value in values])
-    return result if kind == double else k.b.fptrunc(result, f32)
+    return mapped(k, tiles, dtype, arithmetic.in_wide(k, dtype, formula), 60)
 
 
 _NAMES = {

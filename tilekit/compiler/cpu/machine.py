@@ -21,12 +21,14 @@ class Machine:
         name, features: as LLVM spells them.
         vector_bytes: of a register.
         fused: whether it has fused multiply-adds.
+        triple: of another kind of system; empty for this one's. What is compiled for that cannot run here.
     """
 
     name: str
     features: str
     vector_bytes: int
     fused: bool
+    triple: str = ""
 
     @property
     def label(self) -> str:
@@ -35,7 +37,13 @@ class Machine:
 
     def target(self, *, jit: bool = False) -> Any:
         """LLVM's target machine. Each use has its own: an engine takes it over."""
-        found = llvm.Target.from_default_triple()
+        if self.triple:
+            llvm.initialize_all_targets()
+            llvm.initialize_all_asmprinters()
+        else:
+            llvm.initialize_native_target()
+            llvm.initialize_native_asmprinter()
+        found = llvm.Target.from_triple(self.triple or llvm.get_default_triple())
         options = {"jit": True} if jit else {"reloc": "pic", "codemodel": "small", "jit": False}
         return found.create_target_machine(cpu=self.name, features=self.features, opt=3, **options)
 
@@ -85,10 +93,10 @@ def _linker() -> Any:
 @functools.cache
 def host() -> Machine:
     """The CPU that this process runs on."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features()
     wide = features.get("avx512f") and features.get("avx512bw") and features.get("avx512vl")
     vector_bytes = 64 if wide else 32 if features.get("avx2") else 16
     fused = bool(features.get("fma")) or not llvm.get_default_triple().startswith(("x86", "i686"))
-    return Machine(llvm.get_host_cpu_name(), features.flatten(), vector_bytes, fused)
+    # Some CPUs have the longest vectors, and LLVM would halve them: products then have twice as many, which spill.
+    spelled = features.flatten() + (",-prefer-256-bit" if wide else "")
+    return Machine(llvm.get_host_cpu_name(), spelled, vector_bytes, fused)

@@ -9,7 +9,6 @@ from tilekit.compiler.cpu import (
     folding,
     indexed,
     integral,
-    mathematics,
     memory,
     positions,
     products,
@@ -18,11 +17,12 @@ from tilekit.compiler.cpu import (
     reduction,
     shape,
     sorting,
+    transcendental,
 )
 
 __all__ = ["FAMILIES"]
 
 FAMILIES = (
-    counting, created, debug, folding, indexed, integral, mathematics, memory, positions, products, questions, randomness,
-    reduction, shape, sorting,
+    counting, created, debug, folding, indexed, integral, memory, positions, products, questions, randomness,
+    reduction, shape, sorting, transcendental,
 )  # fmt: skip

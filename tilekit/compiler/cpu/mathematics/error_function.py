@@ -1,0 +1,70 @@
+"""The error function and its complement.
+
+Near 0 erf is a polynomial. Beyond, the complement is e^(-x^2) g(t) / (1 + 2 x), where g is one of t = (x - 4) / (x + 4) (M. M.
+Shepherd, J. G. Laframboise: Chebyshev approximation of (1 + 2x) exp(x^2) erfc(x) in 0 <= x < infinity, 1981); where only what it
+leaves of 1 counts, as of float32's erf, e to a polynomial is enough. All are fitted as those of exponential.py.
+"""
+
+from __future__ import annotations
+
+from tilekit.compiler.cpu.mathematics.exponential import exp, exp_of_sum, scaled
+from tilekit.compiler.cpu.mathematics.vectors import Vector, fma, polynomial, two_product, where
+
+__all__ = ["erf", "erfc"]
+
+# (erf(x) - x) / x of x^2, for |x| <= 1
+_NEAR = {
+    True: (7.806904e-05, -0.0007997853, 0.005187162, -0.026853347, 0.11283579, -0.37612626, 0.12837917),
+    False: (
+        -7.607820420941618e-10, 1.3616703621796577e-08, -1.618399211068097e-07, 1.6444150675051541e-06, -1.492446564616125e-05,
+        0.0001205528049678781, -0.0008548325485002327, 0.005223977596735902, -0.02686617064195914, 0.1128379167093695,
+        -0.37612638903183343, 0.12837916709551256,
+    ),
+}  # fmt: skip
+# log(1 - erf(x)) / x for 0.95 <= x <= 4
+_TAIL = (-1.7057995e-05, 0.00038026768, -0.003871069, 0.024232015, -0.106764056, -0.63484484, -1.1287208)
+# (1 + 2 x) e^(x^2) erfc(x) of t, for x >= 1/2
+_SCALED = {
+    True: (
+        0.005274425, -0.016573304, 0.036992, -0.06626258, 0.093767904, -0.101044275, 0.068094544, 0.01537981, -0.13962106,
+        1.2329952,
+    ),
+    False: (
+        -4.1759372145772735e-09, 7.483757548081991e-08, 4.444601389023521e-08, -7.834610515556815e-07, 3.2646363918222484e-07,
+        5.680747644750966e-06, -1.1242468440127847e-05, -2.4386702181684935e-05, 0.00015062955220436472, -0.0001992601533029567,
+        -0.0007577751837808805, 0.005031970584559917, -0.016197733779113613, 0.03716751547278598, -0.06633036583577581,
+        0.09373283500218768, -0.10103906603529436, 0.06809705425458701, 0.015379652102603003, -0.13962111684056164,
+        1.2329951186255526,
+    ),
+}  # fmt: skip
+
+
+def _near(x: Vector) -> Vector:
+    return fma(x, polynomial(x * x, _NEAR[x.single]), x)
+
+
+def _complement(x: Vector) -> Vector:
+    """Of numbers from 1/2 on."""
+    x = x.at_most(10.1 if x.single else 27.3)
+    factor = polynomial((x - 4.0) / (x + 4.0), _SCALED[x.single]) / fma(x, 2.0, 1.0)
+    square, lack = two_product(x, x)
+    n, h, l = exp_of_sum(-square, -lack)  # noqa: E741
+    return scaled(fma(factor, h + l, factor), n)
+
+
+def erf(x: Vector) -> Vector:
+    """The error function."""
+    magnitude = abs(x)
+    if x.single:
+        bounded = magnitude.at_most(4.0)
+        far = 1.0 - exp(bounded * polynomial(bounded, _TAIL))
+    else:
+        far = 1.0 - _complement(magnitude)
+    return where(magnitude < 1.0, _near(magnitude), far).with_sign(x)
+
+
+def erfc(x: Vector) -> Vector:
+    """1 - erf(x)."""
+    magnitude = abs(x)
+    far = _complement(magnitude)
+    return where(magnitude < 0.5, 1.0 - _near(x), where(x < 0.0, 2.0 - far, far))
