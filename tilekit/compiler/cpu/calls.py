@@ -16,7 +16,7 @@ from tilekit.compiler.cpu.code import f64, i64
 from tilekit.compiler.cpu.elementwise import as_tile, compare, operate
 from tilekit.compiler.cpu.memory import bounds_of
 from tilekit.compiler.cpu.registry import LOWERINGS
-from tilekit.compiler.cpu.scalars import as_kind, binary, common_kind, kind_in, library
+from tilekit.compiler.cpu.scalars import as_kind, binary, common_kind, dtype_of, kind_in, library
 from tilekit.compiler.cpu.tiles import Tile, of_value, one
 from tilekit.compiler.cpu.values import Grid, Row, Scalar, Unsupported
 from tilekit.dtypes import DType
@@ -48,8 +48,7 @@ def _extreme(largest: bool) -> Callable[..., Any]:
         common = common_kind(*values)
         if len({kind_in(value) for value in values}) > 1 and common != kind:
             raise Unsupported("min or max of numbers of two kinds, whose result is either")
-        number = dtypes.int64 if common is int else dtypes.float64 if common is float else dtypes.bool_ if common is bool else common
-        better = arithmetic.comparison(k, symbol, number)
+        better = arithmetic.comparison(k, symbol, dtype_of(common))
         first, *others = (as_kind(k, value, common) for value in values)
         for other in others:
             first = k.b.select(better(other, first), other, first)
@@ -208,8 +207,8 @@ _SYMBOLS = {
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     min: _extreme(False), max: _extreme(True), int: _cast(int), float: _cast(float), bool: _cast(bool), abs: _absolute,
-    operator.index: _cast(int), operator.abs: _absolute, divmod: _divmod, pow: _operator("**"), round: _whole("round", "rint", "builtins"),
-    len: _length, sum: _folded("+", 0), math.prod: _folded("*", 1), math.gcd: _gcd, math.log: _log,
+    divmod: _divmod, pow: _operator("**"), round: _whole("round", "rint", "builtins"), len: _length, sum: _folded("+", 0),
+    operator.index: _cast(int), operator.abs: _absolute, math.prod: _folded("*", 1), math.gcd: _gcd, math.log: _log,
     math.floor: _whole("floor", "floor"), math.ceil: _whole("ceil", "ceil"), math.trunc: _whole("trunc", "trunc"),
     math.gamma: _real("gamma", "tgamma"), math.lgamma: _real("lgamma"),
     math.hypot: _exact(lambda k, x, y: k.call("hypot", f64, [x, y])),

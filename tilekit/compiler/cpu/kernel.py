@@ -119,7 +119,7 @@ class LoadedKernel:
         address, numbers = ctypes.c_void_p, [ctypes.c_int64] * 4
         self._run = ctypes.CFUNCTYPE(None, address, address, *numbers, address, address)(self._code["run"])
         printer = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, address, *numbers[:3])(self._print)
-        self._printer, self._printer_address = printer, ctypes.cast(printer, address).value
+        self._printer, self._printer_address = printer, ctypes.cast(printer, address).value or 0
         self._ordered = any(site.kind == "print" for site in kernel.sites)
         self._own = threading.local()
 
@@ -165,12 +165,12 @@ class LoadedKernel:
             room = self._own.room = (start, report, memory)
         return room[0], room[1]
 
-    def _print(self, number: int, memory: int, *index: int) -> int:
+    def _print(self, number: int, memory: int, x: int, y: int, z: int) -> int:
         """Print what a block says at a site; 1 where that fails, and why for the one who reports it."""
         name, *values = self.kernel.sites[number].about
         try:
             with running(Block((1, 1, 1))) as block:
-                block.index = index
+                block.index = (x, y, z)
                 printed(name, values, memory)
         except Exception as error:
             self._own.error = f"{type(error).__name__}: {error}"

@@ -126,7 +126,10 @@ class Program:
 
     def _region(self, region: Region) -> None:
         for operation in region.operations:
-            self.k.location, self.k.what = operation.location, operation.what if isinstance(operation.what, str) else operation.kind
+            self.k.location, self.k.what = (
+                operation.location,
+                operation.what if isinstance(operation.what, str) else operation.kind,
+            )
             if operation.kind in LOOPS or operation.kind == "if":
                 self._settle(operation)
                 getattr(self, f"_{operation.kind}")(operation)
@@ -355,7 +358,11 @@ class Program:
     def _hand_on(self, operands: Sequence[Operand], slots: Sequence[_Slot]) -> None:
         """Put values into slots, as if at once: what reads a slot that another value goes to is computed before."""
         k = self.k
-        given = [(self.value(operand), slot) for operand, slot in zip(operands, slots, strict=True) if not isinstance(operand, Undefined)]
+        given = [
+            (self.value(operand), slot)
+            for operand, slot in zip(operands, slots, strict=True)
+            if not isinstance(operand, Undefined)
+        ]
         buffers = {slot.buffer for _, slot in given if slot.buffer is not None}
         ready = []
         for value, slot in given:
@@ -367,7 +374,11 @@ class Program:
                 continue
             others = tile.reads & (buffers - {slot.buffer})
             if others or (slot.buffer in tile.reads and not tile.aligned):
-                tile = kept(k, tile, "a turn hands it on while another value takes its buffer") if tile.buffer is None else _copy(k, tile)
+                tile = (
+                    kept(k, tile, "a turn hands it on while another value takes its buffer")
+                    if tile.buffer is None
+                    else _copy(k, tile)
+                )
             ready.append((tile, slot))
         for value, slot in ready:
             slot.put(k, value)
@@ -427,11 +438,11 @@ class Program:
             k.b.branch(head)
 
     def _for(self, operation: Operation) -> None:
-        bounds = [scalars.as_number(self.k, self.value(operand)) for operand in operation.operands[:3]]
-        if not isinstance(bounds[2], int) or bounds[2] == 0:
-            is_zero = self.k.b.icmp_signed("==", self.k.number(bounds[2]), i64(0))
-            self.check(is_zero, ("call", "builtins", "range", (False,) * 3), bounds)
-        self._counting(operation, *bounds, lambda number: [Scalar(number, int)])
+        start, stop, step = (scalars.as_number(self.k, self.value(operand)) for operand in operation.operands[:3])
+        if not isinstance(step, int) or step == 0:
+            is_zero = self.k.b.icmp_signed("==", self.k.number(step), i64(0))
+            self.check(is_zero, ("call", "builtins", "range", (False,) * 3), [start, stop, step])
+        self._counting(operation, start, stop, step, lambda number: [Scalar(number, int)])
 
     def _while(self, operation: Operation) -> None:
         with self._turns(operation) as (region, slots, turn, _):
@@ -467,7 +478,10 @@ class Program:
             self.check(k.b.icmp_signed("!=", k.number(other), k.number(counts[0])), ("unequal", len(counts)), counts)
 
         def item(number: ir.Value) -> list[Any]:
-            return [tile_of_views(self, row.views, _unravelled(k, number, each), checked=False) for row, each in zip(rows, bounds, strict=True)]
+            return [
+                tile_of_views(self, row.views, _unravelled(k, number, each), checked=False)
+                for row, each in zip(rows, bounds, strict=True)
+            ]
 
         self._counting(operation, 0, counts[0], 1, item)
 
@@ -480,7 +494,11 @@ class Program:
         for count in tiles:
             total = k.mul(total, count)
         group, cluster = first.group, first.cluster
-        self._counting(operation, k.index[0], total, k.grid[0], lambda at: [Visited(_grouped(k, at, tiles, group, cluster), tensors)])
+
+        def visited(at: ir.Value) -> list[Any]:
+            return [Visited(_grouped(k, at, tiles, group, cluster), tensors)]
+
+        self._counting(operation, k.index[0], total, k.grid[0], visited)
 
 
 class _Slot:
@@ -557,7 +575,12 @@ def _unravelled(k: Code, number: ir.Value, bounds: Sequence[tuple[Number, Number
 
 def _is_one(first: Number, last: Number) -> bool:
     """Whether `last` is `first + 1`, as `bounds_of` writes it."""
-    return isinstance(last, ir.Instruction) and last.opname == "add" and last.operands[0] is first and str(last.operands[1]) == "i64 1"
+    return (
+        isinstance(last, ir.Instruction)
+        and last.opname == "add"
+        and last.operands[0] is first
+        and str(last.operands[1]) == "i64 1"
+    )
 
 
 def _grouped(
@@ -629,4 +652,3 @@ def _attribute(p: Program, owner: Any, name: str) -> Any:
     if isinstance(owner, Views) and name in ("tile_shape", "traversal_steps", "dtype"):
         return {"tile_shape": owner.shape, "traversal_steps": owner.steps, "dtype": owner.tensor.dtype}[name]
     raise Unsupported(f".{name} of a {type(owner).__name__}")
-

@@ -15,25 +15,29 @@ from tilekit.compiler.cpu.convert import constant, converted
 from tilekit.compiler.cpu.values import Scalar, Unsupported, kind_of
 from tilekit.dtypes import DType
 
-__all__ = ["as_kind", "as_number", "binary", "bit_length", "common_kind", "compare", "element", "kind_in", "library", "type_of_kind", "unary"]
+__all__ = [
+    "as_kind", "as_number", "binary", "bit_length", "common_kind", "compare", "dtype_of", "element", "kind_in", "library",
+    "type_of_kind", "unary",
+]  # fmt: skip
 
 _DTYPES = {int: dtypes.int64, float: dtypes.float64, bool: dtypes.bool_}
 
 
-def _dtype(kind: type | DType) -> DType:
+def dtype_of(kind: type | DType) -> DType:
+    """What a number of a kind is an element of."""
     return _DTYPES[kind] if isinstance(kind, type) else kind
 
 
 def type_of_kind(kind: type | DType) -> ir.Type:
     """What a number is in a register."""
-    return type_of(_dtype(kind))
+    return type_of(dtype_of(kind))
 
 
 def as_kind(k: Code, value: Any, kind: type | DType) -> ir.Value:
     """A number as one of another kind."""
     if isinstance(value, Scalar):
-        return converted(k, value.value, value.dtype, _dtype(kind))
-    return constant(value, _dtype(kind))
+        return converted(k, value.value, value.dtype, dtype_of(kind))
+    return constant(value, dtype_of(kind))
 
 
 def as_number(k: Code, value: Any) -> Number:
@@ -85,11 +89,11 @@ def binary(k: Code, symbol: str, x: Any, y: Any, kind: type | DType | None = Non
     elif symbol == "/" and not dtypes.is_float(common):
         common = dtypes.float64
     values = [as_kind(k, value, common) for value in (x, y)]
-    return Scalar(arithmetic.binary(k, symbol, _dtype(common))(*values), common)
+    return Scalar(arithmetic.binary(k, symbol, dtype_of(common))(*values), common)
 
 
 def _power(k: Code, x: Any, y: Any, kind: type | DType) -> Any:
-    dtype = _dtype(int if kind is bool else kind)
+    dtype = dtype_of(int if kind is bool else kind)
     values = [as_kind(k, value, dtype) for value in (x, y)]
     if not dtypes.is_float(dtype):
         return Scalar(arithmetic.power(k, dtype)(*values), int if kind is bool else kind)
@@ -123,7 +127,7 @@ def compare(k: Code, symbol: str, x: Any, y: Any) -> Any:
         for other in y:
             found = k.b.or_(found, as_kind(k, compare(k, "==", x, other), bool))
         return Scalar(found if symbol == "in" else k.b.not_(found), bool)
-    dtype = _dtype(common_kind(x, y))
+    dtype = dtype_of(common_kind(x, y))
     if dtypes.is_float(dtype):
         values = [as_kind(k, value, dtype) for value in (x, y)]
         return Scalar(arithmetic.comparison(k, symbol, dtype)(*values), bool)
@@ -135,7 +139,7 @@ def _widest(k: Code, value: Any) -> ir.Value:
     """An integer in more bits than any has: comparisons are exact whatever the signs."""
     kind = kind_in(value)
     number = as_kind(k, value, kind)
-    signed = _dtype(kind).kind == "i"
+    signed = dtype_of(kind).kind == "i"
     return (k.b.sext if signed else k.b.zext)(number, ir.IntType(128))
 
 
@@ -146,7 +150,7 @@ def unary(k: Code, symbol: str, x: Any) -> Any:
         kind = int
     value = as_kind(k, x, kind)
     if symbol == "-":
-        value = arithmetic.negative(k, _dtype(kind))(value)
+        value = arithmetic.negative(k, dtype_of(kind))(value)
     elif symbol == "~":
         value = k.b.not_(value)
     return Scalar(value, kind)

@@ -57,7 +57,7 @@ def check(operation: Operation) -> None:
 
 def item_types(operation: Operation) -> list[Type]:
     """The types of what a loop over streams, or over anything else, gets in each turn."""
-    types = []
+    types: list[Type] = []
     for operand in operation.operands:
         try:
             sample = _sample(operand)
