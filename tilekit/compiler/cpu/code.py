@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from llvmlite import ir
 
@@ -20,7 +20,7 @@ i1, i8, i16, i32, i64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 f16, f32, f64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 pointer = ir.PointerType()
 
-Number = int | ir.Value
+Number: TypeAlias = int | ir.Value
 """An integer that is known while compiling, or an i64."""
 
 _ALIGNMENT = 64
@@ -273,7 +273,13 @@ class Code:
         return self._slots.alloca(kind)
 
     def read(
-        self, address: ir.Value, dtype: DType, lanes: int, step: Number, mask: ir.Value | None = None, other: ir.Constant | None = None
+        self,
+        address: ir.Value,
+        dtype: DType,
+        lanes: int,
+        step: Number,
+        mask: ir.Value | None = None,
+        other: ir.Constant | None = None,
     ) -> ir.Value:
         """Elements from memory.
 
@@ -295,9 +301,7 @@ class Code:
                 if mask is None:
                     value = self.b.load(address, typ=many, align=dtype.itemsize)
                 else:
-                    value = self.call(
-                        f"llvm.masked.load.{self.mangled(many)}.p0", many, [address, align, mask, fill]
-                    )
+                    value = self.call(f"llvm.masked.load.{self.mangled(many)}.p0", many, [address, align, mask, fill])
             elif isinstance(step, int) and step == 0:
                 one = self.splat(self.b.load(address, typ=kind, align=dtype.itemsize), lanes)
                 value = one if mask is None else self.b.select(mask, one, fill)

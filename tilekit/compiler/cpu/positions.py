@@ -39,7 +39,7 @@ def _order(k: Code, largest: bool, dtype: DType, propagate_nan: bool) -> Beats:
 
 
 def _best(k: Code, beats: Beats, count: int, row: Callable[[Number], Pair]) -> Pair:
-    """The best of `count` vectors and their places, lane by lane; `row` gives a vector and its places. Of equal ones the first."""
+    """Lane by lane the best of `count` vectors, of equal ones the first, and its place; `row` gives a vector and its places."""
     value, at = row(0)
     best, where = k.slot(value.type), k.slot(at.type)
     k.b.store(value, best)
