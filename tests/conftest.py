@@ -165,6 +165,13 @@ def cpu() -> Iterator[tk.Device]:
 
 
 @pytest.fixture
+def checked(cpu: tk.Device, monkeypatch: pytest.MonkeyPatch) -> tk.Device:
+    """The CPU device as it is under TILEKIT_CHECKS=1: kernels are interpreted, and races and unwritten reads found."""
+    monkeypatch.setenv("TILEKIT_CHECKS", "1")
+    return cpu
+
+
+@pytest.fixture
 def gate() -> Iterator[threading.Event]:
     """An event that is set when the test is over, whatever happens: work that waits for it must not hold up others."""
     event = threading.Event()

@@ -25,6 +25,8 @@ class Settings:
             a CPU device are interpreted, which finds races and reads of what nobody has written, too (0; 1 for yes). Asked for
             when a kernel first meets arguments of a kind.
         cpu: `TILEKIT_CPU`: how kernels run on a CPU device: `compiled` (the default), or `interpreted`, operation by operation.
+        cpu_threads: `TILEKIT_CPU_THREADS`: how many threads run the blocks of a launch on a CPU device at most; None (0, the default)
+            is as many as the process may use cores.
         dump: `TILEKIT_DUMP`: what to print on standard error of each kernel that is compiled for a GPU: `ir`, the kernel IR as it
             is built; `passes`, what each pass makes of it. Both, with a comma; nothing by default.
         cache_dir: `TILEKIT_CACHE_DIR`: where compiled kernels are kept; None (the values `0`, `off`, `none`, and by default where
@@ -37,6 +39,7 @@ class Settings:
     native: bool = True
     checks: bool = False
     cpu: str = "compiled"
+    cpu_threads: int | None = None
     dump: frozenset[str] = frozenset()
     cache_dir: Path | None = None
 
@@ -53,8 +56,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
 
 # All that is asked for, and what says where the user's home folder is.
 _VARIABLES = (
-    "TILEKIT_DEVICE", "TILEKIT_CPU_DEVICES", "TILEKIT_SPIN_US", "TILEKIT_NATIVE", "TILEKIT_CHECKS", "TILEKIT_CPU", "TILEKIT_DUMP",
-    "TILEKIT_CACHE_DIR", "XDG_CACHE_HOME", "HOME", "USERPROFILE",
+    "TILEKIT_DEVICE", "TILEKIT_CPU_DEVICES", "TILEKIT_SPIN_US", "TILEKIT_NATIVE", "TILEKIT_CHECKS", "TILEKIT_CPU",
+    "TILEKIT_CPU_THREADS", "TILEKIT_DUMP", "TILEKIT_CACHE_DIR", "XDG_CACHE_HOME", "HOME", "USERPROFILE",
 )  # fmt: skip
 
 
@@ -78,6 +81,7 @@ def _parsed(variables: tuple[tuple[str, str], ...]) -> Settings:
         native=bool(_number(env, "TILEKIT_NATIVE", "1", int, 0, 1)),
         checks=bool(_number(env, "TILEKIT_CHECKS", "0", int, 0, 1)),
         cpu=_choice(env, "TILEKIT_CPU", ("compiled", "interpreted")),
+        cpu_threads=int(_number(env, "TILEKIT_CPU_THREADS", "0", int, 0, 4096)) or None,
         dump=_words(env, "TILEKIT_DUMP", ("ir", "passes")),
         cache_dir=cache_dir,
     )

@@ -90,6 +90,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         summary="device memory allocated and given up",
         size="bytes",
     ),
+    "cpu": Benchmark(
+        module="cpu",
+        summary="the CPU device: vectors, rows, products, attention, beside NumPy and numba, on one thread and on all",
+        size="elements of vectors, the only ones then",
+    ),
     "softmax": Benchmark(
         module="softmax",
         summary="softmax of float32, rows of 1024 to 131072 elements: how near to a copy",

@@ -21,7 +21,7 @@ def key(kernel, *arguments, warps=None, occupancy=None, target="sm_90a", **gener
         launch.num_warps(warps)
     if occupancy:
         launch.occupancy(occupancy)
-    return launch._plan("compile").specialisation._key(target)
+    return launch._plan("compile").specialisation.key(target)
 
 
 def make(scale):

@@ -167,7 +167,7 @@ def test_the_group_is_part_of_the_compiled_code():
     launches = [increment(api.meta((4096, 4096)).partition((32, 32)).map(group=group)) for group in ((1, 1), (4, 1))]
     for launch in launches:
         launch._spent = True
-    assert len({launch._plan("compile").specialisation._key("sm_90a") for launch in launches}) == 2
+    assert len({launch._plan("compile").specialisation.key("sm_90a") for launch in launches}) == 2
 
 
 def test_the_cluster_is_part_of_the_compiled_code():
@@ -181,7 +181,7 @@ def test_the_cluster_is_part_of_the_compiled_code():
     shapes = (None, (2, 1), (1, 2), (2, 2), (8, 1))
     made = [launch(cluster) for cluster in shapes]
     assert [specialisation.facts[0].cluster for specialisation in made] == list(shapes)
-    assert len({specialisation._key("sm_90a") for specialisation in made}) == len(shapes)
+    assert len({specialisation.key("sm_90a") for specialisation in made}) == len(shapes)
     texts = [
         increment(api.meta((4096, 4096)).partition((32, 32)).map(num_blocks=8, cluster=cluster)).compile(target="sm_90a").ptx
         for cluster in shapes[:3]

@@ -387,7 +387,7 @@ def test_a_tile_outside_is_an_error_on_the_cpu_device(cpu):
     assert add_at(api.zeros(10).scattered(), 2).grid(1).first().unpartition().to_host().sync().tolist() == [0] * 8 + [1] * 2
 
 
-def test_what_nobody_has_written_is_not_added_to(cpu):
+def test_what_nobody_has_written_is_not_added_to(checked):
     y = api.empty(8).sync()
     with pytest.raises(tk.DeviceError, match=r"atomic_add_tile: reads what was never written: y\[4:8\]"):
         add_at(y.scattered(), 1).grid(1).sync()

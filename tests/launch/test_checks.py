@@ -1,4 +1,5 @@
-"""What is made sure of while a kernel runs: always on the CPU device, under TILEKIT_CHECKS=1 on a GPU (tests/gpu)."""
+"""What is made sure of while a kernel runs: indices always on the CPU device, races and unwritten reads there under
+TILEKIT_CHECKS=1; on a GPU see tests/gpu."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def overlapping(y: tk.Out):
     tk.scatter(y, tk.bid(0) * 2 + tk.arange(4), 1.0)
 
 
-def test_two_blocks_scatter_to_one_element(cpu):
+def test_two_blocks_scatter_to_one_element(checked):
     text = refused(overlapping(api.zeros(16).scattered()).grid(3), r"blocks \(0, 0, 0\) and \(1, 0, 0\) both write y\[2\]")
     assert "kernel overlapping, block (1, 0, 0): " in text
     assert "tk.scatter(y, tk.bid(0) * 2 + tk.arange(4), 1.0)" in text
@@ -42,7 +43,7 @@ def test_two_blocks_scatter_to_one_element(cpu):
     overlapping(api.zeros(16).scattered()).grid(1).sync()
 
 
-def test_two_blocks_store_one_tile(cpu):
+def test_two_blocks_store_one_tile(checked):
     @tk.kernel
     def first(y: tk.Out):
         tk.store(y, (0, tk.bid(1)), 1.0)
@@ -57,7 +58,7 @@ def test_two_blocks_store_one_tile(cpu):
     refused(mine_and_the_first(api.zeros(8).partition(4)), r"blocks \(0, 0, 0\) and \(1, 0, 0\) both write y\[0:4\]")
 
 
-def test_tiles_and_elements_are_told_apart_and_together(cpu):
+def test_tiles_and_elements_are_told_apart_and_together(checked):
     @tk.kernel
     def spill(y: tk.Out):
         y.store(1.0)
@@ -74,7 +75,7 @@ def test_tiles_and_elements_are_told_apart_and_together(cpu):
     within(api.zeros(12).partition(4)).sync()
 
 
-def test_windows_that_overlap(cpu):
+def test_windows_that_overlap(checked):
     @tk.kernel
     def slide(y: tk.Out):
         y.tiled_view(4, traversal_steps=3).store(tk.bid(0), 1.0)
@@ -82,7 +83,7 @@ def test_windows_that_overlap(cpu):
     refused(slide(api.zeros(12).scattered()).grid(2), r"blocks \(0, 0, 0\) and \(1, 0, 0\) both write y\[3\]")
 
 
-def test_slices_are_parts_of_their_tensor(cpu):
+def test_slices_are_parts_of_their_tensor(checked):
     @tk.kernel
     def halves(y: tk.Out, shift):
         half = y.slice(1, tk.bid(0) * 4 - shift, tk.bid(0) * 4 + 4 - shift)
@@ -108,7 +109,7 @@ def test_atomics_may_meet(cpu):
     assert found.tolist() == [10, 10, 10, 10]
 
 
-def test_a_masked_store_writes_what_the_mask_leaves(cpu):
+def test_a_masked_store_writes_what_the_mask_leaves(checked):
     @tk.kernel
     def mine(y: tk.Out):
         place = tk.arange(4)
@@ -117,7 +118,7 @@ def test_a_masked_store_writes_what_the_mask_leaves(cpu):
     assert mine(api.zeros(8).partition(4)).first().unpartition().to_host().sync().tolist() == [0, 1, 0, 1, 0, 0, 0, 0]
 
 
-def test_every_launch_begins_anew(cpu):
+def test_every_launch_begins_anew(checked):
     y = api.zeros(8).sync()
     for _ in range(2):
         overlapping(y.scattered()).grid(1).sync()
@@ -140,7 +141,7 @@ def test_many_dimensions():
 
 
 @pytest.mark.parametrize("step", [1, 3])
-def test_a_block_that_reads_what_another_writes_is_an_error(cpu, step):
+def test_a_block_that_reads_what_another_writes_is_an_error(checked, step):
     """Whichever comes first: the blocks run in order here, and in any order on a GPU."""
 
     @tk.kernel
@@ -157,7 +158,7 @@ def test_a_block_that_reads_what_another_writes_is_an_error(cpu, step):
 
 
 @pytest.mark.parametrize("form", ["window", "gather", "masked"])
-def test_so_is_one_that_reads_single_elements_of_it(cpu, form):
+def test_so_is_one_that_reads_single_elements_of_it(checked, form):
     @tk.kernel
     def neighbours(y: tk.InOut, form: tk.Const):
         at = (tk.bid(0) * 2 + tk.arange(2) + 1) % 8
@@ -171,7 +172,7 @@ def test_so_is_one_that_reads_single_elements_of_it(cpu, form):
     refused(neighbours(api.zeros(8).partition(2), form), r"reads? y\[\d\], which block \(\d, 0, 0\) writes")
 
 
-def test_blocks_that_tell_each_other_by_atomics_may_read_what_others_wrote(cpu):
+def test_blocks_that_tell_each_other_by_atomics_may_read_what_others_wrote(checked):
     @tk.kernel
     def passed_on(y: tk.InOut, ready: tk.InOut):
         tk.atomic_add(ready, 0, 1, memory_order="acq_rel")
@@ -219,7 +220,7 @@ def test_windows_outside_are_errors(cpu):
     )
 
 
-def test_what_nobody_wrote(cpu):
+def test_what_nobody_wrote(checked):
     @tk.kernel
     def fill(y: tk.Out):
         tk.scatter(y, tk.arange(8) * 2, 1.0)
@@ -241,7 +242,7 @@ def test_what_nobody_wrote(cpu):
     refused(part(api.zeros(16).partition(16), x, False), "load: reads what was never written")
 
 
-def test_what_was_written_through_a_slice(cpu):
+def test_what_was_written_through_a_slice(checked):
     @tk.kernel
     def fill(y: tk.Out):
         tk.scatter(y.slice(0, 4, 8), tk.arange(4), 1.0)
@@ -312,7 +313,7 @@ def compiled(monkeypatch, checks):
     launch = kernel(api.meta(1024).partition(256), api.meta(1000), api.meta(1024, tk.int32), 2)
     launch._spent = True
     specialisation = launch._plan("compile").specialisation
-    return specialisation._key("sm_90a"), specialisation
+    return specialisation.key("sm_90a"), specialisation
 
 
 def test_the_setting():
@@ -361,7 +362,7 @@ def test_kernels_with_checks_are_kept(monkeypatch, tmp_path):
 def test_no_code_of_the_record_changes_when_a_line_moves_but_the_key_does(monkeypatch):
     key, specialisation = compiled(monkeypatch, "1")
     monkeypatch.setattr(specialisation.bound.source.tree.body[0], "lineno", 7)
-    assert specialisation._key("sm_90a") != key
+    assert specialisation.key("sm_90a") != key
 
 
 def test_a_record(tmp_path):

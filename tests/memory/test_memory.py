@@ -291,7 +291,7 @@ def unwritten(shape, dtype=tk.float32):
     return api.empty(shape, dtype).sync()
 
 
-def test_a_kernel_that_reads_what_was_never_written_is_told(cpu):
+def test_a_kernel_that_reads_what_was_never_written_is_told(checked):
     x = unwritten((8, 8))
     copy(x[2:4].partition((2, 8)), api.ones((2, 8))).sync()
     assert (x[2:4].to_host().sync() == 1).all()
@@ -305,7 +305,7 @@ def test_a_kernel_that_reads_what_was_never_written_is_told(cpu):
     assert (y.to_host().sync()[2:4] == 1).all()
 
 
-def test_a_partition_that_is_read_must_have_been_written(cpu):
+def test_a_partition_that_is_read_must_have_been_written(checked):
     with pytest.raises(DeviceError, match=r"kernel double, block \(0, 0, 0\): load: reads what was never written: y\[0:4\]"):
         double(unwritten(8).partition(4)).sync()
 
@@ -366,7 +366,7 @@ def test_whoever_takes_the_buffer_is_trusted(cpu):
     assert x.to_host().sync()[:2].tolist() == [5.0, 5.0]
 
 
-def test_a_kernel_may_pass_over_what_was_never_written(cpu):
+def test_a_kernel_may_pass_over_what_was_never_written(checked):
     """A store drops what hangs over the edge of its tensor, so it does not matter what was loaded there."""
 
     @tk.kernel
@@ -382,7 +382,7 @@ def test_a_kernel_may_pass_over_what_was_never_written(cpu):
         padded(api.zeros((6, 6)).partition((4, 4)), x).sync()
 
 
-def test_a_load_of_its_own_index_is_given_the_part_that_is_written(cpu):
+def test_a_load_of_its_own_index_is_given_the_part_that_is_written(checked):
     @tk.kernel
     def doubled(y: tk.Out, x: tk.In):
         y.store(2 * tk.load(x, tk.bid(0), 8))

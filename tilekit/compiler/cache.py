@@ -1,16 +1,14 @@
 """Compiled kernels on disk: one file each, named by the digest of everything that decided the code. No numba here.
 
-A file is a magic, the SHA-256 of what follows, and that: the key, and the fields of `CompiledKernel` as JSON, with the lengths of
-the texts that come after it. What does not check out, or has another key than its name says, is a miss and is deleted. What the
-disk refuses is logged, once, never raised: a cache that cannot be used costs time alone. `cache_folder` decides whom it trusts.
+A file is a magic, the SHA-256 of what follows, and that: the key, and the kernel as its class writes it. What does not check out, or
+has another key than its name says, is a miss and is deleted. What the disk refuses is logged, once, never raised: a cache that
+cannot be used costs time alone. `cache_folder` decides whom it trusts.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
-import json
 import logging
 import os
 import re
@@ -19,9 +17,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, Self, TypeVar
 
-from tilekit._driver.report import Site
-from tilekit._driver.tensormaps import TensorMap
 from tilekit.compiler import cache_folder
 from tilekit.compiler.kernel import CompiledKernel
 from tilekit.settings import load_settings
@@ -96,7 +93,23 @@ def clear() -> int:
     return removed
 
 
-def load(key: bytes) -> CompiledKernel | None:
+class Entry(Protocol):
+    """A compiled kernel, as it is kept."""
+
+    def to_bytes(self) -> bytes:
+        """It, in a form of its own."""
+        ...
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The opposite; AttributeError, KeyError, TypeError or ValueError if it is something else."""
+        ...
+
+
+E = TypeVar("E", bound=Entry)
+
+
+def load(key: bytes, kind: type[E] = CompiledKernel) -> E | None:
     """The kernel that was saved under `key`, or None."""
     path = _path(key)
     if path is None:
@@ -110,7 +123,7 @@ def load(key: bytes) -> CompiledKernel | None:
     except OSError as error:
         cache_folder.say_once(("read", path, error.errno), "tilekit: cannot read the kernel cache: %s", error)
         return None
-    kernel = _decode(data, key)
+    kernel = _decode(data, key, kind)
     try:
         if kernel is None:
             why = "is an entry of another kernel" if _is_whole(data) else "is corrupt or foreign"
@@ -123,7 +136,7 @@ def load(key: bytes) -> CompiledKernel | None:
     return kernel
 
 
-def save(key: bytes, kernel: CompiledKernel) -> None:
+def save(key: bytes, kernel: Entry) -> None:
     """Keep `kernel` under `key`. Other processes see the whole entry or none."""
     import tempfile
 
@@ -188,25 +201,8 @@ def _path(key: bytes) -> Path | None:
     return where / (key.hex() + _SUFFIX) if where else None
 
 
-_FIELDS = (
-    "entry",
-    "target",
-    "registers",
-    "shared_bytes",
-    "dynamic_shared_bytes",
-    "local_bytes",
-    "block",
-    "param_format",
-    "sites",
-)
-
-
-def _encode(kernel: CompiledKernel, key: bytes) -> bytes:
-    ptx = kernel.ptx.encode()
-    fields = {name: getattr(kernel, name) for name in _FIELDS}
-    maps = [dataclasses.astuple(known) for known in kernel.maps]
-    header = json.dumps({**fields, "maps": maps, "ptx_bytes": len(ptx)}).encode()
-    body = key + header + b"\n" + ptx + kernel.cubin
+def _encode(kernel: Entry, key: bytes) -> bytes:
+    body = key + kernel.to_bytes()
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
@@ -216,17 +212,12 @@ def _is_whole(data: bytes) -> bool:
     return data.startswith(_MAGIC) and hashlib.sha256(data[start:]).digest() == data[len(_MAGIC) : start]
 
 
-def _decode(data: bytes, key: bytes) -> CompiledKernel | None:
+def _decode(data: bytes, key: bytes, kind: type[E]) -> E | None:
     body = data[len(_MAGIC) + _DIGEST_BYTES :]
     if not _is_whole(data) or not body.startswith(key):
         return None
-    header, _, rest = body[len(key) :].partition(b"\n")
     try:
-        fields = json.loads(header)
-        split = fields.pop("ptx_bytes")
-        fields["block"], fields["sites"] = tuple(fields["block"]), tuple(Site(*site) for site in fields["sites"])
-        fields["maps"] = tuple(TensorMap(at, dtype, tuple(box), tuple(order), s) for at, dtype, box, order, s in fields["maps"])
-        return CompiledKernel(ptx=rest[:split].decode(), cubin=rest[split:], **fields)
+        return kind.from_bytes(body[len(key) :])
     except (AttributeError, KeyError, TypeError, ValueError):  # whole, but not of this version's making
         return None
 

@@ -20,7 +20,7 @@ from tilekit.compiler.target import named
 from tilekit.compiler.toolkit import importing_numba
 from tilekit.dtypes import DType
 
-__all__ = ["Conversion", "Explanation", "LayoutInUse", "MatrixProduct", "MemoryAccess", "Pipeline", "explain", "resident_blocks"]
+__all__ = ["Conversion", "Explanation", "LayoutInUse", "MatrixProduct", "MemoryAccess", "Pipeline", "explain", "resident_blocks", "table"]
 
 _SECTOR = 32  # bytes that memory moves at least
 
@@ -191,34 +191,34 @@ class Explanation:
                 )
                 for a in self.accesses
             ]
-            parts += ["", *_table(("line", "access", "tensor", "tile", "bits", "a thread", "masked", "coalesced"), rows)]
+            parts += ["", *table(("line", "access", "tensor", "tile", "bits", "a thread", "masked", "coalesced"), rows)]
         if self.layouts:
             shown = [
                 (use.name, _shown(use.layout.shape), str(use.registers), str(use.copies), _bits(use.layout))
                 for use in self.layouts
             ]
-            parts += ["", *_table(("layout", "tile", "registers", "copies", "register; lane; warp bits"), shown)]
+            parts += ["", *table(("layout", "tile", "registers", "copies", "register; lane; warp bits"), shown)]
         if self.conversions:
             moved = [
                 (str(c.line), c.what, f"{c.source} to {c.target}" if c.source else "", c.way, str(c.count), str(c.nbytes or "-"))
                 for c in self.conversions
             ]
-            parts += ["", *_table(("line", "conversion", "layouts", "way", "count", "bytes"), moved)]
+            parts += ["", *table(("line", "conversion", "layouts", "way", "count", "bytes"), moved)]
         if self.pipelines:
             rings = [
                 (str(p.line), str(p.stages or "-"), str(p.nbytes or "-"), ", ".join(p.tiles) or f"as the loop goes: {p.reason}")
                 for p in self.pipelines
             ]
-            parts += ["", *_table(("line", "stages", "bytes", "tiles"), rings)]
+            parts += ["", *table(("line", "stages", "bytes", "tiles"), rings)]
         if self.products:
             products = [
                 (str(p.line), p.a, p.b, p.instruction, str(p.count), "; ".join(f"{name}: {why}" for name, why in p.refusals))
                 for p in self.products
             ]
-            parts += ["", *_table(("line", "a", "b", "product by", "count", "not by"), products)]
+            parts += ["", *table(("line", "a", "b", "product by", "count", "not by"), products)]
         if self.remarks:
             said = [(str(r.line), r.transformation, "yes" if r.done else "no", r.text) for r in self.remarks]
-            parts += ["", *_table(("line", "transformation", "done", "what, or why not"), said)]
+            parts += ["", *table(("line", "transformation", "done", "what, or why not"), said)]
         return "\n".join(parts)
 
 
@@ -248,7 +248,8 @@ def _bits(layout: Layout) -> str:
     return "; ".join(" ".join(",".join(map(str, vector)) for vector in basis) or "-" for basis in groups)
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows in columns, below a head."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
 

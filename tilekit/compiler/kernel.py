@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -86,6 +88,27 @@ class CompiledKernel:
     sites: tuple[Site, ...] = ()
     maps: tuple[TensorMap, ...] = ()
 
+    def to_bytes(self) -> bytes:
+        """It, as the cache keeps it: its fields as JSON, with the length of the text that comes before the cubin."""
+        ptx = self.ptx.encode()
+        fields = {name: getattr(self, name) for name in _FIELDS}
+        maps = [dataclasses.astuple(known) for known in self.maps]
+        return json.dumps({**fields, "maps": maps, "ptx_bytes": len(ptx)}).encode() + b"\n" + ptx + self.cubin
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> CompiledKernel:
+        """The opposite.
+
+        Raises:
+            AttributeError, KeyError, TypeError, ValueError: it is something else.
+        """
+        header, _, rest = data.partition(b"\n")
+        fields = json.loads(header)
+        split = fields.pop("ptx_bytes")
+        fields["block"], fields["sites"] = tuple(fields["block"]), tuple(Site(*site) for site in fields["sites"])
+        fields["maps"] = tuple(TensorMap(at, dtype, tuple(box), tuple(order), s) for at, dtype, box, order, s in fields["maps"])
+        return cls(ptx=rest[:split].decode(), cubin=rest[split:], **fields)
+
     @cached_property
     def spilled_bytes(self) -> int:
         """Registers that a thread keeps in memory, in bytes: of the local ones, those that are no variables of PTX's."""
@@ -107,6 +130,11 @@ class CompiledKernel:
             f"<CompiledKernel {_readable(self.entry)} for {self.target}: {self.registers} registers, {shared} shared and "
             f"{self.local_bytes} local bytes>"
         )
+
+
+_FIELDS = (
+    "entry", "target", "registers", "shared_bytes", "dynamic_shared_bytes", "local_bytes", "block", "param_format", "sites",
+)  # fmt: skip
 
 
 def _readable(entry: str) -> str:

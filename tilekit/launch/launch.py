@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from tilekit.ops.host_values import moments, unwrap
 from tilekit.ops.sites import site_of
 
 if TYPE_CHECKING:
+    from tilekit.compiler.cpu.explain import CpuExplanation
     from tilekit.compiler.explain import Explanation
     from tilekit.compiler.kernel import CompiledKernel
     from tilekit.launch.decorator import Kernel
@@ -216,12 +217,17 @@ class KernelLaunch(AsyncKernelLaunch):
         self._consumed = True  # it was of use: that it has not run needs no warning
         return self._plan("compile").specialisation.compiled(self._target(target))
 
-    def explain(self, target: str | None = None) -> Explanation:
+    @overload
+    def explain(self, target: Literal["cpu"]) -> CpuExplanation: ...  # type: ignore[overload-overlap]
+    @overload
+    def explain(self, target: str | None = None) -> Explanation: ...
+    def explain(self, target: str | None = None) -> Explanation | CpuExplanation:
         """What the compiler makes of the launch: `print(op.explain())` shows each access to memory and its width, each layout and
         conversion, registers, shared memory and occupancy. It compiles anew, and runs nothing.
 
         Args:
-            target: as for `compile`.
+            target: as for `compile`; or "cpu", for the CPU of this machine: which loops there are, over how many elements at a
+                time, which tiles are kept in memory and why, products, LLVM's text and the machine's.
 
         Raises:
             CompileError, ValueError: as `compile`.
@@ -230,6 +236,10 @@ class KernelLaunch(AsyncKernelLaunch):
 
         self._consumed = True
         chosen = self._plan("explain").specialisation
+        if target == "cpu":
+            from tilekit.compiler.cpu import explain as on_cpu
+
+            return on_cpu.explain(chosen.bound, chosen.facts, chosen.num_warps)
         return explain(chosen.bound, chosen.facts, chosen.num_warps, self._target(target), chosen.occupancy, chosen.fold)
 
     def _target(self, target: str | None) -> str:

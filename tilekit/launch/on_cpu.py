@@ -18,6 +18,7 @@ from tilekit._driver.shadow import Touched
 from tilekit._runtime.context import ExecutionContext
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
+from tilekit.compiler import cache
 from tilekit.compiler.cpu.interpret import interpret
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.lang.views import TensorView
@@ -26,7 +27,7 @@ from tilekit.launch.sharing import Sharing
 from tilekit.settings import load_settings
 
 if TYPE_CHECKING:
-    from tilekit.compiler.cpu.build import LoadedCode
+    from tilekit.compiler.cpu.kernel import LoadedKernel
     from tilekit.launch.specialisation import Specialisation
 
 __all__ = ["NOT_COMPILED", "Interpreted", "OnCpu"]
@@ -71,9 +72,10 @@ class OnCpu(Interpreted):
 
     def __init__(self, specialisation: Specialisation) -> None:
         super().__init__(specialisation)
+        self._specialisation = specialisation
         settings = load_settings()
         self._compiles = settings.cpu == "compiled" and not settings.checks
-        self._codes: dict[bool, LoadedCode | None] = {}  # by whether tensors overlap; None where there is none
+        self._codes: dict[bool, LoadedKernel | None] = {}  # by whether tensors overlap; None where there is none
         self._lock = threading.Lock()
         self._parameter_bytes, self._pack = 1, cast(Callable[[Any, Sequence[Any]], None], None)
 
@@ -101,20 +103,36 @@ class OnCpu(Interpreted):
             if shadow is not None:
                 shadow.write((slice(None),) * len(tensor.shape))
 
-    def _code(self, aliased: bool) -> LoadedCode | None:
+    def _code(self, aliased: bool) -> LoadedKernel | None:
         """The machine code; None where there is none, and the kernel has to be interpreted."""
         if aliased not in self._codes:
-            from tilekit.compiler.cpu.build import compile_for_cpu, slots_of
-
             with self._lock:
                 if aliased not in self._codes:
-                    code = compile_for_cpu(self._bound, self._facts, self._num_warps, aliased=aliased)
-                    if isinstance(code, str):
-                        NOT_COMPILED[self._bound.source.name] = code
-                    packer = struct.Struct(slots_of(self._facts))
-                    self._parameter_bytes, self._pack = max(packer.size, 1), packing(self._facts, packer.pack_into)
-                    self._codes[aliased] = None if isinstance(code, str) else code.loaded()
+                    self._codes[aliased] = self._loaded(aliased)
         return self._codes[aliased]
+
+    def _loaded(self, aliased: bool) -> LoadedKernel | None:
+        from tilekit.compiler.cpu.kernel import CpuKernel, LoadedKernel, slots_of
+        from tilekit.compiler.cpu.machine import host
+
+        packer = struct.Struct(slots_of(self._facts))
+        self._parameter_bytes, self._pack = max(packer.size, 1), packing(self._facts, packer.pack_into)
+        key = self._specialisation.key(f"{host().label}, {aliased}", places=True)
+        kernel: CpuKernel | str | None = cache.load(key, CpuKernel) if key else None
+        if kernel is None:
+            from tilekit.compiler.cpu.build import compile_for_cpu
+
+            self._specialisation.compilations += 1
+            kernel = compile_for_cpu(self._bound, self._facts, self._num_warps, aliased=aliased)
+            if key and not isinstance(kernel, str):
+                cache.save(key, kernel)
+        if not isinstance(kernel, str):
+            try:
+                return LoadedKernel(kernel)
+            except RuntimeError as error:
+                kernel = str(error)
+        NOT_COMPILED[self._bound.source.name] = kernel
+        return None
 
 
 def overlap(tensors: Sequence[tuple[Tensor, bool]]) -> bool:

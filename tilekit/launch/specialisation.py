@@ -99,7 +99,7 @@ class Specialisation:
         with self._lock:
             kernel = self._compiled.get(target)
             if kernel is None:
-                key = self._key(target)
+                key = self.key(target)
                 kernel = cache.load(key) if key else None
                 if kernel is None:
                     with importing_numba():
@@ -152,15 +152,20 @@ class Specialisation:
 
         return make_dispatcher(self.bound, self.facts, self.num_warps, self.occupancy)
 
-    def _key(self, target: str) -> bytes | None:
-        """What decides the compiled code, as a digest; None if something does that has no fingerprint."""
+    def key(self, target: str, *, places: bool = False) -> bytes | None:
+        """What decides the compiled code, as a digest; None if something does that has no fingerprint.
+
+        Args:
+            target: what it is compiled for.
+            places: whether lines do, too; they do where the kernel checks itself.
+        """
         outside = [(name, _fingerprint(value)) for name, value in self.bound.outside.items()]
         if any(mark is None for _, mark in outside):
             return None
         options = (self.num_warps, self.occupancy, target, self.fold)
         parts: tuple[Any, ...] = (cache.toolchain_fingerprint(), self.bound.text, outside, self.facts, *options)
-        if self.checks:  # what they say has lines
-            parts = (*parts, "checks", *self.bound.places())
+        if places or self.checks:  # what they say has lines
+            parts = (*parts, "places", *self.bound.places())
         return hashlib.sha256(repr(parts).encode()).digest()
 
 

@@ -496,7 +496,7 @@ def defined(path, plus):
 def key(kernel):
     launch = kernel(api.meta(64, tk.float32).partition(64))
     launch._spent = True
-    return launch._plan("compile").specialisation._key("sm_90a")
+    return launch._plan("compile").specialisation.key("sm_90a")
 
 
 def test_its_text_decides_the_key_of_the_cache(tmp_path):

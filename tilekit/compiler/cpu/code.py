@@ -10,6 +10,7 @@ from llvmlite import ir
 
 from tilekit import dtypes
 from tilekit.compiler.cpu.machine import Machine
+from tilekit.compiler.ir.nodes import Location
 from tilekit.dtypes import DType
 
 __all__ = ["Code", "Number", "f32", "f64", "i1", "i8", "i16", "i32", "i64", "pointer", "storage_type", "type_of"]
@@ -48,7 +49,12 @@ class Code:
             where the block says what went wrong. What begins the scratch memory holds nothing: what does not exist is read and
             written there.
         scratch_bytes: how much memory that is.
+        sites: what may go wrong, and where: kinds, with what they are about, and locations.
+        notes: for `explain`, what was done: a line, a word for it, and what it is about.
+        location, what: where the operation stands that is being lowered, and what messages call it.
     """
+
+    location: Location
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -71,6 +77,9 @@ class Code:
         self.exit = self.function.append_basic_block("exit")
         self._functions: dict[str, ir.Function] = {}
         self.scratch_bytes = self._free = _ALIGNMENT
+        self.sites: list[tuple[tuple[Any, ...], Location]] = []
+        self.notes: list[tuple[Any, ...]] = []
+        self.what = ""
 
     def finish(self) -> str:
         """The module's text, the code being whole."""
@@ -375,8 +384,17 @@ class Code:
         b.branch(head)
         b.position_at_end(end)
 
-    def fail(self, wrong: ir.Value, site: int, values: Callable[[], Sequence[Number]]) -> None:
-        """Where `wrong` holds, end the block, and report the site's number and these values, which are computed there."""
+    def site(self, kind: str, *about: Any) -> int:
+        """The number of something that may go wrong in the operation that is being lowered; see `kernel.Site`."""
+        self.sites.append(((kind, *about), self.location))
+        return len(self.sites) - 1
+
+    def note(self, kind: str, *about: Any) -> None:
+        """For `explain`: something was done in the operation that is being lowered."""
+        self.notes.append((self.location.line, kind, self.what, *about))
+
+    def check(self, wrong: ir.Value, site: int, values: Callable[[], Sequence[Number]]) -> None:
+        """Where `wrong` holds, end the block, and report the site and these values, which are computed there."""
         bad, good = (self.function.append_basic_block(name) for name in ("bad", "good"))
         self.b.cbranch(wrong, bad, good)
         self.b.position_at_end(bad)

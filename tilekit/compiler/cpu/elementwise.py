@@ -21,7 +21,7 @@ from tilekit.lang import rounding
 from tilekit.lang.rounding import RoundingMode
 from tilekit.lang.tile import common_shape
 
-__all__ = ["as_tile", "cast", "compare", "inverted", "mapped", "meet", "negated", "operate"]
+__all__ = ["as_tile", "cast", "check_fits", "compare", "inverted", "mapped", "meet", "negated", "operate"]
 
 _BITWISE = ("&", "|", "^")
 
@@ -67,7 +67,20 @@ def meet(k: Code, *values: Any) -> tuple[list[Tile], DType]:
         if kind is None:
             raise Unsupported("an operand that is neither tile nor scalar")
         dtype = dtypes.scalar_dtype(dtype, kind)
+    for value in values:
+        if isinstance(value, Scalar) and value.kind is int:
+            check_fits(k, value.value, dtype, "scalar", k.what, dtype.name)
     return [as_tile(k, value, dtype) for value in values], dtype
+
+
+def check_fits(k: Code, value: ir.Value, dtype: DType, *site: Any) -> None:
+    """End the block where an i64 does not fit an integer dtype that is narrower."""
+    if dtypes.is_float(dtype) or dtype == dtypes.bool_ or dtype == dtypes.int64:
+        return
+    narrow = converted(k, value, dtypes.int64, dtype)
+    back = converted(k, narrow, dtype, dtypes.int64)
+    wrong = k.b.icmp_signed("<", value, k.like(0, value)) if dtype == dtypes.uint64 else k.b.icmp_signed("!=", value, back)
+    k.check(wrong, k.site(*site), lambda: [value])
 
 
 def operate(k: Code, symbol: str, x: Any, y: Any) -> Tile:

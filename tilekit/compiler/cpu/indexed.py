@@ -59,7 +59,7 @@ class _Points:
             first = [number if index.lanes == 1 else k.b.extract_element(number, lane) for number in numbers]
             return [*first, *tensor.extents]
 
-        k.fail(k.any_lane(wrong), self.site, said)
+        k.check(k.any_lane(wrong), self.site, said)
         offsets: ir.Value | None = None
         for number, stride in zip(numbers, tensor.strides, strict=True):
             by = k.mul(stride, tensor.dtype.itemsize)

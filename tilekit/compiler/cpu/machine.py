@@ -1,14 +1,16 @@
-"""The CPU at hand, as LLVM knows it: what its vectors hold, and machine code for it."""
+"""The CPU at hand, as LLVM knows it: what its vectors hold, machine code for it, and that in memory."""
 
 from __future__ import annotations
 
 import functools
+import itertools
+import threading
 from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import binding as llvm
 
-__all__ = ["Machine", "host"]
+__all__ = ["Machine", "host", "linked"]
 
 
 @dataclass(frozen=True)
@@ -19,16 +21,29 @@ class Machine:
         name, features: as LLVM spells them.
         vector_bytes: of a register.
         fused: whether it has fused multiply-adds.
+        triple: of another kind of system; empty for this one's. What is compiled for that cannot run here.
     """
 
     name: str
     features: str
     vector_bytes: int
     fused: bool
+    triple: str = ""
+
+    @property
+    def label(self) -> str:
+        """What decides the code."""
+        return f"{self.name} {self.features} {self.vector_bytes} {self.fused}"
 
     def target(self, *, jit: bool = False) -> Any:
         """LLVM's target machine. Each use has its own: an engine takes it over."""
-        found = llvm.Target.from_default_triple()
+        if self.triple:
+            llvm.initialize_all_targets()
+            llvm.initialize_all_asmprinters()
+        else:
+            llvm.initialize_native_target()
+            llvm.initialize_native_asmprinter()
+        found = llvm.Target.from_triple(self.triple or llvm.get_default_triple())
         options = {"jit": True} if jit else {"reloc": "pic", "codemodel": "small", "jit": False}
         return found.create_target_machine(cpu=self.name, features=self.features, opt=3, **options)
 
@@ -56,13 +71,32 @@ def _optimised(text: str, machine: Any) -> Any:
     return module
 
 
+_linking, _libraries = threading.Lock(), itertools.count()
+
+
+def linked(image: bytes) -> Any:
+    """Object code for this CPU in memory: the addresses of its functions by name, as long as it is kept.
+
+    Raises:
+        RuntimeError: it calls a function that is not in this process.
+    """
+    with _linking:
+        library = llvm.JITLibraryBuilder().add_object_img(image).add_current_process().export_symbol("run")
+        return library.link(_linker(), f"kernel {next(_libraries)}")
+
+
+@functools.cache
+def _linker() -> Any:
+    return llvm.create_lljit_compiler(host().target(jit=True), suppress_errors=True)
+
+
 @functools.cache
 def host() -> Machine:
     """The CPU that this process runs on."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features()
     wide = features.get("avx512f") and features.get("avx512bw") and features.get("avx512vl")
     vector_bytes = 64 if wide else 32 if features.get("avx2") else 16
     fused = bool(features.get("fma")) or not llvm.get_default_triple().startswith(("x86", "i686"))
-    return Machine(llvm.get_host_cpu_name(), features.flatten(), vector_bytes, fused)
+    # Some CPUs have the longest vectors, and LLVM would halve them: products then have twice as many, which spill.
+    spelled = features.flatten() + (",-prefer-256-bit" if wide else "")
+    return Machine(llvm.get_host_cpu_name(), spelled, vector_bytes, fused)

@@ -30,6 +30,7 @@ def _add_product(k: Code, a: Buffer, b: Buffer, c: Buffer) -> None:
     columns = min(2 if k.machine.vector_bytes < 64 else 2, n // lanes)
     rows = min(m, 1 << ((_REGISTERS[k.machine.vector_bytes] // columns).bit_length() - 1))
     kind = type_of(dtype) if lanes == 1 else ir.VectorType(type_of(dtype), lanes)
+    k.note("product", (m, n, depth), dtype.name, (rows, columns * lanes))
 
     def at(buffer: Buffer, *index: Number, along: int | None = None) -> ir.Value:
         return place(k, buffer, Index(index, along))[0]
@@ -57,7 +58,7 @@ def _plus_product(k: Code, x: ir.Value, y: ir.Value, z: ir.Value, dtype: DType) 
 
 def _as_batch(p: Any, tile: Tile, dtype: DType) -> Buffer:
     """An operand, in the dtype of the sums, in memory."""
-    made = kept(p.k, cast(p.k, tile, dtype))
+    made = kept(p.k, cast(p.k, tile, dtype), "a product reads it again and again")
     shape = (1,) * (3 - len(tile.shape)) + tile.shape
     if made.buffer is None:
         buffer = new_buffer(p.k, shape, dtype)

@@ -28,7 +28,6 @@ from tilekit.compiler.ir.nodes import (
     LOOPS,
     Constant,
     Group,
-    Location,
     Operand,
     Operation,
     Region,
@@ -40,10 +39,9 @@ from tilekit.compiler.ir.nodes import (
 from tilekit.compiler.ir.types import ScalarType, TileType
 from tilekit.lang.registry import OPS
 
-__all__ = ["Program", "Site"]
+__all__ = ["Program"]
 
 _CHEAP = 3  # what it costs at most to compute an element anew rather than to keep it
-Site = tuple[Any, ...]
 _WITH_NAMES = ("maximum", "minimum", "floor", "ceil", "trunc", "round", "max", "min", "sum", "prod", "any", "all", "argmax", "argmin")
 
 
@@ -52,7 +50,6 @@ class Program:
 
     Attributes:
         k: what is written so far.
-        sites: what may go wrong, and where: kinds, with what they are about, and locations.
         aliased: whether tensors that are written may share memory with others.
         integer, boolean: the dtypes of indices and masks.
     """
@@ -61,12 +58,10 @@ class Program:
 
     def __init__(self, kernel: Region, facts: Sequence[ArgumentFacts], machine: Machine, *, aliased: bool = False) -> None:
         self.k, self.aliased = Code(machine), aliased
-        self.sites: list[tuple[Site, Location]] = []
         self._uses = Counter(value for region in kernel.regions() for value in _read_by(region))
         self._values: dict[Value, Any] = {}
         self._loops: list[tuple[Sequence[_Slot], ir.Block, ir.Block]] = []
         self._targets: dict[Value, Buffer] = {}
-        self._location: Location | None = None
         at = 0
         for number, (value, known) in enumerate(zip(kernel.parameters, facts, strict=True)):
             self._values[value], at = self._parameter(value.name, number, known, at)
@@ -103,15 +98,13 @@ class Program:
         )  # fmt: skip
         return tensor, behind
 
-    def check(self, wrong: ir.Value, site: Site, values: Sequence[Number]) -> None:
-        """Where `wrong` holds, the block ends with the error that `site` and the values make."""
-        self.k.fail(wrong, self.site(site), lambda: values)
+    def check(self, wrong: ir.Value, site: Sequence[Any], values: Sequence[Number]) -> None:
+        """Where `wrong` holds, the block ends with the error that `site` and the values make; see `kernel.Site`."""
+        self.k.check(wrong, self.site(site), lambda: values)
 
-    def site(self, site: Site) -> int:
+    def site(self, site: Sequence[Any]) -> int:
         """The number of something that may go wrong in the operation that is being lowered."""
-        assert self._location is not None, "an operation is being lowered"
-        self.sites.append((site, self._location))
-        return len(self.sites) - 1
+        return self.k.site(*site)
 
     @staticmethod
     def anywhere(tensor: Tensor) -> Window:
@@ -126,7 +119,7 @@ class Program:
 
     def _region(self, region: Region) -> None:
         for operation in region.operations:
-            self._location = operation.location
+            self.k.location, self.k.what = operation.location, operation.what if isinstance(operation.what, str) else operation.kind
             if operation.kind in LOOPS or operation.kind == "if":
                 self._settle(operation)
                 getattr(self, f"_{operation.kind}")(operation)
@@ -151,7 +144,7 @@ class Program:
             if isinstance(value.type, TileType) and (value.type.shape, value.type.dtype) != (found.shape, found.dtype):
                 raise AssertionError(f"{value.name} is {value.type}, not {found.dtype.name}{found.shape}")
             if (self._uses[value] > 1 and found.cost > _CHEAP) or (found.size == 1 and found.buffer is None):
-                found = kept(self.k, found)
+                found = kept(self.k, found, "it is needed more than once")
         self._values[value] = found
 
     def _settle(self, operation: Operation) -> None:
@@ -164,7 +157,8 @@ class Program:
                 continue
             repeated = operation.kind in LOOPS and value in inner and tile.cost > 0
             if repeated or (writes and tile.windows):
-                self._values[value] = kept(self.k, tile)
+                why = "each turn needs it" if repeated else "what follows may write what it is read from"
+                self._values[value] = kept(self.k, tile, why)
 
     def target(self) -> Buffer | None:
         """Where the result of the operation that is lowered may be made: in the buffer that it goes to."""
@@ -179,7 +173,7 @@ class Program:
         operation_reads = self._current
         for value, tile in [*self._values.items()]:
             if isinstance(tile, Tile) and tile.windows and self._uses[value] > operation_reads[value]:
-                self._values[value] = kept(self.k, tile)
+                self._values[value] = kept(self.k, tile, "it is read before the store")
 
     # ------------------------------------------------------------------------------------------------------------ operations
 
@@ -228,6 +222,7 @@ class Program:
     def _op(self, name: str, operands: list[Any], keywords: dict[str, Any]) -> Any:
         if name not in LOWERINGS:
             raise Unsupported(f"tk.{name}")
+        self.k.what = name
         bound = OPS[name].signature.bind(*operands, **keywords)
         bound.apply_defaults()
         given = {"name": name} if name in _WITH_NAMES else {}
@@ -260,6 +255,7 @@ class Program:
 
     def _binary(self, symbol: str, x: Any, y: Any) -> Any:
         if isinstance(x, Tile) or isinstance(y, Tile):
+            self.k.what = symbol
             if symbol == "@":
                 return LOWERINGS["matmul"](self, x, y, precision="ieee")
             return elementwise.operate(self.k, symbol, x, y)
@@ -270,6 +266,7 @@ class Program:
         if symbol in ("is", "is not"):
             return (x is y) == (symbol == "is")
         if isinstance(x, Tile) or isinstance(y, Tile):
+            self.k.what = symbol
             return elementwise.compare(self.k, symbol, x, y)
         return scalars.compare(self.k, symbol, x, y)
 
@@ -319,7 +316,7 @@ class Program:
     def _end(self, region: Region, slots: Sequence[_Slot], after: ir.Block) -> None:
         """The end of a region: hand on its values, and go where it goes."""
         k = self.k
-        self._location = region.location or self._location
+        self.k.location, self.k.what = region.location or self.k.location, region.exit
         if region.exit == "return":
             k.b.branch(k.exit)
             return
@@ -344,7 +341,7 @@ class Program:
                 continue
             others = tile.reads & (buffers - {slot.buffer})
             if others or (slot.buffer in tile.reads and not tile.aligned):
-                tile = kept(k, tile) if tile.buffer is None else _copy(k, tile)
+                tile = kept(k, tile, "a turn hands it on while another value takes its buffer") if tile.buffer is None else _copy(k, tile)
             ready.append((tile, slot))
         for value, slot in ready:
             slot.put(k, value)
@@ -358,13 +355,13 @@ class Program:
         self._hand_on(operation.initial, slots)
         turn, end = (k.function.append_basic_block(name) for name in ("turn", "end"))
         again = k.function.append_basic_block("again")
-        outer, values, location = self._targets, dict(self._values), self._location
+        outer, values, location = self._targets, dict(self._values), self.k.location
         self._targets = _in_place(region, operation.carried, slots, self._uses)
         self._loops.append((slots, again, end))
         with k.released():
             yield region, slots, turn, end
         self._loops.pop()
-        self._targets, self._values, self._location = outer, values, location
+        self._targets, self._values, self.k.location = outer, values, location
         k.b.position_at_end(end)
         for result, slot in zip(operation.results, slots, strict=True):
             self._values[result] = slot.value(k)

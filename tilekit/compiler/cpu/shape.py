@@ -9,11 +9,11 @@ from llvmlite import ir
 from tilekit import dtypes
 from tilekit.compiler.cpu.code import Number, i64
 from tilekit.compiler.cpu.convert import converted
-from tilekit.compiler.cpu.elementwise import as_tile, cast, mapped
+from tilekit.compiler.cpu.elementwise import as_tile, cast, check_fits, mapped
 from tilekit.compiler.cpu.memory import index_of
 from tilekit.compiler.cpu.registry import lowers
 from tilekit.compiler.cpu.tiles import Index, Tile, element_at, kept, new_buffer, of_buffer, of_value, place, traverse
-from tilekit.compiler.cpu.values import Unsupported, kind_of
+from tilekit.compiler.cpu.values import Scalar, Unsupported, kind_of
 from tilekit.lang.shape import axes_of, axis_of, grid_of, reshape_to
 from tilekit.lang.tile import check_shape
 
@@ -172,6 +172,9 @@ def arange(p: Any, size: Any, dtype: Any, *, start: Any, step: Any) -> Tile:
     if dtypes.is_float(chosen) or chosen.itemsize > 8 or dtypes.bool_ == chosen:
         raise Unsupported(f"arange of {chosen.name}")
     first, by = (as_tile(k, value, dtypes.int64).element(Index(())) for value in (start, step))
+    for name, value, number in (("start", start, first), ("step", step, by)):
+        if isinstance(value, Scalar):
+            check_fits(k, number, chosen, "range", name, chosen.name)
 
     def element(index: Index) -> ir.Value:
         at = k.number(index.at[0])

@@ -130,10 +130,13 @@ def traverse(
         if window.inside is not None and window not in unsure:
             unsure.append(window)
     widest = max((tile.dtype.itemsize for tile in tiles), default=4)
+    read = {one if isinstance(one, str) else "a buffer" for tile in tiles for one in tile.reads}
+    k.note("loop", shape, _lanes(k, shape, widest, lanes), max((tile.cost for tile in tiles), default=0), tuple(sorted(read)))
     if not unsure:
         _loops(k, shape, widest, body, lanes)
         return
     known = [(window, window.inside) for window in unsure]
+    k.note("edge", tuple(dict.fromkeys(window.name for window in unsure)))
     inside = known[0][1]
     for _, more in known[1:]:
         inside = k.b.and_(inside, more)
@@ -148,12 +151,18 @@ def traverse(
             _loops(k, shape, widest, body, lanes)
 
 
+def _lanes(k: Code, shape: Shape, itemsize: int, lanes: int | None) -> int:
+    """How many elements a turn of a loop over a shape has: of its last dimension of more than one."""
+    extent = next((n for n in reversed(shape) if n > 1), 1)
+    return min(extent, lanes or max(_LEAST_LANES, _VECTORS * k.machine.vector_bytes // max(itemsize, 4)))
+
+
 def _loops(k: Code, shape: Shape, itemsize: int, body: Callable[[Index], None], lanes: int | None) -> None:
     along = next((d for d in reversed(range(len(shape))) if shape[d] > 1), None)
     if along is None:
         body(Index((0,) * len(shape)))
         return
-    many = min(shape[along], lanes or max(_LEAST_LANES, _VECTORS * k.machine.vector_bytes // max(itemsize, 4)))
+    many = _lanes(k, shape, itemsize, lanes)
 
     def level(d: int, at: tuple[Number, ...]) -> None:
         if d == len(shape):
@@ -204,16 +213,16 @@ def write_into(k: Code, buffer: Buffer, tile: Tile) -> None:
     traverse(k, buffer.shape, [tile], body)
 
 
-def kept(k: Code, tile: Tile) -> Tile:
-    """The tile, once it has been computed."""
+def kept(k: Code, tile: Tile, why: str = "the operation needs all of it") -> Tile:
+    """The tile, once it has been computed, and why it has to be, for `explain`."""
     if tile.buffer is not None:
         return tile
     if tile.size == 1:
         return of_value(tile.shape, tile.dtype, one(k, tile))
     buffer = new_buffer(k, tile.shape, tile.dtype)
+    k.note("kept", tile.dtype.name, tile.shape, why)
     write_into(k, buffer, tile)
     return of_buffer(k, buffer)
-
 
 
 def of_value(shape: Shape, dtype: DType, value: ir.Value) -> Tile:

@@ -8,12 +8,16 @@ import threading
 from collections.abc import Callable
 
 from tilekit._driver import forking
+from tilekit.settings import load_settings
 
 __all__ = ["cores", "run_with_helpers"]
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """How many threads may run blocks at once: those that were asked for, or as many as this process may use cores."""
+    asked = load_settings().cpu_threads
+    if asked is not None:
+        return asked
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on this system
@@ -104,5 +108,4 @@ def _forget() -> None:
     _helpers = _Helpers()
 
 
-_ = forking
-os.register_at_fork(after_in_child=_forget)
+forking.in_child(_forget)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ __all__ = [
     "sampling", "type_of",
 ]  # fmt: skip
 
-_EXTENT_BITS, _SIZE_BITS = 16, 60  # a sample tensor has extents that no index of a kernel's is likely to leave
+_EXTENT_BITS, _SIZE_BITS = 16, 58  # a sample tensor has extents that no index of a kernel's is likely to leave
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ class TensorType:
         tile = "" if self.facts.tile is None else f" in tiles of {list(self.facts.tile)}"
         return f"{self.facts.role} {self.facts.dtype} tensor of rank {self.facts.rank}{tile}"
 
-    def sample(self) -> TensorView:
-        """Zeros, which take no memory; they may be written, and are one element then."""
+    @cached_property
+    def _sample(self) -> TensorView:
         facts = self.facts
         extent = 1 << min(_EXTENT_BITS, _SIZE_BITS // max(1, facts.rank))
         dtype = dtypes.as_dtype(facts.dtype)
@@ -80,6 +81,10 @@ class TensorType:
         view = TensorView(self.name, array, facts.tile, facts.role != "out", facts.group, None, None, facts.cluster)
         view.writable = facts.role != "in"
         return view
+
+    def sample(self) -> TensorView:
+        """Zeros, which take no memory; they may be written, and are one element then. Always the same: its tiles know it."""
+        return self._sample
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,206 @@
+"""A kernel in machine code for a CPU, and how it runs: blocks dealt out to threads, errors as the interpreter's. No compiler here."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tilekit import dtypes
+from tilekit.compiler.cpu.machine import linked
+from tilekit.compiler.cpu.workers import run_with_helpers
+from tilekit.compiler.facts import ArgumentFacts, TensorFacts
+from tilekit.errors import CompileError, DeviceError
+from tilekit.lang.create import outside
+from tilekit.lang.pipelines import unequal
+from tilekit.lang.views import TensorView
+from tilekit.lang.windows import window_of
+
+__all__ = ["REASON", "CpuKernel", "LoadedKernel", "Site", "slots_of"]
+
+REASON = "\0"
+"""What stands for what went wrong where a site's place is."""
+
+_REPORTED = 64  # numbers that a block says of what went wrong
+
+
+class Site(NamedTuple):
+    """Something that may go wrong in a block.
+
+    Attributes:
+        kind: `window`, `point`...: which of the functions below says it in words.
+        about: what it needs for that: names, extents.
+        place: of the error, in the user's text: what a CompileError there says, where `REASON` stands for the words, the file,
+            the line, the column, the width, and the text of the line.
+    """
+
+    kind: str
+    about: tuple[Any, ...]
+    place: tuple[Any, ...]
+
+    def error(self, reason: str) -> CompileError:
+        """An error there."""
+        said, filename, lineno, column, width, line = self.place
+        text = said.replace(REASON, reason)
+        return CompileError(text, filename=filename, lineno=lineno, column=column, width=width, line=line)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuKernel:
+    """Machine code of one specialisation.
+
+    Attributes:
+        name: the kernel's.
+        image: object code.
+        scratch_bytes: how much memory each thread needs.
+        sites: what may go wrong.
+    """
+
+    name: str
+    image: bytes
+    scratch_bytes: int
+    sites: tuple[Site, ...]
+
+    def to_bytes(self) -> bytes:
+        """It, as the cache keeps it."""
+        header = {"name": self.name, "scratch_bytes": self.scratch_bytes, "sites": self.sites}
+        return json.dumps(header).encode() + b"\n" + self.image
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> CpuKernel:
+        """The opposite.
+
+        Raises:
+            AttributeError, KeyError, TypeError, ValueError: it is something else.
+        """
+        header, _, image = data.partition(b"\n")
+        fields = json.loads(header)
+        fields["sites"] = tuple(Site(*_as_tuples(site)) for site in fields["sites"])
+        return cls(image=image, **fields)
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+def slots_of(facts: Sequence[ArgumentFacts]) -> str:
+    """How arguments lie in memory, as a format of the module struct: as for a GPU, but eight bytes each."""
+    codes = ["=" if facts else ""]
+    for known in facts:
+        if isinstance(known, TensorFacts):
+            codes.append("q" * (1 + 2 * known.rank - (known.unit is not None)))
+        else:
+            dtype = dtypes.as_dtype(known.dtype)
+            codes.append("d" if dtypes.is_float(dtype) else "Q" if dtype == dtypes.uint64 else "q")
+    return "".join(codes)
+
+
+class LoadedKernel:
+    """A kernel in memory, ready to run.
+
+    Raises:
+        RuntimeError: it calls a function that is not in this process.
+    """
+
+    def __init__(self, kernel: CpuKernel) -> None:
+        self.kernel = kernel
+        self._code = linked(kernel.image)
+        address, numbers = ctypes.c_void_p, [ctypes.c_int64] * 4
+        self._run = ctypes.CFUNCTYPE(None, address, address, *numbers, address, address)(self._code["run"])
+        self._own = threading.local()
+
+    def run(self, grid: tuple[int, int, int], parameters: Any) -> None:
+        """Run every block of a grid, on this thread and idle ones.
+
+        Args:
+            grid: the number of blocks along each axis.
+            parameters: the arguments, packed as `slots_of` says.
+
+        Raises:
+            DeviceError: a block failed.
+            CompileError: it calculated with a number that does not fit.
+        """
+        total = grid[0] * grid[1] * grid[2]
+        counter = ctypes.c_int64(0)
+        address = ctypes.addressof(parameters)
+        reports: list[Any] = []
+
+        def work(helpers: int) -> None:
+            scratch, report = self._room()
+            report[0] = 0
+            chunk = max(1, min(64, total // (8 * (helpers + 1))))
+            self._run(address, ctypes.addressof(counter), chunk, *grid, scratch, ctypes.addressof(report))
+            if report[0]:
+                reports.append(list(report))
+
+        run_with_helpers(work, total)
+        if reports:
+            self._fail(min(reports, key=lambda r: (r[3], r[2], r[1])))
+
+    def _room(self) -> tuple[int, Any]:
+        """This thread's scratch memory, and where its blocks say what went wrong."""
+        room = getattr(self._own, "room", None)
+        if room is None:
+            memory = np.empty(self.kernel.scratch_bytes + 128, np.uint8)
+            report = (ctypes.c_int64 * _REPORTED)()
+            start = (memory.__array_interface__["data"][0] + 63) & ~63
+            room = self._own.room = (start, report, memory)
+        return room[0], room[1]
+
+    def _fail(self, report: Sequence[int]) -> None:
+        site = self.kernel.sites[report[0] - 1]
+        block, values = tuple(report[1:4]), tuple(report[4:])
+        try:
+            reason = _SAID[site.kind](site.about, values)
+        except DeviceError as error:
+            reason = str(error)
+        except CompileError as error:
+            raise site.error(error.reason) from None
+        raise DeviceError(str(site.error(f"kernel {self.kernel.name}, block {block}: {reason}")))
+
+
+# ----------------------------------------------------------------------------------------------------- what went wrong, in words
+
+
+def _said_of_window(about: Sequence[Any], values: Sequence[int]) -> str:
+    name, what, extents, steps, rank = about
+    shape = values[rank : 2 * rank]
+    view = TensorView(name, np.broadcast_to(np.zeros((), np.uint8), shape), None, True)
+    window_of(view, tuple(values[:rank]), extents, steps, what)
+    return f"{what}: a tile outside {name}"
+
+
+def _said_of_point(about: Sequence[Any], values: Sequence[int]) -> str:
+    name, what, rank = about
+    wrong, shape = tuple(values[:rank]), tuple(values[rank : 2 * rank])
+    return f"{what}: index {wrong if rank > 1 else wrong[0]} is outside {name}, a tensor of shape {shape}"
+
+
+def _said_of_slice(about: Sequence[Any], values: Sequence[int]) -> str:
+    (name, axis), (first, last, there) = about, values[:3]
+    return f"slice: {first}:{last} is outside {name}, which has {there} along axis {axis}"
+
+
+def _said_of_unequal(about: Sequence[Any], values: Sequence[int]) -> str:
+    return unequal(values[: about[0]])
+
+
+def _said_of_scalar(about: Sequence[Any], values: Sequence[int]) -> str:
+    what, dtype = about
+    raise CompileError(f"{what}: {dtypes.misfit(dtypes.as_dtype(dtype), values[0])}")
+
+
+def _said_of_range(about: Sequence[Any], values: Sequence[int]) -> str:
+    name, dtype = about
+    raise CompileError(f"arange: {outside(name, values[0], dtypes.as_dtype(dtype))}")
+
+
+_SAID: dict[str, Callable[[Sequence[Any], Sequence[int]], str]] = {
+    "window": _said_of_window, "point": _said_of_point, "slice": _said_of_slice, "unequal": _said_of_unequal,
+    "scalar": _said_of_scalar, "range": _said_of_range,
+}  # fmt: skip
