@@ -49,7 +49,7 @@ def split(x: Vector) -> tuple[Whole, Vector]:
     """e and f of a positive number; AVX-512's of 0 and infinity have an infinite e, f = 0, and of negative ones f is NaN."""
     if has_registers(x):
         mantissa, e = in_registers("getmant", x, 8), in_registers("getexp", x)
-        large = mantissa > _ROOT
+        large = mantissa >= _ROOT
         f = where(large, fma(mantissa, 0.5, -1.0), mantissa - 1.0)
         return Whole(where(large, e + 1.0, e), e.bits()), f
     bits = 23 if x.single else 52
