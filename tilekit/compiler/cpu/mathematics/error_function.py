@@ -7,7 +7,7 @@ leaves of 1 counts, as of float32's erf, e to a polynomial is enough. All are fi
 
 from __future__ import annotations
 
-from tilekit.compiler.cpu.mathematics.exponential import exp, exp_of_sum, scaled
+from tilekit.compiler.cpu.mathematics.exponential import exp_of_sum, exp_within, scaled
 from tilekit.compiler.cpu.mathematics.vectors import Vector, fma, polynomial, two_product, where
 
 __all__ = ["erf", "erfc"]
@@ -57,7 +57,7 @@ def erf(x: Vector) -> Vector:
     magnitude = abs(x)
     if x.single:
         bounded = magnitude.at_most(4.0)
-        far = 1.0 - exp(bounded * polynomial(bounded, _TAIL))
+        far = 1.0 - exp_within(bounded * polynomial(bounded, _TAIL))
     else:
         far = 1.0 - _complement(magnitude)
     return where(magnitude < 1.0, _near(magnitude), far).with_sign(x)

@@ -132,8 +132,11 @@ def log1p(x: Vector) -> Vector:
 
 
 def softplus(x: Vector) -> Vector:
-    """log(1 + e^x)."""
-    return x.at_least(0.0) + log1p(exp(-abs(x)))
+    """log(1 + e^x): x, if it is positive, and the logarithm of a number from 1 to 2."""
+    e = exp(-abs(x))
+    large = e > _ROOT - 1.0
+    n, f = where(large, x.new(1.0), 0.0), where(large, fma(e, 0.5, -0.5), e)
+    return x.at_least(0.0) + _natural(n, f)
 
 
 def asinh(x: Vector) -> Vector:
