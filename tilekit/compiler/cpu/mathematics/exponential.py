@@ -47,8 +47,11 @@ _SERIES = {
         0.16666666666666669, 0.5,
     ),
 }  # fmt: skip
-# (e^2r - 1 - 2 r) / (2 r^2), of float32
-_DOUBLED_SERIES = tuple(2.0 ** (5 - n) * coefficient for n, coefficient in enumerate(_SERIES[True]))
+# (e^2r - 1 - 2 r) / (2 r^2), of float32, with a term more
+_DOUBLED_SERIES = tuple(
+    2.0 ** (6 - n) * coefficient
+    for n, coefficient in enumerate((0.00015046008, 0.0013930543, 0.00834151, 0.04166651, 0.16666636, 0.5))
+)
 # (2^r - 1 - r log(2)) / r^2 for |r| <= 1/2
 _BINARY_SERIES = {
     True: (1.3453451e-05, 0.00015453057, 0.0013340322, 0.009618084, 0.05550405, 0.2402265),
