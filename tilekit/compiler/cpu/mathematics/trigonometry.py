@@ -2,7 +2,7 @@
 
 x is n pi / 2 + r, |r| <= pi / 4: multiples of pi / 2, in parts of which the first leave nothing to be rounded, are taken away
 (W. J. Cody, W. Waite: Software Manual for the Elementary Functions, 1980; FreeBSD's msun, e_rem_pio2.c). Of float64 r has a
-second part. Where n is too large for that, the C library computes, element by element. Sine and cosine of r are polynomials (as in
+second part. Where n is too large, the C library computes, element by element. Sine and cosine of r are polynomials (as in
 msun, k_sin.c and k_cos.c, but fitted as those of exponential.py).
 """
 
