@@ -6,6 +6,7 @@ from tilekit.compiler.cpu import (
     counting,
     created,
     debug,
+    elementwise,
     folding,
     indexed,
     integral,
@@ -23,6 +24,6 @@ from tilekit.compiler.cpu import (
 __all__ = ["FAMILIES"]
 
 FAMILIES = (
-    counting, created, debug, folding, indexed, integral, memory, positions, products, questions, randomness,
+    counting, created, debug, elementwise, folding, indexed, integral, memory, positions, products, questions, randomness,
     reduction, shape, sorting, transcendental,
 )  # fmt: skip
