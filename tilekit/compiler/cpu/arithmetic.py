@@ -13,7 +13,7 @@ from tilekit.compiler.cpu.convert import narrow, wide, wide_dtype
 from tilekit.compiler.cpu.values import Unsupported
 from tilekit.dtypes import DType
 
-__all__ = ["COSTS", "binary", "comparison", "extremum", "in_wide", "negative"]
+__all__ = ["COSTS", "binary", "comparison", "extremum", "in_wide", "negative", "power"]
 
 Function = Callable[..., ir.Value]
 COSTS = {"/": 4, "//": 8, "%": 8, "**": 20}
@@ -95,6 +95,39 @@ def _shift(k: Code, x: ir.Value, y: ir.Value, *, left: bool, signed: bool) -> ir
     if not left and signed:
         return b.ashr(x, by)
     return b.select(over, k.like(0, x), (b.shl if left else b.lshr)(x, by))
+
+
+def power(k: Code, dtype: DType) -> Function:
+    """The power of integers, by squares: it wraps; to a negative power it is 1 / x**-y with the fraction cut off, 0 for x = 0."""
+    b = k.b
+
+    def function(x: ir.Value, y: ir.Value) -> ir.Value:
+        one, zero = k.like(1, x), k.like(0, x)
+        negative = b.icmp_signed("<", y, zero) if dtype.kind == "i" else k.like(0, b.icmp_unsigned("==", y, zero))
+        result, square, rest = (k.slot(x.type) for _ in range(3))
+        for slot, start in ((result, one), (square, x), (rest, b.select(negative, zero, y))):
+            b.store(start, slot)
+        head, turn, end = (k.function.append_basic_block(name) for name in ("power", "square", "powered"))
+        b.branch(head)
+        b.position_at_end(head)
+        bits = b.load(rest, typ=x.type)
+        b.cbranch(k.any_lane(b.icmp_unsigned("!=", bits, zero)), turn, end)
+        b.position_at_end(turn)
+        base, before = b.load(square, typ=x.type), b.load(result, typ=x.type)
+        odd = b.icmp_unsigned("!=", b.and_(bits, one), zero)
+        b.store(b.select(odd, b.mul(before, base), before), result)
+        b.store(b.mul(base, base), square)
+        b.store(b.lshr(bits, one), rest)
+        b.branch(head)
+        b.position_at_end(end)
+        if dtype.kind == "u":
+            return b.load(result, typ=x.type)
+        even = b.icmp_unsigned("==", b.and_(y, one), zero)
+        sign = b.select(even, one, k.like(-1, x))
+        inverse = b.select(b.icmp_unsigned("==", x, one), one, b.select(b.icmp_unsigned("==", x, k.like(-1, x)), sign, zero))
+        return b.select(negative, inverse, b.load(result, typ=x.type))
+
+    return function
 
 
 def comparison(k: Code, symbol: str, dtype: DType) -> Function:

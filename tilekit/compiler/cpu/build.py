@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from tilekit.compiler.cpu import indexed, products, reduction, shape, transcendental  # noqa: F401  (they enter themselves into the table)
+import tilekit.compiler.cpu.operations  # noqa: F401  (the table of them)
 from tilekit.compiler.cpu.code import Code
 from tilekit.compiler.cpu.kernel import REASON, CpuKernel, Site
 from tilekit.compiler.cpu.machine import Machine, host

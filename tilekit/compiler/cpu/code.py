@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeAlias
 
 from llvmlite import ir
 
 from tilekit import dtypes
+from tilekit.compiler.cpu.kernel import PRINTER
 from tilekit.compiler.cpu.machine import Machine
 from tilekit.compiler.ir.nodes import Location
 from tilekit.dtypes import DType
 
-__all__ = ["Code", "Number", "f32", "f64", "i1", "i8", "i16", "i32", "i64", "pointer", "storage_type", "type_of"]
+__all__ = ["Code", "Number", "f16", "f32", "f64", "i1", "i8", "i16", "i32", "i64", "pointer", "storage_type", "type_of"]
 
 i1, i8, i16, i32, i64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 f16, f32, f64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 pointer = ir.PointerType()
 
-Number = int | ir.Value
+Number: TypeAlias = int | ir.Value
 """An integer that is known while compiling, or an i64."""
 
 _ALIGNMENT = 64
@@ -46,9 +47,10 @@ class Code:
         machine: what it is compiled for.
         index, grid: the block's, and how many there are along each axis; i64.
         arguments, scratch, report: pointers to the kernel's arguments (eight bytes each), to memory of the thread's own, and to
-            where the block says what went wrong. What begins the scratch memory holds nothing: what does not exist is read and
-            written there.
+            where the block says what went wrong, and finds what prints for it. What begins the scratch memory holds nothing: what
+            does not exist is read and written there.
         scratch_bytes: how much memory that is.
+        functions: that are declared, or defined, in the module, by their names.
         sites: what may go wrong, and where: kinds, with what they are about, and locations.
         notes: for `explain`, what was done: a line, a word for it, and what it is about.
         location, what: where the operation stands that is being lowered, and what messages call it.
@@ -75,7 +77,7 @@ class Code:
         self._slots.branch(start)
         self._slots.position_before(self._entry.terminator)
         self.exit = self.function.append_basic_block("exit")
-        self._functions: dict[str, ir.Function] = {}
+        self.functions: dict[str, ir.Function] = {}
         self.scratch_bytes = self._free = _ALIGNMENT
         self.sites: list[tuple[tuple[Any, ...], Location]] = []
         self.notes: list[tuple[Any, ...]] = []
@@ -185,6 +187,12 @@ class Code:
         """The lanes of two vectors, one behind the other."""
         return self.b.shuffle_vector(x, y, ir.Constant(ir.VectorType(i32, 2 * x.type.count), list(range(2 * x.type.count))))
 
+    def reversed(self, vector: ir.Value) -> ir.Value:
+        """The lanes the other way round."""
+        lanes = vector.type.count
+        chosen = ir.Constant(ir.VectorType(i32, lanes), list(reversed(range(lanes))))
+        return self.b.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), chosen)
+
     def folded(self, vector: ir.Value, function: Any) -> ir.Value:
         """All lanes of a vector by an associative function of vectors, and of scalars."""
         lanes = vector.type.count
@@ -212,9 +220,13 @@ class Code:
 
     def call(self, name: str, result: ir.Type, args: Sequence[ir.Value]) -> ir.Value:
         """Call a function of LLVM's or the C library's."""
-        if name not in self._functions:
-            self._functions[name] = ir.Function(self.module, ir.FunctionType(result, [a.type for a in args]), name)
-        return self.b.call(self._functions[name], args)
+        return self.b.call(self.declared(name, result, [a.type for a in args]), args)
+
+    def declared(self, name: str, result: ir.Type, args: Sequence[ir.Type]) -> ir.Function:
+        """A function of the module, or of another, by its name."""
+        if name not in self.functions:
+            self.functions[name] = ir.Function(self.module, ir.FunctionType(result, args), name)
+        return self.functions[name]
 
     def intrinsic(self, name: str, *args: ir.Value, result: ir.Type | None = None) -> ir.Value:
         """`llvm.<name>` of the type of its first operand, or of its result and that."""
@@ -261,7 +273,13 @@ class Code:
         return self._slots.alloca(kind)
 
     def read(
-        self, address: ir.Value, dtype: DType, lanes: int, step: Number, mask: ir.Value | None = None, other: ir.Constant | None = None
+        self,
+        address: ir.Value,
+        dtype: DType,
+        lanes: int,
+        step: Number,
+        mask: ir.Value | None = None,
+        other: ir.Constant | None = None,
     ) -> ir.Value:
         """Elements from memory.
 
@@ -283,9 +301,7 @@ class Code:
                 if mask is None:
                     value = self.b.load(address, typ=many, align=dtype.itemsize)
                 else:
-                    value = self.call(
-                        f"llvm.masked.load.{self.mangled(many)}.p0", many, [address, align, mask, fill]
-                    )
+                    value = self.call(f"llvm.masked.load.{self.mangled(many)}.p0", many, [address, align, mask, fill])
             elif isinstance(step, int) and step == 0:
                 one = self.splat(self.b.load(address, typ=kind, align=dtype.itemsize), lanes)
                 value = one if mask is None else self.b.select(mask, one, fill)
@@ -389,6 +405,13 @@ class Code:
         self.sites.append(((kind, *about), self.location))
         return len(self.sites) - 1
 
+    @contextmanager
+    def counters(self, counts: Sequence[int], steps: Sequence[int] | None = None) -> Iterator[tuple[Number, ...]]:
+        """Loops inside of each other, see `counted`: the first one outermost."""
+        with ExitStack() as stack:
+            steps = [1] * len(counts) if steps is None else steps
+            yield tuple(stack.enter_context(self.counted(n, step)) for n, step in zip(counts, steps, strict=True))
+
     def note(self, kind: str, *about: Any) -> None:
         """For `explain`: something was done in the operation that is being lowered."""
         self.notes.append((self.location.line, kind, self.what, *about))
@@ -402,6 +425,12 @@ class Code:
             self.b.store(self.number(value), self.offset(self.report, 8 * at))
         self.b.branch(self.exit)
         self.b.position_at_end(good)
+
+    def say(self, site: int) -> ir.Value:
+        """Have printed what a site says, with values in the scratch memory; whether that failed, an i1."""
+        kind = ir.FunctionType(i64, [i64, pointer, i64, i64, i64])
+        printer = self.b.load(self.offset(self.report, 8 * PRINTER), typ=kind.as_pointer(), align=8)
+        return self.b.icmp_unsigned("!=", self.b.call(printer, [i64(site), self.scratch, *self.index]), i64(0))
 
 
 def _bytes_of(kind: ir.Type) -> int:

@@ -9,12 +9,12 @@ from llvmlite import ir
 
 from tilekit import dtypes
 from tilekit.compiler.cpu.code import Code, f32, i8, i16, i32, type_of
-from tilekit.compiler.cpu.values import Unsupported
+from tilekit.compiler.cpu.narrow import of_eight_bits, to_eight_bits
 from tilekit.dtypes import DType
 
-__all__ = ["constant", "converted", "in_memory", "narrow", "wide", "wide_dtype"]
+__all__ = ["constant", "converted", "in_memory", "narrow", "odd", "wide", "wide_dtype"]
 
-_SIXTEEN = (dtypes.float16, dtypes.bfloat16)
+_NARROW = (dtypes.float16, dtypes.bfloat16, *dtypes.EIGHT_BIT_FLOATS)
 
 
 def constant(value: Any, dtype: DType) -> ir.Constant:
@@ -35,7 +35,7 @@ def in_memory(value: Any, dtype: DType) -> ir.Constant:
 
 def wide_dtype(dtype: DType) -> DType:
     """The dtype in which elements are calculated."""
-    return dtypes.float32 if dtype in _SIXTEEN else dtype
+    return dtypes.float32 if dtype in _NARROW else dtype
 
 
 def wide(k: Code, value: ir.Value, dtype: DType) -> ir.Value:
@@ -45,7 +45,7 @@ def wide(k: Code, value: ir.Value, dtype: DType) -> ir.Value:
     if dtype == dtypes.bfloat16:
         bits = k.b.zext(value, k.with_lanes(i32, value))
         return k.b.bitcast(k.b.shl(bits, k.like(16, bits)), k.with_lanes(f32, value))
-    return value
+    return of_eight_bits(k, value, dtype) if dtype in dtypes.EIGHT_BIT_FLOATS else value
 
 
 def narrow(k: Code, value: ir.Value, dtype: DType) -> ir.Value:
@@ -60,15 +60,13 @@ def narrow(k: Code, value: ir.Value, dtype: DType) -> ir.Value:
         quiet = b.or_(bits, k.like(0x400000, bits))
         chosen = b.select(b.fcmp_unordered("uno", value, value), quiet, rounded)
         return b.trunc(b.lshr(chosen, k.like(16, bits)), k.with_lanes(i16, value))
-    return value
+    return to_eight_bits(k, value, dtype) if dtype in dtypes.EIGHT_BIT_FLOATS else value
 
 
 def converted(k: Code, value: ir.Value, source: DType, target: DType) -> ir.Value:
     """An element of `source` as one of `target`."""
     if source == target:
         return value
-    if source in dtypes.EIGHT_BIT_FLOATS or target in dtypes.EIGHT_BIT_FLOATS:
-        raise Unsupported(f"casts of {source.name} to {target.name}")
     b, kind = k.b, k.with_lanes(type_of(target), value)
     if target == dtypes.bool_:
         if dtypes.is_float(source):
@@ -99,11 +97,11 @@ def _of_float(k: Code, value: ir.Value, source: DType, target: DType) -> ir.Valu
         return b.fpext(value, kind) if source == dtypes.float32 else value
     if source == dtypes.float64:
         single = b.fptrunc(value, k.with_lanes(f32, value))
-        value = _odd(k, value, single) if target == dtypes.float16 else single
+        value = odd(k, value, single) if target == dtypes.float16 else single
     return narrow(k, value, target)
 
 
-def _odd(k: Code, exact: ir.Value, nearest: ir.Value) -> ir.Value:
+def odd(k: Code, exact: ir.Value, nearest: ir.Value) -> ir.Value:
     """A float64 as a float32 that is cut off, with its last bit set where something was cut: rounding it once more is exact."""
     b = k.b
     back = b.fpext(nearest, exact.type)

@@ -10,15 +10,14 @@ from llvmlite import ir
 from tilekit import dtypes
 from tilekit.compiler.cpu import arithmetic
 from tilekit.compiler.cpu.code import Code, type_of
-from tilekit.compiler.cpu.convert import constant, converted, wide_dtype
+from tilekit.compiler.cpu.convert import constant, converted, wide, wide_dtype
+from tilekit.compiler.cpu.directed import calculation, flushed, is_directed, narrowed
 from tilekit.compiler.cpu.mathematics.power import power
 from tilekit.compiler.cpu.mathematics.vectors import Vector
 from tilekit.compiler.cpu.registry import lowers
 from tilekit.compiler.cpu.tiles import Index, Tile, element_at, of_value
 from tilekit.compiler.cpu.values import Scalar, Unsupported, kind_of
 from tilekit.dtypes import DType
-from tilekit.lang import rounding
-from tilekit.lang.rounding import RoundingMode
 from tilekit.lang.tile import common_shape
 
 __all__ = ["as_tile", "cast", "check_fits", "compare", "inverted", "mapped", "meet", "negated", "operate"]
@@ -43,7 +42,6 @@ def cast(k: Code, tile: Tile, dtype: DType) -> Tile:
     """The elements in another dtype."""
     if tile.dtype == dtype:
         return tile
-    converted(k, ir.Constant(type_of(tile.dtype), ir.Undefined), tile.dtype, dtype)  # if there is such a cast
     return mapped(k, [tile], dtype, lambda x: converted(k, x, tile.dtype, dtype))
 
 
@@ -90,7 +88,7 @@ def operate(k: Code, symbol: str, x: Any, y: Any) -> Tile:
         dtype = dtypes.quotient_dtype(dtype)
         tiles = [cast(k, tile, dtype) for tile in tiles]
     if symbol == "**":
-        return _power(k, tiles, dtype, y)
+        return _power(k, tiles, dtype, y if isinstance(y, (bool, int, float)) else None)
     return mapped(k, tiles, dtype, arithmetic.binary(k, symbol, dtype), arithmetic.COSTS.get(symbol, 1))
 
 
@@ -110,11 +108,13 @@ def inverted(k: Code, x: Tile) -> Tile:
     return mapped(k, [x], x.dtype, lambda v: k.b.not_(v))
 
 
-def _power(k: Code, tiles: list[Tile], dtype: DType, exponent: Any) -> Tile:
+def _power(k: Code, tiles: list[Tile], dtype: DType, exponent: float | None) -> Tile:
+    """A power; by an exponent that is known and small, as products."""
     if not dtypes.is_float(dtype):
-        raise Unsupported("powers of integers")
-    times = arithmetic.binary(k, "*", dtypes.float32 if wide_dtype(dtype) != dtype else dtype)
-    if kind_of(exponent) is not None and not isinstance(exponent, Scalar) and float(exponent) in (2, 3, 4):
+        return mapped(k, tiles, dtype, arithmetic.power(k, dtype), 40)
+    times = arithmetic.binary(k, "*", wide_dtype(dtype))
+    if exponent in (2, 3, 4):
+
         def product(x: ir.Value) -> ir.Value:
             square = times(x, x)
             return square if exponent == 2 else times(square, x if exponent == 3 else square)
@@ -128,32 +128,51 @@ def _power(k: Code, tiles: list[Tile], dtype: DType, exponent: Any) -> Tile:
 
 
 _NAMES = {
-    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "bitwise_and": "&",
-    "bitwise_or": "|", "bitwise_xor": "^", "bitwise_lshift": "<<", "bitwise_rshift": ">>",
+    "floordiv": "//", "mod": "%", "pow": "**", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "bitwise_lshift": "<<",
+    "bitwise_rshift": ">>",
 }  # fmt: skip
 _COMPARISONS = {
     "equal": "==", "not_equal": "!=", "less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=",
 }  # fmt: skip
 
 
-def _plain(options: dict[str, Any]) -> None:
-    """Refuse what changes how results are rounded."""
-    for name, value in options.items():
-        if value not in (None, False, RoundingMode.RN, "rn", rounding.RoundingMode.FULL):
-            raise Unsupported(f"{name}={value!r}")
+_ROUNDED = {"add": "+", "sub": "-", "mul": "*", "truediv": "/"}
 
 
 def _enter(name: str, symbol: str, function: Callable[..., Tile]) -> None:
     @lowers(name)
-    def lower(p: Any, x: Any, y: Any, **options: Any) -> Tile:
-        _plain(options)
+    def lower(p: Any, x: Any, y: Any) -> Tile:
         return function(p.k, symbol, x, y)
+
+
+def _enter_rounded(name: str, symbol: str) -> None:
+    @lowers(name)
+    def lower(p: Any, x: Any, y: Any, *, rounding_mode: Any, flush_to_zero: bool) -> Tile:
+        if not is_directed(rounding_mode) and not flush_to_zero:
+            return operate(p.k, symbol, x, y)
+        tiles, dtype = meet(p.k, x, y)
+        if name == "truediv":
+            dtype = dtypes.quotient_dtype(dtype)
+            tiles = [cast(p.k, tile, dtype) for tile in tiles]
+        return mapped(p.k, tiles, dtype, calculation(p.k, name, dtype, rounding_mode, flush_to_zero), 20)
 
 
 for _name, _symbol in _NAMES.items():
     _enter(_name, _symbol, operate)
 for _name, _symbol in _COMPARISONS.items():
     _enter(_name, _symbol, compare)
+for _name, _symbol in _ROUNDED.items():
+    _enter_rounded(_name, _symbol)
+
+
+@lowers("fma")
+def fma(p: Any, x: Any, y: Any, z: Any, *, rounding_mode: Any, flush_to_zero: bool) -> Tile:
+    """`x * y + z`, rounded once."""
+    tiles, dtype = meet(p.k, x, y, z)
+    if not dtypes.is_float(dtype):
+        times, plus = (arithmetic.binary(p.k, symbol, dtype) for symbol in "*+")
+        return mapped(p.k, tiles, dtype, lambda u, v, w: plus(times(u, v), w), 2)
+    return mapped(p.k, tiles, dtype, calculation(p.k, "fma", dtype, rounding_mode, flush_to_zero), 3)
 
 
 @lowers("where")
@@ -166,8 +185,9 @@ def where(p: Any, condition: Tile, x: Any, y: Any) -> Tile:
 @lowers("maximum", "minimum")
 def extreme(p: Any, x: Any, y: Any, *, propagate_nan: bool, flush_to_zero: bool, name: str) -> Tile:
     """The larger or the smaller one."""
-    _plain({"flush_to_zero": flush_to_zero})
     tiles, dtype = meet(p.k, x, y)
+    if flush_to_zero:
+        tiles = [mapped(p.k, [tile], dtype, lambda value: flushed(p.k, value), 3) for tile in tiles]
     return mapped(p.k, tiles, dtype, arithmetic.extremum(p.k, name == "maximum", dtype, propagate_nan))
 
 
@@ -182,8 +202,10 @@ def clip(p: Any, x: Any, lo: Any, hi: Any) -> Tile:
 @lowers("astype")
 def astype(p: Any, x: Tile, dtype: Any, *, rounding_mode: Any = None) -> Tile:
     """In another dtype."""
-    _plain({"rounding_mode": rounding_mode})
-    return cast(p.k, x, dtypes.as_dtype(dtype))
+    target = dtypes.as_dtype(dtype)
+    if not is_directed(rounding_mode):
+        return cast(p.k, x, target)
+    return mapped(p.k, [x], target, lambda v: narrowed(p.k, wide(p.k, v, x.dtype), wide_dtype(x.dtype), target, rounding_mode), 8)
 
 
 @lowers("bitcast")
@@ -239,8 +261,8 @@ def rounded(p: Any, x: Tile, *, name: str) -> Tile:
     return mapped(p.k, [x], x.dtype, arithmetic.in_wide(p.k, x.dtype, lambda v: p.k.intrinsic(intrinsic, v)), 2)
 
 
-@lowers("neg")
-def neg(p: Any, x: Tile) -> Tile:
+@lowers("negative")
+def negative(p: Any, x: Tile) -> Tile:
     """The negative."""
     return negated(p.k, x)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,20 +15,24 @@ import numpy as np
 
 from tilekit import dtypes
 from tilekit.compiler.cpu.machine import linked
+from tilekit.compiler.cpu.printing import printed
 from tilekit.compiler.cpu.workers import run_with_helpers
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.errors import CompileError, DeviceError
+from tilekit.lang.block import Block, running
 from tilekit.lang.create import outside
+from tilekit.lang.debug import assertion_text
 from tilekit.lang.pipelines import unequal
 from tilekit.lang.views import TensorView
 from tilekit.lang.windows import window_of
 
-__all__ = ["REASON", "CpuKernel", "LoadedKernel", "Site", "slots_of"]
+__all__ = ["PRINTER", "REASON", "CpuKernel", "LoadedKernel", "Site", "slots_of"]
 
 REASON = "\0"
 """What stands for what went wrong where a site's place is."""
 
-_REPORTED = 64  # numbers that a block says of what went wrong
+PRINTER = 63
+"""Which of the numbers of a report is the address of what prints for a block."""
 
 
 class Site(NamedTuple):
@@ -112,10 +118,13 @@ class LoadedKernel:
         self._code = linked(kernel.image)
         address, numbers = ctypes.c_void_p, [ctypes.c_int64] * 4
         self._run = ctypes.CFUNCTYPE(None, address, address, *numbers, address, address)(self._code["run"])
+        printer = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, address, *numbers[:3])(self._print)
+        self._printer, self._printer_address = printer, ctypes.cast(printer, address).value or 0
+        self._ordered = any(site.kind == "print" for site in kernel.sites)
         self._own = threading.local()
 
     def run(self, grid: tuple[int, int, int], parameters: Any) -> None:
-        """Run every block of a grid, on this thread and idle ones.
+        """Run every block of a grid, on this thread and idle ones; here, one after the other, if they print something.
 
         Args:
             grid: the number of blocks along each axis.
@@ -138,7 +147,10 @@ class LoadedKernel:
             if report[0]:
                 reports.append(list(report))
 
-        run_with_helpers(work, total)
+        if self._ordered:
+            work(0)
+        else:
+            run_with_helpers(work, total)
         if reports:
             self._fail(min(reports, key=lambda r: (r[3], r[2], r[1])))
 
@@ -147,16 +159,29 @@ class LoadedKernel:
         room = getattr(self._own, "room", None)
         if room is None:
             memory = np.empty(self.kernel.scratch_bytes + 128, np.uint8)
-            report = (ctypes.c_int64 * _REPORTED)()
+            report = (ctypes.c_int64 * (PRINTER + 1))()
+            report[PRINTER] = self._printer_address
             start = (memory.__array_interface__["data"][0] + 63) & ~63
             room = self._own.room = (start, report, memory)
         return room[0], room[1]
+
+    def _print(self, number: int, memory: int, x: int, y: int, z: int) -> int:
+        """Print what a block says at a site; 1 where that fails, and why for the one who reports it."""
+        name, *values = self.kernel.sites[number].about
+        try:
+            with running(Block((1, 1, 1))) as block:
+                block.index = (x, y, z)
+                printed(name, values, memory)
+        except Exception as error:
+            self._own.error = f"{type(error).__name__}: {error}"
+            return 1
+        return 0
 
     def _fail(self, report: Sequence[int]) -> None:
         site = self.kernel.sites[report[0] - 1]
         block, values = tuple(report[1:4]), tuple(report[4:])
         try:
-            reason = _SAID[site.kind](site.about, values)
+            reason = self._own.error if site.kind == "print" else _SAID[site.kind](site.about, values)
         except DeviceError as error:
             reason = str(error)
         except CompileError as error:
@@ -200,7 +225,35 @@ def _said_of_range(about: Sequence[Any], values: Sequence[int]) -> str:
     raise CompileError(f"arange: {outside(name, values[0], dtypes.as_dtype(dtype))}")
 
 
+def _said_of_part(about: Sequence[Any], values: Sequence[int]) -> str:
+    what, grid = about
+    index = tuple(values[: len(grid)])
+    raise CompileError(f"{what}: index {index if len(grid) > 1 else index[0]} of parts of which there are {grid}")
+
+
+def _said_of_assertion(about: Sequence[Any], values: Sequence[int]) -> str:
+    message, shape = about
+    return assertion_text(message, tuple(values[: len(shape)]) if shape else None)
+
+
+def _said_of_element(about: Sequence[Any], values: Sequence[int]) -> str:
+    return "IndexError: tuple index out of range"
+
+
+def _said_of_call(about: Sequence[Any], values: Sequence[int]) -> str:
+    """Of one of Python's functions: the error that it raises for these numbers, which are bits of floats where it says so."""
+    module, name, floats = about
+    together = zip(floats, values, strict=False)
+    numbers = [struct.unpack("d", struct.pack("q", bits))[0] if is_float else bits for is_float, bits in together]
+    try:
+        getattr(importlib.import_module(module), name)(*numbers)
+    except (ArithmeticError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return f"{name} of {', '.join(map(str, numbers))}"
+
+
 _SAID: dict[str, Callable[[Sequence[Any], Sequence[int]], str]] = {
     "window": _said_of_window, "point": _said_of_point, "slice": _said_of_slice, "unequal": _said_of_unequal,
-    "scalar": _said_of_scalar, "range": _said_of_range,
+    "scalar": _said_of_scalar, "range": _said_of_range, "part": _said_of_part, "assertion": _said_of_assertion,
+    "element": _said_of_element, "call": _said_of_call,
 }  # fmt: skip

@@ -13,7 +13,6 @@ from tilekit.compiler.cpu.elementwise import cast, mapped
 from tilekit.compiler.cpu.registry import lowers
 from tilekit.compiler.cpu.shape import reshaped
 from tilekit.compiler.cpu.tiles import Buffer, Index, Tile, kept, new_buffer, of_buffer, place, write_into
-from tilekit.compiler.cpu.values import Unsupported
 from tilekit.dtypes import DType
 from tilekit.lang.matmul import accumulator_dtype, meeting_dtypes, padded_shapes, result_dtype
 
@@ -27,7 +26,7 @@ def _add_product(k: Code, a: Buffer, b: Buffer, c: Buffer) -> None:
     batch, m, n, depth = a.shape[0], a.shape[1], b.shape[2], a.shape[2]
     dtype = c.dtype
     lanes = min(n, k.machine.vector_bytes // dtype.itemsize)
-    columns = min(2 if k.machine.vector_bytes < 64 else 2, n // lanes)
+    columns = min(2, n // lanes)
     rows = min(m, 1 << ((_REGISTERS[k.machine.vector_bytes] // columns).bit_length() - 1))
     kind = type_of(dtype) if lanes == 1 else ir.VectorType(type_of(dtype), lanes)
     k.note("product", (m, n, depth), dtype.name, (rows, columns * lanes))
@@ -84,8 +83,6 @@ def _tf32(p: Any, tile: Tile) -> Tile:
 
 def _product(p: Any, a: Tile, b: Tile, acc: Tile | None, wide: DType, precision: str) -> Tile:
     """a @ b + acc, in `wide`."""
-    if a.dtype in dtypes.EIGHT_BIT_FLOATS or b.dtype in dtypes.EIGHT_BIT_FLOATS:
-        raise Unsupported("products of 8-bit floats")
     k = p.k
     if precision == "tf32" and a.dtype == dtypes.float32:
         a, b = _tf32(p, a), _tf32(p, b)

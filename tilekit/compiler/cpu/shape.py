@@ -1,4 +1,4 @@
-"""Tiles in other shapes, parts of tiles, and tiles made of nothing but numbers."""
+"""Tiles in other shapes, and parts of tiles."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from typing import Any
 
 from llvmlite import ir
 
-from tilekit import dtypes
 from tilekit.compiler.cpu.code import Number, i64
-from tilekit.compiler.cpu.convert import converted
-from tilekit.compiler.cpu.elementwise import as_tile, cast, check_fits, mapped
 from tilekit.compiler.cpu.memory import index_of
 from tilekit.compiler.cpu.registry import lowers
-from tilekit.compiler.cpu.tiles import Index, Tile, element_at, kept, new_buffer, of_buffer, of_value, place, traverse
-from tilekit.compiler.cpu.values import Scalar, Unsupported, kind_of
+from tilekit.compiler.cpu.tiles import Index, Tile, element_at, kept, new_buffer, of_buffer, place, traverse, write_into
+from tilekit.compiler.cpu.values import Unsupported
 from tilekit.lang.shape import axes_of, axis_of, grid_of, reshape_to
 from tilekit.lang.tile import check_shape
 
@@ -99,7 +96,7 @@ def broadcast_to(p: Any, x: Tile, shape: Any) -> Tile:
 @lowers("cat")
 def cat(p: Any, tiles: tuple[Tile, Tile], axis: int) -> Tile:
     """One tile behind the other."""
-    k, (first, second) = p.k, tiles
+    k, first = p.k, tiles[0]
     along = axis_of(axis, len(first.shape), "cat")
     shape = tuple(n << (d == along) for d, n in enumerate(first.shape))
     buffer = new_buffer(k, shape, first.dtype)
@@ -119,16 +116,7 @@ def cat(p: Any, tiles: tuple[Tile, Tile], axis: int) -> Tile:
 def extract(p: Any, x: Tile, index: Any, shape: Any) -> Tile:
     """A part of a tile."""
     k = p.k
-    part, grid = grid_of(shape, x.shape, "extract")
-    indices = index if isinstance(index, tuple) else (index,)
-    starts = []
-    for at, n, count in zip(indices, part, grid, strict=True):
-        number = index_of(p, at)
-        if not isinstance(number, int):  # which part is known at run time only
-            p.check(k.b.icmp_unsigned(">=", number, i64(count)), ("part", "extract", grid), [index_of(p, one) for one in indices])
-        elif not 0 <= number < count:
-            raise Unsupported("a part outside the tile")
-        starts.append(k.mul(number, n))
+    part, starts = _part(p, "extract", x, index, shape)
     whole = x if x.buffer is not None or x.cost == 0 else kept(k, x)
 
     def element(place_: Index) -> ir.Value:
@@ -138,62 +126,32 @@ def extract(p: Any, x: Tile, index: Any, shape: Any) -> Tile:
     return Tile(part, x.dtype, element, whole.cost, whole.reads, whole.windows, aligned=not whole.reads)
 
 
-# --------------------------------------------------------------------------------------------------------------- made of numbers
+@lowers("insert")
+def insert(p: Any, x: Tile, index: Any, value: Tile) -> Tile:
+    """A tile with another part."""
+    k = p.k
+    _, starts = _part(p, "insert", x, index, value.shape or ())
+    part = value if value.buffer is not None else kept(k, value)
+    buffer = new_buffer(k, x.shape, x.dtype)
+    write_into(k, buffer, x)
+
+    def body(place_: Index) -> None:
+        at = tuple(k.add(i, start) for i, start in zip(place_.at, starts, strict=True))
+        address, step = place(k, buffer, Index(at, place_.along, place_.lanes))
+        k.write(address, buffer.dtype, place_.lanes, step, None, element_at(k, part, place_, part.shape))
+
+    traverse(k, part.shape, [part], body)
+    return of_buffer(k, buffer)
 
 
-@lowers("full")
-def full(p: Any, shape: Any, value: Any, dtype: Any) -> Tile:
-    """A number everywhere."""
-    extents, kind = check_shape(shape, "full"), kind_of(value)
-    if kind is None:
-        raise Unsupported("full of what is no scalar")
-    chosen = dtypes.as_dtype(dtype) if dtype is not None else dtypes.scalar_dtype(dtypes.bool_, kind)
-    tile = as_tile(p.k, value, chosen)
-    return Tile(extents, chosen, lambda index: p.k.splat(tile.element(Index(())), index.lanes))
-
-
-@lowers("zeros")
-def zeros(p: Any, shape: Any, dtype: Any) -> Tile:
-    """Zeros."""
-    return full(p, shape, 0, dtype)
-
-
-@lowers("ones")
-def ones(p: Any, shape: Any, dtype: Any) -> Tile:
-    """Ones."""
-    return full(p, shape, 1, dtype)
-
-
-@lowers("arange")
-def arange(p: Any, size: Any, dtype: Any, *, start: Any, step: Any) -> Tile:
-    """Numbers in order."""
-    k, chosen = p.k, dtypes.as_dtype(dtype)
-    (extent,) = check_shape(size, "arange")
-    if dtypes.is_float(chosen) or chosen.itemsize > 8 or dtypes.bool_ == chosen:
-        raise Unsupported(f"arange of {chosen.name}")
-    first, by = (as_tile(k, value, dtypes.int64).element(Index(())) for value in (start, step))
-    for name, value, number in (("start", start, first), ("step", step, by)):
-        if isinstance(value, Scalar):
-            check_fits(k, number, chosen, "range", name, chosen.name)
-
-    def element(index: Index) -> ir.Value:
-        at = k.number(index.at[0])
-        lanes = at if index.lanes == 1 else k.b.add(k.splat(at, index.lanes), k.steps(index.lanes))
-        wide = k.b.add(k.b.mul(lanes, k.splat(by, index.lanes)), k.splat(first, index.lanes))
-        return converted(k, wide, dtypes.int64, chosen)
-
-    return Tile((extent,), chosen, element, 0)
-
-
-@lowers("astile")
-def astile(p: Any, value: Any, dtype: Any) -> Tile:
-    """A scalar as a tile."""
-    if isinstance(value, Tile):
-        return value if dtype is None else cast(p.k, value, dtypes.as_dtype(dtype))
-    kind = kind_of(value)
-    if kind is None:
-        raise Unsupported("astile of what is no scalar")
-    return as_tile(p.k, value, dtypes.as_dtype(dtype) if dtype is not None else dtypes.scalar_dtype(dtypes.bool_, kind))
-
-
-_ = (mapped, of_value)
+def _part(p: Any, what: str, x: Tile, index: Any, shape: Any) -> tuple[Shape, list[Number]]:
+    """The shape of a part, and where it begins; a computed index outside the tile ends the block."""
+    k = p.k
+    part, grid = grid_of(shape, x.shape, what)
+    numbers = [index_of(p, at) for at in (index if isinstance(index, tuple) else (index,))]
+    for number, count in zip(numbers, grid, strict=True):
+        if not isinstance(number, int):
+            p.check(k.b.icmp_unsigned(">=", number, i64(count)), ("part", what, grid), numbers)
+        elif not 0 <= number < count:
+            raise Unsupported("a part outside the tile")
+    return part, [k.mul(number, n) for number, n in zip(numbers, part, strict=True)]

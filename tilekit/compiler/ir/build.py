@@ -18,7 +18,7 @@ from tilekit.compiler.ir.constants import (
     same_types,
     type_of_operand,
 )
-from tilekit.compiler.ir.expressions import Environment, Expressions, Loop, Unsupported
+from tilekit.compiler.ir.expressions import Environment, Expressions, Frame, Loop, Unsupported
 from tilekit.compiler.ir.inference import item_types
 from tilekit.compiler.ir.nodes import (
     UNDEFINED,
@@ -32,10 +32,10 @@ from tilekit.compiler.ir.nodes import (
     rebuilt,
     structure,
 )
-from tilekit.compiler.ir.types import ScalarType, of_argument, sampling
+from tilekit.compiler.ir.types import ScalarType, Type, of_argument, sampling
 from tilekit.lang.pipelines import pipelined
 
-__all__ = ["Unsupported", "build"]
+__all__ = ["Unsupported", "build", "build_function"]
 
 _ROUNDS = 4  # a type widens from int to float, and a tuple of such by its parts: each takes a round at most
 
@@ -55,6 +55,14 @@ def build(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | N
         return _Builder(bound).kernel(facts)
 
 
+def build_function(bound: BoundKernel, parameters: Sequence[Type]) -> Region:
+    """The IR of a function that a kernel passes on, for parameters of these types; what it returns are the region's operands.
+
+    Operations can be called on samples while it is built; see `sampling`.
+    """
+    return _Builder(bound).function(parameters)
+
+
 class _Builder(Expressions):
     """Statements: what variables stand for, and control flow."""
 
@@ -66,6 +74,14 @@ class _Builder(Expressions):
             environment[name] = parameter
         if self.block(self.frame.definition.body, environment):
             self.region.exit = "return"
+        return self.region
+
+    def function(self, parameters: Sequence[Type]) -> Region:
+        self.frame = Frame.of(self.frame.bound, inlined=True)
+        self.region.parameters = [Value(name, ty) for name, ty in zip(self.frame.bound.names, parameters, strict=True)]
+        environment: Environment = dict(zip(self.frame.bound.names, self.region.parameters, strict=True))
+        result = self.body(self.frame.definition.body, environment)
+        self.region.operands = list(result.parts) if isinstance(result, Group) else [result]
         return self.region
 
     # ------------------------------------------------------------------------------------------------------------ statements

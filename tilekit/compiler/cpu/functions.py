@@ -1,0 +1,70 @@
+"""Functions of the user's that operations are given: what one makes of elements, as code at each place that asks."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from tilekit.compiler.cpu import elementwise
+from tilekit.compiler.cpu.registry import LOWERINGS
+from tilekit.compiler.cpu.tiles import Tile, of_value, one
+from tilekit.compiler.cpu.values import Unsupported
+from tilekit.compiler.frontend.bound import BoundKernel
+from tilekit.compiler.ir.build import build_function
+from tilekit.compiler.ir.nodes import Region
+from tilekit.compiler.ir.types import TileType, Unknown
+from tilekit.dtypes import DType
+from tilekit.lang.combining import arity_problem
+from tilekit.lang.registry import OPS
+
+__all__ = ["Combined"]
+
+_OPERATORS: dict[Any, str] = {
+    operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/", operator.floordiv: "//", operator.mod: "%",
+    operator.pow: "**", operator.and_: "&", operator.or_: "|", operator.xor: "^", operator.lshift: "<<", operator.rshift: ">>",
+}  # fmt: skip
+
+
+class Combined:
+    """A function that takes two of several elements each, and gives one of them: that of `tk.reduce` and `tk.scan`."""
+
+    def __init__(self, p: Any, function: Any, dtypes: Sequence[DType], what: str) -> None:
+        self.p, self.dtypes, self.what = p, tuple(dtypes), what
+        self._call = self._of(function)
+
+    def __call__(self, *elements: ir.Value) -> list[ir.Value]:
+        """The code of the results; elements of the first place, then those of the other."""
+        tiles = [of_value((), dtype, value) for dtype, value in zip(self.dtypes * 2, elements, strict=True)]
+        result = self._call(*tiles)
+        results = result if isinstance(result, tuple) else (result,)
+        actual = [(value.shape, value.dtype) if isinstance(value, Tile) else None for value in results]
+        if actual != [((), dtype) for dtype in self.dtypes]:
+            raise Unsupported(f"{self.what} with a function of other results")
+        return [one(self.p.k, value) for value in results]
+
+    def _of(self, function: Any) -> Callable[..., Any]:
+        if isinstance(function, BoundKernel):
+            if len(function.names) != 2 * len(self.dtypes):
+                raise Unsupported(f"{self.what} with a function of {len(function.names)} parameters")
+            region = build_function(function, [TileType(dtype, ()) for dtype in self.dtypes * 2])
+            _check(region)
+            return lambda *tiles: self.p.inlined(region, tiles)
+        try:
+            symbol = _OPERATORS.get(function)
+        except TypeError:  # it has no hash
+            symbol = None
+        if symbol is not None and len(self.dtypes) == 1:
+            return lambda x, y: elementwise.operate(self.p.k, symbol, x, y)
+        name = getattr(function, "__name__", "")
+        if name in LOWERINGS and OPS[name].function is function and not arity_problem(function, len(self.dtypes)):
+            return lambda *tiles: self.p.operation(name, tiles)
+        raise Unsupported(f"{self.what} with {name or function!r}")
+
+
+def _check(region: Region) -> None:
+    for operation in region.walk():
+        if any(isinstance(value.type, Unknown) for value in operation.results):
+            raise Unsupported(f"a value of unknown type, in {operation.location}")
