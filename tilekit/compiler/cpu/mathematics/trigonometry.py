@@ -69,7 +69,7 @@ def _reduced(x: Vector) -> _Reduced:
         else:
             wide = number.doubles()
             r = ((x.doubles() - wide * _MIXED[0]) - wide * _MIXED[1]).singles()
-        return _Reduced(n, r, r.new(0.0), x > 2.0**16)
+        return _Reduced(n, r, r.new(0.0), x > 2.0**20)
     if fused:
         first = fma(number, -_DOUBLES[0], x)
         product, less = two_product(number, _DOUBLES[1])
