@@ -168,7 +168,7 @@ def test_code_is_kept_on_the_disk(anew, tmp_path):
     assert launched().compilations == 0
 
 
-def test_a_missing_function_is_no_crash(anew, monkeypatch):
+def test_a_missing_function_is_no_crash(anew, monkeypatch, interpreted_kernels):
     """Code that calls what this process has not is not run: the kernel is interpreted, and the reason is told."""
 
     def linked(image):
@@ -177,9 +177,10 @@ def test_a_missing_function_is_no_crash(anew, monkeypatch):
     monkeypatch.setattr(kernels, "linked", linked)
     launched()
     assert on_cpu.NOT_COMPILED.pop("scaled").startswith("Failed to materialize symbols")
+    interpreted_kernels.clear()
 
 
-def test_a_mistake_of_the_compiler_s_is_told_and_interpreted(anew, monkeypatch, caplog):
+def test_a_mistake_of_the_compiler_s_is_told_and_interpreted(anew, monkeypatch, caplog, interpreted_kernels):
     from tilekit.compiler.cpu import build
 
     def broken(*_, **__):
@@ -189,6 +190,7 @@ def test_a_mistake_of_the_compiler_s_is_told_and_interpreted(anew, monkeypatch, 
     launched()
     assert "by a mistake of tilekit's" in caplog.text
     assert on_cpu.NOT_COMPILED.pop("scaled") == "AssertionError: nobody thought of this"
+    interpreted_kernels.clear()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")

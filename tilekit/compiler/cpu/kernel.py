@@ -136,34 +136,34 @@ class LoadedKernel:
         """
         total = grid[0] * grid[1] * grid[2]
         counter = ctypes.c_int64(0)
-        address = ctypes.addressof(parameters)
+        addresses = ctypes.addressof(parameters), ctypes.addressof(counter)
         reports: list[Any] = []
 
         def work(helpers: int) -> None:
-            scratch, report = self._room()
+            scratch, report, address = self._room()
             report[0] = 0
-            chunk = max(1, min(64, total // (8 * (helpers + 1))))
-            self._run(address, ctypes.addressof(counter), chunk, *grid, scratch, ctypes.addressof(report))
+            self._run(*addresses, max(1, min(64, total // (8 * (helpers + 1)))), *grid, scratch, address)
             if report[0]:
                 reports.append(list(report))
 
-        if self._ordered:
+        if total == 1 or self._ordered:
             work(0)
         else:
             run_with_helpers(work, total)
         if reports:
             self._fail(min(reports, key=lambda r: (r[3], r[2], r[1])))
 
-    def _room(self) -> tuple[int, Any]:
-        """This thread's scratch memory, and where its blocks say what went wrong."""
+    def _room(self) -> tuple[int, Any, int]:
+        """This thread's scratch memory, and where its blocks say what went wrong, with the address."""
         room = getattr(self._own, "room", None)
         if room is None:
             memory = np.empty(self.kernel.scratch_bytes + 128, np.uint8)
             report = (ctypes.c_int64 * (PRINTER + 1))()
             report[PRINTER] = self._printer_address
             start = (memory.__array_interface__["data"][0] + 63) & ~63
-            room = self._own.room = (start, report, memory)
-        return room[0], room[1]
+            self._own.memory = memory
+            room = self._own.room = start, report, ctypes.addressof(report)
+        return room
 
     def _print(self, number: int, memory: int, x: int, y: int, z: int) -> int:
         """Print what a block says at a site; 1 where that fails, and why for the one who reports it."""
