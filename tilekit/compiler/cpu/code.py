@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
 from llvmlite import ir
+from llvmlite.binding import llvm_version_info
 
 from tilekit import dtypes
 from tilekit.compiler.cpu.kernel import PRINTER
@@ -24,6 +25,7 @@ Number: TypeAlias = int | ir.Value
 """An integer that is known while compiling, or an i64."""
 
 _ALIGNMENT = 64
+_SHORT_FORM = llvm_version_info >= (20, 0, 0)
 _FLOATS = {dtypes.float16: f16, dtypes.float32: f32, dtypes.float64: f64}
 
 
@@ -162,7 +164,7 @@ class Code:
             return value
         kind = ir.VectorType(value.type, lanes)
         if isinstance(value, ir.Constant):
-            return ir.Constant(kind, [value] * lanes)
+            return _everywhere(value, lanes)
         undefined = ir.Constant(kind, ir.Undefined)
         one = self.b.insert_element(undefined, value, i32(0))
         return self.b.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(i32, lanes), [0] * lanes))
@@ -170,9 +172,7 @@ class Code:
     def like(self, number: Any, value: ir.Value) -> ir.Constant:
         """A constant of the type of a value."""
         kind = value.type
-        if isinstance(kind, ir.VectorType):
-            return ir.Constant(kind, [kind.element(number)] * kind.count)
-        return kind(number)
+        return _everywhere(kind.element(number), kind.count) if isinstance(kind, ir.VectorType) else kind(number)
 
     def steps(self, lanes: int, kind: ir.Type = i64) -> ir.Constant:
         """0, 1, 2... in the lanes."""
@@ -431,6 +431,18 @@ class Code:
         kind = ir.FunctionType(i64, [i64, pointer, i64, i64, i64])
         printer = self.b.load(self.offset(self.report, 8 * PRINTER), typ=kind.as_pointer(), align=8)
         return self.b.icmp_unsigned("!=", self.b.call(printer, [i64(site), self.scratch, *self.index]), i64(0))
+
+
+class _Everywhere(ir.Constant):
+    """A vector of one number, in the short form that LLVM has for it: of formulas, the long one is most of the text."""
+
+    def _get_reference(self) -> str:
+        one = self.constant[0]
+        return f"splat ({one.type} {one.get_reference()})" if _SHORT_FORM else str(super()._get_reference())
+
+
+def _everywhere(value: ir.Constant, lanes: int) -> ir.Constant:
+    return _Everywhere(ir.VectorType(value.type, lanes), [value] * lanes)
 
 
 def _bytes_of(kind: ir.Type) -> int:

@@ -158,8 +158,9 @@ def _less_one(x: Vector, less: Vector | int = 0) -> tuple[Vector, Vector]:
     scale, one = power_of_two(n.integer - less), power_of_two(-less)
     if x.single:
         return fma(scale, h, scale - one), x.new(-0.0)
-    total, lack = fast_two_sum(scale - one, scale * h)
-    return total, fma(scale, l, lack)
+    first, lost = two_sum(scale, -one)
+    total, lack = fast_two_sum(first, scale * h)
+    return total, fma(scale, l, lack + lost)
 
 
 def expm1(x: Vector) -> Vector:
