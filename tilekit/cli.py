@@ -147,7 +147,7 @@ def _missing(
         purpose = "running kernels on a GPU; they run on the CPU device, and compile for GPUs, all the same"
         lacks.append(Lack(what="NVIDIA's driver", purpose=purpose, remedy=no_gpu or "install it for your system"))
     elif no_gpu is not None:
-        lacks.append(Lack(what="a GPU", purpose="more speed than a CPU has; the CPU device runs kernels all the same", remedy=no_gpu))
+        lacks.append(Lack(what="a GPU", purpose="more speed than a CPU's; kernels run on the CPU all the same", remedy=no_gpu))
     if installed["numba-cuda"] is None:
         lacks.append(Lack(what="numba-cuda", purpose="compiling kernels for GPUs, and running them there", remedy=brings_toolkit))
     lacks += [
