@@ -68,6 +68,13 @@ def test_it_has_a_lowering_in_the_file_of_the_same_name(name):
     assert ops.LOWERINGS[OPS[name].function].__module__ == f"tilekit.compiler.lower.{OPS[name].family}"
 
 
+def test_all_have_a_lowering_for_cpus():
+    """A kernel with one that has none would be interpreted."""
+    from tilekit.compiler.cpu.operations import not_lowered
+
+    assert not not_lowered()
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_it_has_a_parity_test(name):
     assert f"tk.{name}(" in PARITY or f".{name}(" in PARITY, f"no test in test_parity*.py uses tk.{name}"

@@ -1,4 +1,4 @@
-"""A specialisation of a kernel, and how it comes to run: interpreted on a CPU device, compiled and loaded on a GPU."""
+"""A specialisation of a kernel, and how it comes to run: on a CPU device as `on_cpu` says, compiled and loaded on a GPU."""
 
 from __future__ import annotations
 
