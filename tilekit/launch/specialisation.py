@@ -1,4 +1,4 @@
-"""A specialisation of a kernel, and how it comes to run: interpreted on a CPU device, compiled and loaded on a GPU."""
+"""A specialisation of a kernel, and how it comes to run: on a CPU device as `on_cpu` says, compiled and loaded on a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import types
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -35,8 +35,6 @@ from tilekit.launch.packing import packing
 from tilekit.launch.sharing import Sharing
 from tilekit.ops import Executable
 from tilekit.settings import load_settings
-
-if TYPE_CHECKING:
 
 __all__ = ["Loaded", "Specialisation", "packed_grid"]
 
