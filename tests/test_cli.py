@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -59,10 +60,30 @@ def test_info_as_json(device, capsys):
 
 
 def test_info_imports_nothing_heavy():
-    heavy = "{'numba', 'llvmlite', 'torch', 'cupy', 'triton', 'matplotlib'}"
+    """But for llvmlite, which says what the CPU is."""
+    heavy = "{'numba', 'torch', 'cupy', 'triton', 'matplotlib'}"
     code = f"import sys; from tilekit.cli import main; main(['info']); print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_info_says_how_kernels_run_on_the_cpu(capsys, monkeypatch):
+    monkeypatch.setenv("TILEKIT_CPU_THREADS", "3")
+    cli.main(["info"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  kernels on the CPU: ")]
+    assert re.fullmatch(r"  kernels on the CPU: compiled for \S+, vectors of (16|32|64) bytes; 3 threads", line)
+    for variable, value in (("TILEKIT_CPU", "interpreted"), ("TILEKIT_CHECKS", "1")):
+        monkeypatch.setenv(variable, value)
+        cli.main(["info"])
+        assert f"kernels on the CPU: interpreted ({variable}={value}); without that compiled for" in capsys.readouterr().out
+
+
+def test_info_names_operations_that_are_interpreted():
+    """There are none."""
+    info = cli.collect()
+    assert info.cpu.not_lowered == ()
+    cpu = cli.dataclasses.replace(info.cpu, not_lowered=("fold", "spindle"))
+    assert "  interpreted, if they use tk.fold, tk.spindle\n" in cli.describe(cli.dataclasses.replace(info, cpu=cpu))
 
 
 def test_info_counts_the_cache(tmp_path, capsys, monkeypatch):

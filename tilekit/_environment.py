@@ -1,4 +1,4 @@
-"""What tilekit runs on: versions, devices, the driver. Nothing heavy is imported to find out."""
+"""What tilekit runs on: versions, devices, the CPU, the driver. Nothing heavier than llvmlite is imported to find out."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pathlib import Path
 
 import tilekit
 from tilekit._runtime.device import Device
+from tilekit.settings import load_settings
 
-__all__ = ["DeviceInfo", "DriverInfo", "device_info", "driver_info", "version_of", "versions"]
+__all__ = ["CpuInfo", "DeviceInfo", "DriverInfo", "cpu_info", "device_info", "driver_info", "version_of", "versions"]
 
 # The distributions that decide how fast and how right something is.
 _BASE = ("numpy", "ml_dtypes", "numba", "numba-cuda", "llvmlite", "cuda-bindings", "cuda-core")
@@ -63,6 +64,43 @@ def device_info(device: Device) -> DeviceInfo:
         compute_capability=".".join(map(str, capability[:2])) if capability else None,
         memory_bytes=total,
         free_bytes=free,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuInfo:
+    """How kernels run on CPU devices.
+
+    Attributes:
+        interpreted: the variable for which Python runs them, such as `"TILEKIT_CHECKS=1"`; None if they are compiled.
+        machine: what they are compiled for, as LLVM calls it.
+        vector_bytes: of a register of it.
+        threads: how many run the blocks of a launch at most.
+        not_lowered: operations of the tile language that are not compiled: a kernel with one of them is interpreted.
+    """
+
+    interpreted: str | None
+    machine: str
+    vector_bytes: int
+    threads: int
+    not_lowered: tuple[str, ...]
+
+
+def cpu_info() -> CpuInfo:
+    """How kernels run on CPU devices, and for which CPU they are compiled. Imports llvmlite, which knows it; compiles nothing."""
+    from tilekit.compiler.cpu.machine import host
+    from tilekit.compiler.cpu.operations import not_lowered
+    from tilekit.compiler.cpu.workers import cores
+
+    settings = load_settings()
+    interpreted = "TILEKIT_CHECKS=1" if settings.checks else "TILEKIT_CPU=interpreted" if settings.cpu == "interpreted" else None
+    machine = host()
+    return CpuInfo(
+        interpreted=interpreted,
+        machine=machine.name,
+        vector_bytes=machine.vector_bytes,
+        threads=cores(),
+        not_lowered=not_lowered(),
     )
 
 

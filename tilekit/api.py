@@ -42,8 +42,8 @@ _TILE = 1024
 def empty(shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> DeviceOp[Tensor]:
     """A new tensor whose elements nobody has written: for a kernel that writes all of them.
 
-    Reading an element before it is written is an error on the CPU device, in a kernel, a copy or `to_host`; the error names the
-    tensor. On a GPU it gives whatever the memory held.
+    Reading an element before it is written is an error on the CPU device, in a copy or `to_host`, and under `TILEKIT_CHECKS=1` in
+    a kernel; the error names the tensor. Else it gives whatever the memory held.
 
     Args:
         shape: its extents.

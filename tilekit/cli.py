@@ -17,7 +17,7 @@ from types import ModuleType
 
 import tilekit
 from tilekit import _native
-from tilekit._environment import DeviceInfo, DriverInfo, device_info, driver_info, version_of, versions
+from tilekit._environment import CpuInfo, DeviceInfo, DriverInfo, cpu_info, device_info, driver_info, version_of, versions
 from tilekit._runtime.device import cuda_unavailable_reason, default_device, devices
 from tilekit.compiler import cache, toolkit
 from tilekit.compiler.kernel import find_nvdisasm
@@ -52,6 +52,7 @@ class Info:
         default_device: the one that is used where none is named; None if what was asked for is not there.
         default_error: then, why.
         no_gpu: why no GPU can be used; None if one can.
+        cpu: how kernels run on CPU devices.
         driver: NVIDIA's driver.
         versions: of tilekit and what it stands on; None for what is not installed.
         toolkit: the versions of the CUDA toolkit's wheels, by part; None for those that are not installed.
@@ -70,6 +71,7 @@ class Info:
     default_device: str | None
     default_error: str | None
     no_gpu: str | None
+    cpu: CpuInfo
     driver: DriverInfo
     versions: dict[str, str | None]
     toolkit: dict[str, str | None]
@@ -106,6 +108,7 @@ def collect() -> Info:
         default_device=default,
         default_error=default_error,
         no_gpu=no_gpu,
+        cpu=cpu_info(),
         driver=driver,
         versions=installed,
         toolkit=_versions({part.name: part.distributions for part in toolkit.PARTS}),
@@ -144,7 +147,7 @@ def _missing(
         purpose = "running kernels on a GPU; they run on the CPU device, and compile for GPUs, all the same"
         lacks.append(Lack(what="NVIDIA's driver", purpose=purpose, remedy=no_gpu or "install it for your system"))
     elif no_gpu is not None:
-        lacks.append(Lack(what="a GPU", purpose="running kernels at speed; the CPU device runs them all the same", remedy=no_gpu))
+        lacks.append(Lack(what="a GPU", purpose="more speed than a CPU's; kernels run on the CPU all the same", remedy=no_gpu))
     if installed["numba-cuda"] is None:
         lacks.append(Lack(what="numba-cuda", purpose="compiling kernels for GPUs, and running them there", remedy=brings_toolkit))
     lacks += [
@@ -180,6 +183,7 @@ def describe(info: Info) -> str:
         lines.append(f"  {device.label:8} {device.name}{capability}{memory}{default}")
     if info.default_error is not None:
         lines.append(f"  no default device: {info.default_error}")
+    lines += [f"  {line}" for line in _cpu_lines(info.cpu)]
     release = "not found"
     if info.driver.release or info.driver.cuda:
         release = f"{info.driver.release or 'unknown release'}, supports CUDA {info.driver.cuda or 'unknown'}"
@@ -200,6 +204,14 @@ def describe(info: Info) -> str:
     if not info.missing:
         lines.append("  nothing")
     return "\n".join(lines)
+
+
+def _cpu_lines(cpu: CpuInfo) -> list[str]:
+    how = f"compiled for {cpu.machine}, vectors of {cpu.vector_bytes} bytes; {cpu.threads} thread{'s' * (cpu.threads != 1)}"
+    if cpu.interpreted is not None:
+        return [f"kernels on the CPU: interpreted ({cpu.interpreted}); without that {how}"]
+    left = [f"    interpreted, if they use {', '.join(f'tk.{name}' for name in cpu.not_lowered)}"] if cpu.not_lowered else []
+    return [f"kernels on the CPU: {how}", *left]
 
 
 def _cache_lines(folder: str | None, entries: int, size: int, owner: str | None, refusal: str | None) -> list[str]:

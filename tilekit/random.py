@@ -28,8 +28,8 @@ from tilekit.ops import DeviceOp, Spec, value, with_context
 
 __all__ = ["rand", "randint", "randn"]
 
-# Elements in a tile: on a GPU 8 for each of 128 threads; on a CPU device as many as its caches hold, because each tile
-# operation there is a call of NumPy. The numbers do not depend on it.
+# Elements in a tile: on a GPU 8 for each of 128 threads; on a CPU device as many as the caches of a core hold. The numbers do not
+# depend on it.
 _TILE, _CPU_TILE = 1024, 1 << 14
 
 u64, f64 = dtypes.uint64, dtypes.float64

@@ -123,6 +123,17 @@ def test_saxpy_makes_its_own_input(run: Run, device: tk.Device) -> None:
     assert "agrees with NumPy's" in out
 
 
+def test_saxpy_tells_numpy_s_time_on_a_cpu(run: Run, device: tk.Device) -> None:
+    """Beside its own, and the ratio is that of the two; a GPU is not compared with a CPU."""
+    out = run("03_saxpy", "--n", 2**20)
+    times = re.findall(r"^(?:second launch|NumPy's) +([\d.]+) ms", out, re.M)
+    found = re.search(r"y \+= a \* x; the second launch takes ([\d.]+) of that", out)
+    assert (found is not None) == (device.kind == "cpu")
+    if found is not None:
+        second, numpys = map(float, times)
+        assert float(found[1]) == pytest.approx(second / numpys, rel=0.2, abs=0.02)
+
+
 def test_saxpy_reads_and_writes_files(run: Run, tmp_path: Path) -> None:
     x, y = save(tmp_path / "x.npy", range(1500)), save(tmp_path / "y.npy", range(1500, 3000))
     out = tmp_path / "result"

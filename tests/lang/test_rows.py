@@ -68,6 +68,15 @@ def test_it_has_a_lowering_in_the_file_of_the_same_name(name):
     assert ops.LOWERINGS[OPS[name].function].__module__ == f"tilekit.compiler.lower.{OPS[name].family}"
 
 
+@pytest.mark.parametrize("name", [name for name in OPS if name != "pipelined"])  # which is a loop
+def test_it_is_compiled_for_the_cpu(name):
+    """That its parity tests' kernels are, and nothing of them is interpreted, each test looks at: see `conftest`."""
+    from tilekit.compiler.cpu.operations import FAMILIES
+    from tilekit.compiler.cpu.registry import LOWERINGS
+
+    assert LOWERINGS[name].__module__ in {family.__name__ for family in FAMILIES}
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_it_has_a_parity_test(name):
     assert f"tk.{name}(" in PARITY or f".{name}(" in PARITY, f"no test in test_parity*.py uses tk.{name}"

@@ -1,10 +1,11 @@
+# ruff: noqa: T201
 """Mutants of the kernels here beside the kernels themselves, timed in turns on a GPU: how a user writes costs nothing.
 
     python tests/spellings/speed.py --mutants 8 --seed 1
 
-It compiles as many mutants of each kernel, on all cores, skips those whose machine code is the kernel's own, checks the results of
-the others against the kernel's, and prints how much longer each takes (the median of the rounds). It ends with an error where one
-is more than 3 % slower, or wrong.
+It compiles as many mutants of each kernel, on all cores, skips those whose machine code is the kernel's own, checks the results
+of the others against the kernel's, and prints how much longer each takes (the median of the rounds). It ends with an error where
+one is more than 3 % slower, or wrong.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ os.environ.setdefault("TILEKIT_CACHE_DIR", "/tmp/tilekit-spellings")
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "stand_ins"), str(ROOT / "tests" / "spellings"), str(ROOT / "benchmarks")]
 
-import numpy as np
-from kernels import KERNELS
-from mutations import mutated
-from test_mutants import compiled_kernel
+import numpy as np  # noqa: E402
+from kernels import KERNELS  # noqa: E402
+from mutations import mutated  # noqa: E402
+from test_mutants import compiled_kernel  # noqa: E402
 
-import tilekit as tk
-from tilekit import api
+import tilekit as tk  # noqa: E402
+from tilekit import api  # noqa: E402
 
 MOST = 1.03
 F16, F32, U8 = tk.float16, tk.float32, tk.uint8

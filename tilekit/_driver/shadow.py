@@ -1,7 +1,8 @@
 """What a CPU device knows of its memory that a GPU does not: which bytes have been written, and which block wrote an element.
 
 Reading bytes that nobody wrote is an error. A shadow is kept up to date by the work itself, in the order in which streams
-execute it. It costs nothing until a part of the allocation is written, and nothing any more once everything is.
+execute it. It costs nothing until a part of the allocation is written, and nothing any more once everything is. Kernels look at
+it where they are interpreted; one that is compiled counts as the writer of all that it is given to write.
 
 Two blocks of a kernel that write one element race: on a GPU either may win. So do one that writes and one that reads an element.
 `Touched` notes who does what during a launch.

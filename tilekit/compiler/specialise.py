@@ -2,7 +2,7 @@
 
 The function's syntax tree is copied, generics and `Const` parameters are replaced by their values, constant expressions fold
 (`BM // 2`, `S[0] * S[1]`, `if BK > 32:`), and the result is compiled again, at the same lines and columns. Nothing of the
-user's is changed. The CPU device runs the result as it is; numba types it for a GPU.
+user's is changed. Where kernels are interpreted, the result runs as it is; numba types it, or the IR is built of it, for code.
 
 A function that the kernel calls (`@tk.function`) is bound likewise, once for each call, with the constants among the arguments
 of that call in place of its parameters. So generics fold in it as well, and an error in it can name the call.

@@ -61,7 +61,7 @@ _SHARE, _SHARE_16_BIT = 16, 32
 _WARPS, _MOST, _MOST_16_BIT = 16, 64, 32
 # Warps of a block that goes over a row tile by tile.
 _LOOP_WARPS = 8
-# What a block of a CPU device works on: each tile operation there is a call of NumPy, and this much stays in a cache.
+# What a block of a CPU device works on: this much stays in the caches of a core.
 _CPU_ELEMENTS = 1 << 15
 _MULTIPROCESSORS = 132  # of an H200, where there is no GPU
 _FLAT_BYTES = 4096
@@ -179,7 +179,7 @@ def exponential(dtype: Any) -> str | None:
 
 
 def on_cpu(tensor: Tensor) -> bool:
-    """Whether it is a CPU device's, whose blocks are calls of NumPy."""
+    """Whether it is a CPU device's, whose blocks work on what the caches of a core hold."""
     return tensor.storage is not None and tensor.storage.device.kind == "cpu"
 
 

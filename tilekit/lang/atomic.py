@@ -1,7 +1,7 @@
 """Operations that read an element of a tensor, change it and write it back with nobody in between.
 
-The indices of several blocks, and those of one tile, may name the same element. On a GPU the order in which they take their turn
-is chance, and with it the last bits of a sum of floats; the CPU device goes by blocks, and within a tile in row-major order.
+The indices of several blocks, and those of one tile, may name the same element. The order in which they take their turn is
+chance, and with it the last bits of a sum of floats; within a tile, a CPU device goes in row-major order.
 """
 
 from __future__ import annotations
@@ -289,8 +289,8 @@ def atomic_add_tile(array: TensorView, index: Any, tile: Tile) -> None:
     Raises:
         CompileError: index or tile do not fit the tensor, the tensor is not both read and written (`InOut`), or there is no such
             operation on its dtype.
-        DeviceError: on the CPU device, an index outside the tensor, or an element that nobody has written. A GPU adds nothing
-            outside; under `TILEKIT_CHECKS=1` it is an error there, too.
+        DeviceError: on the CPU device, an index outside the tensor, or, under `TILEKIT_CHECKS=1`, an element that nobody has
+            written. A GPU adds nothing outside; under `TILEKIT_CHECKS=1` it is an error there, too.
 
     Examples:
         >>> @tk.kernel

@@ -291,8 +291,8 @@ def described_tile(dtype: dtypes.DType, shape: tuple[int, ...]) -> str:
 def static_print(*values: Any) -> None:
     """Print a line when the kernel is compiled: constants by their values, tiles by their dtype and shape.
 
-    A kernel from the cache is not compiled, and prints nothing. A CPU device compiles nothing: there the first block of each
-    launch prints the line.
+    A GPU's kernel from the cache is not compiled, and prints nothing. On a CPU device the first block of each launch prints the
+    line.
 
     Args:
         values: strings, generics and other constants, dtypes, tiles.

@@ -103,8 +103,8 @@ def gather(
 
     Raises:
         CompileError: indices or mask do not fit the tensor or each other, or the tensor is written only.
-        DeviceError: on the CPU device, an index outside the tensor that the mask leaves, or an element that nobody has written;
-            and so on a GPU under `TILEKIT_CHECKS=1`.
+        DeviceError: on the CPU device, and under `TILEKIT_CHECKS=1` on a GPU, an index outside the tensor that the mask leaves;
+            under `TILEKIT_CHECKS=1` on the CPU device also an element that nobody has written.
 
     Examples:
         >>> @tk.kernel
@@ -135,8 +135,8 @@ def gather(
 def scatter(array: TensorView, indices: Any, value: Any, *, mask: Any = None, eviction_policy: str = "evict_normal") -> None:
     """Write elements of a tensor by index.
 
-    No two blocks may write one element, which is an error on the CPU device; where a block has an index twice, either value may
-    stay. `tk.atomic_add` and its like are for indices that meet.
+    No two blocks may write one element, which is an error on the CPU device under `TILEKIT_CHECKS=1`; where a block has an index
+    twice, either value may stay. `tk.atomic_add` and its like are for indices that meet.
 
     Args:
         array: a partition, or a tensor that is passed as `y.scattered()`, of which no block owns a tile.

@@ -169,8 +169,8 @@ def load(
 
     Raises:
         CompileError: index and shape do not fit the tensor's rank, or the shape is not a compile-time power of two.
-        DeviceError: on the CPU device, an index outside the tensor, or an element that nobody has written. A GPU gives a tile of
-            padding, or whatever the memory held.
+        DeviceError: on the CPU device, an index outside the tensor, or, under `TILEKIT_CHECKS=1`, an element that nobody has
+            written. A GPU gives a tile of padding, or whatever the memory held.
 
     Examples:
         >>> @tk.kernel
@@ -227,8 +227,8 @@ def load_tile_like(
     Raises:
         CompileError: the ranks differ, or `like` is no partition.
         ValueError: before the launch, `array` has other extents than `like`, and nothing says that padding is meant.
-        DeviceError: on the CPU device, where `array` has no such tile, or nobody has written an element of it that lies within
-            the extents of `like`. A GPU gives a tile of padding, or whatever the memory held.
+        DeviceError: on the CPU device, where `array` has no such tile, or, under `TILEKIT_CHECKS=1`, where nobody has written an
+            element of it that lies within the extents of `like`. A GPU gives a tile of padding, or whatever the memory held.
 
     Examples:
         >>> @tk.kernel
@@ -261,7 +261,7 @@ def store(
     """Write a tile of a partition; what hangs over the edge is dropped.
 
     A block owns one tile, and `y.store(tile)` writes it. This form names the tile by its index. Two blocks that write the same
-    element race, which is an error on the CPU device.
+    element race, which is an error on the CPU device under `TILEKIT_CHECKS=1`.
 
     Args:
         array: a partition; not a mapped one, whose tiles are written as `y.tiles()` gives them. Or a tensor that is passed as
@@ -276,8 +276,8 @@ def store(
 
     Raises:
         CompileError: `array` is no partition, or the tile does not fit it.
-        DeviceError: on the CPU device, an index outside the tensor, or two blocks that write one element. A GPU writes nothing
-            outside.
+        DeviceError: on the CPU device, an index outside the tensor, or, under `TILEKIT_CHECKS=1`, two blocks that write one
+            element. A GPU writes nothing outside.
 
     Examples:
         >>> @tk.kernel

@@ -1,4 +1,4 @@
-"""Tile values as the CPU device holds them: a NumPy array of compile-time shape that nobody changes."""
+"""Tile values as the references work on them: a NumPy array of compile-time shape that nobody changes."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def kernel(function: Callable[..., Any] | None = None, *, num_warps: int | None 
     """Make a function a kernel: `@tk.kernel`, or `@tk.kernel(num_warps=8)`.
 
     Calling the kernel builds a launch (a `DeviceOp`); see `KernelLaunch`. The function itself stays as it was, and is not run
-    by Python, except block by block on a CPU device.
+    by Python, except block by block on a CPU device that interprets kernels.
 
     Args:
         function: the kernel. Its parameters are annotated `tk.In`, `tk.Out`, `tk.InOut`, `tk.Const`, for scalars `float`, `int`

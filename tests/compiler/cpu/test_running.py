@@ -122,7 +122,9 @@ def test_a_failing_block_stops_the_others(cpu):
 
     at = np.arange(64, dtype=np.int32)
     at[[37, 60]] = 99, -1
-    with pytest.raises(tk.DeviceError, match=r"kernel taken, block \((9|15), 0, 0\): gather: index (99|-1) is outside x") as error:
+    with pytest.raises(
+        tk.DeviceError, match=r"kernel taken, block \((9|15), 0, 0\): gather: index (99|-1) is outside x"
+    ) as error:
         taken(api.zeros(64).partition(4), api.zeros(64), api.from_host(at)).sync()
     assert "y.store(tk.gather(x, tk.load_tile_like(at, y)))" in str(error.value)
     assert "^^^" in str(error.value)

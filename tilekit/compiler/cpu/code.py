@@ -15,7 +15,7 @@ from tilekit.compiler.cpu.machine import Machine
 from tilekit.compiler.ir.nodes import Location
 from tilekit.dtypes import DType
 
-__all__ = ["Code", "Number", "f16", "f32", "f64", "i1", "i8", "i16", "i32", "i64", "pointer", "storage_type", "type_of"]
+__all__ = ["Code", "Number", "f32", "f64", "i1", "i8", "i16", "i32", "i64", "pointer", "storage_type", "type_of"]
 
 i1, i8, i16, i32, i64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 f16, f32, f64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()

@@ -274,6 +274,8 @@ class Expressions:
             receiver = self.expression(node.func.value, environment)
         elif not isinstance(function, Constant):
             raise Unsupported("a call of what is no function", self.location(node))
+        elif function.value is breakpoint:  # it would stop while types are inferred; a debugger follows interpreted kernels
+            raise Unsupported("breakpoint()", self.location(node))
         arguments = [self.expression(argument, environment) for argument in node.args]
         keywords = {str(k.arg): self.expression(k.value, environment) for k in node.keywords}
         if receiver is not None:
