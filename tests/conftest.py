@@ -141,6 +141,43 @@ def _nothing_is_overwritten(compiled_products: list[CompiledKernel]) -> Iterator
     compiled_products.clear()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def interpreted_kernels() -> Iterator[list[str]]:
+    """The kernels that a CPU device was to compile, and interpreted without finding anything wrong, since somebody looked."""
+    from tilekit.errors import CompileError
+    from tilekit.launch.on_cpu import NOT_COMPILED, OnCpu
+
+    kernels: list[str] = []
+    interpret = OnCpu._interpret
+
+    def noted(self: OnCpu, *args: object) -> None:
+        try:
+            interpret(self, *args)  # type: ignore[arg-type]
+        except CompileError:
+            raise
+        except Exception:
+            note(self)
+            raise
+        note(self)
+
+    def note(self: OnCpu) -> None:
+        name = self._bound.source.name
+        if self._compiles and name in NOT_COMPILED:
+            kernels.append(f"{name}: {NOT_COMPILED[name]}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OnCpu, "_interpret", noted)
+        yield kernels
+
+
+@pytest.fixture(autouse=True)
+def _all_kernels_are_compiled(interpreted_kernels: list[str]) -> Iterator[None]:
+    """Whatever the language accepts is compiled for the CPU: no kernel of a test is interpreted, unless it is refused."""
+    interpreted_kernels.clear()
+    yield
+    assert not interpreted_kernels, "a kernel is interpreted that should be compiled"
+
+
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Iterator[tk.Device]:
     """The device under test, the default one while the test runs."""

@@ -1,7 +1,14 @@
 """The kernels of the benchmark of the CPU device as one writes them by hand for numba: a loop over elements, in parallel."""
 
+# mypy: ignore-errors
+# numba reads these functions.
+
+from __future__ import annotations
+
 import numba
 import numpy as np
+
+__all__ = ["gather", "histogram", "mandelbrot"]
 
 _4, _2 = np.float32(4), np.float32(2)
 

@@ -7,9 +7,11 @@ tutorials' kind. NumPy's elementwise functions use one thread whatever is asked 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy as np
 import tilekit as tk
 from tilekit import api, kernels
 from tilekit._runtime.stream import Stream
+from tilekit.compiler.cpu.machine import host
 from tilekit.compiler.cpu.workers import cores
 from tilekit_benchmarks import Options, _tilekit_cpu, kernel_peers
 from tilekit_benchmarks.harness import Contestant, Variant
@@ -107,7 +110,8 @@ def _attention() -> Case:
     shape = batch, heads, length, size = 1, 4, 512, 64
     return Case(
         kernel="attention", shape=shape, dtype=_F, nbytes=16 * heads * length * size, output=(shape, _F), whole=True,
-        inputs={name: _randn(*shape, seed=seed) for seed, name in enumerate("xkv")}, operations=4 * batch * heads * length**2 * size,
+        inputs={name: _randn(*shape, seed=seed) for seed, name in enumerate("xkv")},
+        operations=4 * batch * heads * length**2 * size,
         own=lambda t, y: kernels.attention(t["x"], t["k"], t["v"], out=y),
         expected=lambda a: _softmax(a["x"] @ a["k"].swapaxes(-1, -2) / size**0.5) @ a["v"],
     )  # fmt: skip
@@ -229,7 +233,9 @@ def _threads(count: int) -> Iterator[None]:
     try:
         from threadpoolctl import threadpool_limits
     except ImportError:
-        raise Missing("threadpoolctl is not installed, which limits the threads of NumPy's products: pip install threadpoolctl") from None
+        raise Missing(
+            "threadpoolctl is not installed, which limits the threads of NumPy's products: pip install threadpoolctl"
+        ) from None
     import numba
 
     before, many = os.environ.get("TILEKIT_CPU_THREADS"), numba.get_num_threads()
@@ -259,5 +265,19 @@ def run(options: Options) -> KernelRun:
         cases = [replace(case, kernel=f"{case.kernel}, {count} thread{'s' * (count > 1)}") for case in cpu_cases(options.n)]
         with _threads(count):
             runs.append(measure("cpu", options, cases, peers=PEERS))
-    left_out = {one: None for run_ in runs for one in run_.left_out}
-    return replace(runs[0], cases=tuple(case for run_ in runs for case in run_.cases), left_out=tuple(left_out))
+    machine = host()
+    return replace(
+        runs[0],
+        cases=tuple(case for run_ in runs for case in run_.cases),
+        left_out=tuple(dict.fromkeys(one for run_ in runs for one in run_.left_out)),
+        notes=(f"the CPU is {_model()}, to LLVM {machine.name}, with vectors of {machine.vector_bytes} bytes", *runs[0].notes),
+    )
+
+
+def _model() -> str:
+    """What the CPU calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,7 +1,7 @@
 """Compiled kernels on disk: one file each, named by the digest of everything that decided the code. No numba here.
 
-A file is a magic, the SHA-256 of what follows, and that: the key, and the kernel as its class writes it. What does not check out, or
-has another key than its name says, is a miss and is deleted. What the disk refuses is logged, once, never raised: a cache that
+A file is a magic, the SHA-256 of what follows, and that: the key, and the kernel as its class writes it. What does not check out,
+or has another key than its name says, is a miss and is deleted. What the disk refuses is logged, once, never raised: a cache that
 cannot be used costs time alone. `cache_folder` decides whom it trusts.
 """
 
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 from tilekit.compiler import cache_folder
-from tilekit.compiler.kernel import CompiledKernel
 from tilekit.settings import load_settings
 
 __all__ = ["MAX_BYTES", "Contents", "clear", "contents", "folder", "load", "save", "toolchain_fingerprint"]
@@ -109,7 +108,7 @@ class Entry(Protocol):
 E = TypeVar("E", bound=Entry)
 
 
-def load(key: bytes, kind: type[E] = CompiledKernel) -> E | None:
+def load(key: bytes, kind: type[E]) -> E | None:
     """The kernel that was saved under `key`, or None."""
     path = _path(key)
     if path is None:

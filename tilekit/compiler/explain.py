@@ -20,7 +20,9 @@ from tilekit.compiler.target import named
 from tilekit.compiler.toolkit import importing_numba
 from tilekit.dtypes import DType
 
-__all__ = ["Conversion", "Explanation", "LayoutInUse", "MatrixProduct", "MemoryAccess", "Pipeline", "explain", "resident_blocks", "table"]
+__all__ = [
+    "Conversion", "Explanation", "LayoutInUse", "MatrixProduct", "MemoryAccess", "Pipeline", "explain", "resident_blocks", "table",
+]  # fmt: skip
 
 _SECTOR = 32  # bytes that memory moves at least
 

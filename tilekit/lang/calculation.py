@@ -149,8 +149,6 @@ def truediv(x: Tile | Scalar, y: Tile | Scalar, *, rounding_mode: Mode = None, f
 def fma(x: Tile | Scalar, y: Tile | Scalar, z: Tile | Scalar, *, rounding_mode: Mode = None, flush_to_zero: bool = False) -> Tile:
     """`x * y + z` of floats, rounded once; of integers, as they wrap.
 
-    A CPU device that interprets computes float64 in fractions, element by element: slowly.
-
     Args:
         x, y, z: tiles whose shapes broadcast, and scalars; one at least is a tile.
         rounding_mode: for floats `tk.RoundingMode.RN` (the default), `RZ`, `RM` or `RP`.

@@ -1,7 +1,8 @@
 """Exponentials, logarithms, roots and what is made of them, of each element.
 
-How far a result may be off is stated in units in the last place (ulp) of the exact one. float16 and bfloat16 are computed in
-float32 and rounded, so that they are off by their own rounding. The CPU device computes in float64 and rounds once.
+How far a result may be off, on any device, is stated in units in the last place (ulp) of the exact one. float16 and bfloat16 are
+computed in float32 and rounded, so that they are off by their own rounding. The references compute in float64 and round once, as
+does the CPU device where it interprets a kernel.
 """
 
 from __future__ import annotations

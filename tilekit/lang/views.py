@@ -277,6 +277,11 @@ class TileGrid:
         self._windows = windows
 
     @property
+    def windows(self) -> TiledView:
+        """The view whose windows the tiles are."""
+        return self._windows
+
+    @property
     def shape(self) -> Shape:
         """The number of tiles along each dimension."""
         return tuple(map(self._windows.num_tiles, range(self._windows._view.ndim)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -91,7 +92,7 @@ class OnCpu(Interpreted):
             for facts, argument in zip(self._facts, arguments, strict=True)
             if isinstance(facts, TensorFacts)
         ]
-        code = self._code(overlap(tensors))
+        code = self._code(_overlap(tensors))
         if code is None:
             self._interpret(grid, self._views(arguments))
             return
@@ -135,20 +136,11 @@ class OnCpu(Interpreted):
         return None
 
 
-def overlap(tensors: Sequence[tuple[Tensor, bool]]) -> bool:
+def _overlap(tensors: Sequence[tuple[Tensor, bool]]) -> bool:
     """Whether a tensor that is written shares memory with another."""
-    if len(tensors) < 2:
-        return False
-    spans = []
-    for tensor, written in tensors:
-        reach = [(n - 1) * stride * tensor.itemsize for n, stride in zip(tensor.shape, tensor.strides, strict=True)]
-        first = tensor.address + sum(part for part in reach if part < 0)
-        last = tensor.address + sum(part for part in reach if part > 0) + tensor.itemsize
-        spans.append((first, last, written))
     return any(
-        (written or other_written) and first < other_last and other_first < last
-        for at, (first, last, written) in enumerate(spans)
-        for other_first, other_last, other_written in spans[:at]
+        (written or also_written) and tensor.shares_memory(other)
+        for (tensor, written), (other, also_written) in itertools.combinations(tensors, 2)
     )
 
 

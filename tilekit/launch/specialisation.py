@@ -10,12 +10,13 @@ import types
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tilekit._capture.kernel_nodes import compiled_launch
 from tilekit._driver.nodes import Node, Parameters
+from tilekit._driver.protocol import Driver
 from tilekit._driver.tensormaps import TensorMap
 from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
@@ -24,18 +25,16 @@ from tilekit.compiler import cache
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.grids import AXIS_LIMITS, FOLDED_SLOTS, Fold, folded_grid
+from tilekit.compiler.kernel import CompiledKernel
 from tilekit.compiler.toolkit import importing_numba
 from tilekit.errors import DeviceUnavailableError, SpillWarning
+from tilekit.lang.registry import OPS
+from tilekit.lang.size import MOST_WARPS
 from tilekit.launch.on_cpu import OnCpu
 from tilekit.launch.packing import packing
 from tilekit.launch.sharing import Sharing
-from tilekit.lang.registry import OPS
-from tilekit.lang.size import MOST_WARPS
 from tilekit.ops import Executable
 from tilekit.settings import load_settings
-
-if TYPE_CHECKING:
-    from tilekit.compiler.build import CompiledKernel
 
 __all__ = ["Loaded", "Specialisation", "packed_grid"]
 
@@ -100,7 +99,7 @@ class Specialisation:
             kernel = self._compiled.get(target)
             if kernel is None:
                 key = self.key(target)
-                kernel = cache.load(key) if key else None
+                kernel = cache.load(key, CompiledKernel) if key else None
                 if kernel is None:
                     with importing_numba():
                         from tilekit.compiler.build import build
@@ -254,8 +253,6 @@ class Loaded:
 
 _GRID = struct.Struct(f"={FOLDED_SLOTS}q")  # of a launch whose grid is folded: what the kernel gets behind its other parameters
 _pack_grid, packed_grid = _GRID.pack_into, _GRID.pack
-
-
 _Encoder = Callable[[int, tuple[int, ...], tuple[int, ...]], bytes]
 _MAPS_KEPT = 256  # of one parameter
 

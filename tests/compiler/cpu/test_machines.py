@@ -46,7 +46,9 @@ FUSED = {"avx512": r"vfmadd\w+ps.*zmm", "avx2": r"vfmadd\w+ps.*ymm", "neon": r"f
 def test_vectors_are_as_wide_as_the_machine_s(name):
     x = api.meta((4096,), F)
     assert re.search(REGISTERS[name], code_of(saxpy(api.meta((4096,), F).partition(1024), 2.0, x), name))
-    assert re.search(REGISTERS[name], code_of(softmax(api.meta((64, 1024), F).partition((1, 1024)), api.meta((64, 1024), F)), name))
+    assert re.search(
+        REGISTERS[name], code_of(softmax(api.meta((64, 1024), F).partition((1, 1024)), api.meta((64, 1024), F)), name)
+    )
 
 
 @pytest.mark.parametrize("name", MACHINES)

@@ -28,13 +28,23 @@ def counted(total: tk.InOut, lock: tk.InOut):
 def looked_back(sums: tk.InOut, ready: tk.InOut, x: tk.In):
     """A prefix sum of tiles: each block waits for what the one before it has summed up."""
     own = tk.sum(tk.load(x, tk.bid(0), 64))
-    before = tk.zeros((), tk.int32)
+    before = tk.zeros(1, tk.int32)
     if tk.bid(0) > 0:
         while tk.atomic_add(ready, tk.bid(0) - 1, 0, memory_order="acquire").item() == 0:
             pass
-        before = tk.load(sums, tk.bid(0) - 1, ())
+        before = tk.load(sums, tk.bid(0) - 1, 1)
     tk.store(sums, tk.bid(0), before + own)
     tk.atomic_xchg(ready, tk.bid(0), 1, memory_order="release")
+
+
+def zeros(n):
+    return api.zeros(n, tk.int32).sync().scattered()
+
+
+def compiled(op):
+    """The launch, of which it is known that it is compiled: interpreted, blocks that wait for others would wait forever."""
+    assert op.explain("cpu").interpreted is None
+    return op
 
 
 @pytest.fixture(params=[1, 2, 5])
@@ -44,15 +54,14 @@ def threads(request, monkeypatch, cpu):
 
 
 def test_a_lock_guards_a_store(threads):
-    total, lock = counted(api.zeros(1, tk.int32).scattered(), api.zeros(1, tk.int32).scattered()).grid(2000).sync()
+    total, lock = compiled(counted(zeros(1), zeros(1)).grid(2000)).sync()
     assert total.unpartition().to_host().sync().tolist() == [2000]
     assert lock.unpartition().to_host().sync().tolist() == [0]
 
 
 def test_blocks_look_back(threads):
     x = np.random.default_rng(0).integers(-9, 10, 64 * 300).astype(np.int32)
-    sums, ready = (api.zeros(300, tk.int32).sync().scattered() for _ in range(2))
-    sums, *_ = looked_back(sums, ready, api.from_host(x)).grid(300).sync()
+    sums, *_ = compiled(looked_back(zeros(300), zeros(300), api.from_host(x).sync()).grid(300)).sync()
     np.testing.assert_array_equal(sums.unpartition().to_host().sync(), x.reshape(300, 64).sum(1).cumsum())
 
 
@@ -67,7 +76,7 @@ def test_idle_threads_take_part(cpu, monkeypatch):
 
     monkeypatch.setenv("TILEKIT_CPU_THREADS", "4")
     assert workers.cores() == 4
-    assert met(api.zeros(1, tk.int32).scattered()).grid(4).first().unpartition().to_host().sync().tolist() == [4]
+    assert compiled(met(zeros(1)).grid(4)).first().unpartition().to_host().sync().tolist() == [4]
 
 
 @tk.kernel
@@ -113,7 +122,9 @@ def test_a_failing_block_stops_the_others(cpu):
 
     at = np.arange(64, dtype=np.int32)
     at[[37, 60]] = 99, -1
-    with pytest.raises(tk.DeviceError, match=r"kernel taken, block \((9|15), 0, 0\): gather: index (99|-1) is outside x") as error:
+    with pytest.raises(
+        tk.DeviceError, match=r"kernel taken, block \((9|15), 0, 0\): gather: index (99|-1) is outside x"
+    ) as error:
         taken(api.zeros(64).partition(4), api.zeros(64), api.from_host(at)).sync()
     assert "y.store(tk.gather(x, tk.load_tile_like(at, y)))" in str(error.value)
     assert "^^^" in str(error.value)
@@ -128,7 +139,7 @@ def scaled(y: tk.InOut, a: float):
 
 
 def launched(a=2.0):
-    op = scaled(api.ones(8).partition(4), a)
+    op = scaled(api.ones(8).sync().partition(4), a)
     specialisation = op._plan("compile").specialisation
     assert op.first().unpartition().to_host().sync().tolist() == [a] * 8
     return specialisation
@@ -159,7 +170,7 @@ def test_code_is_kept_on_the_disk(anew, tmp_path):
     assert launched().compilations == 0
 
 
-def test_a_missing_function_is_no_crash(anew, monkeypatch):
+def test_a_missing_function_is_no_crash(anew, monkeypatch, interpreted_kernels):
     """Code that calls what this process has not is not run: the kernel is interpreted, and the reason is told."""
 
     def linked(image):
@@ -168,9 +179,10 @@ def test_a_missing_function_is_no_crash(anew, monkeypatch):
     monkeypatch.setattr(kernels, "linked", linked)
     launched()
     assert on_cpu.NOT_COMPILED.pop("scaled").startswith("Failed to materialize symbols")
+    interpreted_kernels.clear()
 
 
-def test_a_mistake_of_the_compiler_s_is_told_and_interpreted(anew, monkeypatch, caplog):
+def test_a_mistake_of_the_compiler_s_is_told_and_interpreted(anew, monkeypatch, caplog, interpreted_kernels):
     from tilekit.compiler.cpu import build
 
     def broken(*_, **__):
@@ -180,6 +192,7 @@ def test_a_mistake_of_the_compiler_s_is_told_and_interpreted(anew, monkeypatch, 
     launched()
     assert "by a mistake of tilekit's" in caplog.text
     assert on_cpu.NOT_COMPILED.pop("scaled") == "AssertionError: nobody thought of this"
+    interpreted_kernels.clear()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")

@@ -47,7 +47,8 @@ def binary(k: Code, symbol: str, dtype: DType) -> Function:
     }  # fmt: skip
     if symbol not in table:
         raise Unsupported(f"{symbol} of {dtype.name}")
-    return table[symbol]
+    function: Function = table[symbol]
+    return function
 
 
 def _quotient(k: Code, x: ir.Value, y: ir.Value, signed: bool) -> tuple[ir.Value, ir.Value]:
@@ -57,14 +58,14 @@ def _quotient(k: Code, x: ir.Value, y: ir.Value, signed: bool) -> tuple[ir.Value
     if not signed:
         divisor = b.select(zero, k.like(1, y), y)
         quotient, rest = b.udiv(x, divisor), b.urem(x, divisor)
-        return tuple(b.select(zero, k.like(0, y), value) for value in (quotient, rest))  # type: ignore[return-value]
+        return tuple(b.select(zero, k.like(0, y), value) for value in (quotient, rest))
     minus = b.icmp_unsigned("==", y, k.like(-1, y))
     divisor = b.select(b.or_(zero, minus), k.like(1, y), y)
     cut, rest = b.sdiv(x, divisor), b.srem(x, divisor)
     low = b.and_(b.icmp_unsigned("!=", rest, k.like(0, y)), b.icmp_signed("<", b.xor(rest, divisor), k.like(0, y)))
     quotient = b.select(minus, b.neg(x), b.select(low, b.sub(cut, k.like(1, y)), cut))
     rest = b.select(low, b.add(rest, divisor), rest)
-    return tuple(b.select(zero, k.like(0, y), value) for value in (quotient, rest))  # type: ignore[return-value]
+    return tuple(b.select(zero, k.like(0, y), value) for value in (quotient, rest))
 
 
 def _float_quotient(k: Code, x: ir.Value, y: ir.Value) -> tuple[ir.Value, ir.Value]:

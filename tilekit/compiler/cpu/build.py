@@ -58,7 +58,7 @@ def compile_for_cpu(
 
 def _compiled(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | None, aliased: bool) -> CpuKernel:
     _, code = lowered(bound, facts, num_warps, host(), aliased=aliased)
-    sites = tuple(Site(kind, about, _place(location)) for (kind, *about), location in code.sites)
+    sites = tuple(Site(kind, tuple(about), _place(location)) for (kind, *about), location in code.sites)
     image = host().assembled(code.finish())
     return CpuKernel(name=bound.source.name, image=image, scratch_bytes=code.scratch_bytes, sites=sites)
 

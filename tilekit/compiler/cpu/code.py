@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeAlias
 
 from llvmlite import ir
+from llvmlite.binding import llvm_version_info
 
 from tilekit import dtypes
 from tilekit.compiler.cpu.kernel import PRINTER
@@ -14,16 +15,17 @@ from tilekit.compiler.cpu.machine import Machine
 from tilekit.compiler.ir.nodes import Location
 from tilekit.dtypes import DType
 
-__all__ = ["Code", "Number", "f16", "f32", "f64", "i1", "i8", "i16", "i32", "i64", "pointer", "storage_type", "type_of"]
+__all__ = ["Code", "Number", "f32", "f64", "i1", "i8", "i16", "i32", "i64", "pointer", "storage_type", "type_of"]
 
 i1, i8, i16, i32, i64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 f16, f32, f64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 pointer = ir.PointerType()
 
-Number = int | ir.Value
+Number: TypeAlias = int | ir.Value
 """An integer that is known while compiling, or an i64."""
 
 _ALIGNMENT = 64
+_SHORT_FORM = llvm_version_info >= (20, 0, 0)
 _FLOATS = {dtypes.float16: f16, dtypes.float32: f32, dtypes.float64: f64}
 
 
@@ -162,7 +164,7 @@ class Code:
             return value
         kind = ir.VectorType(value.type, lanes)
         if isinstance(value, ir.Constant):
-            return ir.Constant(kind, [value] * lanes)
+            return _everywhere(value, lanes)
         undefined = ir.Constant(kind, ir.Undefined)
         one = self.b.insert_element(undefined, value, i32(0))
         return self.b.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(i32, lanes), [0] * lanes))
@@ -170,9 +172,7 @@ class Code:
     def like(self, number: Any, value: ir.Value) -> ir.Constant:
         """A constant of the type of a value."""
         kind = value.type
-        if isinstance(kind, ir.VectorType):
-            return ir.Constant(kind, [kind.element(number)] * kind.count)
-        return kind(number)
+        return _everywhere(kind.element(number), kind.count) if isinstance(kind, ir.VectorType) else kind(number)
 
     def steps(self, lanes: int, kind: ir.Type = i64) -> ir.Constant:
         """0, 1, 2... in the lanes."""
@@ -273,7 +273,13 @@ class Code:
         return self._slots.alloca(kind)
 
     def read(
-        self, address: ir.Value, dtype: DType, lanes: int, step: Number, mask: ir.Value | None = None, other: ir.Constant | None = None
+        self,
+        address: ir.Value,
+        dtype: DType,
+        lanes: int,
+        step: Number,
+        mask: ir.Value | None = None,
+        other: ir.Constant | None = None,
     ) -> ir.Value:
         """Elements from memory.
 
@@ -295,9 +301,7 @@ class Code:
                 if mask is None:
                     value = self.b.load(address, typ=many, align=dtype.itemsize)
                 else:
-                    value = self.call(
-                        f"llvm.masked.load.{self.mangled(many)}.p0", many, [address, align, mask, fill]
-                    )
+                    value = self.call(f"llvm.masked.load.{self.mangled(many)}.p0", many, [address, align, mask, fill])
             elif isinstance(step, int) and step == 0:
                 one = self.splat(self.b.load(address, typ=kind, align=dtype.itemsize), lanes)
                 value = one if mask is None else self.b.select(mask, one, fill)
@@ -401,6 +405,13 @@ class Code:
         self.sites.append(((kind, *about), self.location))
         return len(self.sites) - 1
 
+    @contextmanager
+    def counters(self, counts: Sequence[int], steps: Sequence[int] | None = None) -> Iterator[tuple[Number, ...]]:
+        """Loops inside of each other, see `counted`: the first one outermost."""
+        with ExitStack() as stack:
+            steps = [1] * len(counts) if steps is None else steps
+            yield tuple(stack.enter_context(self.counted(n, step)) for n, step in zip(counts, steps, strict=True))
+
     def note(self, kind: str, *about: Any) -> None:
         """For `explain`: something was done in the operation that is being lowered."""
         self.notes.append((self.location.line, kind, self.what, *about))
@@ -420,6 +431,18 @@ class Code:
         kind = ir.FunctionType(i64, [i64, pointer, i64, i64, i64])
         printer = self.b.load(self.offset(self.report, 8 * PRINTER), typ=kind.as_pointer(), align=8)
         return self.b.icmp_unsigned("!=", self.b.call(printer, [i64(site), self.scratch, *self.index]), i64(0))
+
+
+class _Everywhere(ir.Constant):
+    """A vector of one number, in the short form that LLVM has for it: of formulas, the long one is most of the text."""
+
+    def _get_reference(self) -> str:
+        one = self.constant[0]
+        return f"splat ({one.type} {one.get_reference()})" if _SHORT_FORM else str(super()._get_reference())
+
+
+def _everywhere(value: ir.Constant, lanes: int) -> ir.Constant:
+    return _Everywhere(ir.VectorType(value.type, lanes), [value] * lanes)
 
 
 def _bytes_of(kind: ir.Type) -> int:

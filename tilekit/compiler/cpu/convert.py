@@ -9,7 +9,7 @@ from llvmlite import ir
 
 from tilekit import dtypes
 from tilekit.compiler.cpu.code import Code, f32, i8, i16, i32, type_of
-from tilekit.compiler.cpu.narrow import of_eight_bits, to_eight_bits
+from tilekit.compiler.cpu.narrow import of_narrow, to_narrow
 from tilekit.dtypes import DType
 
 __all__ = ["constant", "converted", "in_memory", "narrow", "odd", "wide", "wide_dtype"]
@@ -40,18 +40,24 @@ def wide_dtype(dtype: DType) -> DType:
 
 def wide(k: Code, value: ir.Value, dtype: DType) -> ir.Value:
     """An element of `dtype` in `wide_dtype(dtype)`."""
-    if dtype == dtypes.float16:
+    if dtype == dtypes.float16 and _knows_halves(k):
         return k.b.fpext(value, k.with_lanes(f32, value))
     if dtype == dtypes.bfloat16:
         bits = k.b.zext(value, k.with_lanes(i32, value))
         return k.b.bitcast(k.b.shl(bits, k.like(16, bits)), k.with_lanes(f32, value))
-    return of_eight_bits(k, value, dtype) if dtype in dtypes.EIGHT_BIT_FLOATS else value
+    return of_narrow(k, value, dtype) if dtype in _NARROW else value
+
+
+def _knows_halves(k: Code) -> bool:
+    """Whether the CPU converts float16: those do that have fused multiply-adds. For others LLVM would call functions that nobody
+    has."""
+    return k.machine.fused
 
 
 def narrow(k: Code, value: ir.Value, dtype: DType) -> ir.Value:
     """The opposite of `wide`, rounded to the nearest, ties to even."""
     b = k.b
-    if dtype == dtypes.float16:
+    if dtype == dtypes.float16 and _knows_halves(k):
         return b.fptrunc(value, k.with_lanes(type_of(dtype), value))
     if dtype == dtypes.bfloat16:
         bits = b.bitcast(value, k.with_lanes(i32, value))
@@ -60,7 +66,7 @@ def narrow(k: Code, value: ir.Value, dtype: DType) -> ir.Value:
         quiet = b.or_(bits, k.like(0x400000, bits))
         chosen = b.select(b.fcmp_unordered("uno", value, value), quiet, rounded)
         return b.trunc(b.lshr(chosen, k.like(16, bits)), k.with_lanes(i16, value))
-    return to_eight_bits(k, value, dtype) if dtype in dtypes.EIGHT_BIT_FLOATS else value
+    return to_narrow(k, value, dtype) if dtype in _NARROW else value
 
 
 def converted(k: Code, value: ir.Value, source: DType, target: DType) -> ir.Value:
@@ -110,4 +116,3 @@ def odd(k: Code, exact: ir.Value, nearest: ir.Value) -> ir.Value:
     below = b.select(b.fcmp_ordered(">", *magnitude), b.sub(bits, k.like(1, bits)), bits)
     odd = b.or_(below, k.like(1, below))
     return b.bitcast(b.select(b.fcmp_ordered("!=", back, exact), odd, bits), nearest.type)
-

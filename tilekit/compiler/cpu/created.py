@@ -22,6 +22,10 @@ __all__: list[str] = []
 @lowers("full")
 def full(p: Any, shape: Any, value: Any, dtype: Any) -> Tile:
     """A number everywhere."""
+    return _full(p, shape, value, dtype)
+
+
+def _full(p: Any, shape: Any, value: Any, dtype: Any) -> Tile:
     extents, kind = check_shape(shape, "full"), kind_of(value)
     if kind is None:
         raise Unsupported("full of what is no scalar")
@@ -33,13 +37,13 @@ def full(p: Any, shape: Any, value: Any, dtype: Any) -> Tile:
 @lowers("zeros")
 def zeros(p: Any, shape: Any, dtype: Any) -> Tile:
     """Zeros."""
-    return full(p, shape, 0, dtype)
+    return _full(p, shape, 0, dtype)
 
 
 @lowers("ones")
 def ones(p: Any, shape: Any, dtype: Any) -> Tile:
     """Ones."""
-    return full(p, shape, 1, dtype)
+    return _full(p, shape, 1, dtype)
 
 
 @lowers("arange")

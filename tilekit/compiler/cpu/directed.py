@@ -20,7 +20,7 @@ Function = Callable[..., ir.Value]
 # What llvm.set.rounding calls them.
 _DIRECTIONS = {RoundingMode.RZ: 0, RoundingMode.RP: 2, RoundingMode.RM: 3}
 _NEAREST = 1
-_INSTRUCTIONS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "truediv": "fdiv", "fma": "fma", "sqrt": "sqrt"}
+_INSTRUCTIONS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "truediv": "fdiv", "fma": "fma"}
 
 
 def is_directed(mode: Any) -> bool:
@@ -29,7 +29,7 @@ def is_directed(mode: Any) -> bool:
 
 
 def calculation(k: Code, name: str, dtype: DType, mode: Any = None, flush_to_zero: bool = False) -> Function:
-    """`add`, `sub`, `mul`, `truediv`, `sqrt` or `fma` of floats of a dtype."""
+    """`add`, `sub`, `mul`, `truediv` or `fma` of floats of a dtype."""
 
     def function(*values: ir.Value) -> ir.Value:
         values = tuple(flushed(k, value) for value in values) if flush_to_zero else values
@@ -47,9 +47,8 @@ def _result(k: Code, name: str, dtype: DType, mode: RoundingMode | None, values:
         return narrowed(k, _in_direction(k, name, mode, given), wider, dtype, mode)
     if name == "fma" and wider != dtype:
         return _fma_of_narrow(k, given, dtype)
-    if name in ("fma", "sqrt"):
-        return narrow(k, k.intrinsic(name, *given), dtype)
-    return narrow(k, getattr(k.b, _INSTRUCTIONS[name])(*given), dtype)
+    operation = getattr(k.b, _INSTRUCTIONS[name]) if name != "fma" else lambda *terms: k.intrinsic("fma", *terms)
+    return narrow(k, operation(*given), dtype)
 
 
 def flushed(k: Code, value: ir.Value) -> ir.Value:
@@ -80,7 +79,8 @@ def narrowed(k: Code, value: ir.Value, source: DType, target: DType, mode: Any) 
         down = k.like(0, down)
     one = k.like(1, bits)
     is_zero = b.fcmp_ordered("==", back, zero)
-    lower = b.select(is_zero, k.like((1 << 8 * target.itemsize - 1) + 1, bits), b.select(positive, b.sub(bits, one), b.add(bits, one)))
+    below_zero = k.like((1 << 8 * target.itemsize - 1) + 1, bits)
+    lower = b.select(is_zero, below_zero, b.select(positive, b.sub(bits, one), b.add(bits, one)))
     upper = b.select(is_zero, one, b.select(positive, b.add(bits, one), b.sub(bits, one)))
     return b.bitcast(b.select(down, lower, b.select(up, upper, bits)), nearest.type)
 
@@ -98,7 +98,8 @@ def _fma_of_narrow(k: Code, values: list[ir.Value], dtype: DType) -> ir.Value:
     away = b.icmp_unsigned("==", b.fcmp_ordered(">", lacks, zero), b.fcmp_ordered(">", total, zero))
     beside = b.select(away, b.add(bits, k.like(1, bits)), b.sub(bits, k.like(1, bits)))
     even = b.icmp_unsigned("==", b.and_(bits, k.like(1, bits)), k.like(0, bits))
-    inexact = b.and_(b.fcmp_ordered("!=", lacks, zero), b.fcmp_ordered("<", k.intrinsic("fabs", total), k.like(float("inf"), total)))
+    finite = b.fcmp_ordered("<", k.intrinsic("fabs", total), k.like(float("inf"), total))
+    inexact = b.and_(b.fcmp_ordered("!=", lacks, zero), finite)
     exact = b.bitcast(b.select(b.and_(inexact, even), beside, bits), total.type)  # odd where something is lacking
     single = b.fptrunc(exact, k.with_lanes(type_of(dtypes.float32), exact))
     return narrow(k, odd(k, exact, single), dtype)
@@ -116,9 +117,8 @@ def _in_direction(k: Code, name: str, mode: RoundingMode, values: list[ir.Value]
         k.functions[called] = function
         b = ir.IRBuilder(function.append_basic_block("entry"))
         words = [ir.MetaDataString(k.module, text) for text in ("round.dynamic", "fpexcept.ignore")]
-        intrinsic = k.declared(
-            f"llvm.experimental.constrained.{_INSTRUCTIONS[name]}.{mangled}", kind, [*[kind] * len(values), *[word.type for word in words]]
-        )
+        given = [*[kind] * len(values), *[word.type for word in words]]
+        intrinsic = k.declared(f"llvm.experimental.constrained.{_INSTRUCTIONS[name]}.{mangled}", kind, given)
         choose = k.declared("llvm.set.rounding", ir.VoidType(), [i32])
         b.call(choose, [i32(_DIRECTIONS[mode])])
         result = b.call(intrinsic, [*function.args, *words])

@@ -156,8 +156,8 @@ def explain(
                 loops.append(CpuLoop(line=line, what=what, tile_shape=shape, lanes=lanes, cost=cost, reads=reads, edge=edge))
                 edge = ()
             case "kept":
-                dtype, shape, reason = rest
-                kept.append(KeptTile(line=line, dtype=dtype, tile_shape=shape, reason=reason))
+                dtype, shape, why = rest
+                kept.append(KeptTile(line=line, dtype=dtype, tile_shape=shape, reason=why))
             case "product":
                 extents, dtype, registers = rest
                 products.append(CpuProduct(line=line, extents=extents, dtype=dtype, registers=registers))

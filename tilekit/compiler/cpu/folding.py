@@ -43,7 +43,8 @@ def reduce(p: Any, x: Any, axis: Any, func: Any, identity: Any, *, keepdims: boo
     kept = tuple(n for d, n in enumerate(shape) if d not in axes)
     full = tuple(1 if d in axes else n for d, n in enumerate(shape))
     folded = tuple(
-        reshaped(p, of_buffer(k, Buffer(column.address, (others,), column.dtype)), full if keepdims else kept) for column in columns
+        reshaped(p, of_buffer(k, Buffer(column.address, (others,), column.dtype)), full if keepdims else kept)
+        for column in columns
     )
     return folded[0] if alone else folded
 

@@ -10,12 +10,11 @@ from llvmlite import ir
 from tilekit import dtypes
 from tilekit.compiler.cpu import arithmetic
 from tilekit.compiler.cpu.code import Number, i32, i64, type_of
-from tilekit.compiler.cpu.convert import in_memory
 from tilekit.compiler.cpu.elementwise import as_tile
-from tilekit.compiler.cpu.memory import window_at
+from tilekit.compiler.cpu.memory import filling, window_at
 from tilekit.compiler.cpu.registry import lowers
 from tilekit.compiler.cpu.tiles import Index, Tile, element_at, kept, new_buffer, of_buffer, of_value, place, traverse
-from tilekit.compiler.cpu.values import Scalar, Tensor, Unsupported
+from tilekit.compiler.cpu.values import Tensor, Unsupported
 from tilekit.dtypes import DType
 from tilekit.lang.tile import common_shape
 from tilekit.lang.windows import check_window
@@ -73,17 +72,19 @@ class _Points:
 @lowers("gather")
 def gather(p: Any, array: Tensor, indices: Any, *, mask: Any, padding_value: Any, eviction_policy: str) -> Tile:
     """Elements by index."""
-    if array.role == "out" or isinstance(padding_value, Scalar):
-        raise Unsupported("gather with a padding value that the kernel computes")
+    if array.role == "out":
+        raise Unsupported("reading what is written only")
     k, dtype = p.k, array.dtype
-    points, other = _Points(p, "gather", array, indices, mask), in_memory(padding_value, dtype)
+    points, (fixed, computed) = _Points(p, "gather", array, indices, mask), filling(p, padding_value, dtype)
 
     def element(index: Index) -> ir.Value:
         addresses, chosen = points.at(index)
         if index.lanes == 1:
-            return k.read(addresses, dtype, 1, 0, chosen, other)
-        value = k.gather(addresses, dtype, chosen, other)
-        return k.b.icmp_unsigned("!=", value, k.like(0, value)) if dtype == dtypes.bool_ else value
+            value = k.read(addresses, dtype, 1, 0, chosen, fixed)
+        else:
+            value = k.gather(addresses, dtype, chosen, fixed)
+            value = k.b.icmp_unsigned("!=", value, k.like(0, value)) if dtype == dtypes.bool_ else value
+        return value if computed is None or chosen is None else k.b.select(chosen, value, k.splat(computed, index.lanes))
 
     reads = frozenset({array.name}).union(*(tile.reads for tile in points.tiles))
     windows = (*(window for tile in points.tiles for window in tile.windows), p.anywhere(array))

@@ -43,7 +43,7 @@ def _ceiling(k: Code, dtype: dtypes.DType) -> Callable[..., ir.Value]:
 def quotient_and_rest(p: Any, x: Any, y: Any) -> tuple[Any, Any]:
     """Both."""
     if kind_of(x) is not None and kind_of(y) is not None:
-        return tuple(scalars.binary(p.k, symbol, x, y, None) for symbol in ("//", "%"))  # type: ignore[return-value]
+        return scalars.binary(p.k, "//", x, y), scalars.binary(p.k, "%", x, y)
     return operate(p.k, "//", x, y), operate(p.k, "%", x, y)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
-import math
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -119,7 +119,7 @@ class LoadedKernel:
         address, numbers = ctypes.c_void_p, [ctypes.c_int64] * 4
         self._run = ctypes.CFUNCTYPE(None, address, address, *numbers, address, address)(self._code["run"])
         printer = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, address, *numbers[:3])(self._print)
-        self._printer, self._printer_address = printer, ctypes.cast(printer, address).value
+        self._printer, self._printer_address = printer, ctypes.cast(printer, address).value or 0
         self._ordered = any(site.kind == "print" for site in kernel.sites)
         self._own = threading.local()
 
@@ -136,41 +136,41 @@ class LoadedKernel:
         """
         total = grid[0] * grid[1] * grid[2]
         counter = ctypes.c_int64(0)
-        address = ctypes.addressof(parameters)
+        addresses = ctypes.addressof(parameters), ctypes.addressof(counter)
         reports: list[Any] = []
 
         def work(helpers: int) -> None:
-            scratch, report = self._room()
+            scratch, report, address = self._room()
             report[0] = 0
-            chunk = max(1, min(64, total // (8 * (helpers + 1))))
-            self._run(address, ctypes.addressof(counter), chunk, *grid, scratch, ctypes.addressof(report))
+            self._run(*addresses, max(1, min(64, total // (8 * (helpers + 1)))), *grid, scratch, address)
             if report[0]:
                 reports.append(list(report))
 
-        if self._ordered:
+        if total == 1 or self._ordered:
             work(0)
         else:
             run_with_helpers(work, total)
         if reports:
             self._fail(min(reports, key=lambda r: (r[3], r[2], r[1])))
 
-    def _room(self) -> tuple[int, Any]:
-        """This thread's scratch memory, and where its blocks say what went wrong."""
+    def _room(self) -> tuple[int, Any, int]:
+        """This thread's scratch memory, and where its blocks say what went wrong, with the address."""
         room = getattr(self._own, "room", None)
         if room is None:
             memory = np.empty(self.kernel.scratch_bytes + 128, np.uint8)
             report = (ctypes.c_int64 * (PRINTER + 1))()
             report[PRINTER] = self._printer_address
             start = (memory.__array_interface__["data"][0] + 63) & ~63
-            room = self._own.room = (start, report, memory)
-        return room[0], room[1]
+            self._own.memory = memory
+            room = self._own.room = start, report, ctypes.addressof(report)
+        return room
 
-    def _print(self, number: int, memory: int, *index: int) -> int:
+    def _print(self, number: int, memory: int, x: int, y: int, z: int) -> int:
         """Print what a block says at a site; 1 where that fails, and why for the one who reports it."""
         name, *values = self.kernel.sites[number].about
         try:
             with running(Block((1, 1, 1))) as block:
-                block.index = index
+                block.index = (x, y, z)
                 printed(name, values, memory)
         except Exception as error:
             self._own.error = f"{type(error).__name__}: {error}"
@@ -236,12 +236,17 @@ def _said_of_assertion(about: Sequence[Any], values: Sequence[int]) -> str:
     return assertion_text(message, tuple(values[: len(shape)]) if shape else None)
 
 
+def _said_of_element(about: Sequence[Any], values: Sequence[int]) -> str:
+    return "IndexError: tuple index out of range"
+
+
 def _said_of_call(about: Sequence[Any], values: Sequence[int]) -> str:
-    """Of a function of the module math: the error that it raises for these numbers, which are bits of floats where it says so."""
-    name, floats = about
-    numbers = [struct.unpack("d", struct.pack("q", bits))[0] if is_float else bits for is_float, bits in zip(floats, values, strict=False)]
+    """Of one of Python's functions: the error that it raises for these numbers, which are bits of floats where it says so."""
+    module, name, floats = about
+    together = zip(floats, values, strict=False)
+    numbers = [struct.unpack("d", struct.pack("q", bits))[0] if is_float else bits for is_float, bits in together]
     try:
-        getattr(math, name)(*numbers)
+        getattr(importlib.import_module(module), name)(*numbers)
     except (ArithmeticError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return f"{name} of {', '.join(map(str, numbers))}"
@@ -250,5 +255,5 @@ def _said_of_call(about: Sequence[Any], values: Sequence[int]) -> str:
 _SAID: dict[str, Callable[[Sequence[Any], Sequence[int]], str]] = {
     "window": _said_of_window, "point": _said_of_point, "slice": _said_of_slice, "unequal": _said_of_unequal,
     "scalar": _said_of_scalar, "range": _said_of_range, "part": _said_of_part, "assertion": _said_of_assertion,
-    "call": _said_of_call,
+    "element": _said_of_element, "call": _said_of_call,
 }  # fmt: skip

@@ -63,11 +63,12 @@ def _optimised(text: str, machine: Any) -> Any:
     """A module that is verified; what LLVM finds wrong with it is a mistake of tilekit's, and raises a RuntimeError."""
     module = llvm.parse_assembly(text)
     module.verify()
-    tuning = llvm.create_pipeline_tuning_options(speed_level=2)
-    # Vectors are written out; what is left are loops over scalars that it does not pay to look at.
-    tuning.loop_vectorization = tuning.slp_vectorization = False
-    builder = llvm.create_pass_builder(machine, tuning)
-    builder.getModulePassManager().run(module, builder)
+    # Loops, vectors and what leaves loops are written out: LLVM's usual passes take ten times as long, and gain nothing.
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_simplify_cfg_pass()
+    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
     return module
 
 

@@ -13,10 +13,11 @@ from tilekit.compiler.cpu.elementwise import as_tile
 from tilekit.compiler.cpu.registry import lowers
 from tilekit.compiler.cpu.tiles import Index, Tile, Window, element_at, kept, one, traverse
 from tilekit.compiler.cpu.values import Grid, Row, Scalar, Tensor, Unsupported, Views, Visited
+from tilekit.dtypes import DType
 from tilekit.lang.memory import reordered
 from tilekit.lang.windows import check_order, check_steps, check_window, padding
 
-__all__ = ["bounds_of", "index_of", "own_index", "tile_of_views", "window_at"]
+__all__ = ["bounds_of", "filling", "index_of", "own_index", "tile_of_views", "window_at"]
 
 Shape = tuple[int, ...]
 
@@ -111,24 +112,20 @@ def _check(p: Any, what: str, tensor: Tensor, index: Sequence[Number], extents: 
         p.check(wrong, ("window", tensor.name, what, extents, steps, tensor.rank), [*index, *tensor.extents])
 
 
-def _read(
-    p: Any, place: _Place, shape: Shape, fill: Any, mask: Tile | None = None, other: ir.Value | None = None
-) -> Tile:
+def _read(p: Any, place: _Place, shape: Shape, fill: Any, mask: Tile | None = None) -> Tile:
     """The elements of a window; `fill` for those that do not exist, or that a mask leaves out."""
     k, tensor = p.k, place.tensor
     if tensor.role == "out":
         raise Unsupported("reading what is written only")
-    fixed = in_memory(fill, tensor.dtype) if other is None else None
+    fixed, computed = filling(p, fill, tensor.dtype)
 
     def element(index: Index) -> ir.Value:
         address, step, exists = place.at(index)
         if mask is not None:
             chosen = element_at(k, mask, index, shape)
             exists = chosen if exists is None else k.b.and_(exists, chosen)
-        if fixed is not None:
-            return k.read(address, tensor.dtype, index.lanes, step, exists, fixed)
-        value = k.read(address, tensor.dtype, index.lanes, step, exists)
-        return value if exists is None else k.b.select(exists, value, k.splat(other, index.lanes))
+        value = k.read(address, tensor.dtype, index.lanes, step, exists, fixed)
+        return value if exists is None or computed is None else k.b.select(exists, value, k.splat(computed, index.lanes))
 
     windows = (place, *(mask.windows if mask is not None else ()))
     reads = frozenset({tensor.name}) | (mask.reads if mask is not None else frozenset())
@@ -147,13 +144,15 @@ def load(
     along = check_order(order, array.rank, "load")
     where, lies = reordered(along, _indices(p, index)), reordered(along, extents)
     place = _Place(p, "load", array, where, lies, lies, along if tile_shape else ())
-    fill, other = padding(array.dtype, padding_mode, array.name, "load"), None
-    if padding_value is not None:
-        if isinstance(padding_value, Scalar):
-            other = one(p.k, as_tile(p.k, padding_value, array.dtype))
-        else:
-            fill = padding_value
-    return _read(p, place, tile_shape, fill, _mask(p, mask), other)
+    fill = padding(array.dtype, padding_mode, array.name, "load") if padding_value is None else padding_value
+    return _read(p, place, tile_shape, fill, _mask(p, mask))
+
+
+def filling(p: Any, value: Any, dtype: DType) -> tuple[ir.Constant, ir.Value | None]:
+    """What stands for elements that are not there, as it lies in memory; and what does in a register, if the kernel computes it."""
+    if isinstance(value, (Scalar, Tile)):
+        return in_memory(0, dtype), one(p.k, as_tile(p.k, value, dtype))
+    return in_memory(value, dtype), None
 
 
 def _mask(p: Any, mask: Any) -> Tile | None:

@@ -1,4 +1,4 @@
-"""Floats of 8 bits: their bits as float32, and float32 rounded to them, to the nearest, ties to even."""
+"""Narrow floats that CPUs do not know: their bits as float32, and float32 rounded to them, to the nearest, ties to even."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import NamedTuple
 from llvmlite import ir
 
 from tilekit import dtypes
-from tilekit.compiler.cpu.code import Code, f16, f32, i8, i16, i32
+from tilekit.compiler.cpu.code import Code, f32, i32, type_of
 from tilekit.dtypes import DType
 
-__all__ = ["of_eight_bits", "to_eight_bits"]
+__all__ = ["of_narrow", "to_narrow"]
 
 
 class _Format(NamedTuple):
-    """How a float is laid out: the bits of its fraction, the bias of its exponent, what overflows become, and NaN."""
+    """How a float is laid out: its bits, those of its fraction, the bias of its exponent, what overflows become, and NaN."""
 
+    bits: int
     fraction: int
     bias: int
     most: int
@@ -23,24 +24,33 @@ class _Format(NamedTuple):
 
 
 # float8_e4m3fn has no infinities: what overflows is NaN.
-_FORMATS = {dtypes.float8_e4m3fn: _Format(3, 7, 0x7F, 0x7F), dtypes.float8_e5m2: _Format(2, 15, 0x7C, 0x7E)}
+_FORMATS = {
+    dtypes.float8_e4m3fn: _Format(8, 3, 7, 0x7F, 0x7F),
+    dtypes.float8_e5m2: _Format(8, 2, 15, 0x7C, 0x7E),
+    dtypes.float16: _Format(16, 10, 15, 0x7C00, 0x7E00),
+}
 
 
-def of_eight_bits(k: Code, value: ir.Value, dtype: DType) -> ir.Value:
-    """An element as float32. Each is a float16, but for a power of two that the exponents' biases differ by."""
+def of_narrow(k: Code, value: ir.Value, dtype: DType) -> ir.Value:
+    """An element as float32: its bits in their places there, times the power of two that the exponents' biases differ by."""
     b, form = k.b, _FORMATS[dtype]
-    magnitude = b.zext(b.and_(value, k.like(0x7F, value)), k.with_lanes(i16, value))
-    half = b.bitcast(b.shl(magnitude, k.like(10 - form.fraction, magnitude)), k.with_lanes(f16, value))
-    single = b.fpext(half, k.with_lanes(f32, value))
-    if dtype == dtypes.float8_e4m3fn:
-        scaled = b.fmul(single, k.like(2.0 ** (15 - form.bias), single))
-        single = b.select(b.icmp_unsigned("==", magnitude, k.like(form.nan, magnitude)), k.like(float("nan"), single), scaled)
-    byte = b.zext(b.and_(value, k.like(0x80, value)), k.with_lanes(i32, value))
-    bits = b.bitcast(single, byte.type)
-    return b.bitcast(b.or_(bits, b.shl(byte, k.like(24, byte))), single.type)
+    whole = b.bitcast(value, k.with_lanes(ir.IntType(form.bits), value))
+    bits = b.zext(whole, k.with_lanes(i32, value))
+    sign = 1 << form.bits - 1
+    magnitude = b.and_(bits, k.like(sign - 1, bits))
+    moved = b.bitcast(b.shl(magnitude, k.like(23 - form.fraction, bits)), k.with_lanes(f32, value))
+    number = b.bitcast(b.fmul(moved, k.like(2.0 ** (127 - form.bias), moved)), bits.type)
+    if form.most != form.nan:
+        number = b.select(b.icmp_unsigned("==", magnitude, k.like(form.most, bits)), k.like(0x7F800000, bits), number)
+        is_nan = b.icmp_unsigned(">", magnitude, k.like(form.most, bits))
+    else:
+        is_nan = b.icmp_unsigned("==", magnitude, k.like(form.nan, bits))
+    number = b.select(is_nan, k.like(0x7FC00000, bits), number)
+    minus = b.shl(b.and_(bits, k.like(sign, bits)), k.like(32 - form.bits, bits))
+    return b.bitcast(b.or_(number, minus), moved.type)
 
 
-def to_eight_bits(k: Code, value: ir.Value, dtype: DType) -> ir.Value:
+def to_narrow(k: Code, value: ir.Value, dtype: DType) -> ir.Value:
     """float32 as an element."""
     b, form = k.b, _FORMATS[dtype]
     bits = b.bitcast(value, k.with_lanes(i32, value))
@@ -57,5 +67,6 @@ def to_eight_bits(k: Code, value: ir.Value, dtype: DType) -> ir.Value:
     rounded = b.select(b.icmp_unsigned("<", magnitude, k.like(least << 23, bits)), small, normal)
     rounded = b.select(b.icmp_unsigned("<", rounded, k.like(form.most, bits)), rounded, k.like(form.most, bits))
     rounded = b.select(b.icmp_unsigned(">", magnitude, k.like(0x7F800000, bits)), k.like(form.nan, bits), rounded)
-    sign = b.and_(b.lshr(bits, k.like(24, bits)), k.like(0x80, bits))
-    return b.trunc(b.or_(rounded, sign), k.with_lanes(i8, value))
+    minus = b.and_(b.lshr(bits, k.like(32 - form.bits, bits)), k.like(1 << form.bits - 1, bits))
+    whole = b.trunc(b.or_(rounded, minus), k.with_lanes(ir.IntType(form.bits), value))
+    return b.bitcast(whole, k.with_lanes(type_of(dtype), value))

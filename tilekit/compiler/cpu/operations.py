@@ -6,6 +6,7 @@ from tilekit.compiler.cpu import (
     counting,
     created,
     debug,
+    elementwise,
     folding,
     indexed,
     integral,
@@ -25,7 +26,7 @@ from tilekit.lang.registry import OPS
 __all__ = ["FAMILIES", "not_lowered"]
 
 FAMILIES = (
-    counting, created, debug, folding, indexed, integral, memory, positions, products, questions, randomness,
+    counting, created, debug, elementwise, folding, indexed, integral, memory, positions, products, questions, randomness,
     reduction, shape, sorting, transcendental,
 )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -12,9 +12,19 @@ from tilekit.compiler.cpu.code import Code, Number, i32
 from tilekit.compiler.cpu.convert import wide_dtype
 from tilekit.compiler.cpu.elementwise import cast
 from tilekit.compiler.cpu.registry import lowers
-from tilekit.compiler.cpu.rows import read, rows_of
 from tilekit.compiler.cpu.shape import reshaped
-from tilekit.compiler.cpu.tiles import Buffer, Index, Tile, new_buffer, of_buffer, place, traverse
+from tilekit.compiler.cpu.tiles import (
+    Buffer,
+    Index,
+    Tile,
+    element_at,
+    inside_or_at_edges,
+    new_buffer,
+    note_loop,
+    of_buffer,
+    place,
+    traverse,
+)
 from tilekit.dtypes import DType
 from tilekit.lang.shape import axes_of
 
@@ -38,20 +48,28 @@ def _order(k: Code, largest: bool, dtype: DType, propagate_nan: bool) -> Beats:
     return beats
 
 
-def _best(k: Code, beats: Beats, count: int, row: Callable[[Number], Pair]) -> Pair:
-    """The best of `count` vectors and their places, lane by lane; `row` gives a vector and its places. Of equal ones the first."""
-    value, at = row(0)
-    best, where = k.slot(value.type), k.slot(at.type)
-    k.b.store(value, best)
-    k.b.store(at, where)
-    if count > 1:
-        with k.counted(count - 1) as before:
-            value, at = row(k.add(before, 1))
-            known, place_ = k.b.load(best, typ=value.type), k.b.load(where, typ=at.type)
-            better = beats(value, known)
-            k.b.store(k.b.select(better, value, known), best)
-            k.b.store(k.b.select(better, at, place_), where)
-    return k.b.load(best, typ=value.type), k.b.load(where, typ=at.type)
+class _Best:
+    """The best elements so far, lane by lane, and their places: of equal ones the first."""
+
+    def __init__(self, k: Code, beats: Beats, first: Pair) -> None:
+        self.k, self.beats, self.kinds = k, beats, [value.type for value in first]
+        self.slots = [k.slot(kind) for kind in self.kinds]
+        self.put(first)
+
+    def put(self, pair: Pair) -> None:
+        for slot, value in zip(self.slots, pair, strict=True):
+            self.k.b.store(value, slot)
+
+    def get(self) -> Pair:
+        value, at = (self.k.b.load(slot, typ=kind) for slot, kind in zip(self.slots, self.kinds, strict=True))
+        return value, at
+
+    def meet(self, pair: Pair) -> None:
+        """Look at more elements, which stand behind those before."""
+        before = self.get()
+        better = self.beats(pair[0], before[0])
+        value, at = (self.k.b.select(better, new, old) for new, old in zip(pair, before, strict=True))
+        self.put((value, at))
 
 
 def _best_lane(k: Code, beats: Beats, pair: Pair, lanes: int) -> ir.Value:
@@ -69,43 +87,60 @@ def _best_lane(k: Code, beats: Beats, pair: Pair, lanes: int) -> ir.Value:
     return at
 
 
+def _along(k: Code, beats: Beats, x: Tile, axes: Sequence[int], found: Buffer) -> None:
+    """Where neighbours are compared: vectors of them, and the lanes at the end."""
+    last = len(x.shape) - 1
+    lanes = min(x.shape[last], k.machine.vector_bytes // max(4, x.dtype.itemsize))
+    note_loop(k, x.shape, lanes, [x])
+    counts = [n if d in axes else 1 for d, n in enumerate(x.shape)]
+    with k.counters(found.shape) as row:
+
+        def vector(at: Sequence[Number]) -> Pair:
+            place_: Number = 0
+            for d in axes:
+                place_ = k.add(k.mul(place_, x.shape[d]), at[d])
+            first = k.splat(k.b.trunc(k.number(place_), i32), lanes)
+            index = Index(tuple(at[d] if d in axes else row[d] for d in range(len(at))), last, lanes)
+            return element_at(k, x, index, x.shape), first if lanes == 1 else k.b.add(first, k.steps(lanes, i32))
+
+        best = _Best(k, beats, vector([0] * len(x.shape)))
+        with k.counters(counts, [lanes if d == last else 1 for d in range(len(x.shape))]) as at:
+            best.meet(vector(at))
+        address, _ = place(k, found, Index(row))
+        k.write(address, dtypes.int32, 1, 0, None, _best_lane(k, beats, best.get(), lanes))
+
+
+def _across(k: Code, beats: Beats, x: Tile, axis: int, found: Buffer) -> None:
+    """Where neighbours are of different rows: vectors of these."""
+
+    def body(index: Index) -> None:
+        def vector(n: Number) -> Pair:
+            at = Index(tuple(n if d == axis else i for d, i in enumerate(index.at)), index.along, index.lanes)
+            return element_at(k, x, at, x.shape), k.splat(k.b.trunc(k.number(n), i32), index.lanes)
+
+        best = _Best(k, beats, vector(0))
+        with k.counted(x.shape[axis]) as n:
+            best.meet(vector(n))
+        address, step = place(k, found, index)
+        k.write(address, dtypes.int32, index.lanes, step, None, best.get()[1])
+
+    traverse(k, found.shape, [Tile(found.shape, x.dtype, x.element, x.cost, x.reads)], body)
+
+
 def _enter(name: str) -> None:
     @lowers(name)
     def lower(p: Any, x: Tile, axis: Any, *, keepdims: bool, propagate_nan: bool) -> Tile:
-        k, dtype = p.k, wide_dtype(x.dtype)
-        rank = len(x.shape)
+        k, dtype, rank = p.k, wide_dtype(x.dtype), len(x.shape)
         axes = axes_of(axis, rank, name)
         beats = _order(k, name == "argmax", dtype, propagate_nan)
-        last = len(axes) == rank or rank - 1 in axes
-        rows = rows_of(p, cast(k, x, dtype), axes, last=last)
-        found = new_buffer(k, (rows.shape[0 if last else 1],), dtypes.int32)
-
-        def keep(at: Index, where: ir.Value) -> None:
-            address, step = place(k, found, at)
-            k.write(address, dtypes.int32, at.lanes, step, None, where)
-
-        if last:
-            count = rows.shape[1]
-            lanes = min(count, k.machine.vector_bytes // max(4, dtype.itemsize))
-
-            def vector(row: Number, n: Number) -> Pair:
-                column = k.mul(n, lanes)
-                first = k.b.trunc(k.number(column), i32)
-                places = first if lanes == 1 else k.b.add(k.splat(first, lanes), k.steps(lanes, i32))
-                return read(k, rows, row, column, lanes), places
-
-            with k.counted(rows.shape[0]) as row:
-                pair = _best(k, beats, count // lanes, lambda n: vector(row, n))
-                keep(Index((row,)), _best_lane(k, beats, pair, lanes))
+        wide = cast(k, x, dtype)
+        found = new_buffer(k, tuple(1 if d in axes else n for d, n in enumerate(x.shape)), dtypes.int32)
+        if len(axes) < rank and rank - 1 not in axes:
+            inside_or_at_edges(k, wide.windows, lambda: _across(k, beats, wide, axes[0], found))
+        elif rank:
+            inside_or_at_edges(k, wide.windows, lambda: _along(k, beats, wide, axes, found))
         else:
-
-            def body(index: Index) -> None:
-                def at(n: Number) -> Pair:
-                    return read(k, rows, n, index.at[0], index.lanes), k.splat(k.b.trunc(k.number(n), i32), index.lanes)
-
-                keep(index, _best(k, beats, rows.shape[0], at)[1])
-
-            traverse(k, found.shape, [of_buffer(k, Buffer(rows.address, found.shape, dtype))], body)
+            k.write(found.address, dtypes.int32, 1, 0, None, i32(0))
         kept = tuple(1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes)
         return reshaped(p, of_buffer(k, found), kept)
 

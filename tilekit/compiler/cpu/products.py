@@ -26,7 +26,7 @@ def _add_product(k: Code, a: Buffer, b: Buffer, c: Buffer) -> None:
     batch, m, n, depth = a.shape[0], a.shape[1], b.shape[2], a.shape[2]
     dtype = c.dtype
     lanes = min(n, k.machine.vector_bytes // dtype.itemsize)
-    columns = min(2 if k.machine.vector_bytes < 64 else 2, n // lanes)
+    columns = min(2, n // lanes)
     rows = min(m, 1 << ((_REGISTERS[k.machine.vector_bytes] // columns).bit_length() - 1))
     kind = type_of(dtype) if lanes == 1 else ir.VectorType(type_of(dtype), lanes)
     k.note("product", (m, n, depth), dtype.name, (rows, columns * lanes))

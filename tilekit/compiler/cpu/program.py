@@ -6,6 +6,7 @@ a loop needs it, where it goes from turn to turn, and ahead of what may write th
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,13 +16,14 @@ from llvmlite import ir
 
 from tilekit import dtypes
 from tilekit.compiler.cpu import elementwise, scalars
+from tilekit.compiler.cpu.calls import called
 from tilekit.compiler.cpu.code import Code, Number, f64, i1, i64, type_of
 from tilekit.compiler.cpu.convert import converted
 from tilekit.compiler.cpu.machine import Machine
 from tilekit.compiler.cpu.memory import bounds_of, tile_of_views
 from tilekit.compiler.cpu.registry import LOWERINGS
 from tilekit.compiler.cpu.tiles import Buffer, Tile, Window, kept, new_buffer, of_buffer, of_value, one, write_into
-from tilekit.compiler.cpu.values import Grid, Row, Scalar, Tensor, Unsupported, Visited, kind_of
+from tilekit.compiler.cpu.values import Grid, Row, Scalar, Tensor, Unsupported, Views, Visited, kind_of
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.ir.effects import ATOMIC, WRITES, effects
 from tilekit.compiler.ir.nodes import (
@@ -124,7 +126,10 @@ class Program:
 
     def _region(self, region: Region) -> None:
         for operation in region.operations:
-            self.k.location, self.k.what = operation.location, operation.what if isinstance(operation.what, str) else operation.kind
+            self.k.location, self.k.what = (
+                operation.location,
+                operation.what if isinstance(operation.what, str) else operation.kind,
+            )
             if operation.kind in LOOPS or operation.kind == "if":
                 self._settle(operation)
                 getattr(self, f"_{operation.kind}")(operation)
@@ -222,7 +227,7 @@ class Program:
         name = getattr(function, "__name__", "")
         if name in OPS and OPS[name].function is function:
             return self._op(name, operands, keywords)
-        return scalars.builtin(self.k, function, operands, keywords)
+        return called(self, function, operands, keywords, self._result_kind())
 
     def inlined(self, region: Region, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """The results of a function of the user's, as if it stood in the operation that is lowered."""
@@ -254,23 +259,24 @@ class Program:
             if name == "item":
                 return Scalar(*_item_of(self, owner))
             return self._op(name, operands, keywords)
+        if name == "bit_length" and kind_of(owner) in (int, bool):
+            return scalars.bit_length(self.k, owner)
         if f".{name}" not in LOWERINGS:
             raise Unsupported(f".{name}")
         return LOWERINGS[f".{name}"](self, *operands, **keywords)
 
     def _item(self, owner: Any, index: Any) -> Any:
-        if isinstance(owner, tuple) and isinstance(index, int):
-            return owner[index]
+        if isinstance(owner, tuple):
+            return owner[index] if isinstance(index, (int, slice)) else scalars.element(self.k, owner, index)
         parts = index if isinstance(index, tuple) else (index,)
         if isinstance(owner, Grid):
             if any(isinstance(part, slice) for part in parts):
                 return Row(owner.views, parts)
             return LOWERINGS[".load"](self, owner.views, index)
         if isinstance(owner, Tile):
-            shape, rest = [], iter(owner.shape)
-            for part in parts:
-                shape.append(1 if part is None else next(rest))
-            return LOWERINGS["reshape"](self, owner, tuple(shape))
+            rest = iter(owner.shape)
+            shape = tuple(1 if part is None else next(rest) for part in parts)
+            return LOWERINGS["reshape"](self, owner, shape)
         raise Unsupported(f"an index of a {type(owner).__name__}")
 
     def _binary(self, symbol: str, x: Any, y: Any) -> Any:
@@ -279,8 +285,11 @@ class Program:
             if symbol == "@":
                 return LOWERINGS["matmul"](self, x, y, precision="ieee")
             return elementwise.operate(self.k, symbol, x, y)
-        kind = self._result.type.kind if self._result is not None and isinstance(self._result.type, ScalarType) else None
-        return scalars.binary(self.k, symbol, x, y, kind)
+        return scalars.binary(self.k, symbol, x, y, self._result_kind())
+
+    def _result_kind(self) -> type | dtypes.DType | None:
+        """Of the number that is computed; None if it is none."""
+        return self._result.type.kind if self._result is not None and isinstance(self._result.type, ScalarType) else None
 
     def _compare(self, symbol: str, x: Any, y: Any) -> Any:
         if symbol in ("is", "is not"):
@@ -349,7 +358,11 @@ class Program:
     def _hand_on(self, operands: Sequence[Operand], slots: Sequence[_Slot]) -> None:
         """Put values into slots, as if at once: what reads a slot that another value goes to is computed before."""
         k = self.k
-        given = [(self.value(operand), slot) for operand, slot in zip(operands, slots, strict=True) if not isinstance(operand, Undefined)]
+        given = [
+            (self.value(operand), slot)
+            for operand, slot in zip(operands, slots, strict=True)
+            if not isinstance(operand, Undefined)
+        ]
         buffers = {slot.buffer for _, slot in given if slot.buffer is not None}
         ready = []
         for value, slot in given:
@@ -361,7 +374,11 @@ class Program:
                 continue
             others = tile.reads & (buffers - {slot.buffer})
             if others or (slot.buffer in tile.reads and not tile.aligned):
-                tile = kept(k, tile, "a turn hands it on while another value takes its buffer") if tile.buffer is None else _copy(k, tile)
+                tile = (
+                    kept(k, tile, "a turn hands it on while another value takes its buffer")
+                    if tile.buffer is None
+                    else _copy(k, tile)
+                )
             ready.append((tile, slot))
         for value, slot in ready:
             slot.put(k, value)
@@ -421,10 +438,11 @@ class Program:
             k.b.branch(head)
 
     def _for(self, operation: Operation) -> None:
-        bounds = [scalars.as_number(self.k, self.value(operand)) for operand in operation.operands[:3]]
-        if isinstance(bounds[2], int) and bounds[2] == 0:
-            raise Unsupported("range with a step of 0")
-        self._counting(operation, *bounds, lambda number: [Scalar(number, int)])
+        start, stop, step = (scalars.as_number(self.k, self.value(operand)) for operand in operation.operands[:3])
+        if not isinstance(step, int) or step == 0:
+            is_zero = self.k.b.icmp_signed("==", self.k.number(step), i64(0))
+            self.check(is_zero, ("call", "builtins", "range", (False,) * 3), [start, stop, step])
+        self._counting(operation, start, stop, step, lambda number: [Scalar(number, int)])
 
     def _while(self, operation: Operation) -> None:
         with self._turns(operation) as (region, slots, turn, _):
@@ -460,20 +478,27 @@ class Program:
             self.check(k.b.icmp_signed("!=", k.number(other), k.number(counts[0])), ("unequal", len(counts)), counts)
 
         def item(number: ir.Value) -> list[Any]:
-            return [tile_of_views(self, row.views, _unravelled(k, number, each), checked=False) for row, each in zip(rows, bounds, strict=True)]
+            return [
+                tile_of_views(self, row.views, _unravelled(k, number, each), checked=False)
+                for row, each in zip(rows, bounds, strict=True)
+            ]
 
         self._counting(operation, 0, counts[0], 1, item)
 
     def _visits(self, operation: Operation, tensors: tuple[Tensor, ...]) -> None:
         k, first = self.k, tensors[0]
-        if first.cluster is not None or first.group is None or first.tile is None:
-            raise Unsupported("clusters")
+        if first.group is None or first.tile is None:
+            raise Unsupported("a loop over tiles of no mapped partition")
         tiles = [k.number(k.ceiling(extent, n)) for extent, n in zip(first.extents, first.tile, strict=True)]
         total: Number = 1
         for count in tiles:
             total = k.mul(total, count)
-        group = first.group
-        self._counting(operation, k.index[0], total, k.grid[0], lambda at: [Visited(_grouped(k, at, tiles, group), tensors)])
+        group, cluster = first.group, first.cluster
+
+        def visited(at: ir.Value) -> list[Any]:
+            return [Visited(_grouped(k, at, tiles, group, cluster), tensors)]
+
+        self._counting(operation, k.index[0], total, k.grid[0], visited)
 
 
 class _Slot:
@@ -550,11 +575,25 @@ def _unravelled(k: Code, number: ir.Value, bounds: Sequence[tuple[Number, Number
 
 def _is_one(first: Number, last: Number) -> bool:
     """Whether `last` is `first + 1`, as `bounds_of` writes it."""
-    return isinstance(last, ir.Instruction) and last.opname == "add" and last.operands[0] is first and str(last.operands[1]) == "i64 1"
+    return (
+        isinstance(last, ir.Instruction)
+        and last.opname == "add"
+        and last.operands[0] is first
+        and str(last.operands[1]) == "i64 1"
+    )
 
 
-def _grouped(k: Code, at: ir.Value, tiles: Sequence[ir.Value], group: Sequence[int]) -> tuple[ir.Value, ...]:
+def _grouped(
+    k: Code, at: ir.Value, tiles: Sequence[ir.Value], group: Sequence[int], cluster: Sequence[int] | None = None
+) -> tuple[ir.Value, ...]:
     """The index of a tile that blocks visit group by group; see `tilekit._tensor.partition.grouped_index`."""
+    if cluster is not None:
+        size = i64(math.prod(cluster))
+        groups = [-(-n // m) for n, m in zip(group, cluster, strict=True)]
+        clusters = [k.b.sdiv(count, i64(n)) for count, n in zip(tiles, cluster, strict=True)]
+        outer = _grouped(k, k.b.sdiv(at, size), clusters, groups)
+        within = _grouped(k, k.b.srem(at, size), [i64(n) for n in cluster], [1] * len(cluster))
+        return tuple(k.b.add(k.b.mul(o, i64(n)), i) for o, n, i in zip(outer, cluster, within, strict=True))
     b, firsts, extents = k.b, [], []
     for d, (count, size) in enumerate(zip(tiles, group, strict=True)):
         row: Number = 1
@@ -608,7 +647,8 @@ def _attribute(p: Program, owner: Any, name: str) -> Any:
     if isinstance(owner, Grid) and name == "shape":
         tensor, steps = owner.views.tensor, owner.views.steps
         return tuple(Scalar(p.k.number(p.k.ceiling(e, n)), int) for e, n in zip(tensor.extents, steps, strict=True))
-    if isinstance(owner, Tensor) and name == "tile_shape":
-        return owner.tile
+    if isinstance(owner, Tensor) and name in ("tile_shape", "ndim"):
+        return owner.tile if name == "tile_shape" else owner.rank
+    if isinstance(owner, Views) and name in ("tile_shape", "traversal_steps", "dtype"):
+        return {"tile_shape": owner.shape, "traversal_steps": owner.steps, "dtype": owner.tensor.dtype}[name]
     raise Unsupported(f".{name} of a {type(owner).__name__}")
-

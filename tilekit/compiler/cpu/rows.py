@@ -20,11 +20,11 @@ Shape = tuple[int, ...]
 def broadcast(p: Any, tiles: tuple[Tile, ...], what: str) -> list[Tile]:
     """Tiles in one shape."""
     shape = common_shape(what, [tile.shape for tile in tiles])
-    return [
-        tile if tile.shape == shape
-        else Tile(shape, tile.dtype, lambda index, tile=tile: element_at(p.k, tile, index, shape), tile.cost, tile.reads, tile.windows, aligned=False)
-        for tile in tiles
-    ]  # fmt: skip
+    return [tile if tile.shape == shape else _spread(p.k, tile, shape) for tile in tiles]
+
+
+def _spread(k: Code, x: Tile, shape: Shape) -> Tile:
+    return Tile(shape, x.dtype, lambda index: element_at(k, x, index, shape), x.cost, x.reads, x.windows, aligned=False)
 
 
 def rows_of(p: Any, x: Tile, axes: Shape, *, last: bool = False) -> Buffer:

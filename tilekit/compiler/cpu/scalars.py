@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-import math
-import operator
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
 from tilekit import dtypes
 from tilekit.compiler.cpu import arithmetic
-from tilekit.compiler.cpu.code import Code, Number, type_of
+from tilekit.compiler.cpu.code import Code, Number, f64, i1, i64, type_of
 from tilekit.compiler.cpu.convert import constant, converted
 from tilekit.compiler.cpu.values import Scalar, Unsupported, kind_of
 from tilekit.dtypes import DType
 
-__all__ = ["as_kind", "as_number", "binary", "builtin", "compare", "type_of_kind", "unary"]
+__all__ = [
+    "as_kind", "as_number", "binary", "bit_length", "common_kind", "compare", "dtype_of", "element", "kind_in", "library",
+    "type_of_kind", "unary",
+]  # fmt: skip
 
 _DTYPES = {int: dtypes.int64, float: dtypes.float64, bool: dtypes.bool_}
 
 
-def _dtype(kind: type | DType) -> DType:
+def dtype_of(kind: type | DType) -> DType:
+    """What a number of a kind is an element of."""
     return _DTYPES[kind] if isinstance(kind, type) else kind
 
 
 def type_of_kind(kind: type | DType) -> ir.Type:
     """What a number is in a register."""
-    return type_of(_dtype(kind))
+    return type_of(dtype_of(kind))
 
 
 def as_kind(k: Code, value: Any, kind: type | DType) -> ir.Value:
     """A number as one of another kind."""
     if isinstance(value, Scalar):
-        return converted(k, value.value, value.dtype, _dtype(kind))
-    return constant(value, _dtype(kind))
+        return converted(k, value.value, value.dtype, dtype_of(kind))
+    return constant(value, dtype_of(kind))
 
 
 def as_number(k: Code, value: Any) -> Number:
@@ -51,101 +54,126 @@ def as_number(k: Code, value: Any) -> Number:
     raise Unsupported("a bound that is no integer")
 
 
-def _kinds(*values: Any) -> list[type]:
-    kinds = []
+def kind_in(value: Any) -> type | DType:
+    """What a number is: one of Python's types, or the dtype of one of NumPy's."""
+    if isinstance(value, Scalar):
+        return value.kind
+    if isinstance(value, np.generic):
+        return value.dtype
+    kind = kind_of(value)
+    if kind is None:
+        raise Unsupported(f"an operand that is a {type(value).__name__}")
+    return kind
+
+
+def common_kind(*values: Any) -> type | DType:
+    """What numbers are together: Python's by its own rules, and by NumPy's where one of them is NumPy's."""
+    kinds = [kind_in(value) for value in values]
+    if any(not isinstance(kind, type) for kind in kinds):
+        return np.result_type(*(kind(0) if isinstance(kind, type) else kind for kind in kinds))
+    return next(kind for kind in (float, int, bool) if kind in kinds)
+
+
+def binary(k: Code, symbol: str, x: Any, y: Any, kind: type | DType | None = None) -> Any:
+    """An operator between numbers, whose result is of a kind, as far as that is known."""
+    common = common_kind(x, y)
+    if symbol == "**":
+        return _power(k, x, y, common if kind is None else kind)
+    if isinstance(common, type):
+        if symbol == "/":
+            common = float
+        elif common is bool and symbol not in ("&", "|", "^"):
+            common = int
+    elif isinstance(kind, np.dtype):
+        common = kind
+    elif symbol == "/" and not dtypes.is_float(common):
+        common = dtypes.float64
+    values = [as_kind(k, value, common) for value in (x, y)]
+    return Scalar(arithmetic.binary(k, symbol, dtype_of(common))(*values), common)
+
+
+def _power(k: Code, x: Any, y: Any, kind: type | DType) -> Any:
+    dtype = dtype_of(int if kind is bool else kind)
+    values = [as_kind(k, value, dtype) for value in (x, y)]
+    if not dtypes.is_float(dtype):
+        return Scalar(arithmetic.power(k, dtype)(*values), int if kind is bool else kind)
+    if kind is float:
+        return library(k, "operator", "pow", values)
+    wide = [converted(k, value, dtype, dtypes.float64) for value in values]
+    return Scalar(converted(k, k.call("pow", f64, wide), dtypes.float64, dtype), kind)
+
+
+def library(k: Code, module: str, name: str, values: Sequence[ir.Value], symbol: str = "") -> Scalar:
+    """A function of the C library that one of Python's is made of; where that raises an error, the block ends with it."""
+    result = k.call(symbol or name, f64, values)
+    magnitude = k.intrinsic("fabs", result)
+    infinite = k.b.fcmp_ordered("==", magnitude, f64(float("inf")))
+    nan = k.b.fcmp_unordered("uno", result, result)
     for value in values:
-        kind = kind_of(value)
-        if kind is None:
-            raise Unsupported(f"an operand that is a {type(value).__name__}")
-        if isinstance(value, Scalar) and not isinstance(value.kind, type):
-            raise Unsupported("arithmetic of NumPy's scalars")
-        kinds.append(kind)
-    return kinds
-
-
-def binary(k: Code, symbol: str, x: Any, y: Any, kind: type | DType | None) -> Any:
-    """An operator between numbers, whose result is of a kind."""
-    if kind is not None and not isinstance(kind, type):
-        if symbol in ("**", "@", "/") or kind == dtypes.bool_:
-            raise Unsupported(f"{symbol} of NumPy's scalars")
-        return Scalar(arithmetic.binary(k, symbol, kind)(*(as_kind(k, value, kind) for value in (x, y))), kind)
-    kinds = _kinds(x, y)
-    if symbol == "**" or symbol == "@":
-        raise Unsupported(f"{symbol} of numbers")
-    if float in kinds or symbol == "/":
-        values = [as_kind(k, value, float) for value in (x, y)]
-        return Scalar(arithmetic.binary(k, symbol, dtypes.float64)(*values), float)
-    if kinds == [bool, bool] and symbol in ("&", "|", "^"):
-        return Scalar(arithmetic.binary(k, symbol, dtypes.bool_)(*(as_kind(k, value, bool) for value in (x, y))), bool)
-    values = [as_kind(k, value, int) for value in (x, y)]
-    return Scalar(arithmetic.binary(k, symbol, dtypes.int64)(*values), int)
+        finite = k.b.fcmp_ordered("<", k.intrinsic("fabs", value), f64(float("inf")))
+        infinite = k.b.and_(infinite, finite)
+        nan = k.b.and_(nan, k.b.fcmp_ordered("ord", value, value))
+    bits = [k.b.bitcast(value, i64) for value in values]
+    k.check(k.b.or_(infinite, nan), k.site("call", module, name, (True,) * len(values)), lambda: bits)
+    return Scalar(result, float)
 
 
 def compare(k: Code, symbol: str, x: Any, y: Any) -> Any:
-    """A comparison of numbers."""
-    kind: type = float if float in _kinds(x, y) else int
-    return Scalar(arithmetic.comparison(k, symbol, _dtype(kind))(*(as_kind(k, value, kind) for value in (x, y))), bool)
+    """A comparison of numbers; `in` looks for one in a tuple."""
+    if symbol in ("in", "not in"):
+        if not isinstance(y, tuple):
+            raise Unsupported(f"{symbol} of something else than a tuple")
+        found: ir.Value = i1(0)
+        for other in y:
+            found = k.b.or_(found, as_kind(k, compare(k, "==", x, other), bool))
+        return Scalar(found if symbol == "in" else k.b.not_(found), bool)
+    dtype = dtype_of(common_kind(x, y))
+    if dtypes.is_float(dtype):
+        values = [as_kind(k, value, dtype) for value in (x, y)]
+        return Scalar(arithmetic.comparison(k, symbol, dtype)(*values), bool)
+    wide = [_widest(k, value) for value in (x, y)]
+    return Scalar(k.b.icmp_signed(symbol, *wide), bool)
+
+
+def _widest(k: Code, value: Any) -> ir.Value:
+    """An integer in more bits than any has: comparisons are exact whatever the signs."""
+    kind = kind_in(value)
+    number = as_kind(k, value, kind)
+    signed = dtype_of(kind).kind == "i"
+    return (k.b.sext if signed else k.b.zext)(number, ir.IntType(128))
 
 
 def unary(k: Code, symbol: str, x: Any) -> Any:
     """`-x`, `+x` or `~x`."""
-    (kind,) = _kinds(x)
+    kind = kind_in(x)
     if kind is bool:
-        x, kind = Scalar(as_kind(k, x, int), int), int
-    if symbol == "+":
-        return x
+        kind = int
     value = as_kind(k, x, kind)
     if symbol == "-":
-        return Scalar(arithmetic.negative(k, _dtype(kind))(value), kind)
-    return Scalar(k.b.not_(value), kind)
+        value = arithmetic.negative(k, dtype_of(kind))(value)
+    elif symbol == "~":
+        value = k.b.not_(value)
+    return Scalar(value, kind)
 
 
-def _extreme(largest: bool) -> Callable[..., Any]:
-    def choose(k: Code, *values: Any) -> Any:
-        kinds = _kinds(*values)
-        if len(set(kinds)) > 1:
-            raise Unsupported("min or max of an int and a float, whose result is either")
-        better = arithmetic.comparison(k, ">" if largest else "<", _dtype(kinds[0]))
-        first, *others = (as_kind(k, value, kinds[0]) for value in values)
-        for other in others:
-            first = k.b.select(better(other, first), other, first)
-        return Scalar(first, kinds[0])
-
-    return choose
+def bit_length(k: Code, x: Any) -> Scalar:
+    """`x.bit_length()`."""
+    number = as_kind(k, x, int)
+    magnitude = k.b.select(k.b.icmp_signed("<", number, i64(0)), k.b.neg(number), number)
+    return Scalar(k.b.sub(i64(64), k.intrinsic("ctlz", magnitude, i1(0))), int)
 
 
-def _int(k: Code, value: Any) -> Any:
-    return Scalar(as_kind(k, value, int), int)
-
-
-def _float(k: Code, value: Any) -> Any:
-    return Scalar(as_kind(k, value, float), float)
-
-
-def _abs(k: Code, value: Any) -> Any:
-    (kind,) = _kinds(value)
-    number = as_kind(k, value, float if kind is float else int)
-    if kind is float:
-        return Scalar(k.intrinsic("fabs", number), float)
-    return Scalar(k.b.select(k.b.icmp_signed("<", number, number.type(0)), k.b.neg(number), number), int)
-
-
-def _sqrt(k: Code, value: Any) -> Any:
-    raise Unsupported("math.sqrt")  # which raises an error for negative numbers
-
-
-_BUILTINS: dict[Any, Callable[..., Any]] = {
-    min: _extreme(False), max: _extreme(True), int: _int, float: _float, abs: _abs, math.sqrt: _sqrt, operator.index: _int,
-    bool: lambda k, value: Scalar(as_kind(k, value, bool), bool),
-}  # fmt: skip
-
-
-def builtin(k: Code, function: Any, operands: list[Any], keywords: dict[str, Any]) -> Any:
-    """A call of one of Python's functions."""
-    try:
-        known = _BUILTINS.get(function)
-    except TypeError:
-        known = None
-    if known is None or keywords:
-        raise Unsupported(f"a call of {getattr(function, '__name__', function)}")
-    return known(k, *operands)
+def element(k: Code, values: tuple[Any, ...], index: Any) -> Scalar:
+    """One of the numbers in a tuple; outside of it the block ends."""
+    kind = common_kind(*values)
+    if any(kind_in(value) != kind for value in values):
+        raise Unsupported("an element of a tuple of different things")
+    number = as_number(k, index)
+    place = k.number(number)
+    place = k.b.select(k.b.icmp_signed("<", place, i64(0)), k.b.add(place, i64(len(values))), place)
+    outside = k.b.icmp_unsigned(">=", place, i64(len(values)))
+    k.check(outside, k.site("element", len(values)), lambda: [number])
+    result = as_kind(k, values[0], kind)
+    for at, value in enumerate(values[1:], 1):
+        result = k.b.select(k.b.icmp_signed("==", place, i64(at)), as_kind(k, value, kind), result)
+    return Scalar(result, kind)

@@ -1,8 +1,8 @@
-"""Operations that put the elements of a tile in order: networks of comparisons on keys, integers that are ordered as the elements.
+"""Operations that put the elements of a tile in order: networks of comparisons on keys, integers in the elements' order.
 
-Batcher's bitonic network (K. E. Batcher: Sorting networks and their applications, 1968). Its stages are loops of the machine code,
-so that the code does not grow with the tile: partners that are farther apart than a vector are two vectors, the others are lanes of
-one. Places of elements are part of what is compared, so that of equal ones the first comes first.
+Batcher's bitonic network (K. E. Batcher: Sorting networks and their applications, 1968). Its stages are loops of the machine
+code, so that the code does not grow with the tile: partners that are farther apart than a vector are two vectors, the others are
+lanes of one. Places of elements are part of what is compared, so that of equal ones the first comes first.
 """
 
 from __future__ import annotations

@@ -17,7 +17,10 @@ from llvmlite import ir
 from tilekit.compiler.cpu.code import Code, Number
 from tilekit.dtypes import DType
 
-__all__ = ["Buffer", "Index", "Tile", "Window", "element_at", "kept", "new_buffer", "of_buffer", "of_value", "one", "place", "traverse", "write_into"]
+__all__ = [
+    "Buffer", "Index", "Tile", "Window", "element_at", "inside_or_at_edges", "kept", "lanes_of", "new_buffer", "note_loop",
+    "of_buffer", "of_value", "one", "place", "traverse", "write_into",
+]  # fmt: skip
 
 Shape = tuple[int, ...]
 _LEAST_LANES, _VECTORS = 4, 2  # of a turn of a loop; vectors at a time, so that one is computed while another is waited for
@@ -125,53 +128,58 @@ def traverse(
         lanes: how many elements at a time; by default as many as vectors have.
     """
     tiles = list(tiles)
-    unsure: list[Window] = []
-    for window in (*windows, *(window for tile in tiles for window in tile.windows)):
-        if window.inside is not None and window not in unsure:
-            unsure.append(window)
     widest = max((tile.dtype.itemsize for tile in tiles), default=4)
-    read = {one if isinstance(one, str) else "a buffer" for tile in tiles for one in tile.reads}
-    k.note("loop", shape, _lanes(k, shape, widest, lanes), max((tile.cost for tile in tiles), default=0), tuple(sorted(read)))
-    if not unsure:
-        _loops(k, shape, widest, body, lanes)
+    many = lanes_of(k, shape, widest) if lanes is None else min(lanes, shape[_last(shape)] if shape else 1)
+    note_loop(k, shape, many, tiles)
+    every = (*windows, *(window for tile in tiles for window in tile.windows))
+    inside_or_at_edges(k, every, lambda: _loops(k, shape, many, body))
+
+
+def note_loop(k: Code, shape: Shape, lanes: int, tiles: Iterable[Tile]) -> None:
+    """For `explain`: a loop over a shape, in which elements of tiles are computed."""
+    tiles = list(tiles)
+    reads = {one if isinstance(one, str) else "a buffer" for tile in tiles for one in tile.reads}
+    k.note("loop", shape, lanes, max((tile.cost for tile in tiles), default=0), tuple(sorted(reads)))
+
+
+def inside_or_at_edges(k: Code, windows: Iterable[Window], write: Callable[[], None]) -> None:
+    """Write something that reads or writes windows; where all lie inside of their tensors, no element is looked at whether it
+    does: it is written twice then, behind a branch."""
+    known = [(window, window.inside) for window in dict.fromkeys(windows) if window.inside is not None]
+    if not known:
+        write()
         return
-    known = [(window, window.inside) for window in unsure]
-    k.note("edge", tuple(dict.fromkeys(window.name for window in unsure)))
+    k.note("edge", tuple(dict.fromkeys(window.name for window, _ in known)))
     inside = known[0][1]
     for _, more in known[1:]:
         inside = k.b.and_(inside, more)
     with k.b.if_else(inside) as (whole, edge):
         with whole:
-            for window in unsure:
+            for window, _ in known:
                 window.inside = None
-            _loops(k, shape, widest, body, lanes)
+            write()
             for window, before in known:
                 window.inside = before
         with edge:
-            _loops(k, shape, widest, body, lanes)
+            write()
 
 
-def _lanes(k: Code, shape: Shape, itemsize: int, lanes: int | None) -> int:
-    """How many elements a turn of a loop over a shape has: of its last dimension of more than one."""
-    extent = next((n for n in reversed(shape) if n > 1), 1)
-    return min(extent, lanes or max(_LEAST_LANES, _VECTORS * k.machine.vector_bytes // max(itemsize, 4)))
+def _last(shape: Shape) -> int:
+    """The last dimension of more than one element; the last one, where there is none."""
+    return next((d for d in reversed(range(len(shape))) if shape[d] > 1), len(shape) - 1)
 
 
-def _loops(k: Code, shape: Shape, itemsize: int, body: Callable[[Index], None], lanes: int | None) -> None:
-    along = next((d for d in reversed(range(len(shape))) if shape[d] > 1), None)
-    if along is None:
-        body(Index((0,) * len(shape)))
-        return
-    many = _lanes(k, shape, itemsize, lanes)
+def lanes_of(k: Code, shape: Shape, itemsize: int) -> int:
+    """How many elements a turn of a loop over a shape computes at once: of its last dimension of more than one."""
+    many = max(_LEAST_LANES, _VECTORS * k.machine.vector_bytes // max(itemsize, 4))
+    return min(shape[_last(shape)], many) if shape else 1
 
-    def level(d: int, at: tuple[Number, ...]) -> None:
-        if d == len(shape):
-            body(Index(at, along, many) if many > 1 else Index(at))
-            return
-        with k.counted(shape[d], many if d == along else 1) as i:
-            level(d + 1, (*at, i))
 
-    level(0, ())
+def _loops(k: Code, shape: Shape, lanes: int, body: Callable[[Index], None]) -> None:
+    along = _last(shape)
+    steps = tuple(lanes if d == along else 1 for d in range(len(shape)))
+    with k.counters(shape, steps) as at:
+        body(Index(at, along, lanes) if lanes > 1 else Index(at))
 
 
 def place(k: Code, buffer: Buffer, index: Index) -> tuple[ir.Value, int]:

@@ -20,8 +20,9 @@ from tilekit.compiler.ir.nodes import (
     leaves,
     structure,
 )
-from tilekit.compiler.ir.types import UNKNOWN, UNSET, ScalarType, TensorType, TileType, Type, joined
+from tilekit.compiler.ir.types import UNKNOWN, UNSET, ObjectType, ScalarType, TensorType, TileType, Type, joined
 from tilekit.lang import create
+from tilekit.lang.views import TiledView
 
 __all__ = [
     "constant_of", "dtype_constant", "is_known", "is_unset", "is_zeros", "joined_type", "known_attribute", "number_of",
@@ -64,6 +65,9 @@ def known_attribute(owner: Operand, attribute: str) -> Operand | None:
             "dtype": dtype_constant(dtypes.as_dtype(ty.facts.dtype)),
             "tile_shape": tile,
         }
+        return known.get(attribute)
+    if isinstance(ty, ObjectType) and isinstance(ty.object, TiledView):
+        known = {"tile_shape": operand_of(ty.object.tile_shape), "dtype": dtype_constant(ty.object.dtype)}
         return known.get(attribute)
     return None
 

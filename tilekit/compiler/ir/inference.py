@@ -12,9 +12,9 @@ from tilekit.compiler.frontend.zero_division import QUOTIENTS
 from tilekit.compiler.ir.effects import PRINTS, WRITES, effects
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Section, Undefined, Value, leaves
 from tilekit.compiler.ir.symbols import SYMBOLS
-from tilekit.compiler.ir.types import UNKNOWN, UNSET, Type, type_of
+from tilekit.compiler.ir.types import UNKNOWN, UNSET, TileType, Type, type_of
 from tilekit.errors import CompileError, DeviceError
-from tilekit.lang.views import TileRow
+from tilekit.lang.views import TileGrid, TileRow
 
 __all__ = ["check", "infer", "item_types"]
 
@@ -57,11 +57,15 @@ def check(operation: Operation) -> None:
 
 def item_types(operation: Operation) -> list[Type]:
     """The types of what a loop over streams, or over anything else, gets in each turn."""
-    types = []
+    types: list[Type] = []
     for operand in operation.operands:
         try:
             sample = _sample(operand)
-            types.append(type_of(next(iter(sample.grid if isinstance(sample, TileRow) else sample))))  # a row may be empty
+            if isinstance(sample, (TileGrid, TileRow)):  # which may be empty
+                windows = (sample.grid if isinstance(sample, TileRow) else sample).windows
+                types.append(TileType(windows.dtype, windows.tile_shape))
+            else:
+                types.append(type_of(next(iter(sample))))
         except (*_FAILURES, StopIteration):
             types.append(UNKNOWN)
     return types
@@ -76,7 +80,8 @@ def _run(operation: Operation) -> Any:
     keywords = {name: _sample(operand) for name, operand in operation.keywords.items()}
     match operation.kind:
         case "call":
-            return _sample(operation.what)(*operands, **keywords)
+            function = _sample(operation.what)
+            return (_quotient_and_rest if function is divmod else function)(*operands, **keywords)
         case "method":
             return getattr(operands[0], operation.what)(*operands[1:], **keywords)
         case "attribute":
@@ -84,6 +89,11 @@ def _run(operation: Operation) -> Any:
         case "item":
             return operands[0][operands[1]]
     return _OPERATORS[operation.kind, operation.what](*operands)
+
+
+def _quotient_and_rest(x: Any, y: Any) -> tuple[Any, Any]:
+    """`divmod`, also of samples: these are zeros."""
+    return _OPERATORS["binary", "//"](x, y), _OPERATORS["binary", "%"](x, y)
 
 
 def _sample(operand: Operand) -> Any:

@@ -7,7 +7,7 @@ leaves of 1 counts, as of float32's erf, e to a polynomial is enough. All are fi
 
 from __future__ import annotations
 
-from tilekit.compiler.cpu.mathematics.exponential import exp, exp_of_sum, scaled
+from tilekit.compiler.cpu.mathematics.exponential import exp_of_sum, exp_within, scaled
 from tilekit.compiler.cpu.mathematics.vectors import Vector, fma, polynomial, two_product, where
 
 __all__ = ["erf", "erfc"]
@@ -23,10 +23,12 @@ _NEAR = {
 }  # fmt: skip
 # log(1 - erf(x)) / x for 0.95 <= x <= 4
 _TAIL = (-1.7057995e-05, 0.00038026768, -0.003871069, 0.024232015, -0.106764056, -0.63484484, -1.1287208)
+# The 4 of t; of float32 so that what the polynomial is of 0 is a float, or nearly.
+_FOUR = {True: 3.999998092651367, False: 4.0}
 # (1 + 2 x) e^(x^2) erfc(x) of t, for x >= 1/2
 _SCALED = {
     True: (
-        0.005274425, -0.016573304, 0.036992, -0.06626258, 0.093767904, -0.101044275, 0.068094544, 0.01537981, -0.13962106,
+        0.0052743717, -0.016573261, 0.03699194, -0.06626253, 0.093767904, -0.10104434, 0.06809465, 0.015379728, -0.13962108,
         1.2329952,
     ),
     False: (
@@ -46,7 +48,8 @@ def _near(x: Vector) -> Vector:
 def _complement(x: Vector) -> Vector:
     """Of numbers from 1/2 on."""
     x = x.at_most(10.1 if x.single else 27.3)
-    factor = polynomial((x - 4.0) / (x + 4.0), _SCALED[x.single]) / fma(x, 2.0, 1.0)
+    four = _FOUR[x.single]
+    factor = polynomial((x - four) / (x + four), _SCALED[x.single]) / fma(x, 2.0, 1.0)
     square, lack = two_product(x, x)
     n, h, l = exp_of_sum(-square, -lack)  # noqa: E741
     return scaled(fma(factor, h + l, factor), n)
@@ -57,7 +60,7 @@ def erf(x: Vector) -> Vector:
     magnitude = abs(x)
     if x.single:
         bounded = magnitude.at_most(4.0)
-        far = 1.0 - exp(bounded * polynomial(bounded, _TAIL))
+        far = 1.0 - exp_within(bounded * polynomial(bounded, _TAIL))
     else:
         far = 1.0 - _complement(magnitude)
     return where(magnitude < 1.0, _near(magnitude), far).with_sign(x)

@@ -23,7 +23,20 @@ from tilekit.compiler.cpu.mathematics.vectors import (
     where,
 )
 
-__all__ = ["cosh", "exp", "exp2", "exp_of_sum", "expm1", "nearest", "power_of_two", "scaled", "sigmoid", "sinh", "tanh"]
+__all__ = [
+    "cosh",
+    "exp",
+    "exp2",
+    "exp_of_sum",
+    "exp_within",
+    "expm1",
+    "nearest",
+    "power_of_two",
+    "scaled",
+    "sigmoid",
+    "sinh",
+    "tanh",
+]
 
 # (e^r - 1 - r) / r^2
 _SERIES = {
@@ -34,6 +47,11 @@ _SERIES = {
         0.16666666666666669, 0.5,
     ),
 }  # fmt: skip
+# (e^2r - 1 - 2 r) / (2 r^2), of float32, with a term more
+_DOUBLED_SERIES = tuple(
+    2.0 ** (6 - n) * coefficient
+    for n, coefficient in enumerate((0.00015046008, 0.0013930543, 0.00834151, 0.04166651, 0.16666636, 0.5))
+)
 # (2^r - 1 - r log(2)) / r^2 for |r| <= 1/2
 _BINARY_SERIES = {
     True: (1.3453451e-05, 0.00015453057, 0.0013340322, 0.009618084, 0.05550405, 0.2402265),
@@ -96,7 +114,11 @@ def _divided(x: Vector) -> tuple[Whole, Vector]:
 
 def exp(x: Vector) -> Vector:
     """e^x."""
-    x = _bounded(x)
+    return exp_within(_bounded(x))
+
+
+def exp_within(x: Vector) -> Vector:
+    """e^x, if x is no larger than where that becomes infinite, and no lower than where it becomes 0."""
     n, factor = _divided(x)
     return scaled(factor, n)
 
@@ -136,8 +158,9 @@ def _less_one(x: Vector, less: Vector | int = 0) -> tuple[Vector, Vector]:
     scale, one = power_of_two(n.integer - less), power_of_two(-less)
     if x.single:
         return fma(scale, h, scale - one), x.new(-0.0)
-    total, lack = fast_two_sum(scale - one, scale * h)
-    return total, fma(scale, l, lack)
+    first, lost = two_sum(scale, -one)
+    total, lack = fast_two_sum(first, scale * h)
+    return total, fma(scale, l, lack + lost)
 
 
 def expm1(x: Vector) -> Vector:
@@ -158,9 +181,14 @@ def sigmoid(x: Vector) -> Vector:
 def tanh(x: Vector) -> Vector:
     """The hyperbolic tangent."""
     magnitude = abs(x)
-    if x.single:
-        t, _ = _less_one((magnitude * 2.0).at_most(20.0))
-        half, result = t * 0.5, t / (t + 2.0)
+    if x.single:  # of t / 2, and near 0, where its own rounding would show, as that less what is to be taken away
+        bounded = magnitude.at_most(10.0)
+        n = nearest(bounded, 2 / math.log(2))
+        upper, lower = _LOG2[True]
+        r = fma(n.number, -lower / 2, fma(n.number, -upper / 2, bounded))
+        scale = power_of_two(n.integer)
+        half = fma(scale, fma(r * r, polynomial(r, _DOUBLED_SERIES), r), fma(scale, 0.5, -0.5))
+        result = half / (half + 1.0)
         return where(magnitude < 0.5, fma(-half, result, half), result).with_sign(x)
     total, lack = _less_one((magnitude * 2.0).at_most(44.0))  # t / (t + 2) for t = e^2x - 1
     below, rest = two_sum(total, total.new(2.0))

@@ -49,7 +49,7 @@ def split(x: Vector) -> tuple[Whole, Vector]:
     """e and f of a positive number; AVX-512's of 0 and infinity have an infinite e, f = 0, and of negative ones f is NaN."""
     if has_registers(x):
         mantissa, e = in_registers("getmant", x, 8), in_registers("getexp", x)
-        large = mantissa > _ROOT
+        large = mantissa >= _ROOT
         f = where(large, fma(mantissa, 0.5, -1.0), mantissa - 1.0)
         return Whole(where(large, e + 1.0, e), e.bits()), f
     bits = 23 if x.single else 52
@@ -132,8 +132,11 @@ def log1p(x: Vector) -> Vector:
 
 
 def softplus(x: Vector) -> Vector:
-    """log(1 + e^x)."""
-    return x.at_least(0.0) + log1p(exp(-abs(x)))
+    """log(1 + e^x): x, if it is positive, and the logarithm of a number from 1 to 2."""
+    e = exp(-abs(x))
+    large = e > _ROOT - 1.0
+    n, f = where(large, x.new(1.0), 0.0), where(large, fma(e, 0.5, -0.5), e)
+    return x.at_least(0.0) + _natural(n, f)
 
 
 def asinh(x: Vector) -> Vector:

@@ -10,7 +10,7 @@ import math
 
 from tilekit.compiler.cpu.mathematics.exponential import exp_of_sum, nearest, power_of_two, scaled
 from tilekit.compiler.cpu.mathematics.logarithm import split
-from tilekit.compiler.cpu.mathematics.vectors import Vector, fast_two_sum, fma, polynomial, quotient, two_product, where
+from tilekit.compiler.cpu.mathematics.vectors import Vector, fast_two_sum, fma, polynomial, quotient, two_product, unless, where
 
 __all__ = ["cbrt", "power"]
 
@@ -32,8 +32,14 @@ _LARGEST = {True: 106.0, False: 760.0}
 
 def power(x: Vector, y: Vector) -> Vector:
     """x to the power of y, as C has it."""
+    result = (_of_singles if x.single else _of_doubles)(abs(x), y)
+    ordinary = (x > 0.0) & (x < math.inf) & (abs(y) < math.inf)
+    return unless(~ordinary, result, lambda: _special(result, x, y))
+
+
+def _special(result: Vector, x: Vector, y: Vector) -> Vector:
+    """The power, from that of the magnitude, where that is finite and not 0."""
     magnitude = abs(x)
-    result = (_of_singles if x.single else _of_doubles)(magnitude, y)
     limit = magnitude.equals(0.0) | magnitude.equals(math.inf)
     result = where(limit, where(magnitude.equals(0.0) ^ (y < 0.0), x.new(0.0), math.inf), result)
     result = _with_sign(result, x, y)

@@ -2,7 +2,7 @@
 
 x is n pi / 2 + r, |r| <= pi / 4: multiples of pi / 2, in parts of which the first leave nothing to be rounded, are taken away
 (W. J. Cody, W. Waite: Software Manual for the Elementary Functions, 1980; FreeBSD's msun, e_rem_pio2.c). Of float64 r has a
-second part. Where n is too large for that, the C library computes, element by element. Sine and cosine of r are polynomials (as in
+second part. Where n is too large, the C library computes, element by element. Sine and cosine of r are polynomials (as in
 msun, k_sin.c and k_cos.c, but fitted as those of exponential.py).
 """
 
@@ -14,13 +14,14 @@ from typing import NamedTuple
 from tilekit.compiler.cpu.mathematics.exponential import nearest
 from tilekit.compiler.cpu.mathematics.vectors import (
     Vector,
+    by_library,
     fast_two_sum,
     fma,
     polynomial,
     quotient,
-    rarely,
     two_product,
     two_sum,
+    unless,
     where,
 )
 
@@ -69,7 +70,7 @@ def _reduced(x: Vector) -> _Reduced:
         else:
             wide = number.doubles()
             r = ((x.doubles() - wide * _MIXED[0]) - wide * _MIXED[1]).singles()
-        return _Reduced(n, r, r.new(0.0), x > 2.0**16)
+        return _Reduced(n, r, r.new(0.0), x > 2.0**20)
     if fused:
         first = fma(number, -_DOUBLES[0], x)
         product, less = two_product(number, _DOUBLES[1])
@@ -113,7 +114,7 @@ def _wave(x: Vector, name: str, quarters: int) -> Vector:
     sine, cosine = (a + b for a, b in (_sine(r, lack), _cosine(r, lack)))
     sign = n << (30 if x.single else 62)
     result = _signed(where(odd, cosine, sine), sign if quarters else sign ^ x.bits())
-    return rarely(beyond, result, name, x)
+    return unless(beyond, result, lambda: by_library(beyond, result, name, x))
 
 
 def sin(x: Vector) -> Vector:
@@ -136,4 +137,5 @@ def tan(x: Vector) -> Vector:
         result = above[0] / below[0]
     else:
         result = quotient((above[0], above[1]), (below[0], below[1]))[0]
-    return rarely(beyond, _signed(result, (n << (31 if x.single else 63)) ^ x.bits()), "tan", x)
+    result = _signed(result, (n << (31 if x.single else 63)) ^ x.bits())
+    return unless(beyond, result, lambda: by_library(beyond, result, "tan", x))

@@ -16,8 +16,8 @@ from llvmlite import ir
 from tilekit.compiler.cpu.code import Code, f32, f64, i32, i64, pointer
 
 __all__ = [
-    "Formula", "Vector", "any_of", "fast_two_sum", "fma", "has_registers", "in_registers", "polynomial", "quotient",
-    "rarely", "two_product", "two_sum", "where",
+    "Formula", "Vector", "any_of", "by_library", "fast_two_sum", "fma", "has_registers", "in_registers", "polynomial", "quotient",
+    "two_product", "two_sum", "unless", "where",
 ]  # fmt: skip
 
 
@@ -258,31 +258,30 @@ def quotient(x: tuple[Vector, Vector], y: tuple[Vector, Vector]) -> tuple[Vector
     return fast_two_sum(first, rest * reciprocal)
 
 
-def rarely(mask: Vector, usual: Vector, name: str, x: Vector) -> Vector:
-    """`usual`, and where `mask` holds, which is rare, a function of the C library's, of a double, element by element."""
-    k, b, bytes_of_one = usual.k, usual.k.b, i64(4 if usual.single else 8)
-    before = b.block
-    rare, body, done, end = (k.function.append_basic_block(f"rare.{part}") for part in ("start", "body", "done", "end"))
-    slot = b.inttoptr(b.ptrtoint(k.slot(x.value.type), i64), pointer)
+def unless(mask: Vector, usual: Vector, other: Callable[[], Vector]) -> Vector:
+    """`usual` if a truth, which is rare, holds nowhere, and something else if it does anywhere."""
+    k, b, before = usual.k, usual.k.b, usual.k.b.block
+    rare, end = (k.function.append_basic_block(name) for name in ("rare", "usual"))
     b.cbranch(any_of(mask), rare, end)
     b.position_at_end(rare)
-    b.store(where(mask, x, 0.0).value, slot)
-    b.branch(body)
-    b.position_at_end(body)
-    at = b.phi(i64)
-    place = k.offset(slot, b.mul(at, bytes_of_one))
-    one = Vector(k, b.load(place, typ=usual.kind))
-    result = Vector(k, k.call(name, f64, [one.doubles().value]))
-    b.store((result.singles() if usual.single else result).value, place)
-    following = b.add(at, i64(1))
-    at.add_incoming(i64(0), rare)
-    at.add_incoming(following, body)
-    b.cbranch(b.icmp_signed("<", following, i64(usual.lanes)), body, done)
-    b.position_at_end(done)
-    changed = where(mask, Vector(k, b.load(slot, typ=usual.value.type)), usual)
+    changed = other()
+    after = b.block
     b.branch(end)
     b.position_at_end(end)
     chosen = b.phi(usual.value.type)
     chosen.add_incoming(usual.value, before)
-    chosen.add_incoming(changed.value, done)
+    chosen.add_incoming(changed.value, after)
     return Vector(k, chosen)
+
+
+def by_library(mask: Vector, usual: Vector, name: str, x: Vector) -> Vector:
+    """`usual`, and where `mask` holds a function of the C library's, of a double, element by element."""
+    k, b = usual.k, usual.k.b
+    slot = b.inttoptr(b.ptrtoint(k.slot(x.value.type), i64), pointer)
+    b.store(where(mask, x, 0.0).value, slot)
+    with k.counted(usual.lanes) as at:
+        place = k.offset(slot, k.mul(at, 4 if usual.single else 8))
+        one = Vector(k, b.load(place, typ=usual.kind)).doubles()
+        result = Vector(k, k.call(name, f64, [one.value]))
+        b.store((result.singles() if usual.single else result).value, place)
+    return where(mask, Vector(k, b.load(slot, typ=usual.value.type)), usual)
