@@ -83,7 +83,7 @@ def host_work_of(seconds):
 async def measure(y, a, x, launches):
     """Median times of both ways, in seconds, and how many launches there were in all."""
     nothing = np.empty(0)
-    one_after_the_other(y, a, x, launches, nothing)  # the first run specialises the kernel; for a GPU, compiles it
+    one_after_the_other(y, a, x, launches, nothing)  # the first run compiles the kernel
     numbers = host_work_of(one_after_the_other(y, a, x, launches, nothing))  # host work as long as the device's
     blocking, overlapped = [], []
     for _ in range(ROUNDS):  # in turns, so that both see the same machine

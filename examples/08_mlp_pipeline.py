@@ -6,8 +6,8 @@ of another.
 
 For each batch: copy it to the device, hidden = relu(batch @ w1), scores = hidden @ w2, copy the scores back. That is one op, with
 no stream in it. All batches are submitted before any is awaited: once to one stream, where they run one after the other, and once
-to the streams of a pool in turn. What the pool saves is the overlap. On the CPU device streams are threads, and the products of
-NumPy, which use all cores anyway, leave little to save.
+to the streams of a pool in turn. What the pool saves is the overlap. On the CPU device streams are threads, and kernels, which
+use all cores anyway, leave little to save.
 """
 
 import argparse

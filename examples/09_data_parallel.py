@@ -5,7 +5,7 @@
     TILEKIT_DEVICE=cpu TILEKIT_CPU_DEVICES=4 python examples/09_data_parallel.py
 
 It uses every GPU that tilekit can use, else every CPU device there is (TILEKIT_CPU_DEVICES makes more of them: they show how it
-is done, not that it is faster, since all share one interpreter). The picture of one device must be the same, bit by bit.
+is done, not that it is faster, since all share the same cores). The picture of one device must be the same, bit by bit.
 """
 
 import argparse

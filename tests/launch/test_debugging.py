@@ -33,7 +33,7 @@ def through_a_function(y: tk.Out, x: tk.In):
 
 
 @pytest.fixture
-def stops(monkeypatch, cpu):
+def stops(monkeypatch, cpu, interpreted_kernels):
     """Where breakpoints stopped: the function, its line, and what is in its variable t."""
     found = []
 
@@ -44,6 +44,7 @@ def stops(monkeypatch, cpu):
     monkeypatch.setattr(sys, "breakpointhook", stop)
     yield found
     NOT_COMPILED.clear()
+    interpreted_kernels.clear()  # as it has to be
 
 
 def launched(kernel):

@@ -60,7 +60,7 @@ class CpuDriver:
     kind: Literal["cuda", "cpu"] = "cpu"
     compute_capability: tuple[int, int] | None = None
     target = "cpu"
-    multiprocessors = 4  # what persistent kernels take for it: blocks run one after the other
+    multiprocessors = 4  # what persistent kernels take for it, however many cores there are
     staging = None
     keeps_free_lists = False  # allocating costs no more than looking for one
     forked = False

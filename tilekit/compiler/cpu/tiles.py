@@ -130,9 +130,13 @@ def traverse(
     tiles = list(tiles)
     widest = max((tile.dtype.itemsize for tile in tiles), default=4)
     many = lanes_of(k, shape, widest) if lanes is None else min(lanes, shape[_last(shape)] if shape else 1)
-    note_loop(k, shape, many, tiles)
     every = (*windows, *(window for tile in tiles for window in tile.windows))
-    inside_or_at_edges(k, every, lambda: _loops(k, shape, many, body))
+
+    def write() -> None:
+        note_loop(k, shape, many, tiles)
+        _loops(k, shape, many, body)
+
+    inside_or_at_edges(k, every, write)
 
 
 def note_loop(k: Code, shape: Shape, lanes: int, tiles: Iterable[Tile]) -> None:
@@ -161,7 +165,9 @@ def inside_or_at_edges(k: Code, windows: Iterable[Window], write: Callable[[], N
             for window, before in known:
                 window.inside = before
         with edge:
+            told = len(k.notes)
             write()
+            del k.notes[told:]  # `explain` has been told of it
 
 
 def _last(shape: Shape) -> int:
