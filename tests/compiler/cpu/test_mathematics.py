@@ -213,3 +213,35 @@ def test_subnormal_numbers_are_flushed(machine):
 def test_this_machine_is_one_of_those():
     """What is compiled for the CPU at hand has vectors as one of the machines here."""
     assert any(host().vector_bytes == machine.vector_bytes and host().fused == machine.fused for machine in MACHINES.values())
+
+
+@tk.kernel
+def anywhere(folds: tk.Out, scans: tk.Out, products: tk.Out, turns: tk.Out, x: tk.In):
+    t = tk.load(x, (0, 0), (32, 32))
+    folds.store(tk.sum(tk.pow(tk.abs(t), 1.5), 1) + tk.max(tk.sin(t), 0))
+    scans.store(tk.sum(tk.cumsum(tk.sin(t), 1), 0))
+    products.store(tk.sum(tk.sin(t) @ tk.cos(t), 0))
+    total = tk.zeros((32,), x.dtype)
+    while tk.sum(tk.sin(total)).item() < 3.0:
+        total = total + 0.1 * tk.cos(total)
+    turns.store(total)
+
+
+@pytest.mark.parametrize("dtype", [tk.float32, tk.float64], ids=str)
+def test_formulas_with_branches_may_stand_anywhere(machine, dtype):
+    """In folds, scans, products and conditions, with elements that take either way."""
+    x = np.random.default_rng(6).normal(0, 2, (32, 32)).astype(dtype)
+    x[3, 5], x[9, 9], x[4, 1] = 3e9, 0, -1e10
+    outs = (api.zeros(32, dtype).partition(32) for _ in range(4))
+    *outs, _ = anywhere(*outs, api.from_host(x)).sync()
+    folds, scans, products, turns = (out.unpartition().to_host().sync() for out in outs)
+    wide = x.astype(np.float64)
+    sine, cosine = np.sin(wide), np.cos(wide)
+    near = {"rtol": 1e-5 if dtype == tk.float32 else 1e-13, "atol": 1e-5 if dtype == tk.float32 else 1e-13}
+    np.testing.assert_allclose(folds, (np.abs(wide) ** 1.5).sum(1) + sine.max(0), **near)
+    np.testing.assert_allclose(scans, sine.cumsum(1).sum(0), **near)
+    np.testing.assert_allclose(products, (sine @ cosine).sum(0), **near)
+    total = 0.1
+    while 32 * math.sin(total) < 3.0:
+        total += 0.1 * math.cos(total)
+    np.testing.assert_allclose(turns, total, **near)

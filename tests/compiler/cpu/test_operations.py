@@ -219,17 +219,20 @@ def test_integers(machine, monkeypatch, dtype):
     check_bits(monkeypatch, calculated, [np.zeros(64, dtype)] * 4 + [counts] * 2, x, y)
 
 
-def test_random_numbers(machine, monkeypatch):
+@pytest.mark.parametrize("start", [0, 5, 2**33 + 8, -8])
+def test_random_numbers(machine, monkeypatch, start):
+    """Of neighbours, which may share a counter, and of scattered offsets."""
+
     @tk.kernel
-    def drawn(a: tk.Out, b: tk.Out, c: tk.Out, d: tk.Out, seed):
-        at = tk.arange(256, start=2**33 + 5, dtype=tk.int64)
+    def drawn(a: tk.Out, b: tk.Out, c: tk.Out, d: tk.Out, seed, start):
+        at = tk.arange(256, start=start, dtype=tk.int64)
         a.store(tk.rand(seed, at))
-        b.store(tk.randn(seed, at))
+        b.store(tk.randn(seed, at ^ 2) + tk.randn(seed, at))
         c.store(tk.randint(seed, at, -5, 2**31, tk.int64))
         d.store(tk.philox(seed, at, at >> 32)[2])
 
     shapes = [np.zeros(256, kind) for kind in (np.float32, np.float32, np.int64, np.uint32)]
-    check_bits(monkeypatch, drawn, shapes, 2**63 + 12345)
+    check_bits(monkeypatch, drawn, shapes, 2**63 + 12345, start)
 
 
 def test_histograms(machine, monkeypatch):

@@ -20,7 +20,7 @@ Function = Callable[..., ir.Value]
 # What llvm.set.rounding calls them.
 _DIRECTIONS = {RoundingMode.RZ: 0, RoundingMode.RP: 2, RoundingMode.RM: 3}
 _NEAREST = 1
-_INSTRUCTIONS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "truediv": "fdiv", "fma": "fma"}
+_INSTRUCTIONS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "truediv": "fdiv", "fma": "fma", "sqrt": "sqrt"}
 
 
 def is_directed(mode: Any) -> bool:
@@ -29,7 +29,7 @@ def is_directed(mode: Any) -> bool:
 
 
 def calculation(k: Code, name: str, dtype: DType, mode: Any = None, flush_to_zero: bool = False) -> Function:
-    """`add`, `sub`, `mul`, `truediv` or `fma` of floats of a dtype."""
+    """`add`, `sub`, `mul`, `truediv` or `fma` of floats of a dtype; `sqrt`, in a direction."""
 
     def function(*values: ir.Value) -> ir.Value:
         values = tuple(flushed(k, value) for value in values) if flush_to_zero else values

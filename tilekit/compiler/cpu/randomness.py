@@ -57,9 +57,39 @@ def _rounds(k: Code, counter: Words, seed: ir.Value) -> Words:
 
 
 def _drawn(k: Code, at: ir.Value, seed: ir.Value, kind: int, words: int) -> Words:
-    """The four words of an offset's counter, of which `words` are the element's."""
+    """The four words of an offset's counter, of which `words` are the element's: of neighbours, once for all that share it."""
+    share = 4 // words
+    lanes = at.type.count if isinstance(at.type, ir.VectorType) else 1
+    if lanes < share:
+        return _of_counters(k, k.b.lshr(at, k.like(share.bit_length() - 1, at)), seed, kind)
+    b, first = k.b, k.b.extract_element(at, i32(0))
+    apart = k.any_lane(b.icmp_unsigned("!=", at, b.add(k.splat(first, lanes), k.steps(lanes))))
+    straddling = b.icmp_unsigned("!=", b.and_(first, i64(share - 1)), i64(0))
+    slots = [k.slot(ir.VectorType(i32, lanes)) for _ in range(4)]
+    with b.if_else(b.or_(apart, straddling)) as (alone, together):
+        with alone:
+            found = _of_counters(k, b.lshr(at, k.like(share.bit_length() - 1, at)), seed, kind)
+            for slot, word in zip(slots, found, strict=True):
+                b.store(word, slot)
+        with together:
+            many, shift = lanes // share, share.bit_length() - 1
+            each = first if many == 1 else b.add(k.splat(first, many), b.shl(k.steps(many), k.like(shift, k.steps(many))))
+            counters = b.lshr(each, k.like(shift, each))
+            for slot, word in zip(slots, _of_counters(k, counters, seed, kind), strict=True):
+                b.store(_repeated(k, word, share), slot)
+    return [b.load(slot, typ=ir.VectorType(i32, lanes)) for slot in slots]
+
+
+def _repeated(k: Code, word: ir.Value, times: int) -> ir.Value:
+    """Each lane several times."""
+    if not isinstance(word.type, ir.VectorType):
+        return k.splat(word, times)
+    chosen = [n // times for n in range(word.type.count * times)]
+    return k.b.shuffle_vector(word, word, ir.Constant(ir.VectorType(i32, len(chosen)), chosen))
+
+
+def _of_counters(k: Code, j: ir.Value, seed: ir.Value, kind: int) -> Words:
     w = _Lanes(k)
-    j = k.b.lshr(at, k.like(2 if words == 1 else 1, at))
     low = w.low(j)
     return _rounds(k, [low, w.high(j), k.like(kind, low), k.like(0, low)], seed)
 

@@ -51,8 +51,8 @@ def _complement(x: Vector) -> Vector:
     four = _FOUR[x.single]
     factor = polynomial((x - four) / (x + four), _SCALED[x.single]) / fma(x, 2.0, 1.0)
     square, lack = two_product(x, x)
-    n, h, l = exp_of_sum(-square, -lack)  # noqa: E741
-    return scaled(fma(factor, h + l, factor), n)
+    n, head, tail = exp_of_sum(-square, -lack)
+    return scaled(fma(factor, head + tail, factor), n)
 
 
 def erf(x: Vector) -> Vector:

@@ -1,8 +1,9 @@
 """Exponentials, and the hyperbolic functions that are made of them.
 
 e^x is 2^n e^r, for a whole number n and |r| <= log(2) / 2 (W. J. Cody, W. Waite: Software Manual for the Elementary Functions,
-1980). For what differs from it by 1, as for the hyperbolic functions, e^r - 1 is a sum of two numbers, h + l. The polynomials are
-minimax (Remez, of the relative error), their coefficients rounded one by one, the lowest power first, and the rest fitted anew.
+1980). For what differs from it by 1, as for the hyperbolic functions, e^r - 1 is a sum of two numbers, a head and a tail. The
+polynomials are minimax (by Remez' algorithm, of the relative error of the result); their coefficients are rounded one by one, the
+lowest power's first, and the others fitted anew.
 """
 
 from __future__ import annotations
@@ -24,19 +25,8 @@ from tilekit.compiler.cpu.mathematics.vectors import (
 )
 
 __all__ = [
-    "cosh",
-    "exp",
-    "exp2",
-    "exp_of_sum",
-    "exp_within",
-    "expm1",
-    "nearest",
-    "power_of_two",
-    "scaled",
-    "sigmoid",
-    "sinh",
-    "tanh",
-]
+    "cosh", "exp", "exp2", "exp_of_sum", "exp_within", "expm1", "nearest", "power_of_two", "scaled", "sigmoid", "sinh", "tanh",
+]  # fmt: skip
 
 # (e^r - 1 - r) / r^2
 _SERIES = {
@@ -47,7 +37,7 @@ _SERIES = {
         0.16666666666666669, 0.5,
     ),
 }  # fmt: skip
-# (e^2r - 1 - 2 r) / (2 r^2), of float32, with a term more
+# (e^2r - 1 - 2 r) / (2 r^2), of float32: a term more of the first
 _DOUBLED_SERIES = tuple(
     2.0 ** (6 - n) * coefficient
     for n, coefficient in enumerate((0.00015046008, 0.0013930543, 0.00834151, 0.04166651, 0.16666636, 0.5))
@@ -61,8 +51,6 @@ _BINARY_SERIES = {
         0.24022650695910072,
     ),
 }  # fmt: skip
-# (tanh(x) - x) / x^3 of x^2, for |x| <= 5/8
-_TANH = (0.002152684, -0.0081900135, 0.021706894, -0.05394818, 0.13333221, -0.3333333)
 # log(2) in two parts, of which the first times n is exact.
 _LOG2 = {True: (0.693145751953125, 1.42860677e-06), False: (0.6931471803691238, 1.9082149292705877e-10)}
 # What the float64 next to log(2) lacks.
@@ -86,6 +74,7 @@ def scaled(x: Vector, power: Whole) -> Vector:
 
 
 def power_of_two(power: Vector) -> Vector:
+    """Of an integer, as a float, if that is a normal one."""
     bias, bits = _BIAS[power.single]
     return ((power + bias) << bits).floats()
 
@@ -99,17 +88,9 @@ def nearest(x: Vector, scale: float) -> Whole:
 
 
 def _bounded(x: Vector) -> Vector:
-    """What is beyond it gives 0, or infinity, all the same."""
+    """Not far beyond where e^x is infinite or 0."""
     low, high = (-104.0, 89.0) if x.single else (-746.0, 710.0)
     return x.at_least(low).at_most(high)
-
-
-def _divided(x: Vector) -> tuple[Whole, Vector]:
-    """n and f, where e^x = 2^n f."""
-    n = nearest(x, 1 / math.log(2))
-    upper, lower = _LOG2[x.single]
-    r = fma(n.number, -lower, fma(n.number, -upper, x))
-    return n, fma(r * r, polynomial(r, _SERIES[x.single]), r) + 1.0
 
 
 def exp(x: Vector) -> Vector:
@@ -118,9 +99,11 @@ def exp(x: Vector) -> Vector:
 
 
 def exp_within(x: Vector) -> Vector:
-    """e^x, if x is no larger than where that becomes infinite, and no lower than where it becomes 0."""
-    n, factor = _divided(x)
-    return scaled(factor, n)
+    """e^x, if x is not far beyond where that is infinite or 0."""
+    n = nearest(x, 1 / math.log(2))
+    upper, lower = _LOG2[x.single]
+    r = fma(n.number, -lower, fma(n.number, -upper, x))
+    return scaled(fma(r * r, polynomial(r, _SERIES[x.single]), r) + 1.0, n)
 
 
 def exp2(x: Vector) -> Vector:
@@ -137,30 +120,30 @@ def exp2(x: Vector) -> Vector:
 
 
 def exp_of_sum(x: Vector, rest: Vector | None = None) -> tuple[Whole, Vector, Vector]:
-    """n, h and l, where e^(x + rest) = 2^n (1 + h + l), the exponent being within the bounds of floats."""
+    """n, head and tail, where e^(x + rest) = 2^n (1 + head + tail); of float32 there is no tail."""
     n = nearest(x, 1 / math.log(2))
     upper, lower = _LOG2[x.single]
-    most = fma(n.number, -upper, x)
+    above = fma(n.number, -upper, x)
     if x.single:
-        r = fma(n.number, -lower, most) if rest is None else fma(n.number, -lower, most + rest)
+        r = fma(n.number, -lower, above if rest is None else above + rest)
         return n, fma(r * r, polynomial(r, _SERIES[True]), r), x.new(-0.0)
     taken = n.number * lower if rest is None else fma(n.number, lower, -rest)
-    r = most - taken
-    lost = (most - r) - taken
-    h, l = fast_two_sum(r, r * r * polynomial(r, _SERIES[x.single]))  # noqa: E741
-    return n, h, l + fma(lost, r, lost)
+    r = above - taken
+    lost = (above - r) - taken
+    head, tail = fast_two_sum(r, r * r * polynomial(r, _SERIES[x.single]))
+    return n, head, tail + fma(lost, r, lost)
 
 
 def _less_one(x: Vector, less: Vector | int = 0) -> tuple[Vector, Vector]:
     """(e^x - 1) / 2^less."""
-    n, h, l = exp_of_sum(x)  # noqa: E741
+    n, head, tail = exp_of_sum(x)
     less = n.integer.new(less)
     scale, one = power_of_two(n.integer - less), power_of_two(-less)
     if x.single:
-        return fma(scale, h, scale - one), x.new(-0.0)
+        return fma(scale, head, scale - one), x.new(-0.0)
     first, lost = two_sum(scale, -one)
-    total, lack = fast_two_sum(first, scale * h)
-    return total, fma(scale, l, lack + lost)
+    total, lack = fast_two_sum(first, scale * head)
+    return total, fma(scale, tail, lack + lost)
 
 
 def expm1(x: Vector) -> Vector:
@@ -179,9 +162,9 @@ def sigmoid(x: Vector) -> Vector:
 
 
 def tanh(x: Vector) -> Vector:
-    """The hyperbolic tangent."""
+    """The hyperbolic tangent: t / (t + 2) for t = e^2x - 1."""
     magnitude = abs(x)
-    if x.single:  # of t / 2, and near 0, where its own rounding would show, as that less what is to be taken away
+    if x.single:  # h / (h + 1) for h = t / 2; near 0, where the sum's rounding would show, h - h^2 / (h + 1)
         bounded = magnitude.at_most(10.0)
         n = nearest(bounded, 2 / math.log(2))
         upper, lower = _LOG2[True]
@@ -190,7 +173,7 @@ def tanh(x: Vector) -> Vector:
         half = fma(scale, fma(r * r, polynomial(r, _DOUBLED_SERIES), r), fma(scale, 0.5, -0.5))
         result = half / (half + 1.0)
         return where(magnitude < 0.5, fma(-half, result, half), result).with_sign(x)
-    total, lack = _less_one((magnitude * 2.0).at_most(44.0))  # t / (t + 2) for t = e^2x - 1
+    total, lack = _less_one((magnitude * 2.0).at_most(44.0))
     below, rest = two_sum(total, total.new(2.0))
     return quotient((total, lack), (below, rest + lack))[0].with_sign(x)
 
@@ -213,8 +196,8 @@ def cosh(x: Vector) -> Vector:
     """The hyperbolic cosine."""
     bounded = abs(x).at_most(90.0 if x.single else 711.0)
     less = _halved(bounded)
-    n, h, l = exp_of_sum(bounded)  # noqa: E741
+    n, head, tail = exp_of_sum(bounded)
     scale = power_of_two(n.integer - less)
-    total, lack = fast_two_sum(h.new(1.0), h)
+    total, lack = fast_two_sum(head.new(1.0), head)
     half = scale * total
-    return (half + fma(scale, lack + l, 0.25 / half)) * power_of_two(less - 1)
+    return (half + fma(scale, lack + tail, 0.25 / half)) * power_of_two(less - 1)

@@ -46,8 +46,8 @@ def asin(x: Vector) -> Vector:
     """The angle whose sine it is."""
     large, s, rest = _halved(abs(x))
     upper, lower = _QUARTER[x.single]
-    most, lack = fast_two_sum(x.new(upper), s * -2.0)
-    return where(large, most + (lack - fma(rest, 2.0, -lower)), s + rest).with_sign(x)
+    turned, lack = fast_two_sum(x.new(upper), s * -2.0)
+    return where(large, turned + (lack - fma(rest, 2.0, -lower)), s + rest).with_sign(x)
 
 
 def acos(x: Vector) -> Vector:

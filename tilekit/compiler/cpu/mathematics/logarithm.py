@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from tilekit.compiler.cpu.mathematics.exponential import Whole, exp, scaled
+from tilekit.compiler.cpu.mathematics.exponential import exp, nearest, scaled
 from tilekit.compiler.cpu.mathematics.vectors import (
     Vector,
     fast_two_sum,
@@ -45,13 +45,13 @@ _OF_E = {
 _ROOT = math.sqrt(2)
 
 
-def split(x: Vector) -> tuple[Whole, Vector]:
-    """e and f of a positive number; AVX-512's of 0 and infinity have an infinite e, f = 0, and of negative ones f is NaN."""
+def split(x: Vector) -> tuple[Vector, Vector]:
+    """e and f of a positive number. AVX-512 gives 0 and infinity an infinite e, and negative numbers an f that is NaN."""
     if has_registers(x):
         mantissa, e = in_registers("getmant", x, 8), in_registers("getexp", x)
         large = mantissa >= _ROOT
         f = where(large, fma(mantissa, 0.5, -1.0), mantissa - 1.0)
-        return Whole(where(large, e + 1.0, e), e.bits()), f
+        return where(large, e + 1.0, e), f
     bits = 23 if x.single else 52
     tiny = x < 2.0 ** (-126 if x.single else -1022)
     normal = where(tiny, x * 2.0**bits, x).bits()
@@ -59,7 +59,7 @@ def split(x: Vector) -> tuple[Whole, Vector]:
     e = (from_root >> bits) - where(tiny, normal.new(bits), 0)
     fraction = (from_root & ((1 << bits) - 1)) + x.new(_ROOT / 2).bits()
     magic = x.new(1.5 * 2.0**bits)  # whose lower bits count, one by one
-    return Whole((magic.bits() + e).floats() - magic, e), fraction.floats() - 1.0
+    return (magic.bits() + e).floats() - magic, fraction.floats() - 1.0
 
 
 def _series(f: Vector) -> tuple[Vector, Vector]:
@@ -86,7 +86,7 @@ def _natural(e: Vector, f: Vector, lack: Vector | None = None) -> Vector:
 def log(x: Vector) -> Vector:
     """The natural logarithm."""
     e, f = split(x)
-    result = _natural(e.number, f)
+    result = _natural(e, f)
     return result if has_registers(x) else _where_positive(x, result)
 
 
@@ -101,13 +101,13 @@ def _to_base(x: Vector, base: int) -> Vector:
     (upper, lower), (slope, slope_lacks) = _OF_TWO[base][x.single], _OF_E[base][x.single]
     e, f = split(x)
     half, rest = _series(f)
-    most, less = fast_two_sum(f, -half)
-    product, product_lacks = two_product(most, slope)
-    rest = fma(rest + less, slope, fma(most, slope_lacks, product_lacks))
-    total, less = fast_two_sum(e.number * upper, product)
-    result = total + (fma(e.number, lower, rest) + less)
+    near, less = fast_two_sum(f, -half)
+    product, product_lacks = two_product(near, slope)
+    rest = fma(rest + less, slope, fma(near, slope_lacks, product_lacks))
+    total, less = fast_two_sum(e * upper, product)
+    result = total + (fma(e, lower, rest) + less)
     if has_registers(x):
-        return where(abs(e.number) < math.inf, result, e.number + f)
+        return where(abs(e) < math.inf, result, e + f)
     return _where_positive(x, result)
 
 
@@ -124,9 +124,9 @@ def log10(x: Vector) -> Vector:
 def log1p(x: Vector) -> Vector:
     """log(1 + x): the e of the sum, and f = x 2^-e + (2^-e - 1), with what that lacks."""
     e, _ = split(x + 1.0)
-    minus = Whole(-e.number, -e.integer)
+    minus = nearest(-e, 1.0)
     f, lack = two_sum(scaled(x, minus), scaled(x.new(1.0), minus) - 1.0)
-    result = _natural(e.number, f, lack)
+    result = _natural(e, f, lack)
     special = where(x < -1.0, x.new(math.nan), where(x.equals(-1.0), x.new(-math.inf), x))
     return where((x > -1.0) & (x < math.inf), result, special).with_sign(x)
 

@@ -61,10 +61,11 @@ def _with_sign(result: Vector, x: Vector, y: Vector) -> Vector:
 
 
 def _of_singles(x: Vector, y: Vector) -> Vector:
+    """Of the magnitude."""
     e, f = split(x.doubles())
     s = f / (f + 2.0)
     square = s * s
-    logarithm = fma(e.number, sum(_LOG2), fma(s * square, polynomial(square, _SHORT_LOGARITHM), s * 2.0))
+    logarithm = fma(e, sum(_LOG2), fma(s * square, polynomial(square, _SHORT_LOGARITHM), s * 2.0))
     bound = _LARGEST[True]
     total = (logarithm * y.at_least(-(2.0**40)).at_most(2.0**40).doubles()).at_least(-bound).at_most(bound)
     n = nearest(total, 1 / math.log(2))
@@ -85,29 +86,24 @@ def _logarithm(x: Vector) -> tuple[Vector, Vector]:
     term_lacks = fma(cube, slope_lacks + _TWO_THIRDS[1], fma(cube_lacks, slope, term_lacks))
     total, lack = fast_two_sum(s * 2.0, term)
     lack = lack + fma(s_lacks, 2.0, term_lacks)
-    total, more = fast_two_sum(e.number * _LOG2[0], total)
-    return fast_two_sum(total, more + fma(e.number, _LOG2[1], lack))
+    total, more = fast_two_sum(e * _LOG2[0], total)
+    return fast_two_sum(total, more + fma(e, _LOG2[1], lack))
 
 
 def _of_doubles(x: Vector, y: Vector) -> Vector:
+    """Of the magnitude."""
     logarithm, lack = _logarithm(x)
     y = y.at_least(-(2.0**70)).at_most(2.0**70)
     total, less = two_product(logarithm, y)
     bound = _LARGEST[False]
     less = where(abs(total) < bound, fma(lack, y, less), 0.0)
-    n, h, l = exp_of_sum(total.at_least(-bound).at_most(bound), less)  # noqa: E741
-    one, more = fast_two_sum(h.new(1.0), h)
-    return scaled(one + (more + l), n)
+    n, head, tail = exp_of_sum(total.at_least(-bound).at_most(bound), less)
+    one, more = fast_two_sum(head.new(1.0), head)
+    return scaled(one + (more + tail), n)
 
 
-# FreeBSD's msun, s_cbrt.c: 1 / t of a fifth of a bit, and what t is to be multiplied by, of t^3 / x.
-_ROOT = (
-    0.145996192886612446982,
-    -0.758397934778766047437,
-    1.621429720105354466140,
-    -1.88497979543377169875,
-    1.87595182427177009643,
-)
+# What t, of which five bits are those of the root, is multiplied by to have 23, of t^3 / x.
+_ROOT = (0.14599619288661245, -0.758397934778766, 1.6214297201053545, -1.8849797954337717, 1.87595182427177)
 
 
 def cbrt(x: Vector) -> Vector:
@@ -116,7 +112,7 @@ def cbrt(x: Vector) -> Vector:
     up, down = (2.0**24, 2.0**-8) if x.single else (2.0**54, 2.0**-18)
     tiny = magnitude < 2.0 ** (-126 if x.single else -1022)
     a = where(tiny, magnitude * up, magnitude)
-    # A third of the bits, computed as a float: its own lower bits are those of a number that is large enough.
+    # A third of the bits, computed as a float, is that of the exponent: lower bits of a number beyond 2^23 or 2^52 count by ones.
     spare, magic = (9, 2.0**23) if x.single else (12, 2.0**52)
     bias = (709958130 >> 9) if x.single else (715094163 << 32 >> 12)
     counted = (a.bits().unsigned_shift(spare) | x.new(magic).bits()).floats() - magic

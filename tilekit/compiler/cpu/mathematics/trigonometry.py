@@ -95,8 +95,8 @@ def _cosine(r: Vector, lack: Vector) -> tuple[Vector, Vector]:
     square = r * r
     half = square * 0.5
     rest = square * square * polynomial(square, _COSINE[r.single])
-    most = 1.0 - half
-    return most, rest if r.single else ((1.0 - most) - half) + fma(-r, lack, rest)
+    near = 1.0 - half
+    return near, rest if r.single else ((1.0 - near) - half) + fma(-r, lack, rest)
 
 
 def _signed(x: Vector, sign: Vector) -> Vector:

@@ -280,8 +280,8 @@ def by_library(mask: Vector, usual: Vector, name: str, x: Vector) -> Vector:
     slot = b.inttoptr(b.ptrtoint(k.slot(x.value.type), i64), pointer)
     b.store(where(mask, x, 0.0).value, slot)
     with k.counted(usual.lanes) as at:
-        place = k.offset(slot, k.mul(at, 4 if usual.single else 8))
-        one = Vector(k, b.load(place, typ=usual.kind)).doubles()
+        address = k.offset(slot, k.mul(at, 4 if usual.single else 8))
+        one = Vector(k, b.load(address, typ=usual.kind)).doubles()
         result = Vector(k, k.call(name, f64, [one.value]))
-        b.store((result.singles() if usual.single else result).value, place)
+        b.store((result.singles() if usual.single else result).value, address)
     return where(mask, Vector(k, b.load(slot, typ=usual.value.type)), usual)
