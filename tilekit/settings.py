@@ -21,12 +21,12 @@ class Settings:
         spin_us: `TILEKIT_SPIN_US`: how long, in microseconds, a waiter polls itself before it leaves that to the driver, or its
             task to others (20). 0 never polls: waiting threads sleep.
         native: `TILEKIT_NATIVE`: whether to launch by the compiled part of tilekit, where it is installed (1; 0 for not).
-        checks: `TILEKIT_CHECKS`: whether kernels on a GPU check tile indices, indices and `tk.assert_` while they run, and those on
-            a CPU device are interpreted, which finds races and reads of what nobody has written, too (0; 1 for yes). Asked for
-            when a kernel first meets arguments of a kind.
+        checks: `TILEKIT_CHECKS`: whether kernels on a GPU check tile indices, indices and `tk.assert_` while they run, and those
+            on a CPU device are interpreted, which finds races and reads of what nobody has written, too (0; 1 for yes). Asked
+            for when a kernel first meets arguments of a kind.
         cpu: `TILEKIT_CPU`: how kernels run on a CPU device: `compiled` (the default), or `interpreted`, operation by operation.
-        cpu_threads: `TILEKIT_CPU_THREADS`: how many threads run the blocks of a launch on a CPU device at most; None (0, the default)
-            is as many as the process may use cores.
+        cpu_threads: `TILEKIT_CPU_THREADS`: how many threads run the blocks of a launch on a CPU device at most; None (0, the
+            default) is as many as the process may use cores.
         dump: `TILEKIT_DUMP`: what to print on standard error of each kernel that is compiled for a GPU: `ir`, the kernel IR as it
             is built; `passes`, what each pass makes of it. Both, with a comma; nothing by default.
         cache_dir: `TILEKIT_CACHE_DIR`: where compiled kernels are kept; None (the values `0`, `off`, `none`, and by default where

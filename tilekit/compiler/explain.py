@@ -21,7 +21,8 @@ from tilekit.compiler.toolkit import importing_numba
 from tilekit.dtypes import DType
 
 __all__ = [
-    "Conversion", "Explanation", "LayoutInUse", "MatrixProduct", "MemoryAccess", "Pipeline", "explain", "resident_blocks", "table",
+    "Conversion", "Explanation", "LayoutInUse", "MatrixProduct", "MemoryAccess", "Pipeline", "explain", "resident_blocks",
+    "table",
 ]  # fmt: skip
 
 _SECTOR = 32  # bytes that memory moves at least

@@ -43,7 +43,8 @@ def binary(k: Code, symbol: str, dtype: DType) -> Function:
         "+": lambda x, y: b.add(x, y), "-": lambda x, y: b.sub(x, y), "*": lambda x, y: b.mul(x, y),
         "&": lambda x, y: b.and_(x, y), "|": lambda x, y: b.or_(x, y), "^": lambda x, y: b.xor(x, y),
         "//": lambda x, y: _quotient(k, x, y, signed)[0], "%": lambda x, y: _quotient(k, x, y, signed)[1],
-        "<<": lambda x, y: _shift(k, x, y, left=True, signed=signed), ">>": lambda x, y: _shift(k, x, y, left=False, signed=signed),
+        "<<": lambda x, y: _shift(k, x, y, left=True, signed=signed),
+        ">>": lambda x, y: _shift(k, x, y, left=False, signed=signed),
     }  # fmt: skip
     if symbol not in table:
         raise Unsupported(f"{symbol} of {dtype.name}")
@@ -149,10 +150,8 @@ def extremum(k: Code, largest: bool, dtype: DType, propagate_nan: bool = True) -
         return lambda x, y: b.select(compare(x, y), x, y)
 
     def choose(x: ir.Value, y: ir.Value) -> ir.Value:
-        if propagate_nan:  # the first is taken where it is larger, or NaN; as NumPy, the second of two that are equal... or the first
-            better = b.or_(b.fcmp_ordered(f"{symbol}=", x, y), b.fcmp_unordered("uno", x, x))
-        else:
-            better = b.or_(b.fcmp_ordered(f"{symbol}=", x, y), b.fcmp_unordered("uno", y, y))
+        chosen = x if propagate_nan else y  # where it is NaN, the first is taken
+        better = b.or_(b.fcmp_ordered(f"{symbol}=", x, y), b.fcmp_unordered("uno", chosen, chosen))
         return b.select(better, x, y)
 
     return in_wide(k, dtype, choose)

@@ -1,4 +1,4 @@
-"""What the compiler made of a kernel for the CPU: loops and their vectors, tiles that are kept in memory, products, machine code."""
+"""What the compiler made of a kernel for the CPU: loops and their vectors, tiles that are kept, products, machine code."""
 
 from __future__ import annotations
 
@@ -108,7 +108,15 @@ class CpuExplanation:
             return f"{head}: interpreted, operation by operation: {self.interpreted}"
         parts = [f"{head}: {self.scratch_bytes} bytes of memory a thread for tiles that are kept"]
         loops = [
-            (str(x.line), x.what, _shown(x.tile_shape), str(x.lanes), str(x.cost), ", ".join(x.reads) or "-", ", ".join(x.edge) or "-")
+            (
+                str(x.line),
+                x.what,
+                _shown(x.tile_shape),
+                str(x.lanes),
+                str(x.cost),
+                ", ".join(x.reads) or "-",
+                ", ".join(x.edge) or "-",
+            )
             for x in self.loops
         ]
         kept = [(str(x.line), f"{x.dtype} {_shown(x.tile_shape)}", x.reason) for x in self.kept]
@@ -137,7 +145,8 @@ def explain(
     """
     machine = machine or host()
     about: dict[str, Any] = {
-        "name": bound.source.name, "filename": bound.source.filename, "machine": machine.name, "vector_bytes": machine.vector_bytes,
+        "name": bound.source.name, "filename": bound.source.filename, "machine": machine.name,
+        "vector_bytes": machine.vector_bytes,
     }  # fmt: skip
     try:
         kernel, code = lowered(bound, facts, num_warps, machine)

@@ -109,7 +109,11 @@ def scatter(p: Any, array: Tensor, indices: Any, value: Any, *, mask: Any, evict
         if index.lanes == 1:
             k.write(addresses, dtype, 1, 0, chosen, elements)
         else:
-            k.scatter(addresses, chosen, k.b.zext(elements, ir.VectorType(ir.IntType(8), index.lanes)) if dtype == dtypes.bool_ else elements)
+            k.scatter(
+                addresses,
+                chosen,
+                k.b.zext(elements, ir.VectorType(ir.IntType(8), index.lanes)) if dtype == dtypes.bool_ else elements,
+            )
 
     traverse(k, points.shape, [tile, *points.tiles], body)
 
@@ -134,9 +138,7 @@ def _changed(p: Any, name: str, dtype: DType, address: ir.Value, values: Sequenc
     operation = _instruction(name, dtype)
     if operation is not None:
         return b.atomic_rmw(operation, address, values[0], order)
-    function = (
-        arithmetic.binary(k, "+", dtype) if name == "add" else arithmetic.extremum(k, name == "max", dtype)
-    )
+    function = arithmetic.binary(k, "+", dtype) if name == "add" else arithmetic.extremum(k, name == "max", dtype)
     bits = ir.IntType(8 * dtype.itemsize)
     first = b.load_atomic(address, "monotonic", dtype.itemsize, typ=bits)
     before, again, done = b.block, *(k.function.append_basic_block(part) for part in ("again", "swapped"))
@@ -213,7 +215,9 @@ def _one(
             keep(before)
         return
     if keep is not None:
-        keep(ir.Constant(type_of(dtype), 0 if not isinstance(type_of(dtype), (ir.HalfType, ir.FloatType, ir.DoubleType)) else 0.0))
+        keep(
+            ir.Constant(type_of(dtype), 0 if not isinstance(type_of(dtype), (ir.HalfType, ir.FloatType, ir.DoubleType)) else 0.0)
+        )
     with k.b.if_then(chosen):
         before = _changed(p, name, dtype, address, values, order)
         if keep is not None:

@@ -1,4 +1,4 @@
-"""A kernel in machine code for a CPU, and how it runs: blocks dealt out to threads, errors as the interpreter's. No compiler here."""
+"""A kernel in machine code for a CPU, and how it runs: blocks dealt out to threads, errors as the interpreter's."""
 
 from __future__ import annotations
 
@@ -203,7 +203,10 @@ def _said_of_window(about: Sequence[Any], values: Sequence[int]) -> str:
 def _said_of_point(about: Sequence[Any], values: Sequence[int]) -> str:
     name, what, unsigned = about
     rank = len(unsigned)
-    wrong, shape = tuple(value % 2**64 if large else value for value, large in zip(values, unsigned)), tuple(values[rank : 2 * rank])
+    wrong, shape = (
+        tuple(value % 2**64 if large else value for value, large in zip(values, unsigned)),
+        tuple(values[rank : 2 * rank]),
+    )
     return f"{what}: index {wrong if rank > 1 else wrong[0]} is outside {name}, a tensor of shape {shape}"
 
 

@@ -34,7 +34,16 @@ class _Place(Window):
     """
 
     def __init__(
-        self, p: Any, what: str, tensor: Tensor, index: Sequence[Number], extents: Shape, steps: Shape, along: Shape, *, checked: bool = True
+        self,
+        p: Any,
+        what: str,
+        tensor: Tensor,
+        index: Sequence[Number],
+        extents: Shape,
+        steps: Shape,
+        along: Shape,
+        *,
+        checked: bool = True,
     ) -> None:
         k = p.k
         starts = [k.mul(at, step) for at, step in zip(index, steps, strict=True)]
@@ -149,7 +158,7 @@ def load(
 
 
 def filling(p: Any, value: Any, dtype: DType) -> tuple[ir.Constant, ir.Value | None]:
-    """What stands for elements that are not there, as it lies in memory; and what does in a register, if the kernel computes it."""
+    """What stands for elements that are not there, as it lies in memory; or in a register, if the kernel computes it."""
     if isinstance(value, (Scalar, Tile)):
         return in_memory(0, dtype), one(p.k, as_tile(p.k, value, dtype))
     return in_memory(value, dtype), None
@@ -256,7 +265,9 @@ def store(p: Any, array: Tensor, index: Any, tile: Any, *, order: Any, mask: Any
 
 
 @lowers(".store")
-def store_own(p: Any, view: Any, *given: Any, tile: Any = None, value: Any = None, index: Any = None, eviction_policy: str = "") -> None:
+def store_own(
+    p: Any, view: Any, *given: Any, tile: Any = None, value: Any = None, index: Any = None, eviction_policy: str = ""
+) -> None:
     """`y.store(value)`, `y.store(value, tile)`, or a window of a view."""
     if isinstance(view, Views):
         at, value = given
@@ -357,4 +368,3 @@ def bounds_of(p: Any, row: Row) -> list[tuple[Number, Number]]:
         start = k.number(first)
         found.append((first, k.b.select(k.b.icmp_signed("<", last, start), start, last)))
     return found
-

@@ -1,12 +1,11 @@
 """A kernel's IR as code for the CPU: operation by operation, with tiles that are written down where they are needed.
 
-A tile that is needed once is computed there. It is kept in a buffer, at once, where it is expensive and needed several times, where
-a loop needs it, where it goes from turn to turn, and ahead of what may write the tensors that it is read from.
+A tile that is needed once is computed there. It is kept in a buffer, at once, where it is expensive and needed several times,
+where a loop needs it, where it goes from turn to turn, and ahead of what may write the tensors that it is read from.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,53 +15,47 @@ from llvmlite import ir
 
 from tilekit import dtypes
 from tilekit.compiler.cpu import elementwise, scalars
-from tilekit.compiler.cpu.calls import called
-from tilekit.compiler.cpu.code import Code, Number, f64, i1, i64, type_of
+from tilekit.compiler.cpu.code import Code, Number, f64, i64
 from tilekit.compiler.cpu.convert import converted
+from tilekit.compiler.cpu.evaluation import Evaluation
 from tilekit.compiler.cpu.machine import Machine
 from tilekit.compiler.cpu.memory import bounds_of, tile_of_views
-from tilekit.compiler.cpu.registry import LOWERINGS
-from tilekit.compiler.cpu.tiles import Buffer, Tile, Window, kept, new_buffer, of_buffer, of_value, one, write_into
-from tilekit.compiler.cpu.values import Grid, Row, Scalar, Tensor, Unsupported, Views, Visited, kind_of
+from tilekit.compiler.cpu.slots import Slot, copied, slot_of
+from tilekit.compiler.cpu.tiles import Buffer, Tile, kept
+from tilekit.compiler.cpu.values import Grid, Row, Scalar, Tensor, Unsupported, Visited
+from tilekit.compiler.cpu.visits import grouped, unravelled
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.ir.effects import ATOMIC, WRITES, effects
 from tilekit.compiler.ir.nodes import (
     LOOPS,
-    Constant,
     Group,
     Operand,
     Operation,
     Region,
-    Section,
     Undefined,
     Value,
     values_of,
 )
-from tilekit.compiler.ir.types import ScalarType, TileType
-from tilekit.lang.registry import OPS
+from tilekit.compiler.ir.types import TileType
 
 __all__ = ["Program"]
 
 _CHEAP = 3  # what it costs at most to compute an element anew rather than to keep it
-_WITH_NAMES = ("maximum", "minimum", "floor", "ceil", "trunc", "round", "max", "min", "sum", "prod", "any", "all")
 
 
-class Program:
+class Program(Evaluation):
     """The code of a kernel.
 
     Attributes:
         k: what is written so far.
         aliased: whether tensors that are written may share memory with others.
-        integer, boolean: the dtypes of indices and masks.
     """
-
-    integer, boolean = dtypes.int64, dtypes.bool_
 
     def __init__(self, kernel: Region, facts: Sequence[ArgumentFacts], machine: Machine, *, aliased: bool = False) -> None:
         self.k, self.aliased = Code(machine), aliased
         self._uses = Counter(value for region in kernel.regions() for value in _read_by(region))
         self._values: dict[Value, Any] = {}
-        self._loops: list[tuple[Sequence[_Slot], ir.Block, ir.Block]] = []
+        self._loops: list[tuple[Sequence[Slot], ir.Block, ir.Block]] = []
         self._targets: dict[Value, Buffer] = {}
         at = 0
         for number, (value, known) in enumerate(zip(kernel.parameters, facts, strict=True)):
@@ -96,31 +89,10 @@ class Program:
             behind += d != facts.unit
         dtype = dtypes.as_dtype(facts.dtype)
         tensor = Tensor(
-            name, number, dtype, address, extents, facts.extents, tuple(strides), facts.tile, facts.role, facts.group, facts.cluster
+            name, number, dtype, address, extents, facts.extents, tuple(strides), facts.tile, facts.role, facts.group,
+            facts.cluster,
         )  # fmt: skip
         return tensor, behind
-
-    def check(self, wrong: ir.Value, site: Sequence[Any], values: Sequence[Number]) -> None:
-        """Where `wrong` holds, the block ends with the error that `site` and the values make; see `kernel.Site`."""
-        self.k.check(wrong, self.site(site), lambda: values)
-
-    def say(self, name: str, values: Sequence[Any]) -> None:
-        """Have an operation print values, see `printing`; where that fails, the block ends."""
-        site = self.site(("print", name, *values))
-        self.k.check(self.k.say(site), site, list)
-
-    def site(self, site: Sequence[Any]) -> int:
-        """The number of something that may go wrong in the operation that is being lowered."""
-        return self.k.site(*site)
-
-    @staticmethod
-    def anywhere(tensor: Tensor) -> Window:
-        """Elements of a tensor, wherever they are."""
-        return Window(tensor.name)
-
-    def needed(self) -> bool:
-        """Whether anybody reads the result of the operation that is being lowered."""
-        return self._result is not None and self._uses[self._result] > 0
 
     # --------------------------------------------------------------------------------------------------------------- regions
 
@@ -134,7 +106,7 @@ class Program:
                 self._settle(operation)
                 getattr(self, f"_{operation.kind}")(operation)
             else:
-                self._define(operation, self._lowered(operation))
+                self._define(operation, self.lowered(operation))
             for value in operation.reads():
                 self._uses[value] -= 1
             if self.k.b.block.is_terminated:
@@ -185,50 +157,6 @@ class Program:
             if isinstance(tile, Tile) and tile.windows and self._uses[value] > operation_reads[value]:
                 self._values[value] = kept(self.k, tile, "it is read before the store")
 
-    # ------------------------------------------------------------------------------------------------------------ operations
-
-    def value(self, operand: Operand) -> Any:
-        """What an operand is."""
-        match operand:
-            case Value():
-                return self._values[operand]
-            case Constant(value=value):
-                return value
-            case Group(parts):
-                return tuple(map(self.value, parts))
-            case Section(start, stop, step):
-                return slice(self.value(start), self.value(stop), self.value(step))
-        raise Unsupported("a variable without a value")
-
-    def _lowered(self, operation: Operation) -> Any:
-        self._current = Counter(operation.reads())
-        self._result = operation.results[0] if operation.results else None
-        operands = [self.value(operand) for operand in operation.operands]
-        keywords = {name: self.value(operand) for name, operand in operation.keywords.items()}
-        match operation.kind:
-            case "call":
-                return self._called(operation, operands, keywords)
-            case "method":
-                return self._method(operation.what, operands, keywords)
-            case "attribute":
-                return _attribute(self, operands[0], operation.what)
-            case "item":
-                return self._item(*operands)
-            case "binary":
-                return self._binary(operation.what, *operands)
-            case "compare":
-                return self._compare(operation.what, *operands)
-            case "unary":
-                return self._unary(operation.what, operands[0])
-        raise Unsupported(operation.kind)
-
-    def _called(self, operation: Operation, operands: list[Any], keywords: dict[str, Any]) -> Any:
-        function = operation.what.value
-        name = getattr(function, "__name__", "")
-        if name in OPS and OPS[name].function is function:
-            return self._op(name, operands, keywords)
-        return called(self, function, operands, keywords, self._result_kind())
-
     def inlined(self, region: Region, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """The results of a function of the user's, as if it stood in the operation that is lowered."""
         outer = self._result, self._current, self.k.location, self.k.what
@@ -240,87 +168,11 @@ class Program:
         self._result, self._current, self.k.location, self.k.what = outer
         return results
 
-    def operation(self, name: str, operands: Sequence[Any]) -> Any:
-        """What an operation of the language gives."""
-        return self._op(name, list(operands), {})
-
-    def _op(self, name: str, operands: list[Any], keywords: dict[str, Any]) -> Any:
-        if name not in LOWERINGS:
-            raise Unsupported(f"tk.{name}")
-        self.k.what = name
-        bound = OPS[name].signature.bind(*operands, **keywords)
-        bound.apply_defaults()
-        given = {"name": name} if name in _WITH_NAMES else {}
-        return LOWERINGS[name](self, *bound.args, **bound.kwargs, **given)
-
-    def _method(self, name: str, operands: list[Any], keywords: dict[str, Any]) -> Any:
-        owner = operands[0]
-        if isinstance(owner, Tile):
-            if name == "item":
-                return Scalar(*_item_of(self, owner))
-            return self._op(name, operands, keywords)
-        if name == "bit_length" and kind_of(owner) in (int, bool):
-            return scalars.bit_length(self.k, owner)
-        if f".{name}" not in LOWERINGS:
-            raise Unsupported(f".{name}")
-        return LOWERINGS[f".{name}"](self, *operands, **keywords)
-
-    def _item(self, owner: Any, index: Any) -> Any:
-        if isinstance(owner, tuple):
-            return owner[index] if isinstance(index, (int, slice)) else scalars.element(self.k, owner, index)
-        parts = index if isinstance(index, tuple) else (index,)
-        if isinstance(owner, Grid):
-            if any(isinstance(part, slice) for part in parts):
-                return Row(owner.views, parts)
-            return LOWERINGS[".load"](self, owner.views, index)
-        if isinstance(owner, Tile):
-            rest = iter(owner.shape)
-            shape = tuple(1 if part is None else next(rest) for part in parts)
-            return LOWERINGS["reshape"](self, owner, shape)
-        raise Unsupported(f"an index of a {type(owner).__name__}")
-
-    def _binary(self, symbol: str, x: Any, y: Any) -> Any:
-        if isinstance(x, Tile) or isinstance(y, Tile):
-            self.k.what = symbol
-            if symbol == "@":
-                return LOWERINGS["matmul"](self, x, y, precision="ieee")
-            return elementwise.operate(self.k, symbol, x, y)
-        return scalars.binary(self.k, symbol, x, y, self._result_kind())
-
-    def _result_kind(self) -> type | dtypes.DType | None:
-        """Of the number that is computed; None if it is none."""
-        return self._result.type.kind if self._result is not None and isinstance(self._result.type, ScalarType) else None
-
-    def _compare(self, symbol: str, x: Any, y: Any) -> Any:
-        if symbol in ("is", "is not"):
-            return (x is y) == (symbol == "is")
-        if isinstance(x, Tile) or isinstance(y, Tile):
-            self.k.what = symbol
-            return elementwise.compare(self.k, symbol, x, y)
-        return scalars.compare(self.k, symbol, x, y)
-
-    def _unary(self, symbol: str, x: Any) -> Any:
-        if symbol == "not":
-            return Scalar(self.k.b.not_(self.truth(x)), bool)
-        if isinstance(x, Tile):
-            return x if symbol == "+" else (elementwise.negated if symbol == "-" else elementwise.inverted)(self.k, x)
-        return scalars.unary(self.k, symbol, x)
-
-    def truth(self, value: Any) -> ir.Value:
-        """A condition, an i1."""
-        if isinstance(value, Tile):
-            if value.shape:
-                raise Unsupported("a tile as a condition")
-            return one(self.k, elementwise.cast(self.k, value, dtypes.bool_))
-        if isinstance(value, Scalar):
-            return converted(self.k, value.value, value.dtype, dtypes.bool_)
-        return i1(int(bool(value)))
-
     # ---------------------------------------------------------------------------------------------------------- control flow
 
     def _if(self, operation: Operation) -> None:
         k = self.k
-        slots = [_slot(k, result) for result in operation.results]
+        slots = [slot_of(k, result) for result in operation.results]
         condition = self.truth(self.value(operation.operands[0]))
         ways = [k.function.append_basic_block(name) for name in ("then", "else")]
         after = k.function.append_basic_block("after")
@@ -342,7 +194,7 @@ class Program:
         for result, slot in zip(operation.results, slots, strict=True):
             self._values[result] = slot.value(k)
 
-    def _end(self, region: Region, slots: Sequence[_Slot], after: ir.Block) -> None:
+    def _end(self, region: Region, slots: Sequence[Slot], after: ir.Block) -> None:
         """The end of a region: hand on its values, and go where it goes."""
         k = self.k
         self.k.location, self.k.what = region.location or self.k.location, region.exit
@@ -355,7 +207,7 @@ class Program:
         self._hand_on(region.operands, slots)
         k.b.branch(after)
 
-    def _hand_on(self, operands: Sequence[Operand], slots: Sequence[_Slot]) -> None:
+    def _hand_on(self, operands: Sequence[Operand], slots: Sequence[Slot]) -> None:
         """Put values into slots, as if at once: what reads a slot that another value goes to is computed before."""
         k = self.k
         given = [
@@ -377,18 +229,18 @@ class Program:
                 tile = (
                     kept(k, tile, "a turn hands it on while another value takes its buffer")
                     if tile.buffer is None
-                    else _copy(k, tile)
+                    else copied(k, tile)
                 )
             ready.append((tile, slot))
         for value, slot in ready:
             slot.put(k, value)
 
     @contextmanager
-    def _turns(self, operation: Operation) -> Iterator[tuple[Region, list[_Slot], ir.Block, ir.Block]]:
+    def _turns(self, operation: Operation) -> Iterator[tuple[Region, list[Slot], ir.Block, ir.Block]]:
         """The slots of a loop's carried values, with what they begin with, the block where a turn begins and that behind it."""
         k = self.k
         (region,) = operation.regions
-        slots = [_slot(k, result) for result in operation.results]
+        slots = [slot_of(k, result) for result in operation.results]
         self._hand_on(operation.initial, slots)
         turn, end = (k.function.append_basic_block(name) for name in ("turn", "end"))
         again = k.function.append_basic_block("again")
@@ -403,7 +255,7 @@ class Program:
         for result, slot in zip(operation.results, slots, strict=True):
             self._values[result] = slot.value(k)
 
-    def _body(self, operation: Operation, region: Region, slots: Sequence[_Slot], items: Sequence[Any]) -> None:
+    def _body(self, operation: Operation, region: Region, slots: Sequence[Slot], items: Sequence[Any]) -> None:
         """A turn of a loop, up to where the next one is prepared."""
         for value, item in zip(region.parameters, items, strict=False):
             self._values[value] = item
@@ -479,7 +331,7 @@ class Program:
 
         def item(number: ir.Value) -> list[Any]:
             return [
-                tile_of_views(self, row.views, _unravelled(k, number, each), checked=False)
+                tile_of_views(self, row.views, unravelled(k, number, each), checked=False)
                 for row, each in zip(rows, bounds, strict=True)
             ]
 
@@ -496,57 +348,12 @@ class Program:
         group, cluster = first.group, first.cluster
 
         def visited(at: ir.Value) -> list[Any]:
-            return [Visited(_grouped(k, at, tiles, group, cluster), tensors)]
+            return [Visited(grouped(k, at, tiles, group, cluster), tensors)]
 
         self._counting(operation, k.index[0], total, k.grid[0], visited)
 
 
-class _Slot:
-    """Where a value is that comes from several places: a variable for a number, a buffer for a tile."""
-
-    def __init__(self, variable: ir.Value | None, kind: Any, buffer: Buffer | None, tile: TileType | None = None) -> None:
-        self.variable, self.kind, self.buffer, self.tile = variable, kind, buffer, tile
-
-    def scalar_of(self, k: Code, value: Any) -> ir.Value:
-        if self.tile is not None:
-            return one(k, elementwise.as_tile(k, value, self.tile.dtype))
-        if isinstance(value, Tile) or kind_of(value) is None:
-            raise Unsupported("a variable that is a number here and something else there")
-        return scalars.as_kind(k, value, self.kind)
-
-    def put(self, k: Code, value: Any) -> None:
-        if self.buffer is None:
-            k.b.store(value, self.variable)
-        else:
-            write_into(k, self.buffer, value)
-
-    def value(self, k: Code) -> Any:
-        if self.buffer is not None:
-            return of_buffer(k, self.buffer)
-        if self.tile is not None:
-            kind = type_of(self.tile.dtype)
-            return of_value(self.tile.shape, self.tile.dtype, k.b.load(self.variable, typ=kind))
-        return Scalar(k.b.load(self.variable, typ=scalars.type_of_kind(self.kind)), self.kind)
-
-
-def _slot(k: Code, value: Value) -> _Slot:
-    match value.type:
-        case ScalarType(kind):
-            return _Slot(k.slot(scalars.type_of_kind(kind)), kind, None)
-        case TileType(dtype, shape) as tile:
-            if all(n == 1 for n in shape):
-                return _Slot(k.slot(type_of(dtype)), None, None, tile)
-            return _Slot(None, None, new_buffer(k, shape, dtype))
-    raise Unsupported(f"{value.name}, which is {value.type}, from several places")
-
-
-def _copy(k: Code, tile: Tile) -> Tile:
-    buffer = new_buffer(k, tile.shape, tile.dtype)
-    write_into(k, buffer, tile)
-    return of_buffer(k, buffer)
-
-
-def _in_place(region: Region, carried: Sequence[Value], slots: Sequence[_Slot], uses: Mapping[Value, int]) -> dict[Value, Buffer]:
+def _in_place(region: Region, carried: Sequence[Value], slots: Sequence[Slot], uses: Mapping[Value, int]) -> dict[Value, Buffer]:
     """Of what a turn makes and hands on, the buffers where it may be made: nobody else needs what was there."""
     if region.exit != "yield" or any(True for _ in region.ways_out()):
         return {}
@@ -556,60 +363,6 @@ def _in_place(region: Region, carried: Sequence[Value], slots: Sequence[_Slot], 
         if slot.buffer is not None and isinstance(new, Value) and new in made and uses[value] == 1 and uses[new] == 1:
             targets[new] = slot.buffer
     return targets
-
-
-def _unravelled(k: Code, number: ir.Value, bounds: Sequence[tuple[Number, Number]]) -> list[Number]:
-    """The index of the tile with a number, of those within bounds, the last one fastest."""
-    index: list[Number] = []
-    for first, last in reversed(bounds):
-        count = k.add(last, k.mul(first, -1))
-        if (isinstance(first, int) and isinstance(last, int) and last - first == 1) or _is_one(first, last):
-            index.append(first)
-            continue
-        wide = k.number(count)
-        safe = k.b.select(k.b.icmp_signed(">", wide, i64(0)), wide, i64(1))
-        index.append(k.add(k.b.urem(number, safe), first))
-        number = k.b.udiv(number, safe)
-    return index[::-1]
-
-
-def _is_one(first: Number, last: Number) -> bool:
-    """Whether `last` is `first + 1`, as `bounds_of` writes it."""
-    return (
-        isinstance(last, ir.Instruction)
-        and last.opname == "add"
-        and last.operands[0] is first
-        and str(last.operands[1]) == "i64 1"
-    )
-
-
-def _grouped(
-    k: Code, at: ir.Value, tiles: Sequence[ir.Value], group: Sequence[int], cluster: Sequence[int] | None = None
-) -> tuple[ir.Value, ...]:
-    """The index of a tile that blocks visit group by group; see `tilekit._tensor.partition.grouped_index`."""
-    if cluster is not None:
-        size = i64(math.prod(cluster))
-        groups = [-(-n // m) for n, m in zip(group, cluster, strict=True)]
-        clusters = [k.b.sdiv(count, i64(n)) for count, n in zip(tiles, cluster, strict=True)]
-        outer = _grouped(k, k.b.sdiv(at, size), clusters, groups)
-        within = _grouped(k, k.b.srem(at, size), [i64(n) for n in cluster], [1] * len(cluster))
-        return tuple(k.b.add(k.b.mul(o, i64(n)), i) for o, n, i in zip(outer, cluster, within, strict=True))
-    b, firsts = k.b, []
-    extents: list[ir.Value] = []
-    for d, (count, size) in enumerate(zip(tiles, group, strict=True)):
-        row: Number = 1
-        for extent in (*extents, *tiles[d + 1 :]):
-            row = k.mul(row, extent)
-        step = k.number(k.mul(row, size))
-        which, at = b.sdiv(at, step), b.srem(at, step)
-        first = b.mul(which, i64(size))
-        firsts.append(first)
-        extents.append(k.least(i64(size), b.sub(count, first)))
-    index = []
-    for first, extent in zip(reversed(firsts), reversed(extents), strict=True):
-        index.append(b.add(first, b.srem(at, extent)))
-        at = b.sdiv(at, extent)
-    return tuple(reversed(index))
 
 
 def _read_by(region: Region) -> Iterator[Value]:
@@ -631,25 +384,3 @@ def _pairs(pattern: Operand, result: Any) -> Iterator[tuple[Operand, Any]]:
             yield from _pairs(part, one_)
     else:
         yield pattern, result
-
-
-def _item_of(p: Program, tile: Tile) -> tuple[ir.Value, Any]:
-    dtype = dtypes.float32 if tile.dtype in (dtypes.float16, dtypes.bfloat16) else tile.dtype
-    return one(p.k, elementwise.cast(p.k, tile, dtype)), dtype
-
-
-def _attribute(p: Program, owner: Any, name: str) -> Any:
-    if isinstance(owner, Visited) and name == "index":
-        return tuple(Scalar(p.k.number(at), int) for at in owner.index)
-    if isinstance(owner, Tensor) and name == "shape":
-        return tuple(Scalar(p.k.number(extent), int) for extent in owner.extents)
-    if isinstance(owner, (Tensor, Tile)) and name == "dtype":
-        return owner.dtype
-    if isinstance(owner, Grid) and name == "shape":
-        tensor, steps = owner.views.tensor, owner.views.steps
-        return tuple(Scalar(p.k.number(p.k.ceiling(e, n)), int) for e, n in zip(tensor.extents, steps, strict=True))
-    if isinstance(owner, Tensor) and name in ("tile_shape", "ndim"):
-        return owner.tile if name == "tile_shape" else owner.rank
-    if isinstance(owner, Views) and name in ("tile_shape", "traversal_steps", "dtype"):
-        return {"tile_shape": owner.shape, "traversal_steps": owner.steps, "dtype": owner.tensor.dtype}[name]
-    raise Unsupported(f".{name} of a {type(owner).__name__}")

@@ -37,7 +37,11 @@ class Scalar:
     @property
     def dtype(self) -> DType:
         """What it is an element of."""
-        return {int: dtypes.int64, float: dtypes.float64, bool: dtypes.bool_}[self.kind] if isinstance(self.kind, type) else self.kind
+        return (
+            {int: dtypes.int64, float: dtypes.float64, bool: dtypes.bool_}[self.kind]
+            if isinstance(self.kind, type)
+            else self.kind
+        )
 
 
 def kind_of(value: Any) -> type | None:
