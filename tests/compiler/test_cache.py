@@ -30,10 +30,6 @@ KERNEL = CompiledKernel(
 )
 
 
-def load(key):
-    return cache.load(key, CompiledKernel)
-
-
 @pytest.fixture
 def where(tmp_path, monkeypatch):
     monkeypatch.setenv("TILEKIT_CACHE_DIR", str(tmp_path / "cache"))
@@ -41,10 +37,10 @@ def where(tmp_path, monkeypatch):
 
 
 def test_what_is_saved_comes_back(where):
-    assert load(KEY) is None
+    assert cache.load(KEY) is None
     cache.save(KEY, KERNEL)
-    assert load(KEY) == KERNEL
-    assert load(KEY[::-1]) is None
+    assert cache.load(KEY) == KERNEL
+    assert cache.load(KEY[::-1]) is None
     assert [p.suffix for p in where.iterdir()] == [".kernel"]
 
 
@@ -54,11 +50,11 @@ def test_a_damaged_entry_is_a_miss_and_goes(where, caplog, damage):
     (path,) = where.iterdir()
     path.write_bytes(damage(path.read_bytes()))
     with caplog.at_level(logging.WARNING, "tilekit"):
-        assert load(KEY) is None
+        assert cache.load(KEY) is None
     assert "corrupt or foreign" in caplog.text
     assert not path.exists()
     cache.save(KEY, KERNEL)
-    assert load(KEY) == KERNEL
+    assert cache.load(KEY) == KERNEL
 
 
 def test_an_entry_under_another_name_is_refused(where, caplog):
@@ -68,10 +64,10 @@ def test_an_entry_under_another_name_is_refused(where, caplog):
     cache.save(other, dataclasses.replace(KERNEL, entry="g"))
     shutil.copy(where / f"{other.hex()}.kernel", where / f"{KEY.hex()}.kernel")
     with caplog.at_level(logging.WARNING, "tilekit"):
-        assert load(KEY) is None
+        assert cache.load(KEY) is None
     assert f"{where / KEY.hex()}.kernel is an entry of another kernel; deleted" in caplog.text
-    assert load(other).entry == "g"
-    assert load(KEY) is None
+    assert cache.load(other).entry == "g"
+    assert cache.load(KEY) is None
 
 
 def test_swapped_entries_compile_the_right_kernel(where):
@@ -101,7 +97,7 @@ def test_an_entry_of_an_older_format_is_a_miss(where):
     cache.save(KEY, KERNEL)
     (path,) = where.iterdir()
     path.write_bytes(path.read_bytes().replace(b"tilekit kernel 2\n", b"tilekit kernel 1\n", 1))
-    assert load(KEY) is None
+    assert cache.load(KEY) is None
     assert not path.exists()
 
 
@@ -111,7 +107,7 @@ def test_a_folder_that_cannot_be_used_costs_nothing_but_time(tmp_path, monkeypat
     with caplog.at_level(logging.WARNING, "tilekit"):
         for _ in range(2):
             cache.save(KEY, KERNEL)
-            assert load(KEY) is None
+            assert cache.load(KEY) is None
     assert caplog.text.count("cannot write the kernel cache") == 1
     assert caplog.text.count("cannot read the kernel cache") == 1
 
@@ -126,7 +122,7 @@ def test_a_read_only_folder_is_read_and_said_once(where, caplog, monkeypatch):
     monkeypatch.setattr(tempfile, "mkstemp", refuse)
     monkeypatch.setattr(os, "utime", refuse)
     with caplog.at_level(logging.WARNING, "tilekit"):
-        assert load(KEY) == KERNEL
+        assert cache.load(KEY) == KERNEL
         cache.save(KEY[::-1], KERNEL)
         cache.save(KEY[1:] + KEY[:1], KERNEL)
     assert caplog.text.count("cannot write the kernel cache") == 1
@@ -170,7 +166,7 @@ def test_off(monkeypatch, tmp_path):
     monkeypatch.setenv("TILEKIT_CACHE_DIR", "off")
     assert cache.folder() is None
     cache.save(KEY, KERNEL)
-    assert load(KEY) is None
+    assert cache.load(KEY) is None
 
 
 def test_the_least_recently_used_go_first(where, monkeypatch):
@@ -181,11 +177,11 @@ def test_the_least_recently_used_go_first(where, monkeypatch):
     for age, key in enumerate(keys[:3]):
         cache.save(key, KERNEL)
         os.utime(where / f"{key.hex()}.kernel", (1000 + age, 1000 + age))
-    assert load(keys[0]) == KERNEL  # used now: keys[1] is the oldest
+    assert cache.load(keys[0]) == KERNEL  # used now: keys[1] is the oldest
     cache.save(keys[3], KERNEL)
-    assert load(keys[1]) is None
-    assert load(keys[0]) == KERNEL
-    assert load(keys[3]) == KERNEL
+    assert cache.load(keys[1]) is None
+    assert cache.load(keys[0]) == KERNEL
+    assert cache.load(keys[3]) == KERNEL
 
 
 def test_the_fingerprint_is_of_the_toolchain(monkeypatch):

@@ -17,9 +17,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, overload
 
 from tilekit.compiler import cache_folder
+from tilekit.compiler.kernel import CompiledKernel
 from tilekit.settings import load_settings
 
 __all__ = ["MAX_BYTES", "Contents", "clear", "contents", "folder", "load", "save", "toolchain_fingerprint"]
@@ -108,8 +109,12 @@ class Entry(Protocol):
 E = TypeVar("E", bound=Entry)
 
 
-def load(key: bytes, kind: type[E]) -> E | None:
-    """The kernel that was saved under `key`, or None."""
+@overload
+def load(key: bytes) -> CompiledKernel | None: ...
+@overload
+def load(key: bytes, kind: type[E]) -> E | None: ...
+def load(key: bytes, kind: type[Any] = CompiledKernel) -> Any:
+    """The kernel that was saved under `key`, of a kind; or None."""
     path = _path(key)
     if path is None:
         return None

@@ -99,7 +99,7 @@ class Specialisation:
             kernel = self._compiled.get(target)
             if kernel is None:
                 key = self.key(target)
-                kernel = cache.load(key, CompiledKernel) if key else None
+                kernel = cache.load(key) if key else None
                 if kernel is None:
                     with importing_numba():
                         from tilekit.compiler.build import build

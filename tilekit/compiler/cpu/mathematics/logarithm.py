@@ -8,8 +8,9 @@ What is large is added last, with what the sum lacks. The polynomials are fitted
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from tilekit.compiler.cpu.mathematics.exponential import exp, nearest, scaled
+from tilekit.compiler.cpu.mathematics.exponential import exp, nearest, power_of_two, scaled
 from tilekit.compiler.cpu.mathematics.vectors import (
     Vector,
     fast_two_sum,
@@ -19,6 +20,7 @@ from tilekit.compiler.cpu.mathematics.vectors import (
     polynomial,
     two_product,
     two_sum,
+    unless,
     where,
 )
 
@@ -54,12 +56,16 @@ def split(x: Vector) -> tuple[Vector, Vector]:
         return where(large, e + 1.0, e), f
     bits = 23 if x.single else 52
     tiny = x < 2.0 ** (-126 if x.single else -1022)
-    normal = where(tiny, x * 2.0**bits, x).bits()
-    from_root = normal - x.new(_ROOT / 2).bits()
-    e = (from_root >> bits) - where(tiny, normal.new(bits), 0)
-    fraction = (from_root & ((1 << bits) - 1)) + x.new(_ROOT / 2).bits()
+    e, f = _split_normal(where(tiny, x * 2.0**bits, x))
+    return e - where(tiny, x.new(bits), 0.0), f
+
+
+def _split_normal(x: Vector) -> tuple[Vector, Vector]:
+    bits, root = 23 if x.single else 52, x.new(_ROOT / 2).bits()
+    from_root = x.bits() - root
+    fraction = (from_root & ((1 << bits) - 1)) + root
     magic = x.new(1.5 * 2.0**bits)  # whose lower bits count, one by one
-    return (magic.bits() + e).floats() - magic, fraction.floats() - 1.0
+    return (magic.bits() + (from_root >> bits)).floats() - magic, fraction.floats() - 1.0
 
 
 def _series(f: Vector) -> tuple[Vector, Vector]:
@@ -85,30 +91,36 @@ def _natural(e: Vector, f: Vector, lack: Vector | None = None) -> Vector:
 
 def log(x: Vector) -> Vector:
     """The natural logarithm."""
-    e, f = split(x)
-    result = _natural(e, f)
-    return result if has_registers(x) else _where_positive(x, result)
+    return _natural(*split(x)) if has_registers(x) else _of_any(x, _natural)
 
 
-def _where_positive(x: Vector, result: Vector) -> Vector:
-    """The logarithm of any number, from that of those that are positive and finite."""
-    special = where(x < 0.0, x.new(math.nan), where(x.equals(0.0), x.new(-math.inf), x))
-    return where((x > 0.0) & (x < math.inf), result, special)
+def _of_any(x: Vector, logarithm: Callable[[Vector, Vector], Vector]) -> Vector:
+    """The logarithm of any number, from that of those that are positive and finite, by their e and f."""
+    ordinary = (x >= 2.0 ** (-126 if x.single else -1022)) & (x < math.inf)
+
+    def others() -> Vector:
+        special = where(x < 0.0, x.new(math.nan), where(x.equals(0.0), x.new(-math.inf), x))
+        return where((x > 0.0) & (x < math.inf), logarithm(*split(x)), special)
+
+    return unless(~ordinary, logarithm(*_split_normal(x)), others)
 
 
 def _to_base(x: Vector, base: int) -> Vector:
-    """The logarithm of log(1 + f) is multiplied as a sum of two numbers, so that it is as good as the natural one."""
+    """The logarithm of 1 + f is multiplied as a sum of two numbers, so that it is as good as the natural one."""
     (upper, lower), (slope, slope_lacks) = _OF_TWO[base][x.single], _OF_E[base][x.single]
+
+    def logarithm(e: Vector, f: Vector) -> Vector:
+        half, rest = _series(f)
+        near, less = fast_two_sum(f, -half)
+        product, product_lacks = two_product(near, slope)
+        rest = fma(rest + less, slope, fma(near, slope_lacks, product_lacks))
+        total, less = fast_two_sum(e * upper, product)
+        return total + (fma(e, lower, rest) + less)
+
+    if not has_registers(x):
+        return _of_any(x, logarithm)
     e, f = split(x)
-    half, rest = _series(f)
-    near, less = fast_two_sum(f, -half)
-    product, product_lacks = two_product(near, slope)
-    rest = fma(rest + less, slope, fma(near, slope_lacks, product_lacks))
-    total, less = fast_two_sum(e * upper, product)
-    result = total + (fma(e, lower, rest) + less)
-    if has_registers(x):
-        return where(abs(e) < math.inf, result, e + f)
-    return _where_positive(x, result)
+    return where(abs(e) < math.inf, logarithm(e, f), e + f)
 
 
 def log2(x: Vector) -> Vector:
@@ -123,12 +135,18 @@ def log10(x: Vector) -> Vector:
 
 def log1p(x: Vector) -> Vector:
     """log(1 + x): the e of the sum, and f = x 2^-e + (2^-e - 1), with what that lacks."""
-    e, _ = split(x + 1.0)
-    minus = nearest(-e, 1.0)
-    f, lack = two_sum(scaled(x, minus), scaled(x.new(1.0), minus) - 1.0)
-    result = _natural(e, f, lack)
-    special = where(x < -1.0, x.new(math.nan), where(x.equals(-1.0), x.new(-math.inf), x))
-    return where((x > -1.0) & (x < math.inf), result, special).with_sign(x)
+
+    def others() -> Vector:
+        e, _ = split(x + 1.0)
+        minus = nearest(-e, 1.0)
+        f, lack = two_sum(scaled(x, minus), scaled(x.new(1.0), minus) - 1.0)
+        special = where(x < -1.0, x.new(math.nan), where(x.equals(-1.0), x.new(-math.inf), x))
+        return where((x > -1.0) & (x < math.inf), _natural(e, f, lack), special).with_sign(x)
+
+    e, _ = (split if has_registers(x) else _split_normal)(x + 1.0)
+    scale = power_of_two(nearest(-e, 1.0).integer)
+    f, lack = two_sum(x * scale, scale - 1.0)
+    return unless(~((x > -1.0) & (x < 2.0**100)), _natural(e, f, lack).with_sign(x), others)
 
 
 def softplus(x: Vector) -> Vector:

@@ -16,7 +16,7 @@ from llvmlite import ir
 from tilekit.compiler.cpu.code import Code, f32, f64, i32, i64, pointer
 
 __all__ = [
-    "Formula", "Vector", "any_of", "by_library", "fast_two_sum", "fma", "has_registers", "in_registers", "polynomial", "quotient",
+    "Formula", "Vector", "by_library", "fast_two_sum", "fma", "has_registers", "in_registers", "polynomial", "quotient",
     "two_product", "two_sum", "unless", "where",
 ]  # fmt: skip
 
@@ -177,11 +177,6 @@ def where(mask: Vector, x: Any, y: Any) -> Vector:
     return Vector(mask.k, mask.k.b.select(mask.value, some.new(x).value, some.new(y).value))
 
 
-def any_of(mask: Vector) -> ir.Value:
-    """Whether a truth holds anywhere, an i1."""
-    return mask.k.any_lane(mask.value)
-
-
 def fma(x: Vector, y: Any, z: Any) -> Vector:
     """x * y + z, rounded once where the CPU can, and twice where it cannot."""
     factor, term = x.new(y), x.new(z)
@@ -262,7 +257,7 @@ def unless(mask: Vector, usual: Vector, other: Callable[[], Vector]) -> Vector:
     """`usual` if a truth, which is rare, holds nowhere, and something else if it does anywhere."""
     k, b, before = usual.k, usual.k.b, usual.k.b.block
     rare, end = (k.function.append_basic_block(name) for name in ("rare", "usual"))
-    b.cbranch(any_of(mask), rare, end)
+    b.cbranch(k.any_lane(mask.value), rare, end)
     b.position_at_end(rare)
     changed = other()
     after = b.block
