@@ -152,6 +152,22 @@ def test_functions_of_the_user_s(machine, monkeypatch):
     check_bits(monkeypatch, folded, shapes, sample(tk.float32, n=(8, 32)).round())
 
 
+@pytest.mark.parametrize("extent", [1, 2, 16, 32, 128, 2048])
+def test_functions_of_vectors(machine, monkeypatch, extent):
+    """One that does not branch takes vectors of neighbours, in the order in which it takes elements; constants among them, too."""
+
+    @tk.kernel
+    def folded(a: tk.Out, b: tk.Out, c: tk.Out, x: tk.In, y: tk.In):
+        t, u = tk.load(x, 0, extent), tk.load(y, 0, extent)
+        a.store(tk.reduce(t, 0, lambda p, q: tk.where(p > 2.0, 1.0, p) * 0.75 - q, keepdims=True))
+        v, w = tk.reduce((t, u), 0, lambda p, i, q, j: (p + q, tk.maximum(i, j) + 1), keepdims=True)
+        b.store(v)
+        c.store(w)
+
+    shapes = [np.zeros(1, np.float64), np.zeros(1, np.float64), np.zeros(1, np.int8)]
+    check_bits(monkeypatch, folded, shapes, sample(tk.float64, n=extent), sample(tk.int8, n=extent))
+
+
 @pytest.mark.parametrize("dtype", dtypes.EIGHT_BIT_FLOATS, ids=str)
 def test_casts_of_floats_of_8_bits(machine, monkeypatch, dtype):
     """Of all their numbers, and to them of all of 16 bits and those around what overflows or is subnormal."""

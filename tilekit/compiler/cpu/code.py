@@ -169,6 +169,11 @@ class Code:
         one = self.b.insert_element(undefined, value, i32(0))
         return self.b.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(i32, lanes), [0] * lanes))
 
+    def alike(self, values: Sequence[ir.Value]) -> list[ir.Value]:
+        """Values in as many lanes each as the widest has."""
+        lanes = max((value.type.count for value in values if isinstance(value.type, ir.VectorType)), default=1)
+        return [value if isinstance(value.type, ir.VectorType) else self.splat(value, lanes) for value in values]
+
     def like(self, number: Any, value: ir.Value) -> ir.Constant:
         """A constant of the type of a value."""
         kind = value.type
@@ -178,9 +183,9 @@ class Code:
         """0, 1, 2... in the lanes."""
         return ir.Constant(ir.VectorType(kind, lanes), [kind(n) for n in range(lanes)])
 
-    def part(self, vector: ir.Value, start: int, lanes: int) -> ir.Value:
-        """Some lanes of a vector."""
-        chosen = ir.Constant(ir.VectorType(i32, lanes), list(range(start, start + lanes)))
+    def part(self, vector: ir.Value, start: int, lanes: int, step: int = 1) -> ir.Value:
+        """Some lanes of a vector, `step` apart."""
+        chosen = ir.Constant(ir.VectorType(i32, lanes), list(range(start, start + step * lanes, step)))
         return self.b.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), chosen)
 
     def joined(self, x: ir.Value, y: ir.Value) -> ir.Value:

@@ -30,7 +30,7 @@ def mapped(k: Code, tiles: Sequence[Tile], dtype: DType, function: Callable[...,
     shape = common_shape("", [tile.shape for tile in tiles])
 
     def element(index: Index) -> ir.Value:
-        return function(*(element_at(k, tile, index, shape) for tile in tiles))
+        return function(*k.alike([element_at(k, tile, index, shape) for tile in tiles]))
 
     reads = frozenset().union(*(tile.reads for tile in tiles))
     windows = tuple(window for tile in tiles for window in tile.windows)

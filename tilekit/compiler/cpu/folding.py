@@ -8,7 +8,7 @@ from typing import Any
 from llvmlite import ir
 
 from tilekit.compiler.cpu import arithmetic
-from tilekit.compiler.cpu.code import i64
+from tilekit.compiler.cpu.code import Number, i64
 from tilekit.compiler.cpu.convert import wide_dtype
 from tilekit.compiler.cpu.elementwise import cast
 from tilekit.compiler.cpu.functions import Combined
@@ -37,9 +37,10 @@ def reduce(p: Any, x: Any, axis: Any, func: Any, identity: Any, *, keepdims: boo
     if count > 1:
         with k.counted(count.bit_length() - 1) as level:
             half = k.b.lshr(i64(count // 2), k.number(level))
+            if others == 1 and function.takes_vectors:
+                half = _in_vectors(p, columns, half, function)
             with k.counted(half) as at:
-                rows = k.mul(at, 2), k.add(k.mul(at, 2), 1)
-                _at_each(p, others, columns, lambda r: [read(k, c, row, r) for row in rows for c in columns], at, function)
+                _meet(p, columns, at, function)
     kept = tuple(n for d, n in enumerate(shape) if d not in axes)
     full = tuple(1 if d in axes else n for d, n in enumerate(shape))
     folded = tuple(
@@ -49,17 +50,37 @@ def reduce(p: Any, x: Any, axis: Any, func: Any, identity: Any, *, keepdims: boo
     return folded[0] if alone else folded
 
 
-def _at_each(
-    p: Any, others: int, columns: Sequence[Buffer], elements: Callable[..., Sequence[ir.Value]], row: Any, function: Step
-) -> None:
-    """Put what a function makes of elements into a row of the columns."""
+def _meet(p: Any, columns: Sequence[Buffer], row: Number, function: Combined) -> None:
+    """A row: what a function makes of the two that are there now, behind twice as many."""
+    k, others = p.k, columns[0].shape[1]
+    pair = k.mul(row, 2), k.add(k.mul(row, 2), 1)
 
     def body(index: Index) -> None:
-        (at,) = index.at
-        for column, value in zip(columns, function(*elements(at)), strict=True):
-            write(p.k, column, row, at, value)
+        (at,), lanes = index.at, index.lanes
+        elements = [read(k, column, one, at, lanes) for one in pair for column in columns]
+        for column, value in zip(columns, function(*elements), strict=True):
+            write(k, column, row, at, value, lanes)
 
-    traverse(p.k, (others,), [], body, lanes=1)
+    lanes = None if function.takes_vectors else 1
+    traverse(
+        k, (others,), [of_buffer(k, Buffer(column.address, (others,), column.dtype)) for column in columns], body, lanes=lanes
+    )
+
+
+def _in_vectors(p: Any, columns: Sequence[Buffer], half: ir.Value, function: Combined) -> ir.Value:
+    """The same of rows of one element each, a vector of rows at a time; how many rows are left."""
+    k, b, count = p.k, p.k.b, columns[0].shape[0]
+    lanes = k.machine.vector_bytes // max(4, *(column.dtype.itemsize for column in columns))
+    if count < 2 * lanes:
+        return half
+    flat = [Buffer(column.address, (1, count), column.dtype) for column in columns]
+    with k.counted(b.udiv(half, i64(lanes))) as n:
+        at = b.mul(k.number(n), i64(lanes))
+        both = [k.joined(*(read(k, c, 0, k.add(k.mul(at, 2), part), lanes) for part in (0, lanes))) for c in flat]
+        elements = [k.part(vector, which, lanes, 2) for which in (0, 1) for vector in both]
+        for column, value in zip(flat, function(*elements), strict=True):
+            write(k, column, 0, at, value, lanes)
+    return b.select(b.icmp_unsigned("<", half, i64(lanes)), half, i64(0))
 
 
 def _scanned(p: Any, tiles: Sequence[Tile], axis: int, reverse: bool, function: Step, lanes: int | None) -> list[Tile]:
@@ -92,7 +113,8 @@ def scan(p: Any, x: Any, axis: Any, func: Any, identity: Any, *, reverse: bool) 
     alone = isinstance(x, Tile)
     tiles = broadcast(p, (x,) if alone else x, "scan")
     function = Combined(p, func, [tile.dtype for tile in tiles], "scan")
-    results = _scanned(p, tiles, axis_of(axis, len(tiles[0].shape), "scan"), reverse, function, 1)
+    lanes = None if function.takes_vectors else 1
+    results = _scanned(p, tiles, axis_of(axis, len(tiles[0].shape), "scan"), reverse, function, lanes)
     return results[0] if alone else tuple(results)
 
 
