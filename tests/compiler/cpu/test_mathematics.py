@@ -158,6 +158,20 @@ def test_an_element_is_the_same_among_any_others(kind, name, dtype):
 
 @pytest.mark.parametrize("dtype", [tk.float32, tk.float64], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
+def test_machines_with_fused_multiply_adds_agree(name, dtype):
+    """To the last bit: what AVX-512 has instructions of its own for is no other result."""
+    machines = [machine for machine in MACHINES.values() if machine.fused and runs_here(machine)]
+    if len(machines) < 2:
+        pytest.skip("this CPU does not run code for two such machines")
+    operands = pairs(dtype) if name in OF_TWO else (arguments(dtype),)
+    first, *others = (compiled(FUNCTIONS[name][0], dtype, machine, operands=len(operands))(*operands) for machine in machines)
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+        np.testing.assert_array_equal(np.signbit(first)[~np.isnan(first)], np.signbit(other)[~np.isnan(other)])
+
+
+@pytest.mark.parametrize("dtype", [tk.float32, tk.float64], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
 def test_nothing_is_called_that_need_not_be_there(machine, name, dtype):
     """LLVM makes calls of what a machine has no instructions for: none is left but those of huge angles."""
