@@ -135,6 +135,13 @@ def test_info_names_every_missing_part_and_how_to_get_it(monkeypatch):
     assert "C compiler" in missing(compiled_part=False)["tilekit's part in C"].remedy
 
 
+def test_info_names_what_benchmarks_need(monkeypatch):
+    monkeypatch.setattr(cli, "find_spec", lambda module: None)
+    found = missing()
+    assert found["matplotlib"].purpose == "bench --plot"
+    assert (found["threadpoolctl"].purpose, found["threadpoolctl"].remedy) == ("bench cpu", "pip install threadpoolctl")
+
+
 def test_info_names_what_fits_the_driver(monkeypatch):
     monkeypatch.setattr(cli.platform, "system", lambda: "Linux")
     found = missing(cuda="12.8")

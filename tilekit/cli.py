@@ -164,8 +164,9 @@ def _missing(
                 remedy="install a C compiler and Python's headers (Debian: apt install gcc python3-dev), then tilekit once more",
             )
         )
-    if find_spec("matplotlib") is None:
-        lacks.append(Lack(what="matplotlib", purpose="bench --plot", remedy="pip install matplotlib"))
+    for module, purpose in (("matplotlib", "bench --plot"), ("threadpoolctl", "bench cpu")):
+        if find_spec(module) is None:
+            lacks.append(Lack(what=module, purpose=purpose, remedy=f"pip install {module}"))
     for peer, distributions in _PEERS.items():
         if installed[peer] is None:
             package = "cupy-cuda12x" if peer == "cupy" and extra == "cu12" else distributions[0]

@@ -120,6 +120,8 @@ class InterpretedLaunch(Node):
 class _Stand:
     """What the view of a tensor needs of a storage."""
 
+    owned = False  # others may have the same memory: whether two overlap, their addresses say
+
     def __init__(self, memory: Memory, device: Any) -> None:
         self.memory, self.device = memory, device
 

@@ -78,7 +78,7 @@ class CpuExplanation:
 
     Attributes:
         name, filename: the kernel's.
-        machine: what it is compiled for, and the bytes of its vectors.
+        machine, vector_bytes: what it is compiled for, and what a vector of it holds.
         interpreted: why the kernel is not compiled; None if it is. All that follows is empty then.
         loops, kept, products: in the order in which they run.
         scratch_bytes: of memory that each thread needs for kept tiles.

@@ -34,11 +34,11 @@ class _Points:
             raise Unsupported(f"{what} with another number of indices")
         self.p, self.tensor = p, tensor
         self.columns = [as_tile(p.k, part, dtypes.int64) for part in parts]
-        self.unsigned = [isinstance(part, Tile) and part.dtype == dtypes.uint64 for part in parts]
         self.shape = common_shape(what, [column.shape for column in self.columns])
         self.mask = None if mask is None else as_tile(p.k, mask, dtypes.bool_)
         self.tiles = [*self.columns, *([self.mask] if self.mask is not None else [])]
-        self.site = p.site(("point", tensor.name, what, tensor.rank))
+        unsigned = tuple(isinstance(part, Tile) and part.dtype == dtypes.uint64 for part in parts)
+        self.site = p.site(("point", tensor.name, what, unsigned))
 
     def at(self, index: Index) -> tuple[ir.Value, ir.Value | None]:
         """The addresses of elements, and which of them are there; one of each, or vectors."""

@@ -201,8 +201,9 @@ def _said_of_window(about: Sequence[Any], values: Sequence[int]) -> str:
 
 
 def _said_of_point(about: Sequence[Any], values: Sequence[int]) -> str:
-    name, what, rank = about
-    wrong, shape = tuple(values[:rank]), tuple(values[rank : 2 * rank])
+    name, what, unsigned = about
+    rank = len(unsigned)
+    wrong, shape = tuple(value % 2**64 if large else value for value, large in zip(values, unsigned)), tuple(values[rank : 2 * rank])
     return f"{what}: index {wrong if rank > 1 else wrong[0]} is outside {name}, a tensor of shape {shape}"
 
 

@@ -594,7 +594,8 @@ def _grouped(
         outer = _grouped(k, k.b.sdiv(at, size), clusters, groups)
         within = _grouped(k, k.b.srem(at, size), [i64(n) for n in cluster], [1] * len(cluster))
         return tuple(k.b.add(k.b.mul(o, i64(n)), i) for o, n, i in zip(outer, cluster, within, strict=True))
-    b, firsts, extents = k.b, [], []
+    b, firsts = k.b, []
+    extents: list[ir.Value] = []
     for d, (count, size) in enumerate(zip(tiles, group, strict=True)):
         row: Number = 1
         for extent in (*extents, *tiles[d + 1 :]):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.frontend.folding import BINARY, COMPARE, UNARY
 from tilekit.compiler.frontend.zero_division import QUOTIENTS
 from tilekit.compiler.ir.effects import PRINTS, WRITES, effects
-from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Section, Undefined, Value, leaves
+from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Section, Undefined, Value, leaves, rebuilt
 from tilekit.compiler.ir.symbols import SYMBOLS
 from tilekit.compiler.ir.types import UNKNOWN, UNSET, TileType, Type, type_of
 from tilekit.errors import CompileError, DeviceError
@@ -39,10 +40,23 @@ def infer(operation: Operation) -> Operand:
         return _NOTHING
     if any(_is_unset(operand) for operand in (*operation.operands, *operation.keywords.values())):
         return Value("", UNSET)
-    try:
-        return _described(_run(operation))
-    except _FAILURES:
-        return Value("", UNKNOWN)
+    for attempt in (operation, _at_the_first_tile(operation)):
+        try:
+            return _described(_run(attempt))
+        except DeviceError:
+            continue
+        except _FAILURES:
+            break
+    return Value("", UNKNOWN)
+
+
+def _at_the_first_tile(operation: Operation) -> Operation:
+    """The same with another index: one that is a constant may lie outside of samples, and inside of what there is."""
+    if len(operation.operands) < 2:
+        return operation
+    owner, index, *rest = operation.operands
+    starts = [Constant(0) if isinstance(leaf, Constant) and type(leaf.value) is int else leaf for leaf in leaves(index)]
+    return replace(operation, operands=[owner, rebuilt(index, starts), *rest])
 
 
 def check(operation: Operation) -> None:
