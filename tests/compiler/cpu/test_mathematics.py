@@ -230,6 +230,25 @@ def test_this_machine_is_one_of_those():
 
 
 @tk.kernel
+def known_power(z: tk.Out, x: tk.In, EXPONENT: tk.Const):
+    z.store(tk.load_tile_like(x, z) ** EXPONENT)
+
+
+@pytest.mark.parametrize("exponent", [2, 3, 4, -1, -2, 0.5, -0.5, 1.5, 2.5])
+@pytest.mark.parametrize("dtype", [tk.float32, tk.float64], ids=str)
+def test_powers_by_known_exponents_are_as_others(machine, dtype, exponent):
+    """As near as those that are not known, for zeros, infinities and negative numbers, too."""
+    x = arguments(dtype)
+    z, *_ = known_power(api.zeros(N, dtype).partition(256), api.from_host(x), exponent).sync()
+    actual = z.unpartition().to_host().sync()
+    wide = np.longdouble if dtype == tk.float64 else np.float64
+    exact = np.power(x.astype(wide), np.full(N, exponent, wide))
+    assert units_off(actual, exact).max() <= (4 if dtype == tk.float32 else 2)
+    zeros = (actual == 0) & (exact == 0)
+    np.testing.assert_array_equal(np.signbit(actual[zeros]), np.signbit(exact[zeros]))
+
+
+@tk.kernel
 def anywhere(folds: tk.Out, scans: tk.Out, products: tk.Out, turns: tk.Out, x: tk.In):
     t = tk.load(x, (0, 0), (32, 32))
     folds.store(tk.sum(tk.pow(tk.abs(t), 1.5), 1) + tk.max(tk.sin(t), 0))
