@@ -158,6 +158,20 @@ def test_an_element_is_the_same_among_any_others(kind, name, dtype):
 
 @pytest.mark.parametrize("dtype", [tk.float32, tk.float64], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
+def test_machines_with_fused_multiply_adds_agree(name, dtype):
+    """To the last bit: what AVX-512 has instructions of its own for is no other result."""
+    machines = [machine for machine in MACHINES.values() if machine.fused and runs_here(machine)]
+    if len(machines) < 2:
+        pytest.skip("this CPU does not run code for two such machines")
+    operands = pairs(dtype) if name in OF_TWO else (arguments(dtype),)
+    first, *others = (compiled(FUNCTIONS[name][0], dtype, machine, operands=len(operands))(*operands) for machine in machines)
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+        np.testing.assert_array_equal(np.signbit(first)[~np.isnan(first)], np.signbit(other)[~np.isnan(other)])
+
+
+@pytest.mark.parametrize("dtype", [tk.float32, tk.float64], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
 def test_nothing_is_called_that_need_not_be_there(machine, name, dtype):
     """LLVM makes calls of what a machine has no instructions for: none is left but those of huge angles."""
@@ -213,6 +227,25 @@ def test_subnormal_numbers_are_flushed(machine):
 def test_this_machine_is_one_of_those():
     """What is compiled for the CPU at hand has vectors as one of the machines here."""
     assert any(host().vector_bytes == machine.vector_bytes and host().fused == machine.fused for machine in MACHINES.values())
+
+
+@tk.kernel
+def known_power(z: tk.Out, x: tk.In, EXPONENT: tk.Const):
+    z.store(tk.load_tile_like(x, z) ** EXPONENT)
+
+
+@pytest.mark.parametrize("exponent", [2, 3, 4, -1, -2, 0.5, -0.5, 1.5, 2.5])
+@pytest.mark.parametrize("dtype", [tk.float32, tk.float64], ids=str)
+def test_powers_by_known_exponents_are_as_others(machine, dtype, exponent):
+    """As near as those that are not known, for zeros, infinities and negative numbers, too."""
+    x = arguments(dtype)
+    z, *_ = known_power(api.zeros(N, dtype).partition(256), api.from_host(x), exponent).sync()
+    actual = z.unpartition().to_host().sync()
+    wide = np.longdouble if dtype == tk.float64 else np.float64
+    exact = np.power(x.astype(wide), np.full(N, exponent, wide))
+    assert units_off(actual, exact).max() <= (4 if dtype == tk.float32 else 2)
+    zeros = (actual == 0) & (exact == 0)
+    np.testing.assert_array_equal(np.signbit(actual[zeros]), np.signbit(exact[zeros]))
 
 
 @tk.kernel

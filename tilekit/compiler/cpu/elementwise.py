@@ -12,7 +12,7 @@ from tilekit.compiler.cpu import arithmetic
 from tilekit.compiler.cpu.code import Code, type_of
 from tilekit.compiler.cpu.convert import constant, converted, wide, wide_dtype
 from tilekit.compiler.cpu.directed import calculation, flushed, is_directed, narrowed
-from tilekit.compiler.cpu.mathematics.power import power
+from tilekit.compiler.cpu.mathematics.power import KNOWN_POWERS, power
 from tilekit.compiler.cpu.mathematics.vectors import Vector
 from tilekit.compiler.cpu.registry import lowers
 from tilekit.compiler.cpu.tiles import Index, Tile, element_at, of_value
@@ -109,22 +109,13 @@ def inverted(k: Code, x: Tile) -> Tile:
 
 
 def _power(k: Code, tiles: list[Tile], dtype: DType, exponent: float | None) -> Tile:
-    """A power; by an exponent that is known and small, as products."""
+    """A power; by some exponents that are known, as products, quotients and roots."""
     if not dtypes.is_float(dtype):
         return mapped(k, tiles, dtype, arithmetic.power(k, dtype), 40)
-    times = arithmetic.binary(k, "*", wide_dtype(dtype))
-    if exponent in (2, 3, 4):
-
-        def product(x: ir.Value) -> ir.Value:
-            square = times(x, x)
-            return square if exponent == 2 else times(square, x if exponent == 3 else square)
-
-        return mapped(k, tiles[:1], dtype, arithmetic.in_wide(k, dtype, product), 2)
-
-    def formula(x: ir.Value, y: ir.Value) -> ir.Value:
-        return power(Vector(k, x), Vector(k, y)).value
-
-    return mapped(k, tiles, dtype, arithmetic.in_wide(k, dtype, formula), 60)
+    known = KNOWN_POWERS.get(exponent)
+    formula, operands, cost = (power, tiles, 60) if known is None else (known, tiles[:1], 2)
+    of_values = arithmetic.in_wide(k, dtype, lambda *values: formula(*(Vector(k, value) for value in values)).value)
+    return mapped(k, operands, dtype, of_values, cost)
 
 
 _NAMES = {

@@ -1,8 +1,8 @@
 """The error function and its complement.
 
-Near 0 erf is a polynomial. Beyond, the complement is e^(-x^2) g(t) / (1 + 2 x), where g is one of t = (x - 4) / (x + 4) (M. M.
-Shepherd, J. G. Laframboise: Chebyshev approximation of (1 + 2x) exp(x^2) erfc(x) in 0 <= x < infinity, 1981); where only what it
-leaves of 1 counts, as of float32's erf, e to a polynomial is enough. All are fitted as those of exponential.py.
+Near 0 erf is a polynomial, and beyond it is 1 less e to another one. The complement is e^(-x^2) g(t) / (1 + 2 x) there, where g
+is a polynomial of t = (x - 4) / (x + 4) (M. M. Shepherd, J. G. Laframboise: Chebyshev approximation of (1 + 2x) exp(x^2) erfc(x)
+in 0 <= x < infinity, 1981). All are fitted as those of exponential.py.
 """
 
 from __future__ import annotations
@@ -21,8 +21,16 @@ _NEAR = {
         -0.37612638903183343, 0.12837916709551256,
     ),
 }  # fmt: skip
-# log(1 - erf(x)) / x for 0.95 <= x <= 4
-_TAIL = (-1.7057995e-05, 0.00038026768, -0.003871069, 0.024232015, -0.106764056, -0.63484484, -1.1287208)
+# log(1 - erf(x)) / x for 0.97 <= x, to 4 and 5.93, where erf is 1
+_TAIL = {
+    True: (-1.7057995e-05, 0.00038026768, -0.003871069, 0.024232015, -0.106764056, -0.63484484, -1.1287208),
+    False: (
+        -2.0311490839253656e-13, 1.0039074874865607e-11, -2.338121712437547e-10, 3.4113883438005717e-09, -3.4942521259149347e-08,
+        2.665523128165516e-07, -1.5643185625885496e-06, 7.1656073873790695e-06, -2.5504864035429486e-05, 6.791912577313702e-05,
+        -0.00011735271309809233, 3.303086225379776e-05, 0.0005375002037279108, -0.0016590076536312495, 0.00018885350739669685,
+        0.01913674338983132, -0.10277497774193586, -0.6366193472336766, -1.1283792029018822,
+    ),
+}  # fmt: skip
 # The 4 of t; of float32 so that what the polynomial is of 0 is a float, or nearly.
 _FOUR = {True: 3.999998092651367, False: 4.0}
 # (1 + 2 x) e^(x^2) erfc(x) of t, for x >= 1/2
@@ -58,11 +66,8 @@ def _complement(x: Vector) -> Vector:
 def erf(x: Vector) -> Vector:
     """The error function."""
     magnitude = abs(x)
-    if x.single:
-        bounded = magnitude.at_most(4.0)
-        far = 1.0 - exp_within(bounded * polynomial(bounded, _TAIL))
-    else:
-        far = 1.0 - _complement(magnitude)
+    bounded = magnitude.at_most(4.0 if x.single else 5.93)
+    far = 1.0 - exp_within(bounded * polynomial(bounded, _TAIL[x.single]))
     return where(magnitude < 1.0, _near(magnitude), far).with_sign(x)
 
 

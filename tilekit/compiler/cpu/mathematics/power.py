@@ -10,9 +10,19 @@ import math
 
 from tilekit.compiler.cpu.mathematics.exponential import exp_of_sum, nearest, power_of_two, scaled
 from tilekit.compiler.cpu.mathematics.logarithm import split
-from tilekit.compiler.cpu.mathematics.vectors import Vector, fast_two_sum, fma, polynomial, quotient, two_product, unless, where
+from tilekit.compiler.cpu.mathematics.vectors import (
+    Formula,
+    Vector,
+    fast_two_sum,
+    fma,
+    polynomial,
+    quotient,
+    two_product,
+    unless,
+    where,
+)
 
-__all__ = ["cbrt", "power"]
+__all__ = ["KNOWN_POWERS", "cbrt", "power"]
 
 # (2 atanh(s) - 2 s) / s^3 and (2 atanh(s) - 2 s - 2 s^3 / 3) / s^5 of s^2, and (e^r - 1 - r) / r^2
 _SHORT_LOGARITHM = (0.19584691781435312, 0.2217615323297422, 0.28572109954860586, 0.3999999561484531, 0.6666666667581982)
@@ -35,6 +45,28 @@ def power(x: Vector, y: Vector) -> Vector:
     result = (_of_singles if x.single else _of_doubles)(abs(x), y)
     ordinary = (x > 0.0) & (x < math.inf) & (abs(y) < math.inf)
     return unless(~ordinary, result, lambda: _special(result, x, y))
+
+
+def _root(x: Vector) -> Vector:
+    """The power 1/2, which differs from the square root: that of -0 is 0, that of -infinity is infinity."""
+    return where(x.equals(-math.inf), math.inf, (x + 0.0).sqrt())
+
+
+def _square(x: Vector) -> Vector:
+    return x * x
+
+
+KNOWN_POWERS: dict[float | None, Formula] = {
+    2: _square,
+    3: lambda x: _square(x) * x,
+    4: lambda x: _square(_square(x)),
+    -1: lambda x: 1.0 / x,
+    -2: lambda x: _square(1.0 / x),
+    0.5: _root,
+    -0.5: lambda x: 1.0 / _root(x),
+    1.5: lambda x: abs(x) * _root(x),
+}
+"""Powers by exponents that are known when a kernel is compiled."""
 
 
 def _special(result: Vector, x: Vector, y: Vector) -> Vector:
