@@ -10,7 +10,7 @@ from tilekit import dtypes
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang import block
 from tilekit.lang.registry import tile_op
-from tilekit.lang.tile import Tile, common_shape, convert, scalar_kind
+from tilekit.lang.tile import Tile, common_shape, convert, scalar_kind, what_is
 from tilekit.lang.views import TensorView
 from tilekit.lang.windows import check_eviction, mask_of, read_only, storable, written_only
 
@@ -42,12 +42,12 @@ def points(view: Any, indices: Any, mask: Any, what: str) -> Points:
         CompileError: they do not fit the tensor. DeviceError: an index is outside.
     """
     if not isinstance(view, TensorView):
-        raise CompileError(f"{what}: needs a tensor parameter, not {type(view).__name__}")
+        raise CompileError(f"{what}: needs a tensor parameter, not {what_is(view)}")
     parts = indices if isinstance(indices, tuple) else (indices,)
     for part in parts:
         whole = isinstance(part, Tile) and not dtypes.is_float(part.dtype) and part.dtype != dtypes.bool_
         if not whole and scalar_kind(part) is not int:
-            shown = f"a {part.dtype.name} tile" if isinstance(part, Tile) else type(part).__name__
+            shown = f"a {part.dtype.name} tile" if isinstance(part, Tile) else what_is(part)
             raise CompileError(f"{what}: indices are integer tiles and ints, one for each dimension of the tensor, not {shown}")
     if len(parts) != view.ndim:
         raise CompileError(f"{what}: {len(parts)} indices for {view.name}, which has {view.ndim} dimensions")
@@ -119,7 +119,7 @@ def gather(
     if not array.readable:
         raise CompileError(f"gather: {written_only(array.name)}")
     if scalar_kind(padding_value) is None:
-        raise CompileError(f"gather: padding_value is a scalar, not {type(padding_value).__name__}")
+        raise CompileError(f"gather: padding_value is a scalar, not {what_is(padding_value)}")
     if problem := dtypes.unfit_padding(array.dtype, padding_value, array.name):
         raise CompileError(f"gather: {problem}")
     if array._shadow is not None:

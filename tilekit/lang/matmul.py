@@ -29,7 +29,7 @@ from tilekit import dtypes
 from tilekit.errors import CompileError
 from tilekit.lang.registry import tile_op
 from tilekit.lang.size import check_size
-from tilekit.lang.tile import Tile, convert, families, scalar_kind
+from tilekit.lang.tile import Tile, convert, families, what_is
 
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
@@ -149,8 +149,7 @@ def _product(a: NDArray[Any], b: NDArray[Any], wide: dtypes.DType, precision: st
 def _check_operands(what: str, **operands: Any) -> None:
     for name, value in operands.items():
         if not isinstance(value, Tile):
-            kind = scalar_kind(value)
-            raise CompileError(f"{what}: {name} is a tile, not {f'a scalar ({kind.__name__})' if kind else type(value).__name__}")
+            raise CompileError(f"{what}: {name} is a tile, not {what_is(value)}")
 
 
 @tile_op("mma", host="numpy.matmul")

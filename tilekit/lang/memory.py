@@ -15,7 +15,7 @@ from tilekit.lang import block
 from tilekit.lang.mapped import TileIndex, ownerless
 from tilekit.lang.registry import tile_op
 from tilekit.lang.size import check_size
-from tilekit.lang.tile import Tile, convert, scalar_kind
+from tilekit.lang.tile import Tile, convert, scalar_kind, what_is
 from tilekit.lang.views import TensorView
 from tilekit.lang.windows import (
     PaddingMode,
@@ -38,7 +38,7 @@ __all__ = ["PaddingMode", "TensorView", "bid", "load", "load_tile_like", "num_bl
 def tensor(array: Any, what: str) -> TensorView:
     """`array`, which must be a tensor."""
     if not isinstance(array, TensorView):
-        raise CompileError(f"{what}: needs a tensor parameter, not {type(array).__name__}")
+        raise CompileError(f"{what}: needs a tensor parameter, not {what_is(array)}")
     return array
 
 
@@ -205,7 +205,7 @@ def _fill(view: TensorView, padding_mode: str, padding_value: Any, what: str) ->
     if padding_mode != "zero":
         raise CompileError(f"{what}: padding_mode or padding_value, not both")
     if scalar_kind(padding_value) is None:
-        raise CompileError(f"{what}: padding_value is a scalar, not {type(padding_value).__name__}")
+        raise CompileError(f"{what}: padding_value is a scalar, not {what_is(padding_value)}")
     if problem := dtypes.unfit_padding(view.dtype, padding_value, view.name):
         raise CompileError(f"{what}: {problem}")
     return convert(padding_value, view.dtype)

@@ -14,7 +14,7 @@ from tilekit import dtypes
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang import block
 from tilekit.lang.mapped import TileIndex, not_an_index
-from tilekit.lang.tile import Tile, check_shape, common_shape, convert, is_index, scalar_kind
+from tilekit.lang.tile import Tile, check_shape, common_shape, convert, is_index, scalar_kind, what_is
 
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
@@ -138,7 +138,8 @@ def check_row(parts: tuple[Any, ...], rank: int, name: str) -> None:
                 continue
         elif is_index(part):
             continue
-        raise CompileError(f"[]: an index of tiles is an int, ':' or a range such as 'a:b', not {part!r}")
+        problem = "without a step" if isinstance(part, slice) and part.step is not None else f"not {what_is(part)}"
+        raise CompileError(f"[]: an index of tiles is an int, ':' or a range such as 'a:b', {problem}")
 
 
 # ------------------------------------------------------------------------------------------------------- reading and writing
@@ -162,7 +163,7 @@ def tile_index(view: TensorView, index: Any, what: str) -> Shape:
         raise CompileError(f"{what}: {not_an_index()}")
     indices = index if isinstance(index, tuple) else (index,)
     if not all(map(is_index, indices)):
-        raise CompileError(f"{what}: a tile index is an int or a tuple of ints, not {index!r}")
+        raise CompileError(f"{what}: a tile index is an int or a tuple of ints, not {what_is(index)}")
     if len(indices) != view.ndim:
         raise CompileError(f"{what}: {len(indices)} indices for {view.name}, which has {view.ndim} dimensions")
     return tuple(int(i) for i in indices)
@@ -268,7 +269,7 @@ def storable(view: TensorView, value: Any, what: str) -> NDArray[Any]:
         return value._array
     kind = scalar_kind(value)
     if kind is None:
-        raise CompileError(f"{what}: the value is a tile or a scalar, not {type(value).__name__}")
+        raise CompileError(f"{what}: the value is a tile or a scalar, not {what_is(value)}")
     problem = dtypes.unstorable(view.dtype, kind, value, view.name)
     if problem:
         raise CompileError(f"{what}: {problem}")
@@ -287,5 +288,5 @@ def mask_of(mask: Any, shape: Shape, what: str) -> NDArray[Any] | None:
             raise CompileError(f"{what}: a mask of shape {mask.shape} for a tile of shape {shape}")
         return np.broadcast_to(mask._array, shape)
     if scalar_kind(mask) is not bool:
-        raise CompileError(f"{what}: the mask is a bool tile, not {type(mask).__name__}")
+        raise CompileError(f"{what}: the mask is a bool tile, not {what_is(mask)}")
     return np.broadcast_to(np.bool_(mask), shape)

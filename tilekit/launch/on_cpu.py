@@ -20,6 +20,7 @@ from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
 from tilekit.compiler.cpu.interpret import interpret
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
+from tilekit.compiler.verdict import verdict
 from tilekit.lang.views import TensorView
 from tilekit.launch.packing import packing
 from tilekit.launch.sharing import Sharing
@@ -67,11 +68,16 @@ class Interpreted:
 
 
 class OnCpu(Interpreted):
-    """A specialisation that is compiled at its first launch, on the thread that runs it."""
+    """A specialisation that is compiled at its first launch, on the thread that runs it.
+
+    Raises:
+        CompileError: the language does not take the kernel.
+    """
 
     def __init__(self, specialisation: Specialisation) -> None:
         super().__init__(specialisation)
         settings = load_settings()
+        self._accepted = verdict(specialisation.bound, specialisation.facts, self._num_warps)
         self._compiles = settings.cpu == "compiled" and not settings.checks
         self._codes: dict[bool, LoadedCode | None] = {}  # by whether tensors overlap; None where there is none
         self._lock = threading.Lock()
@@ -108,7 +114,7 @@ class OnCpu(Interpreted):
 
             with self._lock:
                 if aliased not in self._codes:
-                    code = compile_for_cpu(self._bound, self._facts, self._num_warps, aliased=aliased)
+                    code = compile_for_cpu(self._accepted, self._facts, self._num_warps, aliased=aliased)
                     if isinstance(code, str):
                         NOT_COMPILED[self._bound.source.name] = code
                     packer = struct.Struct(slots_of(self._facts))

@@ -6,7 +6,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api
-from tilekit.compiler import optimize
+from tilekit.compiler import optimize, verdict
 from tilekit.compiler.ir.build import Unsupported
 from tilekit.compiler.ir.nodes import Location
 from tilekit.compiler.optimize import PASSES
@@ -33,10 +33,10 @@ def test_explain_shows_what_the_passes_made():
 
 
 def test_what_has_no_ir_says_why(monkeypatch):
-    def build(bound, facts):
+    def build(bound, facts, num_warps):
         raise Unsupported("Starred", Location(bound.source, 15))
 
-    monkeypatch.setattr(optimize, "build", build)
+    monkeypatch.setattr(verdict, "build", build)
     explained = launch().explain("sm_90a")
     assert explained.ir == "# no IR: Starred, in product:15"
     assert not explained.pipelines

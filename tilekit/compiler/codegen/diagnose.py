@@ -16,7 +16,7 @@ from numba.cuda.core.errors import TypingError
 from tilekit.compiler.codegen.types import Clash, describe
 from tilekit.compiler.frontend.source import KernelSource
 from tilekit.compiler.frontend.syntax import NOT_CALLED, NOT_UNPACKED, WRONG_LENGTH
-from tilekit.compiler.frontend.type_stability import KEEPS
+from tilekit.compiler.ir.constants import KEEPS
 from tilekit.errors import CompileError
 
 __all__ = ["InFunction", "OverLimit", "Refused", "compile_error", "in_words", "refuse", "reject"]

@@ -19,18 +19,15 @@ from tilekit.compiler.cpu.program import Program, Site
 from tilekit.compiler.cpu.values import Unsupported
 from tilekit.compiler.cpu.workers import run_with_helpers
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
-from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.ir.build import Unsupported as NotInTheIR
-from tilekit.compiler.ir.build import build as build_ir
-from tilekit.compiler.ir.effects import WRITES, effects
-from tilekit.compiler.ir.inference import check
-from tilekit.compiler.ir.nodes import Location, Region, Value
-from tilekit.compiler.ir.types import TileType, Unknown, sampling
+from tilekit.compiler.ir.nodes import Location, Region
+from tilekit.compiler.ir.types import Unknown, sampling
 from tilekit.compiler.passes.accumulation import accumulate_products
 from tilekit.compiler.passes.canonical import canonicalize
 from tilekit.compiler.passes.dead_code import eliminate_dead_code
 from tilekit.compiler.passes.hoisting import hoist_invariants
-from tilekit.errors import CompileError, DeviceError
+from tilekit.compiler.verdict import Accepted
+from tilekit.errors import DeviceError
 from tilekit.lang.pipelines import unequal
 from tilekit.lang.views import TensorView
 from tilekit.lang.windows import window_of
@@ -76,51 +73,42 @@ class CpuCode:
 
 
 def compile_for_cpu(
-    bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | None, *, aliased: bool = False
+    accepted: Accepted, facts: Sequence[ArgumentFacts], num_warps: int | None, *, aliased: bool = False
 ) -> CpuCode | str:
     """A kernel in machine code; or why it has to be interpreted.
 
     Args:
-        bound, facts: the kernel.
+        accepted, facts: the kernel.
         num_warps: of a block on a GPU, if they were given: they decide how large tiles may be.
         aliased: whether tensors that it writes may share memory with others.
     """
     try:
-        return _compiled(bound, facts, num_warps, aliased)
+        return _compiled(accepted, facts, num_warps, aliased)
     except (Unsupported, NotInTheIR) as reason:
         return str(reason)
-    except CompileError as error:  # the interpreter says it with the line
-        return error.reason
     except Exception as error:
-        logging.getLogger("tilekit").warning(_BROKEN, bound.source.name, exc_info=True)
+        logging.getLogger("tilekit").warning(_BROKEN, accepted.bound.source.name, exc_info=True)
         return f"{type(error).__name__}: {error}"
 
 
-def _compiled(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | None, aliased: bool) -> CpuCode:
-    kernel = build_ir(bound, facts, num_warps)
-    with sampling(num_warps=num_warps):
-        _check(kernel)
+def _compiled(accepted: Accepted, facts: Sequence[ArgumentFacts], num_warps: int | None, aliased: bool) -> CpuCode:
+    kernel = accepted.ir()
+    _check(kernel)
     for rewrite in _PASSES:
         rewrite(kernel)
     with sampling(num_warps=num_warps):
         program = Program(kernel, facts, host(), aliased=aliased)
     text = program.k.finish()
-    return CpuCode(bound.source.name, host().assembled(text), program.k.scratch_bytes, tuple(program.sites))
+    return CpuCode(accepted.bound.source.name, host().assembled(text), program.k.scratch_bytes, tuple(program.sites))
 
 
 def _check(kernel: Region) -> None:
-    """Leave a kernel to the interpreter that the language does not take: it says why, and where."""
+    """Leave a kernel to the interpreter with something in it that nothing is known of."""
     for operation in kernel.walk():
         defined = [*operation.results, *(value for region in operation.regions for value in region.parameters)]
         if any(isinstance(value.type, Unknown) for value in defined):
             what = getattr(operation.what, "spelling", operation.what) or operation.kind
             raise Unsupported(f"{what} of unknown type, in {operation.location}")
-        if operation.kind == "if":
-            condition = operation.operands[0]
-            if isinstance(condition, Value) and isinstance(condition.type, TileType) and condition.type.shape:
-                raise Unsupported(f"a tile as a condition, in {operation.location}")
-        elif WRITES in effects(operation) and not operation.regions:
-            check(operation)
 
 
 class LoadedCode:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 import types as python_types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from tilekit.compiler.frontend.bound import BoundKernel, stored
+from tilekit.compiler.frontend.builtin_calls import BUILTINS, Builtins
 from tilekit.compiler.frontend.exits import structured
-from tilekit.compiler.frontend.folding import BINARY, COMPARE, UNARY
+from tilekit.compiler.frontend.folding import BINARY, COMPARE, FOLDABLE_CALLS, MISSING, UNARY
 from tilekit.compiler.frontend.liveness import Liveness
+from tilekit.compiler.frontend.syntax import NOT_CALLED
 from tilekit.compiler.ir.constants import (
+    KEEPS,
     constant_of,
     is_known,
     is_unset,
     joined_type,
+    kind_of,
     known_attribute,
+    may_be_one,
     operand_of,
 )
 from tilekit.compiler.ir.effects import is_pure
@@ -37,9 +43,12 @@ from tilekit.compiler.ir.nodes import (
     rebuilt,
     structure,
 )
+from tilekit.compiler.ir.rules import check_condition
 from tilekit.compiler.ir.symbols import SYMBOLS
+from tilekit.compiler.ir.types import UNKNOWN, TileType
+from tilekit.errors import CompileError
 
-__all__ = ["Environment", "Expressions", "Frame", "Loop", "Unsupported"]
+__all__ = ["Closure", "Environment", "Expressions", "Frame", "Loop", "Unsupported"]
 
 _BY_SYMBOL: dict[str, dict[str, Callable[..., Any]]] = {
     "binary": {SYMBOLS[op]: f for op, f in BINARY.items()},
@@ -54,9 +63,8 @@ R = TypeVar("R")
 class Unsupported(Exception):
     """A statement that the IR has no form for, yet."""
 
-    def __init__(self, what: str, location: Location) -> None:
-        self.location = location
-        super().__init__(f"{what}, in {location}")
+    def __init__(self, what: str, location: Location | None = None) -> None:
+        super().__init__(what if location is None else f"{what}, in {location}")
 
 
 @dataclass
@@ -67,19 +75,61 @@ class Loop:
     exits: list[tuple[Region, Environment]] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(eq=False)
 class Frame:
-    """A function that is being walked."""
+    """A function that is being walked.
+
+    Attributes:
+        caller, calling: of a function written in another, by whom it is called, and the variables there.
+        around: the variables of the function that it is written in.
+    """
 
     bound: BoundKernel
     definition: ast.FunctionDef
     liveness: Liveness
     inlined: bool
+    caller: Frame | None = None
+    calling: Environment = field(default_factory=dict)
+    around: Environment | None = None
+    closure: Closure | None = None
 
     @classmethod
     def of(cls, bound: BoundKernel, *, inlined: bool) -> Frame:
         definition = structured(bound.definition, returns=inlined)
         return cls(bound, definition, Liveness(definition), inlined)
+
+
+_PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+@dataclass(eq=False)
+class Closure:
+    """A function, or a lambda, that is written in one that is being walked."""
+
+    node: ast.FunctionDef | ast.Lambda
+    frame: Frame
+
+    @property
+    def name(self) -> str:
+        return self.node.name if isinstance(self.node, ast.FunctionDef) else "the lambda"
+
+    @property
+    def names(self) -> list[str]:
+        return [argument.arg for argument in self.node.args.args]
+
+    @property
+    def defaults(self) -> list[ast.expr]:
+        return self.node.args.defaults
+
+    def called_from(self, caller: Frame, calling: Environment, around: Environment) -> Frame:
+        """The frame of a call."""
+        definition = self.node
+        if isinstance(definition, ast.Lambda):
+            body = ast.copy_location(ast.Return(definition.body), definition)
+            definition = ast.FunctionDef(name=self.name, args=definition.args, body=[body], decorator_list=[])
+        definition = structured(definition, returns=True)
+        frame = Frame(self.frame.bound, definition, Liveness(definition), True, caller, calling, around, self)
+        return frame
 
 
 class Expressions:
@@ -89,12 +139,15 @@ class Expressions:
         frame: the function that is being walked.
         region: where operations are appended to.
         loops: that are being built, of this function.
+        refused: operations that the language does not have, and why.
     """
 
     def __init__(self, bound: BoundKernel) -> None:
         self.frame = Frame.of(bound, inlined=False)
         self.region = Region()
         self.loops: list[Loop] = []
+        self.refused: dict[Operation, CompileError] = {}
+        self.rewritten, self.counted = False, 0
 
     def statement(self, node: ast.stmt, environment: Environment) -> bool:
         """Walk a statement; whether what follows it is reached."""
@@ -104,12 +157,19 @@ class Expressions:
         """Where a statement or expression stands."""
         return Location.of(self.frame.bound.source, node)
 
+    def refuse(self, reason: str, node: ast.AST) -> NoReturn:
+        """Raise the error that the kernel is wrong there."""
+        raise self.location(node).error(reason)
+
     def emit(
         self, kind: str, operands: Iterable[Operand], node: ast.AST, name: str, what: Any = None, **keywords: Operand
     ) -> Operand:
         """Append an operation, and give what it defines: nothing but a constant, if that is what it comes to."""
         operation = Operation(kind, list(operands), self.location(node), what, keywords)
-        result = infer(operation)
+        try:
+            result = infer(operation)
+        except CompileError as error:  # a loop that makes another thing of its variables is the reason, where there is one
+            result, self.refused[operation] = Value(name, UNKNOWN), self.located(operation, error)
         if is_pure(operation) and not any(isinstance(leaf, Value) for leaf in leaves(result)):
             return result
         defined = [Value(name, leaf.type) if isinstance(leaf, Value) else leaf for leaf in leaves(result)]
@@ -118,6 +178,15 @@ class Expressions:
         operand = rebuilt(result, defined)
         operation.pattern = operand if isinstance(operand, Group) else None
         return operand
+
+    def located(self, operation: Operation, error: CompileError) -> CompileError:
+        """The error of an operation; in a function that it was given, that is where it stands."""
+        for operand in (*operation.operands, *operation.keywords.values()):
+            if isinstance(operand, Constant) and isinstance(operand.value, BoundKernel):
+                within = operand.value.error_from(error.reason, error.__traceback__)
+                if within.lineno is not None:
+                    return within
+        return operation.location.error(error.reason)
 
     def nested(self, walk: Callable[[], R], parameters: Iterable[Value] = ()) -> tuple[Region, R]:
         """The region of what is walked, and what walking gives."""
@@ -135,8 +204,7 @@ class Expressions:
         for _, operand in ways:
             if is_unset(operand) and structure(operand) != structure(like):
                 operand = rebuilt(like, [UNDEFINED for _ in leaves(like)])
-            if structure(operand) != structure(like):
-                raise Unsupported(f"{name} is one thing on one path and another on another", self.location(node))
+            self.check_same(name, like, operand, node)
             columns.append(list(leaves(operand)))
         inner = {id(result) for region, _ in ways for inside in region.walk() for result in inside.results}
         joined_leaves: list[Operand] = []
@@ -151,11 +219,25 @@ class Expressions:
             joined_leaves.append(result)
         return rebuilt(like, joined_leaves)
 
+    def check_same(self, name: str, one: Operand, other: Operand, node: ast.AST) -> None:
+        """Refuse a variable, or a value, that is one thing on one path or turn, and another on another."""
+        if may_be_one(one, other):
+            return
+        variable = isinstance(node, ast.stmt) and not isinstance(node, ast.Return)
+        if variable:  # the last place that assigns to it
+            stores = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
+            node = max(stores, key=lambda n: (n.lineno, n.col_offset), default=node)
+        self.refuse(f"{name if variable else 'the value'} is {kind_of(one)} and {kind_of(other)}: {KEEPS}", node)
+
     def name(self, name: str, environment: Environment) -> Operand:
         """What a name stands for."""
         if name in environment:
             return environment[name]
-        bound = self.frame.bound
+        bound, frame = self.frame.bound, self.frame
+        while frame.closure is not None and frame.around is not None and name not in stored(ast.walk(frame.definition)):
+            if name in frame.around:
+                return frame.around[name]
+            frame = frame.closure.frame
         if name in bound.called:
             return Constant(bound.called[name], name)
         if name in bound.names or name in stored(ast.walk(self.frame.definition)):
@@ -175,7 +257,8 @@ class Expressions:
                 if isinstance(owner, Constant) and isinstance(owner.value, (python_types.ModuleType, type)):
                     spelling = f"{owner.spelling}.{attribute}"
                     root = owner.value if owner.root is None else owner.root
-                    return Constant(getattr(owner.value, attribute), spelling, root, (*owner.path, attribute))
+                    value = getattr(owner.value, attribute)
+                    return None if isinstance(value, property) else Constant(value, spelling, root, (*owner.path, attribute))
         return None
 
     def expression(self, node: ast.expr, environment: Environment, name: str = "t") -> Operand:
@@ -205,8 +288,12 @@ class Expressions:
                 return self.operator("compare", type(op), operands, node, name)
             case ast.BoolOp(op=op, values=values):
                 return self.decided(node, op, values, environment)
+            case ast.Compare(left=left, ops=[op, *ops], comparators=[middle, *rest]):
+                return self.chain(node, left, op, middle, ops, rest, environment)
+            case ast.Lambda():
+                return Constant(Closure(node, self.frame), "lambda")
             case ast.IfExp(test=test, body=body, orelse=orelse):
-                condition = self.expression(test, environment)
+                condition = self.condition(test, environment)
                 ways = [lambda: self.expression(body, environment, name), lambda: self.expression(orelse, environment, name)]
                 return self.chosen(node, condition, ways, name)
             case ast.Subscript(value=value, slice=index):
@@ -215,16 +302,50 @@ class Expressions:
                 return self.call(node, environment, name)
         raise Unsupported(type(node).__name__, self.location(node))
 
+    def condition(self, node: ast.expr, environment: Environment) -> Operand:
+        """What decides a branch: a constant where it is known."""
+        operand = self.expression(node, environment)
+        try:
+            check_condition(operand)
+        except CompileError as error:
+            self.refuse(error.reason, node)
+        return Constant(bool(operand.parts)) if isinstance(operand, Group) else operand
+
+    def chain(
+        self,
+        node: ast.Compare,
+        left: ast.expr,
+        op: ast.cmpop,
+        middle: ast.expr,
+        ops: list[ast.cmpop],
+        rest: list[ast.expr],
+        environment: Environment,
+    ) -> Operand:
+        """`a < b < c`, where `b` is computed once."""
+        kept = f"tilekit__between{self.count()}"
+        known = environment | {kept: self.expression(middle, environment)}
+        between = ast.copy_location(ast.Name(kept, ast.Load()), middle)
+        parts: list[ast.expr] = [
+            ast.copy_location(ast.Compare(left, [op], [between]), node),
+            ast.copy_location(ast.Compare(between, ops, rest), node),
+        ]
+        return self.decided(ast.copy_location(ast.BoolOp(ast.And(), parts), node), ast.And(), parts, known)
+
+    def count(self) -> int:
+        """A number that makes a name one of its own."""
+        self.counted += 1
+        return self.counted
+
     def decided(self, node: ast.BoolOp, op: ast.boolop, values: Sequence[ast.expr], environment: Environment) -> Operand:
         """`and`, `or`: the first operand decides whether the others are looked at."""
-        first = self.expression(values[0], environment)
         if len(values) == 1:
-            return first
+            return self.expression(values[0], environment)
+        first = self.condition(values[0], environment)
         rest = lambda: self.decided(node, op, values[1:], environment)  # noqa: E731
         ways = [rest, lambda: first] if isinstance(op, ast.And) else [lambda: first, rest]
         return self.chosen(node, first, ways, "t")
 
-    def chosen(self, node: ast.expr, condition: Operand, ways: Sequence[Callable[[], Operand]], name: str) -> Operand:
+    def chosen(self, node: ast.AST, condition: Operand, ways: Sequence[Callable[[], Operand]], name: str) -> Operand:
         """One of two expressions."""
         if is_known(condition):
             return ways[0 if condition.value else 1]()  # type: ignore[union-attr]
@@ -264,31 +385,97 @@ class Expressions:
 
     def call(self, node: ast.Call, environment: Environment, name: str) -> Operand:
         function = self.static(node.func, environment)
-        if isinstance(function, Constant) and isinstance(function.value, BoundKernel):
-            arguments = [self.expression(argument, environment) for argument in node.args]
-            return self.inline(function.value, arguments, node)
         if any(isinstance(argument, ast.Starred) for argument in node.args) or any(k.arg is None for k in node.keywords):
-            raise Unsupported("*args and **kwargs", self.location(node))
+            self.refuse("arguments such as *args and **kwargs do not exist in kernels", node)
         receiver = None
         if function is None and isinstance(node.func, ast.Attribute):
             receiver = self.expression(node.func.value, environment)
-        elif not isinstance(function, Constant):
-            raise Unsupported("a call of what is no function", self.location(node))
+        elif function is None:
+            function = self.expression(node.func, environment)
         arguments = [self.expression(argument, environment) for argument in node.args]
         keywords = {str(k.arg): self.expression(k.value, environment) for k in node.keywords}
+        known = None if keywords else self.folded(node, function, receiver, arguments)
+        if known is not None:
+            return known
         if receiver is not None:
             assert isinstance(node.func, ast.Attribute)
             return self.emit("method", [receiver, *arguments], node, name, node.func.attr, **keywords)
+        if not isinstance(function, Constant):
+            self.refuse(NOT_CALLED, node)
+        if isinstance(function.value, BoundKernel):
+            return self.inline(Frame.of(function.value, inlined=True), function.value.names, arguments)
+        if isinstance(function.value, Closure):
+            return self.inline_closure(function.value, arguments, keywords, node, environment)
+        if not keywords and arguments and any(function.value is one for one in BUILTINS):
+            return self.builtin(function, arguments, node, name)
         return self.emit("call", arguments, node, name, function, **keywords)
 
-    def inline(self, bound: BoundKernel, arguments: Sequence[Operand], node: ast.AST) -> Operand:
+    def folded(
+        self, node: ast.Call, function: Operand | None, receiver: Operand | None, arguments: Sequence[Operand]
+    ) -> Operand | None:
+        """What a call of constants comes to, if it is known."""
+        if receiver is not None:
+            owner = constant_of(receiver)
+            is_length = isinstance(node.func, ast.Attribute) and node.func.attr == "bit_length" and not arguments
+            return Constant(owner.value.bit_length()) if is_length and owner is not None and type(owner.value) is int else None
+        if not isinstance(function, Constant):
+            return None
+        if function.value is len and len(arguments) == 1 and isinstance(arguments[0], Group):
+            return Constant(len(arguments[0].parts))
+        evaluate = next((known for called, known in FOLDABLE_CALLS.items() if called is function.value), None)
+        constants = [constant_of(argument) for argument in arguments]
+        if evaluate is None or not constants or not all(constants):
+            return None
+        try:
+            result = evaluate(*(constant.value for constant in constants if constant))
+        except (ArithmeticError, TypeError, ValueError):
+            return None
+        return None if result is MISSING else operand_of(result)
+
+    def builtin(self, function: Constant, arguments: Sequence[Operand], node: ast.Call, name: str) -> Operand:
+        """A call of a builtin of Python's, which operations of the language stand for where there are tiles."""
+        try:
+            operand: Operand = _BuiltinOperations(self, function, node, name).called(function.value, arguments)
+            return operand
+        except CompileError as error:
+            if error.lineno is not None:
+                raise
+            self.refuse(error.reason, node)
+
+    def inline(self, frame: Frame, names: Iterable[str], arguments: Iterable[Operand]) -> Operand:
         """A call, by the text of the function."""
         outer, loops = self.frame, self.loops
-        self.frame, self.loops = Frame.of(bound, inlined=True), []
+        self.frame, self.loops = frame, []
         try:
-            return self.body(self.frame.definition.body, dict(zip(bound.names, arguments, strict=True)))
+            return self.body(frame.definition.body, dict(zip(names, arguments, strict=True)))
         finally:
             self.frame, self.loops = outer, loops
+
+    def inline_closure(
+        self,
+        closure: Closure,
+        arguments: Sequence[Operand],
+        keywords: dict[str, Operand],
+        node: ast.Call,
+        environment: Environment,
+    ) -> Operand:
+        """A call of a function that is written in the kernel; it sees what the variables around it are now."""
+        frame, around = self.frame, environment
+        while frame is not closure.frame:
+            if frame.caller is None:
+                self.refuse("a function that is written in another cannot be called outside of it", node)
+            frame, around = frame.caller, frame.calling
+        inner = closure.called_from(self.frame, environment, around)
+        given = inspect.Signature([inspect.Parameter(one, _PLAIN) for one in closure.names])
+        known = dict(zip(reversed(closure.names), (self.expression(d, around) for d in reversed(closure.defaults)), strict=False))
+        try:
+            bound = given.bind_partial(*arguments, **keywords).arguments
+            missing = [one for one in closure.names if one not in bound and one not in known]
+            if missing:
+                raise TypeError(f"missing a required argument: {missing[0]!r}")
+        except TypeError as error:
+            self.refuse(f"{closure.name}: {error}; it is called as {closure.name}({', '.join(closure.names)})", node)
+        return self.inline(inner, closure.names, [bound[one] if one in bound else known[one] for one in closure.names])
 
     def body(self, statements: Sequence[ast.stmt], environment: Environment) -> Operand:
         """What a function returns. Behind a branch in which it returns, the other one goes on with all that follows."""
@@ -304,9 +491,37 @@ class Expressions:
         return Constant(None)
 
     def returned(self, node: ast.If, rest: Sequence[ast.stmt], environment: Environment) -> Operand:
-        condition = self.expression(node.test, environment)
+        condition = self.condition(node.test, environment)
         ways = [
             lambda: self.body([*node.body, *rest], dict(environment)),
             lambda: self.body([*node.orelse, *rest], dict(environment)),
         ]
-        return self.chosen(node, condition, ways, "t")  # type: ignore[arg-type]
+        values = (inner.value for one in (node, *rest) for inner in ast.walk(one) if isinstance(inner, ast.Return))
+        last = [value for value in values if value is not None]
+        return self.chosen(last[-1] if last else node, condition, ways, "t")
+
+
+class _BuiltinOperations(Builtins):
+    """What calls of builtins come to, as operations."""
+
+    def __init__(self, to: Expressions, function: Constant, node: ast.Call, name: str) -> None:
+        self.to, self.function, self.node, self.name = to, function, node, name
+
+    def rank(self, value: Operand) -> int | None:
+        return len(value.type.shape) if isinstance(value, Value) and isinstance(value.type, TileType) else None
+
+    def parts(self, value: Operand) -> Sequence[Operand] | None:
+        return value.parts if isinstance(value, Group) else None
+
+    def number(self, value: int) -> Operand:
+        return Constant(value)
+
+    def apply(self, function: Callable[..., Any], *values: Operand) -> Operand:
+        if function is self.function.value:
+            return self.to.emit("call", values, self.node, self.name, self.function)
+        self.to.rewritten = True
+        name = function.__name__
+        return self.to.emit("call", values, self.node, self.name, Constant(function, name))
+
+    def plus(self, first: Operand, second: Operand) -> Operand:
+        return self.to.operator("binary", ast.Add, [first, second], self.node, self.name)

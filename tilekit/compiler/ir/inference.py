@@ -1,22 +1,25 @@
-"""Type inference by reference: each operation runs, as NumPy does it, on samples of its operands."""
+"""Type inference by reference: each operation runs, as NumPy does it, on samples of its operands.
+
+What the reference refuses, the language refuses, on every device: `infer` raises the error. `rules` has what samples cannot show.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.frontend.folding import BINARY, COMPARE, UNARY
 from tilekit.compiler.frontend.zero_division import QUOTIENTS
-from tilekit.compiler.ir.effects import PRINTS, WRITES, effects
+from tilekit.compiler.ir import rules
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Section, Undefined, Value, leaves
 from tilekit.compiler.ir.symbols import SYMBOLS
-from tilekit.compiler.ir.types import UNKNOWN, UNSET, Type, type_of
+from tilekit.compiler.ir.types import UNKNOWN, UNSET, ScalarType, Type, Unknown, type_of
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang.views import TileRow
 
-__all__ = ["check", "infer", "item_types"]
+__all__ = ["infer", "item_types"]
 
 _OPERATORS: dict[tuple[str, str], Callable[..., Any]] = {
     (kind, SYMBOLS[op]): function
@@ -29,51 +32,80 @@ _OPERATORS |= {
     ("binary", "//"): QUOTIENTS["tilekit__floordiv"],
     ("binary", "%"): QUOTIENTS["tilekit__mod"],
 }
-_FAILURES = (CompileError, DeviceError, ArithmeticError, TypeError, ValueError, IndexError, AttributeError, LookupError)
 _NOTHING = Constant(None)
+# What the value of a sample may be the reason of.
+_BY_VALUE = (DeviceError, ArithmeticError, ValueError, LookupError)
 
 
 def infer(operation: Operation) -> Operand:
-    """What an operation defines: values with their types, put together as its result is; None where it gives nothing."""
-    if effects(operation) in ({PRINTS}, {WRITES}):
-        return _NOTHING
-    if any(_is_unset(operand) for operand in (*operation.operands, *operation.keywords.values())):
+    """What an operation defines: values with their types, put together as its result is; None where it gives nothing.
+
+    Raises:
+        CompileError: the language has no such operation on values of these types.
+    """
+    operands = (*operation.operands, *operation.keywords.values())
+    if any(_is_unset(operand) for operand in operands):
         return Value("", UNSET)
-    try:
-        return _described(_run(operation))
-    except _FAILURES:
+    if _has_unknown(operands) or rules.is_foreign(operation):
         return Value("", UNKNOWN)
-
-
-def check(operation: Operation) -> None:
-    """Raise the CompileError that the language has for an operation on values of these types; see `infer`."""
-    try:
-        _run(operation)
-    except CompileError:
-        raise
-    except _FAILURES:
-        pass
+    rules.check(operation, _sample)
+    for others in (False, True):
+        try:
+            return _described(_run(operation, others=others))
+        except CompileError:
+            raise
+        except _BY_VALUE:
+            continue
+        except (TypeError, AttributeError) as error:
+            raise CompileError(rules.in_words(operation, error, _sample)).with_traceback(error.__traceback__) from None
+    return Value("", UNKNOWN)
 
 
 def item_types(operation: Operation) -> list[Type]:
-    """The types of what a loop over streams, or over anything else, gets in each turn."""
-    types = []
-    for operand in operation.operands:
-        try:
-            sample = _sample(operand)
-            types.append(type_of(next(iter(sample.grid if isinstance(sample, TileRow) else sample))))  # a row may be empty
-        except (*_FAILURES, StopIteration):
-            types.append(UNKNOWN)
-    return types
+    """The types of what a loop over streams, or over anything else, gets in each turn.
+
+    Raises:
+        CompileError: nothing can be iterated over there.
+    """
+    if _has_unknown(operation.operands):
+        return [UNKNOWN for _ in operation.operands]
+    if operation.kind == "stream":
+        rules.check_stream(operation, _sample)
+    return [_item_type(operand) for operand in operation.operands]
+
+
+def _item_type(operand: Operand) -> Type:
+    sample = _sample(operand)
+    if isinstance(sample, range):
+        return ScalarType(int)
+    rules.check_iterable(sample)
+    try:
+        return type_of(next(iter(sample.grid if isinstance(sample, TileRow) else sample)))  # a row may be empty
+    except (*_BY_VALUE, StopIteration):
+        return UNKNOWN
 
 
 def _is_unset(operand: Operand) -> bool:
     return any(isinstance(leaf, Undefined) or (isinstance(leaf, Value) and leaf.type == UNSET) for leaf in leaves(operand))
 
 
-def _run(operation: Operation) -> Any:
-    operands = [_sample(operand) for operand in operation.operands]
-    keywords = {name: _sample(operand) for name, operand in operation.keywords.items()}
+def _has_unknown(operands: Iterable[Operand]) -> bool:
+    return any(
+        isinstance(leaf, Undefined) or (isinstance(leaf, Value) and isinstance(leaf.type, Unknown))
+        for operand in operands
+        for leaf in leaves(operand)
+    )
+
+
+def _run(operation: Operation, *, others: bool) -> Any:
+    """The result for samples; for `others`, if the first are of no use."""
+
+    def sample(operand: Operand) -> Any:
+        value = _sample(operand)
+        return type(value)(1 - value) if others and isinstance(operand, Value) and type(value) in (int, float) else value
+
+    operands = [sample(operand) for operand in operation.operands]
+    keywords = {name: sample(operand) for name, operand in operation.keywords.items()}
     match operation.kind:
         case "call":
             return _sample(operation.what)(*operands, **keywords)
@@ -98,8 +130,6 @@ def _sample(operand: Operand) -> Any:
             return tuple(map(_sample, parts))
         case Section(start, stop, step):
             return slice(_sample(start), _sample(stop), _sample(step))
-        case Undefined():
-            raise LookupError("undefined")
     raise AssertionError(operand)
 
 

@@ -6,6 +6,7 @@ gives for samples has the type of its result, and where it raises an error for t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -72,7 +73,11 @@ class TensorType:
         return f"{self.facts.role} {self.facts.dtype} tensor of rank {self.facts.rank}{tile}"
 
     def sample(self) -> TensorView:
-        """Zeros, which take no memory; they may be written, and are one element then."""
+        """Zeros, which take no memory; they may be written, and are one element then. Always the same ones."""
+        return self._sample
+
+    @functools.cached_property
+    def _sample(self) -> TensorView:
         facts = self.facts
         extent = 1 << min(_EXTENT_BITS, _SIZE_BITS // max(1, facts.rank))
         dtype = dtypes.as_dtype(facts.dtype)
@@ -156,5 +161,5 @@ def joined(first: Type, second: Type) -> Type:
 @contextmanager
 def sampling(grid: tuple[int, int, int] = (4, 4, 4), num_warps: int | None = None) -> Iterator[None]:
     """While the block runs, operations of the tile language can be called on samples."""
-    with block.running(block.Block(grid)), sized(num_warps), np.errstate(all="ignore"):
+    with block.running(block.Block(grid, sampled=True)), sized(num_warps), np.errstate(all="ignore"):
         yield
