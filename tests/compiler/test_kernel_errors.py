@@ -276,12 +276,12 @@ def assigns_an_element(y):
 
 
 def slices(y):
-    y.store(y.load()[1:3])  #: []: of a tile's elements none can be picked: [:, None] inserts dimensions
+    y.store(y.load()[1:3])  #: []: of a tile's elements none can be picked: [:, None], [None] and [..., None] insert dimensions
 
 
 def picks_by_mask(y):
     t = y.load()
-    y.store(t[t > 0])  #: []: of a tile's elements none can be picked: [:, None] inserts dimensions
+    y.store(t[t > 0])  #: []: of a tile's elements none can be picked: [:, None], [None] and [..., None] insert dimensions
 
 
 def unpacks(y):

@@ -31,6 +31,7 @@ from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.frontend.inlining import inlined
 from tilekit.compiler.frontend.pipelined import pipelined_loops, plain
 from tilekit.compiler.grids import Fold, Visits
+from tilekit.compiler.ir.verdict import Accepted, verdict
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.nvidia import ptxas_defects
@@ -39,7 +40,6 @@ from tilekit.compiler.optimize import Form, dump, forms, simplified
 from tilekit.compiler.passes.rings import Unfit
 from tilekit.compiler.passes.visits import ORDER
 from tilekit.compiler.target import STATIC_SHARED_BYTES, named, numba_capability, of
-from tilekit.compiler.verdict import Accepted, verdict
 from tilekit.errors import CompileError
 from tilekit.lang.size import MOST_WARPS, sized
 
@@ -79,6 +79,7 @@ def build(
     """
 
     accepted = verdict(bound, facts, num_warps)
+    accepted.announce()
     dump(accepted, target)
 
     def attempt(config: Config) -> tuple[CompiledKernel, Compilation]:

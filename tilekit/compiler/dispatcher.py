@@ -23,9 +23,9 @@ from tilekit.compiler.codegen.compilation import Compilation
 from tilekit.compiler.codegen.types import TensorType
 from tilekit.compiler.facts import MOST_NARROW, ArgumentFacts, TensorFacts
 from tilekit.compiler.frontend.bound import BoundKernel
+from tilekit.compiler.ir.verdict import verdict
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.nvidia import ptxas_defects
-from tilekit.compiler.verdict import verdict
 from tilekit.errors import TilekitError
 
 __all__ = ["make_dispatcher"]
@@ -48,6 +48,7 @@ def make_dispatcher(
         TilekitError: it needs more than 48 KB of shared memory.
     """
     accepted = verdict(bound, facts, num_warps)
+    accepted.announce()
     unproven = [f._replace(covered=False) if isinstance(f, TensorFacts) else f._replace(positive=False) for f in facts]
     capability = cuda.get_current_device().compute_capability
 

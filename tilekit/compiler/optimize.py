@@ -14,6 +14,7 @@ from tilekit.compiler.ir.build import Unsupported
 from tilekit.compiler.ir.nodes import Region
 from tilekit.compiler.ir.printer import printed
 from tilekit.compiler.ir.python import to_python
+from tilekit.compiler.ir.verdict import Accepted, verdict
 from tilekit.compiler.passes.accumulation import accumulate_products
 from tilekit.compiler.passes.bounds import bound_loops, separate_conditions
 from tilekit.compiler.passes.canonical import canonicalize
@@ -30,7 +31,6 @@ from tilekit.compiler.passes.staging import stage_operands
 from tilekit.compiler.passes.streams import streams_from_loads
 from tilekit.compiler.passes.visits import order_visits
 from tilekit.compiler.target import named
-from tilekit.compiler.verdict import Accepted, verdict
 from tilekit.lang import matmul, pipelines
 from tilekit.settings import load_settings
 

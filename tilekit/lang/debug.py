@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,17 @@ from tilekit.lang import block
 from tilekit.lang.registry import tile_op
 from tilekit.lang.tile import Tile, common_shape, scalar_kind, what_is
 
-__all__ = ["Directive", "assert_", "parse_format", "print_", "printf", "static_assert", "static_print", "unprintable"]
+__all__ = [
+    "Directive",
+    "assert_",
+    "parse_format",
+    "print_",
+    "printf",
+    "static_assert",
+    "static_line",
+    "static_print",
+    "unprintable",
+]
 
 MOST_ARGUMENTS = 32
 """What a GPU's printf takes."""
@@ -295,8 +305,7 @@ def described_tile(dtype: dtypes.DType, shape: tuple[int, ...]) -> str:
 def static_print(*values: Any) -> None:
     """Print a line when the kernel is compiled: constants by their values, tiles by their dtype and shape.
 
-    A kernel from the cache is not compiled, and prints nothing. A CPU device compiles nothing: there the first block of each
-    launch prints the line.
+    A kernel from the cache is not compiled, and prints nothing.
 
     Args:
         values: strings, generics and other constants, dtypes, tiles.
@@ -313,15 +322,18 @@ def static_print(*values: Any) -> None:
         >>> _ = look(api.zeros(4).partition(4)).sync()
         t is a bool tile of shape (4, 1)
     """
+    static_line(values)
+
+
+def static_line(values: Sequence[Any]) -> str:
+    """What `static_print` prints."""
     words = []
     for value in values:
         word = described_tile(value.dtype, value.shape) if isinstance(value, Tile) else described(value)
         if word is None:
             raise CompileError(f"static_print: {unknown_value(what_is(value))}")
         words.append(word)
-    running = block.running_one()
-    if not running.sampled and not any(running.index):
-        sys.stdout.write(" ".join(words) + "\n")
+    return " ".join(words)
 
 
 def unknown_value(actual: str) -> str:

@@ -40,6 +40,7 @@ __all__ = [
     "scalar_kind",
     "shift",
     "what_is",
+    "whole_index",
 ]
 
 Scalar = bool | int | float | np.generic
@@ -47,8 +48,7 @@ Scalar = bool | int | float | np.generic
 NO_TRUTH = "a tile has no single truth value: use tk.where(condition, x, y) to choose by element, or tk.any, tk.all"
 NO_ITERATION = "a tile cannot be iterated over: tile operations work on all its elements at once"
 NO_INDEX = (
-    "of a tile's elements none can be picked: [:, None] inserts dimensions, with a : for each of the tile's own; parts are got "
-    "with tk.extract"
+    "of a tile's elements none can be picked: [:, None], [None] and [..., None] insert dimensions; parts are got with tk.extract"
 )
 
 
@@ -174,6 +174,18 @@ def convert(value: Any, dtype: dtypes.DType) -> Any:
 families: dict[str, Callable[..., Tile]] = {}
 
 
+def whole_index(parts: Sequence[Any], rank: int) -> list[slice | None] | None:
+    """An index that inserts dimensions, with a `:` for each of a tile's own; None for one that does anything else."""
+    kinds: list[Any] = ["..." if part is ... else part for part in parts]
+    if not all(part is None or isinstance(part, str) or (isinstance(part, slice) and part == slice(None)) for part in kinds):
+        return None
+    missing = rank - sum(isinstance(part, slice) for part in kinds)
+    if missing < 0 or kinds.count("...") > 1:
+        return None
+    at = kinds.index("...") if "..." in kinds else len(kinds)
+    return [*kinds[:at], *[slice(None)] * missing, *kinds[at + 1 :]]
+
+
 class Tile:
     """An immutable array inside a kernel; its shape is known when the kernel is compiled, every extent a power of two.
 
@@ -257,11 +269,10 @@ class Tile:
         return families["product_of"]("@", other, self, "ieee")
 
     def __getitem__(self, index: Any) -> Tile:
-        parts = index if isinstance(index, tuple) else (index,)
-        whole = [part is None or (isinstance(part, slice) and part == slice(None)) for part in parts]
-        if not all(whole) or sum(part is not None for part in parts) != self.ndim:
+        whole = whole_index(index if isinstance(index, tuple) else (index,), self.ndim)
+        if whole is None:
             raise CompileError(f"[]: {NO_INDEX}")
-        return Tile(self._array[index])
+        return Tile(self._array[tuple(whole)])
 
     def __repr__(self) -> str:
         return f"Tile({self._array!r})"

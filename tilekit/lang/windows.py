@@ -23,7 +23,8 @@ if TYPE_CHECKING:  # importing it takes 20 ms
 
 __all__ = [
     "EVICTION", "PADDING", "PaddingMode", "check_eviction", "check_order", "check_row", "check_steps", "check_window", "mask_of",
-    "padding", "read", "read_only", "storable", "stored", "tile_index", "tileless", "window_of", "write", "written_only",
+    "padding", "padding_tile", "read", "read_only", "storable", "stored", "tile_index", "tileless", "window_of", "write",
+    "written_only",
 ]  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -57,6 +58,19 @@ def padding(dtype: dtypes.DType, mode: Any, name: str, what: str) -> float:
     if mode in ("inf", "-inf") and dtype == dtypes.float8_e4m3fn:
         raise CompileError(f"{what}: padding_mode {str(mode)!r} of {name}: float8_e4m3fn has no infinities; 'nan' is there")
     return PADDING[mode]
+
+
+def padding_tile(view: TensorView, tile: Tile, shape: Shape, what: str) -> NDArray[Any]:
+    """The elements of a tile that is the padding of one of `shape`."""
+    if not dtypes.storable(tile.dtype, view.dtype):
+        raise CompileError(
+            f"{what}: padding_value is a {tile.dtype.name} tile, which does not fit {view.name}, a {view.dtype.name} tensor, "
+            f"without loss; write .astype({view.name}.dtype) if that is meant"
+        )
+    if common_shape(what, [tile.shape, shape]) != shape:
+        raise CompileError(f"{what}: padding_value of shape {tile.shape} for a tile of shape {shape}")
+    elements: NDArray[Any] = convert(np.broadcast_to(tile._array, shape), view.dtype)
+    return elements
 
 
 def check_eviction(policy: Any, what: str) -> str:

@@ -20,7 +20,7 @@ from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
 from tilekit.compiler.cpu.interpret import interpret
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
-from tilekit.compiler.verdict import verdict
+from tilekit.compiler.ir.verdict import verdict
 from tilekit.lang.views import TensorView
 from tilekit.launch.packing import packing
 from tilekit.launch.sharing import Sharing
@@ -78,6 +78,7 @@ class OnCpu(Interpreted):
         super().__init__(specialisation)
         settings = load_settings()
         self._accepted = verdict(specialisation.bound, specialisation.facts, self._num_warps)
+        self._accepted.announce()
         self._compiles = settings.cpu == "compiled" and not settings.checks
         self._codes: dict[bool, LoadedCode | None] = {}  # by whether tensors overlap; None where there is none
         self._lock = threading.Lock()

@@ -26,7 +26,7 @@ from tilekit.compiler.passes.accumulation import accumulate_products
 from tilekit.compiler.passes.canonical import canonicalize
 from tilekit.compiler.passes.dead_code import eliminate_dead_code
 from tilekit.compiler.passes.hoisting import hoist_invariants
-from tilekit.compiler.verdict import Accepted
+from tilekit.compiler.ir.verdict import Accepted
 from tilekit.errors import DeviceError
 from tilekit.lang.pipelines import unequal
 from tilekit.lang.views import TensorView

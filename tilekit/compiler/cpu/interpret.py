@@ -23,7 +23,7 @@ def interpret(kernel: BoundKernel, grid: tuple[int, int, int], arguments: tuple[
     """Run every block of `grid`, axis 0 fastest, in this thread.
 
     Args:
-        kernel: with its generics bound; the language takes it, see `compiler.verdict`.
+        kernel: with its generics bound; the language takes it, see `compiler.ir.verdict`.
         grid: the number of blocks along each axis.
         arguments: `TensorView`s and scalars, one for each parameter.
         num_warps: of a block on a GPU, if they were given: they decide how large tiles may be.

@@ -1,8 +1,8 @@
 """Python's builtins on tiles, as operations of the language: `min(a, b)` is `tk.minimum(a, b)`, `print(t)` is `tk.print(t)`.
 
 `abs`, `max`, `min` and `round` go element by element; `max`, `min` and `sum` of one tile, of one dimension, fold it as they fold
-a tuple. `print` is `tk.print` of whatever there is. What they come to is said once, for values that the interpreter computes with
-and for operands of the IR.
+a tuple. `print` is `tk.print` of whatever there is, `pow` and `divmod` are the operators. What they come to is said once, for
+values that the interpreter computes with and for operands of the IR.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilekit.compiler.frontend.bound import BoundKernel, resolved
+from tilekit.compiler.frontend.folding import BINARY
+from tilekit.compiler.frontend.zero_division import QUOTIENTS
 from tilekit.errors import CompileError
 from tilekit.lang import calculation, debug, elementwise, reduction
 from tilekit.lang.tile import Tile
@@ -21,7 +23,8 @@ __all__ = ["BUILTINS", "NAMES", "Builtins", "Renamed"]
 
 _FOLDS: dict[Any, Callable[..., Any]] = {min: reduction.min_, max: reduction.max_, sum: reduction.sum_}
 _PAIRS: dict[Any, Callable[..., Any]] = {min: elementwise.minimum, max: elementwise.maximum}
-BUILTINS: tuple[Callable[..., Any], ...] = (min, max, sum, abs, round, print)
+BUILTINS: tuple[Callable[..., Any], ...] = (min, max, sum, abs, round, pow, divmod, print)
+_QUOTIENTS = {ast.FloorDiv: "floordiv", ast.Mod: "mod"}
 
 
 class Builtins:
@@ -43,14 +46,22 @@ class Builtins:
         """The result of a function."""
         return function(*values)
 
-    def plus(self, first: Any, second: Any) -> Any:
-        """A sum of two."""
-        return first + second
+    def operate(self, op: type[ast.operator], first: Any, second: Any) -> Any:
+        """What an operator gives."""
+        return QUOTIENTS[f"tilekit__{_QUOTIENTS[op]}"](first, second) if op in _QUOTIENTS else BINARY[op](first, second)
+
+    def tuple_of(self, *values: Any) -> Any:
+        """Several values as one."""
+        return values
 
     def called(self, function: Callable[..., Any], values: Sequence[Any]) -> Any:
         """The result of a builtin."""
         if function is print:
             return self.apply(debug.print_, *values)
+        if function is pow and len(values) == 2:
+            return self.operate(ast.Pow, *values)
+        if function is divmod and len(values) == 2:
+            return self.tuple_of(self.operate(ast.FloorDiv, *values), self.operate(ast.Mod, *values))
         first = self.parts(values[0]) if len(values) == 1 or function is sum else None
         listed = values if first is None else first
         if not any(self.rank(value) is not None for value in (*listed, *values)):
@@ -61,9 +72,11 @@ class Builtins:
             return self.apply(calculation.abs_ if function is abs else elementwise.round_, values[0])
         if first is None and (len(values) == 1 or function is sum):
             total = self._folded(function, values[0])
-            return total if len(values) == 1 else self.plus(values[1], total)
+            return total if len(values) == 1 else self.operate(ast.Add, values[1], total)
         if function is sum:
-            return functools.reduce(self.plus, listed, values[1] if len(values) > 1 else self.number(0))
+            return functools.reduce(
+                functools.partial(self.operate, ast.Add), listed, values[1] if len(values) > 1 else self.number(0)
+            )
         return functools.reduce(functools.partial(self._paired, function), listed)
 
     def _folded(self, function: Callable[..., Any], tile: Any) -> Any:

@@ -14,7 +14,9 @@ from tilekit.compiler.frontend.bound import BoundKernel, stored
 from tilekit.compiler.frontend.liveness import is_endless
 from tilekit.compiler.frontend.syntax import NOT_UNPACKED, WRONG_LENGTH
 from tilekit.compiler.frontend.unrolling import without_jumps
+from tilekit.compiler.ir.calls import Calls
 from tilekit.compiler.ir.constants import (
+    constant_of,
     is_known,
     is_unset,
     joined_type,
@@ -22,8 +24,9 @@ from tilekit.compiler.ir.constants import (
     same_types,
     type_of_operand,
 )
-from tilekit.compiler.ir.expressions import Closure, Environment, Expressions, Loop, Unsupported
-from tilekit.compiler.ir.inference import infer, item_types
+from tilekit.compiler.ir.expressions import Unsupported
+from tilekit.compiler.ir.frames import Closure, Environment, Loop
+from tilekit.compiler.ir.inference import item_types
 from tilekit.compiler.ir.nodes import (
     UNDEFINED,
     Constant,
@@ -38,6 +41,7 @@ from tilekit.compiler.ir.nodes import (
 from tilekit.compiler.ir.rules import unassignable
 from tilekit.compiler.ir.types import UNKNOWN, ScalarType, TensorType, TileType, Type, of_argument, sampling
 from tilekit.errors import CompileError
+from tilekit.lang.loops import static_range, unknown_bounds
 from tilekit.lang.pipelines import pipelined
 from tilekit.lang.tile import NO_ITERATION
 
@@ -61,7 +65,7 @@ def build(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | N
         return _Builder(bound).kernel(facts)
 
 
-class _Builder(Expressions):
+class _Builder(Calls):
     """Statements: what variables stand for, and control flow."""
 
     def kernel(self, facts: Sequence[ArgumentFacts]) -> Region:
@@ -294,29 +298,32 @@ class _Builder(Expressions):
         if isinstance(over, ast.Call) and isinstance(function, Constant):
             if function.value is range:
                 bounds = [self.expression(bound, environment) for bound in over.args]
-                self.checked(
+                self.check_operation(
                     Operation(
                         "call",
                         bounds,
                         self.location(over),
                         function,
                         dict.fromkeys([str(k.arg) for k in over.keywords], Constant(None)),
-                    ),
-                    over,
+                    )
                 )
                 start, stop = bounds[:2] if len(bounds) > 1 else (Constant(0), bounds[0])
                 return "for", [start, stop, bounds[2] if len(bounds) > 2 else Constant(1)], {}
+            if function.value is static_range:
+                bounds = [self.expression(bound, environment) for bound in over.args]
+                constants = [constant_of(bound) for bound in bounds]
+                if over.keywords or not all(constants):
+                    self.refuse(f"static_range: {unknown_bounds()}", over)
+                try:
+                    numbers = static_range(*(constant.value for constant in constants if constant))
+                except (CompileError, TypeError) as error:
+                    self.refuse(str(error), over)
+                return "each", [Group(tuple(map(Constant, numbers)))], {}
             if function.value is pipelined:
                 streams = [self.expression(stream, environment) for stream in over.args]
                 options = {str(k.arg): self.expression(k.value, environment) for k in over.keywords}
                 return "stream", streams, options
         return "each", [self.expression(over, environment)], {}
-
-    def checked(self, operation: Operation, node: ast.expr) -> None:
-        try:
-            infer(operation)
-        except CompileError as error:
-            self.refuse(error.reason, node)
 
     def widened(self, entry: Operand, loop: Loop, name: str, node: ast.AST) -> Operand:
         """What a carried variable is at the start of a turn, by what the turns before may end with."""

@@ -1,21 +1,16 @@
-"""Expressions of a kernel as operations and operands of the IR; calls are walked as if the text of the function stood there."""
+"""Expressions of a kernel as operations and operands of the IR; what calls come to is in `calls`."""
 
 from __future__ import annotations
 
 import ast
 import builtins
-import inspect
 import types as python_types
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from tilekit.compiler.frontend.bound import BoundKernel, stored
-from tilekit.compiler.frontend.builtin_calls import BUILTINS, Builtins
-from tilekit.compiler.frontend.exits import structured
-from tilekit.compiler.frontend.folding import BINARY, COMPARE, FOLDABLE_CALLS, MISSING, UNARY
-from tilekit.compiler.frontend.liveness import Liveness
-from tilekit.compiler.frontend.syntax import NOT_CALLED
+from tilekit.compiler.frontend.flow import UNSET
+from tilekit.compiler.frontend.folding import BINARY, COMPARE, UNARY
 from tilekit.compiler.ir.constants import (
     KEEPS,
     constant_of,
@@ -28,6 +23,7 @@ from tilekit.compiler.ir.constants import (
     operand_of,
 )
 from tilekit.compiler.ir.effects import is_pure
+from tilekit.compiler.ir.frames import Closure, Environment, Frame, Loop
 from tilekit.compiler.ir.inference import infer
 from tilekit.compiler.ir.nodes import (
     UNDEFINED,
@@ -45,10 +41,11 @@ from tilekit.compiler.ir.nodes import (
 )
 from tilekit.compiler.ir.rules import check_condition
 from tilekit.compiler.ir.symbols import SYMBOLS
-from tilekit.compiler.ir.types import UNKNOWN, TileType
+from tilekit.compiler.ir.types import UNKNOWN, TileType, Unknown
 from tilekit.errors import CompileError
+from tilekit.lang.tile import whole_index
 
-__all__ = ["Closure", "Environment", "Expressions", "Frame", "Loop", "Unsupported"]
+__all__ = ["Expressions", "Unsupported"]
 
 _BY_SYMBOL: dict[str, dict[str, Callable[..., Any]]] = {
     "binary": {SYMBOLS[op]: f for op, f in BINARY.items()},
@@ -56,7 +53,7 @@ _BY_SYMBOL: dict[str, dict[str, Callable[..., Any]]] = {
     "compare": {SYMBOLS[op]: f for op, f in COMPARE.items()},
 }
 
-Environment = dict[str, Operand]
+_WHOLE = Section(Constant(None), Constant(None), Constant(None))
 R = TypeVar("R")
 
 
@@ -65,71 +62,6 @@ class Unsupported(Exception):
 
     def __init__(self, what: str, location: Location | None = None) -> None:
         super().__init__(what if location is None else f"{what}, in {location}")
-
-
-@dataclass
-class Loop:
-    """A loop that is being built: the variables that it carries, and where it goes on or ends."""
-
-    carried: list[str]
-    exits: list[tuple[Region, Environment]] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class Frame:
-    """A function that is being walked.
-
-    Attributes:
-        caller, calling: of a function written in another, by whom it is called, and the variables there.
-        around: the variables of the function that it is written in.
-    """
-
-    bound: BoundKernel
-    definition: ast.FunctionDef
-    liveness: Liveness
-    inlined: bool
-    caller: Frame | None = None
-    calling: Environment = field(default_factory=dict)
-    around: Environment | None = None
-    closure: Closure | None = None
-
-    @classmethod
-    def of(cls, bound: BoundKernel, *, inlined: bool) -> Frame:
-        definition = structured(bound.definition, returns=inlined)
-        return cls(bound, definition, Liveness(definition), inlined)
-
-
-_PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
-
-
-@dataclass(eq=False)
-class Closure:
-    """A function, or a lambda, that is written in one that is being walked."""
-
-    node: ast.FunctionDef | ast.Lambda
-    frame: Frame
-
-    @property
-    def name(self) -> str:
-        return self.node.name if isinstance(self.node, ast.FunctionDef) else "the lambda"
-
-    @property
-    def names(self) -> list[str]:
-        return [argument.arg for argument in self.node.args.args]
-
-    @property
-    def defaults(self) -> list[ast.expr]:
-        return self.node.args.defaults
-
-    def called_from(self, caller: Frame, calling: Environment, around: Environment) -> Frame:
-        """The frame of a call."""
-        definition = self.node
-        if isinstance(definition, ast.Lambda):
-            body = ast.copy_location(ast.Return(definition.body), definition)
-            definition = ast.FunctionDef(name=self.name, args=definition.args, body=[body], decorator_list=[])
-        definition = structured(definition, returns=True)
-        frame = Frame(self.frame.bound, definition, Liveness(definition), True, caller, calling, around, self)
-        return frame
 
 
 class Expressions:
@@ -267,7 +199,10 @@ class Expressions:
             case ast.Constant(value=value):
                 return Constant(value)
             case ast.Name(id=variable):
-                return self.name(variable, environment)
+                operand = self.name(variable, environment)
+                if operand is UNDEFINED:  # on a path that types decide
+                    self.refuse(UNSET.format(name=variable), node)
+                return operand
             case ast.Tuple(elts=elements):
                 return Group(tuple(self.expression(element, environment) for element in elements))
             case ast.Slice(lower=start, upper=stop, step=step):
@@ -281,6 +216,8 @@ class Expressions:
             case ast.BinOp(left=left, op=op, right=right):
                 operands = self.expression(left, environment), self.expression(right, environment)
                 return self.operator("binary", type(op), operands, node, name)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return self.operator("unary", ast.Not, [self.condition(operand, environment)], node, name)
             case ast.UnaryOp(op=op, operand=operand):
                 return self.operator("unary", type(op), [self.expression(operand, environment)], node, name)
             case ast.Compare(left=left, ops=[op], comparators=[right]):
@@ -304,6 +241,8 @@ class Expressions:
 
     def condition(self, node: ast.expr, environment: Environment) -> Operand:
         """What decides a branch: a constant where it is known."""
+        if isinstance(node, ast.BoolOp):
+            return self.decided(node, node.op, node.values, environment, truth=True)
         operand = self.expression(node, environment)
         try:
             check_condition(operand)
@@ -336,12 +275,21 @@ class Expressions:
         self.counted += 1
         return self.counted
 
-    def decided(self, node: ast.BoolOp, op: ast.boolop, values: Sequence[ast.expr], environment: Environment) -> Operand:
-        """`and`, `or`: the first operand decides whether the others are looked at."""
-        if len(values) == 1:
+    def decided(
+        self, node: ast.BoolOp, op: ast.boolop, values: Sequence[ast.expr], environment: Environment, *, truth: bool = False
+    ) -> Operand:
+        """`and`, `or`: the first operand decides whether the others are looked at.
+
+        Of conditions (`truth`) only that matters whether they hold: one may be a tile, and another a number.
+        """
+        if len(values) == 1 and not truth:
             return self.expression(values[0], environment)
         first = self.condition(values[0], environment)
-        rest = lambda: self.decided(node, op, values[1:], environment)  # noqa: E731
+        if truth and isinstance(first, Value) and isinstance(first.type, TileType):
+            first = self.operator("unary", ast.Not, [self.operator("unary", ast.Not, [first], node, "t")], node, "t")
+        if len(values) == 1:
+            return first
+        rest = lambda: self.decided(node, op, values[1:], environment, truth=truth)  # noqa: E731
         ways = [rest, lambda: first] if isinstance(op, ast.And) else [lambda: first, rest]
         return self.chosen(node, first, ways, "t")
 
@@ -356,13 +304,17 @@ class Expressions:
 
     def operator(self, kind: str, op: type, operands: Sequence[Operand], node: ast.AST, name: str) -> Operand:
         symbol = SYMBOLS[op]
+        if kind == "compare" and symbol in ("is", "is not") and Constant(None) in operands:
+            (other,) = [o for o in operands if o != Constant(None)] or [Constant(None)]
+            if isinstance(other, Group) or (isinstance(other, Value) and not isinstance(other.type, Unknown)):
+                return Constant(symbol == "is not")
         constants = [constant_of(operand) for operand in operands]
         if all(constant is not None for constant in constants) and symbol in _BY_SYMBOL[kind]:
             try:
                 return operand_of(_BY_SYMBOL[kind][symbol](*(constant.value for constant in constants if constant)))
             except (ArithmeticError, TypeError, ValueError):
                 pass
-        return self.emit(kind, operands, node, name, symbol)
+        return self.emit(kind, self.batched(operands, node) if symbol == "@" else operands, node, name, symbol)
 
     def attribute(self, owner: Operand, attribute: str, node: ast.AST) -> Operand:
         known = known_attribute(owner, attribute)
@@ -370,6 +322,18 @@ class Expressions:
 
     def item(self, owner: Operand, index: Operand, node: ast.AST, name: str) -> Operand:
         at = constant_of(index)
+        if isinstance(owner, Value) and isinstance(owner.type, TileType):
+            parts = index.parts if isinstance(index, Group) else (index,)
+            written: list[Any] = [
+                None if isinstance(p, Constant) and p.value is None else slice(None) if p == _WHOLE else p for p in parts
+            ]
+            written = [... if isinstance(p, Constant) and p.value is ... else p for p in written]
+            whole = whole_index(written, len(owner.type.shape))
+            if whole is not None and (len(whole) != len(parts) or ... in written):
+                self.rewritten = True
+                if None not in whole:
+                    return owner
+                index = Group(tuple(Constant(None) if part is None else _WHOLE for part in whole))
         if (
             isinstance(owner, Group)
             and at is not None
@@ -384,144 +348,9 @@ class Expressions:
         return self.emit("item", [owner, index], node, name)
 
     def call(self, node: ast.Call, environment: Environment, name: str) -> Operand:
-        function = self.static(node.func, environment)
-        if any(isinstance(argument, ast.Starred) for argument in node.args) or any(k.arg is None for k in node.keywords):
-            self.refuse("arguments such as *args and **kwargs do not exist in kernels", node)
-        receiver = None
-        if function is None and isinstance(node.func, ast.Attribute):
-            receiver = self.expression(node.func.value, environment)
-        elif function is None:
-            function = self.expression(node.func, environment)
-        arguments = [self.expression(argument, environment) for argument in node.args]
-        keywords = {str(k.arg): self.expression(k.value, environment) for k in node.keywords}
-        known = None if keywords else self.folded(node, function, receiver, arguments)
-        if known is not None:
-            return known
-        if receiver is not None:
-            assert isinstance(node.func, ast.Attribute)
-            return self.emit("method", [receiver, *arguments], node, name, node.func.attr, **keywords)
-        if not isinstance(function, Constant):
-            self.refuse(NOT_CALLED, node)
-        if isinstance(function.value, BoundKernel):
-            return self.inline(Frame.of(function.value, inlined=True), function.value.names, arguments)
-        if isinstance(function.value, Closure):
-            return self.inline_closure(function.value, arguments, keywords, node, environment)
-        if not keywords and arguments and any(function.value is one for one in BUILTINS):
-            return self.builtin(function, arguments, node, name)
-        return self.emit("call", arguments, node, name, function, **keywords)
+        """What a call comes to."""
+        raise NotImplementedError
 
-    def folded(
-        self, node: ast.Call, function: Operand | None, receiver: Operand | None, arguments: Sequence[Operand]
-    ) -> Operand | None:
-        """What a call of constants comes to, if it is known."""
-        if receiver is not None:
-            owner = constant_of(receiver)
-            is_length = isinstance(node.func, ast.Attribute) and node.func.attr == "bit_length" and not arguments
-            return Constant(owner.value.bit_length()) if is_length and owner is not None and type(owner.value) is int else None
-        if not isinstance(function, Constant):
-            return None
-        if function.value is len and len(arguments) == 1 and isinstance(arguments[0], Group):
-            return Constant(len(arguments[0].parts))
-        evaluate = next((known for called, known in FOLDABLE_CALLS.items() if called is function.value), None)
-        constants = [constant_of(argument) for argument in arguments]
-        if evaluate is None or not constants or not all(constants):
-            return None
-        try:
-            result = evaluate(*(constant.value for constant in constants if constant))
-        except (ArithmeticError, TypeError, ValueError):
-            return None
-        return None if result is MISSING else operand_of(result)
-
-    def builtin(self, function: Constant, arguments: Sequence[Operand], node: ast.Call, name: str) -> Operand:
-        """A call of a builtin of Python's, which operations of the language stand for where there are tiles."""
-        try:
-            operand: Operand = _BuiltinOperations(self, function, node, name).called(function.value, arguments)
-            return operand
-        except CompileError as error:
-            if error.lineno is not None:
-                raise
-            self.refuse(error.reason, node)
-
-    def inline(self, frame: Frame, names: Iterable[str], arguments: Iterable[Operand]) -> Operand:
-        """A call, by the text of the function."""
-        outer, loops = self.frame, self.loops
-        self.frame, self.loops = frame, []
-        try:
-            return self.body(frame.definition.body, dict(zip(names, arguments, strict=True)))
-        finally:
-            self.frame, self.loops = outer, loops
-
-    def inline_closure(
-        self,
-        closure: Closure,
-        arguments: Sequence[Operand],
-        keywords: dict[str, Operand],
-        node: ast.Call,
-        environment: Environment,
-    ) -> Operand:
-        """A call of a function that is written in the kernel; it sees what the variables around it are now."""
-        frame, around = self.frame, environment
-        while frame is not closure.frame:
-            if frame.caller is None:
-                self.refuse("a function that is written in another cannot be called outside of it", node)
-            frame, around = frame.caller, frame.calling
-        inner = closure.called_from(self.frame, environment, around)
-        given = inspect.Signature([inspect.Parameter(one, _PLAIN) for one in closure.names])
-        known = dict(zip(reversed(closure.names), (self.expression(d, around) for d in reversed(closure.defaults)), strict=False))
-        try:
-            bound = given.bind_partial(*arguments, **keywords).arguments
-            missing = [one for one in closure.names if one not in bound and one not in known]
-            if missing:
-                raise TypeError(f"missing a required argument: {missing[0]!r}")
-        except TypeError as error:
-            self.refuse(f"{closure.name}: {error}; it is called as {closure.name}({', '.join(closure.names)})", node)
-        return self.inline(inner, closure.names, [bound[one] if one in bound else known[one] for one in closure.names])
-
-    def body(self, statements: Sequence[ast.stmt], environment: Environment) -> Operand:
-        """What a function returns. Behind a branch in which it returns, the other one goes on with all that follows."""
-        for at, statement in enumerate(statements):
-            if isinstance(statement, ast.Return):
-                return Constant(None) if statement.value is None else self.expression(statement.value, environment, "t")
-            if any(isinstance(part, ast.Return) for part in ast.walk(statement)):
-                assert isinstance(statement, ast.If), "no loop returns: see `structured`"
-                rest = statements[at + 1 :]
-                return self.returned(statement, rest, environment)
-            if not self.statement(statement, environment):
-                raise Unsupported("statements that are not reached", self.location(statement))
-        return Constant(None)
-
-    def returned(self, node: ast.If, rest: Sequence[ast.stmt], environment: Environment) -> Operand:
-        condition = self.condition(node.test, environment)
-        ways = [
-            lambda: self.body([*node.body, *rest], dict(environment)),
-            lambda: self.body([*node.orelse, *rest], dict(environment)),
-        ]
-        values = (inner.value for one in (node, *rest) for inner in ast.walk(one) if isinstance(inner, ast.Return))
-        last = [value for value in values if value is not None]
-        return self.chosen(last[-1] if last else node, condition, ways, "t")
-
-
-class _BuiltinOperations(Builtins):
-    """What calls of builtins come to, as operations."""
-
-    def __init__(self, to: Expressions, function: Constant, node: ast.Call, name: str) -> None:
-        self.to, self.function, self.node, self.name = to, function, node, name
-
-    def rank(self, value: Operand) -> int | None:
-        return len(value.type.shape) if isinstance(value, Value) and isinstance(value.type, TileType) else None
-
-    def parts(self, value: Operand) -> Sequence[Operand] | None:
-        return value.parts if isinstance(value, Group) else None
-
-    def number(self, value: int) -> Operand:
-        return Constant(value)
-
-    def apply(self, function: Callable[..., Any], *values: Operand) -> Operand:
-        if function is self.function.value:
-            return self.to.emit("call", values, self.node, self.name, self.function)
-        self.to.rewritten = True
-        name = function.__name__
-        return self.to.emit("call", values, self.node, self.name, Constant(function, name))
-
-    def plus(self, first: Operand, second: Operand) -> Operand:
-        return self.to.operator("binary", ast.Add, [first, second], self.node, self.name)
+    def batched(self, operands: Sequence[Operand], node: ast.AST) -> list[Operand]:
+        """Operands of a product, of which a matrix beside a batch is a batch of that matrix."""
+        raise NotImplementedError

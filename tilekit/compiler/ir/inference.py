@@ -13,13 +13,14 @@ from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.frontend.folding import BINARY, COMPARE, UNARY
 from tilekit.compiler.frontend.zero_division import QUOTIENTS
 from tilekit.compiler.ir import rules
+from tilekit.compiler.ir.effects import PRINTS, WRITES, effects
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Section, Undefined, Value, leaves
 from tilekit.compiler.ir.symbols import SYMBOLS
 from tilekit.compiler.ir.types import UNKNOWN, UNSET, ScalarType, Type, Unknown, type_of
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang.views import TileRow
 
-__all__ = ["infer", "item_types"]
+__all__ = ["infer", "item_types", "samples_of"]
 
 _OPERATORS: dict[tuple[str, str], Callable[..., Any]] = {
     (kind, SYMBOLS[op]): function
@@ -49,16 +50,24 @@ def infer(operation: Operation) -> Operand:
     if _has_unknown(operands) or rules.is_foreign(operation):
         return Value("", UNKNOWN)
     rules.check(operation, _sample)
-    for others in (False, True):
+    refused: CompileError | None = None
+    for factor in (0, 1, -1) if any(map(_is_number, operands)) else (0,):
         try:
-            return _described(_run(operation, others=others))
-        except CompileError:
-            raise
+            return _described(_run(operation, factor))
+        except CompileError as error:
+            refused = refused or error
         except _BY_VALUE:
             continue
         except (TypeError, AttributeError) as error:
             raise CompileError(rules.in_words(operation, error, _sample)).with_traceback(error.__traceback__) from None
-    return Value("", UNKNOWN)
+    if refused is not None:  # whatever the numbers
+        raise refused
+    return _NOTHING if effects(operation) in ({PRINTS}, {WRITES}) else Value("", UNKNOWN)
+
+
+def samples_of(operation: Operation) -> list[Any]:
+    """Samples of its operands."""
+    return [_sample(operand) for operand in operation.operands]
 
 
 def item_types(operation: Operation) -> list[Type]:
@@ -97,15 +106,20 @@ def _has_unknown(operands: Iterable[Operand]) -> bool:
     )
 
 
-def _run(operation: Operation, *, others: bool) -> Any:
-    """The result for samples; for `others`, if the first are of no use."""
+def _is_number(operand: Operand) -> bool:
+    """Whether an operand has a number in it that the kernel computes."""
+    return any(isinstance(leaf, Value) and isinstance(leaf.type, ScalarType) for leaf in leaves(operand))
 
-    def sample(operand: Operand) -> Any:
+
+def _run(operation: Operation, factor: int) -> Any:
+    """The result for samples; where the first are of no use, for others, which differ from each other by this."""
+
+    def sample(at: int, operand: Operand) -> Any:
         value = _sample(operand)
-        return type(value)(1 - value) if others and isinstance(operand, Value) and type(value) in (int, float) else value
+        return type(value)(factor * (at + 1)) if factor and isinstance(operand, Value) and type(value) in (int, float) else value
 
-    operands = [sample(operand) for operand in operation.operands]
-    keywords = {name: sample(operand) for name, operand in operation.keywords.items()}
+    operands = [sample(at, operand) for at, operand in enumerate(operation.operands)]
+    keywords = {n: sample(at, operation.keywords[n]) for at, n in enumerate(operation.keywords, len(operands))}
     match operation.kind:
         case "call":
             return _sample(operation.what)(*operands, **keywords)

@@ -74,6 +74,8 @@ def check(operation: Operation, sample: Sample) -> None:
             _check_arguments(name, OPS[name].signature, operation.operands, operation.keywords, function)
         else:
             _check_call(name, function, [sample(operand) for operand in operation.operands], bool(operation.keywords))
+            if function is range and Constant(0) in operation.operands[2:]:
+                raise CompileError("range: its step is 0")
     elif operation.kind == "method":
         owner = sample(operation.operands[0])
         method = getattr(type(owner), operation.what, None)
@@ -81,6 +83,10 @@ def check(operation: Operation, sample: Sample) -> None:
             raise CompileError(_NO_STRINGS)
         if isinstance(owner, (Tile, *_VIEWS)) and inspect.isfunction(method) and not operation.what.startswith("_"):
             _check_arguments(operation.what, inspect.signature(method), operation.operands, operation.keywords, method)
+    elif operation.kind == "binary" and operation.what in ("//", "%"):
+        divisor = operation.operands[1]
+        if isinstance(divisor, Constant) and type(divisor.value) is int and divisor.value == 0:
+            raise CompileError(f"{operation.what}: the divisor is the constant 0")
     elif operation.kind == "item" and isinstance(operation.operands[0], Group):
         if isinstance(operation.operands[1], Constant) and isinstance(operation.operands[1].value, int):
             raise CompileError("index: the tuple has no such element")

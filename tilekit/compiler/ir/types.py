@@ -27,7 +27,7 @@ __all__ = [
     "sampling", "type_of",
 ]  # fmt: skip
 
-_EXTENT_BITS, _SIZE_BITS = 16, 60  # a sample tensor has extents that no index of a kernel's is likely to leave
+_EXTENT_BITS, _SIZE_BITS = 16, 59  # a sample tensor has extents that no index of a kernel's is likely to leave
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.ir.build import Unsupported, build
-from tilekit.compiler.ir.nodes import Region
+from tilekit.compiler.ir.inference import samples_of
+from tilekit.compiler.ir.nodes import Operation, Region
 from tilekit.compiler.ir.python import to_python
 from tilekit.errors import CompileError
+from tilekit.lang.debug import static_line
+from tilekit.lang.registry import OPS
 
 __all__ = ["Accepted", "verdict"]
 
@@ -26,11 +30,17 @@ class Accepted:
         bound: the kernel.
         kernel: its IR, which nobody changes; None if the kernel has what the IR has no form for, such as numba's own functions.
         reason: why there is none.
+        lines: what `tk.static_print` prints when the kernel is compiled.
     """
 
     bound: BoundKernel
     kernel: Region | None
     reason: str = ""
+    lines: tuple[str, ...] = ()
+
+    def announce(self) -> None:
+        """Print these lines."""
+        sys.stdout.writelines(f"{line}\n" for line in self.lines)
 
     def ir(self) -> Region:
         """A copy of the IR, for passes to rewrite.
@@ -61,7 +71,11 @@ def verdict(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int |
         CompileError: the language does not take it; it points at the user's line.
     """
     try:
-        return Accepted(bound, build(bound, facts, num_warps))
+        kernel = build(bound, facts, num_warps)
+        lines = [static_line(samples_of(operation)) for operation in kernel.walk() if _is_static(operation, "static_print")]
+        for region in kernel.regions():
+            region.operations = [o for o in region.operations if not _is_static(o, "static_print", "static_assert")]
+        return Accepted(bound, kernel, lines=tuple(lines))
     except CompileError:
         raise
     except Unsupported as reason:
@@ -69,3 +83,8 @@ def verdict(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int |
     except Exception as error:
         logging.getLogger("tilekit").warning(_BROKEN, bound.source.name, exc_info=True)
         return Accepted(bound, None, f"{type(error).__name__}: {error}")
+
+
+def _is_static(operation: Operation, *names: str) -> bool:
+    """Whether an operation is one that is over with the verdict."""
+    return operation.kind == "call" and any(operation.what.value is OPS[name].function for name in names)
