@@ -138,6 +138,7 @@ from tilekit.lang.exponential import sqrt as sqrt
 from tilekit.lang.functions import function as function
 from tilekit.lang.indexed import gather as gather
 from tilekit.lang.indexed import scatter as scatter
+from tilekit.lang.loops import static_range as static_range
 from tilekit.lang.matmul import matmul as matmul
 from tilekit.lang.matmul import mma as mma
 from tilekit.lang.memory import PaddingMode as PaddingMode
@@ -386,6 +387,7 @@ __all__ = [
     "sqrt",
     "static_assert",
     "static_print",
+    "static_range",
     "store",
     "sub",
     "sum",

@@ -89,12 +89,13 @@ A mapped partition has no tile of the block's own: `for tile in y.tiles():` visi
 _DECLARING = """\
 # Declaring a kernel
 
-Generics, parameters without annotation, and `Const` parameters are values or names of the host's.
+Generics, parameters without annotation, and `Const` parameters are values or names of the host's. Any parameter but a `Const` also takes a tuple, of tensors, partitions, numbers and further tuples, or None where a tensor is optional (`if bias is not None:` decides at no cost); the result of the launch has everything in its place, nested as it was.
 
 ```{eval-rst}
 .. autofunction:: tilekit.kernel
 .. autofunction:: tilekit.function
 .. autofunction:: tilekit.generics
+.. autofunction:: tilekit.static_range
 .. autoclass:: tilekit.In
 .. autoclass:: tilekit.Out
 .. autoclass:: tilekit.InOut
@@ -229,7 +230,7 @@ def index_page(titles: dict[str, str]) -> str:
 _CONTENTS = {
     "operators": "`+`, `@`, `==`, `t[:, None]` and the like",
     "members": "`t.shape`, `t.astype(...)`; `x.load()`, `x.store(...)`, `x.tiles(...)`, `x.slice(...)`",
-    "declaring": "{py:func}`tk.kernel <tilekit.kernel>` {py:func}`tk.function <tilekit.function>` {py:func}`tk.generics <tilekit.generics>`, `In`, `Out`, `InOut`, `Const`",
+    "declaring": "{py:func}`tk.kernel <tilekit.kernel>` {py:func}`tk.function <tilekit.function>` {py:func}`tk.generics <tilekit.generics>` {py:func}`tk.static_range <tilekit.static_range>`, `In`, `Out`, `InOut`, `Const`",
     "dtypes": "`float32`, `bfloat16`, `int64` and the others",
 }
 

@@ -17,12 +17,9 @@ HUGE = 2**70
 A_LIST, A_DICT, A_SET = [1, 2], {"one": 1}, {1}
 
 
-def helper(value):
-    return value
-
-
 # Each kernel has one wrong line, with the expected message after `#:`. A kernel takes what its parameters are named after:
-# y: an InOut partition, o: an Out partition, k: an int32 one, q: one of rank 2, x: a tensor, d: a float64 tensor, n: an int.
+# y: an InOut partition, o: an Out partition, k: an int32 one, q: one of rank 2, x: a tensor, d: a float64 tensor,
+# m: one of rank 2, n: an int.
 
 
 def reads_out(o):
@@ -57,8 +54,8 @@ def float_shape(y):
     y.store(tk.zeros((1024.0,)))  #: zeros: a tile shape is an int or a tuple of ints, not
 
 
-def other_rank(y, q):
-    y.store(tk.load_tile_like(q, y))  #: load_tile_like: q has 2 dimensions, y has 1; use tk.load with an index of its own
+def other_rank(y, m):
+    y.store(tk.load_tile_like(m, y))  #: load_tile_like: m has 2 dimensions, y has 1; use tk.load with an index of its own
 
 
 def index_rank(y, x):
@@ -131,7 +128,7 @@ def no_condition(y):
 
 
 def no_dtype(y):
-    y.store(y.load().astype("complex64"))  #: astype: the string 'complex64' is not a dtype of tilekit; there are bool, int8,
+    y.store(y.load().astype("complex64"))  #: astype: 'complex64' is not a dtype of tilekit; there are bool, int8,
 
 
 def bool_range(y):
@@ -176,14 +173,6 @@ def numpy_function(y):
     y.store(np.exp(y.load()))  #: exp does not take tiles: the operations on tiles are tk.*
 
 
-def builtin_function(y):
-    y.store(max(y.load(), 0.0))  #: max does not take tiles
-
-
-def host_function(y):
-    y.store(helper(y.load()))  #: helper cannot be used in a kernel, which takes numbers, tuples, tile operations (tk.*)
-
-
 def undefined_name(y):
     y.store(no_such_name + 1)  #: no_such_name is not defined  # noqa: F821
 
@@ -191,7 +180,7 @@ def undefined_name(y):
 def two_types(y, n):
     total = 0.0
     for i in range(n):
-        total = total + y.load() * i  #: total is a scalar (float) (line
+        total = total + y.load() * i  #: total is a scalar (float) and a float32 tile of shape (1024,): on every path through
     y.store(total)
 
 
@@ -287,12 +276,12 @@ def assigns_an_element(y):
 
 
 def slices(y):
-    y.store(y.load()[1:3])  #: []: of a tile's elements none can be picked: [:, None] inserts dimensions
+    y.store(y.load()[1:3])  #: []: of a tile's elements none can be picked: [:, None], [None] and [..., None] insert dimensions
 
 
 def picks_by_mask(y):
     t = y.load()
-    y.store(t[t > 0])  #: []: of a tile's elements none can be picked: [:, None] inserts dimensions
+    y.store(t[t > 0])  #: []: of a tile's elements none can be picked: [:, None], [None] and [..., None] insert dimensions
 
 
 def unpacks(y):
@@ -670,11 +659,7 @@ def adds_to_none(y):
     y.store(None + 1)  #: None + 1: unsupported operand type(s) for +: None and 'int'
 
 
-WRONG = [
-    value
-    for value in list(globals().values())
-    if getattr(value, "__module__", None) == __name__ and callable(value) and value is not helper
-]
+WRONG = [value for value in list(globals().values()) if getattr(value, "__module__", None) == __name__ and callable(value)]
 
 
 def expected(function):
@@ -686,46 +671,11 @@ def expected(function):
     return at, lines[at - 1].split("#: ")[1].split("  # noqa")[0]
 
 
-@pytest.mark.parametrize("function", WRONG, ids=lambda f: f.__name__)
-def test_errors_in_kernels(function, compiled, tensor):
-    facts = {
-        "y": tensor.inout(4096, 1024),
-        "o": tensor.out(4096, 1024),
-        "k": tensor.inout(4096, 1024, "int32"),
-        "q": tensor.inout((128, 128), (32, 32)),
-        "x": tensor(4096),
-        "d": tensor(4096, "float64"),
-        "n": int,
-    }
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    with pytest.raises(tk.CompileError) as caught:
-        compiled(function, *(facts[name] for name in names))
-    lineno, message = expected(function)
-    error = caught.value
-    assert message in error.reason
-    assert (error.lineno, error.filename) == (lineno, __file__)
-    assert "numba" not in error.reason.replace("numba.cuda.jit", "")
-    assert "^" in str(error).splitlines()[-1]
-    assert not any(word in str(error) for word in ("Tile(", "Tensor(", "TensorFacts", "Literal["))
+KINDS = {"y": tk.InOut, "o": tk.Out, "k": tk.InOut, "q": tk.InOut, "x": tk.In, "d": tk.In, "m": tk.In, "n": int}
 
 
-# What only the compiler can know: a CPU device looks at values, has Python's own functions, and prints whatever there is.
-_COMPILER_ONLY = {
-    "narrows", "runtime_shape", "runtime_axis", "counts_to_a_tile", "computes_strings", "two_types", "host_function",
-    "numpy_function", "builtin_function", "no_dtype", "tensor_attribute", "tensor_arithmetic", "unknown_keyword",
-    "missing_argument", "index_float", "float_shape", "stores_text", "undefined_name", "other_rank",
-    "scalar_exp", "iterates", "picks_beyond_a_tuple",
-}  # fmt: skip
-
-
-assert {function.__name__ for function in WRONG} >= _COMPILER_ONLY
-
-
-@pytest.mark.parametrize("function", [f for f in WRONG if f.__name__ not in _COMPILER_ONLY], ids=lambda f: f.__name__)
-def test_a_cpu_device_says_the_same(function, cpu):
-    def tensor(shape, dtype=tk.float32):
-        return api.zeros(shape, dtype).sync()
-
+def launch(function, tensor):
+    """A launch of a kernel whose tensors are of a shape and dtype that `tensor` makes them of."""
     made = {
         "y": lambda: tensor(4096).partition(1024),
         "o": lambda: tensor(4096).partition(1024),
@@ -733,18 +683,40 @@ def test_a_cpu_device_says_the_same(function, cpu):
         "q": lambda: tensor((128, 128)).partition((32, 32)),
         "x": lambda: tensor(4096),
         "d": lambda: tensor(4096, tk.float64),
+        "m": lambda: tensor((128, 128)),
         "n": lambda: 3,
     }
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    kinds = {"y": tk.InOut, "o": tk.Out, "k": tk.InOut, "q": tk.InOut, "x": tk.In, "d": tk.In, "n": int}
     annotated = types.FunctionType(function.__code__, globals(), function.__name__, None, function.__closure__)
-    annotated.__annotations__ = {name: kinds[name] for name in names}
-    with pytest.raises(tk.CompileError) as caught:
-        tk.kernel(annotated)(*(made[name]() for name in names)).sync()
+    annotated.__annotations__ = {name: KINDS[name] for name in names}
+    return tk.kernel(annotated)(*(made[name]() for name in names))
+
+
+@pytest.mark.parametrize("function", WRONG, ids=lambda f: f.__name__)
+def test_both_devices_refuse_in_the_same_words_at_the_same_place(function, cpu):
+    with pytest.raises(tk.CompileError) as compiling:
+        launch(function, api.meta).compile(target="sm_90a")
+    with pytest.raises(tk.CompileError) as running:
+        launch(function, lambda *of: api.zeros(*of).sync()).sync()
     lineno, message = expected(function)
-    assert message in caught.value.reason
-    assert (caught.value.lineno, caught.value.filename) == (lineno, __file__)
-    assert "^" in str(caught.value)
+    error = compiling.value
+    assert message in error.reason
+    assert (error.lineno, error.filename) == (lineno, __file__)
+    assert "numba" not in error.reason.replace("numba.cuda.jit", "")
+    assert "^" in str(error).splitlines()[-1]
+    assert not any(word in str(error) for word in ("Tile(", "Tensor(", "TensorFacts", "Literal["))
+    assert str(running.value) == str(error)
+
+
+def counted(y, x, n):
+    if n < 0:
+        y.store(tk.load(x, 0, n))
+
+
+def test_what_is_wrong_is_said_before_the_launch(cpu):
+    """No block need come by: the path is not taken."""
+    with pytest.raises(tk.CompileError, match="load: the tile shape must be known when the kernel is compiled"):
+        launch(counted, lambda *of: api.zeros(*of).sync()).sync()
 
 
 def fine(y):

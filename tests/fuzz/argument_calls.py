@@ -108,6 +108,7 @@ _FUNCTIONS: dict[str, Row] = {
     "tk.operation": ["generator function"],
     "tk.set_default_device": ["device"],
     "tk.slot": ["'x'", "4"],
+    "tk.static_range": ["4"],
     "tk.use_device": ["device"],
     "tk.value": ["4"],
     "tk.with_context": ["lambda of an op"],

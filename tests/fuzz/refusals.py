@@ -185,6 +185,18 @@ def case(seed: Any, draw: Draw | None = None) -> Case:
     return Case("\n".join(lines) + "\n", text.splitlines()[wrong.at].strip(), dtype, shape, contents(rng, shape, dtype, "exact"))
 
 
+def said(made: Case, target: str | None) -> str:
+    """What a device says of a case, without the name of its file."""
+    try:
+        if target is None:
+            made.op(meta=False).sync()
+        else:
+            made.op(meta=True).compile(target=target)
+    except (tk.CompileError, ValueError, TypeError) as error:
+        return str(error).replace(str(getattr(error, "filename", "")), "k.py")
+    return "it is not refused"
+
+
 def problem(made: Case, target: str | None) -> str | None:
     """What is wrong with how a device (the default one, or a GPU that is not there) refuses a case; None if nothing is."""
     where = target or "the device"

@@ -7,6 +7,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api
+from tilekit.launch.on_cpu import NOT_COMPILED
 
 made = 0
 
@@ -37,3 +38,16 @@ def both_refuse(kernel):
     with pytest.raises(tk.CompileError) as compiling:
         kernel(api.meta(64).partition(16), api.meta(64)).compile(target="sm_80")
     return running.value, compiling.value
+
+
+def results(*lines, **names):
+    """What the same lines store by each way to run them: compiled for the CPU, interpreted; for GPUs they are compiled alone."""
+    for target in ("sm_80", "sm_90a"):
+        kernel_of(*lines, **names)(api.meta(64).partition(16), api.meta(64)).compile(target=target)
+    for way in ("compiled", "interpreted"):
+        with pytest.MonkeyPatch.context() as patch, tk.use_device("cpu"):
+            patch.setenv("TILEKIT_CPU", way)
+            NOT_COMPILED.pop("k", None)
+            op = kernel_of(*lines, **names)(api.zeros(64).partition(16), api.arange(64, dtype=tk.float32))
+            yield op.first().unpartition().to_host().sync()
+            assert "k" not in NOT_COMPILED, NOT_COMPILED["k"]

@@ -265,7 +265,7 @@ def test_kinds_of_arguments(device):
         TypeError, match=r"argument x: declared In, so it takes a tensor, not a NumPy array; copy it to the device with api"
     ):
         saxpy(y.partition(4), 1.0, np.ones(4))
-    with pytest.raises(TypeError, match="argument a: kernels take tensors, partitions and scalars, not list"):
+    with pytest.raises(TypeError, match="argument a: kernels take tensors, partitions, scalars, and tuples of these, not list"):
         saxpy(y.partition(4), [1], y)
 
     @tk.kernel

@@ -22,7 +22,6 @@ from numba.cuda.cudadrv.error import NvvmSupportError
 from tilekit._driver.report import Site
 from tilekit.compiler import lower, toolkit
 from tilekit.compiler.codegen.blocks import pass_the_grid
-from tilekit.compiler.codegen.branches import without_dead_branches
 from tilekit.compiler.codegen.compilation import Compilation, Crowded, MoreWarps, Pipelines, compiling, current
 from tilekit.compiler.codegen.diagnose import compile_error
 from tilekit.compiler.codegen.types import TensorType, argument_type
@@ -32,6 +31,7 @@ from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.frontend.inlining import inlined
 from tilekit.compiler.frontend.pipelined import pipelined_loops, plain
 from tilekit.compiler.grids import Fold, Visits
+from tilekit.compiler.ir.verdict import Accepted, verdict
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.nvidia import ptxas_defects
@@ -43,7 +43,7 @@ from tilekit.compiler.target import STATIC_SHARED_BYTES, named, numba_capability
 from tilekit.errors import CompileError
 from tilekit.lang.size import MOST_WARPS, sized
 
-__all__ = ["CompiledKernel", "argument_types", "build", "translate", "with_enough_warps"]
+__all__ = ["CompiledKernel", "argument_types", "as_written", "build", "translate", "with_enough_warps"]
 
 T = TypeVar("T")
 
@@ -78,10 +78,12 @@ def build(
         ValueError: there is no such target.
     """
 
-    dump(bound, facts, target)
+    accepted = verdict(bound, facts, num_warps)
+    accepted.announce()
+    dump(accepted, target)
 
     def attempt(config: Config) -> tuple[CompiledKernel, Compilation]:
-        return _compiled(bound, facts, config, target, occupancy, checks=checks, grows=num_warps is None, fold=fold)
+        return _compiled(accepted, facts, config, target, occupancy, checks=checks, grows=num_warps is None, fold=fold)
 
     kernel, compilation = with_enough_warps(facts, num_warps, attempt)
     notes = list(compilation.notes or ())
@@ -110,7 +112,7 @@ _TOO_FEW_REGISTERS = "Insufficient registers"  # ptxas, C7602: sums of one instr
 
 
 def _compiled(
-    bound: BoundKernel,
+    accepted: Accepted,
     facts: Sequence[ArgumentFacts],
     config: Config,
     target: str,
@@ -150,11 +152,11 @@ def _compiled(
         return kernel, compilation
 
     # A check of an index looks at each load as it is written.
-    others: Iterator[Form] = iter(()) if checks else forms(bound, facts, target)
+    others: Iterator[Form] = iter(()) if checks else forms(accepted, target)
     form = next(others, None)
     visits = None if form is None else form.visits
     if form is None or not form.rotated:
-        return _unrotated(bound, facts, attempt, ringed, form, checks)
+        return _unrotated(accepted, attempt, ringed, form)
     try:
         kernel, compilation = ringed(form)
     except (Unfit, CompileError) as error:
@@ -163,7 +165,7 @@ def _compiled(
         reason = _no_gain(kernel, compilation)
         if not reason:
             return kernel, compilation
-    kernel, compilation = _unrotated(bound, facts, attempt, ringed, next(others, None), checks)
+    kernel, compilation = _unrotated(accepted, attempt, ringed, next(others, None))
     if compilation.notes is not None:
         compilation.notes.append((0, "no rotation", reason))
     return kernel, compilation
@@ -180,15 +182,13 @@ def _no_gain(kernel: CompiledKernel, compilation: Compilation) -> str:
 
 
 def _unrotated(
-    bound: BoundKernel,
-    facts: Sequence[ArgumentFacts],
+    accepted: Accepted,
     attempt: Attempt,
     ringed_form: Callable[[Form], tuple[CompiledKernel, Compilation]],
     form: Form | None,
-    checks: bool,
 ) -> tuple[CompiledKernel, Compilation]:
     """A kernel with its loops as they are: with rings (`form`), or as it is written, without."""
-    asked = pipelined_loops(bound)
+    asked = pipelined_loops(accepted.bound)
     reason: Unfit | None = None
     ringed = None
     if form is not None:
@@ -201,7 +201,7 @@ def _unrotated(
     if ringed is not None and (asked or ringed[0].spilled_bytes <= _FEW_SPILLS):
         return ringed
     notes = None if ringed is None else list(ringed[1].notes or ())
-    kernel, compilation = _as_written(bound, facts, attempt, checks)
+    kernel, compilation = as_written(accepted, lambda bound: attempt(bound, None))
     if ringed is not None and (ringed[0].local_bytes <= kernel.local_bytes or _multiplies_faster(ringed[0], kernel)):
         if compilation.notes is not None:
             compilation.notes[:] = notes or ()
@@ -226,17 +226,16 @@ def _noted_as_written(kernel: CompiledKernel, compilation: Compilation) -> tuple
     return kernel, compilation
 
 
-def _as_written(
-    bound: BoundKernel, facts: Sequence[ArgumentFacts], attempt: Attempt, checks: bool
-) -> tuple[CompiledKernel, Compilation]:
-    """A kernel without rings. numba wants each variable set above where it is read, in the text too: then it is written anew."""
+def as_written(accepted: Accepted, attempt: Callable[[BoundKernel], T]) -> T:
+    """A kernel without rings. Where numba does not take its text, with a variable that is unset above or a path that types
+    exclude, it is written anew."""
     try:
-        return attempt(bound, None)
+        return attempt(accepted.compilable)
     except CompileError:
-        anew = None if checks else simplified(bound, facts)
+        anew = simplified(accepted)
         with suppress(CompileError):  # then the one of the user's own text is raised
             if anew is not None:
-                return attempt(anew, None)
+                return attempt(anew)
         raise
 
 
@@ -455,7 +454,6 @@ def translate(
     """
     if pipelines is None:
         bound = plain(bound)
-    following = bound
     with (
         sized(None if grows else config.num_warps),
         compiling(
@@ -487,14 +485,10 @@ def translate(
                 ) from error
             if isinstance(error, CompileError) and error.lineno is not None:
                 raise
-            compilation.grows = False
-            simpler = without_dead_branches(bound, arguments, capability)
-            if simpler is None:
-                at_the_line = compile_error(error, bound.source, called)
-                raise at_the_line from at_the_line.__cause__
-            following = simpler
+            at_the_line = compile_error(error, bound.source, called)
+            raise at_the_line from at_the_line.__cause__
     return translate(
-        following,
+        bound,
         config,
         arguments,
         capability,

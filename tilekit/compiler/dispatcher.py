@@ -18,11 +18,12 @@ from numba.cuda import types
 from tilekit import dtypes
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
-from tilekit.compiler.build import argument_types, translate, with_enough_warps
+from tilekit.compiler.build import argument_types, as_written, translate, with_enough_warps
 from tilekit.compiler.codegen.compilation import Compilation
 from tilekit.compiler.codegen.types import TensorType
 from tilekit.compiler.facts import MOST_NARROW, ArgumentFacts, TensorFacts
 from tilekit.compiler.frontend.bound import BoundKernel
+from tilekit.compiler.ir.verdict import verdict
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.nvidia import ptxas_defects
 from tilekit.errors import TilekitError
@@ -46,15 +47,21 @@ def make_dispatcher(
         CompileError: the kernel cannot be compiled.
         TilekitError: it needs more than 48 KB of shared memory.
     """
+    accepted = verdict(bound, facts, num_warps)
+    accepted.announce()
     unproven = [f._replace(covered=False) if isinstance(f, TensorFacts) else f._replace(positive=False) for f in facts]
     capability = cuda.get_current_device().compute_capability
 
     def attempt(config: Config) -> tuple[Any, Compilation]:
         signature = argument_types(bound.names, unproven, config)
         decorate = cuda.jit(signature, extensions=[_Flatten()], launch_bounds=(config.num_threads, occupancy or 1), lto=False)
-        return translate(
-            bound, config, signature, capability, lambda function: _mended(decorate(function)), grows=num_warps is None
-        )
+
+        def compiled(form: BoundKernel) -> tuple[Any, Compilation]:
+            return translate(
+                form, config, signature, capability, lambda function: _mended(decorate(function)), grows=num_warps is None
+            )
+
+        return as_written(accepted, compiled)
 
     dispatcher, compilation = with_enough_warps(facts, num_warps, attempt)
     if compilation.dynamic_bytes:

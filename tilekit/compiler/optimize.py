@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.grids import Visits
-from tilekit.compiler.ir.build import Unsupported, build
+from tilekit.compiler.ir.build import Unsupported
 from tilekit.compiler.ir.nodes import Region
 from tilekit.compiler.ir.printer import printed
 from tilekit.compiler.ir.python import to_python
+from tilekit.compiler.ir.verdict import Accepted, verdict
 from tilekit.compiler.passes.accumulation import accumulate_products
 from tilekit.compiler.passes.bounds import bound_loops, separate_conditions
 from tilekit.compiler.passes.canonical import canonicalize
@@ -51,8 +52,7 @@ _ASYNCHRONOUS = (stage_operands, rotate_products)
 
 
 def optimized(
-    bound: BoundKernel,
-    facts: Sequence[ArgumentFacts],
+    accepted: Accepted,
     target: str,
     *,
     rotate: bool = True,
@@ -62,7 +62,7 @@ def optimized(
     """The IR of a kernel behind all passes.
 
     Args:
-        bound, facts: the kernel.
+        accepted: the kernel.
         target: what it is compiled for.
         rotate: whether loops may be rotated.
         watch: called with a name and the IR once it is built (`"built"`), and behind each pass.
@@ -71,7 +71,7 @@ def optimized(
     Raises:
         Unsupported: the kernel has a statement that the IR has no form for.
     """
-    kernel = build(bound, facts)
+    kernel = accepted.ir()
     if watch is not None:
         watch("built", kernel)
     for rewrite in PASSES:
@@ -88,14 +88,14 @@ def optimized(
 def text_of(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str) -> str:
     """The IR of a kernel behind all passes, as text; or why it has none."""
     try:
-        return printed(optimized(bound, facts, target), bound.source.name)
+        return printed(optimized(verdict(bound, facts), target), bound.source.name)
     except Unsupported as error:
         return f"# no IR: {error}"
     except Exception as error:  # a mistake of tilekit's, of which `forms` warns
         return f"# no IR: {type(error).__name__}: {error}"
 
 
-def dump(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str) -> None:
+def dump(accepted: Accepted, target: str) -> None:
     """Print what `TILEKIT_DUMP` asks for, on standard error."""
     wanted = load_settings().dump
     if not wanted:
@@ -103,10 +103,10 @@ def dump(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str) -> Non
 
     def watch(step: str, kernel: Region) -> None:
         if ("ir" if step == "built" else "passes") in wanted:
-            sys.stderr.write(f"# {step}\n{printed(kernel, bound.source.name)}\n\n")
+            sys.stderr.write(f"# {step}\n{printed(kernel, accepted.bound.source.name)}\n\n")
 
     try:
-        kernel = optimized(bound, facts, target, watch=watch)
+        kernel = optimized(accepted, target, watch=watch)
         if make_rings(kernel):
             watch(make_rings.__name__, kernel)
     except Unsupported as error:
@@ -132,17 +132,18 @@ class Form(NamedTuple):
     visits: Visits | None
 
 
-def forms(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str) -> Iterator[Form]:
+def forms(accepted: Accepted, target: str) -> Iterator[Form]:
     """A kernel whose loops over streams, written as such or not, have rings of stages.
 
     Where loops are rotated there are two, the second with the loops as they are; none where there is no such loop.
     """
+    bound = accepted.bound
     if not _may_have_streams(bound):
         return
     try:
         for rotate in (True, False):
             counts: dict[str, Any] = {}
-            kernel = optimized(bound, facts, target, rotate=rotate, counts=counts)
+            kernel = optimized(accepted, target, rotate=rotate, counts=counts)
             rotated, visits = bool(counts.get("rotate_products")), counts["order_visits"]
             try:
                 rings = make_rings(kernel)
@@ -160,10 +161,10 @@ def forms(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str) -> It
         logging.getLogger("tilekit").warning(_BROKEN, bound.source.name, exc_info=True)
 
 
-def simplified(bound: BoundKernel, facts: Sequence[ArgumentFacts]) -> BoundKernel | None:
+def simplified(accepted: Accepted) -> BoundKernel | None:
     """A kernel written anew, with a value for each variable ahead of all that reads it, but otherwise as it stands; or None."""
     try:
-        return to_python(build(bound, facts), bound)
+        return to_python(accepted.ir(), accepted.bound)
     except Exception:
         return None
 

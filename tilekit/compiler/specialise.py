@@ -19,7 +19,7 @@ import operator
 import types
 import typing
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,11 +52,11 @@ from tilekit.compiler.frontend.folding import (
 from tilekit.compiler.frontend.pipelined import check_call
 from tilekit.compiler.frontend.source import KernelSource
 from tilekit.compiler.frontend.syntax import check_syntax
+from tilekit.errors import CompileError
 from tilekit.lang import reduction, scanning
 from tilekit.lang.annotations import Generic
-from tilekit.lang.functions import Function
+from tilekit.lang.functions import Function, helper_of
 from tilekit.lang.pipelines import pipelined
-from tilekit.lang.registry import OPS
 
 __all__ = ["BoundKernel", "Constant", "bind"]
 
@@ -64,9 +64,15 @@ Constant = bool | int | float | str | None | tuple["Constant", ...]
 
 
 def bind(
-    function: Callable[..., Any], source: KernelSource, generics: Mapping[str, Any], constants: Mapping[str, Any]
+    function: Callable[..., Any],
+    source: KernelSource,
+    generics: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    tuples: Mapping[str, Any] | None = None,
 ) -> BoundKernel:
     """Bind the generics (by name: ints, or tuples for whole shapes) and `Const` parameters of `function`.
+
+    Parameters of which `tuples` has the names of others are those, put together as the names are; None for None.
 
     Raises:
         CompileError: a generic without a value is used, a name that does not exist, a statement that has no meaning in a kernel,
@@ -74,7 +80,8 @@ def bind(
     """
     assert isinstance(function, types.FunctionType), "checked by @kernel"
     check_syntax(source)
-    return _Binder(function, source, generics, constants).bind()
+    absent = {name: None for name, names in (tuples or {}).items() if names is None}
+    return _Binder(function, source, generics, {**constants, **absent}, tuples=tuples).bind()
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +101,6 @@ class _Lambda:
 
 
 _TAKING_FUNCTIONS = (reduction.reduce, scanning.scan)
-_functions: weakref.WeakKeyDictionary[types.FunctionType, Function] = weakref.WeakKeyDictionary()
 _sources: weakref.WeakKeyDictionary[Function, KernelSource] = weakref.WeakKeyDictionary()
 
 
@@ -104,6 +110,30 @@ def _is_plain(node: ast.expr) -> bool:
         isinstance(part, (ast.Name, ast.Constant, ast.Attribute, ast.Subscript, ast.UnaryOp, ast.unaryop, ast.expr_context))
         for part in ast.walk(node)
     )
+
+
+def _names(names: Any) -> Iterator[str]:
+    """The names in a tuple of such, in order."""
+    if isinstance(names, tuple):
+        for part in names:
+            yield from _names(part)
+    elif names is not None:
+        yield names
+
+
+def _put_together(parameter: ast.arg, names: Any) -> ast.stmt:
+    """A parameter's value, of other parameters."""
+
+    def value(names: Any) -> ast.expr:
+        if isinstance(names, tuple):
+            return ast.Tuple([value(part) for part in names], ast.Load())
+        return ast.Constant(None) if names is None else ast.Name(names, ast.Load())
+
+    statement = ast.Assign([ast.Name(parameter.arg, ast.Store())], value(names))
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.expr, ast.stmt)):
+            ast.copy_location(node, parameter)
+    return statement
 
 
 class _Binder(ast.NodeTransformer):
@@ -116,7 +146,9 @@ class _Binder(ast.NodeTransformer):
         generics: Mapping[str, Any],
         constants: Mapping[str, Any],
         callers: tuple[Function | _Lambda, ...] = (),
+        tuples: Mapping[str, Any] | None = None,
     ) -> None:
+        self.tuples = {name: names for name, names in (tuples or {}).items() if names is not None}
         self.function, self.source, self.generics, self.callers = function, source, generics, callers
         self.called: dict[str, BoundKernel] = {}
         self.origins: list[tuple[Mapping[str, Any], str, Any]] = []
@@ -169,12 +201,20 @@ class _Binder(ast.NodeTransformer):
             name=original.name,
             args=ast.arguments(
                 posonlyargs=[],
-                args=[ast.copy_location(ast.arg(arg=a.arg), a) for a in parameters if a.arg not in self.constants],
+                args=[
+                    ast.copy_location(ast.arg(arg=name), a)
+                    for a in parameters
+                    if a.arg not in self.constants
+                    for name in _names(self.tuples.get(a.arg, a.arg))
+                ],
                 kwonlyargs=[],
                 kw_defaults=[],
                 defaults=[],
             ),
-            body=copy.deepcopy(original.body),
+            body=[
+                *(_put_together(a, self.tuples[a.arg]) for a in parameters if a.arg in self.tuples),
+                *copy.deepcopy(original.body),
+            ],
             decorator_list=[],
         )
         without_type_parameters(definition)
@@ -222,8 +262,9 @@ class _Binder(ast.NodeTransformer):
             return node
         if node.id in self.called:
             return node
-        function = self._static(node)
-        if isinstance(function, (Function, _Lambda)):
+        static = self._static(node)
+        function = static if isinstance(static, _Lambda) else self._helper(static, node)
+        if function is not None:
             return self._passed(node, function)
         if node.id in self.constants:
             value = self.constants[node.id]
@@ -259,8 +300,8 @@ class _Binder(ast.NodeTransformer):
         return value if is_constant(value) else MISSING
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
-        function = self._static(node)
-        if isinstance(function, Function):
+        function = self._helper(self._static(node), node)
+        if function is not None:
             return self._passed(node, function)
         owner = self._static(node.value)
         if isinstance(owner, np.dtype) and node.attr in ("itemsize", "name"):
@@ -330,8 +371,11 @@ class _Binder(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> Any:
         called = self._static(node.func)
-        if isinstance(called, (Function, _Lambda)):
+        if isinstance(called, _Lambda):
             return self._call(node, called)
+        helper = self._helper(called, node)
+        if helper is not None:
+            return self._call(node, helper)
         if any(called is function for function in _TAKING_FUNCTIONS):
             node.args = [self._function_argument(a) for a in node.args]
             for k in node.keywords:
@@ -367,7 +411,7 @@ class _Binder(ast.NodeTransformer):
         if isinstance(node, ast.Lambda):
             return _Lambda(self, node)
         value = self._static(node)
-        return value if isinstance(value, (Function, _Lambda)) else None
+        return value if isinstance(value, _Lambda) else self._helper(value, node)
 
     def _call(self, node: ast.Call, function: Function | _Lambda) -> ast.Call:
         """A call, with the constants among its arguments put into a copy of the function."""
@@ -403,19 +447,15 @@ class _Binder(ast.NodeTransformer):
         """An argument of an operation that takes a function: a lambda, or one that is written for Python alone, is one, too."""
         if isinstance(node, ast.Lambda):
             return self._passed(node, _Lambda(self, node))
-        value = self._static(node)
-        if not isinstance(value, types.FunctionType) or any(op.function is value for op in OPS.values()):
-            return node
-        if value.__name__ == "<lambda>":
-            reason = f"{ast.unparse(node)} is a lambda that is written elsewhere: write it here, or define a function with def"
-            raise self.source.error(reason, node.lineno, ast.unparse(node))
+        function = self._helper(self._static(node), node)
+        return node if function is None else self._passed(node, function)
+
+    def _helper(self, value: Any, node: ast.expr) -> Function | None:
+        """The helper that a function is, decorated or not."""
         try:
-            function = _functions.get(value)
-            if function is None:
-                function = _functions[value] = Function(value)
+            return helper_of(value)
         except TypeError as error:
-            raise self.source.error(str(error), node.lineno) from None
-        return self._passed(node, function)
+            raise self.source.error(str(error).removeprefix("@tk.function "), node.lineno) from None
 
     def _passed(self, node: ast.expr, function: Function | _Lambda) -> ast.Name:
         """What stands for a function that is passed on."""
@@ -446,7 +486,10 @@ class _Binder(ast.NodeTransformer):
             return self._bound_lambda(at, function, constants, callers)
         source = _sources.get(function)
         if source is None:
-            source = _sources[function] = KernelSource(function.function, function.file, "function")
+            try:
+                source = _sources[function] = KernelSource(function.function, function.file, "function")
+            except CompileError as error:  # it cannot be read
+                raise self.source.error(error.reason, at.lineno) from None
         source = source.called(self.source, at.lineno)
         check_syntax(source, returns=True)
         for name, parameter in function.signature.parameters.items():

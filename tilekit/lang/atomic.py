@@ -17,7 +17,7 @@ from tilekit.lang import block
 from tilekit.lang.indexed import Points, points, values_of, written
 from tilekit.lang.memory import tensor
 from tilekit.lang.registry import tile_op
-from tilekit.lang.tile import Tile
+from tilekit.lang.tile import Tile, what_is
 from tilekit.lang.views import TensorView
 from tilekit.lang.windows import check_window, storable, tile_index, window_of, written_only
 
@@ -304,7 +304,7 @@ def atomic_add_tile(array: TensorView, index: Any, tile: Tile) -> None:
     view = tensor(array, what)
     _check_tensor(what, "add", view)
     if not isinstance(tile, Tile):
-        raise CompileError(f"{what}: adds a tile, not {type(tile).__name__}")
+        raise CompileError(f"{what}: adds a tile, not {what_is(tile)}")
     where = tile_index(view, index, what)
     extents, _ = check_window(tile.shape, view.ndim, view.name, what)
     values = storable(view, tile, what).astype(view.dtype).reshape(extents)

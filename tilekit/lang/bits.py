@@ -9,7 +9,7 @@ import numpy as np
 from tilekit import dtypes
 from tilekit.errors import CompileError
 from tilekit.lang.registry import tile_op
-from tilekit.lang.tile import Scalar, Tile, bitwise, inverted, shift
+from tilekit.lang.tile import Scalar, Tile, bitwise, inverted, shift, what_is
 
 __all__ = ["bitwise_and", "bitwise_lshift", "bitwise_not", "bitwise_or", "bitwise_rshift", "bitwise_xor", "clz", "popcount"]
 
@@ -132,14 +132,14 @@ def bitwise_not(x: Tile) -> Tile:
         array([-1, -2, -3, -4], dtype=int32)
     """
     if not isinstance(x, Tile):
-        raise CompileError(f"bitwise_not: needs a tile, not {type(x).__name__}")
+        raise CompileError(f"bitwise_not: needs a tile, not {what_is(x)}")
     return inverted("bitwise_not", x)
 
 
 def _unsigned(name: str, x: Any) -> tuple[Any, int]:
     """The bits of an integer tile, as numbers of 64 bits, and how many there are."""
     if not isinstance(x, Tile):
-        raise CompileError(f"{name}: needs a tile, not {type(x).__name__}")
+        raise CompileError(f"{name}: needs a tile, not {what_is(x)}")
     if dtypes.is_float(x.dtype) or x.dtype == dtypes.bool_:
         raise CompileError(f"{name}: needs an integer tile, not {x.dtype.name}")
     return x._array.view(f"u{x.dtype.itemsize}").astype(np.uint64), 8 * x.dtype.itemsize

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 __all__ = ["Block", "current", "running", "running_one"]
 
@@ -20,15 +19,14 @@ class Block:
         index: its place in the launch grid, along the axes 0, 1, 2.
         grid: the number of blocks along each axis.
         ordered: whether an atomic has run in this launch, by which blocks may wait for each other.
-        kinds: what variables are, by where paths through the kernel meet; see `compiler.joins`.
+        sampled: whether it stands for all blocks while types are inferred: operations see to their rules, and print nothing.
     """
 
-    __slots__ = ("grid", "index", "kinds", "ordered")
+    __slots__ = ("grid", "index", "ordered", "sampled")
 
-    def __init__(self, grid: tuple[int, int, int]) -> None:
-        self.grid = grid
+    def __init__(self, grid: tuple[int, int, int], *, sampled: bool = False) -> None:
+        self.grid, self.sampled = grid, sampled
         self.index, self.ordered = (0, 0, 0), False
-        self.kinds: dict[tuple[str, str], Any] = {}
 
 
 class _Local(threading.local):

@@ -12,7 +12,7 @@ from tilekit.errors import CompileError
 from tilekit.lang import integral, rounding
 from tilekit.lang.registry import tile_op
 from tilekit.lang.rounding import RoundingMode
-from tilekit.lang.tile import NO_ARITHMETIC, Scalar, Tile, absolute, arithmetic, convert, operands, scalar_kind
+from tilekit.lang.tile import NO_ARITHMETIC, Scalar, Tile, absolute, arithmetic, convert, operands, scalar_kind, what_is
 from tilekit.lang.tile import negative as negative_tile
 
 __all__ = ["abs_", "add", "cdiv", "divmod_", "floordiv", "fma", "mod", "mul", "mulhi", "negative", "pow_", "sub", "truediv"]
@@ -306,7 +306,7 @@ def negative(x: Tile) -> Tile:
         array([ 0, -1, -2, -3], dtype=int32)
     """
     if not isinstance(x, Tile):
-        raise CompileError(f"negative: needs a tile, not {type(x).__name__}")
+        raise CompileError(f"negative: needs a tile, not {what_is(x)}")
     return negative_tile("negative", x)
 
 
@@ -328,7 +328,7 @@ def abs_(x: Tile) -> Tile:
         array([2, 1, 0, 1], dtype=int32)
     """
     if not isinstance(x, Tile):
-        raise CompileError(f"abs: needs a tile, not {type(x).__name__}")
+        raise CompileError(f"abs: needs a tile, not {what_is(x)}")
     return absolute("abs", x)
 
 

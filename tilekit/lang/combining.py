@@ -10,7 +10,8 @@ import numpy as np
 
 from tilekit import dtypes
 from tilekit.errors import CompileError
-from tilekit.lang.tile import Tile, common_shape, scalar_kind
+from tilekit.lang import block
+from tilekit.lang.tile import Tile, common_shape, scalar_kind, what_is
 
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
@@ -23,7 +24,7 @@ def columns_of(x: Any, what: str) -> tuple[list[NDArray[Any]], bool]:
     tiles = x if isinstance(x, tuple) else (x,)
     for tile in tiles:
         if not isinstance(tile, Tile):
-            raise CompileError(f"{what}: needs a tile or a tuple of tiles, not {type(tile).__name__}")
+            raise CompileError(f"{what}: needs a tile or a tuple of tiles, not {what_is(tile)}")
     if not tiles:
         raise CompileError(f"{what}: needs a tile or a tuple of tiles, not an empty tuple")
     shape = common_shape(what, [tile.shape for tile in tiles])
@@ -51,9 +52,7 @@ def arity_problem(func: Callable[..., Any], tiles: int) -> str | None:
 def check_function(func: Any, tiles: int, what: str) -> None:
     """Refuse what cannot combine the elements of so many tiles."""
     if not callable(func):
-        raise CompileError(
-            f"{what}: func is a @tk.function, a lambda, or a function of the module operator, not {_in_words(func)}"
-        )
+        raise CompileError(f"{what}: func is a @tk.function, a lambda, or a function of the module operator, not {what_is(func)}")
     if problem := arity_problem(func, tiles):
         raise CompileError(f"{what}: {problem}")
 
@@ -62,7 +61,7 @@ def known_identity(identity: Any, what: str) -> None:
     """Refuse an identity that is no constant: it is cuTile Python's, and of no use here."""
     for value in identity if isinstance(identity, tuple) else (identity,):
         if value is not None and scalar_kind(value) is None:
-            raise CompileError(f"{what}: identity is a scalar, a tuple of scalars, or None, not {type(value).__name__}")
+            raise CompileError(f"{what}: identity is a scalar, a tuple of scalars, or None, not {what_is(value)}")
 
 
 def misfit(wanted: Sequence[dtypes.DType], actual: Sequence[dtypes.DType | str], what: str) -> str | None:
@@ -91,6 +90,9 @@ def combined(func: Callable[..., Any], elements: Sequence[Any], what: str) -> tu
     """
     arrays = [np.asarray(value) for value in elements]
     wanted, shape = [a.dtype for a in arrays[: len(arrays) // 2]], arrays[0].shape
+    if block.running_one().sampled:  # one element stands for all
+        ones = [array.reshape(-1)[0] for array in arrays]
+        return tuple(np.broadcast_to(one, shape) for one in _once(func, list(map(np.asarray, ones)), wanted, (), what))
     try:
         return _once(func, arrays, wanted, shape, what)
     except CompileError:
@@ -108,15 +110,8 @@ def _once(
 ) -> tuple[Any, ...]:
     result = func(*map(Tile, arrays))
     results = result if isinstance(result, tuple) else (result,)
-    kinds = [r.dtype if isinstance(r, Tile) and r.shape in ((), shape) else _in_words(r) for r in results]
+    kinds = [r.dtype if isinstance(r, Tile) and r.shape in ((), shape) else what_is(r) for r in results]
     problem = misfit(wanted, kinds, what)
     if problem:
         raise CompileError(f"{what}: {problem}")
     return tuple(np.broadcast_to(r._array, shape) for r in results)
-
-
-def _in_words(value: Any) -> str:
-    if isinstance(value, Tile):
-        return f"a tile of shape {value.shape}"
-    kind = scalar_kind(value)
-    return "nothing" if value is None else f"a scalar ({kind.__name__})" if kind else type(value).__name__

@@ -11,7 +11,7 @@ from tilekit import dtypes
 from tilekit.errors import CompileError
 from tilekit.lang.floats import floats
 from tilekit.lang.registry import tile_op
-from tilekit.lang.tile import Scalar, Tile, comparison, convert, operands, scalar_kind
+from tilekit.lang.tile import Scalar, Tile, comparison, convert, operands, scalar_kind, what_is
 
 __all__ = [
     "equal", "greater", "greater_equal", "isfinite", "isinf", "isnan", "less", "less_equal", "logical_and", "logical_not",
@@ -228,7 +228,7 @@ def logical_not(x: Tile) -> Tile:
         array([ True, False, False, False])
     """
     if not isinstance(x, Tile):
-        raise CompileError(f"logical_not: needs a tile, not {type(x).__name__}")
+        raise CompileError(f"logical_not: needs a tile, not {what_is(x)}")
     return Tile(~_truth(x))
 
 

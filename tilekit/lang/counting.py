@@ -10,7 +10,7 @@ from tilekit import dtypes
 from tilekit.errors import CompileError
 from tilekit.lang.registry import tile_op
 from tilekit.lang.size import check_size
-from tilekit.lang.tile import Tile
+from tilekit.lang.tile import Tile, what_is
 from tilekit.lang.windows import mask_of
 
 __all__ = ["MOST_BINS", "bins_of", "countable", "histogram"]
@@ -73,7 +73,7 @@ def histogram(x: Tile, bins: int, mask: Any = None) -> Tile:
         array([1, 3, 0, 2], dtype=int32)
     """
     if not isinstance(x, Tile):
-        raise CompileError(f"histogram: needs a tile, not {type(x).__name__}")
+        raise CompileError(f"histogram: needs a tile, not {what_is(x)}")
     if problem := countable(x.dtype):
         raise CompileError(f"histogram: {problem}")
     count = bins_of(bins, "histogram")

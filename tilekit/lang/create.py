@@ -9,7 +9,7 @@ import numpy as np
 from tilekit import dtypes
 from tilekit.errors import CompileError
 from tilekit.lang.registry import tile_op
-from tilekit.lang.tile import Scalar, Tile, check_shape, computable, convert, scalar_kind
+from tilekit.lang.tile import Scalar, Tile, check_shape, computable, convert, scalar_kind, what_is
 
 __all__ = ["arange", "astile", "full", "ones", "zeros"]
 
@@ -42,7 +42,7 @@ def full(shape: int | tuple[int, ...], value: Scalar, dtype: Any = None) -> Tile
     """
     extents, kind = check_shape(shape, "full"), scalar_kind(value)
     if kind is None:
-        raise CompileError(f"full: the value is a scalar, not {type(value).__name__}")
+        raise CompileError(f"full: the value is a scalar, not {what_is(value)}")
     chosen = _dtype(dtype, "full") if dtype is not None else dtypes.scalar_dtype(dtypes.bool_, kind)
     return Tile(np.full(extents, convert(value, chosen)))
 
@@ -138,7 +138,7 @@ def _nested_shape(value: Any) -> tuple[int, ...]:
     """The lengths of nested tuples of scalars, level by level."""
     if not isinstance(value, tuple):
         if scalar_kind(value) is None:
-            raise CompileError(f"astile: elements are scalars, not {type(value).__name__}")
+            raise CompileError(f"astile: elements are scalars, not {what_is(value)}")
         return ()
     parts = {_nested_shape(part) for part in value}
     if len(parts) != 1 or len(value) & (len(value) - 1):

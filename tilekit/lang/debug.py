@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +14,19 @@ from tilekit import dtypes
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang import block
 from tilekit.lang.registry import tile_op
-from tilekit.lang.tile import Tile, common_shape, scalar_kind
+from tilekit.lang.tile import Tile, common_shape, scalar_kind, what_is
 
-__all__ = ["Directive", "assert_", "parse_format", "print_", "printf", "static_assert", "static_print", "unprintable"]
+__all__ = [
+    "Directive",
+    "assert_",
+    "parse_format",
+    "print_",
+    "printf",
+    "static_assert",
+    "static_line",
+    "static_print",
+    "unprintable",
+]
 
 MOST_ARGUMENTS = 32
 """What a GPU's printf takes."""
@@ -58,9 +68,11 @@ def print_(*values: Any) -> None:
         elif scalar_kind(value) is not None:
             words.append(_text(value))
         elif not isinstance(value, Tile):
-            raise CompileError(f"print: values are strings, scalars and a tile, not {type(value).__name__}")
+            raise CompileError(f"print: values are strings, scalars and a tile, not {what_is(value)}")
         elif number != len(values) - 1:
             raise CompileError("print: a tile is the last of the values")
+    if block.running_one().sampled:
+        return
     if not values or not isinstance(values[-1], Tile):
         sys.stdout.write(" ".join(words) + "\n")
         return
@@ -165,17 +177,19 @@ def printf(format: str, *values: Any) -> None:
            1:   1.00
     """
     if not isinstance(format, str):
-        raise CompileError(f"printf: the format is a string known when the kernel is compiled, not {type(format).__name__}")
+        raise CompileError(f"printf: the format is a string known when the kernel is compiled, not {what_is(format)}")
     before, directives = parse_format(format)
     for value in values:
         if not isinstance(value, Tile) and scalar_kind(value) is None:
-            raise CompileError(f"printf: values are scalars and tiles, not {type(value).__name__}")
+            raise CompileError(f"printf: values are scalars and tiles, not {what_is(value)}")
     kinds = [_dtype(value) for value in values]
     problem = unprintable("".join(d.letter for d in directives), kinds)
     if problem:
         raise CompileError(f"printf: {problem}")
     shapes = [value.shape for value in values if isinstance(value, Tile)]
     shape = common_shape("printf", shapes) if shapes else ()
+    if block.running_one().sampled:
+        return
     columns = [np.broadcast_to(v._array if isinstance(v, Tile) else np.asarray(v), shape) for v in values]
     for index in itertools.product(*map(range, shape)):
         row: Iterator[Any] = iter([(column[index], kind) for column, kind in zip(columns, kinds, strict=True)])
@@ -193,7 +207,7 @@ def message_problem(message: Any) -> str | None:
     """Why this is no message of an assertion."""
     if isinstance(message, str):
         return None
-    return f"the message is a string known when the kernel is compiled, not {type(message).__name__}"
+    return f"the message is a string known when the kernel is compiled, not {what_is(message)}"
 
 
 @tile_op("assert_", host="Python's assert")
@@ -230,7 +244,7 @@ def assert_(condition: Any, message: str = "") -> None:
             index = tuple(int(i[0]) for i in np.nonzero(~np.atleast_1d(condition._array)))
             raise DeviceError(assertion_text(message, index if condition.shape else None))
     elif scalar_kind(condition) is not bool:
-        raise CompileError(f"assert_: {unconditional(type(condition).__name__)}")
+        raise CompileError(f"assert_: {unconditional(what_is(condition))}")
     elif not condition:
         raise DeviceError(assertion_text(message))
 
@@ -291,8 +305,7 @@ def described_tile(dtype: dtypes.DType, shape: tuple[int, ...]) -> str:
 def static_print(*values: Any) -> None:
     """Print a line when the kernel is compiled: constants by their values, tiles by their dtype and shape.
 
-    A GPU's kernel from the cache is not compiled, and prints nothing. On a CPU device the first block of each launch prints the
-    line.
+    A kernel from the cache is not compiled, and prints nothing.
 
     Args:
         values: strings, generics and other constants, dtypes, tiles.
@@ -309,15 +322,18 @@ def static_print(*values: Any) -> None:
         >>> _ = look(api.zeros(4).partition(4)).sync()
         t is a bool tile of shape (4, 1)
     """
+    static_line(values)
+
+
+def static_line(values: Sequence[Any]) -> str:
+    """What `static_print` prints."""
     words = []
     for value in values:
         word = described_tile(value.dtype, value.shape) if isinstance(value, Tile) else described(value)
         if word is None:
-            raise CompileError(f"static_print: {unknown_value(type(value).__name__)}")
+            raise CompileError(f"static_print: {unknown_value(what_is(value))}")
         words.append(word)
-    running = block.current()
-    if running is None or not any(running.index):
-        sys.stdout.write(" ".join(words) + "\n")
+    return " ".join(words)
 
 
 def unknown_value(actual: str) -> str:

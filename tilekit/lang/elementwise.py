@@ -11,7 +11,7 @@ from tilekit.errors import CompileError
 from tilekit.lang import rounding
 from tilekit.lang.floats import floating, floating_pair
 from tilekit.lang.registry import tile_op
-from tilekit.lang.tile import NO_ARITHMETIC, Scalar, Tile, computable, operands
+from tilekit.lang.tile import NO_ARITHMETIC, Scalar, Tile, computable, operands, what_is
 
 __all__ = [
     "astype", "bitcast", "ceil", "clip", "copysign", "floor", "maximum", "minimum", "round_", "sign", "trunc", "where",
@@ -142,7 +142,7 @@ def sign(x: Tile) -> Tile:
         array([-1, -1,  0,  1], dtype=int32)
     """
     if not isinstance(x, Tile):
-        raise CompileError(f"sign: needs a tile, not {type(x).__name__}")
+        raise CompileError(f"sign: needs a tile, not {what_is(x)}")
     if x.dtype == dtypes.bool_:
         raise CompileError(f"sign: {NO_ARITHMETIC}")
     computable("sign", x.dtype)
@@ -277,7 +277,7 @@ def astype(x: Tile, dtype: Any, *, rounding_mode: rounding.RoundingMode | str | 
         array([1, 1], dtype=int32)
     """
     if not isinstance(x, Tile):
-        raise CompileError(f"astype: needs a tile, not {type(x).__name__}")
+        raise CompileError(f"astype: needs a tile, not {what_is(x)}")
     return x.astype(dtype, rounding_mode=rounding_mode)
 
 
@@ -310,7 +310,7 @@ def bitcast(x: Tile, dtype: Any) -> Tile:
         array([3, 3], dtype=int32)
     """
     if not isinstance(x, Tile):
-        raise CompileError(f"bitcast: needs a tile, not {type(x).__name__}")
+        raise CompileError(f"bitcast: needs a tile, not {what_is(x)}")
     try:
         chosen = dtypes.as_dtype(dtype)
     except TypeError as error:

@@ -12,7 +12,7 @@ from tilekit import dtypes
 from tilekit.errors import CompileError
 from tilekit.lang import rounding
 from tilekit.lang.rounding import RoundingMode
-from tilekit.lang.tile import Tile, computable, operands
+from tilekit.lang.tile import Tile, computable, operands, what_is
 
 __all__ = [
     "floating",
@@ -34,7 +34,7 @@ def floats(name: str, x: Any) -> Any:
         CompileError: `x` is none.
     """
     if not isinstance(x, Tile):
-        raise CompileError(f"{name}: needs a tile, not {type(x).__name__}; for a scalar use math.{name}")
+        raise CompileError(f"{name}: needs a tile, not {what_is(x)}; for a scalar use math.{name}")
     if not dtypes.is_float(x.dtype):
         raise CompileError(f"{name}: needs a floating-point tile, not {x.dtype.name}; cast with .astype(tk.float32)")
     computable(name, x.dtype)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import linecache
+import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 from tilekit.lang import block
 from tilekit.lang.annotations import Const
 
-__all__ = ["Function", "function", "names_used"]
+__all__ = ["Function", "function", "helper_of", "names_used"]
 
 
 def function(function: Callable[..., Any] | None = None) -> Any:
@@ -49,8 +51,10 @@ def names_used(function: types.FunctionType) -> Iterator[str]:
             value = one.__globals__.get(name)
             with suppress(ValueError):  # a variable around it has no value yet
                 value = inside[name].cell_contents if name in inside else value
-            if isinstance(value, Function):
-                waiting.append(value.function)
+            with suppress(TypeError):  # what has other parameters is refused where it is called
+                called = helper_of(value)
+                if called is not None:
+                    waiting.append(called.function)
             yield from (name, getattr(value, "__name__", name))
 
 
@@ -69,7 +73,7 @@ class Function:
         if not isinstance(function, types.FunctionType):
             raise TypeError(f"@tk.function decorates a function, not {type(function).__name__}")
         functools.update_wrapper(self, function)
-        self.name, self.function = function.__name__, function
+        self.name, self.function = function.__name__.replace("<lambda>", "the_lambda"), function
         self.signature = inspect.signature(function)
         for name, parameter in self.signature.parameters.items():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -100,3 +104,27 @@ class Function:
 
     def __repr__(self) -> str:
         return f"<function {self.name}{self.signature}>"
+
+
+_plain: weakref.WeakKeyDictionary[types.FunctionType, Function] = weakref.WeakKeyDictionary()
+# What kernels call of these is not put into them: numba knows it, or it is no function of a kernel's.
+_LIBRARIES = frozenset(("numpy", "numba", "ml_dtypes", *sys.stdlib_module_names)) - {"__main__"}
+_OWN = ("tilekit.lang", "tilekit.compiler", "tilekit.api")
+
+
+def helper_of(value: Any) -> Function | None:
+    """The helper that a value is, where a kernel calls it: any function of the user's is one. None if it is none.
+
+    Raises:
+        TypeError: it has parameters such as `*args`.
+    """
+    if isinstance(value, Function):
+        return value
+    if not isinstance(value, types.FunctionType):
+        return None
+    module = value.__module__ or ""
+    if module.partition(".")[0] in _LIBRARIES or module.startswith(_OWN):
+        return None
+    if value not in _plain:
+        _plain[value] = Function(value)
+    return _plain[value]

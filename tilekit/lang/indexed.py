@@ -10,9 +10,9 @@ from tilekit import dtypes
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang import block
 from tilekit.lang.registry import tile_op
-from tilekit.lang.tile import Tile, common_shape, convert, scalar_kind
+from tilekit.lang.tile import Tile, common_shape, convert, scalar_kind, what_is
 from tilekit.lang.views import TensorView
-from tilekit.lang.windows import check_eviction, mask_of, read_only, storable, written_only
+from tilekit.lang.windows import check_eviction, mask_of, padding_tile, read_only, storable, written_only
 
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
@@ -42,12 +42,12 @@ def points(view: Any, indices: Any, mask: Any, what: str) -> Points:
         CompileError: they do not fit the tensor. DeviceError: an index is outside.
     """
     if not isinstance(view, TensorView):
-        raise CompileError(f"{what}: needs a tensor parameter, not {type(view).__name__}")
+        raise CompileError(f"{what}: needs a tensor parameter, not {what_is(view)}")
     parts = indices if isinstance(indices, tuple) else (indices,)
     for part in parts:
         whole = isinstance(part, Tile) and not dtypes.is_float(part.dtype) and part.dtype != dtypes.bool_
         if not whole and scalar_kind(part) is not int:
-            shown = f"a {part.dtype.name} tile" if isinstance(part, Tile) else type(part).__name__
+            shown = f"a {part.dtype.name} tile" if isinstance(part, Tile) else what_is(part)
             raise CompileError(f"{what}: indices are integer tiles and ints, one for each dimension of the tensor, not {shown}")
     if len(parts) != view.ndim:
         raise CompileError(f"{what}: {len(parts)} indices for {view.name}, which has {view.ndim} dimensions")
@@ -98,7 +98,8 @@ def gather(
             broadcast, and the result has their shape: `t[i, j] = array[rows[i, j], columns[i, j]]`. Indices count elements;
             negative ones are outside.
         mask: a bool tile that broadcasts to that shape; where it is False nothing is read.
-        padding_value: a scalar: what the result has where the mask is False, and on a GPU where an index is outside.
+        padding_value: a scalar, or a tile that broadcasts to that shape: what the result has where the mask is False, and on a
+            GPU where an index is outside.
         eviction_policy: as for `tk.load`.
 
     Raises:
@@ -118,15 +119,18 @@ def gather(
     targets = points(array, indices, mask, "gather")
     if not array.readable:
         raise CompileError(f"gather: {written_only(array.name)}")
-    if scalar_kind(padding_value) is None:
-        raise CompileError(f"gather: padding_value is a scalar, not {type(padding_value).__name__}")
-    if problem := dtypes.unfit_padding(array.dtype, padding_value, array.name):
+    fill = padding_value
+    if isinstance(padding_value, Tile):
+        fill = padding_tile(array, padding_value, targets.shape, "gather")
+    elif scalar_kind(padding_value) is None:
+        raise CompileError(f"gather: padding_value is a scalar or a tile, not {what_is(padding_value)}")
+    elif problem := dtypes.unfit_padding(array.dtype, padding_value, array.name):
         raise CompileError(f"gather: {problem}")
     if array._shadow is not None:
         array._shadow.check_points(targets.places, "gather", array.name)
     if array._touched is not None:
         array._touched.read(_in_parameter(array, targets.places), None, block.running_one(), array.name)
-    elements = np.full(targets.shape, convert(padding_value, array.dtype))
+    elements = np.full(targets.shape, convert(fill, array.dtype))
     elements[targets.chosen] = array._elements[targets.places]
     return Tile(elements)
 

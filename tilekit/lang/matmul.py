@@ -3,7 +3,7 @@
 What a product is accumulated in follows from what its operands hold:
 
     operands                        accumulator and result of `tk.mma`      result of `tk.matmul` and `@`
-    float16 or bfloat16             float32                                 as the operands
+    float16 or bfloat16             float32 (float16 if `acc` is, too)      as the operands
     float32                         float32                                 float32
     float64                         float64                                 float64
     float8_e4m3fn, float8_e5m2      float32 (the two may be mixed)          float32
@@ -27,16 +27,17 @@ import numpy as np
 
 from tilekit import dtypes
 from tilekit.errors import CompileError
+from tilekit.lang import block
 from tilekit.lang.registry import tile_op
 from tilekit.lang.size import check_size
-from tilekit.lang.tile import Tile, convert, families, scalar_kind
+from tilekit.lang.tile import Tile, convert, families, what_is
 
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
 
 __all__ = [
     "PRECISIONS", "accumulator_dtype", "check_accumulator", "check_precision", "matmul", "meeting_dtypes", "mma", "padded_shapes",
-    "product_shape", "result_dtype",
+    "product_shape", "result_dtype", "sum_dtype",
 ]  # fmt: skip
 
 PRECISIONS = ("ieee", "tf32", "fast")
@@ -65,6 +66,11 @@ def accumulator_dtype(a: dtypes.DType, b: dtypes.DType, what: str) -> dtypes.DTy
     raise CompileError(f"{what}: no product of {a.name} and {b.name}: the operands hold {known}; cast them with .astype(...)")
 
 
+def sum_dtype(a: dtypes.DType, b: dtypes.DType, acc: dtypes.DType, what: str) -> dtypes.DType:
+    """The dtype in which a product is added up to an accumulator: float16 if it holds that, and so do both operands."""
+    return acc if a == b == acc == dtypes.float16 else accumulator_dtype(a, b, what)
+
+
 def meeting_dtypes(a: dtypes.DType, b: dtypes.DType, what: str) -> tuple[dtypes.DType, dtypes.DType]:
     """The dtypes to which `tk.matmul` converts its operands: their common one, unless they may be mixed."""
     for kinds in (dtypes.EIGHT_BIT_FLOATS, _EIGHT_BIT_INTEGERS):
@@ -89,17 +95,17 @@ def product_shape(a: tuple[int, ...], b: tuple[int, ...], what: str) -> tuple[in
     Raises:
         CompileError: they do not fit.
     """
-    if len(a) != len(b) or len(a) not in (2, 3):
+    if not {len(a), len(b)} <= {2, 3}:
         raise CompileError(
-            f"{what}: operands have 2 dimensions both, or 3 for a batch, not {len(a)} and {len(b)} (shapes {a} and {b}); use "
+            f"{what}: operands have 2 dimensions, or 3 for a batch, not {len(a)} and {len(b)} (shapes {a} and {b}); use "
             ".reshape(...) or .broadcast_to(...)"
         )
     if a[-1] != b[-2]:
         turned = "; transpose one of them?" if a[-1] == b[-1] or a[-2] == b[-2] else ""
         raise CompileError(f"{what}: shapes {a} and {b} do not fit: rows of {a[-1]} elements meet columns of {b[-2]}{turned}")
-    if a[:-2] != b[:-2]:
+    if len(a) == len(b) and a[:-2] != b[:-2]:
         raise CompileError(f"{what}: batches of {a[0]} and {b[0]} matrices (shapes {a} and {b}); use .broadcast_to(...)")
-    return check_size((*a[:-1], b[-1]), what)
+    return check_size((*max(a[:-2], b[:-2], key=len), a[-2], b[-1]), what)
 
 
 def padded_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -136,6 +142,8 @@ def _tf32(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _product(a: NDArray[Any], b: NDArray[Any], wide: dtypes.DType, precision: str) -> NDArray[Any]:
+    if block.running_one().sampled and min(a.ndim, b.ndim) > 1:
+        return np.zeros((*max(a.shape[:-2], b.shape[:-2], key=len), a.shape[-2], b.shape[-1]), wide)
     if wide == dtypes.int32:  # NumPy has no fast product of integers; this one is exact up to K = 2**37
         wrapping: NDArray[Any] = np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.int64).astype(np.int32)
         return wrapping
@@ -149,8 +157,7 @@ def _product(a: NDArray[Any], b: NDArray[Any], wide: dtypes.DType, precision: st
 def _check_operands(what: str, **operands: Any) -> None:
     for name, value in operands.items():
         if not isinstance(value, Tile):
-            kind = scalar_kind(value)
-            raise CompileError(f"{what}: {name} is a tile, not {f'a scalar ({kind.__name__})' if kind else type(value).__name__}")
+            raise CompileError(f"{what}: {name} is a tile, not {what_is(value)}")
 
 
 @tile_op("mma", host="numpy.matmul")
@@ -163,10 +170,11 @@ def mma(a: Tile, b: Tile, acc: Tile, *, precision: str = "ieee") -> Tile:
     product begins with are not multiplied in a loop's first turn: `acc * s` is zeros there, whatever `s`.
 
     Args:
-        a: of shape `(M, K)`, or `(B, M, K)` for a batch of B products.
+        a: of shape `(M, K)`, or `(B, M, K)` for a batch of B products; a matrix beside a batch is that of every product.
         b: of shape `(K, N)` or `(B, K, N)`. Both hold float16, bfloat16, float32 or float64; or 8-bit floats, or int8 and uint8,
             which may be mixed. Nothing is converted.
-        acc: of the product's shape, `(M, N)` or `(B, M, N)`: float32; float64 for float64, int32 for 8-bit integers.
+        acc: of the product's shape, `(M, N)` or `(B, M, N)`: float32; float64 for float64, int32 for 8-bit integers. Of float16
+            operands it may hold float16, which takes half the registers: a sum is rounded to it at every instruction.
         precision: "tf32" takes 11 significant bits of float32 operands, for tensor cores, which is many times faster: rounded (a
             relative error of `2**-11` each), or cut off by warpgroups (`2**-10`). "ieee" multiplies them as they are, and adds up
             short sums of 8-bit floats in float32, which "fast" does not. These mean nothing for other dtypes.
@@ -191,9 +199,11 @@ def mma(a: Tile, b: Tile, acc: Tile, *, precision: str = "ieee") -> Tile:
     """
     _check_operands("mma", a=a, b=b, acc=acc)
     shape = product_shape(a.shape, b.shape, "mma")
+    total = sum_dtype(a.dtype, b.dtype, acc.dtype, "mma")
+    check_accumulator(acc.shape, acc.dtype, shape, total, "mma")
     wide = accumulator_dtype(a.dtype, b.dtype, "mma")
-    check_accumulator(acc.shape, acc.dtype, shape, wide, "mma")
-    return Tile(_product(a._array, b._array, wide, check_precision(precision, "mma")) + acc._array)
+    product = _product(a._array, b._array, wide, check_precision(precision, "mma"))
+    return Tile(convert(product + convert(acc._array, wide), total))
 
 
 @tile_op("matmul", host="numpy.matmul")
@@ -202,8 +212,8 @@ def matmul(a: Tile, b: Tile, *, precision: str = "ieee") -> Tile:
 
     Args:
         a: of shape `(M, K)`, `(B, M, K)` for a batch, or `(K,)` for a row.
-        b: of shape `(K, N)`, `(B, K, N)`, or `(K,)` for a column. Operands meet as in arithmetic; 8-bit floats, and int8 with
-            uint8, stay what they are.
+        b: of shape `(K, N)`, `(B, K, N)`, or `(K,)` for a column; a matrix beside a batch is that of every product. Operands
+            meet as in arithmetic; 8-bit floats, and int8 with uint8, stay what they are.
         precision: as for `tk.mma`.
 
     The product is added up in float32 (float64, int32), and rounded once to the dtype in which the operands meet; 8-bit floats

@@ -15,7 +15,7 @@ from tilekit.lang import block
 from tilekit.lang.mapped import TileIndex, ownerless
 from tilekit.lang.registry import tile_op
 from tilekit.lang.size import check_size
-from tilekit.lang.tile import Tile, convert, scalar_kind
+from tilekit.lang.tile import Tile, convert, scalar_kind, what_is
 from tilekit.lang.views import TensorView
 from tilekit.lang.windows import (
     PaddingMode,
@@ -24,6 +24,7 @@ from tilekit.lang.windows import (
     check_window,
     mask_of,
     padding,
+    padding_tile,
     read,
     stored,
     tile_index,
@@ -38,7 +39,7 @@ __all__ = ["PaddingMode", "TensorView", "bid", "load", "load_tile_like", "num_bl
 def tensor(array: Any, what: str) -> TensorView:
     """`array`, which must be a tensor."""
     if not isinstance(array, TensorView):
-        raise CompileError(f"{what}: needs a tensor parameter, not {type(array).__name__}")
+        raise CompileError(f"{what}: needs a tensor parameter, not {what_is(array)}")
     return array
 
 
@@ -160,8 +161,9 @@ def load(
             a permutation. `index` and `shape` are the tile's. It costs nothing.
         padding_mode: what elements beyond the edge are, see `tk.PaddingMode`; all but `"zero"` need a floating-point tensor.
         mask: a bool tile that broadcasts to the tile's shape; where it is False nothing is read.
-        padding_value: a scalar, for elements beyond the edge and those that the mask leaves out, instead of `padding_mode`; one
-            that an integer tensor does not hold is an error where its value is known.
+        padding_value: a scalar, or a tile that broadcasts to the tile's shape, for elements beyond the edge and those that the
+            mask leaves out, instead of `padding_mode`; a scalar that an integer tensor does not hold is an error where its value
+            is known.
         eviction_policy: a hint to the caches of a GPU, known when the kernel is compiled, about what is read:
             `"evict_first"` for what is read once (PTX `ld.global.L1::evict_first`), `"evict_last"` for what is read again
             (`.L1::evict_last`), `"no_allocate"` for what shall take no line of the L1 (`.L1::no_allocate`). By default there is
@@ -185,7 +187,9 @@ def load(
     where = tile_index(view, index, "load")
     extents, tile_shape = check_window(shape, view.ndim, view.name, "load")
     along = check_order(order, view.ndim, "load")
-    fill = _fill(view, padding_mode, padding_value, "load")
+    fill = _fill(view, padding_mode, padding_value, tile_shape, "load")
+    if isinstance(padding_value, Tile):
+        fill = _by_tensor(fill, extents, along)
     chosen = _by_tensor(mask_of(mask, tile_shape, "load"), extents, along)
     where, lies = reordered(along, where), reordered(along, extents)
     values = read(view, window_of(view, where, lies, lies, "load"), lies, fill, "load", mask=chosen)
@@ -197,15 +201,17 @@ def _by_tensor(values: Any, extents: tuple[int, ...], along: tuple[int, ...]) ->
     return None if values is None else values.reshape(extents).transpose(np.argsort(along))
 
 
-def _fill(view: TensorView, padding_mode: str, padding_value: Any, what: str) -> Any:
-    """What elements are that do not exist."""
+def _fill(view: TensorView, padding_mode: str, padding_value: Any, shape: tuple[int, ...], what: str) -> Any:
+    """What elements are that do not exist, of a tile of that shape."""
     number = padding(view.dtype, padding_mode, view.name, what)
     if padding_value is None:
         return number
     if padding_mode != "zero":
         raise CompileError(f"{what}: padding_mode or padding_value, not both")
+    if isinstance(padding_value, Tile):
+        return padding_tile(view, padding_value, shape, what)
     if scalar_kind(padding_value) is None:
-        raise CompileError(f"{what}: padding_value is a scalar, not {type(padding_value).__name__}")
+        raise CompileError(f"{what}: padding_value is a scalar or a tile, not {what_is(padding_value)}")
     if problem := dtypes.unfit_padding(view.dtype, padding_value, view.name):
         raise CompileError(f"{what}: {problem}")
     return convert(padding_value, view.dtype)

@@ -6,12 +6,12 @@ that a GPU keeps several of them under way, in a ring of stages in shared memory
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang.registry import tile_op
-from tilekit.lang.tile import is_index
+from tilekit.lang.tile import is_index, what_is
 from tilekit.lang.views import TileGrid, TileRow
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "PLACE",
     "check_rotate",
     "check_stages",
+    "check_streams",
     "check_warp_specialize",
     "no_stream",
     "pipelined",
@@ -52,6 +53,15 @@ def _choice(name: str, wanted: Any, what: str) -> bool | None:
     if wanted is None or isinstance(wanted, bool):
         return wanted
     raise CompileError(f"{what}: {name} is True, False or None, not {wanted!r}")
+
+
+def check_streams(streams: Sequence[Any]) -> None:
+    """Refuse what is no stream of tiles, or none at all."""
+    if not streams:
+        raise CompileError(f"pipelined: {NO_STREAMS}")
+    for stream in streams:
+        if not isinstance(stream, (TileRow, TileGrid)):
+            raise CompileError(f"pipelined: {no_stream(what_is(stream))}")
 
 
 def no_stream(actual: str) -> str:
@@ -107,11 +117,7 @@ def pipelined(
     check_stages(stages, "pipelined")
     check_warp_specialize(warp_specialize, "pipelined")
     check_rotate(rotate, "pipelined")
-    if not streams:
-        raise CompileError(f"pipelined: {NO_STREAMS}")
-    for stream in streams:
-        if not isinstance(stream, (TileRow, TileGrid)):
-            raise CompileError(f"pipelined: {no_stream(f'a {type(stream).__name__}')}")
+    check_streams(streams)
     counts = [len(stream) for stream in streams]
     if len(set(counts)) > 1:
         raise DeviceError(unequal(counts))

@@ -19,7 +19,7 @@ import numpy as np
 from tilekit import dtypes
 from tilekit.errors import CompileError
 from tilekit.lang.registry import tile_op
-from tilekit.lang.tile import Tile, common_shape, scalar_kind
+from tilekit.lang.tile import Tile, common_shape, scalar_kind, what_is
 
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
@@ -169,14 +169,14 @@ def no_integers(actual: str) -> str:
 
 def _seed(what: str, seed: Any) -> int:
     if scalar_kind(seed) is not int:
-        raise CompileError(f"{what}: {no_seed(type(seed).__name__)}")
+        raise CompileError(f"{what}: {no_seed(what_is(seed))}")
     return int(seed) % 2**64
 
 
 def _offsets(what: str, offsets: Any) -> Array:
     """Offsets as uint64; those of 32 bits and fewer count as unsigned numbers of 32."""
     if not isinstance(offsets, Tile):
-        raise CompileError(f"{what}: {no_offsets(type(offsets).__name__)}")
+        raise CompileError(f"{what}: {no_offsets(what_is(offsets))}")
     if dtypes.is_float(offsets.dtype) or offsets.dtype == dtypes.bool_:
         raise CompileError(f"{what}: {no_offsets(f'a {offsets.dtype.name} tile')}")
     narrow = offsets.dtype.itemsize <= 4
@@ -232,7 +232,7 @@ def philox(seed: int, c0: Any, c1: Any = 0, c2: Any = 0, c3: Any = 0) -> tuple[T
         elif scalar_kind(word) is int:
             counter.append(np.asarray(int(word) & 0xFFFFFFFF, _u32))
         else:
-            actual = f"a {word.dtype.name} tile" if isinstance(word, Tile) else type(word).__name__
+            actual = f"a {word.dtype.name} tile" if isinstance(word, Tile) else what_is(word)
             raise CompileError(f"philox: {no_word(actual)}")
     shapes = [word.shape for word in (c0, c1, c2, c3) if isinstance(word, Tile)]
     if not shapes:
@@ -338,7 +338,7 @@ def randint(seed: int, offsets: Tile, low: int, high: int, dtype: Any = dtypes.i
         raise CompileError(f"randint: {no_integers(chosen.name)}")
     for name, bound in (("low", low), ("high", high)):
         if scalar_kind(bound) is not int:
-            raise CompileError(f"randint: {name} is an integer scalar, not {type(bound).__name__}")
+            raise CompileError(f"randint: {name} is an integer scalar, not {what_is(bound)}")
     if problem := problem_of_bounds(int(low), int(high), chosen):
         raise CompileError(f"randint: {problem}")
     wide, span = _two(_words(at, key, INTEGERS, 2)), _u64(int(high) - int(low))

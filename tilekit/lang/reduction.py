@@ -16,7 +16,7 @@ from tilekit.errors import CompileError
 from tilekit.lang.combining import check_function, columns_of, combined, first_of, known_identity
 from tilekit.lang.registry import tile_op
 from tilekit.lang.shape import axes_of
-from tilekit.lang.tile import Tile, computable, convert
+from tilekit.lang.tile import Tile, computable, convert, what_is
 
 __all__ = ["all_", "any_", "argmax", "argmin", "max_", "min_", "prod", "reduce", "reducible", "sum_", "sum_dtype"]
 
@@ -38,7 +38,7 @@ def reducible(dtype: dtypes.DType, what: str) -> str | None:
 
 def _check_tile(x: Any, what: str) -> Tile:
     if not isinstance(x, Tile):
-        raise CompileError(f"{what}: needs a tile, not {type(x).__name__}")
+        raise CompileError(f"{what}: needs a tile, not {what_is(x)}")
     return x
 
 

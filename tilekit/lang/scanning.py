@@ -13,18 +13,19 @@ import numpy as np
 
 from tilekit import dtypes
 from tilekit.errors import CompileError
+from tilekit.lang import block
 from tilekit.lang.combining import check_function, columns_of, combined, first_of, known_identity
 from tilekit.lang.reduction import sum_dtype
 from tilekit.lang.registry import tile_op
 from tilekit.lang.shape import axis_of
-from tilekit.lang.tile import Tile, computable, convert
+from tilekit.lang.tile import Tile, computable, convert, what_is
 
 __all__ = ["cumprod", "cumsum", "scan"]
 
 
 def _accumulated(name: str, function: Callable[..., Any], x: Any, axis: Any, reverse: bool) -> Tile:
     if not isinstance(x, Tile):
-        raise CompileError(f"{name}: needs a tile, not {type(x).__name__}")
+        raise CompileError(f"{name}: needs a tile, not {what_is(x)}")
     computable(name, x.dtype)
     along, dtype = axis_of(axis, x.ndim, name), sum_dtype(x.dtype)
     wide = dtypes.float32 if dtype in (dtypes.float16, dtypes.bfloat16) else dtype
@@ -121,6 +122,9 @@ def scan(
         return combined(func, elements, "scan")
 
     rows = [np.moveaxis(np.flip(c, along) if reverse else c, along, 0) for c in columns]
+    if block.running_one().sampled:
+        step(*(row[0] for row in rows), *(row[0] for row in rows))
+        return first_of(list(map(Tile, columns)), alone)
     prefixes = [np.empty_like(row) for row in rows]
     last = tuple(row[0] for row in rows)
     for at in range(rows[0].shape[0]):

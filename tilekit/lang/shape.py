@@ -10,7 +10,7 @@ import numpy as np
 from tilekit.errors import CompileError
 from tilekit.lang.registry import tile_op
 from tilekit.lang.size import check_size
-from tilekit.lang.tile import Tile, check_shape, families, is_index
+from tilekit.lang.tile import Tile, check_shape, families, is_index, what_is
 
 __all__ = [
     "axes_of",
@@ -79,7 +79,7 @@ def reshape_to(shape: Any, old: tuple[int, ...], what: str) -> tuple[int, ...]:
 
 def _tile(value: Any, what: str) -> Tile:
     if not isinstance(value, Tile):
-        raise CompileError(f"{what}: needs a tile, not {type(value).__name__}")
+        raise CompileError(f"{what}: needs a tile, not {what_is(value)}")
     return value
 
 
@@ -248,7 +248,7 @@ def cat(tiles: tuple[Tile, Tile], axis: int) -> Tile:
         array([0, 1, 0, 1], dtype=int32)
     """
     if not isinstance(tiles, tuple):
-        raise CompileError(f"cat: needs a tuple of two tiles, not {type(tiles).__name__}")
+        raise CompileError(f"cat: needs a tuple of two tiles, not {what_is(tiles)}")
     parts = [_tile(tile, "cat") for tile in tiles]
     problem = cat_problem([t.shape for t in parts], [t.dtype.name for t in parts], axis)
     if problem:
@@ -272,10 +272,10 @@ def _part(index: Any, shape: Any, whole: tuple[int, ...], what: str) -> tuple[sl
     part, grid = grid_of(shape, whole, what)
     indices = index if isinstance(index, tuple) else (index,)
     if len(indices) != len(part) or not all(map(is_index, indices)):
-        raise CompileError(f"{what}: the index is an int for each of {len(part)} dimensions, not {index!r}")
+        raise CompileError(f"{what}: the index is an int for each of {len(part)} dimensions, not {what_is(index)}")
     for i, count in zip(indices, grid, strict=True):
         if not 0 <= int(i) < count:
-            raise CompileError(f"{what}: index {index} of parts of which there are {grid}")
+            raise CompileError(f"{what}: index {tuple(map(int, indices))} of parts of which there are {grid}")
     return tuple(slice(int(i) * n, int(i) * n + n) for i, n in zip(indices, part, strict=True))
 
 

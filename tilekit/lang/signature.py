@@ -6,11 +6,12 @@ import inspect
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tilekit.lang.annotations import Const, Declared, Dims, Generic, In, InOut, Out
-from tilekit.lang.functions import Function
+from tilekit.lang.functions import helper_of
 
 __all__ = ["KernelSignature", "Parameter", "read_signature"]
 
@@ -113,8 +114,11 @@ def _generics_of(function: types.FunctionType, seen: set[Any]) -> Iterator[Gener
     for value in [*values.values(), *(function.__defaults__ or ())]:
         if isinstance(value, Generic):
             yield value
-        elif isinstance(value, Function) and value.function not in seen:
-            yield from _generics_of(value.function, seen)
+        else:
+            with suppress(TypeError):  # of what it is called with, the kernel's compiler says so
+                helper = helper_of(value)
+                if helper is not None and helper.function not in seen:
+                    yield from _generics_of(helper.function, seen)
 
 
 def _filled(cell: Any) -> bool:

@@ -14,7 +14,7 @@ from tilekit.errors import CompileError
 from tilekit.lang.registry import tile_op
 from tilekit.lang.shape import axis_of
 from tilekit.lang.size import SORTED_A_THREAD, check_size
-from tilekit.lang.tile import Tile, computable, convert
+from tilekit.lang.tile import Tile, computable, convert, what_is
 
 __all__ = ["argsort", "sort", "topk", "topk_problem"]
 
@@ -22,7 +22,7 @@ __all__ = ["argsort", "sort", "topk", "topk_problem"]
 def _operand(x: Any, axis: Any, what: str) -> tuple[Any, int]:
     """The elements in a dtype that NumPy can order, and the dimension."""
     if not isinstance(x, Tile):
-        raise CompileError(f"{what}: needs a tile, not {type(x).__name__}")
+        raise CompileError(f"{what}: needs a tile, not {what_is(x)}")
     computable(what, x.dtype)
     along = axis_of(axis, x.ndim, what)
     if what != "topk":

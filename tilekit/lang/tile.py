@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # importing it takes 20 ms
 __all__ = [
     "NO_ARITHMETIC",
     "NO_INDEX",
+    "NO_ITERATION",
     "NO_TRUTH",
     "Scalar",
     "Tile",
@@ -38,14 +39,16 @@ __all__ = [
     "quotient",
     "scalar_kind",
     "shift",
+    "what_is",
+    "whole_index",
 ]
 
 Scalar = bool | int | float | np.generic
 
 NO_TRUTH = "a tile has no single truth value: use tk.where(condition, x, y) to choose by element, or tk.any, tk.all"
+NO_ITERATION = "a tile cannot be iterated over: tile operations work on all its elements at once"
 NO_INDEX = (
-    "of a tile's elements none can be picked: [:, None] inserts dimensions, with a : for each of the tile's own; parts are got "
-    "with tk.extract"
+    "of a tile's elements none can be picked: [:, None], [None] and [..., None] insert dimensions; parts are got with tk.extract"
 )
 
 
@@ -65,7 +68,7 @@ def check_shape(shape: Any, what: str) -> tuple[int, ...]:
     """
     extents = shape if isinstance(shape, tuple) else (shape,)
     if not extents or not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in extents):
-        raise CompileError(f"{what}: a tile shape is an int or a tuple of ints, not {shape!r}")
+        raise CompileError(f"{what}: a tile shape is an int or a tuple of ints, not {what_is(shape)}")
     for n in extents:
         if n < 1 or n & (n - 1):
             raise CompileError(f"{what}: every extent of a tile is a power of two; {n} in {shape!r} is not")
@@ -81,6 +84,23 @@ def scalar_kind(value: Any) -> type | None:
     if isinstance(value, (float, np.floating)) or (isinstance(value, np.generic) and dtypes.is_float(value.dtype)):
         return float
     return None
+
+
+def what_is(value: Any) -> str:
+    """What a value is, for an error that refuses it: as it is known when the kernel is compiled, so no number."""
+    kind = scalar_kind(value)
+    if kind is not None:
+        return f"a scalar ({kind.__name__})"
+    match value:
+        case None:
+            return "None"
+        case str():
+            return f"the string {value!r}"
+        case tuple() | list():
+            return f"a {type(value).__name__}"
+        case np.dtype():
+            return "a dtype"
+    return value._in_words() if hasattr(value, "_in_words") else "something else"
 
 
 def is_index(value: Any) -> bool:
@@ -115,7 +135,7 @@ def operands(what: str, *values: Any) -> tuple[list[Any], dtypes.DType]:
     tiles = [v for v in values if isinstance(v, Tile)]
     for value in values:
         if not isinstance(value, Tile) and scalar_kind(value) is None:
-            raise CompileError(f"{what}: operands are tiles and scalars, not {type(value).__name__}")
+            raise CompileError(f"{what}: operands are tiles and scalars, not {what_is(value)}")
     if not tiles:
         raise CompileError(f"{what}: one operand at least must be a tile")
     common_shape(what, [tile.shape for tile in tiles])
@@ -154,6 +174,18 @@ def convert(value: Any, dtype: dtypes.DType) -> Any:
 families: dict[str, Callable[..., Tile]] = {}
 
 
+def whole_index(parts: Sequence[Any], rank: int) -> list[slice | None] | None:
+    """An index that inserts dimensions, with a `:` for each of a tile's own; None for one that does anything else."""
+    kinds: list[Any] = ["..." if part is ... else part for part in parts]
+    if not all(part is None or isinstance(part, str) or (isinstance(part, slice) and part == slice(None)) for part in kinds):
+        return None
+    missing = rank - sum(isinstance(part, slice) for part in kinds)
+    if missing < 0 or kinds.count("...") > 1:
+        return None
+    at = kinds.index("...") if "..." in kinds else len(kinds)
+    return [*kinds[:at], *[slice(None)] * missing, *kinds[at + 1 :]]
+
+
 class Tile:
     """An immutable array inside a kernel; its shape is known when the kernel is compiled, every extent a power of two.
 
@@ -183,6 +215,10 @@ class Tile:
     def ndim(self) -> int:
         """The number of dimensions."""
         return self._array.ndim
+
+    def _in_words(self) -> str:
+        """What it is, see `what_is`."""
+        return f"a {self.dtype.name} tile of shape {self.shape}"
 
     def astype(self, dtype: Any, *, rounding_mode: rounding.RoundingMode | str | None = None) -> Tile:
         """The tile with its elements converted to `dtype`; see `tk.astype`."""
@@ -233,11 +269,10 @@ class Tile:
         return families["product_of"]("@", other, self, "ieee")
 
     def __getitem__(self, index: Any) -> Tile:
-        parts = index if isinstance(index, tuple) else (index,)
-        whole = [part is None or (isinstance(part, slice) and part == slice(None)) for part in parts]
-        if not all(whole) or sum(part is not None for part in parts) != self.ndim:
+        whole = whole_index(index if isinstance(index, tuple) else (index,), self.ndim)
+        if whole is None:
             raise CompileError(f"[]: {NO_INDEX}")
-        return Tile(self._array[index])
+        return Tile(self._array[tuple(whole)])
 
     def __repr__(self) -> str:
         return f"Tile({self._array!r})"
@@ -253,7 +288,7 @@ class Tile:
         return int(self._array)
 
     def __iter__(self) -> NoReturn:
-        raise CompileError("a tile cannot be iterated over: tile operations work on all its elements at once")
+        raise CompileError(NO_ITERATION)
 
     if TYPE_CHECKING:  # `_install` defines them
 

@@ -13,7 +13,7 @@ from tilekit.errors import CompileError, DeviceError
 from tilekit.lang import block
 from tilekit.lang.mapped import TileIndex, cut_otherwise, foreign_tile, no_tile, ownerless, unmapped, visited
 from tilekit.lang.size import check_size
-from tilekit.lang.tile import Tile, is_index
+from tilekit.lang.tile import Tile, is_index, what_is
 from tilekit.lang.windows import (
     check_eviction,
     check_row,
@@ -88,6 +88,10 @@ class TensorView:
     def ndim(self) -> int:
         """The number of dimensions."""
         return self._elements.ndim
+
+    def _in_words(self) -> str:
+        """What it is, see `what_is`."""
+        return f"the tensor {self.name}"
 
     def load(self, tile: TileIndex | None = None, *, eviction_policy: str = "evict_normal") -> Tile:
         """The block's own tile of a partition, or `tile` of a mapped one; zeros beyond the edge.
@@ -168,7 +172,7 @@ class TensorView:
         along = axis_of(axis, self.ndim, "slice")
         stop = self.shape[along] if stop is None else stop
         if not is_index(start) or not is_index(stop):
-            raise CompileError(f"slice: start and stop are ints, not {start!r} and {stop!r}")
+            raise CompileError(f"slice: start and stop are ints, not {what_is(start)} and {what_is(stop)}")
         first, last = int(start), int(stop)
         if not 0 <= first <= last <= self.shape[along]:
             raise DeviceError(f"slice: {first}:{last} is outside {self.name}, which has {self.shape[along]} along axis {along}")
@@ -186,7 +190,7 @@ class TensorView:
             return self.own_index(what)
         _own_tile(self, what)
         if not isinstance(tile, TileIndex):
-            raise CompileError(f"{what}: {no_tile(self.name, f'{type(tile).__name__}')}")
+            raise CompileError(f"{what}: {no_tile(self.name, what_is(tile))}")
         if not any(view is self for view in tile.views):
             raise CompileError(f"{what}: {foreign_tile(self.name, tile.views[0].name)}")
         return tile.index
@@ -337,7 +341,7 @@ class TileRow:
 
 def _own_tile(view: Any, what: str) -> Shape:
     if not isinstance(view, TensorView):
-        raise CompileError(f"{what}: needs a tensor parameter, not {type(view).__name__}")
+        raise CompileError(f"{what}: needs a tensor parameter, not {what_is(view)}")
     if view.tile_shape is None:
         raise CompileError(f"{what}: {tileless(view.name, view.writable)}")
     shape: Shape = view.tile_shape

@@ -14,7 +14,7 @@ from tilekit import dtypes
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang import block
 from tilekit.lang.mapped import TileIndex, not_an_index
-from tilekit.lang.tile import Tile, check_shape, common_shape, convert, is_index, scalar_kind
+from tilekit.lang.tile import Tile, check_shape, common_shape, convert, is_index, scalar_kind, what_is
 
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
@@ -23,7 +23,8 @@ if TYPE_CHECKING:  # importing it takes 20 ms
 
 __all__ = [
     "EVICTION", "PADDING", "PaddingMode", "check_eviction", "check_order", "check_row", "check_steps", "check_window", "mask_of",
-    "padding", "read", "read_only", "storable", "stored", "tile_index", "tileless", "window_of", "write", "written_only",
+    "padding", "padding_tile", "read", "read_only", "storable", "stored", "tile_index", "tileless", "window_of", "write",
+    "written_only",
 ]  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -57,6 +58,19 @@ def padding(dtype: dtypes.DType, mode: Any, name: str, what: str) -> float:
     if mode in ("inf", "-inf") and dtype == dtypes.float8_e4m3fn:
         raise CompileError(f"{what}: padding_mode {str(mode)!r} of {name}: float8_e4m3fn has no infinities; 'nan' is there")
     return PADDING[mode]
+
+
+def padding_tile(view: TensorView, tile: Tile, shape: Shape, what: str) -> NDArray[Any]:
+    """The elements of a tile that is the padding of one of `shape`."""
+    if not dtypes.storable(tile.dtype, view.dtype):
+        raise CompileError(
+            f"{what}: padding_value is a {tile.dtype.name} tile, which does not fit {view.name}, a {view.dtype.name} tensor, "
+            f"without loss; write .astype({view.name}.dtype) if that is meant"
+        )
+    if common_shape(what, [tile.shape, shape]) != shape:
+        raise CompileError(f"{what}: padding_value of shape {tile.shape} for a tile of shape {shape}")
+    elements: NDArray[Any] = convert(np.broadcast_to(tile._array, shape), view.dtype)
+    return elements
 
 
 def check_eviction(policy: Any, what: str) -> str:
@@ -138,7 +152,8 @@ def check_row(parts: tuple[Any, ...], rank: int, name: str) -> None:
                 continue
         elif is_index(part):
             continue
-        raise CompileError(f"[]: an index of tiles is an int, ':' or a range such as 'a:b', not {part!r}")
+        problem = "without a step" if isinstance(part, slice) and part.step is not None else f"not {what_is(part)}"
+        raise CompileError(f"[]: an index of tiles is an int, ':' or a range such as 'a:b', {problem}")
 
 
 # ------------------------------------------------------------------------------------------------------- reading and writing
@@ -162,7 +177,7 @@ def tile_index(view: TensorView, index: Any, what: str) -> Shape:
         raise CompileError(f"{what}: {not_an_index()}")
     indices = index if isinstance(index, tuple) else (index,)
     if not all(map(is_index, indices)):
-        raise CompileError(f"{what}: a tile index is an int or a tuple of ints, not {index!r}")
+        raise CompileError(f"{what}: a tile index is an int or a tuple of ints, not {what_is(index)}")
     if len(indices) != view.ndim:
         raise CompileError(f"{what}: {len(indices)} indices for {view.name}, which has {view.ndim} dimensions")
     return tuple(int(i) for i in indices)
@@ -268,7 +283,7 @@ def storable(view: TensorView, value: Any, what: str) -> NDArray[Any]:
         return value._array
     kind = scalar_kind(value)
     if kind is None:
-        raise CompileError(f"{what}: the value is a tile or a scalar, not {type(value).__name__}")
+        raise CompileError(f"{what}: the value is a tile or a scalar, not {what_is(value)}")
     problem = dtypes.unstorable(view.dtype, kind, value, view.name)
     if problem:
         raise CompileError(f"{what}: {problem}")
@@ -287,5 +302,5 @@ def mask_of(mask: Any, shape: Shape, what: str) -> NDArray[Any] | None:
             raise CompileError(f"{what}: a mask of shape {mask.shape} for a tile of shape {shape}")
         return np.broadcast_to(mask._array, shape)
     if scalar_kind(mask) is not bool:
-        raise CompileError(f"{what}: the mask is a bool tile, not {type(mask).__name__}")
+        raise CompileError(f"{what}: the mask is a bool tile, not {what_is(mask)}")
     return np.broadcast_to(np.bool_(mask), shape)

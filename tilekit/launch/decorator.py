@@ -7,6 +7,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from tilekit.lang.tile import scalar_kind
 from tilekit.launch import planning
 from tilekit.launch.launch import KernelLaunch, check_occupancy, check_warps, launch_of
 from tilekit.launch.specialisation import Specialisation
+from tilekit.launch.structured import NestedLaunch, Structure, flat, named, parameters_of, structure_of
 from tilekit.ops import DeviceOp
 from tilekit.ops.fast_path import FAST_PATH
 
@@ -71,11 +73,13 @@ class Kernel:
         num_warps, occupancy: what the decorator was given.
         result_count: how many results a launch has, one for each parameter.
         grids: the options that have been made by `grid`, by what they were made of.
+        structure: of a kernel that takes arguments apart how they are put together, see `launch.structured`.
     """
 
     __slots__ = ("__dict__", "__weakref__", "_form", "_forms", "_functions", "_options", "label")
 
-    _launch_type = KernelLaunch  # of what calling it makes
+    _launch_type: type[KernelLaunch] = KernelLaunch  # of what calling it makes
+    structure: tuple[Structure, ...] | None = None
 
     def __init__(
         self, function: Callable[..., Any], scope: Mapping[str, Any], num_warps: int | None, occupancy: int | None = None
@@ -94,6 +98,8 @@ class Kernel:
         self._forms: dict[tuple[type, ...], planning.Form] = {}
         self._form: planning.Form | None = None  # the last one that native code took
         self._functions: set[BoundKernel] = set()  # those that call a `@tk.function`
+        self._nested: dict[Any, Kernel] = {}  # for arguments that are put together
+        self._tuples: dict[str, Any] = {}  # the names of the parameters in the place of those that are
         self._lock = threading.Lock()
         self.result_count = len(self.signature.parameters)
         self._options = planning.Options(None, (), self.num_warps, self.occupancy)
@@ -117,27 +123,39 @@ class Kernel:
         """
         if self._functions:
             self._look_again()
-        form = None if kwargs else self._forms.get(tuple(map(type, args)))
+        form, kernel = None if kwargs else self._forms.get(tuple(map(type, args))), self
         try:
             if form is None:
                 if kwargs or len(args) != self.result_count:
                     args = self._bind(args, kwargs)
-                form = self.form(args)
+                if any(argument is None or type(argument) is tuple for argument in args):
+                    kernel, args = self._put_together(args)
+                form = kernel.form(args)
             elif form.ints or form.tuples:
                 self._inspect(form, args)
         except _TooWide:
             args = tuple(
                 np.uint64(a) if type(a) is int and 2**63 <= a < 2**64 and p.kind != "const" else a
-                for p, a in zip(self.signature.parameters, args, strict=True)
+                for p, a in zip(kernel.signature.parameters, args, strict=True)
             )
-            form = self.form(args)
-        return launch_of(self, args, form, self._options)
+            form = kernel.form(args)
+        return launch_of(kernel, args, form, self._options)
+
+    def _put_together(self, arguments: tuple[Any, ...]) -> tuple[Kernel, tuple[Any, ...]]:
+        """The kernel for arguments some of which are tuples or None, and what is in them; this one if there are none."""
+        structure = structure_of(self.signature.parameters, arguments)
+        if structure is None:
+            return self, arguments
+        kernel = self._nested.get(structure)
+        if kernel is None:
+            kernel = self._nested.setdefault(structure, _Flattened(self, structure))
+        return kernel, tuple(leaf for part, argument in zip(structure, arguments, strict=True) for leaf in flat(part, argument))
 
     def _look_again(self) -> None:
         """Forget what was specialised if a function that the kernel calls has been defined anew, as in a notebook."""
         with self._lock:
             if any(bound.outdated for bound in self._functions):
-                for kept in (self._functions, self._bound, self._specialisations, self._forms):
+                for kept in (self._functions, self._bound, self._specialisations, self._forms, self._nested):
                     kept.clear()
                 self._form = None
 
@@ -203,7 +221,7 @@ class Kernel:
             if parameter.kind == "scalar":
                 raise TypeError(f"{who}: declared a scalar, not {_kind_of(argument)}")
         elif scalar_kind(argument) is None:
-            raise TypeError(f"{who}: kernels take tensors, partitions and scalars, not {_kind_of(argument)}")
+            raise TypeError(f"{who}: kernels take tensors, partitions, scalars, and tuples of these, not {_kind_of(argument)}")
 
     def specialise(
         self,
@@ -227,7 +245,7 @@ class Kernel:
             with self._lock:
                 bound = self._bound.get((generics, typed))
                 if bound is None:
-                    bound = bind(self._function, self.source, dict(generics), dict(constants))
+                    bound = bind(self._function, self.source, dict(generics), dict(constants), self._tuples)
                     self._bound[generics, typed] = bound
                     if bound.origins:
                         self._functions.add(bound)
@@ -236,6 +254,30 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}({', '.join(p.name for p in self.signature.parameters)})>"
+
+
+class _Flattened(Kernel):
+    """A kernel for arguments of one structure, with a parameter for each thing that is in them."""
+
+    __slots__ = ()
+    _launch_type = NestedLaunch
+
+    def __init__(self, kernel: Kernel, structure: tuple[Structure, ...]) -> None:
+        self.__dict__.update(kernel.__dict__)
+        parameters = kernel.signature.parameters
+        taken = {*kernel._function.__code__.co_varnames, *kernel._function.__code__.co_names}
+        self._tuples = {
+            parameter.name: named(parameter.name, part, taken)
+            for parameter, part in zip(parameters, structure, strict=True)
+            if part is not True
+        }
+        flattened = tuple(
+            one for parameter in parameters for one in parameters_of(parameter, self._tuples.get(parameter.name, parameter.name))
+        )
+        self.signature, self.structure, self.label = replace(kernel.signature, parameters=flattened), structure, kernel.label
+        self.result_count, self._options = len(parameters), kernel._options
+        self._bound, self._specialisations, self._forms, self._nested, self.grids = {}, {}, {}, {}, {}
+        self._form, self._functions, self._lock = None, kernel._functions, threading.Lock()
 
 
 def _is_constant(value: Any) -> bool:

@@ -22,6 +22,7 @@ from tilekit._tensor.tensor import Tensor
 from tilekit.compiler import cache
 from tilekit.compiler.cpu.interpret import interpret
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
+from tilekit.compiler.ir.verdict import verdict
 from tilekit.lang.views import TensorView
 from tilekit.launch.packing import packing
 from tilekit.launch.sharing import Sharing
@@ -69,12 +70,18 @@ class Interpreted:
 
 
 class OnCpu(Interpreted):
-    """A specialisation that is compiled at its first launch, on the thread that runs it."""
+    """A specialisation that is compiled at its first launch, on the thread that runs it.
+
+    Raises:
+        CompileError: the language does not take the kernel.
+    """
 
     def __init__(self, specialisation: Specialisation) -> None:
         super().__init__(specialisation)
         self._specialisation = specialisation
         settings = load_settings()
+        self._accepted = verdict(specialisation.bound, specialisation.facts, self._num_warps)
+        self._accepted.announce()
         self._compiles = settings.cpu == "compiled" and not settings.checks
         self._codes: dict[bool, LoadedKernel | None] = {}  # by whether tensors overlap; None where there is none
         self._lock = threading.Lock()
@@ -124,7 +131,7 @@ class OnCpu(Interpreted):
             from tilekit.compiler.cpu.build import compile_for_cpu
 
             self._specialisation.compilations += 1
-            kernel = compile_for_cpu(self._bound, self._facts, self._num_warps, aliased=aliased)
+            kernel = compile_for_cpu(self._accepted, self._facts, self._num_warps, aliased=aliased)
             if key and not isinstance(kernel, str):
                 cache.save(key, kernel)
         if not isinstance(kernel, str):

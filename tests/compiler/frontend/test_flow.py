@@ -315,13 +315,13 @@ def divmod_by_0(y: tk.InOut, a):
 
 
 REASONS = {
-    "floats": "range: its bounds and step are ints, not 2.5",
+    "floats": "range: its bounds and step are ints, not floats",
     "step_of_0": "range: its step is 0",
     "step_in_a_variable": "range: its step is 0",
     "modulo_0": "%: the divisor is the constant 0",
     "tile_modulo_0": "%: the divisor is the constant 0",
     "quotient_by_a_variable": "//: the divisor is the constant 0",
-    "divmod_by_0": "divmod: the divisor is the constant 0",
+    "divmod_by_0": "//: the divisor is the constant 0",
 }
 
 

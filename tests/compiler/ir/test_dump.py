@@ -7,6 +7,7 @@ import pytest
 import tilekit as tk
 from tilekit import api
 from tilekit.compiler import optimize
+from tilekit.compiler.ir import verdict
 from tilekit.compiler.ir.build import Unsupported
 from tilekit.compiler.ir.nodes import Location
 from tilekit.compiler.optimize import PASSES
@@ -29,14 +30,14 @@ def test_explain_shows_what_the_passes_made():
     text = launch().explain("sm_90a").ir
     assert text.startswith("kernel product(c: out float32 tensor of rank 2 in tiles of [64, 64], a: in float16 tensor of rank 2")
     assert "float32[64, 64] = stream " in text
-    assert "# product:17" in text
+    assert "# product:18" in text
 
 
 def test_what_has_no_ir_says_why(monkeypatch):
-    def build(bound, facts):
+    def build(bound, facts, num_warps):
         raise Unsupported("Starred", Location(bound.source, 15))
 
-    monkeypatch.setattr(optimize, "build", build)
+    monkeypatch.setattr(verdict, "build", build)
     explained = launch().explain("sm_90a")
     assert explained.ir == "# no IR: Starred, in product:15"
     assert not explained.pipelines

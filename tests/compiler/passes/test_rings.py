@@ -138,20 +138,12 @@ def by_a_tile(c: tk.Out, a: tk.In, b: tk.In):
     c.store(acc)
 
 
-def of_a_branch(c: tk.Out, a: tk.In, b: tk.In):
-    acc = tk.zeros(TILE, tk.float32)
-    for ta in tk.pipelined((a if tk.bid(0) > 1 else b).tiles(TILE)[0, :]):
-        acc += ta
-    c.store(acc)
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (leaves, "the loop has a break, continue, return or else"),
         (kept, "before, a tile of the pipeline, may be used in a later turn"),
         (by_a_tile, "which tiles come depends on tk.sum(tk.load(b, (0, 0), TILE)).astype(tk.int32)"),
-        (of_a_branch, "(a if tk.bid(0) > 1 else b).tiles(TILE) is no tiles of a parameter of the kernel"),
     ],
     ids=lambda case: getattr(case, "__name__", ""),
 )

@@ -107,7 +107,7 @@ def test_the_order(op, wanted):
     assert visits_of(op) == wanted
 
 
-def with_atomics(c: tk.Out, a: tk.In, b: tk.In):
+def with_atomics(c: tk.InOut, a: tk.In, b: tk.In):
     acc = tk.zeros((64, 64), tk.float32)
     for ta, tb in tk.pipelined(a.tiles((64, 64))[tk.bid(0), :], b.tiles((64, 64))[:, tk.bid(1)]):
         acc = tk.mma(ta, tb, acc)

@@ -13,10 +13,7 @@ from typing import Any, NoReturn
 
 from numba.cuda.core.errors import TypingError
 
-from tilekit.compiler.codegen.types import Clash, describe
 from tilekit.compiler.frontend.source import KernelSource
-from tilekit.compiler.frontend.syntax import NOT_CALLED, NOT_UNPACKED, WRONG_LENGTH
-from tilekit.compiler.frontend.type_stability import KEEPS
 from tilekit.errors import CompileError
 
 __all__ = ["InFunction", "OverLimit", "Refused", "compile_error", "in_words", "refuse", "reject"]
@@ -63,54 +60,23 @@ def _fence(op: str, message: str) -> str:
     return f"[tilekit:{op}|{op}: {message.removeprefix(f'{op}: ')}|tilekit]"
 
 
-# numba's words -> ours, the first that is found. Named groups fill the braces; `name` places the caret too.
+# numba's words -> ours, the first that is found: of functions of its own, which the language does not know. The rest is said by
+# the verdict on the kernel. Named groups fill the braces; `name` places the caret too.
 _KNOWN: tuple[tuple[str, str], ...] = (
-    (r"NameError: name '(?P<name>\w+)' is not defined", "{name} is not defined"),
-    (r"[Vv]ariable '(?P<name>\w+)' (?:(?:is )?referenced before assignment|is not defined)",
-     "{name} may be used before it has a value: assign it on every path"),
-    (r"Unknown attribute '(?P<name>\w+)' of type Tile\(",
-     ("a tile has no attribute {name}; there are shape, dtype, ndim, and the methods astype, reshape, permute, transpose, "
-      "broadcast_to and item")),
-    (r"Unknown attribute '(?P<name>\w+)' of type Tensor\(",
-     "a tensor in a kernel has no attribute {name}; there are shape, dtype, ndim, tile_shape, and the methods load and store"),
     (r"Unknown attribute '(?P<name>\w+)' of type Module\(<module '(?P<module>[\w.]+)'",
      "{module}.{name} does not exist, or not in kernels"),
     (r"module '(?P<module>[\w.]+)' has no attribute '(?P<name>\w+)'", "{module}.{name} does not exist"),
-    (r"Unknown attribute '(?P<name>\w+)'", "there is no attribute {name} here"),
-    (r"printing unimplemented", "print takes numbers and strings: print tiles with tk.print"),
-    (r"failed to unpack a?.*\bTile\(", "a tile cannot be iterated over: tile operations work on all its elements at once"),
-    (r"wrong tuple length.*?expected (?P<wanted>\d+), got", WRONG_LENGTH),
-    (r"failed to unpack", NOT_UNPACKED),
-    (r"tuple index out of range", "index: the tuple has no such element"),
     (r"Keyword arguments are not supported", "this function takes no keywords in a kernel"),
-    (r"Invalid use of dtype\(", "a dtype is not called: cast a tile with .astype(...), a scalar with tk.astile(..., dtype=...)"),
-    (r"Invalid use of (?!type\(|Function\()\S.* with parameters", NOT_CALLED),
-    (r"unicode_(?P<name>\w+)", "strings in a kernel are constants: nothing is computed with them"),
-    (r"Implementation function returned by `@overload`",
-     "this call cannot be compiled for a GPU: kernels take numbers, tuples, tile operations (tk.*) and functions of math"),
     (r"Untyped global name '(?P<name>\w+)'|Untyped (?:freevar|global)[^']*'(?P<name_>\w+)'",
-     ("{name} cannot be used in a kernel, which takes numbers, tuples, tile operations (tk.*), functions of math, and "
-      "functions decorated with @tk.function, or with @numba.cuda.jit(device=True)")),
-    (r"Cannot unify .*? for '(?P<name>[A-Za-z_]\w*)(?:\.\d+)*', defined",
-     ("{name} has one type on one path through the kernel, or before a loop, and another on another: a tile keeps its shape and "
-      "dtype (cast with .astype(...); start from tk.zeros of the right shape and dtype)")),
-    (r"Function\(<(?:ufunc|class|function|built-in function|intrinsic) '?(?P<name>[\w.]+)[^>]*>\).*?\(s?.*?\bTile\(",
-     "{name} does not take tiles: the operations on tiles are tk.*, the operators and abs"),
-    (r"Function\(<(?:ufunc|class|function|built-in function|intrinsic) '?(?P<name>[\w.]+)[^>]*>\).*?\bTensor\(",
-     "a tensor in a kernel has no {name}: load a tile of it (tk.load, tk.load_tile_like, .load()) and store one (.store(...))"),
+     ("{name} cannot be used in a kernel, which takes numbers, tuples, tile operations (tk.*), functions of math, functions of "
+      "yours, and functions decorated with @numba.cuda.jit(device=True)")),
     (r"Function\(<(?:ufunc|class|function|built-in function|intrinsic) '?(?P<name>[\w.]+)[^>]*>\)",
      "{name} does not take these values in a kernel"),
-    (r"getiter", "only ranges and tuples can be iterated over in a kernel"),
 )  # fmt: skip
 _UNKNOWN = (
     "this cannot be compiled for a GPU: kernels take numbers, tuples, tile operations (tk.*), functions of math, and functions "
     "decorated with @tk.function"
 )
-_SPELLED = {
-    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "matmul": "@", "and_": "&",
-    "or_": "|", "xor": "^", "invert": "~", "neg": "-", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
-    "lshift": "<<", "rshift": ">>", "getitem": "index", "setitem": "assignment to an index",
-}  # fmt: skip
 
 
 def compile_error(error: BaseException, source: KernelSource, called: Mapping[str, KernelSource] | None = None) -> CompileError:
@@ -124,9 +90,6 @@ def compile_error(error: BaseException, source: KernelSource, called: Mapping[st
     if isinstance(error, InFunction) and error.__cause__ is not None:
         error = error.__cause__
     text, sources = str(error), {source.filename: source, **(called or {})}
-    clash = error if isinstance(error, Clash) else _clash_behind(error)
-    if clash is not None:
-        return _clash_error(clash, sources, source)
     source, lineno = _locate(error, text, sources, source)
     fenced = _FENCED.search(text)
     if fenced:
@@ -136,69 +99,11 @@ def compile_error(error: BaseException, source: KernelSource, called: Mapping[st
         if match:
             groups = {key.rstrip("_"): value for key, value in match.groupdict().items() if value is not None}
             if "name" in groups:
-                name = groups["name"].rpartition(".")[2]
-                groups["name"] = _SPELLED.get(name.removeprefix("i"), _SPELLED.get(name, _variable(name, source)))
+                groups["name"] = groups["name"].rpartition(".")[2]
             return source.error(words.format(**groups), lineno, groups.get("name"))
     unknown = source.error(_UNKNOWN, lineno)
     unknown.__cause__ = error
     return unknown
-
-
-def _variable(name: str, source: KernelSource) -> str:
-    """A variable as the user wrote it: numba counts its assignments, and puts a function's name before its variables."""
-    name = name.partition(".")[0]
-    return re.sub(r"^.*_v\d+_(?=[A-Za-z_])", "", name) if source.calls else name
-
-
-def _clash_behind(error: BaseException) -> Clash | None:
-    """The clash that inference would have come to, had it not stopped at an operation that refuses the first of two types."""
-    inference: Any = None
-    traceback = error.__traceback__
-    while traceback is not None:
-        inference = traceback.tb_frame.f_locals.get("typeinfer", inference)
-        traceback = traceback.tb_next
-    for constraint in 2 * list(inference.constraints.constraints) if inference is not None else ():
-        try:
-            constraint(inference)
-        except Clash as clash:
-            return clash
-        except Exception:  # one of these is what is being said
-            continue
-    return None
-
-
-def _clash_error(error: Clash, sources: Mapping[str, KernelSource], kernel: KernelSource) -> CompileError:
-    """A variable that is one thing on one path and another on another: what it is where, from what numba was about to do."""
-    variable, step = "", None
-    inference: Any = None
-    traceback = error.__traceback__
-    while traceback is not None:
-        frame = traceback.tb_frame.f_locals
-        owner = frame.get("self")
-        if "typeinfer" in frame and hasattr(owner, "loc"):
-            step, inference = owner, frame["typeinfer"]
-        variable = getattr(owner, "var", variable) if hasattr(owner, "define_loc") else variable
-        traceback = traceback.tb_next
-    candidates: list[tuple[Any, Any]] = []  # a type, and where
-    target = getattr(step, "dst", None)
-    for constraint in inference.constraints.constraints if target else ():
-        if getattr(constraint, "dst", None) == target and hasattr(constraint, "src"):
-            typevar = inference.typevars[constraint.src]
-            if typevar.type is not None:
-                candidates.append((typevar.type, typevar.define_loc))
-    loc = getattr(step, "loc", None)
-    if len({str(ty) for ty, _ in candidates}) < 2:
-        candidates = [(ty, loc) for ty in error.args]
-    candidates.sort(key=lambda one: getattr(one[1], "line", 0))
-    last = candidates[-1][1]
-    source = sources.get(getattr(last, "filename", ""), kernel)
-    name = _variable(str(variable), source) or "it"
-    name = "the value" if name.startswith("$") else name  # of an expression, such as `a if b else c`
-    what: dict[str, str] = {}
-    for ty, where in candidates:
-        what.setdefault(describe(ty), f" (line {where.line})" if where is not None and where != loc else "")
-    listed = " and ".join(f"{words}{where}" for words, where in what.items())
-    return source.error(f"{name} is {listed}: {KEEPS}", getattr(last, "line", source.tree.lineno), name)
 
 
 def _locate(

@@ -25,7 +25,7 @@ from tilekit.compiler.layouts.mma import is_accumulator
 from tilekit.dtypes import DType
 
 __all__ = [
-    "Clash", "DTypeType", "DeferredType", "TensorType", "TileType", "argument_type", "constant", "describe", "dtype_of",
+    "DTypeType", "DeferredType", "TensorType", "TileType", "argument_type", "constant", "describe", "dtype_of",
     "extent_dtype", "extent_type", "integer", "prevailing", "register_type", "scalar_dtype", "scalar_kind", "scalar_type",
 ]  # fmt: skip
 
@@ -118,10 +118,6 @@ class TensorType(types.Type):
         return self.parameter, self.facts._replace(align=1, extents=()), self.config, self.origins
 
 
-class Clash(Exception):
-    """A variable is now one tile, now another that it cannot be, or a scalar. No error of numba's: those wait for others."""
-
-
 class TileType(types.Type):
     """A tile.
 
@@ -165,8 +161,6 @@ class TileType(types.Type):
         """The type of a variable that is now one tile, now the other: a tile carried round a loop, or set in two branches."""
         if isinstance(other, TileType) and (self.dtype, self.shape) == (other.dtype, other.shape):
             return prevailing([self, other])
-        if isinstance(other, TileType) or scalar_kind(other) is not None:
-            raise Clash(self, other)
         return None
 
     def can_convert_to(self, typingctx: Any, other: types.Type) -> Conversion | None:

@@ -13,18 +13,14 @@ from tilekit.compiler.cpu.machine import Machine, host
 from tilekit.compiler.cpu.program import Program
 from tilekit.compiler.cpu.values import Unsupported
 from tilekit.compiler.facts import ArgumentFacts
-from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.ir.build import Unsupported as NotInTheIR
-from tilekit.compiler.ir.build import build as build_ir
-from tilekit.compiler.ir.effects import WRITES, effects
-from tilekit.compiler.ir.inference import check
-from tilekit.compiler.ir.nodes import Location, Region, Value
-from tilekit.compiler.ir.types import TileType, Unknown, sampling
+from tilekit.compiler.ir.nodes import Location, Region
+from tilekit.compiler.ir.types import Unknown, sampling
+from tilekit.compiler.ir.verdict import Accepted
 from tilekit.compiler.passes.accumulation import accumulate_products
 from tilekit.compiler.passes.canonical import canonicalize
 from tilekit.compiler.passes.dead_code import eliminate_dead_code
 from tilekit.compiler.passes.hoisting import hoist_invariants
-from tilekit.errors import CompileError
 
 __all__ = ["REFUSALS", "compile_for_cpu", "lowered"]
 
@@ -36,44 +32,41 @@ _BROKEN = "kernel %s: it could not be compiled for the CPU, by a mistake of tile
 
 
 def compile_for_cpu(
-    bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | None, *, aliased: bool = False
+    accepted: Accepted, facts: Sequence[ArgumentFacts], num_warps: int | None, *, aliased: bool = False
 ) -> CpuKernel | str:
     """A kernel in machine code; or why it has to be interpreted.
 
     Args:
-        bound, facts: the kernel.
+        accepted, facts: the kernel.
         num_warps: of a block on a GPU, if they were given: they decide how large tiles may be.
         aliased: whether tensors that it writes may share memory with others.
     """
     try:
-        return _compiled(bound, facts, num_warps, aliased)
+        return _compiled(accepted, facts, num_warps, aliased)
     except REFUSALS as reason:
         return str(reason)
-    except CompileError as error:  # the interpreter says it with the line
-        return error.reason
     except Exception as error:
-        logging.getLogger("tilekit").warning(_BROKEN, bound.source.name, exc_info=True)
+        logging.getLogger("tilekit").warning(_BROKEN, accepted.bound.source.name, exc_info=True)
         return f"{type(error).__name__}: {error}"
 
 
-def _compiled(bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | None, aliased: bool) -> CpuKernel:
-    _, code = lowered(bound, facts, num_warps, host(), aliased=aliased)
+def _compiled(accepted: Accepted, facts: Sequence[ArgumentFacts], num_warps: int | None, aliased: bool) -> CpuKernel:
+    _, code = lowered(accepted, facts, num_warps, host(), aliased=aliased)
     sites = tuple(Site(kind, tuple(about), _place(location)) for (kind, *about), location in code.sites)
     image = host().assembled(code.finish())
-    return CpuKernel(name=bound.source.name, image=image, scratch_bytes=code.scratch_bytes, sites=sites)
+    return CpuKernel(name=accepted.bound.source.name, image=image, scratch_bytes=code.scratch_bytes, sites=sites)
 
 
 def lowered(
-    bound: BoundKernel, facts: Sequence[ArgumentFacts], num_warps: int | None, machine: Machine, *, aliased: bool = False
+    accepted: Accepted, facts: Sequence[ArgumentFacts], num_warps: int | None, machine: Machine, *, aliased: bool = False
 ) -> tuple[Region, Code]:
     """The IR of a kernel behind the passes, and its code for a CPU.
 
     Raises:
-        REFUSALS, CompileError: it has to be interpreted, which says what is wrong, if anything is.
+        REFUSALS: it has to be interpreted.
     """
-    kernel = build_ir(bound, facts, num_warps)
-    with sampling(num_warps=num_warps):
-        _check(kernel)
+    kernel = accepted.ir()
+    _check(kernel)
     for rewrite in _PASSES:
         rewrite(kernel)
     with sampling(num_warps=num_warps):
@@ -87,15 +80,9 @@ def _place(at: Location) -> tuple[Any, ...]:
 
 
 def _check(kernel: Region) -> None:
-    """Leave a kernel to the interpreter that the language does not take: it says why, and where."""
+    """Leave a kernel to the interpreter with something in it that nothing is known of."""
     for operation in kernel.walk():
         defined = [*operation.results, *(value for region in operation.regions for value in region.parameters)]
         if any(isinstance(value.type, Unknown) for value in defined):
             what = getattr(operation.what, "spelling", operation.what) or operation.kind
             raise Unsupported(f"{what} of unknown type, in {operation.location}")
-        if operation.kind == "if":
-            condition = operation.operands[0]
-            if isinstance(condition, Value) and isinstance(condition.type, TileType) and condition.type.shape:
-                raise Unsupported(f"a tile as a condition, in {operation.location}")
-        elif WRITES in effects(operation) and not operation.regions:
-            check(operation)

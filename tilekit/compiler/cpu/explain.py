@@ -12,6 +12,7 @@ from tilekit.compiler.explain import table
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.ir.printer import printed
+from tilekit.compiler.ir.verdict import verdict
 from tilekit.errors import CompileError
 
 __all__ = ["CpuExplanation", "CpuLoop", "CpuProduct", "KeptTile", "explain"]
@@ -149,7 +150,7 @@ def explain(
         "vector_bytes": machine.vector_bytes,
     }  # fmt: skip
     try:
-        kernel, code = lowered(bound, facts, num_warps, machine)
+        kernel, code = lowered(verdict(bound, facts, num_warps), facts, num_warps, machine)
     except CompileError:
         raise
     except REFUSALS as reason:

@@ -89,7 +89,7 @@ def _product(p: Any, a: Tile, b: Tile, acc: Tile | None, wide: DType, precision:
     left, right = _as_batch(p, a, wide), _as_batch(p, b, wide)
     shape = (*a.shape[:-1], b.shape[-1])
     target = p.target() if acc is not None else None
-    if target is None or (target in acc.reads and not acc.aligned if acc is not None else True):
+    if target is None or target.dtype != wide or (target in acc.reads and not acc.aligned if acc is not None else True):
         target = new_buffer(k, shape, wide)
     if acc is not None and acc.buffer is not target:
         write_into(k, target, acc)
@@ -103,7 +103,8 @@ def _product(p: Any, a: Tile, b: Tile, acc: Tile | None, wide: DType, precision:
 @lowers("mma")
 def mma(p: Any, a: Tile, b: Tile, acc: Tile, *, precision: str) -> Tile:
     """A product, added to a third matrix."""
-    return _product(p, a, b, acc, accumulator_dtype(a.dtype, b.dtype, "mma"), precision)
+    wide = accumulator_dtype(a.dtype, b.dtype, "mma")
+    return cast(p.k, _product(p, a, b, cast(p.k, acc, wide), wide, precision), acc.dtype)
 
 
 @lowers("matmul")

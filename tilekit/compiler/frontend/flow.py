@@ -1,4 +1,4 @@
-"""Definite assignment, a data-flow analysis: variables unset on a path, and divisors and steps that are the constant 0.
+"""Definite assignment, a data-flow analysis: variables that are unset on a path.
 
 A path can be taken unless constants say otherwise, or another test of the same thing: what was assigned under `if a > 0:` is
 there under a later `if a > 0:`, and what a loop assigned in a later loop over the same range. The first turn of a loop is
@@ -31,8 +31,7 @@ def check_flow(definition: ast.FunctionDef, source: KernelSource) -> None:
     """Check definite assignment in a function whose constants are put in.
 
     Raises:
-        CompileError: a variable may be used before it has a value; `//` or `%` by the constant 0; a `range` of floats, or with a
-            step of 0.
+        CompileError: a variable may be used before it has a value.
     """
     _Flow(definition, source).run()
 
@@ -296,14 +295,6 @@ class _Flow:
                     self._look(value, left)
                     left = None if left is None else _assumed(left, value, isinstance(op, ast.And))
                 return
-            case ast.BinOp(op=ast.FloorDiv() | ast.Mod() as op, right=right):
-                self._divisor(node, "//" if isinstance(op, ast.FloorDiv) else "%", right, state)
-            case ast.Call(func=ast.Name(id="divmod"), args=[_, right]) if "divmod" not in self.locals:
-                self._divisor(node, "divmod", right, state)
-            case ast.Call(func=ast.Name(id="range"), args=args, keywords=keywords) if "range" not in self.locals:
-                if keywords or not 1 <= len(args) <= 3:
-                    raise self.source.error("range: takes one to three ints, without keywords", node.lineno, "range")
-                self._range(node, args, state)
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
                 self._look(child, state)
@@ -315,19 +306,6 @@ class _Flow:
     def _use(self, node: ast.Name, state: _State) -> None:
         if node.id in self.locals and not state.has(node.id):
             raise self.source.error(UNSET.format(name=node.id), node.lineno, node.id)
-
-    def _divisor(self, node: ast.expr, name: str, right: ast.expr, state: _State) -> None:
-        known = _constant(right, state.constants)
-        if type(known) is int and known == 0:
-            raise self.source.error(f"{name}: the divisor is the constant 0", node.lineno, name)
-
-    def _range(self, node: ast.Call, args: list[ast.expr], state: _State) -> None:
-        known = [_constant(a, state.constants) for a in args]
-        for value in known:
-            if isinstance(value, float):
-                raise self.source.error(f"range: its bounds and step are ints, not {value!r}", node.lineno, "range")
-        if len(known) == 3 and type(known[2]) is int and known[2] == 0:
-            raise self.source.error("range: its step is 0", node.lineno, "range")
 
 
 def _own(definition: ast.AST) -> Iterator[ast.AST]:
@@ -493,9 +471,11 @@ def _joined_to(before: _State, after: _State | None, guards: set[Guard], inside:
 
 
 def _range_of(node: ast.expr) -> list[ast.expr] | None:
-    """The arguments of a range."""
+    """The arguments of a range, or of one that is written out."""
     match node:
-        case ast.Call(func=ast.Name(id="range"), args=args, keywords=[]) if args:
+        case ast.Call(
+            func=ast.Name(id="range" | "static_range") | ast.Attribute(attr="static_range"), args=args, keywords=[]
+        ) if args:
             return args
     return None
 
@@ -505,7 +485,7 @@ def _turns(node: ast.expr, constants: Mapping[str, Any]) -> tuple[int, Any]:
     if isinstance(node, ast.Tuple):
         return len(node.elts), value_of(node.elts[0]) if node.elts else MISSING
     args = _range_of(node)
-    if args is None:
+    if args is None or len(args) > 3:
         return 0, MISSING
     values = [_constant(a, constants) for a in args]
     first = 0 if len(values) == 1 else values[0]

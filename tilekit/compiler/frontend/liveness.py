@@ -30,6 +30,10 @@ class Liveness:
         self.after: dict[int, set[str]] = {}
         self.again: dict[int, set[str]] = {}
         self._block(tree.body, set(), None)
+        inner = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda)) and n is not tree]
+        captured = set[str]().union(*map(_loads, inner))  # a function reads what they are when it is called
+        for used in (*self.after.values(), *self.again.values()):
+            used |= captured
 
     def _block(self, statements: list[ast.stmt], used: set[str], loop: _Loop | None) -> set[str]:
         for statement in reversed(statements):

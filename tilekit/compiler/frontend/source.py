@@ -7,7 +7,7 @@ import copy
 import inspect
 import linecache
 from collections.abc import Callable, Sequence
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any
 
 from tilekit.errors import CompileError
@@ -22,6 +22,18 @@ def file_of(function: Callable[..., Any]) -> Sequence[str]:
 
 
 _WANTED = {"kernel": "a kernel is a function", "function": "a function that kernels call is"}
+
+
+def _lambda_in(statement: ast.stmt | None, code: CodeType) -> ast.FunctionDef | None:
+    """The lambda that a statement has in it, as a function; None if there are several that may be meant."""
+    parameters = list(code.co_varnames[: code.co_argcount])
+    nodes = ast.walk(statement) if statement is not None else ()
+    lambdas = [n for n in nodes if isinstance(n, ast.Lambda) and [a.arg for a in n.args.args] == parameters]
+    if len(lambdas) != 1:
+        return None
+    body = ast.copy_location(ast.Return(lambdas[0].body), lambdas[0])
+    function = ast.FunctionDef(name="the_lambda", args=lambdas[0].args, body=[body], decorator_list=[])
+    return ast.copy_location(function, lambdas[0])
 
 
 class KernelSource:
@@ -47,7 +59,7 @@ class KernelSource:
             CompileError: there is none to read (a function typed at a prompt, or made by exec), or it is a lambda.
         """
         file = file_of(function) if file is None else file
-        self.name, self.filename = function.__name__, function.__code__.co_filename
+        self.name, self.filename = function.__name__.replace("<lambda>", "the_lambda"), function.__code__.co_filename
         self.title, self.calls = f"{kind} {self.name}", ""
         self._first = max(function.__code__.co_firstlineno, 1)
         lines = file[self._first - 1 :]
@@ -55,17 +67,19 @@ class KernelSource:
             raise CompileError(
                 f"{self.title}: its source cannot be read ({self.filename}); write it in a file or a notebook cell"
             )
+        is_lambda = function.__code__.co_name == "<lambda>"
         try:
             lines = inspect.getblock(lines)
             # An indented definition stands in a block of its own, so that columns are those of the file.
             nested = lines[0][:1].isspace()
-            definition = ast.parse(("if True:\n" if nested else "") + "".join(lines)).body[0]
+            definition: ast.stmt | None = ast.parse(("if True:\n" if nested else "") + "".join(lines)).body[0]
             definition = definition.body[0] if isinstance(definition, ast.If) else definition
+            definition = _lambda_in(definition, function.__code__) if is_lambda and kind == "function" else definition
         except (SyntaxError, IndexError):
             definition = None
-        if function.__code__.co_name == "<lambda>":
+        if is_lambda and not (kind == "function" and isinstance(definition, ast.FunctionDef)):
             raise CompileError(f"{self.title}: {_WANTED[kind]} defined with def")
-        if not isinstance(definition, ast.FunctionDef) or definition.name != function.__code__.co_name:
+        if not isinstance(definition, ast.FunctionDef) or (definition.name != function.__code__.co_name and not is_lambda):
             raise CompileError(
                 f"{self.title}: {self.filename} has changed since it was imported: line {self._first} is not its definition"
             )

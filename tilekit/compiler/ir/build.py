@@ -11,14 +11,21 @@ from collections.abc import Sequence
 
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel, stored
+from tilekit.compiler.frontend.liveness import is_endless
+from tilekit.compiler.frontend.syntax import NOT_UNPACKED, WRONG_LENGTH
+from tilekit.compiler.frontend.unrolling import without_jumps
+from tilekit.compiler.ir.calls import Calls
 from tilekit.compiler.ir.constants import (
+    constant_of,
     is_known,
     is_unset,
     joined_type,
+    may_be_one,
     same_types,
     type_of_operand,
 )
-from tilekit.compiler.ir.expressions import Environment, Expressions, Frame, Loop, Unsupported
+from tilekit.compiler.ir.expressions import Unsupported
+from tilekit.compiler.ir.frames import Closure, Environment, Frame, Loop
 from tilekit.compiler.ir.inference import item_types
 from tilekit.compiler.ir.nodes import (
     UNDEFINED,
@@ -30,10 +37,13 @@ from tilekit.compiler.ir.nodes import (
     Value,
     leaves,
     rebuilt,
-    structure,
 )
-from tilekit.compiler.ir.types import ScalarType, Type, of_argument, sampling
+from tilekit.compiler.ir.rules import unassignable
+from tilekit.compiler.ir.types import UNKNOWN, ScalarType, TensorType, TileType, Type, of_argument, sampling
+from tilekit.errors import CompileError
+from tilekit.lang.loops import static_range, unknown_bounds
 from tilekit.lang.pipelines import pipelined
+from tilekit.lang.tile import NO_ITERATION
 
 __all__ = ["Unsupported", "build", "build_function"]
 
@@ -63,7 +73,7 @@ def build_function(bound: BoundKernel, parameters: Sequence[Type]) -> Region:
     return _Builder(bound).function(parameters)
 
 
-class _Builder(Expressions):
+class _Builder(Calls):
     """Statements: what variables stand for, and control flow."""
 
     def kernel(self, facts: Sequence[ArgumentFacts]) -> Region:
@@ -74,6 +84,10 @@ class _Builder(Expressions):
             environment[name] = parameter
         if self.block(self.frame.definition.body, environment):
             self.region.exit = "return"
+        self.region.rewritten = self.rewritten
+        for operation in self.region.walk():
+            if operation in self.refused:
+                raise self.refused[operation]
         return self.region
 
     def function(self, parameters: Sequence[Type]) -> Region:
@@ -116,6 +130,8 @@ class _Builder(Expressions):
             case ast.Break() | ast.Continue():
                 self.leave("break" if isinstance(node, ast.Break) else "continue", node, environment)
                 return False
+            case ast.FunctionDef(name=name):
+                environment[name] = Constant(Closure(node, self.frame), name)
             case ast.Return() if not self.frame.inlined:
                 self.region.exit, self.region.location = "return", self.location(node)
                 return False
@@ -139,6 +155,11 @@ class _Builder(Expressions):
                 parts = self.parts(operand, len(elements), target)
                 for element, part in zip(elements, parts, strict=True):
                     self.assign(element, part, environment)
+            case ast.Subscript(value=value):
+                owner = self.expression(value, environment)
+                if type_of_operand(owner) == UNKNOWN:  # an array of numba's
+                    raise Unsupported("assignment to an element", self.location(target))
+                self.refuse(unassignable(owner), target)
             case _:
                 raise Unsupported("assignment to something else than a name", self.location(target))
 
@@ -146,12 +167,17 @@ class _Builder(Expressions):
         """What a tuple that is taken apart has in it."""
         if isinstance(operand, Group):
             if len(operand.parts) != count:
-                raise Unsupported(f"{len(operand.parts)} values for {count} names", self.location(node))
+                self.refuse(WRONG_LENGTH.format(wanted=count), node)
             return operand.parts
+        ty = type_of_operand(operand)
+        if isinstance(ty, TileType):
+            self.refuse(NO_ITERATION, node)
+        if isinstance(operand, Constant) or isinstance(ty, (ScalarType, TensorType)):
+            self.refuse(NOT_UNPACKED, node)
         return [self.emit("item", [operand, Constant(n)], node, "t") for n in range(count)]
 
     def branch(self, node: ast.If, environment: Environment) -> bool:
-        condition = self.expression(node.test, environment)
+        condition = self.condition(node.test, environment)
         if is_known(condition):
             return self.block(node.body if condition.value else node.orelse, environment)  # type: ignore[union-attr]
         one, other = dict(environment), dict(environment)
@@ -161,7 +187,7 @@ class _Builder(Expressions):
         self.region.operations.append(operation)
         ways = [(region, env) for (region, falls), env in ((first, one), (second, other)) if falls]
         written = stored(ast.walk(node))
-        live = self.frame.liveness.after[id(node)]
+        live = self.frame.liveness.after.get(id(node), written)
         for name in sorted(written - live):
             environment.pop(name, None)
         if not ways:
@@ -174,12 +200,21 @@ class _Builder(Expressions):
 
     def loop(self, node: ast.For | ast.While, environment: Environment) -> bool:
         liveness, written = self.frame.liveness, stored(ast.walk(node))
-        live = liveness.after[id(node)] | liveness.again[id(node)]
+        live = liveness.after.get(id(node), written) | liveness.again.get(id(node), written)
         kind, over, options = ("while", [], {}) if isinstance(node, ast.While) else self.iteration(node, environment)
+        if isinstance(node, ast.For) and kind == "each" and isinstance(over[0], Group):
+            return self.unrolled(node, over[0].parts, environment)
         carried = sorted(written & live)
         entry = {name: environment.get(name, UNDEFINED) for name in carried}
         for _ in range(_ROUNDS):
             operation, loop = self.turn(node, kind, over, options, entry, environment)
+            if is_endless(node) and all(region.exit == "break" for region, _ in loop.exits):
+                return self.once(node, environment)
+            for region, env in loop.exits:
+                unread = set(carried) - liveness.after.get(id(node), written) if region.exit == "break" else ()
+                for name in unread:
+                    if not may_be_one(entry[name], env.get(name, UNDEFINED)):
+                        env.pop(name, None)
             wider = {name: self.widened(entry[name], loop, name, node) for name in carried}
             if all(same_types(wider[name], entry[name]) for name in carried):
                 break
@@ -213,7 +248,7 @@ class _Builder(Expressions):
         inner, parameters = dict(environment), []
         operation = Operation(kind, list(over), self.location(node), keywords=options)
         if isinstance(node, ast.For):
-            items = [Value("t", ty) for ty in ([ScalarType(int)] if kind == "for" else item_types(operation))]
+            items = [Value("t", ty) for ty in ([ScalarType(int)] if kind == "for" else self.item_types(operation, node))]
             parameters += items
         for name, operand in entry.items():
             values = [Value(name, type_of_operand(leaf)) for leaf in leaves(operand)]
@@ -238,9 +273,34 @@ class _Builder(Expressions):
         operation.regions = [region]
         return operation, loop
 
+    def item_types(self, operation: Operation, node: ast.For) -> list[Type]:
+        try:
+            return item_types(operation)
+        except CompileError as error:
+            self.refuse(error.reason, node.iter)
+
+    def once(self, node: ast.For | ast.While, environment: Environment) -> bool:
+        """A loop without a second turn."""
+        body, left = without_jumps(node, self.count())
+        if left:
+            self.assign(ast.copy_location(ast.Name(left, ast.Store()), node), Constant(False), environment)
+        return self.block(body, environment)
+
+    def unrolled(self, node: ast.For, items: Sequence[Operand], environment: Environment) -> bool:
+        """A loop over what is known when the kernel is compiled: its body once for each item."""
+        self.rewritten = True
+        body, left = without_jumps(node, self.count())
+        if left:
+            self.assign(ast.copy_location(ast.Name(left, ast.Store()), node), Constant(False), environment)
+        for item in items:
+            self.assign(node.target, item, environment)
+            if not self.block(body, environment):
+                return False
+        return self.block(node.orelse, environment)
+
     def test(self, node: ast.While, environment: Environment) -> None:
         """The condition of a `while`, where a turn begins: the loop is left if it does not hold."""
-        condition = self.expression(node.test, environment)
+        condition = self.condition(node.test, environment)
         if is_known(condition) and condition.value:  # type: ignore[union-attr]
             return
         stay, leave = Region(), Region(exit="break", location=self.location(node))
@@ -252,10 +312,29 @@ class _Builder(Expressions):
         over = node.iter
         function = self.static(over.func, environment) if isinstance(over, ast.Call) else None
         if isinstance(over, ast.Call) and isinstance(function, Constant):
-            if function.value is range and not over.keywords:
+            if function.value is range:
                 bounds = [self.expression(bound, environment) for bound in over.args]
+                self.check_operation(
+                    Operation(
+                        "call",
+                        bounds,
+                        self.location(over),
+                        function,
+                        dict.fromkeys([str(k.arg) for k in over.keywords], Constant(None)),
+                    )
+                )
                 start, stop = bounds[:2] if len(bounds) > 1 else (Constant(0), bounds[0])
                 return "for", [start, stop, bounds[2] if len(bounds) > 2 else Constant(1)], {}
+            if function.value is static_range:
+                bounds = [self.expression(bound, environment) for bound in over.args]
+                constants = [constant_of(bound) for bound in bounds]
+                if over.keywords or not all(constants):
+                    self.refuse(f"static_range: {unknown_bounds()}", over)
+                try:
+                    numbers = static_range(*(constant.value for constant in constants if constant))
+                except (CompileError, TypeError) as error:
+                    self.refuse(str(error), over)
+                return "each", [Group(tuple(map(Constant, numbers)))], {}
             if function.value is pipelined:
                 streams = [self.expression(stream, environment) for stream in over.args]
                 options = {str(k.arg): self.expression(k.value, environment) for k in over.keywords}
@@ -271,8 +350,7 @@ class _Builder(Expressions):
                 continue
             if is_unset(wider):
                 wider = rebuilt(operand, [Value(name, type_of_operand(leaf)) for leaf in leaves(operand)])
-            if structure(wider) != structure(operand):
-                raise Unsupported(f"{name} is one thing in one turn and another in the next", self.location(node))
+            self.check_same(name, wider, operand, node)
             pairs = zip(leaves(wider), leaves(operand), strict=True)
             wider = rebuilt(wider, [Value(name, joined_type(pair)) for pair in pairs])
         return wider

@@ -16,18 +16,26 @@ from tilekit.compiler.ir.nodes import (
     Group,
     Operand,
     Operation,
+    Section,
     Value,
     leaves,
     structure,
 )
 from tilekit.compiler.ir.types import UNKNOWN, UNSET, ObjectType, ScalarType, TensorType, TileType, Type, joined
 from tilekit.lang import create
-from tilekit.lang.views import TiledView
+from tilekit.lang.tile import what_is
+from tilekit.lang.views import TensorView, TiledView
 
 __all__ = [
-    "constant_of", "dtype_constant", "is_known", "is_unset", "is_zeros", "joined_type", "known_attribute", "number_of",
-    "operand_of", "same_types", "type_of_operand",
+    "KEEPS", "constant_of", "dtype_constant", "is_known", "is_unset", "is_zeros", "joined_type", "kind_of", "known_attribute",
+    "may_be_one", "number_of", "operand_of", "same_types", "type_of_operand",
 ]  # fmt: skip
+
+KEEPS = (
+    "on every path through the kernel, and each time round a loop, a variable keeps its shape and dtype; cast with "
+    ".astype(...), or start from tk.zeros of the right shape and dtype"
+)
+_OF_VIEWS = ("dtype", "ndim", "tile_shape", "traversal_steps")
 
 
 def is_known(operand: Operand) -> bool:
@@ -66,9 +74,9 @@ def known_attribute(owner: Operand, attribute: str) -> Operand | None:
             "tile_shape": tile,
         }
         return known.get(attribute)
-    if isinstance(ty, ObjectType) and isinstance(ty.object, TiledView):
-        known = {"tile_shape": operand_of(ty.object.tile_shape), "dtype": dtype_constant(ty.object.dtype)}
-        return known.get(attribute)
+    if isinstance(ty, ObjectType) and attribute in _OF_VIEWS and isinstance(ty.object, (TensorView, TiledView)):
+        value = getattr(ty.object, attribute, None)
+        return dtype_constant(value) if isinstance(value, np.dtype) else operand_of(value)
     return None
 
 
@@ -95,6 +103,33 @@ def joined_type(operands: Iterable[Operand]) -> Type:
     """The type of what is one of several."""
     first: Type = UNSET
     return functools.reduce(joined, map(type_of_operand, operands), first)
+
+
+def may_be_one(first: Operand, second: Operand) -> bool:
+    """Whether a variable may be the one on one path and the other on another: a scalar may be now an int, now a float."""
+    if is_unset(first) or is_unset(second) or first == second:
+        return True
+    if isinstance(first, Group) and isinstance(second, Group):
+        together = zip(first.parts, second.parts, strict=False)
+        return len(first.parts) == len(second.parts) and all(may_be_one(*parts) for parts in together)
+    if isinstance(first, (Group, Section)) or isinstance(second, (Group, Section)):
+        return False
+    types = type_of_operand(first), type_of_operand(second)
+    if any(isinstance(one, Value) and one.type == UNKNOWN for one in (first, second)):
+        return True  # of what is wrong something else has been said
+    return joined(*types) != UNKNOWN
+
+
+def kind_of(operand: Operand) -> str:
+    """What a variable is, in words."""
+    match operand:
+        case Value(type=ty):
+            return what_is(ty.sample())
+        case Constant(value=value):
+            return what_is(value)
+        case Group(parts):
+            return f"a tuple of {len(parts)} ({', '.join(map(kind_of, parts))})"
+    return "a slice"
 
 
 def same_types(first: Operand, second: Operand) -> bool:

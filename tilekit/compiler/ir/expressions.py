@@ -1,4 +1,4 @@
-"""Expressions of a kernel as operations and operands of the IR; calls are walked as if the text of the function stood there."""
+"""Expressions of a kernel as operations and operands of the IR; what calls come to is in `calls`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import ast
 import builtins
 import types as python_types
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from tilekit.compiler.frontend.bound import BoundKernel, stored
-from tilekit.compiler.frontend.exits import structured
+from tilekit.compiler.frontend.flow import UNSET
 from tilekit.compiler.frontend.folding import BINARY, COMPARE, UNARY
-from tilekit.compiler.frontend.liveness import Liveness
 from tilekit.compiler.ir.constants import (
+    KEEPS,
     constant_of,
     is_known,
     is_unset,
     joined_type,
+    kind_of,
     known_attribute,
+    may_be_one,
     operand_of,
 )
 from tilekit.compiler.ir.effects import is_pure
+from tilekit.compiler.ir.frames import Closure, Environment, Frame, Loop
 from tilekit.compiler.ir.inference import infer
 from tilekit.compiler.ir.nodes import (
     UNDEFINED,
@@ -37,9 +39,13 @@ from tilekit.compiler.ir.nodes import (
     rebuilt,
     structure,
 )
+from tilekit.compiler.ir.rules import check_condition
 from tilekit.compiler.ir.symbols import SYMBOLS
+from tilekit.compiler.ir.types import UNKNOWN, TileType, Unknown
+from tilekit.errors import CompileError
+from tilekit.lang.tile import whole_index
 
-__all__ = ["Environment", "Expressions", "Frame", "Loop", "Unsupported"]
+__all__ = ["Expressions", "Unsupported"]
 
 _BY_SYMBOL: dict[str, dict[str, Callable[..., Any]]] = {
     "binary": {SYMBOLS[op]: f for op, f in BINARY.items()},
@@ -47,39 +53,15 @@ _BY_SYMBOL: dict[str, dict[str, Callable[..., Any]]] = {
     "compare": {SYMBOLS[op]: f for op, f in COMPARE.items()},
 }
 
-Environment = dict[str, Operand]
+_WHOLE = Section(Constant(None), Constant(None), Constant(None))
 R = TypeVar("R")
 
 
 class Unsupported(Exception):
     """A statement that the IR has no form for, yet."""
 
-    def __init__(self, what: str, location: Location) -> None:
-        self.location = location
-        super().__init__(f"{what}, in {location}")
-
-
-@dataclass
-class Loop:
-    """A loop that is being built: the variables that it carries, and where it goes on or ends."""
-
-    carried: list[str]
-    exits: list[tuple[Region, Environment]] = field(default_factory=list)
-
-
-@dataclass
-class Frame:
-    """A function that is being walked."""
-
-    bound: BoundKernel
-    definition: ast.FunctionDef
-    liveness: Liveness
-    inlined: bool
-
-    @classmethod
-    def of(cls, bound: BoundKernel, *, inlined: bool) -> Frame:
-        definition = structured(bound.definition, returns=inlined)
-        return cls(bound, definition, Liveness(definition), inlined)
+    def __init__(self, what: str, location: Location | None = None) -> None:
+        super().__init__(what if location is None else f"{what}, in {location}")
 
 
 class Expressions:
@@ -89,12 +71,15 @@ class Expressions:
         frame: the function that is being walked.
         region: where operations are appended to.
         loops: that are being built, of this function.
+        refused: operations that the language does not have, and why.
     """
 
     def __init__(self, bound: BoundKernel) -> None:
         self.frame = Frame.of(bound, inlined=False)
         self.region = Region()
         self.loops: list[Loop] = []
+        self.refused: dict[Operation, CompileError] = {}
+        self.rewritten, self.counted = False, 0
 
     def statement(self, node: ast.stmt, environment: Environment) -> bool:
         """Walk a statement; whether what follows it is reached."""
@@ -104,12 +89,19 @@ class Expressions:
         """Where a statement or expression stands."""
         return Location.of(self.frame.bound.source, node)
 
+    def refuse(self, reason: str, node: ast.AST) -> NoReturn:
+        """Raise the error that the kernel is wrong there."""
+        raise self.location(node).error(reason)
+
     def emit(
         self, kind: str, operands: Iterable[Operand], node: ast.AST, name: str, what: Any = None, **keywords: Operand
     ) -> Operand:
         """Append an operation, and give what it defines: nothing but a constant, if that is what it comes to."""
         operation = Operation(kind, list(operands), self.location(node), what, keywords)
-        result = infer(operation)
+        try:
+            result = infer(operation)
+        except CompileError as error:  # a loop that makes another thing of its variables is the reason, where there is one
+            result, self.refused[operation] = Value(name, UNKNOWN), self.located(operation, error)
         if is_pure(operation) and not any(isinstance(leaf, Value) for leaf in leaves(result)):
             return result
         defined = [Value(name, leaf.type) if isinstance(leaf, Value) else leaf for leaf in leaves(result)]
@@ -118,6 +110,15 @@ class Expressions:
         operand = rebuilt(result, defined)
         operation.pattern = operand if isinstance(operand, Group) else None
         return operand
+
+    def located(self, operation: Operation, error: CompileError) -> CompileError:
+        """The error of an operation; in a function that it was given, that is where it stands."""
+        for operand in (*operation.operands, *operation.keywords.values()):
+            if isinstance(operand, Constant) and isinstance(operand.value, BoundKernel):
+                within = operand.value.error_from(error.reason, error.__traceback__)
+                if within.lineno is not None:
+                    return within
+        return operation.location.error(error.reason)
 
     def nested(self, walk: Callable[[], R], parameters: Iterable[Value] = ()) -> tuple[Region, R]:
         """The region of what is walked, and what walking gives."""
@@ -135,8 +136,7 @@ class Expressions:
         for _, operand in ways:
             if is_unset(operand) and structure(operand) != structure(like):
                 operand = rebuilt(like, [UNDEFINED for _ in leaves(like)])
-            if structure(operand) != structure(like):
-                raise Unsupported(f"{name} is one thing on one path and another on another", self.location(node))
+            self.check_same(name, like, operand, node)
             columns.append(list(leaves(operand)))
         inner = {id(result) for region, _ in ways for inside in region.walk() for result in inside.results}
         joined_leaves: list[Operand] = []
@@ -151,11 +151,25 @@ class Expressions:
             joined_leaves.append(result)
         return rebuilt(like, joined_leaves)
 
+    def check_same(self, name: str, one: Operand, other: Operand, node: ast.AST) -> None:
+        """Refuse a variable, or a value, that is one thing on one path or turn, and another on another."""
+        if may_be_one(one, other):
+            return
+        variable = isinstance(node, ast.stmt) and not isinstance(node, ast.Return)
+        if variable:  # the last place that assigns to it
+            stores = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
+            node = max(stores, key=lambda n: (n.lineno, n.col_offset), default=node)
+        self.refuse(f"{name if variable else 'the value'} is {kind_of(one)} and {kind_of(other)}: {KEEPS}", node)
+
     def name(self, name: str, environment: Environment) -> Operand:
         """What a name stands for."""
         if name in environment:
             return environment[name]
-        bound = self.frame.bound
+        bound, frame = self.frame.bound, self.frame
+        while frame.closure is not None and frame.around is not None and name not in stored(ast.walk(frame.definition)):
+            if name in frame.around:
+                return frame.around[name]
+            frame = frame.closure.frame
         if name in bound.called:
             return Constant(bound.called[name], name)
         if name in bound.names or name in stored(ast.walk(self.frame.definition)):
@@ -175,7 +189,8 @@ class Expressions:
                 if isinstance(owner, Constant) and isinstance(owner.value, (python_types.ModuleType, type)):
                     spelling = f"{owner.spelling}.{attribute}"
                     root = owner.value if owner.root is None else owner.root
-                    return Constant(getattr(owner.value, attribute), spelling, root, (*owner.path, attribute))
+                    value = getattr(owner.value, attribute)
+                    return None if isinstance(value, property) else Constant(value, spelling, root, (*owner.path, attribute))
         return None
 
     def expression(self, node: ast.expr, environment: Environment, name: str = "t") -> Operand:
@@ -184,7 +199,10 @@ class Expressions:
             case ast.Constant(value=value):
                 return Constant(value)
             case ast.Name(id=variable):
-                return self.name(variable, environment)
+                operand = self.name(variable, environment)
+                if operand is UNDEFINED:  # on a path that types decide
+                    self.refuse(UNSET.format(name=variable), node)
+                return operand
             case ast.Tuple(elts=elements):
                 return Group(tuple(self.expression(element, environment) for element in elements))
             case ast.Slice(lower=start, upper=stop, step=step):
@@ -198,6 +216,8 @@ class Expressions:
             case ast.BinOp(left=left, op=op, right=right):
                 operands = self.expression(left, environment), self.expression(right, environment)
                 return self.operator("binary", type(op), operands, node, name)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return self.operator("unary", ast.Not, [self.condition(operand, environment)], node, name)
             case ast.UnaryOp(op=op, operand=operand):
                 return self.operator("unary", type(op), [self.expression(operand, environment)], node, name)
             case ast.Compare(left=left, ops=[op], comparators=[right]):
@@ -205,8 +225,12 @@ class Expressions:
                 return self.operator("compare", type(op), operands, node, name)
             case ast.BoolOp(op=op, values=values):
                 return self.decided(node, op, values, environment)
+            case ast.Compare(left=left, ops=[op, *ops], comparators=[middle, *rest]):
+                return self.chain(node, left, op, middle, ops, rest, environment)
+            case ast.Lambda():
+                return Constant(Closure(node, self.frame), "lambda")
             case ast.IfExp(test=test, body=body, orelse=orelse):
-                condition = self.expression(test, environment)
+                condition = self.condition(test, environment)
                 ways = [lambda: self.expression(body, environment, name), lambda: self.expression(orelse, environment, name)]
                 return self.chosen(node, condition, ways, name)
             case ast.Subscript(value=value, slice=index):
@@ -215,16 +239,61 @@ class Expressions:
                 return self.call(node, environment, name)
         raise Unsupported(type(node).__name__, self.location(node))
 
-    def decided(self, node: ast.BoolOp, op: ast.boolop, values: Sequence[ast.expr], environment: Environment) -> Operand:
-        """`and`, `or`: the first operand decides whether the others are looked at."""
-        first = self.expression(values[0], environment)
+    def condition(self, node: ast.expr, environment: Environment) -> Operand:
+        """What decides a branch: a constant where it is known."""
+        if isinstance(node, ast.BoolOp):
+            return self.decided(node, node.op, node.values, environment, truth=True)
+        operand = self.expression(node, environment)
+        try:
+            check_condition(operand)
+        except CompileError as error:
+            self.refuse(error.reason, node)
+        return Constant(bool(operand.parts)) if isinstance(operand, Group) else operand
+
+    def chain(
+        self,
+        node: ast.Compare,
+        left: ast.expr,
+        op: ast.cmpop,
+        middle: ast.expr,
+        ops: list[ast.cmpop],
+        rest: list[ast.expr],
+        environment: Environment,
+    ) -> Operand:
+        """`a < b < c`, where `b` is computed once."""
+        kept = f"tilekit__between{self.count()}"
+        known = environment | {kept: self.expression(middle, environment)}
+        between = ast.copy_location(ast.Name(kept, ast.Load()), middle)
+        parts: list[ast.expr] = [
+            ast.copy_location(ast.Compare(left, [op], [between]), node),
+            ast.copy_location(ast.Compare(between, ops, rest), node),
+        ]
+        return self.decided(ast.copy_location(ast.BoolOp(ast.And(), parts), node), ast.And(), parts, known)
+
+    def count(self) -> int:
+        """A number that makes a name one of its own."""
+        self.counted += 1
+        return self.counted
+
+    def decided(
+        self, node: ast.BoolOp, op: ast.boolop, values: Sequence[ast.expr], environment: Environment, *, truth: bool = False
+    ) -> Operand:
+        """`and`, `or`: the first operand decides whether the others are looked at.
+
+        Of conditions (`truth`) only that matters whether they hold: one may be a tile, and another a number.
+        """
+        if len(values) == 1 and not truth:
+            return self.expression(values[0], environment)
+        first = self.condition(values[0], environment)
+        if truth and isinstance(first, Value) and isinstance(first.type, TileType):
+            first = self.operator("unary", ast.Not, [self.operator("unary", ast.Not, [first], node, "t")], node, "t")
         if len(values) == 1:
             return first
-        rest = lambda: self.decided(node, op, values[1:], environment)  # noqa: E731
+        rest = lambda: self.decided(node, op, values[1:], environment, truth=truth)  # noqa: E731
         ways = [rest, lambda: first] if isinstance(op, ast.And) else [lambda: first, rest]
         return self.chosen(node, first, ways, "t")
 
-    def chosen(self, node: ast.expr, condition: Operand, ways: Sequence[Callable[[], Operand]], name: str) -> Operand:
+    def chosen(self, node: ast.AST, condition: Operand, ways: Sequence[Callable[[], Operand]], name: str) -> Operand:
         """One of two expressions."""
         if is_known(condition):
             return ways[0 if condition.value else 1]()  # type: ignore[union-attr]
@@ -235,13 +304,17 @@ class Expressions:
 
     def operator(self, kind: str, op: type, operands: Sequence[Operand], node: ast.AST, name: str) -> Operand:
         symbol = SYMBOLS[op]
+        if kind == "compare" and symbol in ("is", "is not") and Constant(None) in operands:
+            (other,) = [o for o in operands if o != Constant(None)] or [Constant(None)]
+            if isinstance(other, Group) or (isinstance(other, Value) and not isinstance(other.type, Unknown)):
+                return Constant(symbol == "is not")
         constants = [constant_of(operand) for operand in operands]
         if all(constant is not None for constant in constants) and symbol in _BY_SYMBOL[kind]:
             try:
                 return operand_of(_BY_SYMBOL[kind][symbol](*(constant.value for constant in constants if constant)))
             except (ArithmeticError, TypeError, ValueError):
                 pass
-        return self.emit(kind, operands, node, name, symbol)
+        return self.emit(kind, self.batched(operands, node) if symbol == "@" else operands, node, name, symbol)
 
     def attribute(self, owner: Operand, attribute: str, node: ast.AST) -> Operand:
         known = known_attribute(owner, attribute)
@@ -249,6 +322,18 @@ class Expressions:
 
     def item(self, owner: Operand, index: Operand, node: ast.AST, name: str) -> Operand:
         at = constant_of(index)
+        if isinstance(owner, Value) and isinstance(owner.type, TileType):
+            parts = index.parts if isinstance(index, Group) else (index,)
+            written: list[Any] = [
+                None if isinstance(p, Constant) and p.value is None else slice(None) if p == _WHOLE else p for p in parts
+            ]
+            written = [... if isinstance(p, Constant) and p.value is ... else p for p in written]
+            whole = whole_index(written, len(owner.type.shape))
+            if whole is not None and (len(whole) != len(parts) or ... in written):
+                self.rewritten = True
+                if None not in whole:
+                    return owner
+                index = Group(tuple(Constant(None) if part is None else _WHOLE for part in whole))
         if (
             isinstance(owner, Group)
             and at is not None
@@ -263,52 +348,9 @@ class Expressions:
         return self.emit("item", [owner, index], node, name)
 
     def call(self, node: ast.Call, environment: Environment, name: str) -> Operand:
-        function = self.static(node.func, environment)
-        if isinstance(function, Constant) and isinstance(function.value, BoundKernel):
-            arguments = [self.expression(argument, environment) for argument in node.args]
-            return self.inline(function.value, arguments, node)
-        if any(isinstance(argument, ast.Starred) for argument in node.args) or any(k.arg is None for k in node.keywords):
-            raise Unsupported("*args and **kwargs", self.location(node))
-        receiver = None
-        if function is None and isinstance(node.func, ast.Attribute):
-            receiver = self.expression(node.func.value, environment)
-        elif not isinstance(function, Constant):
-            raise Unsupported("a call of what is no function", self.location(node))
-        elif function.value is breakpoint:  # it would stop while types are inferred; a debugger follows interpreted kernels
-            raise Unsupported("breakpoint()", self.location(node))
-        arguments = [self.expression(argument, environment) for argument in node.args]
-        keywords = {str(k.arg): self.expression(k.value, environment) for k in node.keywords}
-        if receiver is not None:
-            assert isinstance(node.func, ast.Attribute)
-            return self.emit("method", [receiver, *arguments], node, name, node.func.attr, **keywords)
-        return self.emit("call", arguments, node, name, function, **keywords)
+        """What a call comes to."""
+        raise NotImplementedError
 
-    def inline(self, bound: BoundKernel, arguments: Sequence[Operand], node: ast.AST) -> Operand:
-        """A call, by the text of the function."""
-        outer, loops = self.frame, self.loops
-        self.frame, self.loops = Frame.of(bound, inlined=True), []
-        try:
-            return self.body(self.frame.definition.body, dict(zip(bound.names, arguments, strict=True)))
-        finally:
-            self.frame, self.loops = outer, loops
-
-    def body(self, statements: Sequence[ast.stmt], environment: Environment) -> Operand:
-        """What a function returns. Behind a branch in which it returns, the other one goes on with all that follows."""
-        for at, statement in enumerate(statements):
-            if isinstance(statement, ast.Return):
-                return Constant(None) if statement.value is None else self.expression(statement.value, environment, "t")
-            if any(isinstance(part, ast.Return) for part in ast.walk(statement)):
-                assert isinstance(statement, ast.If), "no loop returns: see `structured`"
-                rest = statements[at + 1 :]
-                return self.returned(statement, rest, environment)
-            if not self.statement(statement, environment):
-                raise Unsupported("statements that are not reached", self.location(statement))
-        return Constant(None)
-
-    def returned(self, node: ast.If, rest: Sequence[ast.stmt], environment: Environment) -> Operand:
-        condition = self.expression(node.test, environment)
-        ways = [
-            lambda: self.body([*node.body, *rest], dict(environment)),
-            lambda: self.body([*node.orelse, *rest], dict(environment)),
-        ]
-        return self.chosen(node, condition, ways, "t")  # type: ignore[arg-type]
+    def batched(self, operands: Sequence[Operand], node: ast.AST) -> list[Operand]:
+        """Operands of a product, of which a matrix beside a batch is a batch of that matrix."""
+        raise NotImplementedError

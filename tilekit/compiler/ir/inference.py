@@ -1,23 +1,27 @@
-"""Type inference by reference: each operation runs, as NumPy does it, on samples of its operands."""
+"""Type inference by reference: each operation runs, as NumPy does it, on samples of its operands.
+
+What the reference refuses, the language refuses, on every device: `infer` raises the error. `rules` has what samples cannot show.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.frontend.folding import BINARY, COMPARE, UNARY
 from tilekit.compiler.frontend.zero_division import QUOTIENTS
+from tilekit.compiler.ir import rules
 from tilekit.compiler.ir.effects import PRINTS, WRITES, effects
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Section, Undefined, Value, leaves, rebuilt
 from tilekit.compiler.ir.symbols import SYMBOLS
-from tilekit.compiler.ir.types import UNKNOWN, UNSET, TileType, Type, type_of
+from tilekit.compiler.ir.types import UNKNOWN, UNSET, ScalarType, TileType, Type, Unknown, type_of
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang.views import TileGrid, TileRow
 
-__all__ = ["check", "infer", "item_types"]
+__all__ = ["infer", "item_types", "samples_of"]
 
 _OPERATORS: dict[tuple[str, str], Callable[..., Any]] = {
     (kind, SYMBOLS[op]): function
@@ -30,24 +34,37 @@ _OPERATORS |= {
     ("binary", "//"): QUOTIENTS["tilekit__floordiv"],
     ("binary", "%"): QUOTIENTS["tilekit__mod"],
 }
-_FAILURES = (CompileError, DeviceError, ArithmeticError, TypeError, ValueError, IndexError, AttributeError, LookupError)
 _NOTHING = Constant(None)
+# What the value of a sample may be the reason of.
+_BY_VALUE = (DeviceError, ArithmeticError, ValueError, LookupError)
 
 
 def infer(operation: Operation) -> Operand:
-    """What an operation defines: values with their types, put together as its result is; None where it gives nothing."""
-    if effects(operation) in ({PRINTS}, {WRITES}):
-        return _NOTHING
-    if any(_is_unset(operand) for operand in (*operation.operands, *operation.keywords.values())):
+    """What an operation defines: values with their types, put together as its result is; None where it gives nothing.
+
+    Raises:
+        CompileError: the language has no such operation on values of these types.
+    """
+    operands = (*operation.operands, *operation.keywords.values())
+    if any(_is_unset(operand) for operand in operands):
         return Value("", UNSET)
-    for attempt in (operation, _at_the_first_tile(operation)):
+    if _has_unknown(operands) or rules.is_foreign(operation):
+        return Value("", UNKNOWN)
+    rules.check(operation, _sample)
+    refused: CompileError | None = None
+    attempts = [(operation, factor) for factor in ((0, 1, -1) if any(map(_is_number, operands)) else (0,))]
+    for attempt, factor in (*attempts, (_at_the_first_tile(operation), 0)):
         try:
-            return _described(_run(attempt))
-        except DeviceError:
+            return _described(_run(attempt, factor))
+        except CompileError as error:
+            refused = refused or error
+        except _BY_VALUE:
             continue
-        except _FAILURES:
-            break
-    return Value("", UNKNOWN)
+        except (TypeError, AttributeError) as error:
+            raise CompileError(rules.in_words(operation, error, _sample)).with_traceback(error.__traceback__) from None
+    if refused is not None:  # whatever the numbers
+        raise refused
+    return _NOTHING if effects(operation) in ({PRINTS}, {WRITES}) else Value("", UNKNOWN)
 
 
 def _at_the_first_tile(operation: Operation) -> Operation:
@@ -59,39 +76,64 @@ def _at_the_first_tile(operation: Operation) -> Operation:
     return replace(operation, operands=[owner, rebuilt(index, starts), *rest])
 
 
-def check(operation: Operation) -> None:
-    """Raise the CompileError that the language has for an operation on values of these types; see `infer`."""
-    try:
-        _run(operation)
-    except CompileError:
-        raise
-    except _FAILURES:
-        pass
+def samples_of(operation: Operation) -> list[Any]:
+    """Samples of its operands."""
+    return [_sample(operand) for operand in operation.operands]
 
 
 def item_types(operation: Operation) -> list[Type]:
-    """The types of what a loop over streams, or over anything else, gets in each turn."""
-    types: list[Type] = []
-    for operand in operation.operands:
-        try:
-            sample = _sample(operand)
-            if isinstance(sample, (TileGrid, TileRow)):  # which may be empty
-                windows = (sample.grid if isinstance(sample, TileRow) else sample).windows
-                types.append(TileType(windows.dtype, windows.tile_shape))
-            else:
-                types.append(type_of(next(iter(sample))))
-        except (*_FAILURES, StopIteration):
-            types.append(UNKNOWN)
-    return types
+    """The types of what a loop over streams, or over anything else, gets in each turn.
+
+    Raises:
+        CompileError: nothing can be iterated over there.
+    """
+    if _has_unknown(operation.operands):
+        return [UNKNOWN for _ in operation.operands]
+    if operation.kind == "stream":
+        rules.check_stream(operation, _sample)
+    return [_item_type(operand) for operand in operation.operands]
+
+
+def _item_type(operand: Operand) -> Type:
+    sample = _sample(operand)
+    if isinstance(sample, range):
+        return ScalarType(int)
+    if isinstance(sample, (TileGrid, TileRow)):  # which may be empty
+        windows = (sample.grid if isinstance(sample, TileRow) else sample).windows
+        return TileType(windows.dtype, windows.tile_shape)
+    rules.check_iterable(sample)
+    try:
+        return type_of(next(iter(sample)))
+    except (*_BY_VALUE, StopIteration):
+        return UNKNOWN
 
 
 def _is_unset(operand: Operand) -> bool:
     return any(isinstance(leaf, Undefined) or (isinstance(leaf, Value) and leaf.type == UNSET) for leaf in leaves(operand))
 
 
-def _run(operation: Operation) -> Any:
-    operands = [_sample(operand) for operand in operation.operands]
-    keywords = {name: _sample(operand) for name, operand in operation.keywords.items()}
+def _has_unknown(operands: Iterable[Operand]) -> bool:
+    return any(
+        isinstance(leaf, Undefined) or (isinstance(leaf, Value) and isinstance(leaf.type, Unknown))
+        for operand in operands
+        for leaf in leaves(operand)
+    )
+
+
+def _is_number(operand: Operand) -> bool:
+    """Whether an operand has a number in it that the kernel computes."""
+    return any(isinstance(leaf, Value) and isinstance(leaf.type, ScalarType) for leaf in leaves(operand))
+
+
+def _run(operation: Operation, factor: int) -> Any:
+    """The result for samples; where the first are of no use, for others, which differ from each other by this."""
+
+    def sample(at: int, operand: Operand) -> Any:
+        value = _sample(operand)
+        return type(value)(factor * (at + 1)) if factor and isinstance(operand, Value) and type(value) in (int, float) else value
+
+    operands = [sample(at, operand) for at, operand in enumerate(operation.operands)]
+    keywords = {n: sample(at, operation.keywords[n]) for at, n in enumerate(operation.keywords, len(operands))}
     match operation.kind:
         case "call":
             function = _sample(operation.what)
@@ -122,8 +164,6 @@ def _sample(operand: Operand) -> Any:
             return tuple(map(_sample, parts))
         case Section(start, stop, step):
             return slice(_sample(start), _sample(stop), _sample(step))
-        case Undefined():
-            raise LookupError("undefined")
     raise AssertionError(operand)
 
 

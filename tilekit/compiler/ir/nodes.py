@@ -30,6 +30,7 @@ from typing import Any
 
 from tilekit.compiler.frontend.source import KernelSource
 from tilekit.compiler.ir.types import Type
+from tilekit.errors import CompileError
 
 __all__ = [
     "LOOPS", "UNDEFINED", "Constant", "Group", "Location", "Operand", "Operation", "Region", "Section", "Undefined", "Value",
@@ -56,6 +57,10 @@ class Location:
 
     def __str__(self) -> str:
         return f"{self.source.name}:{self.line}"
+
+    def error(self, reason: str) -> CompileError:
+        """An error about what stands there."""
+        return self.source.error_of(reason, self.line, self.column, self.end_line, self.end_column)
 
     @property
     def text(self) -> str:
@@ -187,6 +192,7 @@ class Region:
         operations: in order.
         exit: `yield`, `continue`, `break` or `return`, see above; `operands`: with what.
         location: of the statement that it ends with, if there is one.
+        rewritten: of a kernel, whether forms of the language stand in it otherwise than in the text: numba knows no other ones.
     """
 
     parameters: list[Value] = field(default_factory=list)
@@ -194,6 +200,7 @@ class Region:
     exit: str = "yield"
     operands: list[Operand] = field(default_factory=list)
     location: Location | None = None
+    rewritten: bool = False
 
     def walk(self) -> Iterator[Operation]:
         """All operations, those of inner regions behind the one that has them."""
@@ -225,6 +232,11 @@ class Region:
             for region in operation.regions:
                 yield from region.regions()
 
+    def copy(self) -> Region:
+        """The same, of values and operations of its own."""
+        known: dict[Value, Operand] = {}
+        return replace(_copied(self, known), rewritten=self.rewritten)
+
     def replace(self, new: Mapping[Value, Operand]) -> None:
         """Read other operands in the place of values, here and in inner regions."""
 
@@ -250,24 +262,26 @@ def mapped(operand: Operand, known: Mapping[Value, Operand]) -> Operand:
 def copied(operations: Iterable[Operation], known: dict[Value, Operand]) -> list[Operation]:
     """Copies of operations in this order, which read `known` in the place of values; what the copies define is entered there."""
 
-    def new(value: Value) -> Value:
-        known[value] = copy = Value(value.name, value.type)
-        return copy
-
-    def region_of(region: Region) -> Region:
-        parameters = [new(value) for value in region.parameters]
-        inner = copied(region.operations, known)
-        return Region(parameters, inner, region.exit, [mapped(operand, known) for operand in region.operands], region.location)
-
     copies = []
     for operation in operations:
         operands = [mapped(operand, known) for operand in operation.operands]
         keywords = {name: mapped(operand, known) for name, operand in operation.keywords.items()}
-        regions = [region_of(region) for region in operation.regions]
-        results = [new(value) for value in operation.results]
+        regions = [_copied(region, known) for region in operation.regions]
+        results = [_new(value, known) for value in operation.results]
         pattern = None if operation.pattern is None else mapped(operation.pattern, known)
         copies.append(replace(operation, operands=operands, keywords=keywords, regions=regions, results=results, pattern=pattern))
     return copies
+
+
+def _new(value: Value, known: dict[Value, Operand]) -> Value:
+    known[value] = copy = Value(value.name, value.type)
+    return copy
+
+
+def _copied(region: Region, known: dict[Value, Operand]) -> Region:
+    parameters = [_new(value, known) for value in region.parameters]
+    inner = copied(region.operations, known)
+    return Region(parameters, inner, region.exit, [mapped(operand, known) for operand in region.operands], region.location)
 
 
 def definitions(kernel: Region) -> dict[Value, Operation]:

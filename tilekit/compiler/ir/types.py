@@ -72,6 +72,10 @@ class TensorType:
         tile = "" if self.facts.tile is None else f" in tiles of {list(self.facts.tile)}"
         return f"{self.facts.role} {self.facts.dtype} tensor of rank {self.facts.rank}{tile}"
 
+    def sample(self) -> TensorView:
+        """Zeros, which take no memory; they may be written, and are one element then. Always the same: its tiles know it."""
+        return self._sample
+
     @cached_property
     def _sample(self) -> TensorView:
         facts = self.facts
@@ -81,10 +85,6 @@ class TensorType:
         view = TensorView(self.name, array, facts.tile, facts.role != "out", facts.group, None, None, facts.cluster)
         view.writable = facts.role != "in"
         return view
-
-    def sample(self) -> TensorView:
-        """Zeros, which take no memory; they may be written, and are one element then. Always the same: its tiles know it."""
-        return self._sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,5 +161,5 @@ def joined(first: Type, second: Type) -> Type:
 @contextmanager
 def sampling(grid: tuple[int, int, int] = (4, 4, 4), num_warps: int | None = None) -> Iterator[None]:
     """While the block runs, operations of the tile language can be called on samples."""
-    with block.running(block.Block(grid)), sized(num_warps), np.errstate(all="ignore"):
+    with block.running(block.Block(grid, sampled=True)), sized(num_warps), np.errstate(all="ignore"):
         yield

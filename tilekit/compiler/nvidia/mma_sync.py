@@ -16,7 +16,7 @@ from tilekit.compiler.codegen.convert_layout import thread_bit
 from tilekit.compiler.codegen.emit import asm, pack
 from tilekit.compiler.codegen.types import TileType, i32
 from tilekit.compiler.codegen.types import constant as constant_of
-from tilekit.compiler.codegen.words import braced, packed, words_of
+from tilekit.compiler.codegen.words import braced, elements_of, packed, words_of
 from tilekit.compiler.layouts import mma as layouts
 from tilekit.compiler.layouts.linear import Layout, Vector
 from tilekit.compiler.nvidia.fragments import Elements, Operand, Operands
@@ -59,8 +59,10 @@ _EIGHT = {dtypes.float8_e4m3fn: "e4m3", dtypes.float8_e5m2: "e5m2", dtypes.int8:
 _SIXTEEN = {dtypes.float16: "f16", dtypes.bfloat16: "bf16"}
 
 
-def instruction(a: DType, b: DType, precision: str, target: Target) -> Instruction | None:
-    """The instruction for a product of these operands; None if there is none."""
+def instruction(a: DType, b: DType, precision: str, target: Target, sums: DType = dtypes.float32) -> Instruction | None:
+    """The instruction for a product of these operands, with `sums` of float16 if they hold that; None if there is none."""
+    if sums == dtypes.float16:
+        return Instruction(shape="m16n8k16", a="f16", b="f16", acc="f16", through=(a, b), letter="r", packed=1)
     if a in dtypes.EIGHT_BIT_FLOATS and a not in target.mma_dtypes:
         a = b = dtypes.float16  # it holds both kinds exactly
     if a in _SIXTEEN:
@@ -128,7 +130,7 @@ def mma_sync(product: MatrixProduct) -> Way | str:
     """Products of operands in registers, by warps."""
     a, b = product.tiles[:2]
     shape, depth, warps = product.shape, product.depth, a.config.num_warps
-    chosen = instruction(a.dtype, b.dtype, product.precision, current().target)
+    chosen = instruction(a.dtype, b.dtype, product.precision, current().target, product.dtype)
     if chosen is None:
         hint = '; precision="tf32" rounds them to 10 bits for it' if a.dtype == dtypes.float32 else ""
         return f"it does not take {a.dtype.name}{hint}"
@@ -177,6 +179,15 @@ def _pair(layout: Layout, at: Vector | None, column: Vector) -> list[int | None]
 
 def _mma(builder: ir.IRBuilder, chosen: Instruction, x: Elements, y: Elements, z: Elements) -> Elements:
     """One instruction of a warp."""
+    if chosen.acc == "f16":
+        words = words_of(dtypes.float16, 2)
+        pairs = [word for n in range(0, len(z), 2) for word in packed(builder, z[n : n + 2], dtypes.float16, words)]
+        sums = _instruction(builder, chosen, x, y, pairs)
+        return [e for word in sums for e in elements_of(builder, [word], dtypes.float16, 2)]
+    return _instruction(builder, chosen, x, y, z)
+
+
+def _instruction(builder: ir.IRBuilder, chosen: Instruction, x: Elements, y: Elements, z: Elements) -> Elements:
     count, letter = len(z), "d" if chosen.a == "f64" else "r"
     names = iter(f"${n}" for n in range(2 * count + len(x) + len(y)))
     groups = [braced([next(names) for _ in part]) if len(part) > 1 else "{" + next(names) + "}" for part in (z, x, y, z)]

@@ -73,7 +73,10 @@ class MatrixProduct:
     @cached_property
     def dtype(self) -> DType:
         """What the products are added up in."""
-        return in_words(self.what, lang.accumulator_dtype, self.tiles[0].dtype, self.tiles[1].dtype)
+        a, b = self.tiles[0].dtype, self.tiles[1].dtype
+        if self.acc is None:
+            return in_words(self.what, lang.accumulator_dtype, a, b)
+        return in_words(self.what, lang.sum_dtype, a, b, self.tiles[2].dtype)
 
 
 @dataclass(frozen=True)

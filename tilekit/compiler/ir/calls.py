@@ -1,0 +1,217 @@
+"""Calls: functions of the user's are walked as if their text stood there, builtins and some forms become other operations."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tilekit.compiler.frontend.bound import BoundKernel
+from tilekit.compiler.frontend.builtin_calls import BUILTINS, Builtins
+from tilekit.compiler.frontend.folding import FOLDABLE_CALLS, MISSING
+from tilekit.compiler.frontend.syntax import NOT_CALLED
+from tilekit.compiler.ir.constants import constant_of, operand_of
+from tilekit.compiler.ir.expressions import Expressions, Unsupported
+from tilekit.compiler.ir.frames import Closure, Environment, Frame
+from tilekit.compiler.ir.inference import infer
+from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Value
+from tilekit.compiler.ir.padded import is_padded, padded
+from tilekit.compiler.ir.types import TileType
+from tilekit.errors import CompileError
+from tilekit.lang import matmul
+from tilekit.lang.shape import broadcast_to, reshape
+
+__all__ = ["Calls"]
+
+_PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+class Calls(Expressions):
+    """What calls come to, in the region that is being built."""
+
+    def call(self, node: ast.Call, environment: Environment, name: str) -> Operand:
+        function = self.static(node.func, environment)
+        if any(isinstance(argument, ast.Starred) for argument in node.args) or any(k.arg is None for k in node.keywords):
+            self.refuse("arguments such as *args and **kwargs do not exist in kernels", node)
+        receiver = None
+        if function is None and isinstance(node.func, ast.Attribute):
+            receiver = self.expression(node.func.value, environment)
+        elif function is None:
+            function = self.expression(node.func, environment)
+        if isinstance(function, Constant) and function.value is breakpoint:
+            # It would stop while types are inferred; a debugger follows kernels that are interpreted.
+            raise Unsupported("breakpoint()", self.location(node))
+        arguments = [self.expression(argument, environment) for argument in node.args]
+        keywords = {str(k.arg): self.expression(k.value, environment) for k in node.keywords}
+        known = None if keywords else self.folded(node, function, receiver, arguments)
+        if known is not None:
+            return known
+        if receiver is not None:
+            assert isinstance(node.func, ast.Attribute)
+            return self.emit("method", [receiver, *arguments], node, name, node.func.attr, **keywords)
+        if not isinstance(function, Constant):
+            self.refuse(NOT_CALLED, node)
+        if isinstance(function.value, BoundKernel):
+            frame = Frame.of(function.value, inlined=True, caller=self.frame, calling=environment)
+            return self.inline(frame, function.value.names, arguments)
+        if isinstance(function.value, Closure):
+            return self.inline_closure(function.value, arguments, keywords, node, environment)
+        if not keywords and arguments and any(function.value is one for one in BUILTINS):
+            return self.builtin(function, arguments, node, name)
+        if is_padded(function.value, keywords):
+            self.rewritten = True
+            self.check_operation(Operation("call", arguments, self.location(node), function, keywords))
+            return padded(self, node, function.value, arguments, keywords)
+        if function.value in (matmul.mma, matmul.matmul):
+            arguments = self.batched(arguments, node)
+        return self.emit("call", arguments, node, name, function, **keywords)
+
+    def check_operation(self, operation: Operation) -> None:
+        """Refuse an operation that others will stand for."""
+        try:
+            infer(operation)
+        except CompileError as error:
+            raise self.located(operation, error) from None
+
+    def batched(self, operands: Sequence[Operand], node: ast.AST) -> list[Operand]:
+        """Operands of a product, of which a matrix beside a batch is a batch of that matrix."""
+        types = [operand.type if isinstance(operand, Value) else None for operand in operands[:2]]
+        shapes = [ty.shape for ty in types if isinstance(ty, TileType)]
+        if sorted(map(len, shapes)) != [2, 3]:
+            return list(operands)
+        self.rewritten = True
+        count = max(shapes, key=len)[0]
+
+        def spread(operand: Operand, shape: tuple[int, ...]) -> Operand:
+            one = self.emit("call", [operand, operand_of((1, *shape))], node, "t", Constant(reshape, "reshape"))
+            return self.emit("call", [one, operand_of((count, *shape))], node, "t", Constant(broadcast_to, "broadcast_to"))
+
+        wide = [spread(o, s) if len(s) == 2 else o for o, s in zip(operands[:2], shapes, strict=True)]
+        return [*wide, *operands[2:]]
+
+    def folded(
+        self, node: ast.Call, function: Operand | None, receiver: Operand | None, arguments: Sequence[Operand]
+    ) -> Operand | None:
+        """What a call of constants comes to, if it is known."""
+        if receiver is not None:
+            owner = constant_of(receiver)
+            is_length = isinstance(node.func, ast.Attribute) and node.func.attr == "bit_length" and not arguments
+            return Constant(owner.value.bit_length()) if is_length and owner is not None and type(owner.value) is int else None
+        if not isinstance(function, Constant):
+            return None
+        if function.value is len and len(arguments) == 1 and isinstance(arguments[0], Group):
+            return Constant(len(arguments[0].parts))
+        if function.value in (enumerate, zip) and arguments and all(isinstance(argument, Group) for argument in arguments):
+            columns = [argument.parts for argument in arguments if isinstance(argument, Group)]
+            if function.value is enumerate:
+                columns = [tuple(map(Constant, range(len(columns[0])))), *columns]
+            return Group(tuple(map(Group, zip(*columns, strict=False))))
+        evaluate = next((known for called, known in FOLDABLE_CALLS.items() if called is function.value), None)
+        constants = [constant_of(argument) for argument in arguments]
+        if evaluate is None or not constants or not all(constants):
+            return None
+        try:
+            result = evaluate(*(constant.value for constant in constants if constant))
+        except (ArithmeticError, TypeError, ValueError):
+            return None
+        return None if result is MISSING else operand_of(result)
+
+    def builtin(self, function: Constant, arguments: Sequence[Operand], node: ast.Call, name: str) -> Operand:
+        """A call of a builtin of Python's, which operations of the language stand for where there are tiles."""
+        try:
+            operand: Operand = _BuiltinOperations(self, function, node, name).called(function.value, arguments)
+            return operand
+        except CompileError as error:
+            if error.lineno is not None:
+                raise
+            self.refuse(error.reason, node)
+
+    def inline(self, frame: Frame, names: Iterable[str], arguments: Iterable[Operand]) -> Operand:
+        """A call, by the text of the function."""
+        outer, loops = self.frame, self.loops
+        self.frame, self.loops = frame, []
+        try:
+            return self.body(frame.definition.body, dict(zip(names, arguments, strict=True)))
+        finally:
+            self.frame, self.loops = outer, loops
+
+    def inline_closure(
+        self,
+        closure: Closure,
+        arguments: Sequence[Operand],
+        keywords: dict[str, Operand],
+        node: ast.Call,
+        environment: Environment,
+    ) -> Operand:
+        """A call of a function that is written in the kernel; it sees what the variables around it are now."""
+        frame, around = self.frame, environment
+        while frame is not closure.frame:
+            if frame.closure is closure:
+                self.refuse(f"{closure.name} calls itself: recursion does not exist in kernels; write a loop", node)
+            if frame.caller is None:
+                self.refuse("a function that is written in another cannot be called outside of it", node)
+            frame, around = frame.caller, frame.calling
+        inner = closure.called_from(self.frame, environment, around)
+        signature = inspect.Signature([inspect.Parameter(one, _PLAIN) for one in closure.names])
+        known = dict(zip(reversed(closure.names), (self.expression(d, around) for d in reversed(closure.defaults)), strict=False))
+        try:
+            bound = signature.bind_partial(*arguments, **keywords).arguments
+            missing = [one for one in closure.names if one not in bound and one not in known]
+            if missing:
+                raise TypeError(f"missing a required argument: {missing[0]!r}")
+        except TypeError as error:
+            self.refuse(f"{closure.name}: {error}; it is called as {closure.name}({', '.join(closure.names)})", node)
+        return self.inline(inner, closure.names, [bound[one] if one in bound else known[one] for one in closure.names])
+
+    def body(self, statements: Sequence[ast.stmt], environment: Environment) -> Operand:
+        """What a function returns. Behind a branch in which it returns, the other one goes on with all that follows."""
+        for at, statement in enumerate(statements):
+            if isinstance(statement, ast.Return):
+                return Constant(None) if statement.value is None else self.expression(statement.value, environment, "t")
+            if any(isinstance(part, ast.Return) for part in ast.walk(statement)):
+                assert isinstance(statement, ast.If), "no loop returns: see `structured`"
+                rest = statements[at + 1 :]
+                return self.returned(statement, rest, environment)
+            if not self.statement(statement, environment):
+                raise Unsupported("statements that are not reached", self.location(statement))
+        return Constant(None)
+
+    def returned(self, node: ast.If, rest: Sequence[ast.stmt], environment: Environment) -> Operand:
+        condition = self.condition(node.test, environment)
+        ways = [
+            lambda: self.body([*node.body, *rest], dict(environment)),
+            lambda: self.body([*node.orelse, *rest], dict(environment)),
+        ]
+        values = (inner.value for one in (node, *rest) for inner in ast.walk(one) if isinstance(inner, ast.Return))
+        last = [value for value in values if value is not None]
+        return self.chosen(last[-1] if last else node, condition, ways, "t")
+
+
+class _BuiltinOperations(Builtins):
+    """What calls of builtins come to, as operations."""
+
+    def __init__(self, to: Expressions, function: Constant, node: ast.Call, name: str) -> None:
+        self.to, self.function, self.node, self.name = to, function, node, name
+
+    def rank(self, value: Operand) -> int | None:
+        return len(value.type.shape) if isinstance(value, Value) and isinstance(value.type, TileType) else None
+
+    def parts(self, value: Operand) -> Sequence[Operand] | None:
+        return value.parts if isinstance(value, Group) else None
+
+    def number(self, value: int) -> Operand:
+        return Constant(value)
+
+    def apply(self, function: Callable[..., Any], *values: Operand) -> Operand:
+        if function is self.function.value:
+            return self.to.emit("call", values, self.node, self.name, self.function)
+        self.to.rewritten = True
+        name = function.__name__
+        return self.to.emit("call", values, self.node, self.name, Constant(function, name))
+
+    def operate(self, op: type[ast.operator], first: Operand, second: Operand) -> Operand:
+        return self.to.operator("binary", op, [first, second], self.node, self.name)
+
+    def tuple_of(self, *values: Operand) -> Operand:
+        return Group(values)

@@ -1,0 +1,239 @@
+"""The rules of the language that samples of values cannot show, and Python's own refusals in the language's words.
+
+A sample has a value, so an operation that wants a constant takes it: which of its parameters are constants stands here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilekit.compiler.frontend.bound import BoundKernel
+from tilekit.compiler.frontend.syntax import NOT_CALLED
+from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Value, leaves
+from tilekit.compiler.ir.types import TensorType, TileType
+from tilekit.errors import CompileError
+from tilekit.lang.debug import unknown_condition, unknown_value
+from tilekit.lang.memory import bid, num_blocks
+from tilekit.lang.pipelines import check_streams
+from tilekit.lang.registry import OPS
+from tilekit.lang.tile import NO_ITERATION, NO_TRUTH, Tile, what_is
+from tilekit.lang.views import TensorView, TiledView, TileGrid, TileRow
+
+__all__ = ["check", "check_condition", "check_iterable", "check_stream", "in_words", "is_foreign", "unassignable"]
+
+Sample = Callable[[Operand], Any]
+
+_SHAPE = "the tile shape must be known when the kernel is compiled: make it a generic (tk.generics) or a tk.Const"
+_COMPUTED = "a value that is computed in the kernel"
+_CONSTANT = frozenset((
+    "shape", "tile_shape", "size", "bins", "k", "axis", "axes", "axis0", "axis1", "keepdims", "reverse", "descending", "largest",
+    "propagate_nan", "flush_to_zero", "rounding_mode", "dtype", "order", "padding_mode", "eviction_policy", "memory_order",
+    "memory_scope", "precision", "identity", "traversal_steps", "stages", "warp_specialize", "rotate",
+))  # fmt: skip
+"""The parameters of operations, and of methods, whose values are known when the kernel is compiled."""
+_SHAPES = ("shape", "tile_shape", "size")
+_VIEWS = (TensorView, TiledView, TileGrid, TileRow)
+
+_NOT_TAKEN = (
+    "{} cannot be used in a kernel, which takes numbers, tuples, tile operations (tk.*), functions of math, functions of yours, "
+    "and functions decorated with @numba.cuda.jit(device=True)"
+)
+_LOAD = "load a tile of it (tk.load, tk.load_tile_like, .load()) and store one (.store(...))"
+_NO_STRINGS = "strings in a kernel are constants: nothing is computed with them"
+_TILE_ATTRIBUTES = "there are shape, dtype, ndim, and the methods astype, reshape, permute, transpose, broadcast_to and item"
+_TENSOR_ATTRIBUTES = "there are shape, dtype, ndim, tile_shape, and the methods load and store"
+
+
+def is_foreign(operation: Operation) -> bool:
+    """Whether an operation is numba's own, for a GPU: nothing is known of it here."""
+    what = operation.what if operation.kind == "call" else operation.operands[0]
+    return isinstance(what, Constant) and any(
+        module.partition(".")[0] == "numba" for module in (_module_of(what.value), type(what.value).__module__)
+    )
+
+
+def check(operation: Operation, sample: Sample) -> None:
+    """Refuse an operation whatever the values of its operands are.
+
+    Args:
+        operation: a call, a method, or any other that is no control flow.
+        sample: gives the sample of an operand.
+
+    Raises:
+        CompileError: it is none of the language's, is called otherwise, or needs a constant where something is computed.
+    """
+    if operation.kind == "call":
+        function = operation.what.value
+        name = getattr(function, "__name__", "")
+        if name in OPS and OPS[name].function is function:
+            _check_arguments(name, OPS[name].signature, operation.operands, operation.keywords, function)
+        else:
+            _check_call(name, function, [sample(operand) for operand in operation.operands], bool(operation.keywords))
+            if function is range and Constant(0) in operation.operands[2:]:
+                raise CompileError("range: its step is 0")
+    elif operation.kind == "method":
+        owner = sample(operation.operands[0])
+        method = getattr(type(owner), operation.what, None)
+        if isinstance(owner, str):
+            raise CompileError(_NO_STRINGS)
+        if isinstance(owner, (Tile, *_VIEWS)) and inspect.isfunction(method) and not operation.what.startswith("_"):
+            _check_arguments(operation.what, inspect.signature(method), operation.operands, operation.keywords, method)
+    elif operation.kind == "binary" and operation.what in ("//", "%"):
+        divisor = operation.operands[1]
+        if isinstance(divisor, Constant) and type(divisor.value) is int and divisor.value == 0:
+            raise CompileError(f"{operation.what}: the divisor is the constant 0")
+    elif operation.kind == "item" and isinstance(operation.operands[0], Group):
+        if isinstance(operation.operands[1], Constant) and isinstance(operation.operands[1].value, int):
+            raise CompileError("index: the tuple has no such element")
+        kinds = {what_is(sample(part)) for part in operation.operands[0].parts}
+        if len(kinds) > 1:
+            raise CompileError(f"index: of a tuple of different things ({', '.join(sorted(kinds))}) the index must be a constant")
+
+
+def _check_arguments(
+    name: str,
+    signature: inspect.Signature,
+    operands: list[Operand],
+    keywords: dict[str, Operand],
+    function: Callable[..., Any],
+) -> None:
+    """See that arguments fit the parameters, and are constants where these are."""
+    try:
+        bound = signature.bind(*operands, **keywords)
+    except TypeError as error:
+        parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "self"]
+        plain = inspect.Signature(parameters)
+        raise CompileError(f"{name}: {error}; it is called as {name}{plain}") from None
+    for parameter, operand in bound.arguments.items():
+        computed = [leaf for leaf in _leaves(operand) if isinstance(leaf, Value)]
+        if not computed:
+            continue
+        wanted = parameter in _CONSTANT or (parameter == "what" and not isinstance(computed[0].type, TensorType))
+        if function is OPS["static_assert"].function and parameter == "condition":
+            raise CompileError(f"{name}: {unknown_condition()}")
+        if function is OPS["static_print"].function:
+            for leaf in computed:
+                if not isinstance(leaf.type, TileType):
+                    raise CompileError(f"{name}: {unknown_value(what_is(leaf.type.sample()))}")
+        if not wanted:
+            continue
+        if function in (bid, num_blocks):
+            raise CompileError(f"{name}: the axis is 0, 1 or 2, known when the kernel is compiled, not {_COMPUTED}")
+        kinds = [what_is(leaf.type.sample()) for leaf in computed]
+        if parameter in (*_SHAPES, "what"):
+            wrong = next((kind for kind in kinds if kind != "a scalar (int)"), None)
+            raise CompileError(
+                f"{name}: {_SHAPE}" if wrong is None else f"{name}: a tile shape is an int or a tuple of ints, not {wrong}"
+            )
+        raise CompileError(f"{name}: {parameter} must be known when the kernel is compiled; it is {kinds[0]}")
+
+
+def _leaves(operand: Any) -> list[Operand]:
+    """The leaves of an argument; of `*values`, of all of them."""
+    return [leaf for one in (operand if isinstance(operand, tuple) else (operand,)) for leaf in leaves(one)]
+
+
+def _check_call(name: str, function: Any, samples: list[Any], keywords: bool) -> None:
+    """See that a function that is no operation of the language can be called, with such values."""
+    if isinstance(function, (BoundKernel, np.dtype)):
+        return
+    if not callable(function):
+        raise CompileError(NOT_CALLED)
+    if function is range:
+        return _check_range(samples, keywords)
+    if not _is_known(function):
+        raise CompileError(_NOT_TAKEN.format(name or what_is(function)))
+    if any(isinstance(one, TensorView) for one in samples) and function is not len:
+        raise CompileError(f"a tensor in a kernel has no {name}: {_LOAD}")
+    if any(isinstance(one, Tile) for one in samples):
+        if function is len:
+            raise CompileError("len: a tile has no len; its extents are tile.shape")
+        if function not in (abs, divmod, pow, int, float, bool):
+            raise CompileError(f"{name} does not take tiles: the operations on tiles are tk.*, the operators and abs")
+
+
+def _check_range(samples: list[Any], keywords: bool) -> None:
+    if keywords or not 1 <= len(samples) <= 3:
+        raise CompileError("range: takes one to three ints, without keywords")
+    for bound in samples:
+        if isinstance(bound, Tile) and bound.shape:
+            raise CompileError("range does not take tiles: the operations on tiles are tk.*, the operators and abs")
+        if not hasattr(type(bound), "__index__") or isinstance(bound, (np.floating, TensorView)):
+            words = "floats" if what_is(bound) == "a scalar (float)" else what_is(bound)
+            raise CompileError(f"range: its bounds and step are ints, not {words}")
+
+
+_MODULES = ("builtins", "math", "operator", "_operator", "numpy", "ml_dtypes", "tilekit")
+
+
+def _is_known(function: Any) -> bool:
+    return isinstance(function, np.ufunc) or _module_of(function).partition(".")[0] in _MODULES
+
+
+def _module_of(value: Any) -> str:
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    return str(getattr(value, "__module__", None) or type(value).__module__)
+
+
+def check_condition(operand: Operand) -> None:
+    """Refuse what is neither true nor false.
+
+    Raises:
+        CompileError: it is a tile with several elements, a tensor, or the like.
+    """
+    if not isinstance(operand, Value):
+        return
+    if isinstance(operand.type, TileType) and operand.type.shape:
+        raise CompileError(f"if: {NO_TRUTH}")
+    if isinstance(operand.type, TensorType):
+        raise CompileError(f"if: {what_is(operand.type.sample())} has no truth value: load a tile of it, and reduce that")
+
+
+def unassignable(owner: Operand) -> str:
+    """Why no element of a thing is assigned to."""
+    ty = owner.type if isinstance(owner, Value) else None
+    if isinstance(ty, TensorType):
+        return f"a tensor in a kernel has no assignment to an index: {_LOAD}"
+    instead = "tile operations work on all its elements at once; use tk.where or tk.insert"
+    return f"[]: elements cannot be assigned to: {instead if isinstance(ty, TileType) else 'make another tuple'}"
+
+
+def check_iterable(sample: Any) -> None:
+    """Refuse what a `for` statement cannot go over."""
+    if isinstance(sample, Tile):
+        raise CompileError(f"for: {NO_ITERATION}")
+    if isinstance(sample, TensorView) or not hasattr(type(sample), "__iter__"):
+        raise CompileError("only ranges, tuples and tiles of tensors (x.tiles(...)) can be iterated over in a kernel")
+
+
+def check_stream(operation: Operation, sample: Sample) -> None:
+    """Refuse what `tk.pipelined` cannot go over."""
+    check_streams([sample(operand) for operand in operation.operands])
+
+
+def in_words(operation: Operation, error: Exception, sample: Sample) -> str:
+    """What Python says of an operation that values of such types do not have, in the language's words."""
+    owner = sample(operation.operands[0]) if operation.operands else None
+    what = getattr(operation.what, "spelling", operation.what) or operation.kind
+    if operation.kind in ("method", "attribute") and isinstance(error, AttributeError):
+        if isinstance(owner, Tile):
+            return f"a tile has no attribute {what}; {_TILE_ATTRIBUTES}"
+        if isinstance(owner, TensorView):
+            return f"a tensor in a kernel has no attribute {what}; {_TENSOR_ATTRIBUTES}"
+        return f"there is no attribute {what} here"
+    if operation.kind == "item":
+        if isinstance(owner, TensorView):
+            return f"a tensor in a kernel has no index: {_LOAD}"
+        return f"index: {what_is(owner)} has no elements"
+    if operation.kind in ("binary", "unary", "compare"):
+        samples = [sample(operand) for operand in operation.operands]
+        if any(isinstance(one, TensorView) for one in samples):
+            return f"a tensor in a kernel has no {what}: {_LOAD}"
+        return f"{what}: there is none of {' and '.join(map(what_is, samples))}"
+    return f"{what} does not take these values in a kernel"
