@@ -54,6 +54,8 @@ def infer(operation: Operation) -> Operand:
     refused: CompileError | None = None
     attempts = [(operation, factor) for factor in ((0, 1, -1) if any(map(_is_number, operands)) else (0,))]
     for attempt, factor in (*attempts, (_at_the_first_tile(operation), 0)):
+        if refused is not None and attempt is not operation:
+            break
         try:
             return _described(_run(attempt, factor))
         except CompileError as error:
