@@ -100,8 +100,34 @@ def power(z: tk.Out, a):
     z.store(a ** (a - 2.5))
 
 
+@tk.kernel
+def whole(z: tk.Out, a):
+    z.store(float(int(a)))
+
+
+@tk.kernel
+def shifted(z: tk.Out, n):
+    z.store(float(1 << n))
+
+
+@tk.kernel
+def quotient_and_rest(z: tk.Out, n):
+    z.store(float(divmod(7, n + 1)[0]))
+
+
 @pytest.mark.parametrize(
-    ("kernel", "x"), [(root, -1.0), (exponential, 1e6), (logarithm, 0.0), (floor, math.inf), (floor, math.nan), (power, 0.0)]
+    ("kernel", "x"),
+    [
+        (whole, math.inf),
+        (shifted, -1),
+        (quotient_and_rest, -1),
+        (root, -1.0),
+        (exponential, 1e6),
+        (logarithm, 0.0),
+        (floor, math.inf),
+        (floor, math.nan),
+        (power, 0.0),
+    ],
 )
 def test_errors_are_python_s(cpu, monkeypatch, kernel, x):
     compiled, interpreted = said(monkeypatch, kernel, x)

@@ -71,6 +71,11 @@ def _cast(kind: type) -> Callable[..., Any]:
             if value.size != 1 or kind is not int:
                 raise Unsupported(f"{kind.__name__} of a tile")
             return Scalar(one(p.k, as_tile(p.k, value, dtypes.int64)), int)
+        if kind is int and common_kind(value, 0.0) == kind_in(value):
+            number = as_kind(p.k, value, float)
+            finite = p.k.b.fcmp_ordered("<", p.k.intrinsic("fabs", number), f64(float("inf")))
+            bits = p.k.b.bitcast(number, i64)
+            p.k.check(p.k.b.not_(finite), p.k.site("call", "builtins", "int", (True,)), lambda: [bits])
         return Scalar(as_kind(p.k, value, kind), kind)
 
     return cast
@@ -111,6 +116,15 @@ def _folded(symbol: str, start: int) -> Callable[..., Any]:
 
 
 def _divmod(p: Any, _: Kind, x: Any, y: Any) -> Any:
+    if isinstance(x, Tile) or isinstance(y, Tile):
+        return LOWERINGS["divmod"](p, x, y)
+    k, common = p.k, common_kind(x, y)
+    if isinstance(common, type):  # Python's raises an error where operators have results
+        kind = float if common is float else int
+        values = [as_kind(k, value, kind) for value in (x, y)]
+        zero = k.b.fcmp_ordered("==", values[1], f64(0)) if kind is float else k.b.icmp_signed("==", values[1], i64(0))
+        numbers = [k.b.bitcast(value, i64) for value in values]
+        k.check(zero, k.site("call", "builtins", "divmod", (kind is float,) * 2), lambda: numbers)
     return LOWERINGS["divmod"](p, x, y)
 
 

@@ -22,6 +22,7 @@ from tilekit.errors import CompileError, DeviceError
 from tilekit.lang.block import Block, running
 from tilekit.lang.create import outside
 from tilekit.lang.debug import assertion_text
+from tilekit.lang.mapped import cut_otherwise
 from tilekit.lang.pipelines import unequal
 from tilekit.lang.views import TensorView
 from tilekit.lang.windows import window_of
@@ -240,6 +241,10 @@ def _said_of_assertion(about: Sequence[Any], values: Sequence[int]) -> str:
     return assertion_text(message, tuple(values[: len(shape)]) if shape else None)
 
 
+def _said_of_cut(about: Sequence[Any], values: Sequence[int]) -> str:
+    raise CompileError(f"tiles: {cut_otherwise(*about)}")
+
+
 def _said_of_element(about: Sequence[Any], values: Sequence[int]) -> str:
     return "IndexError: tuple index out of range"
 
@@ -259,5 +264,5 @@ def _said_of_call(about: Sequence[Any], values: Sequence[int]) -> str:
 _SAID: dict[str, Callable[[Sequence[Any], Sequence[int]], str]] = {
     "window": _said_of_window, "point": _said_of_point, "slice": _said_of_slice, "unequal": _said_of_unequal,
     "scalar": _said_of_scalar, "range": _said_of_range, "part": _said_of_part, "assertion": _said_of_assertion,
-    "element": _said_of_element, "call": _said_of_call,
+    "cut": _said_of_cut, "element": _said_of_element, "call": _said_of_call,
 }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from tilekit.compiler.cpu.code import Number, i64
+from tilekit.compiler.cpu.code import Number, i1, i64
 from tilekit.compiler.cpu.convert import in_memory
 from tilekit.compiler.cpu.elementwise import as_tile
 from tilekit.compiler.cpu.registry import lowers
@@ -317,6 +317,11 @@ def _number(p: Any, value: Number) -> Scalar:
 def tiles(p: Any, tensor: Tensor, *what: Any) -> Any:
     """The tiles of a tensor; of a mapped partition those that the block visits are a loop's, see the program."""
     if not what or isinstance(what[0], Tensor):
+        for other in what:
+            different: ir.Value = i1(0)
+            for extent, same in zip(tensor.extents, other.extents, strict=True):
+                different = p.k.b.or_(different, p.k.b.icmp_signed("!=", p.k.number(extent), p.k.number(same)))
+            p.check(different, ("cut", tensor.name, other.name), [])
         return (tensor, *what)
     extents, shape = check_window(what[0], tensor.rank, tensor.name, "tiles")
     return Grid(Views(tensor, extents, shape, extents, "zero"))

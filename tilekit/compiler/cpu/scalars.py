@@ -89,6 +89,9 @@ def binary(k: Code, symbol: str, x: Any, y: Any, kind: type | DType | None = Non
     elif symbol == "/" and not dtypes.is_float(common):
         common = dtypes.float64
     values = [as_kind(k, value, common) for value in (x, y)]
+    if common is int and symbol in ("<<", ">>") and isinstance(y, Scalar):
+        name = "lshift" if symbol == "<<" else "rshift"
+        k.check(k.b.icmp_signed("<", values[1], i64(0)), k.site("call", "operator", name, (False, False)), lambda: values)
     return Scalar(arithmetic.binary(k, symbol, dtype_of(common))(*values), common)
 
 
