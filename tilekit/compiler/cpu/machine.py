@@ -88,7 +88,7 @@ def linked(image: bytes) -> Any:
 
 @functools.cache
 def _linker() -> Any:
-    return llvm.create_lljit_compiler(host().target(jit=True), suppress_errors=True)
+    return llvm.create_lljit_compiler(host().target(jit=True), use_jit_link=True, suppress_errors=True)
 
 
 @functools.cache
