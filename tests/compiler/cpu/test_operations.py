@@ -154,7 +154,7 @@ def test_functions_of_the_user_s(machine, monkeypatch):
 
 @pytest.mark.parametrize("extent", [1, 2, 16, 32, 128, 2048])
 def test_functions_of_vectors(machine, monkeypatch, extent):
-    """One that does not branch takes vectors of neighbours, in the order in which it takes elements; constants among them, too."""
+    """One that does not branch takes vectors of neighbours, in the order in which it takes elements, and constants."""
 
     @tk.kernel
     def folded(a: tk.Out, b: tk.Out, c: tk.Out, x: tk.In, y: tk.In):
