@@ -46,6 +46,17 @@ def test_integers(cpu, x, y):
     assert numbers(computed, 16, x, y).tolist() == wanted
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_the_least_of_an_int_and_a_float(cpu, n):
+    """Which of them it is depends on the values: it is a float."""
+
+    @tk.kernel
+    def computed(z: tk.Out, n, a):
+        z.store(tk.astile((min(n, a), max(n, a), min((a, n, 5)), sum((n, a, 1))), dtype=tk.float64))
+
+    assert numbers(computed, 4, n, 2.5).tolist() == [min(n, 2.5), max(n, 2.5), min(n, 2.5), n + 3.5]
+
+
 @pytest.mark.parametrize("x", [0, 1, 7, -1])
 def test_questions(cpu, x):
     @tk.kernel
@@ -110,17 +121,11 @@ def shifted(z: tk.Out, n):
     z.store(float(1 << n))
 
 
-@tk.kernel
-def quotient_and_rest(z: tk.Out, n):
-    z.store(float(divmod(7, n + 1)[0]))
-
-
 @pytest.mark.parametrize(
     ("kernel", "x"),
     [
         (whole, math.inf),
         (shifted, -1),
-        (quotient_and_rest, -1),
         (root, -1.0),
         (exponential, 1e6),
         (logarithm, 0.0),

@@ -152,9 +152,28 @@ def test_functions_of_the_user_s(machine, monkeypatch):
     check_bits(monkeypatch, folded, shapes, sample(tk.float32, n=(8, 32)).round())
 
 
+def plus_twice(a, b):
+    return a + b * 2
+
+
+def test_plain_functions_and_builtins_fold(machine, monkeypatch):
+    """Python's `max` and `min` keep the first of two that are not ordered, such as NaN."""
+
+    @tk.kernel
+    def folded(a: tk.Out, b: tk.Out, c: tk.Out, x: tk.In):
+        t = tk.load(x, 0, 64)
+        a.store(tk.reduce(t, 0, max, keepdims=True))
+        b.store(tk.reduce(t, 0, min, keepdims=True))
+        c.store(tk.scan(t, 0, plus_twice))
+
+    for dtype in (tk.float32, tk.bfloat16, tk.uint8):
+        shapes = [np.zeros(1, dtype), np.zeros(1, dtype), np.zeros(64, dtype)]
+        check_bits(monkeypatch, folded, shapes, any_bits(dtype, 64, 5))
+
+
 @pytest.mark.parametrize("extent", [1, 2, 16, 32, 128, 2048])
 def test_functions_of_vectors(machine, monkeypatch, extent):
-    """One that does not branch takes vectors of neighbours, in the order in which it takes elements; constants among them, too."""
+    """One that does not branch takes vectors of neighbours, in the order in which it takes elements, and constants."""
 
     @tk.kernel
     def folded(a: tk.Out, b: tk.Out, c: tk.Out, x: tk.In, y: tk.In):

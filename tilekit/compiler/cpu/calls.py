@@ -1,4 +1,4 @@
-"""Calls of Python's own functions: builtins, and those of the modules math and operator, of numbers that the kernel computes."""
+"""Calls of Python's own functions, builtins and those of the modules math and operator, of numbers that the kernel computes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from llvmlite import ir
 from tilekit import dtypes
 from tilekit.compiler.cpu import arithmetic
 from tilekit.compiler.cpu.code import f64, i64
-from tilekit.compiler.cpu.elementwise import as_tile, compare, operate
+from tilekit.compiler.cpu.elementwise import as_tile, operate
 from tilekit.compiler.cpu.memory import bounds_of
-from tilekit.compiler.cpu.registry import LOWERINGS
 from tilekit.compiler.cpu.scalars import as_kind, binary, common_kind, dtype_of, kind_in, library
-from tilekit.compiler.cpu.tiles import Tile, of_value, one
+from tilekit.compiler.cpu.tiles import Tile, one
 from tilekit.compiler.cpu.values import Grid, Row, Scalar, Unsupported
 from tilekit.dtypes import DType
 
@@ -43,8 +42,6 @@ def _extreme(largest: bool) -> Callable[..., Any]:
     def choose(p: Any, kind: Kind, *values: Any) -> Any:
         k, symbol = p.k, ">" if largest else "<"
         values = values[0] if len(values) == 1 and isinstance(values[0], tuple) else values
-        if all(isinstance(value, Tile) for value in values):
-            return functools.reduce(functools.partial(_chosen_tile, p, symbol), values)
         common = common_kind(*values)
         if len({kind_in(value) for value in values}) > 1 and common != kind:
             raise Unsupported("min or max of numbers of two kinds, whose result is either")
@@ -55,14 +52,6 @@ def _extreme(largest: bool) -> Callable[..., Any]:
         return Scalar(first, common)
 
     return choose
-
-
-def _chosen_tile(p: Any, symbol: str, x: Tile, y: Tile) -> Tile:
-    """Of tiles of shape (): the second where it is better."""
-    if x.shape or y.shape or x.dtype != y.dtype:
-        raise Unsupported("min or max of tiles")
-    better = one(p.k, compare(p.k, symbol, y, x))
-    return of_value((), x.dtype, p.k.b.select(better, one(p.k, y), one(p.k, x)))
 
 
 def _cast(kind: type) -> Callable[..., Any]:
@@ -82,8 +71,6 @@ def _cast(kind: type) -> Callable[..., Any]:
 
 
 def _absolute(p: Any, _: Kind, value: Any) -> Any:
-    if isinstance(value, Tile):
-        return LOWERINGS["abs"](p, value)
     k, kind = p.k, kind_in(value)
     kind = int if kind is bool else kind
     number = as_kind(k, value, kind)
@@ -115,25 +102,10 @@ def _folded(symbol: str, start: int) -> Callable[..., Any]:
     return fold
 
 
-def _divmod(p: Any, _: Kind, x: Any, y: Any) -> Any:
-    if isinstance(x, Tile) or isinstance(y, Tile):
-        return LOWERINGS["divmod"](p, x, y)
-    k, common = p.k, common_kind(x, y)
-    if isinstance(common, type):  # Python's raises an error where operators have results
-        kind = float if common is float else int
-        values = [as_kind(k, value, kind) for value in (x, y)]
-        zero = k.b.fcmp_ordered("==", values[1], f64(0)) if kind is float else k.b.icmp_signed("==", values[1], i64(0))
-        numbers = [k.b.bitcast(value, i64) for value in values]
-        k.check(zero, k.site("call", "builtins", "divmod", (kind is float,) * 2), lambda: numbers)
-    return LOWERINGS["divmod"](p, x, y)
-
-
 def _whole(name: str, intrinsic: str, module: str = "math") -> Callable[..., Any]:
     """A float as an int: infinities and NaN are none."""
 
     def whole(p: Any, _: Kind, value: Any) -> Any:
-        if isinstance(value, Tile):
-            return LOWERINGS[name](p, value, name=name)
         k, kind = p.k, kind_in(value)
         if kind in (int, bool) or (not isinstance(kind, type) and not dtypes.is_float(kind)):
             return Scalar(as_kind(k, value, int), int)
@@ -221,7 +193,7 @@ _SYMBOLS = {
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     min: _extreme(False), max: _extreme(True), int: _cast(int), float: _cast(float), bool: _cast(bool), abs: _absolute,
-    divmod: _divmod, pow: _operator("**"), round: _whole("round", "rint", "builtins"), len: _length, sum: _folded("+", 0),
+    round: _whole("round", "rint", "builtins"), len: _length, sum: _folded("+", 0),
     operator.index: _cast(int), operator.abs: _absolute, math.prod: _folded("*", 1), math.gcd: _gcd, math.log: _log,
     math.floor: _whole("floor", "floor"), math.ceil: _whole("ceil", "ceil"), math.trunc: _whole("trunc", "trunc"),
     math.gamma: _real("gamma", "tgamma"), math.lgamma: _real("lgamma"),

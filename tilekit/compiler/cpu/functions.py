@@ -71,8 +71,11 @@ class Combined:
             symbol = None
         if symbol is not None and len(self.dtypes) == 1:
             return lambda x, y: elementwise.operate(self.p.k, symbol, x, y)
+        if (function is max or function is min) and len(self.dtypes) == 1:
+            better = ">" if function is max else "<"
+            return lambda x, y: elementwise.where(self.p, elementwise.compare(self.p.k, better, y, x), y, x)
         name = getattr(function, "__name__", "")
-        if name in LOWERINGS and OPS[name].function is function and not arity_problem(function, len(self.dtypes)):
+        if name in OPS and OPS[name].function is function and name in LOWERINGS and not arity_problem(function, len(self.dtypes)):
             self.takes_vectors = _is_of_elements(name)
             return lambda *tiles: self.p.operation(name, tiles)
         raise Unsupported(f"{self.what} with {name or function!r}")
@@ -87,7 +90,7 @@ def _is_by_element(operation: Operation) -> bool:
     if operation.kind == "call":
         function = operation.what.value
         name = getattr(function, "__name__", "")
-        return name in LOWERINGS and OPS[name].function is function and _is_of_elements(name)
+        return name in OPS and OPS[name].function is function and _is_of_elements(name)
     return operation.kind in ("binary", "compare") or (operation.kind, operation.what) in _UNARY
 
 

@@ -6,7 +6,7 @@ What the reference refuses, the language refuses, on every device: `infer` raise
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -139,7 +139,8 @@ def _run(operation: Operation, factor: int) -> Any:
     match operation.kind:
         case "call":
             function = _sample(operation.what)
-            return (_quotient_and_rest if function is divmod else function)(*operands, **keywords)
+            result = function(*operands, **keywords)
+            return _widened(result, operands) if function is min or function is max else result
         case "method":
             return getattr(operands[0], operation.what)(*operands[1:], **keywords)
         case "attribute":
@@ -149,9 +150,11 @@ def _run(operation: Operation, factor: int) -> Any:
     return _OPERATORS[operation.kind, operation.what](*operands)
 
 
-def _quotient_and_rest(x: Any, y: Any) -> tuple[Any, Any]:
-    """`divmod`, also of samples: these are zeros."""
-    return _OPERATORS["binary", "//"](x, y), _OPERATORS["binary", "%"](x, y)
+def _widened(result: Any, operands: Sequence[Any]) -> Any:
+    """One of several numbers: which of them it is depends on the values, and it is a float if one of them is."""
+    numbers = operands[0] if len(operands) == 1 and isinstance(operands[0], tuple) else operands
+    mixed = type(result) in (bool, int) and any(type(number) is float for number in numbers)
+    return float(result) if mixed else result
 
 
 def _sample(operand: Operand) -> Any:
