@@ -85,6 +85,9 @@ def test_the_toolchain_counts(monkeypatch):
 
 
 def test_what_has_no_fingerprint_is_not_kept():
+    from numba import cuda
+
+    @cuda.jit(device=True)
     def helper(t):
         return t
 
@@ -93,3 +96,21 @@ def test_what_has_no_fingerprint_is_not_kept():
         y.store(helper(y.load()))
 
     assert key(helped, api.meta(64).partition(64)) is None
+
+
+def test_plain_helpers_are_a_part_of_the_kernel():
+    def once(t):
+        return t + 1
+
+    def twice(t):
+        return t + 2
+
+    def helped(helper):
+        @tk.kernel
+        def kernel(y: tk.InOut):
+            y.store(helper(y.load()))
+
+        return kernel
+
+    keys = {key(helped(helper), api.meta(64).partition(64)) for helper in (once, twice)}
+    assert len(keys) == 2 and None not in keys

@@ -112,7 +112,7 @@ def gather_shapes(y: tk.Out, x: tk.In):
 
 
 def gather_padding(y: tk.Out, x: tk.In):
-    y.store(tk.gather(x, (0, tk.arange(16)), padding_value=tk.zeros(16)))
+    y.store(tk.gather(x, (0, tk.arange(16)), padding_value=x))
 
 
 def gather_written_only(y: tk.Out, x: tk.In):
@@ -248,7 +248,7 @@ WRONG = {
     gather_rank: "gather: 1 indices for x, which has 2 dimensions",
     gather_float: INDICES,
     gather_shapes: "gather: tiles of shapes (4,) and (16,) do not match; an extent of 1 would broadcast",
-    gather_padding: "gather: padding_value is a scalar, not ",
+    gather_padding: "gather: padding_value is a scalar or a tile, not the tensor x",
     gather_written_only: "gather: y is declared Out, which is written only; annotate it InOut to read it",
     scatter_shape: "scatter: tiles of shapes (8,) and (16,) do not match; an extent of 1 would broadcast",
     scatter_larger: "scatter: a tile of shape (8,) for indices of shape ()",

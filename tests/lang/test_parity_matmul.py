@@ -279,8 +279,13 @@ def with_a_scalar(y: tk.Out, a: tk.In, b: tk.In, c: tk.In, s: tk.Const, t: tk.Co
         (
             of_mma,
             {"b": ((2, 32, 8), tk.float16)},
-            ("mma: operands have 2 dimensions both, or 3 for a batch, not 2 and 3 (shapes (16, 32) and (2, 32, 8)); use "
-            ".reshape(...) or .broadcast_to(...)"),
+            "mma: acc has shape (16, 8); the product has shape (2, 16, 8)",
+        ),
+        (
+            of_mma,
+            {"a": ((32,), tk.float16)},
+            ("mma: operands have 2 dimensions, or 3 for a batch, not 1 and 2 (shapes (32,) and (32, 8)); use .reshape(...) or "
+            ".broadcast_to(...)"),
         ),
         (
             of_mma,
@@ -296,9 +301,9 @@ def with_a_scalar(y: tk.Out, a: tk.In, b: tk.In, c: tk.In, s: tk.Const, t: tk.Co
         (of_mma, {"c": ((16, 16), tk.float32)}, "mma: acc has shape (16, 16); the product has shape (16, 8)"),
         (
             of_mma,
-            {"c": ((16, 8), tk.float16)},
-            ("mma: acc holds float16; these operands are added up in float32: start from tk.zeros((16, 8), tk.float32), and cast "
-            "the result"),
+            {"c": ((16, 8), tk.bfloat16)},
+            ("mma: acc holds bfloat16; these operands are added up in float32: start from tk.zeros((16, 8), tk.float32), and "
+            "cast the result"),
         ),
         (
             of_mma,
