@@ -236,7 +236,7 @@ class KernelLaunch(AsyncKernelLaunch):
 
         self._consumed = True
         chosen = self._plan("explain").specialisation
-        if target == "cpu":
+        if isinstance(target, str) and target == "cpu":
             from tilekit.compiler.cpu import explain as on_cpu
 
             return on_cpu.explain(chosen.bound, chosen.facts, chosen.num_warps)

@@ -52,7 +52,7 @@ def compile_for_cpu(
 
 def _compiled(accepted: Accepted, facts: Sequence[ArgumentFacts], num_warps: int | None, aliased: bool) -> CpuKernel:
     _, code = lowered(accepted, facts, num_warps, host(), aliased=aliased)
-    sites = tuple(Site(kind, tuple(about), _place(location)) for (kind, *about), location in code.sites)
+    sites = tuple(Site(kind, tuple(about), _where(location)) for (kind, *about), location in code.sites)
     image = host().assembled(code.finish())
     return CpuKernel(name=accepted.bound.source.name, image=image, scratch_bytes=code.scratch_bytes, sites=sites)
 
@@ -73,7 +73,7 @@ def lowered(
         return kernel, Program(kernel, facts, machine, aliased=aliased).k
 
 
-def _place(at: Location) -> tuple[Any, ...]:
+def _where(at: Location) -> tuple[Any, ...]:
     """Where an error is; see `kernel.Site`."""
     error = at.source.error_of(REASON, at.line, at.column, at.end_line, at.end_column)
     return error.reason, error.filename, error.lineno, error.column, error.width, error.line

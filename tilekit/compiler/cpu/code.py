@@ -331,13 +331,13 @@ class Code:
     def gather(self, places: ir.Value, dtype: DType, mask: ir.Value | None, other: ir.Constant | None = None) -> ir.Value:
         """Elements from a vector of addresses, as they are in memory; lane by lane, which is faster than CPUs' own gathers."""
         kind, lanes = storage_type(dtype), places.type.count
-        found: ir.Value = ir.Constant(ir.VectorType(kind, lanes), ir.Undefined)
+        vector: ir.Value = ir.Constant(ir.VectorType(kind, lanes), ir.Undefined)
         for lane in range(lanes):
             address = self.b.extract_element(places, i32(lane))
             if mask is not None:
                 address = self.b.select(self.b.extract_element(mask, i32(lane)), address, self.scratch)
-            found = self.b.insert_element(found, self.b.load(address, typ=kind, align=1), i32(lane))
-        return found if mask is None else self.b.select(mask, found, self.splat(kind(0) if other is None else other, lanes))
+            vector = self.b.insert_element(vector, self.b.load(address, typ=kind, align=1), i32(lane))
+        return vector if mask is None else self.b.select(mask, vector, self.splat(kind(0) if other is None else other, lanes))
 
     def write(self, address: ir.Value, dtype: DType, lanes: int, step: Number, mask: ir.Value | None, value: ir.Value) -> None:
         """Elements into memory; see `read`."""

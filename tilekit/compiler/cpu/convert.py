@@ -84,8 +84,8 @@ def converted(k: Code, value: ir.Value, source: DType, target: DType) -> ir.Valu
     if dtypes.is_float(target):
         wider = wide_dtype(target)
         signed = source.kind == "i"
-        made = (b.sitofp if signed else b.uitofp)(value, k.with_lanes(type_of(wider), value))
-        return narrow(k, made, target)
+        number = (b.sitofp if signed else b.uitofp)(value, k.with_lanes(type_of(wider), value))
+        return narrow(k, number, target)
     if source.itemsize > target.itemsize:
         return b.trunc(value, kind)
     if source != dtypes.bool_ and source.itemsize == target.itemsize:

@@ -12,7 +12,7 @@ from tilekit.compiler.cpu import arithmetic
 from tilekit.compiler.cpu.convert import converted
 from tilekit.compiler.cpu.elementwise import as_tile, cast, check_fits
 from tilekit.compiler.cpu.registry import lowers
-from tilekit.compiler.cpu.tiles import Index, Tile, new_buffer, of_buffer, one, place
+from tilekit.compiler.cpu.tiles import Index, Tile, address_of, new_buffer, of_buffer, one
 from tilekit.compiler.cpu.values import Scalar, Unsupported, kind_of
 from tilekit.lang.tile import check_shape
 
@@ -82,7 +82,7 @@ def astile(p: Any, value: Any, dtype: Any) -> Tile:
         return tiles[0]
     buffer = new_buffer(p.k, shape, chosen)
     for at, tile in zip(itertools.product(*map(range, shape)), tiles, strict=True):
-        p.k.write(place(p.k, buffer, Index(at))[0], chosen, 1, 0, None, one(p.k, tile))
+        p.k.write(address_of(p.k, buffer, Index(at))[0], chosen, 1, 0, None, one(p.k, tile))
     return of_buffer(p.k, buffer)
 
 

@@ -41,14 +41,14 @@ def calculation(k: Code, name: str, dtype: DType, mode: Any = None, flush_to_zer
 
 def _result(k: Code, name: str, dtype: DType, mode: RoundingMode | None, values: tuple[ir.Value, ...]) -> ir.Value:
     wider = wide_dtype(dtype)
-    given = [wide(k, value, dtype) for value in values]
+    operands = [wide(k, value, dtype) for value in values]
     if mode in _DIRECTIONS:
         # Rounded twice in one direction is rounded once.
-        return narrowed(k, _in_direction(k, name, mode, given), wider, dtype, mode)
+        return narrowed(k, _in_direction(k, name, mode, operands), wider, dtype, mode)
     if name == "fma" and wider != dtype:
-        return _fma_of_narrow(k, given, dtype)
+        return _fma_of_narrow(k, operands, dtype)
     operation = getattr(k.b, _INSTRUCTIONS[name]) if name != "fma" else lambda *terms: k.intrinsic("fma", *terms)
-    return narrow(k, operation(*given), dtype)
+    return narrow(k, operation(*operands), dtype)
 
 
 def flushed(k: Code, value: ir.Value) -> ir.Value:
@@ -117,8 +117,8 @@ def _in_direction(k: Code, name: str, mode: RoundingMode, values: list[ir.Value]
         k.functions[called] = function
         b = ir.IRBuilder(function.append_basic_block("entry"))
         words = [ir.MetaDataString(k.module, text) for text in ("round.dynamic", "fpexcept.ignore")]
-        given = [*[kind] * len(values), *[word.type for word in words]]
-        intrinsic = k.declared(f"llvm.experimental.constrained.{_INSTRUCTIONS[name]}.{mangled}", kind, given)
+        operands = [*[kind] * len(values), *[word.type for word in words]]
+        intrinsic = k.declared(f"llvm.experimental.constrained.{_INSTRUCTIONS[name]}.{mangled}", kind, operands)
         choose = k.declared("llvm.set.rounding", ir.VoidType(), [i32])
         b.call(choose, [i32(_DIRECTIONS[mode])])
         result = b.call(intrinsic, [*function.args, *words])

@@ -57,9 +57,9 @@ def as_tile(k: Code, value: Any, dtype: DType) -> Tile:
 def meet(k: Code, *values: Any) -> tuple[list[Tile], DType]:
     """Tiles and scalars in the dtype in which they meet."""
     kinds = [kind_of(value) for value in values if not isinstance(value, Tile)]
-    given = [value.dtype for value in values if isinstance(value, Tile)]
-    dtype = given[0] if given else dtypes.bool_
-    for other in given[1:]:
+    tile_dtypes = [value.dtype for value in values if isinstance(value, Tile)]
+    dtype = tile_dtypes[0] if tile_dtypes else dtypes.bool_
+    for other in tile_dtypes[1:]:
         dtype = dtypes.common_dtype(dtype, other)
     for kind in kinds:
         if kind is None:

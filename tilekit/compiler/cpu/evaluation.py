@@ -119,8 +119,8 @@ class Evaluation:
         self.k.what = name
         bound = OPS[name].signature.bind(*operands, **keywords)
         bound.apply_defaults()
-        given = {"name": name} if name in _WITH_NAMES else {}
-        return LOWERINGS[name](self, *bound.args, **bound.kwargs, **given)
+        by_name = {"name": name} if name in _WITH_NAMES else {}
+        return LOWERINGS[name](self, *bound.args, **bound.kwargs, **by_name)
 
     def _method(self, name: str, operands: list[Any], keywords: dict[str, Any]) -> Any:
         owner = operands[0]

@@ -13,7 +13,7 @@ from tilekit.compiler.cpu.code import Number, i32, i64, type_of
 from tilekit.compiler.cpu.elementwise import as_tile
 from tilekit.compiler.cpu.memory import filling, window_at
 from tilekit.compiler.cpu.registry import lowers
-from tilekit.compiler.cpu.tiles import Index, Tile, element_at, kept, new_buffer, of_buffer, of_value, place, traverse
+from tilekit.compiler.cpu.tiles import Index, Tile, address_of, element_at, kept, new_buffer, of_buffer, of_value, traverse
 from tilekit.compiler.cpu.values import Tensor, Unsupported
 from tilekit.dtypes import DType
 from tilekit.lang.tile import common_shape
@@ -89,8 +89,8 @@ def gather(p: Any, array: Tensor, indices: Any, *, mask: Any, padding_value: Any
     reads = frozenset({array.name}).union(*(tile.reads for tile in points.tiles))
     windows = (*(window for tile in points.tiles for window in tile.windows), p.anywhere(array))
     cost = 8 + sum(tile.cost for tile in points.tiles)
-    made = Tile(points.shape, dtype, element, cost, reads, windows, aligned=False)
-    return kept(k, made) if made.size == 1 else made
+    gathered = Tile(points.shape, dtype, element, cost, reads, windows, aligned=False)
+    return kept(k, gathered) if gathered.size == 1 else gathered
 
 
 @lowers("scatter")
@@ -133,8 +133,8 @@ def _changed(p: Any, name: str, dtype: DType, address: ir.Value, values: Sequenc
         bits = ir.IntType(8 * dtype.itemsize)
         wanted, new = (b.bitcast(value, bits) for value in values)
         fail = {"acq_rel": "acquire", "release": "monotonic"}.get(order, order)
-        found = b.extract_value(b.cmpxchg(address, wanted, new, order, fail), 0)
-        return b.bitcast(found, type_of(dtype))
+        seen_there = b.extract_value(b.cmpxchg(address, wanted, new, order, fail), 0)
+        return b.bitcast(seen_there, type_of(dtype))
     operation = _instruction(name, dtype)
     if operation is not None:
         return b.atomic_rmw(operation, address, values[0], order)
@@ -148,11 +148,11 @@ def _changed(p: Any, name: str, dtype: DType, address: ir.Value, values: Sequenc
     seen.add_incoming(first, before)
     new = b.bitcast(function(b.bitcast(seen, type_of(dtype)), values[0]), bits)
     result = b.cmpxchg(address, seen, new, order, "monotonic")
-    found = b.extract_value(result, 0)
-    seen.add_incoming(found, b.block)
+    seen_there = b.extract_value(result, 0)
+    seen.add_incoming(seen_there, b.block)
     b.cbranch(b.extract_value(result, 1), done, again)
     b.position_at_end(done)
-    return b.bitcast(found, type_of(dtype))
+    return b.bitcast(seen_there, type_of(dtype))
 
 
 def _instruction(name: str, dtype: DType) -> str | None:
@@ -187,7 +187,7 @@ def _enter(name: str) -> None:
                 single = Index(at)
 
                 def keep(value: ir.Value, single: Index = single) -> None:
-                    k.write(place(k, buffer, single)[0], dtype, 1, 0, None, value)
+                    k.write(address_of(k, buffer, single)[0], dtype, 1, 0, None, value)
 
                 _one(p, name, dtype, points, tiles, single, order, keep if needed else None)
 

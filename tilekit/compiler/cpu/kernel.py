@@ -30,7 +30,7 @@ from tilekit.lang.windows import window_of
 __all__ = ["PRINTER", "REASON", "CpuKernel", "LoadedKernel", "Site", "slots_of"]
 
 REASON = "\0"
-"""What stands for what went wrong where a site's place is."""
+"""What stands for the words about what went wrong, in `Site.where`."""
 
 PRINTER = 63
 """Which of the numbers of a report is the address of what prints for a block."""
@@ -42,17 +42,17 @@ class Site(NamedTuple):
     Attributes:
         kind: `window`, `point`...: which of the functions below says it in words.
         about: what it needs for that: names, extents.
-        place: of the error, in the user's text: what a CompileError there says, where `REASON` stands for the words, the file,
+        where: of the error, in the user's text: what a CompileError there says, where `REASON` stands for the words, the file,
             the line, the column, the width, and the text of the line.
     """
 
     kind: str
     about: tuple[Any, ...]
-    place: tuple[Any, ...]
+    where: tuple[Any, ...]
 
     def error(self, reason: str) -> CompileError:
         """An error there."""
-        said, filename, lineno, column, width, line = self.place
+        said, filename, lineno, column, width, line = self.where
         text = said.replace(REASON, reason)
         return CompileError(text, filename=filename, lineno=lineno, column=column, width=width, line=line)
 

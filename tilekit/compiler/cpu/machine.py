@@ -43,9 +43,9 @@ class Machine:
         else:
             llvm.initialize_native_target()
             llvm.initialize_native_asmprinter()
-        found = llvm.Target.from_triple(self.triple or llvm.get_default_triple())
+        target = llvm.Target.from_triple(self.triple or llvm.get_default_triple())
         options = {"jit": True} if jit else {"reloc": "pic", "codemodel": "small", "jit": False}
-        return found.create_target_machine(cpu=self.name, features=self.features, opt=3, **options)
+        return target.create_target_machine(cpu=self.name, features=self.features, opt=3, **options)
 
     def assembled(self, text: str) -> bytes:
         """A module's object code."""

@@ -121,26 +121,26 @@ def _check(p: Any, what: str, tensor: Tensor, index: Sequence[Number], extents: 
         p.check(wrong, ("window", tensor.name, what, extents, steps, tensor.rank), [*index, *tensor.extents])
 
 
-def _read(p: Any, place: _Place, shape: Shape, fill: Any, mask: Tile | None = None) -> Tile:
+def _read(p: Any, area: _Place, shape: Shape, fill: Any, mask: Tile | None = None) -> Tile:
     """The elements of a window; `fill` for those that do not exist, or that a mask leaves out."""
-    k, tensor = p.k, place.tensor
+    k, tensor = p.k, area.tensor
     if tensor.role == "out":
         raise Unsupported("reading what is written only")
     fixed, computed = filling(p, fill, tensor.dtype)
 
     def element(index: Index) -> ir.Value:
-        address, step, exists = place.at(index)
+        address, step, exists = area.at(index)
         if mask is not None:
             chosen = element_at(k, mask, index, shape)
             exists = chosen if exists is None else k.b.and_(exists, chosen)
         value = k.read(address, tensor.dtype, index.lanes, step, exists, fixed)
         return value if exists is None or computed is None else k.b.select(exists, value, k.splat(computed, index.lanes))
 
-    windows = (place, *(mask.windows if mask is not None else ()))
+    windows = (area, *(mask.windows if mask is not None else ()))
     reads = frozenset({tensor.name}) | (mask.reads if mask is not None else frozenset())
-    straight = not shape or tensor.strides[place.along[-1]] == 1
-    made = Tile(shape, tensor.dtype, element, (1 if straight else 4) + (mask.cost if mask is not None else 0), reads, windows)
-    return kept(k, made) if made.size == 1 else made
+    straight = not shape or tensor.strides[area.along[-1]] == 1
+    loaded = Tile(shape, tensor.dtype, element, (1 if straight else 4) + (mask.cost if mask is not None else 0), reads, windows)
+    return kept(k, loaded) if loaded.size == 1 else loaded
 
 
 @lowers("load")
@@ -152,9 +152,9 @@ def load(
     extents, tile_shape = check_window(shape, array.rank, array.name, "load")
     along = check_order(order, array.rank, "load")
     where, lies = reordered(along, _indices(p, index)), reordered(along, extents)
-    place = _Place(p, "load", array, where, lies, lies, along if tile_shape else ())
+    area = _Place(p, "load", array, where, lies, lies, along if tile_shape else ())
     fill = padding(array.dtype, padding_mode, array.name, "load") if padding_value is None else padding_value
-    return _read(p, place, tile_shape, fill, _mask(p, mask))
+    return _read(p, area, tile_shape, fill, _mask(p, mask))
 
 
 def filling(p: Any, value: Any, dtype: DType) -> tuple[ir.Constant, ir.Value | None]:
@@ -167,8 +167,8 @@ def filling(p: Any, value: Any, dtype: DType) -> tuple[ir.Constant, ir.Value | N
 def _mask(p: Any, mask: Any) -> Tile | None:
     if mask is None:
         return None
-    made = as_tile(p.k, mask, p.boolean)
-    return kept(p.k, made) if made.size == 1 else made
+    chosen = as_tile(p.k, mask, p.boolean)
+    return kept(p.k, chosen) if chosen.size == 1 else chosen
 
 
 def own_index(p: Any, tensor: Tensor) -> tuple[Number, ...]:
@@ -201,8 +201,8 @@ def load_tile_like(p: Any, array: Tensor, like: Any, *, padding_mode: str, evict
     at, owner = (like, like.tensors[0]) if isinstance(like, Visited) else (None, like)
     if owner.tile is None or array.rank != owner.rank:
         raise Unsupported("load_tile_like of what is no partition")
-    place = _whole(p, "load_tile_like", array, _index_in(p, owner, at), owner.tile)
-    return _read(p, place, owner.tile, padding(array.dtype, padding_mode, array.name, "load_tile_like"))
+    area = _whole(p, "load_tile_like", array, _index_in(p, owner, at), owner.tile)
+    return _read(p, area, owner.tile, padding(array.dtype, padding_mode, array.name, "load_tile_like"))
 
 
 @lowers(".load")
@@ -217,36 +217,36 @@ def load_own(p: Any, view: Any, *index: Any, tile: Any = None, eviction_policy: 
 def tile_of_views(p: Any, views: Views, index: Sequence[Number], *, checked: bool = True) -> Tile:
     """A window of a view."""
     tensor, along = views.tensor, tuple(range(views.tensor.rank)) if views.shape else ()
-    place = _Place(p, "load", tensor, index, views.extents, views.steps, along, checked=checked)
-    return _read(p, place, views.shape, padding(tensor.dtype, views.padding, tensor.name, "load"))
+    area = _Place(p, "load", tensor, index, views.extents, views.steps, along, checked=checked)
+    return _read(p, area, views.shape, padding(tensor.dtype, views.padding, tensor.name, "load"))
 
 
 # ------------------------------------------------------------------------------------------------------------------------ stores
 
 
-def _write(p: Any, place: _Place, shape: Shape, value: Any, mask: Tile | None) -> None:
+def _write(p: Any, area: _Place, shape: Shape, value: Any, mask: Tile | None) -> None:
     """Store a value; what it is made of is read before anything that it is read from is written."""
-    k, tensor = p.k, place.tensor
+    k, tensor = p.k, area.tensor
     tile = as_tile(k, value, tensor.dtype)
-    if (tensor.name in tile.reads or (p.aliased and tile.windows)) and not _same_place(tile, place, p.aliased):
+    if (tensor.name in tile.reads or (p.aliased and tile.windows)) and not _same_place(tile, area, p.aliased):
         tile = kept(k, tile)
     p.before_write(tensor)
 
     def body(index: Index) -> None:
-        address, step, exists = place.at(index)
+        address, step, exists = area.at(index)
         if mask is not None:
             chosen = element_at(k, mask, index, shape)
             exists = chosen if exists is None else k.b.and_(exists, chosen)
         k.write(address, tensor.dtype, index.lanes, step, exists, element_at(k, tile, index, shape))
 
     tiles = [tile] if mask is None else [tile, mask]
-    traverse(k, shape, tiles, body, [place])
+    traverse(k, shape, tiles, body, [area])
 
 
-def _same_place(tile: Tile, place: _Place, aliased: bool) -> bool:
+def _same_place(tile: Tile, area: _Place, aliased: bool) -> bool:
     """Whether the elements of a tensor that a tile is made of are each where what is made of it goes."""
-    near = [window for window in tile.windows if aliased or window.name == place.name]
-    return tile.aligned and all(isinstance(window, _Place) and window.identity == place.identity for window in near)
+    near = [window for window in tile.windows if aliased or window.name == area.name]
+    return tile.aligned and all(isinstance(window, _Place) and window.identity == area.identity for window in near)
 
 
 @lowers("store")
@@ -260,23 +260,23 @@ def store(p: Any, array: Tensor, index: Any, tile: Any, *, order: Any, mask: Any
     else:
         extents, shape = check_window(tile.shape if isinstance(tile, Tile) else (), array.rank, array.name, "store")
     where, lies = reordered(along, _indices(p, index)), reordered(along, extents)
-    place = _Place(p, "store", array, where, lies, lies, along if shape else ())
-    _write(p, place, shape, tile, _mask(p, mask))
+    area = _Place(p, "store", array, where, lies, lies, along if shape else ())
+    _write(p, area, shape, tile, _mask(p, mask))
 
 
 @lowers(".store")
 def store_own(
-    p: Any, view: Any, *given: Any, tile: Any = None, value: Any = None, index: Any = None, eviction_policy: str = ""
+    p: Any, view: Any, *arguments: Any, tile: Any = None, value: Any = None, index: Any = None, eviction_policy: str = ""
 ) -> None:
     """`y.store(value)`, `y.store(value, tile)`, or a window of a view."""
     if isinstance(view, Views):
-        at, value = given
+        at, value = arguments
         along = tuple(range(view.tensor.rank)) if view.shape else ()
-        place = _Place(p, "store", view.tensor, _indices(p, at), view.extents, view.steps, along)
-        _write(p, place, view.shape, value, None)
+        area = _Place(p, "store", view.tensor, _indices(p, at), view.extents, view.steps, along)
+        _write(p, area, view.shape, value, None)
         return
-    value = given[0] if given else value
-    where = given[1] if len(given) > 1 else tile
+    value = arguments[0] if arguments else value
+    where = arguments[1] if len(arguments) > 1 else tile
     _write(p, _whole(p, "store", view, _index_in(p, view, where), view.tile), view.tile, value, None)
 
 
@@ -353,11 +353,11 @@ def sliced(p: Any, tensor: Tensor, axis: int, start: Any, stop: Any = None) -> T
 
 def bounds_of(p: Any, row: Row) -> list[tuple[Number, Number]]:
     """Of a row of tiles the first and the end along each dimension; of a slice by the rules of Python's."""
-    k, views, found = p.k, row.views, []
+    k, views, bounds = p.k, row.views, []
     for d, part in enumerate(row.parts):
         if not isinstance(part, slice):
             at = index_of(p, part)
-            found.append((at, k.add(at, 1)))
+            bounds.append((at, k.add(at, 1)))
             continue
         count = k.number(k.ceiling(views.tensor.extents[d], views.steps[d]))
 
@@ -371,5 +371,5 @@ def bounds_of(p: Any, row: Row) -> list[tuple[Number, Number]]:
 
         first, last = bound(part.start, 0), k.number(bound(part.stop, count))
         start = k.number(first)
-        found.append((first, k.b.select(k.b.icmp_signed("<", last, start), start, last)))
-    return found
+        bounds.append((first, k.b.select(k.b.icmp_signed("<", last, start), start, last)))
+    return bounds

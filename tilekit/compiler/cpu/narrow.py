@@ -19,7 +19,7 @@ class _Format(NamedTuple):
     bits: int
     fraction: int
     bias: int
-    most: int
+    largest: int
     nan: int
 
 
@@ -40,9 +40,9 @@ def of_narrow(k: Code, value: ir.Value, dtype: DType) -> ir.Value:
     magnitude = b.and_(bits, k.like(sign - 1, bits))
     moved = b.bitcast(b.shl(magnitude, k.like(23 - form.fraction, bits)), k.with_lanes(f32, value))
     number = b.bitcast(b.fmul(moved, k.like(2.0 ** (127 - form.bias), moved)), bits.type)
-    if form.most != form.nan:
-        number = b.select(b.icmp_unsigned("==", magnitude, k.like(form.most, bits)), k.like(0x7F800000, bits), number)
-        is_nan = b.icmp_unsigned(">", magnitude, k.like(form.most, bits))
+    if form.largest != form.nan:
+        number = b.select(b.icmp_unsigned("==", magnitude, k.like(form.largest, bits)), k.like(0x7F800000, bits), number)
+        is_nan = b.icmp_unsigned(">", magnitude, k.like(form.largest, bits))
     else:
         is_nan = b.icmp_unsigned("==", magnitude, k.like(form.nan, bits))
     number = b.select(is_nan, k.like(0x7FC00000, bits), number)
@@ -65,7 +65,7 @@ def to_narrow(k: Code, value: ir.Value, dtype: DType) -> ir.Value:
     zero = b.bitcast(k.like(anchor, value), bits.type)
     small = b.sub(b.bitcast(anchored, bits.type), zero)
     rounded = b.select(b.icmp_unsigned("<", magnitude, k.like(least << 23, bits)), small, normal)
-    rounded = b.select(b.icmp_unsigned("<", rounded, k.like(form.most, bits)), rounded, k.like(form.most, bits))
+    rounded = b.select(b.icmp_unsigned("<", rounded, k.like(form.largest, bits)), rounded, k.like(form.largest, bits))
     rounded = b.select(b.icmp_unsigned(">", magnitude, k.like(0x7F800000, bits)), k.like(form.nan, bits), rounded)
     minus = b.and_(b.lshr(bits, k.like(32 - form.bits, bits)), k.like(1 << form.bits - 1, bits))
     whole = b.trunc(b.or_(rounded, minus), k.with_lanes(ir.IntType(form.bits), value))

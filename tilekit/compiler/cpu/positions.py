@@ -17,12 +17,12 @@ from tilekit.compiler.cpu.tiles import (
     Buffer,
     Index,
     Tile,
+    address_of,
     element_at,
     inside_or_at_edges,
     new_buffer,
     note_loop,
     of_buffer,
-    place,
     traverse,
 )
 from tilekit.dtypes import DType
@@ -87,30 +87,30 @@ def _best_lane(k: Code, beats: Beats, pair: Pair, lanes: int) -> ir.Value:
     return at
 
 
-def _along(k: Code, beats: Beats, x: Tile, axes: Sequence[int], found: Buffer) -> None:
+def _along(k: Code, beats: Beats, x: Tile, axes: Sequence[int], results: Buffer) -> None:
     """Where neighbours are compared: vectors of them, and the lanes at the end."""
     last = len(x.shape) - 1
     lanes = min(x.shape[last], k.machine.vector_bytes // max(4, x.dtype.itemsize))
     note_loop(k, x.shape, lanes, [x])
     counts = [n if d in axes else 1 for d, n in enumerate(x.shape)]
-    with k.counters(found.shape) as row:
+    with k.counters(results.shape) as row:
 
         def vector(at: Sequence[Number]) -> Pair:
-            place_: Number = 0
+            flat: Number = 0
             for d in axes:
-                place_ = k.add(k.mul(place_, x.shape[d]), at[d])
-            first = k.splat(k.b.trunc(k.number(place_), i32), lanes)
+                flat = k.add(k.mul(flat, x.shape[d]), at[d])
+            first = k.splat(k.b.trunc(k.number(flat), i32), lanes)
             index = Index(tuple(at[d] if d in axes else row[d] for d in range(len(at))), last, lanes)
             return element_at(k, x, index, x.shape), first if lanes == 1 else k.b.add(first, k.steps(lanes, i32))
 
         best = _Best(k, beats, vector([0] * len(x.shape)))
         with k.counters(counts, [lanes if d == last else 1 for d in range(len(x.shape))]) as at:
             best.meet(vector(at))
-        address, _ = place(k, found, Index(row))
+        address, _ = address_of(k, results, Index(row))
         k.write(address, dtypes.int32, 1, 0, None, _best_lane(k, beats, best.get(), lanes))
 
 
-def _across(k: Code, beats: Beats, x: Tile, axis: int, found: Buffer) -> None:
+def _across(k: Code, beats: Beats, x: Tile, axis: int, results: Buffer) -> None:
     """Where neighbours are of different rows: vectors of these."""
 
     def body(index: Index) -> None:
@@ -121,10 +121,10 @@ def _across(k: Code, beats: Beats, x: Tile, axis: int, found: Buffer) -> None:
         best = _Best(k, beats, vector(0))
         with k.counted(x.shape[axis]) as n:
             best.meet(vector(n))
-        address, step = place(k, found, index)
+        address, step = address_of(k, results, index)
         k.write(address, dtypes.int32, index.lanes, step, None, best.get()[1])
 
-    traverse(k, found.shape, [Tile(found.shape, x.dtype, x.element, x.cost, x.reads)], body)
+    traverse(k, results.shape, [Tile(results.shape, x.dtype, x.element, x.cost, x.reads)], body)
 
 
 def _enter(name: str) -> None:
@@ -134,15 +134,15 @@ def _enter(name: str) -> None:
         axes = axes_of(axis, rank, name)
         beats = _order(k, name == "argmax", dtype, propagate_nan)
         wide = cast(k, x, dtype)
-        found = new_buffer(k, tuple(1 if d in axes else n for d, n in enumerate(x.shape)), dtypes.int32)
+        results = new_buffer(k, tuple(1 if d in axes else n for d, n in enumerate(x.shape)), dtypes.int32)
         if len(axes) < rank and rank - 1 not in axes:
-            inside_or_at_edges(k, wide.windows, lambda: _across(k, beats, wide, axes[0], found))
+            inside_or_at_edges(k, wide.windows, lambda: _across(k, beats, wide, axes[0], results))
         elif rank:
-            inside_or_at_edges(k, wide.windows, lambda: _along(k, beats, wide, axes, found))
+            inside_or_at_edges(k, wide.windows, lambda: _along(k, beats, wide, axes, results))
         else:
-            k.write(found.address, dtypes.int32, 1, 0, None, i32(0))
+            k.write(results.address, dtypes.int32, 1, 0, None, i32(0))
         kept = tuple(1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes)
-        return reshaped(p, of_buffer(k, found), kept)
+        return reshaped(p, of_buffer(k, results), kept)
 
 
 for _name in ("argmax", "argmin"):

@@ -12,7 +12,7 @@ from tilekit.compiler.cpu.code import Code, Number, type_of
 from tilekit.compiler.cpu.elementwise import cast, mapped
 from tilekit.compiler.cpu.registry import lowers
 from tilekit.compiler.cpu.shape import reshaped
-from tilekit.compiler.cpu.tiles import Buffer, Index, Tile, kept, new_buffer, of_buffer, place, write_into
+from tilekit.compiler.cpu.tiles import Buffer, Index, Tile, address_of, kept, new_buffer, of_buffer, write_into
 from tilekit.dtypes import DType
 from tilekit.lang.matmul import accumulator_dtype, meeting_dtypes, padded_shapes, result_dtype
 
@@ -32,7 +32,7 @@ def _add_product(k: Code, a: Buffer, b: Buffer, c: Buffer) -> None:
     k.note("product", (m, n, depth), dtype.name, (rows, columns * lanes))
 
     def at(buffer: Buffer, *index: Number, along: int | None = None) -> ir.Value:
-        return place(k, buffer, Index(index, along))[0]
+        return address_of(k, buffer, Index(index, along))[0]
 
     with k.counted(batch) as z, k.counted(n, columns * lanes) as j, k.counted(m, rows) as i:
         sums = {(r, v): k.slot(kind) for r in range(rows) for v in range(columns)}
@@ -57,13 +57,13 @@ def _plus_product(k: Code, x: ir.Value, y: ir.Value, z: ir.Value, dtype: DType) 
 
 def _as_batch(p: Any, tile: Tile, dtype: DType) -> Buffer:
     """An operand, in the dtype of the sums, in memory."""
-    made = kept(p.k, cast(p.k, tile, dtype), "a product reads it again and again")
+    product = kept(p.k, cast(p.k, tile, dtype), "a product reads it again and again")
     shape = (1,) * (3 - len(tile.shape)) + tile.shape
-    if made.buffer is None:
+    if product.buffer is None:
         buffer = new_buffer(p.k, shape, dtype)
-        write_into(p.k, buffer, made)
+        write_into(p.k, buffer, product)
         return buffer
-    return Buffer(made.buffer.address, shape, dtype)
+    return Buffer(product.buffer.address, shape, dtype)
 
 
 def _tf32(p: Any, tile: Tile) -> Tile:
@@ -114,9 +114,9 @@ def matmul(p: Any, a: Tile, b: Tile, *, precision: str) -> Tile:
     first, second = meeting_dtypes(a.dtype, b.dtype, "matmul")
     result, wide = result_dtype(first, second, "matmul"), accumulator_dtype(first, second, "matmul")
     x, y = reshaped(p, cast(p.k, a, first), rows), reshaped(p, cast(p.k, b, second), columns)
-    made = cast(p.k, _product(p, x, y, None, wide, precision), result)
+    product = cast(p.k, _product(p, x, y, None, wide, precision), result)
     shape = (*(rows[:-1] if len(a.shape) > 1 else ()), *(columns[-1:] if len(b.shape) > 1 else ()))
-    return reshaped(p, made, shape)
+    return reshaped(p, product, shape)
 
 
 _ = arithmetic

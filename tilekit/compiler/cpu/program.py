@@ -121,13 +121,13 @@ class Program(Evaluation):
             if isinstance(leaf, Value):
                 self._enter(leaf, part)
 
-    def _enter(self, value: Value, found: Any) -> None:
-        if isinstance(found, Tile):
-            if isinstance(value.type, TileType) and (value.type.shape, value.type.dtype) != (found.shape, found.dtype):
-                raise AssertionError(f"{value.name} is {value.type}, not {found.dtype.name}{found.shape}")
-            if (self._uses[value] > 1 and found.cost > _CHEAP) or (found.size == 1 and found.buffer is None):
-                found = kept(self.k, found, "it is needed more than once")
-        self._values[value] = found
+    def _enter(self, value: Value, result: Any) -> None:
+        if isinstance(result, Tile):
+            if isinstance(value.type, TileType) and (value.type.shape, value.type.dtype) != (result.shape, result.dtype):
+                raise AssertionError(f"{value.name} is {value.type}, not {result.dtype.name}{result.shape}")
+            if (self._uses[value] > 1 and result.cost > _CHEAP) or (result.size == 1 and result.buffer is None):
+                result = kept(self.k, result, "it is needed more than once")
+        self._values[value] = result
 
     def _settle(self, operation: Operation) -> None:
         """Ahead of control flow: keep what a loop needs in each turn, and what is read before the loop writes."""
@@ -210,14 +210,14 @@ class Program(Evaluation):
     def _hand_on(self, operands: Sequence[Operand], slots: Sequence[Slot]) -> None:
         """Put values into slots, as if at once: what reads a slot that another value goes to is computed before."""
         k = self.k
-        given = [
+        values = [
             (self.value(operand), slot)
             for operand, slot in zip(operands, slots, strict=True)
             if not isinstance(operand, Undefined)
         ]
-        buffers = {slot.buffer for _, slot in given if slot.buffer is not None}
+        buffers = {slot.buffer for _, slot in values if slot.buffer is not None}
         ready = []
-        for value, slot in given:
+        for value, slot in values:
             if slot.buffer is None:
                 ready.append((slot.scalar_of(k, value), slot))
                 continue
@@ -357,10 +357,10 @@ def _in_place(region: Region, carried: Sequence[Value], slots: Sequence[Slot], u
     """Of what a turn makes and hands on, the buffers where it may be made: nobody else needs what was there."""
     if region.exit != "yield" or any(True for _ in region.ways_out()):
         return {}
-    made = {value for operation in region.operations for value in operation.results}
+    results_of_turn = {value for operation in region.operations for value in operation.results}
     targets = {}
     for value, new, slot in zip(carried, region.operands, slots, strict=True):
-        if slot.buffer is not None and isinstance(new, Value) and new in made and uses[value] == 1 and uses[new] == 1:
+        if slot.buffer is not None and isinstance(new, Value) and new in results_of_turn and uses[value] == 1 and uses[new] == 1:
             targets[new] = slot.buffer
     return targets
 

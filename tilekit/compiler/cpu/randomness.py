@@ -13,7 +13,7 @@ from tilekit.compiler.cpu.convert import converted, narrow
 from tilekit.compiler.cpu.elementwise import as_tile, cast, mapped
 from tilekit.compiler.cpu.registry import lowers
 from tilekit.compiler.cpu.scalars import as_kind
-from tilekit.compiler.cpu.tiles import Index, Tile, element_at, new_buffer, of_buffer, place, traverse
+from tilekit.compiler.cpu.tiles import Index, Tile, address_of, element_at, new_buffer, of_buffer, traverse
 from tilekit.compiler.cpu.values import Scalar, Unsupported
 from tilekit.lang.randomness import BITS, COSINE, INTEGERS, LOGARITHM, M0, M1, NORMAL, SINE, UNIFORM, W0, W1, problem_of_bounds
 from tilekit.lang.tile import common_shape
@@ -68,8 +68,8 @@ def _drawn(k: Code, at: ir.Value, seed: ir.Value, kind: int, words: int) -> Word
     slots = [k.slot(ir.VectorType(i32, lanes)) for _ in range(4)]
     with b.if_else(b.or_(apart, straddling)) as (alone, together):
         with alone:
-            found = _of_counters(k, b.lshr(at, k.like(share.bit_length() - 1, at)), seed, kind)
-            for slot, word in zip(slots, found, strict=True):
+            lone = _of_counters(k, b.lshr(at, k.like(share.bit_length() - 1, at)), seed, kind)
+            for slot, word in zip(slots, lone, strict=True):
                 b.store(word, slot)
         with together:
             many, shift = lanes // share, share.bit_length() - 1
@@ -196,7 +196,7 @@ def _offsets(p: Any, offsets: Any) -> Tile:
     return cast(p.k, offsets, dtypes.uint64)
 
 
-def _made(p: Any, offsets: Any, dtype: dtypes.DType, function: Callable[[ir.Value], ir.Value]) -> Tile:
+def _tile_of(p: Any, offsets: Any, dtype: dtypes.DType, function: Callable[[ir.Value], ir.Value]) -> Tile:
     return mapped(p.k, [_offsets(p, offsets)], dtype, function, _COST)
 
 
@@ -211,7 +211,7 @@ def philox(p: Any, seed: Any, c0: Any, c1: Any, c2: Any, c3: Any) -> tuple[Tile,
     def body(index: Index) -> None:
         words = _rounds(k, [element_at(k, word, index, shape) for word in counter], key)
         for buffer, word in zip(drawn, words, strict=True):
-            address, step = place(k, buffer, index)
+            address, step = address_of(k, buffer, index)
             k.write(address, dtypes.uint32, index.lanes, step, None, word)
 
     traverse(k, shape, counter, body)
@@ -231,7 +231,7 @@ def rand(p: Any, seed: Any, offsets: Any, dtype: Any) -> Tile:
         fraction = k.b.uitofp(whole, k.with_lanes(f64 if double else f32, whole))
         return narrow(k, k.b.fmul(fraction, k.like(2.0**-bits, fraction)), chosen)
 
-    return _made(p, offsets, chosen, number)
+    return _tile_of(p, offsets, chosen, number)
 
 
 @lowers("randn")
@@ -244,7 +244,7 @@ def randn(p: Any, seed: Any, offsets: Any, dtype: Any) -> Tile:
             return _normal64(k, _drawn(k, at, key, NORMAL, 2), at)
         return narrow(k, _normal(k, _drawn(k, at, key, NORMAL, 1), at), chosen)
 
-    return _made(p, offsets, chosen, number)
+    return _tile_of(p, offsets, chosen, number)
 
 
 @lowers("randint")
@@ -265,4 +265,4 @@ def randint(p: Any, seed: Any, offsets: Any, low: Any, high: Any, dtype: Any) ->
         lower = b.lshr(b.mul(b.and_(wide, k.like(0xFFFFFFFF, wide)), times), half)
         return converted(k, b.add(b.lshr(b.add(upper, lower), half), k.splat(first, lanes)), dtypes.int64, chosen)
 
-    return _made(p, offsets, chosen, number)
+    return _tile_of(p, offsets, chosen, number)

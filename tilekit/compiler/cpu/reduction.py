@@ -19,12 +19,12 @@ from tilekit.compiler.cpu.tiles import (
     Buffer,
     Index,
     Tile,
+    address_of,
     inside_or_at_edges,
     lanes_of,
     new_buffer,
     note_loop,
     of_buffer,
-    place,
     traverse,
 )
 from tilekit.lang.reduction import sum_dtype
@@ -63,9 +63,9 @@ def _fold_along(
             at = tuple(along[d] if d in axes else row[d] for d in range(len(x.shape)))
             value = _spread(k, x.element(Index(at, last, lanes)), lanes)
             k.b.store(function(k.b.load(total, typ=kind), value), total)
-        found = k.b.load(total, typ=kind)
-        address, _ = place(k, buffer, Index(row))
-        k.write(address, x.dtype, 1, 0, None, found if lanes == 1 else k.folded(found, function))
+        folded = k.b.load(total, typ=kind)
+        address, _ = address_of(k, buffer, Index(row))
+        k.write(address, x.dtype, 1, 0, None, folded if lanes == 1 else k.folded(folded, function))
 
 
 def _fold_across(
@@ -75,7 +75,7 @@ def _fold_across(
     results = of_buffer(k, buffer)
 
     def begin(index: Index) -> None:
-        address, step = place(k, buffer, index)
+        address, step = address_of(k, buffer, index)
         k.write(address, x.dtype, index.lanes, step, None, k.splat(start, index.lanes))
 
     traverse(k, buffer.shape, [results], begin)
@@ -84,7 +84,7 @@ def _fold_across(
         def add(index: Index) -> None:
             at = tuple(along[d] if d in axes else index.at[d] for d in range(len(x.shape)))
             value = _spread(k, x.element(Index(at, index.along, index.lanes)), index.lanes)
-            address, step = place(k, buffer, index)
+            address, step = address_of(k, buffer, index)
             before = k.read(address, x.dtype, index.lanes, step)
             k.write(address, x.dtype, index.lanes, step, None, function(before, value))
 

@@ -9,7 +9,7 @@ from llvmlite import ir
 
 from tilekit.compiler.cpu.code import Code, Number
 from tilekit.compiler.cpu.shape import permuted
-from tilekit.compiler.cpu.tiles import Buffer, Index, Tile, element_at, new_buffer, of_buffer, place, traverse
+from tilekit.compiler.cpu.tiles import Buffer, Index, Tile, address_of, element_at, new_buffer, of_buffer, traverse
 from tilekit.lang.tile import common_shape
 
 __all__ = ["back", "broadcast", "flipped", "read", "rows_of", "write"]
@@ -35,7 +35,7 @@ def rows_of(p: Any, x: Tile, axes: Shape, *, last: bool = False) -> Buffer:
     copy = new_buffer(k, turned.shape, x.dtype)
 
     def body(index: Index) -> None:
-        address, step = place(k, copy, index)
+        address, step = address_of(k, copy, index)
         k.write(address, copy.dtype, index.lanes, step, None, element_at(k, turned, index, turned.shape))
 
     traverse(k, turned.shape, [turned], body)
@@ -68,11 +68,11 @@ def flipped(k: Code, x: Tile, axis: int) -> Tile:
 
 def read(k: Code, rows: Buffer, row: Number, column: Number, lanes: int = 1) -> ir.Value:
     """Elements that follow each other in a row."""
-    address, step = place(k, rows, Index((row, column), 1, lanes))
+    address, step = address_of(k, rows, Index((row, column), 1, lanes))
     return k.read(address, rows.dtype, lanes, step)
 
 
 def write(k: Code, rows: Buffer, row: Number, column: Number, value: ir.Value, lanes: int = 1) -> None:
     """Put elements there."""
-    address, step = place(k, rows, Index((row, column), 1, lanes))
+    address, step = address_of(k, rows, Index((row, column), 1, lanes))
     k.write(address, rows.dtype, lanes, step, None, value)

@@ -126,10 +126,10 @@ def compare(k: Code, symbol: str, x: Any, y: Any) -> Any:
     if symbol in ("in", "not in"):
         if not isinstance(y, tuple):
             raise Unsupported(f"{symbol} of something else than a tuple")
-        found: ir.Value = i1(0)
+        any_of_them: ir.Value = i1(0)
         for other in y:
-            found = k.b.or_(found, as_kind(k, compare(k, "==", x, other), bool))
-        return Scalar(found if symbol == "in" else k.b.not_(found), bool)
+            any_of_them = k.b.or_(any_of_them, as_kind(k, compare(k, "==", x, other), bool))
+        return Scalar(any_of_them if symbol == "in" else k.b.not_(any_of_them), bool)
     dtype = dtype_of(common_kind(x, y))
     if dtypes.is_float(dtype):
         values = [as_kind(k, value, dtype) for value in (x, y)]
@@ -172,11 +172,11 @@ def element(k: Code, values: tuple[Any, ...], index: Any) -> Scalar:
     if any(kind_in(value) != kind for value in values):
         raise Unsupported("an element of a tuple of different things")
     number = as_number(k, index)
-    place = k.number(number)
-    place = k.b.select(k.b.icmp_signed("<", place, i64(0)), k.b.add(place, i64(len(values))), place)
-    outside = k.b.icmp_unsigned(">=", place, i64(len(values)))
+    at = k.number(number)
+    at = k.b.select(k.b.icmp_signed("<", at, i64(0)), k.b.add(at, i64(len(values))), at)
+    outside = k.b.icmp_unsigned(">=", at, i64(len(values)))
     k.check(outside, k.site("element", len(values)), lambda: [number])
     result = as_kind(k, values[0], kind)
     for at, value in enumerate(values[1:], 1):
-        result = k.b.select(k.b.icmp_signed("==", place, i64(at)), as_kind(k, value, kind), result)
+        result = k.b.select(k.b.icmp_signed("==", at, i64(at)), as_kind(k, value, kind), result)
     return Scalar(result, kind)

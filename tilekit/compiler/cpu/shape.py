@@ -9,7 +9,7 @@ from llvmlite import ir
 from tilekit.compiler.cpu.code import Number, i64
 from tilekit.compiler.cpu.memory import index_of
 from tilekit.compiler.cpu.registry import lowers
-from tilekit.compiler.cpu.tiles import Index, Tile, element_at, kept, new_buffer, of_buffer, place, traverse, write_into
+from tilekit.compiler.cpu.tiles import Index, Tile, address_of, element_at, kept, new_buffer, of_buffer, traverse, write_into
 from tilekit.compiler.cpu.values import Unsupported
 from tilekit.lang.shape import axes_of, axis_of, grid_of, reshape_to
 from tilekit.lang.tile import check_shape
@@ -105,7 +105,7 @@ def cat(p: Any, tiles: tuple[Tile, Tile], axis: int) -> Tile:
         def body(index: Index, half: int = half, tile: Tile = tile) -> None:
             at = list(index.at)
             at[along] = k.add(at[along], half * first.shape[along])
-            address, step = place(k, buffer, Index(tuple(at), index.along, index.lanes))
+            address, step = address_of(k, buffer, Index(tuple(at), index.along, index.lanes))
             k.write(address, buffer.dtype, index.lanes, step, None, element_at(k, tile, index, first.shape))
 
         traverse(k, first.shape, [tile], body)
@@ -119,9 +119,9 @@ def extract(p: Any, x: Tile, index: Any, shape: Any) -> Tile:
     part, starts = _part(p, "extract", x, index, shape)
     whole = x if x.buffer is not None or x.cost == 0 else kept(k, x)
 
-    def element(place_: Index) -> ir.Value:
-        at = tuple(k.add(i, start) for i, start in zip(place_.at, starts, strict=True))
-        return whole.element(Index(at, place_.along, place_.lanes))
+    def element(at_index: Index) -> ir.Value:
+        at = tuple(k.add(i, start) for i, start in zip(at_index.at, starts, strict=True))
+        return whole.element(Index(at, at_index.along, at_index.lanes))
 
     return Tile(part, x.dtype, element, whole.cost, whole.reads, whole.windows, aligned=not whole.reads)
 
@@ -135,10 +135,10 @@ def insert(p: Any, x: Tile, index: Any, value: Tile) -> Tile:
     buffer = new_buffer(k, x.shape, x.dtype)
     write_into(k, buffer, x)
 
-    def body(place_: Index) -> None:
-        at = tuple(k.add(i, start) for i, start in zip(place_.at, starts, strict=True))
-        address, step = place(k, buffer, Index(at, place_.along, place_.lanes))
-        k.write(address, buffer.dtype, place_.lanes, step, None, element_at(k, part, place_, part.shape))
+    def body(at_index: Index) -> None:
+        at = tuple(k.add(i, start) for i, start in zip(at_index.at, starts, strict=True))
+        address, step = address_of(k, buffer, Index(at, at_index.along, at_index.lanes))
+        k.write(address, buffer.dtype, at_index.lanes, step, None, element_at(k, part, at_index, part.shape))
 
     traverse(k, part.shape, [part], body)
     return of_buffer(k, buffer)

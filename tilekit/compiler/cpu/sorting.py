@@ -17,7 +17,7 @@ from tilekit.compiler.cpu.code import Code, Number, i32, i64, type_of
 from tilekit.compiler.cpu.elementwise import mapped
 from tilekit.compiler.cpu.registry import lowers
 from tilekit.compiler.cpu.rows import back, read, rows_of, write
-from tilekit.compiler.cpu.tiles import Buffer, Index, Tile, new_buffer, place, traverse
+from tilekit.compiler.cpu.tiles import Buffer, Index, Tile, address_of, new_buffer, traverse
 from tilekit.dtypes import DType
 from tilekit.lang.shape import axis_of
 
@@ -148,7 +148,7 @@ def _ordered(p: Any, what: str, x: Tile, axis: Any, descending: bool, *, places:
         columns.append(new_buffer(k, columns[0].shape, dtypes.int32))
 
         def number(index: Index) -> None:
-            address, step = place(k, columns[1], index)
+            address, step = address_of(k, columns[1], index)
             numbers = k.splat(k.b.trunc(k.number(index.at[1]), i32), index.lanes)
             if index.along == 1:
                 numbers = k.b.add(numbers, k.steps(index.lanes, i32))

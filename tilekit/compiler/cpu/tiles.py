@@ -18,8 +18,22 @@ from tilekit.compiler.cpu.code import Code, Number
 from tilekit.dtypes import DType
 
 __all__ = [
-    "Buffer", "Index", "Tile", "Window", "element_at", "inside_or_at_edges", "kept", "lanes_of", "new_buffer", "note_loop",
-    "of_buffer", "of_value", "one", "place", "traverse", "write_into",
+    "Buffer",
+    "Index",
+    "Tile",
+    "Window",
+    "address_of",
+    "element_at",
+    "inside_or_at_edges",
+    "kept",
+    "lanes_of",
+    "new_buffer",
+    "note_loop",
+    "of_buffer",
+    "of_value",
+    "one",
+    "traverse",
+    "write_into",
 ]  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -165,9 +179,9 @@ def inside_or_at_edges(k: Code, windows: Iterable[Window], write: Callable[[], N
             for window, before in known:
                 window.inside = before
         with edge:
-            told = len(k.notes)
+            notes_before = len(k.notes)
             write()
-            del k.notes[told:]  # `explain` has been told of it
+            del k.notes[notes_before:]  # `explain` has been told of it
 
 
 def _last(shape: Shape) -> int:
@@ -188,7 +202,7 @@ def _loops(k: Code, shape: Shape, lanes: int, body: Callable[[Index], None]) -> 
         body(Index(at, along, lanes) if lanes > 1 else Index(at))
 
 
-def place(k: Code, buffer: Buffer, index: Index) -> tuple[ir.Value, int]:
+def address_of(k: Code, buffer: Buffer, index: Index) -> tuple[ir.Value, int]:
     """The address of a buffer's element, and how many bytes the next one along the index is away."""
     flat: Number = 0
     stride, step = buffer.dtype.itemsize, 0
@@ -211,7 +225,7 @@ def of_buffer(k: Code, buffer: Buffer, shape: Shape | None = None) -> Tile:
     seen = Buffer(buffer.address, buffer.shape if shape is None else shape, buffer.dtype)
 
     def element(index: Index) -> ir.Value:
-        address, step = place(k, seen, index)
+        address, step = address_of(k, seen, index)
         return k.read(address, seen.dtype, index.lanes, step)
 
     return Tile(seen.shape, seen.dtype, element, 0, frozenset({buffer}), buffer=buffer)
@@ -221,7 +235,7 @@ def write_into(k: Code, buffer: Buffer, tile: Tile) -> None:
     """Put a tile into a buffer of its shape, or of one that it is broadcast to."""
 
     def body(index: Index) -> None:
-        address, step = place(k, buffer, index)
+        address, step = address_of(k, buffer, index)
         k.write(address, buffer.dtype, index.lanes, step, None, element_at(k, tile, index, buffer.shape))
 
     traverse(k, buffer.shape, [tile], body)
