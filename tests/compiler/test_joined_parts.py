@@ -95,5 +95,5 @@ def test_parts_of_two_tensors_are_two_things():
         y.store(tk.load(part, 0, (16,)))
 
     x = api.meta(48, tk.int32)
-    with pytest.raises(tk.CompileError, match="one type on one path"):
+    with pytest.raises(tk.CompileError, match="part is the tensor z and the tensor x: on every path"):
         either(api.meta(16, tk.int32).partition(16), x, x, 3).compile(target="sm_90a")

@@ -20,7 +20,7 @@ from tilekit.compiler.cpu.convert import converted
 from tilekit.compiler.cpu.evaluation import Evaluation
 from tilekit.compiler.cpu.machine import Machine
 from tilekit.compiler.cpu.memory import bounds_of, tile_of_views
-from tilekit.compiler.cpu.slots import Slot, copied, slot_of
+from tilekit.compiler.cpu.slots import PartsSlot, Slot, copied, slot_of
 from tilekit.compiler.cpu.tiles import Buffer, Tile, kept
 from tilekit.compiler.cpu.values import Grid, Row, Scalar, Tensor, Unsupported, Visited
 from tilekit.compiler.cpu.visits import grouped, unravelled
@@ -55,7 +55,7 @@ class Program(Evaluation):
         self.k, self.aliased = Code(machine), aliased
         self._uses = Counter(value for region in kernel.regions() for value in _read_by(region))
         self._values: dict[Value, Any] = {}
-        self._loops: list[tuple[Sequence[Slot], ir.Block, ir.Block]] = []
+        self._loops: list[tuple[Sequence[Slot | PartsSlot], ir.Block, ir.Block]] = []
         self._targets: dict[Value, Buffer] = {}
         at = 0
         for number, (value, known) in enumerate(zip(kernel.parameters, facts, strict=True)):
@@ -194,7 +194,7 @@ class Program(Evaluation):
         for result, slot in zip(operation.results, slots, strict=True):
             self._values[result] = slot.value(k)
 
-    def _end(self, region: Region, slots: Sequence[Slot], after: ir.Block) -> None:
+    def _end(self, region: Region, slots: Sequence[Slot | PartsSlot], after: ir.Block) -> None:
         """The end of a region: hand on its values, and go where it goes."""
         k = self.k
         self.k.location, self.k.what = region.location or self.k.location, region.exit
@@ -207,7 +207,7 @@ class Program(Evaluation):
         self._hand_on(region.operands, slots)
         k.b.branch(after)
 
-    def _hand_on(self, operands: Sequence[Operand], slots: Sequence[Slot]) -> None:
+    def _hand_on(self, operands: Sequence[Operand], slots: Sequence[Slot | PartsSlot]) -> None:
         """Put values into slots, as if at once: what reads a slot that another value goes to is computed before."""
         k = self.k
         values = [
@@ -236,7 +236,7 @@ class Program(Evaluation):
             slot.put(k, value)
 
     @contextmanager
-    def _turns(self, operation: Operation) -> Iterator[tuple[Region, list[Slot], ir.Block, ir.Block]]:
+    def _turns(self, operation: Operation) -> Iterator[tuple[Region, list[Slot | PartsSlot], ir.Block, ir.Block]]:
         """The slots of a loop's carried values, with what they begin with, the block where a turn begins and that behind it."""
         k = self.k
         (region,) = operation.regions
@@ -255,7 +255,7 @@ class Program(Evaluation):
         for result, slot in zip(operation.results, slots, strict=True):
             self._values[result] = slot.value(k)
 
-    def _body(self, operation: Operation, region: Region, slots: Sequence[Slot], items: Sequence[Any]) -> None:
+    def _body(self, operation: Operation, region: Region, slots: Sequence[Slot | PartsSlot], items: Sequence[Any]) -> None:
         """A turn of a loop, up to where the next one is prepared."""
         for value, item in zip(region.parameters, items, strict=False):
             self._values[value] = item
@@ -353,7 +353,9 @@ class Program(Evaluation):
         self._counting(operation, k.index[0], total, k.grid[0], visited)
 
 
-def _in_place(region: Region, carried: Sequence[Value], slots: Sequence[Slot], uses: Mapping[Value, int]) -> dict[Value, Buffer]:
+def _in_place(
+    region: Region, carried: Sequence[Value], slots: Sequence[Slot | PartsSlot], uses: Mapping[Value, int]
+) -> dict[Value, Buffer]:
     """Of what a turn makes and hands on, the buffers where it may be made: nobody else needs what was there."""
     if region.exit != "yield" or any(True for _ in region.ways_out()):
         return {}

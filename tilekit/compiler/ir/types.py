@@ -20,7 +20,7 @@ from tilekit.dtypes import DType
 from tilekit.lang import block
 from tilekit.lang.size import sized
 from tilekit.lang.tile import Tile, scalar_kind
-from tilekit.lang.views import TensorView
+from tilekit.lang.views import TensorView, TiledView, TileGrid, TileRow
 
 __all__ = [
     "UNKNOWN", "UNSET", "ObjectType", "ScalarType", "TensorType", "TileType", "Type", "Unknown", "joined", "of_argument",
@@ -94,7 +94,7 @@ class ObjectType:
     object: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ObjectType) and type(self.object) is type(other.object)
+        return isinstance(other, ObjectType) and _identity(self.object) == _identity(other.object)
 
     def __hash__(self) -> int:
         return hash(type(self.object))
@@ -105,6 +105,20 @@ class ObjectType:
     def sample(self) -> Any:
         """The object."""
         return self.object
+
+
+def _identity(value: Any) -> Any:
+    """What values have in common that one variable may have one after the other: of slices, the tensor that they are parts of."""
+    match value:
+        case TensorView():
+            return TensorView, value.name, value.dtype, value.ndim, value.tile_shape, value.group, value.cluster
+        case TiledView():
+            return TiledView, _identity(value.tensor), value.tile_shape, value.traversal_steps, value.padding_mode
+        case TileGrid():
+            return TileGrid, _identity(value.windows)
+        case TileRow():
+            return TileRow, _identity(value.grid)
+    return type(value)
 
 
 @dataclass(frozen=True)
