@@ -18,6 +18,7 @@ from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Value
 from tilekit.compiler.ir.types import TensorType, TileType
 from tilekit.errors import CompileError
 from tilekit.lang.debug import unknown_condition, unknown_value
+from tilekit.lang.mapped import cut_otherwise
 from tilekit.lang.memory import bid, num_blocks
 from tilekit.lang.pipelines import check_streams
 from tilekit.lang.registry import OPS
@@ -83,6 +84,8 @@ def check(operation: Operation, sample: Sample) -> None:
             raise CompileError(_NO_STRINGS)
         if isinstance(owner, (Tile, *_VIEWS)) and inspect.isfunction(method) and not operation.what.startswith("_"):
             _check_arguments(operation.what, inspect.signature(method), operation.operands, operation.keywords, method)
+            if operation.what == "tiles":
+                _check_cuts(operation.operands)
     elif operation.kind == "binary" and operation.what in ("//", "%"):
         divisor = operation.operands[1]
         if isinstance(divisor, Constant) and type(divisor.value) is int and divisor.value == 0:
@@ -93,6 +96,15 @@ def check(operation: Operation, sample: Sample) -> None:
         kinds = {what_is(sample(part)) for part in operation.operands[0].parts}
         if len(kinds) > 1:
             raise CompileError(f"index: of a tuple of different things ({', '.join(sorted(kinds))}) the index must be a constant")
+
+
+def _check_cuts(operands: list[Operand]) -> None:
+    """See that mapped partitions that one loop visits are cut alike: samples have one shape, whatever the tensors have."""
+    tensors = [operand.type for operand in operands if isinstance(operand, Value) and isinstance(operand.type, TensorType)]
+    mapped = [ty for ty in tensors if ty.facts.group is not None]
+    for other in mapped[1:]:
+        if other.facts.cut_class != mapped[0].facts.cut_class:
+            raise CompileError(f"tiles: {cut_otherwise(mapped[0].name, other.name)}")
 
 
 def _check_arguments(
