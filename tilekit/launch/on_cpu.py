@@ -7,8 +7,8 @@ import functools
 import itertools
 import struct
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,14 +22,14 @@ from tilekit._tensor.tensor import Tensor
 from tilekit.compiler import cache
 from tilekit.compiler.cpu.interpret import interpret
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
-from tilekit.compiler.ir.verdict import verdict
+from tilekit.compiler.ir.verdict import Accepted, verdict
 from tilekit.lang.views import TensorView
 from tilekit.launch.packing import packing
 from tilekit.launch.sharing import Sharing
 from tilekit.settings import load_settings
 
 if TYPE_CHECKING:
-    from tilekit.compiler.cpu.kernel import LoadedKernel
+    from tilekit.compiler.cpu.kernel import CpuKernel, LoadedKernel
     from tilekit.launch.specialisation import Specialisation
 
 __all__ = ["NOT_COMPILED", "Interpreted", "OnCpu"]
@@ -78,14 +78,24 @@ class OnCpu(Interpreted):
 
     def __init__(self, specialisation: Specialisation) -> None:
         super().__init__(specialisation)
-        self._specialisation = specialisation
-        settings = load_settings()
-        self._accepted = verdict(specialisation.bound, specialisation.facts, self._num_warps)
-        self._accepted.announce()
+        self._specialisation, settings = specialisation, load_settings()
         self._compiles = settings.cpu == "compiled" and not settings.checks
         self._codes: dict[bool, LoadedKernel | None] = {}  # by whether tensors overlap; None where there is none
         self._lock = threading.Lock()
-        self._parameter_bytes, self._pack = 1, cast(Callable[[Any, Sequence[Any]], None], None)
+        if self._compiles:
+            from tilekit.compiler.cpu.kernel import slots_of
+
+            packer = struct.Struct(slots_of(self._facts))
+            self._parameter_bytes, self._pack = max(packer.size, 1), packing(self._facts, packer.pack_into)
+            kernel = self._on_disk(aliased=False)
+            if kernel is not None:  # it was accepted when it was compiled
+                self._codes[False] = self._linked(kernel)
+        if not self._codes:
+            self._accepted.announce()
+
+    @functools.cached_property
+    def _accepted(self) -> Accepted:
+        return verdict(self._bound, self._facts, self._num_warps)
 
     def enqueue(self, driver: Driver, stream: Any, grid: Triple, arguments: Sequence[Any]) -> None:
         if self._compiles:
@@ -120,25 +130,37 @@ class OnCpu(Interpreted):
         return self._codes[aliased]
 
     def _loaded(self, aliased: bool) -> LoadedKernel | None:
-        from tilekit.compiler.cpu.kernel import CpuKernel, LoadedKernel, slots_of
-        from tilekit.compiler.cpu.machine import host
-
-        packer = struct.Struct(slots_of(self._facts))
-        self._parameter_bytes, self._pack = max(packer.size, 1), packing(self._facts, packer.pack_into)
-        key = self._specialisation.key(f"{host().label}, {aliased}", places=True)
-        kernel: CpuKernel | str | None = cache.load(key, CpuKernel) if key else None
+        kernel: CpuKernel | str | None = self._on_disk(aliased=aliased)
         if kernel is None:
             from tilekit.compiler.cpu.build import compile_for_cpu
 
             self._specialisation.compilations += 1
             kernel = compile_for_cpu(self._accepted, self._facts, self._num_warps, aliased=aliased)
+            key = self._key(aliased=aliased)
             if key and not isinstance(kernel, str):
                 cache.save(key, kernel)
-        if not isinstance(kernel, str):
-            try:
+        return self._linked(kernel)
+
+    def _key(self, *, aliased: bool) -> bytes | None:
+        from tilekit.compiler.cpu.machine import host
+
+        return self._specialisation.key(f"{host().label}, {aliased}", places=True)
+
+    def _on_disk(self, *, aliased: bool) -> CpuKernel | None:
+        from tilekit.compiler.cpu.kernel import CpuKernel
+
+        key = self._key(aliased=aliased) if load_settings().cache_dir is not None else None
+        return cache.load(key, CpuKernel) if key else None
+
+    def _linked(self, kernel: CpuKernel | str) -> LoadedKernel | None:
+        """Code in memory; None, and a note, where there is a reason instead."""
+        from tilekit.compiler.cpu.kernel import LoadedKernel
+
+        try:
+            if not isinstance(kernel, str):
                 return LoadedKernel(kernel)
-            except RuntimeError as error:
-                kernel = str(error)
+        except RuntimeError as error:
+            kernel = str(error)
         NOT_COMPILED[self._bound.source.name] = kernel
         return None
 
