@@ -227,16 +227,6 @@ class TiledView:
         """The element type."""
         return self._view.dtype
 
-    @property
-    def padding_mode(self) -> str:
-        """What elements beyond the edge are."""
-        return self._padding_mode
-
-    @property
-    def tensor(self) -> TensorView:
-        """Whose windows they are."""
-        return self._view
-
     def num_tiles(self, axis: int) -> int:
         """The number of windows along a dimension: as many as start inside the tensor. A scalar as those of its shape."""
         from tilekit.lang.shape import axis_of

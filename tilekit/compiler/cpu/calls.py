@@ -42,8 +42,11 @@ def _extreme(largest: bool) -> Callable[..., Any]:
     def choose(p: Any, kind: Kind, *values: Any) -> Any:
         k, symbol = p.k, ">" if largest else "<"
         values = values[0] if len(values) == 1 and isinstance(values[0], tuple) else values
+        kinds = {kind_in(value) for value in values}
         common = common_kind(*values)
-        if len({kind_in(value) for value in values}) > 1 and common != kind:
+        if len(kinds) > 1 and int in kinds and not dtypes.is_float(dtype_of(common)):
+            common = int  # beside one of NumPy's, which holds all that is no int
+        if len(kinds) > 1 and common != kind and float in (common, kind):
             raise Unsupported("min or max of numbers of two kinds, whose result is either")
         better = arithmetic.comparison(k, symbol, dtype_of(common))
         first, *others = (as_kind(k, value, common) for value in values)

@@ -172,11 +172,11 @@ def element(k: Code, values: tuple[Any, ...], index: Any) -> Scalar:
     if any(kind_in(value) != kind for value in values):
         raise Unsupported("an element of a tuple of different things")
     number = as_number(k, index)
-    at = k.number(number)
-    at = k.b.select(k.b.icmp_signed("<", at, i64(0)), k.b.add(at, i64(len(values))), at)
-    outside = k.b.icmp_unsigned(">=", at, i64(len(values)))
+    chosen = k.number(number)
+    chosen = k.b.select(k.b.icmp_signed("<", chosen, i64(0)), k.b.add(chosen, i64(len(values))), chosen)
+    outside = k.b.icmp_unsigned(">=", chosen, i64(len(values)))
     k.check(outside, k.site("element", len(values)), lambda: [number])
     result = as_kind(k, values[0], kind)
     for at, value in enumerate(values[1:], 1):
-        result = k.b.select(k.b.icmp_signed("==", at, i64(at)), as_kind(k, value, kind), result)
+        result = k.b.select(k.b.icmp_signed("==", chosen, i64(at)), as_kind(k, value, kind), result)
     return Scalar(result, kind)

@@ -113,7 +113,7 @@ def _identity(value: Any) -> Any:
         case TensorView():
             return TensorView, value.name, value.dtype, value.ndim, value.tile_shape, value.group, value.cluster
         case TiledView():
-            return TiledView, _identity(value.tensor), value.tile_shape, value.traversal_steps, value.padding_mode
+            return TiledView, _identity(value._view), value.tile_shape, value.traversal_steps, value._padding_mode
         case TileGrid():
             return TileGrid, _identity(value.windows)
         case TileRow():
