@@ -29,10 +29,10 @@ def static_range(start: int, stop: int | None = None, step: int = 1) -> range:
         >>> powers(api.zeros(2).partition(2)).first().unpartition().to_host().sync()
         array([7., 7.], dtype=float32)
     """
-    bounds = (start,) if stop is None else (start, stop, step)
-    if not all(isinstance(bound, int) for bound in bounds) or step == 0:
+    bounds = (0, start) if stop is None else (start, stop)
+    if not all(isinstance(bound, int) for bound in (*bounds, step)) or step == 0:
         raise CompileError(f"static_range: {unknown_bounds()}")
-    return range(*bounds)
+    return range(*bounds, step)
 
 
 def unknown_bounds() -> str:
