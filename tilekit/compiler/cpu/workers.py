@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import queue
 import threading
@@ -64,14 +66,27 @@ class _Helpers:
 
     def __init__(self) -> None:
         self.jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        self.count = 0
+        self.threads: list[threading.Thread] = []
+        self.core: int | None = None  # that they keep off
         self.lock = threading.Lock()
 
     def want(self, count: int) -> None:
         with self.lock:
-            while self.count < count:
-                threading.Thread(target=self._help, name=f"tilekit helper {self.count}", daemon=True).start()
-                self.count += 1
+            while len(self.threads) < count:
+                self.threads.append(threading.Thread(target=self._help, name=f"tilekit helper {len(self.threads)}", daemon=True))
+                self.threads[-1].start()
+                self.core = None
+
+    def keep_off(self, core: int) -> None:
+        """Have the threads run on other cores. Linux wakes a thread beside the one that wakes it, and leaves it waiting there:
+        after a pause a launch of a millisecond would run on one core, and so would those that follow."""
+        with self.lock:
+            if core == self.core:
+                return
+            self.core, others = core, os.sched_getaffinity(0) - {core}
+            for thread in self.threads if others else ():
+                with contextlib.suppress(OSError):  # a system that does not allow it
+                    os.sched_setaffinity(thread.native_id or 0, others)
 
     def _help(self) -> None:
         while True:
@@ -79,6 +94,7 @@ class _Helpers:
 
 
 _helpers = _Helpers()
+_getcpu: Callable[[], int] | None = getattr(ctypes.CDLL(None), "sched_getcpu", None) if hasattr(os, "sched_setaffinity") else None
 
 
 def run_with_helpers(work: Callable[[int], None], pieces: int) -> None:
@@ -94,6 +110,8 @@ def run_with_helpers(work: Callable[[int], None], pieces: int) -> None:
         return
     job = _Job(work, count)
     _helpers.want(count)
+    if _getcpu is not None:
+        _helpers.keep_off(_getcpu())
     for _ in range(count):
         _helpers.jobs.put(job)
     try:
