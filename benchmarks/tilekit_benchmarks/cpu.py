@@ -214,9 +214,9 @@ def _peer(name: str, version: Callable[[], str], work: Callable[[Case, Mapping[s
 
 @contextmanager
 def _settled() -> Iterator[None]:
-    """Behind the block BLAS's threads sleep: for 20 ms after a product they look out for another, and keep their cores busy."""
+    """Behind the block BLAS's threads sleep: for some time after a product they look out for another, on cores of theirs."""
     yield
-    time.sleep(0.06)
+    time.sleep(0.3)
 
 
 def _numba_version() -> str:
