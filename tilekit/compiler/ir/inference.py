@@ -71,6 +71,9 @@ def infer(operation: Operation) -> Operand:
 
 def _at_the_first_tile(operation: Operation) -> Operation:
     """The same with another index: one that is a constant may lie outside of samples, and inside of what there is."""
+    if operation.kind == "method" and operation.what == "slice":  # as far as it goes, wherever it begins
+        axis = {name: operand for name, operand in operation.keywords.items() if name == "axis"}
+        return replace(operation, operands=operation.operands[:2], keywords={**axis, "start": Constant(0)})
     if len(operation.operands) < 2:
         return operation
     owner, index, *rest = operation.operands
