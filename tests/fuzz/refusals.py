@@ -187,29 +187,29 @@ def case(seed: Any, draw: Draw | None = None) -> Case:
 
 def said(made: Case, target: str | None) -> str:
     """What a device says of a case, without the name of its file."""
-    try:
-        if target is None:
-            made.op(meta=False).sync()
-        else:
-            made.op(meta=True).compile(target=target)
-    except (tk.CompileError, ValueError, TypeError) as error:
-        return str(error).replace(str(getattr(error, "filename", "")), "k.py")
-    return "it is not refused"
+    error = _refusal(made, target)
+    return "it is not refused" if error is None else str(error).replace(str(getattr(error, "filename", "")), "k.py")
 
 
 def problem(made: Case, target: str | None) -> str | None:
     """What is wrong with how a device (the default one, or a GPU that is not there) refuses a case; None if nothing is."""
     where = target or "the device"
     try:
+        error = _refusal(made, target)
+    except Exception as other:
+        return f"{where}: {type(other).__name__}: {other}"
+    return _worded(made, error, where) if error else f"{where}: is not refused: {made.line}"
+
+
+def _refusal(made: Case, target: str | None) -> Exception | None:
+    try:
         if target is None:
             made.op(meta=False).sync()
         else:
             made.op(meta=True).compile(target=target)
     except (tk.CompileError, ValueError, TypeError) as error:
-        return _worded(made, error, where)
-    except Exception as error:
-        return f"{where}: {type(error).__name__}: {error}"
-    return f"{where}: is not refused: {made.line}"
+        return error
+    return None
 
 
 def _worded(made: Case, error: Exception, where: str) -> str | None:
