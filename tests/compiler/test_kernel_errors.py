@@ -200,7 +200,7 @@ def raises(y):
 
 
 def asserts(y):
-    assert y.ndim == 1  #: kernels cannot raise or catch exceptions; print what you doubt with tk.print
+    assert y.ndim == 1  #: kernels cannot raise or catch exceptions; tk.assert_ looks at a condition
 
 
 def enters(y):
@@ -356,6 +356,10 @@ def stores_a_tuple(y):
 
 def adds_none(y):
     y.store(y.load() + None)  #: +: operands are tiles and scalars, not
+
+
+def adds_a_complex_number(y):
+    y.store(y.load() + 1j)  #: +: operands are tiles and scalars, not a complex
 
 
 def takes_many(y):

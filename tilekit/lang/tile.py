@@ -100,7 +100,7 @@ def what_is(value: Any) -> str:
             return f"a {type(value).__name__}"
         case np.dtype():
             return "a dtype"
-    return value._in_words() if hasattr(value, "_in_words") else "something else"
+    return value._in_words() if hasattr(value, "_in_words") else f"a {type(value).__name__}"
 
 
 def is_index(value: Any) -> bool:

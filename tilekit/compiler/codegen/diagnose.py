@@ -75,7 +75,7 @@ _KNOWN: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 _UNKNOWN = (
     "this cannot be compiled for a GPU: kernels take numbers, tuples, tile operations (tk.*), functions of math, and functions "
-    "decorated with @tk.function"
+    "of yours"
 )
 
 

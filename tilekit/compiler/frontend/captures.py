@@ -55,7 +55,7 @@ def check_values(definition: ast.FunctionDef, source: KernelSource, local: Colle
                 if id(value) in _BUILTINS:
                     raise source.error(
                         f"{_BUILTINS[id(value)]} does not exist in kernels, which call tile operations (tk.*), functions of "
-                        "math, and functions decorated with @tk.function",
+                        "math, and functions of yours",
                         node.lineno,
                         name,
                     )

@@ -9,10 +9,7 @@ from tilekit.compiler.frontend.source import KernelSource
 __all__ = ["NOT_CALLED", "NOT_UNPACKED", "WRONG_LENGTH", "check_syntax"]
 
 # What only types or values tell: the words for both devices.
-NOT_CALLED = (
-    "what is called here is no function: kernels call tile operations (tk.*), functions of math, and functions decorated with "
-    "@tk.function"
-)
+NOT_CALLED = "what is called here is no function: kernels call tile operations (tk.*), functions of math, and functions of yours"
 NOT_UNPACKED = "only tuples can be unpacked in a kernel"
 WRONG_LENGTH = "there are {wanted} names to assign to, and the tuple has another number of values"
 
@@ -25,7 +22,7 @@ _REFUSED: dict[type[ast.AST], str] = {
     ast.Try: _NO_ERRORS,
     ast.TryStar: _NO_ERRORS,
     ast.Raise: _NO_ERRORS,
-    ast.Assert: _NO_ERRORS + "; print what you doubt with tk.print",
+    ast.Assert: _NO_ERRORS + "; tk.assert_ looks at a condition",
     ast.With: "a with block does not exist in kernels",
     ast.AsyncWith: _NO_ASYNC,
     ast.AsyncFor: _NO_ASYNC,
