@@ -4,6 +4,7 @@ in how many processes."""
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import os
 import signal
@@ -139,6 +140,16 @@ def _nothing_is_overwritten(compiled_products: list[CompiledKernel]) -> Iterator
     for kernel in compiled_products:
         check(kernel)
     compiled_products.clear()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _the_same_text_is_assembled_once() -> Iterator[None]:
+    """Tests run the same kernel in several ways; LLVM takes half of their time."""
+    from tilekit.compiler.cpu.machine import Machine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Machine, "assembled", functools.lru_cache(maxsize=256)(Machine.assembled))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
