@@ -5,6 +5,7 @@ A GPU is a stand-in that says "not yet" until it is told otherwise; `tests/gpu/t
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -172,6 +173,37 @@ def test_what_is_left_to_a_thread_returns_and_raises():
         waiting.aside(lambda: 1 / 0)
 
 
+def test_the_main_thread_blocks_for_short_times():
+    """A signal that comes right before a lock is taken, when Python has looked for the last time, is seen after the first of them."""
+    asked = []
+
+    def wait(seconds):
+        asked.append(seconds)
+        return len(asked) == 3
+
+    assert waiting.until(wait)
+    assert len(asked) == 3 and max(asked) <= 0.1
+    asked.clear()
+    thread = threading.Thread(target=lambda: waiting.until(wait))  # nothing interrupts it
+    thread.start()
+    thread.join(60)
+    assert asked == [threading.TIMEOUT_MAX]
+
+
+@pytest.mark.parametrize(("limit", "calls"), [(-1.0, 1), (0.0, 1), (0.25, 3), (math.inf, 3)])
+def test_a_limit_of_the_wait_holds(monkeypatch, limit, calls):
+    asked, now = [], [0.0]
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
+
+    def wait(seconds):
+        asked.append(seconds)
+        now[0] += seconds
+        return limit == math.inf and len(asked) == 3
+
+    assert waiting.until(wait, limit) == (limit == math.inf)
+    assert len(asked) == calls and (limit == math.inf or now[0] == max(limit, 0.0))
+
+
 def test_without_threads_the_caller_waits_itself(monkeypatch):
     def refuse(thread):
         raise RuntimeError("can't start new thread")
@@ -204,7 +236,7 @@ def double(y: tk.InOut):
 def twice(y):
     return double(y.partition(4))
 
-graph = twice(y)
+twice(api.zeros(4).sync()).sync_on(stream)
 async def awaited(gate):
     await held(gate)
 

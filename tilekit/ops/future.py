@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from tilekit._driver.signal import SignalBoard
+from tilekit._driver.waiting import until
 from tilekit._runtime.storage import BORROWED
 from tilekit._runtime.stream import Stream
 from tilekit._runtime.timeline import as_timeout
@@ -241,7 +242,7 @@ class DeviceFuture(Generic[T]):
                 "future"
             )
         event = threading.Event()
-        return not self._tell_when_submitted(event.set) or event.wait(timeout_s)
+        return not self._tell_when_submitted(event.set) or until(event.wait, timeout_s)
 
     def _tell_when_submitted(self, tell: Callable[[], object]) -> bool:
         """Call `tell()` once everything is submitted; False, and no call, if it is."""

@@ -11,6 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from tilekit._driver import forking
+from tilekit._driver.waiting import until
 from tilekit.errors import DeviceError, TilekitError
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class Point:
             if self._waiters is None:
                 return True
             self._waiters.append(waiter)
-        return waiter.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)) or self.done
+        return until(lambda seconds: waiter.acquire(timeout=seconds), timeout_s) or self.done
 
     def raise_fault(self) -> None:
         """Raise the fault that the stream carried here, and clear it for what is put into the stream from now on."""
