@@ -174,7 +174,7 @@ def test_what_is_left_to_a_thread_returns_and_raises():
 
 
 def test_the_main_thread_blocks_for_short_times():
-    """A signal that comes right before a lock is taken, when Python has looked for the last time, is seen after the first of them."""
+    """A signal that comes right before a lock is taken, when Python has looked for the last time, is seen after one of them."""
     asked = []
 
     def wait(seconds):

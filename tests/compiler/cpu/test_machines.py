@@ -75,3 +75,23 @@ def test_each_machine_multiplies(machine, dtype):
     done = product(api.zeros((64, 128), out).partition((32, 64)), api.from_host(a), api.from_host(b)).first().unpartition()
     exact = a.astype(np.float64) @ b.astype(np.float64)
     np.testing.assert_array_equal(done.to_host().sync().astype(np.float64), exact.astype(out).astype(np.float64))
+
+
+@tk.kernel
+def store_one(y: tk.InOut, x: tk.In, lane: tk.Const):
+    narrow = (tk.load_tile_like(x, y) // 2).astype(y.dtype)
+    tk.store(y, (tk.bid(0),), narrow, mask=tk.arange(narrow.shape[0]) == lane)
+
+
+@pytest.mark.parametrize("dtype", [tk.float16, tk.bfloat16, tk.int8, tk.uint16, tk.int32], ids=str)
+@pytest.mark.parametrize("wide", [tk.int32, tk.int64, tk.float32], ids=str)
+@pytest.mark.parametrize("width", [2, 4, 8, 16, 32])
+def test_a_store_of_one_element_leaves_its_neighbours(machine, dtype, wide, width):
+    """The mask is known to the compiler, and what is stored is narrower than what was computed."""
+    before = (np.arange(2 * width) % 50).astype(dtype)
+    for lane in (0, width - 1):
+        after = before.copy()
+        after[[lane, width + lane]] = 7
+        y = api.from_host(before).sync()
+        store_one(y.partition(width), api.full(2 * width, 14, wide), lane).sync()
+        np.testing.assert_array_equal(y.to_host().sync(), after)

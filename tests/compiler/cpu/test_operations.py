@@ -102,14 +102,15 @@ def test_positions(machine, monkeypatch, dtype, propagate):
     """Of equal elements the first, in rows, in columns and among all; NaN wins or loses."""
 
     @tk.kernel
-    def found(a: tk.Out, b: tk.Out, c: tk.Out, x: tk.In, propagate: tk.Const):
+    def found(a: tk.Out, b: tk.Out, c: tk.Out, d: tk.Out, x: tk.In, propagate: tk.Const):
         t = tk.load(x, (0, 0), (16, 64))
         a.store(tk.argmax(t, 1, propagate_nan=propagate))
         b.store(tk.argmin(t, 0, propagate_nan=propagate))
         c.store(tk.argmax(t, keepdims=True, propagate_nan=propagate))
+        d.store(tk.argmax(tk.expand_dims(tk.load(x, (0, 0), (16, 64)), 2), keepdims=True, propagate_nan=propagate))
 
     x = any_bits(dtype, 1024, 1).reshape(16, 64)
-    shapes = [np.zeros(shape, np.int32) for shape in ((16,), (64,), (1, 1))]
+    shapes = [np.zeros(shape, np.int32) for shape in ((16,), (64,), (1, 1), (1, 1, 1))]
     check_bits(monkeypatch, found, shapes, x, propagate)
 
 

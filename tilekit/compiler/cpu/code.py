@@ -355,9 +355,23 @@ class Code:
                 self.b.store(value, address, align=dtype.itemsize)
             else:
                 name = f"llvm.masked.store.{self.mangled(value.type)}.p0"
-                self.call(name, ir.VoidType(), [value, address, align, mask])
+                self.call(name, ir.VoidType(), [value, address, align, self._veiled(mask, value)])
         else:
             self.scatter(self._places(address, lanes, step), mask, value)
+
+    def _veiled(self, mask: ir.Value, value: ir.Value) -> ir.Value:
+        """A mask for the store of a value, of which LLVM does not know that it is constant.
+
+        Of one that lets a single lane through, LLVM 22 makes a store of one number for AVX-512, and that of as many bytes as the
+        number had before it was made narrower, so that the neighbours are overwritten. No instruction comes of this.
+        """
+        if self.machine.vector_bytes < 64 or not isinstance(value.type.element, ir.IntType) or value.type.element.width > 32:
+            return mask
+        lanes = mask.type.count
+        chosen = ir.Constant(ir.VectorType(i32, max(8, lanes)), [min(n, lanes) for n in range(max(8, lanes))])
+        wide = self.b.shuffle_vector(mask, ir.Constant(mask.type, ir.Undefined), chosen)  # as many as a register of masks has
+        same = ir.InlineAsm(ir.FunctionType(wide.type, [wide.type]), "", "=k,0")
+        return self.part(self.b.call(same, [wide]), 0, lanes)
 
     def scatter(self, places: ir.Value, mask: ir.Value | None, value: ir.Value) -> None:
         """Elements, as they are in memory, to a vector of addresses; of equal ones the last lane's stays."""

@@ -30,7 +30,7 @@ def reshaped(p: Any, x: Tile, shape: Shape) -> Tile:
             at: list[Number] = [0] * len(x.shape)
             for source, target in zip(old, new, strict=True):
                 at[source] = index.at[target]
-            along = None if index.along is None else old[new.index(index.along)]
+            along = old[new.index(index.along)] if index.along is not None and index.lanes > 1 else None
             return x.element(Index(tuple(at), along, index.lanes))
 
         return Tile(shape, x.dtype, element, x.cost, x.reads, x.windows, aligned=x.aligned)
