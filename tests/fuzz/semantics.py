@@ -157,7 +157,7 @@ def exactly(what: str, dtype: DType, mode: str | None, *values: Value) -> Value:
     with np.errstate(all="ignore"):
         made = {
             "add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.divide, "sqrt": np.sqrt,
-            "fma": lambda a, b, c: a * b + c,
+            "fma": lambda a, b, c: np.where(np.isfinite(a) & np.isfinite(b) & ~np.isfinite(c), c, a * b + c),
         }[what](*arrays)  # fmt: skip
         made = np.array(rounded(made, dtype).astype(np.float64))
     if what != "fma" and mode in (None, "nearest_even"):

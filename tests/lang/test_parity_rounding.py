@@ -223,3 +223,17 @@ def test_a_sum_too_small_for_its_dtype_is_rounded_down_to_zero(device, dtype):
     found = run(compute, dtype, a, c, n=4, tile=4).astype(np.float64)
     assert np.signbit(found).tolist() == [False, False, True, True]
     assert not found.any()
+
+
+@pytest.mark.parametrize("mode", [None, tk.RoundingMode.RZ], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_product_beyond_the_largest_number_is_finite_before_it_is_added(device, dtype, mode):
+    @tk.kernel
+    def compute(y: tk.Out, a: tk.In, c: tk.In):
+        t = tk.load_tile_like(a, y)
+        y.store(tk.fma(t, -t, tk.load_tile_like(c, y), rounding_mode=mode))
+
+    largest = float(ml_dtypes.finfo(dtype).max)
+    a, c = np.full(4, largest, dtype), np.array([np.inf, -np.inf, np.nan, 0], dtype)
+    found = run(compute, dtype, a, c, n=4, tile=4).astype(np.float64)
+    np.testing.assert_array_equal(found, [np.inf, -np.inf, np.nan, -np.inf if mode is None else -largest])

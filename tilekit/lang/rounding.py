@@ -228,7 +228,8 @@ def _in_double(what: str, dtype: dtypes.DType, arrays: list[Any]) -> tuple[Any, 
         "mul": np.multiply,
         "truediv": np.true_divide,
         "sqrt": np.sqrt,
-        "fma": lambda x, y, z: x * y + z,
+        # A product of finite numbers is finite, however large, until it is added.
+        "fma": lambda x, y, z: np.where(np.isinf(z) & np.isfinite(x) & np.isfinite(y), z, x * y + z),
     }
     nearest = np.array(usual[what](*arrays), np.float64)
     error = np.zeros(nearest.shape)
