@@ -43,9 +43,6 @@ def run(options: Options) -> Sweep:
         small, large = clock.loops(_SMALL_US), clock.loops(_LARGE_US)
         units = _units(n, small, large)
         _log.info("bimodal: %d units of about %g and %g us, on %s", n, _SMALL_US, _LARGE_US, device.label)
-        notes: tuple[str, ...] = ()
-        if device.kind == "cpu":
-            notes = ("the streams of a CPU device compute under one interpreter's lock: more of them do not compute more",)
         return sweep(
             options,
             _candidates(device, units, stack),
@@ -62,7 +59,6 @@ def run(options: Options) -> Sweep:
                 "large_us": op_us(wheel, large),
                 "large_units": units.count(large) if large != small else n,
             },
-            notes=notes,
         )
 
 

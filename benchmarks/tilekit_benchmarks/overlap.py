@@ -58,13 +58,11 @@ def run(options: Options) -> Sweep:
                 "loops": loops,
                 **({"graph": 1} if options.graph else {}),
             },
-            notes=_notes(device.kind, single_us),
+            notes=_notes(single_us),
         )
 
 
-def _notes(kind: str, single_us: float) -> tuple[str, ...]:
-    if kind == "cpu":
-        return ("a CPU device computes under the interpreter's lock that the host's work holds as well: little can overlap",)
+def _notes(single_us: float) -> tuple[str, ...]:
     if single_us < 50:
         return (f"an op took {single_us:.1f} us, less than the 50 that it should",)
     return ()

@@ -26,8 +26,8 @@ _A, _B = 1664525, 1013904223  # Numerical Recipes' generator, which runs through
 _ELEMENTS = 128  # one tile, one warp of a GPU: several run side by side
 _SEED = 20261121
 _BACK_TO_BACK = 10  # ops between two events, so that what lies between them on the host does not count
-# Turns from which the time of one is worked out.
-_FEW_MANY = {"cuda": (20_000, 100_000), "cpu": (2, 12)}
+# The time of one turn is worked out from so many that an op takes as long, and from a tenth of them.
+_LONG_US, _MOST_TURNS = 200.0, 100_000
 
 
 class Wheel:
@@ -97,8 +97,10 @@ class Clock:
     @classmethod
     def measure(cls, wheel: Wheel) -> Clock:
         """Time ops of two lengths. Blocks."""
-        few, many = _FEW_MANY[wheel.stream.device.kind]
-        op_us(wheel, many)  # what happens once happens now, and the device's clock rises
+        many = 10
+        while op_us(wheel, many) < _LONG_US and many < _MOST_TURNS:  # meanwhile the device's clock rises
+            many *= 10
+        few = many // 10
         short, long = op_us(wheel, few), op_us(wheel, many)
         turn_us = max((long - short) / (many - few), 1e-5)
         return cls(fixed_us=max(short - few * turn_us, 0.0), turn_us=turn_us)

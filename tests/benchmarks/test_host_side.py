@@ -145,8 +145,8 @@ def test_a_unit_that_is_left_out_is_noticed(device):
 
 
 def test_an_op_that_was_too_short_is_said():
-    assert overlap._notes("cuda", 60.0) == ()
-    assert overlap._notes("cuda", 42.0) == ("an op took 42.0 us, less than the 50 that it should",)
+    assert overlap._notes(60.0) == ()
+    assert overlap._notes(42.0) == ("an op took 42.0 us, less than the 50 that it should",)
 
 
 # What only a GPU runs. On a CPU device, tensors have the host's addresses, so a stand-in can look at what it is given.
