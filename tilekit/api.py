@@ -12,7 +12,8 @@ import numpy as np
 
 from tilekit import dtypes
 from tilekit._runtime.context import ExecutionContext
-from tilekit._runtime.device import Device
+from tilekit._runtime.device import Device, default_device
+from tilekit._tensor.arrays import is_array, tensor_of
 from tilekit._tensor.shapes import as_shape
 from tilekit._tensor.tensor import DEVICE_CODE, Tensor, new_tensor, refuse_mask
 from tilekit.errors import check_flag
@@ -253,6 +254,9 @@ def memcpy(target: Tensor, source: Any) -> DeviceOp[Tensor]:
         TypeError: one of them is something else, or has no memory.
         ValueError: shape or dtype differ.
     """
+    target = _taken(target, "memcpy")
+    if not isinstance(source, np.ndarray):  # which may be copied to another device
+        source = _taken(source, "memcpy")
     if not isinstance(target, Tensor) or target.storage is None:
         raise TypeError(f"memcpy copies into a tensor that has memory, not {target!r}")
     if isinstance(source, DeviceOp):
@@ -290,6 +294,7 @@ def dup(tensor: Tensor | DeviceOp[Tensor]) -> DeviceOp[Tensor]:
     """
     if isinstance(tensor, DeviceOp):
         return _named(tensor.then(dup), "dup", tensor.spec)
+    tensor = _taken(tensor, "dup")
     if not isinstance(tensor, Tensor) or tensor.storage is None:
         raise TypeError(f"dup copies a tensor that has memory, not {tensor!r}")
     return copying.convert(tensor, tensor.dtype)
@@ -309,9 +314,15 @@ def convert(tensor: Tensor | DeviceOp[Tensor], dtype: Any) -> DeviceOp[Tensor]:
     if isinstance(tensor, DeviceOp):
         spec = None if tensor.spec is None else Spec(tensor.spec.shape, chosen)
         return _named(tensor.then(lambda produced: convert(produced, chosen)), "astype", spec)
+    tensor = _taken(tensor, "astype")
     if not isinstance(tensor, Tensor) or tensor.storage is None:
         raise TypeError(f"astype converts a tensor that has memory, not {tensor!r}")
     return copying.convert(tensor, chosen)
+
+
+def _taken(array: Any, who: str) -> Any:
+    """A tensor in the place of another library's array."""
+    return tensor_of(array, default_device(), who) if is_array(array) else array
 
 
 def _fill_tensor(tensor: Tensor, value: Any) -> DeviceOp[Tensor]:

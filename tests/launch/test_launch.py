@@ -253,18 +253,14 @@ def test_missing_and_surplus_arguments():
 
 def test_writing_needs_a_partition(device):
     y = api.ones(4).sync()
-    with pytest.raises(TypeError, match=r"kernel saxpy, argument y: writing needs a partition: pass y\.partition\(shape\)"):
-        saxpy(y, 1.0, y)
+    with pytest.raises(TypeError, match=r"kernel saxpy, argument y: writing needs a partition.* \.tile\(shape\) on the launch"):
+        saxpy(y, 1.0, y).sync()
 
 
 def test_kinds_of_arguments(device):
     y = api.ones(4).sync()
     with pytest.raises(TypeError, match="argument x: declared In, so it takes a tensor, not a partition"):
         saxpy(y.partition(4), 1.0, y.partition(4))
-    with pytest.raises(
-        TypeError, match=r"argument x: declared In, so it takes a tensor, not a NumPy array; copy it to the device with api"
-    ):
-        saxpy(y.partition(4), 1.0, np.ones(4))
     with pytest.raises(TypeError, match="argument a: kernels take tensors, partitions, scalars, and tuples of these, not list"):
         saxpy(y.partition(4), [1], y)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 
-import numpy as np
 import pytest
 
 import tilekit as tk
@@ -80,9 +79,9 @@ def test_what_is_wrong_names_the_part(device):
     meta = api.meta(16)
     part = meta.partition(8)
     with pytest.raises(TypeError, match="argument outs_0: writing needs a partition"):
-        spread((meta, (part, None)), meta, (1.0, (1.0,)))
+        spread((meta, (part, None)), meta, (1.0, (1.0,))).compile(target="sm_90a")
     with pytest.raises(TypeError, match="argument more_1: kernels take tensors, partitions, scalars, and tuples of these, not"):
-        spread((part, (part, None)), meta, (1.0, np.zeros(3)))
+        spread((part, (part, None)), meta, (1.0, [3]))
 
 
 def test_overlaps_within_tuples_are_found(device):

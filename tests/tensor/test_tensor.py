@@ -147,12 +147,12 @@ def test_what_reinterpret_refuses():
 
 def test_what_python_cannot_do_with_a_tensor():
     for attempt in (np.asarray, list):
-        with pytest.raises(TypeError, match=r"lives on a device.*\.to_host\(\)\.sync\(\)"):
+        with pytest.raises(TypeError, match=r"lives on a device.*\.numpy\(\)"):
             attempt(api.meta(3))
     with pytest.raises(TypeError, match="has no memory, so there is nothing to copy"):
         api.meta(3).to_host()
     for attempt in (bool, lambda x: x and x):
-        with pytest.raises(TypeError, match=r"lives on a device.*\.to_host\(\)\.sync\(\)"):
+        with pytest.raises(TypeError, match=r"lives on a device.*\.numpy\(\)"):
             attempt(api.meta(3))
     with pytest.raises(TypeError, match=r"not written by assignment.*use tensor\[\.\.\.\]\.fill\(value\)"):
         api.meta(3)[0] = 1
@@ -170,8 +170,8 @@ def test_what_copies_casts_and_fills_refuse(device):
         tensor.copy_into(api.meta((2, 3)))
     with pytest.raises(TypeError, match="memcpy copies from a tensor that has memory, not Tensor"):
         api.meta((2, 3)).copy_into(tensor)
-    with pytest.raises(TypeError, match="memcpy copies into a tensor that has memory, not array"):
-        tensor.copy_into(np.zeros((2, 3), np.float32))
+    with pytest.raises(TypeError, match=r"memcpy copies into a tensor that has memory, not \[1\]"):
+        tensor.copy_into([1])
     with pytest.raises(TypeError, match="is not a dtype of tilekit"):
         tensor.astype("complex64")
     with pytest.raises(TypeError, match="astype converts a tensor that has memory, not Tensor"):

@@ -13,10 +13,10 @@ _ARITHMETIC = {
 }  # fmt: skip
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _UNARY = {"neg": "-", "pos": "+", "abs": "abs", "invert": "~"}
-_HOST = "to_host().sync()"
+_HOST = "numpy()"
 # Attributes that arrays of other libraries have, and what stands for them.
 _ELSEWHERE = {
-    **dict.fromkeys(("numpy", "cpu", "get", "detach", "to_numpy", "asnumpy"), _HOST),
+    **dict.fromkeys(("cpu", "get", "detach", "to_numpy", "asnumpy"), _HOST),
     "item": f"{_HOST}.item()",
     "tolist": f"{_HOST}.tolist()",
     **{
@@ -65,11 +65,11 @@ class NoOperators:
 
         def __getattr__(self, name: str) -> Any:
             line = _ELSEWHERE.get(name)
-            if line is None and not (name == "to_host" and self._dense() != "x"):
+            if line is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
             raise _Elsewhere(
                 f"{type(self).__name__!r} object has no attribute {name!r}, since the elements are on a device: write "
-                f"`{self._dense()}.{line or _HOST}`",
+                f"`{self._dense()}.{line}`",
                 name=name,
                 obj=self,
             )

@@ -122,6 +122,14 @@ class Partition(NoOperators):
         """The tensor, whole again."""
         return self.tensor
 
+    def to_host(self, out: Any = None) -> DeviceOp[Any]:
+        """An op that copies the whole tensor to a NumPy array, see `Tensor.to_host`."""
+        return self.tensor.to_host(out)
+
+    def numpy(self) -> Any:
+        """The whole tensor as a NumPy array; blocks, see `Tensor.numpy`."""
+        return self.tensor.numpy()
+
     def prefix(self, tiles: int | tuple[int, ...] | None = None) -> PrefixPartition:
         """The first tiles along each dimension: a launch writes these, and leaves the others as they are.
 

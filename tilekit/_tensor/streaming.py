@@ -104,12 +104,12 @@ class _StreamChunks(DeviceOp[Any]):
         rows: int,
         result: Any,
     ) -> None:
-        self.work, self.source, self.out, self.progress, self.result = work, source, out, progress, result
+        self.work, self.source, self.target, self.progress, self.result = work, source, out, progress, result
         self.rows, self._label = max(1, min(rows, len(source))), "stream_chunks"
 
     def steps(self, ctx: ExecutionContext) -> Steps:
         """In turn r: chunk r goes to the device, and at once the result of chunk r - 1 from it; then the work on chunk r."""
-        source, out, device, rows = self.source, self.out, ctx.device, self.rows
+        source, out, device, rows = self.source, self.target, ctx.device, self.rows
         chunks = [slice(at, min(at + rows, len(source))) for at in range(0, len(source), rows)]
         results: list[Any] = []
         worked: list[Moment] = []  # when the work on each chunk is done

@@ -331,6 +331,14 @@ class Tensor(NoOperators):
 
     to_host_vec = to_host
 
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The elements as a NumPy array of their own; blocks until what writes the tensor is done. `to_host()` is the op.
+
+        Raises:
+            TypeError: the tensor has no memory. DeviceError: the work that it waits for has failed.
+        """
+        return self.to_host().sync()
+
     def dup(self) -> DeviceOp[Tensor]:
         """An op that copies the tensor to new memory, C-contiguous, on the same device."""
         op: DeviceOp[Tensor] = DEVICE_CODE["dup"](self)
@@ -388,7 +396,7 @@ class Tensor(NoOperators):
             raise TypeError(f"{self!r} has no memory to view")
         buffer = self.storage.memory.raw if noted else self.storage.memory.buffer
         if buffer is None:
-            raise TypeError(f"{self!r} lives on a GPU, whose memory NumPy cannot view. Use .to_host().sync()")
+            raise TypeError(f"{self!r} lives on a GPU, whose memory NumPy cannot view. Use .numpy()")
         strides = tuple(stride * self.itemsize for stride in self.strides)
         return np.ndarray(self.shape, self.dtype, buffer, self.offset * self.itemsize, strides)
 
@@ -413,10 +421,10 @@ class Tensor(NoOperators):
         return f"Tensor(shape={self.shape}, dtype={self.dtype.name}{strides}, device={self.device or 'meta'})"
 
     def __iter__(self) -> NoReturn:
-        raise TypeError(f"{self!r} lives on a device; Python cannot iterate over it. Use .to_host().sync()")
+        raise TypeError(f"{self!r} lives on a device; Python cannot iterate over it. Use .numpy()")
 
     def __bool__(self) -> NoReturn:
-        raise TypeError(f"{self!r} lives on a device; it has no truth value here. Use .to_host().sync(), or .size")
+        raise TypeError(f"{self!r} lives on a device; it has no truth value here. Use .numpy(), or .size")
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         raise TypeError(
@@ -482,7 +490,7 @@ class _ToHost(DeviceOp[Any]):
     """Copy a contiguous tensor to the host."""
 
     def __init__(self, tensor: Tensor, out: np.ndarray[Any, Any] | None = None) -> None:
-        self.tensor, self.out, self._label = tensor, out, "to_host"
+        self.tensor, self.target, self._label = tensor, out, "to_host"
         self.spec = Spec(tensor.shape, tensor.dtype)
 
     @property
@@ -494,6 +502,6 @@ class _ToHost(DeviceOp[Any]):
         """Make the array, if none was given, and copy to it."""
         tensor, storage = self.tensor, self.tensor.storage
         assert storage is not None, "checked by to_host"
-        from_caller = self.out is not None
-        array = self.out if self.out is not None else np.empty(tensor.shape, tensor.dtype)
+        from_caller = self.target is not None
+        array = self.target if self.target is not None else np.empty(tensor.shape, tensor.dtype)
         return (yield from copy_out(ctx, array, storage, tensor.offset * tensor.itemsize, from_caller=from_caller))

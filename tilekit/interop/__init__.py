@@ -8,6 +8,7 @@ from tilekit.interop.outgoing import array_interface, dlpack_capsule, dlpack_dev
 
 __all__ = ["as_tensor", "from_pointer"]
 
+DEVICE_CODE["as_tensor"] = as_tensor
 DEVICE_CODE["dlpack"] = dlpack_capsule
 DEVICE_CODE["dlpack_device"] = dlpack_device
 DEVICE_CODE["array_interface"] = array_interface

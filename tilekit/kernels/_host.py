@@ -15,6 +15,7 @@ import numpy as np
 
 from tilekit import api, dtypes
 from tilekit._runtime.context import ExecutionContext
+from tilekit._tensor.arrays import device_of, is_array, tensor_of
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor, new_tensor
 from tilekit.compiler.facts import MOST_NARROW
@@ -77,7 +78,8 @@ F = TypeVar("F", bound=Callable[..., DeviceOp[Any]])
 
 
 def takes_ops(function: F) -> F:
-    """Let a function that takes tensors take ops that produce them too; it is then called when they have run.
+    """Let a function that takes tensors take ops that produce them too; it is then called when they have run. And arrays of other
+    libraries, as kernels do.
 
     Where the ops know the shapes of their results, the function is asked at once, with tensors that have no memory: mistakes are
     told where they are made, and the op knows its result's shape too.
@@ -86,10 +88,15 @@ def takes_ops(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> DeviceOp[Any]:
+        lazy = False
         for argument in (*args, *kwargs.values()):
             if isinstance(argument, DeviceOp):
-                break
-        else:
+                lazy = True
+            elif is_array(argument):
+                device = device_of((*args, *kwargs.values()))
+                taken = [tensor_of(a, device, name) if is_array(a) else a for a in (*args, *kwargs.values())]
+                return call(*taken[: len(args)], **dict(zip(kwargs, taken[len(args) :], strict=True)))
+        if not lazy:
             return function(*args, **kwargs).named(name)
         ops = [a for a in (*args, *kwargs.values()) if isinstance(a, DeviceOp)]
 

@@ -169,7 +169,7 @@ def _histogram(name: str, start: str, values: str, expected: str) -> str:
         f">>> y = api.full(2, {start}, tk.int32)",
         ">>> where = api.from_host(np.array([0, 1, 1, 1], np.int32))",
         f">>> values = api.from_host(np.array({values}, np.int32))",
-        ">>> apply(y.scattered(), where, values).grid(2).first().unpartition().to_host().sync()",
+        ">>> apply(y.scattered(), where, values).grid(2).out().sync().numpy()",
         f"array({expected}, dtype=int32)",
     ]
     return "\n".join(f"        {line}" for line in lines)
@@ -260,7 +260,7 @@ def atomic_cas(
         ...     tk.atomic_cas(y, tk.arange(4), 0, tk.load(values, 0, 4))
         >>> y = api.from_host(np.array([7, 0, 0, 4], np.int32)).sync()
         >>> values = api.from_host(np.array([1, 2, 3, 5], np.int32))
-        >>> fill_gaps(y.scattered(), values).grid(1).first().unpartition().to_host().sync()
+        >>> fill_gaps(y.scattered(), values).grid(1).out().sync().numpy()
         array([7, 2, 3, 4], dtype=int32)
     """
 
@@ -297,7 +297,7 @@ def atomic_add_tile(array: TensorView, index: Any, tile: Tile) -> None:
         ... def total(y: tk.InOut, x: tk.In):
         ...     tk.atomic_add_tile(y, 0, tk.load(x, tk.bid(0), 2))
         >>> y, x = api.zeros(2), api.arange(6, dtype=tk.float32)
-        >>> total(y.scattered(), x).grid(3).first().unpartition().to_host().sync()
+        >>> total(y.scattered(), x).grid(3).out().sync().numpy()
         array([6., 9.], dtype=float32)
     """
     what = "atomic_add_tile"

@@ -28,7 +28,7 @@ def bitwise_and(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.bitwise_and(tk.arange(4), 2))
-        >>> compute(api.zeros(4, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.int32).partition(4)).out().sync().numpy()
         array([0, 0, 2, 2], dtype=int32)
     """
     return bitwise("bitwise_and", np.bitwise_and, x, y)
@@ -48,7 +48,7 @@ def bitwise_or(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.bitwise_or(tk.arange(4), 2))
-        >>> compute(api.zeros(4, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.int32).partition(4)).out().sync().numpy()
         array([2, 3, 2, 3], dtype=int32)
     """
     return bitwise("bitwise_or", np.bitwise_or, x, y)
@@ -68,7 +68,7 @@ def bitwise_xor(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.bitwise_xor(tk.arange(4), 2))
-        >>> compute(api.zeros(4, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.int32).partition(4)).out().sync().numpy()
         array([2, 3, 0, 1], dtype=int32)
     """
     return bitwise("bitwise_xor", np.bitwise_xor, x, y)
@@ -88,7 +88,7 @@ def bitwise_lshift(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.bitwise_lshift(tk.arange(4), 2))
-        >>> compute(api.zeros(4, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.int32).partition(4)).out().sync().numpy()
         array([ 0,  4,  8, 12], dtype=int32)
     """
     return shift("bitwise_lshift", np.left_shift, x, y)
@@ -108,7 +108,7 @@ def bitwise_rshift(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.bitwise_rshift(tk.arange(4), 1))
-        >>> compute(api.zeros(4, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.int32).partition(4)).out().sync().numpy()
         array([0, 0, 1, 1], dtype=int32)
     """
     return shift("bitwise_rshift", np.right_shift, x, y)
@@ -128,7 +128,7 @@ def bitwise_not(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.bitwise_not(tk.arange(4)))
-        >>> compute(api.zeros(4, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.int32).partition(4)).out().sync().numpy()
         array([-1, -2, -3, -4], dtype=int32)
     """
     if not isinstance(x, Tile):
@@ -159,7 +159,7 @@ def popcount(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.popcount(tk.arange(4)))
-        >>> compute(api.zeros(4, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.int32).partition(4)).out().sync().numpy()
         array([0, 1, 1, 2], dtype=int32)
     """
     value, width = _unsigned("popcount", x)
@@ -184,7 +184,7 @@ def clz(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.clz(tk.arange(4)))
-        >>> compute(api.zeros(4, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.int32).partition(4)).out().sync().numpy()
         array([32, 31, 30, 30], dtype=int32)
     """
     value, width = _unsigned("clz", x)

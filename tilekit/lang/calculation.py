@@ -66,7 +66,7 @@ def add(x: Tile | Scalar, y: Tile | Scalar, *, rounding_mode: Mode = None, flush
         >>> @tk.kernel
         ... def up(y: tk.InOut):
         ...     y.store(tk.add(y.load(), 2.0**-30, rounding_mode=tk.RoundingMode.RP))
-        >>> up(api.ones(2).partition(2)).first().unpartition().to_host().sync()
+        >>> up(api.ones(2).partition(2)).out().sync().numpy()
         array([1.0000001, 1.0000001], dtype=float32)
     """
     return _rounded("add", rounding.BASIC, rounding_mode, flush_to_zero, x, y)
@@ -88,7 +88,7 @@ def sub(x: Tile | Scalar, y: Tile | Scalar, *, rounding_mode: Mode = None, flush
         >>> @tk.kernel
         ... def down(y: tk.InOut):
         ...     y.store(tk.sub(y.load(), 2.0**-30, rounding_mode=tk.RoundingMode.RZ))
-        >>> down(api.ones(2).partition(2)).first().unpartition().to_host().sync()
+        >>> down(api.ones(2).partition(2)).out().sync().numpy()
         array([0.99999994, 0.99999994], dtype=float32)
     """
     return _rounded("sub", rounding.BASIC, rounding_mode, flush_to_zero, x, y)
@@ -113,7 +113,7 @@ def mul(x: Tile | Scalar, y: Tile | Scalar, *, rounding_mode: Mode = None, flush
         >>> @tk.kernel
         ... def line(y: tk.Out):
         ...     y.store(tk.mul(tk.arange(4, dtype=tk.float32), 0.1) + 1.0)
-        >>> line(api.zeros(4).partition(4)).first().unpartition().to_host().sync()
+        >>> line(api.zeros(4).partition(4)).out().sync().numpy()
         array([1. , 1.1, 1.2, 1.3], dtype=float32)
     """
     return _rounded("mul", rounding.BASIC, rounding_mode, flush_to_zero, x, y)
@@ -139,7 +139,7 @@ def truediv(x: Tile | Scalar, y: Tile | Scalar, *, rounding_mode: Mode = None, f
         >>> @tk.kernel
         ... def halve(y: tk.InOut):
         ...     y.store(tk.truediv(y.load(), 2.0, rounding_mode=tk.RoundingMode.APPROX))
-        >>> halve(api.ones(2).partition(2)).first().unpartition().to_host().sync()
+        >>> halve(api.ones(2).partition(2)).out().sync().numpy()
         array([0.5, 0.5], dtype=float32)
     """
     return _rounded("truediv", rounding.DIVISION, rounding_mode, flush_to_zero, x, y)
@@ -186,7 +186,7 @@ def floordiv(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def thirds(y: tk.Out):
         ...     y.store(tk.floordiv(tk.arange(4, start=-4), 3))
-        >>> thirds(api.zeros(4, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        >>> thirds(api.zeros(4, tk.int32).partition(4)).out().sync().numpy()
         array([-2, -1, -1, -1], dtype=int32)
     """
     return arithmetic("floordiv", integral.floor_quotient, x, y)
@@ -208,7 +208,7 @@ def mod(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def wrap(y: tk.Out):
         ...     y.store(tk.mod(tk.arange(4, start=-4), 3))
-        >>> wrap(api.zeros(4, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        >>> wrap(api.zeros(4, tk.int32).partition(4)).out().sync().numpy()
         array([2, 0, 1, 2], dtype=int32)
     """
     return arithmetic("mod", integral.remainder, x, y)
@@ -253,7 +253,7 @@ def cdiv(x: Tile | int, y: Tile | int) -> Any:
         >>> @tk.kernel
         ... def blocks(y: tk.Out):
         ...     y.store(tk.cdiv(tk.arange(4), 2))
-        >>> blocks(api.zeros(4, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        >>> blocks(api.zeros(4, tk.int32).partition(4)).out().sync().numpy()
         array([0, 1, 1, 2], dtype=int32)
     """
     if scalar_kind(x) is int and scalar_kind(y) is int:
@@ -282,7 +282,7 @@ def pow_(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def cubes(y: tk.Out):
         ...     y.store(tk.pow(tk.arange(4), 3))
-        >>> cubes(api.zeros(4, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        >>> cubes(api.zeros(4, tk.int32).partition(4)).out().sync().numpy()
         array([ 0,  1,  8, 27], dtype=int32)
     """
     return arithmetic("pow", integral.power, x, y)
@@ -302,7 +302,7 @@ def negative(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def flip(y: tk.Out):
         ...     y.store(tk.negative(tk.arange(3 + 1)))
-        >>> flip(api.zeros(4, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        >>> flip(api.zeros(4, tk.int32).partition(4)).out().sync().numpy()
         array([ 0, -1, -2, -3], dtype=int32)
     """
     if not isinstance(x, Tile):
@@ -324,7 +324,7 @@ def abs_(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def size(y: tk.Out):
         ...     y.store(tk.abs(tk.arange(4, start=-2)))
-        >>> size(api.zeros(4, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        >>> size(api.zeros(4, tk.int32).partition(4)).out().sync().numpy()
         array([2, 1, 0, 1], dtype=int32)
     """
     if not isinstance(x, Tile):
@@ -347,7 +347,7 @@ def mulhi(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         ... def scale(y: tk.InOut):
         ...     y.store(tk.mulhi(y.load(), 10))
         >>> x = api.from_host(np.array([0, 2**31, 2**32 - 1], np.uint32)).sync()
-        >>> scale(x.partition(4)).first().unpartition().to_host().sync()
+        >>> scale(x.partition(4)).out().sync().numpy()
         array([0, 5, 9], dtype=uint32)
     """
     (a, b), dtype = operands("mulhi", x, y)

@@ -44,7 +44,7 @@ def equal(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.equal(tk.arange(4), 2))
-        >>> compute(api.zeros(4, tk.bool_).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.bool_).partition(4)).out().sync().numpy()
         array([False, False,  True, False])
     """
     return comparison("equal", np.equal, x, y)
@@ -64,7 +64,7 @@ def not_equal(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.not_equal(tk.arange(4), 2))
-        >>> compute(api.zeros(4, tk.bool_).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.bool_).partition(4)).out().sync().numpy()
         array([ True,  True, False,  True])
     """
     return comparison("not_equal", np.not_equal, x, y)
@@ -84,7 +84,7 @@ def less(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.less(tk.arange(4), 2))
-        >>> compute(api.zeros(4, tk.bool_).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.bool_).partition(4)).out().sync().numpy()
         array([ True,  True, False, False])
     """
     return comparison("less", np.less, x, y)
@@ -104,7 +104,7 @@ def less_equal(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.less_equal(tk.arange(4), 2))
-        >>> compute(api.zeros(4, tk.bool_).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.bool_).partition(4)).out().sync().numpy()
         array([ True,  True,  True, False])
     """
     return comparison("less_equal", np.less_equal, x, y)
@@ -124,7 +124,7 @@ def greater(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.greater(tk.arange(4), 2))
-        >>> compute(api.zeros(4, tk.bool_).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.bool_).partition(4)).out().sync().numpy()
         array([False, False, False,  True])
     """
     return comparison("greater", np.greater, x, y)
@@ -144,7 +144,7 @@ def greater_equal(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.greater_equal(tk.arange(4), 2))
-        >>> compute(api.zeros(4, tk.bool_).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.bool_).partition(4)).out().sync().numpy()
         array([False, False,  True,  True])
     """
     return comparison("greater_equal", np.greater_equal, x, y)
@@ -164,7 +164,7 @@ def logical_and(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.logical_and(tk.arange(4) > 1, tk.arange(4) < 3))
-        >>> compute(api.zeros(4, tk.bool_).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.bool_).partition(4)).out().sync().numpy()
         array([False, False,  True, False])
     """
     return _truths("logical_and", np.logical_and, x, y)
@@ -184,7 +184,7 @@ def logical_or(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.logical_or(tk.arange(4) > 1, tk.arange(4) < 3))
-        >>> compute(api.zeros(4, tk.bool_).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.bool_).partition(4)).out().sync().numpy()
         array([ True,  True,  True,  True])
     """
     return _truths("logical_or", np.logical_or, x, y)
@@ -204,7 +204,7 @@ def logical_xor(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.logical_xor(tk.arange(4) > 1, tk.arange(4) < 3))
-        >>> compute(api.zeros(4, tk.bool_).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.bool_).partition(4)).out().sync().numpy()
         array([ True,  True, False,  True])
     """
     return _truths("logical_xor", np.logical_xor, x, y)
@@ -224,7 +224,7 @@ def logical_not(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.logical_not(tk.arange(4)))
-        >>> compute(api.zeros(4, tk.bool_).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.bool_).partition(4)).out().sync().numpy()
         array([ True, False, False, False])
     """
     if not isinstance(x, Tile):
@@ -247,7 +247,7 @@ def isnan(x: Tile) -> Tile:
         ... def compute(y: tk.Out, x: tk.In):
         ...     y.store(tk.isnan(tk.load_tile_like(x, y)))
         >>> x = api.from_host(np.array([1.0, np.inf, -np.inf, np.nan], np.float32)).sync()
-        >>> compute(api.zeros(4, tk.bool_).partition(4), x).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.bool_).partition(4), x).out().sync().numpy()
         array([False, False, False,  True])
     """
     return Tile(np.isnan(floats("isnan", x)))
@@ -268,7 +268,7 @@ def isinf(x: Tile) -> Tile:
         ... def compute(y: tk.Out, x: tk.In):
         ...     y.store(tk.isinf(tk.load_tile_like(x, y)))
         >>> x = api.from_host(np.array([1.0, np.inf, -np.inf, np.nan], np.float32)).sync()
-        >>> compute(api.zeros(4, tk.bool_).partition(4), x).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.bool_).partition(4), x).out().sync().numpy()
         array([False,  True,  True, False])
     """
     return Tile(np.isinf(floats("isinf", x)))
@@ -289,7 +289,7 @@ def isfinite(x: Tile) -> Tile:
         ... def compute(y: tk.Out, x: tk.In):
         ...     y.store(tk.isfinite(tk.load_tile_like(x, y)))
         >>> x = api.from_host(np.array([1.0, np.inf, -np.inf, np.nan], np.float32)).sync()
-        >>> compute(api.zeros(4, tk.bool_).partition(4), x).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.bool_).partition(4), x).out().sync().numpy()
         array([ True, False, False, False])
     """
     return Tile(np.isfinite(floats("isfinite", x)))

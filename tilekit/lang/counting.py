@@ -69,7 +69,7 @@ def histogram(x: Tile, bins: int, mask: Any = None) -> Tile:
         ... def count(y: tk.Out, x: tk.In):
         ...     y.store(tk.histogram(tk.load(x, 0, 8), 4))
         >>> x = api.from_host(np.array([3, 1, 4, 1, -5, 3, 0, 1], np.int32)).sync()
-        >>> count(api.zeros(4, tk.int32).partition(4), x).first().unpartition().to_host().sync()
+        >>> count(api.zeros(4, tk.int32).partition(4), x).out().sync().numpy()
         array([1, 3, 0, 2], dtype=int32)
     """
     if not isinstance(x, Tile):

@@ -37,7 +37,7 @@ def full(shape: int | tuple[int, ...], value: Scalar, dtype: Any = None) -> Tile
         >>> @tk.kernel
         ... def constant(y: tk.Out, a):
         ...     y.store(tk.full(y.tile_shape, a, tk.float32))
-        >>> constant(api.zeros(4).partition(4), 2.5).first().unpartition().to_host().sync()
+        >>> constant(api.zeros(4).partition(4), 2.5).out().sync().numpy()
         array([2.5, 2.5, 2.5, 2.5], dtype=float32)
     """
     extents, kind = check_shape(shape, "full"), scalar_kind(value)
@@ -62,7 +62,7 @@ def zeros(shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> Tile:
         >>> @tk.kernel
         ... def clear(y: tk.Out):
         ...     y.store(tk.zeros(y.tile_shape))
-        >>> clear(api.ones(4).partition(2)).first().unpartition().to_host().sync()
+        >>> clear(api.ones(4).partition(2)).out().sync().numpy()
         array([0., 0., 0., 0.], dtype=float32)
     """
     return Tile(np.zeros(check_shape(shape, "zeros"), _dtype(dtype, "zeros")))
@@ -83,7 +83,7 @@ def ones(shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> Tile:
         >>> @tk.kernel
         ... def fill(y: tk.Out):
         ...     y.store(tk.ones(y.tile_shape))
-        >>> fill(api.zeros(4).partition(2)).first().unpartition().to_host().sync()
+        >>> fill(api.zeros(4).partition(2)).out().sync().numpy()
         array([1., 1., 1., 1.], dtype=float32)
     """
     return Tile(np.ones(check_shape(shape, "ones"), _dtype(dtype, "ones")))
@@ -107,7 +107,7 @@ def arange(size: int, *, dtype: Any = dtypes.int32, start: Scalar = 0, step: Sca
         >>> @tk.kernel
         ... def number(y: tk.Out):
         ...     y.store(tk.arange(4, start=4 * tk.bid(0)))
-        >>> number(api.zeros(8, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        >>> number(api.zeros(8, tk.int32).partition(4)).out().sync().numpy()
         array([0, 1, 2, 3, 4, 5, 6, 7], dtype=int32)
     """
     (extent,) = check_shape((size,), "arange")
@@ -166,7 +166,7 @@ def astile(value: Scalar | tuple[Any, ...], *, dtype: Any = None) -> Tile:
         >>> @tk.kernel
         ... def table(y: tk.Out):
         ...     y.store(tk.astile(((1, 2), (3, 4))))
-        >>> table(api.zeros((2, 2), tk.int32).partition((2, 2))).first().unpartition().to_host().sync()
+        >>> table(api.zeros((2, 2), tk.int32).partition((2, 2))).out().sync().numpy()
         array([[1, 2],
                [3, 4]], dtype=int32)
     """

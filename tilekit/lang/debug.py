@@ -231,7 +231,7 @@ def assert_(condition: Any, message: str = "") -> None:
         ...     t = y.load()
         ...     tk.assert_(t >= 0, "roots of negative numbers do not exist")
         ...     y.store(tk.sqrt(t))
-        >>> root(api.full(2, 9.0).partition(2)).first().unpartition().to_host().sync()
+        >>> root(api.full(2, 9.0).partition(2)).out().sync().numpy()
         array([3., 3.], dtype=float32)
     """
     problem = message_problem(message)
@@ -272,7 +272,7 @@ def static_assert(condition: bool, message: str = "") -> None:
         ... def halves(y: tk.Out[BM]):
         ...     tk.static_assert(BM >= 2, "a tile of one element has no halves")
         ...     y.store(tk.cat((tk.zeros(BM // 2), tk.ones(BM // 2)), 0))
-        >>> halves(api.zeros(4).partition(4)).first().unpartition().to_host().sync()
+        >>> halves(api.zeros(4).partition(4)).out().sync().numpy()
         array([0., 0., 1., 1.], dtype=float32)
     """
     problem = message_problem(message)

@@ -40,7 +40,7 @@ def where(condition: Tile, x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         ...     t = y.load()
         ...     y.store(tk.where(t > 0, t, 0.0))
         >>> x = api.from_host(np.array([-1, 2, -3, 4], np.float32)).sync()
-        >>> relu(x.partition(4)).first().unpartition().to_host().sync()
+        >>> relu(x.partition(4)).out().sync().numpy()
         array([0., 2., 0., 4.], dtype=float32)
     """
     if not isinstance(condition, Tile) or condition.dtype != dtypes.bool_:
@@ -75,7 +75,7 @@ def minimum(x: Tile | Scalar, y: Tile | Scalar, *, propagate_nan: bool = True, f
         >>> @tk.kernel
         ... def clip(y: tk.InOut):
         ...     y.store(tk.minimum(y.load(), 2.0))
-        >>> clip(api.arange(4, dtype=tk.float32).partition(4)).first().unpartition().to_host().sync()
+        >>> clip(api.arange(4, dtype=tk.float32).partition(4)).out().sync().numpy()
         array([0., 1., 2., 2.], dtype=float32)
     """
     return _extremum("minimum", x, y, propagate_nan, flush_to_zero)
@@ -97,7 +97,7 @@ def maximum(x: Tile | Scalar, y: Tile | Scalar, *, propagate_nan: bool = True, f
         >>> @tk.kernel
         ... def clip(y: tk.InOut):
         ...     y.store(tk.maximum(y.load(), 2.0))
-        >>> clip(api.arange(4, dtype=tk.float32).partition(4)).first().unpartition().to_host().sync()
+        >>> clip(api.arange(4, dtype=tk.float32).partition(4)).out().sync().numpy()
         array([2., 2., 2., 3.], dtype=float32)
     """
     return _extremum("maximum", x, y, propagate_nan, flush_to_zero)
@@ -117,7 +117,7 @@ def clip(x: Tile | Scalar, lo: Tile | Scalar, hi: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def limit(y: tk.Out):
         ...     y.store(tk.clip(tk.arange(8), 2, 5))
-        >>> limit(api.zeros(8, tk.int32).partition(8)).first().unpartition().to_host().sync()
+        >>> limit(api.zeros(8, tk.int32).partition(8)).out().sync().numpy()
         array([2, 2, 2, 3, 4, 5, 5, 5], dtype=int32)
     """
     (a, low, high), dtype = operands("clip", x, lo, hi)
@@ -138,7 +138,7 @@ def sign(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.Out):
         ...     y.store(tk.sign(tk.arange(4, start=-2)))
-        >>> compute(api.zeros(4, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        >>> compute(api.zeros(4, tk.int32).partition(4)).out().sync().numpy()
         array([-1, -1,  0,  1], dtype=int32)
     """
     if not isinstance(x, Tile):
@@ -167,7 +167,7 @@ def copysign(x: Tile | Scalar, y: Tile | Scalar) -> Tile:
         ... def compute(y: tk.InOut):
         ...     y.store(tk.copysign(2.0, y.load()))
         >>> y = api.from_host(np.array([-0.0, 0.0], np.float32)).sync()
-        >>> compute(y.partition(2)).first().unpartition().to_host().sync()
+        >>> compute(y.partition(2)).out().sync().numpy()
         array([-2.,  2.], dtype=float32)
     """
     return floating_pair("copysign", x, y, np.copysign)
@@ -187,7 +187,7 @@ def floor(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.floor(y.load()))
-        >>> compute(api.full(2, -1.5).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, -1.5).partition(2)).out().sync().numpy()
         array([-2., -2.], dtype=float32)
     """
     return floating("floor", x, np.floor)
@@ -207,7 +207,7 @@ def ceil(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.ceil(y.load()))
-        >>> compute(api.full(2, 1.5).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 1.5).partition(2)).out().sync().numpy()
         array([2., 2.], dtype=float32)
     """
     return floating("ceil", x, np.ceil)
@@ -227,7 +227,7 @@ def trunc(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.trunc(y.load()))
-        >>> compute(api.full(2, -1.5).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, -1.5).partition(2)).out().sync().numpy()
         array([-1., -1.], dtype=float32)
     """
     return floating("trunc", x, np.trunc)
@@ -247,7 +247,7 @@ def round_(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.round(y.load()))
-        >>> compute(api.full(2, 2.5).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 2.5).partition(2)).out().sync().numpy()
         array([2., 2.], dtype=float32)
     """
     return floating("round", x, np.rint)

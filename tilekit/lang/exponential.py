@@ -42,7 +42,7 @@ def exp(x: Tile, *, rounding_mode: RoundingMode | str | None = None) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.exp(y.load()))
-        >>> compute(api.full(2, 0.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 0.0).partition(2)).out().sync().numpy()
         array([1., 1.], dtype=float32)
     """
     return floating("exp", x, np.exp, accepted=rounding.EXPONENTIAL, rounding_mode=rounding_mode)
@@ -66,7 +66,7 @@ def exp2(x: Tile, *, flush_to_zero: bool = False) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.exp2(y.load()))
-        >>> compute(api.full(2, 3.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 3.0).partition(2)).out().sync().numpy()
         array([8., 8.], dtype=float32)
     """
     return floating("exp2", x, np.exp2, flush_to_zero=flush_to_zero)
@@ -88,7 +88,7 @@ def expm1(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.expm1(y.load()))
-        >>> compute(api.full(2, 0.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 0.0).partition(2)).out().sync().numpy()
         array([0., 0.], dtype=float32)
     """
     return floating("expm1", x, np.expm1)
@@ -110,7 +110,7 @@ def log(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.log(y.load()))
-        >>> compute(api.full(2, 1.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 1.0).partition(2)).out().sync().numpy()
         array([0., 0.], dtype=float32)
     """
     return floating("log", x, np.log)
@@ -132,7 +132,7 @@ def log2(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.log2(y.load()))
-        >>> compute(api.full(2, 8.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 8.0).partition(2)).out().sync().numpy()
         array([3., 3.], dtype=float32)
     """
     return floating("log2", x, np.log2)
@@ -154,7 +154,7 @@ def log10(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.log10(y.load()))
-        >>> compute(api.full(2, 1.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 1.0).partition(2)).out().sync().numpy()
         array([0., 0.], dtype=float32)
     """
     return floating("log10", x, np.log10)
@@ -176,7 +176,7 @@ def log1p(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.log1p(y.load()))
-        >>> compute(api.full(2, 0.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 0.0).partition(2)).out().sync().numpy()
         array([0., 0.], dtype=float32)
     """
     return floating("log1p", x, np.log1p)
@@ -202,7 +202,7 @@ def sqrt(x: Tile, *, rounding_mode: RoundingMode | str | None = None, flush_to_z
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.sqrt(y.load()))
-        >>> compute(api.full(2, 9.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 9.0).partition(2)).out().sync().numpy()
         array([3., 3.], dtype=float32)
     """
     return floating("sqrt", x, np.sqrt, accepted=rounding.ROOT, rounding_mode=rounding_mode, flush_to_zero=flush_to_zero)
@@ -225,7 +225,7 @@ def rsqrt(x: Tile, *, flush_to_zero: bool = False) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.rsqrt(y.load()))
-        >>> compute(api.full(2, 4.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 4.0).partition(2)).out().sync().numpy()
         array([0.5, 0.5], dtype=float32)
     """
     return floating("rsqrt", x, real_rsqrt, flush_to_zero=flush_to_zero)
@@ -247,7 +247,7 @@ def cbrt(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.cbrt(y.load()))
-        >>> compute(api.full(2, 0.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 0.0).partition(2)).out().sync().numpy()
         array([0., 0.], dtype=float32)
     """
     return floating("cbrt", x, np.cbrt)
@@ -269,7 +269,7 @@ def sigmoid(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.sigmoid(y.load()))
-        >>> compute(api.full(2, 0.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 0.0).partition(2)).out().sync().numpy()
         array([0.5, 0.5], dtype=float32)
     """
     return floating("sigmoid", x, real_sigmoid)
@@ -291,7 +291,7 @@ def softplus(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.softplus(y.load()))
-        >>> compute(api.full(2, 100.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 100.0).partition(2)).out().sync().numpy()
         array([100., 100.], dtype=float32)
     """
     return floating("softplus", x, real_softplus)
@@ -313,7 +313,7 @@ def erf(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.erf(y.load()))
-        >>> compute(api.full(2, 0.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 0.0).partition(2)).out().sync().numpy()
         array([0., 0.], dtype=float32)
     """
     return floating("erf", x, real_erf)
@@ -335,7 +335,7 @@ def erfc(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.erfc(y.load()))
-        >>> compute(api.full(2, 0.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 0.0).partition(2)).out().sync().numpy()
         array([1., 1.], dtype=float32)
     """
     return floating("erfc", x, real_erfc)

@@ -112,7 +112,7 @@ def gather(
         ... def pick(y: tk.Out, x: tk.In, where: tk.In):
         ...     y.store(tk.gather(x, tk.load_tile_like(where, y)))
         >>> x, where = api.arange(10, dtype=tk.float32), api.from_host(np.array([7, 1, 1, 9], np.int32))
-        >>> pick(api.zeros(4).partition(4), x, where).first().unpartition().to_host().sync()
+        >>> pick(api.zeros(4).partition(4), x, where).out().sync().numpy()
         array([7., 1., 1., 9.], dtype=float32)
     """
     check_eviction(eviction_policy, "gather")
@@ -160,7 +160,7 @@ def scatter(array: TensorView, indices: Any, value: Any, *, mask: Any = None, ev
         ...     place = tk.bid(0) * 4 + tk.arange(4)
         ...     tk.scatter(y, y.shape[0] - 1 - place, tk.load(x, tk.bid(0), 4))
         >>> x = api.arange(8, dtype=tk.float32)
-        >>> reverse(api.zeros(8).scattered(), x).grid(2).first().unpartition().to_host().sync()
+        >>> reverse(api.zeros(8).scattered(), x).grid(2).out().sync().numpy()
         array([7., 6., 5., 4., 3., 2., 1., 0.], dtype=float32)
     """
     check_eviction(eviction_policy, "scatter")

@@ -26,7 +26,7 @@ def static_range(start: int, stop: int | None = None, step: int = 1) -> range:
         ...     for i in tk.static_range(3):
         ...         t = t + tk.sum(tk.ones(2**i))
         ...     y.store(t)
-        >>> powers(api.zeros(2).partition(2)).first().unpartition().to_host().sync()
+        >>> powers(api.zeros(2).partition(2)).out().sync().numpy()
         array([7., 7.], dtype=float32)
     """
     bounds = (0, start) if stop is None else (start, stop)

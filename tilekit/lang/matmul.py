@@ -193,7 +193,7 @@ def mma(a: Tile, b: Tile, acc: Tile, *, precision: str = "ieee") -> Tile:
         ...     c.store(acc)
         >>> a = api.arange(8, dtype=tk.float32).reshape(2, 4).sync()
         >>> b = api.ones((4, 2), tk.float32).sync()
-        >>> product(api.zeros((2, 2)).partition((2, 2)), a, b).first().unpartition().to_host().sync()
+        >>> product(api.zeros((2, 2)).partition((2, 2)), a, b).out().sync().numpy()
         array([[ 6.,  6.],
                [22., 22.]], dtype=float32)
     """
@@ -229,7 +229,7 @@ def matmul(a: Tile, b: Tile, *, precision: str = "ieee") -> Tile:
         ...     y.store(tk.load_tile_like(x, y) @ tk.load(r, (0, 0), (2, 2)))
         >>> x = api.arange(8, dtype=tk.float32).reshape(4, 2).sync()
         >>> r = api.from_host(np.array([[0, 1], [-1, 0]], np.float32)).sync()
-        >>> turn(api.zeros((4, 2)).partition((4, 2)), x, r).first().unpartition().to_host().sync()
+        >>> turn(api.zeros((4, 2)).partition((4, 2)), x, r).out().sync().numpy()
         array([[-1.,  0.],
                [-3.,  2.],
                [-5.,  4.],

@@ -69,7 +69,7 @@ def bid(axis: int) -> int:
         >>> @tk.kernel
         ... def number(y: tk.Out):
         ...     y.store(tk.full(y.tile_shape, tk.bid(0)))
-        >>> number(api.zeros(4, tk.int32).partition(2)).first().unpartition().to_host().sync()
+        >>> number(api.zeros(4, tk.int32).partition(2)).out().sync().numpy()
         array([0, 0, 1, 1], dtype=int32)
     """
     running = block.current()
@@ -91,7 +91,7 @@ def num_blocks(axis: int) -> int:
         >>> @tk.kernel
         ... def count(y: tk.Out):
         ...     y.store(tk.full(y.tile_shape, tk.num_blocks(0)))
-        >>> count(api.zeros(4, tk.int32).partition(2)).first().unpartition().to_host().sync()
+        >>> count(api.zeros(4, tk.int32).partition(2)).out().sync().numpy()
         array([2, 2, 2, 2], dtype=int32)
     """
     running = block.current()
@@ -127,7 +127,7 @@ def num_tiles(array: TensorView, axis: int, shape: int | tuple[int, ...], *, ord
         ...     for i in range(tk.num_tiles(x, 0, 4)):
         ...         t += tk.load(x, i, 4)
         ...     y.store(t)
-        >>> total(api.zeros(4).partition(4), api.ones(10)).first().unpartition().to_host().sync()
+        >>> total(api.zeros(4).partition(4), api.ones(10)).out().sync().numpy()
         array([3., 3., 2., 2.], dtype=float32)
     """
     from tilekit.lang.shape import axis_of  # it imports the tiles
@@ -179,7 +179,7 @@ def load(
         ... def reverse_tiles(y: tk.Out, x: tk.In):
         ...     y.store(tk.load(x, tk.num_blocks(0) - 1 - tk.bid(0), 2))
         >>> x = api.arange(6, dtype=tk.float32).sync()
-        >>> reverse_tiles(api.zeros(6).partition(2), x).first().unpartition().to_host().sync()
+        >>> reverse_tiles(api.zeros(6).partition(2), x).out().sync().numpy()
         array([4., 5., 2., 3., 0., 1.], dtype=float32)
     """
     view = tensor(array, "load")
@@ -241,7 +241,7 @@ def load_tile_like(
         ... def double(y: tk.Out, x: tk.In):
         ...     y.store(2 * tk.load_tile_like(x, y))
         >>> x = api.arange(4, dtype=tk.float32).sync()
-        >>> double(api.zeros(4).partition(2), x).first().unpartition().to_host().sync()
+        >>> double(api.zeros(4).partition(2), x).out().sync().numpy()
         array([0., 2., 4., 6.], dtype=float32)
     """
     check_eviction(eviction_policy, "load_tile_like")
@@ -290,7 +290,7 @@ def store(
         ... def reverse_tiles(y: tk.Out, x: tk.In):
         ...     tk.store(y, tk.num_blocks(0) - 1 - tk.bid(0), tk.load_tile_like(x, y))
         >>> x = api.arange(6, dtype=tk.float32).sync()
-        >>> reverse_tiles(api.zeros(6).partition(2), x).first().unpartition().to_host().sync()
+        >>> reverse_tiles(api.zeros(6).partition(2), x).out().sync().numpy()
         array([4., 5., 2., 3., 0., 1.], dtype=float32)
     """
     view = tensor(array, "store")

@@ -110,7 +110,7 @@ def pipelined(
         ...     c.store(acc)
         >>> a = api.arange(8, dtype=tk.float32).reshape(2, 4).sync()
         >>> b = api.ones((4, 2), tk.float32).sync()
-        >>> product(api.zeros((2, 2)).partition((2, 2)), a, b).first().unpartition().to_host().sync()
+        >>> product(api.zeros((2, 2)).partition((2, 2)), a, b).out().sync().numpy()
         array([[ 6.,  6.],
                [22., 22.]], dtype=float32)
     """

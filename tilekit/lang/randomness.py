@@ -271,7 +271,7 @@ def rand(seed: int, offsets: Tile, dtype: Any = dtypes.float32) -> Tile:
         ... def dropout(y: tk.InOut, seed, p):
         ...     at = tk.arange(4, start=4 * tk.bid(0))
         ...     y.store(tk.where(tk.rand(seed, at) < p, 0.0, y.load()))
-        >>> dropout(api.ones(8).partition(4), 7, 0.5).first().unpartition().to_host().sync()
+        >>> dropout(api.ones(8).partition(4), 7, 0.5).out().sync().numpy()
         array([1., 1., 0., 0., 0., 1., 0., 1.], dtype=float32)
     """
     key, at, chosen = _seed("rand", seed), _offsets("rand", offsets), _float("rand", dtype)
@@ -299,7 +299,7 @@ def randn(seed: int, offsets: Tile, dtype: Any = dtypes.float32) -> Tile:
         >>> @tk.kernel
         ... def noise(y: tk.Out, seed):
         ...     y.store(tk.randn(seed, tk.arange(2)))
-        >>> noise(api.zeros(2).partition(2), 1).first().unpartition().to_host().sync()
+        >>> noise(api.zeros(2).partition(2), 1).out().sync().numpy()
         array([-0.1650477,  2.6764483], dtype=float32)
     """
     key, at, chosen = _seed("randn", seed), _offsets("randn", offsets), _float("randn", dtype)
@@ -330,7 +330,7 @@ def randint(seed: int, offsets: Tile, low: int, high: int, dtype: Any = dtypes.i
         >>> @tk.kernel
         ... def dice(y: tk.Out, seed):
         ...     y.store(tk.randint(seed, tk.arange(4), 1, 7))
-        >>> dice(api.zeros(4, tk.int32).partition(4), 1).first().unpartition().to_host().sync()
+        >>> dice(api.zeros(4, tk.int32).partition(4), 1).out().sync().numpy()
         array([6, 2, 5, 2], dtype=int32)
     """
     key, at, chosen = _seed("randint", seed), _offsets("randint", offsets), _dtype("randint", dtype)

@@ -72,7 +72,7 @@ def sum_(x: Tile, axis: int | tuple[int, ...] | None = None, *, keepdims: bool =
         ... def row_sums(y: tk.Out, x: tk.In):
         ...     y.store(tk.sum(tk.load(x, (tk.bid(0), 0), (2, 4)), axis=1))
         >>> x = api.arange(16, dtype=tk.float32).reshape(4, 4).sync()
-        >>> row_sums(api.zeros(4).partition(2), x).first().unpartition().to_host().sync()
+        >>> row_sums(api.zeros(4).partition(2), x).out().sync().numpy()
         array([ 6., 22., 38., 54.], dtype=float32)
     """
     return _fold("sum", x, axis, keepdims)
@@ -92,7 +92,7 @@ def prod(x: Tile, axis: int | tuple[int, ...] | None = None, *, keepdims: bool =
         >>> @tk.kernel
         ... def factorial(y: tk.Out):
         ...     y.store(tk.prod(tk.arange(4) + 1, keepdims=True))
-        >>> factorial(api.zeros(1, tk.int32).partition(1)).first().unpartition().to_host().sync()
+        >>> factorial(api.zeros(1, tk.int32).partition(1)).out().sync().numpy()
         array([24], dtype=int32)
     """
     return _fold("prod", x, axis, keepdims)
@@ -128,7 +128,7 @@ def max_(x: Tile, axis: int | tuple[int, ...] | None = None, *, keepdims: bool =
         ... def largest(y: tk.Out, x: tk.In):
         ...     y.store(tk.max(tk.load(x, tk.bid(0), 4), keepdims=True))
         >>> x = api.from_host(np.array([3, 1, 4, 1, 5, 9, 2, 6], np.int32)).sync()
-        >>> largest(api.zeros(2, tk.int32).partition(1), x).first().unpartition().to_host().sync()
+        >>> largest(api.zeros(2, tk.int32).partition(1), x).out().sync().numpy()
         array([4, 9], dtype=int32)
     """
     return _extreme("max", x, axis, keepdims, propagate_nan)
@@ -149,7 +149,7 @@ def min_(x: Tile, axis: int | tuple[int, ...] | None = None, *, keepdims: bool =
         ... def smallest(y: tk.Out, x: tk.In):
         ...     y.store(tk.min(tk.load(x, tk.bid(0), 4), keepdims=True))
         >>> x = api.from_host(np.array([3, 1, 4, 1, 5, 9, 2, 6], np.int32)).sync()
-        >>> smallest(api.zeros(2, tk.int32).partition(1), x).first().unpartition().to_host().sync()
+        >>> smallest(api.zeros(2, tk.int32).partition(1), x).out().sync().numpy()
         array([1, 2], dtype=int32)
     """
     return _extreme("min", x, axis, keepdims, propagate_nan)
@@ -190,7 +190,7 @@ def argmax(x: Tile, axis: int | None = None, *, keepdims: bool = False, propagat
         ... def winner(y: tk.Out, x: tk.In):
         ...     y.store(tk.argmax(tk.load(x, tk.bid(0), 4), keepdims=True))
         >>> x = api.from_host(np.array([3, 1, 4, 1, 5, 9, 2, 6], np.int32)).sync()
-        >>> winner(api.zeros(2, tk.int32).partition(1), x).first().unpartition().to_host().sync()
+        >>> winner(api.zeros(2, tk.int32).partition(1), x).out().sync().numpy()
         array([2, 1], dtype=int32)
     """
     return _position("argmax", x, axis, keepdims, propagate_nan)
@@ -211,7 +211,7 @@ def argmin(x: Tile, axis: int | None = None, *, keepdims: bool = False, propagat
         ... def loser(y: tk.Out, x: tk.In):
         ...     y.store(tk.argmin(tk.load(x, tk.bid(0), 4), keepdims=True))
         >>> x = api.from_host(np.array([3, 1, 4, 1, 5, 9, 2, 6], np.int32)).sync()
-        >>> loser(api.zeros(2, tk.int32).partition(1), x).first().unpartition().to_host().sync()
+        >>> loser(api.zeros(2, tk.int32).partition(1), x).out().sync().numpy()
         array([1, 2], dtype=int32)
     """
     return _position("argmin", x, axis, keepdims, propagate_nan)
@@ -301,7 +301,7 @@ def reduce(
         ...     u, v = tk.reduce((tk.load(a, 0, 4), tk.load(b, 0, 4)), 0, longer)
         ...     y.store(tk.cat((u[None], v[None]), 0))
         >>> a, b = api.arange(4).sync(), api.full(4, 2, tk.int64).sync()
-        >>> longest(api.zeros(2, tk.int64).partition(2), a, b).first().unpartition().to_host().sync()
+        >>> longest(api.zeros(2, tk.int64).partition(2), a, b).out().sync().numpy()
         array([3, 2])
     """
     columns, alone = columns_of(x, "reduce")

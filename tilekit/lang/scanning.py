@@ -72,7 +72,7 @@ def cumprod(x: Tile, axis: int, *, reverse: bool = False) -> Tile:
         >>> @tk.kernel
         ... def factorials(y: tk.Out):
         ...     y.store(tk.cumprod(tk.arange(4) + 1, 0))
-        >>> factorials(api.zeros(4, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        >>> factorials(api.zeros(4, tk.int32).partition(4)).out().sync().numpy()
         array([ 1,  2,  6, 24], dtype=int32)
     """
     return _accumulated("cumprod", np.cumprod, x, axis, reverse)
@@ -110,7 +110,7 @@ def scan(
         ... def peaks(y: tk.InOut):
         ...     y.store(tk.scan(y.load(), 0, lambda a, b: tk.maximum(a, b)))
         >>> x = api.from_host(np.array([3, 1, 4, 1, 5, 9, 2, 6], np.int32)).sync()
-        >>> peaks(x.partition(8)).first().unpartition().to_host().sync()
+        >>> peaks(x.partition(8)).out().sync().numpy()
         array([3, 3, 4, 4, 5, 9, 9, 9], dtype=int32)
     """
     columns, alone = columns_of(x, "scan")

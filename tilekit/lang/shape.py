@@ -99,7 +99,7 @@ def reshape(x: Tile, shape: int | tuple[int, ...]) -> Tile:
         ... def swap_halves(y: tk.InOut):
         ...     t = tk.reshape(y.load(), (2, 2))
         ...     y.store(tk.reshape(tk.transpose(t), 4))
-        >>> swap_halves(api.arange(4).partition(4)).first().unpartition().to_host().sync()
+        >>> swap_halves(api.arange(4).partition(4)).out().sync().numpy()
         array([0, 2, 1, 3])
     """
     tile = _tile(x, "reshape")
@@ -179,7 +179,7 @@ def expand_dims(x: Tile, axis: int) -> Tile:
         ... def table(y: tk.Out):
         ...     n = tk.arange(4)
         ...     y.store(tk.expand_dims(n, 1) * tk.expand_dims(n, 0))
-        >>> table(api.zeros((4, 4), tk.int32).partition((4, 4))).first().unpartition().to_host().sync()
+        >>> table(api.zeros((4, 4), tk.int32).partition((4, 4))).out().sync().numpy()
         array([[0, 0, 0, 0],
                [0, 1, 2, 3],
                [0, 2, 4, 6],
@@ -204,7 +204,7 @@ def broadcast_to(x: Tile, shape: int | tuple[int, ...]) -> Tile:
         >>> @tk.kernel
         ... def rows(y: tk.Out):
         ...     y.store(tk.broadcast_to(tk.arange(4), (2, 4)))
-        >>> rows(api.zeros((2, 4), tk.int32).partition((2, 4))).first().unpartition().to_host().sync()
+        >>> rows(api.zeros((2, 4), tk.int32).partition((2, 4))).out().sync().numpy()
         array([[0, 1, 2, 3],
                [0, 1, 2, 3]], dtype=int32)
     """
@@ -244,7 +244,7 @@ def cat(tiles: tuple[Tile, Tile], axis: int) -> Tile:
         >>> @tk.kernel
         ... def twice(y: tk.Out):
         ...     y.store(tk.cat((tk.arange(2), tk.arange(2)), 0))
-        >>> twice(api.zeros(4, tk.int32).partition(4)).first().unpartition().to_host().sync()
+        >>> twice(api.zeros(4, tk.int32).partition(4)).out().sync().numpy()
         array([0, 1, 0, 1], dtype=int32)
     """
     if not isinstance(tiles, tuple):
@@ -320,7 +320,7 @@ def insert(x: Tile, index: int | tuple[int, ...], value: Tile) -> Tile:
         >>> @tk.kernel
         ... def blank(y: tk.InOut):
         ...     y.store(tk.insert(y.load(), 1, tk.zeros(2, tk.int64)))
-        >>> blank(api.arange(8).partition(8)).first().unpartition().to_host().sync()
+        >>> blank(api.arange(8).partition(8)).out().sync().numpy()
         array([0, 1, 0, 0, 4, 5, 6, 7])
     """
     tile, part = _tile(x, "insert"), _tile(value, "insert")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 import typing
@@ -37,6 +38,11 @@ class Parameter:
     kind: Kind
     dims: Dims | None = None
 
+    @property
+    def is_written(self) -> bool:
+        """Whether it is declared to be: `Out` or `InOut`."""
+        return self.kind in ("out", "inout")
+
 
 @dataclass(frozen=True)
 class KernelSignature:
@@ -51,6 +57,12 @@ class KernelSignature:
     parameters: tuple[Parameter, ...]
     generics: Mapping[str, Generic]
     binder: inspect.Signature
+
+    @functools.cached_property
+    def tiles(self) -> dict[int, tuple[int, ...]]:
+        """The shapes of the tiles of written parameters that name all their extents, by position."""
+        declared = {at: p.dims for at, p in enumerate(self.parameters) if p.is_written and p.dims}
+        return {at: dims for at, dims in declared.items() if all(type(n) is int and n > 0 for n in dims)}  # type: ignore[misc]
 
 
 def read_signature(function: types.FunctionType, scope: Mapping[str, Any]) -> KernelSignature:

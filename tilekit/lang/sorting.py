@@ -55,7 +55,7 @@ def sort(x: Tile, axis: int = -1, *, descending: bool = False) -> Tile:
         ... def ordered(y: tk.InOut):
         ...     y.store(tk.sort(y.load()))
         >>> x = api.from_host(np.array([3, 1, 4, 1, 5, 9, 2, 6], np.int32)).sync()
-        >>> ordered(x.partition(8)).first().unpartition().to_host().sync()
+        >>> ordered(x.partition(8)).out().sync().numpy()
         array([1, 1, 2, 3, 4, 5, 6, 9], dtype=int32)
     """
     array, along = _operand(x, axis, "sort")
@@ -81,7 +81,7 @@ def argsort(x: Tile, axis: int = -1, *, descending: bool = False) -> Tile:
         ... def places(y: tk.Out, x: tk.In):
         ...     y.store(tk.argsort(tk.load_tile_like(x, y)))
         >>> x = api.from_host(np.array([3, 1, 4, 1, 5, 9, 2, 6], np.int32)).sync()
-        >>> places(api.zeros(8, tk.int32).partition(8), x).first().unpartition().to_host().sync()
+        >>> places(api.zeros(8, tk.int32).partition(8), x).out().sync().numpy()
         array([1, 3, 6, 0, 2, 4, 7, 5], dtype=int32)
     """
     array, along = _operand(x, axis, "argsort")

@@ -34,7 +34,7 @@ def sin(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.sin(y.load()))
-        >>> compute(api.full(2, 0.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 0.0).partition(2)).out().sync().numpy()
         array([0., 0.], dtype=float32)
     """
     return floating("sin", x, np.sin)
@@ -56,7 +56,7 @@ def cos(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.cos(y.load()))
-        >>> compute(api.full(2, 0.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 0.0).partition(2)).out().sync().numpy()
         array([1., 1.], dtype=float32)
     """
     return floating("cos", x, np.cos)
@@ -78,7 +78,7 @@ def tan(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.tan(y.load()))
-        >>> compute(api.full(2, 0.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 0.0).partition(2)).out().sync().numpy()
         array([0., 0.], dtype=float32)
     """
     return floating("tan", x, np.tan)
@@ -100,7 +100,7 @@ def asin(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.asin(y.load()))
-        >>> compute(api.full(2, 0.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 0.0).partition(2)).out().sync().numpy()
         array([0., 0.], dtype=float32)
     """
     return floating("asin", x, np.arcsin)
@@ -122,7 +122,7 @@ def acos(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.acos(y.load()))
-        >>> compute(api.full(2, 1.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 1.0).partition(2)).out().sync().numpy()
         array([0., 0.], dtype=float32)
     """
     return floating("acos", x, np.arccos)
@@ -144,7 +144,7 @@ def atan(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.atan(y.load()))
-        >>> compute(api.full(2, 0.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 0.0).partition(2)).out().sync().numpy()
         array([0., 0.], dtype=float32)
     """
     return floating("atan", x, np.arctan)
@@ -166,7 +166,7 @@ def atan2(x1: Tile | Scalar, x2: Tile | Scalar) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.atan2(0.0, y.load()))
-        >>> compute(api.full(2, 1.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 1.0).partition(2)).out().sync().numpy()
         array([0., 0.], dtype=float32)
     """
     return floating_pair("atan2", x1, x2, np.arctan2)
@@ -188,7 +188,7 @@ def sinh(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.sinh(y.load()))
-        >>> compute(api.full(2, 0.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 0.0).partition(2)).out().sync().numpy()
         array([0., 0.], dtype=float32)
     """
     return floating("sinh", x, np.sinh)
@@ -210,7 +210,7 @@ def cosh(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.cosh(y.load()))
-        >>> compute(api.full(2, 0.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 0.0).partition(2)).out().sync().numpy()
         array([1., 1.], dtype=float32)
     """
     return floating("cosh", x, np.cosh)
@@ -235,7 +235,7 @@ def tanh(x: Tile, *, rounding_mode: RoundingMode | str | None = None) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.tanh(y.load()))
-        >>> compute(api.full(2, 0.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 0.0).partition(2)).out().sync().numpy()
         array([0., 0.], dtype=float32)
     """
     return floating("tanh", x, np.tanh, accepted=rounding.EXPONENTIAL, rounding_mode=rounding_mode)
@@ -257,7 +257,7 @@ def asinh(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.asinh(y.load()))
-        >>> compute(api.full(2, 0.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 0.0).partition(2)).out().sync().numpy()
         array([0., 0.], dtype=float32)
     """
     return floating("asinh", x, np.arcsinh)
@@ -279,7 +279,7 @@ def acosh(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.acosh(y.load()))
-        >>> compute(api.full(2, 1.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 1.0).partition(2)).out().sync().numpy()
         array([0., 0.], dtype=float32)
     """
     return floating("acosh", x, np.arccosh)
@@ -301,7 +301,7 @@ def atanh(x: Tile) -> Tile:
         >>> @tk.kernel
         ... def compute(y: tk.InOut):
         ...     y.store(tk.atanh(y.load()))
-        >>> compute(api.full(2, 0.0).partition(2)).first().unpartition().to_host().sync()
+        >>> compute(api.full(2, 0.0).partition(2)).out().sync().numpy()
         array([0., 0.], dtype=float32)
     """
     return floating("atanh", x, np.arctanh)

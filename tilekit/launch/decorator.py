@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tilekit._tensor.arrays import device_of, is_array, tensor_of
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
 from tilekit.compiler.facts import ArgumentFacts
@@ -118,6 +119,10 @@ class Kernel:
     def __call__(self, *args: Any, **kwargs: Any) -> KernelLaunch:
         """A launch with these arguments: tensors, partitions, scalars, values of `Const` parameters, or ops that produce them.
 
+        Where a tensor goes, so does an array of NumPy on a CPU device, or one of PyTorch, CuPy, JAX, numba: see `as_tensor`. What
+        is written is a partition; or a tensor or an array, which the parameter (`tk.Out[32, 64]`) or `.tile(shape)` of the launch
+        cuts.
+
         Raises:
             TypeError: arguments are missing, too many, or of a kind that their parameter does not take.
         """
@@ -130,6 +135,7 @@ class Kernel:
                     args = self._bind(args, kwargs)
                 if any(argument is None or type(argument) is tuple for argument in args):
                     kernel, args = self._put_together(args)
+                args = kernel.prepared(args)
                 form = kernel.form(args)
             elif form.ints or form.tuples:
                 self._inspect(form, args)
@@ -139,6 +145,11 @@ class Kernel:
                 for p, a in zip(kernel.signature.parameters, args, strict=True)
             )
             form = kernel.form(args)
+        except Exception:
+            for argument in (*args, *kwargs.values()):
+                if isinstance(argument, DeviceOp):
+                    argument.consumed()  # whoever is told of a mistake need not run them
+            raise
         return launch_of(kernel, args, form, self._options)
 
     def _put_together(self, arguments: tuple[Any, ...]) -> tuple[Kernel, tuple[Any, ...]]:
@@ -150,6 +161,20 @@ class Kernel:
         if kernel is None:
             kernel = self._nested.setdefault(structure, _Flattened(self, structure))
         return kernel, tuple(leaf for part, argument in zip(structure, arguments, strict=True) for leaf in flat(part, argument))
+
+    def prepared(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments with tensors in the places of arrays, and cut where their parameter says how (internal).
+
+        Raises:
+            TypeError, ValueError, BufferError: as `tensor_of`; an extent of the parameter's that no tile has.
+        """
+        parameters = self.signature.parameters
+        for at, (parameter, argument) in enumerate(zip(parameters, arguments, strict=True)):
+            if parameter.kind not in ("const", "scalar") and is_array(argument):
+                who = f"{self.label}, argument {parameter.name}"
+                arguments = (*arguments[:at], tensor_of(argument, device_of(arguments), who), *arguments[at + 1 :])
+        cut = {at: dims for at, dims in self.signature.tiles.items() if isinstance(arguments[at], Tensor)}
+        return tuple(a.partition(cut[at]) if at in cut else a for at, a in enumerate(arguments)) if cut else arguments
 
     def _look_again(self) -> None:
         """Forget what was specialised if a function that the kernel calls has been defined anew, as in a notebook."""
@@ -208,13 +233,8 @@ class Kernel:
                 raise TypeError(f"{who}: declared In, so it takes a tensor, not a partition; pass its .unpartition()")
             if not isinstance(argument, Tensor):
                 raise TypeError(f"{who}: declared In, so it takes a tensor, not {_kind_of(argument)}")
-        elif parameter.kind in ("out", "inout"):
-            if isinstance(argument, Tensor):
-                raise TypeError(
-                    f"{who}: writing needs a partition: pass {parameter.name}.partition(shape), which gives each block "
-                    "a tile of its own"
-                )
-            if not isinstance(argument, Partition):
+        elif parameter.is_written:
+            if not isinstance(argument, (Tensor, Partition)):
                 declared = {"out": "Out", "inout": "InOut"}[parameter.kind]
                 raise TypeError(f"{who}: declared {declared}, so it takes a partition of a tensor, not {_kind_of(argument)}")
         elif isinstance(argument, (Tensor, Partition)):

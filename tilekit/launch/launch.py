@@ -74,6 +74,39 @@ class KernelLaunch(AsyncKernelLaunch):
             self._options = options
         return self
 
+    def tile(self, shape: int | tuple[int, ...] | None = None, /, **shapes: int | tuple[int, ...]) -> KernelLaunch:
+        """Cut the tensors that are written into tiles, each of which a block owns: `saxpy(y, 2.0, x).tile(1024)` is
+        `saxpy(y.partition(1024), 2.0, x)`.
+
+        Args:
+            shape: of the tiles of all that are declared `Out` or `InOut` and are not cut yet; powers of two.
+            shapes: of those of one parameter, by its name, where they differ.
+
+        Raises:
+            ValueError: there is nothing to cut; the shape has other dimensions than the tensor, or an extent that no tile has.
+            TypeError: no parameter has such a name, or what it has is no tensor.
+        """
+        with _Configuring(self):
+            arguments = list(self.arguments)
+            names = [parameter.name for parameter in self.kernel.signature.parameters]
+            for name in shapes:
+                if name not in names:
+                    raise TypeError(f"{self.label}: tile: no parameter is called {name}; it has {', '.join(names)}")
+            for at, (parameter, argument) in enumerate(zip(self.kernel.signature.parameters, arguments, strict=True)):
+                extents = shapes.get(parameter.name, shape if parameter.is_written else None)
+                if extents is None or (isinstance(argument, Partition) and parameter.name not in shapes):
+                    continue
+                if not isinstance(argument, (Tensor, DeviceOp)):
+                    what = "a partition already" if isinstance(argument, Partition) else f"no tensor but {argument!r}"
+                    raise TypeError(f"{self.label}: tile: {parameter.name} is {what}")
+                arguments[at] = argument.partition(extents)
+            if all(new is old for new, old in zip(arguments, self.arguments, strict=True)):
+                raise ValueError(f"{self.label}: tile: no argument is a tensor that is written and has no tiles yet")
+            self._form, self.arguments = self.kernel.form(tuple(arguments)), tuple(arguments)
+            for argument in self.parts():
+                argument._consumed = True
+        return self
+
     def generics(self, **values: int | tuple[int, ...]) -> KernelLaunch:
         """Give generics their values, by name, where the arguments do not.
 
@@ -123,6 +156,11 @@ class KernelLaunch(AsyncKernelLaunch):
         """What is known of each result."""
         return _Specs(self.arguments)
 
+    @property
+    def written_specs(self) -> list[Spec | None]:
+        """What is known of each result that is declared as written."""
+        return [spec for spec, p in zip(self.specs, self.kernel.signature.parameters, strict=False) if p.is_written]
+
     def _operands(self) -> Iterable[Any]:
         """The arguments."""
         return self.arguments
@@ -159,6 +197,7 @@ class KernelLaunch(AsyncKernelLaunch):
         return (yield self._launch_resolved(ctx, tuple(resolved)))
 
     def _launch_resolved(self, ctx: ExecutionContext, arguments: tuple[Any, ...]) -> Steps | Done:
+        arguments = self.kernel.prepared(arguments)
         form, options = self.kernel.form(arguments), self._options
         if form.lazy:  # an op may have produced anything, another op included
             for parameter, argument in zip(self.kernel.signature.parameters, arguments, strict=True):

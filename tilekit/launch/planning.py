@@ -124,6 +124,12 @@ class Plan:
         parameters = kernel.signature.parameters
         passed = tuple(i for i, p in enumerate(parameters) if p.kind != "const")
         tensors = [(parameters[i], arguments[i]) for i in passed if isinstance(arguments[i], (Tensor, Partition))]
+        for parameter, argument in tensors:
+            if parameter.is_written and isinstance(argument, Tensor):
+                raise TypeError(
+                    f"{kernel.label}, argument {parameter.name}: writing needs a partition, which gives each block a tile of its "
+                    f"own: say .tile(shape) on the launch, or pass {parameter.name}.partition(shape)"
+                )
         written = [(p, a) for p, a in tensors if isinstance(a, Partition)]
         generics = _bind_generics(kernel, tensors, options)
         cut = [a for _, a in written if not isinstance(a, Scattered)]

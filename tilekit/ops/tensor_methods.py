@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tilekit.dtypes import as_dtype
@@ -44,6 +44,29 @@ class TensorMethods:
         """The tensor of the resulting partition."""
         return methods.Map(_op(self), self._call("unpartition"), label="unpartition", spec=self.spec)
 
+    def out(self) -> DeviceOp[Any]:
+        """What a launch has written, whole: a tensor, or a tuple of them if there are several.
+
+        By itself a launch's result has each argument in its place; `saxpy(y, 2.0, x).tile(1024).out().sync()` is a tensor.
+
+        Raises:
+            TypeError: when the op runs, if there is no partition in the result, that is if nothing was written.
+        """
+
+        def whole(result: Any) -> Any:
+            written = tuple(_written(result))
+            if not written:
+                raise TypeError(f"out: {self!r} wrote nothing: its result has no partition, but is {type(result).__name__}")
+            return written[0] if len(written) == 1 else written
+
+        specs = self.written_specs
+        return methods.Map(_op(self), whole, label="out", spec=specs[0] if len(specs) == 1 else None)
+
+    @property
+    def written_specs(self) -> list[Spec | None]:
+        """What is known of each tensor that is written (internal)."""
+        return []
+
     def reshape(self, *shape: Any) -> DeviceOp[Any]:
         """The resulting tensor in another shape, see `Tensor.reshape`."""
         return methods.Map(_op(self), self._call("reshape", *shape, of=_TENSOR), label=f"reshape{shape}")
@@ -77,6 +100,15 @@ class TensorMethods:
             return getattr(result, method)(*args)
 
         return call
+
+
+def _written(result: Any) -> Iterator[Any]:
+    """The tensors of the partitions in a result, in whatever tuples they are."""
+    if isinstance(result, tuple):
+        for part in result:
+            yield from _written(part)
+    elif hasattr(result, "unpartition"):
+        yield result.unpartition()
 
 
 def _op(methods_of: TensorMethods) -> DeviceOp[Any]:
