@@ -193,6 +193,7 @@ _METHODS: list[_Group] = [
     (_TENSORS, _COPIES),
     ((_M,), _OF_A_MATRIX),
     (("tensor strided",), {"copy_into": ["tensor (8,)"]}),
+    (_ALL_PARTITIONS, {"to_host": []}),
     (("partition",), {"map": [], "prefix": ["(1,)"]}),
     (("partition (4, 4)",), {"map": [], "prefix": ["(1, 2)"]}),
     (("event", "timing event"), {"record": ["stream"], "synchronize": ["0.5"], "wait": ["stream"]}),
@@ -227,6 +228,7 @@ _REFUSING: list[_Group] = [
     (("event", "timing event"), {"elapsed_ms": ["timing event"]}),  # it was never recorded
     (("idle future",), {"result": ["0.5"]}),  # it was not submitted
     (("scope",), {"record": ["op"]}),  # it is not open
+    (_LAUNCHES, {"tile": ["(4,)"]}),  # what they write has been cut
     (("code kernel", "wrapped kernel"), {"__call__": [_X]}),  # nothing says how they are launched
     (("configured code kernel",), {"__call__": [_X, "2.0", "4", "True"]}),  # it needs a GPU
     (("configured wrapped kernel",), {"__call__": [_X]}),  # as that

@@ -149,8 +149,7 @@ def a_tensor(name: str, **tensors: Any) -> None:
 
 def _check_tensor(name: str, what: str, tensor: Any) -> None:
     if not isinstance(tensor, Tensor):
-        hint = "; copy it to the device with api.from_host(array)" if isinstance(tensor, np.ndarray) else ""
-        raise TypeError(f"{name}: {what} is a tensor or an op that produces one, not {type(tensor).__name__}{hint}")
+        raise TypeError(f"{name}: {what} is a tensor or an op that produces one, not {type(tensor).__name__}")
 
 
 def check_choice(name: str, what: str, choice: Any, choices: tuple[str, ...]) -> None:

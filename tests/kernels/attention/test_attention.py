@@ -326,7 +326,7 @@ SAME = (1, 4, 32, 64)
         (lambda: kernels.attention(*[x(1, 4, 32, 512)] * 3), ValueError, "head size is 512; it is from 1 to 256"),
         (lambda: kernels.attention(x(*SAME), x(*SAME, dtype=tk.float32), x(*SAME)), TypeError, "q holds float16, k float32"),
         (lambda: kernels.attention(*[x(*SAME, dtype=tk.int32)] * 3), TypeError, "q holds int32; it takes float16"),
-        (lambda: kernels.attention(np.zeros(SAME), x(*SAME), x(*SAME)), TypeError, "from_host"),
+        (lambda: kernels.attention([1.0], x(*SAME), x(*SAME)), TypeError, "q is a tensor or an op .*, not list"),
         (lambda: kernels.attention(*[x(*SAME)] * 3, scale=-1.0), ValueError, "scale is a positive number, not -1.0"),
         (lambda: kernels.attention(*[x(*SAME)] * 3, scale="1"), TypeError, "scale is a number, or None"),
         (lambda: kernels.attention(*[x(*SAME)] * 3, causal=1), TypeError, "causal is True or False, not 1"),

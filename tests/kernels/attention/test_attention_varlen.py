@@ -344,7 +344,7 @@ def call(q=None, k=None, starts=None, key_starts=None, **options):
             lambda: call(key_starts=x(5, dtype=tk.int32)),
             ValueError, r"cu_seqlens_q has shape \(4,\), cu_seqlens_k \(5,\); they must have equally many sequences",
         ),
-        (lambda: call(starts=np.zeros(4, np.int32)), TypeError, "cu_seqlens_q is a tensor or an op .*from_host"),
+        (lambda: call(starts=[0, 1, 2, 3]), TypeError, "cu_seqlens_q is a tensor or an op .*, not list"),
         (lambda: call(window=0), ValueError, "attention_varlen: window is from 1 on, not 0"),
         (lambda: call(precision="fast"), ValueError, 'attention_varlen: precision is "ieee" or "tf32"'),
         (lambda: call(out=x(90, 4, 32)), ValueError, "out is float16 of shape"),
