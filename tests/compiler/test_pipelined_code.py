@@ -774,7 +774,7 @@ def greedy(y: tk.Out, x: tk.In):
 
 REASONS = {
     "told": (told, {}, "warp_specialize=False"),
-    "break": (breaks, {}, "the loop has a break, continue, return or else"),
+    "break": (breaks, {}, "the loop has a break, continue or return"),
     "slice": (sliced_to_the_end, {"shape": (64, 250)}, "x is a slice that may begin at a multiple of 4 bytes; copies are of 8"),
     "slice of rows": (sliced_to_the_end, {}, "x is a slice that may begin at a multiple of 4 bytes; copies are of 16"),
     "looked up": (looked_up, {}, "which tiles come depends on tk.sum(tk.load(x, (0, 0), (16, 64))).astype(tk.int32)"),

@@ -50,7 +50,7 @@ def test_a_product_by_warpgroups_is_preferred():
 
 REFUSED = [
     ("sm_80 does not have it", product, (64, "ieee"), {"target": "sm_80"}, "mma.sync"),
-    ("its result is needed at once", at_once, (), {"shape": (64, 64)}, "mma.sync"),
+    ("it has no accumulator", at_once, (), {"shape": (64, 64)}, "mma.sync"),
     ("b has rows of 64 bytes in shared memory", product, (64, "ieee"), {"shape": (128, 32)}, "mma.sync"),
     ("a has rows of 64 bytes in shared memory", product, (32, "ieee"), {}, "mma.sync"),
     ("a group of 4 takes 64 rows", product, (64, "ieee"), {"shape": (32, 128)}, "mma.sync"),

@@ -138,6 +138,14 @@ FAMILIES: dict[str, int | str | None] = {
         },
         "compiler/test_parts": {"test_conversions_in_parts": 3},
         "compiler/test_pipelined_code": _PIPELINES,
+        # Two kernels a reason. That each reason has its pair is always looked at.
+        "compiler/test_reasons": {
+            "test_why_a_loop_has_no_ring": 20,
+            "test_why_a_product_is_not_by_an_instruction": 5,
+            "test_blocks_are_in_their_order_where_registers_are_short": None,
+            "test_why_something_is_given_up": "as it is written",
+            "test_what_is_no_product_of_tiles_is_an_error": 1,
+        },
         "compiler/test_wgmma_types": _OF_OTHER_TYPES,
         "kernels/attention/test_attention": _ATTENTION,
         "kernels/attention/test_attention_varlen": _PACKED,

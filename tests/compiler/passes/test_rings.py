@@ -141,7 +141,7 @@ def by_a_tile(c: tk.Out, a: tk.In, b: tk.In):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (leaves, "the loop has a break, continue, return or else"),
+        (leaves, "the loop has a break, continue or return"),
         (kept, "before, a tile of the pipeline, may be used in a later turn"),
         (by_a_tile, "which tiles come depends on tk.sum(tk.load(b, (0, 0), TILE)).astype(tk.int32)"),
     ],

@@ -129,9 +129,9 @@ REASONS = {
     kept: "rotate=False",
     single: "the second product is not made of the first",
     renewed: "the first product reads what the turn before hands on",
-    same_stream: "both products read the same stream, or one reads none",
+    same_stream: "both halves of a turn, with a product each, read the same stream",
     weighted: "what the second product makes depends on a number of its turn",
-    stored: "a turn writes to memory, or prints",
+    stored: "a turn writes to memory, prints or asserts, or calls what may",
     apart: "a turn has 3 products, and not all but the last of them make what it multiplies",
     normed: "operands of the first product are read by more than it",
 }

@@ -98,10 +98,11 @@ def _take(compilation: Compilation, nbytes: int, size: int, what: str, *, dynami
     if compilation.static_bytes + compilation.dynamic_bytes <= block_bytes():
         return
     limit, gpu = block_bytes(), compilation.target.label
-    problem = f"{what} need {nbytes:,} bytes of shared memory, and a block of {gpu} has {limit:,}; take smaller tiles"
-    if compilation.pipelines is not None:
-        raise Unfit(problem)
-    raise OverLimit(problem) if nbytes > limit else Crowded
+    if compilation.pipelines is not None:  # beside which others do not share a room
+        raise Unfit(f"{what} need {nbytes:,} bytes of shared memory beside others, and a block of {gpu} has {limit:,}")
+    if nbytes <= limit:
+        raise Crowded
+    raise OverLimit(f"{what} need {nbytes:,} bytes of shared memory, and a block of {gpu} has {limit:,}; take smaller tiles")
 
 
 def drain(builder: ir.IRBuilder) -> ir.Value:

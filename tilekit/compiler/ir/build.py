@@ -161,7 +161,7 @@ class _Builder(Calls):
                     raise Unsupported("assignment to an element", self.location(target))
                 self.refuse(unassignable(owner), target)
             case _:
-                raise Unsupported("assignment to something else than a name", self.location(target))
+                raise AssertionError("`frontend.syntax` refuses other targets")
 
     def parts(self, operand: Operand, count: int, node: ast.AST) -> Sequence[Operand]:
         """What a tuple that is taken apart has in it."""

@@ -182,6 +182,10 @@ class Operation:
             yield region
         yield from region.jumps()
 
+    def leaves_early(self) -> bool:
+        """Of a loop, whether a turn may leave it, or go on with the next one: by a break or continue of its own, or a return."""
+        return list(self.ends()) != self.regions or any(r.exit == "return" for region in self.regions for r in region.regions())
+
 
 @dataclass(eq=False)
 class Region:

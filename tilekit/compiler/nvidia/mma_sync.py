@@ -132,8 +132,7 @@ def mma_sync(product: MatrixProduct) -> Way | str:
     shape, depth, warps = product.shape, product.depth, a.config.num_warps
     chosen = instruction(a.dtype, b.dtype, product.precision, current().target, product.dtype)
     if chosen is None:
-        hint = '; precision="tf32" rounds them to 10 bits for it' if a.dtype == dtypes.float32 else ""
-        return f"it does not take {a.dtype.name}{hint}"
+        return 'it does not take float32; precision="tf32" rounds them to 10 bits for it'
     itemsize = chosen.through[0].itemsize
     spread = layouts.product(shape, depth, warps, itemsize, chosen.packed, wide=chosen.wide)
     result = TileType(product.dtype, layouts.accumulator(shape, warps, itemsize), a.config)

@@ -163,8 +163,7 @@ def memory_order(grid: TileGridType) -> tuple[int, ...]:
 
 def _staged(grid: types.Type, state: Pipelines, parts: int, number: int) -> tuple[StagedType, Way]:
     """How tiles of a grid lie in a stage, and how they come: in so many parts, if they can be divided so."""
-    if not isinstance(grid, TileGridType):
-        raise Unfit("a stream is no tiles of a tensor")
+    assert isinstance(grid, TileGridType), "the language takes no other streams"
     tensor, cut = grid.tensor, grid.cut
     facts, name, itemsize = tensor.facts, tensor.parameter, tensor.dtype.itemsize
     if facts.role != "in":
@@ -177,8 +176,12 @@ def _staged(grid: types.Type, state: Pipelines, parts: int, number: int) -> tupl
         raise Unfit(f"tiles of {name} have rows of {memory[-1] * itemsize} bytes")
     tile = StagedType(tensor.dtype, memory, tuple(order.index(d) for d in cut.along), tensor.config, number)
     vector = tile.is_vector and memory[-1] <= _MOST_IN_BOX and dtypes.is_float(tensor.dtype)
-    if not vector and (tile.rows < LEAST_ROWS or tile.nbytes % RING_ALIGNMENT):
+    if tile.is_vector and not vector:
+        raise Unfit(f"tiles of {name} have one row, of {memory[-1]} {tensor.dtype.name}")
+    if not vector and tile.rows < LEAST_ROWS:
         raise Unfit(f"tiles of {name} have {tile.rows} rows")
+    if not vector and tile.nbytes % RING_ALIGNMENT:
+        raise Unfit(f"tiles of {name} have {tile.nbytes} bytes, no multiple of {RING_ALIGNMENT}")
     for count in dict.fromkeys((parts, 1)):
         tensor_map = _map_of(grid, tile, state, count)
         if tensor_map is not None:

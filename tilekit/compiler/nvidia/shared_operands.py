@@ -35,7 +35,7 @@ def parked(tile: TileType) -> StagedType | str:
         return "b is in registers, from where matrices are put into shared memory for it, not batches or equal elements"
     near = next((d for d in (1, 0) if tile.layout.run(d)), None)  # words of neighbours that a thread holds
     if near is None or tile.shape[near] * tile.dtype.itemsize % _SPAN or tile.shape[1 - near] < LEAST_ROWS:
-        return f"b is in registers, and has no rows of {_SPAN} bytes to be put into shared memory with"
+        return f"b is in registers, and has not {LEAST_ROWS} rows of {_SPAN} bytes to be put into shared memory with"
     far = 1 - near
     lies = StagedType(tile.dtype, (tile.shape[far], tile.shape[near]), (far, near), tile.config)
     return lies if lies.nbytes <= _MOST_BYTES else f"b is in registers, and takes more shared memory than {_MOST_BYTES} bytes"

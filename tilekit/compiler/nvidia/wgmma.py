@@ -39,7 +39,7 @@ from tilekit.lang.matmul import accumulator_dtype
 
 __all__ = ["Computed", "forget", "warpgroup_product"]
 
-_MOST_COLUMNS = 256  # of an instruction's result
+_LEAST_COLUMNS, _MOST_COLUMNS = 8, 256  # of an instruction's result
 _STEP = 32  # bytes of k that it takes
 _SPAN = 128  # the width of panels that descriptors here are for, in bytes
 _NAMES = {
@@ -119,7 +119,8 @@ class _Shape:
         """Or why warpgroups cannot compute it. An instruction takes `limit` columns at most; `turned` are its flags for that."""
         layout, itemsize = warpgroup_accumulator((rows, columns), num_warps), b.itemsize
         if layout is None or num_warps % WARPS_OF_GROUP:
-            return f"{num_warps} warps cannot share a result of {rows}x{columns}: a group of {WARPS_OF_GROUP} takes {ROWS} rows"
+            least = f"{ROWS} rows and {_LEAST_COLUMNS} columns at least"
+            return f"{num_warps} warps cannot share a result of {rows}x{columns}: a group of {WARPS_OF_GROUP} takes {least}"
         if depth * itemsize % _STEP:
             return f"it takes {_STEP} bytes of k at a time, and there are {depth * itemsize}"
         groups = num_warps // WARPS_OF_GROUP
@@ -153,7 +154,7 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
     if not target.wgmma:
         return f"{target.label} does not have it"
     if acc is None:
-        return "its result is needed at once: tk.mma(a, b, acc) in a loop adds to an accumulator"
+        return "it has no accumulator: tk.mma(a, b, acc) in a loop adds to one"
     first = a if isinstance(a, StagedType) else materialized(a)
     tile = materialized(acc)
     held = None if isinstance(b, StagedType) else materialized(b)
@@ -165,10 +166,10 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
     wide = _sum_dtype(first.dtype, lies.dtype, precision)
     if wide is None or tile.dtype != wide:
         return f"it does not take {first.dtype.name} and {lies.dtype.name} with sums in {tile.dtype.name}{_tf32(first.dtype)}"
-    if len(first.shape) != 2 or len(lies.shape) != 2 or first.shape[1] != lies.shape[0]:
-        return "it multiplies matrices that fit together"
+    if len(first.shape) != 2 or len(lies.shape) != 2:
+        return "it multiplies matrices, not batches of them"
     (rows, depth), columns = first.shape, lies.shape[1]
-    if tile.shape != (rows, columns):
+    if lies.shape[0] != depth or tile.shape != (rows, columns):
         return "it multiplies matrices that fit together"
     second, operand, fragments = _Operand(lies, 1, 0), None, None
     for name, staged in (("a", first), ("b", lies)):

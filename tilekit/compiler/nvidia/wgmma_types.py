@@ -99,20 +99,21 @@ class OperandType(DeferredType):
     @classmethod
     def of(cls, ty: types.Type, *, renewed: bool = False) -> OperandType | None:
         """That of a tile; None if there is none."""
+        if not isinstance(ty, OperandType):
+            if not isinstance(ty, TileType) or len(ty.shape) != 2:
+                return None
+            if current().pipelines is None or not current().target.wgmma:
+                return None
         operand_type = cls.of_tile(ty, renewed=renewed)
         return None if isinstance(operand_type, str) else operand_type
 
     @classmethod
-    def of_tile(cls, ty: types.Type, *, renewed: bool = False) -> OperandType | str:
-        """That of a tile, or why there is none."""
+    def of_tile(cls, ty: TileType | OperandType, *, renewed: bool = False) -> OperandType | str:
+        """That of a matrix, where products are by warpgroups; or why there is none."""
         if isinstance(ty, OperandType):
             return ty
-        if not isinstance(ty, TileType) or current().pipelines is None or not current().target.wgmma:
-            return "a is in registers, and no loop of the kernel has a ring"
         if ty.dtype not in (dtypes.float16, dtypes.bfloat16):
             return f"a is in registers, where it takes float16 and bfloat16, not {ty.dtype.name}"
-        if len(ty.shape) != 2:
-            return "a is in registers, where it takes matrices"
         warps = ty.config.num_warps
         layout = warpgroup_accumulator(ty.shape, warps)
         if layout is None or ty.shape[0] // ROWS < warps // WARPS_OF_GROUP:

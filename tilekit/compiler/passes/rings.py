@@ -50,6 +50,7 @@ from tilekit.compiler.passes.producer import Unfit, produce
 __all__ = ["Unfit", "make_rings"]
 
 Definitions = Mapping[Value, Operation]
+_CHOSEN = "a branch or a loop decides which tensor, or which part of it, the tiles of a stream are of"
 
 
 def make_rings(kernel: Region) -> int:
@@ -94,8 +95,10 @@ def _check(loop: Operation) -> None:
     (body,) = loop.regions
     if loop.keywords.get("warp_specialize") == Constant(False):
         raise Unfit("warp_specialize=False")
+    if loop.leaves_early():
+        raise Unfit("the loop has a break, continue or return")
     if any(region.exit != "yield" for region in body.regions()):
-        raise Unfit("the loop has a break, continue, return or else")
+        raise Unfit("a loop in it has a break or continue, or goes on while a condition holds")
     tiles = set(body.parameters[: len(body.parameters) - len(loop.results)])
     before = -1
     while before < len(tiles):
@@ -172,7 +175,7 @@ def _grid(stream: Operand, known: _Known) -> Key:
     if view is not None and view.kind == "item":
         view = known.definition(view.operands[0])
     if view is None or view.kind != "method":
-        raise Unfit("a stream is no tiles of a parameter of the kernel")
+        raise Unfit(_CHOSEN)
     return _view(view, known)
 
 
@@ -187,10 +190,10 @@ def _view(view: Operation, known: _Known) -> Key:
     elif isinstance(tensor, Value) and tensor in known.parameters:
         whole = tensor
     else:
-        raise Unfit(f"{view.location.text} is no tiles of a parameter of the kernel")
+        raise Unfit(_CHOSEN)
     values = (value for operand in (*operands, *view.keywords.values()) for value in values_of(operand))
     if not all(value in known.parameters for value in values):
-        raise Unfit(f"{view.location.text} is no tiles of a parameter of the kernel")
+        raise Unfit(f"{view.location.text} has bounds that are neither constants nor parameters of the kernel")
     return whole, view.what, tuple(operands), tuple(view.keywords.items())
 
 

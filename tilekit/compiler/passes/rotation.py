@@ -53,7 +53,7 @@ def rotate_products(kernel: Region) -> int:
             for loop in [operation for operation in region.operations if operation.kind == "stream"]:
                 halves = _Halves(loop)
                 if not halves.reason and not _Rotation(loop, halves, defined).into(region):
-                    halves.reason = "a stream is no row of tiles along one dimension"
+                    halves.reason = "a stream is no row of tiles along one dimension, with bounds that count from its first tile"
                 if sum(map(is_product, loop.regions[0].operations)) > 1:
                     said = halves.reason or "the first product of a turn is asked for before the second one of the turn before"
                     remark(loop.location, "rotation", said, done=not halves.reason)
@@ -83,18 +83,22 @@ class _Halves:
             return "rotate=False"
         if loop.keywords.get("warp_specialize") == Constant(False):
             return "warp_specialize=False"
-        if any(region.exit != "yield" for region in body.regions()):
+        if loop.leaves_early():
             return "a turn may leave the loop, or go on with the next one"
+        if any(region.exit != "yield" for region in body.regions()):
+            return "a loop in a turn has a break or continue, or goes on while a condition holds"
         if any(effects(operation) - {READS} for operation in operations):
-            return "a turn writes to memory, or prints"
+            return "a turn writes to memory, prints or asserts, or calls what may"
         products = [operation for operation in operations if is_product(operation)]
         count = sum(map(is_product, body.walk()))
         if len(products) < 2 or len(products) < count:
             return f"a turn has {len(products)} of its {count} products in it, the others in branches or loops"
         *_, product, other = products
         self.ahead = [*_makers(operations, _reads(product)), product]
-        if any(each not in self.ahead or each.results[0].type != product.results[0].type for each in products[:-1]):
+        if any(each not in self.ahead for each in products[:-1]):
             return f"a turn has {count} products, and not all but the last of them make what it multiplies"
+        if any(each.results[0].type != product.results[0].type for each in products[:-1]):
+            return "the products of a turn that make what the last one multiplies differ in shape or dtype"
         if _all_read(self.ahead) & set(loop.carried):
             return "the first product reads what the turn before hands on"
         if product not in _makers(operations, _reads(other)):
@@ -107,9 +111,12 @@ class _Halves:
         self.streams = [tile in reads[1] for tile in self.tiles]
         produced = {value for operation in self.first for value in operation.results} | set(loop.carried)
         self.crossing = [value for value in _in_order(self.second) if value in produced]
-        handed_on = any(tile in values_of(operand) for operand in body.operands for tile in self.tiles)
-        if handed_on or any(tile in reads[0] and tile in reads[1] for tile in self.tiles) or len(set(self.streams)) < 2:
-            return "both products read the same stream, or one reads none"
+        if any(tile in values_of(operand) for operand in body.operands for tile in self.tiles):
+            return "a turn hands a tile of a stream on"
+        if any(tile in reads[0] and tile in reads[1] for tile in self.tiles):
+            return "both halves of a turn, with a product each, read the same stream"
+        if len(set(self.streams)) < 2:
+            return "one of the halves of a turn, with a product each, reads no stream"
         rest = _all_read([operation for operation in self.first if operation not in self.ahead]) | set(self.crossing)
         tiles = {tile for tile, late in zip(self.tiles, self.streams, strict=True) if not late}
         if rest & (tiles | {value for operation in self.ahead[:-1] for value in operation.results}):
