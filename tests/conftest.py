@@ -34,6 +34,8 @@ MOST_PROCESSES = 8  # each takes a gigabyte, and seconds to begin
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="the device the tests run on (default: cpu)")
     parser.addoption("--thorough", action="store_true", help="all tests, also those that take long and rarely find anything")
+    share = "how much of what takes long is run, drawn anew each time (default: 1)"
+    parser.addoption("--share", type=float, default=1.0, help=share)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at what was asked for

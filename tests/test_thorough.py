@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,6 +74,16 @@ def test_what_runs(suite, arguments, passed):
     printed = suite(*arguments)
     assert f"{passed} passed" in printed
     assert ("the quick run: about" in printed) == ("-n1" in arguments)
+
+
+def test_a_share_is_drawn_by_the_seed(suite, monkeypatch):
+    """The same in each process; with another seed another one."""
+    drawn = set()
+    for seed in ("17", "23"):
+        monkeypatch.setenv("TILEKIT_FUZZ_SEED", seed)
+        printed = suite("-n2", "-v", "-m", "thorough", "--share", "0.5")
+        drawn.add(frozenset(re.findall(r"test_slow\[(\d)\]", printed)))
+    assert len(drawn) == 2 and all(0 < len(one) < 5 for one in drawn)
 
 
 @pytest.mark.parametrize(

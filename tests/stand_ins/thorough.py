@@ -7,10 +7,12 @@ what no other test finds: the same property of a kernel for more dtypes, shapes 
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterable
 
 import pytest
+import seeds
 
 __all__ = ["HEADER", "is_asked_for", "leave_out", "names_files", "stays", "unknown"]
 
@@ -169,7 +171,7 @@ def is_asked_for(config: pytest.Config) -> bool:
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what is thorough, and take it from `items` unless it was asked for."""
+    """Mark what is thorough, and take it from `items` unless it was asked for; or some, drawn anew in each run (`--share`)."""
     families: dict[str, list[pytest.Item]] = {}
     for item in items:
         families.setdefault(item.nodeid.partition("[")[0], []).append(item)
@@ -184,6 +186,11 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     if left_out and not is_asked_for(config):
         config.hook.pytest_deselected(items=left_out)
         out = set(left_out)
+        items[:] = [item for item in items if item not in out]
+    share = config.getoption("--share")
+    if share < 1:
+        out = {item for item in left_out if random.Random(f"{seeds.first_seed()} {item.nodeid}").random() >= share}
+        config.hook.pytest_deselected(items=sorted(out, key=lambda item: item.nodeid))
         items[:] = [item for item in items if item not in out]
 
 
