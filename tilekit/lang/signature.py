@@ -10,7 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tilekit.lang.annotations import Const, Declared, Dims, Generic, In, InOut, Out
+import numpy as np
+
+from tilekit.lang.annotations import Access, Const, Declared, Dims, Generic, In, InOut, Out
 from tilekit.lang.functions import helper_of
 
 __all__ = ["KernelSignature", "Parameter", "read_signature"]
@@ -71,7 +73,7 @@ def read_signature(function: types.FunctionType, scope: Mapping[str, Any]) -> Ke
     try:
         annotations = inspect.get_annotations(function, locals={**scope, **cells, **type_parameters}, eval_str=True)
     except (NameError, SyntaxError, TypeError, ValueError, AttributeError) as error:
-        text = f"kernel {function.__name__}: its annotations cannot be evaluated: {error}"
+        text = f"kernel {function.__name__}: its annotations cannot be evaluated: {error}{_spelt(error)}"
         raise (NameError(text) if isinstance(error, NameError) else TypeError(text)) from None
     binder = inspect.signature(function)
     parameters: list[Parameter] = []
@@ -88,7 +90,7 @@ def read_signature(function: types.FunctionType, scope: Mapping[str, Any]) -> Ke
         if kind is None:
             raise TypeError(
                 f"kernel {function.__name__}: parameter {name} is annotated {annotation!r}, not In, Out, InOut, Const, "
-                "or a scalar's float, int, bool"
+                f"or a scalar's float, int, bool{_instead(name, annotation)}"
             )
         parameters.append(Parameter(name, kind, dims))
         declared |= {dim.name: dim for dim in dims or () if isinstance(dim, Generic)}
@@ -97,6 +99,26 @@ def read_signature(function: types.FunctionType, scope: Mapping[str, Any]) -> Ke
     for generic in _generics_of(function, set()):
         declared.setdefault(generic.name, generic)
     return KernelSignature(tuple(parameters), declared, binder)
+
+
+def _spelt(error: Exception) -> str:
+    """How an annotation is written that was written without its module."""
+    name = getattr(error, "name", "")
+    return f": write tk.{name}" if isinstance(error, NameError) and name in ("In", "Out", "InOut", "Const") else ""
+
+
+def _instead(name: str, annotation: Any) -> str:
+    """What to write for an annotation that is another library's, or a dtype."""
+    if isinstance(annotation, np.dtype):
+        return f"; the dtype is that of the argument: write {name}: tk.In, or {name}: float for a scalar"
+    if isinstance(annotation, Access):
+        return f"; write {name}: tk.{type(annotation).__name__}, without the brackets"
+    kind = getattr(annotation, "__name__", "")
+    if kind in ("Tensor", "Partition", "ndarray", "Array", "DeviceNDArray", "DeviceOp"):
+        return f"; write {name}: tk.In for a tensor that it reads, tk.Out or tk.InOut for one that it writes"
+    if kind == "constexpr":
+        return f"; write {name}: tk.Const"
+    return ""
 
 
 def _generics_of(function: types.FunctionType, seen: set[Any]) -> Iterator[Generic]:

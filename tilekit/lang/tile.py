@@ -98,6 +98,8 @@ def what_is(value: Any) -> str:
             return f"the string {value!r}"
         case tuple() | list():
             return f"a {type(value).__name__}"
+        case np.ndarray():
+            return "a NumPy array (pass it to the kernel as a tensor, with api.from_host)"
         case np.dtype():
             return "a dtype"
     return value._in_words() if hasattr(value, "_in_words") else f"a {type(value).__name__}"

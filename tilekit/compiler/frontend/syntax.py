@@ -67,7 +67,9 @@ def _check(node: ast.AST, source: KernelSource, *, nested: bool) -> None:
     """Check a statement or expression and what is in it, in the order of the text; `nested` where values may be returned."""
     reason = _REFUSED.get(type(node)) or _refused_target(node)
     if isinstance(node, ast.Return) and not nested and node.value is not None and not _is_none(node.value):
-        reason = "a kernel returns nothing: store the result into a partition"
+        reason = "a kernel returns nothing: store the result into a partition, with y.store(...)"
+    if isinstance(node, ast.Expr) and isinstance(node.value, (ast.BinOp, ast.Compare)):
+        reason = f"{ast.unparse(node)} is computed and dropped: store it, with y.store(...), or assign it to a name"
     if isinstance(node, (ast.FunctionDef, ast.Lambda)):
         reason = _refused_function(node)
     if reason:
