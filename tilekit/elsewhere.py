@@ -345,12 +345,9 @@ LAUNCHES: Table = {
 """Of launches that have not run."""
 
 KERNELS: Table = {
-    **_same("launch run sync async_on start", "call it, and run the launch: "),
+    **_same("launch start warmup", "call it, and run the launch: "),
     **_same("forall configure", "call it; the grid follows from the partition: "),
-    **_same(
-        "grid generics compile explain prepare graph inspect_asm inspect_llvm warmup",
-        "call it; the launch has grid, generics, compile, explain: ",
-    ),
+    **_same("inspect_asm inspect_llvm asm ptx", "write kernel(*arguments).compile(target='sm_90a').ptx"),
     **_same("fn func py_func", "write kernel.__wrapped__"),
 }
 """Of kernels; where a row ends in a colon the kernel's own call follows."""

@@ -88,8 +88,10 @@ def read_signature(function: types.FunctionType, scope: Mapping[str, Any]) -> Ke
         access = annotation.access if isinstance(annotation, Declared) else annotation
         kind = _KINDS.get(access) if isinstance(access, type) else None
         if kind is None:
+            shown = f"tk.{type(annotation).__name__}()" if isinstance(annotation, Access) else repr(annotation)
+            shown = f"{annotation.__module__}.{annotation.__qualname__}" if isinstance(annotation, type) else shown
             raise TypeError(
-                f"kernel {function.__name__}: parameter {name} is annotated {annotation!r}, not In, Out, InOut, Const, "
+                f"kernel {function.__name__}: parameter {name} is annotated {shown}, not In, Out, InOut, Const, "
                 f"or a scalar's float, int, bool{_instead(name, annotation)}"
             )
         parameters.append(Parameter(name, kind, dims))
@@ -113,6 +115,8 @@ def _instead(name: str, annotation: Any) -> str:
         return f"; the dtype is that of the argument: write {name}: tk.In, or {name}: float for a scalar"
     if isinstance(annotation, Access):
         return f"; write {name}: tk.{type(annotation).__name__}, without the brackets"
+    if isinstance(annotation, str) and annotation.removeprefix("tk.") in ("In", "Out", "InOut", "Const"):
+        return f"; write {name}: tk.{annotation.removeprefix('tk.')}, without the quotes"
     kind = getattr(annotation, "__name__", "")
     if kind in ("Tensor", "Partition", "ndarray", "Array", "DeviceNDArray", "DeviceOp"):
         return f"; write {name}: tk.In for a tensor that it reads, tk.Out or tk.InOut for one that it writes"

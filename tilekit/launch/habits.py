@@ -34,6 +34,9 @@ def unknown(kernel: Kernel, name: str) -> AttributeError:
     """That kernels have no such attribute."""
     if name.startswith("__") or "signature" not in vars(kernel):  # it is asked what it can, or is being made
         return AttributeError(f"{type(kernel).__name__!r} object has no attribute {name!r}", name=name, obj=kernel)
+    if hasattr(kernel._launch_type, name):
+        own = {name: f"its launches have it: write {call_of(kernel)}.{name}({'' if name == 'sync' else '...'})"}
+        return UnknownAttribute(kernel, name, own, kernel.label)
     call = f"{call_of(kernel)}.sync()"
     table = {key: line.removesuffix(" ") + f" {call}" if line.endswith(": ") else line for key, line in KERNELS.items()}
     return UnknownAttribute(kernel, name, table, kernel.label)

@@ -83,6 +83,11 @@ class DeviceFuture(Generic[T]):
             self._submitted = True
             return object.__getattribute__(self, name)
 
+    if not TYPE_CHECKING:  # which then says itself that there is no such thing
+
+        def __getitem__(self, index: Any) -> Any:
+            raise TypeError("a future is not indexed: write future.result()[...], which waits and gives what the op gives")
+
     @property
     def state(self) -> Literal["idle", "executing", "complete"]:
         """Where it stands."""

@@ -24,8 +24,8 @@ _BUILTINS = {
     id(getattr(builtins, name)): name
     for name in (
         "__import__", "all", "any", "compile", "dict", "dir", "eval", "exec", "filter", "format", "frozenset", "getattr",
-        "globals", "hasattr", "hash", "id", "input", "iter", "list", "locals", "map", "next", "object", "open", "repr", "reversed", "set",
-        "setattr", "sorted", "str", "super", "type", "vars",
+        "globals", "hasattr", "hash", "id", "input", "iter", "list", "locals", "map", "next", "object", "open", "repr",
+        "reversed", "set", "setattr", "sorted", "str", "super", "type", "vars",
     )
 }  # fmt: skip
 

@@ -20,6 +20,9 @@ __all__ = ["check_library", "check_numba", "no_attribute", "undefined"]
 _BESIDE_OPERATIONS = ("PaddingMode", "RoundingMode", "static_range", "pipelined")
 
 
+_ROOMS = ("math", "libdevice", "extra", "core", "language", "special")  # modules inside of others', with functions in them
+
+
 def undefined(name: str, known: Iterable[str]) -> str:
     """That a name stands for nothing."""
     if name in OPS:
@@ -103,7 +106,7 @@ def _parts(node: ast.Attribute) -> tuple[ast.expr, list[str]]:
 
 
 def _in_words(path: list[str], table: Mapping[str, str]) -> str:
-    name = path[0] if path[0] in table and path[-1] not in OPS else path[-1]
+    name = path[-1] if path[0] in _ROOMS else path[0]
     return f": write tk.{name}" if name in OPS and name not in table else advice(table, name, OPS, "tk.")
 
 

@@ -173,7 +173,12 @@ def _meant(keywords: dict[str, Operand], signature: inspect.Signature, name: str
     meant = {word: keyword(word, free) for word in unknown}
     if name == "load" and "mask" in keywords and "index" not in keywords:
         return "; an index counts tiles, and what lies beyond the edge is padded: there are no pointers to mask"
-    return "".join(f"; {word} is {ours} here" for word, ours in meant.items() if ours)
+    return "".join(f"; {word} is called {ours} here{_written(ours, keywords[word])}" for word, ours in meant.items() if ours)
+
+
+def _written(parameter: str, operand: Operand) -> str:
+    """A keyword with its value, where that is a constant."""
+    return f": write {parameter}={operand.value!r}" if isinstance(operand, Constant) else ""
 
 
 def _leaves(operand: Any) -> list[Operand]:
@@ -215,13 +220,14 @@ def _check_range(samples: list[Any], keywords: bool) -> None:
         raise CompileError("range: takes one to three ints, without keywords")
     for bound in samples:
         if isinstance(bound, Tile) and bound.shape:
-            raise CompileError("range does not take tiles: the operations on tiles are tk.*, the operators and abs")
+            raise CompileError(f"range does not take tiles: the operations on tiles are tk.*, the operators and abs; {_ONE}")
         if not hasattr(type(bound), "__index__") or isinstance(bound, (np.floating, TensorView)):
             words = "floats" if what_is(bound) == "a scalar (float)" else what_is(bound)
             raise CompileError(f"range: its bounds and step are ints, not {words}")
 
 
 _DTYPES = {int: "int32", float: "float32", bool: "bool_"}
+_ONE = "of one element write .item()"
 _LANGUAGE = ("tilekit.lang", "tilekit.compiler", "tilekit.dtypes", "tilekit.errors")
 _MODULES = ("builtins", "math", "operator", "_operator", "numpy", "ml_dtypes", "tilekit")
 
