@@ -67,8 +67,8 @@ class NoOperators:
             )
 
         def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            name = function.__name__
-            if name in ("shape", "ndim", "size") and len(args) == 1 and not kwargs:
+            name = getattr(function, "__name__", "function")
+            if name in ("shape", "ndim", "size"):
                 return getattr(self, name)
             raise TypeError(f"np.{name} does not read {self!r}, which is on a device: write `np.{name}({self._dense()}.{_HOST})`")
 

@@ -89,7 +89,11 @@ def read_signature(function: types.FunctionType, scope: Mapping[str, Any]) -> Ke
         kind = _KINDS.get(access) if isinstance(access, type) else None
         if kind is None:
             shown = f"tk.{type(annotation).__name__}()" if isinstance(annotation, Access) else repr(annotation)
-            shown = f"{annotation.__module__}.{annotation.__qualname__}" if isinstance(annotation, type) else shown
+            shown = (
+                f"{annotation.__module__}.{annotation.__qualname__}".removeprefix("builtins.")
+                if isinstance(annotation, type)
+                else shown
+            )
             raise TypeError(
                 f"kernel {function.__name__}: parameter {name} is annotated {shown}, not In, Out, InOut, Const, "
                 f"or a scalar's float, int, bool{_instead(name, annotation)}"

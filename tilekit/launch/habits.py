@@ -73,10 +73,10 @@ def unknown_options(options: Mapping[str, Any]) -> TypeError:
 
 def shared(argument: Any) -> str:
     """How a list, or another library's array, becomes what a launch takes."""
-    if type(argument).__module__.startswith("tilekit."):
+    if str(type(argument).__module__).startswith("tilekit."):
         return "; annotate the parameter tk.In for a tensor" if hasattr(argument, "storage") else ""
     if isinstance(argument, list):
         return "; make it a tensor, api.from_host(numpy.array(...)).sync(), or a tuple"
-    if hasattr(argument, "__dlpack__") or hasattr(argument, "__cuda_array_interface__"):
+    if hasattr(type(argument), "__dlpack__") or hasattr(type(argument), "__cuda_array_interface__"):
         return "; pass tk.as_tensor(array), which shares its memory"
     return ""

@@ -54,9 +54,6 @@ class NotRun:
         def __contains__(self, value: Any) -> NoReturn:
             raise _refused(self, "it has no elements", "write value in op.to_host().sync()")
 
-        def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-            raise _refused(self, "it is not called", "write op.sync(), or await op")
-
         def __enter__(self) -> NoReturn:
             raise _refused(self, "it is no context", "write op.sync(), or await op")
 

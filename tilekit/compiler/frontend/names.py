@@ -86,7 +86,7 @@ def check_numba(bound: BoundKernel) -> None:
             spelling = ast.unparse(node)
             reason = f"{spelling} is numba's, for GPUs alone{_in_words(path, OPERATIONS)}"
             raise bound.source.error(reason, node.lineno, path[-1])
-        if not path and type(owner).__module__.startswith("numba.cuda") and callable(owner):
+        if not path and str(type(owner).__module__).startswith("numba.cuda") and callable(owner):
             reason = (
                 f"{ast.unparse(node)} is a function of numba's, for GPUs alone: write it as a plain function, for all devices"
             )
