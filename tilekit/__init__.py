@@ -5,6 +5,9 @@ The façade: the tile language (what a kernel's body uses), and the host's entry
 
 from __future__ import annotations
 
+import sys as _sys
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from tilekit import _native as _native  # the fast path of launches, which puts itself into its place
 from tilekit._capture.graph import CudaGraph as CudaGraph
 from tilekit._capture.graph import PreparedOp as PreparedOp
@@ -41,6 +44,7 @@ from tilekit.dtypes import uint8 as uint8
 from tilekit.dtypes import uint16 as uint16
 from tilekit.dtypes import uint32 as uint32
 from tilekit.dtypes import uint64 as uint64
+from tilekit.elsewhere import no_name as _no_name
 from tilekit.errors import CompileError as CompileError
 from tilekit.errors import DeviceError as DeviceError
 from tilekit.errors import DeviceUnavailableError as DeviceUnavailableError
@@ -409,3 +413,8 @@ __all__ = [
     "zeros",
     "zip",
 ]
+
+if not _TYPE_CHECKING:  # which then says itself that there is no such name
+
+    def __getattr__(name: str) -> object:
+        raise _no_name(_sys.modules[__name__], name)

@@ -6,7 +6,8 @@ Nothing happens until the op is run. Without a stream or a tensor that ties it t
 from __future__ import annotations
 
 import math
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from tilekit._runtime.device import Device, default_device
 from tilekit._tensor.arrays import is_array, tensor_of
 from tilekit._tensor.shapes import as_shape
 from tilekit._tensor.tensor import DEVICE_CODE, Tensor, new_tensor, refuse_mask
+from tilekit.elsewhere import no_name
 from tilekit.errors import check_flag
 from tilekit.lang import create, memory
 from tilekit.lang.annotations import Const, Out
@@ -35,6 +37,12 @@ __all__ = [
     "arange", "convert", "dup", "empty", "eye", "from_host", "full", "linspace", "memcpy", "meta", "ones", "rand", "randint",
     "randn", "zeros",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:  # which then says itself that there is no such name
+
+    def __getattr__(name: str) -> Any:
+        raise no_name(sys.modules[__name__], name)
+
 
 # How many elements a tile has in the kernels of this file: 8 for each of 128 threads.
 _TILE = 1024

@@ -90,7 +90,8 @@ def as_dtype(spec: Any) -> DType:
     except (TypeError, ValueError):  # the latter of text that NumPy cannot read at all
         dtype = None
     if spec is None or dtype is None or dtype not in ALL:
-        raise TypeError(f"{spec!r} is not a dtype of tilekit; there are {', '.join(d.name for d in ALL)}")
+        tuples = "; several extents are one shape, a tuple such as (3, 4)" if isinstance(spec, int) else ""
+        raise TypeError(f"{spec!r} is not a dtype of tilekit; there are {', '.join(d.name for d in ALL)}{tuples}")
     return dtype
 
 

@@ -154,7 +154,7 @@ def multiplies_matrices(q):
 
 
 def tile_attribute(y):
-    y.store(y.load().sum())  #: a tile has no attribute sum; there are shape, dtype, ndim, and the methods astype, reshape,
+    y.store(y.load().sum())  #: a tile has no attribute sum: write tk.sum(x)
 
 
 def tensor_attribute(y):

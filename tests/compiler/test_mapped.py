@@ -273,7 +273,10 @@ def test_types_that_are_no_tile_of_the_partition():
         for _ in y.tiles():
             y.store(1.0, tk.bid(0))
 
-    assert refuse(bare, mapped()).reason == "store: the tile is one that y.tiles() gives, not a scalar (int)"
+    assert refuse(bare, mapped()).reason == (
+        "store: the tile is one that y.tiles() gives, not a scalar (int); of any tile write tk.load(y, index, shape), "
+        "tk.store(y, index, tile)"
+    )
 
     @tk.kernel
     def swapped(y: tk.Out, z: tk.InOut):

@@ -220,7 +220,11 @@ _ARITHMETIC: dict[str, Row] = {name: ["2.0"] for name in _OPERATORS}
 _REFUSING: list[_Group] = [
     ((*_ALL_OPS, *_TENSORS, "meta tensor", *_ALL_PARTITIONS), {"__array__": []}),
     ((*_TENSORS, "meta tensor", *_ALL_PARTITIONS), _ARITHMETIC),
-    ((*_TENSORS, "meta tensor"), {"__setitem__": ["Ellipsis", "2.0"]}),
+    (_ALL_OPS, {**{name: ["2.0"] for name in _OPERATORS if name != "__eq__"}, "__getitem__": ["Ellipsis"]}),
+    ((*_TENSORS, "meta tensor", *_ALL_PARTITIONS), {"__array_function__": ["lambda", "()", "()", "{}"]}),
+    (_ALL_PARTITIONS, {"__getitem__": ["Ellipsis"]}),
+    (("kernel", "kernel with a constant", "future", "idle future"), {"__getitem__": ["Ellipsis"]}),
+    ((*_ALL_OPS, *_TENSORS, "meta tensor", *_ALL_PARTITIONS), {"__setitem__": ["Ellipsis", "2.0"]}),
     (("op", "shared op", "host op"), _TUPLE_OPS),  # what they give is not a tuple
     (("host op", "tuple op", *_LAUNCHES), _TENSOR_OPS),  # what they give is no tensor
     (("meta tensor",), _COPIES),  # it has no memory

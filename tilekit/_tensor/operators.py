@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tilekit.elsewhere import PARTITIONS, TENSORS, UnknownAttribute
+
 __all__ = ["NoOperators"]
 
 _ARITHMETIC = {
@@ -44,6 +46,7 @@ class NoOperators:
 
     if not TYPE_CHECKING:  # which then says itself that there is no such operator, or attribute
         __array_ufunc__ = None  # NumPy leaves its operators with such an operand to these
+        in_a_kernel = "{} is a tensor of the host's: kernels get tensors as arguments; add a parameter {name}: tk.In, and pass it"
 
         def __eq__(self, other: object) -> NoReturn:
             raise self._incomparable("==", other)
@@ -63,10 +66,16 @@ class NoOperators:
                 f"{self!r} lives on a device; NumPy cannot read it. Write `{self._dense()}.{_HOST}`, which is a NumPy array"
             )
 
+        def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            name = getattr(function, "__name__", "function")
+            if name in ("shape", "ndim", "size"):
+                return getattr(self, name)
+            raise TypeError(f"np.{name} does not read {self!r}, which is on a device: write `np.{name}({self._dense()}.{_HOST})`")
+
         def __getattr__(self, name: str) -> Any:
             line = _ELSEWHERE.get(name)
             if line is None:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+                raise UnknownAttribute(self, name, TENSORS if self._dense() == "x" else PARTITIONS)
             raise _Elsewhere(
                 f"{type(self).__name__!r} object has no attribute {name!r}, since the elements are on a device: write "
                 f"`{self._dense()}.{line}`",

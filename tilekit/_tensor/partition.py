@@ -7,7 +7,7 @@ import operator
 import sys
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from tilekit._tensor.operators import NoOperators
 from tilekit._tensor.shapes import as_shape
@@ -92,6 +92,25 @@ class Partition(NoOperators):
         if len(cuts) >= _CUTS_KEPT:
             cuts.clear()
         cuts[tile_shape] = self.traits
+
+    if not TYPE_CHECKING:  # which then says itself that there is no such thing
+
+        def __getitem__(self, index: Any) -> NoReturn:
+            raise TypeError(
+                f"{self!r} has tiles, which blocks load and store: for a part of the tensor write x.unpartition()[...]"
+            )
+
+        def __setitem__(self, index: Any, value: Any) -> NoReturn:
+            raise TypeError(f"{self!r} is written by kernels: pass it to one, kernel(x), whose y.store(tile) writes a tile")
+
+        def __len__(self) -> NoReturn:
+            raise TypeError(f"{self!r} has no length: the number of tiles is x.grid, the tensor's extents are x.shape")
+
+        def __iter__(self) -> NoReturn:
+            raise TypeError(f"{self!r} is not iterated over: a kernel runs for each of its tiles, kernel(x).sync()")
+
+        def __bool__(self) -> bool:
+            return True
 
     @property
     def grid(self) -> tuple[int, ...]:

@@ -46,9 +46,9 @@ from tilekit.compiler.frontend.folding import (
     is_constant,
     literal,
     plain,
-    similar,
     value_of,
 )
+from tilekit.compiler.frontend.names import check_library, no_attribute, undefined
 from tilekit.compiler.frontend.pipelined import check_call
 from tilekit.compiler.frontend.source import KernelSource
 from tilekit.compiler.frontend.syntax import check_syntax
@@ -274,7 +274,7 @@ class _Binder(ast.NodeTransformer):
         value = self._named(node.id)
         if value is MISSING:
             known = {*self.locals, *self.cells, *self.function.__globals__}
-            raise self.source.error(f"{node.id} is not defined{similar(node.id, known)}", node.lineno, node.id)
+            raise self.source.error(undefined(node.id, known), node.lineno, node.id)
         value = self._resolve(value, node)
         return literal(value, node) if value is not MISSING else node
 
@@ -300,6 +300,7 @@ class _Binder(ast.NodeTransformer):
         return value if is_constant(value) else MISSING
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
+        check_library(node, self.source, self.locals, self.lookup)
         function = self._helper(self._static(node), node)
         if function is not None:
             return self._passed(node, function)
@@ -309,7 +310,7 @@ class _Binder(ast.NodeTransformer):
         if not isinstance(owner, (types.ModuleType, type)):
             return self.generic_visit(node)
         if not hasattr(owner, node.attr):
-            raise self.source.error(f"{ast.unparse(node)} does not exist{similar(node.attr, dir(owner))}", node.lineno, node.attr)
+            raise self.source.error(no_attribute(node, owner), node.lineno, node.attr)
         value = self._resolve(getattr(owner, node.attr), node)
         return literal(value, node) if value is not MISSING else node
 
@@ -370,6 +371,8 @@ class _Binder(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> Any:
+        if isinstance(node.func, ast.Attribute):
+            check_library(node.func, self.source, self.locals, self.lookup)
         called = self._static(node.func)
         if isinstance(called, _Lambda):
             return self._call(node, called)

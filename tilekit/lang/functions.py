@@ -109,7 +109,7 @@ class Function:
 _plain: weakref.WeakKeyDictionary[types.FunctionType, Function] = weakref.WeakKeyDictionary()
 # What kernels call of these is not put into them: numba knows it, or it is no function of a kernel's.
 _LIBRARIES = frozenset(("numpy", "numba", "ml_dtypes", *sys.stdlib_module_names)) - {"__main__"}
-_OWN = ("tilekit.lang", "tilekit.compiler", "tilekit.api")
+_OWN = ("tilekit.lang", "tilekit.compiler", "tilekit.api", "tilekit.random", "tilekit.ops", "tilekit.memory", "tilekit.interop")
 
 
 def helper_of(value: Any) -> Function | None:

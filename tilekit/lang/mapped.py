@@ -64,7 +64,8 @@ def ownerless(name: str) -> str:
 
 def no_tile(name: str, actual: str) -> str:
     """An int, say, in the place of a tile."""
-    return f"the tile is one that {name}.tiles() gives, not {actual}"
+    anywhere = f"tk.load({name}, index, shape), tk.store({name}, index, tile)"
+    return f"the tile is one that {name}.tiles() gives, not {actual}; of any tile write {anywhere}"
 
 
 def foreign_tile(name: str, other: str) -> str:

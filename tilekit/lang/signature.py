@@ -11,7 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tilekit.lang.annotations import Const, Declared, Dims, Generic, In, InOut, Out
+import numpy as np
+
+from tilekit.lang.annotations import Access, Const, Declared, Dims, Generic, In, InOut, Out
 from tilekit.lang.functions import helper_of
 
 __all__ = ["KernelSignature", "Parameter", "read_signature"]
@@ -83,7 +85,7 @@ def read_signature(function: types.FunctionType, scope: Mapping[str, Any]) -> Ke
     try:
         annotations = inspect.get_annotations(function, locals={**scope, **cells, **type_parameters}, eval_str=True)
     except (NameError, SyntaxError, TypeError, ValueError, AttributeError) as error:
-        text = f"kernel {function.__name__}: its annotations cannot be evaluated: {error}"
+        text = f"kernel {function.__name__}: its annotations cannot be evaluated: {error}{_spelt(error)}"
         raise (NameError(text) if isinstance(error, NameError) else TypeError(text)) from None
     binder = inspect.signature(function)
     parameters: list[Parameter] = []
@@ -98,9 +100,15 @@ def read_signature(function: types.FunctionType, scope: Mapping[str, Any]) -> Ke
         access = annotation.access if isinstance(annotation, Declared) else annotation
         kind = _KINDS.get(access) if isinstance(access, type) else None
         if kind is None:
+            shown = f"tk.{type(annotation).__name__}()" if isinstance(annotation, Access) else repr(annotation)
+            shown = (
+                f"{annotation.__module__}.{annotation.__qualname__}".removeprefix("builtins.")
+                if isinstance(annotation, type)
+                else shown
+            )
             raise TypeError(
-                f"kernel {function.__name__}: parameter {name} is annotated {annotation!r}, not In, Out, InOut, Const, "
-                "or a scalar's float, int, bool"
+                f"kernel {function.__name__}: parameter {name} is annotated {shown}, not In, Out, InOut, Const, "
+                f"or a scalar's float, int, bool{_instead(name, annotation)}"
             )
         parameters.append(Parameter(name, kind, dims))
         declared |= {dim.name: dim for dim in dims or () if isinstance(dim, Generic)}
@@ -109,6 +117,28 @@ def read_signature(function: types.FunctionType, scope: Mapping[str, Any]) -> Ke
     for generic in _generics_of(function, set()):
         declared.setdefault(generic.name, generic)
     return KernelSignature(tuple(parameters), declared, binder)
+
+
+def _spelt(error: Exception) -> str:
+    """How an annotation is written that was written without its module."""
+    name = getattr(error, "name", "")
+    return f": write tk.{name}" if isinstance(error, NameError) and name in ("In", "Out", "InOut", "Const") else ""
+
+
+def _instead(name: str, annotation: Any) -> str:
+    """What to write for an annotation that is another library's, or a dtype."""
+    if isinstance(annotation, np.dtype):
+        return f"; the dtype is that of the argument: write {name}: tk.In, or {name}: float for a scalar"
+    if isinstance(annotation, Access):
+        return f"; write {name}: tk.{type(annotation).__name__}, without the brackets"
+    if isinstance(annotation, str) and annotation.removeprefix("tk.") in ("In", "Out", "InOut", "Const"):
+        return f"; write {name}: tk.{annotation.removeprefix('tk.')}, without the quotes"
+    kind = getattr(annotation, "__name__", "")
+    if kind in ("Tensor", "Partition", "ndarray", "Array", "DeviceNDArray", "DeviceOp"):
+        return f"; write {name}: tk.In for a tensor that it reads, tk.Out or tk.InOut for one that it writes"
+    if kind == "constexpr":
+        return f"; write {name}: tk.Const"
+    return ""
 
 
 def _generics_of(function: types.FunctionType, seen: set[Any]) -> Iterator[Generic]:

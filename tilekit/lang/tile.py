@@ -71,8 +71,13 @@ def check_shape(shape: Any, what: str) -> tuple[int, ...]:
         raise CompileError(f"{what}: a tile shape is an int or a tuple of ints, not {what_is(shape)}")
     for n in extents:
         if n < 1 or n & (n - 1):
-            raise CompileError(f"{what}: every extent of a tile is a power of two; {n} in {shape!r} is not")
+            raise CompileError(f"{what}: every extent of a tile is a power of two; {n} in {shape!r} is not{_next(n)}")
     return check_size(tuple(int(n) for n in extents), what)
+
+
+def _next(extent: int) -> str:
+    """The power of two that holds so many."""
+    return f": use {1 << (extent - 1).bit_length()}" if extent > 0 else ""
 
 
 def scalar_kind(value: Any) -> type | None:
@@ -98,6 +103,8 @@ def what_is(value: Any) -> str:
             return f"the string {value!r}"
         case tuple() | list():
             return f"a {type(value).__name__}"
+        case np.ndarray():
+            return "a NumPy array (pass it to the kernel as a tensor, with api.from_host)"
         case np.dtype():
             return "a dtype"
     return value._in_words() if hasattr(value, "_in_words") else f"a {type(value).__name__}"

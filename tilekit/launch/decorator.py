@@ -8,7 +8,7 @@ import threading
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from tilekit.compiler.specialise import bind
 from tilekit.lang.functions import names_used
 from tilekit.lang.signature import KernelSignature, Parameter, read_signature
 from tilekit.lang.tile import scalar_kind
-from tilekit.launch import planning
+from tilekit.launch import habits, planning
 from tilekit.launch.launch import KernelLaunch, check_occupancy, check_warps, launch_of
 from tilekit.launch.specialisation import Specialisation
 from tilekit.launch.structured import NestedLaunch, Structure, flat, named, parameters_of, structure_of
@@ -33,7 +33,9 @@ from tilekit.ops.fast_path import FAST_PATH
 __all__ = ["Kernel", "kernel"]
 
 
-def kernel(function: Callable[..., Any] | None = None, *, num_warps: int | None = None, occupancy: int | None = None) -> Any:
+def kernel(
+    function: Callable[..., Any] | None = None, *, num_warps: int | None = None, occupancy: int | None = None, **others: Any
+) -> Any:
     """Make a function a kernel: `@tk.kernel`, or `@tk.kernel(num_warps=8)`.
 
     Calling the kernel builds a launch (a `DeviceOp`); see `KernelLaunch`. The function itself stays as it was, and is not run
@@ -53,6 +55,8 @@ def kernel(function: Callable[..., Any] | None = None, *, num_warps: int | None 
         ValueError: `num_warps` or `occupancy` is another number.
         CompileError: the function's source cannot be read.
     """
+    if others:
+        raise habits.unknown_options(others)
     scope = sys._getframe(1).f_locals
     make = FAST_PATH.kernel or Kernel
     if function is None:
@@ -86,7 +90,7 @@ class Kernel:
         self, function: Callable[..., Any], scope: Mapping[str, Any], num_warps: int | None, occupancy: int | None = None
     ) -> None:
         if not isinstance(function, types.FunctionType):
-            raise TypeError(f"@tk.kernel decorates a function, not {type(function).__name__}")
+            raise TypeError(f"@tk.kernel decorates a function, not {type(function).__name__}{habits.decorated(function)}")
         functools.update_wrapper(self, function)
         self.name = function.__name__
         self.label = f"kernel {self.name}"
@@ -216,7 +220,7 @@ class Kernel:
             bound = self.signature.binder.bind(*args, **kwargs)
         except TypeError as error:
             names = ", ".join(p.name for p in self.signature.parameters)
-            raise TypeError(f"{self.label}({names}): {error}") from None
+            raise TypeError(f"{self.label}({names}): {error}{habits.keywords(self, kwargs)}") from None
         bound.apply_defaults()
         return tuple(bound.arguments.values())
 
@@ -242,6 +246,16 @@ class Kernel:
                 raise TypeError(f"{who}: declared a scalar, not {_kind_of(argument)}")
         elif scalar_kind(argument) is None:
             raise TypeError(f"{who}: kernels take tensors, partitions, scalars, and tuples of these, not {_kind_of(argument)}")
+
+    in_a_kernel = "{} is a kernel, which the host launches: take its @tk.kernel away, and it is a function that kernels call"
+
+    def __getitem__(self, configuration: Any) -> NoReturn:
+        raise habits.bracketed(self)
+
+    if not TYPE_CHECKING:  # which then says itself that there is no such attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise habits.unknown(self, name)
 
     def specialise(
         self,
@@ -309,4 +323,4 @@ def _is_constant(value: Any) -> bool:
 def _kind_of(argument: Any) -> str:
     if isinstance(argument, np.ndarray):
         return "a NumPy array; copy it to the device with api.from_host(array)"
-    return f"{type(argument).__module__}.{type(argument).__qualname__}".removeprefix("builtins.")
+    return f"{type(argument).__module__}.{type(argument).__qualname__}".removeprefix("builtins.") + habits.shared(argument)

@@ -14,6 +14,7 @@ from tilekit._runtime.device import Device
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.shapes import as_shape
 from tilekit._tensor.tensor import Tensor
+from tilekit.elsewhere import LAUNCHES
 from tilekit.launch.aliasing import check_overlap
 from tilekit.launch.planning import Form, Options, Plan, check_grid
 from tilekit.ops import AsyncKernelLaunch, DeviceOp, Executable, Spec, Value
@@ -41,6 +42,7 @@ class KernelLaunch(AsyncKernelLaunch):
 
     __slots__ = ("_consumed", "_form", "_fresh", "_label", "_options", "_site", "_spent", "arguments", "kernel")
 
+    _elsewhere = LAUNCHES
     kernel: Kernel
     arguments: tuple[Any, ...]
     _form: Form

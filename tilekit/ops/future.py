@@ -14,6 +14,7 @@ from tilekit._driver.waiting import until
 from tilekit._runtime.storage import BORROWED
 from tilekit._runtime.stream import Stream
 from tilekit._runtime.timeline import as_timeout
+from tilekit.elsewhere import FUTURES, UnknownAttribute
 from tilekit.errors import TilekitError
 from tilekit.ops.borrowing import refuse_borrowed
 from tilekit.ops.execution import NAP_S, TURNS, HostJob, Submission
@@ -70,7 +71,7 @@ class DeviceFuture(Generic[T]):
         behind it: most are asked for nothing else. The result is the launch's arguments.
         """
         if name not in DeviceFuture.__slots__ or name == "_serial":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise UnknownAttribute(self, name, FUTURES)
         with _completing:
             try:
                 return object.__getattribute__(self, name)  # another thread was faster
@@ -81,6 +82,11 @@ class DeviceFuture(Generic[T]):
             self._lock, self._submission = threading.Lock(), Submission.ended(op, self.stream, serial, op.arguments)
             self._submitted = True
             return object.__getattribute__(self, name)
+
+    if not TYPE_CHECKING:  # which then says itself that there is no such thing
+
+        def __getitem__(self, index: Any) -> Any:
+            raise TypeError("a future is not indexed: write future.result()[...], which waits and gives what the op gives")
 
     @property
     def state(self) -> Literal["idle", "executing", "complete"]:

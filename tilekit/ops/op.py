@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device, as_stream, default_device
@@ -18,6 +18,7 @@ from tilekit.ops.composition import Composition
 from tilekit.ops.execution import Done, Steps, Submission
 from tilekit.ops.future import DeviceFuture
 from tilekit.ops.methods import methods
+from tilekit.ops.not_run import NotRun, as_coroutine
 from tilekit.ops.reactor import awaited
 from tilekit.ops.sites import site_of
 from tilekit.ops.spec import Spec
@@ -35,7 +36,7 @@ U = TypeVar("U")
 _PACKAGE = __name__.partition(".")[0] + "."
 
 
-class DeviceOp(Composition, TensorMethods, Generic[T]):
+class DeviceOp(Composition, TensorMethods, NotRun, Generic[T]):
     """A lazy operation on a device that produces a `T`.
 
     Building one does nothing: no allocation, no copy, no compilation, no choice of a stream. It runs at most once:
@@ -344,18 +345,7 @@ class DeviceOp(Composition, TensorMethods, Generic[T]):
         return self._label or type(self).__name__
 
     def __repr__(self) -> str:
-        return drawing.tree(self)
-
-    def __bool__(self) -> NoReturn:
-        raise TypeError(f"{self!r} is an op that has not run: it has no truth value. Run it with .sync() or await")
-
-    def __iter__(self) -> NoReturn:
-        raise TypeError(
-            f"{self!r} is an op that has not run: it cannot be iterated over. Run it with .sync() or await, or use .apply(f)"
-        )
-
-    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise TypeError(f"{self!r} is an op that has not run: it is no array. Use .to_host().sync()")
+        return drawing.tree(self) + as_coroutine(sys._getframe(1))
 
     def __del__(self) -> None:
         if not self._spent and not self._consumed and self._site is not None and not sys.is_finalizing():

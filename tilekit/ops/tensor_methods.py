@@ -96,7 +96,8 @@ class TensorMethods:
 
         def call(result: Any) -> Any:
             if not hasattr(result, of or method):
-                raise TypeError(f"{method}: {self!r} gave {type(result).__name__}, not what has {method}() on a device")
+                one = "; .first(), .last() and .unzip() take one of it" if isinstance(result, tuple) else ""
+                raise TypeError(f"{method}: {self!r} gave {type(result).__name__}, not what has {method}() on a device{one}")
             return getattr(result, method)(*args)
 
         return call

@@ -239,8 +239,8 @@ def test_an_error_inside_points_there_and_names_the_calls(device):
     first = k.source.tree.lineno
     outer = passes_on.function.__code__.co_firstlineno
     assert error.reason == (
-        "zeros: every extent of a tile is a power of two; 7 in 7 is not; in adds_seven, which function passes_on calls in line "
-        f"{outer + 2}: return adds_seven(t * 2.0), which kernel k calls in line {first + 2}: y.store(passes_on(t))"
+        "zeros: every extent of a tile is a power of two; 7 in 7 is not: use 8; in adds_seven, which function passes_on calls in "
+        f"line {outer + 2}: return adds_seven(t * 2.0), which kernel k calls in line {first + 2}: y.store(passes_on(t))"
     )
     assert error.line.strip() == "return t + tk.zeros(7)"
     assert error.line[error.column : error.column + error.width] == "tk.zeros(7)"
@@ -271,7 +271,7 @@ def test_an_error_in_a_function_that_a_fold_calls(device):
 
     error = refuse(k)
     assert error.reason.startswith(
-        "zeros: every extent of a tile is a power of two; 7 in 7 is not; in the_lambda, which kernel k"
+        "zeros: every extent of a tile is a power of two; 7 in 7 is not: use 8; in the_lambda, which kernel k"
     )
     assert error.line[error.column : error.column + error.width] == "tk.zeros(7)"
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.frontend.builtin_calls import NAMES, Renamed
+from tilekit.compiler.frontend.names import check_numba
 from tilekit.compiler.frontend.zero_division import QUOTIENTS, Quotients
 from tilekit.errors import CompileError, DeviceError
 from tilekit.lang import block
@@ -52,6 +53,7 @@ def interpret(kernel: BoundKernel, grid: tuple[int, int, int], arguments: tuple[
 def _interpretable(kernel: BoundKernel) -> BoundKernel:
     """A kernel whose quotients and builtins are the language's, and not Python's."""
     if kernel not in _known:
+        check_numba(kernel)
         _known[kernel] = kernel.changed(
             lambda path, tree: Quotients().visit(Renamed(kernel, path).visit(tree)), {**QUOTIENTS, **NAMES}
         )

@@ -1,9 +1,10 @@
-"""Captured values (globals, closures) that a kernel cannot have: ints beyond 64 bits, what no GPU knows. No numba here."""
+"""Captured values (globals, closures) that a kernel cannot have: huge ints, tensors, what no GPU knows. No numba here."""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import types
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -22,8 +23,9 @@ _CONTAINERS: dict[type, str] = {
 _BUILTINS = {
     id(getattr(builtins, name)): name
     for name in (
-        "all", "any", "compile", "dict", "dir", "eval", "exec", "filter", "frozenset", "globals", "id", "input", "list", "locals",
-        "map", "object", "open", "reversed", "set", "sorted", "super", "vars",
+        "__import__", "all", "any", "compile", "dict", "dir", "eval", "exec", "filter", "format", "frozenset", "getattr",
+        "globals", "hasattr", "hash", "id", "input", "iter", "list", "locals", "map", "next", "object", "open", "repr",
+        "reversed", "set", "setattr", "sorted", "str", "super", "type", "vars",
     )
 }  # fmt: skip
 
@@ -52,6 +54,7 @@ def check_values(definition: ast.FunctionDef, source: KernelSource, local: Colle
                 reason = _CONTAINERS.get(type(value))
                 if reason is not None:
                     raise source.error(f"{name} is {reason}", node.lineno, name)
+                _check_host_object(value, node, source)
                 if id(value) in _BUILTINS:
                     raise source.error(
                         f"{_BUILTINS[id(value)]} does not exist in kernels, which call tile operations (tk.*), functions of "
@@ -59,5 +62,29 @@ def check_values(definition: ast.FunctionDef, source: KernelSource, local: Colle
                         node.lineno,
                         name,
                     )
+            case ast.Attribute(ctx=ast.Load()):
+                _check_host_object(_static(node, local, lookup), node, source)
             case ast.Call(func=ast.Name(id=name), keywords=[_, *_]) if name not in local and lookup(name) is print:
                 raise source.error("print takes no keywords in a kernel", node.lineno, name)
+
+
+def _check_host_object(value: Any, node: ast.Name | ast.Attribute, source: KernelSource) -> None:
+    """Refuse tensors, ops and kernels, which know themselves what to write (`in_a_kernel`).
+
+    Raises:
+        CompileError: the expression stands for one.
+    """
+    words = getattr(type(value), "in_a_kernel", None)
+    if isinstance(words, str):
+        name = node.id if isinstance(node, ast.Name) else node.attr
+        raise source.error(words.format(ast.unparse(node), name=name.lower()), node.lineno, name)
+
+
+def _static(node: ast.expr, local: Collection[str], lookup: Callable[[str], Any]) -> Any:
+    """What an expression of names and modules alone stands for; None for any other."""
+    if isinstance(node, ast.Name):
+        return None if node.id in local else lookup(node.id)
+    if isinstance(node, ast.Attribute):
+        owner = _static(node.value, local, lookup)
+        return getattr(owner, node.attr, None) if isinstance(owner, types.ModuleType) else None
+    return None

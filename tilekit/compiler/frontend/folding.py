@@ -6,7 +6,7 @@ import ast
 import enum
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from tilekit import dtypes
 from tilekit.lang import calculation
 
-__all__ = ["BINARY", "COMPARE", "FOLDABLE_CALLS", "MISSING", "UNARY", "is_constant", "literal", "plain", "similar", "value_of"]
+__all__ = ["BINARY", "COMPARE", "FOLDABLE_CALLS", "MISSING", "UNARY", "is_constant", "literal", "plain", "value_of"]
 
 MISSING: Any = object()
 BINARY: dict[type, Callable[[Any, Any], Any]] = {
@@ -62,14 +62,6 @@ def is_constant(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(is_constant, value))
     return value is None or type(value) in (bool, int, float, str)
-
-
-def similar(name: str, known: Iterable[str]) -> str:
-    """A hint at the known name that a misspelt one may mean; empty if there is none."""
-    import difflib  # for errors only
-
-    close = difflib.get_close_matches(name, [k for k in known if not k.startswith("_")], n=1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def literal(value: Any, at: ast.expr) -> ast.expr:

@@ -79,6 +79,10 @@ class KernelSource:
             definition = None
         if is_lambda and not (kind == "function" and isinstance(definition, ast.FunctionDef)):
             raise CompileError(f"{self.title}: {_WANTED[kind]} defined with def")
+        if isinstance(definition, ast.AsyncFunctionDef):
+            raise CompileError(
+                f"{self.title}: {_WANTED[kind]} defined with def: await belongs on the host, `await {self.name}(...)`"
+            )
         if not isinstance(definition, ast.FunctionDef) or (definition.name != function.__code__.co_name and not is_lambda):
             raise CompileError(
                 f"{self.title}: {self.filename} has changed since it was imported: line {self._first} is not its definition"

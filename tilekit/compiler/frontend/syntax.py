@@ -14,7 +14,7 @@ NOT_UNPACKED = "only tuples can be unpacked in a kernel"
 WRONG_LENGTH = "there are {wanted} names to assign to, and the tuple has another number of values"
 
 _NO_LISTS = "lists do not exist in kernels: use a tuple, or a tile"
-_NO_ERRORS = "kernels cannot raise or catch exceptions"
+_NO_ERRORS = "kernels cannot raise or catch exceptions; tk.assert_(condition, 'why') stops the launch"
 _NO_ASYNC = "a kernel is a plain function: async, await and yield belong on the host"
 _NO_SCOPE = "a kernel sees module and enclosing variables as constants: it cannot assign to them"
 
@@ -22,8 +22,8 @@ _REFUSED: dict[type[ast.AST], str] = {
     ast.Try: _NO_ERRORS,
     ast.TryStar: _NO_ERRORS,
     ast.Raise: _NO_ERRORS,
-    ast.Assert: _NO_ERRORS + "; tk.assert_ looks at a condition",
-    ast.With: "a with block does not exist in kernels",
+    ast.Assert: "kernels cannot raise or catch exceptions; tk.assert_ looks at a condition: write tk.assert_(condition, 'why')",
+    ast.With: "a with block does not exist in kernels: write its lines without it",
     ast.AsyncWith: _NO_ASYNC,
     ast.AsyncFor: _NO_ASYNC,
     ast.AsyncFunctionDef: _NO_ASYNC,
@@ -32,7 +32,7 @@ _REFUSED: dict[type[ast.AST], str] = {
     ast.YieldFrom: _NO_ASYNC,
     ast.Global: _NO_SCOPE,
     ast.Nonlocal: _NO_SCOPE,
-    ast.ClassDef: "a class cannot be defined in a kernel",
+    ast.ClassDef: "a class cannot be defined in a kernel: put values together in tuples",
     ast.Import: "a kernel cannot import: import at the top of the file",
     ast.ImportFrom: "a kernel cannot import: import at the top of the file",
     ast.Delete: "del does not exist in kernels",
@@ -40,12 +40,12 @@ _REFUSED: dict[type[ast.AST], str] = {
     ast.List: _NO_LISTS,
     ast.ListComp: _NO_LISTS,
     ast.GeneratorExp: "generator expressions do not exist in kernels: write the loop out",
-    ast.Dict: "dictionaries do not exist in kernels",
-    ast.DictComp: "dictionaries do not exist in kernels",
-    ast.Set: "sets do not exist in kernels",
-    ast.SetComp: "sets do not exist in kernels",
+    ast.Dict: "dictionaries do not exist in kernels: use a name for each value, or a tuple",
+    ast.DictComp: "dictionaries do not exist in kernels: use a name for each value, or a tuple",
+    ast.Set: "sets do not exist in kernels: use a tuple",
+    ast.SetComp: "sets do not exist in kernels: use a tuple",
     ast.NamedExpr: "assignment expressions (:=) do not exist in kernels: assign in a line of its own",
-    ast.JoinedStr: "formatted strings do not exist in kernels: pass the parts to tk.print one by one",
+    ast.JoinedStr: "formatted strings do not exist in kernels: pass the parts to tk.print one by one, tk.print('x', x)",
 }
 
 
@@ -67,7 +67,9 @@ def _check(node: ast.AST, source: KernelSource, *, nested: bool) -> None:
     """Check a statement or expression and what is in it, in the order of the text; `nested` where values may be returned."""
     reason = _REFUSED.get(type(node)) or _refused_target(node)
     if isinstance(node, ast.Return) and not nested and node.value is not None and not _is_none(node.value):
-        reason = "a kernel returns nothing: store the result into a partition"
+        reason = "a kernel returns nothing: store the result into a partition, with y.store(...)"
+    if isinstance(node, ast.Expr) and isinstance(node.value, (ast.BinOp, ast.Compare)):
+        reason = f"{ast.unparse(node)} is computed and dropped: store it, with y.store(...), or assign it to a name"
     if isinstance(node, (ast.FunctionDef, ast.Lambda)):
         reason = _refused_function(node)
     if reason:

@@ -38,7 +38,8 @@ from tilekit.compiler.ir.nodes import (
     leaves,
     rebuilt,
 )
-from tilekit.compiler.ir.rules import unassignable
+from tilekit.compiler.ir.rules import in_place, unassignable
+from tilekit.compiler.ir.symbols import SYMBOLS
 from tilekit.compiler.ir.types import UNKNOWN, ScalarType, TensorType, TileType, Type, of_argument, sampling
 from tilekit.errors import CompileError
 from tilekit.lang.loops import static_range, unknown_bounds
@@ -116,6 +117,8 @@ class _Builder(Calls):
                     self.assign(target, self.expression(value, environment), environment)
             case ast.AugAssign(target=ast.Name(id=name), op=op, value=value):
                 operands = self.name(name, environment), self.expression(value, environment)
+                if isinstance(type_of_operand(operands[0]), TensorType):
+                    self.refuse(in_place(name, SYMBOLS[type(op)], ast.unparse(value)), node)
                 environment[name] = self.operator("binary", type(op), operands, node, name)
             case ast.Expr(value=ast.Constant()) | ast.Pass():
                 pass

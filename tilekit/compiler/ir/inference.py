@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.frontend.folding import BINARY, COMPARE, UNARY
 from tilekit.compiler.frontend.zero_division import QUOTIENTS
@@ -57,7 +59,7 @@ def infer(operation: Operation) -> Operand:
         if refused is not None and attempt is not operation:
             break
         try:
-            return _described(_run(attempt, factor))
+            return _described(_checked(operation, _run(attempt, factor)))
         except CompileError as error:
             refused = refused or error
         except _BY_VALUE:
@@ -151,6 +153,13 @@ def _run(operation: Operation, factor: int) -> Any:
         case "item":
             return operands[0][operands[1]]
     return _OPERATORS[operation.kind, operation.what](*operands)
+
+
+def _checked(operation: Operation, result: Any) -> Any:
+    """The result of an operation, unless a function of NumPy's gave an array."""
+    if operation.kind == "call" and isinstance(result, np.ndarray) and result.ndim:
+        raise CompileError(rules.array_of_numpy(operation))
+    return result
 
 
 def _widened(result: Any, operands: Sequence[Any]) -> Any:
