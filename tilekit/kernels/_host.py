@@ -90,6 +90,8 @@ def takes_ops(function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> DeviceOp[Any]:
         lazy = False
         for argument in (*args, *kwargs.values()):
+            if type(argument) is Tensor or argument is None:
+                continue
             if isinstance(argument, DeviceOp):
                 lazy = True
             elif is_array(argument):

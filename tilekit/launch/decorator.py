@@ -188,6 +188,11 @@ class Kernel:
                     kept.clear()
                 self._form = None
 
+    def known_form(self, arguments: tuple[Any, ...]) -> planning.Form | None:
+        """The form of such arguments, if there is one, and nothing in them has to be looked into (internal)."""
+        form = self._forms.get(tuple(map(type, arguments)))
+        return None if form is None or form.ints or form.tuples else form
+
     def form(self, arguments: tuple[Any, ...]) -> planning.Form:
         """The form of such arguments: whether each is of a kind that its parameter takes, and what follows from the types
         (internal).

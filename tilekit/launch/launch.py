@@ -199,8 +199,10 @@ class KernelLaunch(AsyncKernelLaunch):
         return (yield self._launch_resolved(ctx, tuple(resolved)))
 
     def _launch_resolved(self, ctx: ExecutionContext, arguments: tuple[Any, ...]) -> Steps | Done:
-        arguments = self.kernel.prepared(arguments)
-        form, options = self.kernel.form(arguments), self._options
+        form, options = self.kernel.known_form(arguments), self._options
+        if form is None:
+            arguments = self.kernel.prepared(arguments)
+            form = self.kernel.form(arguments)
         if form.lazy:  # an op may have produced anything, another op included
             for parameter, argument in zip(self.kernel.signature.parameters, arguments, strict=True):
                 self.kernel.check_kind(parameter, argument)
