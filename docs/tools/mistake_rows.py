@@ -249,6 +249,7 @@ GROUPS = (
             Row("double(p).num_stages(3)", "kernel double, an op, has no attribute 'num_stages': write tk.pipelined(..., stages=3) in the kernel", error="AttributeError"),
             Row("scale(p, 2.0, np.ones(1024))", "kernel scale, argument x: declared In, so it takes a tensor, not a NumPy array; copy it to the device with api.from_host(array)", error="TypeError"),
             Row("scale(p, 2.0, [1.0, 2.0])", "kernel scale, argument x: declared In, so it takes a tensor, not list; make it a tensor, api.from_host(numpy.array(...)).sync(), or a tuple", error="TypeError"),
+            Row("class Array:\n    def __dlpack__(self): ...\nscale(p, 2.0, Array())", "kernel scale, argument x: declared In, so it takes a tensor, not host.Array; pass tk.as_tensor(array), which shares its memory", error="TypeError"),
             Row("scale(y, 2.0, x)", "kernel scale, argument y: writing needs a partition: pass y.partition(shape), which gives each block a tile of its own", error="TypeError"),
             Row("scale(p, 2.0, p)", "kernel scale, argument x: declared In, so it takes a tensor, not a partition; pass its .unpartition()", error="TypeError"),
             Row("scale(p, 2.0, x, grid=4)", "kernel scale(y, a, x): got an unexpected keyword argument 'grid'; the grid follows from the partitions; where there are none, write scale(y.partition(shape), a, x).grid(blocks)", error="TypeError"),

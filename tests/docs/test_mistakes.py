@@ -162,6 +162,16 @@ def test_the_host_is_told_the_line_to_write(row: Any, cpu: tk.Device, tmp_path: 
     assert refusal(row, tmp_path / "host.py") == (row.error, row.said)
 
 
+def test_an_async_function_is_no_kernel(cpu: tk.Device, tmp_path: Path) -> None:
+    names = _module(
+        "import tilekit as tk\n\n\n@tk.kernel\nasync def wrong(y: tk.InOut):\n    y.store(1.0)\n", tmp_path / "wrong.py"
+    )
+    with pytest.raises(
+        tk.CompileError, match=r"kernel wrong: a kernel is a function defined with def: await belongs on the host"
+    ):
+        names["wrong"](api.zeros(8).sync().partition(8)).sync()
+
+
 def test_there_are_enough_and_none_twice() -> None:
     assert len(ROWS) >= 60
     assert len({(row.written, row.before, row.error) for row in ROWS}) == len(ROWS)
