@@ -61,7 +61,7 @@ def markdown() -> str:
         lines += [
             f"## {group.title}\n",
             group.about + "\n",
-            ":::::{div} expressions mistakes",
+            ":::::{div} mistakes",
             "",
             "| written | said |",
             "|---|---|",
