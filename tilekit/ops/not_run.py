@@ -38,7 +38,7 @@ class NotRun:
         in_a_kernel = "{} is an op, which the host runs: run it before, and pass what it gives as an argument"
 
         def __getattr__(self, name: str) -> Any:
-            if hasattr(type(self), name):
+            if any(name in vars(kind) for kind in type(self).__mro__):
                 return object.__getattribute__(self, name)  # a property that raised; it raises again
             raise UnknownAttribute(self, name, type(self)._elsewhere, "{!r}, an op,")
 
