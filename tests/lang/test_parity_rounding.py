@@ -10,6 +10,7 @@ import pytest
 from parity import FLOATS, check, run, sample
 
 import tilekit as tk
+from tilekit import api
 
 N = 200
 
@@ -237,3 +238,13 @@ def test_a_product_beyond_the_largest_number_is_finite_before_it_is_added(device
     a, c = np.full(4, largest, dtype), np.array([np.inf, -np.inf, np.nan, 0], dtype)
     found = run(compute, dtype, a, c, n=4, tile=4).astype(np.float64)
     np.testing.assert_array_equal(found, [np.inf, -np.inf, np.nan, -np.inf if mode is None else -largest])
+
+
+def test_a_tile_without_dimensions_is_rounded_in_a_direction(device):
+    @tk.kernel
+    def compute(y: tk.Out, x: tk.In):
+        root = tk.sqrt(tk.load(x, (0,), (1,)).reshape(()), rounding_mode=tk.RoundingMode.RM)
+        y.store(tk.full((1,), 0, tk.float64) + root)
+
+    found = compute(api.zeros(1, tk.float64), api.full(1, 2.0, tk.float64)).tile(1).out().sync().numpy()
+    assert Fraction(found[0]) ** 2 < 2 < Fraction(np.nextafter(found[0], 2.0)) ** 2

@@ -238,7 +238,7 @@ def _in_double(what: str, dtype: dtypes.DType, arrays: list[Any]) -> tuple[Any, 
         regular &= arrays[1] != 0
     if what == "sqrt":
         regular &= arrays[0] > 0
-    for index in zip(*np.nonzero(regular), strict=True):
+    for index in map(tuple, np.argwhere(regular)):
         exact, root = _exact(what, *(float(a[index]) for a in arrays))
         if what == "fma" and exact:  # a quotient of Python's ints is correctly rounded
             try:
