@@ -6,6 +6,8 @@ Each of them makes a launch and says which argument is the result. They take ten
 from __future__ import annotations
 
 import functools
+import inspect
+import itertools
 import math
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
@@ -84,29 +86,43 @@ def takes_ops(function: F) -> F:
     Where the ops know the shapes of their results, the function is asked at once, with tensors that have no memory: mistakes are
     told where they are made, and the op knows its result's shape too.
     """
-    name = function.__name__
+    name = function.__name__.lstrip("_")
+    parameters = inspect.signature(function).parameters.values()
+    tensors = [p for p in parameters if "Operand" in str(p.annotation) or "Tensor" in str(p.annotation)]
+    named = {p.name for p in tensors}
+    at = [p in tensors for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    beyond = any(p.kind is p.VAR_POSITIONAL for p in tensors)
+
+    def with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        device = device_of((*args, *kwargs.values()))
+
+        def taken(argument: Any, is_tensor: bool) -> Any:
+            return tensor_of(argument, device, name) if is_tensor and is_array(argument) else argument
+
+        wanted = itertools.chain(at, itertools.repeat(beyond))
+        return tuple(map(taken, args, wanted)), {key: taken(value, key in named) for key, value in kwargs.items()}
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> DeviceOp[Any]:
-        lazy = False
+        lazy = arrays = False
         for argument in (*args, *kwargs.values()):
             if type(argument) is Tensor or argument is None:
                 continue
             if isinstance(argument, DeviceOp):
                 lazy = True
             elif is_array(argument):
-                device = device_of((*args, *kwargs.values()))
-                taken = [tensor_of(a, device, name) if is_array(a) else a for a in (*args, *kwargs.values())]
-                return call(*taken[: len(args)], **dict(zip(kwargs, taken[len(args) :], strict=True)))
+                arrays = True
+        if arrays:
+            args, kwargs = with_tensors(args, kwargs)
         if not lazy:
             return function(*args, **kwargs).named(name)
         ops = [a for a in (*args, *kwargs.values()) if isinstance(a, DeviceOp)]
 
         def called(tensors: Sequence[Any]) -> DeviceOp[Any]:
             left = iter(tensors)
-            positional = [next(left) if isinstance(a, DeviceOp) else a for a in args]
-            named = {key: next(left) if isinstance(a, DeviceOp) else a for key, a in kwargs.items()}
-            return function(*positional, **named)
+            placed = [next(left) if isinstance(a, DeviceOp) else a for a in args]
+            by_name = {key: next(left) if isinstance(a, DeviceOp) else a for key, a in kwargs.items()}
+            return function(*placed, **by_name)
 
         for op in ops:
             op.consumed()  # also if this is a mistake: whoever is told need not run them

@@ -207,7 +207,21 @@ def gemm(
 
 
 @takes_ops
-def _gemm(a, b, c, *operands, alpha, beta, epilogue, dtype, precision, out, tile, num_warps, splits):
+def _gemm(
+    a: Operand,
+    b: Operand,
+    c: Operand | None,
+    *operands: Operand,
+    alpha,
+    beta,
+    epilogue,
+    dtype,
+    precision,
+    out: Tensor | None,
+    tile,
+    num_warps,
+    splits,
+):
     a_tensor("gemm", a=a, b=b)
     for at, x in enumerate(operands):
         a_tensor("gemm", **{f"operands[{at}]": x})
