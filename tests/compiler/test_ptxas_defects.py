@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tilekit as tk
-from tilekit import api
+from tilekit import api, dtypes
 from tilekit.compiler.dispatcher import _mended
 from tilekit.compiler.nvidia.ptxas_defects import is_wrong, mended
 
@@ -110,6 +110,30 @@ def test_whole_programs_have_none_of_it(dtype, ringed):
     assert bool(explained.pipelines[0].stages) == ringed
     assert ringed or "integers that ptxas gets wrong" in explained.pipelines[0].reason
     assert not is_wrong(explained.compiled.ptx)
+
+
+@tk.kernel
+def a_product_before_a_loop(c: tk.Out, counts: tk.InOut, a: tk.In, b: tk.In, x: tk.In):
+    product = tk.mma(tk.load(a, (0, 0), (4, 1)), tk.load(b, (0, 0), (1, 16)), tk.load(x, (0, 0), (4, 16)))
+    for at in range(tk.num_blocks(0)):
+        i = at + 0
+        while i > 0:
+            tk.atomic_xor(counts, tk.arange(4) + tk.bid(0), i)
+            i -= 1
+    c.store(product)
+
+
+@pytest.mark.parametrize("dtype", dtypes.EIGHT_BIT_FLOATS, ids=lambda dtype: dtype.name)
+def test_eight_bit_floats_that_are_not_there_are_zero(dtype, device):
+    """Rows and depths that only the instruction has: of a constant zero, ptxas makes a float16 that is none."""
+    a, b, x = np.arange(8).reshape(8, 1).astype(dtype), np.arange(16).reshape(1, 16).astype(dtype), np.zeros((4, 5), np.float32)
+    c, counts = api.zeros((4, 16)), api.zeros(8, tk.int32)
+    op = a_product_before_a_loop(c.partition((4, 16)), counts.scattered(), *map(api.from_host, (a, b, x)))
+    np.testing.assert_array_equal(op.out().sync()[0].numpy(), a[:4].astype(np.float32) @ b.astype(np.float32))
+    shapes = [((4, 16), tk.float32), (8, tk.int32), (a.shape, dtype), (b.shape, dtype), (x.shape, tk.float32)]
+    c, counts, *read = (api.meta(*given) for given in shapes)
+    sass = a_product_before_a_loop(c.partition((4, 16)), counts.scattered(), *read).compile("sm_90a").sass
+    assert "UNPACK_B" in sass and not re.search(r"UNPACK_B R\d+, [\d.e-]+ ;", sass)
 
 
 class Library:

@@ -407,8 +407,9 @@ def atomic_add_tile(g: Grammar) -> None:
         part = tuple(map(slice, inside.shape))
         total = semantics.add(Value(inside, memory.off[where]), Value(a.array[part], a.off[part]))
         off = total.off
-        if is_float(x.dtype):
-            off = np.where(np.abs(total.array.astype(np.float64)) <= 2.0 ** FORMATS[x.dtype].mantissa, off, np.inf)
+        if is_float(x.dtype):  # blocks add in any order, which nobody sees of whole numbers that are not too large
+            added, wide = a.array[part].astype(np.float64), np.abs(total.array.astype(np.float64))
+            off = np.where((wide <= 2.0 ** FORMATS[x.dtype].mantissa) & (added == np.trunc(added)), off, np.inf)
         write(frame, y.name, where, Value(total.array, off), None)
 
     g.do(f"tk.atomic_add_tile({y.name}, {shown(index)}, {{0}})", [x], effect)

@@ -39,6 +39,7 @@ class Target:
         block_shared_bytes: what a launch may give a block, static and dynamic together.
         ptxas_shared_bytes: what ptxas counts among a kernel's static bytes for CUDA itself, beside what the block may have.
         mma_dtypes: of the operands that `mma.sync` takes (float32 as tf32).
+        mma_unpacks: ptxas makes float16 of 8-bit floats for `mma.sync`, which tilekit does itself (see `nvidia.mma_sync`).
         mma_rows_f64: the rows of an `mma.sync` of float64: 16, or 8.
         wgmma: warpgroups multiply tiles in shared memory (`wgmma`), and go on before the result is there.
         setmaxnreg: warpgroups of a block can give registers to others while it runs.
@@ -65,6 +66,7 @@ class Target:
     block_shared_bytes: int
     ptxas_shared_bytes: int = 0
     mma_dtypes: frozenset[DType] = _MMA
+    mma_unpacks: bool = False
     mma_rows_f64: int = 8
     wgmma: bool = False
     setmaxnreg: bool = False
@@ -114,6 +116,7 @@ def _with_tma(
     blocks: int,
     kilobytes: int,
     *,
+    mma_unpacks: bool = True,
     wgmma: bool = False,
     setmaxnreg: bool = True,
     multicast: bool = True,
@@ -130,6 +133,7 @@ def _with_tma(
         block_shared_bytes=kilobytes - 1 << 10,
         ptxas_shared_bytes=1 << 10,
         mma_dtypes=_MMA | set(dtypes.EIGHT_BIT_FLOATS),
+        mma_unpacks=mma_unpacks,
         mma_rows_f64=16,
         wgmma=wgmma,
         setmaxnreg=setmaxnreg,
@@ -153,8 +157,8 @@ _RECORDS = (
     _with_tma((10, 0), ("", "a", "f"), "a", 64, 32, 228),
     _with_tma((10, 3), ("", "a"), "a", 64, 32, 228),
     _with_tma((11, 0), ("", "a"), "a", 48, 24, 228),
-    _with_tma((12, 0), ("", "a", "f"), "", 48, 24, 100, setmaxnreg=False, multicast=False),
-    _with_tma((12, 1), ("", "a"), "", 48, 24, 100, setmaxnreg=False, multicast=False),
+    _with_tma((12, 0), ("", "a", "f"), "", 48, 24, 100, mma_unpacks=False, setmaxnreg=False, multicast=False),
+    _with_tma((12, 1), ("", "a"), "", 48, 24, 100, mma_unpacks=False, setmaxnreg=False, multicast=False),
 )
 _BY_CAPABILITY = {record.capability: record for record in _RECORDS}
 

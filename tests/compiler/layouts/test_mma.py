@@ -57,7 +57,8 @@ def carried_out(block, chosen, x, y, z):
     """`mma.sync`, by every warp; sums of float64 of small integers are exact."""
     rows, columns, k = map(int, re.match(r"m(\d+)n(\d+)k(\d+)", chosen.shape).groups())
     assert len(x) * (64 if chosen.a == "f64" else 32) * 32 == rows * k * 8 * np.dtype(PTX[chosen.a]).itemsize
-    a, b = (unpacked(block, v, PTX[kind], 1 << chosen.packed) for v, kind in ((x, chosen.a), (y, chosen.b)))
+    count = 2 if chosen.unpacks else 1 << chosen.packed
+    a, b = (unpacked(block, v, PTX[kind], count) for v, kind in ((x, chosen.a), (y, chosen.b)))
     c = unpacked(block, z, PTX[chosen.acc], 1)
     made = np.zeros(c.shape, c.dtype)
     for warp in range(0, len(block.thread), 32):
@@ -89,6 +90,16 @@ def converted(block, value, source, target):
     return Value(register_type(target), made.view(f"u{target.itemsize}"))
 
 
+def assembly(block, text, letters, result, args):
+    """Conversions of operands: to tf32, which holds small integers, and of two 8-bit floats."""
+    bits = value_of(args[0]).bits
+    if two := re.match(r"cvt\.rn\.f16x2\.(\w+)x2 ", text):
+        pair = np.stack([bits >> np.uint64(8 * n) for n in range(2)]).astype(np.uint8).view(PTX[two[1]])
+        low, high = pair.astype(np.float16).view(np.uint16).astype(np.uint64)
+        bits = low | high << np.uint64(16)
+    return Value(result, bits)
+
+
 def looped(block, end, step, total, body):
     assert end > step == 4
     for k in range(0, end, step):
@@ -111,7 +122,7 @@ def _emulated(monkeypatch):
     monkeypatch.setattr(fma, "_UNROLLED", 1)  # every product of float32 with a k of 8 or more is a loop
     monkeypatch.setattr(mma_sync, "thread_bit", lambda block, bit: Value(ir.IntType(1), block.thread >> np.uint64(bit)))
     monkeypatch.setattr(operands, "convert", converted)
-    monkeypatch.setattr(mma_sync, "asm", lambda block, text, letters, result, args, **_: Value(i32, value_of(args[0]).bits))
+    monkeypatch.setattr(mma_sync, "asm", assembly)
 
 
 def small(shape, dtype, seed):

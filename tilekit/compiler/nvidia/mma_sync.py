@@ -2,6 +2,10 @@
 
 Operands come into the layouts that `layouts.mma` gives them register by register, as the instructions want them: so a thread
 never holds all of an operand.
+
+Where a GPU has no instruction for 8-bit floats, ptxas unpacks them to float16, and multiplies twice. It is done here instead,
+at the same price: what ptxas (13.0 to 13.5) unpacks of the constant zero, where that is also the start of a loop's counter, is
+no zero.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ class Instruction:
         letter: LLVM's constraint for a register of the accumulator.
         packed: how many bits of `k` a register of an operand holds.
         wide: whether it takes two rows and two groups of `k` from a thread, or one.
+        unpacks: whether the halves of an operand's register, two elements in each, are made float16, for one instruction each.
     """
 
     shape: str
@@ -48,6 +53,7 @@ class Instruction:
     letter: str
     packed: int
     wide: bool = True
+    unpacks: bool = False
 
     @property
     def name(self) -> str:
@@ -68,6 +74,9 @@ def instruction(a: DType, b: DType, precision: str, target: Target, sums: DType 
     if a in _SIXTEEN:
         return Instruction(shape="m16n8k16", a=_SIXTEEN[a], b=_SIXTEEN[b], acc="f32", through=(a, b), letter="f", packed=1)
     if a in _EIGHT:
+        if target.mma_unpacks and a in dtypes.EIGHT_BIT_FLOATS:
+            through, shape = (a, b), "m16n8k16"
+            return Instruction(shape=shape, a="f16", b="f16", acc="f32", through=through, letter="f", packed=2, unpacks=True)
         acc, letter = ("s32", "r") if a.kind in "iu" else ("f32", "f")
         return Instruction(shape="m16n8k32", a=_EIGHT[a], b=_EIGHT[b], acc=acc, through=(a, b), letter=letter, packed=2)
     if a == dtypes.float64:
@@ -80,7 +89,10 @@ def instruction(a: DType, b: DType, precision: str, target: Target, sums: DType 
 
 
 class _Words:
-    """An operand as instructions take it: registers of 32 bits (64 for float64), each packed when it is first asked for."""
+    """An operand as instructions take it: registers of 32 bits (64 for float64), each packed when it is first asked for.
+
+    Where the instruction unpacks, what is packed are two registers, for one instruction after the other.
+    """
 
     def __init__(
         self, builder: ir.IRBuilder, product: layouts.Product, chosen: Instruction, operand: Operand, depth: int
@@ -88,10 +100,10 @@ class _Words:
         """`depth` is the dimension of `k`."""
         self.builder, self.product, self.chosen, self.depth = builder, product, chosen, depth
         self.layout, self.dtype, self.take = operand.target, operand.tile.dtype, operand.taker(builder)
-        self.packed: dict[int, ir.Value] = {}
+        self.packed: dict[int, Elements] = {}
         self.idle = [thread_bit(builder, bit) for bit in product.idle]
 
-    def word(self, at: Vector, k: int | None) -> ir.Value:
+    def words(self, at: Vector, k: int | None) -> Elements:
         """The register that begins at a coordinate of the result and at `k`; zero for a `k` that does not exist."""
         count = 1 << self.chosen.packed
         if k is None:
@@ -103,7 +115,7 @@ class _Words:
             self.packed[first] = self._packed(coordinate, k, count)
         return self.packed[first]
 
-    def _packed(self, coordinate: list[int], k: int, count: int) -> ir.Value:
+    def _packed(self, coordinate: list[int], k: int, count: int) -> Elements:
         held = []
         for n in range(count):
             if n >> len(self.product.packed):
@@ -111,18 +123,26 @@ class _Words:
                 continue
             coordinate[self.depth] = k + sum(bit for b, bit in enumerate(self.product.packed) if n >> b & 1)
             held.append(self.take(self.layout.register_of(tuple(coordinate))))
-        word = self._finished(held)
+        words = self._finished(held)
         for absent in self.idle:
-            word = self.builder.select(absent, ir.Constant(word.type, 0.0 if self.dtype == dtypes.float64 else 0), word)
-        return word
+            zero = ir.Constant(words[0].type, 0.0 if self.dtype == dtypes.float64 else 0)
+            words = [self.builder.select(absent, zero, word) for word in words]
+        return words
 
-    def _finished(self, held: Elements) -> ir.Value:
+    def _finished(self, held: Elements) -> Elements:
         if self.dtype == dtypes.float64:
-            return held[0]
+            return held
         if self.chosen.a == "tf32":
-            return asm(self.builder, "cvt.rna.tf32.f32 $0, $1;", "=r,f", i32, held)
-        (word,) = packed(self.builder, held, self.dtype, words_of(self.dtype, len(held)))
-        return word
+            return [asm(self.builder, "cvt.rna.tf32.f32 $0, $1;", "=r,f", i32, held)]
+        if self.chosen.unpacks:
+            return [self._unpacked(held[:2]), self._unpacked(held[2:])]
+        return packed(self.builder, held, self.dtype, words_of(self.dtype, len(held)))
+
+    def _unpacked(self, pair: Elements) -> ir.Value:
+        if all(isinstance(element, ir.Constant) and not element.constant for element in pair):
+            return ir.Constant(i32, 0)
+        (word,) = packed(self.builder, pair, self.dtype, words_of(self.dtype, 2))
+        return asm(self.builder, f"cvt.rn.f16x2.{_EIGHT[self.dtype]}x2 $0, $1;", "=r,h", i32, [word])
 
 
 @product_family("mma.sync", preference=1)
@@ -158,12 +178,14 @@ def _by_instructions(
                 at = _plus(batch, start)
                 lower = _plus(at, product.row) if any(product.row) else None
                 places = [at, lower] if chosen.wide else [at]
-                x = [a.word(at if p is None else p, None if p is None else k) for k in depths for p in places]
-                y = [b.word(at, k) for k in depths]
+                x = [a.words(at if p is None else p, None if p is None else k) for k in depths for p in places]
+                y = [b.words(at, k) for k in depths]
                 registers = [_pair(layout, p, product.column) for p in places]
                 flat = [register for pair in registers for register in pair]
                 z = [constant_of(wide, 0) if r is None else total[r] for r in flat]
-                for register, value in zip(flat, _mma(builder, chosen, x, y, z), strict=True):
+                for first, second in zip(zip(*x, strict=True), zip(*y, strict=True), strict=True):
+                    z = _mma(builder, chosen, list(first), list(second), z)
+                for register, value in zip(flat, z, strict=True):
                     if register is not None:
                         total[register] = value
     return total
