@@ -483,6 +483,14 @@ def product(a: Value, b: Value, acc: Value | None, result: DType, precision: str
         everything = np.concatenate([terms, start[..., :, None, :].astype(long)], axis=-2)
         sums, size = np.sum(everything, axis=-2), np.sum(np.where(np.isfinite(everything), np.abs(everything), 0), axis=-2)
         exact = whole_sums(everything, -2, accumulated)
+        # Tensor cores line up what is subnormal as if it had the exponent of the smallest normal number.
+        normal = [2.0 ** FORMATS[v.dtype].lowest if v.dtype in (F16, *EIGHTS) else 0.0 for v in (a, b)]
+        low = [(v != 0) & (np.abs(v) < least) for v, least in zip((p, q), normal, strict=True)]
+        exact &= ~(np.any(low[0], axis=-1)[..., :, None] | np.any(low[1], axis=-2)[..., None, :])
+        if np.any(low[0]) or np.any(low[1]):
+            finite = [np.where(np.isfinite(v), np.abs(v), 0) for v in (p, q)]
+            counted = [np.where(at, least, v) for at, least, v in zip(low, normal, finite, strict=True)]
+            size = np.maximum(size, counted[0] @ counted[1])
         relative = p.shape[-1] * 2.0 ** (-52 if a.dtype == F64 else -22)
         if a.dtype == F64:  # a product of others may not be one of float64
             short = [(v == np.rint(v)) & (np.abs(v) < 2.0**26) for v in (p, q)]

@@ -12,7 +12,7 @@ What a product is accumulated in follows from what its operands hold:
 On a GPU the tensor cores compute them; float32 only with `precision="tf32"`. A float result is off by no more than
 `K * 2**-22 * (abs(a) @ abs(b) + abs(acc))` for an accumulator of float32 (`2**-52` for float64), besides what `precision` and
 the rounding to a narrower result cost: tensor cores cut off what does not fit into their sums, and nobody says in which order
-they add. Integers wrap.
+they add. They take subnormal numbers for as large as the smallest normal one (`2**-14` of float16) there. Integers wrap.
 
 Tensor cores that multiply 8-bit floats themselves (of compute capability 8.9; of 9.0 by warpgroups) keep only 13 bits behind the
 leading one of such a sum, and of what goes into it: that costs up to `2**-12 * (abs(a) @ abs(b))` for each element of K. On 9.0
