@@ -1,7 +1,7 @@
 """What it costs the host to run a ready-made kernel, and a launch whose result is new, counted in calls of Python functions.
 
 As in `tests/native/test_host_path.py`, on a GPU that does nothing. A kernel of 64 MB takes 30 microseconds on an H200; at 0.1 a
-call, a few hundred calls would be as much.
+call, a few hundred calls would be as much. What is counted are ops that are recalled (`kernels._recall`).
 """
 
 import pytest
@@ -50,30 +50,30 @@ def ways(gpu):
 # Of the pure Python path, whose launches take the most calls; and of the driver's: launches, and blocks of memory.
 BUDGETS = {
     "lazy output": (100, 1, 0),
-    "rms_norm": (101, 1, 1),
-    "rms_norm, out": (80, 1, 0),
-    "layer_norm": (116, 1, 1),
-    "softmax": (106, 1, 1),
-    "l2_norm": (90, 1, 1),
-    "swiglu_backward": (180, 1, 2),
-    "rms_norm_backward": (203, 3, 1),
-    "layer_norm_backward": (241, 4, 1),
+    "rms_norm": (78, 1, 1),
+    "rms_norm, out": (55, 1, 0),
+    "layer_norm": (78, 1, 1),
+    "softmax": (78, 1, 1),
+    "l2_norm": (78, 1, 1),
+    "swiglu_backward": (107, 1, 2),
+    "rms_norm_backward": (155, 3, 1),
+    "layer_norm_backward": (180, 4, 1),
 }
 
 
 @pytest.mark.parametrize("name", BUDGETS)
 def test_a_kernel_stays_within_its_budget(gpu, ways, name):
     python, launches, blocks = BUDGETS[name]
-    ways[name]()
-    ways[name]()  # what the first left is freed by now, and kept for the next
+    for _ in range(3):
+        ways[name]()  # what the others left is freed by now, and kept for the next
     gpu.calls.clear()
     assert counted(ways[name]) <= python
     assert (gpu.calls["cuLaunchKernel"], gpu.calls["cuMemAllocAsync"]) == (launches, blocks)
     assert not [call for call in gpu.calls if call.startswith("cuMemset")]  # nothing is filled that is written anyway
 
 
-def test_a_new_result_costs_half_as_much_again_as_a_given_one_at_most(gpu, ways):
+def test_a_new_result_costs_no_more_than_its_memory(gpu, ways):
     new, given = (ways[name] for name in ("rms_norm", "rms_norm, out"))
-    for way in (new, given, new, given):
+    for way in (new, given) * 3:
         way()
-    assert counted(new) <= 1.5 * counted(given)
+    assert counted(new) <= counted(given) + 24

@@ -12,7 +12,7 @@ from counting import counted
 from fake_gpu import fake_device, fake_gpu, launch_through
 
 import tilekit as tk
-from tilekit import api
+from tilekit import api, kernels
 from tilekit._runtime.context import ExecutionContext
 from tilekit.ops.reactor import _reactor
 from tilekit.ops.reactor._running import running_reactor
@@ -107,6 +107,31 @@ def test_a_launch_stays_within_its_budget(request, gpu, launches, way, native, p
     calls = counted(launches[way])
     asked = {name: count for name, count in gpu[1].calls.items() if not name.startswith("cuCtx")}
     assert asked == driver
+    assert calls <= (native if "native" in request.node.callspec.id else python)
+
+
+# As above, of ready-made kernels that are recalled. Products load through tensor maps, which leave the launch to Python.
+@pytest.mark.parametrize(
+    ("name", "native", "python"),
+    [("softmax", 14, 53), ("rms_norm", 14, 53), ("layer_norm", 14, 53), ("gemm", 65, 65), ("attention", 80, 80)],
+)
+def test_a_ready_made_kernel_stays_within_its_budget(request, gpu, name, native, python):
+    x, out, a, b, product = (api.empty((256, n), tk.float16).sync() for n in (1024, 1024, 256, 256, 256))
+    row, bias = (api.empty(1024, tk.float16).sync() for _ in range(2))
+    q, k, v, o = (api.empty((1, 2, 128, 64), tk.float16).sync() for _ in range(4))
+    way = {
+        "softmax": lambda: kernels.softmax(x, out=out),
+        "rms_norm": lambda: kernels.rms_norm(x, row, out=out),
+        "layer_norm": lambda: kernels.layer_norm(x, row, bias, out=out),
+        "gemm": lambda: kernels.gemm(a, b, out=product),
+        "attention": lambda: kernels.attention(q, k, v, out=o),
+    }[name]
+    for _ in range(4):
+        way().sync()
+    gpu[1].calls.clear()
+    calls = counted(lambda: way().sync())
+    asked = {call: count for call, count in gpu[1].calls.items() if call.startswith(("cuLaunch", "cuEvent"))}
+    assert sum(asked.values()) == 3
     assert calls <= (native if "native" in request.node.callspec.id else python)
 
 

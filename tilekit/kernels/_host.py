@@ -9,23 +9,21 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Generator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from tilekit import api, dtypes
-from tilekit._runtime.context import ExecutionContext
 from tilekit._tensor.arrays import device_of, is_array, tensor_of
 from tilekit._tensor.partition import Partition
-from tilekit._tensor.tensor import Tensor, new_tensor
+from tilekit._tensor.tensor import Tensor
 from tilekit.compiler.facts import MOST_NARROW
 from tilekit.compiler.target import of
+from tilekit.kernels._launches import Destination, Launches, New
+from tilekit.kernels._recall import Recall
 from tilekit.launch import copying
-from tilekit.launch.launch import KernelLaunch
 from tilekit.ops import DeviceOp, Spec, zip_ops
-from tilekit.ops.stepwise import Stepwise
 
 __all__ = [
     "Destination",
@@ -85,6 +83,8 @@ def takes_ops(function: F) -> F:
 
     Where the ops know the shapes of their results, the function is asked at once, with tensors that have no memory: mistakes are
     told where they are made, and the op knows its result's shape too.
+
+    What the function decides for arguments that look alike is found again, see `Recall`.
     """
     name = function.__name__.lstrip("_")
     parameters = inspect.signature(function).parameters.values()
@@ -92,6 +92,7 @@ def takes_ops(function: F) -> F:
     named = {p.name for p in tensors}
     at = [p in tensors for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     beyond = any(p.kind is p.VAR_POSITIONAL for p in tensors)
+    recall = Recall(function, name)
 
     def with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         device = device_of((*args, *kwargs.values()))
@@ -104,6 +105,9 @@ def takes_ops(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> DeviceOp[Any]:
+        op = recall.op(args, kwargs)
+        if op is not None:
+            return op
         lazy = arrays = False
         for argument in (*args, *kwargs.values()):
             if type(argument) is Tensor or argument is None:
@@ -115,14 +119,16 @@ def takes_ops(function: F) -> F:
         if arrays:
             args, kwargs = with_tensors(args, kwargs)
         if not lazy:
-            return function(*args, **kwargs).named(name)
+            op = recall.op(args, kwargs) if arrays else None
+            return function(*args, **kwargs).named(name) if op is None else op
         ops = [a for a in (*args, *kwargs.values()) if isinstance(a, DeviceOp)]
 
         def called(tensors: Sequence[Any]) -> DeviceOp[Any]:
             left = iter(tensors)
             placed = [next(left) if isinstance(a, DeviceOp) else a for a in args]
             by_name = {key: next(left) if isinstance(a, DeviceOp) else a for key, a in kwargs.items()}
-            return function(*placed, **by_name)
+            op = recall.op(tuple(placed), by_name)
+            return function(*placed, **by_name) if op is None else op
 
         for op in ops:
             op.consumed()  # also if this is a mistake: whoever is told need not run them
@@ -272,53 +278,6 @@ def out_or_new(name: str, out: Any, like: Tensor, shape: tuple[int, ...] | None 
     return out  # type: ignore[no-any-return]
 
 
-Destination = Tensor | Spec
-"""Where a result goes: a tensor, or what a new one is to be."""
-
-New = Callable[[Destination], Tensor]
-"""Makes a tensor of a `Destination`: that which is one is it already."""
-
-
-class Launches(Stepwise[Any]):
-    """What the functions return: an op that makes new tensors when it is run, and launches kernels on them.
-
-    Args:
-        like: a tensor that the kernels get, on the device of all.
-        steps: a generator function, called with a function that makes tensors (`New`) when the op is run. It yields the launches
-            (any ops) in order, is sent their results, and returns the op's.
-        spec: what is known of the result, if it is one tensor.
-    """
-
-    def __init__(self, like: Tensor, steps: Callable[[New], Generator[DeviceOp[Any], Any, Any]], spec: Any = None) -> None:
-        self._like, self._steps = like, steps
-        if spec is not None:
-            self.spec = Spec(tuple(spec.shape), spec.dtype)
-
-    @property
-    def device(self) -> Any:
-        """That of what the kernels get."""
-        return self._like.device
-
-    def begin(self, ctx: ExecutionContext) -> Generator[DeviceOp[Any], Any, Any]:
-        """The steps, with tensors in the memory of the device."""
-        return self._steps(partial(_allocated, ctx))
-
-    def parts(self) -> tuple[DeviceOp[Any], ...]:
-        """What the steps yield, tried out with tensors that have no memory: for pictures, and to compile without running."""
-        return tuple(self._tried()[0])
-
-    def _tried(self) -> tuple[list[DeviceOp[Any]], Any]:
-        steps_tried: list[DeviceOp[Any]] = []
-        steps, result = self._steps(_described), None
-        try:
-            while True:
-                steps_tried.append(steps.send(result))
-                steps_tried[-1].consumed()
-                result = _outcome(steps_tried[-1])
-        except StopIteration as stop:
-            return steps_tried, stop.value
-
-
 def filled(x: Tensor, value: float = 0) -> DeviceOp[Tensor]:
     """An op that sets every element; unlike `Tensor.fill` also of tensors that have no memory, with which steps are tried out."""
     return copying.fill(x, np.array(value, x.dtype))
@@ -335,26 +294,6 @@ def result(launch: DeviceOp[Any], like: Any, out: Tensor | None) -> DeviceOp[Ten
     tensor: DeviceOp[Tensor] = launch.map(lambda done: shaped(done[0].unpartition(), like.shape) if out is None else out)
     tensor.spec = Spec(tuple(like.shape), like.dtype)
     return tensor
-
-
-def _allocated(ctx: ExecutionContext, destination: Destination) -> Tensor:
-    if type(destination) is Spec:
-        shape, dtype = destination.shape, destination.dtype
-        return new_tensor(ctx.allocate(math.prod(shape) * dtype.itemsize), shape, dtype)
-    return destination  # type: ignore[return-value]
-
-
-def _described(destination: Destination) -> Tensor:
-    return Tensor(None, destination.shape, destination.dtype) if isinstance(destination, Spec) else destination
-
-
-def _outcome(op: DeviceOp[Any]) -> Any:
-    """What the result of an op looks like."""
-    if isinstance(op, KernelLaunch):
-        return op.arguments
-    if isinstance(op, Launches):
-        return op._tried()[1]
-    return None if op.spec is None else _described(op.spec)
 
 
 # ------------------------------------------------------------------------------------------------------------------------- tiles

@@ -29,6 +29,7 @@ from tilekit.launch.specialisation import Specialisation
 from tilekit.launch.structured import NestedLaunch, Structure, flat, named, parameters_of, structure_of
 from tilekit.ops import DeviceOp
 from tilekit.ops.fast_path import FAST_PATH
+from tilekit.ops.sites import site_of
 
 __all__ = ["Kernel", "kernel"]
 
@@ -154,7 +155,7 @@ class Kernel:
                 if isinstance(argument, DeviceOp):
                     argument.consumed()  # whoever is told of a mistake need not run them
             raise
-        return launch_of(kernel, args, form, self._options)
+        return launch_of(kernel, args, form, self._options, site_of(sys._getframe(1)))
 
     def _put_together(self, arguments: tuple[Any, ...]) -> tuple[Kernel, tuple[Any, ...]]:
         """The kernel for arguments some of which are tuples or None, and what is in them; this one if there are none."""

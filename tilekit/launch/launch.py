@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -21,7 +20,6 @@ from tilekit.ops import AsyncKernelLaunch, DeviceOp, Executable, Spec, Value
 from tilekit.ops.combinators import is_shallow
 from tilekit.ops.execution import Done, HostJob, Steps
 from tilekit.ops.host_values import moments, unwrap
-from tilekit.ops.sites import site_of
 
 if TYPE_CHECKING:
     from tilekit.compiler.cpu.explain import CpuExplanation
@@ -351,10 +349,10 @@ class _Specs(Sequence[Any]):
         return a.spec if isinstance(a, DeviceOp) else Spec(a.shape, a.dtype) if isinstance(a, (Tensor, Partition)) else None
 
 
-def launch_of(kernel: Kernel, arguments: tuple[Any, ...], form: Form, options: Options) -> KernelLaunch:
-    """The launch of `kernel` that its caller's caller asks for, once the kernel has looked at the arguments."""
+def launch_of(kernel: Kernel, arguments: tuple[Any, ...], form: Form, options: Options, site: Any) -> KernelLaunch:
+    """The launch of `kernel` that was asked for at `site`, once the kernel has looked at the arguments."""
     self: KernelLaunch = object.__new__(kernel._launch_type)  # past DeviceOp's, which takes twice as long
-    self._fresh, self._spent, self._consumed, self._site = None, False, False, site_of(sys._getframe(2))
+    self._fresh, self._spent, self._consumed, self._site = None, False, False, site
     self.kernel, self.arguments, self._form, self._options = kernel, arguments, form, options
     self._label = kernel.label
     if form.lazy:
