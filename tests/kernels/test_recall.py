@@ -17,6 +17,7 @@ from tilekit import api, kernels
 from tilekit._driver.discovery import Discovery
 from tilekit.kernels import _recall
 from tilekit.kernels._recall import Recall, Recalled
+from tilekit.ops.fast_path import FAST_PATH
 
 R = np.random.default_rng(5)
 B, H, L, D = 1, 2, 16, 16
@@ -134,6 +135,36 @@ def test_results_are_those_of_the_function(device, monkeypatch, name):
             recalled.append(isinstance(op, Recalled))
             equal(on_host(op.sync()), expected[turn == 3])
         assert recalled == [False, False, *[name not in NOT_RECALLED] * 2]
+
+
+@pytest.mark.skipif(FAST_PATH.key is None, reason="tilekit was installed without a C compiler")
+def test_the_compiled_part_says_the_same(device):
+    x, y, z = tensors_of([ROWS[0], floats(3), floats(4, 4)])
+    for tensor in (x, y, z, x.T, x[1]):
+        assert tensor.traits  # from the first launch on they are there
+    calls = [
+        ((x,), {}),
+        ((x, y), {"out": z}),
+        ((x, None, 1, True, 2.5, "tanh"), {"dtype": tk.float32, "f": tensors_of, "kind": np.float32}),
+        ((), {"out": x, "k": 4}),
+    ]
+    for args, kwargs in calls:
+        lists = [], []
+        key = FAST_PATH.key(min, args, kwargs, _recall._PLAIN, lists[0])
+        assert key == _recall._key(min, args, kwargs, lists[1])
+        assert hash(key) == hash(_recall._key(min, args, kwargs, []))
+        assert all(one is other for one, other in zip(*lists, strict=True))
+    assert len({FAST_PATH.key(min, args, kwargs, _recall._PLAIN, []) for args, kwargs in calls}) == len(calls)
+    alike = [((x, 1), {}), ((x, True), {}), ((x, 1.0), {}), ((x,), {"a": 1}), ((x,), {"b": 1}), ((1, x), {}), ((x, None), {})]
+    assert len({FAST_PATH.key(min, args, kwargs, _recall._PLAIN, []) for args, kwargs in alike}) == len(alike)
+    unusual = [x.partition((1, 4)), api.meta(3), 0.0, -0.0, (1, 2), [1], np.float32(1), api.zeros(3), x]
+    for value in unusual:
+        if isinstance(value, tk.DeviceOp):
+            value.consumed()
+        assert FAST_PATH.key(min, (x, value), {}, _recall._PLAIN, []) is None
+    assert FAST_PATH.key(min, (x, *range(40)), {}, _recall._PLAIN, []) is None
+    with pytest.raises(TypeError, match="expected a function, a tuple"):
+        FAST_PATH.key(min, [x], {}, _recall._PLAIN, [])
 
 
 def recalled(build, runs=3):
@@ -296,6 +327,34 @@ def test_graphs_may_come_first(device):
         expected = graph.output.numpy() if expected is None else expected
         np.testing.assert_array_equal(graph.output.numpy(), expected)
     np.testing.assert_array_equal(recalled(lambda: kernels.softmax(x)).sync().numpy(), expected)
+
+
+def test_slots_and_what_is_graphed(device):
+    first, second, out = tensors_of([floats(2, 3, 16), floats(2, 3, 16), floats(2, 3, 16)])
+    expected = recalled(lambda: kernels.softmax(first)).sync().numpy(), kernels.softmax(second).sync().numpy()
+    recalled(lambda: kernels.softmax(first, out=out)).sync()
+    op = kernels.softmax(tk.slot("x", first), out=out)
+    assert isinstance(op, Recalled)
+    graph = op.graph()
+    for x, wanted in zip((first, second), expected, strict=True):
+        graph.bind(x=x).launch().sync()
+        np.testing.assert_array_equal(out.numpy(), wanted)
+    graphed = tk.graphed(lambda x: kernels.softmax(x).then(kernels.silu))
+    for x in (first, second, first):
+        np.testing.assert_array_equal(graphed(x).sync().numpy(), kernels.silu(kernels.softmax(x)).sync().numpy())
+
+
+def test_borrowed_memory_is_refused_as_ever(cpu):
+    array = floats(4, 32)
+    bare, out = tk.from_pointer(array.ctypes.data, array.shape, tk.float32, nbytes=array.nbytes), tensors_of([array])[0]
+    for _ in range(4):
+        op = kernels.softmax(bare, out=out)
+        with pytest.raises(ValueError, match="softmax.* uses borrowed memory"):
+            op.async_on(cpu.stream())
+        with pytest.raises(ValueError, match="softmax.* uses borrowed memory"):
+            op.run()
+        assert op.sync() is out
+    assert isinstance(op, Recalled)
 
 
 def test_an_op_that_has_not_run_is_told_of(device):

@@ -9,6 +9,7 @@
  *   _launcher.c  one launch: memory, parameters, driver
  *   _marks.c     events recorded in a stream, with their serials
  *   _program.c   recorded work, submitted in one go
+ *   _recall.c    calls of ready-made kernels that look alike
  *   _submit.c    running launches: alone, in a chain, in a row
  *
  * Python's lock is held but for the driver's calls. Whatever was read before such a call may be another's afterwards.
@@ -185,7 +186,7 @@ static int module_exec(PyObject *module)
     return add_type(module, "Launcher", make_launcher_type()) && add_type(module, "Mark", make_mark_type()) &&
                    add_type(module, "Calls", make_calls_type()) && add_type(module, "Runs", make_runs_type()) &&
                    add_type(module, "Program", make_program_type()) &&
-                   PyModule_AddFunctions(module, submit_functions) == 0
+                   PyModule_AddFunctions(module, submit_functions) == 0 && PyModule_AddFunctions(module, recall_functions) == 0
                ? 0
                : -1;
 }

@@ -8,7 +8,7 @@
 
 #pragma GCC visibility push(hidden)
 
-enum { VERSION = 1 }; /* see attributes.py */
+enum { VERSION = 2 }; /* see attributes.py */
 
 /* What is read of Python's, and why, is described in attributes.py, in the same order: `prepare` compares the two.
  *
@@ -198,6 +198,9 @@ PyObject *make_calls_type(void);
 /* _program.c */
 enum { LAUNCH, GRAPH, COPY, FILL, FIELDS = 10 }; /* the kinds of steps, and how many numbers one has */
 PyObject *make_program_type(void);
+
+/* _recall.c */
+extern PyMethodDef recall_functions[];
 
 /* _submit.c */
 PyObject *make_runs_type(void);

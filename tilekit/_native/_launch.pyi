@@ -82,6 +82,13 @@ def prepare(
     /,
 ) -> None: ...
 
+# What tells a call of a function from others: the function, the number of `args`, the names in `kwargs`, and of each argument in
+# order the traits of a tensor, None, or the type and the value where the type is in `plain`. The tensors are appended to a list.
+# None, and the list is of no use, where any argument is unusual: see `tilekit.kernels._recall`, which looks then.
+def key(
+    function: object, args: tuple[Any, ...], kwargs: dict[str, Any], plain: frozenset[type], tensors: list[Any], /
+) -> tuple[Any, ...] | None: ...
+
 # Submit a launch to the next stream of its device, and poll for its end for so many seconds. None if it is over; else the stream,
 # if one was asked for, and the serial behind the launch, if it was submitted.
 def submit(op: object, poll_s: float, /) -> tuple[Stream | None, int | None] | None: ...

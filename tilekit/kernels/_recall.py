@@ -28,6 +28,7 @@ from tilekit.lang.functions import Function
 from tilekit.launch.launch import KernelLaunch, launch_of
 from tilekit.ops import DeviceOp, Spec
 from tilekit.ops.execution import Done, Steps
+from tilekit.ops.fast_path import FAST_PATH
 from tilekit.ops.sites import site_of
 
 __all__ = ["Recall"]
@@ -67,7 +68,10 @@ class Recall:
             Whatever the function raises.
         """
         tensors: list[Tensor] = []
-        key = _key((self._function, len(args)), args, kwargs, tensors)
+        key = None if FAST_PATH.key is None else FAST_PATH.key(self._function, args, kwargs, _PLAIN, tensors)
+        if key is None:
+            tensors = []
+            key = _key(self._function, args, kwargs, tensors)
         if key is None or not tensors:
             return None
         recipe = self.known.get(key)
@@ -78,8 +82,9 @@ class Recall:
         except KeyError:  # another thread has just dropped it
             self.keep(key, recipe)
         op: Recalled = object.__new__(Recalled)  # past DeviceOp's, which takes twice as long
-        op._fresh, op._site, op._label, op.spec = None, site_of(sys._getframe(2)), self._name, recipe.spec
-        op._recipe, op._tensors, op._call = recipe, tensors, (self._function, args, kwargs)
+        op._fresh, op._spent, op._consumed, op._site = None, False, False, site_of(sys._getframe(2))
+        op._label, op.spec, op._recipe, op._tensors = self._name, recipe.spec, recipe, tensors
+        op._call = self._function, args, kwargs
         return op
 
     def _called(
@@ -104,13 +109,13 @@ class Recall:
                 self.known.popitem(last=False)
 
 
-def _key(what: tuple[Any, ...], args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor]) -> tuple[Any, ...] | None:
-    """What all follows from: `what` is asked about, and the arguments. In `tensors` the tensors. None if there is no telling.
+def _key(function: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor]) -> tuple[Any, ...] | None:
+    """What all follows from: the function, and what it is given. In `tensors` the tensors. None if there is no telling.
 
     Each argument begins with something by which it is seen how it goes on: a tensor's traits, None, or a type. Tensors in one
     memory are told by how far they are apart, too: it is the same which of them something else in that memory is found by.
     """
-    key: list[Any] = [*what, *kwargs]
+    key: list[Any] = [function, len(args), *kwargs]
     storages: list[Any] = []
     for value in (*args, *kwargs.values()):
         kind = type(value)
@@ -130,7 +135,7 @@ def _key(what: tuple[Any, ...], args: Sequence[Any], kwargs: dict[str, Any], ten
             key += (kind, value if kind is not float or value else str(value))  # 0.0 == -0.0
         elif kind is tuple:
             inner: list[Tensor] = []
-            part = _key((len(value),), value, {}, inner)
+            part = _key(None, value, {}, inner)
             if part is None or inner:
                 return None
             key += (kind, part)
@@ -202,24 +207,28 @@ class _Place(NamedTuple):
     cut: _Cut | None
 
 
-def _tuple_of(parts: Sequence[Any]) -> Callable[[Sequence[Tensor]], tuple[Any, ...]]:
-    """A function of tensors that gives the tuple of what is at the places among `parts`, and of the others as they are.
+def _given(parts: Any) -> Callable[[Sequence[Tensor]], Any]:
+    """A function of tensors that gives what is at a place; or, for a tuple, that of what is at the places in it and of all else.
 
     Written out it takes no loop, which would take longer than all else that there is to do.
     """
     names: dict[str, Any] = {}
-    text = ""
-    for at, part in enumerate(parts):
-        if type(part) is _Place:
-            item = f"bases[{part.number}]"
-            for what in (part.view, part.cut):
-                if what is not None:
-                    names[f"{type(what).__name__}_{at}"] = what.of
-                    item = f"{type(what).__name__}_{at}({item})"
-        else:
-            names[item := f"constant_{at}"] = part
-        text += f"{item}, "
-    return eval(f"lambda bases: ({text})", names)  # type: ignore[no-any-return]
+
+    def item(at: int, part: Any) -> str:
+        if type(part) is not _Place:
+            names[f"constant_{at}"] = part
+            return f"constant_{at}"
+        text = f"bases[{part.number}]"
+        for kind, what in (("view", part.view), ("cut", part.cut)):
+            if what is not None:
+                names[f"{kind}_{at}"] = what.of
+                text = f"{kind}_{at}({text})"
+        return text
+
+    if type(parts) is tuple:
+        text = "".join(f"{item(at, part)}, " for at, part in enumerate(parts))
+        return eval(f"lambda bases: ({text})", names)  # type: ignore[no-any-return]
+    return eval(f"lambda bases: {item(0, parts)}", names)  # type: ignore[no-any-return]
 
 
 class _Launch(NamedTuple):
@@ -260,16 +269,14 @@ class Recipe(NamedTuple):
         new: the tensors to be made.
         launches: what is launched, in order.
         alone: the launch, if there is one.
-        results: the elements of the result, given tensors;
-        is_tuple: which is the tuple of them, or there is one.
+        outcome: the result, given tensors.
         spec: what is known of the result.
     """
 
     new: tuple[_New, ...]
     launches: tuple[_Launch, ...]
     alone: _Launch | None
-    results: Callable[[Sequence[Tensor]], tuple[Any, ...]]
-    is_tuple: bool
+    outcome: Callable[[Sequence[Tensor]], Any]
     spec: Spec | None
 
     def bases(self, tensors: list[Tensor], ctx: ExecutionContext) -> list[Tensor] | None:
@@ -283,11 +290,6 @@ class Recipe(NamedTuple):
                 return None
             bases.append(tensor)
         return bases
-
-    def outcome(self, bases: Sequence[Tensor]) -> Any:
-        """The result."""
-        results = self.results(bases)
-        return results if self.is_tuple else results[0]
 
 
 # ------------------------------------------------------------------------------------------------------------------------- noting
@@ -329,10 +331,9 @@ class Note:
         recipe: Recipe | str = _NEVER
         try:
             if self._is_plain:
-                is_tuple = type(result) is tuple
-                results = _tuple_of([self._place(tensor) for tensor in (result if is_tuple else (result,))])
+                outcome = _given(tuple(map(self._place, result)) if type(result) is tuple else self._place(result))
                 alone = self._launches[0] if len(self._launches) == 1 else None
-                recipe = Recipe(tuple(self._new), tuple(self._launches), alone, results, is_tuple, spec)
+                recipe = Recipe(tuple(self._new), tuple(self._launches), alone, outcome, spec)
         except _NotPlain:
             pass
         self._recall.keep(self._key, recipe)
@@ -340,8 +341,8 @@ class Note:
     def _launch(self, op: Any) -> _Launch:
         if not isinstance(op, KernelLaunch) or type(op) is not op.kernel._launch_type or op._form.lazy:
             raise _NotPlain
-        parts = [self._place(part) if isinstance(part, (Tensor, Partition)) else part for part in op.arguments]
-        return _Launch(op.kernel, op._form, op._options, op._label, _tuple_of(parts), self._looks)
+        parts = tuple(self._place(part) if isinstance(part, (Tensor, Partition)) else part for part in op.arguments)
+        return _Launch(op.kernel, op._form, op._options, op._label, _given(parts), self._looks)
 
     def _place(self, value: Any) -> _Place:
         """Where a tensor or a partition comes from."""
@@ -411,15 +412,20 @@ class Recalled(Launches):
     One launch is left to the launch itself: who waits for it, waits for this.
     """
 
+    __slots__ = ("_call", "_consumed", "_fresh", "_label", "_recipe", "_site", "_spent", "_tensors", "spec")
+
     _recipe: Recipe
     _tensors: list[Tensor]
     _call: tuple[Callable[..., DeviceOp[Any]], tuple[Any, ...], dict[str, Any]]
-    _made: Launches | None = None
+    _made: Launches | None = None  # by the function, for who asks
 
     @property
     def device(self) -> Any:
         """That of the tensors."""
         return self._tensors[0].device
+
+    def _operands(self) -> Sequence[Any]:
+        return self._tensors
 
     def _of_function(self) -> Launches:
         """The op that the function makes."""

@@ -39,14 +39,17 @@ class FastPath:
             names as `_launch_type`.
         launcher: `launcher(executable, plan)` launches what a plan describes in one call, with all that belongs to it; None if
             it cannot.
+        key: `key(function, args, kwargs, plain, tensors)` says what tells a call from others, see `tilekit.kernels._recall`; None
+            if it cannot.
         program: `program(driver, nodes)` submits recorded nodes in one call; None if it cannot.
     """
 
-    __slots__ = ("kernel", "launcher", "program")
+    __slots__ = ("kernel", "key", "launcher", "program")
 
     def __init__(self) -> None:
         self.kernel: type[Any] | None = None
         self.launcher: Callable[[Any, Any], NativeLaunch | None] | None = None
+        self.key: Callable[..., tuple[Any, ...] | None] | None = None
         self.program: Callable[[Any, Sequence[Node]], Program | None] | None = None
 
 
