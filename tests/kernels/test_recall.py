@@ -17,6 +17,7 @@ from tilekit import api, kernels
 from tilekit._driver.discovery import Discovery
 from tilekit.kernels import _recall
 from tilekit.kernels._recall import Recall, Recalled
+from tilekit.launch.specialisation import Specialisation
 from tilekit.ops.fast_path import FAST_PATH
 
 R = np.random.default_rng(5)
@@ -140,13 +141,13 @@ def test_results_are_those_of_the_function(device, monkeypatch, name):
 @pytest.mark.skipif(FAST_PATH.key is None, reason="tilekit was installed without a C compiler")
 def test_the_compiled_part_says_the_same(device):
     x, y, z = tensors_of([ROWS[0], floats(3), floats(4, 4)])
-    for tensor in (x, y, z, x.T, x[1]):
-        assert tensor.traits  # from the first launch on they are there
     calls = [
         ((x,), {}),
         ((x, y), {"out": z}),
         ((x, None, 1, True, 2.5, "tanh"), {"dtype": tk.float32, "f": tensors_of, "kind": np.float32}),
         ((), {"out": x, "k": 4}),
+        ((x, x), {}),
+        ((y, x, x[1], y), {"out": x[2]}),
     ]
     for args, kwargs in calls:
         lists = [], []
@@ -157,7 +158,7 @@ def test_the_compiled_part_says_the_same(device):
     assert len({FAST_PATH.key(min, args, kwargs, _recall._PLAIN, []) for args, kwargs in calls}) == len(calls)
     alike = [((x, 1), {}), ((x, True), {}), ((x, 1.0), {}), ((x,), {"a": 1}), ((x,), {"b": 1}), ((1, x), {}), ((x, None), {})]
     assert len({FAST_PATH.key(min, args, kwargs, _recall._PLAIN, []) for args, kwargs in alike}) == len(alike)
-    unusual = [x.partition((1, 4)), api.meta(3), 0.0, -0.0, (1, 2), [1], np.float32(1), api.zeros(3), x]
+    unusual = [x.partition((1, 4)), api.meta(3), 0.0, -0.0, (1, 2), [1], np.float32(1), api.zeros(3), x.reinterpret(tk.int32)]
     for value in unusual:
         if isinstance(value, tk.DeviceOp):
             value.consumed()
@@ -355,6 +356,50 @@ def test_borrowed_memory_is_refused_as_ever(cpu):
             op.run()
         assert op.sync() is out
     assert isinstance(op, Recalled)
+
+
+def ways_to_run(device):
+    async def awaited(op):
+        return await op
+
+    stream = device.stream()
+    return [
+        lambda op: op.sync(),
+        lambda op: op.sync_on(stream),
+        lambda op: op.async_on(stream).result(),
+        lambda op: asyncio.run(awaited(op)),
+        lambda op: tk.zip(op, api.zeros(1)).sync()[0],
+    ]
+
+
+def test_new_memory_may_be_aligned_otherwise(device):
+    x = tensors_of([ROWS[0]])[0]
+    expected = recalled(lambda: kernels.softmax(x)).sync().numpy()
+    ((key, recipe),) = [item for item in Recall.known.items() if type(item[1]) is _recall.Recipe]
+    other = recipe.new[0]._replace(traits=x[1:].traits)
+    Recall.known[key] = recipe._replace(new=(other,))
+    for way in ways_to_run(device):
+        op = kernels.softmax(x)
+        assert isinstance(op, Recalled)
+        np.testing.assert_array_equal(way(op).numpy(), expected)
+        with pytest.raises(ValueError, match="has already run"):
+            op.sync()
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer_norm_backward"])
+def test_kernels_may_have_to_be_compiled_anew(device, monkeypatch, name):
+    arrays, options = CASES[name]
+    tensors = tensors_of(arrays)
+    expected = on_host(recalled(lambda: getattr(kernels, name)(*tensors, **options)).sync())
+    ((_, recipe),) = [item for item in Recall.known.items() if type(item[1]) is _recall.Recipe]
+    monkeypatch.setattr(Specialisation, "loaded", lambda *_: None)
+    for way in ways_to_run(device):
+        for launch in recipe.launches:
+            launch.form.plans.clear()
+            launch.form.last = None
+        op = getattr(kernels, name)(*tensors, **options)
+        assert isinstance(op, Recalled)
+        equal(on_host(way(op)), expected)
 
 
 def test_an_op_that_has_not_run_is_told_of(device):

@@ -17,7 +17,7 @@ enum { VERSION = 2 }; /* see attributes.py */
     X(Stream, _create) X(Stream, _events) X(Stream, _failures) X(Stream, _lock) X(Stream, _marks) X(Stream, _names)              \
     X(Stream, _trim_at) X(Stream, address) X(Stream, closed) X(Stream, completed) X(Stream, device) X(Stream, pending)           \
     X(Storage, last_write) X(Storage, reads)                                                                                     \
-    X(Tensor, flat) X(Tensor, storage) X(Tensor, traits)                                                                         \
+    X(Tensor, dtype) X(Tensor, flat) X(Tensor, offset) X(Tensor, storage) X(Tensor, traits)                                       \
     X(Partition, storage) X(Partition, tensor) X(Partition, traits)                                                              \
     X(ExecutionContext, device) X(ExecutionContext, stream)                                                                      \
     X(AndThen, function) X(AndThen, unpack)                                                                                      \

@@ -3,29 +3,50 @@
 
 enum { MOST_VALUES = 32 };
 
-/* Append what is known of an argument to the parts of a key, borrowed, and a tensor to a list; 0, perhaps with an exception, if
- * it is of an unusual kind. */
-static int add_value(PyObject *value, PyObject *plain, PyObject *tensors, PyObject **parts, Py_ssize_t *count)
+/* What is known of some arguments, owned. */
+typedef struct {
+    PyObject *parts[2 + 4 * MOST_VALUES]; /* of each argument its name, and three of a tensor */
+    Py_ssize_t count;
+} Key;
+
+static int add_part(Key *key, PyObject *part)
+{
+    if (part != NULL)
+        key->parts[key->count++] = part;
+    return part != NULL;
+}
+
+/* Append which of the tensors before lies in the same memory, and how far it is from there; nothing if none does. 0, perhaps with
+ * an exception, if that is not told by offsets. */
+static int add_distance(Key *key, PyObject *tensor, PyObject *storage, PyObject *tensors)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); i++) {
+        PyObject *first = PyList_GET_ITEM(tensors, i);
+        if (held(first, &Tensor_storage) != storage)
+            continue;
+        PyObject *from = held(first, &Tensor_offset), *to = held(tensor, &Tensor_offset);
+        return from != NULL && to != NULL && held(first, &Tensor_dtype) == held(tensor, &Tensor_dtype) &&
+               add_part(key, PyLong_FromSsize_t(i)) && add_part(key, PyNumber_Subtract(to, from));
+    }
+    return 1;
+}
+
+/* Append what is known of an argument, and a tensor to a list; 0, perhaps with an exception, if it is of an unusual kind. */
+static int add_value(Key *key, PyObject *value, PyObject *plain, PyObject *tensors)
 {
     PyTypeObject *type = Py_TYPE(value);
     if (type == Tensor_traits.owner) {
-        PyObject *traits = held(value, &Tensor_traits), *storage = held(value, &Tensor_storage);
-        if (traits == NULL || storage == NULL || storage == Py_None)
-            return 0;
-        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); i++) /* how far are the two apart? */
-            if (held(PyList_GET_ITEM(tensors, i), &Tensor_storage) == storage)
-                return 0;
-        parts[(*count)++] = traits;
-        return PyList_Append(tensors, value) == 0;
+        PyObject *storage = held(value, &Tensor_storage);
+        return storage != NULL && storage != Py_None && add_part(key, get(value, &Tensor_traits)) &&
+               add_distance(key, value, storage, tensors) && PyList_Append(tensors, value) == 0;
     }
     if (value != Py_None) {
         /* Zero has two signs, which are equal. */
         if ((type == &PyFloat_Type && PyFloat_AS_DOUBLE(value) == 0) || PySet_Contains(plain, (PyObject *)type) != 1)
             return 0;
-        parts[(*count)++] = (PyObject *)type;
+        add_part(key, Py_NewRef((PyObject *)type));
     }
-    parts[(*count)++] = value;
-    return 1;
+    return add_part(key, Py_NewRef(value));
 }
 
 /* key(function, args, kwargs, plain, tensors): see _launch.pyi. */
@@ -36,26 +57,29 @@ static PyObject *key_of(PyObject *Py_UNUSED(module), PyObject *const *args, Py_s
         PyErr_SetString(PyExc_TypeError, "expected a function, a tuple, a dict, a frozenset, and a list");
         return NULL;
     }
-    PyObject *parts[3 * MOST_VALUES], *name, *value, *key = NULL;
-    Py_ssize_t positional = PyTuple_GET_SIZE(args[1]), named = PyDict_GET_SIZE(args[2]), count = 0, at = 0;
-    int usual = positional + named <= MOST_VALUES;
+    Key known = {.count = 0};
+    PyObject *name, *value, *key = NULL;
+    Py_ssize_t positional = PyTuple_GET_SIZE(args[1]), at = 0;
+    int usual = positional + PyDict_GET_SIZE(args[2]) <= MOST_VALUES && add_part(&known, Py_NewRef(args[0])) &&
+                add_part(&known, PyLong_FromSsize_t(positional));
     while (usual && PyDict_Next(args[2], &at, &name, &value))
-        parts[count++] = name;
+        usual = add_part(&known, Py_NewRef(name));
     for (at = 0; usual && at < positional; at++)
-        usual = add_value(PyTuple_GET_ITEM(args[1], at), args[3], args[4], parts, &count);
+        usual = add_value(&known, PyTuple_GET_ITEM(args[1], at), args[3], args[4]);
     at = 0;
     while (usual && PyDict_Next(args[2], &at, &name, &value))
-        usual = add_value(value, args[3], args[4], parts, &count);
-    PyObject *size = usual ? PyLong_FromSsize_t(positional) : NULL;
-    if (size != NULL && (key = PyTuple_New(2 + count)) != NULL) {
-        PyTuple_SET_ITEM(key, 0, Py_NewRef(args[0]));
-        PyTuple_SET_ITEM(key, 1, Py_NewRef(size));
-        for (at = 0; at < count; at++)
-            PyTuple_SET_ITEM(key, 2 + at, Py_NewRef(parts[at]));
-    }
-    Py_XDECREF(size);
-    if (PyErr_Occurred())
+        usual = add_value(&known, value, args[3], args[4]);
+    if (usual)
+        key = PyTuple_New(known.count);
+    for (at = 0; at < known.count; at++)
+        if (key != NULL)
+            PyTuple_SET_ITEM(key, at, known.parts[at]);
+        else
+            Py_DECREF(known.parts[at]);
+    if (PyErr_Occurred()) {
+        Py_XDECREF(key);
         return NULL;
+    }
     return key != NULL ? key : Py_NewRef(Py_None);
 }
 

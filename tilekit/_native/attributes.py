@@ -52,7 +52,9 @@ SLOTS: Mapping[type, Mapping[str, str]] = {
         "reads": "who read it since",
     },
     Tensor: {
+        "dtype": "of tensors in one memory: whether the offsets count the same",
         "flat": "its parameters: the address, extents and strides",
+        "offset": "of tensors in one memory: how far they are apart",
         "storage": "what order is kept by",
         "traits": "select the plan",
     },

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from types import FunctionType
 from typing import Any, ClassVar, NamedTuple
 
@@ -125,8 +125,8 @@ def _key(function: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: li
                 return None
             key.append(value.traits)
             if storage in storages:
-                at = storages.index(storage)
-                key += (at, _first_byte(value) - _first_byte(tensors[at]))
+                first = storages.index(storage)
+                key += (first, _apart(tensors[first], value))
             tensors.append(value)
             storages.append(storage)
         elif value is None:
@@ -144,8 +144,11 @@ def _key(function: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: li
     return tuple(key)
 
 
-def _first_byte(tensor: Tensor) -> int:
-    return tensor.offset * tensor.itemsize
+def _apart(first: Tensor, tensor: Tensor) -> int:
+    """How far two tensors in one memory are apart: in elements of both, or else in bytes."""
+    if tensor.dtype == first.dtype:
+        return tensor.offset - first.offset
+    return tensor.offset * tensor.itemsize - first.offset * first.itemsize
 
 
 def _calls_functions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -438,27 +441,22 @@ class Recalled(Launches):
     def _tried(self) -> tuple[list[DeviceOp[Any]], Any]:
         return self._of_function()._tried()
 
-    def begin(self, ctx: ExecutionContext) -> Generator[DeviceOp[Any], Any, Any]:
-        """The launches."""
-        bases = self._recipe.bases(self._tensors, ctx)
-        return self._of_function().begin(ctx) if bases is None else self._launched(bases)
-
-    def _launched(self, bases: list[Tensor]) -> Generator[DeviceOp[Any], Any, Any]:
-        for launch in self._recipe.launches:
-            yield launch.op(bases, self._site)
-        return self._recipe.outcome(bases)
-
     def steps(self, ctx: ExecutionContext) -> Steps | Done:
-        """Launch; at once, if it is one launch."""
-        alone = self._recipe.alone
-        bases = None if alone is None else self._recipe.bases(self._tensors, ctx)
-        if alone is None or bases is None:
-            return super().steps(ctx)
-        started = alone.op(bases, self._site).start(ctx)
-        return Done(self._recipe.outcome(bases)) if type(started) is Done else self._finished(started, bases)
+        """Launch, at once if what is launched is compiled."""
+        bases = self._recipe.bases(self._tensors, ctx)
+        if bases is None:
+            return self._of_function().start(ctx)
+        launches = iter(self._recipe.launches)
+        for launch in launches:
+            started = launch.op(bases, self._site).start(ctx)
+            if type(started) is not Done:
+                return self._onwards_from(started, launches, bases, ctx)
+        return Done(self._recipe.outcome(bases))
 
-    def _finished(self, started: Any, bases: list[Tensor]) -> Steps:
+    def _onwards_from(self, started: Any, left: Iterator[_Launch], bases: list[Tensor], ctx: ExecutionContext) -> Steps:
         yield started
+        for launch in left:
+            yield launch.op(bases, self._site).start(ctx)
         return self._recipe.outcome(bases)
 
     # One launch runs as it would by itself.

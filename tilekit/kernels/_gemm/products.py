@@ -199,11 +199,11 @@ def gemm(
     """
     if not isinstance(operands, (tuple, list)):
         raise TypeError(f"gemm: operands is a tuple of the epilogue's tensors and scalars, not {type(operands).__name__}")
-    op = _gemm(
+    op: DeviceOp[Tensor] = _gemm(
         a, b, c, *operands, alpha=alpha, beta=beta, epilogue=epilogue, dtype=dtype, precision=precision, out=out, tile=tile,
         num_warps=num_warps, splits=splits,
     )  # fmt: skip
-    return op.named("gemm")
+    return op
 
 
 @takes_ops
