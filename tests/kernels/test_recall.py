@@ -17,6 +17,7 @@ from tilekit import api, kernels
 from tilekit._driver.discovery import Discovery
 from tilekit.kernels import _recall
 from tilekit.kernels._recall import Recall, Recalled
+from tilekit.kernels._recipe import Recipe
 from tilekit.launch.specialisation import Specialisation
 from tilekit.ops.fast_path import FAST_PATH
 
@@ -375,7 +376,7 @@ def ways_to_run(device):
 def test_new_memory_may_be_aligned_otherwise(device):
     x = tensors_of([ROWS[0]])[0]
     expected = recalled(lambda: kernels.softmax(x)).sync().numpy()
-    ((key, recipe),) = [item for item in Recall.known.items() if type(item[1]) is _recall.Recipe]
+    ((key, recipe),) = [item for item in Recall.known.items() if type(item[1]) is Recipe]
     other = recipe.new[0]._replace(traits=x[1:].traits)
     Recall.known[key] = recipe._replace(new=(other,))
     for way in ways_to_run(device):
@@ -391,7 +392,7 @@ def test_kernels_may_have_to_be_compiled_anew(device, monkeypatch, name):
     arrays, options = CASES[name]
     tensors = tensors_of(arrays)
     expected = on_host(recalled(lambda: getattr(kernels, name)(*tensors, **options)).sync())
-    ((_, recipe),) = [item for item in Recall.known.items() if type(item[1]) is _recall.Recipe]
+    ((_, recipe),) = [item for item in Recall.known.items() if type(item[1]) is Recipe]
     monkeypatch.setattr(Specialisation, "loaded", lambda *_: None)
     for way in ways_to_run(device):
         for launch in recipe.launches:

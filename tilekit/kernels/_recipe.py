@@ -1,0 +1,150 @@
+"""`Recipe`: what an op of this package launches, and on what, but for the addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tilekit._runtime.context import ExecutionContext
+from tilekit._tensor.partition import Partition, Traits
+from tilekit._tensor.tensor import Tensor, new_tensor
+from tilekit.launch.launch import KernelLaunch, launch_of
+from tilekit.ops import Spec
+
+__all__ = ["Cut", "Launch", "New", "Place", "Recipe", "View", "given"]
+
+
+class View(NamedTuple):
+    """A view of a tensor, or a partition of one, by how it differs from the tensor: its base.
+
+    Attributes:
+        shape, strides, dtype, traits: of the view, whose elements are the base's.
+        tail: what a kernel gets of it behind the address.
+        offset, shift: how far its first element is behind the base's, in elements and in bytes.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+    traits: Traits
+    tail: tuple[int, ...]
+    offset: int
+    shift: int
+
+    def of(self, base: Tensor) -> Tensor:
+        """The view of a tensor that has the traits of the one that was noted."""
+        view: Tensor = object.__new__(Tensor)
+        view.storage, view.shape, view.strides, view.dtype = base.storage, self.shape, self.strides, self.dtype
+        view.offset, view.traits, view.flat = base.offset + self.offset, self.traits, (base.flat[0] + self.shift, *self.tail)
+        return view
+
+
+class Cut(NamedTuple):
+    """A partition: its class, and what it has but for the tensor and its storage."""
+
+    kind: type[Partition]
+    tile_shape: tuple[int, ...]
+    traits: Traits
+    others: tuple[tuple[str, Any], ...]
+
+    def of(self, tensor: Tensor) -> Partition:
+        """The partition of a tensor that has the traits of the one that was noted."""
+        kind, tile_shape, traits, others = self
+        partition: Partition = object.__new__(kind)
+        partition.tensor, partition.storage, partition.tile_shape, partition.traits = tensor, tensor.storage, tile_shape, traits
+        for name, value in others:
+            setattr(partition, name, value)
+        return partition
+
+
+class Place(NamedTuple):
+    """Where a tensor or a partition comes from: a number among the arguments and the new tensors, and what is made of that."""
+
+    number: int
+    view: View | None
+    cut: Cut | None
+
+
+def given(parts: Any) -> Callable[[Sequence[Tensor]], Any]:
+    """A function of tensors that gives what is at a place; or, for a tuple, that of what is at the places in it and of all else.
+
+    Written out it takes no loop, which would take longer than all else that there is to do.
+    """
+    names: dict[str, Any] = {}
+
+    def item(at: int, part: Any) -> str:
+        if type(part) is not Place:
+            names[f"constant_{at}"] = part
+            return f"constant_{at}"
+        text = f"bases[{part.number}]"
+        for kind, what in (("view", part.view), ("cut", part.cut)):
+            if what is not None:
+                names[f"{kind}_{at}"] = what.of
+                text = f"{kind}_{at}({text})"
+        return text
+
+    if type(parts) is tuple:
+        text = "".join(f"{item(at, part)}, " for at, part in enumerate(parts))
+        return eval(f"lambda bases: ({text})", names)  # type: ignore[no-any-return]
+    return eval(f"lambda bases: {item(0, parts)}", names)  # type: ignore[no-any-return]
+
+
+class Launch(NamedTuple):
+    """A launch: all that is said of it, and its arguments, given tensors."""
+
+    kernel: Any
+    form: Any
+    options: Any
+    label: str | None
+    arguments: Callable[[Sequence[Tensor]], tuple[Any, ...]]
+    looks: bool  # whether the kernel has to look first if functions that it calls are still the same
+
+    def op(self, bases: Sequence[Tensor], site: Any) -> KernelLaunch:
+        """The launch on these tensors. It is run at once."""
+        kernel, form, options, label, arguments, looks = self
+        if looks:
+            launch: KernelLaunch = kernel(*arguments(bases))
+            launch._options, launch._site = options, site
+        else:
+            launch = launch_of(kernel, arguments(bases), form, options, site)
+        launch._label, launch._consumed = label, True
+        return launch
+
+
+class New(NamedTuple):
+    """A new tensor."""
+
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: Any
+    traits: Traits
+
+
+class Recipe(NamedTuple):
+    """What is done for arguments that look alike.
+
+    Attributes:
+        new: the tensors to be made.
+        launches: what is launched, in order.
+        alone: the launch, if there is one.
+        outcome: the result, given tensors.
+        spec: what is known of the result.
+    """
+
+    new: tuple[New, ...]
+    launches: tuple[Launch, ...]
+    alone: Launch | None
+    outcome: Callable[[Sequence[Tensor]], Any]
+    spec: Spec | None
+
+    def bases(self, tensors: list[Tensor], ctx: ExecutionContext) -> list[Tensor] | None:
+        """The tensors, and with them the new ones. None where these are aligned otherwise than they were."""
+        if not self.new:
+            return tensors
+        bases = tensors.copy()
+        for nbytes, shape, dtype, traits in self.new:
+            tensor = new_tensor(ctx.allocate(nbytes), shape, dtype)
+            if tensor.traits is not traits:
+                return None
+            bases.append(tensor)
+        return bases
