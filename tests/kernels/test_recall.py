@@ -205,6 +205,22 @@ def test_an_overlap_is_refused_as_ever(device):
             kernels.softmax(memory[:128].reshape(4, 32), out=memory[4:132].reshape(4, 32)).sync()
 
 
+def test_an_overlap_of_memory_of_others_is_refused_when_it_is_recalled(cpu):
+    arrays = floats(8, 32), floats(8, 32)
+
+    def rows(array, first):
+        return tk.from_pointer(array[first].ctypes.data, (4, 32), tk.float32, nbytes=512)
+
+    for _ in range(3):
+        kernels.softmax(rows(arrays[0], 0), out=rows(arrays[1], 0)).sync()
+    op = kernels.softmax(rows(arrays[0], 0), out=rows(arrays[0], 1))
+    assert isinstance(op, Recalled)
+    with pytest.raises(ValueError, match="arguments y and x overlap in memory") as info:
+        op.sync()
+    assert "test_recall.py" in info.value.__notes__[-1]
+    assert "in softmax(kernel _softmax), built at" in info.value.__notes__[-1]
+
+
 def test_views_of_one_memory_are_told_by_how_far_they_are_apart(device, monkeypatch):
     memory = tensors_of([floats(4, B, H, L, D)])[0]
     for order in ((0, 1, 2), (0, 1, 2), (0, 1, 2), (1, 2, 3), (0, 2, 1), (2, 1, 0), (0, 2, 1), (0, 2, 1)):
@@ -282,6 +298,8 @@ def test_an_op_that_is_recalled_is_as_any_other(device):
     assert isinstance(op, Recalled)
     assert (repr(op), op.label, op.shape, op.dtype, op.device, op.mermaid(), [part.label for part in op.parts()]) == seen
     assert "test_recall.py" in op.where()
+    if device.kind == "cpu":
+        assert "rms_norm" in str(op.parts()[0].explain("cpu"))
     assert op.sync() is out
     with pytest.raises(ValueError, match="rms_norm.*has already run"):
         op.sync()
