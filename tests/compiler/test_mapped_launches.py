@@ -6,8 +6,9 @@ import pytest
 from fake_gpu import fake_device, launch_through
 
 import tilekit as tk
-from tilekit import api
+from tilekit import _native, api
 from tilekit._driver.tensormaps import TensorMap
+from tilekit._runtime.storage import Storage
 from tilekit.compiler.kernel import CompiledKernel, param_format
 from tilekit.launch import specialisation as load
 
@@ -85,11 +86,63 @@ def test_a_map_is_encoded_once_for_each_tensor(gpu):
     assert len({values[SLOTS.size :] for *_, values in driver.launches}) == 1
 
 
-def test_such_a_kernel_has_no_native_launch(gpu):
+@pytest.fixture
+def by_python(monkeypatch):
+    """The launches that Python makes, one by one."""
+    made, launch = [], load.Loaded.launch
+    monkeypatch.setattr(load.Loaded, "launch", lambda *given: made.append(given) or launch(*given))
+    return made
+
+
+def test_native_code_launches_with_the_maps_of_recent_tensors(gpu, by_python, monkeypatch):
+    launch_through("native", monkeypatch)
+    _, driver = gpu
+    x, y, z = tensors(3)
+    for a in range(1, 4):
+        scale(y.partition((64, 32)), x, a).sync()
+        check(driver, driver.launches[-1][-1], y, x, a)
+    assert (len(by_python), driver.calls["cuTensorMapEncodeTiled"]) == (1, 3)
+    for a in range(4, 6):  # a map of z is not there yet
+        scale(y.partition((64, 32)), z, a).sync()
+        check(driver, driver.launches[-1][-1], y, z, a)
+    assert (len(by_python), driver.calls["cuTensorMapEncodeTiled"]) == (2, 5)
+    scale(y.partition((64, 32)), x, 6).sync()
+    check(driver, driver.launches[-1][-1], y, x, 6)
+    assert (len(by_python), driver.calls["cuTensorMapEncodeTiled"]) == (2, 5)
+    monkeypatch.setattr(load, "_MAPS_KEPT", 1)
+    scale(z.partition((64, 32)), x, 7).sync()
+    check(driver, driver.launches[-1][-1], z, x, 7)
+    scale(y.partition((64, 32)), x, 8).sync()  # was forgotten
+    check(driver, driver.launches[-1][-1], y, x, 8)
+    assert len(by_python) == 4
+
+
+def test_without_native_code_python_launches(gpu, by_python, monkeypatch):
+    launch_through("python", monkeypatch)
+    _, driver = gpu
     x, y = tensors(2)
-    op = scale(y.partition((64, 32)), x, 3)
-    op._spent = True
-    assert op._plan("compile").native is None
+    for a in range(3):
+        scale(y.partition((64, 32)), x, a).sync()
+        check(driver, driver.launches[-1][-1], y, x, a)
+    assert len(by_python) == 3
+
+
+@pytest.mark.skipif(_native.compiled is None, reason="tilekit was installed without a C compiler")
+@pytest.mark.parametrize(
+    ("maps", "error", "says"),
+    [
+        (((0, {}),) * 9, ValueError, "8 maps at most"),
+        (((1, {}),), ValueError, "of one of the arguments"),
+        (((0, []),), TypeError, "dict"),
+        ([(0, {})], TypeError, "tuple"),
+    ],
+)
+def test_what_is_no_map(maps, error, says):
+    with pytest.raises(error, match=says):
+        _native.compiled.Launcher(
+            launch=1, current=1, context=7, function=1, grid=(1, 1, 1), block=(32, 1, 1), shared_bytes=0, plain=Storage,
+            kinds=b"S", uses=b"\0", slots=b"d", maps=maps,
+        )  # fmt: skip
 
 
 def test_a_view_of_another_shape_has_another_map(gpu):

@@ -202,7 +202,7 @@ def test_it_is_called_with_what_it_takes(gpu):
 
 
 def test_more_arguments_than_it_has_room_for_are_launched_by_python(gpu):
-    with pytest.raises(ValueError, match="64 arguments and 512 parameters"):
+    with pytest.raises(ValueError, match="64 arguments, 512 parameters and 8 maps"):
         _native.compiled.Launcher(
             launch=1, current=1, context=7, function=1, grid=(1, 1, 1), block=(32, 1, 1), shared_bytes=0,
             plain=Storage, kinds=b"S" * 65, uses=b"\0" * 65, slots=b"d" * 65,

@@ -135,6 +135,7 @@ typedef struct {
     PyObject *uses;      /* bytes, one for each argument: READ and WRITTEN */
     PyObject *slots;     /* bytes, one for each parameter that is from the arguments: its code in the module struct */
     PyObject *rest;      /* bytes, or NULL: the parameters behind these, of eight bytes each, which are always the same */
+    PyObject *maps;      /* a tuple, or NULL: of each tensor map behind these the number of the argument, and a dict of maps */
 } Launcher;
 
 /* An event to be recorded right behind a launch. */

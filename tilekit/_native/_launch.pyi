@@ -16,7 +16,8 @@ READ: Final[int]
 WRITTEN: Final[int]
 
 # Launches of one kernel with arguments of one kind, on one device. `kinds` and `uses` have a byte for each argument, of the
-# above. `rest`: the parameters behind those of the arguments, eight bytes each.
+# above. `rest`: the parameters behind those of the arguments, eight bytes each. `maps`: of the tensor maps behind these the
+# number of the argument, and a dict that has them, 128 bytes each, by `Tensor.flat`; it does not launch where one is not there.
 class Launcher:
     def __new__(
         cls,
@@ -37,6 +38,7 @@ class Launcher:
         not_ready: int = ...,
         spin_s: float = ...,
         rest: bytes = ...,
+        maps: tuple[tuple[int, dict[tuple[int, ...], bytes]], ...] = ...,
     ) -> Self: ...
     def launch(self, stream: object, arguments: tuple[object, ...], label: str, /) -> int: ...
 

@@ -6,7 +6,11 @@
 #include "_launch.h"
 #include <string.h>
 
-enum { MOST_SLOTS = 512, MOST_VIEWS = 64 };
+enum { MOST_SLOTS = 512, MOST_VIEWS = 64, MOST_MAPS = 8, MAP_BYTES = 128 };
+
+typedef struct {
+    _Alignas(64) char bytes[MAP_BYTES];
+} Map;
 
 PyTypeObject *launcher_type;
 
@@ -16,23 +20,40 @@ static Py_ssize_t rest_of(const Launcher *self)
     return self->rest == NULL ? 0 : PyBytes_GET_SIZE(self->rest) / (Py_ssize_t)sizeof(uint64_t);
 }
 
+static Py_ssize_t maps_of(const Launcher *self)
+{
+    return self->maps == NULL ? 0 : PyTuple_GET_SIZE(self->maps);
+}
+
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"launch", "current", "context", "function",  "grid",   "block", "shared_bytes", "plain", "kinds",
-                               "uses",   "slots",   "record",  "query",     "not_ready", "spin_s", "rest",  NULL};
+                               "uses",   "slots",   "record",  "query",     "not_ready", "spin_s", "rest",  "maps", NULL};
     Launcher parsed;
     memset(&parsed, 0, sizeof parsed);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&O&(III)(III)IO!SSS|O&O&idS:Launcher", keywords, as_pointer, &parsed.launch,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&O&(III)(III)IO!SSS|O&O&idSO!:Launcher", keywords, as_pointer, &parsed.launch,
                                      as_pointer, &parsed.current, as_pointer, &parsed.context, as_pointer, &parsed.function,
                                      &parsed.grid[0], &parsed.grid[1], &parsed.grid[2], &parsed.block[0], &parsed.block[1],
                                      &parsed.block[2], &parsed.shared_bytes, &PyType_Type, &parsed.plain, &parsed.kinds, &parsed.uses,
-                                     &parsed.slots, as_pointer, &parsed.record, as_pointer, &parsed.query, &parsed.not_ready, &parsed.spin_s, &parsed.rest))
+                                     &parsed.slots, as_pointer, &parsed.record, as_pointer, &parsed.query, &parsed.not_ready, &parsed.spin_s, &parsed.rest, &PyTuple_Type,
+                                     &parsed.maps))
         return NULL;
     parsed.count = PyBytes_GET_SIZE(parsed.kinds);
-    Py_ssize_t slots = PyBytes_GET_SIZE(parsed.slots) + rest_of(&parsed);
-    if (PyBytes_GET_SIZE(parsed.uses) != parsed.count || slots > MOST_SLOTS || parsed.count > MOST_VIEWS) {
-        PyErr_Format(PyExc_ValueError, "a Launcher takes %d arguments and %d parameters at most", MOST_VIEWS, MOST_SLOTS);
+    Py_ssize_t maps = maps_of(&parsed), slots = PyBytes_GET_SIZE(parsed.slots) + rest_of(&parsed) + maps;
+    if (PyBytes_GET_SIZE(parsed.uses) != parsed.count || slots > MOST_SLOTS || parsed.count > MOST_VIEWS || maps > MOST_MAPS) {
+        PyErr_Format(PyExc_ValueError, "a Launcher takes %d arguments, %d parameters and %d maps at most", MOST_VIEWS, MOST_SLOTS,
+                     MOST_MAPS);
         return NULL;
+    }
+    for (Py_ssize_t i = 0; i < maps; i++) {
+        Py_ssize_t number;
+        PyObject *recent;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(parsed.maps, i), "nO!", &number, &PyDict_Type, &recent))
+            return NULL;
+        if (number < 0 || number >= parsed.count) {
+            PyErr_SetString(PyExc_ValueError, "a tensor map is of one of the arguments");
+            return NULL;
+        }
     }
     Launcher *self = (Launcher *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -43,6 +64,7 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     Py_INCREF(self->uses);
     Py_INCREF(self->slots);
     Py_XINCREF(self->rest);
+    Py_XINCREF(self->maps);
     return (PyObject *)self;
 }
 
@@ -54,6 +76,7 @@ static void launcher_dealloc(Launcher *self)
     Py_XDECREF(self->uses);
     Py_XDECREF(self->slots);
     Py_XDECREF(self->rest);
+    Py_XDECREF(self->maps);
     type->tp_free((PyObject *)self);
     Py_DECREF(type);
 }
@@ -114,6 +137,15 @@ static int pack_one(char code, PyObject *value, uint64_t *slot)
     }
 }
 
+/* What a kernel gets of a tensor, or of a partition's, a new reference; NULL with an exception. */
+static PyObject *flat_of(char kind, PyObject *argument)
+{
+    PyObject *view = kind == PARTITION ? get(argument, &Partition_tensor) : Py_NewRef(argument);
+    PyObject *flat = view ? get(view, &Tensor_flat) : NULL;
+    Py_XDECREF(view);
+    return flat;
+}
+
 /* The parameters of all arguments; 0, perhaps with an exception, if they are not what the kernel takes. */
 static int pack_all(Launcher *self, PyObject *const *arguments, uint64_t *values)
 {
@@ -128,9 +160,7 @@ static int pack_all(Launcher *self, PyObject *const *arguments, uint64_t *values
             slot++;
             continue;
         }
-        PyObject *view = kinds[i] == PARTITION ? get(arguments[i], &Partition_tensor) : Py_NewRef(arguments[i]);
-        PyObject *flat = view ? get(view, &Tensor_flat) : NULL;
-        Py_XDECREF(view);
+        PyObject *flat = flat_of(kinds[i], arguments[i]);
         int fits = flat != NULL && PyTuple_CheckExact(flat) && slot + PyTuple_GET_SIZE(flat) <= slots;
         for (Py_ssize_t j = 0; fits && j < PyTuple_GET_SIZE(flat); j++, slot++)
             fits = pack_one(codes[slot], PyTuple_GET_ITEM(flat, j), &values[slot]);
@@ -139,6 +169,24 @@ static int pack_all(Launcher *self, PyObject *const *arguments, uint64_t *values
             return 0;
     }
     return slot == slots;
+}
+
+/* The tensor maps; 0, perhaps with an exception, if not all are known. */
+static int copy_maps(Launcher *self, PyObject *const *arguments, Map *maps)
+{
+    for (Py_ssize_t i = 0; i < maps_of(self); i++) {
+        PyObject *entry = PyTuple_GET_ITEM(self->maps, i);
+        Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GET_ITEM(entry, 0));
+        PyObject *flat = flat_of(PyBytes_AS_STRING(self->kinds)[number], arguments[number]);
+        PyObject *map = flat ? PyDict_GetItemWithError(PyTuple_GET_ITEM(entry, 1), flat) : NULL;
+        int found = map != NULL && PyBytes_CheckExact(map) && PyBytes_GET_SIZE(map) == MAP_BYTES;
+        if (found)
+            memcpy(maps[i].bytes, PyBytes_AS_STRING(map), MAP_BYTES);
+        Py_XDECREF(flat);
+        if (!found)
+            return 0;
+    }
+    return 1;
 }
 
 /* Whether a moment, (stream, serial) or None, is one of the stream, or none. */
@@ -264,6 +312,7 @@ int launch(Launcher *self, PyObject *stream, PyObject *all_arguments, PyObject *
     const char *kinds = PyBytes_AS_STRING(self->kinds), *uses = PyBytes_AS_STRING(self->uses);
     View views[MOST_VIEWS];
     uint64_t values[MOST_SLOTS];
+    Map maps[MOST_MAPS];
     void *params[MOST_SLOTS], *context = NULL, *handle;
     int count = 0, code = SLOW, failed = 0;
 
@@ -292,7 +341,7 @@ int launch(Launcher *self, PyObject *stream, PyObject *all_arguments, PyObject *
     }
     Py_ssize_t slots = PyBytes_GET_SIZE(self->slots);
     memset(values, 0, (size_t)slots * sizeof values[0]);
-    if (!pack_all(self, arguments, values))
+    if (!pack_all(self, arguments, values) || !copy_maps(self, arguments, maps))
         goto out;
     address = get(stream, &Stream_address);
     if (address == NULL || !as_pointer(address, &handle))
@@ -301,6 +350,8 @@ int launch(Launcher *self, PyObject *stream, PyObject *all_arguments, PyObject *
         params[i] = &values[i];
     for (Py_ssize_t i = 0; i < rest_of(self); i++)
         params[slots + i] = PyBytes_AS_STRING(self->rest) + i * (Py_ssize_t)sizeof(uint64_t);
+    for (Py_ssize_t i = 0; i < maps_of(self); i++)
+        params[slots + rest_of(self) + i] = maps[i].bytes;
 
     /* The driver waits here if too much is queued, and a callback of somebody's may need the interpreter meanwhile. */
     Py_BEGIN_ALLOW_THREADS

@@ -19,10 +19,9 @@ __all__ = ["launcher"]
 def launcher(executable: Any, plan: Plan) -> NativeLaunch | None:
     """What launches `plan` by `executable` in one call, see `FastPath.launcher`.
 
-    None for an executable that is none of tilekit's on a GPU, or has tensor maps (native code knows slots of eight bytes alone),
-    or more arguments than there is room for.
+    None for an executable that is none of tilekit's on a GPU, or has more arguments than there is room for.
     """
-    if type(executable) is not Loaded or executable.maps or not load_settings().native:
+    if type(executable) is not Loaded or not load_settings().native:
         return None
     calls = executable.driver.native
     if calls is None:
@@ -47,6 +46,7 @@ def launcher(executable: Any, plan: Plan) -> NativeLaunch | None:
             uses=bytes(uses),
             slots=executable.slots,
             rest=packed_grid(*plan.grid) if folded else b"",
+            maps=tuple((plan.passed[number], recent) for number, _, recent in executable.maps),
         ).launch
-    except ValueError:  # more arguments than it has room for
+    except ValueError:  # more arguments, or maps, than it has room for
         return None

@@ -32,7 +32,7 @@ class Note:
 
     def __init__(self, tell: Callable[[Recipe | None], object], tensors: list[Tensor], looks: bool) -> None:
         self._tell, self._looks = tell, looks
-        self._bases, self._new, self._launches = list(tensors), list[New](), list[Launch]()
+        self._bases, self._new, self._launches = list(tensors), list[New](), list[KernelLaunch]()
         self._is_plain = True
 
     def allocated(self, tensor: Tensor) -> None:
@@ -42,9 +42,9 @@ class Note:
 
     def yielded(self, op: Any) -> None:
         """An op is about to run."""
-        try:
-            self._launches.append(self._launch(op))
-        except _NotPlain:
+        if isinstance(op, KernelLaunch) and type(op) is op.kernel._launch_type and not op._form.lazy:
+            self._launches.append(op)
+        else:
             self._is_plain = False
 
     def finished(self, result: Any, spec: Spec | None) -> None:
@@ -53,17 +53,20 @@ class Note:
         try:
             if self._is_plain:
                 outcome = given(tuple(map(self._place, result)) if type(result) is tuple else self._place(result))
-                alone = self._launches[0] if len(self._launches) == 1 else None
-                recipe = Recipe(tuple(self._new), tuple(self._launches), alone, outcome, spec)
+                launches = tuple(map(self._launch, self._launches))
+                recipe = Recipe(tuple(self._new), launches, launches[0] if len(launches) == 1 else None, outcome, spec)
         except _NotPlain:
             pass
         self._tell(recipe)
 
-    def _launch(self, op: Any) -> Launch:
-        if not isinstance(op, KernelLaunch) or type(op) is not op.kernel._launch_type or op._form.lazy:
+    def _launch(self, op: KernelLaunch) -> Launch:
+        """A launch that has run."""
+        plan = op._form.plans.get(op._form.key(op.arguments, op._options))
+        if plan is None:  # it was forgotten since
             raise _NotPlain
         parts = tuple(self._place(part) if isinstance(part, (Tensor, Partition)) else part for part in op.arguments)
-        return Launch(op.kernel, op._form, op._options, op._label, given(parts), self._looks)
+        form = op._form.alone(op._options, plan)
+        return Launch(op.kernel, form, op._options, op._label, given(parts), self._looks)
 
     def _place(self, value: Any) -> Place:
         """Where a tensor or a partition comes from."""

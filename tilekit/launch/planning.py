@@ -222,6 +222,13 @@ class Form:
             f"lambda a, options: (options, {''.join(parts)})", {"constant_key": constant_key, "is_positive": is_positive}
         )
 
+    def alone(self, options: Options, plan: Plan) -> Form:
+        """The form of arguments that are known to have this plan: there is nothing in them to look at."""
+        form = copy.copy(self)
+        form.keyed, form.key, form.last = bytes([KEYED_NOT] * len(self.types)), _options_alone, None
+        form.plans = {(options,): plan}
+        return form
+
     def plan(self, kernel: Kernel, arguments: Sequence[Any], options: Options) -> Plan:
         """The plan for such arguments, made at the first call. Raises what `Plan` raises."""
         key = self.key(arguments, options)
@@ -232,6 +239,10 @@ class Form:
                 self.plans.clear()
             self.plans[key] = plan
         return plan
+
+
+def _options_alone(arguments: Sequence[Any], options: Options) -> tuple[Options]:
+    return (options,)
 
 
 def constant_key(value: Any) -> Any:

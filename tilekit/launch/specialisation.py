@@ -21,6 +21,7 @@ from tilekit._driver.tensormaps import TensorMap
 from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
 from tilekit._tensor.partition import Partition
+from tilekit._tensor.tensor import Tensor
 from tilekit.compiler import cache
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
 from tilekit.compiler.frontend.bound import BoundKernel
@@ -200,7 +201,8 @@ class Loaded:
         facts: about each argument that is passed.
         fold: how the grids are folded; None for those that CUDA launches as they are.
         slots: the codes in the module struct of the arguments' parameters, eight bytes each.
-        maps: of the tensor maps behind them the number of the argument, and what encodes one.
+        maps: of the tensor maps behind them the number of the argument, what encodes one, and those of recent tensors, by what a
+            kernel gets of the tensor (`Tensor.flat`).
     """
 
     def __init__(self, specialisation: Specialisation, device: Device) -> None:
@@ -215,7 +217,9 @@ class Loaded:
         self._parameters = Parameters(packer.size // 8 + (FOLDED_SLOTS if fold else 0), len(compiled.maps))
         self._buffer, self._params = self._parameters.values, self._parameters.address
         self._pack = packing(facts, packer.pack_into)
-        self.maps = [(known.argument, _encoder(device.driver, known)) for known in compiled.maps]
+        self.maps: list[tuple[int, _Encoder, dict[tuple[int, ...], bytes]]] = [
+            (known.argument, _encoder(device.driver, known), {}) for known in compiled.maps
+        ]
         self.facts, self.slots = facts, compiled.param_format.translate(_NO_PADDING).encode()
         self._lock, self._sharing = threading.Lock(), Sharing(specialisation)
         slots = [2 * f.rank + (f.unit is None) if isinstance(f, TensorFacts) else 1 for f in facts]
@@ -228,8 +232,14 @@ class Loaded:
             if self.fold is not None:
                 _pack_grid(self._buffer, self._own_bytes, *grid)
                 grid = folded_grid(grid)
-            for at, (number, encode) in enumerate(self.maps):
-                self._parameters.put_map(at, encode(*_described(arguments[number])))
+            for at, (number, encode, recent) in enumerate(self.maps):
+                tensor = _tensor_of(arguments[number])
+                encoded = recent.get(tensor.flat)
+                if encoded is None:
+                    if len(recent) >= _MAPS_KEPT:
+                        recent.clear()
+                    encoded = recent[tensor.flat] = encode(tensor.address, tensor.shape, tensor.strides)
+                self._parameters.put_map(at, encoded)
             self.driver.launch(self.function, grid, self.block, self.shared_bytes, ctx.stream.handle, self._params)
 
     def as_node(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Node:
@@ -242,9 +252,9 @@ class Loaded:
             grid = folded_grid(grid)
         placed = list(zip(arguments, self._first, self._sharing.written, strict=True))
         maps = []
-        for number, encode in self.maps:
-            _, shape, strides = _described(arguments[number])
-            maps.append((number, functools.partial(_again, encode, shape, strides)))
+        for number, encode, _ in self.maps:
+            tensor = _tensor_of(arguments[number])
+            maps.append((number, functools.partial(_again, encode, tensor.shape, tensor.strides)))
         codes = self.slots.decode()
         return compiled_launch(
             self.function, grid, self.block, self.shared_bytes, bytes(values), codes, placed, maps=maps, shared=shared
@@ -262,10 +272,10 @@ def _encoder(driver: Driver, known: TensorMap) -> _Encoder:
     return functools.lru_cache(_MAPS_KEPT)(functools.partial(driver.tensor_map, known))
 
 
-def _described(argument: Any) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """The address, shape and strides of a tensor, or of a partition's tensor."""
-    tensor = argument.tensor if isinstance(argument, Partition) else argument
-    return tensor.address, tensor.shape, tensor.strides
+def _tensor_of(argument: Any) -> Tensor:
+    """A tensor, or a partition's."""
+    tensor: Tensor = argument.tensor if isinstance(argument, Partition) else argument
+    return tensor
 
 
 def _again(encode: _Encoder, shape: tuple[int, ...], strides: tuple[int, ...], address: int) -> bytes:
