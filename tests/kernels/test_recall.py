@@ -467,8 +467,11 @@ def test_functions_of_the_user_are_looked_at_again(device):
         twice = op.sync().numpy()
     assert isinstance(op, Recalled)
     np.testing.assert_allclose(twice, 2 * plain, rtol=1e-6)
-    _define(scope, "@tk.function\ndef factor(x):\n    return x * 3.0\n")
-    np.testing.assert_allclose(kernels.gemm(a, b, epilogue=scope["scaled"]).sync().numpy(), 3 * plain, rtol=1e-6)
+    for times in (3, 5):
+        _define(scope, f"@tk.function\ndef factor(x):\n    return x * {times}.0\n")
+        for _ in range(3):
+            found = kernels.gemm(a, b, epilogue=scope["scaled"]).sync().numpy()
+            np.testing.assert_allclose(found, times * plain, rtol=1e-6)
 
 
 _cells = 0

@@ -113,17 +113,25 @@ def test_a_launch_stays_within_its_budget(request, gpu, launches, way, native, p
 # As above, of ready-made kernels that are recalled.
 @pytest.mark.parametrize(
     ("name", "native", "python"),
-    [("softmax", 12, 53), ("rms_norm", 12, 53), ("layer_norm", 12, 53), ("gemm", 13, 59), ("attention", 26, 80)],
+    [
+        ("softmax", 12, 53),
+        ("rms_norm", 12, 53),
+        ("layer_norm", 12, 53),
+        ("gemm", 13, 59),
+        ("gemm, bias", 17, 63),
+        ("attention", 26, 80),
+    ],
 )
 def test_a_ready_made_kernel_stays_within_its_budget(request, gpu, name, native, python):
     x, out, a, b, product = (api.empty((256, n), tk.float16).sync() for n in (1024, 1024, 256, 256, 256))
-    row, bias = (api.empty(1024, tk.float16).sync() for _ in range(2))
+    row, bias, short = (api.empty(n, tk.float16).sync() for n in (1024, 1024, 256))
     q, k, v, o = (api.empty((1, 2, 128, 64), tk.float16).sync() for _ in range(4))
     way = {
         "softmax": lambda: kernels.softmax(x, out=out),
         "rms_norm": lambda: kernels.rms_norm(x, row, out=out),
         "layer_norm": lambda: kernels.layer_norm(x, row, bias, out=out),
         "gemm": lambda: kernels.gemm(a, b, out=product),
+        "gemm, bias": lambda: kernels.gemm(a, b, epilogue=kernels.epilogues.bias, operands=(short,), out=product),
         "attention": lambda: kernels.attention(q, k, v, out=o),
     }[name]
     for _ in range(4):

@@ -27,7 +27,7 @@ class Note:
     Args:
         tell: called with the recipe, when all has been launched; with None if there is none.
         tensors: that the op was given.
-        looks: whether kernels may call functions that are defined anew.
+        looks: whether kernels may call functions of the user's.
     """
 
     def __init__(self, tell: Callable[[Recipe | None], object], tensors: list[Tensor], looks: bool) -> None:
@@ -65,8 +65,8 @@ class Note:
         if plan is None:  # it was forgotten since
             raise _NotPlain
         parts = tuple(self._place(part) if isinstance(part, (Tensor, Partition)) else part for part in op.arguments)
-        form = op._form.alone(op._options, plan)
-        return Launch(op.kernel, form, op._options, op._label, given(parts), self._looks)
+        form, bound = op._form.alone(op._options, plan), plan.specialisation.bound if self._looks else None
+        return Launch(op.kernel, form, op._options, op._label, given(parts), bound)
 
     def _place(self, value: Any) -> Place:
         """Where a tensor or a partition comes from."""

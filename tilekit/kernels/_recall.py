@@ -151,7 +151,7 @@ def _apart(first: Tensor, tensor: Tensor) -> int:
 
 
 def _calls_functions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a kernel may call functions of the user's, which may be defined anew, as in a notebook."""
+    """Whether a kernel may call functions of the user's."""
     return any(type(value) in _FUNCTIONS for value in (*args, *kwargs.values()))
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from tilekit._runtime.context import ExecutionContext
 from tilekit._tensor.partition import Partition, Traits
 from tilekit._tensor.tensor import Tensor, new_tensor
+from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.launch.launch import KernelLaunch, launch_of
 from tilekit.ops import Spec
 
@@ -90,19 +91,24 @@ def given(parts: Any) -> Callable[[Sequence[Tensor]], Any]:
 
 
 class Launch(NamedTuple):
-    """A launch: all that is said of it, and its arguments, given tensors."""
+    """A launch: all that is said of it, and its arguments, given tensors.
+
+    Attributes:
+        bound: the kernel with the functions that it calls, if some are the user's, who may have defined them anew, as in a
+            notebook; then the kernel is called, which looks.
+    """
 
     kernel: Any
     form: Any
     options: Any
     label: str | None
     arguments: Callable[[Sequence[Tensor]], tuple[Any, ...]]
-    looks: bool  # whether the kernel has to look first if functions that it calls are still the same
+    bound: BoundKernel | None
 
     def op(self, bases: Sequence[Tensor], site: Any) -> KernelLaunch:
         """The launch on these tensors. It is run at once."""
-        kernel, form, options, label, arguments, looks = self
-        if looks:
+        kernel, form, options, label, arguments, bound = self
+        if bound is not None and bound.outdated:
             launch: KernelLaunch = kernel(*arguments(bases))
             launch._options, launch._site = options, site
         else:
