@@ -10,6 +10,7 @@
  *   _marks.c     events recorded in a stream, with their serials
  *   _program.c   recorded work, submitted in one go
  *   _submit.c    running launches: alone, in a chain, in a row
+ *   _waits.c     a stream that waits for a moment of another
  *
  * Python's lock is held but for the driver's calls. Whatever was read before such a call may be another's afterwards.
  */

@@ -34,6 +34,7 @@ class Launcher:
         slots: bytes,
         record: int = ...,
         query: int = ...,
+        wait: int = ...,
         not_ready: int = ...,
         spin_s: float = ...,
         rest: bytes = ...,
