@@ -32,9 +32,10 @@ enum { VERSION = 2 }; /* see attributes.py */
 
 /* Attributes and methods of objects of any class: the field of `names`, and the name. */
 #define NAMES(X)                                                                                                                  \
-    X(dict, "__dict__") X(module, "__name__") X(event, "event") X(forget_until, "_forget_until") X(trim, "_trim") X(guarded, "guarded")            \
-    X(next_stream, "next_stream") X(policy, "policy") X(serial, "serial") X(submission, "submission") X(traits, "traits")        \
-    X(written_by, "written_by")
+    X(dict, "__dict__") X(module, "__name__") X(exchange_before, "__c_dlpack_exchange_api__")                                    \
+    X(exchange, "__dlpack_c_exchange_api__") X(event, "event") X(forget_until, "_forget_until") X(trim, "_trim")                 \
+    X(guarded, "guarded") X(next_stream, "next_stream") X(policy, "policy") X(requires_grad, "requires_grad")                    \
+    X(serial, "serial") X(submission, "submission") X(traits, "traits") X(written_by, "written_by")
 
 /* Functions and objects of Python's. */
 #define HELPERS(X)                                                                                                                \
@@ -210,6 +211,9 @@ PyObject *make_calls_type(void);
 /* _program.c */
 enum { LAUNCH, GRAPH, COPY, FILL, FIELDS = 10 }; /* the kinds of steps, and how many numbers one has */
 PyObject *make_program_type(void);
+
+/* _exchange.c */
+extern PyMethodDef exchange_functions[];
 
 /* _submit.c */
 PyObject *make_runs_type(void);

@@ -21,6 +21,7 @@ from tilekit._tensor.tensor import Tensor, refuse_mask
 from tilekit.interop import dlpack
 from tilekit.interop.again import exported, met_again, remember_array
 from tilekit.interop.crossing import bridge
+from tilekit.interop.exchange import described_tensor
 from tilekit.interop.ranges import admit, cross, known, owner_range, remember
 from tilekit.ops import DeviceOp
 
@@ -38,8 +39,8 @@ def as_tensor(obj: Any, *, device: Device | str | None = None) -> Tensor:
     exports by DLPack; on the stream that `__cuda_array_interface__` names. The memory is kept alive until tilekit's work on it is
     done. What the library submits later, tilekit cannot see: run ops on that library's stream, or call `as_tensor` again.
 
-    The same memory, met again, is the same storage here, and so are all views of one array of NumPy, PyTorch or CuPy. Where
-    storages overlap all the same, they are used in one order.
+    The same memory, met again, is the same storage here, and so are all views of one array of NumPy or CuPy. Where storages
+    overlap all the same, they are used in one order.
 
     Args:
         obj: an array of PyTorch, CuPy, JAX, numba, NumPy; any object with `__dlpack__` or `__cuda_array_interface__`; a DLPack
@@ -52,8 +53,12 @@ def as_tensor(obj: Any, *, device: Device | str | None = None) -> Tensor:
             of the element's size, or the address is none; the capsule was used already.
         BufferError: the library refuses.
     """
-    if device is None and (known := met_again(obj)) is not None:
-        return known
+    if device is None:
+        found = described_tensor(obj)
+        if found is None:
+            found = met_again(obj)
+        if found is not None:
+            return found
     wanted = None if device is None else Device(device)
     if isinstance(obj, Tensor):
         if wanted is not None and obj.device is not None:
