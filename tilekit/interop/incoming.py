@@ -39,8 +39,8 @@ def as_tensor(obj: Any, *, device: Device | str | None = None) -> Tensor:
     exports by DLPack; on the stream that `__cuda_array_interface__` names. The memory is kept alive until tilekit's work on it is
     done. What the library submits later, tilekit cannot see: run ops on that library's stream, or call `as_tensor` again.
 
-    The same memory, met again, is the same storage here, and so are all views of one array of NumPy or CuPy. Where storages
-    overlap all the same, they are used in one order.
+    The same memory, met again, is the same storage here, and so are all views of one array of NumPy, PyTorch or CuPy. Where
+    storages overlap all the same, they are used in one order.
 
     Args:
         obj: an array of PyTorch, CuPy, JAX, numba, NumPy; any object with `__dlpack__` or `__cuda_array_interface__`; a DLPack

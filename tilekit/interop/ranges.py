@@ -141,13 +141,17 @@ def found(device: Device, low: int, high: int, itemsize: int, array: Any, use: U
                 if _has(storage, low, high, itemsize, True):
                     used(storage, use)
                     return storage
-        elif entry is not None or (at < len(lows) and lows[at] < high):
-            return admit(device, Memory(low, high - low), array, use, None)
-        else:
+        start, end = owner_range(array, low, high)
+        if (low - start) % itemsize:
+            start, end = low, high  # a tensor's place in its storage counts elements
+        memory = Memory(start, end - start)
+        if entry is None and (not at or entries[at - 1].high <= start) and (at == len(lows) or lows[at] >= end):
             order = AccessHistory()
-            entry = _Range(low, high, order, table)
+            entry = _Range(start, end, order, table)
             table.put(entry)
-        storage = Imported(device, Memory(low, high - low), order, owner=array)
+        if entry is None or order is None or not (entry.low <= start and end <= entry.high):
+            return admit(device, memory, array, use, None)
+        storage = Imported(device, memory, order, owner=array)
         entry.add(storage)
         used(storage, use)
     if device.garbage or device.owners:
