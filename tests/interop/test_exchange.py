@@ -105,10 +105,19 @@ def test_what_cannot_be_described_is_asked_in_full(gpu, Array):
         Array.lanes, Array.fails = 1, False
     with pytest.raises(ValueError, match="starts at multiples of 4 bytes|which start at multiples of 4 bytes"):
         tk.as_tensor(Array(np.zeros(68, np.uint8)[2:66].view(np.uint32)))
+    assert tk.as_tensor(Array(device=(3, 0)), device="cpu").device.kind == "cpu"
+
+
+def test_memory_of_the_host(gpu, Array):
     with tk.use_device("cpu"):
-        host = Array(device=(1, 0))
-        assert tk.as_tensor(host).device.kind == "cpu"
-        assert len(host.asked) == 1
+        host = Array(np.arange(8, dtype=np.float32).view(np.uint32), device=(1, 0))
+        ours = tk.as_tensor(host)
+        assert (ours.device.kind, ours.storage.last_write, host.asked) == ("cpu", None, [])
+        add(ours.partition(8), ours.dup()).sync()
+        np.testing.assert_array_equal(host.array.view(np.float32), 2 * np.arange(8))
+        assert tk.as_tensor(host).storage is ours.storage
+    with pytest.raises(ValueError, match="is in the host's memory, which cuda:0 cannot share"):
+        tk.as_tensor(Array(device=(1, 0)))
 
 
 def test_types_without_a_table_of_their_own(gpu):

@@ -25,7 +25,7 @@ typedef struct {
     int (*stream)(int32_t device_type, int32_t device_id, void **stream);
 } Exchange; /* DLPackExchangeAPI */
 
-enum { CUDA = 2, MAJOR = 1, MOST_DIMENSIONS = 8, LAYOUTS_KEPT = 512 };
+enum { CPU = 1, CUDA = 2, MAJOR = 1, MOST_DIMENSIONS = 8, LAYOUTS_KEPT = 512 };
 
 /* The table of a type, which says so itself: a class that is derived from it may mean something else. NULL, and no exception. */
 static const Exchange *exchange_of(PyTypeObject *type)
@@ -103,10 +103,11 @@ static PyObject *described(PyObject *Py_UNUSED(module), PyObject *const *args, P
     }
     const Exchange *exchange = exchange_of(Py_TYPE(args[0]));
     Description it;
-    void *stream;
+    void *stream = NULL;
     memset(&it, 0, sizeof it);
-    if (exchange == NULL || exchange->describe(args[0], &it) != 0 || it.device.type != CUDA || it.lanes != 1 || it.ndim < 0 ||
-        it.ndim > MOST_DIMENSIONS || exchange->stream(CUDA, it.device.id, &stream) != 0)
+    if (exchange == NULL || exchange->describe(args[0], &it) != 0 || it.lanes != 1 || it.ndim < 0 || it.ndim > MOST_DIMENSIONS ||
+        (it.device.type != CPU && it.device.type != CUDA) ||
+        (it.device.type == CUDA && exchange->stream(CUDA, it.device.id, &stream) != 0))
         goto otherwise;
     /* PyTorch describes what it does not export: whoever wants its memory has to say that no gradient is to be had of it. */
     PyObject *differentiable = PyObject_GetAttr(args[0], names.requires_grad);
@@ -130,7 +131,7 @@ static PyObject *described(PyObject *Py_UNUSED(module), PyObject *const *args, P
     PyObject *layout = layout_of(&key, args[1]);
     if (layout == NULL)
         return NULL;
-    return Py_BuildValue("iKKN", it.device.id, (unsigned long long)(uintptr_t)stream,
+    return Py_BuildValue("iiKKN", it.device.type, it.device.id, (unsigned long long)(uintptr_t)stream,
                          (unsigned long long)(uintptr_t)it.data + it.byte_offset, layout);
 otherwise:
     PyErr_Clear(); /* the library says what is wrong when it is asked in full */

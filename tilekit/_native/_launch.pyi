@@ -95,9 +95,10 @@ def links(ops: list[Any], at: int, result: Any, ctx: ExecutionContext, /) -> int
 # on with.
 def row(ops: tuple[Any, ...], at: int, results: list[Any], ctx: ExecutionContext, /) -> int: ...
 
-# What an array says of itself, by the functions of DLPack's that its type names: the number of its GPU, the address of the stream
-# that its library works in there, that of the first element, and what `layout` makes of its shape, strides (in elements), and the
-# code and the bits of its dtype, once for arrays that are alike. None where it is to be asked in another way.
+# What an array says of itself, by the functions of DLPack's that its type names: DLPack's kind (CPU or CUDA) and number of its
+# device, the address of the stream that its library works in there, that of the first element, and what `layout` makes of its
+# shape, strides (in elements), and the code and the bits of its dtype, once for arrays that are alike. None where it is to be
+# asked in another way.
 def described(
     array: object, layout: Callable[[tuple[int, ...], tuple[int, ...], int, int], Any], /
-) -> tuple[int, int, int, Any] | None: ...
+) -> tuple[int, int, int, int, Any] | None: ...

@@ -75,12 +75,17 @@ def described_tensor(array: Any) -> Tensor | None:
     found = _described(array, _layout)
     if found is None:
         return None
-    ordinal, handle, address, layout = found
+    kind, ordinal, handle, address, layout = found
     if layout is None or address % layout.itemsize:
         return None
-    stream = _stream(ordinal, handle)
-    device = stream.device
-    use = (stream, stream.pending if stream.lasting or handle in _DEFAULT else stream.mark())
+    if kind == dlpack.CUDA:
+        stream = _stream(ordinal, handle)
+        device = stream.device
+        use = (stream, stream.pending if stream.lasting or handle in _DEFAULT else stream.mark())
+    else:
+        device, use = devices.default_device(), None
+        if device.kind != "cpu":
+            return None
     storage = ranges.found(device, address - layout.before, address + layout.behind, layout.itemsize, array, use)
     self: Tensor = object.__new__(Tensor)
     self.storage, self.shape, self.strides, self.dtype = storage, layout.shape, layout.strides, layout.dtype

@@ -8,6 +8,7 @@ without a gap; they are disjoint, and each has one order.
 from __future__ import annotations
 
 import bisect
+import ctypes
 import threading
 import weakref
 from collections import deque
@@ -21,7 +22,7 @@ from tilekit._runtime.hazards import AccessHistory, Use
 from tilekit._runtime.storage import Imported, Storage
 from tilekit.interop.crossing import bridge
 
-__all__ = ["admit", "cross", "found", "known", "owner_range", "remember", "used"]
+__all__ = ["admit", "cross", "found", "known", "memory_at", "owner_range", "remember", "used"]
 
 _lock = threading.RLock()  # again by the same thread: a finalizer may import as well
 _tables: weakref.WeakKeyDictionary[Device, _Table] = weakref.WeakKeyDictionary()
@@ -120,13 +121,13 @@ def _table(device: Device) -> _Table:
     return _tables.setdefault(device, _Table()) if table is None else table
 
 
-def found(device: Device, low: int, high: int, itemsize: int, array: Any, use: Use) -> Storage:
+def found(device: Device, low: int, high: int, itemsize: int, array: Any, use: Use | None) -> Storage:
     """The Storage that has the memory of an array, which may be written: one that is known, or a new one.
 
     Args:
         device, low, high, itemsize: as of `known`.
         array: what keeps the memory alive.
-        use: the moment behind what its library has done with it.
+        use: the moment behind what its library has done with it; None if that is done.
     """
     with _lock:
         table = _table(device)
@@ -144,7 +145,7 @@ def found(device: Device, low: int, high: int, itemsize: int, array: Any, use: U
         start, end = owner_range(array, low, high)
         if (low - start) % itemsize:
             start, end = low, high  # a tensor's place in its storage counts elements
-        memory = Memory(start, end - start)
+        memory = memory_at(device, start, end)
         if entry is None and (not at or entries[at - 1].high <= start) and (at == len(lows) or lows[at] >= end):
             order = AccessHistory()
             entry = _Range(start, end, order, table)
@@ -159,8 +160,18 @@ def found(device: Device, low: int, high: int, itemsize: int, array: Any, use: U
     return storage
 
 
-def used(storage: Storage, use: Use) -> None:
+def memory_at(device: Device, low: int, high: int) -> Memory:
+    """The memory between two addresses of others'."""
+    buffer = None
+    if device.kind == "cpu":
+        buffer = np.ndarray(high - low, np.uint8, memoryview((ctypes.c_uint8 * (high - low)).from_address(low)))
+    return Memory(low, high - low, buffer)
+
+
+def used(storage: Storage, use: Use | None) -> None:
     """The library that has the memory too has used it until the moment `use`: whoever comes later waits for that."""
+    if use is None:
+        return
     history: AccessHistory = storage
     if isinstance(storage, Imported):
         history, storage.theirs = storage.history, use
