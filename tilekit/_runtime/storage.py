@@ -132,10 +132,15 @@ class Imported(Storage):
     def __init__(
         self, device: Device, memory: Memory, history: AccessHistory, *, owner: Any = None, readonly: str | None = None
     ) -> None:
-        self.history = AccessHistory()  # for what Storage sets: the reads of others stay as they are
-        super().__init__(device, memory, owner=owner, readonly=readonly)
-        self.history = history
+        # As Storage's, but that the reads of others stay as they are.
+        self.device, self.memory, self.nbytes = device, memory, memory.nbytes
+        self.owned, self.owner, self.readonly, self._free_list = False, owner, readonly, None
+        self.borrowed = owner is None and memory.nbytes > 0
+        self.guarded = self.borrowed or readonly is not None
+        self.history, self._leave = history, device.garbage.append
         self.theirs: Use | None = None
+        if self.borrowed:
+            BORROWED[id(self)] = None
 
     def __del__(self) -> None:
         if self.owner is None:

@@ -51,7 +51,8 @@ class _Range:
 
     def add(self, storage: Storage) -> None:
         """Have one more part, inside the range."""
-        self.parts = [part for part in self.parts if part() is not None]
+        if self.parts:
+            self.parts = [part for part in self.parts if part() is not None]
         self.parts.append(weakref.ref(storage))
 
     def storages(self) -> list[Storage]:
