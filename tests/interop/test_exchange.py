@@ -138,7 +138,8 @@ def test_types_without_a_table_of_their_own(gpu):
 def test_memory_that_is_met_again_is_the_same_storage(Array, monkeypatch):
     memory = words(256)
     whole = tk.as_tensor(Array(memory))
-    assert tk.as_tensor(Array(memory)).storage is whole.storage
+    assert tk.as_tensor(Array(memory)) is whole
+    assert tk.as_tensor(Array(memory, np.int32)).storage is whole.storage
     assert tk.as_tensor(Array(memory[64:128])).storage is whole.storage
     assert tk.as_tensor(Array(memory[64:128])).offset == 64
     late = words(256)
@@ -187,6 +188,28 @@ def test_the_array_is_kept_until_the_work_is_done(gpu, Array):
     assert gone() is None
 
 
+def test_arrays_are_let_go_in_the_order_of_the_work(gpu, Array):
+    """However many wait, few are looked at."""
+    z = api.zeros(64).sync()
+    add(z.partition(64), Array()).sync()
+    gpu.driver.not_ready = 10**9
+    gone = []
+    for _ in range(100):
+        theirs = Array()
+        gone.append(weakref.ref(theirs))
+        add(z.partition(64), theirs).async_on(gpu.device.policy.next_stream())
+        del theirs
+    gpu.device.collect()
+    assert sum(array() is not None for array in gone) == 100
+    before = gpu.driver.calls["cuEventQuery"]
+    gpu.device.collect()
+    assert gpu.driver.calls["cuEventQuery"] - before <= len(gpu.device.streams)
+    gpu.driver.not_ready = 0
+    gpu.device.collect()
+    assert sum(array() is not None for array in gone) == 0
+    assert not gpu.device.owners
+
+
 def test_an_array_that_nobody_used_is_let_go_at_once(gpu, Array):
     gpu.driver.not_ready = 10**9
     for stream in (0, 77):
@@ -196,7 +219,8 @@ def test_an_array_that_nobody_used_is_let_go_at_once(gpu, Array):
         ours = tk.as_tensor(theirs)
         del theirs, ours
         assert gone() is None
-    assert not gpu.device.garbage and not gpu.device.owners
+    assert not gpu.device.garbage
+    assert not gpu.device.owners
 
 
 def test_nothing_is_left_of_many_arrays(gpu, Array):

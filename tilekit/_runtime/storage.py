@@ -121,9 +121,10 @@ class Imported(Storage):
     Attributes:
         history: theirs. Where others have memory of tilekit's, that is its Storage.
         theirs: the last use of the memory that is the library's own, if it was told: its memory need not be kept for that.
+        view: a weak reference to the tensor that was made of it last, or None.
     """
 
-    __slots__ = ("history", "theirs")
+    __slots__ = ("history", "theirs", "view")
 
     if not TYPE_CHECKING:  # which would miss the two in the functions that Storage has
         last_write = property(attrgetter("history.last_write"), lambda self, use: setattr(self.history, "last_write", use))
@@ -139,6 +140,7 @@ class Imported(Storage):
         self.guarded = self.borrowed or readonly is not None
         self.history, self._leave = history, device.garbage.append
         self.theirs: Use | None = None
+        self.view: Any = None
         if self.borrowed:
             BORROWED[id(self)] = None
 

@@ -6,12 +6,14 @@ and a dtype is worked out once; how the memory is found again, and in which orde
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from tilekit import _native, dtypes
 from tilekit._runtime import device as devices
 from tilekit._runtime.device import Device
+from tilekit._runtime.storage import Imported
 from tilekit._runtime.stream import Stream
 from tilekit._tensor.partition import Traits
 from tilekit._tensor.tensor import Tensor
@@ -27,15 +29,17 @@ class _Layout:
 
     Attributes:
         shape, strides, dtype, itemsize: theirs; strides in elements.
+        is_of: the first three.
         before, behind: how many bytes the elements lie in before the first one, and from that on.
         tail: what a compiled kernel gets of one, behind the address.
         traits: by the address modulo 16, and the device.
     """
 
-    __slots__ = ("before", "behind", "dtype", "itemsize", "shape", "strides", "tail", "traits")
+    __slots__ = ("before", "behind", "dtype", "is_of", "itemsize", "shape", "strides", "tail", "traits")
 
     def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: dtypes.DType) -> None:
         self.shape, self.strides, self.dtype, self.itemsize = shape, strides, dtype, dtype.itemsize
+        self.is_of = shape, strides, dtype
         like = Tensor(None, shape, dtype, strides)
         self.before, self.behind = like.reach
         self.tail = like.flat[1:]
@@ -87,6 +91,10 @@ def described_tensor(array: Any) -> Tensor | None:
         if device.kind != "cpu":
             return None
     storage = ranges.found(device, address - layout.before, address + layout.behind, layout.itemsize, array, use)
+    if isinstance(storage, Imported) and storage.view is not None:
+        last: Tensor | None = storage.view()
+        if last is not None and (last.shape, last.strides, last.dtype, last.flat[0]) == (*layout.is_of, address):
+            return last
     self: Tensor = object.__new__(Tensor)
     self.storage, self.shape, self.strides, self.dtype = storage, layout.shape, layout.strides, layout.dtype
     self.offset = (address - storage.memory.address) // layout.itemsize
@@ -95,4 +103,6 @@ def described_tensor(array: Any) -> Tensor | None:
     if traits is None:
         traits = layout.traits[address % 16, device] = self.traits
     self.traits = traits
+    if isinstance(storage, Imported):
+        storage.view = weakref.ref(self)
     return self

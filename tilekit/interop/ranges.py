@@ -24,6 +24,8 @@ from tilekit.interop.crossing import bridge
 
 __all__ = ["admit", "cross", "found", "known", "memory_at", "owner_range", "remember", "used"]
 
+_FEW, _LITTLE = 8, 1 << 20  # how many collected storages are looked at together, and of how many bytes
+
 _lock = threading.RLock()  # again by the same thread: a finalizer may import as well
 _tables: weakref.WeakKeyDictionary[Device, _Table] = weakref.WeakKeyDictionary()
 
@@ -156,7 +158,8 @@ def found(device: Device, low: int, high: int, itemsize: int, array: Any, use: U
         storage = Imported(device, memory, order, owner=array)
         entry.add(storage)
         used(storage, use)
-    if device.garbage or device.owners:
+    # What was imported must be let go of, by a program that allocates nothing of its own; little of it can wait a while.
+    if (device.garbage or device.owners) and (storage.nbytes > _LITTLE or len(device.garbage) > _FEW):
         device.collect()
     return storage
 
