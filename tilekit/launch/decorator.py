@@ -258,6 +258,8 @@ class Kernel:
         elif isinstance(argument, (Tensor, Partition)):
             if parameter.kind == "scalar":
                 raise TypeError(f"{who}: declared a scalar, not {_kind_of(argument)}")
+        elif scalar_kind(argument) is None and parameter.kind == "scalar":
+            raise TypeError(f"{who}: declared a scalar, so it takes a number, not {_kind_of(argument)}")
         elif scalar_kind(argument) is None:
             raise TypeError(f"{who}: kernels take tensors, partitions, scalars, and tuples of these, not {_kind_of(argument)}")
 
@@ -336,5 +338,5 @@ def _is_constant(value: Any) -> bool:
 
 def _kind_of(argument: Any) -> str:
     if isinstance(argument, np.ndarray):
-        return "a NumPy array; copy it to the device with api.from_host(array)"
+        return f"a NumPy array of shape {argument.shape}" + "; .item() is its number" * (argument.size == 1)
     return f"{type(argument).__module__}.{type(argument).__qualname__}".removeprefix("builtins.") + habits.shared(argument)
