@@ -7,12 +7,13 @@ from typing import Any
 import torch
 
 from tilekit._runtime.context import ExecutionContext, submitting
-from tilekit._runtime.device import Device, as_stream
+from tilekit._runtime.device import Device
 from tilekit._runtime.storage import Storage
 from tilekit._runtime.stream import Stream, next_stream
 from tilekit.ops import DeviceOp
 from tilekit.ops.execution import Done, Submission
 from tilekit.torch._memory import Guests
+from tilekit.torch._streams import stream_on
 
 __all__ = ["device_on", "run"]
 
@@ -38,15 +39,15 @@ def run(op: DeviceOp[Any], guests: Guests) -> Any:
     device = guests.device
     if device.kind == "cpu":
         stream = next_stream(device.policy)
-    else:
-        stream = as_stream(torch.cuda.current_stream(guests.where), device)
-    call = _Call(op, _Context(device, stream, guests))
-    if device.kind != "cpu":
+        try:
+            return _Call(op, _Context(device, stream, guests)).submitted()
+        finally:  # also of an op that failed in its middle: PyTorch may free the memory from here on
+            stream.wait(stream.end(op))
+    call = _Call(op, _Context(device, stream_on(device), guests))
+    if torch.cuda.current_device() == device.ordinal:
         return call.submitted()
-    try:
+    with torch.cuda.device(device.ordinal):  # submitting makes the GPU's context the thread's current one: the block undoes that
         return call.submitted()
-    finally:  # also of an op that failed in its middle: PyTorch may free the memory from here on
-        stream.wait(stream.end(op))
 
 
 class _Context(ExecutionContext):
