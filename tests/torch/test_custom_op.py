@@ -137,6 +137,34 @@ def test_one_program_for_each_shape(device):
         torch.testing.assert_close(compiled(vector(n)), torch.nn.functional.silu(vector(n)) + 1)
 
 
+def test_one_program_for_all_shapes(device):
+    @custom_op("tilekit_tests::any_shape", backward=silu_backward, fake=torch.empty_like)
+    def any_shape(x: torch.Tensor):
+        return silu_kernel(api.empty(x.shape, x.dtype), x).tile(256)
+
+    torch.library.opcheck(any_shape, (vector(requires_grad=True),))
+    graphs = []
+
+    def counted(graph, examples):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(lambda x: any_shape(x) + 1, fullgraph=True, backend=counted)
+    for n in (10, 1000, 3000, 700):
+        torch.testing.assert_close(compiled(vector(n)), torch.nn.functional.silu(vector(n)) + 1)
+    assert len(graphs) == 2
+
+
+def test_a_dtype_is_an_argument(device):
+    @custom_op("tilekit_tests::converted")
+    def converted(x: torch.Tensor, dtype: torch.dtype):
+        return kernels.silu(x).astype(dtype)
+
+    assert converted(torch.ones(3), torch.float16).dtype == torch.float16
+    with pytest.raises(TypeError, match="tilekit does not have torch.complex64"):
+        converted(torch.ones(5), torch.complex64)
+
+
 def test_what_is_written_is_declared(device):
     x, y = vector(), torch.zeros(1000)
     view, version = y[:], y._version
@@ -279,6 +307,8 @@ def of(launch=lambda x: None, *, annotation=torch.Tensor, returned=None, name="t
         (lambda: of(lambda x: x, mutates=("x",), backward=lambda grad: grad), ValueError, "has no gradient in PyTorch"),
         (lambda: of(lambda x: x, autocast="higher"), TypeError, "autocast is a floating-point dtype"),
         (lambda: of(lambda x: x, autocast=torch.int8), TypeError, "autocast is a floating-point dtype"),
+        (lambda: of(lambda x: x, fake=3), TypeError, "fake is a function"),
+        (lambda: of(lambda x: x, annotation=list[torch.Tensor]), TypeError, "parameter x is list.*; a tensor is torch.Tensor"),
         (lambda: of(mapped), TypeError, "y has unsupported type"),
         (lambda: of(lambda x: 3)(torch.ones(3)), TypeError, "the launch returned int, not an op"),
         (lambda: of(lambda x: kernels.silu(x), results=("a", "b"))(torch.ones(3)), ValueError, "has 1 results, the operator 2"),
@@ -297,6 +327,17 @@ def test_gradients_of_another_number(device):
 
     with pytest.raises(ValueError, match=r"the op has 1 results, gradients are wanted by 2 tensors.*wrt="):
         one_of_two(vector(requires_grad=True), vector()).sum().backward()
+
+
+def test_gradients_of_another_shape(device):
+    @custom_op("tilekit_tests::half_a_gradient", backward=lambda grad, x: kernels.silu_backward(grad[:5], x[:5]))
+    def half_a_gradient(x: torch.Tensor):
+        return kernels.silu(x)
+
+    with pytest.raises(
+        ValueError, match=r"a gradient is torch.float32 of shape \(5,\), what it is by torch.float32 of shape \(1000,"
+    ):
+        half_a_gradient(vector(requires_grad=True)).sum().backward()
 
 
 def test_results_that_are_not_known_before(device):

@@ -8,6 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[test-torch]'")
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
+
 import tilekit.torch  # noqa: E402
 from tilekit.torch import ops  # noqa: E402
 
@@ -105,6 +108,24 @@ def test_every_function_is_here():
 @pytest.mark.parametrize("name", OPERATORS)
 def test_pytorch_finds_nothing_wrong_with_the_operator(device, name):
     torch.library.opcheck(getattr(torch.ops.tilekit, name).default, arguments(OPERATORS[name]))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_what_compiled_programs_are_told_is_so(device, name, dtype):
+    """Where extents are symbols, and where they are numbers."""
+    if dtype == torch.float64 and name in HALF_PRECISION_ONLY:
+        pytest.skip("attention takes float32 and less")
+    operator, given = getattr(torch.ops.tilekit, name), arguments(OPERATORS[name], dtype)
+    results = operator(*given)
+    results = results if isinstance(results, tuple) else (results,)
+    plain = [x.detach() if isinstance(x, torch.Tensor) else x for x in given]
+    for symbols in (False, True):
+        with FakeTensorMode(shape_env=ShapeEnv() if symbols else None) as mode:
+            faked = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in plain]
+            told = operator(*faked)
+        told = told if isinstance(told, tuple) else (told,)
+        assert [(tuple(map(int, x.shape)), x.dtype) for x in told] == [(tuple(x.shape), x.dtype) for x in results]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tilekit.torch._memory import DTYPES as _DTYPES
 from tilekit.torch._signature import Signature, schema_of
 
-__all__ = ["Backward", "backward_of", "register_autograd"]
+__all__ = ["Backward", "backward_of", "register_autograd", "shapes_of"]
+
+_LIKE = "_like"  # the last parameter of the operator: what the gradients are, see `shapes_of`
 
 
 class Backward(NamedTuple):
@@ -67,7 +70,21 @@ def backward_of(who: str, backward: Callable[..., Any], signature: Signature, wr
     tensors = tuple(name for name in parameters if name not in names or name in signature.tensors)
     chosen = tuple(names.index(name) for name in (signature.tensors if wrt is None else wrt))
     name = f"{who}_backward"
+    types.append(inspect.Parameter(_LIKE, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=list[int]))
     return Backward(name, schema_of(types, None, name), parameters, tensors, chosen, len(names))
+
+
+def shapes_of(like: Sequence[int]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """The shapes and dtypes of gradients, which are those of the arguments, from the numbers that the operator is given.
+
+    Extents may be symbols: of each gradient there is the number of its dtype, that of its dimensions, and the extents.
+    """
+    shapes, at = [], 0
+    while at < len(like):
+        end = at + 2 + int(like[at + 1])
+        shapes.append((tuple(like[at + 2 : end]), _DTYPES[int(like[at])]))
+        at = end
+    return shapes
 
 
 def register_autograd(op: Any, back: Any, formula: Backward) -> None:
@@ -85,6 +102,7 @@ def register_autograd(op: Any, back: Any, formula: Backward) -> None:
         ctx.save_for_backward(*(inputs[at] if what == "input" else outputs[at] for what, at in kept.values()))
         ctx.numbers = {name: inputs[at] for name, at in numbers.items()}
         ctx.wrt = [at for at in formula.wrt if inputs[at] is not None]
+        ctx.like = [n for at in ctx.wrt for n in (_DTYPES.index(inputs[at].dtype), inputs[at].ndim, *inputs[at].shape)]
         ctx.mark_non_differentiable(*(result for at, result in enumerate(outputs) if at not in wanted))
 
     def gradients(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -92,12 +110,7 @@ def register_autograd(op: Any, back: Any, formula: Backward) -> None:
         for name, (what, at) in formula.parameters.items():
             if what == "gradient":
                 values[name] = grads[at]
-        found = back(*(values[name] for name in formula.parameters))
-        if len(found) != len(ctx.wrt):
-            raise ValueError(
-                f"{formula.name}: the op has {len(found)} results, gradients are wanted by {len(ctx.wrt)} tensors: name those "
-                "that have one, custom_op(..., wrt=(...))"
-            )
+        found = back(*(values[name] for name in formula.parameters), ctx.like)
         by_place: list[torch.Tensor | None] = [None] * formula.inputs
         for at, gradient in zip(ctx.wrt, found):
             by_place[at] = gradient

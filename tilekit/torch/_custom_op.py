@@ -12,9 +12,9 @@ import torch
 from tilekit._runtime.device import use_device
 from tilekit.ops import AsyncKernelLaunch, DeviceOp, zip_ops
 from tilekit.torch._autocast import register_autocast
-from tilekit.torch._autograd import Backward, backward_of, register_autograd
+from tilekit.torch._autograd import Backward, backward_of, register_autograd, shapes_of
 from tilekit.torch._described import results_of
-from tilekit.torch._memory import Guests, described, device_of, torch_dtype
+from tilekit.torch._memory import Guests, described, device_of, our_dtype, torch_dtype
 from tilekit.torch._running import device_on, run
 from tilekit.torch._signature import read_signature, schema_of
 
@@ -34,6 +34,7 @@ def custom_op(
     results: Sequence[str] | None = None,
     backward: Callable[..., Any] | None = None,
     wrt: Sequence[str] | None = None,
+    fake: Callable[..., Any] | None = None,
     contiguous: bool = True,
     autocast: torch.dtype | Literal["lower"] | None = None,
 ) -> Callable[[Callable[..., Any]], Any]: ...
@@ -47,6 +48,7 @@ def custom_op(
     results: Sequence[str] | None = None,
     backward: Callable[..., Any] | None = None,
     wrt: Sequence[str] | None = None,
+    fake: Callable[..., Any] | None = None,
     contiguous: bool = True,
     autocast: torch.dtype | Literal["lower"] | None = None,
 ) -> Any: ...
@@ -59,6 +61,7 @@ def custom_op(
     results: Sequence[str] | None = None,
     backward: Callable[..., Any] | None = None,
     wrt: Sequence[str] | None = None,
+    fake: Callable[..., Any] | None = None,
     contiguous: bool = True,
     autocast: torch.dtype | Literal["lower"] | None = None,
 ) -> Any:
@@ -77,7 +80,8 @@ def custom_op(
     The operator works in eager programs, under `torch.compile(fullgraph=True)`, while CUDA graphs are captured, and on CPU
     tensors. It runs on PyTorch's current stream, in PyTorch's memory, and returns at once; on the CPU when it is done. What
     PyTorch must know of its results to compile a program follows from the op that `launch` returns: `launch` is then called with
-    tensors that have no memory. Extents are numbers for it, and so PyTorch compiles a program for each shape.
+    tensors that have no memory. Extents are numbers for it, and so PyTorch compiles a program for each shape, unless `fake` says
+    what the results are where extents are symbols.
 
     Args:
         name: `"namespace::name"`. One that is there already is replaced.
@@ -92,6 +96,8 @@ def custom_op(
             `grad_y` that by result `y`; parameters and results of `launch` are these. Others need defaults. Its results are
             the gradients, see `wrt`.
         wrt: the names of the tensors that `backward` gives gradients by, in order; by default all. One that is None gets none.
+        fake: a function of PyTorch's tensors, like `launch`, that gives tensors of the results' shapes and dtypes: for compiled
+            programs that serve all shapes, where extents are symbols. `torch.empty_like`, for one.
         contiguous: whether `launch` and `backward` get copies of arguments with gaps, instead of the strides that they have.
         autocast: what floating-point arguments become under `torch.autocast`, except float64: a dtype, such as `torch.float32`
             where the range matters; or `"lower"` for that of autocast. None leaves them.
@@ -109,7 +115,7 @@ def custom_op(
         raise ValueError(f'custom_op: {name!r} is no name of an operator: it takes "namespace::name"')
     if launch is None:
         return partial(
-            custom_op, name, mutates=mutates, results=results, backward=backward, wrt=wrt, contiguous=contiguous,
+            custom_op, name, mutates=mutates, results=results, backward=backward, wrt=wrt, fake=fake, contiguous=contiguous,
             autocast=autocast,
         )  # fmt: skip
     if autocast is not None and autocast != "lower" and not getattr(autocast, "is_floating_point", False):
@@ -126,10 +132,13 @@ def custom_op(
     elif wrt is not None:
         raise ValueError(f"{name}: wrt says what backward gives gradients by; there is no backward")
 
-    operator = _Operator(name, launch, list(signature.parameters), signature.tensors, mutated, contiguous, len(signature.results))
-    op = _registered(operator, schema_of(signature.parameters.values(), len(signature.results), name, mutated))
+    if fake is not None and not callable(fake):
+        raise TypeError(f"{name}: fake is a function that gives tensors like the results, not {type(fake).__name__}")
+    count = len(signature.results)
+    operator = _Operator(name, launch, list(signature.parameters), signature.tensors, mutated, contiguous, count, fake)
+    op = _registered(operator, schema_of(signature.parameters.values(), count, name, mutated))
     if formula is not None:
-        back = _Operator(formula.name, backward, list(formula.parameters), formula.tensors, (), contiguous, None)
+        back = _Gradients(formula.name, backward, list(formula.parameters), formula.tensors, (), contiguous, None)
         register_autograd(op, _registered(back, formula.schema), formula)
     if autocast is not None:
         register_autocast(op, name, autocast, _DEVICES)
@@ -162,6 +171,7 @@ class _Operator:
         mutates: of those that are written.
         contiguous: whether arguments with gaps are copied.
         count: how many results there are; 0 gives None, None a list of as many as the op has.
+        like: what gives tensors like the results, where extents are symbols.
     """
 
     def __init__(
@@ -173,10 +183,11 @@ class _Operator:
         mutates: tuple[str, ...],
         contiguous: bool,
         count: int | None,
+        like: Callable[..., Any] | None = None,
     ) -> None:
         self.name, self.launch, self.names = name, launch, tuple(names)
         self.tensors, self.mutates = frozenset(tensors), mutates
-        self.contiguous, self.count = contiguous, count
+        self.contiguous, self.count, self.like = contiguous, count, like
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The operator, with memory."""
@@ -200,6 +211,8 @@ class _Operator:
         """The operator on tensors that have no memory: what its results are."""
         arguments, arrays = self._taken(args, kwargs)
         where = device_of(arrays, self.name)
+        if self.like is not None and any(isinstance(n, torch.SymInt) for array in arrays.values() for n in array.shape):
+            return self._returned(list(_flat(self.like(*args, **kwargs))))
         for name, array in arrays.items():
             arguments[name] = described(name, array, self.name)
         op = self._op(arguments)
@@ -218,7 +231,7 @@ class _Operator:
         arrays = {}
         for name, value in arguments.items():
             if name not in self.tensors:
-                arguments[name] = _number(value)
+                arguments[name] = _number(value, self.name)
             elif value is not None:
                 arrays[name] = value.contiguous() if self.contiguous and name not in self.mutates else value
         return arguments, arrays
@@ -250,15 +263,43 @@ class _Operator:
         return any(arrays[other].untyped_storage().data_ptr() == address for other in self.mutates if other in arrays)
 
 
-def _number(value: Any) -> Any:
-    """A number as Python's: where PyTorch traces, it may be a symbol."""
+class _Gradients(_Operator):
+    """The operator of a backward launch: its results are like arguments of another operator, and are known by that."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The gradients."""
+        *arguments, like = args
+        found, wanted = super().call(*arguments), shapes_of(like)
+        if len(found) != len(wanted):
+            raise ValueError(
+                f"{self.name}: the op has {len(found)} results, gradients are wanted by {len(wanted)} tensors: name those that "
+                "have one, custom_op(..., wrt=(...))"
+            )
+        for gradient, (shape, dtype) in zip(found, wanted):
+            if gradient.shape != shape or gradient.dtype != dtype:
+                raise ValueError(
+                    f"{self.name}: a gradient is {gradient.dtype} of shape {tuple(gradient.shape)}, what it is by {dtype} of "
+                    f"shape {shape}"
+                )
+        return found
+
+    def fake(self, *args: Any, **kwargs: Any) -> Any:
+        """Tensors without memory like the gradients."""
+        where = next(value.device for value in args if isinstance(value, torch.Tensor))
+        return [torch.empty(shape, dtype=dtype, device=where) for shape, dtype in shapes_of(args[-1])]
+
+
+def _number(value: Any, who: str) -> Any:
+    """A number as Python's: where PyTorch traces, it may be a symbol. A dtype as tilekit's."""
+    if isinstance(value, torch.dtype):
+        return our_dtype(value, who)
     if isinstance(value, torch.SymInt):
         return int(value)
     if isinstance(value, torch.SymFloat):
         return float(value)
     if isinstance(value, torch.SymBool):
         return bool(value)
-    return [_number(each) for each in value] if isinstance(value, (tuple, list)) else value
+    return [_number(each, who) for each in value] if isinstance(value, (tuple, list)) else value
 
 
 def _flat(results: Any) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from tilekit._runtime.storage import Storage
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
 
-__all__ = ["Guests", "described", "device_of", "dtype_of", "torch_dtype"]
+__all__ = ["DTYPES", "Guests", "described", "device_of", "dtype_of", "our_dtype", "torch_dtype"]
 
 _NAMES = (
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64",
@@ -27,6 +27,8 @@ _NAMES = (
 _OURS: dict[torch.dtype, dtypes.DType] = {getattr(torch, name): getattr(dtypes, name) for name in _NAMES} | {
     torch.bool: dtypes.bool_
 }
+DTYPES = tuple(_OURS)
+"""PyTorch's element types that tilekit has."""
 _TORCHS = {ours: theirs for theirs, ours in _OURS.items()}
 
 
@@ -133,6 +135,14 @@ def dtype_of(name: str, array: torch.Tensor, who: str) -> dtypes.DType:
     known = _OURS.get(array.dtype)
     if known is None:
         raise TypeError(f"{who}: {name} holds {array.dtype}, which tilekit does not have; it has {', '.join(map(str, _OURS))}")
+    return known
+
+
+def our_dtype(dtype: torch.dtype, who: str) -> dtypes.DType:
+    """tilekit's element type for one of PyTorch's. TypeError if there is none."""
+    known = _OURS.get(dtype)
+    if known is None:
+        raise TypeError(f"{who}: tilekit does not have {dtype}; it has {', '.join(map(str, _OURS))}")
     return known
 
 

@@ -58,6 +58,11 @@ def read_signature(launch: Callable[..., Any], who: str, results: Sequence[str] 
             )
         parameters[name] = parameter.replace(annotation=_of_torch(parameter.annotation), kind=parameter.POSITIONAL_OR_KEYWORD)
     tensors = tuple(name for name, p in parameters.items() if p.annotation in (torch.Tensor, torch.Tensor | None))
+    for name, parameter in parameters.items():
+        if name not in tensors and _has_tensors(parameter.annotation):
+            raise TypeError(
+                f"{who}: parameter {name} is {parameter.annotation}; a tensor is torch.Tensor, or torch.Tensor | None"
+            )
     if not tensors:
         raise TypeError(f"{who}: no parameter is a tensor, x: torch.Tensor, by which an operator knows its device")
     count = _count(signature.return_annotation, who)
@@ -81,6 +86,10 @@ def _of_torch(annotation: Any) -> Any:
         members = [_of_torch(member) for member in typing.get_args(annotation)]
         return typing.Union[tuple(members)]  # noqa: UP007 - of as many as there are
     return annotation
+
+
+def _has_tensors(annotation: Any) -> bool:
+    return annotation in (Tensor, torch.Tensor) or any(map(_has_tensors, typing.get_args(annotation)))
 
 
 def _count(returned: Any, who: str) -> int | None:

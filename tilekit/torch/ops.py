@@ -36,6 +36,40 @@ __all__ = [
 ]
 
 
+# What the results are, where extents are symbols: in programs that are compiled for all shapes.
+
+
+def _like(x: Tensor, *others: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _like_product(a: Tensor, b: Tensor, *others: Any) -> Tensor:
+    dtype = a.dtype
+    if not a.is_floating_point():
+        dtype = torch.int32
+    elif dtype.itemsize == 1:
+        dtype = torch.float32
+    return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=dtype)
+
+
+def _like_attention(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    return _like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _like_packed(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    return _like(q), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
+
+
+def _like_loss(logits: Tensor, target: Tensor, reduction: str = "mean", *others: Any) -> tuple[Tensor, Tensor]:
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    lse = logits.new_empty(target.shape, dtype=dtype)
+    return (torch.empty_like(lse) if reduction == "none" else logits.new_empty((), dtype=dtype)), lse
+
+
+def _like_rows(table: Tensor, ids: Tensor) -> Tensor:
+    return table.new_empty((*ids.shape, table.shape[1]))
+
+
 # ------------------------------------------------------------------------------------------------------- products of matrices
 
 
@@ -68,7 +102,7 @@ def _factor(alpha: float) -> float:
     return 1 if alpha == 1 else alpha  # products of integers take ints
 
 
-@custom_op("tilekit::gemm", backward=_gemm_backward, contiguous=False, autocast="lower")
+@custom_op("tilekit::gemm", backward=_gemm_backward, fake=_like_product, contiguous=False, autocast="lower")
 def _gemm(a: Tensor, b: Tensor, alpha: float = 1.0, precision: str = "ieee") -> DeviceOp[Any]:
     return kernels.gemm(a, b, alpha=_factor(alpha), precision=precision)
 
@@ -103,8 +137,8 @@ def attention(
 
 
 @custom_op(
-    "tilekit::attention", results=("out", "lse"), backward=kernels.attention_backward, wrt=("q", "k", "v"), contiguous=False,
-    autocast="lower",
+    "tilekit::attention", results=("out", "lse"), backward=kernels.attention_backward, wrt=("q", "k", "v"),
+    fake=_like_attention, contiguous=False, autocast="lower",
 )  # fmt: skip
 def _attention(
     q: Tensor,
@@ -145,7 +179,7 @@ def attention_varlen(
 
 @custom_op(
     "tilekit::attention_varlen", results=("out", "lse"), backward=kernels.attention_varlen_backward, wrt=("q", "k", "v"),
-    contiguous=False, autocast="lower",
+    fake=_like_packed, contiguous=False, autocast="lower",
 )  # fmt: skip
 def _varlen(
     q: Tensor,
@@ -174,7 +208,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return _rope(x, cos, sin)
 
 
-@custom_op("tilekit::rope", backward=kernels.rope_backward, wrt=("x",))
+@custom_op("tilekit::rope", backward=kernels.rope_backward, wrt=("x",), fake=_like)
 def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> DeviceOp[Any]:
     return kernels.rope(x, cos, sin)
 
@@ -187,7 +221,7 @@ def softmax(x: Tensor) -> Tensor:
     return _softmax(x)
 
 
-@custom_op("tilekit::softmax", results=("y",), backward=kernels.softmax_backward, autocast=torch.float32)
+@custom_op("tilekit::softmax", results=("y",), backward=kernels.softmax_backward, fake=_like, autocast=torch.float32)
 def _softmax(x: Tensor) -> DeviceOp[Any]:
     return kernels.softmax(x)
 
@@ -197,7 +231,7 @@ def log_softmax(x: Tensor) -> Tensor:
     return _log_softmax(x)
 
 
-@custom_op("tilekit::log_softmax", results=("y",), backward=kernels.log_softmax_backward, autocast=torch.float32)
+@custom_op("tilekit::log_softmax", results=("y",), backward=kernels.log_softmax_backward, fake=_like, autocast=torch.float32)
 def _log_softmax(x: Tensor) -> DeviceOp[Any]:
     return kernels.log_softmax(x)
 
@@ -207,7 +241,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
     return _layer_norm(x, weight, bias, eps)
 
 
-@custom_op("tilekit::layer_norm", backward=kernels.layer_norm_backward, autocast=torch.float32)
+@custom_op("tilekit::layer_norm", backward=kernels.layer_norm_backward, fake=_like, autocast=torch.float32)
 def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> DeviceOp[Any]:
     return kernels.layer_norm(x, weight, bias, eps)
 
@@ -217,7 +251,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     return _rms_norm(x, weight, eps)
 
 
-@custom_op("tilekit::rms_norm", backward=kernels.rms_norm_backward, autocast=torch.float32)
+@custom_op("tilekit::rms_norm", backward=kernels.rms_norm_backward, fake=_like, autocast=torch.float32)
 def _rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> DeviceOp[Any]:
     return kernels.rms_norm(x, weight, eps)
 
@@ -239,7 +273,7 @@ def cross_entropy(logits: Tensor, target: Tensor, *, reduction: str = "mean", ig
 
 @custom_op(
     "tilekit::cross_entropy", results=("loss", "lse"), backward=kernels.cross_entropy_backward, wrt=("logits",),
-    autocast=torch.float32,
+    fake=_like_loss, autocast=torch.float32,
 )  # fmt: skip
 def _cross_entropy(logits: Tensor, target: Tensor, reduction: str = "mean", ignore_index: int = -100) -> DeviceOp[Any]:
     return kernels.cross_entropy(logits, target, reduction=reduction, ignore_index=ignore_index)
@@ -253,7 +287,7 @@ def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     return _gelu(x, approximate)
 
 
-@custom_op("tilekit::gelu", backward=kernels.gelu_backward)
+@custom_op("tilekit::gelu", backward=kernels.gelu_backward, fake=_like)
 def _gelu(x: Tensor, approximate: str = "none") -> DeviceOp[Any]:
     return kernels.gelu(x, approximate=approximate)
 
@@ -263,7 +297,7 @@ def silu(x: Tensor) -> Tensor:
     return _silu(x)
 
 
-@custom_op("tilekit::silu", backward=kernels.silu_backward)
+@custom_op("tilekit::silu", backward=kernels.silu_backward, fake=_like)
 def _silu(x: Tensor) -> DeviceOp[Any]:
     return kernels.silu(x)
 
@@ -273,7 +307,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return _swiglu(gate, up)
 
 
-@custom_op("tilekit::swiglu", backward=kernels.swiglu_backward)
+@custom_op("tilekit::swiglu", backward=kernels.swiglu_backward, fake=_like)
 def _swiglu(gate: Tensor, up: Tensor) -> DeviceOp[Any]:
     return kernels.swiglu(gate, up)
 
@@ -289,7 +323,7 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
     return _dropout(x, p, seed)
 
 
-@custom_op("tilekit::dropout", backward=kernels.dropout_backward)
+@custom_op("tilekit::dropout", backward=kernels.dropout_backward, fake=_like)
 def _dropout(x: Tensor, p: float, seed: int) -> DeviceOp[Any]:
     return kernels.dropout(x, p, seed)
 
@@ -303,6 +337,6 @@ def _embedding_backward(grad: Any, table: Any, ids: Any) -> Any:
     return kernels.embedding_backward(grad, ids, table.shape[0])
 
 
-@custom_op("tilekit::embedding", backward=_embedding_backward, wrt=("table",))
+@custom_op("tilekit::embedding", backward=_embedding_backward, wrt=("table",), fake=_like_rows)
 def _embedding(table: Tensor, ids: Tensor) -> DeviceOp[Any]:
     return kernels.embedding(table, ids)
