@@ -1,19 +1,23 @@
-"""tilekit kernels as a `torch.autograd.Function`: SiLU, forward and backward, in PyTorch's own memory.
+"""A kernel of one's own as an operator of PyTorch's: SiLU, forward and backward, in eager and in compiled programs.
 
     python examples/12_torch_autograd.py
-    python examples/12_torch_autograd.py --n 1000000 --steps 50
+    python examples/12_torch_autograd.py --n 1000000 --steps 50 --compile
 
-It compares values and gradients with PyTorch's, then trains a small model through the function. PyTorch's tensors are not copied:
-tilekit works in their memory, and on a GPU on PyTorch's current stream, so that neither waits for the other. It runs on the first
-GPU that tilekit can use, else on the CPU device; TILEKIT_DEVICE=cpu or cuda chooses. Without PyTorch it says so, and ends.
+It compares values and gradients with PyTorch's, then trains a small model through the operator and a ready-made one, with
+--compile as one program of `torch.compile(fullgraph=True)`. All of it is in PyTorch's memory, and on a GPU on PyTorch's current
+stream, so that neither waits for the other. It runs on the first GPU that tilekit can use, else on the CPU device;
+TILEKIT_DEVICE=cpu or cuda chooses. Without PyTorch it says so, and ends.
 """
 
 import argparse
 
 import tilekit as tk
+from tilekit import api
 
 try:
     import torch
+
+    import tilekit.torch
 except ImportError:
     torch = None
 
@@ -33,36 +37,14 @@ def silu_backward(dx: tk.Out, dy: tk.In, x: tk.In):
     dx.store(tk.load_tile_like(dy, dx) * s * (1.0 + t * (1.0 - s)))
 
 
-def run(kernel, out, *inputs):
-    """Run `kernel` in the memory of torch tensors, in order with what PyTorch does on its current stream."""
-    written, *read = (tk.as_tensor(tensor.detach().reshape(-1)) for tensor in (out, *inputs))
-    op = kernel(written.partition(TILE), *read)
-    if out.is_cuda:
-        op.async_on(torch.cuda.current_stream(out.device))  # returns at once; what PyTorch does next comes behind
-    else:
-        op.sync()
+def forward(x: tk.Tensor):
+    """The launch: an op whose result is SiLU of `x`, a tensor of any shape."""
+    return silu_forward(api.empty(x.size, x.dtype), x.reshape(-1)).tile(TILE).out().reshape(x.shape)
 
 
-def silu_function():
-    """SiLU as PyTorch calls it. (In a function, since without PyTorch there is nothing to derive from.)"""
-
-    class Silu(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            x = x.contiguous()
-            y = torch.empty_like(x)
-            run(silu_forward, y, x)
-            ctx.save_for_backward(x)
-            return y
-
-        @staticmethod
-        def backward(ctx, dy):
-            (x,) = ctx.saved_tensors
-            dx = torch.empty_like(x)
-            run(silu_backward, dx, dy.contiguous(), x)
-            return dx
-
-    return Silu.apply
+def backward(grad: tk.Tensor, x: tk.Tensor):
+    """The launch of the gradient by `x`; `grad` is that by the result."""
+    return silu_backward(api.empty(x.size, x.dtype), grad.reshape(-1), x.reshape(-1)).tile(TILE).out().reshape(x.shape)
 
 
 def compare(silu, n, place):
@@ -76,15 +58,22 @@ def compare(silu, n, place):
     return torch.allclose(found, expected, **close) and torch.allclose(gradient, reference, **close)
 
 
-def train(silu, steps, place):
+def train(silu, steps, place, is_compiled):
     """Fit a parabola with one hidden layer; the loss before and after."""
     first, second = torch.nn.Linear(1, 64).to(place), torch.nn.Linear(64, 1).to(place)
-    optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()], lr=0.02)
+    weight, bias = (torch.nn.Parameter(start(64, device=place)) for start in (torch.ones, torch.zeros))
+    optimizer = torch.optim.Adam([*first.parameters(), *second.parameters(), weight, bias], lr=0.02)
     x = torch.linspace(-1, 1, 256, device=place).reshape(-1, 1)
+
+    def loss_of(x):
+        hidden = tilekit.torch.ops.layer_norm(silu(first(x)), weight, bias)
+        return ((second(hidden) - x * x) ** 2).mean()
+
+    step = torch.compile(loss_of, fullgraph=True, backend="aot_eager") if is_compiled else loss_of
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
-        loss = ((second(silu(first(x))) - x * x) ** 2).mean()
+        loss = step(x)
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
@@ -92,9 +81,10 @@ def train(silu, steps, place):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="SiLU by tilekit as a torch.autograd.Function, compared with PyTorch's.")
+    parser = argparse.ArgumentParser(description="SiLU by tilekit as an operator of PyTorch's, compared with PyTorch's own.")
     parser.add_argument("--n", type=int, default=100_003, help="number of elements to compare (default: 100003)")
     parser.add_argument("--steps", type=int, default=100, help="steps of training (default: 100)")
+    parser.add_argument("--compile", action="store_true", help="train under torch.compile")
     options = parser.parse_args(argv)
     if options.n < 0:
         parser.exit(2, f"{parser.prog}: --n {options.n}: a length is not negative\n")
@@ -111,12 +101,13 @@ def main(argv=None):
 
     torch.manual_seed(0)
     place = torch.device("cuda", device.ordinal) if device.kind == "cuda" else torch.device("cpu")
-    silu = silu_function()
+    silu = tilekit.torch.custom_op("examples::silu", forward, backward=backward)
     if not compare(silu, options.n, place):
         parser.exit(1, f"{parser.prog}: values or gradients differ from PyTorch's\n")
     print(f"SiLU of {options.n} elements on {device.kind}:{device.ordinal}: values and gradients agree with PyTorch's")
-    before, after = train(silu, options.steps, place)
-    print(f"{options.steps} steps of training: loss {before:.4f} at first, {after:.6f} at last")
+    before, after = train(silu, options.steps, place, options.compile)
+    how = "compiled" if options.compile else "eager"
+    print(f"{options.steps} steps of training, {how}: loss {before:.4f} at first, {after:.6f} at last")
 
 
 if __name__ == "__main__":

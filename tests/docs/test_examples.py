@@ -344,7 +344,8 @@ def test_torch_autograd_agrees_with_torch(run: Run, device: tk.Device) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     out = run("12_torch_autograd", "--n", 5000, "--steps", 20)
     assert f"SiLU of 5000 elements on {device.kind}:{device.ordinal}: values and gradients agree with PyTorch's" in out
-    assert "20 steps of training" in out
+    assert "20 steps of training, eager" in out
+    assert "20 steps of training, compiled" in run("12_torch_autograd", "--n", 0, "--steps", 20, "--compile")
 
 
 def test_torch_autograd_says_that_torch_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

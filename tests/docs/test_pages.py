@@ -19,6 +19,8 @@ LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(text_of(p))], ids=name)
 def test_page_runs_and_prints_what_it_shows(page: Path, device: tk.Device, tmp_path: Path, printed: Callable[[], str]) -> None:
     text = text_of(page)
+    if re.search(r"^import torch$", text, re.M):
+        pytest.importorskip("torch", reason="torch is not installed")
     # Kernels are read from their file, so the code stands in one, at the lines where the page has it.
     lines = [""] * text.count("\n")
     for block in blocks(text):

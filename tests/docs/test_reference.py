@@ -25,6 +25,8 @@ def test_public_name_is_in_the_reference(name: str) -> None:
 
 @pytest.mark.parametrize("name", DIRECTIVES)
 def test_documented_name_exists_and_says_what_it_is(name: str) -> None:
+    if name.startswith("tilekit.torch."):
+        pytest.importorskip("torch", reason="torch is not installed")
     module, _, attribute = name.rpartition(".")
     documented = getattr(importlib.import_module(module), attribute)
     assert (documented.__doc__ or "").strip()

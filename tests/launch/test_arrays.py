@@ -104,6 +104,34 @@ def test_a_parameter_says_how_it_is_cut(device):
     np.testing.assert_array_equal(z.numpy(), 3 * numbers())
 
 
+def test_results_of_several_outputs_are_known_before(device):
+    y, z = twice_and_thrice(api.empty(N), api.empty(N), api.ones(N)).out().unzip()
+    assert y.shape == z.shape == (N,)
+    assert tk.zip(y, z).sync()[1].numpy().tolist() == [3.0] * N
+
+
+@pytest.mark.parametrize(
+    ("shape", "known"),
+    [
+        ((2, -1), (2, 32)),
+        (((4, 16),), (4, 16)),
+        ((64,), (64,)),
+        ((3, -1), None),
+        ((-1, -1), None),
+        ((7,), None),
+        ((-2, -32), None),
+    ],
+)
+def test_another_shape_of_a_result_is_known_if_there_is_one(device, shape, known):
+    op = api.ones(64).reshape(*shape)
+    assert (op.spec and op.spec.shape) == known
+    if known is None:
+        with pytest.raises(ValueError, match=r"shape|extent|dimension"):
+            op.sync()
+    else:
+        assert op.sync().shape == known
+
+
 def test_each_parameter_may_be_cut_in_its_own_way(device):
     x = api.from_host(numbers(64).reshape(8, 8)).sync()
     sums, copy = rows(api.zeros(8), api.zeros((8, 8)), x).tile(sums=2, copy=(2, 8)).out().sync()

@@ -6,9 +6,10 @@ import threading
 
 import pytest
 
+from tilekit import api
 from tilekit._driver.cpu.driver import CpuDriver
 from tilekit._runtime.context import ExecutionContext
-from tilekit._runtime.device import Device
+from tilekit._runtime.device import Device, use_policies
 from tilekit._runtime.policy import SchedulingPolicy, SingleStream, StreamPoolRoundRobin
 
 
@@ -73,3 +74,19 @@ def test_a_single_stream(device):
 def test_the_context_shows_where_it_is(device):
     stream = device.stream()
     assert repr(ExecutionContext(device, stream)) == f"<ExecutionContext on {stream!r}>"
+
+
+def test_a_block_chooses_the_policies(device):
+    stream, own = device.stream(), device.policy
+    with use_policies(lambda asked: SingleStream(stream) if asked is device else None):
+        assert device.policy.next_stream() is stream
+        with use_policies(lambda asked: None):
+            assert device.policy is own
+        assert device.policy.next_stream() is stream
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(device.policy))
+        thread.start()
+        thread.join()
+        assert seen == [own]  # another thread is not in the block
+        assert api.ones(3).map(lambda x: x.storage.last_write[0]).sync() is stream
+    assert device.policy is own

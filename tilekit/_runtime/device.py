@@ -33,6 +33,7 @@ __all__ = [
     "devices",
     "set_default_device",
     "use_device",
+    "use_policies",
 ]
 
 _log = logging.getLogger("tilekit")
@@ -180,6 +181,9 @@ class Device(StreamOrderedMemory):
     @property
     def policy(self) -> SchedulingPolicy:
         """Which streams ops get that are not given one; a pool of four in turn, unless set."""
+        chosen = _policies.get()
+        if chosen is not None and (chosen_policy := chosen(self)) is not None:
+            return chosen_policy
         policy = self._policy
         if policy is None:
             with self._lock:
@@ -318,6 +322,8 @@ def _are(drivers: list[Any]) -> str:
 _registry = _Registry()
 forking.in_child(lambda: _registry.after_fork())  # by name: tests put another in its place
 _default: contextvars.ContextVar[Device | None] = contextvars.ContextVar("tilekit_default_device", default=None)
+Policies = Callable[[Device], SchedulingPolicy | None]
+_policies: contextvars.ContextVar[Policies | None] = contextvars.ContextVar("tilekit_policies", default=None)
 
 
 def default_device() -> Device:
@@ -345,6 +351,16 @@ def use_device(device: Device | str | int) -> Iterator[Device]:
         yield Device(device)
     finally:
         _default.reset(token)
+
+
+@contextmanager
+def use_policies(policies: Policies) -> Iterator[None]:
+    """For the `with` block, the policy of a device is what `policies` gives for it; its own, where that is None."""
+    token = _policies.set(policies)
+    try:
+        yield
+    finally:
+        _policies.reset(token)
 
 
 def devices() -> list[Device]:

@@ -51,6 +51,10 @@ class Launches(Stepwise[Any]):
         """What the steps yield, tried out with tensors that have no memory: for pictures, and to compile without running."""
         return tuple(self._tried()[0])
 
+    def outcome(self) -> Any:
+        """What its result looks like, with tensors that have no memory."""
+        return self._tried()[1]
+
     def _tried(self) -> tuple[list[DeviceOp[Any]], Any]:
         steps_tried: list[DeviceOp[Any]] = []
         steps, result = self._steps(_described), None
@@ -80,5 +84,5 @@ def _outcome(op: DeviceOp[Any]) -> Any:
     if isinstance(op, KernelLaunch):
         return op.arguments
     if isinstance(op, Launches):
-        return op._tried()[1]
+        return op.outcome()
     return None if op.spec is None else _described(op.spec)

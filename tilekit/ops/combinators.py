@@ -174,7 +174,12 @@ class Map(OnResult):
     _looks = True
 
     def __init__(
-        self, source: DeviceOp[Any], function: Callable[[Any], Any], label: str | None = None, spec: Spec | None = None
+        self,
+        source: DeviceOp[Any],
+        function: Callable[[Any], Any],
+        label: str | None = None,
+        spec: Spec | None = None,
+        specs: tuple[Spec | None, ...] | None = None,
     ) -> None:
         if not isinstance(source, DeviceOp):
             raise TypeError(f"{type(self).__name__} needs an op, not {type(source).__name__}")
@@ -182,7 +187,12 @@ class Map(OnResult):
             refuse_function("map", function, self, source)
         source._consumed = True
         self.source, self._label, self.spec = source, label, spec
-        self.function = function
+        self.function, self._specs = function, specs
+
+    @property
+    def specs(self) -> tuple[Spec | None, ...] | None:
+        """What is known of each result, if it is known how many there are."""
+        return self._specs
 
     def of(self, result: Any) -> Any:
         """Call the function."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilekit.dtypes import as_dtype
 from tilekit.ops.methods import methods
-from tilekit.ops.spec import Spec
+from tilekit.ops.spec import Spec, reshaped
 
 if TYPE_CHECKING:
     from tilekit.ops.op import DeviceOp
@@ -60,7 +60,8 @@ class TensorMethods:
             return written[0] if len(written) == 1 else written
 
         specs = self.written_specs
-        return methods.Map(_op(self), whole, label="out", spec=specs[0] if len(specs) == 1 else None)
+        several = tuple(specs) if len(specs) > 1 else None
+        return methods.Map(_op(self), whole, label="out", spec=None if several else next(iter(specs), None), specs=several)
 
     @property
     def written_specs(self) -> list[Spec | None]:
@@ -69,7 +70,8 @@ class TensorMethods:
 
     def reshape(self, *shape: Any) -> DeviceOp[Any]:
         """The resulting tensor in another shape, see `Tensor.reshape`."""
-        return methods.Map(_op(self), self._call("reshape", *shape, of=_TENSOR), label=f"reshape{shape}")
+        function = self._call("reshape", *shape, of=_TENSOR)
+        return methods.Map(_op(self), function, label=f"reshape{shape}", spec=reshaped(self.spec, shape))
 
     view = reshape
 
