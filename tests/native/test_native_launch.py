@@ -528,3 +528,34 @@ def test_nothing_is_left_of_many_launches(gpu):
     after = counts()
     # None and False are everybody's, and marks have the launcher; a leak would be of 3,000 at least.
     assert all(abs(now - then) < 500 for now, then in zip(after, before, strict=True)), (before, after)
+
+
+FACTOR = 2.0
+
+
+@tk.function
+def term(t):
+    return t * FACTOR
+
+
+def other_term(t):
+    return t - FACTOR
+
+
+@tk.kernel
+def helped(y: tk.InOut):
+    y.store(term(y.load()))
+
+
+@pytest.mark.parametrize(("name", "value"), [("FACTOR", 3.0), ("term", other_term), ("term", tk.function(other_term))])
+def test_a_name_that_means_something_else_is_compiled_anew(gpu, monkeypatch, name, value):
+    tiles = api.zeros(64).sync().partition(64)
+    helped(tiles).sync()
+    before = plan_of(helped(tiles)).specialisation
+    assert plan_of(helped(tiles)).specialisation is before
+    monkeypatch.setitem(globals(), name, value)
+    after = plan_of(helped(tiles)).specialisation
+    assert after is not before
+    assert after.bound.text != before.bound.text
+    helped(tiles).sync()
+    assert plan_of(helped(tiles)).specialisation is after

@@ -27,6 +27,7 @@ import numpy as np
 
 from tilekit.compiler.frontend.bound import (
     BoundKernel,
+    Origin,
     arguments_of,
     arguments_of_lambdas,
     compile_tree,
@@ -102,6 +103,7 @@ class _Lambda:
 
 _TAKING_FUNCTIONS = (reduction.reduce, scanning.scan)
 _sources: weakref.WeakKeyDictionary[Function, KernelSource] = weakref.WeakKeyDictionary()
+_PACKAGE = __name__.partition(".")[0] + "."
 
 
 def _is_plain(node: ast.expr) -> bool:
@@ -151,7 +153,7 @@ class _Binder(ast.NodeTransformer):
         self.tuples = {name: names for name, names in (tuples or {}).items() if names is not None}
         self.function, self.source, self.generics, self.callers = function, source, generics, callers
         self.called: dict[str, BoundKernel] = {}
-        self.origins: list[tuple[Mapping[str, Any], str, Any]] = []
+        self.origins: list[Origin] = []
         self.passed: set[str] = set()
         self.constants = {name: plain(value) for name, value in constants.items()}
         self.cells: dict[str, Any] = {}
@@ -176,7 +178,7 @@ class _Binder(ast.NodeTransformer):
             definition, self.function, self.source, cells | {name: called[name].function for name in free if name in called}
         )
         names = tuple(argument.arg for argument in definition.args.args)
-        text, origins = [ast.dump(definition)], list(self.origins)
+        text, origins = [ast.dump(definition)], [*self._global_origins(), *self.origins]
         for name, bound in called.items():
             text.append(f"{name}: {bound.text}")
             outside |= {f"{name}.{key}": value for key, value in bound.outside.items()}
@@ -536,13 +538,19 @@ class _Binder(ast.NodeTransformer):
         return binder.bind()
 
     def _note_origin(self, node: ast.expr, function: Function) -> None:
-        """Remember which name `function` was found under, so that a definition that is run again counts."""
+        """Remember where in a module `function` was found, so that a definition that is run again counts."""
         callee = node.func if isinstance(node, ast.Call) else node
-        names: Mapping[str, Any] = {}
-        if isinstance(callee, ast.Name):
-            names, key = self.function.__globals__, callee.id
-        elif isinstance(callee, ast.Attribute) and isinstance(owner := self._static(callee.value), types.ModuleType):
-            names, key = vars(owner), callee.attr
-        value = names.get(key) if names else None
-        if value is function or value is function.function:
-            self.origins.append((names, key, value))
+        if isinstance(callee, ast.Attribute) and isinstance(owner := self._static(callee.value), types.ModuleType):
+            value = vars(owner).get(callee.attr)
+            if value is function or value is function.function:
+                self.origins.append((vars(owner), callee.attr, value))
+
+    def _global_origins(self) -> Iterator[Origin]:
+        """What the names stand for that the function takes from its module. Nobody gives those of tilekit's another meaning."""
+        names = self.function.__globals__
+        if str(names.get("__name__")).startswith(_PACKAGE):
+            return
+        used = {node.id for statement in self.source.tree.body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        for name in sorted(used - self.locals - self.constants.keys() - self.cells.keys()):
+            if name in names and not isinstance(names[name], types.ModuleType):
+                yield names, name, names[name]

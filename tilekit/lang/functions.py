@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import linecache
 import sys
 import types
 import weakref
@@ -14,6 +13,7 @@ from typing import Any
 
 from tilekit.lang import block
 from tilekit.lang.annotations import Const
+from tilekit.lang.files import file_of
 
 __all__ = ["Function", "function", "helper_of", "names_used"]
 
@@ -86,8 +86,7 @@ class Function:
         except Exception:  # names that exist only for type checkers
             annotations = {}
         self.constants = frozenset(name for name, annotation in annotations.items() if annotation is Const)
-        linecache.checkcache(function.__code__.co_filename)  # the file may have been edited, and its module loaded again
-        self.file = linecache.getlines(function.__code__.co_filename, function.__globals__)
+        self.file = file_of(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Only kernels call it.

@@ -1,0 +1,160 @@
+"""Kernels in the cells of a notebook: run in IPython's own shell, in this process."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilekit as tk
+from tilekit.errors import CompileError
+
+interactive = pytest.importorskip("IPython.core.interactiveshell", reason="needs IPython, which the extra `test` brings")
+
+Cell = Callable[[str], Any]
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
+        shell = interactive.InteractiveShell.instance(user_module=types.ModuleType("cells"), colors="nocolor")
+        shell.history_manager.enabled = False
+        try:
+            shell.run_cell("import numpy as np\nimport tilekit as tk\nfrom tilekit import api")
+            yield shell
+        finally:
+            shell.reset(new_session=False)
+            interactive.InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def cell(shell: Any, device: tk.Device, capsys: pytest.CaptureFixture[str]) -> Cell:
+    """Run a cell; the value of its last line. What it raises is raised."""
+
+    def run(text: str) -> Any:
+        result = shell.run_cell(text, store_history=True)
+        result.raise_error()
+        return result.result
+
+    return run
+
+
+ADD = """
+@tk.kernel
+def add(y: tk.InOut):
+    y.store(y.load() + {})
+"""
+RUN = "add(api.zeros(8)).tile(8).out().sync().numpy().tolist()"
+
+
+def test_a_kernel_that_is_defined_again_is_the_new_one(cell: Cell) -> None:
+    for value in (1, 2, 1):
+        cell(ADD.format(value))
+        assert cell(RUN) == [value] * 8
+
+
+HELPERS = {
+    "decorated": "@tk.function\ndef term(t):\n    return t + {}",
+    "plain": "def term(t):\n    return t + {}",
+    "lambda": "term = lambda t: t + {}",
+    "of a helper": "def inner(t):\n    return t + {}\nif 'term' not in dir():\n    def term(t): return inner(t)",
+}
+
+
+@pytest.mark.parametrize("text", HELPERS.values(), ids=HELPERS)
+def test_a_helper_that_is_defined_again_is_taken_up(cell: Cell, shell: Any, text: str) -> None:
+    shell.user_ns.pop("term", None)
+    cell(text.format(1))
+    cell("@tk.kernel\ndef add(y: tk.InOut):\n    y.store(term(y.load()))")
+    assert cell(RUN) == [1] * 8
+    cell(text.format(2))
+    assert cell(RUN) == [2] * 8
+    cell("term = tk.exp")
+    assert cell(RUN) == [1] * 8
+
+
+@pytest.mark.parametrize(("first", "second"), [("4", "5"), ("0.5", "-0.5"), ("(1, 2)", "(1, 3)"), ("0.0", "-0.0"), ("2", "2.5")])
+def test_a_constant_that_gets_another_value_is_taken_up(cell: Cell, first: str, second: str) -> None:
+    cell(f"N = {first}")
+    used = "N[1]" if first.startswith("(") else "N"
+    cell(f"@tk.kernel\ndef add(y: tk.InOut):\n    y.store(y.load() * 0.0 + {used})")
+    assert cell(RUN) == cell(f"[0.0 + {used}] * 8")
+    cell(f"N = {second}")
+    assert cell(RUN) == cell(f"[0.0 + {used}] * 8")
+
+
+def test_a_dtype_that_becomes_another_is_taken_up(cell: Cell) -> None:
+    cell("D = tk.float32\n@tk.kernel\ndef add(y: tk.InOut):\n    y.store((y.load() + 2049.0).astype(D).astype(tk.float32))")
+    assert cell(RUN) == [2049] * 8
+    cell("D = tk.float16")
+    assert cell(RUN) == [2048] * 8
+
+
+def test_an_equal_constant_compiles_nothing(cell: Cell, shell: Any) -> None:
+    cell("scale = 1.25\n@tk.kernel\ndef add(y: tk.InOut):\n    y.store(y.load() + scale)")
+    assert cell(RUN) == [1.25] * 8
+    before = dict(shell.user_ns["add"]._specialisations)
+    cell("scale = 5 / 4")  # another object of the same value
+    assert cell(RUN) == [1.25] * 8
+    assert shell.user_ns["add"]._specialisations == before != {}
+
+
+def test_a_tuple_argument_s_kernel_takes_up_what_changed(cell: Cell) -> None:
+    cell("N = 1\n@tk.kernel\ndef pair(y: tk.InOut, xs):\n    y.store(y.load() + xs[0] + N)")
+    line = "pair(api.zeros(8), (1.0, 2.0)).tile(8).unzip()[0].sync().numpy().tolist()"
+    assert cell(line) == [2] * 8
+    cell("N = 2")
+    assert cell(line) == [3] * 8
+
+
+def test_a_name_that_is_gone_is_an_error_at_the_cell_s_line(cell: Cell, shell: Any) -> None:
+    cell("def term(t):\n    return t + 1")
+    cell("@tk.kernel\ndef add(y: tk.InOut):\n    y.store(term(y.load()))")
+    assert cell(RUN) == [1] * 8
+    del shell.user_ns["term"]
+    with pytest.raises(CompileError, match="term is not defined") as caught:
+        cell(RUN)
+    assert (caught.value.lineno, caught.value.line) == (3, "    y.store(term(y.load()))")
+
+
+def test_an_error_shows_the_line_of_the_cell_with_a_caret(cell: Cell) -> None:
+    cell("# a comment\n@tk.kernel\ndef add(y: tk.InOut):\n    t = y.load()\n    y.store(t.foo)")
+    with pytest.raises(CompileError) as caught:
+        cell(RUN)
+    first, *excerpt = str(caught.value).splitlines()
+    assert ":5: a tile has no attribute foo" in first
+    assert excerpt == ["    y.store(t.foo)", "            ^^^^^"]
+
+
+def test_timeit_times_a_launch(cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
+    cell(ADD.format(1))
+    cell("y = api.zeros(8).sync()")
+    cell("%timeit -n 2 -r 2 add(y).tile(8).sync()")
+    assert "per loop" in capsys.readouterr().out
+    assert cell("y.numpy().tolist()") == [4] * 8
+    cell("%%timeit -n 1 -r 1 z = api.zeros(8).sync()\nadd(z).tile(8).sync()\ny.fill(z.numpy()[0]).sync()")
+    assert cell("y.numpy().tolist()") == [1] * 8
+
+
+@pytest.mark.parametrize("magic", ["timeit -n 1 -r 2", "time", "capture"])
+def test_a_kernel_may_be_defined_where_it_is_timed(cell: Cell, magic: str) -> None:
+    cell("results = []")
+    cell(
+        f"%%{magic}\n\nN = 3\ndef twice(t):\n    return 2 * t\n@tk.kernel\ndef local(y: tk.InOut):\n"
+        "    y.store(twice(y.load()) + N)\nresults.append(local(api.ones(8)).tile(8).out().sync().numpy()[7])"
+    )
+    assert set(cell("results")) == {np.float32(5)}
+
+
+def test_an_error_in_a_timed_cell_shows_its_line(cell: Cell) -> None:
+    shown = r"<magic-timeit>:3: a tile has no attribute foo[^\n]*\n    y.store\(y.load\(\).foo\)\n"
+    with pytest.raises(CompileError, match=shown):
+        cell("%%timeit -n 1 -r 1\n@tk.kernel\ndef bad(y: tk.InOut):\n    y.store(y.load().foo)\nbad(api.ones(8)).tile(8).sync()")
+
+
+def test_await_in_a_cell(cell: Cell) -> None:
+    assert cell("(await tk.zip(api.ones(2), api.zeros(2)))[0].numpy().tolist()") == [1, 1]
