@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -119,6 +122,7 @@ def test_a_name_that_is_gone_is_an_error_at_the_cell_s_line(cell: Cell, shell: A
     with pytest.raises(CompileError, match="term is not defined") as caught:
         cell(RUN)
     assert (caught.value.lineno, caught.value.line) == (3, "    y.store(term(y.load()))")
+    assert str(caught.value).startswith(f"Cell In[{shell.execution_count - 3}], line 3: ")
 
 
 def test_an_error_shows_the_line_of_the_cell_with_a_caret(cell: Cell) -> None:
@@ -126,8 +130,36 @@ def test_an_error_shows_the_line_of_the_cell_with_a_caret(cell: Cell) -> None:
     with pytest.raises(CompileError) as caught:
         cell(RUN)
     first, *excerpt = str(caught.value).splitlines()
-    assert ":5: a tile has no attribute foo" in first
+    assert ", line 5: a tile has no attribute foo" in first
     assert excerpt == ["    y.store(t.foo)", "            ^^^^^"]
+
+
+@pytest.mark.parametrize("call", ["launched().sync()", "await launched()"])
+def test_an_error_in_a_kernel_shows_the_lines_of_cells_alone(
+    cell: Cell, shell: Any, call: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = shell.execution_count
+    cell(
+        "@tk.kernel\ndef bad(y: tk.InOut):\n    y.store(y.load().foo)\n\n"
+        "def launched():\n    return bad(api.ones(8)).tile(8).out()"
+    )
+    with pytest.raises(CompileError):
+        cell(call)
+    assert re.sub(r"foo; there are .*", "foo; ...", capsys.readouterr().out).splitlines() == [
+        "Traceback (most recent call last):",
+        f"  Cell In[{at + 1}], line 1, in <module>",
+        f"    {call}",
+        f"CompileError: Cell In[{at}], line 3: a tile has no attribute foo; ...",
+        "    y.store(y.load().foo)",
+        "            ^^^^^^^^^^^^",
+        f"in out(kernel bad(partition(8)(ones))), built at Cell In[{at}], line 6",
+    ]
+
+
+def test_an_op_that_is_not_run_is_warned_of_at_its_cell(cell: Cell, shell: Any) -> None:
+    at = shell.execution_count
+    with pytest.warns(tk.UnusedOpWarning, match=rf"^ones, built at Cell In\[{at}\], line 2, was never run"):
+        cell("op = (\n    api.ones(8))\ndel op")
 
 
 def test_timeit_times_a_launch(cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,3 +190,70 @@ def test_an_error_in_a_timed_cell_shows_its_line(cell: Cell) -> None:
 
 def test_await_in_a_cell(cell: Cell) -> None:
     assert cell("(await tk.zip(api.ones(2), api.zeros(2)))[0].numpy().tolist()") == [1, 1]
+
+
+# what a notebook shows
+
+
+def shown(shell: Any, line: str) -> dict[str, str]:
+    """What a notebook shows of the value of a line, by MIME type."""
+    result = shell.run_cell(line, store_history=False)
+    result.raise_error()
+    data, _ = shell.display_formatter.format(result.result)
+    return dict(data)
+
+
+def test_an_op_draws_itself_and_can_be_run_then(cell: Cell, shell: Any) -> None:
+    cell(ADD.format(1))
+    cell("x = api.ones((2, 4)).sync()\nop = add(x.partition((2, 4))).first().then(lambda part: part.to_host()).map(np.sum)")
+    data = shown(shell, "op")
+    assert set(data) == {"text/plain", "image/svg+xml"}
+    assert data["text/plain"] == "Map(AndThen(first(kernel add)))"
+    assert texts(data["image/svg+xml"]) == [
+        *("kernel add", "y: float32[2, 4] in tiles of [2, 4]", f"on {tk.default_device().label}"),
+        *("first float32[2, 4]", "AndThen", "Map", "sum"),
+        "has not run: .sync() or await runs it",
+    ]
+    assert cell("op.sync()") == 16
+    assert texts(shown(shell, "op")["image/svg+xml"])[-1] == "has run"
+
+
+def test_an_op_that_was_shown_is_not_warned_of(cell: Cell, shell: Any, recwarn: pytest.WarningsRecorder) -> None:
+    cell("op = api.ones(8).shared()")
+    for line in ("op", "op.map(len)", "tk.zip(op, op)"):
+        assert "<svg" in shown(shell, line)["image/svg+xml"]
+    cell("del op")
+    shell.displayhook.flush()
+    gc.collect()
+    assert not recwarn
+
+
+def test_a_graph_draws_what_was_recorded(cell: Cell, shell: Any) -> None:
+    cell(ADD.format(1))
+    cell("y, z = api.zeros(8).sync(), api.zeros(8).sync()\ngraph = tk.zip(add(y.partition(8)), api.memcpy(z, y)).graph()")
+    data = shown(shell, "graph")
+    assert data["text/plain"] == "<CUDA graph Zip: 2 nodes>"
+    assert {"kernel add", "copy", "32 bytes"} <= set(texts(data["image/svg+xml"]))
+    assert cell("graph.mermaid()") == 'flowchart TD\n    n0["kernel add"]\n    n1["copy"]\n    n0 --> n1\n'
+    assert cell("graph.svg()") == data["image/svg+xml"]
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+def test_an_explanation_is_shown_as_tables(cell: Cell, shell: Any, target: str) -> None:
+    if target != "cpu":
+        pytest.importorskip("numba.cuda", reason="compiles for a GPU")
+    cell(ADD.format(1))
+    data = shown(shell, f"add(api.meta(8).partition(8)).explain({target!r})")
+    assert "\n" not in data["text/plain"]
+    root = ElementTree.fromstring(f"<div>{data['text/html']}</div>")
+    rows = [[cell.text or "" for cell in row] for row in root.iter("tr")]
+    said = cell(f"str(add(api.meta(8).partition(8)).explain({target!r}))")
+    assert rows[0][0] == "line"
+    assert next(line.split() for line in said.splitlines() if line.startswith("line")) == " ".join(rows[0]).split()
+    assert len(rows) == sum(len(table.splitlines()) for table in said.split("\n\n")[1:])
+    assert root[0].text == said.splitlines()[0]
+
+
+def texts(picture: str) -> list[str]:
+    """The words in an SVG picture, in order."""
+    return [str(text.text) for text in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, TracebackType
 from typing import Any
 
-from tilekit.errors import CompileError
+from tilekit.errors import CompileError, location
 from tilekit.lang.files import file_of
 
 __all__ = ["KernelSource"]
@@ -93,7 +93,7 @@ class KernelSource:
     def called(self, caller: KernelSource, lineno: int) -> KernelSource:
         """This source at one of its calls: its errors name the line of `caller`, and the lines by which that is reached."""
         source = copy.copy(self)
-        line = f"line {lineno}" if caller.filename == self.filename else f"{caller.filename}:{lineno}"
+        line = f"line {lineno}" if caller.filename == self.filename else location(caller.filename, lineno)
         source.calls = f", which {caller.title} calls in {line}: {caller._line(lineno).strip()}{caller.calls}"
         return source
 
