@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -24,7 +27,11 @@ Cell = Callable[[str], Any]
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
-        shell = interactive.InteractiveShell.instance(user_module=types.ModuleType("cells"), colors="nocolor")
+        module = types.ModuleType("cells")
+        patch.setitem(sys.modules, "cells", module)
+        for owner, name in [*((sys, f"ps{n}") for n in (1, 2, 3)), (builtins, "display"), (builtins, "__IPYTHON__")]:
+            patch.setattr(owner, name, None, raising=False)  # the shell sets them, and leaves them behind
+        shell = interactive.InteractiveShell.instance(user_module=module, colors="nocolor")
         shell.history_manager.enabled = False
         try:
             shell.run_cell("import numpy as np\nimport tilekit as tk\nfrom tilekit import api")
@@ -58,6 +65,17 @@ def test_a_kernel_that_is_defined_again_is_the_new_one(cell: Cell) -> None:
     for value in (1, 2, 1):
         cell(ADD.format(value))
         assert cell(RUN) == [value] * 8
+
+
+def test_the_cache_on_disk_tells_cells_apart(cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEKIT_CACHE_DIR", str(tmp_path))
+    for value in (1, 2, 1):
+        cell(f"N = {value}\ndef term(t):\n    return t + {10 * value}")
+        cell("@tk.kernel\ndef add(y: tk.InOut):\n    y.store(term(y.load()) + N)")
+        assert cell(RUN) == [11 * value] * 8
+    cell("N = 2")
+    assert cell(RUN) == [12] * 8
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) >= 3, "of three programs, one of which came again"
 
 
 HELPERS = {
