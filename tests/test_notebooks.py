@@ -108,6 +108,29 @@ def test_a_constant_that_gets_another_value_is_taken_up(cell: Cell, first: str, 
     assert cell(RUN) == cell(f"[0.0 + {used}] * 8")
 
 
+ATTRIBUTES = {
+    "class": ("class Config:\n    N = {}", "Config.N = {}"),
+    "base class": ("class Base:\n    N = {}\nclass Config(Base): pass", "Base.N = {}"),
+    "class that is defined again": ("class Config:\n    N = {}", "class Config:\n    N = {}"),
+    "module": ("import types\nConfig = types.ModuleType('configuration')\nConfig.N = {}", "Config.N = {}"),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), ATTRIBUTES.values(), ids=ATTRIBUTES)
+def test_an_attribute_that_gets_another_value_is_taken_up(cell: Cell, first: str, second: str) -> None:
+    cell(first.format(1))
+    cell("@tk.kernel\ndef add(y: tk.InOut):\n    y.store(y.load() + Config.N)")
+    assert cell(RUN) == [1] * 8
+    cell(second.format(2))
+    assert cell(RUN) == [2] * 8
+
+
+def test_attributes_of_libraries_are_not_looked_at(cell: Cell, shell: Any) -> None:
+    cell("import math\n@tk.kernel\ndef add(y: tk.InOut):\n    y.store(tk.exp(y.load() * math.pi))")
+    assert cell(RUN) == [1] * 8
+    assert shell.user_ns["add"]._origins == []
+
+
 def test_a_dtype_that_becomes_another_is_taken_up(cell: Cell) -> None:
     cell("D = tk.float32\n@tk.kernel\ndef add(y: tk.InOut):\n    y.store((y.load() + 2049.0).astype(D).astype(tk.float32))")
     assert cell(RUN) == [2049] * 8
@@ -198,6 +221,17 @@ def test_a_kernel_may_be_defined_where_it_is_timed(cell: Cell, magic: str) -> No
         "    y.store(twice(y.load()) + N)\nresults.append(local(api.ones(8)).tile(8).out().sync().numpy()[7])"
     )
     assert set(cell("results")) == {np.float32(5)}
+
+
+@pytest.mark.parametrize("mode", ["Plain", "Context", "Minimal"])
+def test_each_of_ipython_s_modes_shows_lines(cell: Cell, shell: Any, mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shell.run_line_magic("xmode", mode)
+    try:
+        with pytest.raises(CompileError):
+            cell("@tk.kernel\ndef bad(y: tk.InOut):\n    y.store(y.load().foo)\nbad(api.ones(8)).tile(8).sync()")
+    finally:
+        shell.run_line_magic("xmode", "Context")
+    assert "\n    y.store(y.load().foo)\n            ^^^^^^^^^^^^\nin kernel bad" in capsys.readouterr().out
 
 
 def test_an_error_in_a_timed_cell_shows_its_line(cell: Cell) -> None:

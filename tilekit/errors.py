@@ -85,7 +85,8 @@ class CompileError(TilekitError):
         calls = traceback.StackSummary.extract(iter(theirs))
         shown = [f"  {location(call.filename, call.lineno)}, in {call.name}\n    {call.line}" for call in calls]
         notes = [str(note) for note in getattr(self, "__notes__", ())]
-        return ["Traceback (most recent call last):", *shown, f"{type(self).__name__}: {self}", *notes]
+        lines = ["Traceback (most recent call last):", *shown, f"{type(self).__name__}: {self}", *notes]
+        return ["\n".join(lines)]  # some of IPython's modes would join them otherwise
 
 
 def _within(step: tuple[FrameType, int], name: str) -> bool:

@@ -31,9 +31,13 @@ def nothing():
 FACTOR = 2.0
 
 
+class Config:
+    OFFSET = 1.0
+
+
 @tk.function
 def multiplied(t):
-    return t * FACTOR
+    return t * FACTOR + Config.OFFSET
 
 
 @tk.kernel
@@ -113,7 +117,7 @@ def launches(gpu, monkeypatch):
         ("a chain of ten", 83, 282, {"cuLaunchKernel": 10, "cuEventRecord": 1, "cuEventQuery": 1}),
         ("ten joined", 58, 249, {"cuLaunchKernel": 10, "cuEventRecord": 1, "cuEventQuery": 1}),
         ("no arguments", 4, 52, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
-        ("names from outside", 0, 43, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
+        ("names from outside", 0, 46, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
         ("16 arguments", 0, 42, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
     ],
 )

@@ -533,9 +533,13 @@ def test_nothing_is_left_of_many_launches(gpu):
 FACTOR = 2.0
 
 
+class Config:
+    OFFSET = 1.0
+
+
 @tk.function
 def term(t):
-    return t * FACTOR
+    return t * FACTOR + Config.OFFSET
 
 
 def other_term(t):
@@ -547,13 +551,23 @@ def helped(y: tk.InOut):
     y.store(term(y.load()))
 
 
-@pytest.mark.parametrize(("name", "value"), [("FACTOR", 3.0), ("term", other_term), ("term", tk.function(other_term))])
-def test_a_name_that_means_something_else_is_compiled_anew(gpu, monkeypatch, name, value):
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        (globals(), "FACTOR", 3.0),
+        (globals(), "term", other_term),
+        (globals(), "term", tk.function(other_term)),
+        (Config, "OFFSET", 2.0),
+    ],
+    ids=["constant", "function", "helper", "attribute"],
+)
+def test_a_name_that_means_something_else_is_compiled_anew(gpu, monkeypatch, owner, name, value):
     tiles = api.zeros(64).sync().partition(64)
     helped(tiles).sync()
     before = plan_of(helped(tiles)).specialisation
     assert plan_of(helped(tiles)).specialisation is before
-    monkeypatch.setitem(globals(), name, value)
+    set_in = monkeypatch.setattr if isinstance(owner, type) else monkeypatch.setitem
+    set_in(owner, name, value)
     after = plan_of(helped(tiles)).specialisation
     assert after is not before
     assert after.bound.text != before.bound.text

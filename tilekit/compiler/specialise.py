@@ -31,6 +31,7 @@ from tilekit.compiler.frontend.bound import (
     arguments_of,
     arguments_of_lambdas,
     compile_tree,
+    current,
     free_names,
     local_names,
     stored,
@@ -56,7 +57,7 @@ from tilekit.compiler.frontend.syntax import check_syntax
 from tilekit.errors import CompileError
 from tilekit.lang import reduction, scanning
 from tilekit.lang.annotations import Generic
-from tilekit.lang.functions import Function, helper_of
+from tilekit.lang.functions import LIBRARIES, Function, helper_of
 from tilekit.lang.pipelines import pipelined
 
 __all__ = ["BoundKernel", "Constant", "bind"]
@@ -313,6 +314,7 @@ class _Binder(ast.NodeTransformer):
             return self.generic_visit(node)
         if not hasattr(owner, node.attr):
             raise self.source.error(no_attribute(node, owner), node.lineno, node.attr)
+        self._note_attribute(node)
         value = self._resolve(getattr(owner, node.attr), node)
         return literal(value, node) if value is not MISSING else node
 
@@ -503,7 +505,7 @@ class _Binder(ast.NodeTransformer):
         assigned = stored(ast.walk(source.tree))
         kept = {name: value for name, value in constants.items() if name not in assigned or not is_constant(value)}
         binder = _Binder(function.function, source, self.generics, kept, callers)
-        self._note_origin(at, function)
+        self._note_attribute(at.func if isinstance(at, ast.Call) else at)
         return binder.bind()
 
     def _default(self, parameter: inspect.Parameter, source: KernelSource) -> Any:
@@ -537,13 +539,18 @@ class _Binder(ast.NodeTransformer):
         binder.cells = outer.cells | binder.cells
         return binder.bind()
 
-    def _note_origin(self, node: ast.expr, function: Function) -> None:
-        """Remember where in a module `function` was found, so that a definition that is run again counts."""
-        callee = node.func if isinstance(node, ast.Call) else node
-        if isinstance(callee, ast.Attribute) and isinstance(owner := self._static(callee.value), types.ModuleType):
-            value = vars(owner).get(callee.attr)
-            if value is function or value is function.function:
-                self.origins.append((vars(owner), callee.attr, value))
+    def _note_attribute(self, node: ast.expr) -> None:
+        """Remember what an attribute of a module or class of the user's stands for, so that another value of it counts."""
+        owner = self._static(node.value) if isinstance(node, ast.Attribute) else None
+        if not isinstance(node, ast.Attribute) or not isinstance(owner, (types.ModuleType, type)):
+            return
+        module = str(owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__)
+        if module.partition(".")[0] in LIBRARIES or f"{module}.".startswith(_PACKAGE):
+            return
+        scopes = [vars(owner)] if isinstance(owner, types.ModuleType) else owner.__mro__
+        scope = next((one for one in scopes if node.attr in (one if isinstance(one, dict) else vars(one))), None)
+        if scope is not None:
+            self.origins.append((scope, node.attr, current(scope, node.attr)))
 
     def _global_origins(self) -> Iterator[Origin]:
         """What the names stand for that the function takes from its module. Nobody gives those of tilekit's another meaning."""

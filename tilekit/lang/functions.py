@@ -15,7 +15,7 @@ from tilekit.lang import block
 from tilekit.lang.annotations import Const
 from tilekit.lang.files import file_of
 
-__all__ = ["Function", "function", "helper_of", "names_used"]
+__all__ = ["LIBRARIES", "Function", "function", "helper_of", "names_used"]
 
 
 def function(function: Callable[..., Any] | None = None) -> Any:
@@ -107,7 +107,7 @@ class Function:
 
 _plain: weakref.WeakKeyDictionary[types.FunctionType, Function] = weakref.WeakKeyDictionary()
 # What kernels call of these is not put into them: numba knows it, or it is no function of a kernel's.
-_LIBRARIES = frozenset(("numpy", "numba", "ml_dtypes", *sys.stdlib_module_names)) - {"__main__"}
+LIBRARIES = frozenset(("numpy", "numba", "ml_dtypes", *sys.stdlib_module_names)) - {"__main__"}
 _OWN = ("tilekit.lang", "tilekit.compiler", "tilekit.api", "tilekit.random", "tilekit.ops", "tilekit.memory", "tilekit.interop")
 
 
@@ -122,7 +122,7 @@ def helper_of(value: Any) -> Function | None:
     if not isinstance(value, types.FunctionType):
         return None
     module = value.__module__ or ""
-    if module.partition(".")[0] in _LIBRARIES or module.startswith(_OWN):
+    if module.partition(".")[0] in LIBRARIES or module.startswith(_OWN):
         return None
     if value not in _plain:
         _plain[value] = Function(value)

@@ -16,7 +16,7 @@ from tilekit._tensor.arrays import is_array, tensor_of
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
 from tilekit.compiler.facts import ArgumentFacts
-from tilekit.compiler.frontend.bound import BoundKernel, Origin
+from tilekit.compiler.frontend.bound import BoundKernel, Origin, current
 from tilekit.compiler.frontend.source import KernelSource
 from tilekit.compiler.grids import Fold
 from tilekit.compiler.specialise import bind
@@ -135,7 +135,7 @@ class Kernel:
         Raises:
             TypeError: arguments are missing, too many, or of a kind that their parameter does not take.
         """
-        if any(namespace.get(name) is not value for namespace, name, value in self._origins):
+        if any(current(owner, name) is not value for owner, name, value in self._origins):
             self._look_again()
         form, kernel = None if kwargs else self._forms.get(tuple(map(type, args))), self
         try:
@@ -194,13 +194,13 @@ class Kernel:
         """Forget what was specialised if a name that the kernel takes from outside stands for something else, as where a cell of
         a notebook was run again. An equal number is not something else."""
         with self._lock:
-            for at, (namespace, name, value) in enumerate(self._origins):
-                current = namespace.get(name)
-                if current is value:
+            for at, (owner, name, value) in enumerate(self._origins):
+                now = current(owner, name)
+                if now is value:
                     continue
-                if not _is_constant(value) or planning.constant_key(current) != planning.constant_key(value):
+                if not _is_constant(value) or planning.constant_key(now) != planning.constant_key(value):
                     break
-                self._origins[at] = (namespace, name, current)
+                self._origins[at] = (owner, name, now)
             else:
                 return
             for kept in (self._origins, self._bound, self._specialisations, self._forms, self._nested):
@@ -209,7 +209,7 @@ class Kernel:
 
     def _note(self, origins: tuple[Origin, ...]) -> None:
         """Remember what names stood for. The lock is held."""
-        known = {(id(namespace), name) for namespace, name, _ in self._origins}
+        known = {(id(owner), name) for owner, name, _ in self._origins}
         self._origins += [origin for origin in origins if (id(origin[0]), origin[1]) not in known]
 
     def known_form(self, arguments: tuple[Any, ...]) -> planning.Form | None:

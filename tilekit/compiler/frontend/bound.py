@@ -15,13 +15,18 @@ from tilekit.compiler.frontend.source import KernelSource
 from tilekit.errors import CompileError
 
 __all__ = [
-    "BoundKernel", "Origin", "arguments_of", "arguments_of_lambdas", "compile_tree", "free_names", "local_names", "resolved",
-    "stored", "without_type_parameters",
+    "BoundKernel", "Origin", "arguments_of", "arguments_of_lambdas", "compile_tree", "current", "free_names", "local_names",
+    "resolved", "stored", "without_type_parameters",
 ]  # fmt: skip
 
 
 Change = Callable[[str, ast.FunctionDef], ast.FunctionDef]
-Origin = tuple[dict[str, Any], str, Any]
+Origin = tuple[dict[str, Any] | type, str, Any]
+
+
+def current(owner: dict[str, Any] | type, name: str) -> Any:
+    """What a name stands for now, in globals or in a class; None if it is gone."""
+    return (owner if isinstance(owner, dict) else vars(owner)).get(name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +43,8 @@ class BoundKernel:
         definition: the tree that `function` is made of, and `cells` the enclosing variables that it uses but `called`.
         called: the functions that it calls or passes on, by the names that stand for them in `function`.
         passed: which of them it passes on, to `tk.reduce` for instance.
-        origins: what the names that it takes from outside stood for, but for modules and what modules of tilekit's define: the
-            globals, the name, and what was there; those of the called functions, too.
+        origins: what the names that it takes from outside stood for, but for modules, and what tilekit or a library defines: the
+            globals or the class, the name, and what was there; those of the called functions, too.
         lines: of a tree with lines of its own, the user's file and line for each of them.
     """
 
