@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -12,6 +13,9 @@ from docutils import nodes
 from sphinx import addnodes
 
 import tilekit
+
+sys.path.insert(0, str(Path(__file__).parent / "tools"))
+from notebooks import as_markdown
 
 # The docstrings of tilekit.torch need no PyTorch; what it derives from and compares with are classes.
 sys.modules["torch"] = MagicMock(
@@ -25,6 +29,7 @@ release = version = tilekit.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 exclude_patterns = ["_build", "tools"]
+source_suffix = {".md": "markdown", ".ipynb": "markdown"}
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
@@ -91,8 +96,16 @@ def _no_blank_end(app: Any, doctree: nodes.document) -> None:
             block[:] = [nodes.Text(block.rawsource)]
 
 
+def _notebook_as_page(app: Any, docname: str, source: list[str]) -> None:
+    """Notebooks are pages with what they show; they are not run here."""
+    path = app.env.doc2path(docname)
+    if path.suffix == ".ipynb":
+        source[0] = as_markdown(source[0], path.name)
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.connect("source-read", _notebook_as_page)
     app.connect("autodoc-process-signature", _no_constructor)
     app.connect("doctree-read", _no_blank_end)
     app.connect("doctree-read", _no_private_modules)

@@ -1,9 +1,12 @@
 """What a session of Python's shows of tilekit's objects: one line each, and no machine code."""
 
+import threading
+
 import pytest
+from held_up import held
 
 import tilekit as tk
-from tilekit import api
+from tilekit import api, memory
 
 SOURCE = 'extern "C" __global__ void nothing(int* y) {}'
 
@@ -16,6 +19,10 @@ def double(y: tk.InOut):
 @tk.graphed
 def twice(y):
     return double(y.partition(4))
+
+
+def len_of(t):
+    return t.shape[0]
 
 
 @tk.operation
@@ -37,6 +44,13 @@ THINGS = {
     "graph": lambda d: launch().graph(),
     "prepared": lambda d: launch().prepare(),
     "graphed": lambda d: twice,
+    "scope": lambda d: tk.CudaGraph.scope(d.stream()),
+    "launch of a graph": lambda d: launch().graph().launch(),
+    "helper": lambda d: tk.function(len_of),
+    "explanation of the CPU's": lambda d: launch().explain("cpu"),
+    "statistics": lambda d: memory.stats(d),
+    "annotation": lambda d: tk.In[-1, 4],
+    "padding": lambda d: tk.PaddingMode.ZERO,
     "tensor": lambda d: api.ones(8).sync(),
     "meta": lambda d: api.meta((3, 4)),
     "partition": lambda d: api.meta((3, 4)).partition((4, 4)),
@@ -65,6 +79,32 @@ def test_a_repr_is_one_line(cpu, name):
     assert " at 0x" not in text, "it says what it is, not where"
     if isinstance(thing, tk.DeviceOp):
         thing.consumed()
+
+
+DECLARED = {"Const", "In", "InOut", "Out"}  # which only stand in annotations
+BASES = {"SchedulingPolicy"}  # of classes of the user's
+
+
+def test_every_public_class_has_a_text_of_its_own():
+    classes = {name: value for name in tk.__all__ if isinstance(value := getattr(tk, name), type)}
+    assert len(classes) > 20
+    assert {name for name, kind in classes.items() if kind.__repr__ is object.__repr__} == DECLARED | BASES
+
+
+@pytest.mark.parametrize("name", ["Tensor", "Partition", "DeviceFuture", "Stream"])
+def test_a_repr_does_not_wait_for_the_device(cpu, name):
+    gate = threading.Event()
+    stream = cpu.stream()
+    x = api.zeros(4).sync()
+    futures = [held(gate).async_on(stream), x.fill(1).async_on(stream)]
+    things = {"Tensor": x, "Partition": x.partition(4), "DeviceFuture": futures[1], "Stream": stream}
+    try:
+        text = repr(things[name])
+        assert not futures[1].done()
+    finally:
+        gate.set()
+    assert name.lower() in text.lower()
+    assert futures[1].result().numpy().tolist() == [1] * 4
 
 
 def test_the_repr_of_machine_code_says_what_it_takes():

@@ -6,6 +6,9 @@ Misuse of an API raises Python's own `TypeError` or `ValueError`. The classes he
 
 from __future__ import annotations
 
+import sys
+from itertools import takewhile
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,16 @@ __all__ = [
     "TilekitError",
     "UnusedOpWarning",
     "check_flag",
+    "location",
 ]
+
+
+def location(filename: str | None, line: int | None) -> str:
+    """Where something stands, for messages: `file:line`, or of a notebook's cell what IPython calls it, `Cell In[3], line 2`."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    cell = None if name_of is None else name_of(filename)
+    return f"{filename}:{line}" if cell is None else f"{' '.join(cell)}, line {line}"
 
 
 class TilekitError(Exception):
@@ -55,7 +67,7 @@ class CompileError(TilekitError):
     def __str__(self) -> str:
         if self.lineno is None:
             return self.reason
-        text = f"{self.filename}:{self.lineno}: {self.reason}"
+        text = f"{location(self.filename, self.lineno)}: {self.reason}"
         if self.line:
             stripped = self.line.lstrip()
             text += f"\n    {stripped.rstrip()}"
@@ -63,6 +75,25 @@ class CompileError(TilekitError):
                 at = max(0, self.column - (len(self.line) - len(stripped)))
                 text += f"\n    {' ' * at}{'^' * max(1, self.width)}"
         return text
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the lines that led to tilekit, and the kernel's. What is between them is tilekit's own."""
+        import traceback  # for errors only
+
+        steps = list(takewhile(lambda step: not _within(step, __name__), traceback.walk_tb(self.__traceback__)))
+        theirs = [step for step in steps if not _within(step, "IPython")]
+        calls = traceback.StackSummary.extract(iter(theirs))
+        shown = [f"  {location(call.filename, call.lineno)}, in {call.name}\n    {call.line}" for call in calls]
+        notes = [str(note) for note in getattr(self, "__notes__", ())]
+        lines = ["Traceback (most recent call last):", *shown, f"{type(self).__name__}: {self}", *notes]
+        return ["\n".join(lines)]  # some of IPython's modes would join them otherwise
+
+
+def _within(step: tuple[FrameType, int], name: str) -> bool:
+    """Whether a step of a traceback is in the package that the module `name` belongs to."""
+    package = name.partition(".")[0]
+    module = str(step[0].f_globals.get("__name__"))
+    return module == package or module.startswith(f"{package}.")
 
 
 class SpillWarning(UserWarning):

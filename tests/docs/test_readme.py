@@ -46,4 +46,4 @@ def test_every_extra_that_is_named_exists() -> None:
 
 def test_every_tutorial_is_listed_in_order() -> None:
     tutorials = sorted(f"docs/tutorials/{page.name}" for page in (ROOT / "docs" / "tutorials").glob("*.md"))
-    assert re.findall(r"\((docs/tutorials/[^)]+)\)", TEXT) == tutorials
+    assert re.findall(r"\((docs/tutorials/[^)]+[.]md)\)", TEXT) == tutorials

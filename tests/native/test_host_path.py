@@ -28,6 +28,23 @@ def nothing():
     pass
 
 
+FACTOR = 2.0
+
+
+class Config:
+    OFFSET = 1.0
+
+
+@tk.function
+def multiplied(t):
+    return t * FACTOR + Config.OFFSET
+
+
+@tk.kernel
+def helped(y: tk.Out, x: tk.In, g: float):
+    y.store(multiplied(tk.load_tile_like(x, y)) * g)
+
+
 @tk.kernel
 def polynomial(
     y: tk.Out, x: tk.In, a0: float, a1: float, a2: float, a3: float, a4: float, a5: float, a6: float, a7: float, a8: float,
@@ -76,6 +93,7 @@ def launches(gpu, monkeypatch):
         "a chain of ten": chained,
         "ten joined": lambda: tk.join_all([scale(tiles, x, 1.5) for _ in range(10)]).sync(),
         "no arguments": lambda: nothing().grid(4).sync_on(stream),
+        "names from outside": lambda: helped(tiles, x, 1.5).sync_on(stream),
         "16 arguments": lambda: polynomial(tiles, x, *numbers).sync_on(stream),
     }
     for way in ways.values():
@@ -99,6 +117,7 @@ def launches(gpu, monkeypatch):
         ("a chain of ten", 83, 282, {"cuLaunchKernel": 10, "cuEventRecord": 1, "cuEventQuery": 1}),
         ("ten joined", 58, 249, {"cuLaunchKernel": 10, "cuEventRecord": 1, "cuEventQuery": 1}),
         ("no arguments", 4, 52, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
+        ("names from outside", 0, 46, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
         ("16 arguments", 0, 42, {"cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1}),
     ],
 )

@@ -528,3 +528,48 @@ def test_nothing_is_left_of_many_launches(gpu):
     after = counts()
     # None and False are everybody's, and marks have the launcher; a leak would be of 3,000 at least.
     assert all(abs(now - then) < 500 for now, then in zip(after, before, strict=True)), (before, after)
+
+
+FACTOR = 2.0
+
+
+class Config:
+    OFFSET = 1.0
+
+
+@tk.function
+def term(t):
+    return t * FACTOR + Config.OFFSET
+
+
+def other_term(t):
+    return t - FACTOR
+
+
+@tk.kernel
+def helped(y: tk.InOut):
+    y.store(term(y.load()))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        (globals(), "FACTOR", 3.0),
+        (globals(), "term", other_term),
+        (globals(), "term", tk.function(other_term)),
+        (Config, "OFFSET", 2.0),
+    ],
+    ids=["constant", "function", "helper", "attribute"],
+)
+def test_a_name_that_means_something_else_is_compiled_anew(gpu, monkeypatch, owner, name, value):
+    tiles = api.zeros(64).sync().partition(64)
+    helped(tiles).sync()
+    before = plan_of(helped(tiles)).specialisation
+    assert plan_of(helped(tiles)).specialisation is before
+    set_in = monkeypatch.setattr if isinstance(owner, type) else monkeypatch.setitem
+    set_in(owner, name, value)
+    after = plan_of(helped(tiles)).specialisation
+    assert after is not before
+    assert after.bound.text != before.bound.text
+    helped(tiles).sync()
+    assert plan_of(helped(tiles)).specialisation is after

@@ -16,6 +16,7 @@ from tilekit._runtime.context import ExecutionContext, submitting
 from tilekit._runtime.device import Device, as_stream
 from tilekit._runtime.storage import Garbage, Storage
 from tilekit._runtime.stream import Stream
+from tilekit.ops.drawing import Diagram
 from tilekit.ops.execution import Done
 from tilekit.ops.fast_path import FAST_PATH, Program
 from tilekit.ops.future import DeviceFuture
@@ -411,11 +412,30 @@ class Recorded:
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self.close()
 
+    # being looked at
+
+    def mermaid(self) -> str:
+        """The recorded work as a Mermaid flowchart, for Markdown, what runs first on top."""
+        return self._diagram().mermaid()
+
     def graphviz(self) -> str:
         """The recorded work in Graphviz's language, what runs first on top: `dot -Tsvg`."""
-        lines = [f'    n{at} [label="{node.label.replace(chr(34), chr(39))}"];' for at, node in enumerate(self.nodes)]
-        lines += [f"    n{before} -> n{at};" for at, node in enumerate(self.nodes) for before in node.after]
-        return "\n".join(["digraph graph_ {", "    node [shape=box];", *lines, "}"]) + "\n"
+        return self._diagram().graphviz()
+
+    def svg(self) -> str:
+        """The recorded work as an SVG picture, which notebooks show of it. Of very many pieces some are left out."""
+        return self._diagram().svg()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": repr(self), "image/svg+xml": self.svg()}
+
+    def _diagram(self) -> Diagram:
+        return Diagram(
+            title=repr(self),
+            nodes=[(node.label, *node.details()) for node in self.nodes],
+            edges=[(before, at) for at, node in enumerate(self.nodes) for before in node.after],
+            name="graph_",
+        )
 
     def __len__(self) -> int:
         return len(self.nodes)

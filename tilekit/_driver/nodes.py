@@ -98,6 +98,11 @@ class Node:
         """What it works on."""
         return ()
 
+    def details(self) -> tuple[str, ...]:
+        """What a picture says of it below its label, a line each: by default how many bytes it writes, or else reads."""
+        spans = sorted(self.ranges(), key=lambda span: not span.written)
+        return (f"{spans[0].nbytes:,} bytes",) if spans else ()
+
     def refresh(self, span: MemoryRange) -> None:
         """One of its ranges has been changed."""
 
@@ -177,6 +182,10 @@ class Launch(Node):
 
     def ranges(self) -> Sequence[MemoryRange]:
         return [span for _, span in self.pointers]
+
+    def details(self) -> tuple[str, ...]:
+        """How many blocks it has along each axis."""
+        return (f"grid {self.grid[0]} x {self.grid[1]} x {self.grid[2]}",)
 
     def refresh(self, span: MemoryRange) -> None:
         for at, known in self.pointers:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tilekit.errors import location
+
 if TYPE_CHECKING:  # importing it takes 20 ms
     from numpy.typing import NDArray
 
@@ -67,7 +69,7 @@ class Report:
             return None
         site = self._sites[words[1]]
         block, values = tuple(words[2:5]), words[FIRST_VALUE : FIRST_VALUE + site.message.count("{}")]
-        text = f"{site.filename}:{site.line}: kernel {site.kernel}, block {block}: {site.message.format(*values)}"
+        text = f"{location(site.filename, site.line)}: kernel {site.kernel}, block {block}: {site.message.format(*values)}"
         line = linecache.getline(site.filename, site.line).strip()
         return f"{text}\n    {line}" if line else text
 

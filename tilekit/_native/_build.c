@@ -81,12 +81,32 @@ PyObject *known_plan(PyObject *form, PyObject *arguments, PyObject *options)
     return plan;
 }
 
+/* Whether each name that the kernel takes from outside, in a list of (globals or class, name, value), has the value that it had. */
+static int names_stand(PyObject *origins)
+{
+    if (origins == NULL || !PyList_CheckExact(origins))
+        return 0;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(origins); i++) {
+        PyObject *origin = PyList_GET_ITEM(origins, i);
+        if (!PyTuple_CheckExact(origin) || PyTuple_GET_SIZE(origin) != 3)
+            return 0;
+        PyObject *owner = PyTuple_GET_ITEM(origin, 0), *inside = PyType_Check(owner) ? ((PyTypeObject *)owner)->tp_dict : owner;
+        if (inside == NULL || !PyDict_Check(inside))
+            return 0;
+        PyObject *value = PyDict_GetItemWithError(inside, PyTuple_GET_ITEM(origin, 1));
+        if (value == NULL)
+            PyErr_Clear();
+        if (value != PyTuple_GET_ITEM(origin, 2))
+            return 0;
+    }
+    return 1;
+}
+
 PyObject *known_form(PyObject *kernel, PyObject *arguments)
 {
     PyObject *form = held(kernel, &Kernel__form), *forms = held(kernel, &Kernel__forms);
-    PyObject *functions = held(kernel, &Kernel__functions);
     Py_ssize_t count = PyTuple_GET_SIZE(arguments);
-    if (form == NULL || forms == NULL || functions == NULL || !PySet_Check(functions) || PySet_GET_SIZE(functions) != 0)
+    if (form == NULL || forms == NULL || !names_stand(held(kernel, &Kernel__origins)))
         return NULL;
     PyObject *types = held(form, &Form_types);
     int same = types != NULL && PyTuple_GET_SIZE(types) == count;

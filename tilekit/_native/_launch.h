@@ -26,7 +26,7 @@ enum { VERSION = 3 }; /* see attributes.py */
     X(DeviceFuture, _serial) X(DeviceFuture, op) X(DeviceFuture, stream)                                                         \
     X(Form, ints) X(Form, keyed) X(Form, last) X(Form, lazy) X(Form, plans) X(Form, tuples) X(Form, types)                       \
     X(Plan, device) X(Plan, elsewhere) X(Plan, home) X(Plan, native)                                                             \
-    X(Kernel, _form) X(Kernel, _forms) X(Kernel, _functions) X(Kernel, _options) X(Kernel, label)                                \
+    X(Kernel, _form) X(Kernel, _forms) X(Kernel, _origins) X(Kernel, _options) X(Kernel, label)                                \
     X(KernelLaunch, _consumed) X(KernelLaunch, _form) X(KernelLaunch, _fresh) X(KernelLaunch, _label) X(KernelLaunch, _options)  \
     X(KernelLaunch, _site) X(KernelLaunch, _spent) X(KernelLaunch, arguments) X(KernelLaunch, kernel)
 

@@ -100,7 +100,7 @@ SLOTS: Mapping[type, Mapping[str, str]] = {
     launch.Kernel: {
         "_form": "the form of the last call's arguments",
         "_forms": "all forms, by the types",
-        "_functions": "a kernel that calls a `@tk.function` is left to Python, since that may be defined anew",
+        "_origins": "what names outside of the kernel stood for: if one means something else now, the kernel is left to Python",
         "_options": "of a launch of which nothing else was said",
         "label": "of its launches",
     },

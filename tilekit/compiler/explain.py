@@ -16,13 +16,13 @@ from tilekit.compiler.layouts.linear import WARP, Layout
 from tilekit.compiler.optimize import text_of
 from tilekit.compiler.passes.visits import ORDER
 from tilekit.compiler.specialise import BoundKernel
+from tilekit.compiler.tables import Table, as_html, as_text
 from tilekit.compiler.target import named
 from tilekit.compiler.toolkit import importing_numba
 from tilekit.dtypes import DType
 
 __all__ = [
     "Conversion", "Explanation", "LayoutInUse", "MatrixProduct", "MemoryAccess", "Pipeline", "explain", "resident_blocks",
-    "table",
 ]  # fmt: skip
 
 _SECTOR = 32  # bytes that memory moves at least
@@ -172,6 +172,13 @@ class Explanation:
         return f"<Explanation of kernel {self.name} for {self.compiled.target}: print(...) shows it>"
 
     def __str__(self) -> str:
+        return as_text(self._parts())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows."""
+        return {"text/plain": repr(self), "text/html": as_html(self._parts())}
+
+    def _parts(self) -> list[str | Table]:
         kernel = self.compiled
         threads = kernel.block[0]
         shared = kernel.shared_bytes + kernel.dynamic_shared_bytes
@@ -183,7 +190,7 @@ class Explanation:
             f"room for {self.blocks_per_multiprocessor} blocks on a multiprocessor (limited by {self.limited_by}): "
             f"{self.occupancy:.0%} of its warps"
         )
-        parts = [block, room]
+        parts: list[str | Table] = [block, room]
         if self.serialised:
             parts.append(f"ptxas runs products one after the other: {self.serialised}")
         if self.accesses:
@@ -194,35 +201,35 @@ class Explanation:
                 )
                 for a in self.accesses
             ]
-            parts += ["", *table(("line", "access", "tensor", "tile", "bits", "a thread", "masked", "coalesced"), rows)]
+            parts.append(Table(("line", "access", "tensor", "tile", "bits", "a thread", "masked", "coalesced"), rows))
         if self.layouts:
             shown = [
                 (use.name, _shown(use.layout.shape), str(use.registers), str(use.copies), _bits(use.layout))
                 for use in self.layouts
             ]
-            parts += ["", *table(("layout", "tile", "registers", "copies", "register; lane; warp bits"), shown)]
+            parts.append(Table(("layout", "tile", "registers", "copies", "register; lane; warp bits"), shown))
         if self.conversions:
             moved = [
                 (str(c.line), c.what, f"{c.source} to {c.target}" if c.source else "", c.way, str(c.count), str(c.nbytes or "-"))
                 for c in self.conversions
             ]
-            parts += ["", *table(("line", "conversion", "layouts", "way", "count", "bytes"), moved)]
+            parts.append(Table(("line", "conversion", "layouts", "way", "count", "bytes"), moved))
         if self.pipelines:
             rings = [
                 (str(p.line), str(p.stages or "-"), str(p.nbytes or "-"), ", ".join(p.tiles) or f"as the loop goes: {p.reason}")
                 for p in self.pipelines
             ]
-            parts += ["", *table(("line", "stages", "bytes", "tiles"), rings)]
+            parts.append(Table(("line", "stages", "bytes", "tiles"), rings))
         if self.products:
             products = [
                 (str(p.line), p.a, p.b, p.instruction, str(p.count), "; ".join(f"{name}: {why}" for name, why in p.refusals))
                 for p in self.products
             ]
-            parts += ["", *table(("line", "a", "b", "product by", "count", "not by"), products)]
+            parts.append(Table(("line", "a", "b", "product by", "count", "not by"), products))
         if self.remarks:
             said = [(str(r.line), r.transformation, "yes" if r.done else "no", r.text) for r in self.remarks]
-            parts += ["", *table(("line", "transformation", "done", "what, or why not"), said)]
-        return "\n".join(parts)
+            parts.append(Table(("line", "transformation", "done", "what, or why not"), said))
+        return parts
 
 
 def _shown(shape: tuple[int, ...]) -> str:
@@ -249,12 +256,6 @@ def _bits(layout: Layout) -> str:
     """The basis vectors: what each bit of the register number, of the lane and of the warp adds to the coordinate."""
     groups = (layout.reg, layout.lane, layout.warp)
     return "; ".join(" ".join(",".join(map(str, vector)) for vector in basis) or "-" for basis in groups)
-
-
-def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows in columns, below a head."""
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------- making

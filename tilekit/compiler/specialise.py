@@ -27,9 +27,11 @@ import numpy as np
 
 from tilekit.compiler.frontend.bound import (
     BoundKernel,
+    Origin,
     arguments_of,
     arguments_of_lambdas,
     compile_tree,
+    current,
     free_names,
     local_names,
     stored,
@@ -55,7 +57,7 @@ from tilekit.compiler.frontend.syntax import check_syntax
 from tilekit.errors import CompileError
 from tilekit.lang import reduction, scanning
 from tilekit.lang.annotations import Generic
-from tilekit.lang.functions import Function, helper_of
+from tilekit.lang.functions import LIBRARIES, Function, helper_of
 from tilekit.lang.pipelines import pipelined
 
 __all__ = ["BoundKernel", "Constant", "bind"]
@@ -102,6 +104,7 @@ class _Lambda:
 
 _TAKING_FUNCTIONS = (reduction.reduce, scanning.scan)
 _sources: weakref.WeakKeyDictionary[Function, KernelSource] = weakref.WeakKeyDictionary()
+_PACKAGE = __name__.partition(".")[0] + "."
 
 
 def _is_plain(node: ast.expr) -> bool:
@@ -151,7 +154,7 @@ class _Binder(ast.NodeTransformer):
         self.tuples = {name: names for name, names in (tuples or {}).items() if names is not None}
         self.function, self.source, self.generics, self.callers = function, source, generics, callers
         self.called: dict[str, BoundKernel] = {}
-        self.origins: list[tuple[Mapping[str, Any], str, Any]] = []
+        self.origins: list[Origin] = []
         self.passed: set[str] = set()
         self.constants = {name: plain(value) for name, value in constants.items()}
         self.cells: dict[str, Any] = {}
@@ -176,7 +179,7 @@ class _Binder(ast.NodeTransformer):
             definition, self.function, self.source, cells | {name: called[name].function for name in free if name in called}
         )
         names = tuple(argument.arg for argument in definition.args.args)
-        text, origins = [ast.dump(definition)], list(self.origins)
+        text, origins = [ast.dump(definition)], [*self._global_origins(), *self.origins]
         for name, bound in called.items():
             text.append(f"{name}: {bound.text}")
             outside |= {f"{name}.{key}": value for key, value in bound.outside.items()}
@@ -311,6 +314,7 @@ class _Binder(ast.NodeTransformer):
             return self.generic_visit(node)
         if not hasattr(owner, node.attr):
             raise self.source.error(no_attribute(node, owner), node.lineno, node.attr)
+        self._note_attribute(node)
         value = self._resolve(getattr(owner, node.attr), node)
         return literal(value, node) if value is not MISSING else node
 
@@ -501,7 +505,7 @@ class _Binder(ast.NodeTransformer):
         assigned = stored(ast.walk(source.tree))
         kept = {name: value for name, value in constants.items() if name not in assigned or not is_constant(value)}
         binder = _Binder(function.function, source, self.generics, kept, callers)
-        self._note_origin(at, function)
+        self._note_attribute(at.func if isinstance(at, ast.Call) else at)
         return binder.bind()
 
     def _default(self, parameter: inspect.Parameter, source: KernelSource) -> Any:
@@ -535,14 +539,25 @@ class _Binder(ast.NodeTransformer):
         binder.cells = outer.cells | binder.cells
         return binder.bind()
 
-    def _note_origin(self, node: ast.expr, function: Function) -> None:
-        """Remember which name `function` was found under, so that a definition that is run again counts."""
-        callee = node.func if isinstance(node, ast.Call) else node
-        names: Mapping[str, Any] = {}
-        if isinstance(callee, ast.Name):
-            names, key = self.function.__globals__, callee.id
-        elif isinstance(callee, ast.Attribute) and isinstance(owner := self._static(callee.value), types.ModuleType):
-            names, key = vars(owner), callee.attr
-        value = names.get(key) if names else None
-        if value is function or value is function.function:
-            self.origins.append((names, key, value))
+    def _note_attribute(self, node: ast.expr) -> None:
+        """Remember what an attribute of a module or class of the user's stands for, so that another value of it counts."""
+        owner = self._static(node.value) if isinstance(node, ast.Attribute) else None
+        if not isinstance(node, ast.Attribute) or not isinstance(owner, (types.ModuleType, type)):
+            return
+        module = str(owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__)
+        if module.partition(".")[0] in LIBRARIES or f"{module}.".startswith(_PACKAGE):
+            return
+        scopes = [vars(owner)] if isinstance(owner, types.ModuleType) else owner.__mro__
+        scope = next((one for one in scopes if node.attr in (one if isinstance(one, dict) else vars(one))), None)
+        if scope is not None:
+            self.origins.append((scope, node.attr, current(scope, node.attr)))
+
+    def _global_origins(self) -> Iterator[Origin]:
+        """What the names stand for that the function takes from its module. Nobody gives those of tilekit's another meaning."""
+        names = self.function.__globals__
+        if str(names.get("__name__")).startswith(_PACKAGE):
+            return
+        used = {node.id for statement in self.source.tree.body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        for name in sorted(used - self.locals - self.constants.keys() - self.cells.keys()):
+            if name in names and not isinstance(names[name], types.ModuleType):
+                yield names, name, names[name]

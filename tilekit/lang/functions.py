@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import linecache
 import sys
 import types
 import weakref
@@ -14,8 +13,9 @@ from typing import Any
 
 from tilekit.lang import block
 from tilekit.lang.annotations import Const
+from tilekit.lang.files import file_of
 
-__all__ = ["Function", "function", "helper_of", "names_used"]
+__all__ = ["LIBRARIES", "Function", "function", "helper_of", "names_used"]
 
 
 def function(function: Callable[..., Any] | None = None) -> Any:
@@ -86,8 +86,7 @@ class Function:
         except Exception:  # names that exist only for type checkers
             annotations = {}
         self.constants = frozenset(name for name, annotation in annotations.items() if annotation is Const)
-        linecache.checkcache(function.__code__.co_filename)  # the file may have been edited, and its module loaded again
-        self.file = linecache.getlines(function.__code__.co_filename, function.__globals__)
+        self.file = file_of(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Only kernels call it.
@@ -108,7 +107,7 @@ class Function:
 
 _plain: weakref.WeakKeyDictionary[types.FunctionType, Function] = weakref.WeakKeyDictionary()
 # What kernels call of these is not put into them: numba knows it, or it is no function of a kernel's.
-_LIBRARIES = frozenset(("numpy", "numba", "ml_dtypes", *sys.stdlib_module_names)) - {"__main__"}
+LIBRARIES = frozenset(("numpy", "numba", "ml_dtypes", *sys.stdlib_module_names)) - {"__main__"}
 _OWN = ("tilekit.lang", "tilekit.compiler", "tilekit.api", "tilekit.random", "tilekit.ops", "tilekit.memory", "tilekit.interop")
 
 
@@ -123,7 +122,7 @@ def helper_of(value: Any) -> Function | None:
     if not isinstance(value, types.FunctionType):
         return None
     module = value.__module__ or ""
-    if module.partition(".")[0] in _LIBRARIES or module.startswith(_OWN):
+    if module.partition(".")[0] in LIBRARIES or module.startswith(_OWN):
         return None
     if value not in _plain:
         _plain[value] = Function(value)

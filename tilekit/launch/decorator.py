@@ -16,10 +16,11 @@ from tilekit._tensor.arrays import is_array, tensor_of
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
 from tilekit.compiler.facts import ArgumentFacts
-from tilekit.compiler.frontend.bound import BoundKernel
-from tilekit.compiler.frontend.source import KernelSource, file_of
+from tilekit.compiler.frontend.bound import BoundKernel, Origin, current
+from tilekit.compiler.frontend.source import KernelSource
 from tilekit.compiler.grids import Fold
 from tilekit.compiler.specialise import bind
+from tilekit.lang.files import file_of
 from tilekit.lang.functions import names_used
 from tilekit.lang.signature import KernelSignature, Parameter, read_signature
 from tilekit.lang.tile import scalar_kind
@@ -85,7 +86,7 @@ class Kernel:
         structure: of a kernel that takes arguments apart how they are put together, see `launch.structured`.
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_form", "_forms", "_functions", "_options", "label")
+    __slots__ = ("__dict__", "__weakref__", "_form", "_forms", "_options", "_origins", "label")
 
     _launch_type: type[KernelLaunch] = KernelLaunch  # of what calling it makes
     structure: tuple[Structure, ...] | None = None
@@ -107,7 +108,7 @@ class Kernel:
         self._forms: dict[tuple[type, ...], planning.Form] = {}
         self._arrays: dict[tuple[type, ...], tuple[int, ...]] = {}  # where arrays of other libraries are, by the types
         self._form: planning.Form | None = None  # the last one that native code took
-        self._functions: set[BoundKernel] = set()  # those that call a `@tk.function`
+        self._origins: list[Origin] = []  # what names outside of the kernel stood for when it was specialised
         self._nested: dict[Any, Kernel] = {}  # for arguments that are put together
         self._tuples: dict[str, Any] = {}  # the names of the parameters in the place of those that are
         self._lock = threading.Lock()
@@ -135,7 +136,7 @@ class Kernel:
         Raises:
             TypeError: arguments are missing, too many, or of a kind that their parameter does not take.
         """
-        if self._functions:
+        if any(current(owner, name) is not value for owner, name, value in self._origins):
             self._look_again()
         form, kernel = None if kwargs else self._forms.get(tuple(map(type, args))), self
         try:
@@ -191,12 +192,26 @@ class Kernel:
         return tuple(a.partition(cut[at]) if at in cut else a for at, a in enumerate(arguments)) if cut else arguments
 
     def _look_again(self) -> None:
-        """Forget what was specialised if a function that the kernel calls has been defined anew, as in a notebook."""
+        """Forget what was specialised if a name that the kernel takes from outside stands for something else, as where a cell of
+        a notebook was run again. An equal number is not something else."""
         with self._lock:
-            if any(bound.outdated for bound in self._functions):
-                for kept in (self._functions, self._bound, self._specialisations, self._forms, self._nested):
-                    kept.clear()
-                self._form = None
+            for at, (owner, name, value) in enumerate(self._origins):
+                now = current(owner, name)
+                if now is value:
+                    continue
+                if not _is_constant(value) or planning.constant_key(now) != planning.constant_key(value):
+                    break
+                self._origins[at] = (owner, name, now)
+            else:
+                return
+            for kept in (self._origins, self._bound, self._specialisations, self._forms, self._nested):
+                kept.clear()
+            self._form = None
+
+    def _note(self, origins: tuple[Origin, ...]) -> None:
+        """Remember what names stood for. The lock is held."""
+        known = {(id(owner), name) for owner, name, _ in self._origins}
+        self._origins += [origin for origin in origins if (id(origin[0]), origin[1]) not in known]
 
     def known_form(self, arguments: tuple[Any, ...]) -> planning.Form | None:
         """The form of such arguments, if there is one, and nothing in them has to be looked into (internal)."""
@@ -298,8 +313,7 @@ class Kernel:
                 if bound is None:
                     bound = bind(self._function, self.source, dict(generics), dict(constants), self._tuples)
                     self._bound[generics, typed] = bound
-                    if bound.origins:
-                        self._functions.add(bound)
+                    self._note(bound.origins)
                 specialisation = self._specialisations.setdefault(key, Specialisation(bound, facts, warps, occupancy, fold))
         return specialisation
 
@@ -328,7 +342,7 @@ class _Flattened(Kernel):
         self.signature, self.structure, self.label = replace(kernel.signature, parameters=flattened), structure, kernel.label
         self.result_count, self._options = len(parameters), kernel._options
         self._bound, self._specialisations, self._forms, self._arrays, self._nested, self.grids = {}, {}, {}, {}, {}, {}
-        self._form, self._functions, self._lock = None, kernel._functions, threading.Lock()
+        self._form, self._origins, self._lock = None, kernel._origins, threading.Lock()
 
 
 def _is_constant(value: Any) -> bool:

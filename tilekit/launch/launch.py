@@ -16,6 +16,7 @@ from tilekit._tensor.tensor import Tensor
 from tilekit.elsewhere import LAUNCHES
 from tilekit.launch.aliasing import check_overlap
 from tilekit.launch.planning import Form, Options, Plan, check_grid
+from tilekit.launch.showing import argument_lines
 from tilekit.ops import AsyncKernelLaunch, DeviceOp, Executable, Spec, Value
 from tilekit.ops.combinators import is_shallow
 from tilekit.ops.execution import Done, HostJob, Steps
@@ -143,6 +144,10 @@ class KernelLaunch(AsyncKernelLaunch):
     def parts(self) -> tuple[DeviceOp[Any], ...]:
         """The arguments that are ops."""
         return tuple(a for a in self.arguments if isinstance(a, DeviceOp)) if self._form.lazy else ()
+
+    def _details(self) -> tuple[str, ...]:
+        """The arguments."""
+        return argument_lines(self.kernel.signature.parameters, self.arguments)
 
     @property
     def device(self) -> Device | None:

@@ -17,6 +17,8 @@ from tilekit.ops.spec import Spec
 
 __all__ = ["AndThen", "Derived", "Element", "Inspect", "Map", "OrElse"]
 
+_PACKAGE = __name__.partition(".")[0] + "."
+
 
 class Derived(DeviceOp[Any]):
     """An op made of one other."""
@@ -35,6 +37,13 @@ class Derived(DeviceOp[Any]):
     def parts(self) -> tuple[DeviceOp[Any], ...]:
         """The op it is made of."""
         return (self.source,)
+
+    def _details(self) -> tuple[str, ...]:
+        """The name of the kernel, or of the user's function, that gets the result."""
+        function = getattr(self, "function", None)
+        name = getattr(function, "label", None) or getattr(function, "__name__", "<lambda>")
+        own = str(getattr(function, "__module__", "")).startswith(_PACKAGE)
+        return () if name == "<lambda>" or own else (str(name),)
 
     @property
     def specs(self) -> Any:

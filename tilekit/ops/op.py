@@ -12,6 +12,7 @@ from tilekit._runtime.device import Device, as_stream, default_device
 from tilekit._runtime.scheduling import SchedulingPolicy
 from tilekit._runtime.storage import BORROWED
 from tilekit._runtime.stream import Stream, check_next, next_stream
+from tilekit.errors import location
 from tilekit.ops import drawing
 from tilekit.ops.borrowing import refuse_borrowed
 from tilekit.ops.composition import Composition
@@ -315,15 +316,29 @@ class DeviceOp(Composition, TensorMethods, NotRun, Generic[T]):
 
     def mermaid(self) -> str:
         """The op and its parts as a Mermaid flowchart, for Markdown."""
-        return drawing.mermaid(self)
+        return drawing.diagram(self).mermaid()
 
     def graphviz(self) -> str:
         """The op and its parts in Graphviz's language, for `dot -Tsvg`."""
-        return drawing.graphviz(self)
+        return drawing.diagram(self).graphviz()
+
+    def svg(self) -> str:
+        """The op and its parts as an SVG picture, which notebooks show of it. Of very many parts some are left out."""
+        return drawing.diagram(self).svg()
+
+    def _details(self) -> tuple[str, ...]:
+        """What a picture says of the op below its name, a line each."""
+        return ()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows. Nobody who reads that the op has not run need be warned of it."""
+        note = "" if self._many else "has run" if self._spent else "has not run: .sync() or await runs it"
+        self.consumed()
+        return {"text/plain": repr(self), "image/svg+xml": drawing.diagram(self).svg(note)}
 
     def where(self) -> str:
-        """`file:line` of the code that built the op."""
-        return "an unknown place" if self._site is None else "{}:{}".format(*self.location())
+        """`file:line` of the code that built the op, or the cell of a notebook and its line."""
+        return "an unknown place" if self._site is None else location(*self.location())
 
     def location(self) -> tuple[str, int]:
         """The file and the line of the code that built the op (internal)."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tilekit.errors import UnusedOpWarning
+from tilekit.errors import UnusedOpWarning, location
 
 if TYPE_CHECKING:
     from tilekit.ops.op import DeviceOp
@@ -58,7 +58,7 @@ def warn_unused(op: DeviceOp[Any], frame: FrameType | None) -> None:
         what = repr(op)
     except AttributeError:  # it was never built: its __init__ failed
         return
-    text = _Text(f"{what}, built at {filename}:{line}, was never run: use .sync(), .async_on(stream) or await")
+    text = _Text(f"{what}, built at {location(filename, line)}, was never run: use .sync(), .async_on(stream) or await")
     text.at = at
     warnings.warn_explicit(text, UnusedOpWarning, filename, line, registry=_shown)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from tilekit.compiler.cpu.build import REFUSALS, lowered
 from tilekit.compiler.cpu.machine import Machine, host
-from tilekit.compiler.explain import table
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.ir.printer import printed
 from tilekit.compiler.ir.verdict import verdict
+from tilekit.compiler.tables import Table, as_html, as_text
 from tilekit.errors import CompileError
 
 __all__ = ["CpuExplanation", "CpuLoop", "CpuProduct", "KeptTile", "explain"]
@@ -104,10 +104,16 @@ class CpuExplanation:
         return f"<CpuExplanation of kernel {self.name} for {self.machine}: print(...) shows it>"
 
     def __str__(self) -> str:
+        return as_text(self._parts())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows."""
+        return {"text/plain": repr(self), "text/html": as_html(self._parts())}
+
+    def _parts(self) -> list[str | Table]:
         head = f"kernel {self.name} for the CPU ({self.machine}, vectors of {self.vector_bytes} bytes)"
         if self.interpreted is not None:
-            return f"{head}: interpreted, operation by operation: {self.interpreted}"
-        parts = [f"{head}: {self.scratch_bytes} bytes of memory a thread for tiles that are kept"]
+            return [f"{head}: interpreted, operation by operation: {self.interpreted}"]
         loops = [
             (
                 str(x.line),
@@ -122,14 +128,12 @@ class CpuExplanation:
         ]
         kept = [(str(x.line), f"{x.dtype} {_shown(x.tile_shape)}", x.reason) for x in self.kept]
         products = [(str(x.line), _shown(x.extents), x.dtype, _shown(x.registers)) for x in self.products]
-        for head_, rows in (
-            (("line", "loop of", "elements", "at a time", "cost", "reads", "masked at the edge of"), loops),
-            (("line", "kept tile", "because"), kept),
-            (("line", "product", "added up in", "in registers"), products),
-        ):
-            if rows:
-                parts += ["", *table(head_, rows)]
-        return "\n".join(parts)
+        return [
+            f"{head}: {self.scratch_bytes} bytes of memory a thread for tiles that are kept",
+            Table(("line", "loop of", "elements", "at a time", "cost", "reads", "masked at the edge of"), loops),
+            Table(("line", "kept tile", "because"), kept),
+            Table(("line", "product", "added up in", "in registers"), products),
+        ]
 
 
 def _shown(shape: tuple[int, ...]) -> str:

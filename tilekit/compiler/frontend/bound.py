@@ -15,12 +15,18 @@ from tilekit.compiler.frontend.source import KernelSource
 from tilekit.errors import CompileError
 
 __all__ = [
-    "BoundKernel", "arguments_of", "arguments_of_lambdas", "compile_tree", "free_names", "local_names", "resolved",
-    "stored", "without_type_parameters",
+    "BoundKernel", "Origin", "arguments_of", "arguments_of_lambdas", "compile_tree", "current", "free_names", "local_names",
+    "resolved", "stored", "without_type_parameters",
 ]  # fmt: skip
 
 
 Change = Callable[[str, ast.FunctionDef], ast.FunctionDef]
+Origin = tuple[dict[str, Any] | type, str, Any]
+
+
+def current(owner: dict[str, Any] | type, name: str) -> Any:
+    """What a name stands for now, in globals or in a class; None if it is gone."""
+    return (owner if isinstance(owner, dict) else vars(owner)).get(name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +43,8 @@ class BoundKernel:
         definition: the tree that `function` is made of, and `cells` the enclosing variables that it uses but `called`.
         called: the functions that it calls or passes on, by the names that stand for them in `function`.
         passed: which of them it passes on, to `tk.reduce` for instance.
-        origins: where the called functions came from: a mapping, a key, and what was there.
+        origins: what the names that it takes from outside stood for, but for modules, and what tilekit or a library defines: the
+            globals or the class, the name, and what was there; those of the called functions, too.
         lines: of a tree with lines of its own, the user's file and line for each of them.
     """
 
@@ -50,7 +57,7 @@ class BoundKernel:
     cells: Mapping[str, Any]
     called: Mapping[str, BoundKernel] = field(default_factory=dict)
     passed: frozenset[str] = frozenset()
-    origins: tuple[tuple[Mapping[str, Any], str, Any], ...] = ()
+    origins: tuple[Origin, ...] = ()
     lines: Mapping[int, tuple[str, int]] = field(default_factory=dict)
 
     @property
@@ -58,6 +65,11 @@ class BoundKernel:
         """Whether code may run more than once in a block: it jumps backwards, or what it passes a function to may repeat it."""
         jumps = any("JUMP_BACKWARD" in step.opname for step in dis.get_instructions(self.function))
         return jumps or bool(self.passed) or any(bound.loops for bound in self.called.values())
+
+    @property
+    def outdated(self) -> bool:
+        """Whether a name stands for something else now than when it was bound: somebody ran its definition again."""
+        return any(current(owner, name) is not value for owner, name, value in self.origins)
 
     def changed(self, change: Change, cells: Mapping[str, Any] | None = None, path: str = "") -> BoundKernel:
         """The same, where `change` made other trees of its own and those of the functions that it calls.
@@ -82,11 +94,6 @@ class BoundKernel:
         yield self.source.filename + ast.dump(self.source.tree, include_attributes=True)
         for bound in self.called.values():
             yield from bound.places()
-
-    @property
-    def outdated(self) -> bool:
-        """Whether a name now stands for another function than when it was bound: somebody ran the definition again."""
-        return any(namespace.get(key) is not function for namespace, key, function in self.origins)
 
     def error_from(self, reason: str, traceback: TracebackType | None) -> CompileError:
         """An error at the place, in the kernel or in a function that it calls, that `traceback` passed last."""

@@ -5,21 +5,14 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
-import linecache
 from collections.abc import Callable, Sequence
 from types import CodeType, TracebackType
 from typing import Any
 
-from tilekit.errors import CompileError
+from tilekit.errors import CompileError, location
+from tilekit.lang.files import file_of
 
-__all__ = ["KernelSource", "file_of"]
-
-
-def file_of(function: Callable[..., Any]) -> Sequence[str]:
-    """The lines of the file that `function` stands in, as they are now; none if there is no such file."""
-    linecache.checkcache(function.__code__.co_filename)  # the file may have been edited, and its module loaded again
-    return linecache.getlines(function.__code__.co_filename, function.__globals__)
-
+__all__ = ["KernelSource"]
 
 _WANTED = {"kernel": "a kernel is a function", "function": "a function that kernels call is"}
 
@@ -100,7 +93,7 @@ class KernelSource:
     def called(self, caller: KernelSource, lineno: int) -> KernelSource:
         """This source at one of its calls: its errors name the line of `caller`, and the lines by which that is reached."""
         source = copy.copy(self)
-        line = f"line {lineno}" if caller.filename == self.filename else f"{caller.filename}:{lineno}"
+        line = f"line {lineno}" if caller.filename == self.filename else location(caller.filename, lineno)
         source.calls = f", which {caller.title} calls in {line}: {caller._line(lineno).strip()}{caller.calls}"
         return source
 

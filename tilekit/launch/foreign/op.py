@@ -26,6 +26,7 @@ from tilekit.launch.foreign import declared
 from tilekit.launch.foreign.aliasing import check_overlap
 from tilekit.launch.foreign.configuration import LaunchConfig
 from tilekit.launch.foreign.declared import Declaration, memory
+from tilekit.launch.showing import argument_lines
 from tilekit.ops import AsyncKernelLaunch, DeviceOp, Executable, Spec
 from tilekit.ops.execution import Done, HostJob, Steps
 from tilekit.ops.host_values import moments, unwrap
@@ -105,6 +106,10 @@ class ForeignLaunch(AsyncKernelLaunch):
         config = self.kernel.config
         assert config is not None, "checked when it was called"
         return config
+
+    def _details(self) -> tuple[str, ...]:
+        """The arguments."""
+        return argument_lines(self.kernel.parameters, self.arguments)
 
     def parts(self) -> tuple[DeviceOp[Any], ...]:
         """The arguments that are ops."""
