@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from tilekit.lang import block
-from tilekit.lang.annotations import Const
+from tilekit.lang.annotations import Const, declaration
 
 __all__ = ["Function", "function", "helper_of", "names_used"]
 
@@ -85,7 +85,7 @@ class Function:
             annotations = inspect.get_annotations(function, eval_str=True)
         except Exception:  # names that exist only for type checkers
             annotations = {}
-        self.constants = frozenset(name for name, annotation in annotations.items() if annotation is Const)
+        self.constants = frozenset(name for name, annotation in annotations.items() if declaration(annotation) is Const)
         linecache.checkcache(function.__code__.co_filename)  # the file may have been edited, and its module loaded again
         self.file = linecache.getlines(function.__code__.co_filename, function.__globals__)
 
