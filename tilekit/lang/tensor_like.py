@@ -32,17 +32,17 @@ class HasCudaArrayInterface(Protocol, Any):  # type: ignore[misc]
     def __cuda_array_interface__(self) -> Any: ...
 
 
-class HasUnpartition(Protocol, Any):  # type: ignore[misc]
+class HasTileShape(Protocol, Any):  # type: ignore[misc]
     """A partition."""
 
     @property
-    def unpartition(self) -> Any: ...
+    def tile_shape(self) -> Any: ...
 
 
 class Produces(Protocol, Any):  # type: ignore[misc]
     """An op whose result is one of these."""
 
-    def sync(self) -> HasDlpack | HasCudaArrayInterface | HasUnpartition: ...
+    def sync(self) -> HasDlpack | HasCudaArrayInterface | HasTileShape: ...
 
 
-TensorLike: TypeAlias = TensorView | HasDlpack | HasCudaArrayInterface | HasUnpartition | Produces
+TensorLike: TypeAlias = TensorView | HasDlpack | HasCudaArrayInterface | HasTileShape | Produces

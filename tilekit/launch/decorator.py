@@ -269,10 +269,10 @@ class Kernel(Generic[P]):
 
     in_a_kernel = "{} is a kernel, which the host launches: take its @tk.kernel away, and it is a function that kernels call"
 
-    def __getitem__(self, configuration: Any) -> NoReturn:
-        raise habits.bracketed(self)
+    if not TYPE_CHECKING:  # which then says itself that there is no such attribute, and no index
 
-    if not TYPE_CHECKING:  # which then says itself that there is no such attribute
+        def __getitem__(self, configuration: Any) -> NoReturn:
+            raise habits.bracketed(self)
 
         def __getattr__(self, name: str) -> Any:
             raise habits.unknown(self, name)
