@@ -58,6 +58,20 @@ def shaped(
     reveal_type(n)  # shows: int
 
 
+@tk.function
+def halved(t: Any, by: int = 2) -> float:
+    """A helper, which does not say that it takes tiles."""
+    return float(t / by)
+
+
+@tk.kernel
+def helped(y: tk.InOut) -> None:
+    y.store(halved(y.load()))
+    y.store(halved(y.load(), by="2"))  # wrong
+    y.store(halved())  # wrong
+    reveal_type(halved(1.0))  # shows: float
+
+
 @tk.kernel
 def parts(y: tk.InOut, xs: tuple[tk.In, ...], bias: tk.In | None = None) -> None:
     for x in xs:

@@ -67,10 +67,11 @@ class Access:
 
 
 if TYPE_CHECKING:  # both a view, to the kernel, and whatever callers may pass
-    from tilekit.lang.tensor_like import TensorLike as In
-    from tilekit.lang.tensor_like import TensorLike as InOut
-    from tilekit.lang.tensor_like import TensorLike as Out
+    from tilekit.lang.tensor_like import TensorLike
 
+    In: TypeAlias = TensorLike
+    Out: TypeAlias = TensorLike
+    InOut: TypeAlias = TensorLike
     Const: TypeAlias = Any
 else:
 
