@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from numpy.typing import NDArray
+
+# isort: split
 # The tutorial begins here.
 import numpy as np
-from numpy.typing import NDArray
 
 import tilekit as tk
 from tilekit import api, kernels

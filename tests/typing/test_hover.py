@@ -44,7 +44,8 @@ class Server:
         while line := self.process.stdout.readline().strip():
             name, _, value = line.partition(b":")
             headers[name.lower()] = value
-        return json.loads(self.process.stdout.read(int(headers[b"content-length"])))
+        message: dict[str, Any] = json.loads(self.process.stdout.read(int(headers[b"content-length"])))
+        return message
 
     def ask(self, method: str, **params: Any) -> Any:
         """The result; what the server asks meanwhile gets nothing."""

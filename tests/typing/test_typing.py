@@ -33,10 +33,22 @@ def _found() -> Found:
     return Found(defaultdict(lambda: defaultdict(list)), defaultdict(dict))
 
 
-def by_mypy(_: Path) -> Found:
+def programs(folder: Path) -> list[Path]:
+    """The examples, and of those that are tutorials the parts that their pages show, as a reader copies them into a file."""
+    parts: list[Path] = []
+    for example in EXAMPLES:
+        shown = example.read_text("utf-8").partition("# The tutorial begins here.")[2].partition("# The tutorial ends here")[0]
+        if shown:
+            parts.append(folder / f"part_{example.name}")
+            parts[-1].write_text(shown, "utf-8")
+    assert len(parts) == len(list((ROOT / "docs" / "tutorials").glob("*.md")))
+    return [*EXAMPLES, *parts]
+
+
+def by_mypy(files: list[Path], folder: Path) -> Found:
     """By the project's own configuration, so that what it finds out of tilekit's modules serves the linter's run, too."""
     command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--no-error-summary"]
-    run = subprocess.run([*command, *map(str, (*EXAMPLES, CALLS))], cwd=ROOT, capture_output=True, text=True, check=False)
+    run = subprocess.run([*command, *map(str, files)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode < 2, run.stdout + run.stderr
     found = _found()
     for match in filter(None, map(MYPY.fullmatch, run.stdout.splitlines())):
@@ -48,15 +60,14 @@ def by_mypy(_: Path) -> Found:
     return found
 
 
-def by_pyright(folder: Path) -> Found:
+def by_pyright(files: list[Path], folder: Path) -> Found:
     """In strict mode, with this Python and this copy of tilekit."""
     program = shutil.which("pyright", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))))
     if program is None:
         pytest.skip("pyright is not installed")
     config = folder / "pyrightconfig.json"
-    files = [os.path.relpath(path, folder) for path in (*EXAMPLES, CALLS)]
-    paths = [os.path.relpath(ROOT, folder)]
-    options = {"typeCheckingMode": "strict", "pythonVersion": "3.11", "include": files, "extraPaths": paths}
+    included, paths = ([os.path.relpath(path, folder) for path in some] for some in (files, [ROOT]))
+    options = {"typeCheckingMode": "strict", "pythonVersion": "3.11", "include": included, "extraPaths": paths}
     config.write_text(json.dumps(options), "utf-8")
     environment = {**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
     command = [program, "--outputjson", "--pythonpath", sys.executable, "--project", str(config)]
@@ -75,9 +86,9 @@ def by_pyright(folder: Path) -> Found:
 
 
 @pytest.mark.parametrize("checker", [by_mypy, by_pyright])
-def test_calls_are_checked_and_examples_pass(checker: Callable[[Path], Found], tmp_path: Path) -> None:
+def test_calls_are_checked_and_examples_pass(checker: Callable[[list[Path], Path], Found], tmp_path: Path) -> None:
     """In one test for each checker, which takes some seconds whatever it looks at."""
-    found, lines = checker(tmp_path), CALLS.read_text("utf-8").splitlines()
+    found, lines = checker([*programs(tmp_path), CALLS], tmp_path), CALLS.read_text("utf-8").splitlines()
     errors = found.errors.pop(CALLS.name)
     marked = {at: line.strip() for at, line in enumerate(lines, 1) if line.endswith("# wrong")}
     assert len(marked) > 20
@@ -94,6 +105,9 @@ def test_calls_are_checked_and_examples_pass(checker: Callable[[Path], Found], t
     assert len(texts) > 8
     assert found.types[CALLS.name] == {at: text[0 if checker is by_mypy else -1] for at, text in texts.items()}
 
+    for file in [file for file in found.errors if file.startswith("part_")]:  # pages use what they import further down, too
+        said_of = {at: [one for one in texts if "is not accessed" not in one] for at, texts in found.errors.pop(file).items()}
+        assert not any(said_of.values()), file
     assert found.errors == {}, "an example"
 
 
