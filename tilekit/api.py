@@ -13,7 +13,7 @@ import numpy as np
 
 from tilekit import dtypes
 from tilekit._runtime.context import ExecutionContext
-from tilekit._runtime.device import Device, default_device
+from tilekit._runtime.device import Device
 from tilekit._tensor.arrays import is_array, tensor_of
 from tilekit._tensor.shapes import as_shape
 from tilekit._tensor.tensor import DEVICE_CODE, Tensor, new_tensor, refuse_mask
@@ -330,7 +330,7 @@ def convert(tensor: Tensor | DeviceOp[Tensor], dtype: Any) -> DeviceOp[Tensor]:
 
 def _taken(array: Any, who: str) -> Any:
     """A tensor in the place of another library's array."""
-    return tensor_of(array, default_device(), who) if is_array(array) else array
+    return tensor_of(array, (), who) if is_array(array) else array
 
 
 def _fill_tensor(tensor: Tensor, value: Any) -> DeviceOp[Tensor]:

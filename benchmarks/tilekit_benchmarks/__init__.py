@@ -54,6 +54,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         summary="one small op, launched and waited for: blocking, and in a coroutine",
         size="elements of a vector",
     ),
+    "guest": Benchmark(
+        module="guest",
+        summary="PyTorch's tensors in tilekit's kernels, ready-made or not: what a call costs the host, beside PyTorch's own",
+        size="elements of a row",
+    ),
     "chain": Benchmark(
         module="chain",
         summary="chains of 1, 10, 100... ops: what each costs, synced one by one, chained, awaited",

@@ -199,3 +199,20 @@ def test_elements_as_an_array_of_their_own(device):
     np.testing.assert_array_equal(x.partition((4, 4)).to_host().sync(), numbers(64).reshape(8, 8))
     with pytest.raises(TypeError, match="has no memory, so there is nothing to copy"):
         api.meta(3).numpy()
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (np.zeros(4), "argument a: declared a scalar, so it takes a number, not a NumPy array of shape \\(4,\\)$"),
+        (np.zeros(1), "not a NumPy array of shape \\(1,\\); .item\\(\\) is its number"),
+        ("2", "so it takes a number, not str"),
+    ],
+)
+def test_what_is_no_number(cpu, number, says):
+    @tk.kernel
+    def scaled(y: tk.Out, a: float):
+        y.store(tk.zeros(y.tile_shape, y.dtype) + a)
+
+    with pytest.raises(TypeError, match=says):
+        scaled(api.zeros(8).sync().partition(8), number)

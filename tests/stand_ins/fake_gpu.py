@@ -61,6 +61,7 @@ _LAUNCH = ctypes.CFUNCTYPE(
 )
 _RECORD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _QUERY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_WAIT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
 _COPY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p)
 _CURRENT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
 _ATTRIBUTES = {16: 132, 75: 9, 76: 0, 115: 1, 97: 227 * 1024}
@@ -102,6 +103,7 @@ class FakeBindings(FakeGraphs):
             b"cuCtxGetCurrent": _CURRENT(self._current),
             b"cuEventRecord": _RECORD(lambda event, stream: self.cuEventRecord(event, stream)[0]),
             b"cuEventQuery": _QUERY(lambda event: self.cuEventQuery(event)[0]),
+            b"cuStreamWaitEvent": _WAIT(lambda *asked: self.cuStreamWaitEvent(*asked)[0]),
             b"cuGraphLaunch": _RECORD(lambda graph, stream: self.cuGraphLaunch(graph, stream)[0]),
             **{
                 name: _COPY(lambda to, start, nbytes, stream, name=name: self._copied(name, to, start, nbytes))

@@ -96,14 +96,16 @@ class Lent(Memory):
 
 
 class NativeCalls(NamedTuple):
-    """Addresses: of cuLaunchKernel, cuCtxGetCurrent, cuEventRecord and cuEventQuery, and of the context that must be current;
-    what cuEventQuery says of an event that has not passed; and for how many seconds a waiter polls an event itself.
+    """Addresses: of cuLaunchKernel, cuCtxGetCurrent, cuEventRecord, cuEventQuery and cuStreamWaitEvent, and of the context that
+    must be current; what cuEventQuery says of an event that has not passed; and for how many seconds a waiter polls an event
+    itself.
     """
 
     launch: int
     current: int
     record: int
     query: int
+    wait: int
     context: int
     not_ready: int
     spin_s: float

@@ -6,10 +6,12 @@
  * What it reads of Python's is listed in _launch.h and described in attributes.py.
  *
  *   _build.c     calling a kernel
+ *   _exchange.c  what an array of another library is
  *   _launcher.c  one launch: memory, parameters, driver
  *   _marks.c     events recorded in a stream, with their serials
  *   _program.c   recorded work, submitted in one go
  *   _submit.c    running launches: alone, in a chain, in a row
+ *   _waits.c     a stream that waits for a moment of another
  *
  * Python's lock is held but for the driver's calls. Whatever was read before such a call may be another's afterwards.
  */
@@ -185,7 +187,8 @@ static int module_exec(PyObject *module)
     return add_type(module, "Launcher", make_launcher_type()) && add_type(module, "Mark", make_mark_type()) &&
                    add_type(module, "Calls", make_calls_type()) && add_type(module, "Runs", make_runs_type()) &&
                    add_type(module, "Program", make_program_type()) &&
-                   PyModule_AddFunctions(module, submit_functions) == 0
+                   PyModule_AddFunctions(module, submit_functions) == 0 &&
+                   PyModule_AddFunctions(module, exchange_functions) == 0
                ? 0
                : -1;
 }

@@ -8,14 +8,15 @@
 
 #pragma GCC visibility push(hidden)
 
-enum { VERSION = 1 }; /* see attributes.py */
+enum { VERSION = 2 }; /* see attributes.py */
 
 /* What is read of Python's, and why, is described in attributes.py, in the same order: `prepare` compares the two.
  *
  * Attributes of Python classes that have __slots__, read and written in place. */
 #define SLOTS(X)                                                                                                                  \
     X(Stream, _create) X(Stream, _events) X(Stream, _failures) X(Stream, _lock) X(Stream, _marks) X(Stream, _names)              \
-    X(Stream, _trim_at) X(Stream, address) X(Stream, closed) X(Stream, completed) X(Stream, device) X(Stream, pending)           \
+    X(Stream, _seen) X(Stream, _stable) X(Stream, _trim_at) X(Stream, address) X(Stream, closed) X(Stream, completed)            \
+    X(Stream, device) X(Stream, number) X(Stream, pending)                                                                       \
     X(Storage, last_write) X(Storage, reads)                                                                                     \
     X(Tensor, flat) X(Tensor, storage) X(Tensor, traits)                                                                         \
     X(Partition, storage) X(Partition, tensor) X(Partition, traits)                                                              \
@@ -31,9 +32,10 @@ enum { VERSION = 1 }; /* see attributes.py */
 
 /* Attributes and methods of objects of any class: the field of `names`, and the name. */
 #define NAMES(X)                                                                                                                  \
-    X(dict, "__dict__") X(module, "__name__") X(forget_until, "_forget_until") X(trim, "_trim") X(guarded, "guarded")            \
-    X(next_stream, "next_stream") X(policy, "policy") X(serial, "serial") X(submission, "submission") X(traits, "traits")        \
-    X(written_by, "written_by")
+    X(dict, "__dict__") X(module, "__name__") X(exchange_before, "__c_dlpack_exchange_api__")                                    \
+    X(exchange, "__dlpack_c_exchange_api__") X(event, "event") X(forget_until, "_forget_until") X(trim, "_trim")                 \
+    X(guarded, "guarded") X(next_stream, "next_stream") X(policy, "policy") X(requires_grad, "requires_grad")                    \
+    X(serial, "serial") X(submission, "submission") X(traits, "traits") X(written_by, "written_by")
 
 /* Functions and objects of Python's. */
 #define HELPERS(X)                                                                                                                \
@@ -125,6 +127,7 @@ typedef struct {
     int (*current)(void **context);
     int (*record)(void *event, void *stream); /* this and the next may be NULL */
     int (*query)(void *event);
+    int (*wait)(void *stream, void *event, unsigned flags); /* may be NULL */
     int not_ready; /* what `query` says of an event that has not passed */
     double spin_s;
     void *context, *function;
@@ -157,8 +160,9 @@ typedef struct {
     int plain; /* whether the storage is of the class whose attributes are plain slots */
 } View;
 
-/* Whether work in the stream may use the memory, and need not wait for others who do; -1 with an exception. */
-int is_free(Launcher *self, View *view, PyObject *stream);
+/* Let the stream wait for those who use the memory on other streams, so that work in it may; 0 if Python has to see to that, -1
+ * with an exception. */
+int clear_way(Launcher *self, View *view, PyObject *stream);
 /* Remember the use (stream, serial) of all memory, as ExecutionContext.note does; 0 with an exception if that fails. All of it is
  * remembered that can be: the work has been submitted. */
 int note(View *views, int count, PyObject *stream, PyObject *serial);
@@ -181,11 +185,20 @@ void unlock_stream(PyObject *lock);
 int append(PyObject *deque, PyObject *item);
 /* The last event of a stream's pool, or a new one, a new reference; NULL, perhaps with an exception. */
 PyObject *take_event(PyObject *stream, PyObject *pool);
+/* The serial of a mark, of this module or of Python's; -1 with an exception. And its event, a new reference. */
+long long serial_of(PyObject *mark);
+PyObject *event_of(PyObject *mark);
 /* Under the stream's lock, once the event has been recorded: the mark that says so; NULL with an exception. */
 Mark *append_mark(PyObject *stream, Launcher *launcher, PyObject *event);
 /* Whether the event has passed, which is polled for so long at most; -1, and no exception, if that is not known. */
 int mark_passed(Mark *self, double seconds);
 PyObject *make_mark_type(void);
+
+/* _waits.c */
+/* Whether all that is submitted to the stream from now on is known to run behind a moment of another. */
+int is_behind(PyObject *stream, PyObject *other, PyObject *serial);
+/* Let it; 0, perhaps with an exception, if Python has to see to that. */
+int wait_for(Launcher *launcher, PyObject *stream, PyObject *other, PyObject *serial);
 
 /* _build.c */
 /* The plan for such arguments, if it is known, a new reference; NULL, and no exception. As `Form.plan`, which makes it. */
@@ -198,6 +211,9 @@ PyObject *make_calls_type(void);
 /* _program.c */
 enum { LAUNCH, GRAPH, COPY, FILL, FIELDS = 10 }; /* the kinds of steps, and how many numbers one has */
 PyObject *make_program_type(void);
+
+/* _exchange.c */
+extern PyMethodDef exchange_functions[];
 
 /* _submit.c */
 PyObject *make_runs_type(void);

@@ -34,6 +34,7 @@ class Launcher:
         slots: bytes,
         record: int = ...,
         query: int = ...,
+        wait: int = ...,
         not_ready: int = ...,
         spin_s: float = ...,
         rest: bytes = ...,
@@ -93,3 +94,11 @@ def links(ops: list[Any], at: int, result: Any, ctx: ExecutionContext, /) -> int
 # Run ops from number `at` on as far as they are launches, and all is as usual; append their results. The number of the op to go
 # on with.
 def row(ops: tuple[Any, ...], at: int, results: list[Any], ctx: ExecutionContext, /) -> int: ...
+
+# What an array says of itself, by the functions of DLPack's that its type names: DLPack's kind (CPU or CUDA) and number of its
+# device, the address of the stream that its library works in there, that of the first element, and what `layout` makes of its
+# shape, strides (in elements), and the code and the bits of its dtype, once for arrays that are alike. None where it is to be
+# asked in another way.
+def described(
+    array: object, layout: Callable[[tuple[int, ...], tuple[int, ...], int, int], Any], /
+) -> tuple[int, int, int, int, Any] | None: ...

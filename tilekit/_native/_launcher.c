@@ -1,7 +1,6 @@
 /* One launch: a Launcher is for one plan of a kernel on one device.
  *
- * It launches as long as nothing has to be waited for and no two arguments share memory that is written. Where that is not so, or
- * anything else is unusual, it has done nothing and says SLOW: then Python does it (`KernelLaunch._launch`).
+ * It launches as long as no two arguments share memory that is written. Where that is not so, or anything else is unusual, it has done nothing and says SLOW: then Python does it (`KernelLaunch._launch`).
  */
 #include "_launch.h"
 #include <string.h>
@@ -19,14 +18,15 @@ static Py_ssize_t rest_of(const Launcher *self)
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"launch", "current", "context", "function",  "grid",   "block", "shared_bytes", "plain", "kinds",
-                               "uses",   "slots",   "record",  "query",     "not_ready", "spin_s", "rest",  NULL};
+                               "uses",   "slots",   "record",  "query",     "wait",      "not_ready", "spin_s", "rest",  NULL};
     Launcher parsed;
     memset(&parsed, 0, sizeof parsed);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&O&(III)(III)IO!SSS|O&O&idS:Launcher", keywords, as_pointer, &parsed.launch,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&O&(III)(III)IO!SSS|O&O&O&idS:Launcher", keywords, as_pointer, &parsed.launch,
                                      as_pointer, &parsed.current, as_pointer, &parsed.context, as_pointer, &parsed.function,
                                      &parsed.grid[0], &parsed.grid[1], &parsed.grid[2], &parsed.block[0], &parsed.block[1],
                                      &parsed.block[2], &parsed.shared_bytes, &PyType_Type, &parsed.plain, &parsed.kinds, &parsed.uses,
-                                     &parsed.slots, as_pointer, &parsed.record, as_pointer, &parsed.query, &parsed.not_ready, &parsed.spin_s, &parsed.rest))
+                                     &parsed.slots, as_pointer, &parsed.record, as_pointer, &parsed.query, as_pointer,
+                                     &parsed.wait, &parsed.not_ready, &parsed.spin_s, &parsed.rest))
         return NULL;
     parsed.count = PyBytes_GET_SIZE(parsed.kinds);
     Py_ssize_t slots = PyBytes_GET_SIZE(parsed.slots) + rest_of(&parsed);
@@ -141,25 +141,34 @@ static int pack_all(Launcher *self, PyObject *const *arguments, uint64_t *values
     return slot == slots;
 }
 
-/* Whether a moment, (stream, serial) or None, is one of the stream, or none. */
-static int is_of(PyObject *moment, PyObject *stream)
+/* Take a moment, (stream, serial) or None, apart; 0 if there is none, -1 with an exception. */
+static int moment(PyObject *use, PyObject **stream, PyObject **serial)
 {
-    return moment == Py_None ||
-           (PyTuple_CheckExact(moment) && PyTuple_GET_SIZE(moment) == 2 && PyTuple_GET_ITEM(moment, 0) == stream);
-}
-
-/* Whether the stream of the storage's last write is this one, or there is none; -1 with an exception. */
-static int written_here(PyObject *storage, PyObject *stream)
-{
-    PyObject *last = get(storage, &Storage_last_write);
-    if (last == NULL)
+    if (use == Py_None)
+        return 0;
+    if (!PyTuple_CheckExact(use) || PyTuple_GET_SIZE(use) != 2) {
+        PyErr_SetString(PyExc_TypeError, "a moment is a stream and a serial");
         return -1;
-    int ours = is_of(last, stream);
-    Py_DECREF(last);
-    return ours;
+    }
+    *stream = PyTuple_GET_ITEM(use, 0);
+    *serial = PyTuple_GET_ITEM(use, 1);
+    return 1;
 }
 
-int is_free(Launcher *self, View *view, PyObject *stream)
+/* Let the stream wait for the moments of all who have read the memory since; as `clear_way`. */
+static int clear_reads(Launcher *self, PyObject *reads, PyObject *stream)
+{
+    PyObject *other, *serial, *all = PyDict_Copy(reads); /* others may read it meanwhile */
+    Py_ssize_t at = 0;
+    int clear = all != NULL ? 1 : -1;
+    while (clear == 1 && PyDict_Next(all, &at, &other, &serial))
+        if (!wait_for(self, stream, other, serial))
+            clear = PyErr_Occurred() ? -1 : 0;
+    Py_XDECREF(all);
+    return clear;
+}
+
+int clear_way(Launcher *self, View *view, PyObject *stream)
 {
     view->plain = Py_TYPE(view->storage) == self->plain;
     if (!view->plain) { /* others' memory: borrowed or read-only, it is looked at by Python */
@@ -170,18 +179,34 @@ int is_free(Launcher *self, View *view, PyObject *stream)
         if (guarded != Py_False)
             return 0;
     }
-    int ours = written_here(view->storage, stream);
-    if (ours != 1)
-        return ours;
+    PyObject *last = get(view->storage, &Storage_last_write), *other, *serial;
+    int known = last ? moment(last, &other, &serial) : -1;
+    if (known == 1 && !wait_for(self, stream, other, serial))
+        known = -1;
+    Py_XDECREF(last);
+    if (known < 0)
+        return PyErr_Occurred() ? -1 : 0;
     view->reads = get(view->storage, &Storage_reads);
     if (view->reads == NULL || !PyDict_CheckExact(view->reads))
         return view->reads == NULL ? -1 : 0;
     Py_ssize_t readers = PyDict_GET_SIZE(view->reads);
     if (readers >= constants.READERS_KEPT)
         return 0;
-    if (view->uses & WRITTEN && readers > 0)
-        return readers == 1 ? PyDict_Contains(view->reads, stream) : 0;
-    return 1;
+    return view->uses & WRITTEN && readers > 0 ? clear_reads(self, view->reads, stream) : 1;
+}
+
+/* Whether the stream is behind all that is known of the memory's use; -1 with an exception. */
+static int is_last(View *view, PyObject *stream)
+{
+    PyObject *last = get(view->storage, &Storage_last_write), *other, *serial;
+    Py_ssize_t at = 0;
+    int behind = last ? moment(last, &other, &serial) : -1;
+    if (behind >= 0)
+        behind = behind == 0 || is_behind(stream, other, serial);
+    while (behind == 1 && PyDict_Next(view->reads, &at, &other, &serial))
+        behind = is_behind(stream, other, serial);
+    Py_XDECREF(last);
+    return PyErr_Occurred() ? -1 : behind;
 }
 
 /* PyTuple_Pack of two, which takes half as long. */
@@ -199,15 +224,11 @@ static PyObject *pair(PyObject *first, PyObject *second)
 static int note_write(View *view, PyObject *stream, PyObject *use)
 {
     /* Other threads may have come in between: what they did must not be forgotten. */
-    int ours = written_here(view->storage, stream);
-    Py_ssize_t readers = PyDict_GET_SIZE(view->reads);
-    if (ours == 1 && readers > 0)
-        ours = readers == 1 ? PyDict_Contains(view->reads, stream) : 0;
-    if (ours < 0)
+    int last = is_last(view, stream);
+    if (last < 0)
         return 0;
-    if (ours) {
-        if (readers > 0)
-            PyDict_Clear(view->reads); /* the stream's own, which is behind the write */
+    if (last) {
+        PyDict_Clear(view->reads);
         if (Py_TYPE(view->storage) == Storage_last_write.owner) {
             put(view->storage, &Storage_last_write, Py_NewRef(use));
             return 1;
@@ -284,7 +305,7 @@ int launch(Launcher *self, PyObject *stream, PyObject *all_arguments, PyObject *
             goto out;
         }
         count++;
-        if (is_free(self, view, stream) != 1)
+        if (clear_way(self, view, stream) != 1)
             goto out;
         for (int j = 0; j < count - 1; j++) /* one storage, or storages that overlap */
             if (views[j].reads == view->reads && (views[j].uses | view->uses) & WRITTEN)

@@ -91,8 +91,7 @@ static PyMemberDef mark_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-/* The serial of a mark of either kind; -1 with an exception. */
-static long long serial_of(PyObject *mark)
+long long serial_of(PyObject *mark)
 {
     if (Py_TYPE(mark) == mark_type)
         return ((Mark *)mark)->serial;
@@ -100,6 +99,11 @@ static long long serial_of(PyObject *mark)
     long long number = serial ? PyLong_AsLongLong(serial) : -1;
     Py_XDECREF(serial);
     return number;
+}
+
+PyObject *event_of(PyObject *mark)
+{
+    return Py_TYPE(mark) == mark_type ? Py_NewRef(((Mark *)mark)->event) : PyObject_GetAttr(mark, names.event);
 }
 
 static int done(PyObject *none)

@@ -93,7 +93,7 @@ static Py_ssize_t look(Program *self, PyObject *storages, unsigned uses, View *v
         view->reads = NULL;
         view->uses = uses;
         view->storage = Py_NewRef(PyList_GET_ITEM(storages, i));
-        if (is_free(self->launcher, view, stream) != 1)
+        if (clear_way(self->launcher, view, stream) != 1)
             return -count;
     }
     return count;

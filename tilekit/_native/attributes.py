@@ -29,7 +29,7 @@ from tilekit.ops.sites import INSIDE, site_of
 __all__ = ["CONSTANTS", "HELPERS", "NAMES", "SLOTS", "VERSION"]
 
 # Raised when a function of the module takes or gives something else than before: see `_launch.pyi`.
-VERSION = 1
+VERSION = 2
 
 # Of each class the attributes, and what for.
 SLOTS: Mapping[type, Mapping[str, str]] = {
@@ -40,11 +40,14 @@ SLOTS: Mapping[type, Mapping[str, str]] = {
         "_lock": "held while an event is recorded",
         "_marks": "the recorded events, to which each launch appends one",
         "_names": "of recent work, to which each launch appends its label",
+        "_seen": "what it has waited for of other streams, to which each wait adds",
+        "_stable": "whether that may be remembered of it",
         "_trim_at": "of how many marks it is looked whether some have passed",
         "address": "the driver's stream",
         "closed": "a closed stream is left to Python",
         "completed": "up to where all is known to have passed",
         "device": "a launch is made by the plan for this device",
+        "number": "by which others remember that they have waited for it",
         "pending": "the serial of the next mark",
     },
     Storage: {
@@ -116,11 +119,15 @@ SLOTS: Mapping[type, Mapping[str, str]] = {
 NAMES: Mapping[str, str] = {
     "__dict__": "of a `threading.local`, the attributes in this thread",
     "__name__": "of a module, in its globals: whether it is tilekit's own",
+    "__c_dlpack_exchange_api__": "of an array's type, as it was called at first: the functions that describe one in place",
+    "__dlpack_c_exchange_api__": "the same",
+    "event": "of a mark of Python's",
     "_forget_until": "Stream: forget marks where some have failed",
     "_trim": "Stream: forget the older half of the marks where the device is asked by Python",
     "guarded": "of a storage of any class: whether Python has to look at each use",
     "next_stream": "of a policy",
     "policy": "of a device",
+    "requires_grad": "of an array: whether its library differentiates by it",
     "serial": "of a mark of Python's",
     "submission": "of `submitting`: what the thread is in the middle of submitting",
     "traits": "of an argument that is no Tensor or Partition itself",

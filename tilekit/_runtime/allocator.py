@@ -97,7 +97,7 @@ class StreamOrderedMemory:
         driver: where memory is from.
         garbage: what collected storages left, to be freed.
         retired: the streams that were collected, to be destroyed.
-        owners: other libraries' memory that was collected while the device used it, with its users.
+        owners: other libraries' memory that was collected while the device used it, by a stream that did last: in its order.
         free_lists: the free blocks of each stream of tilekit's own, by its number.
         largest_kept: the size of the largest blocks that free lists get; 0 where they are of no use.
     """
@@ -108,7 +108,7 @@ class StreamOrderedMemory:
     # Finalizers append to these two, from any thread and at any moment, so nobody may need a lock for it.
     garbage: deque[Garbage]
     retired: deque[tuple[weakref.ref[Stream], StreamHandle]]
-    owners: list[Garbage]
+    owners: dict[Stream, deque[Garbage]]
     free_lists: dict[int, FreeLists]
     largest_kept: int
     _lock: threading.Lock
@@ -117,7 +117,7 @@ class StreamOrderedMemory:
     def _no_garbage(self, driver: Driver) -> None:
         """Begin: nothing was allocated yet."""
         self.driver = driver
-        self.garbage, self.retired, self.owners, self.free_lists = deque(), deque(), [], {}
+        self.garbage, self.retired, self.owners, self.free_lists = deque(), deque(), {}, {}
         self.largest_kept = LARGEST_KEPT if driver.keeps_free_lists else 0
         self._lock, self._private = threading.Lock(), None
 
@@ -144,12 +144,14 @@ class StreamOrderedMemory:
                 else:
                     alive.append((stream, handle))
             self.retired.extend(alive)
-        if self.owners:
+        for stream, queue in list(self.owners.items()):  # where the first is not over, the others hardly are
+            for item in _drained(queue):
+                if not all(user.passed(serial) for user, serial in item.uses):
+                    queue.appendleft(item)
+                    break
             with self._lock:
-                owners, self.owners = self.owners, []
-            busy = [item for item in owners if not all(stream.passed(serial) for stream, serial in item.uses)]
-            with self._lock:
-                self.owners += busy
+                if not queue:
+                    self.owners.pop(stream, None)
 
     def obtain(self, nbytes: int, stream: Stream) -> Memory:
         """New memory from the driver. If it has none, everything is freed that nobody uses, and it is asked again (internal).
@@ -199,8 +201,9 @@ class StreamOrderedMemory:
 
     def _free(self, item: Garbage) -> None:
         if item.memory is None:
-            with self._lock:
-                self.owners.append(item)
+            if item.uses:
+                with self._lock:
+                    self.owners.setdefault(item.uses[-1][0], deque()).append(item)
             return
         # A stream that runs behind all users needs no waits. If there is none, a private stream waits for them: a user's stream
         # must not be held up by others for the sake of memory that it is done with.

@@ -120,9 +120,11 @@ class Imported(Storage):
 
     Attributes:
         history: theirs. Where others have memory of tilekit's, that is its Storage.
+        theirs: the last use of the memory that is the library's own, if it was told: its memory need not be kept for that.
+        view: a weak reference to the tensor that was made of it last, or None.
     """
 
-    __slots__ = ("history",)
+    __slots__ = ("history", "theirs", "view")
 
     if not TYPE_CHECKING:  # which would miss the two in the functions that Storage has
         last_write = property(attrgetter("history.last_write"), lambda self, use: setattr(self.history, "last_write", use))
@@ -131,12 +133,21 @@ class Imported(Storage):
     def __init__(
         self, device: Device, memory: Memory, history: AccessHistory, *, owner: Any = None, readonly: str | None = None
     ) -> None:
-        self.history = AccessHistory()  # for what Storage sets: the reads of others stay as they are
-        super().__init__(device, memory, owner=owner, readonly=readonly)
-        self.history = history
+        # As Storage's, but that the reads of others stay as they are.
+        self.device, self.memory, self.nbytes = device, memory, memory.nbytes
+        self.owned, self.owner, self.readonly, self._free_list = False, owner, readonly, None
+        self.borrowed = owner is None and memory.nbytes > 0
+        self.guarded = self.borrowed or readonly is not None
+        self.history, self._leave = history, device.garbage.append
+        self.theirs: Use | None = None
+        self.view: Any = None
+        if self.borrowed:
+            BORROWED[id(self)] = None
 
     def __del__(self) -> None:
-        if self.owner is not None:  # whoever imports the memory anew waits for work on it that is not done
-            self._leave(Garbage(None, self.uses(), (self.owner, self.history)))
-        else:
+        if self.owner is None:
             super().__del__()
+            return
+        busy = [use for use in self.uses() if use is not self.theirs and use[1] > use[0].completed]
+        if busy:  # whoever imports the memory anew waits for that work, too
+            self._leave(Garbage(None, busy, (self.owner, self.history)))

@@ -276,10 +276,15 @@ class Timeline:
     def passed(self, serial: int) -> bool:
         """As `is_complete`, but a fault is nothing but one way to have passed, and stays to be raised to others."""
         mark = self.mark_at(serial)
+        if mark is None:
+            return True
         try:
-            return mark is None or self.device.driver.event_query(mark.event)
+            passed = self.device.driver.event_query(mark.event)
         except TilekitError:
             return True
+        if passed and mark.serial > self.completed:
+            self.completed = mark.serial
+        return passed
 
     def wait(self, serial: int, timeout_s: float | None = None) -> bool:
         """Block until a moment has passed, at most `timeout_s` seconds; whether it has.

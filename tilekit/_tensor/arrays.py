@@ -13,7 +13,7 @@ from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import DEVICE_CODE, Tensor
 from tilekit.ops import DeviceOp
 
-__all__ = ["device_of", "is_array", "tensor_of"]
+__all__ = ["is_array", "tensor_of"]
 
 _kinds: dict[type, bool] = {}
 
@@ -30,27 +30,37 @@ def is_array(obj: Any) -> bool:
     return known
 
 
-def device_of(arguments: Iterable[Any]) -> Device:
-    """Where arguments are: on the device of the first that is on one, or on the default device."""
+def _device_of(arguments: Iterable[Any]) -> Device:
     for argument in arguments:
         if isinstance(argument, (Tensor, Partition)) and argument.device is not None:
             return argument.device
     return default_device()
 
 
-def tensor_of(array: Any, device: Device, who: str) -> Tensor:
-    """An array as a tensor, for something that runs on `device`; see `as_tensor`, whose errors say `who` is meant.
+def tensor_of(array: Any, arguments: Iterable[Any], who: str, what: str = "") -> Tensor:
+    """An array as a tensor, where it is; see `as_tensor`, whose errors say `who` is meant.
+
+    Args:
+        array: what `is_array` says yes to.
+        arguments: what it is used with: a NumPy array becomes a tensor on the device of the first of them that is on one, or on
+            the default device.
+        who, what: for messages: who takes it, and as which argument, if that has a name.
 
     Raises:
-        TypeError, ValueError, BufferError: it is in the host's memory, and `device` a GPU; what `as_tensor` raises.
+        TypeError, ValueError, BufferError: it is a NumPy array, and the device a GPU; what `as_tensor` raises.
     """
-    is_numpy = isinstance(array, np.ndarray)
-    if is_numpy and device.kind != "cpu":
+    device = None
+    if isinstance(array, np.ndarray):
+        device = _device_of(arguments)
+    elif (described := DEVICE_CODE["described"](array)) is not None:
+        return described  # type: ignore[no-any-return]
+    who = f"{who}, argument {what}" if what else who
+    if device is not None and device.kind != "cpu":
         raise TypeError(
             f"{who}: a NumPy array is in the host's memory, and this runs on {device!r}; api.from_host(array) copies it there"
         )
     try:
-        tensor: Tensor = DEVICE_CODE["as_tensor"](array, device=device if is_numpy else None)
+        tensor: Tensor = DEVICE_CODE["as_tensor"](array, device=device)
     except (TypeError, ValueError, BufferError) as error:
         raise type(error)(f"{who}: {error}") from None
     return tensor

@@ -16,7 +16,7 @@ import numpy as np
 
 from tilekit import dtypes
 
-__all__ = ["CPU", "CUDA", "CUDA_HOST", "CUDA_MANAGED", "View", "capsule_of", "is_capsule", "taken"]
+__all__ = ["CPU", "CUDA", "CUDA_HOST", "CUDA_MANAGED", "View", "capsule_of", "dtype_of", "is_capsule", "taken"]
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # kDLCPU, kDLCUDA, kDLCUDAHost, kDLCUDAManaged
 _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
@@ -152,10 +152,15 @@ def taken(capsule: Any) -> View:
     )
 
 
+def dtype_of(code: int, bits: int) -> dtypes.DType | None:
+    """The dtype that DLPack calls so; None if tilekit does not have it."""
+    return next((dtype for dtype in dtypes.ALL if (code, bits) == (_code(dtype), 8 * dtype.itemsize)), None)
+
+
 def _dtype(element: _DataType) -> dtypes.DType:
-    for dtype in dtypes.ALL:
-        if (element.code, element.bits, element.lanes) == (_code(dtype), 8 * dtype.itemsize, 1):
-            return dtype
+    dtype = dtype_of(element.code, element.bits) if element.lanes == 1 else None
+    if dtype is not None:
+        return dtype
     kind = _NAMES.get(element.code, f"type {element.code} of DLPack, ")
     name = f"{kind}{element.bits}" + f"x{element.lanes}" * (element.lanes != 1)
     raise TypeError(f"elements of {name} are none of tilekit's dtypes, which are {', '.join(d.name for d in dtypes.ALL)}")

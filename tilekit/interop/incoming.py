@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from tilekit import dtypes
-from tilekit._driver.protocol import Memory
 from tilekit._runtime.device import Device, as_stream, default_device
 from tilekit._runtime.hazards import Use
 from tilekit._runtime.storage import Storage
@@ -21,7 +19,8 @@ from tilekit._tensor.tensor import Tensor, refuse_mask
 from tilekit.interop import dlpack
 from tilekit.interop.again import exported, met_again, remember_array
 from tilekit.interop.crossing import bridge
-from tilekit.interop.ranges import admit, cross, known, owner_range, remember
+from tilekit.interop.exchange import described_tensor
+from tilekit.interop.ranges import admit, cross, known, memory_at, owner_range, remember
 from tilekit.ops import DeviceOp
 
 __all__ = ["as_tensor", "from_pointer"]
@@ -52,8 +51,12 @@ def as_tensor(obj: Any, *, device: Device | str | None = None) -> Tensor:
             of the element's size, or the address is none; the capsule was used already.
         BufferError: the library refuses.
     """
-    if device is None and (known := met_again(obj)) is not None:
-        return known
+    if device is None:
+        found = described_tensor(obj)
+        if found is None:
+            found = met_again(obj)
+        if found is not None:
+            return found
     wanted = None if device is None else Device(device)
     if isinstance(obj, Tensor):
         if wanted is not None and obj.device is not None:
@@ -277,10 +280,7 @@ def _tensor(
         start, end = (low, high) if obj is None else owner_range(obj, low, high)
         if (low - start) % size:
             start, end = low, high  # a tensor's place in its storage counts elements
-        buffer = None
-        if device.kind == "cpu":
-            buffer = np.ndarray(end - start, np.uint8, memoryview((ctypes.c_uint8 * (end - start)).from_address(start)))
-        storage = admit(device, Memory(start, end - start, buffer), owner, last, readonly)
+        storage = admit(device, memory_at(device, start, end), owner, last, readonly)
     else:
         cross(storage, last)
     return Tensor(storage, shape, dtype, strides, (address - storage.memory.address) // size)

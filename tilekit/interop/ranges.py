@@ -8,6 +8,7 @@ without a gap; they are disjoint, and each has one order.
 from __future__ import annotations
 
 import bisect
+import ctypes
 import threading
 import weakref
 from collections import deque
@@ -21,7 +22,9 @@ from tilekit._runtime.hazards import AccessHistory, Use
 from tilekit._runtime.storage import Imported, Storage
 from tilekit.interop.crossing import bridge
 
-__all__ = ["admit", "cross", "known", "owner_range", "remember"]
+__all__ = ["admit", "cross", "found", "known", "memory_at", "owner_range", "remember", "used"]
+
+_FEW, _LITTLE = 8, 1 << 20  # how many collected storages are looked at together, and of how many bytes
 
 _lock = threading.RLock()  # again by the same thread: a finalizer may import as well
 _tables: weakref.WeakKeyDictionary[Device, _Table] = weakref.WeakKeyDictionary()
@@ -50,7 +53,8 @@ class _Range:
 
     def add(self, storage: Storage) -> None:
         """Have one more part, inside the range."""
-        self.parts = [part for part in self.parts if part() is not None]
+        if self.parts:
+            self.parts = [part for part in self.parts if part() is not None]
         self.parts.append(weakref.ref(storage))
 
     def storages(self) -> list[Storage]:
@@ -65,41 +69,126 @@ class _Table:
     """The ranges of one device, by their addresses.
 
     Attributes:
+        ranges: disjoint, in the order of their addresses.
+        lows: the lower end of each.
         left: those that nobody uses any more: finalizers append to it.
     """
 
     def __init__(self) -> None:
         self.ranges: list[_Range] = []
+        self.lows: list[int] = []
         self.left: deque[_Range] = deque()
 
     def across(self, low: int, high: int) -> _Met:
         """Those that have bytes from `low` to `high`, and their orders."""
-        while self.left:
-            gone = self.left.popleft()
-            if gone.table is not None:
-                self.drop(gone)
-        first = bisect.bisect_right(self.ranges, low, key=lambda known: known.high)
-        last = bisect.bisect_left(self.ranges, high, first, key=lambda known: known.low)
+        self.tidy()
+        first = bisect.bisect_right(self.lows, low)
+        if first and self.ranges[first - 1].high > low:
+            first -= 1
+        last = bisect.bisect_left(self.lows, high, first)
         met = [(entry, order) for entry in self.ranges[first:last] if (order := entry.order()) is not None]
         for entry in [entry for entry in self.ranges[first:last] if entry.order() is None]:  # just now
             self.drop(entry)
         return met
 
+    def tidy(self) -> None:
+        """Drop the ranges that nobody uses any more."""
+        while self.left:
+            gone = self.left.popleft()
+            if gone.table is not None:
+                self.drop(gone)
+
     def put(self, known: _Range) -> None:
         """Add one, disjoint from all others."""
-        bisect.insort(self.ranges, known, key=lambda other: other.low)
+        at = bisect.bisect_left(self.lows, known.low)
+        self.lows.insert(at, known.low)
+        self.ranges.insert(at, known)
+
+    def widen(self, known: _Range, low: int, high: int) -> None:
+        """Let one have more, disjoint from all others."""
+        at = bisect.bisect_left(self.lows, known.low)
+        self.lows[at] = known.low = min(known.low, low)
+        known.high = max(known.high, high)
 
     def drop(self, known: _Range) -> None:
         """Take one out."""
-        at = bisect.bisect_left(self.ranges, known.low, key=lambda other: other.low)
+        at = bisect.bisect_left(self.lows, known.low)
         assert self.ranges[at] is known, "ranges are disjoint"
-        del self.ranges[at]
+        del self.ranges[at], self.lows[at]
         known.table = None
         del known.order  # whose callback has the range, in a cycle
 
 
 def _table(device: Device) -> _Table:
-    return _tables.setdefault(device, _Table())
+    table = _tables.get(device)
+    return _tables.setdefault(device, _Table()) if table is None else table
+
+
+def found(device: Device, low: int, high: int, itemsize: int, array: Any, use: Use | None) -> Storage:
+    """The Storage that has the memory of an array, which may be written: one that is known, or a new one.
+
+    Args:
+        device, low, high, itemsize: as of `known`.
+        array: what keeps the memory alive.
+        use: the moment behind what its library has done with it; None if that is done.
+    """
+    with _lock:
+        table = _table(device)
+        if table.left:
+            table.tidy()
+        lows, entries = table.lows, table.ranges
+        at = bisect.bisect_right(lows, low)
+        entry = entries[at - 1] if at and entries[at - 1].high > low else None
+        order = None if entry is None else entry.order()
+        if entry is not None and high <= entry.high and order is not None:
+            for storage in entry.storages():
+                if _has(storage, low, high, itemsize, True):
+                    used(storage, use)
+                    return storage
+        start, end = owner_range(array, low, high)
+        if (low - start) % itemsize:
+            start, end = low, high  # a tensor's place in its storage counts elements
+        memory = memory_at(device, start, end)
+        if entry is None and (not at or entries[at - 1].high <= start) and (at == len(lows) or lows[at] >= end):
+            order = AccessHistory()
+            entry = _Range(start, end, order, table)
+            table.put(entry)
+        if entry is None or order is None or not (entry.low <= start and end <= entry.high):
+            return admit(device, memory, array, use, None)
+        storage = Imported(device, memory, order, owner=array)
+        entry.add(storage)
+        used(storage, use)
+    # What was imported must be let go of, by a program that allocates nothing of its own; little of it can wait a while.
+    if (device.garbage or device.owners) and (storage.nbytes > _LITTLE or len(device.garbage) > _FEW):
+        device.collect()
+    return storage
+
+
+def memory_at(device: Device, low: int, high: int) -> Memory:
+    """The memory between two addresses of others'."""
+    buffer = None
+    if device.kind == "cpu":
+        buffer = np.ndarray(high - low, np.uint8, memoryview((ctypes.c_uint8 * (high - low)).from_address(low)))
+    return Memory(low, high - low, buffer)
+
+
+def used(storage: Storage, use: Use | None) -> None:
+    """The library that has the memory too has used it until the moment `use`: whoever comes later waits for that."""
+    if use is None:
+        return
+    history: AccessHistory = storage
+    if isinstance(storage, Imported):
+        history, storage.theirs = storage.history, use
+    before, stream = history.last_write, use[0]
+    if before is None and not history.reads:
+        history.last_write = use
+    elif before is not None and before[0] is stream:
+        if before[1] < use[1]:
+            history.last_write = use
+    elif before is None or stream.follows(*before) or before[0].is_complete(before[1]):
+        storage.written_by(use)
+    else:
+        cross(storage, use)
 
 
 def known(device: Device, low: int, high: int, itemsize: int, writable: bool) -> Storage | None:
@@ -107,11 +196,15 @@ def known(device: Device, low: int, high: int, itemsize: int, writable: bool) ->
     with _lock:
         for entry, _ in _table(device).across(low, high):
             for storage in entry.storages():
-                base = storage.memory.address
-                fits = base <= low and high <= base + storage.nbytes and (low - base) % itemsize == 0
-                if fits and not storage.borrowed and (storage.readonly is None) == writable:
+                if _has(storage, low, high, itemsize, writable):
                     return storage
     return None
+
+
+def _has(storage: Storage, low: int, high: int, itemsize: int, writable: bool) -> bool:
+    base = storage.memory.address
+    fits = base <= low and high <= base + storage.nbytes and (low - base) % itemsize == 0
+    return fits and not storage.borrowed and (storage.readonly is None) == writable
 
 
 def remember(storage: Storage) -> None:
@@ -180,7 +273,7 @@ def _join(table: _Table, device: Device, met: _Met, low: int, high: int, own: St
     ends = [(entry.low, entry.high) for entry, _ in met] + [(low, high)]
     if own is None and len(met) == 1:
         joined, order = met[0]
-        joined.low, joined.high = min(start for start, _ in ends), max(end for _, end in ends)
+        table.widen(joined, low, high)
         return joined, order
     order = owns[0] if owns else AccessHistory()
     joined = _Range(min(start for start, _ in ends), max(end for _, end in ends), order, table)

@@ -17,7 +17,7 @@ import numpy as np
 
 from tilekit import api, dtypes
 from tilekit._runtime.context import ExecutionContext
-from tilekit._tensor.arrays import device_of, is_array, tensor_of
+from tilekit._tensor.arrays import is_array, tensor_of
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor, new_tensor
 from tilekit.compiler.facts import MOST_NARROW
@@ -94,10 +94,10 @@ def takes_ops(function: F) -> F:
     beyond = any(p.kind is p.VAR_POSITIONAL for p in tensors)
 
     def with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        device = device_of((*args, *kwargs.values()))
+        others = (*args, *kwargs.values())
 
         def taken(argument: Any, is_tensor: bool) -> Any:
-            return tensor_of(argument, device, name) if is_tensor and is_array(argument) else argument
+            return tensor_of(argument, others, name) if is_tensor and is_array(argument) else argument
 
         wanted = itertools.chain(at, itertools.repeat(beyond))
         return tuple(map(taken, args, wanted)), {key: taken(value, key in named) for key, value in kwargs.items()}

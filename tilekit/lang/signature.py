@@ -61,6 +61,11 @@ class KernelSignature:
     binder: inspect.Signature
 
     @functools.cached_property
+    def written(self) -> tuple[int, ...]:
+        """The positions of the parameters that are written."""
+        return tuple(at for at, parameter in enumerate(self.parameters) if parameter.is_written)
+
+    @functools.cached_property
     def tiles(self) -> dict[int, tuple[int, ...]]:
         """The shapes of the tiles of written parameters that name all their extents, by position."""
         declared = {at: p.dims for at, p in enumerate(self.parameters) if p.is_written and p.dims}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, overload
 
 import numpy as np
 
-from tilekit._tensor.arrays import device_of, is_array, tensor_of
+from tilekit._tensor.arrays import is_array, tensor_of
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
 from tilekit.compiler.facts import ArgumentFacts
@@ -77,6 +77,9 @@ def kernel(
     return make(function, scope, num_warps, occupancy)
 
 
+_PUT_TOGETHER = {type(None), tuple}  # the types of arguments that may be taken apart
+
+
 class _TooWide(ValueError):
     """An int that 64 bits with a sign do not hold. Those without one may."""
 
@@ -114,6 +117,7 @@ class Kernel(Generic[P]):
         self._bound: dict[Any, BoundKernel] = {}
         self._specialisations: dict[Any, Specialisation] = {}
         self._forms: dict[tuple[type, ...], planning.Form] = {}
+        self._arrays: dict[tuple[type, ...], tuple[int, ...]] = {}  # where arrays of other libraries are, by the types
         self._form: planning.Form | None = None  # the last one that native code took
         self._functions: set[BoundKernel] = set()  # those that call a `@tk.function`
         self._nested: dict[Any, Kernel] = {}  # for arguments that are put together
@@ -152,7 +156,7 @@ class Kernel(Generic[P]):
             if form is None:
                 if kwargs or len(args) != self.result_count:
                     arguments = self._bind(args, kwargs)
-                if any(argument is None or type(argument) is tuple for argument in arguments):
+                if not _PUT_TOGETHER.isdisjoint(map(type, arguments)):
                     kernel, arguments = self._put_together(arguments)
                 arguments = kernel.prepared(arguments)
                 form = kernel.form(arguments)
@@ -187,11 +191,16 @@ class Kernel(Generic[P]):
         Raises:
             TypeError, ValueError, BufferError: as `tensor_of`; an extent of the parameter's that no tile has.
         """
-        parameters = self.signature.parameters
-        for at, (parameter, argument) in enumerate(zip(parameters, arguments, strict=True)):
-            if parameter.kind not in ("const", "scalar") and is_array(argument):
-                who = f"{self.label}, argument {parameter.name}"
-                arguments = (*arguments[:at], tensor_of(argument, device_of(arguments), who), *arguments[at + 1 :])
+        types, parameters = tuple(map(type, arguments)), self.signature.parameters
+        places = self._arrays.get(types)
+        if places is None:
+            which = (p.kind not in ("const", "scalar") and is_array(a) for p, a in zip(parameters, arguments, strict=True))
+            places = self._arrays[types] = tuple(at for at, is_one in enumerate(which) if is_one)
+        if places:
+            taken = list(arguments)
+            for at in places:
+                taken[at] = tensor_of(taken[at], taken, self.label, parameters[at].name)
+            arguments = tuple(taken)
         cut = {at: dims for at, dims in self.signature.tiles.items() if isinstance(arguments[at], Tensor)}
         return tuple(a.partition(cut[at]) if at in cut else a for at, a in enumerate(arguments)) if cut else arguments
 
@@ -264,6 +273,8 @@ class Kernel(Generic[P]):
         elif isinstance(argument, (Tensor, Partition)):
             if parameter.kind == "scalar":
                 raise TypeError(f"{who}: declared a scalar, not {_kind_of(argument)}")
+        elif scalar_kind(argument) is None and parameter.kind == "scalar":
+            raise TypeError(f"{who}: declared a scalar, so it takes a number, not {_kind_of(argument)}")
         elif scalar_kind(argument) is None:
             raise TypeError(f"{who}: kernels take tensors, partitions, scalars, and tuples of these, not {_kind_of(argument)}")
 
@@ -330,7 +341,7 @@ class _Flattened(Kernel):
         )
         self.signature, self.structure, self.label = replace(kernel.signature, parameters=flattened), structure, kernel.label
         self.result_count, self._options = len(parameters), kernel._options
-        self._bound, self._specialisations, self._forms, self._nested, self.grids = {}, {}, {}, {}, {}
+        self._bound, self._specialisations, self._forms, self._arrays, self._nested, self.grids = {}, {}, {}, {}, {}, {}
         self._form, self._functions, self._lock = None, kernel._functions, threading.Lock()
 
 
@@ -342,5 +353,5 @@ def _is_constant(value: Any) -> bool:
 
 def _kind_of(argument: Any) -> str:
     if isinstance(argument, np.ndarray):
-        return "a NumPy array; copy it to the device with api.from_host(array)"
+        return f"a NumPy array of shape {argument.shape}" + "; .item() is its number" * (argument.size == 1)
     return f"{type(argument).__module__}.{type(argument).__qualname__}".removeprefix("builtins.") + habits.shared(argument)

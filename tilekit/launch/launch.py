@@ -90,11 +90,13 @@ class KernelLaunch(AsyncKernelLaunch):
         """
         with _Configuring(self):
             arguments = list(self.arguments)
-            names = [parameter.name for parameter in self.kernel.signature.parameters]
+            parameters = self.kernel.signature.parameters
             for name in shapes:
-                if name not in names:
-                    raise TypeError(f"{self.label}: tile: no parameter is called {name}; it has {', '.join(names)}")
-            for at, (parameter, argument) in enumerate(zip(self.kernel.signature.parameters, arguments, strict=True)):
+                if all(name != parameter.name for parameter in parameters):
+                    names = ", ".join(parameter.name for parameter in parameters)
+                    raise TypeError(f"{self.label}: tile: no parameter is called {name}; it has {names}")
+            for at in range(len(parameters)) if shapes else self.kernel.signature.written:
+                parameter, argument = parameters[at], arguments[at]
                 extents = shapes.get(parameter.name, shape if parameter.is_written else None)
                 if extents is None or (isinstance(argument, Partition) and parameter.name not in shapes):
                     continue

@@ -159,11 +159,11 @@ class CudaDriver(CudaGraphs):
 
     @property
     def native(self) -> NativeCalls | None:
-        addresses = self._addresses("cuLaunchKernel", "cuCtxGetCurrent", "cuEventRecord", "cuEventQuery")
+        addresses = self._addresses("cuLaunchKernel", "cuCtxGetCurrent", "cuEventRecord", "cuEventQuery", "cuStreamWaitEvent")
         if addresses is None:
             return None
-        launch, current, record, query = addresses
-        return NativeCalls(launch, current, record, query, self._context_address, NOT_READY, self._spin_s)
+        launch, current, record, query, wait = addresses
+        return NativeCalls(launch, current, record, query, wait, self._context_address, NOT_READY, self._spin_s)
 
     @property
     def native_work(self) -> NativeWork | None:

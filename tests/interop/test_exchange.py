@@ -1,0 +1,244 @@
+"""Arrays that are described in place: the tensors are those that an export gives, and so is the order of their memory's users."""
+
+import gc
+import sys
+import weakref
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from exchanger import exchanging
+from fake_gpu import first_gpu
+
+import tilekit as tk
+from tilekit import _native, api
+from tilekit.interop import exchange
+
+pytestmark = pytest.mark.skipif(_native.compiled is None, reason="tilekit was installed without a C compiler")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    pytest.importorskip("cuda.bindings.driver", reason="the stand-in is driven by cuda.bindings")
+    with first_gpu(monkeypatch) as (device, driver):
+        yield SimpleNamespace(device=device, driver=driver)
+        driver.not_ready = 0
+
+
+@pytest.fixture
+def Array(gpu):
+    return exchanging()
+
+
+@tk.kernel
+def add(z: tk.InOut, x: tk.In):
+    z.store(tk.load_tile_like(x, z) + tk.load_tile_like(z, z))
+
+
+def words(*shape):
+    return np.zeros(shape, np.uint32)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        words(64),
+        words(4, 8),
+        words(4, 8).T,
+        words(8, 8)[1:, ::2],
+        words(8, 8)[:, 3],
+        words(2, 3, 4, 5, 6),
+        words(1),
+        words(16, 1),
+    ],
+    ids=lambda array: "x".join(map(str, array.shape)),
+)
+@pytest.mark.parametrize("way", ["strides", "none where contiguous"])
+def test_the_tensor_is_that_of_an_export(gpu, Array, array, way):
+    theirs = Array(array)
+    theirs.no_strides = way != "strides"
+    ours = tk.as_tensor(theirs)
+    assert (Array.described, theirs.asked) == (1, [])
+    assert ours.device is gpu.device
+    assert (ours.address, ours.shape, ours.dtype) == (array.ctypes.data, array.shape, np.float32)
+    assert ours.strides == tuple(step // 4 for step in array.strides)
+    asked = tk.Tensor(ours.storage, ours.shape, ours.dtype, ours.strides, ours.offset)
+    assert ours.flat == asked.flat
+    assert ours.traits is asked.traits
+    low, high = ours.storage.memory.address, ours.storage.memory.address + ours.storage.nbytes
+    assert low + ours.offset * 4 == ours.address
+    assert low <= ours.address - ours.reach[0] and ours.address + ours.reach[1] <= high
+
+
+@pytest.mark.parametrize(
+    ("dtype", "words"),
+    [("float16", np.uint16), ("int64", np.uint64), ("uint8", np.uint8), ("bool", np.uint8), (tk.bfloat16, np.uint16)],
+)
+def test_dtypes(Array, dtype, words):
+    ours = tk.as_tensor(Array(np.zeros((4, 4), words), dtype))
+    assert ours.dtype == np.dtype(dtype)
+    assert ours.strides == (4, 1)
+
+
+def test_layouts_that_fall_together_are_told_apart(Array):
+    """More than are kept."""
+    memory = words(3000)
+    for _ in range(2):
+        for n in range(1, 2000):
+            assert tk.as_tensor(Array(memory[:n])).shape == (n,)
+
+
+def test_what_cannot_be_described_is_asked_in_full(gpu, Array):
+    nested = words(*[1] * 9)
+    cases = {
+        "differentiable": (Array(), {"requires_grad": True}),
+        "nine dimensions": (Array(nested), {}),
+        "no elements": (Array(words(0, 4)), {}),
+        "vectors": (Array(), {"lanes": 4}),
+        "refused": (Array(), {"fails": True}),
+    }
+    for name, (theirs, attributes) in cases.items():
+        for attribute, value in attributes.items():
+            setattr(type(theirs) if attribute in ("lanes", "fails") else theirs, attribute, value)
+        assert tk.as_tensor(theirs).shape == theirs.array.shape, name
+        assert len(theirs.asked) == 1, name
+        Array.lanes, Array.fails = 1, False
+    with pytest.raises(ValueError, match="starts at multiples of 4 bytes|which start at multiples of 4 bytes"):
+        tk.as_tensor(Array(np.zeros(68, np.uint8)[2:66].view(np.uint32)))
+    assert tk.as_tensor(Array(device=(3, 0)), device="cpu").device.kind == "cpu"
+
+
+def test_memory_of_the_host(gpu, Array):
+    with tk.use_device("cpu"):
+        host = Array(np.arange(8, dtype=np.float32).view(np.uint32), device=(1, 0))
+        ours = tk.as_tensor(host)
+        assert (ours.device.kind, ours.storage.last_write, host.asked) == ("cpu", None, [])
+        add(ours.partition(8), ours.dup()).sync()
+        np.testing.assert_array_equal(host.array.view(np.float32), 2 * np.arange(8))
+        assert tk.as_tensor(host).storage is ours.storage
+    with pytest.raises(ValueError, match="is in the host's memory, which cuda:0 cannot share"):
+        tk.as_tensor(Array(device=(1, 0)))
+
+
+def test_types_without_a_table_of_their_own(gpu):
+    for make in (
+        lambda: type("Derived", (exchanging(),), {}),
+        lambda: exchanging(major=2),
+        lambda: exchanging(spelling="something_else"),
+    ):
+        theirs = make()()
+        tk.as_tensor(theirs)
+        assert (type(theirs).described, len(theirs.asked)) == (0, 1)
+    for make in (exchanging, lambda: exchanging(spelling="__c_dlpack_exchange_api__", number=True)):
+        theirs = make()()
+        tk.as_tensor(theirs)
+        assert (type(theirs).described, theirs.asked) == (1, [])
+
+
+def test_memory_that_is_met_again_is_the_same_storage(Array, monkeypatch):
+    memory = words(256)
+    whole = tk.as_tensor(Array(memory))
+    assert tk.as_tensor(Array(memory)) is whole
+    assert tk.as_tensor(Array(memory, np.int32)).storage is whole.storage
+    assert tk.as_tensor(Array(memory[64:128])).storage is whole.storage
+    assert tk.as_tensor(Array(memory[64:128])).offset == 64
+    late = words(256)
+    assert tk.as_tensor(Array(late[64:128])).storage is tk.as_tensor(Array(late)).storage, "the part first"
+    beyond = words(512)
+    monkeypatch.delattr(Array, "untyped_storage")
+    part = tk.as_tensor(Array(beyond[100:200]))
+    apart = tk.as_tensor(Array(beyond[300:400]))
+    assert part.storage.reads is not apart.storage.reads
+    across = tk.as_tensor(Array(beyond))
+    assert across.storage.reads is part.storage.reads is apart.storage.reads
+    ours = api.zeros(64).sync()
+    ours.__dlpack__()
+    again = Array(np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint32 * 1).from_buffer(bytearray(4))))
+    again.array = SimpleNamespace(
+        ndim=1, shape=(64,), strides=(4,), itemsize=4, ctypes=SimpleNamespace(data=ours.address), flags=memory.flags
+    )
+    assert tk.as_tensor(again).storage is ours.storage, "tilekit's own memory, back from a library"
+
+
+def test_work_waits_for_what_the_library_has_submitted(gpu, Array):
+    z = api.zeros(64).sync()
+    x = Array()
+    add(z.partition(64), x).sync()
+    gpu.driver.not_ready = 10**9
+    for current in (0, 0, 77, 2):
+        Array.current = current
+        before = gpu.driver.calls["cuStreamWaitEvent"]
+        add(z.partition(64), x).async_on(gpu.device.policy.next_stream())
+        assert gpu.driver.calls["cuStreamWaitEvent"] > before, current
+
+
+def test_the_array_is_kept_until_the_work_is_done(gpu, Array):
+    z, theirs = api.zeros(64).sync(), Array()
+    add(z.partition(64), theirs).sync()
+    gone = weakref.ref(theirs)
+    gpu.driver.not_ready = 10**9
+    op = add(z.partition(64), theirs)
+    future = op.async_on(gpu.device.policy.next_stream())
+    del theirs, op, future
+    gc.collect()
+    assert gone() is not None
+    gpu.driver.not_ready = 0
+    gpu.device.collect()
+    gc.collect()
+    assert gone() is None
+
+
+def test_arrays_are_let_go_in_the_order_of_the_work(gpu, Array):
+    """However many wait, few are looked at."""
+    z = api.zeros(64).sync()
+    add(z.partition(64), Array()).sync()
+    gpu.driver.not_ready = 10**9
+    gone = []
+    for _ in range(100):
+        theirs = Array()
+        gone.append(weakref.ref(theirs))
+        add(z.partition(64), theirs).async_on(gpu.device.policy.next_stream())
+        del theirs
+    gpu.device.collect()
+    assert sum(array() is not None for array in gone) == 100
+    before = gpu.driver.calls["cuEventQuery"]
+    gpu.device.collect()
+    assert gpu.driver.calls["cuEventQuery"] - before <= len(gpu.device.streams)
+    gpu.driver.not_ready = 0
+    gpu.device.collect()
+    assert sum(array() is not None for array in gone) == 0
+    assert not gpu.device.owners
+
+
+def test_an_array_that_nobody_used_is_let_go_at_once(gpu, Array):
+    gpu.driver.not_ready = 10**9
+    for stream in (0, 77):
+        Array.current = stream
+        theirs = Array()
+        gone = weakref.ref(theirs)
+        ours = tk.as_tensor(theirs)
+        del theirs, ours
+        assert gone() is None
+    assert not gpu.device.garbage
+    assert not gpu.device.owners
+
+
+def test_nothing_is_left_of_many_arrays(gpu, Array):
+    z = api.zeros(64).sync()
+    memory = words(64)
+    for n in range(300):
+        add(z.partition(64), Array(memory if n % 2 else words(64))).sync()
+    gpu.device.collect()
+    assert len(exchange.ranges._table(gpu.device).ranges) <= 2
+    before = sys.getrefcount(Array), sys.getrefcount(z.storage)
+    for _ in range(300):
+        add(z.partition(64), Array(memory)).sync()
+    assert abs(sys.getrefcount(Array) - before[0]) < 50
+    assert abs(sys.getrefcount(z.storage) - before[1]) < 50
+
+
+def test_without_the_compiled_part_arrays_are_exported(gpu, Array, monkeypatch):
+    monkeypatch.setattr(exchange, "_described", lambda array, layout: None)
+    theirs = Array()
+    assert tk.as_tensor(theirs).address == theirs.array.ctypes.data
+    assert len(theirs.asked) == 1

@@ -1,0 +1,144 @@
+/* What an array of another library says of itself, by DLPack's C exchange API (https://dmlc.github.io/dlpack, version 1.2).
+ *
+ * A type that has it names a table of functions; one of them fills a description of an array in place, which costs no capsule. */
+#include "_launch.h"
+#include <string.h>
+
+typedef struct {
+    int32_t type, id;
+} Device;
+
+typedef struct {
+    void *data;
+    Device device;
+    int32_t ndim;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+} Description; /* DLTensor */
+
+typedef struct {
+    uint32_t major, minor;
+    void *previous, *allocate, *exported, *imported;
+    int (*describe)(void *array, Description *description);
+    int (*stream)(int32_t device_type, int32_t device_id, void **stream);
+} Exchange; /* DLPackExchangeAPI */
+
+enum { CPU = 1, CUDA = 2, MAJOR = 1, MOST_DIMENSIONS = 8, LAYOUTS_KEPT = 512 };
+
+/* The table of a type, which says so itself: a class that is derived from it may mean something else. NULL, and no exception. */
+static const Exchange *exchange_of(PyTypeObject *type)
+{
+    static PyTypeObject *last; /* types with a table are few; they are kept, since one at the same address may be another */
+    static const Exchange *found;
+    if (type == last)
+        return found;
+    PyObject *own = type->tp_flags & Py_TPFLAGS_HEAPTYPE ? type->tp_dict : NULL;
+    PyObject *table = own ? PyDict_GetItemWithError(own, names.exchange) : NULL;
+    if (table == NULL && own != NULL && !PyErr_Occurred())
+        table = PyDict_GetItemWithError(own, names.exchange_before);
+    const Exchange *exchange = NULL;
+    if (table != NULL && PyCapsule_CheckExact(table))
+        exchange = PyCapsule_GetPointer(table, PyCapsule_GetName(table));
+    else if (table != NULL && PyLong_CheckExact(table))
+        exchange = PyLong_AsVoidPtr(table);
+    PyErr_Clear();
+    if (exchange == NULL || exchange->major != MAJOR || exchange->describe == NULL || exchange->stream == NULL)
+        return NULL;
+    Py_XSETREF(last, (PyTypeObject *)Py_NewRef((PyObject *)type));
+    return found = exchange;
+}
+
+/* What an array's layout is found again by. */
+typedef struct {
+    int32_t ndim;
+    uint8_t code, bits;
+    int64_t extents[2 * MOST_DIMENSIONS]; /* the shape, and the strides */
+} Key;
+
+static struct {
+    Key key;
+    PyObject *layout;
+} layouts[LAYOUTS_KEPT];
+
+/* What `make` says of a shape, strides, and a dtype of DLPack's, a new reference; made once for those that were not met before. */
+static PyObject *layout_of(const Key *key, PyObject *make)
+{
+    uint64_t hash = (uint64_t)key->ndim * 131 + key->code * 7 + key->bits;
+    for (int i = 0; i < 2 * key->ndim; i++)
+        hash = (hash ^ (uint64_t)key->extents[i]) * 0x9E3779B97F4A7C15u;
+    size_t at = (size_t)(hash >> 40) % LAYOUTS_KEPT;
+    if (layouts[at].layout != NULL && memcmp(&layouts[at].key, key, sizeof *key) == 0)
+        return Py_NewRef(layouts[at].layout);
+    PyObject *shape = PyTuple_New(key->ndim), *strides = PyTuple_New(key->ndim), *layout = NULL;
+    for (int i = 0; shape && strides && i < key->ndim; i++) {
+        PyObject *extent = PyLong_FromLongLong(key->extents[i]), *stride = PyLong_FromLongLong(key->extents[key->ndim + i]);
+        if (extent == NULL || stride == NULL) {
+            Py_XDECREF(extent);
+            Py_XDECREF(stride);
+            Py_CLEAR(shape);
+            break;
+        }
+        PyTuple_SET_ITEM(shape, i, extent);
+        PyTuple_SET_ITEM(strides, i, stride);
+    }
+    if (shape != NULL && strides != NULL)
+        layout = PyObject_CallFunction(make, "OOii", shape, strides, key->code, key->bits);
+    Py_XDECREF(shape);
+    Py_XDECREF(strides);
+    if (layout != NULL) {
+        layouts[at].key = *key;
+        Py_XSETREF(layouts[at].layout, Py_NewRef(layout));
+    }
+    return layout;
+}
+
+/* described(array, layout): see _launch.pyi. */
+static PyObject *described(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 2) {
+        PyErr_SetString(PyExc_TypeError, "expected an array, and what makes layouts");
+        return NULL;
+    }
+    const Exchange *exchange = exchange_of(Py_TYPE(args[0]));
+    Description it;
+    void *stream = NULL;
+    memset(&it, 0, sizeof it);
+    if (exchange == NULL || exchange->describe(args[0], &it) != 0 || it.lanes != 1 || it.ndim < 0 || it.ndim > MOST_DIMENSIONS ||
+        (it.device.type != CPU && it.device.type != CUDA) ||
+        (it.device.type == CUDA && exchange->stream(CUDA, it.device.id, &stream) != 0))
+        goto otherwise;
+    /* PyTorch describes what it does not export: whoever wants its memory has to say that no gradient is to be had of it. */
+    PyObject *differentiable = PyObject_GetAttr(args[0], names.requires_grad);
+    if (differentiable == NULL && !PyErr_ExceptionMatches(PyExc_AttributeError))
+        return NULL;
+    Py_XDECREF(differentiable);
+    if (differentiable != NULL && differentiable != Py_False)
+        goto otherwise;
+    Key key;
+    memset(&key, 0, sizeof key);
+    key.ndim = it.ndim, key.code = it.code, key.bits = it.bits;
+    int64_t step = 1;
+    for (int i = it.ndim - 1; i >= 0; i--) {
+        key.extents[i] = it.shape[i];
+        key.extents[it.ndim + i] = it.strides ? it.strides[i] : step;
+        step *= it.shape[i];
+    }
+    if (step == 0) /* no elements, no memory */
+        goto otherwise;
+    PyErr_Clear();
+    PyObject *layout = layout_of(&key, args[1]);
+    if (layout == NULL)
+        return NULL;
+    return Py_BuildValue("iiKKN", it.device.type, it.device.id, (unsigned long long)(uintptr_t)stream,
+                         (unsigned long long)(uintptr_t)it.data + it.byte_offset, layout);
+otherwise:
+    PyErr_Clear(); /* the library says what is wrong when it is asked in full */
+    Py_RETURN_NONE;
+}
+
+PyMethodDef exchange_functions[] = {
+    {"described", (PyCFunction)(void (*)(void))described, METH_FASTCALL, "See _launch.pyi."},
+    {NULL, NULL, 0, NULL},
+};
