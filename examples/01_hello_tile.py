@@ -14,12 +14,12 @@ import tilekit as tk
 
 
 @tk.kernel
-def hello():
+def hello() -> None:
     i, j = tk.bid(0), tk.bid(1)
     tk.print("Hello from block", i, j, "of", tk.num_blocks(0), "by", tk.num_blocks(1))
 
 
-def launch(rows, columns):
+def launch(rows: int, columns: int) -> tk.KernelLaunch:
     """An op, the description of a launch: nothing runs until it is told to."""
     return hello().grid((rows, columns, 1))
 
@@ -27,7 +27,7 @@ def launch(rows, columns):
 # The tutorial ends here; what follows reads options, compares with NumPy, and measures.
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Every block of a launch says which one it is.")
     parser.add_argument("--grid", type=int, nargs=2, default=(2, 2), metavar=("ROWS", "COLUMNS"), help="default: 2 2")
     rows, columns = parser.parse_args(argv).grid

@@ -10,25 +10,28 @@ device, where NumPy's time is told, too; TILEKIT_DEVICE=cpu or cuda chooses.
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 # isort: split
 # The tutorial begins here.
 import time
 
 import numpy as np
+from numpy.typing import NDArray
 
 import tilekit as tk
 from tilekit import api
 
 TILE = 1024
+Vector = NDArray[np.float32]
 
 
 @tk.kernel
-def saxpy(y: tk.InOut, a, x: tk.In):
+def saxpy(y: tk.InOut, a: float, x: tk.In) -> None:
     y.store(a * tk.load_tile_like(x, y) + y.load())
 
 
-def run(a, x, y):
+def run(a: float, x: Vector, y: Vector) -> tuple[Vector, float]:
     """a * x + y of NumPy arrays, and the time from launch to completion, in seconds."""
     on_device_x, on_device_y = api.from_host(x).sync(), api.from_host(y).sync()
     start = time.perf_counter()
@@ -44,7 +47,7 @@ class InputError(Exception):
     """What the user gave cannot be used; the text is one line that says why."""
 
 
-def agrees(result, a, x, y):
+def agrees(result: Vector, a: float, x: Vector, y: Vector) -> bool:
     """Whether `result` is a * x + y up to rounding: a GPU rounds once (a fused multiply-add), NumPy twice."""
     with np.errstate(all="ignore"):  # files may hold infinities and NaNs
         product = np.float32(a) * x
@@ -54,25 +57,25 @@ def agrees(result, a, x, y):
         return bool(np.all(same | (np.abs(result - expected) <= bound)))
 
 
-def numpys_time(a, x, y):
+def numpys_time(a: float, x: Vector, y: Vector) -> float:
     """That of y += a * x by NumPy, in seconds; as of the launches, the second counts."""
-    a, y = np.float32(a), y.copy()
+    factor, y, seconds = np.float32(a), y.copy(), 0.0
     with np.errstate(all="ignore"):
         for _ in range(2):
             start = time.perf_counter()
-            y += a * x
+            y += factor * x
             seconds = time.perf_counter() - start
     return seconds
 
 
-def read_vector(path):
+def read_vector(path: Path) -> Vector:
     """The one-dimensional float32 array in the file `path`; InputError where there is none."""
     try:
         with open(path, "rb") as file:
             if file.read(6) != b"\x93NUMPY":
                 raise InputError(f"{path}: not an .npy file; write one with numpy.save")
             file.seek(0)
-            array = np.load(file, allow_pickle=False)
+            array: NDArray[Any] = np.load(file, allow_pickle=False)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
     except (ValueError, EOFError) as error:
@@ -82,7 +85,7 @@ def read_vector(path):
     return array
 
 
-def write_vector(path, array):
+def write_vector(path: Path, array: Vector) -> None:
     """Write `array` to exactly the file `path`; InputError if that fails."""
     try:
         with open(path, "wb") as file:
@@ -91,7 +94,7 @@ def write_vector(path, array):
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="y = a * x + y in place.")
     parser.add_argument("--x", type=Path, metavar="X.npy", help="one-dimensional float32 array")
     parser.add_argument("--y", type=Path, metavar="Y.npy", help="another of the same length")
@@ -111,8 +114,9 @@ def main(argv=None):
             if x.shape != y.shape:
                 raise InputError(f"{options.x} holds {x.size} elements, {options.y} holds {y.size}: the lengths must agree")
         else:
+            n: int = options.n
             rng = np.random.default_rng(0)
-            x, y = rng.random(options.n, dtype=np.float32), rng.random(options.n, dtype=np.float32)
+            x, y = rng.random(n, dtype=np.float32), rng.random(n, dtype=np.float32)
 
         result, first = run(options.a, x, y)
         _, second = run(options.a, x, y)  # finds the compiled kernel of the first run

@@ -10,7 +10,12 @@ or cuda chooses.
 
 import argparse
 import time
+from collections.abc import Callable
+from typing import Any
 
+from numpy.typing import NDArray
+
+# isort: split
 # The tutorial begins here.
 import numpy as np
 
@@ -19,13 +24,13 @@ from tilekit import api, kernels
 
 
 @tk.kernel
-def softmax(y: tk.Out, x: tk.In):
+def softmax(y: tk.Out, x: tk.In) -> None:
     t = tk.load_tile_like(x, y, padding_mode="-inf")  # a row; beyond its end what adds nothing
     e = tk.exp(t - tk.max(t, 1, keepdims=True))
     y.store(e * (1.0 / tk.sum(e, 1, keepdims=True)))
 
 
-def launch(y, x):
+def launch(y: tk.Tensor, x: tk.Tensor) -> tk.KernelLaunch:
     """An op: softmax of the rows of x, a block for each row."""
     columns = 1 << (x.shape[1] - 1).bit_length()  # the next power of two
     warps = min(16, max(1, columns // 512))  # 16 elements a thread
@@ -34,24 +39,26 @@ def launch(y, x):
 
 # The tutorial ends here; what follows reads options, compares with NumPy, and measures.
 LONGEST = 32768  # elements of a row that a block keeps in registers
+Make = Callable[[tk.Tensor, tk.Tensor], tk.DeviceOp[Any]]
 
 
-def ready_made(y, x):
+def ready_made(y: tk.Tensor, x: tk.Tensor) -> tk.DeviceOp[tk.Tensor]:
     """The same with tilekit.kernels."""
     return kernels.softmax(x, out=y)
 
 
-def reference(x):
+def reference(x: NDArray[np.float32]) -> NDArray[np.float64]:
     """NumPy's, in float64."""
     wide = x.astype(np.float64)
     e = np.exp(wide - wide.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
+    result: NDArray[np.float64] = e / e.sum(axis=1, keepdims=True)
+    return result
 
 
-def seconds_of(make, y, x):
+def seconds_of(make: Make, y: tk.Tensor, x: tk.Tensor) -> float:
     """The best time of an op, run several times; the first run compiles the kernel."""
     make(y, x).sync()
-    times = []
+    times: list[float] = []
     for _ in range(5):
         start = time.perf_counter()
         make(y, x).sync()
@@ -59,7 +66,7 @@ def seconds_of(make, y, x):
     return min(times)
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="softmax of the rows of a matrix, compared with NumPy's.")
     parser.add_argument("--rows", type=int, help="number of rows (default: 8192 on a GPU, 64 on a CPU device)")
     parser.add_argument("--columns", type=int, default=1000, help="elements in a row (default: 1000, no power of two)")
@@ -73,7 +80,7 @@ def main(argv=None):
     x = api.randn(0.0, 1.0, (rows, columns), seed=1).sync()
     y = api.empty((rows, columns)).sync()
     expected = reference(x.to_host().sync())
-    contestants = [("kernels.softmax", ready_made)]
+    contestants: list[tuple[str, Make]] = [("kernels.softmax", ready_made)]
     if columns <= LONGEST:
         contestants.insert(0, ("the kernel above", launch))
     else:

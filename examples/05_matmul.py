@@ -10,7 +10,12 @@ the CPU device; TILEKIT_DEVICE=cpu or cuda chooses.
 
 import argparse
 import time
+from collections.abc import Callable
+from typing import Any
 
+from numpy.typing import NDArray
+
+# isort: split
 # The tutorial begins here.
 import numpy as np
 
@@ -21,7 +26,7 @@ BM, BN, BK = tk.generics("BM BN BK")  # extents of tiles: integers once the kern
 
 
 @tk.kernel
-def matmul(c: tk.Out, a: tk.In, b: tk.In):
+def matmul(c: tk.Out, a: tk.In, b: tk.In) -> None:
     for tile in c.tiles():  # those that this block visits
         i, j = tile.index
         acc = tk.zeros((BM, BN), tk.float32)
@@ -30,7 +35,7 @@ def matmul(c: tk.Out, a: tk.In, b: tk.In):
         c.store(acc.astype(c.dtype), tile)
 
 
-def launch(c, a, b):
+def launch(c: tk.Tensor, a: tk.Tensor, b: tk.Tensor) -> tk.KernelLaunch:
     """An op: c = a @ b."""
     m, n, warps = (128, 256, 8) if min(c.shape) >= 1024 else (64, 64, 4)
     op = matmul(c.partition((m, n)).map(group=(8, 8)), a, b)
@@ -39,40 +44,42 @@ def launch(c, a, b):
 
 # The tutorial ends here; what follows reads options, compares with NumPy, and measures.
 CHECKED = 64  # rows that are compared with NumPy's
+Make = Callable[..., tk.DeviceOp[Any]]
 
 
-def own(c, a, b, bias):
+def own(c: tk.Tensor, a: tk.Tensor, b: tk.Tensor, bias: tk.Tensor) -> tk.DeviceOp[Any]:
     """a @ b with the kernel above."""
     return launch(c, a, b)
 
 
-def ready_made(c, a, b, bias):
+def ready_made(c: tk.Tensor, a: tk.Tensor, b: tk.Tensor, bias: tk.Tensor) -> tk.DeviceOp[Any]:
     """The same with tilekit.kernels."""
     return kernels.gemm(a, b, out=c)
 
 
-def with_epilogue(c, a, b, bias):
+def with_epilogue(c: tk.Tensor, a: tk.Tensor, b: tk.Tensor, bias: tk.Tensor) -> tk.DeviceOp[Any]:
     """gelu(a @ b + bias), still one kernel."""
     return kernels.gemm(a, b, out=c, epilogue=kernels.epilogues.bias_gelu, operands=(bias,))
 
 
-def gelu(x):
+def gelu(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """NumPy's, to the fourth digit: with the hyperbolic tangent."""
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    result: NDArray[np.float64] = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return result
 
 
-def seconds_of(make, c, a, b, bias):
+def seconds_of(make: Make, *tensors: tk.Tensor) -> float:
     """The best time of an op, run several times; the first run compiles the kernel."""
-    make(c, a, b, bias).sync()
-    times = []
+    make(*tensors).sync()
+    times: list[float] = []
     for _ in range(5):
         start = time.perf_counter()
-        make(c, a, b, bias).sync()
+        make(*tensors).sync()
         times.append(time.perf_counter() - start)
     return min(times)
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="A product of float16 matrices, compared with NumPy's.")
     for name in "mnk":
         parser.add_argument(f"--{name}", type=int, help="(default: 4096 on a GPU, 200 on a CPU device)")

@@ -11,7 +11,12 @@ cuda chooses.
 import argparse
 import math
 import time
+from collections.abc import Callable
+from typing import Any
 
+from numpy.typing import NDArray
+
+# isort: split
 # The tutorial begins here.
 import numpy as np
 
@@ -22,7 +27,7 @@ BM, BN, D = tk.generics("BM BN D")
 
 
 @tk.kernel
-def attention(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float):
+def attention(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float) -> None:
     h, i = tk.bid(0), tk.bid(1)
     query = tk.load(q, (h, i, 0), (1, BM, D)).reshape((BM, D))
     acc, total = tk.zeros((BM, D), tk.float32), tk.zeros((BM, 1), tk.float32)
@@ -41,7 +46,7 @@ def attention(o: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float):
     o.store((acc / total).astype(o.dtype).reshape((1, BM, D)))
 
 
-def launch(q, k, v):
+def launch(q: tk.Tensor, k: tk.Tensor, v: tk.Tensor) -> tk.DeviceOp[tk.Tensor]:
     """An op: attention of tensors of shape (heads, length, size)."""
     _, length, size = q.shape
     rows, columns, warps = 64, 64, 4
@@ -56,35 +61,36 @@ def launch(q, k, v):
 CHECKED = 32  # rows of the last head that are compared with NumPy's
 
 
-def own(q, k, v):
+def own(q: tk.Tensor, k: tk.Tensor, v: tk.Tensor) -> tk.DeviceOp[Any]:
     """Attention with the kernel above, of tensors of shape (1, heads, length, size)."""
     return launch(*(x.reshape(*x.shape[1:]) for x in (q, k, v)))
 
 
-def ready_made(q, k, v):
+def ready_made(q: tk.Tensor, k: tk.Tensor, v: tk.Tensor) -> tk.DeviceOp[Any]:
     """The same with tilekit.kernels."""
     return kernels.attention(q, k, v)
 
 
-def causal(q, k, v):
+def causal(q: tk.Tensor, k: tk.Tensor, v: tk.Tensor) -> tk.DeviceOp[Any]:
     """Queries that see only what came before them: half the work."""
     return kernels.attention(q, k, v, causal=True)
 
 
-def expected(q, k, v, rows, masked):
+def expected(q: tk.Tensor, k: tk.Tensor, v: tk.Tensor, rows: NDArray[np.intp], masked: bool) -> NDArray[np.float64]:
     """NumPy's, of some rows of the last head."""
-    q, k, v = (x.to_host().sync()[0, -1].astype(np.float64) for x in (q, k, v))
-    scores = q[rows] @ k.T / math.sqrt(q.shape[1])
+    queries, keys, values = (x.to_host().sync()[0, -1].astype(np.float64) for x in (q, k, v))
+    scores = queries[rows] @ keys.T / math.sqrt(queries.shape[1])
     if masked:
-        scores = np.where(np.arange(len(k)) <= rows[:, None], scores, -np.inf)
+        scores = np.where(np.arange(len(keys)) <= rows[:, None], scores, -np.inf)
     e = np.exp(scores - scores.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True) @ v
+    result: NDArray[np.float64] = e / e.sum(1, keepdims=True) @ values
+    return result
 
 
-def seconds_of(make, *tensors):
+def seconds_of(make: Callable[..., tk.DeviceOp[Any]], *tensors: tk.Tensor) -> tuple[float, tk.Tensor]:
     """The best time of an op, run several times, and its result; the first run compiles the kernel."""
-    result = make(*tensors).sync()
-    times = []
+    result: tk.Tensor = make(*tensors).sync()
+    times: list[float] = []
     for _ in range(5):
         start = time.perf_counter()
         make(*tensors).sync()
@@ -92,7 +98,7 @@ def seconds_of(make, *tensors):
     return min(times), result
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Attention of float16 tensors, compared with NumPy's.")
     parser.add_argument("--heads", type=int, help="(default: 32 on a GPU, 2 on a CPU device)")
     parser.add_argument("--length", type=int, help="queries and keys (default: 4096 on a GPU, 200 on a CPU device)")

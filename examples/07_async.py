@@ -11,32 +11,36 @@ CPU device; TILEKIT_DEVICE=cpu or cuda chooses.
 import argparse
 import statistics
 import time
+from typing import Any
 
 # isort: split
 # The tutorial begins here.
 import asyncio
 
 import numpy as np
+from numpy.typing import NDArray
 
 import tilekit as tk
 from tilekit import api
 
 TILE = 4096
+Vector = NDArray[np.float32]
 
 
 @tk.kernel
-def saxpy(y: tk.InOut, a, x: tk.In):
+def saxpy(y: tk.InOut, a: float, x: tk.In) -> None:
     y.store(a * tk.load_tile_like(x, y) + y.load())
 
 
-async def async_saxpy(a, x, y):
+async def async_saxpy(a: float, x: Vector, y: Vector) -> Vector:
     """a * x + y of NumPy arrays, computed on the device while other tasks go on."""
     # Ops as arguments: the copies to the device belong to the launch.
     launch = saxpy(api.from_host(y).partition(TILE), a, api.from_host(x))
-    return await launch.first().unpartition().to_host()
+    result: Vector = await launch.first().unpartition().to_host()
+    return result
 
 
-async def gather_batches(a, batches):
+async def gather_batches(a: float, batches: list[tuple[Vector, Vector]]) -> list[Vector]:
     """saxpy of several pairs (x, y): all are submitted, on streams in turn, then awaited."""
     return await asyncio.gather(*(async_saxpy(a, x, y) for x, y in batches))
 
@@ -45,17 +49,17 @@ async def gather_batches(a, batches):
 ROUNDS = 5
 
 
-def device_work(y, a, x, launches):
+def device_work(y: tk.Tensor, a: float, x: tk.Tensor, launches: int) -> tk.DeviceOp[Any]:
     """An op: many launches, one after the other on one stream."""
     return tk.join_all([saxpy(y.partition(TILE), a, x) for _ in range(launches)])
 
 
-def host_work(numbers):
+def host_work(numbers: NDArray[np.float64]) -> None:
     """What the host has to do anyway, in one call that needs no Python while it works."""
     np.sort(numbers)
 
 
-def one_after_the_other(y, a, x, launches, numbers):
+def one_after_the_other(y: tk.Tensor, a: float, x: tk.Tensor, launches: int, numbers: NDArray[np.float64]) -> float:
     """Blocks until the device is done; only then the host works. The time, in seconds."""
     start = time.perf_counter()
     device_work(y, a, x, launches).sync()
@@ -63,7 +67,7 @@ def one_after_the_other(y, a, x, launches, numbers):
     return time.perf_counter() - start
 
 
-async def side_by_side(y, a, x, launches, numbers):
+async def side_by_side(y: tk.Tensor, a: float, x: tk.Tensor, launches: int, numbers: NDArray[np.float64]) -> float:
     """Submits, works, and waits for what is left. The time, in seconds."""
     start = time.perf_counter()
     future = device_work(y, a, x, launches).schedule(tk.default_device().policy)  # submitted when this returns
@@ -72,7 +76,7 @@ async def side_by_side(y, a, x, launches, numbers):
     return time.perf_counter() - start
 
 
-def host_work_of(seconds):
+def host_work_of(seconds: float) -> NDArray[np.float64]:
     """Numbers that take about so long to sort."""
     numbers = np.random.default_rng(0).random(2**16)
     start = time.perf_counter()
@@ -80,21 +84,23 @@ def host_work_of(seconds):
     return np.random.default_rng(0).random(max(1, round(2**16 * seconds / (time.perf_counter() - start))))
 
 
-async def measure(y, a, x, launches):
+async def measure(y: tk.Tensor, a: float, x: tk.Tensor, launches: int) -> tuple[float, float, int]:
     """Median times of both ways, in seconds, and how many launches there were in all."""
     nothing = np.empty(0)
     one_after_the_other(y, a, x, launches, nothing)  # the first run compiles the kernel
     numbers = host_work_of(one_after_the_other(y, a, x, launches, nothing))  # host work as long as the device's
-    blocking, overlapped = [], []
+    blocking: list[float] = []
+    overlapped: list[float] = []
     for _ in range(ROUNDS):  # in turns, so that both see the same machine
         blocking.append(one_after_the_other(y, a, x, launches, numbers))
         overlapped.append(await side_by_side(y, a, x, launches, numbers))
     return statistics.median(blocking), statistics.median(overlapped), launches * (2 + 2 * ROUNDS)
 
 
-async def run(options, parser):
+async def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     device, a = tk.default_device(), 0.5
-    x, y = (np.arange(options.n) % 16).astype(np.float32), np.ones(options.n, np.float32)  # exact in float32, whatever the order
+    n: int = options.n
+    x, y = (np.arange(n) % 16).astype(np.float32), np.ones(n, np.float32)  # exact in float32, whatever the order
 
     result = await async_saxpy(a, x, y)
     if not np.array_equal(result, a * x + y):
@@ -115,7 +121,7 @@ async def run(options, parser):
     print(f"  side by side        {1e3 * overlapped:9.2f} ms (speed-up {blocking / overlapped:.2f})")
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="saxpy awaited, gathered, and overlapped with host work.")
     parser.add_argument("--n", type=int, help="number of elements (default: 2^24 on a GPU, 2^16 on a CPU device)")
     parser.add_argument("--batches", type=int, default=4, help="how many batches to gather (default: 4)")

@@ -14,14 +14,17 @@ import argparse
 import asyncio
 import statistics
 import time
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import tilekit as tk
 from tilekit import api, kernels, memory
 from tilekit.kernels import epilogues
 
 ROUNDS = 5
+Half = NDArray[np.float16]
 SIZES = {  # by the kind of device: rows of a batch, features, hidden, outputs, batches
     "cuda": (4096, 1024, 4096, 1024, 12),
     "cpu": (32, 48, 64, 16, 6),
@@ -31,22 +34,23 @@ SIZES = {  # by the kind of device: rows of a batch, features, hidden, outputs, 
 class Network:
     """Two layers: w1 of shape (features, hidden), w2 of shape (hidden, outputs), on the device for all batches."""
 
-    def __init__(self, w1, w2):
+    def __init__(self, w1: Half, w2: Half) -> None:
         self.host = w1, w2
         self.w1, self.w2 = api.from_host(w1).sync(), api.from_host(w2).sync()
 
-    def scores(self, batch, out):
+    def scores(self, batch: Half, out: Half) -> tk.DeviceOp[Any]:
         """An op: from a batch in the host's memory to its scores there, in `out`."""
         hidden = kernels.gemm(api.from_host(batch), self.w1, epilogue=epilogues.relu)
         return kernels.gemm(hidden, self.w2).then(lambda scores: scores.to_host(out=out))
 
-    def on_host(self, batch):
+    def on_host(self, batch: Half) -> NDArray[np.float32]:
         """The same by NumPy."""
         w1, w2 = (w.astype(np.float32) for w in self.host)
-        return np.maximum(batch.astype(np.float32) @ w1, 0) @ w2
+        scores: NDArray[np.float32] = np.maximum(batch.astype(np.float32) @ w1, 0) @ w2
+        return scores
 
 
-async def run_all(network, batches, outs, policy):
+async def run_all(network: Network, batches: list[Half], outs: list[Half], policy: tk.SchedulingPolicy) -> float:
     """Submit all batches, then wait for them. The time, in milliseconds."""
     start = time.perf_counter()
     futures = [network.scores(batch, out).schedule(policy) for batch, out in zip(batches, outs)]
@@ -54,14 +58,14 @@ async def run_all(network, batches, outs, policy):
     return 1e3 * (time.perf_counter() - start)
 
 
-def pinned_copy(array):
+def pinned_copy(array: Half) -> Half:
     """The array in page-locked memory, which a GPU copies by itself, beside the kernels."""
     copy = memory.pinned(array.shape, array.dtype)
     copy[...] = array
     return copy
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     device = tk.default_device()
     parser = argparse.ArgumentParser(description="Batches through a network of two layers, on one stream and on several.")
     names = ("rows", "features", "hidden", "outputs", "batches", "streams")
@@ -74,7 +78,7 @@ def main(argv=None):
 
     rng = np.random.default_rng(0)
 
-    def numbers(*shape, scale=1.0):
+    def numbers(*shape: int, scale: float = 1.0) -> Half:
         return (rng.standard_normal(shape, np.float32) * scale).astype(np.float16)
 
     network = Network(
@@ -87,8 +91,11 @@ def main(argv=None):
     shape = f"{options.rows} x {options.features} -> {options.hidden} -> {options.outputs}"
     print(f"{options.batches} batches of {shape} on {device.kind}:{device.ordinal} ({device.name})")
 
-    ways = {"one stream": tk.SingleStream(device), f"{options.streams} streams": tk.StreamPoolRoundRobin(device, options.streams)}
-    taken_ms = {name: [] for name in ways}
+    ways: dict[str, tk.SchedulingPolicy] = {
+        "one stream": tk.SingleStream(device),
+        f"{options.streams} streams": tk.StreamPoolRoundRobin(device, options.streams),
+    }
+    taken_ms: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(1 + ROUNDS):  # in turns, so that all see the same machine; the first compiles
         for name, policy in ways.items():
             for out in outs:

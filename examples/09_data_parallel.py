@@ -10,17 +10,20 @@ is done, not that it is faster, since all share the same cores). The picture of 
 
 import argparse
 import time
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import tilekit as tk
 from tilekit import api
 
 TILE = (1, 512)
+Plane = NDArray[np.float32]
 
 
 @tk.kernel
-def escape(count: tk.Out, real: tk.In, imag: tk.In, limit: int):
+def escape(count: tk.Out, real: tk.In, imag: tk.In, limit: int) -> None:
     c, d = tk.load_tile_like(real, count), tk.load_tile_like(imag, count)
     x, y, n = c * 0.0, d * 0.0, c * 0.0
     for _ in range(limit):
@@ -35,29 +38,29 @@ def escape(count: tk.Out, real: tk.In, imag: tk.In, limit: int):
 class Band:
     """Every so many-th row of the picture, on a device of its own."""
 
-    def __init__(self, device, real, imag):
+    def __init__(self, device: tk.Device, real: Plane, imag: Plane) -> None:
         self.device = device
         self.real, self.imag = (api.from_host(part).on(device).sync() for part in (real, imag))
 
-    def count(self, limit):
+    def count(self, limit: int) -> tk.DeviceOp[Any]:
         """An op that counts, for each point, the steps until it escapes."""
         counts = api.empty(self.real.shape).on(self.device).partition(TILE)
         return escape(counts, self.real, self.imag, limit).first().unpartition()
 
 
-def render(bands, limit):
+def render(bands: list[Band], limit: int) -> list[tk.Tensor]:
     """The counts of all bands, gathered on the first band's device. Nobody waits before everything is submitted."""
     first = bands[0].device
     futures = [band.count(limit).then(lambda counts: counts.to(first)).schedule(band.device.policy) for band in bands]
     return [future.result() for future in futures]
 
 
-def picture(devices, real, imag):
+def picture(devices: list[tk.Device], real: Plane, imag: Plane) -> list[Band]:
     """The picture's coordinates, dealt out to the devices row by row: neighbours take about as long as each other."""
     return [Band(device, real[i :: len(devices)], imag[i :: len(devices)]) for i, device in enumerate(devices)]
 
 
-def assembled(parts):
+def assembled(parts: list[tk.Tensor]) -> Plane:
     """The whole picture on the host."""
     rows = sum(part.shape[0] for part in parts)
     whole = np.empty((rows, parts[0].shape[1]), np.float32)
@@ -66,9 +69,10 @@ def assembled(parts):
     return whole
 
 
-def timed_ms(bands, limit, rounds=5):
+def timed_ms(bands: list[Band], limit: int, rounds: int = 5) -> tuple[float, Plane]:
     """The best of several times, in milliseconds, and the picture."""
     best = float("inf")
+    parts: list[tk.Tensor] = []
     for _ in range(rounds):
         start = time.perf_counter()
         parts = render(bands, limit)
@@ -76,7 +80,7 @@ def timed_ms(bands, limit, rounds=5):
     return best, assembled(parts)
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="A Mandelbrot picture by all devices, and by one.")
     parser.add_argument("--height", type=int, default=64, help="rows (default: 64)")
     parser.add_argument("--width", type=int, default=512, help="columns (default: 512)")

@@ -11,8 +11,10 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import tilekit as tk
 from tilekit import memory
@@ -22,17 +24,17 @@ TILE = (4, 256)
 
 
 @tk.kernel
-def scale(y: tk.InOut, factor: float):
+def scale(y: tk.InOut, factor: float) -> None:
     y.store(factor * y.load())
 
 
-def process(source, target, factor, chunk_bytes):
+def process(source: Path, target: Path, factor: float, chunk_bytes: int) -> tuple[int, list[float]]:
     """Read one .npy file, write the other. Gives the bytes read, and the fraction that was done after each chunk."""
-    array = np.load(source, mmap_mode="r")
+    array: NDArray[Any] = np.load(source, mmap_mode="r")
     if array.ndim != 2 or array.dtype != np.float32:
         raise ValueError(f"{source} is {array.dtype.name} of shape {array.shape}: a float32 matrix is needed")
     result = np.lib.format.open_memmap(target, "w+", array.dtype, array.shape)
-    done = []
+    done: list[float] = []
     op = memory.stream_chunks(
         lambda chunk: scale(chunk.partition(TILE), factor).first().unpartition(),
         array,
@@ -45,7 +47,7 @@ def process(source, target, factor, chunk_bytes):
     return array.nbytes, done
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Scale a matrix that is in a file, in chunks.")
     parser.add_argument("--rows", type=int, default=2000, help=f"of the made-up matrix with {COLUMNS} columns (default: 2000)")
     parser.add_argument("--chunk-mib", type=int, default=1, help="MiB on the device at a time, for each of three (default: 1)")

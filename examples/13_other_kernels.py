@@ -10,6 +10,7 @@ simulator, as in the third line.
 """
 
 import argparse
+from typing import Any
 
 import numpy as np
 
@@ -26,37 +27,41 @@ extern "C" __global__ void saxpy(float* y, float a, const float* x, int n) {
 
 
 @tk.kernel
-def tile_saxpy(y: tk.InOut, a, x: tk.In):
+def tile_saxpy(y: tk.InOut, a: float, x: tk.In) -> None:
     y.store(a * tk.load_tile_like(x, y) + y.load())
 
 
 source_saxpy = tk.cuda_source(CODE, "saxpy", "y: InOut[f32], a: f32, x: In[f32], n: i32")
+
+
+def numba_saxpy(y: Any, a: float, x: Any) -> None:
+    i = cuda.grid(1)
+    if i < y.size:
+        y[i] += a * x[i]
+
+
 wrapped_saxpy = None
 try:
-    from numba import cuda
+    from numba import cuda as untyped
 
-    @cuda.jit
-    def numba_saxpy(y: tk.InOut, a, x: tk.In):
-        i = cuda.grid(1)
-        if i < y.size:
-            y[i] += a * x[i]
-
-    wrapped_saxpy = tk.wrap(numba_saxpy, signature="InOut[f32], f32, In[f32]")
+    cuda: Any = untyped  # numba has no types
+    wrapped_saxpy = tk.wrap(cuda.jit(numba_saxpy), signature="InOut[f32], f32, In[f32]")
 except (ImportError, RuntimeError):  # numba looks for a part of the CUDA toolkit, also where there is no GPU
     pass
 
 
-def launches(y, a, x, config):
+def launches(y: tk.Tensor, a: float, x: tk.Tensor, config: tk.LaunchConfig) -> dict[str, tk.DeviceOp[Any]]:
     """The launches that can be run here, by name."""
-    found = {"tilekit": tile_saxpy(y.partition(TILE), a, x)}
-    if y.device.kind == "cuda":
+    found: dict[str, tk.DeviceOp[Any]] = {"tilekit": tile_saxpy(y.partition(TILE), a, x)}
+    kind = tk.default_device().kind
+    if kind == "cuda":
         found["CUDA C++"] = source_saxpy[config](y, a, x, x.size)
-    if wrapped_saxpy is not None and (y.device.kind == "cpu") == wrapped_saxpy.simulated:
+    if wrapped_saxpy is not None and (kind == "cpu") == wrapped_saxpy.simulated:
         found["numba"] = wrapped_saxpy[config](y, a, x)
     return found
 
 
-def compiled_for(target):
+def compiled_for(target: str) -> str:
     """What the compiler has to say of the CUDA C++, which runs on a GPU only."""
     try:
         code = source_saxpy.compile(target)
@@ -67,7 +72,7 @@ def compiled_for(target):
     return f"compiled for {code.target}, {code.registers} registers a thread; it runs on a GPU"
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="saxpy by kernels of three kinds, in a row.")
     parser.add_argument("--n", type=int, default=2**14, help="how many elements (default: 2^14)")
     parser.add_argument("--a", type=float, default=2.0, help="the factor (default: 2.0)")
@@ -79,15 +84,17 @@ def main(argv=None):
     if device.kind == "cpu":
         print(f"CUDA C++: {compiled_for('sm_90a')}")
 
-    values = np.random.default_rng(0).random(options.n, dtype=np.float32)
+    n: int = options.n
+    a: float = options.a
+    values = np.random.default_rng(0).random(n, dtype=np.float32)
     x, y = api.from_host(values).sync(), api.zeros(options.n).sync()
     config = tk.LaunchConfig.for_num_elems(options.n)
-    ops = launches(y, options.a, x, config)
+    ops = launches(y, a, x, config)
     streams = [device.stream() for _ in ops]
     for stream, op in zip(streams, ops.values()):
         op.async_on(stream)  # each waits for the one before: all of them write y
     result = y.to_host().sync()
-    expected = len(ops) * np.float32(options.a) * values
+    expected = len(ops) * np.float32(a) * values
     if not np.allclose(result, expected, rtol=1e-5):
         parser.exit(1, f"{parser.prog}: the result differs from NumPy's\n")
     print(f"{', '.join(ops)}: {len(ops)} x a * x, the same as NumPy's")

@@ -152,7 +152,7 @@ def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any 
         if short:
             filling = _arange(tiles, first, pace)
         elif whole and chosen == dtypes.uint64:
-            filling = _arange_unsigned(tiles, np.uint64(first), np.uint64(pace % 2**64))
+            filling = _arange_unsigned(tiles, dtypes.uint64.type(first), dtypes.uint64.type(pace % 2**64))
         else:
             filling = _line(tiles, float(first), float(pace), 0.0, -1, "none")
         filled: DeviceOp[Tensor] = filling.first().unpartition()

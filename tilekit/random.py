@@ -155,8 +155,8 @@ def _drawn(
         if not tensor.size:
             return value(tensor)
         tile = _TILE if ctx.device.kind == "cuda" else min(_CPU_TILE, 1 << (tensor.size - 1).bit_length())
-        flat, drawn_seed = tensor.reshape(-1).partition(tile), np.uint64(key())
-        drawn: DeviceOp[Tensor] = _draw(flat, drawn_seed, mean, std, np.uint64(low), np.uint64(span), kind, tile).map(
+        flat, unsigned = tensor.reshape(-1).partition(tile), dtypes.uint64.type
+        drawn: DeviceOp[Tensor] = _draw(flat, unsigned(key()), mean, std, unsigned(low), unsigned(span), kind, tile).map(
             lambda _: tensor
         )
         return drawn

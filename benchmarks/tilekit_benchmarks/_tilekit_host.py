@@ -76,5 +76,5 @@ def of_16(
     y.store(total)
 
 
-LAUNCHES = {0: nothing, 1: of_1, 3: of_3, 8: of_8, 16: of_16}
+LAUNCHES: dict[int, tk.Kernel] = {0: nothing, 1: of_1, 3: of_3, 8: of_8, 16: of_16}
 """By the number of their tensors: kernels that write the sum of all but the first into that one (ones, where it is alone)."""

@@ -89,7 +89,7 @@ A mapped partition has no tile of the block's own: `for tile in y.tiles():` visi
 _DECLARING = """\
 # Declaring a kernel
 
-Generics, parameters without annotation, and `Const` parameters are values or names of the host's. Any parameter but a `Const` also takes a tuple, of tensors, partitions, numbers and further tuples, or None where a tensor is optional (`if bias is not None:` decides at no cost); the result of the launch has everything in its place, nested as it was.
+Generics, parameters without annotation, and `Const` parameters are values or names of the host's. Any parameter but a `Const` also takes a tuple, of tensors, partitions, numbers and further tuples, or None where a tensor is optional (`if bias is not None:` decides at no cost); the result of the launch has everything in its place, nested as it was. How type checkers read the annotations, and the form of shapes that they accept, `Annotated[tk.In, -1, 64]`, are in [Types](../../guides/types.md).
 
 ```{eval-rst}
 .. autofunction:: tilekit.kernel

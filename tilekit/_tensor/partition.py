@@ -13,6 +13,8 @@ from tilekit._tensor.operators import NoOperators
 from tilekit._tensor.shapes import as_shape
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from tilekit._runtime.device import Device
     from tilekit._runtime.storage import Storage
     from tilekit._tensor.tensor import Tensor
@@ -141,11 +143,11 @@ class Partition(NoOperators):
         """The tensor, whole again."""
         return self.tensor
 
-    def to_host(self, out: Any = None) -> DeviceOp[Any]:
+    def to_host(self, out: np.ndarray[Any, Any] | None = None) -> DeviceOp[np.ndarray[Any, Any]]:
         """An op that copies the whole tensor to a NumPy array, see `Tensor.to_host`."""
         return self.tensor.to_host(out)
 
-    def numpy(self) -> Any:
+    def numpy(self) -> np.ndarray[Any, Any]:
         """The whole tensor as a NumPy array; blocks, see `Tensor.numpy`."""
         return self.tensor.numpy()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-__all__ = ["Access", "Const", "Declared", "Dims", "Generic", "In", "InOut", "Out", "generics"]
+__all__ = ["Access", "Const", "Declared", "Dims", "Generic", "In", "InOut", "Out", "declaration", "generics"]
 
 
 class Generic:
@@ -57,15 +58,7 @@ def generics(names: str) -> Any:
 Dims = tuple["int | Generic", ...]
 
 
-if TYPE_CHECKING:  # inside a kernel, a parameter annotated so is a view
-    from tilekit.lang.memory import TensorView as _View
-
-    _Value = Any
-else:
-    _View = _Value = object
-
-
-class Access(_View):
+class Access:
     """Base of `In`, `Out`, `InOut`: what a kernel does with a tensor parameter."""
 
     def __class_getitem__(cls, dims: Any) -> Declared:
@@ -73,23 +66,36 @@ class Access(_View):
         return Declared(cls, tuple(_dim(d, cls.__name__) for d in extents))
 
 
-class In(Access):
-    """The parameter is a tensor that the kernel reads. `In[-1, 64]` fixes its rank, and extents that are not -1.
+if TYPE_CHECKING:  # both a view, to the kernel, and whatever callers may pass
+    from tilekit.lang.tensor_like import TensorLike
 
-    (numba's `cuda.In` is another thing: it wraps a host array at the call.)
-    """
+    In: TypeAlias = TensorLike
+    Out: TypeAlias = TensorLike
+    InOut: TypeAlias = TensorLike
+    Const: TypeAlias = Any
+else:
 
+    class In(Access):
+        """The parameter is a tensor that the kernel reads. `In[-1, 64]` fixes its rank, and extents that are not -1.
 
-class Out(Access):
-    """The parameter is a partition that the kernel writes. `Out[BM, BN]` names, or fixes, the shape of its tiles."""
+        Type checkers take `Annotated[tk.In, -1, 64]`, which is the same.
 
+        (numba's `cuda.In` is another thing: it wraps a host array at the call.)
+        """
 
-class InOut(Access):
-    """The parameter is a partition that the kernel reads and writes. `InOut[BM, BN]` as for `Out`."""
+    class Out(Access):
+        """The parameter is a partition that the kernel writes. `Out[BM, BN]`, for type checkers `Annotated[tk.Out, BM, BN]`,
+        names, or fixes, the shape of its tiles.
+        """
 
+    class InOut(Access):
+        """The parameter is a partition that the kernel reads and writes. `InOut[BM, BN]` as for `Out`."""
 
-class Const(_Value):  # type: ignore[misc]
-    """The parameter is a compile-time value: bool, int, float, str, dtype, or a tuple of these."""
+    class Const:
+        """The parameter is a compile-time value: bool, int, float, str, dtype, or a tuple of these.
+
+        `Annotated[int, tk.Const]` says the same, and lets type checkers know which.
+        """
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,28 @@ class Declared:
 
     access: type[Access]
     dims: Dims
+
+
+def declaration(annotation: Any) -> Any:
+    """An annotation that type checkers take in the form that they refuse, or that says no more to a kernel.
+
+    Of `Annotated[Out, BM, BN]` that is `Out[BM, BN]`, of `Annotated[int, Const]` `Const`; of `In | None` and `tuple[In, ...]` it
+    is `In`, since every parameter takes None and tuples; of anything else the annotation itself.
+
+    Raises:
+        TypeError: the dimensions are others than `Out[...]` takes.
+    """
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        declared, *said = parts
+        if isinstance(declared, type) and issubclass(declared, Access):
+            return declared.__class_getitem__(tuple(said))
+        return Const if any(one is Const for one in said) else declared
+    if origin in (tuple, typing.Union, types.UnionType):
+        kinds = {declaration(part) for part in parts if part not in (types.NoneType, ...)}
+        if len(kinds) == 1:
+            return kinds.pop()
+    return annotation
 
 
 def _dim(dim: Any, where: str) -> int | Generic:

@@ -6,18 +6,32 @@ import functools
 import inspect
 import sys
 import types
+import typing
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, cast, overload
 
 from tilekit.lang import block
-from tilekit.lang.annotations import Const
+from tilekit.lang.annotations import Const, declaration
 from tilekit.lang.files import file_of
 
 __all__ = ["LIBRARIES", "Function", "function", "helper_of", "names_used"]
 
 
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec, TypeVar
+
+    P = ParamSpec("P", default=...)  # so that `Function` alone means any of them
+    R = TypeVar("R", default=Any)
+else:
+    P, R = typing.ParamSpec("P"), typing.TypeVar("R")
+
+
+@overload
+def function(function: Callable[P, R], /) -> Function[P, R]: ...
+@overload
+def function() -> Callable[[Callable[P, R]], Function[P, R]]: ...
 def function(function: Callable[..., Any] | None = None) -> Any:
     """Make a function a helper of kernels: `@tk.function`.
 
@@ -58,8 +72,8 @@ def names_used(function: types.FunctionType) -> Iterator[str]:
             yield from (name, getattr(value, "__name__", name))
 
 
-class Function:
-    """A function in the tile language that kernels call. Made by `@tk.function`.
+class Function(Generic[P, R]):
+    """A function in the tile language that kernels call. Made by `@tk.function`. To type checkers it is the function.
 
     Attributes:
         name: the function's.
@@ -85,10 +99,10 @@ class Function:
             annotations = inspect.get_annotations(function, eval_str=True)
         except Exception:  # names that exist only for type checkers
             annotations = {}
-        self.constants = frozenset(name for name, annotation in annotations.items() if annotation is Const)
+        self.constants = frozenset(name for name, annotation in annotations.items() if declaration(annotation) is Const)
         self.file = file_of(function)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Only kernels call it.
 
         Raises:
@@ -99,7 +113,7 @@ class Function:
                 f"{self.name} is a tk.function: it works inside a function decorated with @tk.kernel, or another @tk.function. "
                 f"On the host call a kernel that uses it, or {self.name}.function, which is plain Python"
             )
-        return self.function(*args, **kwargs)
+        return cast(R, self.function(*args, **kwargs))
 
     def __repr__(self) -> str:
         return f"<function {self.name}{self.signature}>"

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tilekit.lang.annotations import Access, Const, Declared, Dims, Generic, In, InOut, Out
+from tilekit.lang.annotations import Access, Const, Declared, Dims, Generic, In, InOut, Out, declaration
 from tilekit.lang.functions import helper_of
 
 __all__ = ["KernelSignature", "Parameter", "read_signature"]
@@ -88,7 +88,8 @@ def read_signature(function: types.FunctionType, scope: Mapping[str, Any]) -> Ke
     cells = {name: cell.cell_contents for name, cell in enclosing.items() if _filled(cell)}
     type_parameters = {p.__name__: p for p in getattr(function, "__type_params__", ())}
     try:
-        annotations = inspect.get_annotations(function, locals={**scope, **cells, **type_parameters}, eval_str=True)
+        written = inspect.get_annotations(function, locals={**scope, **cells, **type_parameters}, eval_str=True)
+        annotations = {name: declaration(annotation) for name, annotation in written.items()}
     except (NameError, SyntaxError, TypeError, ValueError, AttributeError) as error:
         text = f"kernel {function.__name__}: its annotations cannot be evaluated: {error}{_spelt(error)}"
         raise (NameError(text) if isinstance(error, NameError) else TypeError(text)) from None

@@ -173,7 +173,8 @@ class _Fill(DeviceOp[Tensor]):
         short = next((pattern[:n] for n in (1, 2, 4) if pattern[:n] * (len(pattern) // n) == pattern), None)
         if short is None or not view.is_contiguous:
             (view,) = _as_bits(view)
-            return _launched(ctx, _fill(view.partition(tile), self.scalar.view(view.dtype)[()]), target)
+            number: Any = self.scalar.view(view.dtype)[()]
+            return _launched(ctx, _fill(view.partition(tile), number), target)
         assert view.storage is not None, "checked by whoever makes the op"
         ctx.acquire((), (view.storage,))
         offset, count = view.offset * view.itemsize, view.nbytes // len(short)

@@ -6,9 +6,10 @@ import functools
 import sys
 import threading
 import types
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, overload
 
 import numpy as np
 
@@ -34,7 +35,18 @@ from tilekit.ops.sites import site_of
 
 __all__ = ["Kernel", "kernel"]
 
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec
 
+    P = ParamSpec("P", default=...)  # so that `Kernel` alone means any of them
+else:
+    P = typing.ParamSpec("P")
+
+
+@overload
+def kernel(function: Callable[P, None], /) -> Kernel[P]: ...
+@overload
+def kernel(*, num_warps: int | None = None, occupancy: int | None = None) -> Callable[[Callable[P, None]], Kernel[P]]: ...
 def kernel(
     function: Callable[..., Any] | None = None, *, num_warps: int | None = None, occupancy: int | None = None, **others: Any
 ) -> Any:
@@ -46,7 +58,8 @@ def kernel(
     Args:
         function: the kernel. Its parameters are annotated `tk.In`, `tk.Out`, `tk.InOut`, `tk.Const`, for scalars `float`, `int`
             or `bool` (which of them makes no difference), or not at all: then a partition is read and written, a tensor is
-            read, anything else is a scalar.
+            read, anything else is a scalar. Type checkers see them in the calls of the kernel, and take shapes in the form
+            `Annotated[tk.In, -1, 64]`; see "Types" in the guides.
         num_warps: how many warps (of 32 threads) a block has, a power of two up to 32; by default as many as its tiles keep busy.
         occupancy: how many blocks a multiprocessor should have at a time, 1 to 32, as in cuTile Python: the compiler then gives a
             thread no more registers than leave room for so many. Too many of them, and it keeps values in local memory, which is
@@ -73,8 +86,8 @@ class _TooWide(ValueError):
     """An int that 64 bits with a sign do not hold. Those without one may."""
 
 
-class Kernel:
-    """A function in the tile language. Made by `@tk.kernel`.
+class Kernel(Generic[P]):
+    """A function in the tile language. Made by `@tk.kernel`. To type checkers it takes what the function does.
 
     Attributes:
         name: the function's.
@@ -126,7 +139,7 @@ class Kernel:
         """Whether it may: a kernel that does not has nothing of knowing whether its numbers are positive (internal)."""
         return not {"exp", "exp2"}.isdisjoint(names_used(self._function))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> KernelLaunch:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> KernelLaunch:
         """A launch with these arguments: tensors, partitions, scalars, values of `Const` parameters, or ops that produce them.
 
         Where a tensor goes, so does an array of NumPy on a CPU device, or one of PyTorch, CuPy, JAX, numba: see `as_tensor`. What
@@ -138,29 +151,31 @@ class Kernel:
         """
         if any(current(owner, name) is not value for owner, name, value in self._origins):
             self._look_again()
-        form, kernel = None if kwargs else self._forms.get(tuple(map(type, args))), self
+        arguments: tuple[Any, ...] = args
+        kernel: Kernel[...] = self
+        form = None if kwargs else self._forms.get(tuple(map(type, args)))
         try:
             if form is None:
                 if kwargs or len(args) != self.result_count:
-                    args = self._bind(args, kwargs)
-                if not _PUT_TOGETHER.isdisjoint(map(type, args)):
-                    kernel, args = self._put_together(args)
-                args = kernel.prepared(args)
-                form = kernel.form(args)
+                    arguments = self._bind(args, kwargs)
+                if not _PUT_TOGETHER.isdisjoint(map(type, arguments)):
+                    kernel, arguments = self._put_together(arguments)
+                arguments = kernel.prepared(arguments)
+                form = kernel.form(arguments)
             elif form.ints or form.tuples:
-                self._inspect(form, args)
+                self._inspect(form, arguments)
         except _TooWide:
-            args = tuple(
+            arguments = tuple(
                 np.uint64(a) if type(a) is int and 2**63 <= a < 2**64 and p.kind != "const" else a
-                for p, a in zip(kernel.signature.parameters, args, strict=True)
+                for p, a in zip(kernel.signature.parameters, arguments, strict=True)
             )
-            form = kernel.form(args)
+            form = kernel.form(arguments)
         except Exception:
-            for argument in (*args, *kwargs.values()):
+            for argument in (*arguments, *kwargs.values()):
                 if isinstance(argument, DeviceOp):
                     argument.consumed()  # whoever is told of a mistake need not run them
             raise
-        return launch_of(kernel, args, form, self._options, site_of(sys._getframe(1)))
+        return launch_of(kernel, arguments, form, self._options, site_of(sys._getframe(1)))
 
     def _put_together(self, arguments: tuple[Any, ...]) -> tuple[Kernel, tuple[Any, ...]]:
         """The kernel for arguments some of which are tuples or None, and what is in them; this one if there are none."""
@@ -281,10 +296,10 @@ class Kernel:
 
     in_a_kernel = "{} is a kernel, which the host launches: take its @tk.kernel away, and it is a function that kernels call"
 
-    def __getitem__(self, configuration: Any) -> NoReturn:
-        raise habits.bracketed(self)
+    if not TYPE_CHECKING:  # which then says itself that there is no such attribute, and no index
 
-    if not TYPE_CHECKING:  # which then says itself that there is no such attribute
+        def __getitem__(self, configuration: Any) -> NoReturn:
+            raise habits.bracketed(self)
 
         def __getattr__(self, name: str) -> Any:
             raise habits.unknown(self, name)

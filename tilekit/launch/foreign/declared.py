@@ -18,7 +18,7 @@ import numpy as np
 from tilekit import dtypes
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
-from tilekit.lang.annotations import Declared, In, InOut, Out
+from tilekit.lang.annotations import Declared, In, InOut, Out, declaration
 
 __all__ = ["Declaration", "check", "from_function", "memory", "packing", "parse", "scalar_of"]
 
@@ -141,6 +141,7 @@ def _annotated(function: Callable[..., Any], annotation: Any) -> Access:
             annotation = eval(annotation, {**scope.builtins, **function.__globals__, **scope.nonlocals})
         except Exception:  # meant for a type checker
             return "auto"
+    annotation = declaration(annotation)
     access = annotation.access if isinstance(annotation, Declared) else annotation
     return "in" if access is In else "out" if access is Out else "inout" if access is InOut else "auto"
 
