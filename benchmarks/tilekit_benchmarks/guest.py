@@ -101,10 +101,10 @@ def _arrays(n: int) -> Mapping[str, np.ndarray[Any, Any]]:
     """By a letter: small whole numbers, so that each library rounds alike."""
     rng = np.random.default_rng(_SEED)
     shapes = {"x": (_ROWS, n), "y": (_ROWS, n), "w": (n,), "m": (n, n), "r": (1, n), "z": (1, n)}
-    made = {name: rng.integers(-2, 3, shape).astype(np.float16) for name, shape in shapes.items()}
+    arrays = {name: rng.integers(-2, 3, shape).astype(np.float16) for name, shape in shapes.items()}
     heads = (1, 8, 128, 64)
-    made |= {name: rng.standard_normal(heads).astype(np.float16) for name in "qp"}
-    return made | {name: rng.integers(-9, 9, n).astype(np.int32) for name in "abi"}
+    arrays |= {name: rng.standard_normal(heads).astype(np.float16) for name in "qp"}
+    return arrays | {name: rng.integers(-9, 9, n).astype(np.int32) for name in "abi"}
 
 
 def _candidates(stream: Stream, n: int) -> list[Candidate]:
@@ -130,14 +130,14 @@ def _candidates(stream: Stream, n: int) -> list[Candidate]:
                 return None if close else "the result is not PyTorch's"
 
             if kind == "its own tensors":
-                given = [tk.as_tensor(array) for array in (out, *inputs)]
+                tensors = [tk.as_tensor(array) for array in (out, *inputs)]
             elif kind == "PyTorch's tensors":
-                given = [out, *inputs]
+                tensors = [out, *inputs]
             op = case.ours
             if kind == "fresh tensors of PyTorch's":
                 launch = lambda: op(out[:], *(array[:] for array in inputs)).async_on(stream)  # noqa: E731
             else:
-                launch = lambda: op(*given).async_on(stream)  # noqa: E731
+                launch = lambda: op(*tensors).async_on(stream)  # noqa: E731
             return Work(launch=Unwaited(launch, synchronize), reset=lambda: out.zero_(), check=check)
 
         return build
@@ -155,14 +155,14 @@ def _candidates(stream: Stream, n: int) -> list[Candidate]:
         return _plain(lambda: out[:])
 
     names = ("add", "softmax", "layer_norm", "rms_norm", "gemm", "gemm of a row", "attention")
-    made = [Candidate(name="torch", version=version, variant=name, build=theirs(name)) for name in names]
-    made += [
+    candidates = [Candidate(name="torch", version=version, variant=name, build=theirs(name)) for name in names]
+    candidates += [
         Candidate(name=OWN, version=tk.__version__, variant=f"{name}, {kind}", build=ours(name, kind))
         for name in names
         for kind in ("its own tensors", "PyTorch's tensors", "fresh tensors of PyTorch's")
     ]
     return [
-        *made,
+        *candidates,
         Candidate(name="torch", version=version, variant="a view", build=view),
         Candidate(name="torch", version=version, variant="three views", build=views),
         Candidate(name=OWN, version=tk.__version__, variant="as_tensor of a view", build=taken),

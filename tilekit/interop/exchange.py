@@ -76,10 +76,10 @@ _described = _describer()
 
 def described_tensor(array: Any) -> Tensor | None:
     """The tensor over an array's memory, behind what its library has submitted by now; None where it must be asked in full."""
-    found = _described(array, _layout)
-    if found is None:
+    description = _described(array, _layout)
+    if description is None:
         return None
-    kind, ordinal, handle, address, layout = found
+    kind, ordinal, handle, address, layout = description
     if layout is None or address % layout.itemsize:
         return None
     if kind == dlpack.CUDA:
@@ -90,7 +90,7 @@ def described_tensor(array: Any) -> Tensor | None:
         device, use = devices.default_device(), None
         if device.kind != "cpu":
             return None
-    storage = ranges.found(device, address - layout.before, address + layout.behind, layout.itemsize, array, use)
+    storage = ranges.storage_of(device, address - layout.before, address + layout.behind, layout.itemsize, array, use)
     if isinstance(storage, Imported) and storage.view is not None:
         last: Tensor | None = storage.view()
         if last is not None and (last.shape, last.strides, last.dtype, last.flat[0]) == (*layout.is_of, address):

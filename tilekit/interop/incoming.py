@@ -52,11 +52,11 @@ def as_tensor(obj: Any, *, device: Device | str | None = None) -> Tensor:
         BufferError: the library refuses.
     """
     if device is None:
-        found = described_tensor(obj)
-        if found is None:
-            found = met_again(obj)
-        if found is not None:
-            return found
+        tensor = described_tensor(obj)
+        if tensor is None:
+            tensor = met_again(obj)
+        if tensor is not None:
+            return tensor
     wanted = None if device is None else Device(device)
     if isinstance(obj, Tensor):
         if wanted is not None and obj.device is not None:

@@ -22,7 +22,7 @@ from tilekit._runtime.hazards import AccessHistory, Use
 from tilekit._runtime.storage import Imported, Storage
 from tilekit.interop.crossing import bridge
 
-__all__ = ["admit", "cross", "found", "known", "memory_at", "owner_range", "remember", "used"]
+__all__ = ["admit", "cross", "known", "memory_at", "owner_range", "remember", "storage_of", "used"]
 
 _FEW, _LITTLE = 8, 1 << 20  # how many collected storages are looked at together, and of how many bytes
 
@@ -124,7 +124,7 @@ def _table(device: Device) -> _Table:
     return _tables.setdefault(device, _Table()) if table is None else table
 
 
-def found(device: Device, low: int, high: int, itemsize: int, array: Any, use: Use | None) -> Storage:
+def storage_of(device: Device, low: int, high: int, itemsize: int, array: Any, use: Use | None) -> Storage:
     """The Storage that has the memory of an array, which may be written: one that is known, or a new one.
 
     Args:

@@ -9,7 +9,7 @@ from tilekit._runtime.context import ExecutionContext
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._launches import Destination, Launches, allocated
-from tilekit.kernels._recipe import Cut, Launch, New, Place, Recipe, View, given
+from tilekit.kernels._recipe import Cut, Launch, New, Place, Recipe, View, at_places
 from tilekit.launch.launch import KernelLaunch
 from tilekit.ops import DeviceOp, Spec
 from tilekit.ops.execution import Done, Steps
@@ -52,7 +52,7 @@ class Note:
         recipe = None
         try:
             if self._is_plain:
-                outcome = given(tuple(map(self._place, result)) if type(result) is tuple else self._place(result))
+                outcome = at_places(tuple(map(self._place_of, result)) if type(result) is tuple else self._place_of(result))
                 launches = tuple(map(self._launch, self._launches))
                 recipe = Recipe(tuple(self._new), launches, launches[0] if len(launches) == 1 else None, outcome, spec)
         except _NotPlain:
@@ -64,11 +64,11 @@ class Note:
         plan = op._form.plans.get(op._form.key(op.arguments, op._options))
         if plan is None:  # it was forgotten since
             raise _NotPlain
-        parts = tuple(self._place(part) if isinstance(part, (Tensor, Partition)) else part for part in op.arguments)
+        parts = tuple(self._place_of(part) if isinstance(part, (Tensor, Partition)) else part for part in op.arguments)
         form, bound = op._form.alone(op._options, plan), plan.specialisation.bound if self._looks else None
-        return Launch(op.kernel, form, op._options, op._label, given(parts), bound)
+        return Launch(op.kernel, form, op._options, op._label, at_places(parts), bound)
 
-    def _place(self, value: Any) -> Place:
+    def _place_of(self, value: Any) -> Place:
         """Where a tensor or a partition comes from."""
         cut = None
         if isinstance(value, Partition):

@@ -166,7 +166,7 @@ class Recalled(Launches):
     _recipe: Recipe
     _tensors: list[Tensor]
     _call: tuple[Callable[..., DeviceOp[Any]], tuple[Any, ...], dict[str, Any]]
-    _made: Launches | None = None  # by the function, for who asks
+    _by_function: Launches | None = None  # by the function, for who asks
 
     @property
     def device(self) -> Any:
@@ -178,11 +178,11 @@ class Recalled(Launches):
 
     def _of_function(self) -> Launches:
         """The op that the function makes."""
-        if self._made is None:
+        if self._by_function is None:
             function, args, kwargs = self._call
-            self._made = function(*args, **kwargs)  # type: ignore[assignment]
-            self._made.consumed()  # type: ignore[union-attr]
-        return self._made  # type: ignore[return-value]
+            self._by_function = function(*args, **kwargs)  # type: ignore[assignment]
+            self._by_function.consumed()  # type: ignore[union-attr]
+        return self._by_function  # type: ignore[return-value]
 
     def _tried(self) -> tuple[list[DeviceOp[Any]], Any]:
         return self._of_function()._tried()

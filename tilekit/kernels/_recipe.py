@@ -12,7 +12,7 @@ from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.launch.launch import KernelLaunch, launch_of
 from tilekit.ops import Spec
 
-__all__ = ["Cut", "Launch", "New", "Place", "Recipe", "View", "given"]
+__all__ = ["Cut", "Launch", "New", "Place", "Recipe", "View", "at_places"]
 
 
 class View(NamedTuple):
@@ -66,7 +66,7 @@ class Place(NamedTuple):
     cut: Cut | None
 
 
-def given(parts: Any) -> Callable[[Sequence[Tensor]], Any]:
+def at_places(parts: Any) -> Callable[[Sequence[Tensor]], Any]:
     """A function of tensors that gives what is at a place; or, for a tuple, that of what is at the places in it and of all else.
 
     Written out it takes no loop, which would take longer than all else that there is to do.

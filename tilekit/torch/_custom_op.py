@@ -238,17 +238,18 @@ class _Operator:
 
     def _op(self, arguments: dict[str, Any]) -> DeviceOp[Any]:
         """What the launch makes of them, as one op whose result is the tensors."""
-        made = self.launch(**arguments)
-        several = isinstance(made, (tuple, list))
-        parts = [self._part(part) for part in (made if several else (made,))]
+        returned = self.launch(**arguments)
+        several = isinstance(returned, (tuple, list))
+        parts = [self._part(part) for part in (returned if several else (returned,))]
         return zip_ops(*parts) if several else parts[0]
 
-    def _part(self, made: Any) -> DeviceOp[Any]:
-        if not isinstance(made, DeviceOp):
+    def _part(self, returned: Any) -> DeviceOp[Any]:
+        if not isinstance(returned, DeviceOp):
             raise TypeError(
-                f"{self.name}: the launch returned {type(made).__name__}, not an op; it describes work, without .sync() or await"
+                f"{self.name}: the launch returned {type(returned).__name__}, not an op; it describes work, without .sync() or "
+                "await"
             )
-        return made.out() if isinstance(made, AsyncKernelLaunch) and self.count != 0 else made
+        return returned.out() if isinstance(returned, AsyncKernelLaunch) and self.count != 0 else returned
 
     def _returned(self, results: list[torch.Tensor]) -> Any:
         if self.count is None:
@@ -269,19 +270,19 @@ class _Gradients(_Operator):
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The gradients."""
         *arguments, like = args
-        found, wanted = super().call(*arguments), shapes_of(like)
-        if len(found) != len(wanted):
+        gradients, wanted = super().call(*arguments), shapes_of(like)
+        if len(gradients) != len(wanted):
             raise ValueError(
-                f"{self.name}: the op has {len(found)} results, gradients are wanted by {len(wanted)} tensors: name those that "
-                "have one, custom_op(..., wrt=(...))"
+                f"{self.name}: the op has {len(gradients)} results, gradients are wanted by {len(wanted)} tensors: name "
+                "those that have one, custom_op(..., wrt=(...))"
             )
-        for gradient, (shape, dtype) in zip(found, wanted):
+        for gradient, (shape, dtype) in zip(gradients, wanted):
             if gradient.shape != shape or gradient.dtype != dtype:
                 raise ValueError(
                     f"{self.name}: a gradient is {gradient.dtype} of shape {tuple(gradient.shape)}, what it is by {dtype} of "
                     f"shape {shape}"
                 )
-        return found
+        return gradients
 
     def fake(self, *args: Any, **kwargs: Any) -> Any:
         """Tensors without memory like the gradients."""

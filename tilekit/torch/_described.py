@@ -1,4 +1,4 @@
-"""What an op's results will be, found without running it."""
+"""What an op's results will be, results without running it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def results_of(op: DeviceOp[Any], who: str) -> list[Tensor]:
     if isinstance(op, Zip):
         return [result for part in op.ops for result in results_of(part, who)]
     if op.spec is not None:
-        found: Any = (op.spec,)
+        results: Any = (op.spec,)
     elif isinstance(op, Launches):
-        found = op.outcome()
-        found = found if isinstance(found, tuple) else (found,)
+        results = op.outcome()
+        results = results if isinstance(results, tuple) else (results,)
     elif isinstance(op, AsyncKernelLaunch):
-        found = op.written_specs
+        results = op.written_specs
     else:
-        found = getattr(op, "specs", None) or (None,)
-    return [_described(result, op, who) for result in found]
+        results = getattr(op, "specs", None) or (None,)
+    return [_described(result, op, who) for result in results]
 
 
 def _described(result: Any, op: DeviceOp[Any], who: str) -> Tensor:
