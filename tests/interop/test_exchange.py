@@ -217,6 +217,7 @@ def test_an_array_that_nobody_used_is_let_go_at_once(gpu, Array):
         theirs = Array()
         gone = weakref.ref(theirs)
         ours = tk.as_tensor(theirs)
+        assert tk.as_tensor(theirs) is ours
         del theirs, ours
         assert gone() is None
     assert not gpu.device.garbage

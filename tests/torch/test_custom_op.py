@@ -213,7 +213,7 @@ def test_returning_an_argument_is_an_error(device):
         old(vector())
 
 
-def test_tensors_of_tilekits_may_be_used(device):
+def test_tensors_of_tilekits_may_be_used(cpu):
     weight = api.full(1000, 3.0).sync()
 
     @custom_op("tilekit_tests::weighted")

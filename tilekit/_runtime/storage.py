@@ -148,6 +148,6 @@ class Imported(Storage):
         if self.owner is None:
             super().__del__()
             return
-        busy = [use for use in self.uses() if use is not self.theirs and use[1] > use[0].completed]
+        busy = [use for use in self.uses() if use != self.theirs and use[1] > use[0].completed]
         if busy:  # whoever imports the memory anew waits for that work, too
             self._leave(Garbage(None, busy, (self.owner, self.history)))

@@ -110,9 +110,9 @@ def register_autograd(op: Any, back: Any, formula: Backward) -> None:
         for name, (what, at) in formula.parameters.items():
             if what == "gradient":
                 values[name] = grads[at]
-        gradients_of = back(*(values[name] for name in formula.parameters), ctx.like)
+        of_present = back(*(values[name] for name in formula.parameters), ctx.like)
         by_place: list[torch.Tensor | None] = [None] * formula.inputs
-        for at, gradient in zip(ctx.wrt, gradients_of):
+        for at, gradient in zip(ctx.wrt, of_present):
             by_place[at] = gradient
         return tuple(by_place)
 

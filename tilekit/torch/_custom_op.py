@@ -238,18 +238,22 @@ class _Operator:
 
     def _op(self, arguments: dict[str, Any]) -> DeviceOp[Any]:
         """What the launch makes of them, as one op whose result is the tensors."""
-        returned = self.launch(**arguments)
-        several = isinstance(returned, (tuple, list))
-        parts = [self._part(part) for part in (returned if several else (returned,))]
+        launched = self.launch(**arguments)
+        several = isinstance(launched, (tuple, list))
+        parts = [self._part(part) for part in (launched if several else (launched,))]
         return zip_ops(*parts) if several else parts[0]
 
-    def _part(self, returned: Any) -> DeviceOp[Any]:
-        if not isinstance(returned, DeviceOp):
+    def _part(self, launched: Any) -> DeviceOp[Any]:
+        if not isinstance(launched, DeviceOp):
             raise TypeError(
-                f"{self.name}: the launch returned {type(returned).__name__}, not an op; it describes work, without .sync() or "
+                f"{self.name}: the launch returned {type(launched).__name__}, not an op; it describes work, without .sync() or "
                 "await"
             )
-        return returned.out() if isinstance(returned, AsyncKernelLaunch) and self.count != 0 else returned
+        if not isinstance(launched, AsyncKernelLaunch) or self.count == 0:
+            return launched
+        whole = launched.out()
+        whole._site = launched._site  # the user's line, and not PyTorch's
+        return whole
 
     def _returned(self, results: list[torch.Tensor]) -> Any:
         if self.count is None:
@@ -273,8 +277,8 @@ class _Gradients(_Operator):
         gradients, wanted = super().call(*arguments), shapes_of(like)
         if len(gradients) != len(wanted):
             raise ValueError(
-                f"{self.name}: the op has {len(gradients)} results, gradients are wanted by {len(wanted)} tensors: name "
-                "those that have one, custom_op(..., wrt=(...))"
+                f"{self.name}: the op has {len(gradients)} results, gradients are wanted by {len(wanted)} tensors: name those "
+                "that have one, custom_op(..., wrt=(...))"
             )
         for gradient, (shape, dtype) in zip(gradients, wanted):
             if gradient.shape != shape or gradient.dtype != dtype:
