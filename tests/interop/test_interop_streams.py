@@ -12,6 +12,7 @@ from sharing import TILE, N, copy
 import tilekit as tk
 from tilekit import api
 from tilekit._runtime.context import ExecutionContext
+from tilekit.interop.crossing import bridge
 
 
 @pytest.fixture
@@ -122,6 +123,23 @@ def test_imports_do_not_wait_for_each_other(gpu):
     assert len(set(bridges[:8])) == 8
     driver.cuStreamQuery = lambda stream: (0,)
     assert len({tk.as_tensor(array).storage.last_write[0] for array in arrays}) == 1
+
+
+def test_who_is_behind_the_same_streams_has_one_bridge(gpu):
+    """It waits for nothing else, and nobody asks whether it is idle."""
+    device, driver = gpu
+    driver.cuStreamQuery = lambda stream: pytest.fail("nobody asks")
+    one, two, three = device.stream(), device.stream(), device.stream()
+    first = bridge(device, [(one, 2), (two, 5)])
+    assert bridge(device, [(two, 7), (one, 2)]) is first
+    driver.cuStreamQuery = lambda stream: (600,)
+    assert bridge(device, [(one, 1), (two, 6)]) is not first, "which waits for later work of the first stream's"
+    assert bridge(device, [(one, 9), (three, 1)]) is not first
+    assert bridge(device) not in (first, one, two, three)
+    others = {bridge(device) for _ in range(30)}
+    assert len(others) == 8
+    driver.cuStreamQuery = lambda stream: (0,)
+    assert bridge(device, [(one, 1)]) in others
 
 
 def test_a_consumers_stream_waits_for_the_writer(gpu):

@@ -315,7 +315,7 @@ def _gather(device: Device, order: AccessHistory, other: AccessHistory, known: U
 
 def _behind(device: Device, uses: list[Use]) -> Use:
     """A moment behind all of these, on a stream that does nothing but wait."""
-    stream = bridge(device)
+    stream = bridge(device, uses)
     for user, serial in uses:
         stream.wait_for(user, serial)
     return stream, stream.mark()
