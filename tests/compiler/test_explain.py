@@ -6,8 +6,9 @@ import pytest
 
 import tilekit as tk
 from tilekit import api
-from tilekit.compiler import build
+from tilekit.compiler import build, optimize
 from tilekit.compiler.explain import resident_blocks
+from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.kernel import CompiledKernel
 
 
@@ -208,3 +209,15 @@ def test_remarks_are_of_what_is_compiled():
     assert not any(done for _, done, _ in said[0])
     assert ("exponential", True, "of scores below their maximum: by a fused multiply-add and exp2") in said[1]
     assert not any("as it is written" in text for _, _, text in said[1])
+
+
+def test_what_a_pass_saw_is_shown_of_kernels_as_they_are_written(monkeypatch):
+    def count_operations(kernel):
+        remark(kernel.operations[-1].location, "operations", f"{len(kernel.operations)} of them", done=None)
+
+    monkeypatch.setattr(optimize, "PASSES", (*optimize.PASSES, count_operations))
+    explained = softmax(meta(64, 64).partition((8, 64)), meta(64, 64)).explain("sm_90a")
+    (seen,) = (one for one in explained.remarks if one.transformation == "operations")
+    assert seen.done is None
+    assert not any(one.done for one in explained.remarks), "it is compiled as it is written"
+    assert re.search(rf"operations +- +{seen.text}", str(explained))

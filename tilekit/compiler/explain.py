@@ -227,7 +227,7 @@ class Explanation:
             ]
             parts.append(Table(("line", "a", "b", "product by", "count", "not by"), products))
         if self.remarks:
-            said = [(str(r.line), r.transformation, "yes" if r.done else "no", r.text) for r in self.remarks]
+            said = [(str(r.line), r.transformation, {True: "yes", False: "no", None: "-"}[r.done], r.text) for r in self.remarks]
             parts.append(Table(("line", "transformation", "done", "what, or why not"), said))
         return parts
 

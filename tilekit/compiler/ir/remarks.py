@@ -18,20 +18,20 @@ class Remark(NamedTuple):
     Attributes:
         line: of the kernel's file.
         transformation: which.
-        done: whether it was done.
-        text: what was done, or why it was not.
+        done: whether it was done; None of what was seen, and nothing done about.
+        text: what was done or seen, or why it was not done.
     """
 
     line: int
     transformation: str
-    done: bool
+    done: bool | None
     text: str
 
 
 _collected: ContextVar[list[Remark] | None] = ContextVar("tilekit_remarks", default=None)
 
 
-def remark(location: Location, transformation: str, text: str, *, done: bool = True) -> None:
+def remark(location: Location, transformation: str, text: str, *, done: bool | None = True) -> None:
     """Note one, if anybody wants to know."""
     remarks = _collected.get()
     if remarks is not None:
