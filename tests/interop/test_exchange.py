@@ -135,6 +135,20 @@ def test_types_without_a_table_of_their_own(gpu):
         assert (type(theirs).described, theirs.asked) == (1, [])
 
 
+def test_arrays_that_never_change_stay_read_only(gpu, Array):
+    Array.__module__ = "jaxlib._jax"
+    theirs = Array()
+    assert tk.as_tensor(theirs).storage.readonly == "jaxlib._jax.exchanging.<locals>.Array says so"
+    assert len(theirs.asked) == 1
+
+
+def test_another_capsule_is_no_table(Array):
+    theirs = type("Other", (), {})()
+    capsule = np.zeros(4).__dlpack__()
+    type(theirs).__dlpack_c_exchange_api__ = capsule
+    assert _native.compiled.described(theirs, None) is None
+
+
 def test_memory_that_is_met_again_is_the_same_storage(Array, monkeypatch):
     memory = words(256)
     whole = tk.as_tensor(Array(memory))

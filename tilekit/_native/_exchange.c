@@ -40,7 +40,7 @@ static const Exchange *exchange_of(PyTypeObject *type)
         table = PyDict_GetItemWithError(own, names.exchange_before);
     const Exchange *exchange = NULL;
     if (table != NULL && PyCapsule_CheckExact(table))
-        exchange = PyCapsule_GetPointer(table, PyCapsule_GetName(table));
+        exchange = PyCapsule_GetPointer(table, "dlpack_exchange_api");
     else if (table != NULL && PyLong_CheckExact(table))
         exchange = PyLong_AsVoidPtr(table);
     PyErr_Clear();

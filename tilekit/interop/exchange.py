@@ -19,7 +19,10 @@ from tilekit._tensor.partition import Traits
 from tilekit._tensor.tensor import Tensor
 from tilekit.interop import dlpack, ranges
 
-__all__ = ["described_tensor"]
+__all__ = ["NEVER_WRITTEN", "described_tensor"]
+
+NEVER_WRITTEN = ("jax", "jaxlib")
+"""Libraries whose arrays never change: that is nothing that a description says, so they are asked in full."""
 
 _DEFAULT = (0, 1, 2)  # CUDA's: none, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
 
@@ -80,7 +83,7 @@ def described_tensor(array: Any) -> Tensor | None:
     if description is None:
         return None
     kind, ordinal, handle, address, layout = description
-    if layout is None or address % layout.itemsize:
+    if layout is None or address % layout.itemsize or type(array).__module__.startswith(NEVER_WRITTEN):
         return None
     if kind == dlpack.CUDA:
         stream = _stream(ordinal, handle)

@@ -19,7 +19,7 @@ from tilekit._tensor.tensor import Tensor, refuse_mask
 from tilekit.interop import dlpack
 from tilekit.interop.again import exported, met_again, remember_array
 from tilekit.interop.crossing import bridge
-from tilekit.interop.exchange import described_tensor
+from tilekit.interop.exchange import NEVER_WRITTEN, described_tensor
 from tilekit.interop.ranges import admit, cross, known, memory_at, owner_range, remember
 from tilekit.ops import DeviceOp
 
@@ -190,8 +190,7 @@ def _of_exporter(obj: Any, wanted: Device | None) -> Tensor:
         raise ValueError(
             f"as_tensor: {_kind(obj)} says that it is on device {(kind, ordinal)} of DLPack, and exports {view.device}"
         )
-    # JAX's arrays never change, whatever its capsules say.
-    never = type(obj).__module__.partition(".")[0] in ("jax", "jaxlib")
+    never = type(obj).__module__.partition(".")[0] in NEVER_WRITTEN  # whatever its capsules say
     readonly = f"{_kind(obj)} says so" if view.readonly or never else None
     return _of_view(view, device, stream, readonly, obj)
 
