@@ -112,7 +112,7 @@ def test_memory_of_the_host(gpu, Array):
     with tk.use_device("cpu"):
         host = Array(np.arange(8, dtype=np.float32).view(np.uint32), device=(1, 0))
         ours = tk.as_tensor(host)
-        assert (ours.device.kind, ours.storage.last_write, host.asked) == ("cpu", None, [])
+        assert (ours.device.kind, ours.storage.theirs, host.asked) == ("cpu", None, [])
         add(ours.partition(8), ours.dup()).sync()
         np.testing.assert_array_equal(host.array.view(np.float32), 2 * np.arange(8))
         assert tk.as_tensor(host).storage is ours.storage

@@ -103,7 +103,7 @@ def test_its_users_come_behind_the_librarys_current_stream(gpu, torch):
         for current, later in ((77, 0), (77, 0), (0, 1), (ours.address, 1), (ours.address, 1), (99, 0)):
             torch.current = current
             tk.as_tensor(theirs)
-            stream, serial = tensor.storage.last_write
+            stream, serial = tensor.storage.theirs
             assert stream.address == current
             assert serial == stream.pending - 1 + later, "recorded when somebody waits, but at once in what may be gone then"
 
@@ -116,7 +116,7 @@ def test_streams_of_cupys_are_kept(gpu, monkeypatch):
     theirs = Owned()
     tensor = tk.as_tensor(theirs)
     assert tk.as_tensor(theirs) is tensor
-    stream, serial = tensor.storage.last_write
+    stream, serial = tensor.storage.theirs
     assert (stream.address, serial) == (55, stream.pending)
     assert stream._source is theirs_now
     gone = weakref.ref(theirs)

@@ -37,7 +37,7 @@ def test_an_array_interface_becomes_a_tensor(gpu):
     tensor = tk.as_tensor(interface(BASE + 64, (4, 8), strides=(64, 4)))
     assert (tensor.address, tensor.shape, tensor.strides, tensor.dtype) == (BASE + 64, (4, 8), (16, 1), tk.float32)
     assert tensor.device is device
-    assert tensor.storage.last_write is None
+    assert tensor.storage.theirs is None
     assert tk.as_tensor(interface(0, (0,))).shape == (0,)
     assert tk.as_tensor(interface(BASE, (8,), data=(BASE, True))).storage.readonly == "types.SimpleNamespace says so"
 
@@ -47,7 +47,7 @@ def test_an_array_interface_tells_the_stream(gpu):
     driver.foreign.append((BASE, 1 << 20))
     for at, (given, stream) in enumerate([({"stream": 1}, 1), ({"stream": 2}, 2), ({"stream": 77}, 77), ({"version": 2}, 1)]):
         tensor = tk.as_tensor(interface(BASE + 4096 * at, (8,), **given))
-        moment = tensor.storage.last_write
+        moment = tensor.storage.theirs
         assert moment[0].address == stream
         assert moment[0].pending == moment[1] + 1, "recorded now, not when somebody waits"
 
@@ -102,12 +102,12 @@ def test_a_producer_is_told_which_stream_must_wait(gpu, versioned):
     obj = Exporter(array, np.float32, device=(2, 0), versioned=versioned)
     tensor = tk.as_tensor(obj)
     ((stream, _),) = obj.asked
-    moment = tensor.storage.last_write
+    moment = tensor.storage.theirs
     assert (moment[0].address, moment[0].pending) == (stream, moment[1] + 1)
     assert (tensor.address, tensor.dtype) == (array.ctypes.data, tk.float32)
     # A bare capsule was made for the legacy default stream.
     capsule = Exporter(np.zeros(64, np.uint32), device=(2, 0)).__dlpack__()
-    assert tk.as_tensor(capsule).storage.last_write[0].address == 1
+    assert tk.as_tensor(capsule).storage.theirs[0].address == 1
     with pytest.raises(ValueError, match="the memory is on cuda:0, not on cpu:0"):
         tk.as_tensor(obj, device="cpu")
 
@@ -118,11 +118,11 @@ def test_imports_do_not_wait_for_each_other(gpu):
     arrays = [Exporter(np.zeros(64, np.uint32), device=(2, 0)) for _ in range(20)]
     driver.cuStreamQuery = lambda stream: (600,)
     tensors = [tk.as_tensor(array) for array in arrays]
-    bridges = [tensor.storage.last_write[0] for tensor in tensors]
+    bridges = [tensor.storage.theirs[0] for tensor in tensors]
     assert len(set(bridges)) == 8
     assert len(set(bridges[:8])) == 8
     driver.cuStreamQuery = lambda stream: (0,)
-    assert len({tk.as_tensor(array).storage.last_write[0] for array in arrays}) == 1
+    assert len({tk.as_tensor(array).storage.theirs[0] for array in arrays}) == 1
 
 
 def test_who_is_behind_the_same_streams_has_one_bridge(gpu):
@@ -166,7 +166,7 @@ def test_a_round_trip_is_the_same_storage_written_by_the_consumer(gpu):
     x = api.zeros(N).sync()
     back = tk.as_tensor(x.__dlpack__(stream=-1, max_version=(1, 0)))
     assert back.storage is x.storage
-    assert x.storage.last_write[0].address == 1
+    assert x.storage.theirs[0].address == 1
     assert (back.address, back.dtype, back.shape) == (x.address, x.dtype, x.shape)
 
 
@@ -250,11 +250,12 @@ def test_tilekits_own_work_is_not_forgotten_when_an_array_is_met_again(gpu):
             written = x.storage.last_write = (writer, writer.pending)  # as if it was written just now
             again = tk.as_tensor(obj)
             assert again.storage is x.storage
-            moment = again.storage.last_write
-            assert behind(moment[0], written)
+            assert again.storage.last_write is written
+            moment = again.storage.theirs
             assert moment[0] not in (writer, reader)
             ExecutionContext(device, reader).acquire((again.storage,), ())
             assert behind(reader, moment)
+            assert behind(reader, written)
         driver.not_ready = 0
 
 
@@ -272,6 +273,7 @@ def test_parts_that_a_whole_joins_are_all_waited_for(gpu):
         last = whole.storage.last_write
         assert [behind(last[0], moment) for moment in moments] == [True, True]
         assert parts[0].storage.last_write is parts[1].storage.last_write is last
+        assert parts[0].storage.theirs[0].address == 77
     driver.not_ready = 0
 
 

@@ -8,7 +8,7 @@
 
 #pragma GCC visibility push(hidden)
 
-enum { VERSION = 3 }; /* see attributes.py */
+enum { VERSION = 4 }; /* see attributes.py */
 
 /* What is read of Python's, and why, is described in attributes.py, in the same order: `prepare` compares the two.
  *
@@ -17,7 +17,9 @@ enum { VERSION = 3 }; /* see attributes.py */
     X(Stream, _create) X(Stream, _events) X(Stream, _failures) X(Stream, _lock) X(Stream, _marks) X(Stream, _names)              \
     X(Stream, _seen) X(Stream, _stable) X(Stream, _trim_at) X(Stream, address) X(Stream, closed) X(Stream, completed)            \
     X(Stream, device) X(Stream, number) X(Stream, pending)                                                                       \
-    X(Storage, last_write) X(Storage, reads)                                                                                     \
+    X(AccessHistory, last_write) X(AccessHistory, reads) X(AccessHistory, theirs)                                                \
+    X(Storage, guarded)                                                                                                           \
+    X(Imported, history)                                                                                                          \
     X(Tensor, dtype) X(Tensor, flat) X(Tensor, offset) X(Tensor, storage) X(Tensor, traits)                                       \
     X(Partition, storage) X(Partition, tensor) X(Partition, traits)                                                              \
     X(ExecutionContext, device) X(ExecutionContext, stream)                                                                      \
@@ -34,7 +36,7 @@ enum { VERSION = 3 }; /* see attributes.py */
 #define NAMES(X)                                                                                                                  \
     X(dict, "__dict__") X(module, "__name__") X(exchange_before, "__c_dlpack_exchange_api__")                                    \
     X(exchange, "__dlpack_c_exchange_api__") X(event, "event") X(forget_until, "_forget_until") X(trim, "_trim")                 \
-    X(guarded, "guarded") X(next_stream, "next_stream") X(policy, "policy") X(requires_grad, "requires_grad")                    \
+    X(next_stream, "next_stream") X(policy, "policy") X(requires_grad, "requires_grad")                    \
     X(serial, "serial") X(submission, "submission") X(traits, "traits") X(written_by, "written_by")
 
 /* Functions and objects of Python's. */
@@ -133,7 +135,6 @@ typedef struct {
     void *context, *function;
     unsigned grid[3], block[3], shared_bytes;
     Py_ssize_t count;    /* of arguments */
-    PyTypeObject *plain; /* the class of storages whose order is their own, and whose attributes are what they seem */
     PyObject *kinds;     /* bytes, one for each argument: its Kind */
     PyObject *uses;      /* bytes, one for each argument: READ and WRITTEN */
     PyObject *slots;     /* bytes, one for each parameter that is from the arguments: its code in the module struct */
@@ -158,7 +159,6 @@ enum { READ = 1, WRITTEN = 2 };
 typedef struct {
     PyObject *storage, *reads; /* owned */
     unsigned uses;
-    int plain; /* whether the storage is of the class whose attributes are plain slots */
 } View;
 
 /* Let the stream wait for those who use the memory on other streams, so that work in it may; 0 if Python has to see to that, -1

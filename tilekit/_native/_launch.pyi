@@ -29,7 +29,6 @@ class Launcher:
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
         shared_bytes: int,
-        plain: type,
         kinds: bytes,
         uses: bytes,
         slots: bytes,

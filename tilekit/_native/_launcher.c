@@ -26,14 +26,14 @@ static Py_ssize_t maps_of(const Launcher *self)
 
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"launch", "current", "context", "function",  "grid",   "block", "shared_bytes", "plain", "kinds",
+    static char *keywords[] = {"launch", "current", "context", "function",  "grid",   "block", "shared_bytes", "kinds",
                                "uses",   "slots",   "record",  "query",     "wait",      "not_ready", "spin_s", "rest",  "maps", NULL};
     Launcher parsed;
     memset(&parsed, 0, sizeof parsed);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&O&(III)(III)IO!SSS|O&O&O&idSO!:Launcher", keywords, as_pointer, &parsed.launch,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&O&(III)(III)ISSS|O&O&O&idSO!:Launcher", keywords, as_pointer, &parsed.launch,
                                      as_pointer, &parsed.current, as_pointer, &parsed.context, as_pointer, &parsed.function,
                                      &parsed.grid[0], &parsed.grid[1], &parsed.grid[2], &parsed.block[0], &parsed.block[1],
-                                     &parsed.block[2], &parsed.shared_bytes, &PyType_Type, &parsed.plain, &parsed.kinds, &parsed.uses,
+                                     &parsed.block[2], &parsed.shared_bytes, &parsed.kinds, &parsed.uses,
                                      &parsed.slots, as_pointer, &parsed.record, as_pointer, &parsed.query, as_pointer,
                                      &parsed.wait, &parsed.not_ready, &parsed.spin_s, &parsed.rest,
                                      &PyTuple_Type, &parsed.maps))
@@ -59,7 +59,6 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     if (self == NULL)
         return NULL;
     memcpy((char *)self + sizeof(PyObject), (char *)&parsed + sizeof(PyObject), sizeof parsed - sizeof(PyObject));
-    Py_INCREF(self->plain);
     Py_INCREF(self->kinds);
     Py_INCREF(self->uses);
     Py_INCREF(self->slots);
@@ -71,7 +70,6 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwar
 static void launcher_dealloc(Launcher *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    Py_XDECREF(self->plain);
     Py_XDECREF(self->kinds);
     Py_XDECREF(self->uses);
     Py_XDECREF(self->slots);
@@ -216,44 +214,82 @@ static int clear_reads(Launcher *self, PyObject *reads, PyObject *stream)
     return clear;
 }
 
-int clear_way(Launcher *self, View *view, PyObject *stream)
+/* Where it is kept who uses some memory, borrowed: of others' memory its history, else the storage itself, or what stands for one
+ * (an Arena). NULL, and no exception, if it is of another class. */
+static PyObject *history_of(PyObject *storage)
 {
-    view->plain = Py_TYPE(view->storage) == self->plain;
-    if (!view->plain) { /* others' memory: borrowed or read-only, it is looked at by Python */
-        PyObject *guarded = PyObject_GetAttr(view->storage, names.guarded);
-        if (guarded == NULL)
-            return -1;
-        Py_DECREF(guarded);
-        if (guarded != Py_False)
-            return 0;
-    }
-    PyObject *last = get(view->storage, &Storage_last_write), *other, *serial;
-    int known = last ? moment(last, &other, &serial) : -1;
+    if (Py_TYPE(storage) == Imported_history.owner)
+        storage = held(storage, &Imported_history);
+    return storage != NULL && PyObject_TypeCheck(storage, AccessHistory_last_write.owner) ? storage : NULL;
+}
+
+/* An attribute of that, a new reference, or NULL: those of AccessHistory lie in all derived classes at the same place. */
+static PyObject *kept(PyObject *history, const Slot *slot)
+{
+    return Py_XNewRef(*(PyObject **)((char *)history + slot->offset));
+}
+
+static void set_kept(PyObject *history, const Slot *slot, PyObject *value)
+{
+    Py_XSETREF(*(PyObject **)((char *)history + slot->offset), Py_NewRef(value));
+}
+
+/* Let the stream wait for a moment, or for None; as `clear_way`. */
+static int clear_moment(Launcher *self, PyObject *history, const Slot *slot, PyObject *stream)
+{
+    PyObject *use = kept(history, slot), *other, *serial;
+    int known = use ? moment(use, &other, &serial) : -1;
     if (known == 1 && !wait_for(self, stream, other, serial))
         known = -1;
-    Py_XDECREF(last);
-    if (known < 0)
-        return PyErr_Occurred() ? -1 : 0;
-    view->reads = get(view->storage, &Storage_reads);
-    if (view->reads == NULL || !PyDict_CheckExact(view->reads))
-        return view->reads == NULL ? -1 : 0;
+    Py_XDECREF(use);
+    return known >= 0 ? 1 : PyErr_Occurred() ? -1 : 0;
+}
+
+int clear_way(Launcher *self, View *view, PyObject *stream)
+{
+    PyObject *history = history_of(view->storage);
+    if (history == NULL)
+        return 0;
+    if (PyObject_TypeCheck(view->storage, Storage_guarded.owner) &&
+        *(PyObject **)((char *)view->storage + Storage_guarded.offset) != Py_False) /* borrowed or read-only memory */
+        return 0;
+    Py_INCREF(history);
+    int clear = clear_moment(self, history, &AccessHistory_last_write, stream);
+    if (clear == 1)
+        clear = clear_moment(self, history, &AccessHistory_theirs, stream);
+    view->reads = clear == 1 ? kept(history, &AccessHistory_reads) : NULL;
+    Py_DECREF(history);
+    if (clear != 1 || view->reads == NULL || !PyDict_CheckExact(view->reads))
+        return clear < 0 ? -1 : 0;
     Py_ssize_t readers = PyDict_GET_SIZE(view->reads);
     if (readers >= constants.READERS_KEPT)
         return 0;
     return view->uses & WRITTEN && readers > 0 ? clear_reads(self, view->reads, stream) : 1;
 }
 
-/* Whether the stream is behind all that is known of the memory's use; -1 with an exception. */
-static int is_last(View *view, PyObject *stream)
+/* Whether the stream is behind a moment, or None; -1, perhaps with an exception, if that cannot be told. */
+static int is_behind_moment(PyObject *history, const Slot *slot, PyObject *stream)
 {
-    PyObject *last = get(view->storage, &Storage_last_write), *other, *serial;
+    PyObject *use = kept(history, slot), *other, *serial;
+    int behind = use ? moment(use, &other, &serial) : -1;
+    if (behind == 1)
+        behind = is_behind(stream, other, serial);
+    else if (behind == 0)
+        behind = 1;
+    Py_XDECREF(use);
+    return behind;
+}
+
+/* Whether the stream is behind all that is known of the memory's use; -1 with an exception. */
+static int is_last(View *view, PyObject *history, PyObject *stream)
+{
+    PyObject *other, *serial;
     Py_ssize_t at = 0;
-    int behind = last ? moment(last, &other, &serial) : -1;
-    if (behind >= 0)
-        behind = behind == 0 || is_behind(stream, other, serial);
+    int behind = is_behind_moment(history, &AccessHistory_last_write, stream);
+    if (behind == 1)
+        behind = is_behind_moment(history, &AccessHistory_theirs, stream);
     while (behind == 1 && PyDict_Next(view->reads, &at, &other, &serial))
         behind = is_behind(stream, other, serial);
-    Py_XDECREF(last);
     return PyErr_Occurred() ? -1 : behind;
 }
 
@@ -269,19 +305,17 @@ static PyObject *pair(PyObject *first, PyObject *second)
 }
 
 /* Remember that the launch wrote the memory; 0 with an exception if that fails. */
-static int note_write(View *view, PyObject *stream, PyObject *use)
+static int note_write(View *view, PyObject *history, PyObject *stream, PyObject *use)
 {
     /* Other threads may have come in between: what they did must not be forgotten. */
-    int last = is_last(view, stream);
+    int last = is_last(view, history, stream);
     if (last < 0)
         return 0;
-    if (last) {
+    if (last > 0) {
         PyDict_Clear(view->reads);
-        if (Py_TYPE(view->storage) == Storage_last_write.owner) {
-            put(view->storage, &Storage_last_write, Py_NewRef(use));
-            return 1;
-        }
-        return PyObject_SetAttr(view->storage, Storage_last_write.name, use) == 0;
+        set_kept(history, &AccessHistory_theirs, Py_None);
+        set_kept(history, &AccessHistory_last_write, use);
+        return 1;
     }
     PyObject *none = PyObject_CallMethodOneArg(view->storage, names.written_by, use);
     Py_XDECREF(none);
@@ -296,17 +330,17 @@ int note(View *views, int count, PyObject *stream, PyObject *serial)
     PyObject *type = NULL, *value = NULL, *trace = NULL;
     for (int i = 0; i < count; i++) {
         View *view = &views[i];
-        int done = 1;
-        if (!view->plain) { /* others may have joined it with more of their memory, which then has one dict of reads */
-            PyObject *reads = get(view->storage, &Storage_reads);
-            done = reads != NULL && PyDict_Check(reads);
-            if (done)
-                Py_SETREF(view->reads, reads);
-            else
-                Py_XDECREF(reads);
+        /* Others may have joined it with more of their memory, which then has one history. */
+        PyObject *history = Py_XNewRef(history_of(view->storage)), *reads = history ? kept(history, &AccessHistory_reads) : NULL;
+        int done = reads != NULL && PyDict_Check(reads);
+        if (done) {
+            Py_SETREF(view->reads, Py_NewRef(reads));
+            done = view->uses & WRITTEN ? note_write(view, history, stream, use) : PyDict_SetItem(reads, stream, serial) == 0;
         }
-        if (done)
-            done = view->uses & WRITTEN ? note_write(view, stream, use) : PyDict_SetItem(view->reads, stream, serial) == 0;
+        else if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "the memory of a launch has no history");
+        Py_XDECREF(reads);
+        Py_XDECREF(history);
         if (!done && type == NULL)
             PyErr_Fetch(&type, &value, &trace);
         else if (!done)

@@ -12,8 +12,8 @@ from typing import Any
 
 from tilekit import launch
 from tilekit._runtime.context import ExecutionContext, submitting
-from tilekit._runtime.hazards import READERS_KEPT
-from tilekit._runtime.storage import Storage
+from tilekit._runtime.hazards import READERS_KEPT, AccessHistory
+from tilekit._runtime.storage import Imported, Storage
 from tilekit._runtime.stream import Stream
 from tilekit._runtime.timeline import MARKS_KEPT
 from tilekit._tensor.partition import Partition
@@ -29,7 +29,7 @@ from tilekit.ops.sites import INSIDE, site_of
 __all__ = ["CONSTANTS", "HELPERS", "NAMES", "SLOTS", "VERSION"]
 
 # Raised when a function of the module takes or gives something else than before: see `_launch.pyi`.
-VERSION = 3
+VERSION = 4
 
 # Of each class the attributes, and what for.
 SLOTS: Mapping[type, Mapping[str, str]] = {
@@ -50,9 +50,16 @@ SLOTS: Mapping[type, Mapping[str, str]] = {
         "number": "by which others remember that they have waited for it",
         "pending": "the serial of the next mark",
     },
-    Storage: {
-        "last_write": "who wrote it last, for whom others may have to wait",
+    AccessHistory: {
+        "last_write": "who wrote the memory last, for whom others may have to wait",
         "reads": "who read it since",
+        "theirs": "what another library has done with it, which everybody waits for",
+    },
+    Storage: {
+        "guarded": "whether Python has to look at each use",
+    },
+    Imported: {
+        "history": "memory of others' has its history there",
     },
     Tensor: {
         "dtype": "of tensors in one memory: whether the offsets count the same",
@@ -126,7 +133,6 @@ NAMES: Mapping[str, str] = {
     "event": "of a mark of Python's",
     "_forget_until": "Stream: forget marks where some have failed",
     "_trim": "Stream: forget the older half of the marks where the device is asked by Python",
-    "guarded": "of a storage of any class: whether Python has to look at each use",
     "next_stream": "of a policy",
     "policy": "of a device",
     "requires_grad": "of an array: whether its library differentiates by it",

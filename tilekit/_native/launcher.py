@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from tilekit._native import _launch
-from tilekit._runtime.storage import Storage
 from tilekit.compiler.facts import TensorFacts
 from tilekit.compiler.grids import folded_grid
 from tilekit.launch.planning import Plan
@@ -41,7 +40,6 @@ def launcher(executable: Any, plan: Plan) -> NativeLaunch | None:
             grid=folded_grid(plan.grid) if folded else plan.grid,
             block=executable.block,
             shared_bytes=executable.shared_bytes,
-            plain=Storage,
             kinds=bytes(kinds),
             uses=bytes(uses),
             slots=executable.slots,

@@ -8,7 +8,6 @@ from typing import Any
 
 from tilekit._driver.nodes import Captured, Copy, CopyIn, CopyOut, Fill, Launch, Node
 from tilekit._native import _launch
-from tilekit._runtime.storage import Storage
 from tilekit.settings import load_settings
 
 __all__ = ["program"]
@@ -32,7 +31,6 @@ def program(driver: Any, nodes: Sequence[Node]) -> _launch.Program | None:
         grid=(1, 1, 1),
         block=(1, 1, 1),
         shared_bytes=0,
-        plain=Storage,
         kinds=b"",
         uses=b"",
         slots=b"",

@@ -246,7 +246,7 @@ def allocate(device: Device, nbytes: int, stream: Stream) -> Storage:
     storage.device, storage.memory, storage.nbytes, storage.owned = device, memory, nbytes, True
     storage.owner = storage.readonly = None
     storage.borrowed = storage.guarded = False
-    storage.last_write, storage.reads = (stream, stream.pending), {}
+    storage.last_write, storage.reads, storage.theirs = (stream, stream.pending), {}, None
     storage._leave, storage._free_list = device.garbage.append, blocks
     return storage
 

@@ -58,8 +58,8 @@ class ExecutionContext:
     def acquire(self, reads: Sequence[Storage], writes: Sequence[Storage]) -> None:
         """Let the stream wait for those who use the storages on other streams. Does not block.
 
-        A reader waits for the last write, a writer for all readers since as well. Waits for what is known to have passed, or
-        was waited for before, are left out.
+        A reader waits for the last write and for what other libraries have done, a writer for all readers since as well. Waits
+        for what is known to have passed, or was waited for before, are left out.
         """
         stream = self.stream
         for storage in reads:
@@ -67,17 +67,21 @@ class ExecutionContext:
                 self._refuse(storage)
             if storage.guarded:
                 self._guard(storage)
-            last = storage.last_write
+            last, theirs = storage.last_write, storage.theirs
             if last is not None and last[0] is not stream:
                 stream.wait_for(last[0], last[1])
+            if theirs is not None:
+                stream.wait_for(theirs[0], theirs[1])
         for storage in writes:
             if storage.device is not self.device:
                 self._refuse(storage)
             if storage.guarded:
                 self._guard(storage, written=True)
-            last = storage.last_write
+            last, theirs = storage.last_write, storage.theirs
             if last is not None and last[0] is not stream:
                 stream.wait_for(last[0], last[1])
+            if theirs is not None:
+                stream.wait_for(theirs[0], theirs[1])
             readers = storage.reads
             if readers and (len(readers) > 1 or stream not in readers):
                 for other, serial in list(readers.items()):
@@ -105,7 +109,7 @@ class ExecutionContext:
         use = (stream, serial)
         for storage in writes:
             last = storage.last_write
-            if storage.reads or (last is not None and last[0] is not stream):
+            if storage.reads or storage.theirs is not None or (last is not None and last[0] is not stream):
                 storage.written_by(use)
             else:
                 storage.last_write = use

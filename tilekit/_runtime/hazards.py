@@ -1,8 +1,9 @@
 """Reader-writer hazards: who wrote a piece of memory last, and who has read it since.
 
 Work on another stream has to come after those (`tilekit._runtime.context.ExecutionContext.acquire`): a read after the last write
-(RAW), a write after that (WAW), and after all reads since (WAR). Users are kept as moments, (stream, serial), see
-`tilekit._runtime.timeline`; those of the stream at hand are in order already.
+(RAW), a write after that (WAW), and after all reads since (WAR). What another library has done with memory that it shares may
+be either, so everybody waits for that. Users are kept as moments, (stream, serial), see `tilekit._runtime.timeline`; those of the
+stream at hand are in order already.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ class AccessHistory:
     Attributes:
         last_write: the moment behind the last write, or None.
         reads: for each stream that has read since, the moment behind its last read.
+        theirs: the moment behind what another library has done with the memory, if that is not behind `last_write`; or None.
     """
 
-    __slots__ = ("__weakref__", "last_write", "reads")
+    __slots__ = ("__weakref__", "last_write", "reads", "theirs")
 
     last_write: Use | None
     reads: dict[Stream, int]
+    theirs: Use | None
 
     def __init__(self) -> None:
-        self.last_write, self.reads = None, {}
+        self.last_write, self.reads, self.theirs = None, {}, None
 
     def prune(self) -> None:
         """Forget the reads that are known to be over."""
@@ -49,6 +52,8 @@ class AccessHistory:
         """
         stream = use[0]
         before, self.last_write = self.last_write, use
+        if self.theirs is not None and stream.follows(*self.theirs):
+            self.theirs = None
         for other, last in list(self.reads.items()):
             if other is stream or stream.follows(other, last):
                 self._drop(other, last)
@@ -63,6 +68,13 @@ class AccessHistory:
 
     def uses(self) -> list[Use]:
         """Everybody who must be done before the memory can go."""
+        uses = self.own_uses()
+        if self.theirs is not None:
+            uses.append(self.theirs)
+        return uses
+
+    def own_uses(self) -> list[Use]:
+        """What tilekit has submitted of it."""
         uses = list(self.reads.items())
         if self.last_write is not None:
             uses.append(self.last_write)

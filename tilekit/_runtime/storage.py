@@ -78,7 +78,7 @@ class Storage(AccessHistory):
         self.device, self.memory, self.nbytes = device, memory, memory.nbytes
         self.owned, self.owner = owned, owner
         self.borrowed = not owned and owner is None and memory.nbytes > 0
-        self.last_write, self.readonly = last_write, readonly
+        self.last_write, self.theirs, self.readonly = last_write, None, readonly
         self.guarded = self.borrowed or readonly is not None
         self.reads = _Guarded() if self.guarded else {}
         self._free_list: FreeList | None = None
@@ -93,7 +93,7 @@ class Storage(AccessHistory):
     def __del__(self) -> None:
         # No driver may be called while garbage is collected, so the device does the rest at the next occasion.
         blocks = self._free_list
-        if blocks is not None and not blocks.closed and len(blocks) < blocks.capacity:
+        if blocks is not None and self.theirs is None and not blocks.closed and len(blocks) < blocks.capacity:
             last, reads = self.last_write, self.reads
             # Whatever was done elsewhere before the last write, its stream has waited for.
             if last is not None and last[0].number == blocks.number and (not reads or (len(reads) == 1 and last[0] in reads)):
@@ -116,19 +116,19 @@ class Storage(AccessHistory):
 
 
 class Imported(Storage):
-    """Memory of others'. It may be met in several storages, which overlap: these have one history, and one dict of reads.
+    """Memory of others'. It may be met in several storages, which overlap: these have one history.
 
     Attributes:
         history: theirs. Where others have memory of tilekit's, that is its Storage.
-        theirs: the last use of the memory that is the library's own, if it was told: its memory need not be kept for that.
         view: a weak reference to the tensor that was made of it last, or None.
     """
 
-    __slots__ = ("history", "theirs", "view")
+    __slots__ = ("history", "view")
 
-    if not TYPE_CHECKING:  # which would miss the two in the functions that Storage has
+    if not TYPE_CHECKING:  # which would miss them in the functions that Storage has
         last_write = property(attrgetter("history.last_write"), lambda self, use: setattr(self.history, "last_write", use))
         reads = property(attrgetter("history.reads"), lambda self, reads: setattr(self.history, "reads", reads))
+        theirs = property(attrgetter("history.theirs"), lambda self, use: setattr(self.history, "theirs", use))
 
     def __init__(
         self, device: Device, memory: Memory, history: AccessHistory, *, owner: Any = None, readonly: str | None = None
@@ -139,7 +139,6 @@ class Imported(Storage):
         self.borrowed = owner is None and memory.nbytes > 0
         self.guarded = self.borrowed or readonly is not None
         self.history, self._leave = history, device.garbage.append
-        self.theirs: Use | None = None
         self.view: Any = None
         if self.borrowed:
             BORROWED[id(self)] = None
@@ -148,6 +147,6 @@ class Imported(Storage):
         if self.owner is None:
             super().__del__()
             return
-        busy = [use for use in self.uses() if use != self.theirs and use[1] > use[0].completed]
-        if busy:  # whoever imports the memory anew waits for that work, too
+        busy = [use for use in self.history.own_uses() if use[1] > use[0].completed]
+        if busy:  # whoever imports the memory anew waits for that work, too; for what its library does it need not be kept
             self._leave(Garbage(None, busy, (self.owner, self.history)))

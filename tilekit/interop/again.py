@@ -16,7 +16,7 @@ from tilekit._runtime.device import Device, as_stream
 from tilekit._runtime.hazards import AccessHistory
 from tilekit._runtime.storage import Imported, Storage
 from tilekit._tensor.tensor import Tensor
-from tilekit.interop.ranges import cross
+from tilekit.interop.ranges import used
 
 __all__ = ["exported", "met_again", "remember_array"]
 
@@ -63,21 +63,17 @@ def met_again(obj: Any) -> Tensor | None:
         return None
     handle = library.stream(device.ordinal)
     history: AccessHistory = storage.history if isinstance(storage, Imported) else storage
-    before = history.last_write
+    before = history.theirs
     if before is not None:
         stream, serial = before
         if stream.address == handle and stream.device is device and not stream.closed and (stream.lasting or handle in _DEFAULT):
             if serial != stream.pending:
-                history.last_write = (stream, stream.pending)
+                history.theirs = (stream, stream.pending)
             return tensor
     stream = device.adopt(handle, None) if isinstance(handle, int) else as_stream(handle, device)
     # In a stream that lasts no place is recorded: whoever uses the memory on another one does that, and waits for what the
     # library has submitted by then; on this one it takes none. Another may be gone by then.
-    use = (stream, stream.pending if stream.lasting or stream.address in _DEFAULT else stream.mark())
-    if before is None or stream.follows(*before) or before[0].is_complete(before[1]):
-        storage.written_by(use)
-    else:
-        cross(storage, use)
+    used(history, device, (stream, stream.pending if stream.lasting or stream.address in _DEFAULT else stream.mark()))
     return tensor
 
 

@@ -20,7 +20,7 @@ from tilekit.interop import dlpack
 from tilekit.interop.again import exported, met_again, remember_array
 from tilekit.interop.crossing import bridge
 from tilekit.interop.exchange import NEVER_WRITTEN, described_tensor
-from tilekit.interop.ranges import admit, cross, known, memory_at, owner_range, remember
+from tilekit.interop.ranges import admit, known, memory_at, owner_range, remember, used
 from tilekit.ops import DeviceOp
 
 __all__ = ["as_tensor", "from_pointer"]
@@ -281,7 +281,7 @@ def _tensor(
             start, end = low, high  # a tensor's place in its storage counts elements
         storage = admit(device, memory_at(device, start, end), owner, last, readonly)
     else:
-        cross(storage, last)
+        used(storage, device, last)
     return Tensor(storage, shape, dtype, strides, (address - storage.memory.address) // size)
 
 

@@ -22,7 +22,7 @@ from tilekit._runtime.hazards import AccessHistory, Use
 from tilekit._runtime.storage import Imported, Storage
 from tilekit.interop.crossing import bridge
 
-__all__ = ["admit", "cross", "known", "memory_at", "owner_range", "remember", "storage_of", "used"]
+__all__ = ["admit", "known", "memory_at", "owner_range", "remember", "storage_of", "used"]
 
 _FEW, _LITTLE = 8, 1 << 20  # how many collected storages are looked at together, and of how many bytes
 
@@ -143,7 +143,7 @@ def storage_of(device: Device, low: int, high: int, itemsize: int, array: Any, u
         if entry is not None and high <= entry.high and order is not None:
             for storage in entry.storages():
                 if _has(storage, low, high, itemsize, True):
-                    used(storage, use)
+                    used(storage, device, use)
                     return storage
         start, end = owner_range(array, low, high)
         if (low - start) % itemsize:
@@ -157,7 +157,7 @@ def storage_of(device: Device, low: int, high: int, itemsize: int, array: Any, u
             return admit(device, memory, array, use, None)
         storage = Imported(device, memory, order, owner=array)
         entry.add(storage)
-        used(storage, use)
+        used(storage, device, use)
     # What was imported must be let go of, by a program that allocates nothing of its own; little of it can wait a while.
     if (device.garbage or device.owners) and (storage.nbytes > _LITTLE or len(device.garbage) > _FEW):
         device.collect()
@@ -172,23 +172,17 @@ def memory_at(device: Device, low: int, high: int) -> Memory:
     return Memory(low, high - low, buffer)
 
 
-def used(storage: Storage, use: Use | None) -> None:
+def used(storage: AccessHistory, device: Device, use: Use | None) -> None:
     """The library that has the memory too has used it until the moment `use`: whoever comes later waits for that."""
-    if use is None:
+    before = storage.theirs
+    if use is None or use == before:
         return
-    history: AccessHistory = storage
-    if isinstance(storage, Imported):
-        history, storage.theirs = storage.history, use
-    before, stream = history.last_write, use[0]
-    if before is None and not history.reads:
-        history.last_write = use
-    elif before is not None and before[0] is stream:
-        if before[1] < use[1]:
-            history.last_write = use
-    elif before is None or stream.follows(*before) or before[0].is_complete(before[1]):
-        storage.written_by(use)
-    else:
-        cross(storage, use)
+    if before is not None:
+        if before[0] is use[0]:
+            use = max(before, use, key=lambda one: one[1])
+        elif not use[0].follows(*before) and not before[0].is_complete(before[1]):
+            use = _behind(device, [before, use])
+    storage.theirs = use
 
 
 def known(device: Device, low: int, high: int, itemsize: int, writable: bool) -> Storage | None:
@@ -245,18 +239,8 @@ def admit(device: Device, memory: Memory, owner: Any, last: Use | None, readonly
         storage = Imported(device, memory, order, owner=owner, readonly=readonly)
         if joined is not None:
             joined.add(storage)
-        cross(storage, last)
+        used(storage, device, last)
     return storage
-
-
-def cross(storage: Storage, last: Use | None) -> None:
-    """The library that has the memory too has used it until the moment `last`: whoever comes later waits for that, and for the
-    last write that was known before."""
-    if last is not None:
-        before = storage.last_write
-        if before is not None and not last[0].follows(*before):
-            last = _behind(storage.device, [last, before])
-        storage.written_by(last)
 
 
 def _join(table: _Table, device: Device, met: _Met, low: int, high: int, own: Storage | None) -> tuple[_Range, AccessHistory]:
@@ -310,6 +294,7 @@ def _gather(device: Device, order: AccessHistory, other: AccessHistory, known: U
             order.last_write = _behind(device, [before, last])
     for stream, serial in list(other.reads.items()):
         order.reads[stream] = max(serial, order.reads.get(stream, 0))
+    used(order, device, other.theirs)
     return last
 
 

@@ -130,8 +130,8 @@ def copy_across(ctx: ExecutionContext, target: Storage, source: Storage, offset:
         return
     if ctx.recording is not None:
         ctx.recording.refuse("it copies from another device")
-    if source.last_write is not None:
-        ctx.stream.wait_for(*source.last_write)
+    for use in filter(None, (source.last_write, source.theirs)):
+        ctx.stream.wait_for(*use)
     ctx.acquire((), (target,))
     ctx.device.driver.copy_from_peer(target.memory, 0, source.device.driver, source.memory, offset, nbytes, ctx.stream.handle)
     ctx.note((source,), (target,))
