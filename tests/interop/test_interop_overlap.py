@@ -20,7 +20,8 @@ from sharing import TILE, N, copy, held, increment
 import tilekit as tk
 from tilekit import api
 from tilekit._driver.cpu.driver import Stepper
-from tilekit.interop import ranges
+from tilekit._runtime.ranges import ranges_of
+from tilekit.interop.owners import owner_range
 
 
 def numpy_part(array, low, high):
@@ -51,7 +52,7 @@ def table(device):
     gc.collect()
     device.synchronize()
     device.collect()
-    return [(found.low, found.high) for found, _ in ranges._table(device).across(0, 1 << 63)]
+    return [(found.low, found.high) for found, _ in ranges_of(device).across(0, 1 << 63)]
 
 
 MEETINGS = {
@@ -368,7 +369,7 @@ def test_many_threads_import_and_drop(cpu):
     for thread in threads:
         thread.join()
     assert errors == []
-    found = [(known.low, known.high) for known in ranges._table(cpu).ranges]
+    found = [(known.low, known.high) for known in ranges_of(cpu).entries]
     assert all(high <= low for (_, high), (low, _) in itertools.pairwise(found)), "ranges are disjoint"
     assert table(cpu) == before
 
@@ -380,10 +381,10 @@ def test_the_memory_that_an_array_is_a_part_of():
     torch = SimpleNamespace(untyped_storage=lambda: SimpleNamespace(data_ptr=lambda: 4096, nbytes=lambda: 1024))
     cupy = SimpleNamespace(data=SimpleNamespace(mem=SimpleNamespace(ptr=4096, size=1024)))
     for obj in (torch, cupy):
-        assert ranges.owner_range(obj, 4100, 4200) == (4096, 5120)
-        assert ranges.owner_range(obj, 4096, 5120) == (4096, 5120)
+        assert owner_range(obj, 4100, 4200) == (4096, 5120)
+        assert owner_range(obj, 4096, 5120) == (4096, 5120)
         for low, high in ((4000, 4200), (5000, 5124), (9000, 9004)):
-            assert ranges.owner_range(obj, low, high) == (low, high), "what it says cannot be"
+            assert owner_range(obj, low, high) == (low, high), "what it says cannot be"
 
     def refuses():
         raise NotImplementedError("Cannot access storage of a tensor that has none")
@@ -395,7 +396,7 @@ def test_the_memory_that_an_array_is_a_part_of():
         SimpleNamespace(data=memoryview(b"abc")),
         object(),
     ):
-        assert ranges.owner_range(obj, 4100, 4200) == (4100, 4200)
+        assert owner_range(obj, 4100, 4200) == (4100, 4200)
     whole = np.zeros((6, 8), np.int16)
     start = whole.ctypes.data
     for view in (
@@ -406,7 +407,7 @@ def test_the_memory_that_an_array_is_a_part_of():
         whole[:1].view(np.int8),
     ):
         low = view.__array_interface__["data"][0]
-        assert ranges.owner_range(view, low, low + 1) == (start, start + 96)
+        assert owner_range(view, low, low + 1) == (start, start + 96)
 
 
 # masks

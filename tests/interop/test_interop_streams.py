@@ -12,7 +12,7 @@ from sharing import TILE, N, copy
 import tilekit as tk
 from tilekit import api
 from tilekit._runtime.context import ExecutionContext
-from tilekit.interop.crossing import bridge
+from tilekit._runtime.bridges import bridge
 
 
 @pytest.fixture

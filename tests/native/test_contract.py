@@ -187,7 +187,7 @@ with tk.use_device("cpu"):
 OTHERS = """
 def prepare(*given):
     raise ImportError("it was built to read others")
-old.VERSION, old.prepare, old.row, old.links = 3, prepare, None, None
+old.VERSION, old.prepare, old.row, old.links = 4, prepare, None, None
 old.Runs, old.Calls = type("Runs", (), {}), type("Calls", (), {})
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -64,11 +63,6 @@ def exchanging(*, major: int = 1, spelling: str = "__dlpack_c_exchange_api__", n
 
         def __getitem__(self, part: Any) -> Any:
             return type(self)(self.array[part], self.dtype, self.device)
-
-        def untyped_storage(self) -> Any:
-            """Of all that the array is a view of."""
-            whole = self.array if self.array.base is None else self.array.base
-            return SimpleNamespace(data_ptr=lambda: whole.ctypes.data, nbytes=lambda: whole.nbytes)
 
     def describe(array: Any, out: Any) -> int:
         cls = type(array)

@@ -24,6 +24,7 @@ from tilekit.settings import load_settings
 
 if TYPE_CHECKING:
     from tilekit._driver.cpu.driver import CpuDriver
+    from tilekit._runtime.ranges import Ranges
 
 __all__ = [
     "Device",
@@ -71,6 +72,7 @@ class Device(StreamOrderedMemory):
         "name",
         "no_memory",
         "ordinal",
+        "ranges",
         "recycle",
         "target",
     )
@@ -84,6 +86,7 @@ class Device(StreamOrderedMemory):
     no_memory: Memory
     event_pool: list[EventHandle]  # finalizers append to it: nobody may need a lock for that
     recycle: Callable[[EventHandle], None]  # puts an event there
+    ranges: Ranges | None  # of the memory that others have too
     _policy: SchedulingPolicy | None
     _streams: weakref.WeakValueDictionary[int, Stream]  # by address
 
@@ -112,7 +115,7 @@ class Device(StreamOrderedMemory):
         self.compute_capability, self.target = driver.compute_capability, driver.target
         self.event_pool = []
         self.recycle = partial(cpu.recycle, self.event_pool) if driver.kind == "cpu" else self.event_pool.append
-        self._policy = None
+        self._policy = self.ranges = None
         self._streams = weakref.WeakValueDictionary()
         self.no_memory = Memory(0, 0, cpu.no_bytes() if driver.kind == "cpu" else None)
         return self

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from tilekit._runtime.device import Device, as_stream
 from tilekit._runtime.hazards import AccessHistory
+from tilekit._runtime.ranges import used
 from tilekit._runtime.storage import Imported, Storage
 from tilekit._tensor.tensor import Tensor
-from tilekit.interop.ranges import used
 
 __all__ = ["exported", "met_again", "remember_array"]
 

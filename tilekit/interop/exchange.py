@@ -1,7 +1,8 @@
 """Arrays of libraries that describe them in place, by DLPack's C exchange API, as PyTorch's: in a few microseconds.
 
 An export by `__dlpack__` takes 20 microseconds and more, a description by a C function none. What follows from a shape, strides
-and a dtype is worked out once; how the memory is found again, and in which order it is used, is in `ranges`.
+and a dtype is worked out once; how the memory is found again, and in which order it is used, is in
+`tilekit._runtime.ranges`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import Any
 from tilekit import _native, dtypes
 from tilekit._runtime import device as devices
 from tilekit._runtime.device import Device
+from tilekit._runtime.ranges import storage_of
 from tilekit._runtime.storage import Imported
 from tilekit._runtime.stream import Stream
 from tilekit._tensor.partition import Traits
 from tilekit._tensor.tensor import Tensor
-from tilekit.interop import dlpack, ranges
+from tilekit.interop import dlpack
 
 __all__ = ["NEVER_WRITTEN", "described_tensor"]
 
@@ -93,7 +95,7 @@ def described_tensor(array: Any) -> Tensor | None:
         device, use = devices.default_device(), None
         if device.kind != "cpu":
             return None
-    storage = ranges.storage_of(device, address - layout.before, address + layout.behind, layout.itemsize, array, use)
+    storage = storage_of(device, address - layout.before, address + layout.behind, layout.itemsize, array, use)
     if isinstance(storage, Imported) and storage.view is not None:
         last: Tensor | None = storage.view()
         if last is not None and (last.shape, last.strides, last.dtype, last.flat[0]) == (*layout.is_of, address):

@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 
 from tilekit import dtypes
+from tilekit._runtime.bridges import bridge
 from tilekit._runtime.device import Device, as_stream, default_device
 from tilekit._runtime.hazards import Use
+from tilekit._runtime.ranges import admit, known, memory_at, remember, used
 from tilekit._runtime.storage import Storage
 from tilekit._runtime.stream import Stream
 from tilekit._tensor.shapes import as_shape, contiguous_strides
 from tilekit._tensor.tensor import Tensor, refuse_mask
 from tilekit.interop import dlpack
 from tilekit.interop.again import exported, met_again, remember_array
-from tilekit.interop.crossing import bridge
 from tilekit.interop.exchange import NEVER_WRITTEN, described_tensor
-from tilekit.interop.ranges import admit, known, memory_at, owner_range, remember, used
+from tilekit.interop.owners import owner_range
 from tilekit.ops import DeviceOp
 
 __all__ = ["as_tensor", "from_pointer"]
@@ -37,8 +38,8 @@ def as_tensor(obj: Any, *, device: Device | str | None = None) -> Tensor:
     exports by DLPack; on the stream that `__cuda_array_interface__` names. The memory is kept alive until tilekit's work on it is
     done. What the library submits later, tilekit cannot see: run ops on that library's stream, or call `as_tensor` again.
 
-    The same memory, met again, is the same storage here, and so are all views of one array of NumPy, PyTorch or CuPy. Where
-    storages overlap all the same, they are used in one order.
+    Memory that is met again, and the memory of a part of it, is the same storage here; so are all views of one array of NumPy or
+    CuPy. Where storages overlap all the same, they are used in one order.
 
     Args:
         obj: an array of PyTorch, CuPy, JAX, numba, NumPy; any object with `__dlpack__` or `__cuda_array_interface__`; a DLPack

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 
 from tilekit._driver.protocol import EventHandle
+from tilekit._runtime.bridges import bridge
 from tilekit._runtime.device import Device
 from tilekit._runtime.hazards import Use
+from tilekit._runtime.ranges import remember
 from tilekit._runtime.storage import Garbage, Storage
+from tilekit._runtime.stream import Stream
 from tilekit._tensor.tensor import Tensor
 from tilekit.errors import DeviceError, TilekitError, check_flag
 from tilekit.interop import dlpack
-from tilekit.interop.crossing import bridge, consumer_stream
-from tilekit.interop.ranges import remember
 
 __all__ = ["array_interface", "dlpack_capsule", "dlpack_device"]
 
@@ -69,12 +70,29 @@ def dlpack_capsule(
         for user, serial in storage.uses():
             user.wait(serial)
     else:
-        consumer = consumer_stream(storage.device, stream)
+        consumer = _consumer_stream(storage.device, stream)
         if consumer is not None:
             for user, serial in storage.uses():
                 consumer.wait_for(user, serial)
     lend(storage)
     return dlpack.capsule_of(np.asarray(_Memory(tensor)), tensor.dtype, device, max_version)
+
+
+def _consumer_stream(device: Device, stream: Any) -> Stream | None:
+    """The stream that a consumer names by DLPack's rules; None if it asks for no order at all (-1).
+
+    Raises:
+        TypeError, ValueError: it names none.
+    """
+    if stream is None:
+        stream = 1  # CU_STREAM_LEGACY
+    if isinstance(stream, bool) or not isinstance(stream, int):
+        raise TypeError(f"__dlpack__: stream is None, 1, 2, -1 or the address of a CUDA stream, not {stream!r}")
+    if stream == -1:
+        return None
+    if stream <= 0:
+        raise ValueError(f"__dlpack__: stream={stream} is ambiguous: 1 is the legacy default stream, 2 that of the thread")
+    return device.adopt(stream, None)
 
 
 class _Memory:

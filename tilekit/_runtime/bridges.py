@@ -5,13 +5,12 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 from tilekit._runtime.device import Device
 from tilekit._runtime.hazards import Use
 from tilekit._runtime.stream import Stream
 
-__all__ = ["bridge", "consumer_stream"]
+__all__ = ["bridge"]
 
 # How many streams there are, of each device, by which others are waited for at the same time.
 _BRIDGES = 8
@@ -52,20 +51,3 @@ def bridge(device: Device, uses: Sequence[Use] | None = None) -> Stream:
         behind = None if both is None else {n: max(behind.get(n, 0), known.get(n, 0)) for n in both}  # type: ignore[union-attr]
     streams[chosen] = behind
     return chosen
-
-
-def consumer_stream(device: Device, stream: Any) -> Stream | None:
-    """The stream that a consumer names by DLPack's rules; None if it asks for no order at all (-1).
-
-    Raises:
-        TypeError, ValueError: it names none.
-    """
-    if stream is None:
-        stream = 1  # CU_STREAM_LEGACY
-    if isinstance(stream, bool) or not isinstance(stream, int):
-        raise TypeError(f"__dlpack__: stream is None, 1, 2, -1 or the address of a CUDA stream, not {stream!r}")
-    if stream == -1:
-        return None
-    if stream <= 0:
-        raise ValueError(f"__dlpack__: stream={stream} is ambiguous: 1 is the legacy default stream, 2 that of the thread")
-    return device.adopt(stream, None)

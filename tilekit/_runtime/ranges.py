@@ -12,82 +12,88 @@ import ctypes
 import threading
 import weakref
 from collections import deque
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from tilekit._driver.protocol import Memory
+from tilekit._runtime.bridges import bridge
 from tilekit._runtime.device import Device
 from tilekit._runtime.hazards import AccessHistory, Use
 from tilekit._runtime.storage import Imported, Storage
-from tilekit.interop.crossing import bridge
 
-__all__ = ["admit", "known", "memory_at", "owner_range", "remember", "storage_of", "used"]
+__all__ = ["Range", "Ranges", "admit", "known", "memory_at", "ranges_of", "remember", "storage_of", "used"]
 
-_FEW, _LITTLE = 8, 1 << 20  # how many collected storages are looked at together, and of how many bytes
+_MANY, _MUCH = 32, 64 << 20  # how many new storages, and of how many bytes, until collected ones are looked at together
 
 _lock = threading.RLock()  # again by the same thread: a finalizer may import as well
-_tables: weakref.WeakKeyDictionary[Device, _Table] = weakref.WeakKeyDictionary()
 
 
-class _Range:
+class Range:
     """Addresses from `low` to `high` that storages cover.
 
     Attributes:
-        order: of all who use them. It lives as long as a storage has it, or work on one that was collected is not done.
-        parts: the storages; some may be gone.
-        table: where it is; None once it is part of another range.
+        order: of all who use them, by a weak reference. It lives as long as a storage has it, or work on one that was collected
+            is not done.
+        parts: the storages, by weak references; some may be gone.
+        ranges: where it is; None once it is part of another range.
     """
 
-    __slots__ = ("__weakref__", "high", "low", "order", "parts", "table")
+    __slots__ = ("__weakref__", "high", "low", "order", "parts", "ranges")
 
-    def __init__(self, low: int, high: int, order: AccessHistory, table: _Table) -> None:
+    def __init__(self, low: int, high: int, order: AccessHistory, ranges: Ranges) -> None:
         self.low, self.high, self.order = low, high, weakref.ref(order, self._left)
         self.parts: list[weakref.ref[Storage]] = []
-        self.table: _Table | None = table
+        self.ranges: Ranges | None = ranges
 
     def _left(self, _: weakref.ref[AccessHistory]) -> None:
-        table = self.table
-        if table is not None:
-            table.left.append(self)
+        ranges = self.ranges
+        if ranges is not None:
+            ranges.left.append(self)
 
     def add(self, storage: Storage) -> None:
         """Have one more part, inside the range."""
-        if self.parts:
-            self.parts = [part for part in self.parts if part() is not None]
+        for part in tuple(self.parts):
+            if part() is None:
+                self.parts.remove(part)
         self.parts.append(weakref.ref(storage))
 
     def storages(self) -> list[Storage]:
         """The parts that are still there."""
-        return [storage for part in self.parts if (storage := part()) is not None]
+        return [storage for part in tuple(self.parts) if (storage := part()) is not None]
 
 
-_Met = list[tuple[_Range, AccessHistory]]
+_Met = list[tuple[Range, AccessHistory]]
+_low = attrgetter("low")
 
 
-class _Table:
+class Ranges:
     """The ranges of one device, by their addresses.
 
+    The compiled part reads them, and gives a range more parts; whoever changes more of them has the lock. Each change of the list
+    is one that leaves them disjoint.
+
     Attributes:
-        ranges: disjoint, in the order of their addresses.
-        lows: the lower end of each.
+        entries: disjoint, in the order of their addresses.
         left: those that nobody uses any more: finalizers append to it.
     """
 
+    __slots__ = ("entries", "left")
+
     def __init__(self) -> None:
-        self.ranges: list[_Range] = []
-        self.lows: list[int] = []
-        self.left: deque[_Range] = deque()
+        self.entries: list[Range] = []
+        self.left: deque[Range] = deque()
 
     def across(self, low: int, high: int) -> _Met:
         """Those that have bytes from `low` to `high`, and their orders."""
         self.tidy()
-        first = bisect.bisect_right(self.lows, low)
-        if first and self.ranges[first - 1].high > low:
+        first = bisect.bisect_right(self.entries, low, key=_low)
+        if first and self.entries[first - 1].high > low:
             first -= 1
-        last = bisect.bisect_left(self.lows, high, first)
-        met = [(entry, order) for entry in self.ranges[first:last] if (order := entry.order()) is not None]
-        for entry in [entry for entry in self.ranges[first:last] if entry.order() is None]:  # just now
+        last = bisect.bisect_left(self.entries, high, first, key=_low)
+        met = [(entry, order) for entry in self.entries[first:last] if (order := entry.order()) is not None]
+        for entry in [entry for entry in self.entries[first:last] if entry.order() is None]:  # just now
             self.drop(entry)
         return met
 
@@ -95,37 +101,37 @@ class _Table:
         """Drop the ranges that nobody uses any more."""
         while self.left:
             gone = self.left.popleft()
-            if gone.table is not None:
+            if gone.ranges is not None:
                 self.drop(gone)
 
-    def put(self, known: _Range) -> None:
+    def put(self, known: Range) -> None:
         """Add one, disjoint from all others."""
-        at = bisect.bisect_left(self.lows, known.low)
-        self.lows.insert(at, known.low)
-        self.ranges.insert(at, known)
+        bisect.insort(self.entries, known, key=_low)
 
-    def widen(self, known: _Range, low: int, high: int) -> None:
+    def widen(self, known: Range, low: int, high: int) -> None:
         """Let one have more, disjoint from all others."""
-        at = bisect.bisect_left(self.lows, known.low)
-        self.lows[at] = known.low = min(known.low, low)
-        known.high = max(known.high, high)
+        known.low, known.high = min(known.low, low), max(known.high, high)
 
-    def drop(self, known: _Range) -> None:
+    def drop(self, known: Range) -> None:
         """Take one out."""
-        at = bisect.bisect_left(self.lows, known.low)
-        assert self.ranges[at] is known, "ranges are disjoint"
-        del self.ranges[at], self.lows[at]
-        known.table = None
+        at = bisect.bisect_left(self.entries, known.low, key=_low)
+        assert self.entries[at] is known, "ranges are disjoint"
+        del self.entries[at]
+        known.ranges = None
         del known.order  # whose callback has the range, in a cycle
 
 
-def _table(device: Device) -> _Table:
-    table = _tables.get(device)
-    return _tables.setdefault(device, _Table()) if table is None else table
+def ranges_of(device: Device) -> Ranges:
+    """Those of a device."""
+    ranges = device.ranges
+    if ranges is None:
+        with _lock:
+            ranges = device.ranges = device.ranges or Ranges()
+    return ranges
 
 
 def storage_of(device: Device, low: int, high: int, itemsize: int, array: Any, use: Use | None) -> Storage:
-    """The Storage that has the memory of an array, which may be written: one that is known, or a new one.
+    """The Storage that has the memory of an array, which may be written: one that is known, or a new one of that memory alone.
 
     Args:
         device, low, high, itemsize: as of `known`.
@@ -133,11 +139,11 @@ def storage_of(device: Device, low: int, high: int, itemsize: int, array: Any, u
         use: the moment behind what its library has done with it; None if that is done.
     """
     with _lock:
-        table = _table(device)
-        if table.left:
-            table.tidy()
-        lows, entries = table.lows, table.ranges
-        at = bisect.bisect_right(lows, low)
+        ranges = ranges_of(device)
+        if ranges.left:
+            ranges.tidy()
+        entries = ranges.entries
+        at = bisect.bisect_right(entries, low, key=_low)
         entry = entries[at - 1] if at and entries[at - 1].high > low else None
         order = None if entry is None else entry.order()
         if entry is not None and high <= entry.high and order is not None:
@@ -145,23 +151,31 @@ def storage_of(device: Device, low: int, high: int, itemsize: int, array: Any, u
                 if _has(storage, low, high, itemsize, True):
                     used(storage, device, use)
                     return storage
-        start, end = owner_range(array, low, high)
-        if (low - start) % itemsize:
-            start, end = low, high  # a tensor's place in its storage counts elements
-        memory = memory_at(device, start, end)
-        if entry is None and (not at or entries[at - 1].high <= start) and (at == len(lows) or lows[at] >= end):
+        memory = memory_at(device, low, high)
+        if entry is None and (at == len(entries) or entries[at].low >= high):
             order = AccessHistory()
-            entry = _Range(start, end, order, table)
-            table.put(entry)
-        if entry is None or order is None or not (entry.low <= start and end <= entry.high):
-            return admit(device, memory, array, use, None)
-        storage = Imported(device, memory, order, owner=array)
-        entry.add(storage)
-        used(storage, device, use)
-    # What was imported must be let go of, by a program that allocates nothing of its own; little of it can wait a while.
-    if (device.garbage or device.owners) and (storage.nbytes > _LITTLE or len(device.garbage) > _FEW):
-        device.collect()
+            entry = Range(low, high, order, ranges)
+            ranges.put(entry)
+        if entry is None or order is None or high > entry.high:
+            storage = admit(device, memory, array, use, None)
+        else:
+            storage = Imported(device, memory, order, owner=array)
+            entry.add(storage)
+            used(storage, device, use)
+    let_go(device, storage.nbytes)
     return storage
+
+
+_new = [0, 0]  # storages, and their bytes, since collected ones were looked at
+
+
+def let_go(device: Device, nbytes: int) -> None:
+    """One more storage of so many bytes was imported. A program that allocates nothing of its own must still let go of what it
+    imported before; of little that can wait a while."""
+    _new[:] = _new[0] + 1, _new[1] + nbytes
+    if (device.garbage or device.owners) and (_new[0] > _MANY or _new[1] > _MUCH):
+        _new[:] = 0, 0
+        device.collect()
 
 
 def memory_at(device: Device, low: int, high: int) -> Memory:
@@ -188,7 +202,7 @@ def used(storage: AccessHistory, device: Device, use: Use | None) -> None:
 def known(device: Device, low: int, high: int, itemsize: int, writable: bool) -> Storage | None:
     """The living Storage that has the bytes from `low` to `high`, and can be viewed in elements of that size, writable or not."""
     with _lock:
-        for entry, _ in _table(device).across(low, high):
+        for entry, _ in ranges_of(device).across(low, high):
             for storage in entry.storages():
                 if _has(storage, low, high, itemsize, writable):
                     return storage
@@ -207,10 +221,10 @@ def remember(storage: Storage) -> None:
         return
     low, high = storage.memory.address, storage.memory.address + storage.nbytes
     with _lock:
-        table = _table(storage.device)
-        met = table.across(low, high)
+        ranges = ranges_of(storage.device)
+        met = ranges.across(low, high)
         if all(order is not storage for _, order in met):
-            _join(table, storage.device, met, low, high, storage)
+            _join(ranges, storage.device, met, low, high, storage)
 
 
 def admit(device: Device, memory: Memory, owner: Any, last: Use | None, readonly: str | None) -> Storage:
@@ -226,10 +240,10 @@ def admit(device: Device, memory: Memory, owner: Any, last: Use | None, readonly
     """
     low, high = memory.address, memory.address + memory.nbytes
     with _lock:
-        table = _table(device)
-        met = table.across(low, high)
+        ranges = ranges_of(device)
+        met = ranges.across(low, high)
         if owner is not None:
-            joined, order = _join(table, device, met, low, high, None)
+            joined, order = _join(ranges, device, met, low, high, None)
         elif len(met) == 1:
             joined, order = met[0]
         else:
@@ -243,7 +257,7 @@ def admit(device: Device, memory: Memory, owner: Any, last: Use | None, readonly
     return storage
 
 
-def _join(table: _Table, device: Device, met: _Met, low: int, high: int, own: Storage | None) -> tuple[_Range, AccessHistory]:
+def _join(ranges: Ranges, device: Device, met: _Met, low: int, high: int, own: Storage | None) -> tuple[Range, AccessHistory]:
     """One range from `low` to `high`, and of all that was met there; `own` is the memory there, if that is tilekit's.
 
     Raises:
@@ -257,20 +271,20 @@ def _join(table: _Table, device: Device, met: _Met, low: int, high: int, own: St
     ends = [(entry.low, entry.high) for entry, _ in met] + [(low, high)]
     if own is None and len(met) == 1:
         joined, order = met[0]
-        table.widen(joined, low, high)
+        ranges.widen(joined, low, high)
         return joined, order
     order = owns[0] if owns else AccessHistory()
-    joined = _Range(min(start for start, _ in ends), max(end for _, end in ends), order, table)
+    joined = Range(min(start for start, _ in ends), max(end for _, end in ends), order, ranges)
     gathered = [_gather(device, order, other) for _, other in met]
     if owns:
         joined.add(owns[0])
     for entry, _ in met:
-        table.drop(entry)
+        ranges.drop(entry)
         for storage in entry.storages():
             if isinstance(storage, Imported):
                 storage.history = order
                 joined.add(storage)
-    table.put(joined)
+    ranges.put(joined)
     for (_, other), known in zip(met, gathered, strict=True):  # what other threads did meanwhile
         _gather(device, order, other, known)
     return joined, order
@@ -304,43 +318,3 @@ def _behind(device: Device, uses: list[Use]) -> Use:
     for user, serial in uses:
         stream.wait_for(user, serial)
     return stream, stream.mark()
-
-
-# what a library's array is a part of
-
-
-def owner_range(obj: Any, low: int, high: int) -> tuple[int, int]:
-    """The addresses between which the memory lies that `obj` is a view of, as far as its library says; at least `low` to `high`.
-
-    All views of one owner are then one Storage. NumPy is asked for the outermost array, PyTorch for the tensor's storage, CuPy
-    for the allocation.
-    """
-    start, end = low, high
-    if isinstance(obj, np.ndarray):
-        start, end = _of_bases(obj, low, high)
-    elif callable(storage := getattr(obj, "untyped_storage", None)):
-        try:
-            start = storage().data_ptr()
-            end = start + storage().nbytes()
-        except (RuntimeError, NotImplementedError):  # PyTorch's, of tensors that have none
-            return low, high
-    elif (memory := getattr(getattr(obj, "data", None), "mem", None)) is not None:
-        address, size = getattr(memory, "ptr", None), getattr(memory, "size", None)
-        if not isinstance(address, int) or not isinstance(size, int):
-            return low, high
-        start, end = address, address + size
-    return (start, end) if start <= low and high <= end else (low, high)
-
-
-def _of_bases(array: np.ndarray[Any, Any], low: int, high: int) -> tuple[int, int]:
-    """The extent of the outermost array that has the bytes of `array`."""
-    base = array.base
-    while base is not None:  # what as_strided makes has a base that is no array itself
-        if isinstance(base, np.ndarray) and base.size:
-            start = base.__array_interface__["data"][0]
-            ends = [(n - 1) * stride for n, stride in zip(base.shape, base.strides, strict=True)]
-            before, behind = sum(end for end in ends if end < 0), sum(end for end in ends if end > 0)
-            if start + before <= low and high <= start + behind + base.itemsize:
-                low, high = start + before, start + behind + base.itemsize
-        base = getattr(base, "base", None)
-    return low, high
