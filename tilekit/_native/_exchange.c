@@ -25,10 +25,11 @@ typedef struct {
     int (*stream)(int32_t device_type, int32_t device_id, void **stream);
 } Exchange; /* DLPackExchangeAPI */
 
-enum { CPU = 1, CUDA = 2, MAJOR = 1, MOST_DIMENSIONS = 8, LAYOUTS_KEPT = 512 };
+enum { CPU = 1, CUDA = 2, MAJOR = 1, MOST_DIMENSIONS = 8, LAYOUTS_KEPT = 512, MOST_DEFAULT = 2 /* CU_STREAM_PER_THREAD */ };
 
-/* The table of a type, which says so itself: a class that is derived from it may mean something else. NULL, and no exception. */
-static const Exchange *exchange_of(PyTypeObject *type)
+/* The table of a type, which says so itself: a class that is derived from it may mean something else. NULL, and no exception, if it has
+ * none, or its module's name begins with one of those in `refused`. */
+static const Exchange *exchange_of(PyTypeObject *type, PyObject *refused)
 {
     static PyTypeObject *last; /* types with a table are few; they are kept, since one at the same address may be another */
     static const Exchange *found;
@@ -43,6 +44,11 @@ static const Exchange *exchange_of(PyTypeObject *type)
         exchange = PyCapsule_GetPointer(table, "dlpack_exchange_api");
     else if (table != NULL && PyLong_CheckExact(table))
         exchange = PyLong_AsVoidPtr(table);
+    PyObject *module = PyObject_GetAttr((PyObject *)type, names.of_module);
+    for (Py_ssize_t i = 0; exchange != NULL && i < PyTuple_GET_SIZE(refused); i++)
+        if (module == NULL || PyUnicode_Tailmatch(module, PyTuple_GET_ITEM(refused, i), 0, PY_SSIZE_T_MAX, -1) != 0)
+            exchange = NULL;
+    Py_XDECREF(module);
     PyErr_Clear();
     if (exchange == NULL || exchange->major != MAJOR || exchange->describe == NULL || exchange->stream == NULL)
         return NULL;
@@ -94,14 +100,40 @@ static PyObject *layout_of(const Key *key, PyObject *make)
     return layout;
 }
 
-/* described(array, layout): see _launch.pyi. */
-static PyObject *described(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+/* The stream that a library works in, borrowed, by the number of its device and its address there: the one that was met last, or what
+ * `find` says. NULL, perhaps with an exception, if it may be gone by the time that somebody waits.
+ *
+ * `devices` stands for all devices that there are: among others an address is another stream. */
+static PyObject *stream_at(int ordinal, void *address, PyObject *find, PyObject *devices)
 {
-    if (nargs != 2) {
-        PyErr_SetString(PyExc_TypeError, "expected an array, and what makes layouts");
+    static struct {
+        PyObject *devices, *stream; /* kept */
+        void *address;
+        int ordinal;
+    } last;
+    if (last.stream != NULL && last.address == address && last.ordinal == ordinal && last.devices == devices &&
+        held(last.stream, &Stream_closed) == Py_False)
+        return last.stream;
+    PyObject *stream = PyObject_CallFunction(find, "iK", ordinal, (unsigned long long)(uintptr_t)address);
+    if (stream == NULL || ((uintptr_t)address > MOST_DEFAULT && held(stream, &Stream__stable) != Py_True)) {
+        Py_XDECREF(stream);
         return NULL;
     }
-    const Exchange *exchange = exchange_of(Py_TYPE(args[0]));
+    Py_XSETREF(last.stream, stream);
+    Py_XSETREF(last.devices, Py_NewRef(devices));
+    last.address = address;
+    last.ordinal = ordinal;
+    return stream;
+}
+
+/* described(array, layout, stream, devices, refused): see _launch.pyi. */
+static PyObject *described(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 5 || !PyTuple_CheckExact(args[4])) {
+        PyErr_SetString(PyExc_TypeError, "expected an array, what makes layouts and finds streams, all devices, and a tuple");
+        return NULL;
+    }
+    const Exchange *exchange = exchange_of(Py_TYPE(args[0]), args[4]);
     Description it;
     void *stream = NULL;
     memset(&it, 0, sizeof it);
@@ -131,6 +163,18 @@ static PyObject *described(PyObject *Py_UNUSED(module), PyObject *const *args, P
     PyObject *layout = layout_of(&key, args[1]);
     if (layout == NULL)
         return NULL;
+    if (it.device.type == CUDA && layout != Py_None) {
+        PyObject *known = stream_at(it.device.id, stream, args[2], args[3]), *tensor = NULL;
+        if (known != NULL) {
+            Py_INCREF(known);
+            tensor = imported(args[0], (uint64_t)(uintptr_t)it.data + it.byte_offset, layout, known);
+            Py_DECREF(known);
+        }
+        if (tensor != NULL || PyErr_Occurred()) {
+            Py_DECREF(layout);
+            return tensor;
+        }
+    }
     return Py_BuildValue("iiKKN", it.device.type, it.device.id, (unsigned long long)(uintptr_t)stream,
                          (unsigned long long)(uintptr_t)it.data + it.byte_offset, layout);
 otherwise:

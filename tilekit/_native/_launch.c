@@ -7,6 +7,7 @@
  *
  *   _build.c     calling a kernel
  *   _exchange.c  what an array of another library is
+ *   _imports.c   memory of another library, as a storage and a tensor
  *   _launcher.c  one launch: memory, parameters, driver
  *   _marks.c     events recorded in a stream, with their serials
  *   _program.c   recorded work, submitted in one go

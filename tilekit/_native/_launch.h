@@ -18,9 +18,16 @@ enum { VERSION = 4 }; /* see attributes.py */
     X(Stream, _seen) X(Stream, _stable) X(Stream, _trim_at) X(Stream, address) X(Stream, closed) X(Stream, completed)            \
     X(Stream, device) X(Stream, number) X(Stream, pending)                                                                       \
     X(AccessHistory, last_write) X(AccessHistory, reads) X(AccessHistory, theirs)                                                \
-    X(Storage, guarded)                                                                                                           \
-    X(Imported, history)                                                                                                          \
-    X(Tensor, dtype) X(Tensor, flat) X(Tensor, offset) X(Tensor, storage) X(Tensor, traits)                                       \
+    X(Storage, _free_list) X(Storage, _leave) X(Storage, borrowed) X(Storage, device) X(Storage, guarded) X(Storage, memory)     \
+    X(Storage, nbytes) X(Storage, owned) X(Storage, owner) X(Storage, readonly)                                                  \
+    X(Imported, history) X(Imported, view)                                                                                        \
+    X(Memory, address) X(Memory, nbytes) X(Memory, raw) X(Memory, shadow)                                                         \
+    X(Device, ranges)                                                                                                             \
+    X(Ranges, entries) X(Ranges, leave) X(Ranges, left)                                                                           \
+    X(Range, high) X(Range, low) X(Range, order) X(Range, parts) X(Range, ranges)                                                 \
+    X(Layout, before) X(Layout, behind) X(Layout, device) X(Layout, dtype) X(Layout, itemsize) X(Layout, shape)                  \
+    X(Layout, strides) X(Layout, tail) X(Layout, traits)                                                                          \
+    X(Tensor, dtype) X(Tensor, flat) X(Tensor, offset) X(Tensor, shape) X(Tensor, storage) X(Tensor, strides) X(Tensor, traits)  \
     X(Partition, storage) X(Partition, tensor) X(Partition, traits)                                                              \
     X(ExecutionContext, device) X(ExecutionContext, stream)                                                                      \
     X(AndThen, function) X(AndThen, unpack)                                                                                      \
@@ -34,8 +41,8 @@ enum { VERSION = 4 }; /* see attributes.py */
 
 /* Attributes and methods of objects of any class: the field of `names`, and the name. */
 #define NAMES(X)                                                                                                                  \
-    X(dict, "__dict__") X(module, "__name__") X(exchange_before, "__c_dlpack_exchange_api__")                                    \
-    X(exchange, "__dlpack_c_exchange_api__") X(event, "event") X(forget_until, "_forget_until") X(trim, "_trim")                 \
+    X(dict, "__dict__") X(module, "__name__") X(of_module, "__module__") X(exchange_before, "__c_dlpack_exchange_api__")                                    \
+    X(exchange, "__dlpack_c_exchange_api__") X(collect, "collect") X(event, "event") X(forget_until, "_forget_until") X(trim, "_trim")                 \
     X(next_stream, "next_stream") X(policy, "policy") X(requires_grad, "requires_grad")                    \
     X(serial, "serial") X(submission, "submission") X(traits, "traits") X(written_by, "written_by")
 
@@ -45,7 +52,7 @@ enum { VERSION = 4 }; /* see attributes.py */
 
 /* Numbers of Python's. */
 #define CONSTANTS(X)                                                                                                              \
-    X(KEYED_COMPUTED) X(KEYED_NOT) X(KEYED_SIGNED) X(KEYED_TRAITS) X(MARKS_KEPT) X(READERS_KEPT)
+    X(KEYED_COMPUTED) X(KEYED_NOT) X(KEYED_SIGNED) X(KEYED_TRAITS) X(MANY) X(MARKS_KEPT) X(MUCH) X(READERS_KEPT)
 
 typedef struct {
     const char *class_name, *attribute;
@@ -94,6 +101,12 @@ static inline PyObject *get(PyObject *object, const Slot *slot)
 }
 
 int as_pointer(PyObject *value, void *where);
+
+/* The attribute of an instance of the class or of one derived from it, which has it as it is; borrowed. */
+static inline PyObject **field(PyObject *object, const Slot *slot)
+{
+    return (PyObject **)((char *)object + slot->offset);
+}
 
 /* The value of an int that is at least 0 and below 2^60, as nearly all are that a kernel gets; 0, and no exception, of any other. */
 static inline int small_int(PyObject *value, uint64_t *where)
@@ -212,6 +225,12 @@ PyObject *make_calls_type(void);
 /* _program.c */
 enum { LAUNCH, GRAPH, COPY, FILL, FIELDS = 10 }; /* the kinds of steps, and how many numbers one has */
 PyObject *make_program_type(void);
+
+/* _imports.c */
+/* The tensor over the elements that an array has from an address on, behind what its library has submitted to a stream that is there
+ * as long as the object is. It is `layout`'s, which is a Layout. A new reference; NULL, perhaps with an exception, if Python has to
+ * see to that. */
+PyObject *imported(PyObject *array, uint64_t address, PyObject *layout, PyObject *stream);
 
 /* _exchange.c */
 extern PyMethodDef exchange_functions[];

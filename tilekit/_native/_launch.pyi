@@ -4,6 +4,8 @@ from typing import Any, Final, Self
 
 from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.stream import Stream
+from tilekit._tensor.layout import Layout
+from tilekit._tensor.tensor import Tensor
 
 VERSION: Final[int]
 
@@ -103,10 +105,18 @@ def links(ops: list[Any], at: int, result: Any, ctx: ExecutionContext, /) -> int
 # on with.
 def row(ops: tuple[Any, ...], at: int, results: list[Any], ctx: ExecutionContext, /) -> int: ...
 
-# What an array says of itself, by the functions of DLPack's that its type names: DLPack's kind (CPU or CUDA) and number of its
-# device, the address of the stream that its library works in there, that of the first element, and what `layout` makes of its
-# shape, strides (in elements), and the code and the bits of its dtype, once for arrays that are alike. None where it is to be
-# asked in another way.
+# An array of another library's, by the functions of DLPack's that its type names: the tensor over it, behind what the library has
+# submitted by now, if it is a GPU's, in memory that is known, and nothing about it is unusual. Else what it says of itself: DLPack's
+# kind (CPU or CUDA) and number of its device, the address of the stream that its library works in there, that of the first element,
+# and its layout. None where it is to be asked in another way, as those whose module's name begins with one of `refused`.
+#
+# `layout` makes a Layout of a shape, strides (in elements), and the code and the bits of a dtype, once for arrays that are alike;
+# None for other dtypes. `stream` finds a stream by the number of a device, one of `devices`, and an address.
 def described(
-    array: object, layout: Callable[[tuple[int, ...], tuple[int, ...], int, int], Any], /
-) -> tuple[int, int, int, int, Any] | None: ...
+    array: object,
+    layout: Callable[[tuple[int, ...], tuple[int, ...], int, int], Layout | None],
+    stream: Callable[[int, int], Stream],
+    devices: object,
+    refused: tuple[str, ...],
+    /,
+) -> Tensor | tuple[int, int, int, int, Layout | None] | None: ...

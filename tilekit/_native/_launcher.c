@@ -226,12 +226,12 @@ static PyObject *history_of(PyObject *storage)
 /* An attribute of that, a new reference, or NULL: those of AccessHistory lie in all derived classes at the same place. */
 static PyObject *kept(PyObject *history, const Slot *slot)
 {
-    return Py_XNewRef(*(PyObject **)((char *)history + slot->offset));
+    return Py_XNewRef(*field(history, slot));
 }
 
 static void set_kept(PyObject *history, const Slot *slot, PyObject *value)
 {
-    Py_XSETREF(*(PyObject **)((char *)history + slot->offset), Py_NewRef(value));
+    Py_XSETREF(*field(history, slot), Py_NewRef(value));
 }
 
 /* Let the stream wait for a moment, or for None; as `clear_way`. */
@@ -251,7 +251,7 @@ int clear_way(Launcher *self, View *view, PyObject *stream)
     if (history == NULL)
         return 0;
     if (PyObject_TypeCheck(view->storage, Storage_guarded.owner) &&
-        *(PyObject **)((char *)view->storage + Storage_guarded.offset) != Py_False) /* borrowed or read-only memory */
+        *field(view->storage, &Storage_guarded) != Py_False) /* borrowed or read-only memory */
         return 0;
     Py_INCREF(history);
     int clear = clear_moment(self, history, &AccessHistory_last_write, stream);

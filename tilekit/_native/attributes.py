@@ -11,11 +11,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tilekit import launch
+from tilekit._driver.protocol import Memory
 from tilekit._runtime.context import ExecutionContext, submitting
+from tilekit._runtime.device import Device
 from tilekit._runtime.hazards import READERS_KEPT, AccessHistory
+from tilekit._runtime.ranges import MANY, MUCH, Range, Ranges
 from tilekit._runtime.storage import Imported, Storage
 from tilekit._runtime.stream import Stream
 from tilekit._runtime.timeline import MARKS_KEPT
+from tilekit._tensor.layout import Layout
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
 from tilekit.launch import planning
@@ -56,16 +60,60 @@ SLOTS: Mapping[type, Mapping[str, str]] = {
         "theirs": "what another library has done with it, which everybody waits for",
     },
     Storage: {
+        "_free_list": "none, of others' memory",
+        "_leave": "takes what is left of others' memory",
+        "borrowed": "whether nobody keeps the memory alive",
+        "device": "where it is",
         "guarded": "whether Python has to look at each use",
+        "memory": "whether an array lies in it",
+        "nbytes": "the same",
+        "owned": "whether it is tilekit's own",
+        "owner": "the array that keeps others' memory alive",
+        "readonly": "why it must not be written",
     },
     Imported: {
         "history": "memory of others' has its history there",
+        "view": "the tensor that was made of it last",
+    },
+    Memory: {
+        "address": "where it begins",
+        "nbytes": "how much it is",
+        "raw": "none, of a GPU's",
+        "shadow": "the same",
+    },
+    Device: {
+        "ranges": "the memory that others have too",
+    },
+    Ranges: {
+        "entries": "in which an array's is looked for",
+        "leave": "what storages in it have as `_leave`",
+        "left": "while there are any, Python drops them first",
+    },
+    Range: {
+        "high": "its upper end",
+        "low": "its lower end",
+        "order": "the history of storages in it",
+        "parts": "these storages",
+        "ranges": "whether it is still in use",
+    },
+    Layout: {
+        "before": "how far a tensor reaches below its address",
+        "behind": "and how far above",
+        "device": "where `traits` are for",
+        "dtype": "the tensor's",
+        "itemsize": "what its address is a multiple of",
+        "shape": "the tensor's",
+        "strides": "the tensor's",
+        "tail": "the tensor's parameters behind the address",
+        "traits": "the tensor's, where the address is a multiple of 16",
     },
     Tensor: {
         "dtype": "of tensors in one memory: whether the offsets count the same",
         "flat": "its parameters: the address, extents and strides",
         "offset": "of tensors in one memory: how far they are apart",
+        "shape": "set, of a tensor over an array",
         "storage": "what order is kept by",
+        "strides": "set, of a tensor over an array",
         "traits": "select the plan",
     },
     Partition: {
@@ -128,8 +176,10 @@ SLOTS: Mapping[type, Mapping[str, str]] = {
 NAMES: Mapping[str, str] = {
     "__dict__": "of a `threading.local`, the attributes in this thread",
     "__name__": "of a module, in its globals: whether it is tilekit's own",
+    "__module__": "of an array's type: which library's it is",
     "__c_dlpack_exchange_api__": "of an array's type, as it was called at first: the functions that describe one in place",
     "__dlpack_c_exchange_api__": "the same",
+    "collect": "of a device: let go of what was imported and nobody uses any more",
     "event": "of a mark of Python's",
     "_forget_until": "Stream: forget marks where some have failed",
     "_trim": "Stream: forget the older half of the marks where the device is asked by Python",
@@ -162,6 +212,8 @@ CONSTANTS: Mapping[str, int] = {
     "KEYED_NOT": planning.KEYED_NOT,
     "KEYED_SIGNED": planning.KEYED_SIGNED,
     "KEYED_TRAITS": planning.KEYED_TRAITS,
+    "MANY": MANY,
     "MARKS_KEPT": MARKS_KEPT,
+    "MUCH": MUCH,
     "READERS_KEPT": READERS_KEPT,
 }

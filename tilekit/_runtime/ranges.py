@@ -12,6 +12,7 @@ import ctypes
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -21,11 +22,12 @@ from tilekit._driver.protocol import Memory
 from tilekit._runtime.bridges import bridge
 from tilekit._runtime.device import Device
 from tilekit._runtime.hazards import AccessHistory, Use
-from tilekit._runtime.storage import Imported, Storage
+from tilekit._runtime.storage import Garbage, Imported, Storage
 
-__all__ = ["Range", "Ranges", "admit", "known", "memory_at", "ranges_of", "remember", "storage_of", "used"]
+__all__ = ["MANY", "MUCH", "Range", "Ranges", "admit", "known", "memory_at", "ranges_of", "remember", "storage_of", "used"]
 
-_MANY, _MUCH = 32, 64 << 20  # how many new storages, and of how many bytes, until collected ones are looked at together
+# How many new storages, and of how many bytes, until collected ones are looked at together.
+MANY, MUCH = 32, 64 << 20
 
 _lock = threading.RLock()  # again by the same thread: a finalizer may import as well
 
@@ -77,13 +79,15 @@ class Ranges:
     Attributes:
         entries: disjoint, in the order of their addresses.
         left: those that nobody uses any more: finalizers append to it.
+        leave: takes what a storage of the device leaves.
     """
 
-    __slots__ = ("entries", "left")
+    __slots__ = ("entries", "leave", "left")
 
-    def __init__(self) -> None:
+    def __init__(self, leave: Callable[[Garbage], None]) -> None:
         self.entries: list[Range] = []
         self.left: deque[Range] = deque()
+        self.leave = leave
 
     def across(self, low: int, high: int) -> _Met:
         """Those that have bytes from `low` to `high`, and their orders."""
@@ -126,7 +130,7 @@ def ranges_of(device: Device) -> Ranges:
     ranges = device.ranges
     if ranges is None:
         with _lock:
-            ranges = device.ranges = device.ranges or Ranges()
+            ranges = device.ranges = device.ranges or Ranges(device.garbage.append)
     return ranges
 
 
@@ -173,7 +177,7 @@ def let_go(device: Device, nbytes: int) -> None:
     """One more storage of so many bytes was imported. A program that allocates nothing of its own must still let go of what it
     imported before; of little that can wait a while."""
     _new[:] = _new[0] + 1, _new[1] + nbytes
-    if (device.garbage or device.owners) and (_new[0] > _MANY or _new[1] > _MUCH):
+    if (device.garbage or device.owners) and (_new[0] > MANY or _new[1] > MUCH):
         _new[:] = 0, 0
         device.collect()
 

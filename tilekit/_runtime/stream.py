@@ -18,9 +18,12 @@ from tilekit.errors import TilekitError
 if TYPE_CHECKING:
     from tilekit._driver.protocol import EventHandle, StreamHandle
     from tilekit._runtime.device import Device
+    from tilekit._runtime.hazards import Use
     from tilekit._runtime.scheduling import SchedulingPolicy
 
 __all__ = ["Event", "Stream", "address_of", "check_next", "next_stream"]
+
+_DEFAULT = (0, 1, 2)  # CUDA's, which are always there: none, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
 
 
 class _ClosedHandle:
@@ -121,6 +124,11 @@ class Stream(Timeline):
     def lasting(self) -> bool:
         """Whether the stream is there as long as this object is: not where it is but an address (internal)."""
         return self._stable
+
+    def moment(self) -> Use:
+        """That behind all work submitted so far. No place is recorded for it yet, but in a stream that may be gone by the time that
+        somebody waits (internal)."""
+        return self, self.pending if self._stable or self.address in _DEFAULT else self.mark()
 
     def keep(self, source: Any) -> None:
         """Keep alive what an adopted stream belongs to (internal)."""

@@ -48,7 +48,6 @@ class _Known(NamedTuple):
     library: _Library
 
 
-_DEFAULT = (0, 1, 2)  # CUDA's: none, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
 _known: dict[int, _Known] = {}  # by the identity of the array
 _libraries: dict[type, _Library | None] = {}
 
@@ -66,14 +65,12 @@ def met_again(obj: Any) -> Tensor | None:
     before = history.theirs
     if before is not None:
         stream, serial = before
-        if stream.address == handle and stream.device is device and not stream.closed and (stream.lasting or handle in _DEFAULT):
+        if stream.address == handle and stream.device is device and not stream.closed:
             if serial != stream.pending:
-                history.theirs = (stream, stream.pending)
+                history.theirs = stream.moment()
             return tensor
     stream = device.adopt(handle, None) if isinstance(handle, int) else as_stream(handle, device)
-    # In a stream that lasts no place is recorded: whoever uses the memory on another one does that, and waits for what the
-    # library has submitted by then; on this one it takes none. Another may be gone by then.
-    used(history, device, (stream, stream.pending if stream.lasting or stream.address in _DEFAULT else stream.mark()))
+    used(history, device, stream.moment())
     return tensor
 
 
