@@ -11,8 +11,8 @@ from sharing import TILE, N, copy
 
 import tilekit as tk
 from tilekit import api
-from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.bridges import bridge
+from tilekit._runtime.context import ExecutionContext
 
 
 @pytest.fixture

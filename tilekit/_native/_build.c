@@ -167,12 +167,42 @@ static PyObject *current_site(void)
     return site;
 }
 
+/* The arguments with tensors in the places of arrays of other libraries, a new reference; NULL, perhaps with an exception, if there are
+ * no arrays, or Python has to look at one. */
+static PyObject *with_tensors(PyObject *arguments)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(arguments);
+    PyObject *taken = PyTuple_New(count);
+    int arrays = 0;
+    for (Py_ssize_t i = 0; taken != NULL && i < count; i++) {
+        PyObject *argument = PyTuple_GET_ITEM(arguments, i), *tensor = NULL;
+        if (Py_TYPE(argument) != Tensor_storage.owner && !PyFloat_CheckExact(argument) && !PyLong_CheckExact(argument))
+            tensor = array_as_tensor(argument);
+        arrays += tensor != NULL;
+        PyTuple_SET_ITEM(taken, i, tensor != NULL ? tensor : Py_NewRef(argument));
+        if (PyErr_Occurred())
+            Py_CLEAR(taken);
+    }
+    if (arrays == 0)
+        Py_CLEAR(taken);
+    return taken;
+}
+
 /* `kernel(*args, **kwargs)` */
 static PyObject *calls_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     PyTypeObject *type = KernelLaunch_kernel.owner;
-    PyObject *form = kwargs == NULL && type != NULL ? known_form(self, args) : NULL;
-    if (form == NULL || !ints_fit(form, args)) {
+    PyObject *form = kwargs == NULL && type != NULL ? known_form(self, args) : NULL, *arguments = NULL;
+    if (form == NULL && kwargs == NULL && type != NULL) {
+        arguments = with_tensors(args);
+        form = arguments ? known_form(self, arguments) : NULL;
+    } else if (form != NULL) {
+        arguments = Py_NewRef(args);
+    }
+    if (form == NULL || !ints_fit(form, arguments)) {
+        Py_XDECREF(arguments);
+        if (PyErr_Occurred())
+            return NULL;
         PyObject *call = PyMethod_New(helpers.call, self), *op = call ? PyObject_Call(call, args, kwargs) : NULL;
         Py_XDECREF(call);
         return op;
@@ -181,6 +211,7 @@ static PyObject *calls_call(PyObject *self, PyObject *args, PyObject *kwargs)
     PyObject *site = current_site(), *op = site ? type->tp_alloc(type, 0) : NULL;
     if (op == NULL) {
         Py_DECREF(form);
+        Py_DECREF(arguments);
         Py_XDECREF(site);
         return NULL;
     }
@@ -190,7 +221,7 @@ static PyObject *calls_call(PyObject *self, PyObject *args, PyObject *kwargs)
     put(op, &KernelLaunch__spent, Py_NewRef(Py_False));
     put(op, &KernelLaunch__consumed, Py_NewRef(Py_False));
     put(op, &KernelLaunch_kernel, Py_NewRef(self));
-    put(op, &KernelLaunch_arguments, Py_NewRef(args));
+    put(op, &KernelLaunch_arguments, arguments);
     put(op, &KernelLaunch__options, Py_XNewRef(held(self, &Kernel__options)));
     put(op, &KernelLaunch__label, Py_XNewRef(held(self, &Kernel_label)));
     return op;

@@ -27,14 +27,19 @@ typedef struct {
 
 enum { CPU = 1, CUDA = 2, MAJOR = 1, MOST_DIMENSIONS = 8, LAYOUTS_KEPT = 512, MOST_DEFAULT = 2 /* CU_STREAM_PER_THREAD */ };
 
+/* What is asked of Python, see `arrays` in _launch.pyi; kept. NULL until that was called. */
+static PyObject *make_layout, *find_stream, *all_devices, *refused;
+
 /* The table of a type, which says so itself: a class that is derived from it may mean something else. NULL, and no exception, if it has
- * none, or its module's name begins with one of those in `refused`. */
-static const Exchange *exchange_of(PyTypeObject *type, PyObject *refused)
+ * none, or its module's name begins with one of those that are refused. */
+static const Exchange *exchange_of(PyTypeObject *type)
 {
     static PyTypeObject *last; /* types with a table are few; they are kept, since one at the same address may be another */
     static const Exchange *found;
     if (type == last)
         return found;
+    if (refused == NULL)
+        return NULL;
     PyObject *own = type->tp_flags & Py_TPFLAGS_HEAPTYPE ? type->tp_dict : NULL;
     PyObject *table = own ? PyDict_GetItemWithError(own, names.exchange) : NULL;
     if (table == NULL && own != NULL && !PyErr_Occurred())
@@ -68,8 +73,8 @@ static struct {
     PyObject *layout;
 } layouts[LAYOUTS_KEPT];
 
-/* What `make` says of a shape, strides, and a dtype of DLPack's, a new reference; made once for those that were not met before. */
-static PyObject *layout_of(const Key *key, PyObject *make)
+/* What `make_layout` says of a shape, strides, and a dtype of DLPack's, a new reference; made once for those that were not met before. */
+static PyObject *layout_of(const Key *key)
 {
     uint64_t hash = (uint64_t)key->ndim * 131 + key->code * 7 + key->bits;
     for (int i = 0; i < 2 * key->ndim; i++)
@@ -90,7 +95,7 @@ static PyObject *layout_of(const Key *key, PyObject *make)
         PyTuple_SET_ITEM(strides, i, stride);
     }
     if (shape != NULL && strides != NULL)
-        layout = PyObject_CallFunction(make, "OOii", shape, strides, key->code, key->bits);
+        layout = PyObject_CallFunction(make_layout, "OOii", shape, strides, key->code, key->bits);
     Py_XDECREF(shape);
     Py_XDECREF(strides);
     if (layout != NULL) {
@@ -101,11 +106,10 @@ static PyObject *layout_of(const Key *key, PyObject *make)
 }
 
 /* The stream that a library works in, borrowed, by the number of its device and its address there: the one that was met last, or what
- * `find` says. NULL, perhaps with an exception, if it may be gone by the time that somebody waits.
- *
- * `devices` stands for all devices that there are: among others an address is another stream. */
-static PyObject *stream_at(int ordinal, void *address, PyObject *find, PyObject *devices)
+ * `find_stream` says. NULL, perhaps with an exception, if it may be gone by the time that somebody waits. */
+static PyObject *stream_at(int ordinal, void *address)
 {
+    PyObject *devices = PyDict_GetItemWithError(PyModule_GetDict(all_devices), names.registry); /* tests have others */
     static struct {
         PyObject *devices, *stream; /* kept */
         void *address;
@@ -114,35 +118,44 @@ static PyObject *stream_at(int ordinal, void *address, PyObject *find, PyObject 
     if (last.stream != NULL && last.address == address && last.ordinal == ordinal && last.devices == devices &&
         held(last.stream, &Stream_closed) == Py_False)
         return last.stream;
-    PyObject *stream = PyObject_CallFunction(find, "iK", ordinal, (unsigned long long)(uintptr_t)address);
+    PyObject *stream = PyObject_CallFunction(find_stream, "iK", ordinal, (unsigned long long)(uintptr_t)address);
     if (stream == NULL || ((uintptr_t)address > MOST_DEFAULT && held(stream, &Stream__stable) != Py_True)) {
         Py_XDECREF(stream);
         return NULL;
     }
     Py_XSETREF(last.stream, stream);
-    Py_XSETREF(last.devices, Py_NewRef(devices));
+    Py_XSETREF(last.devices, Py_XNewRef(devices));
     last.address = address;
     last.ordinal = ordinal;
     return stream;
 }
 
-/* described(array, layout, stream, devices, refused): see _launch.pyi. */
-static PyObject *described(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+/* arrays(layout, stream, devices, refused): see _launch.pyi. */
+static PyObject *arrays(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    if (nargs != 5 || !PyTuple_CheckExact(args[4])) {
-        PyErr_SetString(PyExc_TypeError, "expected an array, what makes layouts and finds streams, all devices, and a tuple");
+    PyObject *layout, *stream, *devices, *modules;
+    if (!PyArg_ParseTuple(args, "OOO!O!", &layout, &stream, &PyModule_Type, &devices, &PyTuple_Type, &modules))
         return NULL;
-    }
-    const Exchange *exchange = exchange_of(Py_TYPE(args[0]), args[4]);
+    Py_XSETREF(make_layout, Py_NewRef(layout));
+    Py_XSETREF(find_stream, Py_NewRef(stream));
+    Py_XSETREF(all_devices, Py_NewRef(devices));
+    Py_XSETREF(refused, Py_NewRef(modules));
+    Py_RETURN_NONE;
+}
+
+/* What an array is, by the functions that its type names; see _launch.pyi. A new reference. */
+static PyObject *described(PyObject *Py_UNUSED(module), PyObject *array)
+{
+    const Exchange *exchange = exchange_of(Py_TYPE(array));
     Description it;
     void *stream = NULL;
     memset(&it, 0, sizeof it);
-    if (exchange == NULL || exchange->describe(args[0], &it) != 0 || it.lanes != 1 || it.ndim < 0 || it.ndim > MOST_DIMENSIONS ||
+    if (exchange == NULL || exchange->describe(array, &it) != 0 || it.lanes != 1 || it.ndim < 0 || it.ndim > MOST_DIMENSIONS ||
         (it.device.type != CPU && it.device.type != CUDA) ||
         (it.device.type == CUDA && exchange->stream(CUDA, it.device.id, &stream) != 0))
         goto otherwise;
     /* PyTorch describes what it does not export: whoever wants its memory has to say that no gradient is to be had of it. */
-    PyObject *differentiable = PyObject_GetAttr(args[0], names.requires_grad);
+    PyObject *differentiable = PyObject_GetAttr(array, names.requires_grad);
     if (differentiable == NULL && !PyErr_ExceptionMatches(PyExc_AttributeError))
         return NULL;
     Py_XDECREF(differentiable);
@@ -160,14 +173,14 @@ static PyObject *described(PyObject *Py_UNUSED(module), PyObject *const *args, P
     if (step == 0) /* no elements, no memory */
         goto otherwise;
     PyErr_Clear();
-    PyObject *layout = layout_of(&key, args[1]);
+    PyObject *layout = layout_of(&key);
     if (layout == NULL)
         return NULL;
     if (it.device.type == CUDA && layout != Py_None) {
-        PyObject *known = stream_at(it.device.id, stream, args[2], args[3]), *tensor = NULL;
+        PyObject *known = stream_at(it.device.id, stream), *tensor = NULL;
         if (known != NULL) {
             Py_INCREF(known);
-            tensor = imported(args[0], (uint64_t)(uintptr_t)it.data + it.byte_offset, layout, known);
+            tensor = imported(array, (uint64_t)(uintptr_t)it.data + it.byte_offset, layout, known);
             Py_DECREF(known);
         }
         if (tensor != NULL || PyErr_Occurred()) {
@@ -182,7 +195,16 @@ otherwise:
     Py_RETURN_NONE;
 }
 
+PyObject *array_as_tensor(PyObject *array)
+{
+    PyObject *tensor = exchange_of(Py_TYPE(array)) != NULL ? described(NULL, array) : NULL;
+    if (tensor != NULL && Py_TYPE(tensor) != Tensor_storage.owner)
+        Py_CLEAR(tensor);
+    return tensor;
+}
+
 PyMethodDef exchange_functions[] = {
-    {"described", (PyCFunction)(void (*)(void))described, METH_FASTCALL, "See _launch.pyi."},
+    {"arrays", arrays, METH_VARARGS, "See _launch.pyi."},
+    {"described", described, METH_O, "See _launch.pyi."},
     {NULL, NULL, 0, NULL},
 };

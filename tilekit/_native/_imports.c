@@ -227,6 +227,11 @@ PyObject *imported(PyObject *array, uint64_t address, PyObject *layout, PyObject
     Py_INCREF(entry);
     storage = part_at(parts, low, high, itemsize);
     int is_new = storage == NULL;
+    if (is_new && (low != number(entry, &Range_low) || high != number(entry, &Range_high))) { /* which may be over */
+        Py_DECREF(history);
+        Py_DECREF(entry);
+        return NULL;
+    }
     if (is_new)
         storage = new_part(device, entry, history, array, low, high - low);
     if (storage != NULL && note_theirs(history, stream)) {

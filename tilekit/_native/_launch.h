@@ -43,7 +43,7 @@ enum { VERSION = 4 }; /* see attributes.py */
 #define NAMES(X)                                                                                                                  \
     X(dict, "__dict__") X(module, "__name__") X(of_module, "__module__") X(exchange_before, "__c_dlpack_exchange_api__")                                    \
     X(exchange, "__dlpack_c_exchange_api__") X(collect, "collect") X(event, "event") X(forget_until, "_forget_until") X(trim, "_trim")                 \
-    X(next_stream, "next_stream") X(policy, "policy") X(requires_grad, "requires_grad")                    \
+    X(next_stream, "next_stream") X(policy, "policy") X(registry, "_registry") X(requires_grad, "requires_grad")                    \
     X(serial, "serial") X(submission, "submission") X(traits, "traits") X(written_by, "written_by")
 
 /* Functions and objects of Python's. */
@@ -233,6 +233,9 @@ PyObject *make_program_type(void);
 PyObject *imported(PyObject *array, uint64_t address, PyObject *layout, PyObject *stream);
 
 /* _exchange.c */
+/* The tensor over an array of another library's on a GPU, a new reference; NULL, perhaps with an exception, if it is no such array, or
+ * anything about it is unusual. */
+PyObject *array_as_tensor(PyObject *array);
 extern PyMethodDef exchange_functions[];
 
 /* _recall.c */

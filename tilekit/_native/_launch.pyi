@@ -1,5 +1,6 @@
 # The compiled part of tilekit: see _launch.c. VERSION in attributes.py and _launch.h is raised when what is here changes.
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, Final, Self
 
 from tilekit._runtime.context import ExecutionContext
@@ -87,7 +88,8 @@ def prepare(
 ) -> None: ...
 
 # What tells a call of a function from others: the function, the number of `args`, the names in `kwargs`, and of each argument in
-# order the traits of a tensor, None, or the type and the value where the type is in `plain`. The tensors are appended to a list.
+# order the traits of a tensor, None, or the type and the value where the type is in `plain`. The tensors are appended to a list,
+# those over arrays of other libraries, too.
 # None, and the list is of no use, where any argument is unusual: see `tilekit.kernels._recall`, which looks then.
 def key(
     function: object, args: tuple[Any, ...], kwargs: dict[str, Any], plain: frozenset[type], tensors: list[Any], /
@@ -105,18 +107,20 @@ def links(ops: list[Any], at: int, result: Any, ctx: ExecutionContext, /) -> int
 # on with.
 def row(ops: tuple[Any, ...], at: int, results: list[Any], ctx: ExecutionContext, /) -> int: ...
 
-# An array of another library's, by the functions of DLPack's that its type names: the tensor over it, behind what the library has
-# submitted by now, if it is a GPU's, in memory that is known, and nothing about it is unusual. Else what it says of itself: DLPack's
-# kind (CPU or CUDA) and number of its device, the address of the stream that its library works in there, that of the first element,
-# and its layout. None where it is to be asked in another way, as those whose module's name begins with one of `refused`.
-#
-# `layout` makes a Layout of a shape, strides (in elements), and the code and the bits of a dtype, once for arrays that are alike;
-# None for other dtypes. `stream` finds a stream by the number of a device, one of `devices`, and an address.
-def described(
-    array: object,
+# What is asked about arrays of other libraries. `layout` makes a Layout of a shape, strides (in elements), and the code and the
+# bits of a dtype of DLPack's, once for arrays that are alike; None for other dtypes. `stream` finds a stream by the number of a
+# device, one of those that the module `devices` has, and an address. Types of modules whose names begin with one of `refused` are
+# left alone.
+def arrays(
     layout: Callable[[tuple[int, ...], tuple[int, ...], int, int], Layout | None],
     stream: Callable[[int, int], Stream],
-    devices: object,
+    devices: ModuleType,
     refused: tuple[str, ...],
     /,
-) -> Tensor | tuple[int, int, int, int, Layout | None] | None: ...
+) -> None: ...
+
+# An array of another library's, by the functions of DLPack's that its type names: the tensor over it, behind what the library has
+# submitted by now, if it is a GPU's, in memory that is known, and nothing about it is unusual. Else what it says of itself:
+# DLPack's kind (CPU or CUDA) and number of its device, the address of the stream that its library works in there, that of the
+# first element, and its layout. None where it is to be asked in another way.
+def described(array: object, /) -> Tensor | tuple[int, int, int, int, Layout | None] | None: ...

@@ -31,18 +31,29 @@ static int add_distance(Key *key, PyObject *tensor, PyObject *storage, PyObject 
     return 1;
 }
 
+/* Append what is known of a tensor, and the tensor to a list; 0, perhaps with an exception, if it has no memory. */
+static int add_tensor(Key *key, PyObject *tensor, PyObject *tensors)
+{
+    PyObject *storage = held(tensor, &Tensor_storage);
+    return storage != NULL && storage != Py_None && add_part(key, get(tensor, &Tensor_traits)) &&
+           add_distance(key, tensor, storage, tensors) && PyList_Append(tensors, tensor) == 0;
+}
+
 /* Append what is known of an argument, and a tensor to a list; 0, perhaps with an exception, if it is of an unusual kind. */
 static int add_value(Key *key, PyObject *value, PyObject *plain, PyObject *tensors)
 {
     PyTypeObject *type = Py_TYPE(value);
-    if (type == Tensor_traits.owner) {
-        PyObject *storage = held(value, &Tensor_storage);
-        return storage != NULL && storage != Py_None && add_part(key, get(value, &Tensor_traits)) &&
-               add_distance(key, value, storage, tensors) && PyList_Append(tensors, value) == 0;
-    }
+    if (type == Tensor_traits.owner)
+        return add_tensor(key, value, tensors);
     if (value != Py_None) {
-        /* Zero has two signs, which are equal. */
-        if ((type == &PyFloat_Type && PyFloat_AS_DOUBLE(value) == 0) || PySet_Contains(plain, (PyObject *)type) != 1)
+        int is_plain = PySet_Contains(plain, (PyObject *)type);
+        if (is_plain == 0) {
+            PyObject *tensor = array_as_tensor(value);
+            int added = tensor != NULL && add_tensor(key, tensor, tensors);
+            Py_XDECREF(tensor);
+            return added;
+        }
+        if (is_plain < 0 || (type == &PyFloat_Type && PyFloat_AS_DOUBLE(value) == 0)) /* zero has two signs, which are equal */
             return 0;
         add_part(key, Py_NewRef((PyObject *)type));
     }

@@ -185,6 +185,7 @@ NAMES: Mapping[str, str] = {
     "_trim": "Stream: forget the older half of the marks where the device is asked by Python",
     "next_stream": "of a policy",
     "policy": "of a device",
+    "_registry": "of `tilekit._runtime.device`: all devices, among which an address is that of one stream",
     "requires_grad": "of an array: whether its library differentiates by it",
     "serial": "of a mark of Python's",
     "submission": "of `submitting`: what the thread is in the middle of submitting",

@@ -73,6 +73,10 @@ class AccessHistory:
             uses.append(self.theirs)
         return uses
 
+    def is_busy(self) -> bool:
+        """Whether tilekit's work may not be done yet, as far as is known."""
+        return any(serial > stream.completed for stream, serial in self.own_uses())
+
     def own_uses(self) -> list[Use]:
         """What tilekit has submitted of it."""
         uses = list(self.reads.items())

@@ -29,6 +29,8 @@ __all__ = ["MANY", "MUCH", "Range", "Ranges", "admit", "known", "memory_at", "ra
 # How many new storages, and of how many bytes, until collected ones are looked at together.
 MANY, MUCH = 32, 64 << 20
 
+_RECENT = 256  # how many ranges are kept that no storage is in, since their memory will be met again
+
 _lock = threading.RLock()  # again by the same thread: a finalizer may import as well
 
 
@@ -37,7 +39,7 @@ class Range:
 
     Attributes:
         order: of all who use them, by a weak reference. It lives as long as a storage has it, or work on one that was collected
-            is not done.
+            is not done, or few others were made since.
         parts: the storages, by weak references; some may be gone.
         ranges: where it is; None once it is part of another range.
     """
@@ -65,6 +67,11 @@ class Range:
         """The parts that are still there."""
         return [storage for part in tuple(self.parts) if (storage := part()) is not None]
 
+    def is_over(self) -> bool:
+        """Whether nobody has or uses the memory any more, as far as is known: what is there next may be cut otherwise."""
+        order = self.order()
+        return order is None or not (isinstance(order, Storage) or order.is_busy() or self.storages())
+
 
 _Met = list[tuple[Range, AccessHistory]]
 _low = attrgetter("low")
@@ -80,14 +87,16 @@ class Ranges:
         entries: disjoint, in the order of their addresses.
         left: those that nobody uses any more: finalizers append to it.
         leave: takes what a storage of the device leaves.
+        recent: the orders of the ranges that were made last.
     """
 
-    __slots__ = ("entries", "leave", "left")
+    __slots__ = ("entries", "leave", "left", "recent")
 
     def __init__(self, leave: Callable[[Garbage], None]) -> None:
         self.entries: list[Range] = []
         self.left: deque[Range] = deque()
         self.leave = leave
+        self.recent: deque[AccessHistory] = deque(maxlen=_RECENT)
 
     def across(self, low: int, high: int) -> _Met:
         """Those that have bytes from `low` to `high`, and their orders."""
@@ -96,10 +105,8 @@ class Ranges:
         if first and self.entries[first - 1].high > low:
             first -= 1
         last = bisect.bisect_left(self.entries, high, first, key=_low)
-        met = [(entry, order) for entry in self.entries[first:last] if (order := entry.order()) is not None]
-        for entry in [entry for entry in self.entries[first:last] if entry.order() is None]:  # just now
-            self.drop(entry)
-        return met
+        met = [entry for entry in self.entries[first:last] if not self.dropped(entry)]
+        return [(entry, order) for entry in met if (order := entry.order()) is not None]
 
     def tidy(self) -> None:
         """Drop the ranges that nobody uses any more."""
@@ -108,13 +115,24 @@ class Ranges:
             if gone.ranges is not None:
                 self.drop(gone)
 
-    def put(self, known: Range) -> None:
+    def put(self, known: Range, order: AccessHistory) -> None:
         """Add one, disjoint from all others."""
         bisect.insort(self.entries, known, key=_low)
+        if not isinstance(order, Storage):  # which is to be freed when it is dropped
+            self.recent.append(order)
 
     def widen(self, known: Range, low: int, high: int) -> None:
         """Let one have more, disjoint from all others."""
         known.low, known.high = min(known.low, low), max(known.high, high)
+
+    def dropped(self, known: Range) -> bool:
+        """Whether one was over, and so was taken out."""
+        known.ranges = None  # while it is, the compiled part gives it no more parts
+        if known.is_over():
+            self.drop(known)
+            return True
+        known.ranges = self
+        return False
 
     def drop(self, known: Range) -> None:
         """Take one out."""
@@ -149,6 +167,8 @@ def storage_of(device: Device, low: int, high: int, itemsize: int, array: Any, u
         entries = ranges.entries
         at = bisect.bisect_right(entries, low, key=_low)
         entry = entries[at - 1] if at and entries[at - 1].high > low else None
+        if entry is not None and (low, high) != (entry.low, entry.high) and ranges.dropped(entry):
+            entry, at = None, at - 1
         order = None if entry is None else entry.order()
         if entry is not None and high <= entry.high and order is not None:
             for storage in entry.storages():
@@ -159,7 +179,7 @@ def storage_of(device: Device, low: int, high: int, itemsize: int, array: Any, u
         if entry is None and (at == len(entries) or entries[at].low >= high):
             order = AccessHistory()
             entry = Range(low, high, order, ranges)
-            ranges.put(entry)
+            ranges.put(entry, order)
         if entry is None or order is None or high > entry.high:
             storage = admit(device, memory, array, use, None)
         else:
@@ -288,7 +308,7 @@ def _join(ranges: Ranges, device: Device, met: _Met, low: int, high: int, own: S
             if isinstance(storage, Imported):
                 storage.history = order
                 joined.add(storage)
-    ranges.put(joined)
+    ranges.put(joined, order)
     for (_, other), known in zip(met, gathered, strict=True):  # what other threads did meanwhile
         _gather(device, order, other, known)
     return joined, order

@@ -126,8 +126,8 @@ class Stream(Timeline):
         return self._stable
 
     def moment(self) -> Use:
-        """That behind all work submitted so far. No place is recorded for it yet, but in a stream that may be gone by the time that
-        somebody waits (internal)."""
+        """That behind all work submitted so far. No place is recorded for it yet, but in a stream that may be gone by the time
+        that somebody waits (internal)."""
         return self, self.pending if self._stable or self.address in _DEFAULT else self.mark()
 
     def keep(self, source: Any) -> None:

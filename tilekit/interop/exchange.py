@@ -2,8 +2,7 @@
 
 An export by `__dlpack__` takes 20 microseconds and more, a description by a C function none. What follows from a shape, strides
 and a dtype is worked out once (`tilekit._tensor.layout`); how the memory is found again, and in which order it is used, is in
-`tilekit._runtime.ranges`. Both are read by the compiled part, which makes the tensor of an array of a GPU's where nothing about it
-is unusual.
+`tilekit._runtime.ranges`. The compiled part reads both, and makes the tensor of an array of a GPU's where nothing is unusual.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ __all__ = ["NEVER_WRITTEN", "described_tensor"]
 NEVER_WRITTEN = ("jax", "jaxlib")
 """Libraries whose arrays never change: that is nothing that a description says, so they are asked in full."""
 
+
 def _layout(shape: tuple[int, ...], strides: tuple[int, ...], code: int, bits: int) -> Layout | None:
     """None for a dtype that tilekit does not have."""
     dtype = dlpack.dtype_of(code, bits)
@@ -38,9 +38,13 @@ def _stream(ordinal: int, address: int) -> Stream:
     return Device(ordinal).adopt(address, None)
 
 
-def _describer() -> Callable[..., Any]:
+def _describer() -> Callable[[Any], Any]:
     native = _native.compiled
-    return (lambda *_: None) if native is None else native.described
+    if native is None:
+        return lambda array: None
+    native.arrays(_layout, _stream, devices, NEVER_WRITTEN)
+    described: Callable[[Any], Any] = native.described
+    return described
 
 
 _described = _describer()
@@ -48,9 +52,10 @@ _described = _describer()
 
 def described_tensor(array: Any) -> Tensor | None:
     """The tensor over an array's memory, behind what its library has submitted by now; None where it must be asked in full."""
-    description = _described(array, _layout, _stream, devices._registry, NEVER_WRITTEN)
+    description = _described(array)
     if description is None or type(description) is Tensor:
-        return description  # type: ignore[no-any-return]
+        return description
+    layout: Layout | None
     kind, ordinal, handle, address, layout = description
     if layout is None or address % layout.itemsize:
         return None

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from tilekit import dtypes
 from tilekit._runtime.context import ExecutionContext, submitting
 from tilekit._runtime.stream import Stream
+from tilekit._tensor.arrays import is_array
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._launches import Launches
 from tilekit.kernels._noting import Note, Noted
@@ -75,7 +76,7 @@ class Recall:
             return None
         recipe = self.known.get(key)
         if type(recipe) is not Recipe:
-            return self._called(key, tensors, args, kwargs, recipe)
+            return self._called(key, tensors, *with_tensors(args, kwargs, tensors), recipe)
         try:
             self.known.move_to_end(key)
         except KeyError:  # another thread has just dropped it
@@ -106,6 +107,15 @@ class Recall:
             self.known[key] = recipe
             while len(self.known) > _KEPT:
                 self.known.popitem(last=False)
+
+
+def with_tensors(
+    args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a function is given, with tensors in the places of the arrays among it; all tensors in order are known."""
+    left = iter(tensors)
+    taken = [next(left) if type(value) is Tensor or is_array(value) else value for value in (*args, *kwargs.values())]
+    return tuple(taken[: len(args)]), dict(zip(kwargs, taken[len(args) :], strict=True))
 
 
 def _key(function: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor]) -> tuple[Any, ...] | None:
@@ -180,6 +190,7 @@ class Recalled(Launches):
         """The op that the function makes."""
         if self._by_function is None:
             function, args, kwargs = self._call
+            args, kwargs = with_tensors(args, kwargs, self._tensors)
             self._by_function = function(*args, **kwargs)  # type: ignore[assignment]
             self._by_function.consumed()  # type: ignore[union-attr]
         return self._by_function  # type: ignore[return-value]
