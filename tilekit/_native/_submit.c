@@ -237,6 +237,24 @@ static PyObject *runs_async_on(PyObject *self, PyObject *const *args, Py_ssize_t
     return otherwise(helpers.async_on, self, args, nargs, names);
 }
 
+/* Submit to a stream; the serial behind the launch, or None if nothing was done. */
+static PyObject *runs_submit_on(PyObject *self, PyObject *stream)
+{
+    Ready what;
+    Submitted end = {NULL, NULL};
+    int submitted = 0;
+    if (open_stream(stream) && ready(self, held(stream, &Stream_device), &what)) {
+        submitted = submit_ready(self, stream, &what, &end);
+        let_go(&what);
+    }
+    Py_XDECREF(end.mark);
+    if (submitted < 0) {
+        Py_XDECREF(end.serial);
+        return NULL;
+    }
+    return end.serial != NULL ? end.serial : Py_NewRef(Py_None);
+}
+
 /* Claim and launch, in the middle of a submission; LAUNCHED, or as `launch` says. */
 static int launch_part(PyObject *op, PyObject *stream, Ready *what)
 {
@@ -282,6 +300,7 @@ static void runs_finalize(PyObject *self)
 
 static PyMethodDef runs_methods[] = {
     {"start", runs_start, METH_O, "start($self, ctx)\n--\n\nSee DeviceOp."},
+    {"submit_on", runs_submit_on, METH_O, "submit_on($self, stream)\n--\n\nSee KernelLaunch."},
     {"sync", (PyCFunction)(void (*)(void))runs_sync, METH_FASTCALL | METH_KEYWORDS, "sync($self)\n--\n\nSee DeviceOp."},
     {"sync_on", (PyCFunction)(void (*)(void))runs_sync_on, METH_FASTCALL | METH_KEYWORDS,
      "sync_on($self, stream)\n--\n\nSee DeviceOp."},

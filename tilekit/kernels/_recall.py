@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from tilekit import dtypes
 from tilekit._runtime.context import ExecutionContext, submitting
+from tilekit._runtime.storage import BORROWED
 from tilekit._runtime.stream import Stream
 from tilekit._tensor.arrays import is_array
 from tilekit._tensor.tensor import Tensor
@@ -30,6 +31,7 @@ from tilekit.lang.functions import Function
 from tilekit.ops import DeviceOp
 from tilekit.ops.execution import Done, Steps
 from tilekit.ops.fast_path import FAST_PATH
+from tilekit.ops.future import DeviceFuture
 from tilekit.ops.sites import site_of
 
 __all__ = ["Recall"]
@@ -246,6 +248,28 @@ class Recalled(Launches):
             self.annotate(error)
             raise
         return recipe.outcome(tensors)
+
+    def async_on(self, stream: Any) -> DeviceFuture[Any]:
+        """As `DeviceOp.async_on`."""
+        recipe, where = self._recipe, self._stream(stream)
+        if recipe.alone is not None and submitting.submission is None and not BORROWED:
+            self.claim()
+            try:
+                bases = recipe.bases(self._tensors, ExecutionContext(where.device, where))
+                serial = None if bases is None else recipe.alone.op(bases, self._site).submit_on(where)
+            except Exception as error:
+                self.annotate(error)
+                raise
+            if bases is not None and serial is not None:
+                self._tensors = bases
+                return DeviceFuture.of_submitted(self, where, serial)
+            self._fresh, self._spent = None, False
+        return super().async_on(where)
+
+    @property
+    def arguments(self) -> Any:
+        """The result, once it was submitted: where a future looks for that of a launch."""
+        return self._recipe.outcome(self._tensors)
 
     def __await__(self) -> Generator[Any, None, Any]:
         recipe = self._recipe

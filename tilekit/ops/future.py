@@ -55,6 +55,8 @@ class DeviceFuture(Generic[T]):
         "stream",
     )
 
+    _serial: int
+
     def __init__(self, op: DeviceOp[T], stream: Stream) -> None:
         op.consumed()
         self.op, self.stream = op, stream
@@ -66,9 +68,16 @@ class DeviceFuture(Generic[T]):
         self._turns = 0
         self._when_submitted: list[Callable[[], object]] | None = None
 
+    @classmethod
+    def of_submitted(cls, op: Any, stream: Stream, serial: int) -> DeviceFuture[Any]:
+        """That of an op that was submitted to the end, and has its result as `arguments` (internal)."""
+        self: DeviceFuture[Any] = object.__new__(cls)
+        self.op, self.stream, self._serial = op, stream, serial
+        return self
+
     def __getattr__(self, name: str) -> Any:
-        """What a future of the compiled part's lacks, which was made with the launch, the stream, and in `_serial` that
-        behind it: most are asked for nothing else. The result is the launch's arguments.
+        """What a future lacks that was made with an op, its stream, and in `_serial` that behind it, by `of_submitted` or by the
+        compiled part: most are asked for nothing else.
         """
         if name not in DeviceFuture.__slots__ or name == "_serial":
             raise UnknownAttribute(self, name, FUTURES)
