@@ -86,7 +86,7 @@ class Recall:
         op: Recalled = object.__new__(Recalled)  # past DeviceOp's, which takes twice as long
         op._fresh, op._spent, op._consumed, op._site = None, False, False, site_of(sys._getframe(2))
         op._label, op.spec, op._recipe, op._tensors = self._name, recipe.spec, recipe, tensors
-        op._call = self._function, args, kwargs
+        op._call, op._begun = (self._function, args, kwargs), None
         return op
 
     def _called(
@@ -173,12 +173,13 @@ class Recalled(Launches):
     One launch is left to the launch itself: who waits for it, waits for this.
     """
 
-    __slots__ = ("_call", "_consumed", "_fresh", "_label", "_recipe", "_site", "_spent", "_tensors", "spec")
+    __slots__ = ("_begun", "_call", "_consumed", "_fresh", "_label", "_recipe", "_site", "_spent", "_tensors", "spec")
 
     _recipe: Recipe
     _tensors: list[Tensor]
     _call: tuple[Callable[..., DeviceOp[Any]], tuple[Any, ...], dict[str, Any]]
     _by_function: Launches | None = None  # by the function, for who asks
+    _begun: Steps | None  # what is left of a run that was to be submitted in one go
 
     @property
     def device(self) -> Any:
@@ -202,6 +203,8 @@ class Recalled(Launches):
 
     def steps(self, ctx: ExecutionContext) -> Steps | Done:
         """Launch, at once if what is launched is compiled."""
+        if self._begun is not None:
+            return self._begun
         bases = self._recipe.bases(self._tensors, ctx)
         if bases is None:
             return self._of_function().start(ctx)
@@ -213,7 +216,8 @@ class Recalled(Launches):
         return Done(self._recipe.outcome(bases))
 
     def _onwards_from(self, started: Any, left: Iterator[Launch], bases: list[Tensor], ctx: ExecutionContext) -> Steps:
-        yield started
+        if started is not None:
+            yield started
         for launch in left:
             yield launch.op(bases, self._site).start(ctx)
         return self._recipe.outcome(bases)
@@ -251,20 +255,38 @@ class Recalled(Launches):
 
     def async_on(self, stream: Any) -> DeviceFuture[Any]:
         """As `DeviceOp.async_on`."""
-        recipe, where = self._recipe, self._stream(stream)
-        if recipe.alone is not None and submitting.submission is None and not BORROWED:
-            self.claim()
-            try:
-                bases = recipe.bases(self._tensors, ExecutionContext(where.device, where))
-                serial = None if bases is None else recipe.alone.op(bases, self._site).submit_on(where)
-            except Exception as error:
-                self.annotate(error)
-                raise
-            if bases is not None and serial is not None:
-                self._tensors = bases
-                return DeviceFuture.of_submitted(self, where, serial)
-            self._fresh, self._spent = None, False
+        where = self._stream(stream)
+        if submitting.submission is not None or BORROWED:
+            return super().async_on(where)
+        self.claim()
+        try:
+            serial = self._submit_on(where)
+        except Exception as error:
+            self.annotate(error)
+            raise
+        if serial is not None:
+            return DeviceFuture.of_submitted(self, where, serial)
+        self._fresh, self._spent = None, False
         return super().async_on(where)
+
+    def _submit_on(self, stream: Stream) -> int | None:
+        """Submit, one call for each launch; the serial behind the last. None where one takes more: `steps` goes on with that."""
+        ctx = ExecutionContext(stream.device, stream)
+        bases = self._recipe.bases(self._tensors, ctx)
+        if bases is None:
+            return None
+        self._tensors, launches = bases, self._recipe.launches
+        serial, last = None, len(launches) - 1
+        for at, launch in enumerate(launches):
+            op = launch.op(bases, self._site)
+            if at == last:
+                serial = op.submit_on(stream)
+            elif type(started := op.start(ctx)) is not Done:
+                self._begun = self._onwards_from(started, iter(launches[at + 1 :]), bases, ctx)
+                return None
+        if serial is None:
+            self._begun = self._onwards_from(None, iter(launches[last:]), bases, ctx)
+        return serial
 
     @property
     def arguments(self) -> Any:
