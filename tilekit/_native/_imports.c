@@ -116,7 +116,7 @@ static PyObject *new_part(PyObject *device, PyObject *entry, PyObject *history, 
     return storage;
 }
 
-/* As `let_go` of `tilekit._runtime.ranges`; 0 with an exception. */
+/* As `Device.let_go`, which counts by itself; 0 with an exception. */
 static int let_go(PyObject *device, uint64_t nbytes)
 {
     static uint64_t storages, bytes;

@@ -12,10 +12,11 @@ from typing import Any
 
 from tilekit import launch
 from tilekit._driver.protocol import Memory
+from tilekit._runtime.allocator import MANY, MUCH
 from tilekit._runtime.context import ExecutionContext, submitting
 from tilekit._runtime.device import Device
 from tilekit._runtime.hazards import READERS_KEPT, AccessHistory
-from tilekit._runtime.ranges import MANY, MUCH, Range, Ranges
+from tilekit._runtime.ranges import Range, Ranges
 from tilekit._runtime.storage import Imported, Storage
 from tilekit._runtime.stream import Stream
 from tilekit._runtime.timeline import MARKS_KEPT

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from tilekit._runtime.device import Device
     from tilekit._runtime.stream import Stream
 
-__all__ = ["LARGEST_KEPT", "FreeList", "FreeLists", "StreamOrderedMemory", "allocate"]
+__all__ = ["LARGEST_KEPT", "MANY", "MUCH", "FreeList", "FreeLists", "StreamOrderedMemory", "allocate"]
 
 # Blocks up to this many bytes are kept when they are freed: for each stream, of up to _SIZES sizes, up to _BYTES of each.
 LARGEST_KEPT = 1 << 20
 _SIZES, _BYTES, _BLOCKS = 32, 2 << 20, 64
+# How many storages are wanted, of how many bytes, until it is looked which of others' memory can go.
+MANY, MUCH = 32, 64 << 20
 
 
 class FreeList(list[Memory]):
@@ -97,35 +99,56 @@ class StreamOrderedMemory:
         driver: where memory is from.
         garbage: what collected storages left, to be freed.
         retired: the streams that were collected, to be destroyed.
-        owners: other libraries' memory that was collected while the device used it, by a stream that did last: in its order.
+        imports: what collected storages of other libraries' memory left, while the device used it.
+        owners: the same that was looked at before, by a stream that used it last: in its order.
         free_lists: the free blocks of each stream of tilekit's own, by its number.
         largest_kept: the size of the largest blocks that free lists get; 0 where they are of no use.
     """
 
-    __slots__ = ("_lock", "_private", "driver", "free_lists", "garbage", "largest_kept", "owners", "retired")
+    __slots__ = (
+        "_lock",
+        "_private",
+        "_unseen",
+        "driver",
+        "free_lists",
+        "garbage",
+        "imports",
+        "largest_kept",
+        "owners",
+        "retired",
+    )
 
     driver: Driver
-    # Finalizers append to these two, from any thread and at any moment, so nobody may need a lock for it.
+    # Finalizers append to these three, from any thread and at any moment, so nobody may need a lock for it.
     garbage: deque[Garbage]
+    imports: deque[Garbage]
     retired: deque[tuple[weakref.ref[Stream], StreamHandle]]
     owners: dict[Stream, deque[Garbage]]
     free_lists: dict[int, FreeLists]
     largest_kept: int
     _lock: threading.Lock
+    _unseen: tuple[int, int]  # how many storages, of how many bytes, since `owners` was looked at
     _private: StreamHandle  # of a stream that waits for all users of what it frees; None before there is one
 
     def _no_garbage(self, driver: Driver) -> None:
         """Begin: nothing was allocated yet."""
         self.driver = driver
-        self.garbage, self.retired, self.owners, self.free_lists = deque(), deque(), {}, {}
+        self.garbage, self.imports, self.retired, self.owners, self.free_lists = deque(), deque(), deque(), {}, {}
+        self._unseen = (0, 0)
         self.largest_kept = LARGEST_KEPT if driver.keeps_free_lists else 0
         self._lock, self._private = threading.Lock(), None
 
     def collect(self) -> None:
-        """Free the memory of collected storages, in stream order, and destroy collected streams. Does not block.
+        """Free the memory of collected storages, in stream order, destroy collected streams, and let go of what is others'. Does
+        not block.
 
-        Called by every allocation, by `stream` and by `synchronize`.
+        Called by `stream` and by `synchronize`.
         """
+        self.free_collected()
+        self._let_go()
+
+    def free_collected(self) -> None:
+        """But for what is others': what every allocation does (internal)."""
         if self.garbage:
             for item in _drained(self.garbage):
                 try:
@@ -144,7 +167,28 @@ class StreamOrderedMemory:
                 else:
                     alive.append((stream, handle))
             self.retired.extend(alive)
-        for stream, queue in list(self.owners.items()):  # where the first is not over, the others hardly are
+
+    def let_go(self, nbytes: int) -> None:
+        """One more storage of so many bytes is wanted. Whatever a program does, it must let go of what it imported; of little
+        that can wait a while, since the driver has to be asked (internal)."""
+        count, total = self._unseen
+        self._unseen = (count + 1, total + nbytes)
+        if count >= MANY or total + nbytes > MUCH:
+            self.collect()
+
+    def _let_go(self) -> None:
+        self._unseen = (0, 0)
+        for item in _drained(self.imports):
+            self._free(item)
+        for stream, queue in list(self.owners.items()):
+            try:  # how far has the device come: few questions, since each takes long
+                if not stream.passed(queue[0].uses[-1][1]):
+                    continue
+                at = len(queue) - 1
+                while at > 0 and not stream.passed(queue[at].uses[-1][1]):
+                    at //= 2
+            except IndexError:  # another thread lets go of them
+                continue
             for item in _drained(queue):
                 if not all(user.passed(serial) for user, serial in item.uses):
                     queue.appendleft(item)
@@ -231,8 +275,10 @@ def allocate(device: Device, nbytes: int, stream: Stream) -> Storage:
         if nbytes < 0:
             raise ValueError(f"cannot allocate {nbytes} bytes")
         return Storage(device, device.no_memory)
-    if device.garbage or device.retired or device.owners:
-        device.collect()
+    if device.garbage or device.retired:
+        device.free_collected()
+    if device.imports or device.owners:
+        device.let_go(nbytes)
     blocks = None
     if nbytes <= device.largest_kept and (lists := device.free_lists.get(stream.number)) is not None:
         blocks = lists.get(nbytes)

@@ -24,10 +24,7 @@ from tilekit._runtime.device import Device
 from tilekit._runtime.hazards import AccessHistory, Use
 from tilekit._runtime.storage import Garbage, Imported, Storage
 
-__all__ = ["MANY", "MUCH", "Range", "Ranges", "admit", "known", "memory_at", "ranges_of", "remember", "storage_of", "used"]
-
-# How many new storages, and of how many bytes, until collected ones are looked at together.
-MANY, MUCH = 32, 64 << 20
+__all__ = ["Range", "Ranges", "admit", "known", "memory_at", "ranges_of", "remember", "storage_of", "used"]
 
 _RECENT = 256  # how many ranges are kept that no storage is in, since their memory will be met again
 
@@ -148,7 +145,7 @@ def ranges_of(device: Device) -> Ranges:
     ranges = device.ranges
     if ranges is None:
         with _lock:
-            ranges = device.ranges = device.ranges or Ranges(device.garbage.append)
+            ranges = device.ranges = device.ranges or Ranges(device.imports.append)
     return ranges
 
 
@@ -186,20 +183,8 @@ def storage_of(device: Device, low: int, high: int, itemsize: int, array: Any, u
             storage = Imported(device, memory, order, owner=array)
             entry.add(storage)
             used(storage, device, use)
-    let_go(device, storage.nbytes)
+    device.let_go(storage.nbytes)
     return storage
-
-
-_new = [0, 0]  # storages, and their bytes, since collected ones were looked at
-
-
-def let_go(device: Device, nbytes: int) -> None:
-    """One more storage of so many bytes was imported. A program that allocates nothing of its own must still let go of what it
-    imported before; of little that can wait a while."""
-    _new[:] = _new[0] + 1, _new[1] + nbytes
-    if (device.garbage or device.owners) and (_new[0] > MANY or _new[1] > MUCH):
-        _new[:] = 0, 0
-        device.collect()
 
 
 def memory_at(device: Device, low: int, high: int) -> Memory:

@@ -138,7 +138,7 @@ class Imported(Storage):
         self.owned, self.owner, self.readonly, self._free_list = False, owner, readonly, None
         self.borrowed = owner is None and memory.nbytes > 0
         self.guarded = self.borrowed or readonly is not None
-        self.history, self._leave = history, device.garbage.append
+        self.history, self._leave = history, device.imports.append
         self.view: Any = None
         if self.borrowed:
             BORROWED[id(self)] = None

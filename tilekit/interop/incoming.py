@@ -275,8 +275,7 @@ def _tensor(
         raise ValueError(f"{what}: {address:#x} is no address of {dtype.name} elements, which start at multiples of {size} bytes")
     storage = None if obj is None else known(device, low, high, size, readonly is None)
     if storage is None:
-        if device.garbage or device.owners:  # a program that allocates nothing of its own must still let go of what it imported
-            device.collect()
+        device.let_go(high - low)
         start, end = (low, high) if obj is None else owner_range(obj, low, high)
         if (low - start) % size:
             start, end = low, high  # a tensor's place in its storage counts elements
