@@ -88,8 +88,14 @@ class KernelLaunch(AsyncKernelLaunch):
             ValueError: there is nothing to cut; the shape has other dimensions than the tensor, or an extent that no tile has.
             TypeError: no parameter has such a name, or what it has is no tensor.
         """
+        before, arguments = self._form, list(self.arguments)
         with _Configuring(self):
-            arguments = list(self.arguments)
+            if before.tiled is not None and shape is not None and not shapes:
+                places, self._form = before.tiled
+                for at in places:
+                    arguments[at] = arguments[at].partition(shape)
+                self.arguments = tuple(arguments)
+                return self
             parameters = self.kernel.signature.parameters
             for name in shapes:
                 if all(name != parameter.name for parameter in parameters):
@@ -104,9 +110,12 @@ class KernelLaunch(AsyncKernelLaunch):
                     what = "a partition already" if isinstance(argument, Partition) else f"no tensor but {argument!r}"
                     raise TypeError(f"{self.label}: tile: {parameter.name} is {what}")
                 arguments[at] = argument.partition(extents)
-            if all(new is old for new, old in zip(arguments, self.arguments, strict=True)):
+            cut = tuple(at for at, old in enumerate(self.arguments) if arguments[at] is not old)
+            if not cut:
                 raise ValueError(f"{self.label}: tile: no argument is a tensor that is written and has no tiles yet")
             self._form, self.arguments = self.kernel.form(tuple(arguments)), tuple(arguments)
+            if not shapes and not before.lazy:
+                before.tiled = cut, self._form
             for argument in self.parts():
                 argument._consumed = True
         return self

@@ -193,9 +193,10 @@ class Form:
         types: the types.
         keyed: for native code, what `key` takes of each argument: bytes, each one of the five below.
         last: for native code, the plan that it looked up last, and by what.
+        tiled: which of such arguments `KernelLaunch.tile` cuts that is given a shape alone, and the form with these cut; or None.
     """
 
-    __slots__ = ("ints", "key", "keyed", "last", "lazy", "plans", "tuples", "types")
+    __slots__ = ("ints", "key", "keyed", "last", "lazy", "plans", "tiled", "tuples", "types")
 
     def __init__(self, parameters: Sequence[Parameter], types: tuple[type, ...], signed: bool) -> None:
         self.lazy = any(issubclass(kind, DeviceOp) for kind in types)
@@ -204,6 +205,7 @@ class Form:
         self.tuples = tuple(i for i, t in enumerate(types) if issubclass(t, tuple) and constant[i])
         self.plans: dict[Any, Plan] = {}
         self.types, self.last = types, None
+        self.tiled: tuple[tuple[int, ...], Form] | None = None
         parts, keyed = [], bytearray([KEYED_NOT] * len(types))
         for i, kind in enumerate(types):
             if constant[i]:
