@@ -1,7 +1,9 @@
 """Arrays that are described in place: the tensors are those that an export gives, and so is the order of their memory's users."""
 
 import gc
+import itertools
 import sys
+import threading
 import weakref
 from types import SimpleNamespace
 
@@ -11,7 +13,7 @@ from exchanger import exchanging
 from fake_gpu import first_gpu
 
 import tilekit as tk
-from tilekit import _native, api
+from tilekit import _native, api, kernels
 from tilekit._runtime.ranges import ranges_of
 from tilekit.interop import exchange
 
@@ -248,6 +250,150 @@ def test_nothing_is_left_of_many_arrays(gpu, Array):
         add(z.partition(64), Array(memory)).sync()
     assert abs(sys.getrefcount(Array) - before[0]) < 50
     assert abs(sys.getrefcount(z.storage) - before[1]) < 50
+
+
+def only_native(monkeypatch):
+    """From now on no array is looked at by Python."""
+    for name in ("storage_of", "_stream"):
+        monkeypatch.setattr(exchange, name, None)
+    monkeypatch.setattr(tk.Kernel, "prepared", None)
+
+
+def test_memory_that_is_known_is_found_without_python(gpu, Array, monkeypatch):
+    memory, strided = words(64, 64), words(64, 64)[::2, 1::3]
+    z = api.zeros((64, 64)).sync()
+    arrays = [memory, strided, memory[8:16]]
+    for array in arrays:
+        tk.as_tensor(Array(array))
+    held = tk.as_tensor(Array(memory))
+    only_native(monkeypatch)
+    for array in arrays:
+        for _ in range(3):
+            ours = tk.as_tensor(Array(array))
+            asked = tk.Tensor(ours.storage, ours.shape, ours.dtype, ours.strides, ours.offset)
+            assert (ours.address, ours.flat, ours.reach) == (array.ctypes.data, asked.flat, asked.reach)
+            assert ours.traits is asked.traits
+            assert ours.storage.memory.address <= array.ctypes.data
+    whole = tk.as_tensor(Array(memory))
+    assert tk.as_tensor(Array(memory)) is whole
+    assert whole.storage is held.storage
+    part = tk.as_tensor(Array(memory[8:16]))
+    assert (part.storage, part.offset) == (held.storage, 8 * 64)
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        tk.as_tensor(Array(words(9)))
+    assert (z.storage.theirs, held.storage.theirs[1]) == (None, held.storage.theirs[0].pending)
+
+
+def test_launches_take_arrays_without_python(gpu, Array, monkeypatch):
+    z, x = Array(words(64)), Array(words(64))
+    for _ in range(2):
+        add(z, x).tile(64).sync()
+    only_native(monkeypatch)
+    launched = gpu.driver.calls["cuLaunchKernel"]
+    op = add(z, x).tile(64)
+    op.async_on(gpu.device.policy.next_stream()).result(60)
+    assert [type(argument) for argument in op.arguments] == [tk.Partition, tk.Tensor]
+    assert gpu.driver.calls["cuLaunchKernel"] == launched + 1
+
+
+@tk.kernel
+def cut(z: tk.Out[32], g: float, x: tk.In):
+    z.store(tk.load_tile_like(x, z) * g)
+
+
+def test_what_the_parameter_cuts_is_cut_and_what_is_no_tensors_place_is_refused(gpu, Array):
+    z, x = Array(words(64)), Array(words(64))
+    for _ in range(3):
+        assert type(cut(z, 2.0, x).sync()[0]) is tk.Partition
+        with pytest.raises(TypeError, match="argument g: .*Array"):
+            cut(z, x, x)
+
+
+def test_ready_made_kernels_are_recalled_for_arrays(gpu, Array, monkeypatch):
+    x, out = Array(words(8, 64)), Array(words(8, 64))
+    for _ in range(3):
+        kernels.softmax(x, out=out).sync()
+    only_native(monkeypatch)
+    op = kernels.softmax(x, out=out)
+    assert type(op).__name__ == "Recalled"
+    assert [part.kernel.name for part in op.parts()] == ["_softmax"]
+    future = op.async_on(gpu.device.policy.next_stream())
+    assert (future.op, future.state, future.result(60).address) == (op, "complete", out.array.ctypes.data)
+    with pytest.raises(ValueError, match="has already run"):
+        op.sync()
+
+
+def test_other_streams_wait_for_the_library_and_its_memory_is_free_again(gpu, Array):
+    """A writer that has waited for it stands for it from then on."""
+    z, x = Array(words(64)), Array(words(64))
+    add(z, x).tile(64).sync()
+    tensor, source = tk.as_tensor(z), tk.as_tensor(x)
+    gpu.driver.not_ready = 10**9
+    with gpu.device.stream() as stream, gpu.device.stream() as other:
+        op = add(tensor, source).tile(64)
+        theirs = tensor.storage.theirs
+        assert theirs is not None
+        op.async_on(stream)
+        assert stream.follows(*theirs)
+        assert (tensor.storage.theirs, tensor.storage.last_write[0]) == (None, stream)
+        assert source.storage.theirs == theirs, "for those who come later"
+        add(source, tensor).tile(64).async_on(other)
+        assert other.follows(*theirs)
+        assert source.storage.theirs is None
+
+
+def test_what_lies_where_something_larger_was_is_its_own(gpu, Array):
+    memory = words(1024)
+    add(Array(memory), Array(words(1024))).tile(64).sync()
+    parts = [tk.as_tensor(Array(memory[at : at + 64])) for at in (0, 512)]
+    assert [part.storage.nbytes for part in parts] == [256, 256]
+    assert parts[0].storage.reads is not parts[1].storage.reads
+    gpu.driver.not_ready = 10**9
+    add(*parts).tile(64).async_on(gpu.device.policy.next_stream())
+    whole = tk.as_tensor(Array(memory))
+    assert whole.storage.reads is parts[0].storage.reads is parts[1].storage.reads
+
+
+def test_who_allocates_lets_go_of_arrays_by_and_by(gpu, Array):
+    z, theirs = api.zeros(64).sync(), Array()
+    gone = weakref.ref(theirs)
+    add(z.partition(64), theirs).sync()
+    gpu.driver.not_ready = 10**9
+    add(z.partition(64), theirs).async_on(gpu.device.policy.next_stream())
+    del theirs
+    gpu.driver.not_ready = 0
+    assert gone() is not None
+    for _ in range(100):
+        api.empty(64).sync()
+    assert gone() is None
+
+
+def test_many_threads_import_what_overlaps(gpu, Array):
+    """In one order: what was written last is what everybody waits for."""
+    memory, errors = words(4096), []
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        try:
+            with gpu.device.stream() as stream:
+                for _ in range(300):
+                    at, other = (int(n) * 64 for n in rng.choice(16, 2, replace=False))
+                    count = 64 * int(rng.integers(1, 5))
+                    z = tk.as_tensor(Array(memory[at : at + 64]))
+                    add(z, Array(memory[1024 + other : 1024 + other + count][:64])).tile(64).async_on(stream)
+                    whole = tk.as_tensor(Array(memory[at : at + count]))
+                    assert whole.storage.reads is z.storage.reads
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    found = [(known.low, known.high) for known in ranges_of(gpu.device).entries]
+    assert all(high <= low for (_, high), (low, _) in itertools.pairwise(found)), "ranges are disjoint"
 
 
 def test_without_the_compiled_part_arrays_are_exported(gpu, Array, monkeypatch):
