@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LARGEST_KEPT", "MANY", "MUCH", "FreeList", "FreeLists", "StreamOrderedMemory", "allocate"]
 
-# Blocks up to this many bytes are kept when they are freed: for each stream, of up to _SIZES sizes, up to _BYTES of each.
-LARGEST_KEPT = 1 << 20
+# Blocks up to this many bytes are kept when they are freed: for each stream, of up to _SIZES sizes, one of each or up to _BYTES.
+# (The partial sums of a product of few rows are some MiB, and the driver takes 2 us to give and take them.)
+LARGEST_KEPT = 8 << 20
 _SIZES, _BYTES, _BLOCKS = 32, 2 << 20, 64
 # How many storages are wanted, of how many bytes, until it is looked which of others' memory can go.
 MANY, MUCH = 32, 64 << 20
@@ -43,7 +44,7 @@ class FreeList(list[Memory]):
 
     def __init__(self, number: int, nbytes: int) -> None:
         super().__init__()
-        self.number, self.capacity, self.closed = number, min(_BLOCKS, _BYTES // nbytes), False
+        self.number, self.capacity, self.closed = number, min(_BLOCKS, max(1, _BYTES // nbytes)), False
 
 
 class FreeLists(dict[int, FreeList]):
