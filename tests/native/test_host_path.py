@@ -12,7 +12,7 @@ from counting import counted
 from fake_gpu import fake_device, fake_gpu, launch_through
 
 import tilekit as tk
-from tilekit import api, kernels
+from tilekit import _native, api, kernels
 from tilekit._runtime.context import ExecutionContext
 from tilekit.ops.reactor import _reactor
 from tilekit.ops.reactor._running import running_reactor
@@ -160,6 +160,112 @@ def test_a_ready_made_kernel_stays_within_its_budget(request, gpu, name, native,
     asked = {call: count for call, count in gpu[1].calls.items() if call.startswith(("cuLaunch", "cuEvent"))}
     assert sum(asked.values()) == 3
     assert calls <= (native if "native" in request.node.callspec.id else python)
+
+
+def ready_made(name):
+    """A call of a ready-made kernel, on the same tensors each time."""
+    new = lambda *shape: api.empty(shape, tk.float16).sync()  # noqa: E731
+    x, out, row = new(512, 1024), new(512, 1024), new(1024)
+    a, b, product = new(64, 2048), new(2048, 256), new(64, 256)
+    q, o = new(1, 2, 128, 64), new(1, 2, 128, 64)
+    return {
+        "softmax": lambda: kernels.softmax(x, out=out),
+        "halves": lambda: kernels.softmax(x[256:], out=out[:256]),
+        "a new result": lambda: kernels.layer_norm(x, row, row),
+        "split": lambda: kernels.gemm(a, b, out=product, splits=4),
+        "attention": lambda: kernels.attention(q, q, q, out=o),
+    }[name]
+
+
+only_native = pytest.mark.parametrize("gpu", ["native"], indirect=True)
+
+
+@only_native
+@pytest.mark.parametrize("name", ["softmax", "halves", "a new result", "split", "attention"])
+def test_launches_that_are_known_have_the_parameters_of_others(gpu, name):
+    device, bindings = gpu
+    way, stream = ready_made(name), device.policy.next_stream()
+    for _ in range(4):
+        way().async_on(stream).result(60)
+
+    def launched(change):
+        """What is launched, and where its result is; nothing of it is left."""
+        op = way()
+        plans = [next(iter(launch.form.plans.values())) for launch in op._recipe.launches]
+        bindings.slots = min(len(plan.executable.slots) for plan in plans)
+        assert bindings.slots > 3
+        op._recipe = op._recipe._replace(**change)
+        bindings.launches.clear()
+        address = op.async_on(stream).result(60).address
+        assert len(bindings.launches) == len(plans)
+        return bindings.launches.copy(), address
+
+    known = launched({})
+    assert known == launched({"native": None})
+    if name != "halves":
+        assert counted(lambda: way().async_on(stream)) < 40
+
+
+@only_native
+def test_what_is_left_of_known_launches_is_done_by_python(gpu):
+    device, bindings = gpu
+    way, stream = ready_made("split"), device.policy.next_stream()
+    for _ in range(4):
+        op = way()
+        op.sync()
+    native = op._recipe.native
+
+    class Some:
+        """Makes so many of two launches, and says so."""
+
+        def __init__(self, done):
+            self.done = done
+
+        def submit(self, bases, stream):
+            assert native.submit(bases, stream)[0] == 2
+            return self.done, None
+
+    for done in (0, 1):
+        op = way()
+        op._recipe = op._recipe._replace(native=Some(done))
+        bindings.launches.clear()
+        assert op.async_on(stream).result(60).shape == (64, 256)
+        assert len(bindings.launches) == 2 + 2 - done
+        with pytest.raises(ValueError, match="has already run"):
+            op.sync()
+    bindings.refuse = 700
+    with pytest.raises(tk.DeviceError, match="CUDA_ERROR_FAKE"):
+        way().async_on(stream)
+    bindings.refuse = 0
+
+
+@only_native
+def test_an_event_that_is_not_recorded_behind_known_launches_is_recorded_by_python(gpu):
+    way, stream = ready_made("softmax"), gpu[0].policy.next_stream()
+    for _ in range(4):
+        op = way()
+        op.sync()
+    native, op = op._recipe.native, way()
+
+    class Unmarked:
+        def submit(self, bases, stream):
+            return native.submit(bases, stream)[0], None
+
+    op._recipe = op._recipe._replace(native=Unmarked())
+    before = stream.pending
+    assert op.async_on(stream).result(60).shape == (512, 1024)
+    assert stream.pending == before + 2
+
+
+@only_native
+def test_known_launches_are_made_of_launches(gpu):
+    launches = _native.compiled.Launches
+    with pytest.raises(ValueError, match="not made by native code"):
+        launches(((None, (), (), "label"),))
+    with pytest.raises(TypeError):
+        launches(((None, 3, (), "label"),))
+    with pytest.raises(TypeError, match="a list of tensors, and a stream"):
+        launches(()).submit((), None)
 
 
 # 4 KB of device memory, allocated and dropped: `ExecutionContext.allocate`, `storage.allocate`, and the storage's finalizer.

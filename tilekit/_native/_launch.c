@@ -12,6 +12,7 @@
  *   _marks.c     events recorded in a stream, with their serials
  *   _program.c   recorded work, submitted in one go
  *   _recall.c    calls of ready-made kernels that look alike
+ *   _recipe.c    what ready-made kernels are known to launch
  *   _submit.c    running launches: alone, in a chain, in a row
  *   _waits.c     a stream that waits for a moment of another
  *
@@ -189,6 +190,7 @@ static int module_exec(PyObject *module)
     return add_type(module, "Launcher", make_launcher_type()) && add_type(module, "Mark", make_mark_type()) &&
                    add_type(module, "Calls", make_calls_type()) && add_type(module, "Runs", make_runs_type()) &&
                    add_type(module, "Program", make_program_type()) &&
+                   add_type(module, "Launches", make_launches_type()) &&
                    PyModule_AddFunctions(module, submit_functions) == 0 &&
                    PyModule_AddFunctions(module, exchange_functions) == 0 &&
                    PyModule_AddFunctions(module, recall_functions) == 0

@@ -161,6 +161,22 @@ typedef struct {
     int code; /* the driver's, of the recording */
 } Ending;
 
+enum { MOST_SLOTS = 512, MOST_VIEWS = 64, MOST_MAPS = 8, MAP_BYTES = 128 };
+
+typedef struct {
+    _Alignas(64) char bytes[MAP_BYTES];
+} Map;
+
+/* What a kernel gets of a tensor, or of a partition's, a new reference; NULL with an exception. */
+PyObject *flat_of(char kind, PyObject *argument);
+/* The parameters of all arguments, in slots of zeros, and if asked for the first slot of each argument; 0, perhaps with an exception, if
+ * they are not what the kernel takes. */
+int pack_all(Launcher *self, PyObject *const *arguments, uint64_t *values, Py_ssize_t *firsts);
+/* How many tensor maps there are; of which argument one is; that of what a kernel gets of a tensor, or 0, perhaps with an exception. */
+Py_ssize_t maps_of(const Launcher *self);
+Py_ssize_t mapped(const Launcher *self, Py_ssize_t number);
+int copy_map(Launcher *self, Py_ssize_t number, PyObject *flat, Map *map);
+
 /* LAUNCHED; SLOW, or the driver's code of the launch, if nothing was done; FAILED with an exception. */
 int launch(Launcher *self, PyObject *stream, PyObject *arguments, PyObject *label, Ending *ending);
 Launcher *launcher_behind(PyObject *native); /* borrowed; NULL if it is no `Launcher.launch` */
@@ -173,6 +189,22 @@ typedef struct {
     PyObject *storage, *reads; /* owned */
     unsigned uses;
 } View;
+
+/* A launch, put together: the memory that it uses, `count` pieces, its parameters and tensor maps. */
+typedef struct {
+    View views[MOST_VIEWS];
+    int count;
+    uint64_t values[MOST_SLOTS];
+    Map maps[MOST_MAPS];
+} Work;
+
+/* Whether anything can be launched in the stream from this thread. */
+int is_usable(Launcher *self, PyObject *stream);
+/* One more piece of memory, for which the stream waits; 0, perhaps with an exception, if Python has to see to that. */
+int add_view(Launcher *self, Work *work, PyObject *storage, unsigned uses, PyObject *stream);
+/* Launch, and remember that: as `launch`. And what is to be done whatever came of it, with the code, which it gives. */
+int submit_work(Launcher *self, PyObject *stream, Work *work, PyObject *label, Ending *ending);
+int end_work(Work *work, int code);
 
 /* Let the stream wait for those who use the memory on other streams, so that work in it may; 0 if Python has to see to that, -1
  * with an exception. */
@@ -241,7 +273,15 @@ extern PyMethodDef exchange_functions[];
 /* _recall.c */
 extern PyMethodDef recall_functions[];
 
+/* _recipe.c */
+PyObject *make_launches_type(void);
+
 /* _submit.c */
+/* Make a last launch, `go(what, more, stream, ending)`, and record the event behind it in one go, under the stream's lock. 1; 0 if nothing
+ * was done; -1 with an exception. The serial of the mark, and if asked for the mark, new references; NULL if the launch was made, and
+ * Python has to record the event. */
+int submit_marked(Launcher *launcher, PyObject *stream, int (*go)(void *what, PyObject *more, PyObject *stream, Ending *ending),
+                  void *what, PyObject *more, PyObject **serial, Mark **mark);
 PyObject *make_runs_type(void);
 extern PyMethodDef submit_functions[];
 

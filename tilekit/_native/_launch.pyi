@@ -7,6 +7,7 @@ from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.stream import Stream
 from tilekit._tensor.layout import Layout
 from tilekit._tensor.tensor import Tensor
+from tilekit.ops.fast_path import NativeLaunch
 
 VERSION: Final[int]
 
@@ -61,6 +62,18 @@ class Program:
         cls, *, launcher: Launcher, steps: bytes, graph: int, copy: int, fill8: int, fill16: int, fill32: int
     ) -> Self: ...
     def run(self, stream: Stream, reads: list[Any], writes: list[Any], label: str, marked: bool, /) -> tuple[int, Any]: ...
+
+# What a ready-made kernel is known to launch. Each item is a launch that was made: its Launcher's `launch`, its arguments, of
+# each that is a tensor or a partition the number of its base and how many bytes behind that it begins, else None, and its label.
+# ValueError for any that no Launcher launches. Later launches have the same parameters but for the addresses.
+#
+# `submit` launches on tensors in the places of the bases, which have the same traits, and records an event behind the last: how
+# many were launched, and the serial behind all of them, or None if the event is to be recorded by Python, or launches are left.
+class Launches:
+    def __new__(
+        cls, items: tuple[tuple[NativeLaunch, tuple[Any, ...], tuple[tuple[int, int] | None, ...], str], ...], /
+    ) -> Self: ...
+    def submit(self, bases: list[Tensor], stream: Stream, /) -> tuple[int, int | None]: ...
 
 # An event recorded in a stream, and its serial: see `tilekit._runtime.timeline.Mark`.
 class Mark:

@@ -5,23 +5,12 @@
 #include "_launch.h"
 #include <string.h>
 
-enum { MOST_SLOTS = 512, MOST_VIEWS = 64, MOST_MAPS = 8, MAP_BYTES = 128 };
-
-typedef struct {
-    _Alignas(64) char bytes[MAP_BYTES];
-} Map;
-
 PyTypeObject *launcher_type;
 
 /* How many parameters are always the same. */
 static Py_ssize_t rest_of(const Launcher *self)
 {
     return self->rest == NULL ? 0 : PyBytes_GET_SIZE(self->rest) / (Py_ssize_t)sizeof(uint64_t);
-}
-
-static Py_ssize_t maps_of(const Launcher *self)
-{
-    return self->maps == NULL ? 0 : PyTuple_GET_SIZE(self->maps);
 }
 
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -135,8 +124,7 @@ static int pack_one(char code, PyObject *value, uint64_t *slot)
     }
 }
 
-/* What a kernel gets of a tensor, or of a partition's, a new reference; NULL with an exception. */
-static PyObject *flat_of(char kind, PyObject *argument)
+PyObject *flat_of(char kind, PyObject *argument)
 {
     PyObject *view = kind == PARTITION ? get(argument, &Partition_tensor) : Py_NewRef(argument);
     PyObject *flat = view ? get(view, &Tensor_flat) : NULL;
@@ -144,12 +132,13 @@ static PyObject *flat_of(char kind, PyObject *argument)
     return flat;
 }
 
-/* The parameters of all arguments; 0, perhaps with an exception, if they are not what the kernel takes. */
-static int pack_all(Launcher *self, PyObject *const *arguments, uint64_t *values)
+int pack_all(Launcher *self, PyObject *const *arguments, uint64_t *values, Py_ssize_t *firsts)
 {
     const char *kinds = PyBytes_AS_STRING(self->kinds), *codes = PyBytes_AS_STRING(self->slots);
     Py_ssize_t slot = 0, slots = PyBytes_GET_SIZE(self->slots);
     for (Py_ssize_t i = 0; i < self->count; i++) {
+        if (firsts != NULL)
+            firsts[i] = slot;
         if (kinds[i] == ABSENT)
             continue;
         if (kinds[i] == SCALAR) {
@@ -169,17 +158,32 @@ static int pack_all(Launcher *self, PyObject *const *arguments, uint64_t *values
     return slot == slots;
 }
 
+int copy_map(Launcher *self, Py_ssize_t number, PyObject *flat, Map *map)
+{
+    PyObject *recent = PyTuple_GET_ITEM(PyTuple_GET_ITEM(self->maps, number), 1), *known = PyDict_GetItemWithError(recent, flat);
+    int found = known != NULL && PyBytes_CheckExact(known) && PyBytes_GET_SIZE(known) == MAP_BYTES;
+    if (found)
+        memcpy(map->bytes, PyBytes_AS_STRING(known), MAP_BYTES);
+    return found;
+}
+
+Py_ssize_t maps_of(const Launcher *self)
+{
+    return self->maps == NULL ? 0 : PyTuple_GET_SIZE(self->maps);
+}
+
+Py_ssize_t mapped(const Launcher *self, Py_ssize_t number)
+{
+    return PyLong_AsSsize_t(PyTuple_GET_ITEM(PyTuple_GET_ITEM(self->maps, number), 0));
+}
+
 /* The tensor maps; 0, perhaps with an exception, if not all are known. */
 static int copy_maps(Launcher *self, PyObject *const *arguments, Map *maps)
 {
     for (Py_ssize_t i = 0; i < maps_of(self); i++) {
-        PyObject *entry = PyTuple_GET_ITEM(self->maps, i);
-        Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GET_ITEM(entry, 0));
+        Py_ssize_t number = mapped(self, i);
         PyObject *flat = flat_of(PyBytes_AS_STRING(self->kinds)[number], arguments[number]);
-        PyObject *map = flat ? PyDict_GetItemWithError(PyTuple_GET_ITEM(entry, 1), flat) : NULL;
-        int found = map != NULL && PyBytes_CheckExact(map) && PyBytes_GET_SIZE(map) == MAP_BYTES;
-        if (found)
-            memcpy(maps[i].bytes, PyBytes_AS_STRING(map), MAP_BYTES);
+        int found = flat != NULL && copy_map(self, i, flat, &maps[i]);
         Py_XDECREF(flat);
         if (!found)
             return 0;
@@ -361,52 +365,44 @@ int note_name(PyObject *stream, PyObject *serial, PyObject *label)
     return done;
 }
 
-int launch(Launcher *self, PyObject *stream, PyObject *all_arguments, PyObject *label, Ending *ending)
+int is_usable(Launcher *self, PyObject *stream)
 {
-    PyObject *const *arguments = &PyTuple_GET_ITEM(all_arguments, 0), *serial = NULL, *address = NULL;
-    const char *kinds = PyBytes_AS_STRING(self->kinds), *uses = PyBytes_AS_STRING(self->uses);
-    View views[MOST_VIEWS];
-    uint64_t values[MOST_SLOTS];
-    Map maps[MOST_MAPS];
-    void *params[MOST_SLOTS], *context = NULL, *handle;
-    int count = 0, code = SLOW, failed = 0;
-
+    void *context = NULL;
     PyObject *closed = get(stream, &Stream_closed);
-    int usable = closed == Py_False;
-    Py_XDECREF(closed);
-    if (!usable || self->current(&context) != 0 || context != self->context || !copy_maps(self, arguments, maps))
-        goto out;
-    for (Py_ssize_t i = 0; i < self->count; i++) {
-        if (kinds[i] != TENSOR && kinds[i] != PARTITION)
-            continue;
-        View *view = &views[count];
-        view->reads = NULL;
-        view->uses = (unsigned)uses[i];
-        view->storage = get(arguments[i], Py_TYPE(arguments[i]) == Tensor_storage.owner ? &Tensor_storage : &Partition_storage);
-        if (view->storage == NULL || view->storage == Py_None) {
-            Py_XDECREF(view->storage);
-            goto out;
-        }
-        count++;
-        if (clear_way(self, view, stream) != 1)
-            goto out;
-        for (int j = 0; j < count - 1; j++) /* one storage, or storages that overlap */
-            if (views[j].reads == view->reads && (views[j].uses | view->uses) & WRITTEN)
-                goto out;
-    }
+    Py_XDECREF(closed); /* True or False, of which there is one */
+    return closed == Py_False && self->current(&context) == 0 && context == self->context;
+}
+
+int add_view(Launcher *self, Work *work, PyObject *storage, unsigned uses, PyObject *stream)
+{
+    if (storage == NULL || storage == Py_None || work->count == MOST_VIEWS)
+        return 0;
+    View *view = &work->views[work->count++];
+    view->storage = Py_NewRef(storage);
+    view->reads = NULL;
+    view->uses = uses;
+    if (clear_way(self, view, stream) != 1)
+        return 0;
+    for (int i = 0; i < work->count - 1; i++) /* one storage, or storages that overlap */
+        if (work->views[i].reads == view->reads && (work->views[i].uses | view->uses) & WRITTEN)
+            return 0;
+    return 1;
+}
+
+int submit_work(Launcher *self, PyObject *stream, Work *work, PyObject *label, Ending *ending)
+{
+    void *params[MOST_SLOTS], *handle;
     Py_ssize_t slots = PyBytes_GET_SIZE(self->slots);
-    memset(values, 0, (size_t)slots * sizeof values[0]);
-    if (!pack_all(self, arguments, values))
-        goto out;
-    address = get(stream, &Stream_address);
+    PyObject *address = get(stream, &Stream_address);
+    int code = SLOW;
     if (address == NULL || !as_pointer(address, &handle))
         goto out;
     for (Py_ssize_t i = 0; i < slots; i++)
-        params[i] = &values[i];
+        params[i] = &work->values[i];
     for (Py_ssize_t i = 0; i < rest_of(self); i++)
         params[slots + i] = PyBytes_AS_STRING(self->rest) + i * (Py_ssize_t)sizeof(uint64_t);
     for (Py_ssize_t i = 0; i < maps_of(self); i++)
-        params[slots + rest_of(self) + i] = maps[i].bytes;
+        params[slots + rest_of(self) + i] = work->maps[i].bytes;
 
     /* The driver waits here if too much is queued, and a callback of somebody's may need the interpreter meanwhile. */
     Py_BEGIN_ALLOW_THREADS
@@ -415,22 +411,50 @@ int launch(Launcher *self, PyObject *stream, PyObject *all_arguments, PyObject *
     if (code == 0 && ending != NULL)
         ending->code = self->record(ending->event, handle);
     Py_END_ALLOW_THREADS
-    if (code != 0)
-        goto out;
-    serial = get(stream, &Stream_pending);
-    failed = serial == NULL || !note(views, count, stream, serial) || !note_name(stream, serial, label);
-out:
-    for (int i = 0; i < count; i++) {
-        Py_DECREF(views[i].storage);
-        Py_XDECREF(views[i].reads);
+    if (code == FAILED) /* no driver has such a code */
+        code = SLOW;
+    if (code == LAUNCHED) {
+        PyObject *serial = get(stream, &Stream_pending);
+        if (serial == NULL || !note(work->views, work->count, stream, serial) || !note_name(stream, serial, label))
+            code = FAILED;
+        Py_XDECREF(serial);
     }
-    Py_XDECREF(serial);
+out:
     Py_XDECREF(address);
+    return code;
+}
+
+int end_work(Work *work, int code)
+{
+    for (int i = 0; i < work->count; i++) {
+        Py_DECREF(work->views[i].storage);
+        Py_XDECREF(work->views[i].reads);
+    }
     /* What stopped before the launch Python finds again, and says better; but not that the user interrupted. */
-    if (failed || (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)))
+    if (code == FAILED || (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)))
         return FAILED;
     PyErr_Clear();
-    return code == FAILED ? SLOW : code; /* no driver has such a code */
+    return code;
+}
+
+int launch(Launcher *self, PyObject *stream, PyObject *all_arguments, PyObject *label, Ending *ending)
+{
+    PyObject *const *arguments = &PyTuple_GET_ITEM(all_arguments, 0);
+    const char *kinds = PyBytes_AS_STRING(self->kinds), *uses = PyBytes_AS_STRING(self->uses);
+    Work work;
+    work.count = 0;
+    int ready = is_usable(self, stream) && copy_maps(self, arguments, work.maps);
+    for (Py_ssize_t i = 0; ready && i < self->count; i++) {
+        if (kinds[i] != TENSOR && kinds[i] != PARTITION)
+            continue;
+        const Slot *slot = Py_TYPE(arguments[i]) == Tensor_storage.owner ? &Tensor_storage : &Partition_storage;
+        PyObject *storage = get(arguments[i], slot);
+        ready = add_view(self, &work, storage, (unsigned)uses[i], stream);
+        Py_XDECREF(storage);
+    }
+    memset(work.values, 0, (size_t)PyBytes_GET_SIZE(self->slots) * sizeof work.values[0]);
+    ready = ready && pack_all(self, arguments, work.values, NULL);
+    return end_work(&work, ready ? submit_work(self, stream, &work, label, ending) : SLOW);
 }
 
 static PyObject *launcher_call(Launcher *self, PyObject *const *args, Py_ssize_t nargs)

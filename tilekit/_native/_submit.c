@@ -87,10 +87,9 @@ typedef struct {
     PyObject *serial;
 } Submitted;
 
-/* Launch, and record the event behind it in one go, under the stream's lock. 1; 0 if nothing was done; -1 with an exception. */
-static int submit_ready(PyObject *op, PyObject *stream, Ready *what, Submitted *submitted)
+int submit_marked(Launcher *launcher, PyObject *stream, int (*go)(void *what, PyObject *more, PyObject *stream, Ending *ending),
+                  void *what, PyObject *more, PyObject **serial, Mark **mark)
 {
-    Launcher *launcher = what->launcher;
     PyObject *lock = held(stream, &Stream__lock), *pool = held(stream, &Stream__events);
     if (launcher->record == NULL || lock == NULL || pool == NULL || !PyList_CheckExact(pool) || is_submitting())
         return 0;
@@ -103,30 +102,53 @@ static int submit_ready(PyObject *op, PyObject *stream, Ready *what, Submitted *
     Ending ending = {NULL, 0};
     PyObject *event = take_event(stream, pool), *address = event ? PyNumber_Long(event) : NULL;
     int code = SLOW, outcome = 0;
-    if (address != NULL && as_pointer(address, &ending.event) && held(op, &KernelLaunch__fresh) != NULL) {
-        claim(op, 1);
-        code = launch(launcher, stream, what->arguments, what->label, &ending);
-        if (code != LAUNCHED && code != FAILED)
-            claim(op, 0);
-    }
+    if (address != NULL && as_pointer(address, &ending.event))
+        code = go(what, more, stream, &ending);
     Py_XDECREF(address);
     if (code == LAUNCHED && ending.code == 0) {
-        submitted->serial = Py_NewRef(held(stream, &Stream_pending));
-        submitted->mark = append_mark(stream, launcher, event);
-        outcome = submitted->mark != NULL ? 1 : -1;
+        Mark *made;
+        *serial = Py_NewRef(held(stream, &Stream_pending));
+        made = append_mark(stream, launcher, event);
+        outcome = made != NULL ? 1 : -1;
+        if (mark != NULL)
+            *mark = made;
+        else
+            Py_XDECREF(made);
     } else if (event != NULL && PyList_Append(pool, event) != 0) {
         outcome = -1;
+    } else if (code == LAUNCHED) {
+        outcome = 1;
     }
     Py_XDECREF(event);
     unlock_stream(lock);
     Py_DECREF(lock);
-    if (code == LAUNCHED && ending.code != 0) {
-        submitted->serial = PyObject_CallFunctionObjArgs(helpers.ended, op, stream, NULL);
-        outcome = submitted->serial != NULL ? 1 : -1;
-    }
     if (code == FAILED || outcome < 0 || (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)))
         return -1;
     PyErr_Clear();
+    return outcome;
+}
+
+/* Claim and launch; as `launch`. */
+static int launch_claimed(void *which, PyObject *op, PyObject *stream, Ending *ending)
+{
+    Ready *what = which;
+    if (held(op, &KernelLaunch__fresh) == NULL)
+        return SLOW;
+    claim(op, 1);
+    int code = launch(what->launcher, stream, what->arguments, what->label, ending);
+    if (code != LAUNCHED && code != FAILED)
+        claim(op, 0);
+    return code;
+}
+
+/* Launch an op, and record the event behind it. 1; 0 if nothing was done; -1 with an exception. */
+static int submit_ready(PyObject *op, PyObject *stream, Ready *what, Submitted *submitted)
+{
+    int outcome = submit_marked(what->launcher, stream, launch_claimed, what, op, &submitted->serial, &submitted->mark);
+    if (outcome == 1 && submitted->serial == NULL) {
+        submitted->serial = PyObject_CallFunctionObjArgs(helpers.ended, op, stream, NULL);
+        outcome = submitted->serial != NULL ? 1 : -1;
+    }
     return outcome;
 }
 
@@ -237,24 +259,6 @@ static PyObject *runs_async_on(PyObject *self, PyObject *const *args, Py_ssize_t
     return otherwise(helpers.async_on, self, args, nargs, names);
 }
 
-/* Submit to a stream; the serial behind the launch, or None if nothing was done. */
-static PyObject *runs_submit_on(PyObject *self, PyObject *stream)
-{
-    Ready what;
-    Submitted end = {NULL, NULL};
-    int submitted = 0;
-    if (open_stream(stream) && ready(self, held(stream, &Stream_device), &what)) {
-        submitted = submit_ready(self, stream, &what, &end);
-        let_go(&what);
-    }
-    Py_XDECREF(end.mark);
-    if (submitted < 0) {
-        Py_XDECREF(end.serial);
-        return NULL;
-    }
-    return end.serial != NULL ? end.serial : Py_NewRef(Py_None);
-}
-
 /* Claim and launch, in the middle of a submission; LAUNCHED, or as `launch` says. */
 static int launch_part(PyObject *op, PyObject *stream, Ready *what)
 {
@@ -300,7 +304,6 @@ static void runs_finalize(PyObject *self)
 
 static PyMethodDef runs_methods[] = {
     {"start", runs_start, METH_O, "start($self, ctx)\n--\n\nSee DeviceOp."},
-    {"submit_on", runs_submit_on, METH_O, "submit_on($self, stream)\n--\n\nSee KernelLaunch."},
     {"sync", (PyCFunction)(void (*)(void))runs_sync, METH_FASTCALL | METH_KEYWORDS, "sync($self)\n--\n\nSee DeviceOp."},
     {"sync_on", (PyCFunction)(void (*)(void))runs_sync_on, METH_FASTCALL | METH_KEYWORDS,
      "sync_on($self, stream)\n--\n\nSee DeviceOp."},

@@ -13,6 +13,7 @@ from tilekit.kernels._recipe import Cut, Launch, New, Place, Recipe, View, at_pl
 from tilekit.launch.launch import KernelLaunch
 from tilekit.ops import DeviceOp, Spec
 from tilekit.ops.execution import Done, Steps
+from tilekit.ops.fast_path import FAST_PATH, KnownLaunches
 
 __all__ = ["Note", "Noted"]
 
@@ -54,7 +55,8 @@ class Note:
             if self._is_plain:
                 outcome = at_places(tuple(map(self._place_of, result)) if type(result) is tuple else self._place_of(result))
                 launches = tuple(map(self._launch, self._launches))
-                recipe = Recipe(tuple(self._new), launches, launches[0] if len(launches) == 1 else None, outcome, spec)
+                alone = launches[0] if len(launches) == 1 else None
+                recipe = Recipe(tuple(self._new), launches, alone, outcome, spec, self._native())
         except _NotPlain:
             pass
         self._tell(recipe)
@@ -67,6 +69,21 @@ class Note:
         parts = tuple(self._place_of(part) if isinstance(part, (Tensor, Partition)) else part for part in op.arguments)
         form, bound = op._form.alone(op._options, plan), plan.specialisation.bound if self._looks else None
         return Launch(op.kernel, form, op._options, op._label, at_places(parts), bound)
+
+    def _native(self) -> KnownLaunches | None:
+        """All of them in one call, if each is one, and none calls functions of the user's."""
+        if FAST_PATH.launches is None or self._looks:
+            return None
+        items = []
+        for op in self._launches:
+            arguments, plan = op.arguments, op._form.plans[op._form.key(op.arguments, op._options)]
+            places = (self._place_of(part) if isinstance(part, (Tensor, Partition)) else None for part in arguments)
+            shifts = (place and (place.number, 0 if place.view is None else place.view.shift) for place in places)
+            items.append((plan.native, arguments, tuple(shifts), op._label or op.label))
+        try:
+            return FAST_PATH.launches(tuple(items))
+        except ValueError:
+            return None
 
     def _place_of(self, value: Any) -> Place:
         """Where a tensor or a partition comes from."""

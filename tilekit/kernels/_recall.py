@@ -173,13 +173,26 @@ class Recalled(Launches):
     One launch is left to the launch itself: who waits for it, waits for this.
     """
 
-    __slots__ = ("_begun", "_call", "_consumed", "_fresh", "_label", "_recipe", "_site", "_spent", "_tensors", "spec")
+    __slots__ = (
+        "_begun",
+        "_call",
+        "_consumed",
+        "_fresh",
+        "_label",
+        "_recipe",
+        "_site",
+        "_spent",
+        "_tensors",
+        "arguments",
+        "spec",
+    )
 
     _recipe: Recipe
     _tensors: list[Tensor]
     _call: tuple[Callable[..., DeviceOp[Any]], tuple[Any, ...], dict[str, Any]]
     _by_function: Launches | None = None  # by the function, for who asks
     _begun: Steps | None  # what is left of a run that was to be submitted in one go
+    arguments: Any  # the result of one that was: where a future looks for that of a launch
 
     @property
     def device(self) -> Any:
@@ -212,10 +225,10 @@ class Recalled(Launches):
         for launch in launches:
             started = launch.op(bases, self._site).start(ctx)
             if type(started) is not Done:
-                return self._onwards_from(started, launches, bases, ctx)
+                return self._onwards_from(launches, bases, ctx, started)
         return Done(self._recipe.outcome(bases))
 
-    def _onwards_from(self, started: Any, left: Iterator[Launch], bases: list[Tensor], ctx: ExecutionContext) -> Steps:
+    def _onwards_from(self, left: Iterator[Launch], bases: list[Tensor], ctx: ExecutionContext, started: Any = None) -> Steps:
         if started is not None:
             yield started
         for launch in left:
@@ -270,28 +283,18 @@ class Recalled(Launches):
         return super().async_on(where)
 
     def _submit_on(self, stream: Stream) -> int | None:
-        """Submit, one call for each launch; the serial behind the last. None where one takes more: `steps` goes on with that."""
+        """Submit in one call; the serial behind the last launch. None where that takes more: `steps` does what is left."""
+        native, launches = self._recipe.native, self._recipe.launches
         ctx = ExecutionContext(stream.device, stream)
-        bases = self._recipe.bases(self._tensors, ctx)
-        if bases is None:
+        bases = None if native is None else self._recipe.bases(self._tensors, ctx)
+        if native is None or bases is None:
             return None
-        self._tensors, launches = bases, self._recipe.launches
-        serial, last = None, len(launches) - 1
-        for at, launch in enumerate(launches):
-            op = launch.op(bases, self._site)
-            if at == last:
-                serial = op.submit_on(stream)
-            elif type(started := op.start(ctx)) is not Done:
-                self._begun = self._onwards_from(started, iter(launches[at + 1 :]), bases, ctx)
-                return None
-        if serial is None:
-            self._begun = self._onwards_from(None, iter(launches[last:]), bases, ctx)
-        return serial
-
-    @property
-    def arguments(self) -> Any:
-        """The result, once it was submitted: where a future looks for that of a launch."""
-        return self._recipe.outcome(self._tensors)
+        done, serial = native.submit(bases, stream)
+        if done < len(launches):
+            self._begun = self._onwards_from(iter(launches[done:]), bases, ctx)
+            return None
+        self.arguments = self._recipe.outcome(bases)
+        return stream.end(self) if serial is None else serial
 
     def __await__(self) -> Generator[Any, None, Any]:
         recipe = self._recipe

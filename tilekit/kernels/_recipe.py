@@ -11,6 +11,7 @@ from tilekit._tensor.tensor import Tensor, new_tensor
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.launch.launch import KernelLaunch, launch_of
 from tilekit.ops import Spec
+from tilekit.ops.fast_path import KnownLaunches
 
 __all__ = ["Cut", "Launch", "New", "Place", "Recipe", "View", "at_places"]
 
@@ -135,6 +136,7 @@ class Recipe(NamedTuple):
         alone: the launch, if there is one.
         outcome: the result, given tensors.
         spec: what is known of the result.
+        native: makes the launches in one call; None if each is made by itself.
     """
 
     new: tuple[New, ...]
@@ -142,6 +144,7 @@ class Recipe(NamedTuple):
     alone: Launch | None
     outcome: Callable[[Sequence[Tensor]], Any]
     spec: Spec | None
+    native: KnownLaunches | None
 
     def bases(self, tensors: list[Tensor], ctx: ExecutionContext) -> list[Tensor] | None:
         """The tensors, and with them the new ones. None where these are aligned otherwise than they were."""

@@ -10,7 +10,6 @@ import numpy as np
 
 from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
-from tilekit._runtime.stream import Stream
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.shapes import as_shape
 from tilekit._tensor.tensor import Tensor
@@ -183,11 +182,6 @@ class KernelLaunch(AsyncKernelLaunch):
         return self.arguments
 
     # running and compiling
-
-    def submit_on(self, stream: Stream) -> int | None:
-        """Submit to a stream of the arguments' device in one call; the serial behind it. None, and nothing is done, where that
-        takes more (internal)."""
-        return None
 
     def steps(self, ctx: ExecutionContext) -> Steps | Done:
         """Launch, at once if the arguments are there and the kernel is compiled."""

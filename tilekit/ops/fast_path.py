@@ -12,7 +12,7 @@ from tilekit._driver.nodes import Node
 from tilekit._runtime.storage import Storage
 from tilekit._runtime.stream import Stream
 
-__all__ = ["FAST_PATH", "FastPath", "NativeLaunch", "Program"]
+__all__ = ["FAST_PATH", "FastPath", "KnownLaunches", "NativeLaunch", "Program"]
 
 # Takes the stream, the arguments and a label; 0 if it launched. Otherwise it has done nothing, and it is for others to do.
 NativeLaunch = Callable[[Any, tuple[Any, ...], str], int]
@@ -31,6 +31,18 @@ class Program(Protocol):
         ...
 
 
+class KnownLaunches(Protocol):
+    """Launches whose parameters are known but for addresses."""
+
+    def submit(self, bases: list[Any], stream: Stream, /) -> tuple[int, int | None]:
+        """Launch on tensors in the places of those that were noted, and record an event behind the last.
+
+        Returns:
+            How many were launched; and the serial behind all, or None if there are some left, or no event was recorded.
+        """
+        ...
+
+
 class FastPath:
     """Each is None where there is nothing faster.
 
@@ -41,15 +53,18 @@ class FastPath:
             it cannot.
         key: `key(function, args, kwargs, plain, tensors)` says what tells a call from others, see `tilekit.kernels._recall`; None
             if it cannot.
+        launches: `launches(items)` makes launches that were noted in one call, see `tilekit.kernels._noting`; ValueError if it
+            cannot.
         program: `program(driver, nodes)` submits recorded nodes in one call; None if it cannot.
     """
 
-    __slots__ = ("kernel", "key", "launcher", "program")
+    __slots__ = ("kernel", "key", "launcher", "launches", "program")
 
     def __init__(self) -> None:
         self.kernel: type[Any] | None = None
         self.launcher: Callable[[Any, Any], NativeLaunch | None] | None = None
         self.key: Callable[..., tuple[Any, ...] | None] | None = None
+        self.launches: Callable[[tuple[Any, ...]], KnownLaunches] | None = None
         self.program: Callable[[Any, Sequence[Node]], Program | None] | None = None
 
 
