@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from exchanger import exchanging
+from exporter import Exporter
 from fake_gpu import first_gpu
 
 import tilekit as tk
@@ -123,16 +124,21 @@ def test_memory_of_the_host(gpu, Array):
         tk.as_tensor(Array(device=(1, 0)))
 
 
-def test_types_without_a_table_of_their_own(gpu):
+def test_types_without_a_table(gpu):
     for make in (
-        lambda: type("Derived", (exchanging(),), {}),
+        lambda: type("Derived", (exchanging(),), {"__dlpack__": Exporter.__dlpack__}),
+        lambda: type("Dispatched", (type("Derived", (exchanging(),), {}),), {"__torch_dispatch__": None}),
         lambda: exchanging(major=2),
         lambda: exchanging(spelling="something_else"),
     ):
         theirs = make()()
         tk.as_tensor(theirs)
         assert (type(theirs).described, len(theirs.asked)) == (0, 1)
-    for make in (exchanging, lambda: exchanging(spelling="__c_dlpack_exchange_api__", number=True)):
+    for make in (
+        exchanging,
+        lambda: exchanging(spelling="__c_dlpack_exchange_api__", number=True),
+        lambda: type("Derived", (exchanging(),), {"__torch_function__": None}),
+    ):
         theirs = make()()
         tk.as_tensor(theirs)
         assert (type(theirs).described, theirs.asked) == (1, [])

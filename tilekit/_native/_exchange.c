@@ -25,40 +25,66 @@ typedef struct {
     int (*stream)(int32_t device_type, int32_t device_id, void **stream);
 } Exchange; /* DLPackExchangeAPI */
 
-enum { CPU = 1, CUDA = 2, MAJOR = 1, MOST_DIMENSIONS = 8, LAYOUTS_KEPT = 512, MOST_DEFAULT = 2 /* CU_STREAM_PER_THREAD */ };
+enum { CPU = 1, CUDA = 2, MAJOR = 1, MOST_DIMENSIONS = 8, LAYOUTS_KEPT = 512, TYPES_KEPT = 8, MOST_DEFAULT = 2 /* CU_STREAM_PER_THREAD */ };
 
 /* What is asked of Python, see `arrays` in _launch.pyi; kept. NULL until that was called. */
 static PyObject *make_layout, *find_stream, *all_devices, *refused;
 
-/* The table of a type, which says so itself: a class that is derived from it may mean something else. NULL, and no exception, if it has
- * none, or its module's name begins with one of those that are refused. */
+/* Whether a class says by itself how its instances are exported. */
+static int exports_otherwise(PyObject *attributes)
+{
+    PyObject *ways[] = {names.dlpack, names.dlpack_device, names.torch_dispatch};
+    for (int i = 0; i < 3; i++)
+        if (PyDict_GetItemWithError(attributes, ways[i]) != NULL)
+            return 1;
+    return 0;
+}
+
+/* What a type has for a table, borrowed, by itself or from a class that it is derived from and exported like, as PyTorch's parameters are;
+ * NULL if it has none, or its module's name begins with one of those that are refused. */
+static PyObject *table_of(PyTypeObject *type)
+{
+    PyObject *module = PyObject_GetAttr((PyObject *)type, names.of_module);
+    int taken = module != NULL && PyUnicode_Check(module) && type->tp_mro != NULL;
+    for (Py_ssize_t i = 0; taken && i < PyTuple_GET_SIZE(refused); i++)
+        taken = PyUnicode_Tailmatch(module, PyTuple_GET_ITEM(refused, i), 0, PY_SSIZE_T_MAX, -1) == 0;
+    Py_XDECREF(module);
+    for (Py_ssize_t i = 0; taken && i < PyTuple_GET_SIZE(type->tp_mro); i++) {
+        PyTypeObject *class = (PyTypeObject *)PyTuple_GET_ITEM(type->tp_mro, i);
+        PyObject *attributes = class->tp_flags & Py_TPFLAGS_HEAPTYPE ? class->tp_dict : NULL;
+        if (attributes == NULL)
+            return NULL;
+        PyObject *table = PyDict_GetItemWithError(attributes, names.exchange);
+        if (table == NULL)
+            table = PyDict_GetItemWithError(attributes, names.exchange_before);
+        if (table != NULL || exports_otherwise(attributes))
+            return table;
+    }
+    return NULL;
+}
+
+/* The functions that a type names; NULL, and no exception, if it names none. */
 static const Exchange *exchange_of(PyTypeObject *type)
 {
-    static PyTypeObject *last; /* types with a table are few; they are kept, since one at the same address may be another */
-    static const Exchange *found;
-    if (type == last)
-        return found;
-    if (refused == NULL)
-        return NULL;
-    PyObject *own = type->tp_flags & Py_TPFLAGS_HEAPTYPE ? type->tp_dict : NULL;
-    PyObject *table = own ? PyDict_GetItemWithError(own, names.exchange) : NULL;
-    if (table == NULL && own != NULL && !PyErr_Occurred())
-        table = PyDict_GetItemWithError(own, names.exchange_before);
+    static struct {
+        PyTypeObject *type; /* kept, since one at the same address may be another */
+        const Exchange *exchange;
+    } known[TYPES_KEPT];
+    size_t at = ((uintptr_t)type >> 4) % TYPES_KEPT;
+    if (known[at].type == type)
+        return known[at].exchange;
+    PyObject *table = refused != NULL && type->tp_flags & Py_TPFLAGS_HEAPTYPE ? table_of(type) : NULL;
     const Exchange *exchange = NULL;
     if (table != NULL && PyCapsule_CheckExact(table))
         exchange = PyCapsule_GetPointer(table, "dlpack_exchange_api");
     else if (table != NULL && PyLong_CheckExact(table))
         exchange = PyLong_AsVoidPtr(table);
-    PyObject *module = PyObject_GetAttr((PyObject *)type, names.of_module);
-    for (Py_ssize_t i = 0; exchange != NULL && i < PyTuple_GET_SIZE(refused); i++)
-        if (module == NULL || PyUnicode_Tailmatch(module, PyTuple_GET_ITEM(refused, i), 0, PY_SSIZE_T_MAX, -1) != 0)
-            exchange = NULL;
-    Py_XDECREF(module);
     PyErr_Clear();
     if (exchange == NULL || exchange->major != MAJOR || exchange->describe == NULL || exchange->stream == NULL)
         return NULL;
-    Py_XSETREF(last, (PyTypeObject *)Py_NewRef((PyObject *)type));
-    return found = exchange;
+    known[at].exchange = exchange;
+    Py_XSETREF(known[at].type, (PyTypeObject *)Py_NewRef((PyObject *)type));
+    return exchange;
 }
 
 /* What an array's layout is found again by. */

@@ -42,7 +42,8 @@ enum { VERSION = 4 }; /* see attributes.py */
 /* Attributes and methods of objects of any class: the field of `names`, and the name. */
 #define NAMES(X)                                                                                                                  \
     X(dict, "__dict__") X(module, "__name__") X(of_module, "__module__") X(exchange_before, "__c_dlpack_exchange_api__")                                    \
-    X(exchange, "__dlpack_c_exchange_api__") X(collect, "collect") X(event, "event") X(forget_until, "_forget_until") X(trim, "_trim")                 \
+    X(exchange, "__dlpack_c_exchange_api__") X(dlpack, "__dlpack__") X(dlpack_device, "__dlpack_device__")                      \
+    X(torch_dispatch, "__torch_dispatch__") X(collect, "collect") X(event, "event") X(forget_until, "_forget_until") X(trim, "_trim")                 \
     X(next_stream, "next_stream") X(policy, "policy") X(registry, "_registry") X(requires_grad, "requires_grad")                    \
     X(serial, "serial") X(submission, "submission") X(traits, "traits") X(written_by, "written_by")
 
