@@ -278,11 +278,18 @@ extern PyMethodDef recall_functions[];
 PyObject *make_launches_type(void);
 
 /* _submit.c */
+/* What is behind a submission, owned: a mark and its serial; or where Python recorded that, the serial alone. */
+typedef struct {
+    Mark *mark;
+    PyObject *serial;
+} Submitted;
+
 /* Make a last launch, `go(what, more, stream, ending)`, and record the event behind it in one go, under the stream's lock. 1; 0 if nothing
- * was done; -1 with an exception. The serial of the mark, and if asked for the mark, new references; NULL if the launch was made, and
- * Python has to record the event. */
+ * was done; -1 with an exception. Neither mark nor serial if the launch was made, and Python has to record the event. */
 int submit_marked(Launcher *launcher, PyObject *stream, int (*go)(void *what, PyObject *more, PyObject *stream, Ending *ending),
-                  void *what, PyObject *more, PyObject **serial, Mark **mark);
+                  void *what, PyObject *more, Submitted *submitted);
+/* Whether the work has passed, which is polled for. */
+int is_over(Submitted *submitted, PyObject *stream, double seconds);
 PyObject *make_runs_type(void);
 extern PyMethodDef submit_functions[];
 

@@ -67,13 +67,13 @@ class Program:
 # each that is a tensor or a partition the number of its base and how many bytes behind that it begins, else None, and its label.
 # ValueError for any that no Launcher launches. Later launches have the same parameters but for the addresses.
 #
-# `submit` launches on tensors in the places of the bases, which have the same traits, and records an event behind the last: how
-# many were launched, and the serial behind all of them, or None if the event is to be recorded by Python, or launches are left.
+# `submit` launches on tensors in the places of the bases, which have the same traits, records an event behind the last, and polls
+# for it: see `tilekit.ops.fast_path.KnownLaunches`.
 class Launches:
     def __new__(
         cls, items: tuple[tuple[NativeLaunch, tuple[Any, ...], tuple[tuple[int, int] | None, ...], str], ...], /
     ) -> Self: ...
-    def submit(self, bases: list[Tensor], stream: Stream, /) -> tuple[int, int | None]: ...
+    def submit(self, bases: list[Tensor], stream: Stream, poll_s: float | None, /) -> tuple[int, int | None]: ...
 
 # An event recorded in a stream, and its serial: see `tilekit._runtime.timeline.Mark`.
 class Mark:

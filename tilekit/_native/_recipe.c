@@ -175,15 +175,16 @@ static int launch_known(void *which, PyObject *bases, PyObject *stream, Ending *
     return end_work(&work, ready ? submit_work(launcher, stream, &work, known->label, ending) : SLOW);
 }
 
-/* launches.submit(bases, stream): see _launch.pyi. */
+/* launches.submit(bases, stream, seconds): see _launch.pyi. */
 static PyObject *launches_submit(Launches *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (nargs != 2 || !PyList_CheckExact(args[0]) || Py_TYPE(args[1]) != Stream_pending.owner) {
-        PyErr_SetString(PyExc_TypeError, "expected a list of tensors, and a stream");
+    if (nargs != 3 || !PyList_CheckExact(args[0]) || Py_TYPE(args[1]) != Stream_pending.owner ||
+        (args[2] != Py_None && !PyFloat_CheckExact(args[2]))) {
+        PyErr_SetString(PyExc_TypeError, "expected a list of tensors, a stream, and for how many seconds to poll");
         return NULL;
     }
     Py_ssize_t done = 0;
-    PyObject *serial = NULL;
+    Submitted end = {NULL, NULL};
     for (; done < self->count - 1; done++) {
         int code = launch_known(&self->known[done], args[0], args[1], NULL);
         if (code == FAILED)
@@ -192,14 +193,19 @@ static PyObject *launches_submit(Launches *self, PyObject *const *args, Py_ssize
             break;
     }
     if (done == self->count - 1) {
-        int launched = submit_marked(self->known[done].launcher, args[1], launch_known, &self->known[done], args[0], &serial, NULL);
-        if (launched < 0) {
-            Py_XDECREF(serial);
+        Launcher *launcher = self->known[done].launcher;
+        int launched = submit_marked(launcher, args[1], launch_known, &self->known[done], args[0], &end);
+        double seconds = args[2] == Py_None ? launcher->spin_s : PyFloat_AS_DOUBLE(args[2]);
+        done += launched > 0;
+        if (launched > 0 && seconds > 0 && is_over(&end, args[1], seconds))
+            Py_SETREF(end.serial, PyLong_FromLong(0));
+        Py_XDECREF(end.mark);
+        if (launched < 0 || PyErr_Occurred()) {
+            Py_XDECREF(end.serial);
             return NULL;
         }
-        done += launched;
     }
-    return Py_BuildValue("nN", done, serial ? serial : Py_NewRef(Py_None));
+    return Py_BuildValue("nN", done, end.serial ? end.serial : Py_NewRef(Py_None));
 }
 
 PyObject *make_launches_type(void)

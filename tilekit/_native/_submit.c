@@ -81,14 +81,8 @@ static int is_submitting(void)
     return submission != NULL && submission != Py_None;
 }
 
-/* A submission of one launch: the mark behind it, or where Python recorded that, its serial alone. Owned. */
-typedef struct {
-    Mark *mark;
-    PyObject *serial;
-} Submitted;
-
 int submit_marked(Launcher *launcher, PyObject *stream, int (*go)(void *what, PyObject *more, PyObject *stream, Ending *ending),
-                  void *what, PyObject *more, PyObject **serial, Mark **mark)
+                  void *what, PyObject *more, Submitted *submitted)
 {
     PyObject *lock = held(stream, &Stream__lock), *pool = held(stream, &Stream__events);
     if (launcher->record == NULL || lock == NULL || pool == NULL || !PyList_CheckExact(pool) || is_submitting())
@@ -106,14 +100,9 @@ int submit_marked(Launcher *launcher, PyObject *stream, int (*go)(void *what, Py
         code = go(what, more, stream, &ending);
     Py_XDECREF(address);
     if (code == LAUNCHED && ending.code == 0) {
-        Mark *made;
-        *serial = Py_NewRef(held(stream, &Stream_pending));
-        made = append_mark(stream, launcher, event);
-        outcome = made != NULL ? 1 : -1;
-        if (mark != NULL)
-            *mark = made;
-        else
-            Py_XDECREF(made);
+        submitted->serial = Py_NewRef(held(stream, &Stream_pending));
+        submitted->mark = append_mark(stream, launcher, event);
+        outcome = submitted->mark != NULL ? 1 : -1;
     } else if (event != NULL && PyList_Append(pool, event) != 0) {
         outcome = -1;
     } else if (code == LAUNCHED) {
@@ -144,7 +133,7 @@ static int launch_claimed(void *which, PyObject *op, PyObject *stream, Ending *e
 /* Launch an op, and record the event behind it. 1; 0 if nothing was done; -1 with an exception. */
 static int submit_ready(PyObject *op, PyObject *stream, Ready *what, Submitted *submitted)
 {
-    int outcome = submit_marked(what->launcher, stream, launch_claimed, what, op, &submitted->serial, &submitted->mark);
+    int outcome = submit_marked(what->launcher, stream, launch_claimed, what, op, submitted);
     if (outcome == 1 && submitted->serial == NULL) {
         submitted->serial = PyObject_CallFunctionObjArgs(helpers.ended, op, stream, NULL);
         outcome = submitted->serial != NULL ? 1 : -1;
@@ -152,8 +141,7 @@ static int submit_ready(PyObject *op, PyObject *stream, Ready *what, Submitted *
     return outcome;
 }
 
-/* Whether the work has passed, which is polled for. */
-static int is_over(Submitted *submitted, PyObject *stream, double seconds)
+int is_over(Submitted *submitted, PyObject *stream, double seconds)
 {
     if (submitted->mark == NULL || mark_passed(submitted->mark, seconds) != 1)
         return 0;

@@ -55,8 +55,8 @@ class Note:
             if self._is_plain:
                 outcome = at_places(tuple(map(self._place_of, result)) if type(result) is tuple else self._place_of(result))
                 launches = tuple(map(self._launch, self._launches))
-                alone = launches[0] if len(launches) == 1 else None
-                recipe = Recipe(tuple(self._new), launches, alone, outcome, spec, self._native())
+                bound = tuple(launch.bound for launch in launches if launch.bound is not None)
+                recipe = Recipe(tuple(self._new), launches, outcome, spec, self._native(), bound)
         except _NotPlain:
             pass
         self._tell(recipe)
@@ -71,8 +71,8 @@ class Note:
         return Launch(op.kernel, form, op._options, op._label, at_places(parts), bound)
 
     def _native(self) -> KnownLaunches | None:
-        """All of them in one call, if each is one, and none calls functions of the user's."""
-        if FAST_PATH.launches is None or self._looks:
+        """All of them in one call, if each is one."""
+        if FAST_PATH.launches is None:
             return None
         items = []
         for op in self._launches:

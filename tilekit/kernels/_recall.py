@@ -29,9 +29,10 @@ from tilekit.kernels._noting import Note, Noted
 from tilekit.kernels._recipe import Launch, Recipe
 from tilekit.lang.functions import Function
 from tilekit.ops import DeviceOp
-from tilekit.ops.execution import Done, Steps
+from tilekit.ops.execution import Done, Steps, Submission
 from tilekit.ops.fast_path import FAST_PATH
 from tilekit.ops.future import DeviceFuture
+from tilekit.ops.reactor import awaited, patience, reached
 from tilekit.ops.sites import site_of
 
 __all__ = ["Recall"]
@@ -168,10 +169,7 @@ def _calls_functions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 class Recalled(Launches):
-    """An op that does what is known to be done for its arguments.
-
-    One launch is left to the launch itself: who waits for it, waits for this.
-    """
+    """An op that does what is known to be done for its arguments."""
 
     __slots__ = (
         "_begun",
@@ -235,75 +233,69 @@ class Recalled(Launches):
             yield launch.op(bases, self._site).start(ctx)
         return self._recipe.outcome(bases)
 
-    # One launch runs as it would by itself.
+    # Where all is launched in one call, that is all of a submission.
 
     def sync(self) -> Any:
         """As `DeviceOp.sync`."""
-        return self._sync(None)
+        return self._run_on(self._next_stream())
 
     def sync_on(self, stream: Any) -> Any:
         """As `DeviceOp.sync_on`."""
-        return self._sync(self._stream(stream))
+        return self._run_on(self._stream(stream))
 
-    def _sync(self, stream: Stream | None) -> Any:
-        recipe, tensors = self._recipe, self._tensors
-        if recipe.alone is None or submitting.submission is not None:  # the latter is refused there
-            return super().sync() if stream is None else super().sync_on(stream)
-        self.claim()
-        try:
-            if recipe.new:
-                stream = stream or self._next_stream()
-                tensors = recipe.bases(tensors, ExecutionContext(stream.device, stream))  # type: ignore[assignment]
-                if tensors is None:
-                    return self._of_function().sync_on(stream)
-            launch = recipe.alone.op(tensors, self._site)
-            if stream is None:
-                launch.sync()
-            else:
-                launch.sync_on(stream)
-        except Exception as error:
-            self.annotate(error)
-            raise
-        return recipe.outcome(tensors)
+    def _run_on(self, stream: Stream) -> Any:
+        serial = self._submitted(stream, None)
+        if serial is None:
+            return super().sync_on(stream)
+        if serial:
+            try:
+                stream.wait(serial)
+            except Exception as error:
+                self.annotate(error)
+                raise
+        return self.arguments
 
     def async_on(self, stream: Any) -> DeviceFuture[Any]:
         """As `DeviceOp.async_on`."""
         where = self._stream(stream)
-        if submitting.submission is not None or BORROWED:
-            return super().async_on(where)
-        self.claim()
-        try:
-            serial = self._submit_on(where)
-        except Exception as error:
-            self.annotate(error)
-            raise
-        if serial is not None:
-            return DeviceFuture.of_submitted(self, where, serial)
-        self._fresh, self._spent = None, False
-        return super().async_on(where)
-
-    def _submit_on(self, stream: Stream) -> int | None:
-        """Submit in one call; the serial behind the last launch. None where that takes more: `steps` does what is left."""
-        native, launches = self._recipe.native, self._recipe.launches
-        ctx = ExecutionContext(stream.device, stream)
-        bases = None if native is None else self._recipe.bases(self._tensors, ctx)
-        if native is None or bases is None:
-            return None
-        done, serial = native.submit(bases, stream)
-        if done < len(launches):
-            self._begun = self._onwards_from(iter(launches[done:]), bases, ctx)
-            return None
-        self.arguments = self._recipe.outcome(bases)
-        return stream.end(self) if serial is None else serial
+        serial = None if BORROWED else self._submitted(where, 0.0)
+        return super().async_on(where) if serial is None else DeviceFuture.of_submitted(self, where, serial)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        recipe = self._recipe
-        if recipe.alone is None or recipe.new or submitting.submission is not None:
-            return (yield from super().__await__())
+        where, poll_s = self._next_stream(), patience()
+        serial = self._submitted(where, poll_s)
+        if serial is None:
+            return (yield from awaited(Submission(self, where)))
+        if serial:
+            try:
+                yield from reached(((where, serial),), polled_s=poll_s)
+            except Exception as error:
+                self.annotate(error)
+                raise
+        return self.arguments
+
+    def _submitted(self, stream: Stream, poll_s: float | None) -> int | None:
+        """Submit in one call, and poll for the end for so many seconds, None for as long as a waiter does: the serial behind the
+        last launch; 0 if it is over. None where that takes more, and the op is to be run: by `steps`, which do what is left."""
+        recipe: Recipe = self._recipe
+        if recipe.native is None or submitting.submission is not None:
+            return None
+        if recipe.bound and any(bound.outdated for bound in recipe.bound):
+            return None
+        bases: list[Tensor] | None = self._tensors
         self.claim()
         try:
-            yield from recipe.alone.op(self._tensors, self._site).__await__()
+            if recipe.new:
+                bases = recipe.bases(self._tensors, ExecutionContext(stream.device, stream))
+            done, serial = (0, None) if bases is None else recipe.native.submit(bases, stream, poll_s)
+            if bases is not None and done == len(recipe.launches):
+                self.arguments = recipe.outcome(bases)
+                return stream.end(self) if serial is None else serial
         except Exception as error:
             self.annotate(error)
             raise
-        return recipe.outcome(self._tensors)
+        if bases is not None and done:
+            ctx = ExecutionContext(stream.device, stream)
+            self._begun = self._onwards_from(iter(recipe.launches[done:]), bases, ctx)
+        self._fresh, self._spent = None, False
+        return None

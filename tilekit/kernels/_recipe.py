@@ -133,18 +133,18 @@ class Recipe(NamedTuple):
     Attributes:
         new: the tensors to be made.
         launches: what is launched, in order.
-        alone: the launch, if there is one.
         outcome: the result, given tensors.
         spec: what is known of the result.
         native: makes the launches in one call; None if each is made by itself.
+        bound: of kernels that call functions of the user's those of the launches, which may be outdated.
     """
 
     new: tuple[New, ...]
     launches: tuple[Launch, ...]
-    alone: Launch | None
     outcome: Callable[[Sequence[Tensor]], Any]
     spec: Spec | None
     native: KnownLaunches | None
+    bound: tuple[BoundKernel, ...]
 
     def bases(self, tensors: list[Tensor], ctx: ExecutionContext) -> list[Tensor] | None:
         """The tensors, and with them the new ones. None where these are aligned otherwise than they were."""

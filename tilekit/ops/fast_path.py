@@ -34,11 +34,13 @@ class Program(Protocol):
 class KnownLaunches(Protocol):
     """Launches whose parameters are known but for addresses."""
 
-    def submit(self, bases: list[Any], stream: Stream, /) -> tuple[int, int | None]:
-        """Launch on tensors in the places of those that were noted, and record an event behind the last.
+    def submit(self, bases: list[Any], stream: Stream, poll_s: float | None, /) -> tuple[int, int | None]:
+        """Launch on tensors in the places of those that were noted, record an event behind the last, and poll for it for so many
+        seconds, or for as long as `TILEKIT_SPIN_US` says.
 
         Returns:
-            How many were launched; and the serial behind all, or None if there are some left, or no event was recorded.
+            How many were launched; and the serial behind all, 0 if it has passed, None if there are some left, or no event was
+            recorded.
         """
         ...
 
