@@ -16,7 +16,7 @@ from tilekit.compiler.layouts.linear import WARP, Layout
 from tilekit.compiler.optimize import text_of
 from tilekit.compiler.passes.visits import ORDER
 from tilekit.compiler.specialise import BoundKernel
-from tilekit.compiler.tables import Table, as_html, as_text
+from tilekit.compiler.tables import Table, as_html, as_text, of_remarks
 from tilekit.compiler.target import named
 from tilekit.compiler.toolkit import importing_numba
 from tilekit.dtypes import DType
@@ -227,19 +227,8 @@ class Explanation:
             ]
             parts.append(Table(("line", "a", "b", "product by", "count", "not by"), products))
         if self.remarks:
-            said = [
-                (_where(r, self.filename), r.transformation, {True: "yes", False: "no", None: "-"}[r.done], r.text)
-                for r in self.remarks
-            ]
-            parts.append(Table(("line", "transformation", "done", "what, or why not"), said))
+            parts.append(of_remarks(self.remarks, self.filename))
         return parts
-
-
-def _where(remark: Remark, filename: str) -> str:
-    """A line and column of the kernel's own text; with the files, and the calls by which it is reached, of any other."""
-    if len(remark.stack) == 1 and remark.filename == filename:
-        return str(remark.line) if remark.column is None else f"{remark.line}:{remark.column + 1}"
-    return ", called in ".join(map(str, remark.stack))
 
 
 def _shown(shape: tuple[int, ...]) -> str:

@@ -7,7 +7,9 @@ from machines import MACHINES
 
 import tilekit as tk
 from tilekit import api
+from tilekit.compiler.cpu import build
 from tilekit.compiler.cpu.explain import CpuProduct, explain
+from tilekit.compiler.ir.remarks import remark
 
 
 @tk.kernel
@@ -69,3 +71,14 @@ def test_it_says_why_a_kernel_is_interpreted():
     assert explanation.interpreted.startswith("breakpoint(), in stopped:")
     assert str(explanation).endswith(f"interpreted, operation by operation: {explanation.interpreted}")
     assert not (explanation.loops or explanation.kept or explanation.llvm)
+
+
+def test_what_a_pass_says_is_shown(monkeypatch):
+    def count_operations(kernel):
+        remark(kernel.operations[0].location, "operations", f"{len(kernel.operations)} of them", done=None)
+
+    monkeypatch.setattr(build, "_PASSES", (*build._PASSES, count_operations, count_operations))
+    explanation = explained(of_rows(1000))
+    (seen,) = explanation.remarks
+    assert (seen.filename, seen.done) == (explanation.filename, None)
+    assert f"{seen.line}:{seen.column + 1}  operations      -     {seen.text}" in str(explanation)
