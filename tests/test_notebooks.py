@@ -197,6 +197,19 @@ def test_an_error_in_a_kernel_shows_the_lines_of_cells_alone(
     ]
 
 
+def test_a_remark_names_the_cell_of_a_helper_and_that_of_its_call(cell: Cell, shell: Any) -> None:
+    at = shell.execution_count
+    cell("def softened(t):\n    return tk.exp(t - tk.max(t, 1, keepdims=True))")
+    cell("@tk.kernel\ndef soften(y: tk.Out, x: tk.In):\n    y.store(softened(tk.load_tile_like(x, y)))")
+    cell("y = api.meta((64, 64))\nexplained = soften(y.partition((8, 64)), y).explain('sm_90a')")
+    explained = shell.user_ns["explained"]
+    (remark,) = explained.remarks
+    shown = f"Cell In[{at}], line 2, column 12, called in Cell In[{at + 1}], line 3, column 13"
+    assert ", called in ".join(map(str, remark.stack)) == shown
+    assert shown in str(explained)
+    assert f"<td>{shown}</td>" in explained._repr_mimebundle_()["text/html"]
+
+
 def test_an_op_that_is_not_run_is_warned_of_at_its_cell(cell: Cell, shell: Any) -> None:
     at = shell.execution_count
     with pytest.warns(tk.UnusedOpWarning, match=rf"^ones, built at Cell In\[{at}\], line 2, was never run"):

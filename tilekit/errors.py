@@ -26,12 +26,17 @@ __all__ = [
 ]
 
 
-def location(filename: str | None, line: int | None) -> str:
-    """Where something stands, for messages: `file:line`, or of a notebook's cell what IPython calls it, `Cell In[3], line 2`."""
+def location(filename: str | None, line: int | None, column: int | None = None) -> str:
+    """Where something stands, for messages: `file:line`, or of a notebook's cell what IPython calls it, `Cell In[3], line 2`.
+
+    A column, which counts from 0, is shown as editors count, from 1: `file:line:column`.
+    """
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
     cell = None if name_of is None else name_of(filename)
-    return f"{filename}:{line}" if cell is None else f"{' '.join(cell)}, line {line}"
+    if cell is None:
+        return f"{filename}:{line}" if column is None else f"{filename}:{line}:{column + 1}"
+    return f"{' '.join(cell)}, line {line}" if column is None else f"{' '.join(cell)}, line {line}, column {column + 1}"
 
 
 class TilekitError(Exception):

@@ -1,6 +1,8 @@
 """`op.explain()`: what the compiler notes is what the machine code does."""
 
+import importlib
 import re
+import sys
 
 import pytest
 
@@ -8,6 +10,7 @@ import tilekit as tk
 from tilekit import api
 from tilekit.compiler import build, optimize
 from tilekit.compiler.explain import resident_blocks
+from tilekit.compiler.ir.products import is_product
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.kernel import CompiledKernel
 
@@ -221,3 +224,88 @@ def test_what_a_pass_saw_is_shown_of_kernels_as_they_are_written(monkeypatch):
     assert seen.done is None
     assert not any(one.done for one in explained.remarks), "it is compiled as it is written"
     assert re.search(rf"operations +- +{seen.text}", str(explained))
+
+
+def count_products(kernel):
+    for operation in filter(is_product, kernel.walk()):
+        remark(operation.location, "products", "one", done=None)
+
+
+def of_products(monkeypatch, kernel):
+    """What is explained of a kernel with a remark about each of its products."""
+    monkeypatch.setattr(optimize, "PASSES", (count_products,))
+    x = meta(16, 16)
+    explained = kernel(meta(16, 16).partition((16, 16)), x).explain("sm_90a")
+    return explained, [remark for remark in explained.remarks if remark.transformation == "products"]
+
+
+def test_calls_of_one_helper_are_places_of_their_own(monkeypatch):
+    def square(t):
+        return t @ t
+
+    def twice(t):
+        return square(t) + square(t.transpose())
+
+    @tk.kernel
+    def powers(y: tk.Out, x: tk.In):
+        t = tk.load(x, (0, 0), (16, 16))
+        y.store(twice(t) + square(t) * 2)
+
+    explained, remarks = of_products(monkeypatch, powers)
+    inner, outer, called = (line_of(powers, "y.store") + offset for offset in (-8, -5, 0))
+    assert [tuple(place.line for place in remark.stack) for remark in remarks] == [
+        (inner, outer, called), (inner, outer, called), (inner, called),
+    ]  # fmt: skip
+    assert [remark.stack[1].column for remark in remarks] == [15, 27, 27]
+    assert {(remark.filename, remark.line, remark.column) for remark in remarks} == {(__file__, inner, 15)}
+    text = str(explained)
+    for one in remarks:
+        assert ", called in ".join(f"{__file__}:{line}:{column + 1}" for _, line, column in one.stack) in text
+
+
+def test_copies_of_one_operation_are_one_place(monkeypatch):
+    @tk.kernel
+    def once(y: tk.Out, x: tk.In):
+        t = tk.load(x, (0, 0), (16, 16))
+        y.store(t @ t)
+
+    monkeypatch.setattr(optimize, "PASSES", (count_products, count_products))
+    explained = once(meta(16, 16).partition((16, 16)), meta(16, 16)).explain("sm_90a")
+    (seen,) = (one for one in explained.remarks if one.transformation == "products")
+    assert seen.stack == ((__file__, line_of(once, "t @ t"), 16),)
+    assert re.search(rf"^{seen.line}:17 +products +- +one$", str(explained), re.M), "of the kernel's own file the line is enough"
+
+
+def test_a_helper_of_another_module_is_named_by_its_file(monkeypatch, tmp_path):
+    file = tmp_path / "helpers.py"
+    file.write_text("def square(t):\n    return t @ t\n", "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    square = importlib.import_module("helpers").square
+    monkeypatch.delitem(sys.modules, "helpers")
+
+    @tk.kernel
+    def powers(y: tk.Out, x: tk.In):
+        y.store(square(tk.load(x, (0, 0), (16, 16))))
+
+    explained, (remark,) = of_products(monkeypatch, powers)
+    line = line_of(powers, "y.store")
+    assert remark.stack == ((str(file), 2, 11), (__file__, line, 16))
+    shown = f"{file}:2:12, called in {__file__}:{line}:17"
+    assert re.search(rf"^{re.escape(shown)} +products +- +one$", str(explained), re.M)
+    assert f"<td>{shown}</td>" in explained._repr_mimebundle_()["text/html"]
+
+
+def test_a_closure_stands_in_the_kernel_and_where_it_is_called(monkeypatch):
+    @tk.kernel
+    def powers(y: tk.Out, x: tk.In):
+        def square(t):
+            return t @ t
+
+        t = tk.load(x, (0, 0), (16, 16))
+        y.store(square(t) + square(t))
+
+    _, remarks = of_products(monkeypatch, powers)
+    assert [[place.line for place in remark.stack] for remark in remarks] == [
+        [line_of(powers, "t @ t"), line_of(powers, "store")]
+    ] * 2
+    assert [remark.stack[1].column for remark in remarks] == [16, 28]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tilekit.compiler
 
-__all__ = ["HOLE", "matches", "texts"]
+__all__ = ["HOLE", "kept", "matches", "texts"]
 
 HOLE = "{}"
 """Stands for what is known only when a reason is given."""
@@ -33,6 +33,20 @@ def texts() -> dict[str, str]:
             for text, line in _Module(ast.parse(path.read_text()), folder).reasons():
                 if text.replace(HOLE, "").strip() and text not in _OTHERS:
                     found[text] = f"{path.relative_to(_COMPILER)}:{line}"
+    return found
+
+
+def kept() -> set[str]:
+    """Each reason for which a tile is kept on CPUs."""
+    found: set[str] = set()
+    for path in sorted((_COMPILER / "cpu").rglob("*.py")):
+        module = _Module(ast.parse(path.read_text()), "cpu")
+        for node in ast.walk(module.tree):
+            match node:
+                case ast.Call(func=ast.Name(id="kept"), args=[_, _, reason]):
+                    found.update(module.strings(reason, module.within.get(node)))
+                case ast.FunctionDef(name="kept", args=ast.arguments(defaults=[default])):
+                    found.update(module.strings(default, None))
     return found
 
 

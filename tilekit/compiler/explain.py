@@ -16,7 +16,7 @@ from tilekit.compiler.layouts.linear import WARP, Layout
 from tilekit.compiler.optimize import text_of
 from tilekit.compiler.passes.visits import ORDER
 from tilekit.compiler.specialise import BoundKernel
-from tilekit.compiler.tables import Table, as_html, as_text
+from tilekit.compiler.tables import Table, as_html, as_text, of_remarks
 from tilekit.compiler.target import named
 from tilekit.compiler.toolkit import importing_numba
 from tilekit.dtypes import DType
@@ -227,8 +227,7 @@ class Explanation:
             ]
             parts.append(Table(("line", "a", "b", "product by", "count", "not by"), products))
         if self.remarks:
-            said = [(str(r.line), r.transformation, {True: "yes", False: "no", None: "-"}[r.done], r.text) for r in self.remarks]
-            parts.append(Table(("line", "transformation", "done", "what, or why not"), said))
+            parts.append(of_remarks(self.remarks, self.filename))
         return parts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel
@@ -13,8 +13,10 @@ from tilekit.compiler.grids import Visits
 from tilekit.compiler.ir.build import Unsupported
 from tilekit.compiler.ir.nodes import Region
 from tilekit.compiler.ir.printer import printed
+from tilekit.compiler.ir.products import PRODUCTS
 from tilekit.compiler.ir.python import to_python
 from tilekit.compiler.ir.verdict import Accepted, verdict
+from tilekit.compiler.ir.verify import MalformedIR, verify
 from tilekit.compiler.passes.accumulation import accumulate_products
 from tilekit.compiler.passes.bounds import bound_loops, separate_conditions
 from tilekit.compiler.passes.canonical import canonicalize
@@ -31,14 +33,18 @@ from tilekit.compiler.passes.staging import stage_operands
 from tilekit.compiler.passes.streams import streams_from_loads
 from tilekit.compiler.passes.visits import order_visits
 from tilekit.compiler.target import named
-from tilekit.lang import matmul, pipelines
+from tilekit.lang import pipelines
 from tilekit.settings import load_settings
 
-__all__ = ["PASSES", "Form", "dump", "forms", "optimized", "simplified", "text_of"]
+__all__ = ["PASSES", "Form", "PassError", "dump", "forms", "optimized", "simplified", "text_of"]
 
-_STREAMED = (matmul.mma, matmul.matmul, pipelines.pipelined)
-_BROKEN = "kernel %s: a pass over its IR failed, by a mistake of tilekit's; it is compiled as it is written. Please report:"
+_STREAMED = (*PRODUCTS, pipelines.pipelined)
+_BROKEN = (
+    "kernel %s: a pass over its IR failed, by a mistake of tilekit's; it is compiled as it is written. "
+    "TILEKIT_DUMP=ir,passes prints its IR up to there. Please report:"
+)
 
+R = TypeVar("R")
 Watch = Callable[[str, Region], None]
 
 PASSES: tuple[Callable[[Region], object], ...] = (
@@ -49,6 +55,24 @@ PASSES: tuple[Callable[[Region], object], ...] = (
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # Where the result of a product is not there at once, there is time to fill.
 _ASYNCHRONOUS = (stage_operands, rotate_products)
+
+
+class PassError(RuntimeError):
+    """A pass failed, or made IR that the verifier refuses: a mistake of tilekit's, or of who is writing the pass. It names it."""
+
+
+def _run(rewrite: Callable[[Region], R], kernel: Region) -> R:
+    """Run a pass.
+
+    Raises:
+        PassError: it raised what it may not.
+    """
+    try:
+        return rewrite(kernel)
+    except (Unsupported, Unfit):
+        raise
+    except Exception as error:
+        raise PassError(f"pass {rewrite.__name__} failed: {type(error).__name__}: {error}") from error
 
 
 def optimized(
@@ -70,6 +94,7 @@ def optimized(
 
     Raises:
         Unsupported: the kernel has a statement that the IR has no form for.
+        PassError: a pass failed.
     """
     kernel = accepted.ir()
     if watch is not None:
@@ -77,7 +102,7 @@ def optimized(
     for rewrite in PASSES:
         if (rewrite in _ASYNCHRONOUS and not named(target).wgmma) or (rewrite is rotate_products and not rotate):
             continue
-        result = rewrite(kernel)
+        result = _run(rewrite, kernel)
         if counts is not None:
             counts[rewrite.__name__] = result
         if watch is not None:
@@ -88,31 +113,53 @@ def optimized(
 def text_of(bound: BoundKernel, facts: Sequence[ArgumentFacts], target: str) -> str:
     """The IR of a kernel behind all passes, as text; or why it has none."""
     try:
-        return printed(optimized(verdict(bound, facts), target), bound.source.name)
+        return _text(optimized(verdict(bound, facts), target), bound.source.name)
     except Unsupported as error:
         return f"# no IR: {error}"
-    except Exception as error:  # a mistake of tilekit's, of which `forms` warns
-        return f"# no IR: {type(error).__name__}: {error}"
+    except PassError as error:  # of which `forms` warns
+        return f"# no IR: {error}"
 
 
 def dump(accepted: Accepted, target: str) -> None:
-    """Print what `TILEKIT_DUMP` asks for, on standard error."""
-    wanted = load_settings().dump
+    """Print what `TILEKIT_DUMP` asks for, on standard error, and verify the IR behind each pass.
+
+    Raises:
+        PassError: a pass failed, or its IR is not well formed. What it was given is printed by then, and what it made of that.
+    """
+    wanted, name = load_settings().dump, accepted.bound.source.name
     if not wanted:
         return
 
     def watch(step: str, kernel: Region) -> None:
         if ("ir" if step == "built" else "passes") in wanted:
-            sys.stderr.write(f"# {step}\n{printed(kernel, accepted.bound.source.name)}\n\n")
+            sys.stderr.write(f"# {step}\n{_text(kernel, name)}\n\n")
+        try:
+            verify(kernel)
+        except Exception as error:  # a malformed kernel may have anything in it
+            made = "the IR as built" if step == "built" else f"what pass {step} made"
+            said = error if isinstance(error, MalformedIR) else f"{type(error).__name__}: {error}"
+            raise PassError(f"{made} is not well formed: {said}") from error
 
     try:
         kernel = optimized(accepted, target, watch=watch)
-        if make_rings(kernel):
+        if _run(make_rings, kernel):
             watch(make_rings.__name__, kernel)
+    except PassError as error:
+        where = f"TILEKIT_DUMP={','.join(sorted(wanted))} has printed what there was up to there on standard error"
+        sys.stderr.write(f"# {error}\n\n")
+        raise PassError(f"kernel {name}: {error}; {where}") from error.__cause__
     except Unsupported as error:
         sys.stderr.write(f"# no IR: {error}\n\n")
     except Unfit as unfit:
         sys.stderr.write(f"# no rings: {unfit}\n\n")
+
+
+def _text(kernel: Region, name: str) -> str:
+    """The text of a kernel, which may mean nothing."""
+    try:
+        return printed(kernel, name)
+    except Exception as error:
+        return f"# no text: {type(error).__name__}: {error}"
 
 
 class Form(NamedTuple):
@@ -146,7 +193,7 @@ def forms(accepted: Accepted, target: str) -> Iterator[Form]:
             kernel = optimized(accepted, target, rotate=rotate, counts=counts)
             rotated, visits = bool(counts.get("rotate_products")), counts["order_visits"]
             try:
-                rings = make_rings(kernel)
+                rings = _run(make_rings, kernel)
             except Unfit as unfit:
                 yield Form(bound, 0, unfit, rotated, visits)
             else:
@@ -171,5 +218,5 @@ def simplified(accepted: Accepted) -> BoundKernel | None:
 
 def _may_have_streams(bound: BoundKernel) -> bool:
     """Whether a kernel may have products, or loops over `tk.pipelined`: others gain nothing."""
-    written = any(name in bound.text for name in ("mma", "matmul", "MatMult", "pipelined"))
+    written = any(name in bound.text for name in ("MatMult", *(function.__name__ for function in _STREAMED)))
     return written or any(value is function for value in bound.outside.values() for function in _STREAMED)

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-__all__ = ["Table", "as_html", "as_text"]
+from tilekit.compiler.ir.remarks import Remark
+
+__all__ = ["Table", "as_html", "as_text", "of_remarks"]
+
+_DONE = {True: "yes", False: "no", None: "-"}
 
 
 class Table(NamedTuple):
@@ -14,6 +18,18 @@ class Table(NamedTuple):
 
     head: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
+
+
+def of_remarks(remarks: Sequence[Remark], filename: str) -> Table:
+    """What passes said of a kernel in a file: with line and column there, or the files and the calls of any other place."""
+
+    def where(one: Remark) -> str:
+        if len(one.stack) == 1 and one.filename == filename:
+            return str(one.line) if one.column is None else f"{one.line}:{one.column + 1}"
+        return ", called in ".join(map(str, one.stack))
+
+    rows = [(where(one), one.transformation, _DONE[one.done], one.text) for one in remarks]
+    return Table(("line", "transformation", "done", "what, or why not"), rows)
 
 
 def as_text(parts: Sequence[str | Table]) -> str:

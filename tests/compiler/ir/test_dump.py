@@ -58,7 +58,45 @@ def test_a_pass_that_fails_leaves_the_kernel_as_it_is_written(monkeypatch, caplo
 
     monkeypatch.setattr(optimize, "PASSES", (broken,))
     explained = launch().explain("sm_90a")
-    assert explained.ir == "# no IR: KeyError: 'a mistake'"
+    assert explained.ir == "# no IR: pass broken failed: KeyError: 'a mistake'"
     assert not explained.pipelines
     assert "HMMA" in explained.compiled.sass
     assert "kernel product: a pass over its IR failed" in caplog.text
+    assert "PassError: pass broken failed" in caplog.text
+
+
+def raises(kernel):
+    raise KeyError("a mistake")
+
+
+def forgets(kernel):
+    """Take away what others read."""
+    del kernel.operations[0]
+
+
+def takes_operands(kernel):
+    """What it leaves has no text."""
+    kernel.operations[-1].operands = None
+
+
+@pytest.mark.parametrize(
+    ("broken", "says", "has_text"),
+    [
+        (raises, "pass raises failed: KeyError: 'a mistake'", False),
+        (forgets, r"what pass forgets made is not well formed: product:19: acc is read where it is not defined", True),
+        (takes_operands, "what pass takes_operands made is not well formed", False),
+    ],
+)
+def test_a_dump_has_all_up_to_the_pass_that_fails(monkeypatch, capfd, broken, says, has_text):
+    at = [one.__name__ for one in PASSES].index("hoist_invariants")
+    monkeypatch.setattr(optimize, "PASSES", (*PASSES[:at], broken, *PASSES[at:]))
+    monkeypatch.setenv("TILEKIT_DUMP", "ir,passes")
+    with pytest.raises(optimize.PassError, match=says) as raised:
+        launch().compile("sm_90a")
+    assert "kernel product: " in str(raised.value)
+    assert str(raised.value).endswith("TILEKIT_DUMP=ir,passes has printed what there was up to there on standard error")
+    printed = capfd.readouterr().err
+    for step in ("built", *(one.__name__ for one in PASSES[:at])):
+        assert f"# {step}\nkernel product(" in printed
+    assert printed.count("kernel product(") == 1 + at + has_text
+    assert "# hoist_invariants" not in printed

@@ -9,9 +9,9 @@ from through_ir import ir_of
 
 import tilekit as tk
 from tilekit import api
+from tilekit.compiler.ir.products import is_product
 from tilekit.compiler.ir.remarks import collected
 from tilekit.compiler.optimize import PASSES
-from tilekit.compiler.passes.factors import is_product
 
 BM, BN = 64, 64
 

@@ -11,8 +11,9 @@ from tilekit.compiler.cpu.machine import Machine, host
 from tilekit.compiler.facts import ArgumentFacts
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.ir.printer import printed
+from tilekit.compiler.ir.remarks import Remark, collected
 from tilekit.compiler.ir.verdict import verdict
-from tilekit.compiler.tables import Table, as_html, as_text
+from tilekit.compiler.tables import Table, as_html, as_text, of_remarks
 from tilekit.errors import CompileError
 
 __all__ = ["CpuExplanation", "CpuLoop", "CpuProduct", "KeptTile", "explain"]
@@ -82,6 +83,7 @@ class CpuExplanation:
         machine, vector_bytes: what it is compiled for, and what a vector of it holds.
         interpreted: why the kernel is not compiled; None if it is. All that follows is empty then.
         loops, kept, products: in the order in which they run.
+        remarks: what passes did, or saw.
         scratch_bytes: of memory that each thread needs for kept tiles.
         ir: the kernel as the compiler sees it behind its passes, as text.
         llvm: LLVM's text of it, before that optimises; `assembly`: the machine's. Neither is in the table.
@@ -95,6 +97,7 @@ class CpuExplanation:
     loops: tuple[CpuLoop, ...] = ()
     kept: tuple[KeptTile, ...] = ()
     products: tuple[CpuProduct, ...] = ()
+    remarks: tuple[Remark, ...] = ()
     scratch_bytes: int = 0
     ir: str = ""
     llvm: str = ""
@@ -133,6 +136,7 @@ class CpuExplanation:
             Table(("line", "loop of", "elements", "at a time", "cost", "reads", "masked at the edge of"), loops),
             Table(("line", "kept tile", "because"), kept),
             Table(("line", "product", "added up in", "in registers"), products),
+            of_remarks(self.remarks, self.filename),
         ]
 
 
@@ -154,7 +158,8 @@ def explain(
         "vector_bytes": machine.vector_bytes,
     }  # fmt: skip
     try:
-        kernel, code = lowered(verdict(bound, facts, num_warps), facts, num_warps, machine)
+        with collected() as remarks:
+            kernel, code = lowered(verdict(bound, facts, num_warps), facts, num_warps, machine)
     except CompileError:
         raise
     except REFUSALS as reason:
@@ -181,6 +186,7 @@ def explain(
         loops=tuple(loops),
         kept=tuple(kept),
         products=tuple(products),
+        remarks=tuple(dict.fromkeys(remarks)),
         scratch_bytes=code.scratch_bytes,
         ir=printed(kernel, bound.source.name),
         llvm=text,

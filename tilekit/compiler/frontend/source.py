@@ -137,12 +137,16 @@ class KernelSource:
         if column is not None:  # Python counts the bytes of UTF-8
             text = line.encode()
             width = len(text[column : column + width].decode(errors="ignore"))
-            column = len(text[:column].decode(errors="ignore"))
+            column = self.column(lineno, column)
         return CompileError(reason, filename=self.filename, lineno=lineno, column=column, width=width, line=line or None)
 
     def _line(self, lineno: int) -> str:
         at = lineno - self._first
         return self._lines[at] if 0 <= at < len(self._lines) else ""
+
+    def column(self, line: int, offset: int) -> int:
+        """The column of what stands behind so many bytes of UTF-8."""
+        return len(self._line(line).encode()[:offset].decode(errors="ignore"))
 
     def text(self, line: int, column: int, end_line: int, end_column: int) -> str:
         """What stands from one place to another, on one line; columns count the bytes of UTF-8."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from tilekit.compiler.frontend.bound import BoundKernel
@@ -17,9 +18,9 @@ from tilekit.compiler.ir.frames import Closure, Environment, Frame
 from tilekit.compiler.ir.inference import infer
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Value
 from tilekit.compiler.ir.padded import is_padded, padded
+from tilekit.compiler.ir.products import PRODUCTS
 from tilekit.compiler.ir.types import TileType
 from tilekit.errors import CompileError
-from tilekit.lang import matmul
 from tilekit.lang.shape import broadcast_to, reshape
 
 __all__ = ["Calls"]
@@ -53,7 +54,7 @@ class Calls(Expressions):
         if not isinstance(function, Constant):
             self.refuse(NOT_CALLED, node)
         if isinstance(function.value, BoundKernel):
-            frame = Frame.of(function.value, inlined=True, caller=self.frame, calling=environment)
+            frame = Frame.of(function.value, inlined=True, caller=self.frame, calling=environment, call=self.location(node))
             return self.inline(frame, function.value.names, arguments)
         if isinstance(function.value, Closure):
             return self.inline_closure(function.value, arguments, keywords, node, environment)
@@ -63,7 +64,10 @@ class Calls(Expressions):
             self.rewritten = True
             self.check_operation(Operation("call", arguments, self.location(node), function, keywords))
             return padded(self, node, function.value, arguments, keywords)
-        if function.value in (matmul.mma, matmul.matmul):
+        for signature in (PRODUCTS[product] for product in PRODUCTS if product is function.value):
+            with suppress(TypeError):  # of which `emit` makes an error
+                given = signature.bind(*arguments, **keywords)
+                arguments, keywords = list(given.args), given.kwargs
             arguments = self.batched(arguments, node)
         return self.emit("call", arguments, node, name, function, **keywords)
 
@@ -152,7 +156,7 @@ class Calls(Expressions):
             if frame.caller is None:
                 self.refuse("a function that is written in another cannot be called outside of it", node)
             frame, around = frame.caller, frame.calling
-        inner = closure.called_from(self.frame, environment, around)
+        inner = closure.called_from(self.frame, environment, around, self.location(node))
         signature = inspect.Signature([inspect.Parameter(one, _PLAIN) for one in closure.names])
         known = dict(zip(reversed(closure.names), (self.expression(d, around) for d in reversed(closure.defaults)), strict=False))
         try:

@@ -87,7 +87,7 @@ class Expressions:
 
     def location(self, node: ast.AST) -> Location:
         """Where a statement or expression stands."""
-        return Location.of(self.frame.bound.source, node)
+        return Location.of(self.frame.bound.source, node, self.frame.call)
 
     def refuse(self, reason: str, node: ast.AST) -> NoReturn:
         """Raise the error that the kernel is wrong there."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tilekit.compiler.frontend.bound import BoundKernel
 from tilekit.compiler.frontend.exits import structured
 from tilekit.compiler.frontend.liveness import Liveness
-from tilekit.compiler.ir.nodes import Operand, Region
+from tilekit.compiler.ir.nodes import Location, Operand, Region
 
 __all__ = ["Closure", "Environment", "Frame", "Loop"]
 
@@ -30,7 +30,7 @@ class Frame:
     Attributes:
         bound, definition, liveness: the function.
         inlined: whether it is called.
-        caller, calling: by whom, and the variables there.
+        caller, calling: by whom, and the variables there; `call`: where.
         closure, around: of a function that is written in another one, it, and the variables of that one.
     """
 
@@ -42,11 +42,20 @@ class Frame:
     calling: Environment = field(default_factory=dict)
     around: Environment | None = None
     closure: Closure | None = None
+    call: Location | None = None
 
     @classmethod
-    def of(cls, bound: BoundKernel, *, inlined: bool, caller: Frame | None = None, calling: Environment | None = None) -> Frame:
+    def of(
+        cls,
+        bound: BoundKernel,
+        *,
+        inlined: bool,
+        caller: Frame | None = None,
+        calling: Environment | None = None,
+        call: Location | None = None,
+    ) -> Frame:
         definition = structured(bound.definition, returns=inlined)
-        return cls(bound, definition, Liveness(definition), inlined, caller, calling or {})
+        return cls(bound, definition, Liveness(definition), inlined, caller, calling or {}, call=call)
 
 
 @dataclass(eq=False)
@@ -68,14 +77,14 @@ class Closure:
     def defaults(self) -> list[ast.expr]:
         return self.node.args.defaults
 
-    def called_from(self, caller: Frame, calling: Environment, around: Environment) -> Frame:
+    def called_from(self, caller: Frame, calling: Environment, around: Environment, call: Location) -> Frame:
         """The frame of a call."""
         definition = self.node
         if isinstance(definition, ast.Lambda):
             body = ast.copy_location(ast.Return(definition.body), definition)
             definition = ast.FunctionDef(name=self.name, args=definition.args, body=[body], decorator_list=[])
         definition = structured(definition, returns=True)
-        return Frame(self.frame.bound, definition, Liveness(definition), True, caller, calling, around, self)
+        return Frame(self.frame.bound, definition, Liveness(definition), True, caller, calling, around, self, call)
 
     def _in_words(self) -> str:
         return "a function that is written in the kernel"

@@ -42,18 +42,33 @@ LOOPS = ("for", "each", "while", "stream")
 
 @dataclass(frozen=True)
 class Location:
-    """A place in the user's text. In a function that the kernel calls, the source knows by which calls it is reached."""
+    """A place in the user's text.
+
+    Attributes:
+        source: the function that it is in.
+        line, column, end_line, end_column: from where to where; columns count the bytes of UTF-8. `end_line` is 0 where only the
+            line is known.
+        call: of a function that the kernel calls, where it is called, which may be in a function that is called, too.
+    """
 
     source: KernelSource
     line: int
     column: int = 0
     end_line: int = 0
     end_column: int = 0
+    call: Location | None = None
 
     @classmethod
-    def of(cls, source: KernelSource, node: Any) -> Location:
+    def of(cls, source: KernelSource, node: Any, call: Location | None = None) -> Location:
         """Where a statement or an expression stands."""
-        return cls(source, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
+        return cls(source, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, call)
+
+    def stack(self) -> Iterator[Location]:
+        """This place, and the calls by which it is reached, the kernel's own last."""
+        at: Location | None = self
+        while at is not None:
+            yield at
+            at = at.call
 
     def __str__(self) -> str:
         return f"{self.source.name}:{self.line}"

@@ -9,12 +9,12 @@ those of its operands are added up in. `tk.add` stays as it is written. What is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from tilekit.compiler.ir.constants import dtype_constant, is_zeros
 from tilekit.compiler.ir.insertion import Insertion
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Region, Value, definitions, values_of
+from tilekit.compiler.ir.products import Product, accumulates, product_of
 from tilekit.compiler.ir.types import TileType, sampling
 from tilekit.errors import CompileError
 from tilekit.lang import create, matmul
@@ -37,7 +37,7 @@ def accumulate_products(kernel: Region) -> None:
                 definition = defined.get(product) if isinstance(product, Value) and reads[product] == 1 else None
                 factors = None if definition is None else _factors(definition, defined)
                 if definition in region.operations and factors is not None and _adds_up_in(factors, total):
-                    operation.kind, operation.what, operation.keywords = "call", _MMA, dict(factors.keywords)
+                    operation.kind, operation.what, operation.keywords = "call", _MMA, dict(factors.options)
                     operation.operands = [factors.a, factors.b, total]
                     region.operations = [other for other in region.operations if other is not definition]
                     break
@@ -48,46 +48,32 @@ def accumulate_products(kernel: Region) -> None:
 
 def _written_out(operation: Operation) -> list[Operation]:
     """A product of matrices of one dtype, as what it is made of; any other operation as it is."""
-    factors = None if operation.kind == "call" and operation.what.value is matmul.mma else _factors(operation, {})
+    factors = None if accumulates(operation) else product_of(operation)
     total = None if factors is None else _total(factors)
     if factors is None or total is None:
         return [operation]
     new, result = Insertion(operation.location), operation.results[0].type
     assert isinstance(result, TileType), "a product of tiles"
     zeros = new.call(create.zeros, Group(tuple(map(Constant, total.shape))), dtype_constant(total.dtype))
-    product = new.call(matmul.mma, factors.a, factors.b, zeros, **factors.keywords)
+    product = new.call(matmul.mma, factors.a, factors.b, zeros, **factors.options)
     if total.dtype != result.dtype:
         new.emit("method", [product, dtype_constant(result.dtype)], "astype")
     new.operations[-1].results = operation.results
     return new.operations
 
 
-class _Factors(NamedTuple):
-    """The operands of a product that is added to nothing."""
-
-    a: Operand
-    b: Operand
-    keywords: Mapping[str, Operand]
+def _factors(operation: Operation, defined: Mapping[Value, Operation]) -> Product | None:
+    """A product that is added to nothing, or to zeros."""
+    product = product_of(operation)
+    return product if product is not None and (product.total is None or is_zeros(product.total, defined)) else None
 
 
-def _factors(operation: Operation, defined: Mapping[Value, Operation]) -> _Factors | None:
-    operands: Sequence[Operand] = operation.operands
-    if (operation.kind, operation.what) == ("binary", "@"):
-        return _Factors(operands[0], operands[1], {})
-    function = operation.what.value if operation.kind == "call" else None
-    if function is matmul.matmul and len(operands) == 2:
-        return _Factors(operands[0], operands[1], operation.keywords)
-    if function is matmul.mma and len(operands) == 3 and is_zeros(operands[2], defined):
-        return _Factors(operands[0], operands[1], operation.keywords)
-    return None
-
-
-def _adds_up_in(factors: _Factors, total: Operand) -> bool:
+def _adds_up_in(factors: Product, total: Operand) -> bool:
     """Whether a product is added up in a tile like this."""
     return isinstance(total, Value) and isinstance(total.type, TileType) and total.type == _total(factors)
 
 
-def _total(factors: _Factors) -> TileType | None:
+def _total(factors: Product) -> TileType | None:
     """What a product of two matrices of one dtype is added up in."""
     types = [operand.type if isinstance(operand, Value) else None for operand in (factors.a, factors.b)]
     a, b = (ty if isinstance(ty, TileType) else None for ty in types)

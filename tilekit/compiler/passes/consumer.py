@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.ir.nodes import LOOPS, Constant, Location, Operand, Operation, Region, Value, values_of
-from tilekit.compiler.passes.factors import is_product
+from tilekit.compiler.ir.products import accumulates
 
 __all__ = ["consume", "products_of"]
 
@@ -21,7 +21,7 @@ def products_of(loop: Operation) -> int:
 
 def _products(region: Region) -> int:
     inner = (each for operation in region.operations if operation.kind not in LOOPS for each in operation.regions)
-    return sum(map(is_product, region.operations)) + sum(map(_products, inner))
+    return sum(map(accumulates, region.operations)) + sum(map(_products, inner))
 
 
 def consume(kernel: Region) -> None:
@@ -37,7 +37,7 @@ def _prepare_operands(loop: Operation, region: Region) -> None:
     (body,) = loop.regions
     inside = {value for operation in body.walk() for value in operation.results}
     inside.update(body.parameters[: len(body.parameters) - len(loop.results)])
-    firsts = [operation.operands[0] for operation in body.operations if is_product(operation)]
+    firsts = [operation.operands[0] for operation in body.operations if accumulates(operation)]
     for first in dict.fromkeys(one for one in firsts if isinstance(one, Value) and one not in inside):
         if first in body.parameters:
             at = loop.carried.index(first)
@@ -68,14 +68,14 @@ def _wait_for_products(body: Region) -> None:
     operations, waits = list(body.operations), dict[int, list[Operation]]()
     needed: dict[Operation, int] = {}
     for at, product in enumerate(operations):
-        if is_product(product):
+        if accumulates(product):
             (result,) = product.results
             readers = (n for n in range(at + 1, len(operations)) if result in _read(operations[n]))
             needed[product] = next(readers, len(operations))
     for product, at in needed.items():
         (result,) = product.results
         between = operations[operations.index(product) + 1 : at]
-        later = [one.results[0] for one in between if is_product(one) and needed[one] >= at]
+        later = [one.results[0] for one in between if accumulates(one) and needed[one] >= at]
         if at == len(operations) or not later or _only_adds_to(operations[at], result):
             continue
         waited, reader = Value(result.name, result.type), operations[at]
@@ -89,7 +89,7 @@ def _wait_for_products(body: Region) -> None:
 
 def _only_adds_to(operation: Operation, sum_: Value) -> bool:
     """Whether it is a product that needs a value as what it begins with alone."""
-    if not is_product(operation):
+    if not accumulates(operation):
         return False
     *operands, begins = [*operation.operands, *operation.keywords.values()][:3]
     return begins is sum_ and not any(sum_ in values_of(operand) for operand in operands)

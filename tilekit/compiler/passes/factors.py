@@ -7,10 +7,11 @@ from collections import Counter
 
 from tilekit import dtypes
 from tilekit.compiler.ir.nodes import Constant, Operation, Region, Value, values_of
+from tilekit.compiler.ir.products import accumulates
 from tilekit.compiler.ir.types import TensorType, TileType
-from tilekit.lang import matmul, memory, shape
+from tilekit.lang import memory, shape
 
-__all__ = ["Factors", "is_copied", "is_product", "is_view"]
+__all__ = ["Factors", "is_copied", "is_view"]
 
 _VIEW_METHODS, _VIEWS = ("permute", "reshape", "transpose"), (shape.permute, shape.reshape, shape.transpose)
 _LARGE = 64 * 64  # elements of a result: of fewer, the warps that load ahead would be more than those that multiply
@@ -44,11 +45,11 @@ class Factors:
         """The products that have it for an operand, where it is one."""
         products = []
         for reader in self._readers.get(tile, []):
-            products += [reader] if is_product(reader) else self.products(reader.results[0])
+            products += [reader] if accumulates(reader) else self.products(reader.results[0])
         return products
 
     def _multiplies(self, reader: Operation, tile: Value, *, large: bool) -> bool:
-        if is_product(reader):
+        if accumulates(reader):
             result = reader.results[0].type
             enough = isinstance(result, TileType) and (math.prod(result.shape) >= _LARGE or not large)
             return enough and _by_tensor_cores(reader, tile) and all(tile is not operand for operand in reader.operands[2:])
@@ -60,11 +61,6 @@ def is_view(operation: Operation) -> bool:
     if operation.kind == "method":
         return operation.what in _VIEW_METHODS
     return operation.kind == "call" and operation.what.value in _VIEWS
-
-
-def is_product(operation: Operation) -> bool:
-    """Whether it is `tk.mma`."""
-    return operation.kind == "call" and operation.what.value is matmul.mma
 
 
 def is_copied(load: Operation) -> bool:

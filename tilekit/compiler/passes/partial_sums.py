@@ -16,9 +16,9 @@ from tilekit import dtypes
 from tilekit.compiler.ir.constants import is_zeros
 from tilekit.compiler.ir.insertion import Insertion
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Region, Value, definitions, values_of
+from tilekit.compiler.ir.products import accumulates
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import TileType, sampling
-from tilekit.compiler.passes.factors import is_product
 from tilekit.lang import calculation, create, reduction
 
 __all__ = ["add_up_by_parts"]
@@ -103,7 +103,7 @@ class _Sums:
         operation = self.defined.get(tile) if isinstance(tile, Value) else None
         if operation is None or not isinstance(tile, Value) or not depth:
             return False
-        if is_product(operation):
+        if accumulates(operation):
             return True
         elementwise = operation.kind in ("binary", "unary", "call") and not operation.regions
         like = [x for x in operation.reads() if isinstance(x.type, TileType) and x.type == tile.type]

@@ -37,9 +37,9 @@ from tilekit.compiler.ir.nodes import (
     mapped,
     values_of,
 )
+from tilekit.compiler.ir.products import accumulates
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import TileType, sampling
-from tilekit.compiler.passes.factors import is_product
 from tilekit.compiler.passes.rows import Row, rows_of
 
 __all__ = ["rotate_products"]
@@ -54,7 +54,7 @@ def rotate_products(kernel: Region) -> int:
                 halves = _Halves(loop)
                 if not halves.reason and not _Rotation(loop, halves, defined).into(region):
                     halves.reason = "a stream is no row of tiles along one dimension, with bounds that count from its first tile"
-                if sum(map(is_product, loop.regions[0].operations)) > 1:
+                if sum(map(accumulates, loop.regions[0].operations)) > 1:
                     said = halves.reason or "the first product of a turn is asked for before the second one of the turn before"
                     remark(loop.location, "rotation", said, done=not halves.reason)
                 count += not halves.reason
@@ -89,8 +89,8 @@ class _Halves:
             return "a loop in a turn has a break or continue, or goes on while a condition holds"
         if any(effects(operation) - {READS} for operation in operations):
             return "a turn writes to memory, prints or asserts, or calls what may"
-        products = [operation for operation in operations if is_product(operation)]
-        count = sum(map(is_product, body.walk()))
+        products = [operation for operation in operations if accumulates(operation)]
+        count = sum(map(accumulates, body.walk()))
         if len(products) < 2 or len(products) < count:
             return f"a turn has {len(products)} of its {count} products in it, the others in branches or loops"
         *_, product, other = products
@@ -194,7 +194,7 @@ class _Rotation:
         halves = self.halves
         known: dict[Value, Operand] = dict(zip(self.loop.carried, self.loop.initial, strict=True))
         *others, product = halves.ahead
-        first = next(operation for operation in halves.ahead if is_product(operation))
+        first = next(operation for operation in halves.ahead if accumulates(operation))
         begins = first.operands[2]
         makers = _makers(others, values_of(begins))
         self.new.add(copied(makers, known))

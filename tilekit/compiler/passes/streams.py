@@ -34,8 +34,9 @@ from tilekit.compiler.ir.nodes import (
     definitions,
     values_of,
 )
+from tilekit.compiler.ir.products import accumulates
 from tilekit.compiler.ir.types import ScalarType, TensorType, sampling
-from tilekit.compiler.passes.factors import Factors, is_copied, is_product
+from tilekit.compiler.passes.factors import Factors, is_copied
 from tilekit.compiler.passes.staging import has_streams, stage
 from tilekit.lang import calculation, memory
 
@@ -116,7 +117,7 @@ class _Streams:
         behind = [operation for operation in body.operations if operation not in ahead and operation not in loads]
         # Products end in their turn: none may be under way around the branch that it is in machine code.
         ended = Insertion(loop.location)
-        products = {operation.results[0] for operation in behind if is_product(operation)}
+        products = {operation.results[0] for operation in behind if accumulates(operation)}
         for at, operand in enumerate(body.operands):
             if operand in products:
                 body.operands[at] = ended.emit("binary", [operand, Constant(1)], "*")
