@@ -14,7 +14,6 @@ import tilekit as tk
 from tilekit import api
 from tilekit.tuning.configs import as_configs
 
-
 B = tk.generics("B")
 
 
@@ -64,6 +63,11 @@ def test_a_configuration_survives_json_and_pickle(config: tk.Config) -> None:
 def test_what_no_configuration_can_be(options: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         tk.Config(**options)
+
+
+def test_values_have_names() -> None:
+    with pytest.raises(TypeError, match="by their names, tk.Config\\(BM=128, num_warps=4\\), and no {'BM': 1}"):
+        tk.Config({"BM": 1}, num_warps=4)
 
 
 def test_apply_sets_what_the_launch_takes(device: tk.Device) -> None:

@@ -29,9 +29,10 @@ def choose(y: tk.Out, x: tk.In, wrong: tk.Const) -> None:
 
 @tk.kernel
 def product(c: tk.Out[BM, BN], a: tk.In, b: tk.In) -> None:
+    i, j = tk.bid(0), tk.bid(1)
     total = tk.zeros((BM, BN))
-    for k in range(tk.cdiv(a.shape[1], BK)):
-        total = tk.mma(tk.load(a, (tk.bid(0), k), (BM, BK)), tk.load(b, (k, tk.bid(1)), (BK, BN)), total)
+    for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, :], b.tiles((BK, BN))[:, j]):
+        total = tk.mma(ta, tb, total)
     c.store(total)
 
 
@@ -48,6 +49,11 @@ def test_what_is_written_is_as_it_was(device: tk.Device) -> None:
     assert tuning.best in TILES
     np.testing.assert_array_equal(y.to_host().sync(), np.arange(1000))
     assert {one.reason for one in tuning.candidates if one.samples == []} <= {None}
+
+
+def test_memory_that_nobody_has_written_is_written(device: tk.Device) -> None:
+    y, x = api.empty(256).sync(), api.ones(256).sync()
+    assert tk.tune(lambda c: c.apply(choose(y, x, False)), TILES).best in TILES
 
 
 def test_every_run_has_the_same_input(device: tk.Device) -> None:

@@ -157,7 +157,10 @@ class Autotuned:
         return config.apply(self.kernel(**arguments, **values))
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call, by name."""
+        """The arguments of a call, by name; whoever is told of a mistake need not run those that are ops."""
+        for argument in (*args, *kwargs.values()):
+            if isinstance(argument, DeviceOp):
+                argument.consumed()
         names = [p.name for p in self.kernel.signature.parameters if p.name not in self._chosen]
         if chosen := self._chosen & set(kwargs):
             raise TypeError(f"{self.label}: {', '.join(sorted(chosen))} comes with the configuration, not with the call")
@@ -222,8 +225,6 @@ class TunedLaunch(DeviceOp[tuple[Any, ...]]):
 
     def __init__(self, kernel: Autotuned, arguments: dict[str, Any]) -> None:
         self.kernel, self.arguments, self._label = kernel, arguments, kernel.label
-        for part in self.parts():
-            part.consumed()
 
     def parts(self) -> tuple[DeviceOp[Any], ...]:
         """The arguments that are ops."""

@@ -34,6 +34,8 @@ def compile_all(
         step: called whenever another one is done.
         processes: how many; by default as many as this process may use cores.
     """
+    for launch in launches:
+        launch.consumed()  # in another process, perhaps
     count = min(len(launches), processes or _cores())
     results: list[CompiledKernel | Exception | None] = [None] * len(launches)
     if count > 1 and sys.platform == "linux":

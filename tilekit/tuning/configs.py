@@ -34,12 +34,14 @@ class Config:
 
     def __init__(
         self,
-        *,
+        *others: Any,
         tile: int | tuple[int, ...] | Mapping[str, int | tuple[int, ...]] | None = None,
         num_warps: int | None = None,
         occupancy: int | None = None,
         **values: Any,
     ) -> None:
+        if others:
+            raise TypeError(f"Config takes values by their names, tk.Config(BM=128, num_warps=4), and no {others[0]!r}")
         options = {"tile": tile, "num_warps": check_warps(num_warps), "occupancy": check_occupancy(occupancy)}
         self.values: dict[str, Any] = {name: _plain(name, value) for name, value in values.items()}
         chosen = {name: _plain(name, value) for name, value in options.items() if value is not None}

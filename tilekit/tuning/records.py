@@ -1,8 +1,7 @@
 """What searches found, on disk: a file for each kernel, device, toolkit and size, and one for all of them to take elsewhere.
 
 A record names a configuration; whoever uses one looks whether the kernel's space has it. The folder is beside that of compiled
-kernels, and trusted as that is (`compiler.cache_folder`). What the disk refuses is logged, once: without a record there is another
-search.
+kernels, and trusted as that is (`compiler.cache_folder`). What the disk refuses is logged, once, and costs another search.
 """
 
 from __future__ import annotations

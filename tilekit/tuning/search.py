@@ -191,8 +191,8 @@ def difference(result: Sequence[Any], expected: Sequence[Any], rtol: float | Non
         count = int(np.count_nonzero(apart))
         if count:
             where = tuple(int(index) for index in np.argwhere(apart)[0]) if ours.ndim else ()
-            place = f" at {where}" if where else ""
-            return f"{which} differs in {count:,} of {ours.size:,} elements: {ours[where]}{place}, not {theirs[where]}"
+            at_index = f" at {where}" if where else ""
+            return f"{which} differs in {count:,} of {ours.size:,} elements: {ours[where]}{at_index}, not {theirs[where]}"
     return None
 
 
