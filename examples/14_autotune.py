@@ -12,7 +12,7 @@ first GPU that tilekit can use, else on the CPU device; TILEKIT_DEVICE=cpu or cu
 import argparse
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -33,7 +33,7 @@ Launch = Callable[[tk.Config], tk.DeviceOp[Any]]
 
 @tk.autotune(PRODUCTS)
 @tk.kernel
-def product(c: tk.Out[BM, BN], a: tk.In, b: tk.In) -> None:  # type: ignore[valid-type]
+def product(c: Annotated[tk.Out, BM, BN], a: tk.In, b: tk.In) -> None:
     i, j = tk.bid(0), tk.bid(1)
     total = tk.zeros((BM, BN))
     for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, :], b.tiles((BK, BN))[:, j]):
