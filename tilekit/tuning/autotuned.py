@@ -108,6 +108,8 @@ class Autotuned:
         consts = {p.name for p in kernel.signature.parameters if p.kind == "const"}
         self._by_value = consts if key is None else {*key}
         self._by_extents = None if key is None else {*key}
+        binder = kernel.signature.binder
+        self._binder = binder.replace(parameters=[p for p in binder.parameters.values() if p.name not in self._chosen])
         self._best: dict[tuple[Device, str], Tuning] = {}
         self._lock = threading.Lock()
 
@@ -161,24 +163,14 @@ class Autotuned:
         for argument in (*args, *kwargs.values()):
             if isinstance(argument, DeviceOp):
                 argument.consumed()
-        names = [p.name for p in self.kernel.signature.parameters if p.name not in self._chosen]
         if chosen := self._chosen & set(kwargs):
             raise TypeError(f"{self.label}: {', '.join(sorted(chosen))} comes with the configuration, not with the call")
-        arguments = dict(zip(names, args))
-        if len(args) > len(names):
-            raise TypeError(f"{self.label}({', '.join(names)}) takes {len(names)} arguments, not {len(args)}")
-        if twice := set(arguments) & set(kwargs):
-            raise TypeError(f"{self.label}: several values for {', '.join(sorted(twice))}")
-        arguments |= kwargs
-        defaults = self.kernel.signature.binder.parameters
-        for name in names:
-            if name not in arguments:
-                if defaults[name].default is defaults[name].empty:
-                    raise TypeError(f"{self.label}({', '.join(names)}): no value for {name}")
-                arguments[name] = defaults[name].default
-        if unknown := set(kwargs) - set(names):
-            raise TypeError(f"{self.label}({', '.join(names)}): no parameter is called {', '.join(sorted(unknown))}")
-        return arguments
+        try:
+            bound = self._binder.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.label}({', '.join(self._binder.parameters)}): {error}") from None
+        bound.apply_defaults()
+        return dict(bound.arguments)
 
     def _search(self, arguments: Mapping[str, Any], device: Device) -> Tuning:
         launch = partial(self.launch, arguments)
