@@ -297,7 +297,7 @@ def _tune(options: argparse.Namespace) -> int:
         for record in known:
             key = record.key
             print(f"{key.kernel}({key.sizes}) on {key.device}, by {key.toolkit}")
-            print(f"    {record.us:.1f} us with {record.config!r}, of {record.tried}")
+            print(f"    {record.us:.1f} us with {record.config!r}, of {len(record.candidates)}")
     return 0
 
 

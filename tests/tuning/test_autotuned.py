@@ -174,14 +174,17 @@ def test_a_record_is_used_and_nothing_searched(
     second = add.tune(y, x)
     assert second.from_record
     assert (second.best, second.us) == (first.best, first.us)
-    assert "from a record" in str(second)
+    assert [(one.config, one.us, one.reason) for one in second.candidates] == [
+        (one.config, one.us, one.reason) for one in first.candidates
+    ]
+    assert "of 2, from a record" in str(second)
     assert len(searches) == 1
 
 
 def test_a_record_of_no_configuration_of_the_space_is_not_used(
     device: tk.Device, searches: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "load", lambda key: records.Record(key=key, config=tk.Config(tile=7), us=1.0, tried=1))
+    monkeypatch.setattr(records, "load", lambda key: records.Record(key=key, config=tk.Config(tile=7), us=1.0, candidates=()))
     assert add.tune(api.zeros(100).sync(), api.ones(100).sync()).best in TILES
     assert len(searches) == 1
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -54,9 +56,13 @@ def test_what_does_not_come_is_compiled_here(monkeypatch: pytest.MonkeyPatch) ->
     assert [op._plan("a test").specialisation.compilations for op in ops] == [1, 1]
 
 
-def test_processes_that_hang_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
+def test_a_process_that_may_have_none_compiles_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "daemon", True)
+    kernels = compiling.compile_all(launches(16, 4096), "sm_90a", lambda: None, processes=2)
+    assert all(isinstance(kernel, CompiledKernel) for kernel in kernels)
 
+
+def test_processes_that_hang_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "_work", lambda mine, target, writer: time.sleep(100))
     monkeypatch.setattr(compiling, "_PATIENCE_S", 0.1)
     kernels = compiling.compile_all(launches(32, 2048), "sm_90a", lambda: None, processes=2)

@@ -15,9 +15,12 @@ from tilekit import cli
 from tilekit.compiler import cache_folder
 from tilekit.tuning import records
 from tilekit.tuning.records import Key, Record
+from tilekit.tuning.search import Candidate
 
 KEY = Key(device="a GPU (sm_90a)", toolkit="numba-cuda 1", kernel="module.product", source="abc", sizes="x=float32[64]")
-RECORD = Record(key=KEY, config=tk.Config(tile=(64, 32), BM=8), us=12.5, tried=9)
+BEST, SLOW = tk.Config(tile=(64, 32), BM=8), tk.Config(tile=(8, 8), BM=8)
+CANDIDATES = (Candidate(config=BEST, samples=[12.5]), Candidate(config=SLOW, reason="spills"))
+RECORD = Record(key=KEY, config=BEST, us=12.5, candidates=CANDIDATES)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +47,18 @@ def test_every_part_of_a_key_counts() -> None:
     assert len(names | {KEY.file_name}) == 6
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", json.dumps({**RECORD.to_json(), "us": "NaN"}), '{"config": 3}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        json.dumps({**RECORD.to_json(), "us": "NaN"}),
+        json.dumps({**RECORD.to_json(), "candidates": 3}),
+        '{"config": 3}',
+    ],
+)
 def test_what_is_no_record_is_not_used(folder: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     records.save(RECORD)
     (folder / KEY.file_name).write_text(text)
@@ -121,7 +135,7 @@ def test_the_command_line_shows_exports_and_imports(
     out = capsys.readouterr().out
     assert f"{folder}: 1 record\n" in out
     assert "module.product(x=float32[64]) on a GPU (sm_90a), by numba-cuda 1\n" in out
-    assert "12.5 us with Config(tile=(64, 32), BM=8), of 9\n" in out
+    assert "12.5 us with Config(tile=(64, 32), BM=8), of 2\n" in out
     cli.main(["tune", "show", "--json"])
     assert json.loads(capsys.readouterr().out) == [json.loads(json.dumps(RECORD.to_json()))]
     path = tmp_path / "records.json"

@@ -146,10 +146,10 @@ class Autotuned:
                 key = self._key(device, sizes)
                 record = records.load(key)
                 if record is not None and record.config in self.configs:
-                    tuning = Tuning(best=record.config, us=record.us, from_record=True)
+                    tuning = Tuning(best=record.config, us=record.us, candidates=record.candidates, from_record=True)
                 else:
                     tuning = self._search(arguments, device)
-                    records.save(records.Record(key=key, config=tuning.best, us=tuning.us, tried=len(self.configs)))
+                    records.save(records.Record(key=key, config=tuning.best, us=tuning.us, candidates=tuning.candidates))
                 self._best[device, sizes] = tuning
         return tuning
 

@@ -54,6 +54,8 @@ def _in_processes(
     import multiprocessing
     from multiprocessing.connection import wait
 
+    if multiprocessing.current_process().daemon:  # which may have no processes of its own
+        return
     context = multiprocessing.get_context("fork")
     workers: list[Any] = []
     readers: list[Any] = []
@@ -62,7 +64,9 @@ def _in_processes(
             reader, writer = context.Pipe(duplex=False)
             mine = [(at, launches[at]) for at in range(number, len(launches), count)]
             worker = context.Process(target=_work, args=(mine, target, writer), daemon=True)
-            worker.start()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, see above
+                worker.start()
             writer.close()
             workers.append(worker)
             readers.append(reader)

@@ -21,6 +21,7 @@ from tilekit._runtime.device import Device
 from tilekit.compiler import cache_folder
 from tilekit.settings import load_settings
 from tilekit.tuning.configs import Config
+from tilekit.tuning.search import Candidate
 
 __all__ = ["Key", "Record", "device_name", "export", "folder", "import_file", "load", "records", "save", "toolkit_name"]
 
@@ -62,17 +63,18 @@ class Record:
         key: what for.
         config: the fastest configuration.
         us: how long it took, in microseconds.
-        tried: how many there were.
+        candidates: all that were looked at, each with its time and why it was not chosen; their samples are one, the median.
     """
 
     key: Key
     config: Config
     us: float
-    tried: int
+    candidates: tuple[Candidate, ...]
 
     def to_json(self) -> dict[str, Any]:
         """It, of what JSON has."""
-        return {**asdict(self.key), "config": self.config.to_json(), "us": self.us, "tried": self.tried}
+        outcomes = [{"config": one.config.to_json(), "us": one.us, "reason": one.reason} for one in self.candidates]
+        return {**asdict(self.key), "config": self.config.to_json(), "us": self.us, "candidates": outcomes}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Record:
@@ -83,10 +85,22 @@ class Record:
         """
         names = ("device", "toolkit", "kernel", "source", "sizes")
         texts = {name: fields[name] for name in names}
-        us, tried = float(fields["us"]), int(fields["tried"])
-        if not all(isinstance(text, str) for text in texts.values()) or not (math.isfinite(us) and us >= 0):
-            raise ValueError("no record")
-        return cls(key=Key(**texts), config=Config.from_json(fields["config"]), us=us, tried=tried)
+        candidates = tuple(map(_candidate, fields["candidates"]))
+        if not all(isinstance(text, str) for text in (*texts.values(), *(one.reason or "" for one in candidates))):
+            raise TypeError("a text is none")
+        return cls(key=Key(**texts), config=Config.from_json(fields["config"]), us=_time(fields["us"]), candidates=candidates)
+
+
+def _candidate(fields: Mapping[str, Any]) -> Candidate:
+    samples = [] if fields["us"] is None else [_time(fields["us"])]
+    return Candidate(config=Config.from_json(fields["config"]), samples=samples, reason=fields["reason"])
+
+
+def _time(number: Any) -> float:
+    us = float(number)
+    if not (math.isfinite(us) and us >= 0):
+        raise ValueError(f"no time: {number!r}")
+    return us
 
 
 def device_name(device: Device) -> str:

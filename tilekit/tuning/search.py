@@ -87,19 +87,20 @@ class Tuning:
     Attributes:
         best: the configuration that was chosen.
         us: how long it takes, in microseconds: the median.
-        candidates: all that were looked at, the fastest first, then those that were thrown out; empty if `from_record`.
-        seconds: how long the search took.
+        candidates: all that were looked at, the best first, then those that were measured to the end, and the others. Those of a
+            record have one sample, the median.
+        seconds: how long the search took; 0 if `from_record`.
         from_record: whether an earlier search had found it.
     """
 
     best: Config
     us: float
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[Candidate, ...]
     seconds: float = 0.0
     from_record: bool = False
 
     def __str__(self) -> str:
-        source = "from a record" if self.from_record else f"of {len(self.candidates)}, in {self.seconds:.1f} s"
+        source = f"of {len(self.candidates)}, " + ("from a record" if self.from_record else f"in {self.seconds:.1f} s")
         rows: list[tuple[str, ...]] = [("us", "samples", "registers", "shared", "configuration", "")]
         for one in self.candidates:
             time_us = "" if one.us is None else f"{one.us:.1f}"
@@ -109,7 +110,7 @@ class Tuning:
             rows = [(*row[:2], *row[4:]) for row in rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = ["  ".join(_aligned(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([f"{self.best!r}: {self.us:.1f} us, {source}", *(table if self.candidates else ())])
+        return "\n".join([f"{self.best!r}: {self.us:.1f} us, {source}", *table])
 
 
 def _aligned(cell: str, width: int) -> str:
