@@ -94,7 +94,7 @@ _FUNCTIONS: dict[str, Row] = {
     "tk.PaddingMode": ["'zero'"],
     "tk.RoundingMode": ["'zero'"],
     "tk.SingleStream": ["device"],
-    "tk.Space": {"tile": "(2, 4)", "where": "lambda"},
+    "tk.Space": {"tile": "(2, 4)", "where": "[]"},
     "tk.StreamPoolRoundRobin": ["device", "2"],
     "tk.as_tensor": ["np.zeros(4, float32)"],
     "tk.autotune": ["configurations"],

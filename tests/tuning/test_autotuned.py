@@ -237,8 +237,10 @@ def test_decorations_that_cannot_be() -> None:
         (TILES, {}, lambda y: None, "decorates a kernel: put it above @tk.kernel"),
         ([tk.Config(BM=3)], {}, kernel, "a value for BM, which is no parameter and no generic of it; it has plus, times, x, y"),
         ([tk.Config(times=3), tk.Config()], {}, kernel, "Config\\(\\) has no value for times, as others have"),
-        (TILES, {"key": "y"}, kernel, "key is a list of names, as \\['y'\\]"),
+        (TILES, {"key": "y"}, kernel, "key is a list of parameters' names, as \\['x'\\], not 'y'"),
         (TILES, {"key": ["z"]}, kernel, "no parameter that calls give is called 'z'"),
+        (TILES, {"seed": "1"}, kernel, "autotune: seed is an int, not '1'"),
+        (TILES, {"check": 3}, kernel, "autotune: check"),
         ([3], {}, kernel, "autotune takes a tk.Space, or a list of tk.Config"),
     ]
     for configs, options, decorated, text in cases:

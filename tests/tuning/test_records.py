@@ -56,6 +56,8 @@ def test_every_part_of_a_key_counts() -> None:
         "{}",
         json.dumps({**RECORD.to_json(), "us": "NaN"}),
         json.dumps({**RECORD.to_json(), "candidates": 3}),
+        json.dumps({**RECORD.to_json(), "config": 3}),
+        json.dumps({**RECORD.to_json(), "kernel": 3}),
         '{"config": 3}',
     ],
 )

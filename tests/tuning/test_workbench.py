@@ -131,5 +131,9 @@ def test_what_is_no_search(device: tk.Device) -> None:
         tk.tune(lambda config: 3, TILES)  # type: ignore[arg-type, return-value]
     with pytest.raises(TypeError, match="tune takes a tk.Space"):
         tk.tune(lambda config: add(y, y, 1.0), 3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="preserve is a list of tensors"):
+        tk.tune(lambda config: add(y, y, 1.0), TILES, preserve=y)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="rtol is a number that is not negative, or None, not -1"):
+        tk.tune(lambda config: add(y, y, 1.0), TILES, rtol=-1)
     with pytest.raises(TypeError, match="preserve takes tensors"):
         tk.tune(lambda config: add(y, y, 1.0), TILES, preserve=[np.zeros(3)])  # type: ignore[list-item]

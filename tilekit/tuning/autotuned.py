@@ -24,7 +24,7 @@ from tilekit.ops.host_values import moments, unwrap
 from tilekit.tuning import records
 from tilekit.tuning.configs import Config, Space, as_configs
 from tilekit.tuning.progress import shown
-from tilekit.tuning.search import Tuning, search
+from tilekit.tuning.search import Tuning, search, search_options
 from tilekit.tuning.workbench import workbench
 
 __all__ = ["Autotuned", "TunedLaunch", "autotune"]
@@ -64,12 +64,14 @@ def autotune(
         TypeError: what is decorated is no kernel; `configs` or `key` name parameters or generics that it does not have.
         ValueError: there are no configurations.
     """
-    chosen = as_configs(configs, "autotune")
+    chosen, options = as_configs(configs, "autotune"), search_options("autotune", check, rtol, atol, seed)
+    if key is not None and not (isinstance(key, (list, tuple)) and all(isinstance(name, str) for name in key)):
+        raise TypeError(f"autotune: key is a list of parameters' names, as ['x'], not {key!r}")
 
     def decorate(kernel: Kernel[...]) -> Autotuned:
         if not isinstance(kernel, Kernel):
             raise TypeError(f"@tk.autotune decorates a kernel: put it above @tk.kernel, not on {kernel!r}")
-        return Autotuned(kernel, chosen, key, {"check": check, "rtol": rtol, "atol": atol, "seed": seed})
+        return Autotuned(kernel, chosen, key, options)
 
     return decorate
 
@@ -100,8 +102,6 @@ class Autotuned:
         for config in configs:
             if missing := self._chosen - set(config.values):
                 raise TypeError(f"{self.label}: {config!r} has no value for {', '.join(sorted(missing))}, as others have")
-        if isinstance(key, str):
-            raise TypeError(f"{self.label}: key is a list of names, as [{key!r}]")
         for name in key or ():
             if name not in parameters or name in self._chosen:
                 raise TypeError(f"{self.label}: key: no parameter that calls give is called {name!r}")

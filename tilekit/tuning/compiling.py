@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilekit.compiler.kernel import CompiledKernel
+from tilekit.compiler.toolkit import importing_numba
 from tilekit.errors import CompileError, SpillWarning
 from tilekit.launch.launch import KernelLaunch
 
@@ -56,6 +57,8 @@ def _in_processes(
 
     if multiprocessing.current_process().daemon:  # which may have no processes of its own
         return
+    with importing_numba():
+        import tilekit.compiler.build  # noqa: F401 - once, for all of them
     context = multiprocessing.get_context("fork")
     workers: list[Any] = []
     readers: list[Any] = []

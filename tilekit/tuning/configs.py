@@ -125,7 +125,10 @@ class Space:
     def __init__(
         self, *, where: Callable[[Config], object] | Sequence[Callable[[Config], object]] = (), **choices: Sequence[Any]
     ) -> None:
-        constraints = (where,) if callable(where) else tuple(where)
+        constraints = where if isinstance(where, (list, tuple)) else (where,)
+        for holds in constraints:
+            if not callable(holds):
+                raise TypeError(f"Space: where is a function of a configuration, or a list of them, not {holds!r}")
         for name, values in choices.items():
             if not isinstance(values, (list, tuple, range)):
                 raise TypeError(f"Space: {name} takes a list of values to choose from, not {values!r}")

@@ -22,10 +22,11 @@ from tilekit import dtypes
 from tilekit.compiler.explain import resident_blocks
 from tilekit.compiler.kernel import CompiledKernel
 from tilekit.compiler.target import named
-from tilekit.errors import DeviceError, TilekitError
+from tilekit.errors import DeviceError, TilekitError, check_flag
+from tilekit.lang.tile import scalar_kind
 from tilekit.tuning.configs import Config
 
-__all__ = ["Candidate", "Progress", "Tuning", "Workbench", "difference", "refusal", "search"]
+__all__ = ["Candidate", "Progress", "Tuning", "Workbench", "difference", "refusal", "search", "search_options"]
 
 ROUNDS = (3, 5, 9, 17)  # samples of each candidate in each round
 _STAY = 3  # one of so many goes on to the next round
@@ -154,6 +155,20 @@ def search(
     ranked = sorted(candidates, key=lambda one: (one is not best, one.reason is not None, -len(one.samples), one.us or 0.0))
     seconds = time.perf_counter() - start
     return Tuning(best=best.config, us=best.us, candidates=tuple(ranked), seconds=seconds)
+
+
+def search_options(who: str, check: Any, rtol: Any, atol: Any, seed: Any) -> dict[str, Any]:
+    """The options of a search, for `search`.
+
+    Raises:
+        TypeError, ValueError: one of them is no flag, no tolerance, or no int.
+    """
+    for name, tolerance in (("rtol", rtol), ("atol", atol)):
+        if tolerance is not None and (scalar_kind(tolerance) not in (int, float) or not tolerance >= 0):
+            raise ValueError(f"{who}: {name} is a number that is not negative, or None, not {tolerance!r}")
+    if scalar_kind(seed) is not int:
+        raise TypeError(f"{who}: seed is an int, not {seed!r}")
+    return {"check": check_flag(f"{who}: check", check), "rtol": rtol, "atol": atol, "seed": int(seed)}
 
 
 def refusal(config: Config, kernel: CompiledKernel) -> str | None:

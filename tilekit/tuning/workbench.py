@@ -19,7 +19,7 @@ from tilekit.ops import DeviceOp
 from tilekit.tuning.compiling import compile_all
 from tilekit.tuning.configs import Config, Space, as_configs
 from tilekit.tuning.progress import shown
-from tilekit.tuning.search import Report, Tuning, search
+from tilekit.tuning.search import Report, Tuning, search, search_options
 from tilekit.tuning.timing import Stopwatch
 
 __all__ = ["tune"]
@@ -62,19 +62,21 @@ def tune(
         seed: of the order in which candidates take turns.
 
     Raises:
-        TypeError: `launch` makes no op, or `space` is none.
+        TypeError, ValueError: `launch` makes no op, `space` is none, or an option is something else.
         TilekitError: none of the configurations can be used; the text says why, for each.
         DeviceError: the device is lost.
     """
     configs = as_configs(space, "tune")
     if not callable(launch):
         raise TypeError(f"tune takes a function that makes an op for a configuration, not {launch!r}")
+    options = search_options("tune", check, rtol, atol, seed)
+    if not isinstance(preserve, (list, tuple)):
+        raise TypeError(f"tune: preserve is a list of tensors, not {preserve!r}")
     for tensor in preserve:
         if not isinstance(tensor, Tensor) or tensor.storage is None:
             raise TypeError(f"tune: preserve takes tensors that have memory, not {tensor!r}")
     with workbench(launch, configs, preserve) as (bench, label), shown(f"tuning {label}") as progress:
-        who = f"tune: {label}"
-        return search(configs, bench, who=who, check=check, rtol=rtol, atol=atol, seed=seed, progress=progress)
+        return search(configs, bench, who=f"tune: {label}", progress=progress, **options)
 
 
 @contextmanager
