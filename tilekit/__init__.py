@@ -6,6 +6,7 @@ The façade: the tile language (what a kernel's body uses), and the host's entry
 from __future__ import annotations
 
 import sys as _sys
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from tilekit import _native as _native  # the fast path of launches, which puts itself into its place
@@ -209,11 +210,19 @@ from tilekit.ops import value as value
 from tilekit.ops import with_context as with_context
 from tilekit.ops import zip_ops as zip
 
+if _TYPE_CHECKING:
+    from tilekit.tuning import Config as Config
+    from tilekit.tuning import Space as Space
+    from tilekit.tuning import autotune as autotune
+    from tilekit.tuning import do_bench as do_bench
+    from tilekit.tuning import tune as tune
+
 DeviceOperation = DeviceOp  # the seeds' name
 
 __version__ = "0.1.0"
 __all__ = [
     "CompileError",
+    "Config",
     "Const",
     "CudaGraph",
     "Device",
@@ -237,6 +246,7 @@ __all__ = [
     "RoundingMode",
     "SchedulingPolicy",
     "SingleStream",
+    "Space",
     "SpillWarning",
     "Stream",
     "StreamPoolRoundRobin",
@@ -271,6 +281,7 @@ __all__ = [
     "atomic_or",
     "atomic_xchg",
     "atomic_xor",
+    "autotune",
     "bfloat16",
     "bid",
     "bitcast",
@@ -297,6 +308,7 @@ __all__ = [
     "default_device",
     "devices",
     "divmod",
+    "do_bench",
     "equal",
     "erf",
     "erfc",
@@ -401,6 +413,7 @@ __all__ = [
     "transpose",
     "truediv",
     "trunc",
+    "tune",
     "uint8",
     "uint16",
     "uint32",
@@ -417,4 +430,7 @@ __all__ = [
 if not _TYPE_CHECKING:  # which then says itself that there is no such name
 
     def __getattr__(name: str) -> object:
+        if name in ("Config", "Space", "autotune", "do_bench", "tune"):  # few programs tune: for the others it stays unloaded
+            value = globals()[name] = getattr(_import_module("tilekit.tuning"), name)
+            return value
         raise _no_name(_sys.modules[__name__], name)

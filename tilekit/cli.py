@@ -1,4 +1,4 @@
-"""The command line: `python -m tilekit info`, `python -m tilekit cache info`, `python -m tilekit bench NAME`."""
+"""The command line: `python -m tilekit info`, `... cache info`, `... tune show`, `... bench NAME`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tilekit._runtime.device import cuda_unavailable_reason, default_device, dev
 from tilekit.compiler import cache, toolkit
 from tilekit.compiler.kernel import find_nvdisasm
 from tilekit.errors import TilekitError
+from tilekit.tuning import records
 
 __all__ = ["Info", "Lack", "collect", "main"]
 
@@ -255,6 +256,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if options.command == "cache":
             return _cache(options)
+        if options.command == "tune":
+            return _tune(options)
         assert benchmarks is not None
         status: int = benchmarks.execute(options, words)
         return status
@@ -278,6 +281,28 @@ def _cache(options: argparse.Namespace) -> int:
         lines = _cache_lines(contents.folder, contents.entries, contents.bytes, contents.owner, contents.refusal)
         print("\n".join(lines))
     return 0
+
+
+def _tune(options: argparse.Namespace) -> int:
+    if options.action == "export":
+        print(f"{options.file}: {_records(records.export(options.file))}")
+    elif options.action == "import":
+        print(f"{_records(records.import_file(options.file))} from {options.file}")
+    elif options.json:
+        print(json.dumps([record.to_json() for record in records.records()], indent=2))
+    else:
+        known = records.records()
+        where = records.folder()
+        print("off (TILEKIT_CACHE_DIR, or there is no home folder)" if where is None else f"{where}: {_records(len(known))}")
+        for record in known:
+            key = record.key
+            print(f"{key.kernel}({key.sizes}) on {key.device}, by {key.toolkit}")
+            print(f"    {record.us:.1f} us with {record.config!r}, of {len(record.candidates)}")
+    return 0
+
+
+def _records(count: int) -> str:
+    return "1 record" if count == 1 else f"{count} records"
 
 
 def _benchmarks() -> ModuleType:
@@ -309,5 +334,13 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     contents = actions.add_parser("info", help="where they are, how many, how large, whose, and whether they are used")
     contents.add_argument("--json", action="store_true", help="as JSON")
     actions.add_parser("clear", help="delete them; a kernel that is needed again is compiled again")
+    tuned = commands.add_parser(
+        "tune", help="configurations that autotuned kernels have found: show them, or take them elsewhere"
+    )
+    actions = tuned.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listed = actions.add_parser("show", help="each kernel, its sizes and device, its configuration and time")
+    listed.add_argument("--json", action="store_true", help="as JSON")
+    for action, does in (("export", "write all of them to a file"), ("import", "keep those of a file that export wrote")):
+        actions.add_parser(action, help=does).add_argument("file", type=Path, metavar="FILE")
     benchmarks = commands.add_parser("bench", help="measure tilekit beside its peers; without a name, list the benchmarks")
     return parser, benchmarks

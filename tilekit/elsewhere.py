@@ -211,7 +211,7 @@ MODULE: dict[str, str] = {
     "cuda": "write tk.Device('cuda'), or tk.default_device()",
     "stream": "write with tk.default_device().stream() as stream:",
     **_same("jit cudajit", "write @tk.kernel"),
-    **_same("autotune Config heuristics", "give generics their values by .generics(BM=128), and time them"),
+    "heuristics": "write @tk.autotune(configs), or give generics their values by .generics(BM=128)",
     "compile": "write kernel(*arguments).compile(target='sm_90a')",
     "next_power_of_2": "write 1 << (n - 1).bit_length()",
     "constexpr": "annotate the parameter tk.Const",

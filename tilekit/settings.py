@@ -29,8 +29,8 @@ class Settings:
             default) is as many as the process may use cores.
         dump: `TILEKIT_DUMP`: what to print on standard error of each kernel that is compiled for a GPU: `ir`, the kernel IR as it
             is built; `passes`, what each pass makes of it. Both, with a comma; nothing by default.
-        cache_dir: `TILEKIT_CACHE_DIR`: where compiled kernels are kept; None (the values `0`, `off`, `none`, and by default where
-            there is no home folder) keeps none.
+        cache_dir: `TILEKIT_CACHE_DIR`: where compiled kernels and tuning records are kept; None (the values `0`, `off`, `none`,
+            and by default where there is no home folder) keeps none.
     """
 
     device: str | None = None

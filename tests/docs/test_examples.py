@@ -388,6 +388,18 @@ def test_other_kernels_refuse_bad_numbers(refused: Run) -> None:
     assert "not negative" in refused("13_other_kernels", "--n", -1)
 
 
+def test_autotune_finds_what_can_be_used(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEKIT_CACHE_DIR", str(tmp_path))
+    out = run("14_autotune", "--size", 70, "--samples", 1)
+    assert out.count("searched among") == 2
+    assert "the product is the same as NumPy's" in out
+    assert "product: Config" in run("14_autotune", "--size", 70, "--samples", 1).partition(", from a record")[0]
+
+
+def test_autotune_refuses_bad_numbers(refused: Run) -> None:
+    assert "--size and --samples are at least 1" in refused("14_autotune", "--size", 0)
+
+
 def test_larger_than_memory_is_equal_to_numpy(run: Run, tmp_path: Path) -> None:
     assert "7.8 MiB in 8 chunks" in run("11_larger_than_memory")
     source, target = save(tmp_path / "in.npy", np.arange(300.0).reshape(100, 3)), tmp_path / "out.npy"

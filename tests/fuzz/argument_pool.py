@@ -213,6 +213,7 @@ DEVICE: dict[str, Factory] = {f"tensor({dtype.name})": (lambda dtype=dtype: tens
     "configured wrapped kernel": lambda: wrapped(),
     "code kernel": lambda: tk.cuda_source('extern "C" __global__ void k(float* y) {}', "k", SIGNATURE),
     "configured code kernel": lambda: tk.load_module(PTX).kernel("k", "InOut[f32], f32, i64, bool")[CONFIG],
+    "configurations": lambda: [tk.Config(tile=2), tk.Config(tile=4)],
     "kernel with a constant": lambda: with_constant,
     "launch with a generic": lambda: with_generic(tensor().partition(2)).generics(x=4),
     "operation": lambda: doubled,

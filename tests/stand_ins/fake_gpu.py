@@ -43,6 +43,7 @@ class _Flag(enum.IntFlag):
     CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11
     CU_POINTER_ATTRIBUTE_RANGE_SIZE = 12
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16
+    CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE = 38
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
     CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115
@@ -64,7 +65,7 @@ _QUERY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _WAIT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
 _COPY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p)
 _CURRENT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
-_ATTRIBUTES = {16: 132, 75: 9, 76: 0, 115: 1, 97: 227 * 1024}
+_ATTRIBUTES = {16: 132, 38: 50 << 20, 75: 9, 76: 0, 115: 1, 97: 227 * 1024}
 
 
 class FakeBindings(FakeGraphs):
@@ -125,11 +126,13 @@ class FakeBindings(FakeGraphs):
             "cuDeviceGetCount": lambda: (1,),
             "cuDeviceGetName": lambda: (b"fake GPU\0",),
             "cuDeviceGet": lambda: (0,),
+            "cuDeviceGetPCIBusId": lambda: (b"00000000:1B:00.0\0",),
             "cuDevicePrimaryCtxRetain": lambda: (7,),
             "cuDeviceGetDefaultMemPool": lambda: (0,),
             "cuCtxGetCurrent": lambda: (self.context,),
             "cuCtxGetStreamPriorityRange": lambda: (0, -5),
             "cuFuncGetAttribute": lambda: (0,),
+            "cuEventElapsedTime": lambda: (0.25,),  # milliseconds
             "cuMemGetInfo": lambda: (1 << 37, 1 << 37),
             "cuMemPoolGetAttribute": lambda: (0,),
             "cuGetErrorName": lambda: (b"CUDA_ERROR_FAKE",),

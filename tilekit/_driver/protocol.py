@@ -140,6 +140,15 @@ class Driver(Protocol):
         """How many blocks run at the same time at least: a GPU's multiprocessors; on the CPU a small number."""
         ...
 
+    @property
+    def l2_bytes(self) -> int:
+        """The size of a GPU's L2 cache; 0 on the CPU, whose caches are its cores' own."""
+        ...
+
+    def clocks_mhz(self) -> tuple[int, int] | None:
+        """The clocks at this moment, of the multiprocessors and of the memory; None where nobody tells. Takes a process."""
+        ...
+
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the device."""
         ...

@@ -274,6 +274,10 @@ class KernelLaunch(AsyncKernelLaunch):
         self._consumed = True  # it was of use: that it has not run needs no warning
         return self._plan("compile").specialisation.compiled(self._target(target))
 
+    def adopt(self, kernel: CompiledKernel) -> None:
+        """Take the launch's specialisation as another process compiled it (internal)."""
+        self._plan("adopt").specialisation.adopt(kernel.target, kernel)
+
     @overload
     def explain(self, target: Literal["cpu"]) -> CpuExplanation: ...  # type: ignore[overload-overlap]
     @overload

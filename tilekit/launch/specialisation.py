@@ -113,6 +113,11 @@ class Specialisation:
                 self._warn(kernel)
             return kernel
 
+    def adopt(self, target: str, kernel: CompiledKernel) -> None:
+        """Take it compiled for `target` by another process."""
+        with self._lock:
+            self._compiled.setdefault(target, kernel)
+
     def _warn(self, kernel: CompiledKernel) -> None:
         """Tell that registers spill. Of a ready-made kernel nobody is told: its tiles are nothing that a caller has written."""
         source, spilled = self.bound.source, kernel.spilled_bytes

@@ -60,6 +60,7 @@ class CpuDriver:
     kind: Literal["cuda", "cpu"] = "cpu"
     compute_capability: tuple[int, int] | None = None
     target = "cpu"
+    l2_bytes = 0  # nothing of the device's, but of cores
     multiprocessors = 4  # what persistent kernels take for it, however many cores there are
     staging = None
     keeps_free_lists = False  # allocating costs no more than looking for one
@@ -77,6 +78,9 @@ class CpuDriver:
         """DeviceUnavailableError if the device was lost when this process was forked."""
         if self.forked:
             raise forking.lost(f"cpu:{self.ordinal}")
+
+    def clocks_mhz(self) -> tuple[int, int] | None:
+        return None
 
     def memory_info(self) -> tuple[int, int]:
         try:

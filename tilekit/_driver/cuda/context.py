@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 import threading
 import weakref
 from typing import Any, Literal
@@ -92,6 +93,20 @@ class CudaContext:
     @functools.cached_property
     def multiprocessors(self) -> int:
         return self._attribute(self._cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+
+    @functools.cached_property
+    def l2_bytes(self) -> int:
+        return self._attribute(self._cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
+
+    def clocks_mhz(self) -> tuple[int, int] | None:
+        address = check(self._cu, self._cu.cuDeviceGetPCIBusId(64, self._device)).split(b"\0")[0].decode()
+        asked = ["nvidia-smi", f"--id={address}", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader,nounits"]
+        try:
+            answer = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout
+            multiprocessors, memory = map(int, answer.split(","))
+        except (OSError, ValueError, subprocess.SubprocessError):  # not installed, or it knows no clocks
+            return None
+        return multiprocessors, memory
 
     @property
     def context(self) -> Any:
