@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 from exchanger import exchanging
 from exporter import Exporter
-from fake_gpu import first_gpu
+from fake_gpu import FakeBindings, first_gpu
 
 import tilekit as tk
 from tilekit import _native, api, kernels
+from tilekit._driver.cuda.driver import CudaDriver
+from tilekit._driver.discovery import Discovery
+from tilekit._runtime import device as devices
 from tilekit._runtime.ranges import ranges_of
 from tilekit.interop import exchange
 
@@ -400,6 +403,74 @@ def test_many_threads_import_what_overlaps(gpu, Array):
     assert errors == []
     found = [(known.low, known.high) for known in ranges_of(gpu.device).entries]
     assert all(high <= low for (_, high), (low, _) in itertools.pairwise(found)), "ranges are disjoint"
+
+
+@pytest.mark.parametrize("same", ["overlapping", "apart", "one storage"])
+def test_branches_of_a_graph_that_overlap_come_one_after_the_other(gpu, Array, same):
+    memory, other, third = words(256), api.zeros(256).sync(), api.zeros(128).sync()
+    part = tk.as_tensor(Array(memory[:128]))
+    whole = tk.as_tensor(Array(words(256) if same == "apart" else memory))
+    if same == "one storage":
+        del part
+        part = tk.as_tensor(Array(memory[:128]))
+        assert part.storage is whole.storage
+    add(part.partition(64), third).sync()
+    writes, reads = add(part.partition(64), third), add(other.partition(64), whole)
+    with tk.zip(writes, reads, parallel=True).graph() as graph:
+        assert [node.after for node in graph.nodes] == ([(), ()] if same == "apart" else [(), (0,)])
+
+
+def test_threads_that_find_and_that_add_memory(gpu, Array):
+    """One by the compiled part, which takes no lock, the other in Python."""
+    memory, errors = words(1024), []
+    kept = tk.as_tensor(Array(memory[:64]))  # the range is never over
+    tk.as_tensor(Array(memory))
+
+    def work(low, high):
+        try:
+            for _ in range(2000):
+                tk.as_tensor(Array(memory[low:high]))
+        except BaseException as error:
+            errors.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        parts = ((0, 1024), (0, 1024), (128, 160), (192, 224))
+        threads = [threading.Thread(target=work, args=part) for part in parts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert errors == []
+    assert kept.storage.reads is tk.as_tensor(Array(memory)).storage.reads
+
+
+def test_arrays_of_each_device_are_let_go(monkeypatch):
+    """Whatever other devices import, and however much."""
+    pytest.importorskip("cuda.bindings.driver", reason="the stand-in is driven by cuda.bindings")
+    fakes = [FakeBindings(), FakeBindings()]
+    drivers = [CudaDriver(bindings, number, False) for number, bindings in enumerate(fakes)]
+    for number, (bindings, driver) in enumerate(zip(fakes, drivers, strict=True)):
+        bindings._handles = itertools.count((number + 1) << 20)
+        driver.make_signals_ready = lambda driver=driver: setattr(driver, "_callback", SimpleNamespace())
+    monkeypatch.setattr(devices, "_registry", devices._Registry(lambda: Discovery(drivers=drivers)))
+    array, small, large = exchanging(), words(64), words(17 << 20)
+    with tk.use_device("cuda:0") as first, first.stream() as stream:
+        z, gone = array(words(64)), []
+        for _ in range(3):
+            add(z, array(small)).tile(64).sync()
+        tk.as_tensor(array(large, device=(2, 1)))
+        z = tk.as_tensor(z)
+        for _ in range(200):
+            theirs = array(small)
+            gone.append(weakref.ref(theirs))
+            add(z, theirs).tile(64).async_on(stream)
+            tk.as_tensor(array(large, device=(2, 1)))
+        del theirs
+        assert sum(one() is not None for one in gone) <= 64
 
 
 def test_without_the_compiled_part_arrays_are_exported(gpu, Array, monkeypatch):

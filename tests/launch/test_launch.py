@@ -515,3 +515,22 @@ def test_how_many_results_a_kernel_has_is_known_before_it_runs(device):
     first, _, last = tk.zip(y.partition(512), 2.0, x).apply(saxpy).unzip()
     np.testing.assert_array_equal(first.unpartition().to_host().sync(), np.full(2048, 3, np.float32))
     assert last.to_host().sync()[0] == 1
+
+
+@tk.kernel
+def copied(z: tk.Out, x: tk.In):
+    z.store(tk.load_tile_like(x, z))
+
+
+def test_a_tile_that_is_refused_leaves_nothing_behind(device):
+    x, z = api.zeros((64, 64)).sync(), api.zeros((64, 64)).sync()
+    for _ in range(2):
+        copied(z, x).tile((16, 16)).sync()
+    op = copied(z, x)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="has 2 dimensions"):
+            op.tile(3)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no argument is a tensor that is written and has no tiles yet"):
+            copied(z, x).tile((16, 16)).tile((16, 16))
+    copied(z, x).tile((16, 16)).sync()

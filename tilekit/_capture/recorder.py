@@ -22,7 +22,7 @@ from tilekit._driver.protocol import Memory
 from tilekit._runtime.context import ExecutionContext, submitting
 from tilekit._runtime.device import Device
 from tilekit._runtime.hazards import AccessHistory
-from tilekit._runtime.storage import Garbage, Storage
+from tilekit._runtime.storage import Garbage, Imported, Storage
 from tilekit._runtime.stream import Stream
 from tilekit._runtime.timeline import Timeline
 from tilekit.ops.execution import NAP_S, Done, HostJob, Run
@@ -270,7 +270,7 @@ class Recording:
         if storage.memory in self._blocks:
             return storage.memory
         kept.setdefault(storage.memory, storage)
-        return getattr(storage, "order", storage)  # memory of others' may be met in several storages
+        return storage.history if isinstance(storage, Imported) else storage  # which may be met in several storages
 
     # memory
 

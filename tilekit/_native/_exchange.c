@@ -25,7 +25,7 @@ typedef struct {
     int (*stream)(int32_t device_type, int32_t device_id, void **stream);
 } Exchange; /* DLPackExchangeAPI */
 
-enum { CPU = 1, CUDA = 2, MAJOR = 1, MOST_DIMENSIONS = 8, LAYOUTS_KEPT = 512, TYPES_KEPT = 8, MOST_DEFAULT = 2 /* CU_STREAM_PER_THREAD */ };
+enum { CPU = 1, CUDA = 2, MAJOR = 1, MOST_DIMENSIONS = 8, LAYOUTS_KEPT = 512, TYPES_KEPT = 8, MOST_DEFAULT = 1 /* CU_STREAM_LEGACY */ };
 
 /* What is asked of Python, see `arrays` in _launch.pyi; kept. NULL until that was called. */
 static PyObject *make_layout, *find_stream, *all_devices, *refused;

@@ -4,6 +4,8 @@
  * Only memory in a range that is known already is looked up here, and given a storage if it has none; others Python adds. */
 #include "_launch.h"
 
+enum { DEVICES_COUNTED = 64 };
+
 /* What a weak reference refers to, a new reference; NULL, and no exception, if it is gone. */
 static PyObject *referent(PyObject *reference)
 {
@@ -119,11 +121,14 @@ static PyObject *new_part(PyObject *device, PyObject *entry, PyObject *history, 
 /* As `Device.let_go`, which counts by itself; 0 with an exception. */
 static int let_go(PyObject *device, uint64_t nbytes)
 {
-    static uint64_t storages, bytes;
-    bytes += nbytes;
-    if (++storages <= (uint64_t)constants.MANY && bytes <= (uint64_t)constants.MUCH)
+    static struct {
+        uint64_t storages, bytes;
+    } counts[DEVICES_COUNTED];
+    uint64_t at = number(device, &Device_ordinal) % DEVICES_COUNTED;
+    counts[at].bytes += nbytes;
+    if (++counts[at].storages <= (uint64_t)constants.MANY && counts[at].bytes <= (uint64_t)constants.MUCH)
         return 1;
-    storages = bytes = 0;
+    counts[at].storages = counts[at].bytes = 0;
     PyObject *none = PyObject_CallMethodNoArgs(device, names.collect);
     Py_XDECREF(none);
     return none != NULL;

@@ -22,7 +22,7 @@ enum { VERSION = 4 }; /* see attributes.py */
     X(Storage, nbytes) X(Storage, owned) X(Storage, owner) X(Storage, readonly)                                                  \
     X(Imported, history) X(Imported, view)                                                                                        \
     X(Memory, address) X(Memory, nbytes) X(Memory, raw) X(Memory, shadow)                                                         \
-    X(Device, ranges)                                                                                                             \
+    X(Device, ordinal) X(Device, ranges)                                                                                          \
     X(Ranges, entries) X(Ranges, leave) X(Ranges, left)                                                                           \
     X(Range, high) X(Range, low) X(Range, order) X(Range, parts) X(Range, ranges)                                                 \
     X(Layout, before) X(Layout, behind) X(Layout, device) X(Layout, dtype) X(Layout, itemsize) X(Layout, shape)                  \

@@ -83,6 +83,7 @@ SLOTS: Mapping[type, Mapping[str, str]] = {
         "shadow": "the same",
     },
     Device: {
+        "ordinal": "what is let go of is counted for each",
         "ranges": "the memory that others have too",
     },
     Ranges: {

@@ -8,6 +8,7 @@ without a gap; they are disjoint, and each has one order.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import ctypes
 import threading
 import weakref
@@ -57,7 +58,8 @@ class Range:
         """Have one more part, inside the range."""
         for part in tuple(self.parts):
             if part() is None:
-                self.parts.remove(part)
+                with contextlib.suppress(ValueError):  # the compiled part was faster, and has put another in its place
+                    self.parts.remove(part)
         self.parts.append(weakref.ref(storage))
 
     def storages(self) -> list[Storage]:
@@ -134,10 +136,10 @@ class Ranges:
     def drop(self, known: Range) -> None:
         """Take one out."""
         at = bisect.bisect_left(self.entries, known.low, key=_low)
-        assert self.entries[at] is known, "ranges are disjoint"
-        del self.entries[at]
-        known.ranges = None
-        del known.order  # whose callback has the range, in a cycle
+        if at < len(self.entries) and self.entries[at] is known:  # else a finalizer that came in between has
+            del self.entries[at]
+            known.ranges = None
+            del known.order  # whose callback has the range, in a cycle
 
 
 def ranges_of(device: Device) -> Ranges:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Event", "Stream", "address_of", "check_next", "next_stream"]
 
-_DEFAULT = (0, 1, 2)  # CUDA's, which are always there: none, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
+_DEFAULT = (0, 1)  # CUDA's, by which all threads mean one: none, CU_STREAM_LEGACY
 
 
 class _ClosedHandle:

@@ -90,10 +90,10 @@ class KernelLaunch(AsyncKernelLaunch):
         before, arguments = self._form, list(self.arguments)
         with _Configuring(self):
             if before.tiled is not None and shape is not None and not shapes:
-                places, self._form = before.tiled
+                places, form = before.tiled
                 for at in places:
                     arguments[at] = arguments[at].partition(shape)
-                self.arguments = tuple(arguments)
+                self._form, self.arguments = form, tuple(arguments)
                 return self
             parameters = self.kernel.signature.parameters
             for name in shapes:
