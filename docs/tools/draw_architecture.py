@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 IMAGES = ROOT / "docs" / "images"
 ROOMS = ("", "compiler", "launch", "ops")  # what there is a picture of: the whole package, and rooms of it
 DEVICE_LIBRARIES = {"numba", "llvmlite", "cuda"}
-WIDTH, BOX, HEIGHT = 1000, 118, 40
+WIDTH, BOX, HEIGHT = 1150, 118, 40
 Edges = set[tuple[str, str]]
 Point = tuple[float, float]
 
