@@ -8,7 +8,6 @@ from fake_gpu import fake_device, launch_through
 import tilekit as tk
 from tilekit import _native, api
 from tilekit._driver.tensormaps import TensorMap
-from tilekit._runtime.storage import Storage
 from tilekit.compiler.kernel import CompiledKernel, param_format
 from tilekit.launch import specialisation as load
 
@@ -140,7 +139,7 @@ def test_without_native_code_python_launches(gpu, by_python, monkeypatch):
 def test_what_is_no_map(maps, error, says):
     with pytest.raises(error, match=says):
         _native.compiled.Launcher(
-            launch=1, current=1, context=7, function=1, grid=(1, 1, 1), block=(32, 1, 1), shared_bytes=0, plain=Storage,
+            launch=1, current=1, context=7, function=1, grid=(1, 1, 1), block=(32, 1, 1), shared_bytes=0,
             kinds=b"S", uses=b"\0", slots=b"d", maps=maps,
         )  # fmt: skip
 
