@@ -47,8 +47,8 @@ def ways(gpu):
     return {name: lambda build=build: build().sync_on(stream) for name, build in made.items()}
 
 
-# Of the pure Python path, whose launches take the most calls; and of the driver's: launches, and blocks of memory beside the one of
-# each size that is kept.
+# Of the pure Python path, whose launches take the most calls; and of the driver's: launches, and blocks of memory beside the one
+# of each size that is kept.
 BUDGETS = {
     "lazy output": (100, 1, 0),
     "rms_norm": (77, 1, 0),
