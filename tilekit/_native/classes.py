@@ -8,15 +8,14 @@ from typing import Any
 from tilekit import launch
 from tilekit._native import _launch
 from tilekit._native.attributes import CONSTANTS, HELPERS, NAMES, SLOTS
-from tilekit._runtime.stream import Stream
-from tilekit.errors import DeviceError
+from tilekit.ops.at_once import AtOnce
 from tilekit.ops.execution import Submission
 from tilekit.ops.reactor import awaited, patience, reached
 
 __all__ = ["Kernel", "KernelLaunch", "prepare"]
 
 
-class KernelLaunch(_launch.Runs, launch.KernelLaunch):
+class KernelLaunch(_launch.Runs, launch.KernelLaunch, AtOnce):
     __doc__ = launch.KernelLaunch.__doc__
     __slots__ = ()
 
@@ -30,30 +29,7 @@ class KernelLaunch(_launch.Runs, launch.KernelLaunch):
             if stream is None or serial is None:
                 result: tuple[Any, ...] = yield from awaited(Submission(self, stream or self._next_stream()))
                 return result
-            try:
-                yield from reached(((stream, serial),), polled_s=poll_s)
-            except Exception as error:
-                self.annotate(error)
-                raise
-        return self.arguments
-
-    def _ended(self, stream: Stream) -> int:
-        """Mark the end of the submission after native code has launched and could not."""
-        try:
-            return stream.end(self)
-        except Exception as error:
-            self.annotate(error)
-            if isinstance(error, DeviceError) and error.lost:
-                stream.note_unfinished(error)
-            raise
-
-    def _waited(self, stream: Stream, serial: int) -> tuple[Any, ...]:
-        """Wait for what native code has submitted; the result."""
-        try:
-            stream.wait(serial)
-        except Exception as error:
-            self.annotate(error)
-            raise
+            yield from reached(((stream, serial),), polled_s=poll_s, op=self)
         return self.arguments
 
 

@@ -29,6 +29,7 @@ from tilekit.kernels._noting import Note, Noted
 from tilekit.kernels._recipe import Launch, Recipe
 from tilekit.lang.functions import Function
 from tilekit.ops import DeviceOp
+from tilekit.ops.at_once import AtOnce
 from tilekit.ops.execution import Done, Steps, Submission
 from tilekit.ops.fast_path import FAST_PATH
 from tilekit.ops.future import DeviceFuture
@@ -168,7 +169,7 @@ def _calls_functions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(type(value) in _FUNCTIONS for value in (*args, *kwargs.values()))
 
 
-class Recalled(Launches):
+class Recalled(Launches, AtOnce):
     """An op that does what is known to be done for its arguments."""
 
     __slots__ = (
@@ -247,13 +248,7 @@ class Recalled(Launches):
         serial = self._submitted(stream, None)
         if serial is None:
             return super().sync_on(stream)
-        if serial:
-            try:
-                stream.wait(serial)
-            except Exception as error:
-                self.annotate(error)
-                raise
-        return self.arguments
+        return self._waited(stream, serial) if serial else self.arguments
 
     def async_on(self, stream: Any) -> DeviceFuture[Any]:
         """As `DeviceOp.async_on`."""
@@ -267,11 +262,7 @@ class Recalled(Launches):
         if serial is None:
             return (yield from awaited(Submission(self, where)))
         if serial:
-            try:
-                yield from reached(((where, serial),), polled_s=poll_s)
-            except Exception as error:
-                self.annotate(error)
-                raise
+            yield from reached(((where, serial),), polled_s=poll_s, op=self)
         return self.arguments
 
     def _submitted(self, stream: Stream, poll_s: float | None) -> int | None:
@@ -288,12 +279,12 @@ class Recalled(Launches):
             if recipe.new:
                 bases = recipe.bases(self._tensors, ExecutionContext(stream.device, stream))
             done, serial = (0, None) if bases is None else recipe.native.submit(bases, stream, poll_s)
-            if bases is not None and done == len(recipe.launches):
-                self.arguments = recipe.outcome(bases)
-                return stream.end(self) if serial is None else serial
         except Exception as error:
             self.annotate(error)
             raise
+        if bases is not None and done == len(recipe.launches):
+            self.arguments = recipe.outcome(bases)
+            return self._ended(stream) if serial is None else serial
         if bases is not None and done:
             ctx = ExecutionContext(stream.device, stream)
             self._begun = self._onwards_from(iter(recipe.launches[done:]), bases, ctx)

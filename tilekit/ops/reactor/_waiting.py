@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilekit.ops.execution import TURNS, HostJob, Submission, Wait
 from tilekit.ops.reactor._reactor import Ask, Waiting
 from tilekit.ops.reactor._running import running_reactor
+
+if TYPE_CHECKING:
+    from tilekit.ops.op import DeviceOp
 
 __all__ = ["awaited", "patience", "reached", "rung", "submitted"]
 
@@ -17,11 +20,7 @@ def awaited(submission: Submission) -> Generator[Any, None, Any]:
     """Submit everything, suspend the task until it is done; its result. What `await op` is."""
     if not submission.submit():
         yield from submitted(submission)
-    try:
-        yield from reached(((submission.stream, submission.serial), *submission.pending))
-    except Exception as error:
-        submission.op.annotate(error)
-        raise
+    yield from reached(((submission.stream, submission.serial), *submission.pending), op=submission.op)
     return submission.result()
 
 
@@ -51,7 +50,7 @@ def patience() -> float:
     return reactor.patience(now, now + reactor.spin_s)
 
 
-def reached(waits: Sequence[Wait], turns: int = 0, polled_s: float = 0.0) -> Waiting:
+def reached(waits: Sequence[Wait], turns: int = 0, polled_s: float = 0.0, op: DeviceOp[Any] | None = None) -> Waiting:
     """Suspend the task until all of `waits` have passed; have the jobs among them done in a worker thread.
 
     If they have passed already, other tasks still get a turn, unless they just had one.
@@ -60,21 +59,27 @@ def reached(waits: Sequence[Wait], turns: int = 0, polled_s: float = 0.0) -> Wai
         waits: what to wait for. If empty, only give way.
         turns: how often that was done already, to no avail.
         polled_s: for how many seconds they have been polled for already.
+        op: whose end that is: errors name it.
 
     Raises:
         DeviceError: the device failed meanwhile.
         RuntimeError: neither asyncio nor trio runs in this thread.
     """
-    reactor = running_reactor()
-    for wait in waits:
-        if isinstance(wait, HostJob):
-            for stream, serial in wait.after:
-                yield from reactor.passed(stream, serial)
-            yield from reactor.in_thread(wait.run).__await__()
-        else:
-            yield from reactor.passed(*wait, polled_s)
-    if not waits:
-        yield from (reactor.turn() if turns < TURNS else reactor.nap()).__await__()
+    try:
+        reactor = running_reactor()
+        for wait in waits:
+            if isinstance(wait, HostJob):
+                for stream, serial in wait.after:
+                    yield from reactor.passed(stream, serial)
+                yield from reactor.in_thread(wait.run).__await__()
+            else:
+                yield from reactor.passed(*wait, polled_s)
+        if not waits:
+            yield from (reactor.turn() if turns < TURNS else reactor.nap()).__await__()
+    except Exception as error:
+        if op is not None:
+            op.annotate(error)
+        raise
 
 
 def rung(ask: Ask) -> Waiting:
