@@ -202,8 +202,7 @@ def test_launches_that_are_known_have_the_parameters_of_others(gpu, name):
 
     known = launched({})
     assert known == launched({"native": None})
-    if name != "halves":
-        assert counted(lambda: way().async_on(stream)) < 40
+    assert counted(lambda: way().async_on(stream)) < (80 if name == "halves" else 40)  # of which the views take 42
 
 
 @only_native

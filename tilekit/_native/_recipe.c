@@ -123,12 +123,14 @@ static PyObject *launches_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     return (PyObject *)self;
 }
 
-/* The address of a tensor; 0, and no exception, if it is none, or has no memory. */
+/* The address of a tensor; 0, perhaps with an exception, if it is none, or has no memory. */
 static uint64_t address_of(PyObject *tensor)
 {
-    PyObject *flat = held(tensor, &Tensor_flat), *storage = held(tensor, &Tensor_storage);
+    PyObject *storage = held(tensor, &Tensor_storage), *flat = storage ? get(tensor, &Tensor_flat) : NULL;
     uint64_t address = 0;
-    return flat != NULL && storage != NULL && storage != Py_None && small_int(PyTuple_GET_ITEM(flat, 0), &address) ? address : 0;
+    int known = flat != NULL && storage != Py_None && PyTuple_CheckExact(flat) && small_int(PyTuple_GET_ITEM(flat, 0), &address);
+    Py_XDECREF(flat);
+    return known ? address : 0;
 }
 
 /* The tensor maps of a launch; 0, perhaps with an exception, if not all are known. */
