@@ -142,16 +142,17 @@ class Unwaited:
     """A launch that a `WallTimer` does not wait for: the clock stops when the last call has returned, then `wait` is called.
 
     Args:
-        launch: submits the work; a plain function.
+        launch: submits the work, with what `make` gives; a plain function.
         wait: blocks until what was submitted is done.
+        make: makes the arguments of one launch: of all that are timed before the clock starts.
     """
 
-    def __init__(self, launch: Callable[[], object], wait: Callable[[], object]) -> None:
-        self.launch, self.wait = launch, wait
+    def __init__(self, launch: Callable[..., object], wait: Callable[[], object], make: Callable[[], Any] = tuple) -> None:
+        self.launch, self.wait, self.make = launch, wait, make
 
     def __call__(self) -> object:
         """Submit it once."""
-        return self.launch()
+        return self.launch(*self.make())
 
 
 class WallTimer:
@@ -167,7 +168,7 @@ class WallTimer:
     def sample_us(self, launch: Callable[[], object], launches: int) -> float:
         """See `Timer`. The first launch is not timed, unless it is the only one."""
         if isinstance(launch, Unwaited):
-            taken_ns = _blocked(None, launch.launch, launches, launch.wait)
+            taken_ns = _unwaited(launch, launches)
             launch.wait()
             return 1e-3 * taken_ns / launches
         make, run = (launch.make, launch.run) if isinstance(launch, Prepared) else (None, launch)
@@ -182,15 +183,25 @@ class WallTimer:
         self._loop.close()
 
 
-def _blocked(
-    make: Callable[[], Any] | None, run: Callable[..., object], launches: int, wait: Callable[[], object] = lambda: None
-) -> int:
-    """Nanoseconds that `launches` calls take together, one after the other. `wait` is called behind the one that is not timed."""
+def _unwaited(work: Unwaited, launches: int) -> int:
+    """Nanoseconds that `launches` calls take together until they have returned."""
+    clock, launch = time.perf_counter_ns, work.launch
+    if launches > 1:
+        work()
+        work.wait()
+    made = [work.make() for _ in range(launches)]
+    start = clock()
+    for arguments in made:
+        launch(*arguments)
+    return clock() - start
+
+
+def _blocked(make: Callable[[], Any] | None, run: Callable[..., object], launches: int) -> int:
+    """Nanoseconds that `launches` calls take together, one after the other."""
     clock = time.perf_counter_ns
     if make is None:
         if launches > 1:
             run()
-            wait()
         start = clock()
         for _ in range(launches):
             run()

@@ -160,6 +160,10 @@ def test_a_launch_that_is_not_waited_for(timer, monkeypatch):
     assert timer.sample_us(launch, 3) == 2.0
     assert calls == ["launch", "wait", "launch", "launch", "launch", "wait"]
     assert timer.sample_us(launch, 1) == 2.0
+    calls.clear()
+    fed = Unwaited(lambda name, ns: after(name, ns), lambda: None, lambda: after("make", 500) or ("launch", 2000))
+    assert timer.sample_us(fed, 2) == 2.0
+    assert calls == ["make", "launch", "make", "make", "launch", "launch"]
 
 
 def test_a_way_that_there_is_not_everywhere():

@@ -13,6 +13,7 @@ import pytest
 import tilekit as tk
 from tilekit import _native, launch
 from tilekit._native import attributes
+from tilekit._runtime.storage import Imported, Storage
 from tilekit._runtime.stream import Stream
 
 compiled = pytest.mark.skipif(_native.compiled is None, reason="tilekit was installed without a C compiler")
@@ -24,7 +25,7 @@ sources = pytest.mark.skipif(not SOURCE, reason="a wheel has no C sources")
 
 # The digest of the module's signatures, by its version: with other signatures comes the next version, here, in attributes.py and
 # in _launch.h.
-SIGNATURES = {4: "363b478c40c42ff8"}
+SIGNATURES = {5: "de2fe10ce0fa0e19"}
 
 
 def listed(macro):
@@ -102,7 +103,10 @@ def described():
     given = []
 
     class Catch:
-        prepare = staticmethod(lambda *arguments: given.extend(arguments))
+        @staticmethod
+        def prepare(*arguments):
+            given.extend(arguments)
+            return Storage.__del__, Imported.__del__
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(classes, "_launch", Catch)
@@ -139,7 +143,7 @@ def test_another_description_is_refused():
         with pytest.raises(ImportError, match=message):
             prepare(wrong, names, helpers, constants)
     for wrong, message in (
-        ((classes, names[1:], helpers, constants), "built to read the name __dict__, where they have __name__"),
+        ((classes, names[1:], helpers, constants), "built to read the name append, where they have __dict__"),
         ((classes, (*names, "more"), helpers, constants), "built to read the name no more, where they have more"),
         ((classes, names, without(helpers, "ended"), constants), "built to read the helper ended, where they have None"),
         ((classes, names, {**helpers, "sink": print}, constants), "built to read the helpers no more, where they have .*sink"),
@@ -187,7 +191,7 @@ with tk.use_device("cpu"):
 OTHERS = """
 def prepare(*given):
     raise ImportError("it was built to read others")
-old.VERSION, old.prepare, old.row, old.links = 4, prepare, None, None
+old.VERSION, old.prepare, old.row, old.links = 5, prepare, None, None
 old.Runs, old.Calls = type("Runs", (), {}), type("Calls", (), {})
 """
 
@@ -195,7 +199,7 @@ old.Runs, old.Calls = type("Runs", (), {}), type("Calls", (), {})
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("", "it is of version 0, they are of 4"),
+        ("", "it is of version 0, they are of 5"),
         (OTHERS, "it was built to read others"),
     ],
 )

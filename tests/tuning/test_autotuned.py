@@ -208,8 +208,8 @@ print(scale(api.zeros(100), api.ones(100)).first().unpartition().to_host().sync(
 def test_a_second_process_searches_nothing(device: tk.Device, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    root = str(Path(tk.__file__).parents[1])
-    environment = {**os.environ, "TILEKIT_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": root}
+    path = os.pathsep.join([str(Path(tk.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "TILEKIT_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": path}
     outputs = [
         subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, check=True).stdout
         for _ in range(2)

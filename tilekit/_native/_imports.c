@@ -21,14 +21,6 @@ static PyObject *referent(PyObject *reference)
 #endif
 }
 
-/* The int that an object of the very class has there; all bits if that is not known. */
-static uint64_t number(PyObject *object, const Slot *slot)
-{
-    PyObject *value = held(object, slot);
-    uint64_t known;
-    return value != NULL && small_int(value, &known) ? known : UINT64_MAX;
-}
-
 /* The range that has all bytes from `low` to `high`, borrowed; NULL if none has. */
 static PyObject *range_at(PyObject *entries, uint64_t low, uint64_t high)
 {
@@ -62,12 +54,6 @@ static PyObject *part_at(PyObject *parts, uint64_t low, uint64_t high, uint64_t 
         Py_DECREF(storage);
     }
     return NULL;
-}
-
-/* A bare object of a class, whose attributes are set next. */
-static PyObject *instance(const Slot *slot)
-{
-    return slot->owner->tp_alloc(slot->owner, 0);
 }
 
 /* A new storage of the bytes of an array, which is a part of a known range with that history; NULL, perhaps with an exception. */
@@ -118,8 +104,7 @@ static PyObject *new_part(PyObject *device, PyObject *entry, PyObject *history, 
     return storage;
 }
 
-/* As `Device.let_go`, which counts by itself; 0 with an exception. */
-static int let_go(PyObject *device, uint64_t nbytes)
+int let_others_go(PyObject *device, uint64_t nbytes)
 {
     static struct {
         uint64_t storages, bytes;
@@ -160,8 +145,7 @@ static int note_theirs(PyObject *history, PyObject *stream)
     return 1;
 }
 
-/* The tensor that begins at an address, somewhere in a storage; NULL, perhaps with an exception. */
-static PyObject *new_tensor(PyObject *storage, uint64_t address, uint64_t base, PyObject *layout)
+PyObject *new_tensor(PyObject *storage, uint64_t address, uint64_t base, PyObject *layout)
 {
     PyObject *tail = held(layout, &Layout_tail);
     if (tail == NULL || !PyTuple_CheckExact(tail))
@@ -251,7 +235,7 @@ PyObject *imported(PyObject *array, uint64_t address, PyObject *layout, PyObject
                 Py_CLEAR(tensor);
         }
     }
-    if (tensor != NULL && is_new && !let_go(device, high - low))
+    if (tensor != NULL && is_new && !let_others_go(device, high - low))
         Py_CLEAR(tensor);
     Py_XDECREF(storage);
     Py_DECREF(history);

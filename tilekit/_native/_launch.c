@@ -10,6 +10,7 @@
  *   _imports.c   memory of another library, as a storage and a tensor
  *   _launcher.c  one launch: memory, parameters, driver
  *   _marks.c     events recorded in a stream, with their serials
+ *   _memory.c    new tensors, and what collected storages leave
  *   _program.c   recorded work, submitted in one go
  *   _recall.c    calls of ready-made kernels that look alike
  *   _recipe.c    what ready-made kernels are known to launch
@@ -151,7 +152,7 @@ static PyObject *prepare(PyObject *Py_UNUSED(module), PyObject *args)
         Py_XSETREF(*all_helpers[count].field, Py_NewRef(PyDict_GetItemString(objects, all_helpers[count].text)));
     for (count = 0; all_constants[count].text != NULL; count++)
         *all_constants[count].field = PyLong_AsLong(PyDict_GetItemString(numbers, all_constants[count].text));
-    Py_RETURN_NONE;
+    return make_finalizers();
 }
 
 static PyMethodDef functions[] = {
@@ -193,7 +194,8 @@ static int module_exec(PyObject *module)
                    add_type(module, "Launches", make_launches_type()) &&
                    PyModule_AddFunctions(module, submit_functions) == 0 &&
                    PyModule_AddFunctions(module, exchange_functions) == 0 &&
-                   PyModule_AddFunctions(module, recall_functions) == 0
+                   PyModule_AddFunctions(module, recall_functions) == 0 &&
+                   PyModule_AddFunctions(module, memory_functions) == 0
                ? 0
                : -1;
 }

@@ -8,7 +8,7 @@
 
 #pragma GCC visibility push(hidden)
 
-enum { VERSION = 4 }; /* see attributes.py */
+enum { VERSION = 5 }; /* see attributes.py */
 
 /* What is read of Python's, and why, is described in attributes.py, in the same order: `prepare` compares the two.
  *
@@ -22,7 +22,9 @@ enum { VERSION = 4 }; /* see attributes.py */
     X(Storage, nbytes) X(Storage, owned) X(Storage, owner) X(Storage, readonly)                                                  \
     X(Imported, history) X(Imported, view)                                                                                        \
     X(Memory, address) X(Memory, nbytes) X(Memory, raw) X(Memory, shadow)                                                         \
-    X(Device, ordinal) X(Device, ranges)                                                                                          \
+    X(Device, free_lists) X(Device, garbage) X(Device, imports) X(Device, ordinal) X(Device, owners) X(Device, ranges)            \
+    X(Device, retired)                                                                                                            \
+    X(FreeList, capacity) X(FreeList, closed) X(FreeList, number)                                                                 \
     X(Ranges, entries) X(Ranges, leave) X(Ranges, left)                                                                           \
     X(Range, high) X(Range, low) X(Range, order) X(Range, parts) X(Range, ranges)                                                 \
     X(Layout, before) X(Layout, behind) X(Layout, device) X(Layout, dtype) X(Layout, itemsize) X(Layout, shape)                  \
@@ -41,7 +43,7 @@ enum { VERSION = 4 }; /* see attributes.py */
 
 /* Attributes and methods of objects of any class: the field of `names`, and the name. */
 #define NAMES(X)                                                                                                                  \
-    X(dict, "__dict__") X(module, "__name__") X(of_module, "__module__") X(exchange_before, "__c_dlpack_exchange_api__")                                    \
+    X(append, "append") X(dict, "__dict__") X(module, "__name__") X(of_module, "__module__") X(exchange_before, "__c_dlpack_exchange_api__")                                    \
     X(exchange, "__dlpack_c_exchange_api__") X(dlpack, "__dlpack__") X(dlpack_device, "__dlpack_device__")                      \
     X(torch_dispatch, "__torch_dispatch__") X(collect, "collect") X(event, "event") X(forget_until, "_forget_until") X(trim, "_trim")                 \
     X(next_stream, "next_stream") X(policy, "policy") X(registry, "_registry") X(requires_grad, "requires_grad")                    \
@@ -49,7 +51,7 @@ enum { VERSION = 4 }; /* see attributes.py */
 
 /* Functions and objects of Python's. */
 #define HELPERS(X)                                                                                                                \
-    X(async_on) X(call) X(dropped) X(ended) X(inside) X(site_of) X(start) X(submitting) X(sync) X(sync_on) X(waited)
+    X(async_on) X(call) X(dropped) X(ended) X(inside) X(left) X(left_imported) X(site_of) X(start) X(submitting) X(sync) X(sync_on) X(waited)
 
 /* Numbers of Python's. */
 #define CONSTANTS(X)                                                                                                              \
@@ -130,6 +132,20 @@ static inline int small_int(PyObject *value, uint64_t *where)
     (void)value, (void)where;
     return 0;
 #endif
+}
+
+/* The int that an object of the very class has there; all bits if that is not known. */
+static inline uint64_t number(PyObject *object, const Slot *slot)
+{
+    PyObject *value = held(object, slot);
+    uint64_t known;
+    return value != NULL && small_int(value, &known) ? known : UINT64_MAX;
+}
+
+/* A bare object of a class, whose attributes are set next. */
+static inline PyObject *instance(const Slot *slot)
+{
+    return slot->owner->tp_alloc(slot->owner, 0);
 }
 
 /* _launcher.c */
@@ -264,6 +280,15 @@ PyObject *make_program_type(void);
  * as long as the object is. It is `layout`'s, which is a Layout. A new reference; NULL, perhaps with an exception, if Python has to
  * see to that. */
 PyObject *imported(PyObject *array, uint64_t address, PyObject *layout, PyObject *stream);
+/* The tensor that begins at an address, somewhere in a storage that begins at `base`; NULL, perhaps with an exception. */
+PyObject *new_tensor(PyObject *storage, uint64_t address, uint64_t base, PyObject *layout);
+/* As `Device.let_go`, which counts by itself; 0 with an exception. */
+int let_others_go(PyObject *device, uint64_t nbytes);
+
+/* _memory.c */
+/* `__del__` of Storage, and of Imported, a new reference to a tuple. */
+PyObject *make_finalizers(void);
+extern PyMethodDef memory_functions[];
 
 /* _exchange.c */
 /* The tensor over an array of another library's on a GPU, a new reference; NULL, perhaps with an exception, if it is no such array, or

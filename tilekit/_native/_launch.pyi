@@ -4,6 +4,7 @@ from types import ModuleType
 from typing import Any, Final, Self
 
 from tilekit._runtime.context import ExecutionContext
+from tilekit._runtime.storage import Imported, Storage
 from tilekit._runtime.stream import Stream
 from tilekit._tensor.layout import Layout
 from tilekit._tensor.tensor import Tensor
@@ -92,13 +93,14 @@ class Runs: ...
 # asks any object for; the helpers; the constants. See attributes.py. ImportError, and nothing is kept, if it was built for
 # others.
 # Of the helpers `ended(op, stream)` ends a submission that has been launched; `waited(op, stream, serial)` waits for it.
+# What comes back are methods `__del__` for Storage and for Imported.
 def prepare(
     classes: tuple[tuple[type, tuple[str, ...]], ...],
     names: tuple[str, ...],
     helpers: dict[str, Callable[..., Any] | object],
     constants: dict[str, int],
     /,
-) -> None: ...
+) -> tuple[Callable[[Storage], None], Callable[[Imported], None]]: ...
 
 # What tells a call of a function from others: the function, the number of `args`, the names in `kwargs`, and of each argument in
 # order the traits of a tensor, None, or the type and the value where the type is in `plain`. The tensors are appended to a list,
@@ -107,6 +109,10 @@ def prepare(
 def key(
     function: object, args: tuple[Any, ...], kwargs: dict[str, Any], plain: frozenset[type], tensors: list[Any], /
 ) -> tuple[Any, ...] | None: ...
+
+# Tensors, and behind them new ones, of which each item of `new` says how many bytes it has, its Layout, and its traits: in memory that
+# the stream has in its free lists. None if that has none, or anything is unusual: see `Recipe.bases`.
+def new_tensors(tensors: list[Tensor], new: tuple[tuple[Any, ...], ...], stream: Stream, /) -> list[Tensor] | None: ...
 
 # Submit a launch to the next stream of its device, and poll for its end for so many seconds. None if it is over; else the stream,
 # if one was asked for, and the serial behind the launch, if it was submitted.

@@ -12,7 +12,7 @@ from typing import Any
 
 from tilekit import launch
 from tilekit._driver.protocol import Memory
-from tilekit._runtime.allocator import MANY, MUCH
+from tilekit._runtime.allocator import MANY, MUCH, FreeList
 from tilekit._runtime.context import ExecutionContext, submitting
 from tilekit._runtime.device import Device
 from tilekit._runtime.hazards import READERS_KEPT, AccessHistory
@@ -34,7 +34,7 @@ from tilekit.ops.sites import INSIDE, site_of
 __all__ = ["CONSTANTS", "HELPERS", "NAMES", "SLOTS", "VERSION"]
 
 # Raised when a function of the module takes or gives something else than before: see `_launch.pyi`.
-VERSION = 4
+VERSION = 5
 
 # Of each class the attributes, and what for.
 SLOTS: Mapping[type, Mapping[str, str]] = {
@@ -83,8 +83,18 @@ SLOTS: Mapping[type, Mapping[str, str]] = {
         "shadow": "the same",
     },
     Device: {
+        "free_lists": "blocks that are kept, by the streams' numbers",
+        "garbage": "while there is any, Python frees it first",
+        "imports": "the same",
         "ordinal": "what is let go of is counted for each",
+        "owners": "as `garbage`",
         "ranges": "the memory that others have too",
+        "retired": "as `garbage`",
+    },
+    FreeList: {
+        "capacity": "how many blocks are kept",
+        "closed": "whether none are",
+        "number": "of the stream whose work may use them",
     },
     Ranges: {
         "entries": "in which an array's is looked for",
@@ -176,6 +186,7 @@ SLOTS: Mapping[type, Mapping[str, str]] = {
 
 # Attributes and methods of objects of any class, asked for by their names.
 NAMES: Mapping[str, str] = {
+    "append": "of a device's garbage",
     "__dict__": "of a `threading.local`, the attributes in this thread",
     "__name__": "of a module, in its globals: whether it is tilekit's own",
     "__module__": "of an array's type: which library's it is",
@@ -198,13 +209,15 @@ NAMES: Mapping[str, str] = {
     "written_by": "of a storage: remember a write where others have used it",
 }
 
-# What it calls, or looks into. `call`, `start`, `sync`, `sync_on`, `async_on` and `dropped` are what it leaves to Python of the
+# What it calls, or looks into. `call`, `start`, `sync`, `sync_on`, `async_on`, `dropped`, `left` and `left_imported` are what it leaves to Python of the
 # methods that it has itself; `ended` and `waited` are added by `_native.classes`.
 HELPERS: Mapping[str, Callable[..., Any] | object] = {
     "async_on": launch.KernelLaunch.async_on,
     "call": launch.Kernel.__call__,
     "dropped": DeviceOp.__del__,
     "inside": INSIDE,
+    "left": Storage.__del__,
+    "left_imported": Imported.__del__,
     "site_of": site_of,
     "start": launch.KernelLaunch.start,
     "submitting": submitting,

@@ -8,6 +8,7 @@ from typing import Any
 from tilekit import launch
 from tilekit._native import _launch
 from tilekit._native.attributes import CONSTANTS, HELPERS, NAMES, SLOTS
+from tilekit._runtime.storage import Imported, Storage
 from tilekit.ops.at_once import AtOnce
 from tilekit.ops.execution import Submission
 from tilekit.ops.reactor import awaited, patience, reached
@@ -52,9 +53,10 @@ def prepare() -> None:
     Raises:
         ImportError: it was built to read others.
     """
-    _launch.prepare(
+    finalizers = _launch.prepare(
         tuple((_DERIVED.get(owner, owner), tuple(attributes)) for owner, attributes in SLOTS.items()),
         tuple(NAMES),
         {**HELPERS, "ended": KernelLaunch._ended, "waited": KernelLaunch._waited},
         dict(CONSTANTS),
     )
+    Storage.__del__, Imported.__del__ = finalizers  # type: ignore[method-assign]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tilekit._driver.protocol import Allocator, Driver, Memory, StreamHandle
-from tilekit._runtime.storage import Garbage, Storage
+from tilekit._runtime.storage import Garbage, Kept, Storage
 from tilekit.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -101,12 +101,13 @@ class StreamOrderedMemory:
         garbage: what collected storages left, to be freed.
         retired: the streams that were collected, to be destroyed.
         imports: what collected storages of other libraries' memory left, while the device used it.
-        owners: the same that was looked at before, by a stream that used it last: in its order.
+        owners: the same that was looked at before, by the streams that use it.
         free_lists: the free blocks of each stream of tilekit's own, by its number.
         largest_kept: the size of the largest blocks that free lists get; 0 where they are of no use.
     """
 
     __slots__ = (
+        "_letting",
         "_lock",
         "_private",
         "_unseen",
@@ -122,12 +123,13 @@ class StreamOrderedMemory:
     driver: Driver
     # Finalizers append to these three, from any thread and at any moment, so nobody may need a lock for it.
     garbage: deque[Garbage]
-    imports: deque[Garbage]
+    imports: deque[Kept]
     retired: deque[tuple[weakref.ref[Stream], StreamHandle]]
-    owners: dict[Stream, deque[Garbage]]
+    owners: dict[Stream, deque[Kept]]
     free_lists: dict[int, FreeLists]
     largest_kept: int
     _lock: threading.Lock
+    _letting: threading.Lock  # of who looks at `owners`
     _unseen: tuple[int, int]  # how many storages, of how many bytes, since `owners` was looked at
     _private: StreamHandle  # of a stream that waits for all users of what it frees; None before there is one
 
@@ -137,7 +139,7 @@ class StreamOrderedMemory:
         self.garbage, self.imports, self.retired, self.owners, self.free_lists = deque(), deque(), deque(), {}, {}
         self._unseen = (0, 0)
         self.largest_kept = LARGEST_KEPT if driver.keeps_free_lists else 0
-        self._lock, self._private = threading.Lock(), None
+        self._lock, self._letting, self._private = threading.Lock(), threading.Lock(), None
 
     def collect(self) -> None:
         """Free the memory of collected storages, in stream order, destroy collected streams, and let go of what is others'. Does
@@ -179,24 +181,29 @@ class StreamOrderedMemory:
 
     def _let_go(self) -> None:
         self._unseen = (0, 0)
-        for item in _drained(self.imports):
-            self._free(item)
-        for stream, queue in list(self.owners.items()):
-            try:  # how far has the device come: few questions, since each takes long
-                if not stream.passed(queue[0].uses[-1][1]):
+        gone: list[Kept] = []  # until the lock is free again: what is run when somebody's memory goes may come back here
+        if not self._letting.acquire(blocking=False):  # another thread is at it, or this one, whom a finalizer interrupted
+            return
+        try:
+            owners = self.owners
+            for item in _drained(self.imports):
+                queue = owners.get(item[0])
+                if queue is None:
+                    queue = owners[item[0]] = deque()
+                queue.append(item)
+            for stream, queue in tuple(owners.items()):
+                if not stream.passed(queue[0][1]):
                     continue
-                at = len(queue) - 1
-                while at > 0 and not stream.passed(queue[at].uses[-1][1]):
+                at = len(queue) - 1  # how far has the device come: few questions, since each takes long
+                while at > 0 and not stream.passed(queue[at][1]):
                     at //= 2
-            except IndexError:  # another thread lets go of them
-                continue
-            for item in _drained(queue):
-                if not all(user.passed(serial) for user, serial in item.uses):
-                    queue.appendleft(item)
-                    break
-            with self._lock:
+                reached = queue[at][1]
+                while queue and queue[0][1] <= reached:
+                    gone.append(queue.popleft())
                 if not queue:
-                    self.owners.pop(stream, None)
+                    del owners[stream]
+        finally:
+            self._letting.release()
 
     def obtain(self, nbytes: int, stream: Stream) -> Memory:
         """New memory from the driver. If it has none, everything is freed that nobody uses, and it is asked again (internal).
@@ -246,9 +253,7 @@ class StreamOrderedMemory:
 
     def _free(self, item: Garbage) -> None:
         if item.memory is None:
-            if item.uses:
-                with self._lock:
-                    self.owners.setdefault(item.uses[-1][0], deque()).append(item)
+            self.imports.extend((stream, serial, item.owner, None) for stream, serial in item.uses)
             return
         # A stream that runs behind all users needs no waits. If there is none, a private stream waits for them: a user's stream
         # must not be held up by others for the sake of memory that it is done with.

@@ -23,7 +23,7 @@ from tilekit._driver.protocol import Memory
 from tilekit._runtime.bridges import bridge
 from tilekit._runtime.device import Device
 from tilekit._runtime.hazards import AccessHistory, Use
-from tilekit._runtime.storage import Garbage, Imported, Storage
+from tilekit._runtime.storage import Imported, Kept, Storage
 
 __all__ = ["Range", "Ranges", "admit", "known", "memory_at", "ranges_of", "remember", "storage_of", "used"]
 
@@ -91,7 +91,7 @@ class Ranges:
 
     __slots__ = ("entries", "leave", "left", "recent")
 
-    def __init__(self, leave: Callable[[Garbage], None]) -> None:
+    def __init__(self, leave: Callable[[Kept], None]) -> None:
         self.entries: list[Range] = []
         self.left: deque[Range] = deque()
         self.leave = leave

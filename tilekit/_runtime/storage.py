@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tilekit._runtime.device import Device
     from tilekit._runtime.stream import Stream
 
-__all__ = ["BORROWED", "Garbage", "Imported", "Storage"]
+__all__ = ["BORROWED", "Garbage", "Imported", "Kept", "Storage"]
 
 # The borrowed storages that are alive, by their ids. While there are none, nobody asks an op whether it uses one.
 BORROWED: dict[int, None] = {}
@@ -26,6 +26,10 @@ BORROWED: dict[int, None] = {}
 class _Guarded(dict["Stream", int]):
     """The reads of a storage that not every use may have. Native launches take no dict but a plain one for a storage's reads, so
     those that use such a storage go through `ExecutionContext.acquire`, which looks at it."""
+
+
+Kept = tuple["Stream", int, Any, AccessHistory | None]
+"""What a stream's work keeps alive: the moment behind that, somebody's memory, and its history."""
 
 
 class Garbage:
@@ -84,11 +88,13 @@ class Storage(AccessHistory):
         self._free_list: FreeList | None = None
         if self.borrowed:
             BORROWED[id(self)] = None
-        self._leave: Callable[[Garbage], None] = device.garbage.append
+        self._leave: Callable[[Any], None] = device.garbage.append
 
-    def leave_by(self, leave: Callable[[Garbage], None]) -> None:
-        """Have `leave` take what the storage leaves when it is collected, instead of the device. It may call no driver."""
-        self._leave, self._free_list = leave, None
+    def leave_by(self, leave: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Have `leave` take what the storage leaves when it is collected, instead of the device, or whatever took it before, which
+        is given back. It may call no driver."""
+        before, self._leave, self._free_list = self._leave, leave, None
+        return before
 
     def __del__(self) -> None:
         # No driver may be called while garbage is collected, so the device does the rest at the next occasion.
@@ -147,6 +153,7 @@ class Imported(Storage):
         if self.owner is None:
             super().__del__()
             return
-        busy = [use for use in self.history.own_uses() if use[1] > use[0].completed]
-        if busy:  # whoever imports the memory anew waits for that work, too; for what its library does it need not be kept
-            self._leave(Garbage(None, busy, (self.owner, self.history)))
+        for stream, serial in self.history.own_uses():
+            if serial > stream.completed:
+                # Whoever imports the memory anew waits for that work, too; for what its library does it need not be kept.
+                self._leave((stream, serial, self.owner, self.history))

@@ -278,8 +278,10 @@ class Timeline:
         mark = self.mark_at(serial)
         if mark is None:
             return True
+        passed = None if mark.poll is None else mark.poll(0.0)
         try:
-            passed = self.device.driver.event_query(mark.event)
+            if passed is None:
+                passed = self.device.driver.event_query(mark.event)
         except TilekitError:
             return True
         if passed and mark.serial > self.completed:

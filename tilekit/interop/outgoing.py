@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -142,29 +143,37 @@ def lend(storage: Storage) -> None:
     if storage.memory.shadow is not None:
         storage.memory.shadow.trust()
     if storage.device.kind == "cuda":
-        storage.leave_by(_Lent(storage.device))
+        lent = _Lent(storage.device)
+        before = storage.leave_by(lent)
+        lent.then = before.then if isinstance(before, _Lent) else before
 
 
 class _Lent:
-    """Takes what a lent storage leaves, and passes it on to the device once whoever uses it is done."""
+    """Takes what a lent storage leaves, and passes it on once whoever uses it is done.
+
+    Attributes:
+        then: takes it then.
+    """
+
+    then: Callable[[Any], None]
 
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def __call__(self, garbage: Garbage) -> None:
+    def __call__(self, left: Any) -> None:
         everybody: Any = _Everybody(self._device)  # in the place of a stream
         use: Use = (everybody, 0)
-        self._device.garbage.append(Garbage(None, [use], _Left(self._device, garbage)))
+        self._device.garbage.append(Garbage(None, [use], _Left(left, self.then)))
 
 
 class _Left:
-    """Holds what a lent storage left; gives it to the device when it is collected itself."""
+    """Holds what a lent storage left; passes it on when it is collected itself."""
 
-    def __init__(self, device: Device, garbage: Garbage) -> None:
-        self._device, self._garbage = device, garbage
+    def __init__(self, left: Any, then: Callable[[Any], None]) -> None:
+        self._left, self._then = left, then
 
     def __del__(self) -> None:
-        self._device.garbage.append(self._garbage)
+        self._then(self._left)
 
 
 class _Everybody:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tilekit._runtime.context import ExecutionContext
 from tilekit._tensor.partition import Partition
+from tilekit._tensor.layout import Layout
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._launches import Destination, Launches, allocated
 from tilekit.kernels._recipe import Cut, Launch, New, Place, Recipe, View, at_places
@@ -38,7 +39,7 @@ class Note:
 
     def allocated(self, tensor: Tensor) -> None:
         """A tensor was made."""
-        self._new.append(New(tensor.nbytes, tensor.shape, tensor.dtype, tensor.traits))
+        self._new.append(New(tensor.nbytes, Layout(tensor.shape, tensor.strides, tensor.dtype), tensor.traits))
         self._bases.append(tensor)
 
     def yielded(self, op: Any) -> None:

@@ -201,6 +201,11 @@ class Recalled(Launches, AtOnce):
     def _operands(self) -> Sequence[Any]:
         return self._tensors
 
+    def _stream(self, stream: Any) -> Stream:
+        if type(stream) is Stream and not stream.closed and stream.device is self._tensors[0].storage.device:  # type: ignore[union-attr]
+            return stream
+        return super()._stream(stream)
+
     def _of_function(self) -> Launches:
         """The op that the function makes."""
         if self._by_function is None:
@@ -277,7 +282,9 @@ class Recalled(Launches, AtOnce):
         self.claim()
         try:
             if recipe.new:
-                bases = recipe.bases(self._tensors, ExecutionContext(stream.device, stream))
+                bases = FAST_PATH.new_tensors(self._tensors, recipe.new, stream)
+                if bases is None:
+                    bases = recipe.bases(self._tensors, ExecutionContext(stream.device, stream))
             done, serial = (0, None) if bases is None else recipe.native.submit(bases, stream, poll_s)
         except Exception as error:
             self.annotate(error)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tilekit._runtime.context import ExecutionContext
+from tilekit._tensor.layout import Layout
 from tilekit._tensor.partition import Partition, Traits
 from tilekit._tensor.tensor import Tensor, new_tensor
 from tilekit.compiler.frontend.bound import BoundKernel
@@ -119,11 +120,10 @@ class Launch(NamedTuple):
 
 
 class New(NamedTuple):
-    """A new tensor."""
+    """A new tensor, C-contiguous."""
 
     nbytes: int
-    shape: tuple[int, ...]
-    dtype: Any
+    layout: Layout
     traits: Traits
 
 
@@ -151,8 +151,8 @@ class Recipe(NamedTuple):
         if not self.new:
             return tensors
         bases = tensors.copy()
-        for nbytes, shape, dtype, traits in self.new:
-            tensor = new_tensor(ctx.allocate(nbytes), shape, dtype)
+        for nbytes, layout, traits in self.new:
+            tensor = new_tensor(ctx.allocate(nbytes), layout.shape, layout.dtype)
             if tensor.traits is not traits:
                 return None
             bases.append(tensor)

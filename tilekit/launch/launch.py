@@ -88,13 +88,17 @@ class KernelLaunch(AsyncKernelLaunch):
             TypeError: no parameter has such a name, or what it has is no tensor.
         """
         before, arguments = self._form, list(self.arguments)
-        with _Configuring(self):
-            if before.tiled is not None and shape is not None and not shapes:
-                places, form = before.tiled
+        if before.tiled is not None and shape is not None and not shapes:
+            places, form = before.tiled
+            try:
                 for at in places:
                     arguments[at] = arguments[at].partition(shape)
-                self._form, self.arguments = form, tuple(arguments)
-                return self
+            except BaseException:
+                self._spent = True
+                raise
+            self._form, self.arguments = form, tuple(arguments)
+            return self
+        with _Configuring(self):
             parameters = self.kernel.signature.parameters
             for name in shapes:
                 if all(name != parameter.name for parameter in parameters):

@@ -57,16 +57,18 @@ class FastPath:
             if it cannot.
         launches: `launches(items)` makes launches that were noted in one call, see `tilekit.kernels._noting`; ValueError if it
             cannot.
+        new_tensors: `new_tensors(tensors, new, stream)` appends new ones to some, see `tilekit.kernels._recipe`; None if it cannot.
         program: `program(driver, nodes)` submits recorded nodes in one call; None if it cannot.
     """
 
-    __slots__ = ("kernel", "key", "launcher", "launches", "program")
+    __slots__ = ("kernel", "key", "launcher", "launches", "new_tensors", "program")
 
     def __init__(self) -> None:
         self.kernel: type[Any] | None = None
         self.launcher: Callable[[Any, Any], NativeLaunch | None] | None = None
         self.key: Callable[..., tuple[Any, ...] | None] | None = None
         self.launches: Callable[[tuple[Any, ...]], KnownLaunches] | None = None
+        self.new_tensors: Callable[..., list[Any] | None] = lambda *_: None
         self.program: Callable[[Any, Sequence[Node]], Program | None] | None = None
 
 
