@@ -132,7 +132,7 @@ static PyObject *layout_of(const Key *key)
 }
 
 /* The stream that a library works in, borrowed, by the number of its device and its address there: the one that was met last, or what
- * `find_stream` says. NULL, perhaps with an exception, if it may be gone by the time that somebody waits. */
+ * `find_stream` says. NULL, perhaps with an exception, if there is none. */
 static PyObject *stream_at(int ordinal, void *address)
 {
     PyObject *devices = PyDict_GetItemWithError(PyModule_GetDict(all_devices), names.registry); /* tests have others */
@@ -145,10 +145,8 @@ static PyObject *stream_at(int ordinal, void *address)
         held(last.stream, &Stream_closed) == Py_False)
         return last.stream;
     PyObject *stream = PyObject_CallFunction(find_stream, "iK", ordinal, (unsigned long long)(uintptr_t)address);
-    if (stream == NULL || ((uintptr_t)address > MOST_DEFAULT && held(stream, &Stream__stable) != Py_True)) {
-        Py_XDECREF(stream);
+    if (stream == NULL)
         return NULL;
-    }
     Py_XSETREF(last.stream, stream);
     Py_XSETREF(last.devices, Py_XNewRef(devices));
     last.address = address;
@@ -206,7 +204,7 @@ static PyObject *described(PyObject *Py_UNUSED(module), PyObject *array)
         PyObject *known = stream_at(it.device.id, stream), *tensor = NULL;
         if (known != NULL) {
             Py_INCREF(known);
-            tensor = imported(array, (uint64_t)(uintptr_t)it.data + it.byte_offset, layout, known);
+            tensor = imported(array, (uint64_t)(uintptr_t)it.data + it.byte_offset, layout, known, (uintptr_t)stream <= MOST_DEFAULT);
             Py_DECREF(known);
         }
         if (tensor != NULL || PyErr_Occurred()) {

@@ -121,10 +121,10 @@ int let_others_go(PyObject *device, uint64_t nbytes)
 
 /* Remember that a library has used the memory, in a stream: whoever comes later waits for that. As `used` of
  * `tilekit._runtime.ranges`; 0, perhaps with an exception, if that is not done. */
-static int note_theirs(PyObject *history, PyObject *stream)
+static int note_theirs(PyObject *history, PyObject *stream, PyObject *pending)
 {
     static PyObject *last; /* a moment, mostly the same for all arguments of a call */
-    PyObject *pending = held(stream, &Stream_pending), *before = *field(history, &AccessHistory_theirs);
+    PyObject *before = *field(history, &AccessHistory_theirs);
     if (pending == NULL || before == NULL)
         return 0;
     if (before != Py_None) {
@@ -197,7 +197,19 @@ static PyObject *same_view(PyObject *storage, uint64_t address, PyObject *layout
     return NULL;
 }
 
-PyObject *imported(PyObject *array, uint64_t address, PyObject *layout, PyObject *stream)
+/* The serial behind all that the stream has; of one that may be gone by the time that somebody waits a mark is made. A new reference;
+ * NULL, perhaps with an exception. As `Stream.moment`. */
+static PyObject *end_of(PyObject *stream, int lasts)
+{
+    if (lasts || held(stream, &Stream__stable) == Py_True)
+        return Py_XNewRef(held(stream, &Stream_pending));
+    Launcher *launcher = launcher_at(stream);
+    PyObject *mark = launcher ? mark_end(stream, launcher) : NULL, *serial = mark ? PyLong_FromLongLong(serial_of(mark)) : NULL;
+    Py_XDECREF(mark);
+    return serial;
+}
+
+PyObject *imported(PyObject *array, uint64_t address, PyObject *layout, PyObject *stream, int lasts)
 {
     PyObject *device = held(stream, &Stream_device), *ranges = device ? held(device, &Device_ranges) : NULL;
     PyObject *entries = ranges ? held(ranges, &Ranges_entries) : NULL, *left = ranges ? held(ranges, &Ranges_left) : NULL;
@@ -223,7 +235,8 @@ PyObject *imported(PyObject *array, uint64_t address, PyObject *layout, PyObject
     }
     if (is_new)
         storage = new_part(device, entry, history, array, low, high - low);
-    if (storage != NULL && note_theirs(history, stream)) {
+    PyObject *end = storage != NULL ? end_of(stream, lasts) : NULL;
+    if (end != NULL && note_theirs(history, stream, end)) {
         int is_imported = Py_TYPE(storage) == Imported_history.owner;
         tensor = is_imported && !is_new ? same_view(storage, address, layout) : NULL;
         if (tensor == NULL) {
@@ -235,6 +248,7 @@ PyObject *imported(PyObject *array, uint64_t address, PyObject *layout, PyObject
                 Py_CLEAR(tensor);
         }
     }
+    Py_XDECREF(end);
     if (tensor != NULL && is_new && !let_others_go(device, high - low))
         Py_CLEAR(tensor);
     Py_XDECREF(storage);

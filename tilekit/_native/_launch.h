@@ -45,13 +45,13 @@ enum { VERSION = 5 }; /* see attributes.py */
 #define NAMES(X)                                                                                                                  \
     X(append, "append") X(dict, "__dict__") X(module, "__name__") X(of_module, "__module__") X(exchange_before, "__c_dlpack_exchange_api__")                                    \
     X(exchange, "__dlpack_c_exchange_api__") X(dlpack, "__dlpack__") X(dlpack_device, "__dlpack_device__")                      \
-    X(torch_dispatch, "__torch_dispatch__") X(collect, "collect") X(event, "event") X(forget_until, "_forget_until") X(trim, "_trim")                 \
+    X(torch_dispatch, "__torch_dispatch__") X(collect, "collect") X(device, "device") X(event, "event") X(forget_until, "_forget_until") X(trim, "_trim")                 \
     X(next_stream, "next_stream") X(policy, "policy") X(registry, "_registry") X(requires_grad, "requires_grad")                    \
     X(serial, "serial") X(submission, "submission") X(traits, "traits") X(written_by, "written_by")
 
 /* Functions and objects of Python's. */
 #define HELPERS(X)                                                                                                                \
-    X(async_on) X(call) X(dropped) X(ended) X(inside) X(left) X(left_imported) X(site_of) X(start) X(submitting) X(sync) X(sync_on) X(waited)
+    X(as_stream) X(async_on) X(call) X(dropped) X(ended) X(inside) X(left) X(left_imported) X(site_of) X(start) X(submitting) X(sync) X(sync_on) X(waited)
 
 /* Numbers of Python's. */
 #define CONSTANTS(X)                                                                                                              \
@@ -253,11 +253,15 @@ long long serial_of(PyObject *mark);
 PyObject *event_of(PyObject *mark);
 /* Under the stream's lock, once the event has been recorded: the mark that says so; NULL with an exception. */
 Mark *append_mark(PyObject *stream, Launcher *launcher, PyObject *event);
+/* A launcher of the stream's device, borrowed; NULL, and no exception, if none is known. */
+Launcher *launcher_at(PyObject *stream);
 /* Whether the event has passed, which is polled for so long at most; -1, and no exception, if that is not known. */
 int mark_passed(Mark *self, double seconds);
 PyObject *make_mark_type(void);
 
 /* _waits.c */
+/* A mark at the end of a stream, a new reference; NULL, perhaps with an exception, if Python has to make it. */
+PyObject *mark_end(PyObject *stream, Launcher *launcher);
 /* Whether all that is submitted to the stream from now on is known to run behind a moment of another. */
 int is_behind(PyObject *stream, PyObject *other, PyObject *serial);
 /* Let it; 0, perhaps with an exception, if Python has to see to that. */
@@ -276,10 +280,10 @@ enum { LAUNCH, GRAPH, COPY, FILL, FIELDS = 10 }; /* the kinds of steps, and how 
 PyObject *make_program_type(void);
 
 /* _imports.c */
-/* The tensor over the elements that an array has from an address on, behind what its library has submitted to a stream that is there
- * as long as the object is. It is `layout`'s, which is a Layout. A new reference; NULL, perhaps with an exception, if Python has to
+/* The tensor over the elements that an array has from an address on, behind what its library has submitted to a stream, which is there
+ * as long as the object is, or else is marked now. It is `layout`'s, which is a Layout. A new reference; NULL, perhaps with an exception, if Python has to
  * see to that. */
-PyObject *imported(PyObject *array, uint64_t address, PyObject *layout, PyObject *stream);
+PyObject *imported(PyObject *array, uint64_t address, PyObject *layout, PyObject *stream, int lasts);
 /* The tensor that begins at an address, somewhere in a storage that begins at `base`; NULL, perhaps with an exception. */
 PyObject *new_tensor(PyObject *storage, uint64_t address, uint64_t base, PyObject *layout);
 /* As `Device.let_go`, which counts by itself; 0 with an exception. */

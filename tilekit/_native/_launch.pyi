@@ -110,8 +110,8 @@ def key(
     function: object, args: tuple[Any, ...], kwargs: dict[str, Any], plain: frozenset[type], tensors: list[Any], /
 ) -> tuple[Any, ...] | None: ...
 
-# Tensors, and behind them new ones, of which each item of `new` says how many bytes it has, its Layout, and its traits: in memory that
-# the stream has in its free lists. None if that has none, or anything is unusual: see `Recipe.bases`.
+# Tensors, and behind them new ones, of which each item of `new` says how many bytes it has, its Layout, and its traits: in
+# memory that the stream has in its free lists. None if that has none, or anything is unusual: see `Recipe.bases`.
 def new_tensors(tensors: list[Tensor], new: tuple[tuple[Any, ...], ...], stream: Stream, /) -> list[Tensor] | None: ...
 
 # Submit a launch to the next stream of its device, and poll for its end for so many seconds. None if it is over; else the stream,

@@ -174,8 +174,22 @@ static int tidy(PyObject *stream, PyObject *marks)
     }
 }
 
+static struct {
+    PyObject *device;
+    Launcher *launcher;
+} recent; /* where a mark was made last */
+
+Launcher *launcher_at(PyObject *stream)
+{
+    return recent.device != NULL && held(stream, &Stream_device) == recent.device ? recent.launcher : NULL;
+}
+
 Mark *append_mark(PyObject *stream, Launcher *launcher, PyObject *event)
 {
+    if (recent.device != held(stream, &Stream_device)) {
+        Py_XSETREF(recent.device, Py_XNewRef(held(stream, &Stream_device)));
+        Py_XSETREF(recent.launcher, (Launcher *)Py_NewRef((PyObject *)launcher));
+    }
     PyObject *marks = Py_NewRef(held(stream, &Stream__marks));
     long long serial = PyLong_AsLongLong(held(stream, &Stream_pending));
     PyObject *next = PyLong_FromLongLong(serial + 1);

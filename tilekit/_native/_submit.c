@@ -184,15 +184,40 @@ static PyObject *otherwise(PyObject *helper, PyObject *self, PyObject *const *ar
     return PyObject_Vectorcall(helper, all, (size_t)nargs + 1, names);
 }
 
+/* The stream that is meant, tilekit's own or another library's on the op's device, a new reference; NULL, perhaps with an exception that
+ * nobody is to catch, if it is none. */
+static PyObject *as_stream(PyObject *op, PyObject *what)
+{
+    PyObject *stream = NULL;
+    if (Py_TYPE(what) == Stream_pending.owner) {
+        stream = Py_NewRef(what);
+    } else {
+        PyObject *device = PyObject_GetAttr(op, names.device);
+        stream = device ? PyObject_CallFunctionObjArgs(helpers.as_stream, what, device, NULL) : NULL;
+        Py_XDECREF(device);
+    }
+    if (stream != NULL && !open_stream(stream))
+        Py_CLEAR(stream);
+    if (stream == NULL && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception))
+        PyErr_Clear(); /* Python finds it again */
+    return stream;
+}
+
 static PyObject *runs_sync_on(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
 {
     Ready what;
-    if (nargs == 1 && names == NULL && open_stream(args[0]) && ready(self, held(args[0], &Stream_device), &what)) {
-        PyObject *result = run_here(self, args[0], &what);
+    PyObject *stream = nargs == 1 && names == NULL ? as_stream(self, args[0]) : NULL;
+    if (stream != NULL && ready(self, held(stream, &Stream_device), &what)) {
+        PyObject *result = run_here(self, stream, &what);
         let_go(&what);
-        if (result != NULL || PyErr_Occurred())
+        if (result != NULL || PyErr_Occurred()) {
+            Py_DECREF(stream);
             return result;
+        }
     }
+    Py_XDECREF(stream);
+    if (PyErr_Occurred())
+        return NULL;
     return otherwise(helpers.sync_on, self, args, nargs, names);
 }
 
@@ -225,25 +250,30 @@ static PyObject *runs_async_on(PyObject *self, PyObject *const *args, Py_ssize_t
 {
     Ready what;
     PyTypeObject *type = DeviceFuture_op.owner;
-    if (nargs == 1 && names == NULL && type != NULL && open_stream(args[0]) &&
-        ready(self, held(args[0], &Stream_device), &what)) {
+    PyObject *stream = nargs == 1 && names == NULL && type != NULL ? as_stream(self, args[0]) : NULL;
+    if (stream != NULL && ready(self, held(stream, &Stream_device), &what)) {
         Submitted end = {NULL, NULL};
         PyObject *future = NULL;
-        int submitted = submit_ready(self, args[0], &what, &end);
+        int submitted = submit_ready(self, stream, &what, &end);
         if (submitted == 1) {
             future = type->tp_alloc(type, 0);
             if (future != NULL) {
                 put(future, &DeviceFuture_op, Py_NewRef(self));
-                put(future, &DeviceFuture_stream, Py_NewRef(args[0]));
+                put(future, &DeviceFuture_stream, Py_NewRef(stream));
                 put(future, &DeviceFuture__serial, Py_NewRef(end.serial));
             }
         }
         Py_XDECREF(end.mark);
         Py_XDECREF(end.serial);
         let_go(&what);
-        if (submitted != 0)
+        if (submitted != 0) {
+            Py_DECREF(stream);
             return future;
+        }
     }
+    Py_XDECREF(stream);
+    if (PyErr_Occurred())
+        return NULL;
     return otherwise(helpers.async_on, self, args, nargs, names);
 }
 

@@ -29,8 +29,7 @@ int is_behind(PyObject *stream, PyObject *other, PyObject *serial)
            (held(stream, &Stream__stable) == Py_True && has_seen(stream, other, number));
 }
 
-/* A mark at the end of a stream, a new reference; NULL, perhaps with an exception, if Python has to make it. */
-static PyObject *mark_end(PyObject *stream, Launcher *launcher)
+PyObject *mark_end(PyObject *stream, Launcher *launcher)
 {
     PyObject *lock = Py_XNewRef(held(stream, &Stream__lock)), *pool = Py_XNewRef(held(stream, &Stream__events));
     PyObject *mark = NULL, *event = NULL;

@@ -14,7 +14,7 @@ from tilekit import launch
 from tilekit._driver.protocol import Memory
 from tilekit._runtime.allocator import MANY, MUCH, FreeList
 from tilekit._runtime.context import ExecutionContext, submitting
-from tilekit._runtime.device import Device
+from tilekit._runtime.device import Device, as_stream
 from tilekit._runtime.hazards import READERS_KEPT, AccessHistory
 from tilekit._runtime.ranges import Range, Ranges
 from tilekit._runtime.storage import Imported, Storage
@@ -196,6 +196,7 @@ NAMES: Mapping[str, str] = {
     "__dlpack_device__": "the same",
     "__torch_dispatch__": "the same, of PyTorch's",
     "collect": "of a device: let go of what was imported and nobody uses any more",
+    "device": "of a launch, where a stream is that another library has",
     "event": "of a mark of Python's",
     "_forget_until": "Stream: forget marks where some have failed",
     "_trim": "Stream: forget the older half of the marks where the device is asked by Python",
@@ -209,9 +210,10 @@ NAMES: Mapping[str, str] = {
     "written_by": "of a storage: remember a write where others have used it",
 }
 
-# What it calls, or looks into. `call`, `start`, `sync`, `sync_on`, `async_on`, `dropped`, `left` and `left_imported` are what it leaves to Python of the
-# methods that it has itself; `ended` and `waited` are added by `_native.classes`.
+# What it calls, or looks into. `call`, `start`, `sync`, `sync_on`, `async_on`, `dropped`, `left` and `left_imported` are what it
+# leaves to Python of the methods that it has itself; `ended` and `waited` are added by `_native.classes`.
 HELPERS: Mapping[str, Callable[..., Any] | object] = {
+    "as_stream": as_stream,
     "async_on": launch.KernelLaunch.async_on,
     "call": launch.Kernel.__call__,
     "dropped": DeviceOp.__del__,

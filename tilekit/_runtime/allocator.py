@@ -186,10 +186,11 @@ class StreamOrderedMemory:
             return
         try:
             owners = self.owners
+            last, queue = None, deque[Kept]()
             for item in _drained(self.imports):
-                queue = owners.get(item[0])
-                if queue is None:
-                    queue = owners[item[0]] = deque()
+                if item[0] is not last:
+                    last = item[0]
+                    queue = owners.setdefault(last, deque())
                 queue.append(item)
             for stream, queue in tuple(owners.items()):
                 if not stream.passed(queue[0][1]):

@@ -91,8 +91,8 @@ class Storage(AccessHistory):
         self._leave: Callable[[Any], None] = device.garbage.append
 
     def leave_by(self, leave: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Have `leave` take what the storage leaves when it is collected, instead of the device, or whatever took it before, which
-        is given back. It may call no driver."""
+        """Have `leave` take what the storage leaves when it is collected, instead of the device, or what took it before, which is
+        given back. It may call no driver."""
         before, self._leave, self._free_list = self._leave, leave, None
         return before
 

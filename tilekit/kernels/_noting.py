@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from tilekit._runtime.context import ExecutionContext
-from tilekit._tensor.partition import Partition
 from tilekit._tensor.layout import Layout
+from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._launches import Destination, Launches, allocated
 from tilekit.kernels._recipe import Cut, Launch, New, Place, Recipe, View, at_places

@@ -57,7 +57,8 @@ class FastPath:
             if it cannot.
         launches: `launches(items)` makes launches that were noted in one call, see `tilekit.kernels._noting`; ValueError if it
             cannot.
-        new_tensors: `new_tensors(tensors, new, stream)` appends new ones to some, see `tilekit.kernels._recipe`; None if it cannot.
+        new_tensors: `new_tensors(tensors, new, stream)` appends new ones to some, see `tilekit.kernels._recipe`; None if it
+            cannot.
         program: `program(driver, nodes)` submits recorded nodes in one call; None if it cannot.
     """
 
