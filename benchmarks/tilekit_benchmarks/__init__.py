@@ -1,9 +1,9 @@
 """Benchmarks: tilekit beside its peers, in one run, with the results checked. `python -m tilekit bench` runs them.
 
 A benchmark is a module of this package, named in `BENCHMARKS`, with a function `run(options)` that returns a `report.Run`:
-`saxpy` a `report.Record`, those of the host's side a `sweep.Sweep`, those of the kernels a `kernel_runs.KernelRun`. `harness`
-compares contestants, `environment` says where that was, `report` shows and keeps what came out. Peers are imported only by the
-functions that need them.
+`saxpy` a `report.Record`, those of the host's side a `sweep.Sweep`, those of the kernels a `kernel_runs.KernelRun`, that
+of drawn cases a `drawn.record.DrawnRun`. `harness` compares contestants, `report` says where that was, shows and keeps what came
+out. Peers are imported only by the functions that need them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tilekit._runtime.device import Device
 if TYPE_CHECKING:
     from tilekit_benchmarks.report import Run
 
-__all__ = ["BENCHMARKS", "Benchmark", "Options", "run"]
+__all__ = ["BENCHMARKS", "Benchmark", "Drawn", "Options", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +30,14 @@ class Benchmark:
         summary: what it is about.
         size: what `Options.n` counts.
         graph: whether it can be asked to use CUDA graphs, `Options.graph`.
+        drawn: whether its cases are drawn, so that it needs `Options.drawn`, and has no size.
     """
 
     module: str
     summary: str
-    size: str
+    size: str = ""
     graph: bool = False
+    drawn: bool = False
 
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -135,8 +137,36 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         summary="attention of packed sequences in bfloat16, forward and backward, beside FlashAttention-2",
         size="tokens of the longest sequence",
     ),
+    "sweep": Benchmark(
+        module="drawn",
+        summary="cases of a family of kernels that are drawn at random, beside all peers: geometric mean, quantiles, the worst",
+        drawn=True,
+    ),
 }
 """The benchmarks, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Which cases of a sweep are measured.
+
+    Attributes:
+        family: what they are drawn of.
+        cases: how many the whole sweep has.
+        seed: what they are drawn from; None for a fresh one.
+        start, stop: from which of them on, and up to which, that one not included; None for all.
+    """
+
+    family: str
+    cases: int = 60
+    seed: int | None = None
+    start: int = 0
+    stop: int | None = None
+
+    def __post_init__(self) -> None:
+        stop = self.cases if self.stop is None else self.stop
+        if not 0 <= self.start < stop <= self.cases:
+            raise ValueError(f"there are no cases {self.start} to {stop} among {self.cases}, which are counted from 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +179,7 @@ class Options:
         rounds: how many samples are taken of each contestant, in turns.
         graph: whether to use CUDA graphs, where the benchmark can (`Benchmark.graph`).
         command: the command line that asked for it, for the record.
+        drawn: which cases, of a benchmark that draws them.
     """
 
     device: Device
@@ -156,6 +187,7 @@ class Options:
     rounds: int = 20
     graph: bool = False
     command: str | None = None
+    drawn: Drawn | None = None
 
     def __post_init__(self) -> None:
         if self.n is not None and self.n < 1:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tilekit._runtime.device import Device
-from tilekit_benchmarks import BENCHMARKS, Options, report, run
+from tilekit_benchmarks import BENCHMARKS, Drawn, Options, report, run
+from tilekit_benchmarks.report import Run
 
 __all__ = ["add_names", "execute"]
 
@@ -21,18 +22,35 @@ def add_names(parser: argparse.ArgumentParser) -> None:
     names = parser.add_subparsers(dest="benchmark", metavar="NAME")
     for name, benchmark in BENCHMARKS.items():
         one = names.add_parser(name, help=benchmark.summary, description=benchmark.summary)
-        one.add_argument("--n", type=_count, metavar="N", help=f"how many {benchmark.size}, such as 1000 or 2^28")
+        if benchmark.drawn:
+            _add_drawn(one)
+        else:
+            one.add_argument("--n", type=_count, metavar="N", help=f"how many {benchmark.size}, such as 1000 or 2^28")
         one.add_argument(
             "--rounds", type=_count, default=20, metavar="R", help="how many samples of each contestant (default: 20)"
         )
         if benchmark.graph:
             one.add_argument("--graph", action="store_true", help="launch CUDA graphs")
         one.add_argument("--device", metavar="DEVICE", help='such as "cuda:0" or "cpu" (default: the default device)')
-        one.add_argument("--json", type=Path, metavar="FILE", help="write the record there, as JSON")
+        one.add_argument(
+            "--json", *(["--out"] if benchmark.drawn else []), type=Path, metavar="FILE", help="write the record there, as JSON"
+        )
         one.add_argument("--commit", metavar="HASH", help="the commit to record where tilekit does not run from a git checkout")
         one.add_argument(
             "--plot", type=Path, metavar="FILE", help="draw the results there, as .png, .svg or .pdf; needs matplotlib"
         )
+
+
+def _add_drawn(parser: argparse.ArgumentParser) -> None:
+    """The options of benchmarks whose cases are drawn."""
+    parser.add_argument("family", nargs="?", metavar="FAMILY", help="what the cases are drawn of, such as rows or gemm")
+    parser.add_argument("--cases", type=_count, default=60, metavar="N", help="how many cases the sweep has (default: 60)")
+    parser.add_argument("--seed", type=int, metavar="S", help="what they are drawn from (default: a fresh one)")
+    parser.add_argument("--from", type=int, default=0, dest="start", metavar="K", help="measure from case K on (default: 0)")
+    parser.add_argument("--to", type=int, dest="stop", metavar="K", help="measure up to case K, not included (default: all)")
+    parser.add_argument(
+        "--join", type=Path, nargs="+", metavar="FILE", help="measure nothing: join the records of the pieces of a sweep"
+    )
 
 
 def execute(options: argparse.Namespace, words: Sequence[str]) -> int:
@@ -47,8 +65,18 @@ def execute(options: argparse.Namespace, words: Sequence[str]) -> int:
     if options.plot is not None:
         report.check_plot()
     command = f"python -m tilekit {shlex.join(words)}"
-    graph = getattr(options, "graph", False)
-    asked = Options(device=Device(options.device), n=options.n, rounds=options.rounds, graph=graph, command=command)
+    if getattr(options, "join", None):
+        from tilekit_benchmarks.drawn import join  # it needs what others do not
+
+        return _show(join(options.join), options)
+    asked = Options(
+        device=Device(options.device),
+        n=getattr(options, "n", None),
+        rounds=options.rounds,
+        graph=getattr(options, "graph", False),
+        command=command,
+        drawn=_drawn(options) if BENCHMARKS[options.benchmark].drawn else None,
+    )
     log, handler = logging.getLogger("tilekit_benchmarks"), logging.StreamHandler()  # to stderr, what it is busy with
     level = log.level
     log.addHandler(handler)
@@ -58,6 +86,17 @@ def execute(options: argparse.Namespace, words: Sequence[str]) -> int:
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
+    return _show(record, options)
+
+
+def _drawn(options: argparse.Namespace) -> Drawn | None:
+    if options.family is None:
+        return None
+    return Drawn(family=options.family, cases=options.cases, seed=options.seed, start=options.start, stop=options.stop)
+
+
+def _show(record: Run, options: argparse.Namespace) -> int:
+    """Print the record, keep it and draw it, as `options` ask; returns the exit status."""
     if record.commit is None:
         record = dataclasses.replace(record, commit=options.commit)
     print(report.table(record))
