@@ -19,9 +19,9 @@ __all__ = ["add_names", "execute"]
 
 def add_names(parser: argparse.ArgumentParser) -> None:
     """Give `parser`, that of `python -m tilekit bench`, the names of the benchmarks and their options."""
-    names = parser.add_subparsers(dest="benchmark", metavar="NAME")
+    commands = parser.add_subparsers(dest="benchmark", metavar="NAME")
     for name, benchmark in BENCHMARKS.items():
-        one = names.add_parser(name, help=benchmark.summary, description=benchmark.summary)
+        one = commands.add_parser(name, help=benchmark.summary, description=benchmark.summary)
         if benchmark.drawn:
             _add_drawn(one)
         else:
@@ -32,9 +32,8 @@ def add_names(parser: argparse.ArgumentParser) -> None:
         if benchmark.graph:
             one.add_argument("--graph", action="store_true", help="launch CUDA graphs")
         one.add_argument("--device", metavar="DEVICE", help='such as "cuda:0" or "cpu" (default: the default device)')
-        one.add_argument(
-            "--json", *(["--out"] if benchmark.drawn else []), type=Path, metavar="FILE", help="write the record there, as JSON"
-        )
+        names = ("--json", "--out") if benchmark.drawn else ("--json",)
+        one.add_argument(*names, type=Path, metavar="FILE", help="write the record there, as JSON")
         one.add_argument("--commit", metavar="HASH", help="the commit to record where tilekit does not run from a git checkout")
         one.add_argument(
             "--plot", type=Path, metavar="FILE", help="draw the results there, as .png, .svg or .pdf; needs matplotlib"

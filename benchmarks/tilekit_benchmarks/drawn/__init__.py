@@ -36,11 +36,11 @@ def run(options: Options) -> DrawnRun:
     device = options.device
     seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
     stop = asked.cases if asked.stop is None else asked.stop
+    where = surroundings(device, ())  # after a fault nobody could ask the device
     with device.stream() as stream:
         bench = Bench(stream, LIMITS[device.kind], options.rounds)
         with bench.use():
             results, ended = measure(bench, asked.family, seed, range(asked.start, stop))
-    where = surroundings(device, ())
     where["versions"] |= {"torch": bench.torch.__version__}
     return DrawnRun(
         **where,

@@ -9,20 +9,22 @@ from tilekit_benchmarks.drawn.problem import Family, Operands, Problem, toleranc
 __all__ = ["FAMILY"]
 
 _WIDEST = 2**13  # row of a table
+_SPREAD = 64  # a table has between so many times as many rows as are asked for, and so many times fewer
 
 
 def _draw(d: Draw) -> Case:
     kernel, dtype = d.one_of(("embedding", "embedding_backward")), d.dtype()
     width = 2 * width_of(dtype)
 
-    def once() -> tuple[int, int, int] | None:
-        rows, n = d.matrix(width, (16, min(_WIDEST, d.limits.row)))
-        ids = d.near(d.log_uniform(max(1, rows / 64), 64 * rows))
-        return (rows, n, ids) if d.within((ids + rows / 2) * n * width) else None
+    def once() -> tuple[int, int, int, int] | None:
+        ids, n = d.matrix(width, (16, min(_WIDEST, d.limits.row)))
+        rows = d.near(d.log_uniform(max(1, ids / _SPREAD), _SPREAD * ids))
+        table = rows * n * width // 2
+        # What is asked for is read and written; the gradient by the table is written, too, whole.
+        nbytes = ids * n * width + 8 * ids + (table if kernel.endswith("backward") else 0)
+        return (rows, n, ids, nbytes) if d.within(nbytes) and table <= d.limits.nbytes[1] else None
 
-    rows, n, ids = d.fitting(once)
-    # What is asked for is read and written; the gradient by the table is written, too, whole.
-    nbytes = ids * n * width + 8 * ids + (rows * n * width // 2 if kernel.endswith("backward") else 0)
+    rows, n, ids, nbytes = d.fitting(once)
     index = d.one_of(("int64", "int32"))
     return d.case(kernel=kernel, dtype=dtype, shape=(rows, n), nbytes=nbytes, ids=ids, index=index)
 
