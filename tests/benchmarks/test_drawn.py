@@ -169,7 +169,7 @@ def changed(monkeypatch):
     return change
 
 
-def failing(*_):
+def failing(*_, **__):
     raise RuntimeError("no such luck\nsecond line")
 
 
@@ -242,6 +242,14 @@ def test_a_fault_ends_the_run(monkeypatch):
             results, ended = measuring.measure(at, "scans", 1, range(3))
     assert len(results) == 1
     assert "--from 1" in ended
+
+
+def test_a_fault_while_all_are_timed(monkeypatch):
+    pytest.importorskip("torch", reason="torch is not installed")
+    monkeypatch.setattr(measuring, "compete", failing)
+    (result,) = measured("scans", [0])
+    assert result.ratio is None and result.failure is None
+    assert result.left_out[-1].reason == "RuntimeError: no such luck"
 
 
 # records

@@ -12,12 +12,13 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
+from tilekit._environment import version_of
 from tilekit_benchmarks import Options
 from tilekit_benchmarks.drawn import record
 from tilekit_benchmarks.drawn.distribution import LIMITS
 from tilekit_benchmarks.drawn.families import FAMILIES
 from tilekit_benchmarks.drawn.measuring import Bench, measure
-from tilekit_benchmarks.drawn.record import DrawnRun, Piece
+from tilekit_benchmarks.drawn.record import CaseResult, DrawnRun, Piece
 from tilekit_benchmarks.report import surroundings
 
 __all__ = ["FAMILIES", "join", "run"]
@@ -37,11 +38,17 @@ def run(options: Options) -> DrawnRun:
     seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
     stop = asked.cases if asked.stop is None else asked.stop
     where = surroundings(device, ())  # after a fault nobody could ask the device
-    with device.stream() as stream:
-        bench = Bench(stream, LIMITS[device.kind], options.rounds)
-        with bench.use():
-            results, ended = measure(bench, asked.family, seed, range(asked.start, stop))
-    where["versions"] |= {"torch": bench.torch.__version__}
+    results: list[CaseResult] = []
+    ended: str | None = None
+    try:
+        with device.stream() as stream:
+            bench = Bench(stream, LIMITS[device.kind], options.rounds)
+            with bench.use():
+                results, ended = measure(bench, asked.family, seed, range(asked.start, stop))
+    except Exception:
+        if ended is None:  # after a fault streams and events cannot be given up either
+            raise
+    where["versions"] |= {"torch": version_of("torch"), "triton": version_of("triton")}
     return DrawnRun(
         **where,
         benchmark="sweep",

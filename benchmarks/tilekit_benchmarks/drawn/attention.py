@@ -173,7 +173,9 @@ def _problem(case: Case, t: Operands) -> Problem:
     places = torch.tensor(_some(_ROWS, of.queries), device=t.device)
     heads, group = _heads(case.shape), case.shape[1] // case.options["key_heads"]
     own = kernels.attention_decode if case.kernel == "decode" else kernels.attention
-    options = {} if case.kernel == "decode" else {"causal": of.causal}
+    options: dict[str, Any] = {"out": t.empty(*case.shape)}
+    if case.kernel != "decode":
+        options["causal"] = of.causal
 
     def right() -> Any:
         return torch.stack([of.weights(b, h, places) @ of.v[b, h // group].double() for b, h in heads])

@@ -33,9 +33,9 @@ def _problem(case: Case, t: Operands) -> Problem:
     torch, (rows, n), count = t.torch, case.shape, case.options["ids"]
     ids = t.integers(0, rows, count, dtype=case.options["index"])
     if case.kernel == "embedding":
-        table = t.normal(rows, n)
+        table, out = t.normal(rows, n), t.empty(count, n)
         return Problem(
-            own=lambda: kernels.embedding(table, ids),
+            own=lambda: kernels.embedding(table, ids, out=out),
             peers={"torch": lambda: torch.nn.functional.embedding(ids, table)},
             reference=lambda: table.index_select(0, ids),
             tolerance=0.0,

@@ -39,6 +39,7 @@ def _problem(case: Case, t: Operands) -> Problem:
             peers_tolerance=2 * tolerance_of(case.dtype),  # which theirs is rounded to
             triton=triton,
         )
+    out = t.empty(m, n)
     grad = t.vector(m, "float32") if reduction == "none" else torch.ones((), device=t.device)
     lse = torch.logsumexp(x.float(), -1)
     # As autograd has it: the forward pass has kept the logarithms of the weights.
@@ -58,7 +59,7 @@ def _problem(case: Case, t: Operands) -> Problem:
         return p * factor
 
     return Problem(
-        own=lambda: kernels.cross_entropy_backward(grad, x, target, lse, reduction=reduction),
+        own=lambda: kernels.cross_entropy_backward(grad, x, target, lse, reduction=reduction, out=out),
         peers={"torch": gradient},
         reference=right,
         tolerance=tolerance_of(case.dtype),

@@ -182,22 +182,30 @@ class _Taken:
         except Exception as error:  # such as out of memory: nobody has failed at the case
             _log.warning("%s: no tensors", self.case.label, exc_info=error)
             return CaseResult(case=self.case, left_out=(LeftOut(name="the case", cause="failed", reason=_reason(error)),))
-        peers = [joined for joined in self._peers(problem) if joined is not None]
-        timed = [self._quickly(joined) for joined in peers]
-        shortest = self.bench.limits.shortest_us
-        if timed and min(timed) < shortest and not self.last:
-            raise _Short(f"{min(timed):.1f} us, {shortest:g} us is the least")
+        peers: list[_Joined] = []
+        for some in (self._libraries(problem), self._compilers(problem)):  # a short case is not compiled for
+            new = [joined for joined in some if joined is not None]
+            fastest, least = min(map(self._quickly, new), default=math.inf), self.bench.limits.shortest_us
+            if fastest < least and not self.last:
+                raise _Short(f"{fastest:.1f} us, {least:g} us is the least")
+            peers += new
         own = self._join(OWN, tk.__version__, [("", problem.own)], problem, own=True)
         self.right = ()
-        self.bench.free()
         everybody = [*peers, *([own] if own is not None else [])]
-        measured = self._compete(everybody)
+        measured: tuple[Measurement, ...] = ()
+        try:
+            self.bench.free()
+            measured = self._compete(everybody)
+        except Exception as error:  # a fault: nothing can be measured any more
+            self._leave_out("the case", error)
         return self._result(everybody, measured)
 
-    def _peers(self, problem: Problem) -> Iterator[_Joined | None]:
-        torch = self.bench.torch
+    def _libraries(self, problem: Problem) -> Iterator[_Joined | None]:
         for name, call in problem.peers.items():
-            yield self._join(name, torch.__version__, [("", call)], problem)
+            yield self._join(name, self.bench.torch.__version__, [("", call)], problem)
+
+    def _compilers(self, problem: Problem) -> Iterator[_Joined | None]:
+        torch = self.bench.torch
         if not self.bench.cuda:
             return
         if self.case.compiled and "torch" in problem.peers:
@@ -319,7 +327,7 @@ class _Taken:
         if best is not None:
             pairs = zip(samples[best], samples.get(OWN, ()))
             ratio = statistics.median(theirs / ours for theirs, ours in pairs) if OWN in samples else 0.0
-        elif OWN not in samples:
+        elif not any(joined.contestant.name == OWN for joined in everybody):
             ratio = 0.0
         return CaseResult(
             case=self.case,

@@ -43,7 +43,10 @@ def _turned(torch: Any, x: Any, cos: Any, sin: Any) -> Any:
 _KERNELS = {
     "gelu": _Pointwise(1, 1, kernels.gelu, lambda torch, x: torch.nn.functional.gelu(x)),
     "gelu tanh": _Pointwise(
-        1, 1, lambda x: kernels.gelu(x, approximate="tanh"), lambda torch, x: torch.nn.functional.gelu(x, approximate="tanh")
+        1,
+        1,
+        lambda x, out: kernels.gelu(x, approximate="tanh", out=out),
+        lambda torch, x: torch.nn.functional.gelu(x, approximate="tanh"),
     ),
     "gelu_backward": _Pointwise(2, 1, kernels.gelu_backward, lambda torch, g, x: torch.ops.aten.gelu_backward(g, x)),
     "silu": _Pointwise(1, 1, kernels.silu, lambda torch, x: torch.nn.functional.silu(x)),
@@ -73,11 +76,12 @@ def _problem(case: Case, t: Operands) -> Problem:
         positions, _, size = case.shape
         angles = t.normal(positions, size // 2, dtype="float32")
         tensors += [angles.cos(), angles.sin()]
+    options = {"out": t.empty(*case.shape)} if kernel.results == 1 else {}
     triton = None
     if case.kernel == "gelu" and case.layout == CONTIGUOUS:
         triton = "gelu", {"x": tensors[0]}, t.empty(*case.shape)
     return Problem(
-        own=lambda: kernel.own(*tensors),
+        own=lambda: kernel.own(*tensors, **options),
         peers={"torch": lambda: kernel.torch(torch, *tensors)},
         reference=lambda: kernel.torch(torch, *(tensor.double() for tensor in tensors)),
         tolerance=tolerance_of(case.dtype),

@@ -24,7 +24,8 @@ class Problem:
     """A case with its tensors.
 
     Attributes:
-        own: makes tilekit's op.
+        own: makes tilekit's op, which writes a tensor that is there where it can: launches that are recorded one after the other
+            would each have a result of their own, where PyTorch has the memory of the last one again.
         peers: what each peer calls, by name: "torch" for PyTorch's eager function, which torch.compile compiles, too.
         reference: gives what must come out, in float64; several tensors where the op has several results.
         part: what of the results the reference gives, of all of them.

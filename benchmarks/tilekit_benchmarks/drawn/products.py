@@ -85,9 +85,10 @@ def _problem(case: Case, t: Operands) -> Problem:
     triton = None
     if case.layout == "NN" and not batch and "gap" not in case.options and dtype in ("float16", "bfloat16"):
         triton = "gemm", {"x": a, "weight": b}, t.empty(m, n)
+    out = t.empty(*batch, m, n, dtype=result)
     precision = "tf32" if case.dtype == "tf32" else "ieee"
     return Problem(
-        own=lambda: kernels.gemm(a, b, dtype=result, precision=precision),
+        own=lambda: kernels.gemm(a, b, dtype=result, precision=precision, out=out),
         peers=peers,
         reference=lambda: a.double() @ b.double(),
         tolerance=_TOLERANCES[case.dtype] if case.dtype in _TOLERANCES else tolerance_of(dtype),
@@ -167,8 +168,9 @@ def _problem_grouped(case: Case, t: Operands) -> Problem:
             result[part] = a[part].double() @ b[group].double()
         return result
 
+    out = t.empty(rows, n)
     return Problem(
-        own=lambda: kernels.grouped_gemm(a, b, ends),
+        own=lambda: kernels.grouped_gemm(a, b, ends, out=out),
         peers={"torch": lambda: torch.nn.functional.grouped_mm(a, b, offs=ends), "torch, one by one": each},
         reference=right,
         tolerance=tolerance_of(case.dtype),

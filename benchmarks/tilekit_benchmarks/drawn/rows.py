@@ -13,6 +13,8 @@ __all__ = ["FAMILY"]
 
 _RMS_EPS, _EPS = 1e-6, 1e-5
 _TRITON = ("softmax", "rms_norm", "layer_norm")
+# These give several results, for which they have no `out`.
+_SEVERAL = ("add_rms_norm", "rms_norm_backward", "layer_norm_backward")
 
 
 class _Rows(NamedTuple):
@@ -91,10 +93,11 @@ _KERNELS = {
         lambda torch, g, y: g - y.exp() * g.sum(-1, keepdim=True), lambda torch, x: torch.log_softmax(x, -1),
     ),
     "rms_norm": _Rows(
-        2, "xw", lambda x, w: kernels.rms_norm(x, w, _RMS_EPS), _rms, lambda torch, x, w: _normed(x, _RMS_EPS, False)[0] * w
+        2, "xw", lambda x, w, out: kernels.rms_norm(x, w, _RMS_EPS, out=out), _rms,
+        lambda torch, x, w: _normed(x, _RMS_EPS, False)[0] * w
     ),
     "layer_norm": _Rows(
-        2, "xwb", lambda x, w, b: kernels.layer_norm(x, w, b, _EPS), _centred,
+        2, "xwb", lambda x, w, b, out: kernels.layer_norm(x, w, b, _EPS, out=out), _centred,
         lambda torch, x, w, b: _normed(x, _EPS, True)[0] * w + b,
     ),
     "add_rms_norm": _Rows(
@@ -138,6 +141,7 @@ def _problem(case: Case, t: Operands) -> Problem:
     call: Callable[[], Any] = lambda: kernel.torch(torch, *tensors)  # noqa: E731
     if case.kernel in ("rms_norm_backward", "layer_norm_backward"):  # the forward pass is not what is measured
         call = kernel.torch(torch, *tensors)
+    options = {} if case.kernel in _SEVERAL else {"out": t.empty(*case.shape)}
     triton = None
     if case.kernel in _TRITON and case.layout in (CONTIGUOUS, "rows with gaps"):
         names = {"x": "x", "w": "weight", "b": "bias"}
@@ -145,7 +149,7 @@ def _problem(case: Case, t: Operands) -> Problem:
         # A kernel writes rows that lie as those that it reads.
         triton = case.kernel, inputs, t.normal(*case.shape)
     return Problem(
-        own=lambda: kernel.own(*tensors),
+        own=lambda: kernel.own(*tensors, **options),
         peers={"torch": call},
         reference=lambda: kernel.right(torch, *(tensor.double() for tensor in tensors)),
         tolerance=tolerance_of(case.dtype),
