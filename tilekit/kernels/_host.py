@@ -52,6 +52,7 @@ __all__ = [
     "same_shape",
     "shaped",
     "takes_ops",
+    "takes_rows",
 ]  # fmt: skip
 
 # A thread's share of a row, in registers of 32 bits: fewer leave the memory idle, more leave room for too few blocks. On an H200,
@@ -143,6 +144,40 @@ def takes_ops(function: F) -> F:
         return whole.named(name)
 
     return call  # type: ignore[return-value]
+
+
+def takes_rows(function: F) -> F:
+    """As `takes_ops`, of a function that works on rows along the last dimension: tensors of which no view is a matrix of these
+    rows, such as batches with gaps between them, are copied first, and results come to such an `out` by a copy."""
+    whole = takes_ops(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> DeviceOp[Any]:
+        if not any(map(_lacks_rows, (*args, *kwargs.values()))):
+            return function(*args, **kwargs)
+        out = kwargs.pop("out", None)
+        if out is not None and not _lacks_rows(out):
+            kwargs["out"], out = out, None
+        copied = [x.dup() if _lacks_rows(x) else x for x in args]
+        op = whole(*copied, **{key: x.dup() if _lacks_rows(x) else x for key, x in kwargs.items()})
+        if out is None:
+            return op
+        copied = op.then(lambda result: result.copy_into(out))
+        copied.spec = op.spec
+        return copied
+
+    return takes_ops(call)  # type: ignore[type-var]
+
+
+def _lacks_rows(x: Any) -> bool:
+    """Whether it is a tensor of which `rows_of` makes no matrix."""
+    if type(x) is not Tensor or len(x.shape) <= 2 or x.is_contiguous:
+        return False
+    try:
+        rows_of("", x)
+    except ValueError:
+        return True
+    return False
 
 
 def check(name: str, **tensors: Any) -> None:

@@ -21,7 +21,7 @@ from tilekit.kernels._host import (
     row_tile,
     rows_of,
     shaped,
-    takes_ops,
+    takes_rows,
 )
 from tilekit.launch.copying import as_real
 from tilekit.ops import DeviceOp
@@ -47,7 +47,7 @@ def _l2_norm_long(y: tk.Out, x: tk.In, chunks: int, steepest: float, threads: tk
         tk.store(y, (i, j), (tk.load(x, (i, j), y.tile_shape).astype(dtype) * r).astype(y.dtype))
 
 
-@takes_ops
+@takes_rows
 def l2_norm(x: Operand, eps: float = 1e-12, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """Rows divided by their Euclidean norms, along the last dimension: `x / max(sqrt(sum(x * x)), eps)`.
 

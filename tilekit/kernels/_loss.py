@@ -29,7 +29,7 @@ from tilekit.kernels._host import (
     row_tile,
     rows_of,
     shaped,
-    takes_ops,
+    takes_rows,
 )
 from tilekit.ops import DeviceOp, Spec
 
@@ -119,7 +119,7 @@ def _cross_entropy_backward(
     dx.store(((p - tk.where(here, 1.0, 0.0)) * g).astype(dx.dtype))
 
 
-@takes_ops
+@takes_rows
 def cross_entropy(
     logits: Operand, target: Operand, *, reduction: str = "mean", ignore_index: int = -100
 ) -> DeviceOp[tuple[Tensor, ...]]:
@@ -166,7 +166,7 @@ def cross_entropy(
     return Launches(rows, steps)
 
 
-@takes_ops
+@takes_rows
 def cross_entropy_backward(
     grad: Operand,
     logits: Operand,

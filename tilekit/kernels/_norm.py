@@ -29,7 +29,7 @@ from tilekit.kernels._host import (
     rows_of,
     same_shape,
     shaped,
-    takes_ops,
+    takes_rows,
 )
 from tilekit.ops import DeviceOp, Spec
 
@@ -190,7 +190,7 @@ def _column_sums(y: tk.Out, x: tk.In, tiles: int, rows: tk.Const):
     y.store(tk.sum(total, 0).astype(y.dtype))
 
 
-@takes_ops
+@takes_rows
 def layer_norm(x: Operand, weight: Operand, bias: Operand, eps: float = 1e-5, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """layer_norm along the last dimension, calculated in float32 (float64 in float64).
 
@@ -211,14 +211,14 @@ def layer_norm(x: Operand, weight: Operand, bias: Operand, eps: float = 1e-5, *,
     return _forward("layer_norm", x, weight, bias, eps, out)
 
 
-@takes_ops
+@takes_rows
 def rms_norm(x: Operand, weight: Operand, eps: float = 1e-6, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """rms_norm along the last dimension; arguments, result and errors as for `layer_norm`."""
     check("rms_norm", x=x, weight=weight)
     return _forward("rms_norm", x, weight, None, eps, out)
 
 
-@takes_ops
+@takes_rows
 def add_rms_norm(x: Operand, residual: Operand, weight: Operand, eps: float = 1e-6) -> DeviceOp[tuple[Tensor, ...]]:
     """`x + residual`, and its rms_norm, in one pass over the memory.
 
@@ -257,7 +257,7 @@ def _add(y: tk.Out, a: tk.In, b: tk.In, dtype: tk.Const):
     y.store((tk.load_tile_like(a, y).astype(dtype) + tk.load_tile_like(b, y).astype(dtype)).astype(y.dtype))
 
 
-@takes_ops
+@takes_rows
 def layer_norm_backward(grad: Operand, x: Operand, weight: Operand, eps: float = 1e-5) -> DeviceOp[tuple[Tensor, ...]]:
     """The gradients of `layer_norm` by `x`, `weight` and `bias`.
 
@@ -274,7 +274,7 @@ def layer_norm_backward(grad: Operand, x: Operand, weight: Operand, eps: float =
     return _backward("layer_norm_backward", grad, x, weight, eps, True)
 
 
-@takes_ops
+@takes_rows
 def rms_norm_backward(grad: Operand, x: Operand, weight: Operand, eps: float = 1e-6) -> DeviceOp[tuple[Tensor, ...]]:
     """The gradients of `rms_norm` by `x` and `weight`, a tuple; arguments and errors as for `layer_norm_backward`."""
     return _backward("rms_norm_backward", grad, x, weight, eps, False)

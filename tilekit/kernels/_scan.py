@@ -19,7 +19,7 @@ from tilekit.kernels._host import (
     power,
     rows_of,
     shaped,
-    takes_ops,
+    takes_rows,
 )
 from tilekit.ops import DeviceOp, Spec
 
@@ -48,7 +48,7 @@ def _cumsum_from(y: tk.Out, x: tk.In, sums: tk.In):
     y.store((tk.cumsum(tk.load_tile_like(x, y).astype(sums.dtype), 1) + start).astype(y.dtype))
 
 
-@takes_ops
+@takes_rows
 def cumsum(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """The sums of each element and all before it along the last dimension.
 

@@ -23,7 +23,7 @@ from tilekit.kernels._host import (
     row_tile,
     rows_of,
     shaped,
-    takes_ops,
+    takes_rows,
 )
 from tilekit.ops import DeviceOp, Spec
 
@@ -79,7 +79,7 @@ def _topk_of_best(
     places.store(tk.gather(origin, (row, column), mask=(column < x.shape[1]) & (row < x.shape[0])))
 
 
-@takes_ops
+@takes_rows
 def argmax(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """The index of the largest element along the last dimension, int64; of the first if there are several.
 
@@ -111,7 +111,7 @@ def argmax(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     return Launches(x, steps, Spec(shape, tk.int64))
 
 
-@takes_ops
+@takes_rows
 def topk(x: Operand, k: int, *, largest: bool = True) -> DeviceOp[tuple[Tensor, ...]]:
     """The `k` largest elements along the last dimension, in descending order, and their places; of equal ones the first.
 

@@ -25,7 +25,7 @@ from tilekit.kernels._host import (
     rows_of,
     same_shape,
     shaped,
-    takes_ops,
+    takes_rows,
 )
 from tilekit.ops import DeviceOp
 
@@ -111,7 +111,7 @@ def _softmax_backward_long(
             tk.store(dx, (i, j), (p * (g - whole)).astype(dx.dtype))
 
 
-@takes_ops
+@takes_rows
 def softmax(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """softmax along the last dimension, calculated in float32 (float64 in float64).
 
@@ -129,14 +129,14 @@ def softmax(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     return _forward("softmax", x, out, False)
 
 
-@takes_ops
+@takes_rows
 def log_softmax(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """The logarithm of softmax along the last dimension; arguments, result and errors as for `softmax`."""
     check("log_softmax", x=x)
     return _forward("log_softmax", x, out, True)
 
 
-@takes_ops
+@takes_rows
 def softmax_backward(grad: Operand, y: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """The gradient of `softmax` by its argument: `y * (grad - sum(grad * y))` along the last dimension.
 
@@ -152,7 +152,7 @@ def softmax_backward(grad: Operand, y: Operand, *, out: Tensor | None = None) ->
     return _backward("softmax_backward", grad, y, out, False)
 
 
-@takes_ops
+@takes_rows
 def log_softmax_backward(grad: Operand, y: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """The gradient of `log_softmax` by its argument: `grad - exp(y) * sum(grad)`; `y` is the result of `log_softmax`."""
     check("log_softmax_backward", grad=grad, y=y)

@@ -68,7 +68,7 @@ def _in_processes(
             mine = [(at, launches[at]) for at in range(number, len(launches), count)]
             worker = context.Process(target=_work, args=(mine, target, writer), daemon=True)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, see above
+                warnings.simplefilter("ignore")  # of forks beside threads, see above: Python's, and those of libraries
                 worker.start()
             writer.close()
             workers.append(worker)

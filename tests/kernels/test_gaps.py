@@ -1,0 +1,69 @@
+"""Rows in batches with gaps between these, of which no view is a matrix."""
+
+import numpy as np
+import pytest
+
+import tilekit as tk
+from tilekit import api, kernels
+
+RNG = np.random.default_rng(7)
+
+
+def batches(shape, dtype=np.float32):
+    """A tensor with rows between its batches that are not its own."""
+    b, m, n = shape
+    whole = RNG.standard_normal((b, m + 3, n)).astype(dtype)
+    return api.from_host(whole).sync()[:, :m]
+
+
+CALLS = {
+    "softmax": lambda x, w: kernels.softmax(x),
+    "log_softmax": lambda x, w: kernels.log_softmax(x),
+    "softmax_backward": lambda x, w: kernels.softmax_backward(x, x),
+    "log_softmax_backward": lambda x, w: kernels.log_softmax_backward(x, x),
+    "layer_norm": lambda x, w: kernels.layer_norm(x, w, w),
+    "layer_norm_backward": lambda x, w: kernels.layer_norm_backward(x, x, w),
+    "rms_norm": lambda x, w: kernels.rms_norm(x, w),
+    "rms_norm_backward": lambda x, w: kernels.rms_norm_backward(x, x, w),
+    "add_rms_norm": lambda x, w: kernels.add_rms_norm(x, x, w),
+    "l2_norm": lambda x, w: kernels.l2_norm(x),
+    "cumsum": lambda x, w: kernels.cumsum(x),
+    "argmax": lambda x, w: kernels.argmax(x),
+    "topk": lambda x, w: kernels.topk(x, 3),
+    "cross_entropy": lambda x, w: kernels.cross_entropy(x, api.zeros(x.shape[:-1], tk.int32).sync()),
+}
+
+
+def on_host(results):
+    return [tensor.numpy() for tensor in (results if isinstance(results, tuple) else (results,))]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_they_are_as_others(device, name):
+    x, weight = batches((3, 5, 32)), api.from_host(RNG.standard_normal(32).astype(np.float32)).sync()
+    call = CALLS[name]
+    expected = on_host(call(x.dup().sync(), weight).sync())
+    for _ in range(3):
+        for result, right in zip(on_host(call(x, weight).sync()), expected, strict=True):
+            np.testing.assert_array_equal(result, right)
+
+
+@pytest.mark.parametrize("gaps", [True, False])
+def test_out_may_have_gaps(device, gaps):
+    x, y = batches((3, 5, 32)), batches((3, 5, 32))
+    y = y if gaps else y.dup().sync()
+    expected = kernels.softmax(x.dup().sync()).sync().numpy()
+    op = kernels.softmax(x, out=y)
+    assert op.spec.shape == x.shape
+    assert op.sync() is y
+    np.testing.assert_array_equal(y.numpy(), expected)
+    assert kernels.softmax(x, out=x).sync() is x
+    np.testing.assert_array_equal(x.numpy(), expected)
+
+
+def test_mistakes_are_told_as_of_others(device):
+    x = batches((3, 5, 32))
+    with pytest.raises(ValueError, match=r"softmax: out is float32 of shape \(3, 5, 31\)"):
+        kernels.softmax(x, out=api.zeros((3, 5, 31)).sync())
+    with pytest.raises(TypeError, match="cumsum: x holds int8"):
+        kernels.cumsum(batches((3, 5, 32), np.int8))
