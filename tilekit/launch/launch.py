@@ -304,7 +304,7 @@ class KernelLaunch(AsyncKernelLaunch):
         if isinstance(target, str) and target == "cpu":
             from tilekit.compiler.cpu import explain as on_cpu
 
-            return on_cpu.explain(chosen.bound, chosen.facts, chosen.num_warps)
+            return on_cpu.explain(chosen.bound, chosen.facts, chosen.warps_on_cpu)
         return explain(chosen.bound, chosen.facts, chosen.num_warps, self._target(target), chosen.occupancy, chosen.fold)
 
     def _target(self, target: str | None) -> str:

@@ -46,7 +46,7 @@ class Interpreted:
     def __init__(self, specialisation: Specialisation) -> None:
         self._bound, self._facts = specialisation.bound, specialisation.facts
         self._sharing = Sharing(specialisation)
-        self._num_warps = None if specialisation.ready_made else specialisation.num_warps
+        self._num_warps = specialisation.warps_on_cpu
 
     def launch(self, ctx: ExecutionContext, grid: Triple, arguments: Sequence[Any]) -> None:
         """Queue the launch on the stream's worker."""

@@ -74,6 +74,11 @@ class Specialisation:
         """Whether the kernel is tilekit's own, whose launches choose their tiles by the device."""
         return Path(self.bound.source.filename).is_relative_to(_PACKAGE)
 
+    @property
+    def warps_on_cpu(self) -> int | None:
+        """The warps that a CPU device takes the size of a block's tiles by: none, of tilekit's own kernels."""
+        return None if self.ready_made else self.num_warps
+
     def loaded(self, device: Device) -> Executable | None:
         """What `executable` gives, if that takes no time; None if it would have to compile."""
         return self._executables.get(device) or (self.executable(device) if device.kind == "cpu" else None)

@@ -8,7 +8,7 @@ from kernels_on_cpu import product, softmax
 from machines import MACHINES
 
 import tilekit as tk
-from tilekit import api
+from tilekit import api, kernels
 from tilekit.compiler.cpu import build
 from tilekit.compiler.cpu.explain import CpuProduct, explain
 from tilekit.compiler.ir.remarks import remark
@@ -167,3 +167,12 @@ def test_a_tile_is_kept_for_its_reason_and_not_without(reason):
 
 def test_every_reason_to_keep_a_tile_has_its_pair():
     assert reasons.kept() == set(PAIRS)
+
+
+def test_kernels_of_tilekits_own_are_explained_as_they_run(cpu):
+    """Their tiles are chosen by the device: more than the warps of a GPU's block would take."""
+    x, weight = api.zeros((64, 256)).sync(), api.ones(256).sync()
+    op = kernels.layer_norm(x, weight, weight)
+    op.consumed()
+    (launch,) = op.parts()
+    assert launch.explain("cpu").loops
