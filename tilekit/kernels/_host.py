@@ -63,6 +63,8 @@ _SHARE, _SHARE_16_BIT = 16, 32
 _WARPS, _MOST, _MOST_16_BIT = 16, 64, 32
 # Warps of a block that goes over a row tile by tile.
 _LOOP_WARPS = 8
+# Fewer rows than so many for each multiprocessor are taken apart, into about so many blocks for each.
+_FEW, _BUSY = 2, 4
 # What a block of a CPU device works on: this much stays in the caches of a core.
 _CPU_ELEMENTS = 1 << 15
 _MULTIPROCESSORS = 132  # of an H200, where there is no GPU
@@ -365,6 +367,16 @@ class RowTile(NamedTuple):
         """
         cut = Partition(matrix, (self.rows, self.columns))
         return cut if self.chunks == 1 else cut.prefix((-(-matrix.shape[0] // self.rows), 1))
+
+    def parts(self, matrix: Tensor) -> tuple[int, int]:
+        """Into how many parts each row is taken apart, for a block each, where rows are too few to keep a GPU busy; 1 elsewhere.
+        And how many tiles a part has.
+        """
+        count = matrix.shape[0]
+        if self.chunks == 1 or on_cpu(matrix) or not 0 < count < _FEW * multiprocessors(matrix):
+            return 1, self.chunks
+        share = -(-self.chunks * count // (_BUSY * multiprocessors(matrix)))
+        return -(-self.chunks // share), share
 
     def launch(self, op: Any) -> Any:
         """The launch `op`, with the warps and the occupancy."""

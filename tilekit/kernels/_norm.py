@@ -79,24 +79,73 @@ def _add_rms_norm(y: tk.Out, h: tk.Out, x: tk.In, residual: tk.In, w: tk.In, per
     y.store((t * r * tk.load(w, 0, y.tile_shape[1]).astype(dtype)).astype(y.dtype))
 
 
+@tk.function
+def _moments(x, i, first, last, shape, n, count, per_count, threads, centred, dtype, index):
+    """Of the `count` elements of row `i` in the tiles from `first` to `last`: the mean, 0 if it is not asked for, and the sum of
+    the squares of what is beyond that. A row has `n` elements.
+    """
+    columns = shape[1]
+    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)  # one for each thread, and in it
+    mean = tk.sum(total, 1)
+    if centred:
+        for j in range(first, last):
+            total = total + tk.sum(tk.load(x, (i, j), shape).astype(dtype).reshape(threads), (0, 2), keepdims=True)
+        mean = _mean(tk.sum(total, 1), count, per_count)
+    square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    for j in range(first, last):
+        t = tk.load(x, (i, j), shape).astype(dtype) - mean
+        t = tk.where(tk.arange(columns, dtype=index) + j * columns < n, t, 0.0)
+        square = square + tk.sum((t * t).reshape(threads), (0, 2), keepdims=True)
+    return mean, tk.sum(square, 1)
+
+
+@tk.kernel
+def _norm_parts(
+    means: tk.Out, squares: tk.Out, x: tk.In, chunks: int, share: int, n: int, shape: tk.Const, threads: tk.Const,
+    centred: tk.Const, index: tk.Const,
+):  # fmt: skip
+    """Block (i, s) has the s-th part of row i: `share` tiles of it."""
+    i, s, dtype = tk.bid(0), tk.bid(1), squares.dtype
+    last = min(chunks, (s + 1) * share)
+    count = min(n, last * shape[1]) - s * share * shape[1]
+    per_count = 1.0 / tk.full((1, 1), count, dtype)
+    mean, square = _moments(x, i, s * share, last, shape, n, count, per_count, threads, centred, dtype, index)
+    means.store(mean)
+    squares.store(square)
+
+
+@tk.kernel
+def _norm_joined(
+    y: tk.Out, x: tk.In, w: tk.In, b: tk.In, means: tk.In, squares: tk.In, size: int, n: int, per_n: float, eps: float,
+    parts: tk.Const, centred: tk.Const, index: tk.Const,
+):  # fmt: skip
+    """All parts but the last of a row have `size` elements. How they are joined is from Chan, Golub and LeVeque, "Updating
+    Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979).
+    """
+    i, j, dtype = tk.bid(0), tk.bid(1), squares.dtype
+    t, columns = tk.load_tile_like(x, y).astype(dtype), y.tile_shape[1]
+    square = tk.load(squares, (i, 0), (1, parts))
+    if centred:
+        each = tk.load(means, (i, 0), (1, parts))
+        counts = tk.maximum(tk.minimum(n - tk.arange(parts, dtype=index)[None, :] * size, size), 0).astype(dtype)
+        mean = _mean(tk.sum(each * counts, 1, keepdims=True), n, per_n)
+        beyond = each - mean
+        square = square + beyond * beyond * counts
+        t = t - mean
+    t = t * tk.rsqrt(tk.sum(square, 1, keepdims=True) * per_n + eps) * tk.load(w, j, columns).astype(dtype)
+    if centred:
+        t = t + tk.load(b, j, columns).astype(dtype)
+    y.store(t.astype(y.dtype))
+
+
 @tk.kernel
 def _norm_long(
     y: tk.Out, x: tk.In, w: tk.In, b: tk.In, chunks: int, n: int, per_n: float, eps: float,
     threads: tk.Const, centred: tk.Const, dtype: tk.Const, index: tk.Const,
 ):  # fmt: skip
     i, columns = tk.bid(0), y.tile_shape[1]
-    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)  # one for each thread, and in it
-    mean = tk.sum(total, 1)
-    if centred:
-        for j in range(chunks):
-            total = total + tk.sum(tk.load(x, (i, j), y.tile_shape).astype(dtype).reshape(threads), (0, 2), keepdims=True)
-        mean = _mean(tk.sum(total, 1), n, per_n)
-    square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
-    for j in range(chunks):
-        t = tk.load(x, (i, j), y.tile_shape).astype(dtype) - mean
-        t = tk.where(tk.arange(columns, dtype=index) + j * columns < n, t, 0.0)
-        square = square + tk.sum((t * t).reshape(threads), (0, 2), keepdims=True)
-    r = tk.rsqrt(tk.sum(square, 1) * per_n + eps)
+    mean, square = _moments(x, i, 0, chunks, y.tile_shape, n, n, per_n, threads, centred, dtype, index)
+    r = tk.rsqrt(square * per_n + eps)
     for j in range(chunks):
         t = (tk.load(x, (i, j), y.tile_shape).astype(dtype) - mean) * r * tk.load(w, j, columns).astype(dtype)
         if centred:
@@ -297,14 +346,24 @@ def _forward(name, x, weight, bias, eps, out):
     if bias is not None:
         _check_weight(name, n, "bias", bias)
     destination = shaped(out_or_new(name, out, x), rows.shape)
+    centred, index, (parts, share) = bias is not None, index_dtype(n), tile.parts(rows)
 
     def steps(new):
         y = new(destination)
         target = tile.cut(y)
-        if tile.chunks > 1:
+        if parts > 1:
+            means, squares = (new(Spec((rows.shape[0], parts), dtype)) for _ in range(2))
+            shape, cuts = (1, tile.columns), (means.partition((1, 1)), squares.partition((1, 1)))
+            threads = tile.threads(x.itemsize)
+            yield tile.launch(_norm_parts(*cuts, rows, tile.chunks, share, n, shape, threads, centred, index))
+            launch = _norm_joined(
+                y.partition(shape), rows, weight, bias if centred else weight, means, squares, share * tile.columns, n, _per(n),
+                eps, power(parts), centred, index,
+            )  # fmt: skip
+        elif tile.chunks > 1:
             launch = _norm_long(
-                target, rows, weight, weight if bias is None else bias, tile.chunks, n, _per(n), eps, tile.threads(x.itemsize),
-                bias is not None, dtype, index_dtype(n),
+                target, rows, weight, bias if centred else weight, tile.chunks, n, _per(n), eps, tile.threads(x.itemsize),
+                centred, dtype, index,
             )  # fmt: skip
         elif bias is None:
             launch = _rms_norm(target, rows, weight, _per(n), eps, dtype)

@@ -21,13 +21,14 @@ from tilekit.kernels._host import (
     compute_dtype,
     exponential,
     out_or_new,
+    power,
     row_tile,
     rows_of,
     same_shape,
     shaped,
     takes_rows,
 )
-from tilekit.ops import DeviceOp
+from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
 
@@ -59,27 +60,59 @@ def _softmax(y: tk.Out, x: tk.In, dtype: tk.Const, mode: tk.Const, log: tk.Const
         y.store((e * _inverse(total)).astype(y.dtype))  # one division a row instead of one an element
 
 
+@tk.function
+def _weighed(x, i, first, last, shape, threads, dtype, lowest, mode):
+    """The maximum of row `i` in the tiles from `first` to `last`, and the sum of the exponentials below it."""
+    # One maximum and one sum for each thread, and in it. Not from -inf, which minus itself is no number.
+    top = tk.max(tk.full(threads, lowest, dtype), (0, 2), keepdims=True)
+    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    for j in range(first, last):
+        t = tk.load(x, (i, j), shape, padding_mode="-inf").reshape(threads).astype(dtype)
+        higher = tk.maximum(top, tk.max(t, (0, 2), keepdims=True))
+        total = total * tk.exp(top - higher) + tk.sum(tk.exp(t - higher, rounding_mode=mode), (0, 2), keepdims=True)
+        top = higher
+    peak = tk.max(top, 1)
+    return peak, tk.sum(total * tk.exp(top - peak), 1)
+
+
 @tk.kernel
 def _softmax_long(
     y: tk.Out, x: tk.In, chunks: int, threads: tk.Const, dtype: tk.Const, lowest: tk.Const, mode: tk.Const, log: tk.Const
 ):
     i = tk.bid(0)
-    # One maximum and one sum for each thread, and in it. Not from -inf, which minus itself is no number.
-    top = tk.max(tk.full(threads, lowest, dtype), (0, 2), keepdims=True)
-    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
-    for j in range(chunks):
-        t = tk.load(x, (i, j), y.tile_shape, padding_mode="-inf").reshape(threads).astype(dtype)
-        higher = tk.maximum(top, tk.max(t, (0, 2), keepdims=True))
-        total = total * tk.exp(top - higher) + tk.sum(tk.exp(t - higher, rounding_mode=mode), (0, 2), keepdims=True)
-        top = higher
-    peak = tk.max(top, 1)
-    whole = tk.sum(total * tk.exp(top - peak), 1)
+    peak, whole = _weighed(x, i, 0, chunks, y.tile_shape, threads, dtype, lowest, mode)
     for j in range(chunks):
         t = tk.load(x, (i, j), y.tile_shape, padding_mode="-inf").astype(dtype) - peak
         if log:
             tk.store(y, (i, j), (t - tk.log(whole)).astype(y.dtype))
         else:
             tk.store(y, (i, j), (tk.exp(t, rounding_mode=mode) * _inverse(whole)).astype(y.dtype))
+
+
+@tk.kernel
+def _softmax_parts(
+    peaks: tk.Out, sums: tk.Out, x: tk.In, chunks: int, share: int, shape: tk.Const, threads: tk.Const, lowest: tk.Const,
+    mode: tk.Const,
+):  # fmt: skip
+    """Block (i, s) has the s-th part of row i: `share` tiles of it."""
+    i, s = tk.bid(0), tk.bid(1)
+    last = min(chunks, (s + 1) * share)
+    peak, whole = _weighed(x, i, s * share, last, shape, threads, sums.dtype, lowest, mode)
+    peaks.store(peak)
+    sums.store(whole)
+
+
+@tk.kernel
+def _softmax_joined(y: tk.Out, x: tk.In, peaks: tk.In, sums: tk.In, parts: tk.Const, mode: tk.Const, log: tk.Const):
+    i = tk.bid(0)
+    t = tk.load_tile_like(x, y).astype(sums.dtype)
+    each = tk.load(peaks, (i, 0), (1, parts), padding_mode="-inf")
+    peak = tk.max(each, 1, keepdims=True)
+    whole = tk.sum(tk.load(sums, (i, 0), (1, parts)) * tk.exp(each - peak), 1, keepdims=True)
+    if log:
+        y.store((t - peak - tk.log(whole)).astype(y.dtype))
+    else:
+        y.store((tk.exp(t - peak, rounding_mode=mode) * _inverse(whole)).astype(y.dtype))
 
 
 @tk.kernel
@@ -91,24 +124,49 @@ def _softmax_backward(dx: tk.Out, dy: tk.In, y: tk.In, dtype: tk.Const, mode: tk
         dx.store((p * (g - tk.sum(g * p, 1, keepdims=True))).astype(dx.dtype))
 
 
+@tk.function
+def _along(dy, y, i, first, last, shape, threads, dtype, log):
+    """The sum over row `i` in the tiles from `first` to `last` of the gradients, times the results if these are no logarithms."""
+    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    for j in range(first, last):
+        g = tk.load(dy, (i, j), shape).astype(dtype)
+        if not log:
+            g = g * tk.load(y, (i, j), shape).astype(dtype)
+        total = total + tk.sum(g.reshape(threads), (0, 2), keepdims=True)
+    return tk.sum(total, 1)
+
+
 @tk.kernel
 def _softmax_backward_long(
     dx: tk.Out, dy: tk.In, y: tk.In, chunks: int, threads: tk.Const, dtype: tk.Const, mode: tk.Const, log: tk.Const
 ):
     i = tk.bid(0)
-    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
-    for j in range(chunks):
-        g = tk.load(dy, (i, j), dx.tile_shape).astype(dtype)
-        if not log:
-            g = g * tk.load(y, (i, j), dx.tile_shape).astype(dtype)
-        total = total + tk.sum(g.reshape(threads), (0, 2), keepdims=True)
-    whole = tk.sum(total, 1)
+    whole = _along(dy, y, i, 0, chunks, dx.tile_shape, threads, dtype, log)
     for j in range(chunks):
         g, p = tk.load(dy, (i, j), dx.tile_shape).astype(dtype), tk.load(y, (i, j), dx.tile_shape).astype(dtype)
         if log:
             tk.store(dx, (i, j), (g - tk.exp(p, rounding_mode=mode) * whole).astype(dx.dtype))
         else:
             tk.store(dx, (i, j), (p * (g - whole)).astype(dx.dtype))
+
+
+@tk.kernel
+def _softmax_backward_parts(
+    sums: tk.Out, dy: tk.In, y: tk.In, chunks: int, share: int, shape: tk.Const, threads: tk.Const, log: tk.Const
+):
+    """As `_softmax_parts`."""
+    i, s = tk.bid(0), tk.bid(1)
+    sums.store(_along(dy, y, i, s * share, min(chunks, (s + 1) * share), shape, threads, sums.dtype, log))
+
+
+@tk.kernel
+def _softmax_backward_joined(dx: tk.Out, dy: tk.In, y: tk.In, sums: tk.In, parts: tk.Const, mode: tk.Const, log: tk.Const):
+    g, p = tk.load_tile_like(dy, dx).astype(sums.dtype), tk.load_tile_like(y, dx).astype(sums.dtype)
+    whole = tk.sum(tk.load(sums, (tk.bid(0), 0), (1, parts)), 1, keepdims=True)
+    if log:
+        dx.store((g - tk.exp(p, rounding_mode=mode) * whole).astype(dx.dtype))
+    else:
+        dx.store((p * (g - whole)).astype(dx.dtype))
 
 
 @takes_rows
@@ -164,13 +222,19 @@ def _forward(name, x, out, log):
     destination = shaped(out_or_new(name, out, x), rows.shape)
     tile = row_tile(rows, blocks=_LOOPS if x.itemsize <= 4 else None, measured=_SOFTMAX)
     dtype, mode = compute_dtype(x.dtype), exponential(x.dtype)
+    lowest, (parts, share) = float(np.finfo(dtype).min), tile.parts(rows)
 
     def steps(new):
         y = new(destination)
         if tile.chunks == 1:
             launch = _softmax(tile.cut(y), rows, dtype, mode, log)
+        elif parts > 1:
+            peaks, sums = (new(Spec((rows.shape[0], parts), dtype)) for _ in range(2))
+            threads, shape = tile.threads(x.itemsize), (1, tile.columns)
+            cuts = peaks.partition((1, 1)), sums.partition((1, 1))
+            yield tile.launch(_softmax_parts(*cuts, rows, tile.chunks, share, shape, threads, lowest, mode))
+            launch = _softmax_joined(y.partition(shape), rows, peaks, sums, power(parts), mode, log)
         else:
-            lowest = float(np.finfo(dtype).min)
             launch = _softmax_long(tile.cut(y), rows, tile.chunks, tile.threads(x.itemsize), dtype, lowest, mode, log)
         yield tile.launch(launch)
         return shaped(y, x.shape) if out is None else out
@@ -183,13 +247,18 @@ def _backward(name, grad, y, out, log):
     rows, grads = rows_of(name, y), rows_of(name, grad)
     destination = shaped(out_or_new(name, out, y), rows.shape)
     tile, dtype, mode = row_tile(rows, held=2), compute_dtype(y.dtype), exponential(y.dtype)
+    threads, (parts, share) = tile.threads(y.itemsize), tile.parts(rows)
 
     def steps(new):
         dx = new(destination)
         if tile.chunks == 1:
             launch = _softmax_backward(tile.cut(dx), grads, rows, dtype, mode, log)
+        elif parts > 1:
+            sums, shape = new(Spec((rows.shape[0], parts), dtype)), (1, tile.columns)
+            cut = sums.partition((1, 1))
+            yield tile.launch(_softmax_backward_parts(cut, grads, rows, tile.chunks, share, shape, threads, log))
+            launch = _softmax_backward_joined(dx.partition(shape), grads, rows, sums, power(parts), mode, log)
         else:
-            threads = tile.threads(y.itemsize)
             launch = _softmax_backward_long(tile.cut(dx), grads, rows, tile.chunks, threads, dtype, mode, log)
         yield tile.launch(launch)
         return shaped(dx, y.shape) if out is None else out
