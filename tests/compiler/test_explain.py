@@ -68,7 +68,7 @@ def test_exchanges_of_a_reduction():
 def test_edges_are_told_apart():
     ragged = softmax(meta(777, 1001).partition((1, 1024)), meta(777, 1001)).explain("sm_90a").accesses[0]
     assert (ragged.bits, ragged.masked, ragged.branches) == (32, True, False)
-    assert ragged.coalesced == 0.25
+    assert ragged.coalesced == 1
     cut = softmax(meta(777, 1026).partition((1, 1024)), meta(777, 1026)).explain("sm_90a").accesses[0]
     assert cut.bits > 32
     assert cut.masked

@@ -15,7 +15,7 @@ from tilekit import dtypes
 from tilekit._driver.report import Site
 from tilekit._driver.tensormaps import TensorMap
 from tilekit.compiler.facts import ArgumentFacts, TensorFacts
-from tilekit.compiler.layouts.linear import Config, choose_num_warps, choose_vec, elements
+from tilekit.compiler.layouts.linear import ACCESS_BYTES, Config, choose_num_warps, choose_vec, elements
 from tilekit.errors import TilekitError
 
 __all__ = ["CompiledKernel", "choose_config", "disassemble", "param_format"]
@@ -29,7 +29,18 @@ def choose_config(facts: Sequence[ArgumentFacts], num_warps: int | None) -> Conf
     if num_warps is None:
         # Without a partition nothing says how large the tiles are.
         num_warps = choose_num_warps(largest, vec) if largest else 4 if tensors else 1
-    return Config(num_warps, vec)
+    # Where rows begin anywhere, neighbouring elements are for neighbouring lanes: a lane that had several would read them one by
+    # one, each apart from those of others.
+    rank = max((t.rank for t in tensors), default=0)
+    return Config(num_warps, min([vec, *(_aligned(t) or vec for t in tensors if t.rank == rank and t.unit is not None)]))
+
+
+def _aligned(tensor: TensorFacts) -> int:
+    """To the multiple of how many elements the rows of a tensor are aligned; 0 if that is 16 bytes."""
+    itemsize = dtypes.as_dtype(tensor.dtype).itemsize
+    strides = (stride for dim, stride in enumerate(tensor.strides) if dim != tensor.unit)
+    known = min([tensor.align // itemsize, *strides])
+    return 0 if known * itemsize >= ACCESS_BYTES else max(1, known)
 
 
 def param_format(facts: Sequence[ArgumentFacts]) -> str:

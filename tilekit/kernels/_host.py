@@ -18,7 +18,7 @@ from tilekit import api, dtypes
 from tilekit._tensor.arrays import is_array, tensor_of
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.tensor import Tensor
-from tilekit.compiler.facts import MOST_NARROW
+from tilekit.compiler.facts import MOST_NARROW, divisor
 from tilekit.compiler.target import of
 from tilekit.kernels._launches import Destination, Launches, New
 from tilekit.kernels._recall import Recall
@@ -383,13 +383,24 @@ class RowTile(NamedTuple):
         op = op.num_warps(self.num_warps)
         return op if self.occupancy is None else op.occupancy(self.occupancy)
 
-    def threads(self, itemsize: int) -> tuple[int, int, int]:
-        """The tile's extents, taken apart: how often all threads take a vector of 16 bytes, the threads, and its elements.
+    def threads(self, *matrices: Destination) -> tuple[int, int, int]:
+        """The tile's extents, taken apart: how often all threads take a vector of up to 16 bytes, for which the rows of all of
+        these matrices are aligned; the threads; and the vector's elements.
 
         What is folded along the first and the last of these stays in the thread.
         """
-        vector = 16 // itemsize
+        vector = min(map(_aligned, matrices))
         return self.columns // (32 * self.num_warps * vector), 32 * self.num_warps, vector
+
+
+def _aligned(matrix: Destination) -> int:
+    """How many elements lanes have next to each other, as `choose_config` of the compiler has it for a matrix."""
+    itemsize, address, strides = matrix.dtype.itemsize, 0, (matrix.shape[-1], 1)
+    if isinstance(matrix, Tensor):
+        address, strides = matrix.address if matrix.storage is not None else 0, matrix.strides
+    if strides[-1] != 1:
+        return 16 // itemsize
+    return max(1, min(16 // itemsize, divisor(address) // itemsize, divisor(strides[0])))
 
 
 def row_tile(

@@ -80,7 +80,7 @@ def l2_norm(x: Operand, eps: float = 1e-12, *, out: Tensor | None = None) -> Dev
         if tile.chunks == 1:
             launch = _l2_norm(target, rows, steepest, dtype)
         else:
-            launch = _l2_norm_long(target, rows, tile.chunks, steepest, tile.threads(x.itemsize), dtype)
+            launch = _l2_norm_long(target, rows, tile.chunks, steepest, tile.threads(rows, destination), dtype)
         yield tile.launch(launch)
         return shaped(y, x.shape) if out is None else out
 

@@ -151,7 +151,7 @@ def cross_entropy(
             launch = _cross_entropy(*cuts, rows, classes, ignore_index, tile.columns, dtype, mode, index)
         else:
             launch = _cross_entropy_long(
-                *cuts, rows, classes, ignore_index, tile.chunks, tile.columns, tile.threads(rows.itemsize),
+                *cuts, rows, classes, ignore_index, tile.chunks, tile.columns, tile.threads(rows),
                 float(np.finfo(dtype).min), dtype, mode, index,
             )  # fmt: skip
         yield tile.launch(launch)

@@ -354,7 +354,7 @@ def _forward(name, x, weight, bias, eps, out):
         if parts > 1:
             means, squares = (new(Spec((rows.shape[0], parts), dtype)) for _ in range(2))
             shape, cuts = (1, tile.columns), (means.partition((1, 1)), squares.partition((1, 1)))
-            threads = tile.threads(x.itemsize)
+            threads = tile.threads(rows, destination)
             yield tile.launch(_norm_parts(*cuts, rows, tile.chunks, share, n, shape, threads, centred, index))
             launch = _norm_joined(
                 y.partition(shape), rows, weight, bias if centred else weight, means, squares, share * tile.columns, n, _per(n),
@@ -362,7 +362,7 @@ def _forward(name, x, weight, bias, eps, out):
             )  # fmt: skip
         elif tile.chunks > 1:
             launch = _norm_long(
-                target, rows, weight, bias if centred else weight, tile.chunks, n, _per(n), eps, tile.threads(x.itemsize),
+                target, rows, weight, bias if centred else weight, tile.chunks, n, _per(n), eps, tile.threads(rows, destination),
                 centred, dtype, index,
             )  # fmt: skip
         elif bias is None:
@@ -391,7 +391,18 @@ def _backward(name, grad, x, weight, eps, centred):
             launch = _norm_backward(*cuts, grads, rows, weight, n, _per(n), eps, n != tile.columns, centred, dtype)
         else:
             launch = _norm_backward_long(
-                *cuts, grads, rows, weight, tile.chunks, n, _per(n), eps, tile.threads(x.itemsize), centred, dtype, index_dtype(n)
+                *cuts,
+                grads,
+                rows,
+                weight,
+                tile.chunks,
+                n,
+                _per(n),
+                eps,
+                tile.threads(rows, grads),
+                centred,
+                dtype,
+                index_dtype(n),
             )
         yield tile.launch(launch)
         wide, high, parts, share = _shares(count, n, on_cpu(rows))

@@ -230,12 +230,12 @@ def _forward(name, x, out, log):
             launch = _softmax(tile.cut(y), rows, dtype, mode, log)
         elif parts > 1:
             peaks, sums = (new(Spec((rows.shape[0], parts), dtype)) for _ in range(2))
-            threads, shape = tile.threads(x.itemsize), (1, tile.columns)
+            threads, shape = tile.threads(rows, destination), (1, tile.columns)
             cuts = peaks.partition((1, 1)), sums.partition((1, 1))
             yield tile.launch(_softmax_parts(*cuts, rows, tile.chunks, share, shape, threads, lowest, mode))
             launch = _softmax_joined(y.partition(shape), rows, peaks, sums, power(parts), mode, log)
         else:
-            launch = _softmax_long(tile.cut(y), rows, tile.chunks, tile.threads(x.itemsize), dtype, lowest, mode, log)
+            launch = _softmax_long(tile.cut(y), rows, tile.chunks, tile.threads(rows, destination), dtype, lowest, mode, log)
         yield tile.launch(launch)
         return shaped(y, x.shape) if out is None else out
 
@@ -247,7 +247,7 @@ def _backward(name, grad, y, out, log):
     rows, grads = rows_of(name, y), rows_of(name, grad)
     destination = shaped(out_or_new(name, out, y), rows.shape)
     tile, dtype, mode = row_tile(rows, held=2), compute_dtype(y.dtype), exponential(y.dtype)
-    threads, (parts, share) = tile.threads(y.itemsize), tile.parts(rows)
+    threads, (parts, share) = tile.threads(rows, grads, destination), tile.parts(rows)
 
     def steps(new):
         dx = new(destination)

@@ -47,7 +47,8 @@ class Config:
 
     Attributes:
         num_warps: warps in a block, a power of two.
-        vec: neighbouring elements that a thread holds, a power of two: the elements of the narrowest tensor in 16 bytes.
+        vec: neighbouring elements that a thread holds, a power of two: those of the narrowest tensor in 16 bytes, or fewer where
+            rows are aligned to fewer.
     """
 
     num_warps: int

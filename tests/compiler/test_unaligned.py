@@ -1,0 +1,74 @@
+"""Tensors whose rows begin anywhere: neighbouring lanes read and write neighbouring elements."""
+
+import numpy as np
+import pytest
+
+import tilekit as tk
+from tilekit import api, kernels
+
+
+@tk.kernel
+def scaled(y: tk.Out, x: tk.In, w: tk.In):
+    y.store(
+        (tk.load_tile_like(x, y).astype(tk.float32) * tk.load(w, tk.bid(1), y.tile_shape[1]).astype(tk.float32)).astype(y.dtype)
+    )
+
+
+@tk.kernel
+def doubled(y: tk.Out, x: tk.In):
+    y.store(tk.load_tile_like(x, y) + tk.load_tile_like(x, y))
+
+
+def accesses(op, *names):
+    return [access for access in op.explain("sm_90a").accesses if access.parameter in names]
+
+
+@pytest.mark.parametrize("dtype", [tk.int8, tk.bfloat16, tk.float32, tk.float64], ids=str)
+@pytest.mark.parametrize("width", [10_007, 1_002, 514])
+def test_rows_of_any_width(dtype, width):
+    y, x, w = api.meta((64, width), dtype), api.meta((64, width), dtype), api.meta(width, dtype)
+    found = accesses(scaled(y.partition((2, 512)), x, w), "x", "y")
+    assert sorted(access.kind for access in found) == ["load", "store"]
+    for access in found:
+        assert access.coalesced == 1
+        assert access.bits == 8 * np.dtype(dtype).itemsize * min(width & -width, 16 // np.dtype(dtype).itemsize)
+
+
+@pytest.mark.parametrize("offset", [1, 2, 4])
+def test_vectors_from_any_element_on(offset):
+    y, x = (api.meta(1 << 16, tk.float32)[offset : offset + 4096] for _ in range(2))
+    assert [(a.coalesced, a.bits) for a in accesses(doubled(y.partition(1024), x), "x", "y")] == [(1, 32 * offset)] * 3
+
+
+def test_a_vector_beside_matrices_leaves_these_wide():
+    y, x, w = api.meta((64, 512), tk.bfloat16), api.meta((64, 512), tk.bfloat16), api.meta(1024, tk.bfloat16)[1:513]
+    assert {access.bits for access in accesses(scaled(y.partition((2, 512)), x, w), "x", "y")} == {128}
+
+
+def test_wide_elements_beside_narrow_ones_limit_nothing():
+    """Of four float32 in 16 bytes nothing follows for eight bfloat16."""
+    y, x = api.meta((64, 512), tk.float32), api.meta((64, 512), tk.bfloat16)
+    (load,) = (a for a in accesses(scaled(y.partition((2, 512)), x, api.meta(512)), "x") if a.kind == "load")
+    assert load.bits == 128
+
+
+@pytest.mark.parametrize("dtype", [tk.bfloat16, tk.float32], ids=str)
+@pytest.mark.parametrize("shape", [(4096, 1001), (4096, 10_007), (600, 100_003)])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "rms_norm", "layer_norm", "l2_norm", "softmax_backward", "cumsum"])
+def test_ready_made_kernels_on_rows(name, shape, dtype):
+    x, w = api.meta(shape, dtype), api.meta(shape[1], dtype)
+    more = {"rms_norm": (w,), "layer_norm": (w, w), "softmax_backward": (x,)}.get(name, ())
+    op = getattr(kernels, name)(x, *more)
+    op.consumed()
+    for launch in op.parts():
+        found = [a for a in accesses(launch, "x", "y", "dx", "dy") if a.tile_shape[1] > 32]
+        assert all(access.coalesced == 1 for access in found), [(a.parameter, a.bits, a.coalesced) for a in found]
+
+
+@pytest.mark.parametrize("width", [37, 514, 1_002])
+def test_they_are_right(device, width):
+    rng = np.random.default_rng(width)
+    data, weight = rng.standard_normal((6, width)).astype(np.float32), rng.standard_normal(width).astype(np.float32)
+    y, x, w = api.zeros((6, width)).sync(), api.from_host(data).sync(), api.from_host(weight).sync()
+    result = scaled(y.partition((2, 512)), x, w).out().sync().numpy()
+    np.testing.assert_array_equal(result, data * weight)
