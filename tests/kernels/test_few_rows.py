@@ -17,6 +17,7 @@ CALLS = {
     "log_softmax_backward": lambda x, w: kernels.log_softmax_backward(x, x),
     "layer_norm": lambda x, w: kernels.layer_norm(x, w, w),
     "rms_norm": lambda x, w: kernels.rms_norm(x, w),
+    "l2_norm": lambda x, w: kernels.l2_norm(x),
 }
 
 
@@ -32,6 +33,8 @@ def reference(name, x, w):
         return x * (x - (x * x).sum(1, keepdims=True))
     if name == "log_softmax_backward":
         return x - np.exp(x) * x.sum(1, keepdims=True)
+    if name == "l2_norm":
+        return x / np.sqrt((x * x).sum(1, keepdims=True))
     t = x - x.mean(1, keepdims=True) if name == "layer_norm" else x
     t = t / np.sqrt((t * t).mean(1, keepdims=True) + (1e-5 if name == "layer_norm" else 1e-6))
     return t * w + (w if name == "layer_norm" else 0)
@@ -65,6 +68,37 @@ def test_they_are_right(device, name, length):
 
 
 @pytest.mark.usefixtures("parts")
+@pytest.mark.parametrize("length", LENGTHS)
+def test_losses_are_right(device, length):
+    data, classes = RNG.standard_normal((4, length)).astype(np.float32), np.array([0, length - 1, -100, 17])
+    op = kernels.cross_entropy(api.from_host(data).sync(), api.from_host(classes).sync(), reduction="none")
+    losses, lse = (result.numpy() for result in op.sync())
+    wide = data.astype(np.float64)
+    expected = np.log(np.exp(wide).sum(1))
+    np.testing.assert_allclose(lse, expected, rtol=1e-6)
+    picked = wide[np.arange(4), np.maximum(classes, 0)]
+    np.testing.assert_allclose(losses, np.where(classes == -100, 0, expected - picked), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("parts")
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("centred", [True, False])
+def test_gradients_of_norms_are_right(device, centred, length):
+    x, dy = RNG.standard_normal((2, 3, length)) + 3 * centred
+    w = RNG.standard_normal(length)
+    on_device = [api.from_host(a.astype(np.float32)).sync() for a in (dy, x, w)]
+    function = kernels.layer_norm_backward if centred else kernels.rms_norm_backward
+    results = [result.numpy() for result in function(*on_device).sync()]
+    t = x - x.mean(1, keepdims=True) if centred else x
+    r = 1 / np.sqrt((t * t).mean(1, keepdims=True) + (1e-5 if centred else 1e-6))
+    t, g = t * r, dy * w
+    d = g - t * (g * t).mean(1, keepdims=True) - (g.mean(1, keepdims=True) if centred else 0)
+    expected = [d * r, (dy * t).sum(0), *([dy.sum(0)] if centred else [])]
+    for result, right in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result, right, rtol=2e-4, atol=2e-5 * np.abs(right).max())
+
+
+@pytest.mark.usefixtures("parts")
 def test_what_is_infinite_or_no_number_is_as_in_whole_rows(device):
     data = RNG.standard_normal((4, 40_961)).astype(np.float32)
     data[0, :20_000], data[1, 7], data[2, -1], data[3, 30_000:] = -np.inf, np.nan, np.nan, -np.inf
@@ -83,14 +117,24 @@ def test_a_gpu_has_blocks_enough(count):
     assert parts == tile.chunks or count * parts >= 264
 
 
+WIDE = CALLS | {
+    "layer_norm_backward": lambda x, w: kernels.layer_norm_backward(x, x, w),
+    "rms_norm_backward": lambda x, w: kernels.rms_norm_backward(x, x, w),
+    "cross_entropy": lambda x, w: kernels.cross_entropy(x, api.meta(x.shape[0], tk.int64)),
+}
+
+
 @pytest.mark.parametrize("dtype", [tk.bfloat16, tk.float32], ids=str)
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", WIDE)
 def test_they_read_and_write_at_full_width(name, dtype):
     x, w = api.meta((16, 1 << 20), dtype), api.meta(1 << 20, dtype)
-    op = CALLS[name](x, w)
+    op = WIDE[name](x, w)
     op.consumed()
-    for launch in op.parts():
+    parts = [launch for launch in op.parts() if launch.label.endswith(("_parts", "_joined"))]
+    assert len(parts) == 2
+    for launch in parts:
         explained = launch.explain("sm_90a")
         assert launch.compile("sm_90a").spilled_bytes == 0
-        wide = [a for a in explained.accesses if a.parameter in ("x", "y", "dx", "dy")]
-        assert wide and all(a.bits == 128 for a in wide), [(a.parameter, a.bits) for a in wide]
+        wide = [a for a in explained.accesses if a.parameter in ("x", "y", "dx", "dy") and a.tile_shape[-1] > 32]
+        assert wide or name == "cross_entropy"
+        assert all(a.bits == 128 for a in wide), [(a.parameter, a.bits) for a in wide]

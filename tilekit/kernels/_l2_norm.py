@@ -17,14 +17,17 @@ from tilekit.kernels._host import (
     Operand,
     check,
     compute_dtype,
+    index_dtype,
     out_or_new,
+    power,
     row_tile,
     rows_of,
     shaped,
     takes_rows,
 )
+from tilekit.kernels._norm import norm_parts
 from tilekit.launch.copying import as_real
-from tilekit.ops import DeviceOp
+from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["l2_norm"]
 
@@ -45,6 +48,13 @@ def _l2_norm_long(y: tk.Out, x: tk.In, chunks: int, steepest: float, threads: tk
     r = tk.minimum(tk.rsqrt(tk.sum(square, 1)), steepest)
     for j in range(chunks):
         tk.store(y, (i, j), (tk.load(x, (i, j), y.tile_shape).astype(dtype) * r).astype(y.dtype))
+
+
+@tk.kernel
+def _l2_norm_joined(y: tk.Out, x: tk.In, squares: tk.In, steepest: float, parts: tk.Const):
+    """Of rows whose parts other blocks have gone over."""
+    square = tk.sum(tk.load(squares, (tk.bid(0), 0), (1, parts)), 1, keepdims=True)
+    y.store((tk.load_tile_like(x, y).astype(squares.dtype) * tk.minimum(tk.rsqrt(square), steepest)).astype(y.dtype))
 
 
 @takes_rows
@@ -74,11 +84,19 @@ def l2_norm(x: Operand, eps: float = 1e-12, *, out: Tensor | None = None) -> Dev
     # 1 / max(norm, eps) is min(1 / norm, 1 / eps), which divides nothing. Finite, so that a row of zeros stays one.
     steepest = 1.0 / max(as_real(eps, "l2_norm: eps"), 1e-300 if dtype == tk.float64 else 1e-38)
 
+    parts, share = tile.parts(rows)
+
     def steps(new):
         y = new(destination)
         target = tile.cut(y)
         if tile.chunks == 1:
             launch = _l2_norm(target, rows, steepest, dtype)
+        elif parts > 1:
+            n, shape = rows.shape[1], (1, tile.columns)
+            means, squares = (new(Spec((rows.shape[0], parts), dtype)) for _ in range(2))
+            cuts, threads = (means.partition((1, 1)), squares.partition((1, 1))), tile.threads(rows, destination)
+            yield tile.launch(norm_parts(*cuts, rows, tile.chunks, share, n, shape, threads, False, index_dtype(n)))
+            launch = _l2_norm_joined(y.partition(shape), rows, squares, steepest, power(parts))
         else:
             launch = _l2_norm_long(target, rows, tile.chunks, steepest, tile.threads(rows, destination), dtype)
         yield tile.launch(launch)

@@ -31,6 +31,7 @@ from tilekit.kernels._host import (
     shaped,
     takes_rows,
 )
+from tilekit.kernels._softmax import softmax_parts, weighed
 from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["cross_entropy", "cross_entropy_backward"]
@@ -69,17 +70,22 @@ def _cross_entropy_long(
     lowest: tk.Const, dtype: tk.Const, mode: tk.Const, index: tk.Const,
 ):  # fmt: skip
     i, wanted = tk.bid(0), tk.load_tile_like(target, loss)
-    # What each thread has seen: its largest element, and the sum below that.
-    top = tk.max(tk.full(threads, lowest, dtype), (0, 2), keepdims=True)
-    total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
-    for j in range(chunks):
-        t = tk.load(x, (i, j), (1, columns), padding_mode="-inf").reshape(threads).astype(dtype)
-        higher = tk.maximum(top, tk.max(t, (0, 2), keepdims=True))
-        total = total * tk.exp(top - higher) + tk.sum(tk.exp(t - higher, rounding_mode=mode), (0, 2), keepdims=True)
-        top = higher
-    peak = tk.max(top)
-    norm = peak + tk.log(tk.sum(total * tk.exp(top - peak)))
-    lse.store(norm.reshape(1))
+    peak, total = weighed(x, i, 0, chunks, (1, columns), threads, dtype, lowest, mode)
+    norm = (peak + tk.log(total)).reshape(1)
+    lse.store(norm)
+    loss.store(tk.where(wanted == ignored, 0.0, norm - _picked(x, wanted, i, index).astype(dtype)))
+
+
+@tk.kernel
+def _cross_entropy_joined(
+    loss: tk.Out, lse: tk.Out, x: tk.In, target: tk.In, peaks: tk.In, sums: tk.In, ignored: int, parts: tk.Const, index: tk.Const
+):
+    """Of rows whose parts other blocks have gone over."""
+    i, wanted, dtype = tk.bid(0), tk.load_tile_like(target, loss), sums.dtype
+    each = tk.load(peaks, (i, 0), (1, parts), padding_mode="-inf")
+    peak = tk.max(each, 1)
+    norm = peak + tk.log(tk.sum(tk.load(sums, (i, 0), (1, parts)) * tk.exp(each - peak[:, None]), 1))
+    lse.store(norm)
     loss.store(tk.where(wanted == ignored, 0.0, norm - _picked(x, wanted, i, index).astype(dtype)))
 
 
@@ -142,18 +148,23 @@ def cross_entropy(
     rows, classes = _checked("cross_entropy", logits, target, reduction)
     count, dtype, mode = rows.shape[0], compute_dtype(logits.dtype), exponential(logits.dtype)
     index = index_dtype(*rows.shape)
-    tile = row_tile(rows, blocks=_LOOPS if rows.itemsize <= 4 else None)
+    tile, lowest = row_tile(rows, blocks=_LOOPS if rows.itemsize <= 4 else None), float(np.finfo(dtype).min)
+    parts, share = tile.parts(rows)
 
     def steps(new):
         losses, lse = new(Spec((count,), dtype)), new(Spec((count,), dtype))
         cuts = losses.partition(tile.rows), lse.partition(tile.rows)
         if tile.chunks == 1:
             launch = _cross_entropy(*cuts, rows, classes, ignore_index, tile.columns, dtype, mode, index)
+        elif parts > 1:
+            peaks, sums = (new(Spec((count, parts), dtype)) for _ in range(2))
+            shape, ones = (1, tile.columns), (peaks.partition((1, 1)), sums.partition((1, 1)))
+            yield tile.launch(softmax_parts(*ones, rows, tile.chunks, share, shape, tile.threads(rows), lowest, mode))
+            launch = _cross_entropy_joined(*cuts, rows, classes, peaks, sums, ignore_index, power(parts), index)
         else:
             launch = _cross_entropy_long(
-                *cuts, rows, classes, ignore_index, tile.chunks, tile.columns, tile.threads(rows),
-                float(np.finfo(dtype).min), dtype, mode, index,
-            )  # fmt: skip
+                *cuts, rows, classes, ignore_index, tile.chunks, tile.columns, tile.threads(rows), lowest, dtype, mode, index
+            )
         yield tile.launch(launch)
         lse = shaped(lse, target.shape)
         if reduction == "none":

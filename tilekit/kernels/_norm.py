@@ -33,7 +33,7 @@ from tilekit.kernels._host import (
 )
 from tilekit.ops import DeviceOp, Spec
 
-__all__ = ["add_rms_norm", "layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"]
+__all__ = ["add_rms_norm", "layer_norm", "layer_norm_backward", "norm_parts", "rms_norm", "rms_norm_backward"]
 
 # Warps and occupancy by the bytes of an element and the columns, as measured (`row_tile`).
 _RMS_NORM = Measured({(2, 4096): (8, None), (2, 8192): (2, 4)})
@@ -80,7 +80,7 @@ def _add_rms_norm(y: tk.Out, h: tk.Out, x: tk.In, residual: tk.In, w: tk.In, per
 
 
 @tk.function
-def _moments(x, i, first, last, shape, n, count, per_count, threads, centred, dtype, index):
+def moments(x, i, first, last, shape, n, count, per_count, threads, centred, dtype, index):
     """Of the `count` elements of row `i` in the tiles from `first` to `last`: the mean, 0 if it is not asked for, and the sum of
     the squares of what is beyond that. A row has `n` elements.
     """
@@ -100,7 +100,7 @@ def _moments(x, i, first, last, shape, n, count, per_count, threads, centred, dt
 
 
 @tk.kernel
-def _norm_parts(
+def norm_parts(
     means: tk.Out, squares: tk.Out, x: tk.In, chunks: int, share: int, n: int, shape: tk.Const, threads: tk.Const,
     centred: tk.Const, index: tk.Const,
 ):  # fmt: skip
@@ -109,9 +109,22 @@ def _norm_parts(
     last = min(chunks, (s + 1) * share)
     count = min(n, last * shape[1]) - s * share * shape[1]
     per_count = 1.0 / tk.full((1, 1), count, dtype)
-    mean, square = _moments(x, i, s * share, last, shape, n, count, per_count, threads, centred, dtype, index)
+    mean, square = moments(x, i, s * share, last, shape, n, count, per_count, threads, centred, dtype, index)
     means.store(mean)
     squares.store(square)
+
+
+@tk.function
+def _joined(means, squares, size, n, per_n, index):
+    """The mean of a row of `n` elements whose parts have `size` of them, but for the last; of each part what is to be added up to
+    the sum of the squares beyond it; and how far the part's own mean is.
+
+    From Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979).
+    """
+    counts = tk.maximum(tk.minimum(n - tk.arange(means.shape[1], dtype=index)[None, :] * size, size), 0).astype(means.dtype)
+    mean = _mean(tk.sum(means * counts, 1, keepdims=True), n, per_n)
+    beyond = means - mean
+    return mean, squares + beyond * beyond * counts, beyond
 
 
 @tk.kernel
@@ -119,18 +132,12 @@ def _norm_joined(
     y: tk.Out, x: tk.In, w: tk.In, b: tk.In, means: tk.In, squares: tk.In, size: int, n: int, per_n: float, eps: float,
     parts: tk.Const, centred: tk.Const, index: tk.Const,
 ):  # fmt: skip
-    """All parts but the last of a row have `size` elements. How they are joined is from Chan, Golub and LeVeque, "Updating
-    Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979).
-    """
+    """Of rows whose parts other blocks have gone over."""
     i, j, dtype = tk.bid(0), tk.bid(1), squares.dtype
     t, columns = tk.load_tile_like(x, y).astype(dtype), y.tile_shape[1]
     square = tk.load(squares, (i, 0), (1, parts))
     if centred:
-        each = tk.load(means, (i, 0), (1, parts))
-        counts = tk.maximum(tk.minimum(n - tk.arange(parts, dtype=index)[None, :] * size, size), 0).astype(dtype)
-        mean = _mean(tk.sum(each * counts, 1, keepdims=True), n, per_n)
-        beyond = each - mean
-        square = square + beyond * beyond * counts
+        mean, square, _ = _joined(tk.load(means, (i, 0), (1, parts)), square, size, n, per_n, index)
         t = t - mean
     t = t * tk.rsqrt(tk.sum(square, 1, keepdims=True) * per_n + eps) * tk.load(w, j, columns).astype(dtype)
     if centred:
@@ -144,7 +151,7 @@ def _norm_long(
     threads: tk.Const, centred: tk.Const, dtype: tk.Const, index: tk.Const,
 ):  # fmt: skip
     i, columns = tk.bid(0), y.tile_shape[1]
-    mean, square = _moments(x, i, 0, chunks, y.tile_shape, n, n, per_n, threads, centred, dtype, index)
+    mean, square = moments(x, i, 0, chunks, y.tile_shape, n, n, per_n, threads, centred, dtype, index)
     r = tk.rsqrt(square * per_n + eps)
     for j in range(chunks):
         t = (tk.load(x, (i, j), y.tile_shape).astype(dtype) - mean) * r * tk.load(w, j, columns).astype(dtype)
@@ -209,6 +216,63 @@ def _norm_backward_long(
         if centred:
             d = d - offset
         tk.store(dx, (i, j), (d * r).astype(dx.dtype))
+
+
+@tk.kernel
+def _norm_backward_parts(
+    means: tk.Out, squares: tk.Out, alongs: tk.Out, levels: tk.Out, dy: tk.In, x: tk.In, w: tk.In, chunks: int, share: int,
+    n: int, shape: tk.Const, threads: tk.Const, centred: tk.Const, index: tk.Const,
+):  # fmt: skip
+    """As `norm_parts`, and of the gradients times the weights the sums: of these, and along the row."""
+    i, s, dtype, columns = tk.bid(0), tk.bid(1), squares.dtype, shape[1]
+    first, last = s * share, min(chunks, (s + 1) * share)
+    count = min(n, last * columns) - first * columns
+    per_count = 1.0 / tk.full((1, 1), count, dtype)
+    mean, square = moments(x, i, first, last, shape, n, count, per_count, threads, centred, dtype, index)
+    along = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    level = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    for j in range(first, last):  # beyond the edge the gradients are zeros
+        g = tk.load(dy, (i, j), shape).astype(dtype) * tk.load(w, j, columns).astype(dtype)
+        t = tk.load(x, (i, j), shape).astype(dtype) - mean
+        along = along + tk.sum((g * t).reshape(threads), (0, 2), keepdims=True)
+        level = level + tk.sum(g.reshape(threads), (0, 2), keepdims=True)
+    means.store(mean)
+    squares.store(square)
+    alongs.store(tk.sum(along, 1))
+    levels.store(tk.sum(level, 1))
+
+
+@tk.kernel
+def _norm_backward_sums(
+    mean: tk.Out, rstd: tk.Out, slope: tk.Out, offset: tk.Out, means: tk.In, squares: tk.In, alongs: tk.In, levels: tk.In,
+    size: int, n: int, per_n: float, eps: float, parts: tk.Const, centred: tk.Const, index: tk.Const,
+):  # fmt: skip
+    """Of each row what its parts say together, as in `_norm_joined`."""
+    i = tk.bid(0)
+    at, shape = (i, 0), (1, parts)
+    square, along, level = tk.load(squares, at, shape), tk.load(alongs, at, shape), tk.load(levels, at, shape)
+    middle = tk.zeros((1, 1), squares.dtype)
+    if centred:
+        middle, square, beyond = _joined(tk.load(means, at, shape), square, size, n, per_n, index)
+        along = along + beyond * level
+    r = tk.rsqrt(tk.sum(square, 1) * per_n + eps)
+    mean.store(middle.reshape(1))
+    rstd.store(r)
+    slope.store(tk.sum(along, 1) * per_n * r * r)
+    offset.store(tk.sum(level, 1) * per_n)
+
+
+@tk.kernel
+def _norm_backward_joined(
+    dx: tk.Out, dy: tk.In, x: tk.In, w: tk.In, mean: tk.In, rstd: tk.In, slope: tk.In, offset: tk.In, centred: tk.Const
+):
+    i, dtype = tk.bid(0), rstd.dtype
+    t = tk.load_tile_like(x, dx).astype(dtype) - tk.load(mean, i, 1)
+    d = tk.load_tile_like(dy, dx).astype(dtype) * tk.load(w, tk.bid(1), dx.tile_shape[1]).astype(dtype)
+    d = d - t * tk.load(slope, i, 1)
+    if centred:
+        d = d - tk.load(offset, i, 1)
+    dx.store((d * tk.load(rstd, i, 1)).astype(dx.dtype))
 
 
 @tk.kernel
@@ -355,7 +419,7 @@ def _forward(name, x, weight, bias, eps, out):
             means, squares = (new(Spec((rows.shape[0], parts), dtype)) for _ in range(2))
             shape, cuts = (1, tile.columns), (means.partition((1, 1)), squares.partition((1, 1)))
             threads = tile.threads(rows, destination)
-            yield tile.launch(_norm_parts(*cuts, rows, tile.chunks, share, n, shape, threads, centred, index))
+            yield tile.launch(norm_parts(*cuts, rows, tile.chunks, share, n, shape, threads, centred, index))
             launch = _norm_joined(
                 y.partition(shape), rows, weight, bias if centred else weight, means, squares, share * tile.columns, n, _per(n),
                 eps, power(parts), centred, index,
@@ -383,12 +447,23 @@ def _backward(name, grad, x, weight, eps, centred):
     if not x.size:
         return tk.zip(api.zeros(x.shape, x.dtype), *(api.zeros(n, weight.dtype) for _ in range(1 + centred)))
     count, tile, dtype = rows.shape[0], row_tile(rows, held=2, room=3, measured=_BACKWARD), compute_dtype(x.dtype)
+    split, apiece = tile.parts(rows)
 
     def steps(new):
         dx, mean, rstd = new(Spec(rows.shape, x.dtype)), new(Spec((count,), dtype)), new(Spec((count,), dtype))
         cuts = tile.cut(dx), mean.partition(tile.rows), rstd.partition(tile.rows)
         if tile.chunks == 1:
             launch = _norm_backward(*cuts, grads, rows, weight, n, _per(n), eps, n != tile.columns, centred, dtype)
+        elif split > 1:
+            sums, shape = [new(Spec((count, split), dtype)) for _ in range(4)], (1, tile.columns)
+            ones, threads, index = (each.partition((1, 1)) for each in sums), tile.threads(rows, grads), index_dtype(n)
+            each = tile.chunks, apiece, n, shape, threads, centred, index
+            yield tile.launch(_norm_backward_parts(*ones, grads, rows, weight, *each))
+            slope, offset = new(Spec((count,), dtype)), new(Spec((count,), dtype))
+            ones = (each.partition(1) for each in (mean, rstd, slope, offset))
+            each = apiece * tile.columns, n, _per(n), eps, power(split), centred, index
+            yield _norm_backward_sums(*ones, *sums, *each).num_warps(1)
+            launch = _norm_backward_joined(dx.partition(shape), grads, rows, weight, mean, rstd, slope, offset, centred)
         else:
             launch = _norm_backward_long(
                 *cuts,

@@ -30,7 +30,7 @@ from tilekit.kernels._host import (
 )
 from tilekit.ops import DeviceOp, Spec
 
-__all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
+__all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward", "softmax_parts", "weighed"]
 
 # Warps and occupancy by the bytes of an element and the columns, as measured (`row_tile`).
 _SOFTMAX = Measured({(4, 4096): (16, 4)})
@@ -61,7 +61,7 @@ def _softmax(y: tk.Out, x: tk.In, dtype: tk.Const, mode: tk.Const, log: tk.Const
 
 
 @tk.function
-def _weighed(x, i, first, last, shape, threads, dtype, lowest, mode):
+def weighed(x, i, first, last, shape, threads, dtype, lowest, mode):
     """The maximum of row `i` in the tiles from `first` to `last`, and the sum of the exponentials below it."""
     # One maximum and one sum for each thread, and in it. Not from -inf, which minus itself is no number.
     top = tk.max(tk.full(threads, lowest, dtype), (0, 2), keepdims=True)
@@ -80,7 +80,7 @@ def _softmax_long(
     y: tk.Out, x: tk.In, chunks: int, threads: tk.Const, dtype: tk.Const, lowest: tk.Const, mode: tk.Const, log: tk.Const
 ):
     i = tk.bid(0)
-    peak, whole = _weighed(x, i, 0, chunks, y.tile_shape, threads, dtype, lowest, mode)
+    peak, whole = weighed(x, i, 0, chunks, y.tile_shape, threads, dtype, lowest, mode)
     for j in range(chunks):
         t = tk.load(x, (i, j), y.tile_shape, padding_mode="-inf").astype(dtype) - peak
         if log:
@@ -90,14 +90,14 @@ def _softmax_long(
 
 
 @tk.kernel
-def _softmax_parts(
+def softmax_parts(
     peaks: tk.Out, sums: tk.Out, x: tk.In, chunks: int, share: int, shape: tk.Const, threads: tk.Const, lowest: tk.Const,
     mode: tk.Const,
 ):  # fmt: skip
     """Block (i, s) has the s-th part of row i: `share` tiles of it."""
     i, s = tk.bid(0), tk.bid(1)
     last = min(chunks, (s + 1) * share)
-    peak, whole = _weighed(x, i, s * share, last, shape, threads, sums.dtype, lowest, mode)
+    peak, whole = weighed(x, i, s * share, last, shape, threads, sums.dtype, lowest, mode)
     peaks.store(peak)
     sums.store(whole)
 
@@ -154,7 +154,7 @@ def _softmax_backward_long(
 def _softmax_backward_parts(
     sums: tk.Out, dy: tk.In, y: tk.In, chunks: int, share: int, shape: tk.Const, threads: tk.Const, log: tk.Const
 ):
-    """As `_softmax_parts`."""
+    """As `softmax_parts`."""
     i, s = tk.bid(0), tk.bid(1)
     sums.store(_along(dy, y, i, s * share, min(chunks, (s + 1) * share), shape, threads, sums.dtype, log))
 
@@ -232,7 +232,7 @@ def _forward(name, x, out, log):
             peaks, sums = (new(Spec((rows.shape[0], parts), dtype)) for _ in range(2))
             threads, shape = tile.threads(rows, destination), (1, tile.columns)
             cuts = peaks.partition((1, 1)), sums.partition((1, 1))
-            yield tile.launch(_softmax_parts(*cuts, rows, tile.chunks, share, shape, threads, lowest, mode))
+            yield tile.launch(softmax_parts(*cuts, rows, tile.chunks, share, shape, threads, lowest, mode))
             launch = _softmax_joined(y.partition(shape), rows, peaks, sums, power(parts), mode, log)
         else:
             launch = _softmax_long(tile.cut(y), rows, tile.chunks, tile.threads(rows, destination), dtype, lowest, mode, log)
