@@ -233,6 +233,25 @@ def test_arrays_are_let_go_in_the_order_of_the_work(gpu, Array):
     assert not gpu.device.owners
 
 
+def test_arrays_are_let_go_in_whatever_order_they_were_dropped(gpu, Array):
+    z = api.zeros(64).sync()
+    add(z.partition(64), Array()).sync()
+    gpu.driver.not_ready = 10**9
+    stream, gone, kept = gpu.device.policy.next_stream(), [], []
+    for _ in range(20):
+        kept.append(tk.as_tensor(Array()))
+        gone.append(weakref.ref(kept[-1].storage.owner))
+        add(z.partition(64), kept[-1]).async_on(stream)
+    while kept:
+        kept.pop()  # the last first
+    gpu.device.collect()
+    assert all(array() is not None for array in gone)
+    gpu.driver.not_ready = 0
+    gpu.device.collect()
+    assert not any(array() is not None for array in gone)
+    assert not gpu.device.owners
+
+
 def test_an_array_that_nobody_used_is_let_go_at_once(gpu, Array):
     gpu.driver.not_ready = 10**9
     for stream in (0, 77):

@@ -198,7 +198,7 @@ class StreamOrderedMemory:
                 at = len(queue) - 1  # how far has the device come: few questions, since each takes long
                 while at > 0 and not stream.passed(queue[at][1]):
                     at //= 2
-                reached = queue[at][1]
+                reached = max(queue[0][1], queue[at][1])  # they came as storages were collected, in any order
                 while queue and queue[0][1] <= reached:
                     gone.append(queue.popleft())
                 if not queue:
