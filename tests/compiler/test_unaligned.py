@@ -45,6 +45,16 @@ def test_a_vector_beside_matrices_leaves_these_wide():
     assert {access.bits for access in accesses(scaled(y.partition((2, 512)), x, w), "x", "y")} == {128}
 
 
+@tk.kernel
+def chosen(y: tk.Out, x: tk.In, which: tk.In):
+    y.store(tk.load_tile_like(x, y) + tk.load(which, (tk.bid(0), 0), (2, 1)).astype(y.dtype))
+
+
+def test_a_small_matrix_beside_large_ones_leaves_these_wide():
+    y, x, which = api.meta((64, 512), tk.bfloat16), api.meta((64, 512), tk.bfloat16), api.meta((64, 7), tk.int32)
+    assert {access.bits for access in accesses(chosen(y.partition((2, 512)), x, which), "x", "y")} == {128}
+
+
 def test_wide_elements_beside_narrow_ones_limit_nothing():
     """Of four float32 in 16 bytes nothing follows for eight bfloat16."""
     y, x = api.meta((64, 512), tk.float32), api.meta((64, 512), tk.bfloat16)
@@ -53,7 +63,7 @@ def test_wide_elements_beside_narrow_ones_limit_nothing():
 
 
 @pytest.mark.parametrize("dtype", [tk.bfloat16, tk.float32], ids=str)
-@pytest.mark.parametrize("shape", [(4096, 1001), (4096, 10_007), (600, 100_003)])
+@pytest.mark.parametrize("shape", [(4096, 1001), (4096, 10_007), (600, 100_003), (16, 1_000_003)])
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "rms_norm", "layer_norm", "l2_norm", "softmax_backward", "cumsum"])
 def test_ready_made_kernels_on_rows(name, shape, dtype):
     x, w = api.meta(shape, dtype), api.meta(shape[1], dtype)

@@ -29,10 +29,11 @@ def choose_config(facts: Sequence[ArgumentFacts], num_warps: int | None) -> Conf
     if num_warps is None:
         # Without a partition nothing says how large the tiles are.
         num_warps = choose_num_warps(largest, vec) if largest else 4 if tensors else 1
-    # Where rows begin anywhere, neighbouring elements are for neighbouring lanes: a lane that had several would read them one by
-    # one, each apart from those of others.
+    # Where all rows begin anywhere, neighbouring elements are for neighbouring lanes: a lane that had several would
+    # read them one by one, each apart from those of others. Vectors beside matrices are small, and do not count.
     rank = max((t.rank for t in tensors), default=0)
-    return Config(num_warps, min([vec, *(_aligned(t) or vec for t in tensors if t.rank == rank and t.unit is not None)]))
+    aligned = [_aligned(t) or vec for t in tensors if t.rank == rank and t.unit is not None]
+    return Config(num_warps, min(vec, max(aligned, default=vec)))
 
 
 def _aligned(tensor: TensorFacts) -> int:

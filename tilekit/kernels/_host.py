@@ -43,6 +43,7 @@ __all__ = [
     "index_dtype",
     "integers",
     "multiprocessors",
+    "of_parts",
     "on_cpu",
     "out_or_new",
     "power",
@@ -384,12 +385,12 @@ class RowTile(NamedTuple):
         return op if self.occupancy is None else op.occupancy(self.occupancy)
 
     def threads(self, *matrices: Destination) -> tuple[int, int, int]:
-        """The tile's extents, taken apart: how often all threads take a vector of up to 16 bytes, for which the rows of all of
+        """The tile's extents, taken apart: how often all threads take a vector of up to 16 bytes, for which the rows of one of
         these matrices are aligned; the threads; and the vector's elements.
 
         What is folded along the first and the last of these stays in the thread.
         """
-        vector = min(map(_aligned, matrices))
+        vector = max(map(_aligned, matrices))
         return self.columns // (32 * self.num_warps * vector), 32 * self.num_warps, vector
 
 
@@ -437,6 +438,12 @@ def _row_tile(
     # Up to 16 values, threads take few enough registers by themselves. A multiprocessor has 64 K of them.
     occupancy = max(1, 2048 // (warps * values * room)) if values > _SHARE else None
     return RowTile(rows, columns, 1, warps, occupancy)
+
+
+def of_parts(new: New, count: int, parts: int, dtype: Any) -> Tensor:
+    """A new tensor for a number of each part of each row. Its rows begin anywhere, so that how wide others are read and written,
+    which are large, does not follow from it."""
+    return new(Spec((count, parts | 1), dtype))[:, :parts]
 
 
 def flat_tile(x: Tensor) -> int:

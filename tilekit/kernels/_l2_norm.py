@@ -18,6 +18,7 @@ from tilekit.kernels._host import (
     check,
     compute_dtype,
     index_dtype,
+    of_parts,
     out_or_new,
     power,
     row_tile,
@@ -27,7 +28,7 @@ from tilekit.kernels._host import (
 )
 from tilekit.kernels._norm import norm_parts
 from tilekit.launch.copying import as_real
-from tilekit.ops import DeviceOp, Spec
+from tilekit.ops import DeviceOp
 
 __all__ = ["l2_norm"]
 
@@ -93,7 +94,7 @@ def l2_norm(x: Operand, eps: float = 1e-12, *, out: Tensor | None = None) -> Dev
             launch = _l2_norm(target, rows, steepest, dtype)
         elif parts > 1:
             n, shape = rows.shape[1], (1, tile.columns)
-            means, squares = (new(Spec((rows.shape[0], parts), dtype)) for _ in range(2))
+            means, squares = (of_parts(new, rows.shape[0], parts, dtype) for _ in range(2))
             cuts, threads = (means.partition((1, 1)), squares.partition((1, 1))), tile.threads(rows, destination)
             yield tile.launch(norm_parts(*cuts, rows, tile.chunks, share, n, shape, threads, False, index_dtype(n)))
             launch = _l2_norm_joined(y.partition(shape), rows, squares, steepest, power(parts))

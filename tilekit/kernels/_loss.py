@@ -23,6 +23,7 @@ from tilekit.kernels._host import (
     exponential,
     index_dtype,
     integers,
+    of_parts,
     on_cpu,
     out_or_new,
     power,
@@ -157,7 +158,7 @@ def cross_entropy(
         if tile.chunks == 1:
             launch = _cross_entropy(*cuts, rows, classes, ignore_index, tile.columns, dtype, mode, index)
         elif parts > 1:
-            peaks, sums = (new(Spec((count, parts), dtype)) for _ in range(2))
+            peaks, sums = (of_parts(new, count, parts, dtype) for _ in range(2))
             shape, ones = (1, tile.columns), (peaks.partition((1, 1)), sums.partition((1, 1)))
             yield tile.launch(softmax_parts(*ones, rows, tile.chunks, share, shape, tile.threads(rows), lowest, mode))
             launch = _cross_entropy_joined(*cuts, rows, classes, peaks, sums, ignore_index, power(parts), index)

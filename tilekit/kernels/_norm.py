@@ -22,6 +22,7 @@ from tilekit.kernels._host import (
     check,
     compute_dtype,
     index_dtype,
+    of_parts,
     on_cpu,
     out_or_new,
     power,
@@ -416,7 +417,7 @@ def _forward(name, x, weight, bias, eps, out):
         y = new(destination)
         target = tile.cut(y)
         if parts > 1:
-            means, squares = (new(Spec((rows.shape[0], parts), dtype)) for _ in range(2))
+            means, squares = (of_parts(new, rows.shape[0], parts, dtype) for _ in range(2))
             shape, cuts = (1, tile.columns), (means.partition((1, 1)), squares.partition((1, 1)))
             threads = tile.threads(rows, destination)
             yield tile.launch(norm_parts(*cuts, rows, tile.chunks, share, n, shape, threads, centred, index))
@@ -455,7 +456,7 @@ def _backward(name, grad, x, weight, eps, centred):
         if tile.chunks == 1:
             launch = _norm_backward(*cuts, grads, rows, weight, n, _per(n), eps, n != tile.columns, centred, dtype)
         elif split > 1:
-            sums, shape = [new(Spec((count, split), dtype)) for _ in range(4)], (1, tile.columns)
+            sums, shape = [of_parts(new, count, split, dtype) for _ in range(4)], (1, tile.columns)
             ones, threads, index = (each.partition((1, 1)) for each in sums), tile.threads(rows, grads), index_dtype(n)
             each = tile.chunks, apiece, n, shape, threads, centred, index
             yield tile.launch(_norm_backward_parts(*ones, grads, rows, weight, *each))

@@ -14,6 +14,7 @@ from tilekit.kernels._host import (
     Operand,
     a_tensor,
     compute_dtype,
+    of_parts,
     on_cpu,
     out_or_new,
     power,
@@ -21,7 +22,7 @@ from tilekit.kernels._host import (
     shaped,
     takes_rows,
 )
-from tilekit.ops import DeviceOp, Spec
+from tilekit.ops import DeviceOp
 
 __all__ = ["cumsum"]
 
@@ -89,7 +90,7 @@ def _scanned(new, y, x, dtype):
     if tiles <= 1:
         yield _cumsum(y.partition(tile), x, dtype).num_warps(warps)
         return
-    sums = new(Spec((count, tiles), dtype))
+    sums = of_parts(new, count, tiles, dtype)
     yield _tile_sums(sums.partition((tile[0], 1)), x, columns).num_warps(warps)
     yield from _scanned(new, sums, sums, dtype)
     yield _cumsum_from(y.partition(tile), x, sums).num_warps(warps)

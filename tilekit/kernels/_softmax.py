@@ -20,6 +20,7 @@ from tilekit.kernels._host import (
     check,
     compute_dtype,
     exponential,
+    of_parts,
     out_or_new,
     power,
     row_tile,
@@ -28,7 +29,7 @@ from tilekit.kernels._host import (
     shaped,
     takes_rows,
 )
-from tilekit.ops import DeviceOp, Spec
+from tilekit.ops import DeviceOp
 
 __all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward", "softmax_parts", "weighed"]
 
@@ -229,7 +230,7 @@ def _forward(name, x, out, log):
         if tile.chunks == 1:
             launch = _softmax(tile.cut(y), rows, dtype, mode, log)
         elif parts > 1:
-            peaks, sums = (new(Spec((rows.shape[0], parts), dtype)) for _ in range(2))
+            peaks, sums = (of_parts(new, rows.shape[0], parts, dtype) for _ in range(2))
             threads, shape = tile.threads(rows, destination), (1, tile.columns)
             cuts = peaks.partition((1, 1)), sums.partition((1, 1))
             yield tile.launch(softmax_parts(*cuts, rows, tile.chunks, share, shape, threads, lowest, mode))
@@ -254,7 +255,7 @@ def _backward(name, grad, y, out, log):
         if tile.chunks == 1:
             launch = _softmax_backward(tile.cut(dx), grads, rows, dtype, mode, log)
         elif parts > 1:
-            sums, shape = new(Spec((rows.shape[0], parts), dtype)), (1, tile.columns)
+            sums, shape = of_parts(new, rows.shape[0], parts, dtype), (1, tile.columns)
             cut = sums.partition((1, 1))
             yield tile.launch(_softmax_backward_parts(cut, grads, rows, tile.chunks, share, shape, threads, log))
             launch = _softmax_backward_joined(dx.partition(shape), grads, rows, sums, power(parts), mode, log)
