@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from row_kernels import BACKWARD, CALLS
 
 import tilekit as tk
 from tilekit import api, kernels
@@ -9,16 +10,6 @@ from tilekit.kernels import _host
 
 RNG = np.random.default_rng(11)
 LENGTHS = [40_000, 40_961, 100_003]  # of the last tile all, one element, some
-
-CALLS = {
-    "softmax": lambda x, w: kernels.softmax(x),
-    "log_softmax": lambda x, w: kernels.log_softmax(x),
-    "softmax_backward": lambda x, w: kernels.softmax_backward(x, x),
-    "log_softmax_backward": lambda x, w: kernels.log_softmax_backward(x, x),
-    "layer_norm": lambda x, w: kernels.layer_norm(x, w, w),
-    "rms_norm": lambda x, w: kernels.rms_norm(x, w),
-    "l2_norm": lambda x, w: kernels.l2_norm(x),
-}
 
 
 def reference(name, x, w):
@@ -117,11 +108,7 @@ def test_a_gpu_has_blocks_enough(count):
     assert parts == tile.chunks or count * parts >= 264
 
 
-WIDE = CALLS | {
-    "layer_norm_backward": lambda x, w: kernels.layer_norm_backward(x, x, w),
-    "rms_norm_backward": lambda x, w: kernels.rms_norm_backward(x, x, w),
-    "cross_entropy": lambda x, w: kernels.cross_entropy(x, api.meta(x.shape[0], tk.int64)),
-}
+WIDE = CALLS | BACKWARD | {"cross_entropy": lambda x, w: kernels.cross_entropy(x, api.meta(x.shape[0], tk.int64))}
 
 
 @pytest.mark.parametrize("dtype", [tk.bfloat16, tk.float32], ids=str)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import row_kernels
 
 import tilekit as tk
 from tilekit import api, kernels
@@ -16,22 +17,17 @@ def batches(shape, dtype=np.float32):
     return api.from_host(whole).sync()[:, :m]
 
 
-CALLS = {
-    "softmax": lambda x, w: kernels.softmax(x),
-    "log_softmax": lambda x, w: kernels.log_softmax(x),
-    "softmax_backward": lambda x, w: kernels.softmax_backward(x, x),
-    "log_softmax_backward": lambda x, w: kernels.log_softmax_backward(x, x),
-    "layer_norm": lambda x, w: kernels.layer_norm(x, w, w),
-    "layer_norm_backward": lambda x, w: kernels.layer_norm_backward(x, x, w),
-    "rms_norm": lambda x, w: kernels.rms_norm(x, w),
-    "rms_norm_backward": lambda x, w: kernels.rms_norm_backward(x, x, w),
-    "add_rms_norm": lambda x, w: kernels.add_rms_norm(x, x, w),
-    "l2_norm": lambda x, w: kernels.l2_norm(x),
-    "cumsum": lambda x, w: kernels.cumsum(x),
-    "argmax": lambda x, w: kernels.argmax(x),
-    "topk": lambda x, w: kernels.topk(x, 3),
-    "cross_entropy": lambda x, w: kernels.cross_entropy(x, api.zeros(x.shape[:-1], tk.int32).sync()),
-}
+CALLS = (
+    row_kernels.CALLS
+    | row_kernels.BACKWARD
+    | {
+        "add_rms_norm": lambda x, w: kernels.add_rms_norm(x, x, w),
+        "cumsum": lambda x, w: kernels.cumsum(x),
+        "argmax": lambda x, w: kernels.argmax(x),
+        "topk": lambda x, w: kernels.topk(x, 3),
+        "cross_entropy": lambda x, w: kernels.cross_entropy(x, api.zeros(x.shape[:-1], tk.int32).sync()),
+    }
+)
 
 
 def on_host(results):

@@ -161,8 +161,8 @@ def takes_rows(function: F) -> F:
         out = kwargs.pop("out", None)
         if out is not None and not _lacks_rows(out):
             kwargs["out"], out = out, None
-        copied = [x.dup() if _lacks_rows(x) else x for x in args]
-        op = whole(*copied, **{key: x.dup() if _lacks_rows(x) else x for key, x in kwargs.items()})
+        taken = [x.dup() if _lacks_rows(x) else x for x in args]
+        op = whole(*taken, **{key: x.dup() if _lacks_rows(x) else x for key, x in kwargs.items()})
         if out is None:
             return op
         copied = op.then(lambda result: result.copy_into(out))

@@ -4,7 +4,8 @@
     rms_norm(x)   = x / sqrt(mean(x * x) + eps) * weight                      (Zhang and Sennrich, 2019)
 
 A row stays in registers between its sums and its result. The weights are read after the sums: before them they would only take
-up registers, and so leave room for fewer blocks, whose loads are what keeps the memory busy.
+up registers, and so leave room for fewer blocks, whose loads are what keeps the memory busy. Where long rows are few, several
+blocks have a part of one each, and another kernel joins what they found.
 
 The gradient by `x` needs sums along the rows, that by the weights sums along the columns. These are taken by blocks that have a
 part of the rows each, and then over the parts, always in the same order: the result is the same in every run.
@@ -467,19 +468,9 @@ def _backward(name, grad, x, weight, eps, centred):
             launch = _norm_backward_joined(dx.partition(shape), grads, rows, weight, mean, rstd, slope, offset, centred)
         else:
             launch = _norm_backward_long(
-                *cuts,
-                grads,
-                rows,
-                weight,
-                tile.chunks,
-                n,
-                _per(n),
-                eps,
-                tile.threads(rows, grads),
-                centred,
-                dtype,
+                *cuts, grads, rows, weight, tile.chunks, n, _per(n), eps, tile.threads(rows, grads), centred, dtype,
                 index_dtype(n),
-            )
+            )  # fmt: skip
         yield tile.launch(launch)
         wide, high, parts, share = _shares(count, n, on_cpu(rows))
         partial = [new(Spec((parts, n), dtype)) for _ in range(2)]

@@ -5,6 +5,7 @@
 The maximum keeps `exp` from overflowing. A row that fits a tile is read once and stays in registers. A longer one is read twice:
 the first time the maximum and the sum are kept up to date together, as in Milakov and Gimelshein, "Online normalizer calculation
 for softmax", 2018. Each thread does so for the elements that it reads, and waits for the others only at the end of the row.
+Where long rows are few, several blocks have a part of one each, and another kernel joins what they found.
 """
 
 from __future__ import annotations

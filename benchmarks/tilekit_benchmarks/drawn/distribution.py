@@ -190,6 +190,12 @@ class Draw:
         batches = self.count(1, min(_BATCHES, m))
         return (batches, max(1, m // batches), n), layout, options
 
+    def copied(self, kernel: str, dtype: str, itemsize: int) -> Case:
+        """A case of a kernel that reads each element of some rows, and writes as many."""
+        width = 2 * itemsize
+        shape, layout, options = self.rows(width)
+        return self.case(kernel=kernel, dtype=dtype, shape=shape, layout=layout, nbytes=math.prod(shape) * width, **options)
+
     def case(self, *, kernel: str, dtype: str, shape: tuple[int, ...], nbytes: float, **fields: Any) -> Case:
         """The case; `fields` are `layout`, `operations`, and options."""
         return Case(

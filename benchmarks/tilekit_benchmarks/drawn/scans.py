@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from tilekit import kernels
 from tilekit_benchmarks.drawn.distribution import CONTIGUOUS, Case, Draw
 from tilekit_benchmarks.drawn.problem import Family, Operands, Problem, tolerance_of, width_of
@@ -16,9 +14,7 @@ _SPREAD = 1000  # of integers
 
 def _draw(d: Draw) -> Case:
     dtype = d.dtype(_DTYPES)
-    width = 2 * width_of(dtype)
-    shape, layout, options = d.rows(width)
-    return d.case(kernel="cumsum", dtype=dtype, shape=shape, layout=layout, nbytes=math.prod(shape) * width, **options)
+    return d.copied("cumsum", dtype, width_of(dtype))
 
 
 def _problem(case: Case, t: Operands) -> Problem:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from tilekit import kernels
 from tilekit_benchmarks.drawn.distribution import CONTIGUOUS, Case, Draw
 from tilekit_benchmarks.drawn.problem import Family, Operands, Problem, width_of
@@ -15,9 +13,7 @@ _DTYPES = {"float32": 1.0, "float16": 1.0, "bfloat16": 1.0, "int8": 0.5, "float6
 
 def _draw(d: Draw) -> Case:
     dtype = d.dtype(_DTYPES)
-    width = 2 * width_of(dtype)
-    shape, layout, options = d.rows(width)
-    return d.case(kernel="transpose", dtype=dtype, shape=shape, layout=layout, nbytes=math.prod(shape) * width, **options)
+    return d.copied("transpose", dtype, width_of(dtype))
 
 
 def _problem(case: Case, t: Operands) -> Problem:
