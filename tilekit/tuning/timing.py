@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -108,7 +109,7 @@ def do_bench(op: DeviceOp[Any] | Callable[[], DeviceOp[Any]], *, seconds: float 
         ValueError: `seconds` is negative, or no number.
         Whatever the op fails with.
     """
-    if scalar_kind(seconds) not in (int, float) or not 0 <= seconds < float("inf"):
+    if scalar_kind(seconds) not in (int, float) or not 0 <= seconds <= sys.float_info.max:
         raise ValueError(f"do_bench: seconds is a number that is not negative, not {seconds!r}")
     if isinstance(op, DeviceOp):
         first, make = op, None
