@@ -239,6 +239,14 @@ def test_what_is_left_of_known_launches_is_done_by_python(gpu):
 
 
 @only_native
+def test_results_for_which_no_block_is_kept(gpu):
+    """Nothing half made is left for a finalizer, which pytest would tell of."""
+    way = ready_made("a new result")
+    results = [way().sync() for _ in range(8)]
+    assert len({result.address for result in results}) == 8
+
+
+@only_native
 def test_an_event_that_is_not_recorded_behind_known_launches_is_recorded_by_python(gpu):
     way, stream = ready_made("softmax"), gpu[0].policy.next_stream()
     for _ in range(4):

@@ -2,14 +2,15 @@
  * `tilekit._runtime.allocator`, and `__del__` of storages. */
 #include "_launch.h"
 
-/* An owned storage of a block, the next work of a stream to write it; the reference to the block is taken over. NULL with an exception. */
+/* An owned storage of a block, the next work of a stream to write it; the reference to the block is taken over. NULL if there is no
+ * block, or with an exception. */
 static PyObject *new_storage(PyObject *device, PyObject *stream, PyObject *blocks, PyObject *nbytes)
 {
     PyObject *storage = instance(&Storage_memory), *reads = PyDict_New();
     PyObject *use = PyTuple_Pack(2, stream, held(stream, &Stream_pending));
     PyObject *leave = PyObject_GetAttr(held(device, &Device_garbage), names.append);
-    Py_ssize_t last = PyList_GET_SIZE(blocks) - 1;
-    if (storage == NULL || reads == NULL || use == NULL || leave == NULL || last < 0) { /* a finalizer may have taken the block */
+    Py_ssize_t last = PyList_GET_SIZE(blocks) - 1; /* only now: a finalizer may have taken a block */
+    if (storage == NULL || reads == NULL || use == NULL || leave == NULL || last < 0) {
         Py_XDECREF(storage);
         Py_XDECREF(reads);
         Py_XDECREF(use);
@@ -96,6 +97,8 @@ static PyObject *leave_storage(PyObject *self, PyObject *Py_UNUSED(none))
 {
     PyObject *blocks = *field(self, &Storage__free_list), *memory = *field(self, &Storage_memory);
     PyObject *last = *field(self, &AccessHistory_last_write), *reads = *field(self, &AccessHistory_reads);
+    if (*field(self, &Storage__leave) == NULL) /* it was never finished, and has no memory */
+        Py_RETURN_NONE;
     if (blocks != NULL && Py_TYPE(blocks) == FreeList_number.owner && held(blocks, &FreeList_closed) == Py_False && memory != NULL &&
         (uint64_t)PyList_GET_SIZE(blocks) < number(blocks, &FreeList_capacity) && *field(self, &AccessHistory_theirs) == Py_None &&
         last != NULL && PyTuple_CheckExact(last) && reads != NULL && PyDict_CheckExact(reads)) {
