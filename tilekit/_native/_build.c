@@ -143,6 +143,65 @@ static int ints_fit(PyObject *form, PyObject *arguments)
     return !overflow;
 }
 
+/* A tensor cut into tiles of a shape that such tensors were cut into before, a new reference; NULL, perhaps with an exception. */
+static PyObject *partition_of(PyObject *tensor, PyObject *shape)
+{
+    PyObject *traits = held(tensor, &Tensor_traits), *cuts = traits ? held(traits, &Traits_cuts) : NULL;
+    PyObject *known = cuts ? PyDict_GetItemWithError(cuts, shape) : NULL;
+    if (known == NULL)
+        return NULL;
+    Py_INCREF(known);
+    PyObject *partition = instance(&Partition_traits);
+    if (partition == NULL) {
+        Py_DECREF(known);
+        return NULL;
+    }
+    put(partition, &Partition_traits, known);
+    put(partition, &Partition_tensor, Py_NewRef(tensor));
+    put(partition, &Partition_tile_shape, Py_NewRef(shape));
+    put(partition, &Partition_storage, Py_XNewRef(held(tensor, &Tensor_storage)));
+    return partition;
+}
+
+/* Cut the arguments of a launch that `places` names; the new ones, or NULL, perhaps with an exception. */
+static PyObject *cut_at(PyObject *arguments, PyObject *places, PyObject *shape)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(arguments);
+    PyObject *cut = PyTuple_New(count);
+    for (Py_ssize_t i = 0; cut != NULL && i < count; i++)
+        PyTuple_SET_ITEM(cut, i, Py_NewRef(PyTuple_GET_ITEM(arguments, i)));
+    for (Py_ssize_t i = 0; cut != NULL && i < PyTuple_GET_SIZE(places); i++) {
+        Py_ssize_t at = PyLong_AsSsize_t(PyTuple_GET_ITEM(places, i));
+        PyObject *partition = at >= 0 && at < count ? partition_of(PyTuple_GET_ITEM(cut, at), shape) : NULL;
+        if (partition == NULL || PyTuple_SetItem(cut, at, partition) != 0)
+            Py_CLEAR(cut);
+    }
+    return cut;
+}
+
+int tile(PyObject *op, PyObject *shape)
+{
+    PyObject *form = held(op, &KernelLaunch__form), *known = form ? held(form, &Form_tiled) : NULL;
+    PyObject *arguments = held(op, &KernelLaunch_arguments), *places, *tiled, *cut = NULL;
+    if (known == NULL || !PyTuple_CheckExact(known) || !PyArg_ParseTuple(known, "O!O", &PyTuple_Type, &places, &tiled) ||
+        arguments == NULL || !PyTuple_CheckExact(arguments))
+        goto out;
+    shape = PyLong_CheckExact(shape) ? PyTuple_Pack(1, shape) : Py_NewRef(shape);
+    int is_plain = shape != NULL && PyTuple_CheckExact(shape);
+    for (Py_ssize_t i = 0; is_plain && i < PyTuple_GET_SIZE(shape); i++)
+        is_plain = PyLong_CheckExact(PyTuple_GET_ITEM(shape, i));
+    if (is_plain)
+        cut = cut_at(arguments, places, shape);
+    Py_XDECREF(shape);
+    if (cut != NULL) {
+        put(op, &KernelLaunch__form, Py_NewRef(tiled));
+        put(op, &KernelLaunch_arguments, cut);
+    }
+out:
+    PyErr_Clear();
+    return cut != NULL;
+}
+
 /* What `site_of` says of the code that is running; NULL with an exception. */
 static PyObject *current_site(void)
 {

@@ -110,8 +110,10 @@ int let_others_go(PyObject *device, uint64_t nbytes)
         uint64_t storages, bytes;
     } counts[DEVICES_COUNTED];
     uint64_t at = number(device, &Device_ordinal) % DEVICES_COUNTED;
+    PyObject *owners = held(device, &Device_owners);
+    uint64_t many = (uint64_t)constants.MANY + (owners != NULL && PyList_CheckExact(owners) ? (uint64_t)PyList_GET_SIZE(owners) : 0);
     counts[at].bytes += nbytes;
-    if (++counts[at].storages <= (uint64_t)constants.MANY && counts[at].bytes <= (uint64_t)constants.MUCH)
+    if (++counts[at].storages <= many && counts[at].bytes <= (uint64_t)constants.MUCH)
         return 1;
     counts[at].storages = counts[at].bytes = 0;
     PyObject *none = PyObject_CallMethodNoArgs(device, names.collect);

@@ -30,12 +30,13 @@ enum { VERSION = 5 }; /* see attributes.py */
     X(Layout, before) X(Layout, behind) X(Layout, device) X(Layout, dtype) X(Layout, itemsize) X(Layout, shape)                  \
     X(Layout, strides) X(Layout, tail) X(Layout, traits)                                                                          \
     X(Tensor, dtype) X(Tensor, flat) X(Tensor, offset) X(Tensor, shape) X(Tensor, storage) X(Tensor, strides) X(Tensor, traits)  \
-    X(Partition, storage) X(Partition, tensor) X(Partition, traits)                                                              \
+    X(Partition, storage) X(Partition, tensor) X(Partition, tile_shape) X(Partition, traits) X(Traits, cuts)                     \
     X(ExecutionContext, device) X(ExecutionContext, stream)                                                                      \
     X(AndThen, function) X(AndThen, unpack)                                                                                      \
     X(Done, value)                                                                                                               \
     X(DeviceFuture, _serial) X(DeviceFuture, op) X(DeviceFuture, stream)                                                         \
-    X(Form, ints) X(Form, keyed) X(Form, last) X(Form, lazy) X(Form, plans) X(Form, tuples) X(Form, types)                       \
+    X(Form, ints) X(Form, keyed) X(Form, last) X(Form, lazy) X(Form, plans) X(Form, tiled) X(Form, tuples)                       \
+    X(Form, types)                                                                                                               \
     X(Plan, device) X(Plan, elsewhere) X(Plan, home) X(Plan, native)                                                             \
     X(Kernel, _form) X(Kernel, _forms) X(Kernel, _origins) X(Kernel, _options) X(Kernel, label)                                \
     X(KernelLaunch, _consumed) X(KernelLaunch, _form) X(KernelLaunch, _fresh) X(KernelLaunch, _label) X(KernelLaunch, _options)  \
@@ -51,7 +52,8 @@ enum { VERSION = 5 }; /* see attributes.py */
 
 /* Functions and objects of Python's. */
 #define HELPERS(X)                                                                                                                \
-    X(as_stream) X(async_on) X(call) X(dropped) X(ended) X(inside) X(left) X(left_imported) X(site_of) X(start) X(submitting) X(sync) X(sync_on) X(waited)
+    X(as_stream) X(async_on) X(call) X(dropped) X(ended) X(inside) X(left) X(left_imported) X(site_of) X(start) X(submitting) X(sync) X(sync_on) X(tile) \
+    X(waited)
 
 /* Numbers of Python's. */
 #define CONSTANTS(X)                                                                                                              \
@@ -273,6 +275,8 @@ PyObject *known_plan(PyObject *form, PyObject *arguments, PyObject *options);
 /* The form that a kernel has for such arguments, borrowed from the kernel, if it is known and nothing has to be looked at but the
  * types; NULL, and no exception. */
 PyObject *known_form(PyObject *kernel, PyObject *arguments);
+/* Cut what a launch writes into tiles of a shape, where that was done before to such arguments; 0, and no exception, if Python has to. */
+int tile(PyObject *op, PyObject *shape);
 PyObject *make_calls_type(void);
 
 /* _program.c */

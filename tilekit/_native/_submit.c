@@ -173,15 +173,16 @@ static int open_stream(PyObject *stream)
 
 static PyObject *otherwise(PyObject *helper, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
 {
-    PyObject *all[4] = {self};
     Py_ssize_t count = nargs + (names ? PyTuple_GET_SIZE(names) : 0);
-    if (count > 3) {
-        PyErr_SetString(PyExc_TypeError, "too many arguments");
-        return NULL;
-    }
+    PyObject **all = PyMem_New(PyObject *, 1 + count), *result;
+    if (all == NULL)
+        return PyErr_NoMemory();
+    all[0] = self;
     for (Py_ssize_t i = 0; i < count; i++)
         all[1 + i] = args[i];
-    return PyObject_Vectorcall(helper, all, (size_t)nargs + 1, names);
+    result = PyObject_Vectorcall(helper, all, (size_t)nargs + 1, names);
+    PyMem_Free(all);
+    return result;
 }
 
 /* The stream that is meant, tilekit's own or another library's on the op's device, a new reference; NULL, perhaps with an exception that
@@ -277,6 +278,13 @@ static PyObject *runs_async_on(PyObject *self, PyObject *const *args, Py_ssize_t
     return otherwise(helpers.async_on, self, args, nargs, names);
 }
 
+static PyObject *runs_tile(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
+{
+    if (nargs == 1 && names == NULL && tile(self, args[0]))
+        return Py_NewRef(self);
+    return otherwise(helpers.tile, self, args, nargs, names);
+}
+
 /* Claim and launch, in the middle of a submission; LAUNCHED, or as `launch` says. */
 static int launch_part(PyObject *op, PyObject *stream, Ready *what)
 {
@@ -327,6 +335,8 @@ static PyMethodDef runs_methods[] = {
      "sync_on($self, stream)\n--\n\nSee DeviceOp."},
     {"async_on", (PyCFunction)(void (*)(void))runs_async_on, METH_FASTCALL | METH_KEYWORDS,
      "async_on($self, stream)\n--\n\nSee DeviceOp."},
+    {"tile", (PyCFunction)(void (*)(void))runs_tile, METH_FASTCALL | METH_KEYWORDS,
+     "tile($self, shape=None, /, **shapes)\n--\n\nSee tilekit.launch.KernelLaunch."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -21,7 +21,7 @@ from tilekit._runtime.storage import Imported, Storage
 from tilekit._runtime.stream import Stream
 from tilekit._runtime.timeline import MARKS_KEPT
 from tilekit._tensor.layout import Layout
-from tilekit._tensor.partition import Partition
+from tilekit._tensor.partition import Partition, Traits
 from tilekit._tensor.tensor import Tensor
 from tilekit.launch import planning
 from tilekit.launch.planning import Form, Plan
@@ -131,7 +131,11 @@ SLOTS: Mapping[type, Mapping[str, str]] = {
     Partition: {
         "storage": "what order is kept by",
         "tensor": "whose parameters are passed",
+        "tile_shape": "set, of one that `tile` makes",
         "traits": "select the plan",
+    },
+    Traits: {
+        "cuts": "by the shape of the tiles, the traits of a tensor's partition",
     },
     ExecutionContext: {
         "device": "where a chain or a row of launches runs",
@@ -155,6 +159,7 @@ SLOTS: Mapping[type, Mapping[str, str]] = {
         "last": "the plan that was looked up last, and by what",
         "lazy": "arguments that are ops are left to Python",
         "plans": "by their keys",
+        "tiled": "which arguments `tile` cuts, and the form of what comes of that",
         "tuples": "arguments that Python looks into",
         "types": "of the arguments that it is for",
     },
@@ -210,7 +215,7 @@ NAMES: Mapping[str, str] = {
     "written_by": "of a storage: remember a write where others have used it",
 }
 
-# What it calls, or looks into. `call`, `start`, `sync`, `sync_on`, `async_on`, `dropped`, `left` and `left_imported` are what it
+# What it calls, or looks into. `call`, `start`, `sync`, `sync_on`, `async_on`, `tile`, `dropped`, `left` and `left_imported` are what it
 # leaves to Python of the methods that it has itself; `ended` and `waited` are added by `_native.classes`.
 HELPERS: Mapping[str, Callable[..., Any] | object] = {
     "as_stream": as_stream,
@@ -225,6 +230,7 @@ HELPERS: Mapping[str, Callable[..., Any] | object] = {
     "submitting": submitting,
     "sync": launch.KernelLaunch.sync,
     "sync_on": launch.KernelLaunch.sync_on,
+    "tile": launch.KernelLaunch.tile,
 }
 
 # Of the layers below. (What is the compiled module's own, such as the kinds of arguments, that module has for Python to import.)

@@ -101,7 +101,7 @@ class StreamOrderedMemory:
         garbage: what collected storages left, to be freed.
         retired: the streams that were collected, to be destroyed.
         imports: what collected storages of other libraries' memory left, while the device used it.
-        owners: the same that was looked at before, by the streams that use it.
+        owners: the same that was looked at before.
         free_lists: the free blocks of each stream of tilekit's own, by its number.
         largest_kept: the size of the largest blocks that free lists get; 0 where they are of no use.
     """
@@ -123,9 +123,9 @@ class StreamOrderedMemory:
     driver: Driver
     # Finalizers append to these three, from any thread and at any moment, so nobody may need a lock for it.
     garbage: deque[Garbage]
-    imports: deque[Kept]
+    imports: list[Kept]
     retired: deque[tuple[weakref.ref[Stream], StreamHandle]]
-    owners: dict[Stream, deque[Kept]]
+    owners: list[Kept]
     free_lists: dict[int, FreeLists]
     largest_kept: int
     _lock: threading.Lock
@@ -136,7 +136,7 @@ class StreamOrderedMemory:
     def _no_garbage(self, driver: Driver) -> None:
         """Begin: nothing was allocated yet."""
         self.driver = driver
-        self.garbage, self.imports, self.retired, self.owners, self.free_lists = deque(), deque(), deque(), {}, {}
+        self.garbage, self.imports, self.retired, self.owners, self.free_lists = deque(), [], deque(), [], {}
         self._unseen = (0, 0)
         self.largest_kept = LARGEST_KEPT if driver.keeps_free_lists else 0
         self._lock, self._letting, self._private = threading.Lock(), threading.Lock(), None
@@ -176,35 +176,25 @@ class StreamOrderedMemory:
         that can wait a while, since the driver has to be asked (internal)."""
         count, total = self._unseen
         self._unseen = (count + 1, total + nbytes)
-        if count >= MANY or total + nbytes > MUCH:
+        if count >= MANY + len(self.owners) or total + nbytes > MUCH:
             self.collect()
 
     def _let_go(self) -> None:
         self._unseen = (0, 0)
-        gone: list[Kept] = []  # until the lock is free again: what is run when somebody's memory goes may come back here
         if not self._letting.acquire(blocking=False):  # another thread is at it, or this one, whom a finalizer interrupted
             return
         try:
-            owners = self.owners
-            last, queue = None, deque[Kept]()
-            for item in _drained(self.imports):
-                if item[0] is not last:
-                    last = item[0]
-                    queue = owners.setdefault(last, deque())
-                queue.append(item)
-            for stream, queue in tuple(owners.items()):
-                if not stream.passed(queue[0][1]):
-                    continue
-                at = len(queue) - 1  # how far has the device come: few questions, since each takes long
-                while at > 0 and not stream.passed(queue[at][1]):
-                    at //= 2
-                reached = max(queue[0][1], queue[at][1])  # they came as storages were collected, in any order
-                while queue and queue[0][1] <= reached:
-                    gone.append(queue.popleft())
-                if not queue:
-                    del owners[stream]
+            count = len(self.imports)  # finalizers may add to it meanwhile
+            waiting = self.owners = self.owners + self.imports[:count]
+            del self.imports[:count]
+            serials: dict[Stream, list[int]] = {}
+            for stream, serial, _, _ in waiting:
+                serials.setdefault(stream, []).append(serial)
+            reached = {stream: _reached(stream, of_stream) for stream, of_stream in serials.items()}
+            self.owners = [item for item in waiting if item[1] > reached[item[0]]]
         finally:
             self._letting.release()
+        # What is let go goes with `waiting`, now that the lock is free: what is run then may come back here.
 
     def obtain(self, nbytes: int, stream: Stream) -> Memory:
         """New memory from the driver. If it has none, everything is freed that nobody uses, and it is asked again (internal).
@@ -302,6 +292,17 @@ def allocate(device: Device, nbytes: int, stream: Stream) -> Storage:
     storage.last_write, storage.reads, storage.theirs = (stream, stream.pending), {}, None
     storage._leave, storage._free_list = device.garbage.append, blocks
     return storage
+
+
+def _reached(stream: Stream, serials: list[int]) -> int:
+    """The last of some moments that is found to have passed, -1 if none is: few questions, since each takes long."""
+    serials.sort()  # storages are collected in any order
+    if not stream.passed(serials[0]):
+        return -1
+    at = len(serials) - 1
+    while at > 0 and not stream.passed(serials[at]):
+        at //= 2
+    return serials[at]
 
 
 def _drained(queue: deque[Any]) -> Iterator[Any]:

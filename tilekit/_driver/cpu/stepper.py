@@ -95,7 +95,7 @@ class Stepper:
         Raises:
             DeviceError: what is left can never run; the text says what it waits for.
         """
-        while self.step() or self._wait_elsewhere():
+        while self.step() or self._wait_elsewhere(self._heads()):
             pass
         with self._state:
             left = [stream for stream, queue in self._queues.items() if queue and stream not in self._busy]
@@ -109,18 +109,31 @@ class Stepper:
             DeviceError: that can never happen; the text says what each stream waits for.
         """
         while not point.done:
-            if not self.step() and not point.done and not self._wait_elsewhere():
+            if not self.step() and not point.done and not self._wait_elsewhere([point]):
                 raise self._stuck(f"pass a point of {point.stream!r}")
 
-    def _wait_elsewhere(self) -> bool:
-        """Block for an event of a device that is not stepped, if a stream waits for one; False if none does."""
+    def _heads(self) -> list[Point]:
+        """What the streams that have work wait for."""
         with self._state:
-            heads = [queue[0] for stream, queue in self._queues.items() if queue and stream not in self._busy]
-        for item in heads:
-            for point in _awaited(item):
-                if not point.done and point.stream.driver is not self._driver:
-                    point.wait()
-                    return True
+            return [p for stream, queue in self._queues.items() if queue and stream not in self._busy for p in _awaited(queue[0])]
+
+    def _wait_elsewhere(self, points: list[Point]) -> bool:
+        """Block for an event of a device that is not stepped here, if one of the points waits for one, by way of other streams
+        perhaps; False if none does. (Not for any such event: two devices might then wait for each other's, and never do what
+        both wait for.)"""
+        seen: set[Point] = set()
+        while points:
+            point = points.pop()
+            if point.done or point in seen:
+                continue
+            seen.add(point)
+            if point.stream.driver is not self._driver:
+                point.wait()
+                return True
+            with self._state:
+                queue = self._queues.get(point.stream)
+                if queue and point.stream not in self._busy:
+                    points += _awaited(queue[0])
         return False
 
     def _stuck(self, aim: str) -> DeviceError:
