@@ -9,5 +9,7 @@ from tilekit.kernels._recall import Recall
 def nothing_is_recalled_from_other_tests():
     """Some replace what a function decides; and whether an op is recalled must not depend on which tests ran before."""
     Recall.known.clear()
+    Recall.before.clear()
     yield
     Recall.known.clear()
+    Recall.before.clear()

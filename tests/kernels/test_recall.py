@@ -498,10 +498,13 @@ def test_only_so_much_is_kept(device, monkeypatch):
 
     for x in xs[:4] * 2:
         assert not is_recalled(x)
-    assert is_recalled(xs[0])  # and so is the last to go
-    for x in (*xs[4:5] * 3, *xs[5:] * 3):
-        is_recalled(x)
-    assert len(Recall.known) == 4
+    assert all(map(is_recalled, xs[:4]))
+    for x in xs[4:]:  # the first of which moves all before
+        assert [is_recalled(x) for _ in range(3)] == [False, False, True]
+    assert is_recalled(xs[0])
+    assert is_recalled(xs[3])
+    assert (len(Recall.known), len(Recall.before)) == (4, 4)
+    assert [is_recalled(x) for x in tensors_of([floats(9, 8)]) * 3] == [False, False, True]  # and what was moved goes
     assert [is_recalled(xs[at]) for at in (0, 3, 4, 5)] == [True] * 4
     assert not is_recalled(xs[1])
 

@@ -5,6 +5,7 @@ import hashlib
 import re
 import subprocess
 import sys
+from collections import namedtuple
 from pathlib import Path
 from types import MemberDescriptorType
 
@@ -15,6 +16,7 @@ from tilekit import _native, launch
 from tilekit._native import attributes
 from tilekit._runtime.storage import Imported, Storage
 from tilekit._runtime.stream import Stream
+from tilekit.kernels._recipe import Recipe
 
 compiled = pytest.mark.skipif(_native.compiled is None, reason="tilekit was installed without a C compiler")
 FOLDER = Path(_native.__file__).parent
@@ -25,7 +27,7 @@ sources = pytest.mark.skipif(not SOURCE, reason="a wheel has no C sources")
 
 # The digest of the module's signatures, by its version: with other signatures comes the next version, here, in attributes.py and
 # in _launch.h.
-SIGNATURES = {5: "de2fe10ce0fa0e19"}
+SIGNATURES = {6: "5eea4e1bd8a4f3fe"}
 
 
 def listed(macro):
@@ -46,11 +48,28 @@ def test_the_lists_are_those_of_the_description():
 
 @sources
 def test_nothing_is_listed_that_is_not_read():
-    for owner, name in listed("SLOTS"):
+    for owner, name in listed("SLOTS") + listed("RECALLED_SLOTS"):
         assert re.search(rf"\b{owner}_{name}\b", SOURCE), f"{owner}.{name}"
     for macro, prefix in (("NAMES", "names"), ("HELPERS", "helpers"), ("CONSTANTS", "constants")):
         for field, _ in listed(macro):
             assert re.search(rf"\b{prefix}\.{field}\b", SOURCE), f"{prefix}.{field}"
+
+
+@sources
+def test_recipes_are_those_that_are_read():
+    assert [name for _, name in listed("RECIPE")] == list(Recipe._fields)
+
+
+@compiled
+def test_other_recipes_are_refused():
+    class Op:
+        __slots__ = ()
+
+    other = namedtuple("Recipe", ("new", "launches"))
+    with pytest.raises(ImportError, match=r"other recipes than those with \('new', 'launches'\)"):
+        _native.compiled.recalls(Op, other, (min, min, min))
+    with pytest.raises(ImportError, match=r"Recalled._begun is none of the class's __slots__"):
+        _native.compiled.recalls(Op, Recipe, (min, min, min))
 
 
 @sources
@@ -103,6 +122,8 @@ def described():
     given = []
 
     class Catch:
+        in_use = _native.compiled.in_use
+
         @staticmethod
         def prepare(*arguments):
             given.extend(arguments)
@@ -143,7 +164,7 @@ def test_another_description_is_refused():
         with pytest.raises(ImportError, match=message):
             prepare(wrong, names, helpers, constants)
     for wrong, message in (
-        ((classes, names[1:], helpers, constants), "built to read the name append, where they have __dict__"),
+        ((classes, names[1:], helpers, constants), "built to read the name annotate, where they have append"),
         ((classes, (*names, "more"), helpers, constants), "built to read the name no more, where they have more"),
         ((classes, names, without(helpers, "ended"), constants), "built to read the helper ended, where they have None"),
         ((classes, names, {**helpers, "sink": print}, constants), "built to read the helpers no more, where they have .*sink"),
@@ -191,7 +212,7 @@ with tk.use_device("cpu"):
 OTHERS = """
 def prepare(*given):
     raise ImportError("it was built to read others")
-old.VERSION, old.prepare, old.row, old.links = 5, prepare, None, None
+old.VERSION, old.prepare, old.row, old.links = 6, prepare, None, None
 old.Runs, old.Calls = type("Runs", (), {}), type("Calls", (), {})
 """
 
@@ -199,7 +220,7 @@ old.Runs, old.Calls = type("Runs", (), {}), type("Calls", (), {})
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("", "it is of version 0, they are of 5"),
+        ("", "it is of version 0, they are of 6"),
         (OTHERS, "it was built to read others"),
     ],
 )

@@ -45,6 +45,7 @@ def _load() -> ModuleType | None:
     from tilekit.ops.fast_path import FAST_PATH
 
     FAST_PATH.kernel, FAST_PATH.launcher, FAST_PATH.program = classes.Kernel, launcher, program
+    FAST_PATH.recalls, FAST_PATH.recalled = classes.recalls, _launch.recalled
     FAST_PATH.key, FAST_PATH.launches, FAST_PATH.new_tensors = _launch.key, _launch.Launches, _launch.new_tensors
     return _launch
 

@@ -202,27 +202,32 @@ out:
     return cut != NULL;
 }
 
-/* What `site_of` says of the code that is running; NULL with an exception. */
-static PyObject *current_site(void)
+PyObject *current_site(void)
 {
-    PyFrameObject *frame = PyEval_GetFrame();
+    PyFrameObject *frame = (PyFrameObject *)Py_XNewRef((PyObject *)PyEval_GetFrame());
+    PyObject *inside = NULL, *site = NULL, *lasti = NULL;
+    while (frame != NULL) {
+        PyObject *globals = PyFrame_GetGlobals(frame), *module = PyDict_GetItemWithError(globals, names.module);
+        inside = module ? PyDict_GetItemWithError(helpers.inside, module) : NULL;
+        int running = inside == Py_True ? PySet_Contains(helpers.running, module) : 0;
+        Py_DECREF(globals);
+        PyFrameObject *back = inside == Py_True && running == 0 ? PyFrame_GetBack(frame) : NULL;
+        if (back == NULL)
+            break;
+        Py_SETREF(frame, back);
+    }
     if (frame == NULL)
         return Py_NewRef(Py_None);
-    PyObject *globals = PyFrame_GetGlobals(frame);
-    PyObject *module = PyDict_GetItemWithError(globals, names.module);
-    PyObject *inside = module ? PyDict_GetItemWithError(helpers.inside, module) : NULL;
-    Py_DECREF(globals);
     if (inside != Py_False) {
         PyErr_Clear();
-        return PyObject_CallOneArg(helpers.site_of, (PyObject *)frame);
+        site = PyObject_CallOneArg(helpers.site_of, (PyObject *)frame);
+    } else if ((lasti = PyLong_FromLong(PyFrame_GetLasti(frame))) != NULL && (site = PyTuple_New(2)) != NULL) {
+        PyTuple_SET_ITEM(site, 0, (PyObject *)PyFrame_GetCode(frame));
+        PyTuple_SET_ITEM(site, 1, lasti);
+    } else {
+        Py_XDECREF(lasti);
     }
-    PyObject *site = PyTuple_New(2), *lasti = site ? PyLong_FromLong(PyFrame_GetLasti(frame)) : NULL;
-    if (lasti == NULL) {
-        Py_XDECREF(site);
-        return NULL;
-    }
-    PyTuple_SET_ITEM(site, 0, (PyObject *)PyFrame_GetCode(frame));
-    PyTuple_SET_ITEM(site, 1, lasti);
+    Py_DECREF(frame);
     return site;
 }
 

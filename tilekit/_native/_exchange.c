@@ -167,8 +167,8 @@ static PyObject *arrays(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* What an array is, by the functions that its type names; see _launch.pyi. A new reference. */
-static PyObject *described(PyObject *Py_UNUSED(module), PyObject *array)
+/* What an array is, by the functions that its type names, as `described` in _launch.pyi. `kept`: somebody may keep the tensor. */
+static PyObject *describe(PyObject *array, int kept)
 {
     const Exchange *exchange = exchange_of(Py_TYPE(array));
     Description it;
@@ -204,7 +204,8 @@ static PyObject *described(PyObject *Py_UNUSED(module), PyObject *array)
         PyObject *known = stream_at(it.device.id, stream), *tensor = NULL;
         if (known != NULL) {
             Py_INCREF(known);
-            tensor = imported(array, (uint64_t)(uintptr_t)it.data + it.byte_offset, layout, known, (uintptr_t)stream <= MOST_DEFAULT);
+            tensor = imported(array, (uint64_t)(uintptr_t)it.data + it.byte_offset, layout, known, (uintptr_t)stream <= MOST_DEFAULT,
+                              kept);
             Py_DECREF(known);
         }
         if (tensor != NULL || PyErr_Occurred()) {
@@ -219,9 +220,14 @@ otherwise:
     Py_RETURN_NONE;
 }
 
+static PyObject *described(PyObject *Py_UNUSED(module), PyObject *array)
+{
+    return describe(array, 1);
+}
+
 PyObject *array_as_tensor(PyObject *array)
 {
-    PyObject *tensor = exchange_of(Py_TYPE(array)) != NULL ? described(NULL, array) : NULL;
+    PyObject *tensor = exchange_of(Py_TYPE(array)) != NULL ? describe(array, 0) : NULL;
     if (tensor != NULL && Py_TYPE(tensor) != Tensor_storage.owner)
         Py_CLEAR(tensor);
     return tensor;

@@ -56,25 +56,39 @@ static PyObject *part_at(PyObject *parts, uint64_t low, uint64_t high, uint64_t 
     return NULL;
 }
 
-/* A new storage of the bytes of an array, which is a part of a known range with that history; NULL, perhaps with an exception. */
-static PyObject *new_part(PyObject *device, PyObject *entry, PyObject *history, PyObject *array, uint64_t low, uint64_t nbytes)
+/* The memory of a whole range, which all storages of it share, a new reference; NULL with an exception. */
+static PyObject *memory_of(PyObject *entry, uint64_t low, uint64_t nbytes)
 {
-    PyObject *ranges = held(device, &Device_ranges), *leave = held(ranges, &Ranges_leave);
-    PyObject *memory = instance(&Memory_address), *storage = memory ? instance(&Imported_history) : NULL;
+    PyObject *memory = held(entry, &Range_memory);
+    if (memory != NULL && number(memory, &Memory_address) == low && number(memory, &Memory_nbytes) == nbytes)
+        return Py_NewRef(memory);
     PyObject *address = PyLong_FromUnsignedLongLong(low), *size = PyLong_FromUnsignedLongLong(nbytes);
-    if (storage == NULL || address == NULL || size == NULL || leave == NULL) {
-        Py_XDECREF(memory);
-        Py_XDECREF(storage); /* which has no owner: nothing is left of it */
+    memory = address && size ? instance(&Memory_address) : NULL;
+    if (memory == NULL) {
         Py_XDECREF(address);
         Py_XDECREF(size);
         return NULL;
     }
     put(memory, &Memory_address, address);
-    put(memory, &Memory_nbytes, Py_NewRef(size));
+    put(memory, &Memory_nbytes, size);
     put(memory, &Memory_raw, Py_NewRef(Py_None));
     put(memory, &Memory_shadow, Py_NewRef(Py_None));
+    put(entry, &Range_memory, Py_NewRef(memory));
+    return memory;
+}
+
+/* A new storage of the bytes of an array, which are those of a known range with that history; NULL, perhaps with an exception. */
+static PyObject *new_part(PyObject *device, PyObject *entry, PyObject *history, PyObject *array, uint64_t low, uint64_t nbytes)
+{
+    PyObject *ranges = held(device, &Device_ranges), *leave = held(ranges, &Ranges_leave), *size;
+    PyObject *memory = leave ? memory_of(entry, low, nbytes) : NULL, *storage = memory ? instance(&Imported_history) : NULL;
+    if (storage == NULL || (size = held(memory, &Memory_nbytes)) == NULL) {
+        Py_XDECREF(memory);
+        Py_XDECREF(storage); /* which has no owner: nothing is left of it */
+        return NULL;
+    }
     *field(storage, &Storage_memory) = memory;
-    *field(storage, &Storage_nbytes) = size;
+    *field(storage, &Storage_nbytes) = Py_NewRef(size);
     *field(storage, &Storage_device) = Py_NewRef(device);
     *field(storage, &Storage_owner) = Py_NewRef(array);
     *field(storage, &Storage_owned) = Py_NewRef(Py_False);
@@ -152,7 +166,8 @@ PyObject *new_tensor(PyObject *storage, uint64_t address, uint64_t base, PyObjec
     PyObject *tail = held(layout, &Layout_tail);
     if (tail == NULL || !PyTuple_CheckExact(tail))
         return NULL;
-    PyObject *flat = PyTuple_New(1 + PyTuple_GET_SIZE(tail)), *first = PyLong_FromUnsignedLongLong(address);
+    PyObject *known = address == base ? held(*field(storage, &Storage_memory), &Memory_address) : NULL;
+    PyObject *flat = PyTuple_New(1 + PyTuple_GET_SIZE(tail)), *first = known ? Py_NewRef(known) : PyLong_FromUnsignedLongLong(address);
     PyObject *offset = PyLong_FromUnsignedLongLong((address - base) / number(layout, &Layout_itemsize));
     PyObject *tensor = flat && first && offset ? instance(&Tensor_storage) : NULL;
     if (tensor == NULL) {
@@ -211,7 +226,7 @@ static PyObject *end_of(PyObject *stream, int lasts)
     return serial;
 }
 
-PyObject *imported(PyObject *array, uint64_t address, PyObject *layout, PyObject *stream, int lasts)
+PyObject *imported(PyObject *array, uint64_t address, PyObject *layout, PyObject *stream, int lasts, int kept)
 {
     PyObject *device = held(stream, &Stream_device), *ranges = device ? held(device, &Device_ranges) : NULL;
     PyObject *entries = ranges ? held(ranges, &Ranges_entries) : NULL, *left = ranges ? held(ranges, &Ranges_left) : NULL;
@@ -243,10 +258,10 @@ PyObject *imported(PyObject *array, uint64_t address, PyObject *layout, PyObject
         tensor = is_imported && !is_new ? same_view(storage, address, layout) : NULL;
         if (tensor == NULL) {
             tensor = new_tensor(storage, address, number(*field(storage, &Storage_memory), &Memory_address), layout);
-            PyObject *view = tensor && is_imported ? PyWeakref_NewRef(tensor, NULL) : NULL;
+            PyObject *view = tensor && is_imported && (kept || !is_new) ? PyWeakref_NewRef(tensor, NULL) : NULL;
             if (view != NULL)
                 put(storage, &Imported_view, view);
-            else if (is_imported)
+            else if (PyErr_Occurred())
                 Py_CLEAR(tensor);
         }
     }

@@ -13,6 +13,7 @@
  *   _memory.c    new tensors, and what collected storages leave
  *   _program.c   recorded work, submitted in one go
  *   _recall.c    calls of ready-made kernels that look alike
+ *   _recalled.c  ops of ready-made kernels that are recalled
  *   _recipe.c    what ready-made kernels are known to launch
  *   _submit.c    running launches: alone, in a chain, in a row
  *   _waits.c     a stream that waits for a moment of another
@@ -89,6 +90,17 @@ static Py_ssize_t offset_of(PyObject *class, const Slot *slot)
     if (!is_slot)
         PyErr_Format(PyExc_ImportError, "%s.%s is none of the class's __slots__", slot->class_name, slot->attribute);
     return offset;
+}
+
+int find_slot(PyObject *class, Slot *slot)
+{
+    slot->name = PyUnicode_InternFromString(slot->attribute);
+    Py_ssize_t offset = slot->name ? offset_of(class, slot) : -1;
+    if (offset < 0)
+        return 0;
+    slot->offset = offset;
+    Py_XSETREF(slot->owner, (PyTypeObject *)Py_NewRef(class));
+    return 1;
 }
 
 /* Find the attributes of SLOTS in the classes that have them, or, without `write`, see that they are there; 0 with an exception. */
@@ -191,10 +203,11 @@ static int module_exec(PyObject *module)
     return add_type(module, "Launcher", make_launcher_type()) && add_type(module, "Mark", make_mark_type()) &&
                    add_type(module, "Calls", make_calls_type()) && add_type(module, "Runs", make_runs_type()) &&
                    add_type(module, "Program", make_program_type()) &&
-                   add_type(module, "Launches", make_launches_type()) &&
+                   add_type(module, "Launches", make_launches_type()) && add_type(module, "Recalls", make_recalls_type()) &&
                    PyModule_AddFunctions(module, submit_functions) == 0 &&
                    PyModule_AddFunctions(module, exchange_functions) == 0 &&
                    PyModule_AddFunctions(module, recall_functions) == 0 &&
+                   PyModule_AddFunctions(module, recalled_functions) == 0 &&
                    PyModule_AddFunctions(module, memory_functions) == 0
                ? 0
                : -1;

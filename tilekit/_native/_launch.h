@@ -8,7 +8,7 @@
 
 #pragma GCC visibility push(hidden)
 
-enum { VERSION = 5 }; /* see attributes.py */
+enum { VERSION = 6 }; /* see attributes.py */
 
 /* What is read of Python's, and why, is described in attributes.py, in the same order: `prepare` compares the two.
  *
@@ -26,7 +26,7 @@ enum { VERSION = 5 }; /* see attributes.py */
     X(Device, retired)                                                                                                            \
     X(FreeList, capacity) X(FreeList, closed) X(FreeList, number)                                                                 \
     X(Ranges, entries) X(Ranges, leave) X(Ranges, left)                                                                           \
-    X(Range, high) X(Range, low) X(Range, order) X(Range, parts) X(Range, ranges)                                                 \
+    X(Range, high) X(Range, low) X(Range, memory) X(Range, order) X(Range, parts) X(Range, ranges)                                                 \
     X(Layout, before) X(Layout, behind) X(Layout, device) X(Layout, dtype) X(Layout, itemsize) X(Layout, shape)                  \
     X(Layout, strides) X(Layout, tail) X(Layout, traits)                                                                          \
     X(Tensor, dtype) X(Tensor, flat) X(Tensor, offset) X(Tensor, shape) X(Tensor, storage) X(Tensor, strides) X(Tensor, traits)  \
@@ -42,17 +42,26 @@ enum { VERSION = 5 }; /* see attributes.py */
     X(KernelLaunch, _consumed) X(KernelLaunch, _form) X(KernelLaunch, _fresh) X(KernelLaunch, _label) X(KernelLaunch, _options)  \
     X(KernelLaunch, _site) X(KernelLaunch, _spent) X(KernelLaunch, arguments) X(KernelLaunch, kernel)
 
+/* Of the class of ready-made kernels' ops, which comes later than the others: see `recalls` in _launch.pyi. */
+#define RECALLED_SLOTS(X)                                                                                                         \
+    X(Recalled, _begun) X(Recalled, _call) X(Recalled, _consumed) X(Recalled, _fresh) X(Recalled, _label) X(Recalled, _recipe)   \
+    X(Recalled, _site) X(Recalled, _spent) X(Recalled, _tensors) X(Recalled, arguments) X(Recalled, spec)
+
+/* Where a Recipe has its fields. */
+#define RECIPE(X)                                                                                                                 \
+    X(NEW, new) X(LAUNCHES, launches) X(OUTCOME, outcome) X(SPEC, spec) X(NATIVE, native) X(BOUND, bound)
+
 /* Attributes and methods of objects of any class: the field of `names`, and the name. */
 #define NAMES(X)                                                                                                                  \
-    X(append, "append") X(dict, "__dict__") X(module, "__name__") X(of_module, "__module__") X(exchange_before, "__c_dlpack_exchange_api__")                                    \
+    X(annotate, "annotate") X(append, "append") X(dict, "__dict__") X(module, "__name__") X(of_module, "__module__") X(exchange_before, "__c_dlpack_exchange_api__")                                    \
     X(exchange, "__dlpack_c_exchange_api__") X(dlpack, "__dlpack__") X(dlpack_device, "__dlpack_device__")                      \
-    X(torch_dispatch, "__torch_dispatch__") X(collect, "collect") X(device, "device") X(event, "event") X(forget_until, "_forget_until") X(trim, "_trim")                 \
-    X(next_stream, "next_stream") X(policy, "policy") X(registry, "_registry") X(requires_grad, "requires_grad")                    \
+    X(torch_dispatch, "__torch_dispatch__") X(collect, "collect") X(device, "device") X(event, "event") X(fields, "_fields") X(forget_until, "_forget_until") X(go_on, "_go_on") X(trim, "_trim")                 \
+    X(next_stream, "next_stream") X(passed, "passed") X(policy, "policy") X(registry, "_registry") X(requires_grad, "requires_grad")                    \
     X(serial, "serial") X(submission, "submission") X(traits, "traits") X(written_by, "written_by")
 
 /* Functions and objects of Python's. */
 #define HELPERS(X)                                                                                                                \
-    X(as_stream) X(async_on) X(call) X(dropped) X(ended) X(inside) X(left) X(left_imported) X(site_of) X(start) X(submitting) X(sync) X(sync_on) X(tile) \
+    X(as_stream) X(async_on) X(borrowed) X(call) X(dropped) X(ended) X(in_use) X(inside) X(left) X(left_imported) X(running) X(site_of) X(start) X(submitting) X(sync) X(sync_on) X(tile) \
     X(waited)
 
 /* Numbers of Python's. */
@@ -68,6 +77,9 @@ typedef struct {
 
 #define DECLARE_SLOT(type, slot) extern Slot type##_##slot;
 SLOTS(DECLARE_SLOT)
+RECALLED_SLOTS(DECLARE_SLOT)
+#define RECIPE_FIELD(number, name) RECIPE_##number,
+enum { RECIPE(RECIPE_FIELD) RECIPE_FIELDS };
 
 #define NAME_FIELD(field, text) PyObject *field;
 extern struct Names {
@@ -106,6 +118,8 @@ static inline PyObject *get(PyObject *object, const Slot *slot)
 }
 
 int as_pointer(PyObject *value, void *where);
+/* Find where the instances of a class have the attribute; 0 with an exception. */
+int find_slot(PyObject *class, Slot *slot);
 
 /* The attribute of an instance of the class or of one derived from it, which has it as it is; borrowed. */
 static inline PyObject **field(PyObject *object, const Slot *slot)
@@ -277,6 +291,8 @@ PyObject *known_plan(PyObject *form, PyObject *arguments, PyObject *options);
 PyObject *known_form(PyObject *kernel, PyObject *arguments);
 /* Cut what a launch writes into tiles of a shape, where that was done before to such arguments; 0, and no exception, if Python has to. */
 int tile(PyObject *op, PyObject *shape);
+/* What `site_of` says of the code that is running, a new reference; NULL with an exception. */
+PyObject *current_site(void);
 PyObject *make_calls_type(void);
 
 /* _program.c */
@@ -287,13 +303,15 @@ PyObject *make_program_type(void);
 /* The tensor over the elements that an array has from an address on, behind what its library has submitted to a stream, which is there
  * as long as the object is, or else is marked now. It is `layout`'s, which is a Layout. A new reference; NULL, perhaps with an exception, if Python has to
  * see to that. */
-PyObject *imported(PyObject *array, uint64_t address, PyObject *layout, PyObject *stream, int lasts);
+PyObject *imported(PyObject *array, uint64_t address, PyObject *layout, PyObject *stream, int lasts, int kept);
 /* The tensor that begins at an address, somewhere in a storage that begins at `base`; NULL, perhaps with an exception. */
 PyObject *new_tensor(PyObject *storage, uint64_t address, uint64_t base, PyObject *layout);
 /* As `Device.let_go`, which counts by itself; 0 with an exception. */
 int let_others_go(PyObject *device, uint64_t nbytes);
 
 /* _memory.c */
+/* Tensors and new ones behind them, as `new_tensors` of _launch.pyi; NULL, and no exception, if Python has to make them. */
+PyObject *new_bases(PyObject *tensors, PyObject *new, PyObject *stream);
 /* `__del__` of Storage, and of Imported, a new reference to a tuple. */
 PyObject *make_finalizers(void);
 extern PyMethodDef memory_functions[];
@@ -305,9 +323,18 @@ PyObject *array_as_tensor(PyObject *array);
 extern PyMethodDef exchange_functions[];
 
 /* _recall.c */
+/* What tells a call from others, see `key` in _launch.pyi: a new reference, None where anything is unusual; NULL with an exception. */
+PyObject *key_of(PyObject *function, PyObject *args, PyObject *kwargs, PyObject *plain, PyObject *tensors);
 extern PyMethodDef recall_functions[];
 
+/* _recalled.c */
+PyObject *make_recalls_type(void);
+extern PyMethodDef recalled_functions[];
+
 /* _recipe.c */
+int are_launches(PyObject *object);
+/* Make launches as `submit` of _launch.pyi does: how many were made, of how many, and the serial, or NULL; -1 with an exception. */
+Py_ssize_t submit_launches(PyObject *launches, PyObject *bases, PyObject *stream, PyObject *seconds, PyObject **serial, Py_ssize_t *count);
 PyObject *make_launches_type(void);
 
 /* _submit.c */
@@ -321,6 +348,17 @@ typedef struct {
  * was done; -1 with an exception. Neither mark nor serial if the launch was made, and Python has to record the event. */
 int submit_marked(Launcher *launcher, PyObject *stream, int (*go)(void *what, PyObject *more, PyObject *stream, Ending *ending),
                   void *what, PyObject *more, Submitted *submitted);
+/* Whether this thread is in the middle of a submission, or that cannot be told. */
+int is_submitting(void);
+/* The stream that is meant, tilekit's own or another library's on the op's device, a new reference; NULL, perhaps with an exception that
+ * nobody is to catch, if it is none. */
+PyObject *as_stream(PyObject *op, PyObject *what);
+/* The next stream of the device's policy; NULL with an exception. */
+PyObject *next_stream(PyObject *device);
+/* Call what a method leaves to Python. */
+PyObject *otherwise(PyObject *helper, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *keywords);
+/* The future of an op that was submitted to the end, a new reference; NULL with an exception. */
+PyObject *new_future(PyObject *op, PyObject *stream, PyObject *serial);
 /* Whether the work has passed, which is polled for. */
 int is_over(Submitted *submitted, PyObject *stream, double seconds);
 PyObject *make_runs_type(void);

@@ -4,7 +4,7 @@ from types import ModuleType
 from typing import Any, Final, Self
 
 from tilekit._runtime.context import ExecutionContext
-from tilekit._runtime.storage import Imported, Storage
+from tilekit._runtime.storage import Imported, Kept, Storage
 from tilekit._runtime.stream import Stream
 from tilekit._tensor.layout import Layout
 from tilekit._tensor.tensor import Tensor
@@ -89,6 +89,9 @@ class Calls:
 # A base of `KernelLaunch`: its start(), sync(), sync_on() and async_on(). What is unusual is left to those of `DeviceOp`.
 class Runs: ...
 
+# The methods `sync`, `sync_on` and `async_on` of ops that are recalled.
+class Recalls: ...
+
 # Tell the compiled part what of Python's it reads: the classes, each with the attributes, all of them slots; the names that it
 # asks any object for; the helpers; the constants. See attributes.py. ImportError, and nothing is kept, if it was built for
 # others.
@@ -113,6 +116,18 @@ def key(
 # Tensors, and behind them new ones, of which each item of `new` says how many bytes it has, its Layout, and its traits: in
 # memory that the stream has in its free lists. None if that has none, or anything is unusual: see `Recipe.bases`.
 def new_tensors(tensors: list[Tensor], new: tuple[tuple[Any, ...], ...], stream: Stream, /) -> list[Tensor] | None: ...
+
+# What is known of a call, by its `key`: the op of one whose recipe is in `known`; else None. `name` is what the op is called.
+def recalled(
+    known: dict[Any, Any], function: object, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], plain: frozenset[type], /
+) -> Any: ...
+
+# The class of ops that `recalled` makes, which is derived from `Recalls`; that of recipes; and `(sync, sync_on, async_on)`, which
+# do what its methods leave to Python. ImportError if the recipes have other fields than it was built to read.
+def recalls(op: type, recipe: type, in_python: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]], /) -> None: ...
+
+# As `StreamOrderedMemory._in_use`.
+def in_use(waiting: list[Kept], /) -> list[Kept]: ...
 
 # Submit a launch to the next stream of its device, and poll for its end for so many seconds. None if it is over; else the stream,
 # if one was asked for, and the serial behind the launch, if it was submitted.

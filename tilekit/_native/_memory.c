@@ -1,6 +1,9 @@
 /* Memory that comes and goes: new tensors in blocks that are kept, and what collected storages leave. As `allocate` of
  * `tilekit._runtime.allocator`, and `__del__` of storages. */
 #include "_launch.h"
+#include <limits.h>
+
+enum { MOST_STREAMS = 32 }; /* of those that use what is to be let go */
 
 /* An owned storage of a block, the next work of a stream to write it; the reference to the block is taken over. NULL if there is no
  * block, or with an exception. */
@@ -64,22 +67,17 @@ static PyObject *new_of(PyObject *device, PyObject *stream, PyObject *lists, PyO
     return tensor;
 }
 
-/* new_tensors(tensors, new, stream): see _launch.pyi. */
-static PyObject *new_tensors(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+PyObject *new_bases(PyObject *tensors, PyObject *new, PyObject *stream)
 {
-    if (nargs != 3 || !PyList_CheckExact(args[0]) || !PyTuple_CheckExact(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "expected a list of tensors, a tuple of what is new, and a stream");
-        return NULL;
-    }
-    PyObject *stream = args[2], *device = held(stream, &Stream_device), *all = device ? held(device, &Device_free_lists) : NULL;
+    PyObject *device = held(stream, &Stream_device), *all = device ? held(device, &Device_free_lists) : NULL;
     PyObject *lists = all && held(stream, &Stream_number) ? PyDict_GetItemWithError(all, held(stream, &Stream_number)) : NULL;
     if (lists == NULL || held(device, &Device_garbage) == NULL || !is_empty(held(device, &Device_garbage)) ||
         !is_empty(held(device, &Device_retired))) /* which Python frees first */
         goto otherwise;
-    PyObject *bases = PyList_GetSlice(args[0], 0, PyList_GET_SIZE(args[0]));
+    PyObject *bases = PyList_GetSlice(tensors, 0, PyList_GET_SIZE(tensors));
     Py_INCREF(lists);
-    for (Py_ssize_t i = 0; bases != NULL && i < PyTuple_GET_SIZE(args[1]); i++) {
-        PyObject *tensor = new_of(device, stream, lists, PyTuple_GET_ITEM(args[1], i));
+    for (Py_ssize_t i = 0; bases != NULL && i < PyTuple_GET_SIZE(new); i++) {
+        PyObject *tensor = new_of(device, stream, lists, PyTuple_GET_ITEM(new, i));
         if (tensor == NULL || PyList_Append(bases, tensor) != 0)
             Py_CLEAR(bases);
         Py_XDECREF(tensor);
@@ -89,7 +87,18 @@ static PyObject *new_tensors(PyObject *Py_UNUSED(module), PyObject *const *args,
         return bases;
 otherwise:
     PyErr_Clear(); /* Python finds it again */
-    Py_RETURN_NONE;
+    return NULL;
+}
+
+/* new_tensors(tensors, new, stream): see _launch.pyi. */
+static PyObject *new_tensors(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 3 || !PyList_CheckExact(args[0]) || !PyTuple_CheckExact(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "expected a list of tensors, a tuple of what is new, and a stream");
+        return NULL;
+    }
+    PyObject *bases = new_bases(args[0], args[1], args[2]);
+    return bases != NULL ? bases : Py_NewRef(Py_None);
 }
 
 /* As `Storage.__del__`, which has the rest: blocks that do not go to their free list. */
@@ -120,7 +129,10 @@ static int leave_until(PyObject *leave, PyObject *stream, PyObject *serial, PyOb
     PyObject *completed = held(stream, &Stream_completed);
     if (completed != NULL && PyLong_AsLongLong(serial) <= PyLong_AsLongLong(completed))
         return 1;
-    PyObject *left = PyTuple_Pack(4, stream, serial, owner, history), *none = left ? PyObject_CallOneArg(leave, left) : NULL;
+    PyObject *items[] = {stream, serial, owner, history}, *left = PyTuple_New(4), *none;
+    for (Py_ssize_t i = 0; left != NULL && i < 4; i++)
+        PyTuple_SET_ITEM(left, i, Py_NewRef(items[i]));
+    none = left ? PyObject_CallOneArg(leave, left) : NULL;
     Py_XDECREF(left);
     Py_XDECREF(none);
     return none != NULL;
@@ -153,6 +165,62 @@ static PyObject *leave_imported(PyObject *self, PyObject *Py_UNUSED(none))
     return done ? Py_NewRef(Py_None) : NULL;
 }
 
+/* How far a stream is known to have come. */
+typedef struct {
+    PyObject *stream; /* of an item that is waited for */
+    long long passed, ahead; /* a serial that has passed; one that has not */
+    Py_ssize_t below; /* of the items, only one before this is asked for next */
+} Reached;
+
+/* Ask for an item's moment, after which its stream is asked for one of the first half of the items before; 0 with an exception. */
+static int ask(Reached *reached, PyObject *item, Py_ssize_t at)
+{
+    PyObject *passed = PyObject_CallMethodOneArg(reached->stream, names.passed, PyTuple_GET_ITEM(item, 1));
+    long long serial = PyLong_AsLongLong(PyTuple_GET_ITEM(item, 1));
+    *(passed == Py_True ? &reached->passed : &reached->ahead) = serial;
+    reached->below = at / 2 + 1;
+    Py_XDECREF(passed);
+    return passed != NULL;
+}
+
+/* in_use(waiting): see _launch.pyi. */
+static PyObject *in_use(PyObject *Py_UNUSED(module), PyObject *waiting)
+{
+    Reached known[MOST_STREAMS], *reached;
+    Py_ssize_t streams = 0, count = PyList_CheckExact(waiting) ? PyList_GET_SIZE(waiting) : 0;
+    PyObject *left = PyList_New(0);
+    for (Py_ssize_t i = 0; left != NULL && i < count; i++) { /* where the first has not passed, none has */
+        PyObject *item = PyList_GET_ITEM(waiting, i), *stream = PyTuple_GET_ITEM(item, 0);
+        for (reached = known; reached < known + streams && reached->stream != stream; reached++)
+            ;
+        if (reached < known + streams)
+            continue;
+        PyObject *completed = held(stream, &Stream_completed);
+        if (streams == MOST_STREAMS || completed == NULL) {
+            Py_DECREF(left);
+            return PyObject_CallOneArg(helpers.in_use, waiting);
+        }
+        *reached = (Reached){stream, PyLong_AsLongLong(completed), LLONG_MAX, count};
+        streams++;
+        if (PyLong_AsLongLong(PyTuple_GET_ITEM(item, 1)) > reached->passed && !ask(reached, item, count))
+            Py_CLEAR(left);
+        reached->below = reached->ahead == LLONG_MAX ? count : 0;
+    }
+    for (Py_ssize_t i = count - 1; left != NULL && i >= 0; i--) {
+        PyObject *item = PyList_GET_ITEM(waiting, i);
+        long long serial = PyLong_AsLongLong(PyTuple_GET_ITEM(item, 1));
+        for (reached = known; reached->stream != PyTuple_GET_ITEM(item, 0); reached++)
+            ;
+        if (serial > reached->passed && serial < reached->ahead && i < reached->below && !ask(reached, item, i))
+            Py_CLEAR(left);
+        if (left != NULL && serial > reached->passed && PyList_Append(left, item) != 0)
+            Py_CLEAR(left);
+    }
+    if (left != NULL && PyList_Reverse(left) != 0)
+        Py_CLEAR(left);
+    return left;
+}
+
 PyObject *make_finalizers(void)
 {
     static PyMethodDef storage = {"__del__", leave_storage, METH_NOARGS, NULL};
@@ -165,6 +233,7 @@ PyObject *make_finalizers(void)
 }
 
 PyMethodDef memory_functions[] = {
+    {"in_use", in_use, METH_O, "See _launch.pyi."},
     {"new_tensors", (PyCFunction)(void (*)(void))new_tensors, METH_FASTCALL, "See _launch.pyi."},
     {NULL, NULL, 0, NULL},
 };

@@ -60,26 +60,24 @@ static int add_value(Key *key, PyObject *value, PyObject *plain, PyObject *tenso
     return add_part(key, Py_NewRef(value));
 }
 
-/* key(function, args, kwargs, plain, tensors): see _launch.pyi. */
-static PyObject *key_of(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+PyObject *key_of(PyObject *function, PyObject *args, PyObject *kwargs, PyObject *plain, PyObject *tensors)
 {
-    if (nargs != 5 || !PyTuple_CheckExact(args[1]) || !PyDict_CheckExact(args[2]) || !PyFrozenSet_CheckExact(args[3]) ||
-        !PyList_CheckExact(args[4])) {
+    if (!PyTuple_CheckExact(args) || !PyDict_CheckExact(kwargs) || !PyFrozenSet_CheckExact(plain) || !PyList_CheckExact(tensors)) {
         PyErr_SetString(PyExc_TypeError, "expected a function, a tuple, a dict, a frozenset, and a list");
         return NULL;
     }
     Key known = {.count = 0};
     PyObject *name, *value, *key = NULL;
-    Py_ssize_t positional = PyTuple_GET_SIZE(args[1]), at = 0;
-    int usual = positional + PyDict_GET_SIZE(args[2]) <= MOST_VALUES && add_part(&known, Py_NewRef(args[0])) &&
+    Py_ssize_t positional = PyTuple_GET_SIZE(args), at = 0;
+    int usual = positional + PyDict_GET_SIZE(kwargs) <= MOST_VALUES && add_part(&known, Py_NewRef(function)) &&
                 add_part(&known, PyLong_FromSsize_t(positional));
-    while (usual && PyDict_Next(args[2], &at, &name, &value))
+    while (usual && PyDict_Next(kwargs, &at, &name, &value))
         usual = add_part(&known, Py_NewRef(name));
     for (at = 0; usual && at < positional; at++)
-        usual = add_value(&known, PyTuple_GET_ITEM(args[1], at), args[3], args[4]);
+        usual = add_value(&known, PyTuple_GET_ITEM(args, at), plain, tensors);
     at = 0;
-    while (usual && PyDict_Next(args[2], &at, &name, &value))
-        usual = add_value(&known, value, args[3], args[4]);
+    while (usual && PyDict_Next(kwargs, &at, &name, &value))
+        usual = add_value(&known, value, plain, tensors);
     if (usual)
         key = PyTuple_New(known.count);
     for (at = 0; at < known.count; at++)
@@ -94,7 +92,17 @@ static PyObject *key_of(PyObject *Py_UNUSED(module), PyObject *const *args, Py_s
     return key != NULL ? key : Py_NewRef(Py_None);
 }
 
+/* key(function, args, kwargs, plain, tensors): see _launch.pyi. */
+static PyObject *key(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 5) {
+        PyErr_SetString(PyExc_TypeError, "key takes 5 arguments");
+        return NULL;
+    }
+    return key_of(args[0], args[1], args[2], args[3], args[4]);
+}
+
 PyMethodDef recall_functions[] = {
-    {"key", (PyCFunction)(void (*)(void))key_of, METH_FASTCALL, "See _launch.pyi."},
+    {"key", (PyCFunction)(void (*)(void))key, METH_FASTCALL, "See _launch.pyi."},
     {NULL, NULL, 0, NULL},
 };

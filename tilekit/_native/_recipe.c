@@ -177,37 +177,53 @@ static int launch_known(void *which, PyObject *bases, PyObject *stream, Ending *
     return end_work(&work, ready ? submit_work(launcher, stream, &work, known->label, ending) : SLOW);
 }
 
+static PyTypeObject *launches_type;
+
+int are_launches(PyObject *object)
+{
+    return Py_TYPE(object) == launches_type;
+}
+
+Py_ssize_t submit_launches(PyObject *launches, PyObject *bases, PyObject *stream, PyObject *seconds, PyObject **serial, Py_ssize_t *count)
+{
+    Launches *self = (Launches *)launches;
+    Py_ssize_t done = 0;
+    *count = self->count;
+    Submitted end = {NULL, NULL};
+    for (; done < self->count - 1; done++) {
+        int code = launch_known(&self->known[done], bases, stream, NULL);
+        if (code == FAILED)
+            return -1;
+        if (code != LAUNCHED)
+            return done;
+    }
+    if (done == self->count)
+        return done;
+    Launcher *launcher = self->known[done].launcher;
+    int launched = submit_marked(launcher, stream, launch_known, &self->known[done], bases, &end);
+    double polled = seconds == Py_None ? launcher->spin_s : PyFloat_AS_DOUBLE(seconds);
+    if (launched > 0 && polled > 0 && is_over(&end, stream, polled))
+        Py_SETREF(end.serial, PyLong_FromLong(0));
+    Py_XDECREF(end.mark);
+    if (launched < 0 || PyErr_Occurred()) {
+        Py_XDECREF(end.serial);
+        return -1;
+    }
+    *serial = end.serial;
+    return done + (launched > 0);
+}
+
 /* launches.submit(bases, stream, seconds): see _launch.pyi. */
-static PyObject *launches_submit(Launches *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *launches_submit(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 3 || !PyList_CheckExact(args[0]) || Py_TYPE(args[1]) != Stream_pending.owner ||
         (args[2] != Py_None && !PyFloat_CheckExact(args[2]))) {
         PyErr_SetString(PyExc_TypeError, "expected a list of tensors, a stream, and for how many seconds to poll");
         return NULL;
     }
-    Py_ssize_t done = 0;
-    Submitted end = {NULL, NULL};
-    for (; done < self->count - 1; done++) {
-        int code = launch_known(&self->known[done], args[0], args[1], NULL);
-        if (code == FAILED)
-            return NULL;
-        if (code != LAUNCHED)
-            break;
-    }
-    if (done == self->count - 1) {
-        Launcher *launcher = self->known[done].launcher;
-        int launched = submit_marked(launcher, args[1], launch_known, &self->known[done], args[0], &end);
-        double seconds = args[2] == Py_None ? launcher->spin_s : PyFloat_AS_DOUBLE(args[2]);
-        done += launched > 0;
-        if (launched > 0 && seconds > 0 && is_over(&end, args[1], seconds))
-            Py_SETREF(end.serial, PyLong_FromLong(0));
-        Py_XDECREF(end.mark);
-        if (launched < 0 || PyErr_Occurred()) {
-            Py_XDECREF(end.serial);
-            return NULL;
-        }
-    }
-    return Py_BuildValue("nN", done, end.serial ? end.serial : Py_NewRef(Py_None));
+    PyObject *serial = NULL;
+    Py_ssize_t count, done = submit_launches(self, args[0], args[1], args[2], &serial, &count);
+    return done < 0 ? NULL : Py_BuildValue("nN", done, serial ? serial : Py_NewRef(Py_None));
 }
 
 PyObject *make_launches_type(void)
@@ -229,5 +245,7 @@ PyObject *make_launches_type(void)
         .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
         .slots = slots,
     };
-    return PyType_FromSpec(&spec);
+    PyObject *type = PyType_FromSpec(&spec);
+    launches_type = (PyTypeObject *)type; /* which the module keeps */
+    return type;
 }

@@ -59,9 +59,8 @@ static void claim(PyObject *op, int taken)
     put(op, &KernelLaunch__spent, Py_NewRef(taken ? Py_True : Py_False));
 }
 
-/* Whether this thread is in the middle of a submission, or that cannot be told. `submitting` is a threading.local; the
- * attributes that it had in the thread that was here last are kept at hand. */
-static int is_submitting(void)
+/* `submitting` is a threading.local; the attributes that it had in the thread that was here last are kept at hand. */
+int is_submitting(void)
 {
     static PyObject *attributes;
     static uint64_t whose; /* no number is given to a second thread */
@@ -171,23 +170,21 @@ static int open_stream(PyObject *stream)
     return held(stream, &Stream_closed) == Py_False;
 }
 
-static PyObject *otherwise(PyObject *helper, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
+PyObject *otherwise(PyObject *helper, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *keywords)
 {
-    Py_ssize_t count = nargs + (names ? PyTuple_GET_SIZE(names) : 0);
+    Py_ssize_t count = nargs + (keywords ? PyTuple_GET_SIZE(keywords) : 0);
     PyObject **all = PyMem_New(PyObject *, 1 + count), *result;
     if (all == NULL)
         return PyErr_NoMemory();
     all[0] = self;
     for (Py_ssize_t i = 0; i < count; i++)
         all[1 + i] = args[i];
-    result = PyObject_Vectorcall(helper, all, (size_t)nargs + 1, names);
+    result = PyObject_Vectorcall(helper, all, (size_t)nargs + 1, keywords);
     PyMem_Free(all);
     return result;
 }
 
-/* The stream that is meant, tilekit's own or another library's on the op's device, a new reference; NULL, perhaps with an exception that
- * nobody is to catch, if it is none. */
-static PyObject *as_stream(PyObject *op, PyObject *what)
+PyObject *as_stream(PyObject *op, PyObject *what)
 {
     PyObject *stream = NULL;
     if (Py_TYPE(what) == Stream_pending.owner) {
@@ -222,10 +219,9 @@ static PyObject *runs_sync_on(PyObject *self, PyObject *const *args, Py_ssize_t 
     return otherwise(helpers.sync_on, self, args, nargs, names);
 }
 
-/* The next stream of the device's policy; NULL without an exception if it is none of tilekit's, or closed. */
-static PyObject *next_stream(PyObject *plan)
+PyObject *next_stream(PyObject *device)
 {
-    PyObject *policy = PyObject_GetAttr(held(plan, &Plan_device), names.policy);
+    PyObject *policy = PyObject_GetAttr(device, names.policy);
     PyObject *stream = policy ? PyObject_CallMethodNoArgs(policy, names.next_stream) : NULL;
     Py_XDECREF(policy);
     return stream;
@@ -235,7 +231,7 @@ static PyObject *runs_sync(PyObject *self, PyObject *const *args, Py_ssize_t nar
 {
     Ready what;
     if (nargs == 0 && names == NULL && ready(self, NULL, &what)) {
-        PyObject *stream = next_stream(what.plan), *result = NULL;
+        PyObject *stream = next_stream(held(what.plan, &Plan_device)), *result = NULL;
         if (stream != NULL && open_stream(stream) && held(stream, &Stream_device) == held(what.plan, &Plan_device))
             result = run_here(self, stream, &what);
         if (stream != NULL && result == NULL && !PyErr_Occurred()) /* it is the stream's turn now: no other is asked for */
@@ -247,23 +243,27 @@ static PyObject *runs_sync(PyObject *self, PyObject *const *args, Py_ssize_t nar
     return otherwise(helpers.sync, self, args, nargs, names);
 }
 
+PyObject *new_future(PyObject *op, PyObject *stream, PyObject *serial)
+{
+    PyObject *future = instance(&DeviceFuture_op);
+    if (future != NULL) {
+        put(future, &DeviceFuture_op, Py_NewRef(op));
+        put(future, &DeviceFuture_stream, Py_NewRef(stream));
+        put(future, &DeviceFuture__serial, Py_NewRef(serial));
+    }
+    return future;
+}
+
 static PyObject *runs_async_on(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
 {
     Ready what;
-    PyTypeObject *type = DeviceFuture_op.owner;
-    PyObject *stream = nargs == 1 && names == NULL && type != NULL ? as_stream(self, args[0]) : NULL;
+    PyObject *stream = nargs == 1 && names == NULL && DeviceFuture_op.owner != NULL ? as_stream(self, args[0]) : NULL;
     if (stream != NULL && ready(self, held(stream, &Stream_device), &what)) {
         Submitted end = {NULL, NULL};
         PyObject *future = NULL;
         int submitted = submit_ready(self, stream, &what, &end);
-        if (submitted == 1) {
-            future = type->tp_alloc(type, 0);
-            if (future != NULL) {
-                put(future, &DeviceFuture_op, Py_NewRef(self));
-                put(future, &DeviceFuture_stream, Py_NewRef(stream));
-                put(future, &DeviceFuture__serial, Py_NewRef(end.serial));
-            }
-        }
+        if (submitted == 1)
+            future = new_future(self, stream, end.serial);
         Py_XDECREF(end.mark);
         Py_XDECREF(end.serial);
         let_go(&what);
@@ -354,7 +354,7 @@ static PyObject *submit_op(PyObject *Py_UNUSED(module), PyObject *const *args, P
     PyObject *stream = NULL, *left = NULL;
     int submitted = 0, over = 0;
     if (ready(args[0], NULL, &what)) {
-        stream = next_stream(what.plan);
+        stream = next_stream(held(what.plan, &Plan_device));
         if (stream == NULL)
             submitted = PyErr_Occurred() ? -1 : 0;
         else if (open_stream(stream) && held(stream, &Stream_device) == held(what.plan, &Plan_device))

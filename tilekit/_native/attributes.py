@@ -12,12 +12,12 @@ from typing import Any
 
 from tilekit import launch
 from tilekit._driver.protocol import Memory
-from tilekit._runtime.allocator import MANY, MUCH, FreeList
+from tilekit._runtime.allocator import MANY, MUCH, FreeList, StreamOrderedMemory
 from tilekit._runtime.context import ExecutionContext, submitting
 from tilekit._runtime.device import Device, as_stream
 from tilekit._runtime.hazards import READERS_KEPT, AccessHistory
 from tilekit._runtime.ranges import Range, Ranges
-from tilekit._runtime.storage import Imported, Storage
+from tilekit._runtime.storage import BORROWED, Imported, Storage
 from tilekit._runtime.stream import Stream
 from tilekit._runtime.timeline import MARKS_KEPT
 from tilekit._tensor.layout import Layout
@@ -29,12 +29,12 @@ from tilekit.ops import DeviceOp
 from tilekit.ops.combinators import AndThen
 from tilekit.ops.execution import Done
 from tilekit.ops.future import DeviceFuture
-from tilekit.ops.sites import INSIDE, site_of
+from tilekit.ops.sites import INSIDE, RUNNING, site_of
 
 __all__ = ["CONSTANTS", "HELPERS", "NAMES", "SLOTS", "VERSION"]
 
 # Raised when a function of the module takes or gives something else than before: see `_launch.pyi`.
-VERSION = 5
+VERSION = 6
 
 # Of each class the attributes, and what for.
 SLOTS: Mapping[type, Mapping[str, str]] = {
@@ -104,6 +104,7 @@ SLOTS: Mapping[type, Mapping[str, str]] = {
     Range: {
         "high": "its upper end",
         "low": "its lower end",
+        "memory": "what all storages of the whole of it share",
         "order": "the history of storages in it",
         "parts": "these storages",
         "ranges": "whether it is still in use",
@@ -191,6 +192,7 @@ SLOTS: Mapping[type, Mapping[str, str]] = {
 
 # Attributes and methods of objects of any class, asked for by their names.
 NAMES: Mapping[str, str] = {
+    "annotate": "of an op: note on an exception that it is the op's",
     "append": "of a device's garbage",
     "__dict__": "of a `threading.local`, the attributes in this thread",
     "__name__": "of a module, in its globals: whether it is tilekit's own",
@@ -203,9 +205,12 @@ NAMES: Mapping[str, str] = {
     "collect": "of a device: let go of what was imported and nobody uses any more",
     "device": "of a launch, where a stream is that another library has",
     "event": "of a mark of Python's",
+    "_fields": "of `Recipe`, which is compared with what was built",
     "_forget_until": "Stream: forget marks where some have failed",
+    "_go_on": "of a recalled op: let Python make the launches that are left",
     "_trim": "Stream: forget the older half of the marks where the device is asked by Python",
     "next_stream": "of a policy",
+    "passed": "of a stream: whether a moment has passed",
     "policy": "of a device",
     "_registry": "of `tilekit._runtime.device`: all devices, among which an address is that of one stream",
     "requires_grad": "of an array: whether its library differentiates by it",
@@ -215,16 +220,19 @@ NAMES: Mapping[str, str] = {
     "written_by": "of a storage: remember a write where others have used it",
 }
 
-# What it calls, or looks into. `call`, `start`, `sync`, `sync_on`, `async_on`, `tile`, `dropped`, `left` and `left_imported` are what it
+# What it calls, or looks into. `call`, `start`, `sync`, `sync_on`, `async_on`, `tile`, `in_use`, `dropped`, `left` and `left_imported` are what it
 # leaves to Python of the methods that it has itself; `ended` and `waited` are added by `_native.classes`.
 HELPERS: Mapping[str, Callable[..., Any] | object] = {
     "as_stream": as_stream,
     "async_on": launch.KernelLaunch.async_on,
+    "borrowed": BORROWED,
     "call": launch.Kernel.__call__,
     "dropped": DeviceOp.__del__,
+    "in_use": StreamOrderedMemory._in_use,
     "inside": INSIDE,
     "left": Storage.__del__,
     "left_imported": Imported.__del__,
+    "running": RUNNING,
     "site_of": site_of,
     "start": launch.KernelLaunch.start,
     "submitting": submitting,

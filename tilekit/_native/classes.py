@@ -8,12 +8,13 @@ from typing import Any
 from tilekit import launch
 from tilekit._native import _launch
 from tilekit._native.attributes import CONSTANTS, HELPERS, NAMES, SLOTS
+from tilekit._runtime.allocator import StreamOrderedMemory
 from tilekit._runtime.storage import Imported, Storage
 from tilekit.ops.at_once import AtOnce
 from tilekit.ops.execution import Submission
 from tilekit.ops.reactor import awaited, patience, reached
 
-__all__ = ["Kernel", "KernelLaunch", "prepare"]
+__all__ = ["Kernel", "KernelLaunch", "prepare", "recalls"]
 
 
 class KernelLaunch(_launch.Runs, launch.KernelLaunch, AtOnce):
@@ -42,6 +43,17 @@ class Kernel(_launch.Calls, launch.Kernel):
     _launch_type = KernelLaunch
 
 
+def recalls(op: type[Any], recipe: type[Any]) -> type[Any]:
+    """A class derived from that of recalled ops, whose methods are compiled: that of what `_launch.recalled` makes.
+
+    Raises:
+        ImportError: the compiled module was built to read other recipes.
+    """
+    derived = type(op)(op.__name__, (_launch.Recalls, op), {"__slots__": (), "__doc__": op.__doc__, "__module__": op.__module__})
+    _launch.recalls(derived, recipe, (op.sync, op.sync_on, op.async_on))
+    return derived
+
+
 _DERIVED: dict[type, type] = {launch.Kernel: Kernel, launch.KernelLaunch: KernelLaunch}
 for _base, _derived in _DERIVED.items():  # which to users are one
     _derived.__module__, _derived.__qualname__ = _base.__module__, _base.__qualname__
@@ -59,4 +71,5 @@ def prepare() -> None:
         {**HELPERS, "ended": KernelLaunch._ended, "waited": KernelLaunch._waited},
         dict(CONSTANTS),
     )
+    StreamOrderedMemory._in_use = _launch.in_use  # type: ignore[method-assign]
     Storage.__del__, Imported.__del__ = finalizers  # type: ignore[method-assign]

@@ -187,14 +187,19 @@ class StreamOrderedMemory:
             count = len(self.imports)  # finalizers may add to it meanwhile
             waiting = self.owners = self.owners + self.imports[:count]
             del self.imports[:count]
-            serials: dict[Stream, list[int]] = {}
-            for stream, serial, _, _ in waiting:
-                serials.setdefault(stream, []).append(serial)
-            reached = {stream: _reached(stream, of_stream) for stream, of_stream in serials.items()}
-            self.owners = [item for item in waiting if item[1] > reached[item[0]]]
+            self.owners = self._in_use(waiting)
         finally:
             self._letting.release()
         # What is let go goes with `waiting`, now that the lock is free: what is run then may come back here.
+
+    @staticmethod
+    def _in_use(waiting: list[Kept]) -> list[Kept]:
+        """Those whose moments have not passed, as far as a few questions of each stream tell. (`tilekit._native` has its own.)"""
+        serials: dict[Stream, list[int]] = {}
+        for stream, serial, _, _ in waiting:
+            serials.setdefault(stream, []).append(serial)
+        reached = {stream: _reached(stream, of_stream) for stream, of_stream in serials.items()}
+        return [item for item in waiting if item[1] > reached[item[0]]]
 
     def obtain(self, nbytes: int, stream: Stream) -> Memory:
         """New memory from the driver. If it has none, everything is freed that nobody uses, and it is asked again (internal).

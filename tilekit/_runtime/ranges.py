@@ -38,14 +38,16 @@ class Range:
     Attributes:
         order: of all who use them, by a weak reference. It lives as long as a storage has it, or work on one that was collected
             is not done, or few others were made since.
+        memory: that of all of it, where the compiled part has made storages of that.
         parts: the storages, by weak references; some may be gone.
         ranges: where it is; None once it is part of another range.
     """
 
-    __slots__ = ("__weakref__", "high", "low", "order", "parts", "ranges")
+    __slots__ = ("__weakref__", "high", "low", "memory", "order", "parts", "ranges")
 
     def __init__(self, low: int, high: int, order: AccessHistory, ranges: Ranges) -> None:
         self.low, self.high, self.order = low, high, weakref.ref(order, self._left)
+        self.memory: Memory | None = None
         self.parts: list[weakref.ref[Storage]] = []
         self.ranges: Ranges | None = ranges
 

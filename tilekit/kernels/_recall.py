@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from types import FunctionType
 from typing import Any, ClassVar
@@ -38,7 +37,7 @@ from tilekit.ops.sites import site_of
 
 __all__ = ["Recall"]
 
-_KEPT = 1024  # kinds of arguments, of all functions
+_KEPT = 512  # kinds of arguments, of all functions, and as many of before
 
 # The types of arguments that are what they say, and so part of what is looked up. Of functions there is one object for each.
 _FUNCTIONS = frozenset((FunctionType, Function))
@@ -58,8 +57,9 @@ class Recall:
 
     __slots__ = ("_function", "_name")
 
-    # Of all functions. What was asked for last is last.
-    known: ClassVar[OrderedDict[tuple[Any, ...], Recipe | str]] = OrderedDict()
+    # Of all functions. When there is no more room in the first, it becomes the second: what is asked for comes back from there.
+    known: ClassVar[dict[tuple[Any, ...], Recipe | str]] = {}
+    before: ClassVar[dict[tuple[Any, ...], Recipe | str]] = {}
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, function: Callable[..., DeviceOp[Any]], name: str) -> None:
@@ -71,6 +71,9 @@ class Recall:
         Raises:
             Whatever the function raises.
         """
+        found: DeviceOp[Any] | None = FAST_PATH.recalled(self.known, self._function, self._name, args, kwargs, _PLAIN)
+        if found is not None:
+            return found
         tensors: list[Tensor] = []
         key = None if FAST_PATH.key is None else FAST_PATH.key(self._function, args, kwargs, _PLAIN, tensors)
         if key is None:
@@ -79,13 +82,11 @@ class Recall:
         if key is None or not tensors:
             return None
         recipe = self.known.get(key)
+        if recipe is None and (recipe := self.before.get(key)) is not None:
+            self.keep(key, recipe)
         if type(recipe) is not Recipe:
             return self._called(key, tensors, *with_tensors(args, kwargs, tensors), recipe)
-        try:
-            self.known.move_to_end(key)
-        except KeyError:  # another thread has just dropped it
-            self.keep(key, recipe)
-        op: Recalled = object.__new__(Recalled)  # past DeviceOp's, which takes twice as long
+        op: Recalled = object.__new__(_made)  # past DeviceOp's, which takes twice as long
         op._fresh, op._spent, op._consumed, op._site = None, False, False, site_of(sys._getframe(2))
         op._label, op.spec, op._recipe, op._tensors = self._name, recipe.spec, recipe, tensors
         op._call, op._begun = (self._function, args, kwargs), None
@@ -106,11 +107,13 @@ class Recall:
         return op.named(self._name)
 
     def keep(self, key: tuple[Any, ...], recipe: Recipe | str) -> None:
-        """Remember what there is to be known of such arguments, in the place of what nobody has asked for the longest."""
+        """Remember what there is to be known of such arguments, in the place of what nobody has asked for long."""
         with self._lock:
+            if len(self.known) >= _KEPT and key not in self.known:
+                self.before.clear()
+                self.before.update(self.known)
+                self.known.clear()
             self.known[key] = recipe
-            while len(self.known) > _KEPT:
-                self.known.popitem(last=False)
 
 
 def with_tensors(
@@ -274,7 +277,7 @@ class Recalled(Launches, AtOnce):
         """Submit in one call, and poll for the end for so many seconds, None for as long as a waiter does: the serial behind the
         last launch; 0 if it is over. None where that takes more, and the op is to be run: by `steps`, which do what is left."""
         recipe: Recipe = self._recipe
-        if recipe.native is None or submitting.submission is not None:
+        if recipe.native is None or self._begun is not None or submitting.submission is not None:
             return None
         if recipe.bound and any(bound.outdated for bound in recipe.bound):
             return None
@@ -292,8 +295,16 @@ class Recalled(Launches, AtOnce):
         if bases is not None and done == len(recipe.launches):
             self.arguments = recipe.outcome(bases)
             return self._ended(stream) if serial is None else serial
-        if bases is not None and done:
-            ctx = ExecutionContext(stream.device, stream)
-            self._begun = self._onwards_from(iter(recipe.launches[done:]), bases, ctx)
-        self._fresh, self._spent = None, False
+        self._go_on(done, bases, stream)
         return None
+
+    def _go_on(self, done: int, bases: list[Tensor] | None, stream: Stream) -> None:
+        """Have what is left run as ops: so many launches were made."""
+        if bases is not None and done:
+            left = iter(self._recipe.launches[done:])
+            self._begun = self._onwards_from(left, bases, ExecutionContext(stream.device, stream))
+        self._fresh, self._spent = None, False
+
+
+# The class of the ops that are made; its methods may be compiled.
+_made: type[Recalled] = FAST_PATH.recalls(Recalled, Recipe)

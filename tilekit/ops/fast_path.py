@@ -59,10 +59,14 @@ class FastPath:
             cannot.
         new_tensors: `new_tensors(tensors, new, stream)` appends new ones to some, see `tilekit.kernels._recipe`; None if it
             cannot.
+        recalled: `recalled(known, function, name, args, kwargs, plain)` gives the op of a call that is known, see
+            `tilekit.kernels._recall`; None if it is not, or it cannot tell.
+        recalls: `recalls(op, recipe)` says of which classes these ops and what is known are, and gives the class in the place of
+            the first.
         program: `program(driver, nodes)` submits recorded nodes in one call; None if it cannot.
     """
 
-    __slots__ = ("kernel", "key", "launcher", "launches", "new_tensors", "program")
+    __slots__ = ("kernel", "key", "launcher", "launches", "new_tensors", "program", "recalled", "recalls")
 
     def __init__(self) -> None:
         self.kernel: type[Any] | None = None
@@ -70,6 +74,8 @@ class FastPath:
         self.key: Callable[..., tuple[Any, ...] | None] | None = None
         self.launches: Callable[[tuple[Any, ...]], KnownLaunches] | None = None
         self.new_tensors: Callable[..., list[Any] | None] = lambda *_: None
+        self.recalled: Callable[..., Any] = lambda *_: None
+        self.recalls: Callable[[type[Any], type[Any]], type[Any]] = lambda op, _: op
         self.program: Callable[[Any, Sequence[Node]], Program | None] | None = None
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from types import CodeType, FrameType
 
-__all__ = ["INSIDE", "site_of"]
+__all__ = ["INSIDE", "RUNNING", "site_of"]
 
 _PACKAGE = __name__.partition(".")[0] + "."
-_RUNNING = frozenset(_PACKAGE + name for name in ("ops.combinators", "ops.shared", "ops.sources"))  # build ops while others run
+RUNNING = frozenset(_PACKAGE + name for name in ("ops.combinators", "ops.shared", "ops.sources"))  # build ops while others run
 
 INSIDE: dict[str, bool] = {}  # by the name of a module: whether it is tilekit's own
 
@@ -24,6 +24,6 @@ def site_of(frame: FrameType) -> tuple[CodeType, int] | None:
             inside = INSIDE[name] = name.startswith(_PACKAGE)
         if not inside or frame.f_back is None:
             return frame.f_code, frame.f_lasti
-        if name in _RUNNING:
+        if name in RUNNING:
             return None
         frame = frame.f_back
