@@ -1,19 +1,22 @@
 /* Calls that look alike: what a function is given, but for the addresses of tensors. As `_key` of `tilekit.kernels._recall`. */
 #include "_launch.h"
 
-enum { MOST_VALUES = 32 };
+enum { MOST_VALUES = 32, MOST_PARTS = 2 + 4 * MOST_VALUES };
 
 /* What is known of some arguments, owned. */
 typedef struct {
-    PyObject *parts[2 + 4 * MOST_VALUES]; /* of each argument its name, and three of a tensor */
+    PyObject *parts[MOST_PARTS]; /* of each argument its name, and three of a tensor */
     Py_ssize_t count;
 } Key;
 
 static int add_part(Key *key, PyObject *part)
 {
-    if (part != NULL)
-        key->parts[key->count++] = part;
-    return part != NULL;
+    if (part == NULL || key->count == MOST_PARTS) {
+        Py_XDECREF(part);
+        return 0;
+    }
+    key->parts[key->count++] = part;
+    return 1;
 }
 
 /* Append which of the tensors before lies in the same memory, and how far it is from there; nothing if none does. 0, perhaps with
@@ -39,8 +42,8 @@ static int add_tensor(Key *key, PyObject *tensor, PyObject *tensors)
            add_distance(key, tensor, storage, tensors) && PyList_Append(tensors, tensor) == 0;
 }
 
-/* Append what is known of an argument, and a tensor to a list; 0, perhaps with an exception, if it is of an unusual kind. */
-static int add_value(Key *key, PyObject *value, PyObject *plain, PyObject *tensors)
+/* Append what is known of an argument that is no sequence, and a tensor to a list; 0, perhaps with an exception, if it is of an unusual kind. */
+static int add_leaf(Key *key, PyObject *value, PyObject *plain, PyObject *tensors)
 {
     PyTypeObject *type = Py_TYPE(value);
     if (type == Tensor_traits.owner)
@@ -55,9 +58,21 @@ static int add_value(Key *key, PyObject *value, PyObject *plain, PyObject *tenso
         }
         if (is_plain < 0 || (type == &PyFloat_Type && PyFloat_AS_DOUBLE(value) == 0)) /* zero has two signs, which are equal */
             return 0;
-        add_part(key, Py_NewRef((PyObject *)type));
+        if (!add_part(key, Py_NewRef((PyObject *)type)))
+            return 0;
     }
     return add_part(key, Py_NewRef(value));
+}
+
+/* Append what is known of an argument, or of a tuple of several in the place of one; as `add_leaf`. */
+static int add_value(Key *key, PyObject *value, PyObject *plain, PyObject *tensors)
+{
+    if (!PyTuple_CheckExact(value))
+        return add_leaf(key, value, plain, tensors);
+    int added = add_part(key, Py_NewRef((PyObject *)&PyTuple_Type)) && add_part(key, PyLong_FromSsize_t(PyTuple_GET_SIZE(value)));
+    for (Py_ssize_t i = 0; added && i < PyTuple_GET_SIZE(value); i++)
+        added = add_leaf(key, PyTuple_GET_ITEM(value, i), plain, tensors);
+    return added;
 }
 
 PyObject *key_of(PyObject *function, PyObject *args, PyObject *kwargs, PyObject *plain, PyObject *tensors)

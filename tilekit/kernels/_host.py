@@ -21,7 +21,7 @@ from tilekit._tensor.tensor import Tensor
 from tilekit.compiler.facts import MOST_NARROW, divisor
 from tilekit.compiler.target import of
 from tilekit.kernels._launches import Destination, Launches, New
-from tilekit.kernels._recall import Recall
+from tilekit.kernels._recall import SEQUENCES, Recall, leaves, with_leaves
 from tilekit.launch import copying
 from tilekit.ops import DeviceOp, Spec, zip_ops
 
@@ -83,7 +83,7 @@ F = TypeVar("F", bound=Callable[..., DeviceOp[Any]])
 
 def takes_ops(function: F) -> F:
     """Let a function that takes tensors take ops that produce them too; it is then called when they have run. And arrays of other
-    libraries, as kernels do.
+    libraries, as kernels do. What takes several tensors takes a tuple or a list of these.
 
     Where the ops know the shapes of their results, the function is asked at once, with tensors that have no memory: mistakes are
     told where they are made, and the op knows its result's shape too.
@@ -99,9 +99,11 @@ def takes_ops(function: F) -> F:
     recall = Recall(function, name)
 
     def with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        others = (*args, *kwargs.values())
+        others = leaves(args, kwargs)
 
         def taken(argument: Any, is_tensor: bool) -> Any:
+            if is_tensor and type(argument) in SEQUENCES:
+                return type(argument)(taken(one, True) for one in argument)
             return tensor_of(argument, others, name) if is_tensor and is_array(argument) else argument
 
         wanted = itertools.chain(at, itertools.repeat(beyond))
@@ -113,7 +115,7 @@ def takes_ops(function: F) -> F:
         if op is not None:
             return op
         lazy = arrays = False
-        for argument in (*args, *kwargs.values()):
+        for argument in leaves(args, kwargs):
             if type(argument) is Tensor or argument is None:
                 continue
             if isinstance(argument, DeviceOp):
@@ -125,13 +127,12 @@ def takes_ops(function: F) -> F:
         if not lazy:
             op = recall.op(args, kwargs) if arrays else None
             return function(*args, **kwargs).named(name) if op is None else op
-        ops = [a for a in (*args, *kwargs.values()) if isinstance(a, DeviceOp)]
+        ops = [a for a in leaves(args, kwargs) if isinstance(a, DeviceOp)]
 
         def called(tensors: Sequence[Any]) -> DeviceOp[Any]:
             left = iter(tensors)
-            placed = [next(left) if isinstance(a, DeviceOp) else a for a in args]
-            by_name = {key: next(left) if isinstance(a, DeviceOp) else a for key, a in kwargs.items()}
-            op = recall.op(tuple(placed), by_name)
+            placed, by_name = with_leaves(args, kwargs, lambda a: next(left) if isinstance(a, DeviceOp) else a)
+            op = recall.op(placed, by_name)
             return function(*placed, **by_name) if op is None else op
 
         for op in ops:

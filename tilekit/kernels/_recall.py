@@ -35,7 +35,10 @@ from tilekit.ops.future import DeviceFuture
 from tilekit.ops.reactor import awaited, patience, reached
 from tilekit.ops.sites import site_of
 
-__all__ = ["Recall"]
+__all__ = ["SEQUENCES", "Recall", "leaves", "with_leaves"]
+
+SEQUENCES = (tuple, list)
+"""What several arguments may be given in, in the place of one."""
 
 _KEPT = 512  # kinds of arguments, of all functions, and as many of before
 
@@ -89,7 +92,7 @@ class Recall:
         op: Recalled = object.__new__(_made)  # past DeviceOp's, which takes twice as long
         op._fresh, op._spent, op._consumed, op._site = None, False, False, site_of(sys._getframe(2))
         op._label, op.spec, op._recipe, op._tensors = self._name, recipe.spec, recipe, tensors
-        op._call, op._begun = (self._function, args, kwargs), None
+        op._call, op._begun = (self._function, *with_leaves(args, kwargs, lambda value: value)), None  # a list may change
         return op
 
     def _called(
@@ -121,42 +124,62 @@ def with_tensors(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What a function is given, with tensors in the places of the arrays among it; all tensors in order are known."""
     left = iter(tensors)
-    taken = [next(left) if type(value) is Tensor or is_array(value) else value for value in (*args, *kwargs.values())]
-    return tuple(taken[: len(args)]), dict(zip(kwargs, taken[len(args) :], strict=True))
+    return with_leaves(args, kwargs, lambda value: next(left) if type(value) is Tensor or is_array(value) else value)
+
+
+def leaves(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments, those in tuples and lists one by one."""
+    found: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        if type(value) in SEQUENCES:
+            found += value
+        else:
+            found.append(value)
+    return found
+
+
+def with_leaves(
+    args: Sequence[Any], kwargs: dict[str, Any], change: Callable[[Any], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments, each of `leaves` changed, in their order, and lists copied."""
+
+    def changed(value: Any) -> Any:
+        return type(value)(map(change, value)) if type(value) in SEQUENCES else change(value)
+
+    return tuple(map(changed, args)), {name: changed(value) for name, value in kwargs.items()}
 
 
 def _key(function: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor]) -> tuple[Any, ...] | None:
     """What all follows from: the function, and what it is given. In `tensors` the tensors. None if there is no telling.
 
-    Each argument begins with something by which it is seen how it goes on: a tensor's traits, None, or a type. Tensors in one
+    Each argument begins with something by which it is seen how it goes on: a tensor's traits, None, or a type; of several in the
+    place of one it is said how many. Tensors in one
     memory are told by how far they are apart, too: it is the same which of them something else in that memory is found by.
     """
     key: list[Any] = [function, len(args), *kwargs]
     storages: list[Any] = []
-    for value in (*args, *kwargs.values()):
-        kind = type(value)
-        if kind is Tensor:
-            storage = value.storage
-            if storage is None:
+    for given in (*args, *kwargs.values()):
+        several = type(given) in SEQUENCES
+        if several:
+            key += (tuple, len(given))
+        for value in given if several else (given,):
+            kind = type(value)
+            if kind is Tensor:
+                storage = value.storage
+                if storage is None:
+                    return None
+                key.append(value.traits)
+                if storage in storages:
+                    first = storages.index(storage)
+                    key += (first, _apart(tensors[first], value))
+                tensors.append(value)
+                storages.append(storage)
+            elif value is None:
+                key.append(None)
+            elif kind in _PLAIN:
+                key += (kind, value if kind is not float or value else str(value))  # 0.0 == -0.0
+            else:
                 return None
-            key.append(value.traits)
-            if storage in storages:
-                first = storages.index(storage)
-                key += (first, _apart(tensors[first], value))
-            tensors.append(value)
-            storages.append(storage)
-        elif value is None:
-            key.append(None)
-        elif kind in _PLAIN:
-            key += (kind, value if kind is not float or value else str(value))  # 0.0 == -0.0
-        elif kind is tuple:
-            inner: list[Tensor] = []
-            part = _key(None, value, {}, inner)
-            if part is None or inner:
-                return None
-            key += (kind, part)
-        else:
-            return None
     return tuple(key)
 
 
@@ -169,7 +192,7 @@ def _apart(first: Tensor, tensor: Tensor) -> int:
 
 def _calls_functions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a kernel may call functions of the user's."""
-    return any(type(value) in _FUNCTIONS for value in (*args, *kwargs.values()))
+    return any(type(value) in _FUNCTIONS for value in leaves(args, kwargs))
 
 
 class Recalled(Launches, AtOnce):

@@ -151,6 +151,7 @@ def _parts(parts: tk.Out, a: tk.In, b: tk.In, share: int, precision: tk.Const, w
         parts.store(acc.reshape((1, BM, BN)), tile)
 
 
+@takes_ops
 def gemm(
     a: Operand,
     b: Operand,
@@ -199,29 +200,6 @@ def gemm(
     """
     if not isinstance(operands, (tuple, list)):
         raise TypeError(f"gemm: operands is a tuple of the epilogue's tensors and scalars, not {type(operands).__name__}")
-    op: DeviceOp[Tensor] = _gemm(
-        a, b, c, *operands, alpha=alpha, beta=beta, epilogue=epilogue, dtype=dtype, precision=precision, out=out, tile=tile,
-        num_warps=num_warps, splits=splits,
-    )  # fmt: skip
-    return op
-
-
-@takes_ops
-def _gemm(
-    a: Operand,
-    b: Operand,
-    c: Operand | None,
-    *operands: Operand,
-    alpha,
-    beta,
-    epilogue,
-    dtype,
-    precision,
-    out: Tensor | None,
-    tile,
-    num_warps,
-    splits,
-):
     a_tensor("gemm", a=a, b=b)
     for at, x in enumerate(operands):
         a_tensor("gemm", **{f"operands[{at}]": x})
