@@ -138,30 +138,33 @@ static int leave_until(PyObject *leave, PyObject *stream, PyObject *serial, PyOb
     return none != NULL;
 }
 
-/* As `Imported.__del__`, which has the rest: memory that nobody keeps alive, and of many readers. */
+/* As `Imported.__del__`, which has the rest: memory that nobody keeps alive. */
 static PyObject *leave_imported(PyObject *self, PyObject *Py_UNUSED(none))
 {
     PyObject *owner = *field(self, &Storage_owner), *history = held(self, &Imported_history), *leave = *field(self, &Storage__leave);
-    PyObject *reads = NULL, *last = NULL, *reader = NULL, *serial = NULL;
+    PyObject *reads = NULL, *last = NULL, *reader, *serial;
     Py_ssize_t at = 0;
     if (history != NULL && PyObject_TypeCheck(history, AccessHistory_last_write.owner)) {
         reads = *field(history, &AccessHistory_reads);
         last = *field(history, &AccessHistory_last_write);
     }
-    if (owner == NULL || owner == Py_None || leave == NULL || reads == NULL || !PyDict_CheckExact(reads) ||
-        PyDict_GET_SIZE(reads) > 1 || last == NULL || (last != Py_None && !PyTuple_CheckExact(last)))
+    if (owner == NULL || owner == Py_None || leave == NULL || reads == NULL || !PyDict_CheckExact(reads) || last == NULL ||
+        (last != Py_None && !PyTuple_CheckExact(last)))
         return PyObject_CallOneArg(helpers.left_imported, self);
-    if (PyDict_Next(reads, &at, &reader, &serial)) {
+    reads = PyDict_GET_SIZE(reads) > 1 ? PyDict_Copy(reads) : Py_NewRef(reads); /* others may read it meanwhile */
+    Py_INCREF(last);
+    int done = reads != NULL;
+    while (done && PyDict_Next(reads, &at, &reader, &serial)) {
         Py_INCREF(reader);
         Py_INCREF(serial);
+        done = leave_until(leave, reader, serial, owner, history);
+        Py_DECREF(reader);
+        Py_DECREF(serial);
     }
-    Py_INCREF(last);
-    int done = reader == NULL || leave_until(leave, reader, serial, owner, history);
-    if (last != Py_None)
-        done = leave_until(leave, PyTuple_GET_ITEM(last, 0), PyTuple_GET_ITEM(last, 1), owner, history) && done;
+    if (done && last != Py_None)
+        done = leave_until(leave, PyTuple_GET_ITEM(last, 0), PyTuple_GET_ITEM(last, 1), owner, history);
     Py_DECREF(last);
-    Py_XDECREF(reader);
-    Py_XDECREF(serial);
+    Py_XDECREF(reads);
     return done ? Py_NewRef(Py_None) : NULL;
 }
 

@@ -28,7 +28,7 @@ __all__ = ["LARGEST_KEPT", "MANY", "MUCH", "FreeList", "FreeLists", "StreamOrder
 LARGEST_KEPT = 8 << 20
 _SIZES, _BYTES, _BLOCKS = 32, 2 << 20, 64
 # How many storages are wanted, of how many bytes, until it is looked which of others' memory can go.
-MANY, MUCH = 32, 64 << 20
+MANY, MUCH = 64, 64 << 20
 
 
 class FreeList(list[Memory]):
