@@ -252,6 +252,59 @@ def test_arrays_are_let_go_in_whatever_order_they_were_dropped(gpu, Array):
     assert not gpu.device.owners
 
 
+def test_memory_that_work_uses_is_met_again(gpu, Array):
+    """Its storage stays, and is let go of once neither work nor a tensor has it, whoever used it in between."""
+    z, stream, other = api.zeros(64).sync(), gpu.device.stream(), gpu.device.stream()
+    data = words(64)
+    add(z.partition(64), Array(data)).sync()
+    gpu.driver.not_ready = 10**9
+    theirs = Array(data)
+    gone = weakref.ref(theirs)
+    add(z.partition(64), theirs).async_on(stream)
+    del theirs
+    assert gone() is not None
+    ours = tk.as_tensor(Array(data))
+    assert ours.storage.owner is gone()
+    assert ours.try_partition(64) is not None
+    assert ours[:32].try_partition(32) is None
+    gpu.driver.not_ready = 0
+    gpu.device.collect()
+    assert gone() is not None, "a tensor has it"
+    add(z.partition(64), ours).async_on(other)
+    gpu.driver.not_ready = 10**9
+    add(z.partition(64), ours).async_on(stream)
+    del ours
+    gpu.device.collect()
+    assert gone() is not None, "work has it that was submitted after it had been collected once"
+    assert gpu.device.owners
+    gpu.driver.not_ready = 0
+    gpu.device.collect()
+    gc.collect()
+    assert gone() is None
+    assert not gpu.device.owners
+
+
+def test_memory_that_work_on_many_streams_uses_is_let_go(gpu, Array):
+    """More streams than are asked at a time."""
+    z = api.zeros(64).sync()
+    add(z.partition(64), Array()).sync()
+    gone, streams = [], [(gpu.device.stream(), api.zeros(64).sync()) for _ in range(40)]
+    gpu.driver.not_ready = 10**9
+    for stream, own in streams:
+        theirs = Array()
+        gone.append(weakref.ref(theirs))
+        add(own.partition(64), theirs).async_on(stream)
+        del theirs
+    gpu.device.collect()
+    assert all(array() is not None for array in gone)
+    gpu.driver.not_ready = 0
+    for _ in range(2):
+        gpu.device.collect()
+    gc.collect()
+    assert not any(array() is not None for array in gone)
+    assert not gpu.device.owners
+
+
 def test_an_array_that_nobody_used_is_let_go_at_once(gpu, Array):
     gpu.driver.not_ready = 10**9
     for stream in (0, 77):

@@ -161,7 +161,17 @@ def test_the_compiled_part_says_the_same(device):
     assert len({FAST_PATH.key(min, args, kwargs, _recall._PLAIN, []) for args, kwargs in calls}) == len(calls)
     alike = [((x, 1), {}), ((x, True), {}), ((x, 1.0), {}), ((x,), {"a": 1}), ((x,), {"b": 1}), ((1, x), {}), ((x, None), {})]
     assert len({FAST_PATH.key(min, args, kwargs, _recall._PLAIN, []) for args, kwargs in alike}) == len(alike)
-    unusual = [x.partition((1, 4)), api.meta(3), 0.0, -0.0, ((1, 2), 3), [1], np.float32(1), api.zeros(3), x.reinterpret(tk.int32)]
+    unusual = [
+        x.partition((1, 4)),
+        api.meta(3),
+        0.0,
+        -0.0,
+        ((1, 2), 3),
+        [1],
+        np.float32(1),
+        api.zeros(3),
+        x.reinterpret(tk.int32),
+    ]
     for value in unusual:
         if isinstance(value, tk.DeviceOp):
             value.consumed()

@@ -5,9 +5,9 @@ import hashlib
 import re
 import subprocess
 import sys
-from collections import namedtuple
 from pathlib import Path
 from types import MemberDescriptorType
+from typing import NamedTuple
 
 import pytest
 
@@ -65,9 +65,12 @@ def test_other_recipes_are_refused():
     class Op:
         __slots__ = ()
 
-    other = namedtuple("Recipe", ("new", "launches"))
+    class Other(NamedTuple):
+        new: tuple[()]
+        launches: tuple[()]
+
     with pytest.raises(ImportError, match=r"other recipes than those with \('new', 'launches'\)"):
-        _native.compiled.recalls(Op, other, (min, min, min))
+        _native.compiled.recalls(Op, Other, (min, min, min))
     with pytest.raises(ImportError, match=r"Recalled._begun is none of the class's __slots__"):
         _native.compiled.recalls(Op, Recipe, (min, min, min))
 

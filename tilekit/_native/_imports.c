@@ -98,6 +98,7 @@ static PyObject *new_part(PyObject *device, PyObject *entry, PyObject *history, 
     *field(storage, &Storage__free_list) = Py_NewRef(Py_None);
     *field(storage, &Storage__leave) = Py_NewRef(leave);
     *field(storage, &Imported_history) = Py_NewRef(history);
+    *field(storage, &Imported_kept) = Py_NewRef(Py_False);
     *field(storage, &Imported_view) = Py_NewRef(Py_None);
 
     PyObject *reference = PyWeakref_NewRef(storage, NULL), *parts = held(entry, &Range_parts);

@@ -14,37 +14,37 @@ enum { VERSION = 6 }; /* see attributes.py */
  *
  * Attributes of Python classes that have __slots__, read and written in place. */
 #define SLOTS(X)                                                                                                                  \
-    X(Stream, _create) X(Stream, _events) X(Stream, _failures) X(Stream, _lock) X(Stream, _marks) X(Stream, _names)              \
-    X(Stream, _seen) X(Stream, _stable) X(Stream, _trim_at) X(Stream, address) X(Stream, closed) X(Stream, completed)            \
-    X(Stream, device) X(Stream, number) X(Stream, pending)                                                                       \
-    X(AccessHistory, last_write) X(AccessHistory, reads) X(AccessHistory, theirs)                                                \
-    X(Storage, _free_list) X(Storage, _leave) X(Storage, borrowed) X(Storage, device) X(Storage, guarded) X(Storage, memory)     \
-    X(Storage, nbytes) X(Storage, owned) X(Storage, owner) X(Storage, readonly)                                                  \
-    X(Imported, history) X(Imported, view)                                                                                        \
+    X(Stream, _create) X(Stream, _events) X(Stream, _failures) X(Stream, _lock) X(Stream, _marks) X(Stream, _names)               \
+    X(Stream, _seen) X(Stream, _stable) X(Stream, _trim_at) X(Stream, address) X(Stream, closed) X(Stream, completed)             \
+    X(Stream, device) X(Stream, number) X(Stream, pending)                                                                        \
+    X(AccessHistory, last_write) X(AccessHistory, reads) X(AccessHistory, theirs)                                                 \
+    X(Storage, _free_list) X(Storage, _leave) X(Storage, borrowed) X(Storage, device) X(Storage, guarded) X(Storage, memory)      \
+    X(Storage, nbytes) X(Storage, owned) X(Storage, owner) X(Storage, readonly)                                                   \
+    X(Imported, history) X(Imported, kept) X(Imported, view)                                                                      \
     X(Memory, address) X(Memory, nbytes) X(Memory, raw) X(Memory, shadow)                                                         \
     X(Device, free_lists) X(Device, garbage) X(Device, imports) X(Device, ordinal) X(Device, owners) X(Device, ranges)            \
     X(Device, retired)                                                                                                            \
     X(FreeList, capacity) X(FreeList, closed) X(FreeList, number)                                                                 \
     X(Ranges, entries) X(Ranges, leave) X(Ranges, left)                                                                           \
-    X(Range, high) X(Range, low) X(Range, memory) X(Range, order) X(Range, parts) X(Range, ranges)                                                 \
-    X(Layout, before) X(Layout, behind) X(Layout, device) X(Layout, dtype) X(Layout, itemsize) X(Layout, shape)                  \
+    X(Range, high) X(Range, low) X(Range, memory) X(Range, order) X(Range, parts) X(Range, ranges)                                \
+    X(Layout, before) X(Layout, behind) X(Layout, device) X(Layout, dtype) X(Layout, itemsize) X(Layout, shape)                   \
     X(Layout, strides) X(Layout, tail) X(Layout, traits)                                                                          \
-    X(Tensor, dtype) X(Tensor, flat) X(Tensor, offset) X(Tensor, shape) X(Tensor, storage) X(Tensor, strides) X(Tensor, traits)  \
-    X(Partition, storage) X(Partition, tensor) X(Partition, tile_shape) X(Partition, traits) X(Traits, cuts)                     \
-    X(ExecutionContext, device) X(ExecutionContext, stream)                                                                      \
-    X(AndThen, function) X(AndThen, unpack)                                                                                      \
-    X(Done, value)                                                                                                               \
-    X(DeviceFuture, _serial) X(DeviceFuture, op) X(DeviceFuture, stream)                                                         \
-    X(Form, ints) X(Form, keyed) X(Form, last) X(Form, lazy) X(Form, plans) X(Form, tiled) X(Form, tuples)                       \
-    X(Form, types)                                                                                                               \
-    X(Plan, device) X(Plan, elsewhere) X(Plan, home) X(Plan, native)                                                             \
-    X(Kernel, _form) X(Kernel, _forms) X(Kernel, _origins) X(Kernel, _options) X(Kernel, label)                                \
-    X(KernelLaunch, _consumed) X(KernelLaunch, _form) X(KernelLaunch, _fresh) X(KernelLaunch, _label) X(KernelLaunch, _options)  \
+    X(Tensor, dtype) X(Tensor, flat) X(Tensor, offset) X(Tensor, shape) X(Tensor, storage) X(Tensor, strides) X(Tensor, traits)   \
+    X(Partition, storage) X(Partition, tensor) X(Partition, tile_shape) X(Partition, traits) X(Traits, cuts)                      \
+    X(ExecutionContext, device) X(ExecutionContext, stream)                                                                       \
+    X(AndThen, function) X(AndThen, unpack)                                                                                       \
+    X(Done, value)                                                                                                                \
+    X(DeviceFuture, _serial) X(DeviceFuture, op) X(DeviceFuture, stream)                                                          \
+    X(Form, ints) X(Form, keyed) X(Form, last) X(Form, lazy) X(Form, plans) X(Form, tiled) X(Form, tuples)                        \
+    X(Form, types)                                                                                                                \
+    X(Plan, device) X(Plan, elsewhere) X(Plan, home) X(Plan, native)                                                              \
+    X(Kernel, _form) X(Kernel, _forms) X(Kernel, _origins) X(Kernel, _options) X(Kernel, label)                                   \
+    X(KernelLaunch, _consumed) X(KernelLaunch, _form) X(KernelLaunch, _fresh) X(KernelLaunch, _label) X(KernelLaunch, _options)   \
     X(KernelLaunch, _site) X(KernelLaunch, _spent) X(KernelLaunch, arguments) X(KernelLaunch, kernel)
 
 /* Of the class of ready-made kernels' ops, which comes later than the others: see `recalls` in _launch.pyi. */
 #define RECALLED_SLOTS(X)                                                                                                         \
-    X(Recalled, _begun) X(Recalled, _call) X(Recalled, _consumed) X(Recalled, _fresh) X(Recalled, _label) X(Recalled, _recipe)   \
+    X(Recalled, _begun) X(Recalled, _call) X(Recalled, _consumed) X(Recalled, _fresh) X(Recalled, _label) X(Recalled, _recipe)    \
     X(Recalled, _site) X(Recalled, _spent) X(Recalled, _tensors) X(Recalled, arguments) X(Recalled, spec)
 
 /* Where a Recipe has its fields. */
@@ -53,16 +53,18 @@ enum { VERSION = 6 }; /* see attributes.py */
 
 /* Attributes and methods of objects of any class: the field of `names`, and the name. */
 #define NAMES(X)                                                                                                                  \
-    X(annotate, "annotate") X(append, "append") X(dict, "__dict__") X(module, "__name__") X(of_module, "__module__") X(exchange_before, "__c_dlpack_exchange_api__")                                    \
-    X(exchange, "__dlpack_c_exchange_api__") X(dlpack, "__dlpack__") X(dlpack_device, "__dlpack_device__")                      \
-    X(torch_dispatch, "__torch_dispatch__") X(collect, "collect") X(device, "device") X(event, "event") X(fields, "_fields") X(forget_until, "_forget_until") X(go_on, "_go_on") X(trim, "_trim")                 \
-    X(next_stream, "next_stream") X(passed, "passed") X(policy, "policy") X(registry, "_registry") X(requires_grad, "requires_grad")                    \
-    X(serial, "serial") X(submission, "submission") X(traits, "traits") X(written_by, "written_by")
+    X(annotate, "annotate") X(append, "append") X(dict, "__dict__") X(module, "__name__") X(of_module, "__module__")              \
+    X(exchange_before, "__c_dlpack_exchange_api__") X(exchange, "__dlpack_c_exchange_api__") X(dlpack, "__dlpack__")              \
+    X(dlpack_device, "__dlpack_device__") X(torch_dispatch, "__torch_dispatch__") X(collect, "collect") X(device, "device")       \
+    X(event, "event") X(fields, "_fields") X(forget_until, "_forget_until") X(go_on, "_go_on") X(trim, "_trim")                   \
+    X(next_stream, "next_stream") X(passed, "passed") X(policy, "policy") X(registry, "_registry")                                \
+    X(requires_grad, "requires_grad") X(serial, "serial") X(submission, "submission") X(traits, "traits")                         \
+    X(written_by, "written_by")
 
 /* Functions and objects of Python's. */
 #define HELPERS(X)                                                                                                                \
-    X(as_stream) X(async_on) X(borrowed) X(call) X(dropped) X(ended) X(in_use) X(inside) X(left) X(left_imported) X(running) X(site_of) X(start) X(submitting) X(sync) X(sync_on) X(tile) \
-    X(waited)
+    X(as_stream) X(async_on) X(borrowed) X(call) X(dropped) X(ended) X(inside) X(left) X(left_imported) X(running) X(site_of)     \
+    X(start) X(submitting) X(sync) X(sync_on) X(tile) X(waited)
 
 /* Numbers of Python's. */
 #define CONSTANTS(X)                                                                                                              \
@@ -301,8 +303,8 @@ PyObject *make_program_type(void);
 
 /* _imports.c */
 /* The tensor over the elements that an array has from an address on, behind what its library has submitted to a stream, which is there
- * as long as the object is, or else is marked now. It is `layout`'s, which is a Layout. A new reference; NULL, perhaps with an exception, if Python has to
- * see to that. */
+ * as long as the object is, or else is marked now. It is `layout`'s, which is a Layout. `kept`: whether it shall be found again while
+ * it lives. A new reference; NULL, perhaps with an exception, if Python has to see to that. */
 PyObject *imported(PyObject *array, uint64_t address, PyObject *layout, PyObject *stream, int lasts, int kept);
 /* The tensor that begins at an address, somewhere in a storage that begins at `base`; NULL, perhaps with an exception. */
 PyObject *new_tensor(PyObject *storage, uint64_t address, uint64_t base, PyObject *layout);
@@ -334,7 +336,8 @@ extern PyMethodDef recalled_functions[];
 /* _recipe.c */
 int are_launches(PyObject *object);
 /* Make launches as `submit` of _launch.pyi does: how many were made, of how many, and the serial, or NULL; -1 with an exception. */
-Py_ssize_t submit_launches(PyObject *launches, PyObject *bases, PyObject *stream, PyObject *seconds, PyObject **serial, Py_ssize_t *count);
+Py_ssize_t submit_launches(PyObject *launches, PyObject *bases, PyObject *stream, PyObject *seconds, PyObject **serial,
+                           Py_ssize_t *count);
 PyObject *make_launches_type(void);
 
 /* _submit.c */

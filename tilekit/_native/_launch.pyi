@@ -126,7 +126,8 @@ def recalled(
 # do what its methods leave to Python. ImportError if the recipes have other fields than it was built to read.
 def recalls(op: type, recipe: type, in_python: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]], /) -> None: ...
 
-# As `StreamOrderedMemory._in_use`.
+# As `StreamOrderedMemory._in_use`: what is not in use is taken out of the list, and let go. A storage in it is in use, too, while
+# anything else holds it.
 def in_use(waiting: list[Kept], /) -> list[Kept]: ...
 
 # Submit a launch to the next stream of its device, and poll for its end for so many seconds. None if it is over; else the stream,

@@ -3,7 +3,7 @@
 #include "_launch.h"
 #include <limits.h>
 
-enum { MOST_STREAMS = 32 }; /* of those that use what is to be let go */
+enum { MOST_STREAMS = 32 }; /* that are asked about what is to be let go, at a time */
 
 /* An owned storage of a block, the next work of a stream to write it; the reference to the block is taken over. NULL if there is no
  * block, or with an exception. */
@@ -123,22 +123,14 @@ static PyObject *leave_storage(PyObject *self, PyObject *Py_UNUSED(none))
     return PyObject_CallOneArg(helpers.left, self);
 }
 
-/* Leave, to `leave`, an owner and its history, until a moment of a stream has passed, if it is not known to have; 0 with an exception. */
-static int leave_until(PyObject *leave, PyObject *stream, PyObject *serial, PyObject *owner, PyObject *history)
+/* Whether a moment is not known to have passed. */
+static int is_ahead(PyObject *stream, PyObject *serial)
 {
     PyObject *completed = held(stream, &Stream_completed);
-    if (completed != NULL && PyLong_AsLongLong(serial) <= PyLong_AsLongLong(completed))
-        return 1;
-    PyObject *items[] = {stream, serial, owner, history}, *left = PyTuple_New(4), *none;
-    for (Py_ssize_t i = 0; left != NULL && i < 4; i++)
-        PyTuple_SET_ITEM(left, i, Py_NewRef(items[i]));
-    none = left ? PyObject_CallOneArg(leave, left) : NULL;
-    Py_XDECREF(left);
-    Py_XDECREF(none);
-    return none != NULL;
+    return completed == NULL || PyLong_AsLongLong(serial) > PyLong_AsLongLong(completed);
 }
 
-/* As `Imported.__del__`, which has the rest: memory that nobody keeps alive. */
+/* As `Imported.__del__`, but that a storage that is in use is not left in parts: it is kept itself, and may be met again. */
 static PyObject *leave_imported(PyObject *self, PyObject *Py_UNUSED(none))
 {
     PyObject *owner = *field(self, &Storage_owner), *history = held(self, &Imported_history), *leave = *field(self, &Storage__leave);
@@ -151,75 +143,141 @@ static PyObject *leave_imported(PyObject *self, PyObject *Py_UNUSED(none))
     if (owner == NULL || owner == Py_None || leave == NULL || reads == NULL || !PyDict_CheckExact(reads) || last == NULL ||
         (last != Py_None && !PyTuple_CheckExact(last)))
         return PyObject_CallOneArg(helpers.left_imported, self);
-    reads = PyDict_GET_SIZE(reads) > 1 ? PyDict_Copy(reads) : Py_NewRef(reads); /* others may read it meanwhile */
-    Py_INCREF(last);
-    int done = reads != NULL;
-    while (done && PyDict_Next(reads, &at, &reader, &serial)) {
-        Py_INCREF(reader);
-        Py_INCREF(serial);
-        done = leave_until(leave, reader, serial, owner, history);
-        Py_DECREF(reader);
-        Py_DECREF(serial);
-    }
-    if (done && last != Py_None)
-        done = leave_until(leave, PyTuple_GET_ITEM(last, 0), PyTuple_GET_ITEM(last, 1), owner, history);
-    Py_DECREF(last);
-    Py_XDECREF(reads);
-    return done ? Py_NewRef(Py_None) : NULL;
+    int ahead = last != Py_None && is_ahead(PyTuple_GET_ITEM(last, 0), PyTuple_GET_ITEM(last, 1));
+    while (!ahead && PyDict_Next(reads, &at, &reader, &serial))
+        ahead = is_ahead(reader, serial);
+    if (!ahead)
+        Py_RETURN_NONE;
+    put(self, &Imported_kept, Py_NewRef(Py_True));
+    return PyObject_CallOneArg(leave, self);
 }
+
+/* A moment behind which an item of `waiting` can be let go. */
+typedef struct {
+    PyObject *stream, *serial; /* owned */
+    Py_ssize_t item;
+} Moment;
 
 /* How far a stream is known to have come. */
 typedef struct {
-    PyObject *stream; /* of an item that is waited for */
+    PyObject *stream; /* one of the moments' */
     long long passed, ahead; /* a serial that has passed; one that has not */
     Py_ssize_t below; /* of the items, only one before this is asked for next */
 } Reached;
 
-/* Ask for an item's moment, after which its stream is asked for one of the first half of the items before; 0 with an exception. */
-static int ask(Reached *reached, PyObject *item, Py_ssize_t at)
+typedef struct {
+    Moment *moments;
+    Py_ssize_t count, room;
+    Reached known[MOST_STREAMS];
+    Py_ssize_t streams;
+} Survey;
+
+/* Note a moment; 0 with an exception. */
+static int add_moment(Survey *survey, PyObject *stream, PyObject *serial, Py_ssize_t item)
 {
-    PyObject *passed = PyObject_CallMethodOneArg(reached->stream, names.passed, PyTuple_GET_ITEM(item, 1));
-    long long serial = PyLong_AsLongLong(PyTuple_GET_ITEM(item, 1));
-    *(passed == Py_True ? &reached->passed : &reached->ahead) = serial;
-    reached->below = at / 2 + 1;
+    if (survey->count == survey->room) {
+        Py_ssize_t room = 2 * survey->room + 64;
+        Moment *moments = PyMem_Resize(survey->moments, Moment, room);
+        if (moments == NULL) {
+            PyErr_NoMemory();
+            return 0;
+        }
+        survey->moments = moments;
+        survey->room = room;
+    }
+    survey->moments[survey->count++] = (Moment){Py_NewRef(stream), Py_NewRef(serial), item};
+    return 1;
+}
+
+/* Note the moments of an item: of a storage that nothing else holds those of its uses; 0 with an exception. */
+static int add_item(Survey *survey, PyObject *item, Py_ssize_t at)
+{
+    if (PyTuple_CheckExact(item))
+        return add_moment(survey, PyTuple_GET_ITEM(item, 0), PyTuple_GET_ITEM(item, 1), at);
+    PyObject *history = held(item, &Imported_history), *last = *field(history, &AccessHistory_last_write), *reader, *serial;
+    Py_ssize_t next = 0;
+    int added = last == Py_None || add_moment(survey, PyTuple_GET_ITEM(last, 0), PyTuple_GET_ITEM(last, 1), at);
+    while (added && PyDict_Next(*field(history, &AccessHistory_reads), &next, &reader, &serial))
+        added = add_moment(survey, reader, serial, at);
+    return added;
+}
+
+/* What is known of a moment's stream; NULL if there are too many streams: these are looked at the next time. */
+static Reached *reached_by(Survey *survey, PyObject *stream)
+{
+    for (Py_ssize_t i = 0; i < survey->streams; i++)
+        if (survey->known[i].stream == stream)
+            return &survey->known[i];
+    return NULL;
+}
+
+/* Ask for a moment, after which its stream is asked for one of the first half of the items before; 0 with an exception. */
+static int ask(Reached *reached, const Moment *moment)
+{
+    PyObject *passed = PyObject_CallMethodOneArg(moment->stream, names.passed, moment->serial);
+    *(passed == Py_True ? &reached->passed : &reached->ahead) = PyLong_AsLongLong(moment->serial);
+    reached->below = moment->item / 2 + 1;
     Py_XDECREF(passed);
     return passed != NULL;
+}
+
+/* Find out which items have a moment ahead, and say so in `used`, by a few questions; 0 with an exception. */
+static int look(Survey *survey, char *used, Py_ssize_t items)
+{
+    for (Py_ssize_t i = 0; i < survey->count; i++) {
+        const Moment *moment = &survey->moments[i];
+        if (survey->streams == MOST_STREAMS || !is_ahead(moment->stream, moment->serial) || reached_by(survey, moment->stream) != NULL)
+            continue;
+        Reached *reached = &survey->known[survey->streams++];
+        *reached = (Reached){moment->stream, -1, LLONG_MAX, items};
+        if (!ask(reached, moment))
+            return 0;
+        reached->below = reached->ahead == LLONG_MAX ? items : 0; /* where the first has not passed, none has */
+    }
+    for (Py_ssize_t i = survey->count - 1; i >= 0; i--) {
+        const Moment *moment = &survey->moments[i];
+        if (!is_ahead(moment->stream, moment->serial))
+            continue;
+        Reached *reached = reached_by(survey, moment->stream);
+        long long serial = PyLong_AsLongLong(moment->serial);
+        if (reached != NULL && serial > reached->passed && serial < reached->ahead && moment->item < reached->below &&
+            !ask(reached, moment))
+            return 0;
+        used[moment->item] |= reached == NULL || serial > reached->passed;
+    }
+    return 1;
 }
 
 /* in_use(waiting): see _launch.pyi. */
 static PyObject *in_use(PyObject *Py_UNUSED(module), PyObject *waiting)
 {
-    Reached known[MOST_STREAMS], *reached;
-    Py_ssize_t streams = 0, count = PyList_CheckExact(waiting) ? PyList_GET_SIZE(waiting) : 0;
+    Py_ssize_t count = PyList_CheckExact(waiting) ? PyList_GET_SIZE(waiting) : 0;
+    Survey survey = {.count = 0};
     PyObject *left = PyList_New(0);
-    for (Py_ssize_t i = 0; left != NULL && i < count; i++) { /* where the first has not passed, none has */
-        PyObject *item = PyList_GET_ITEM(waiting, i), *stream = PyTuple_GET_ITEM(item, 0);
-        for (reached = known; reached < known + streams && reached->stream != stream; reached++)
-            ;
-        if (reached < known + streams)
-            continue;
-        PyObject *completed = held(stream, &Stream_completed);
-        if (streams == MOST_STREAMS || completed == NULL) {
-            Py_DECREF(left);
-            return PyObject_CallOneArg(helpers.in_use, waiting);
-        }
-        *reached = (Reached){stream, PyLong_AsLongLong(completed), LLONG_MAX, count};
-        streams++;
-        if (PyLong_AsLongLong(PyTuple_GET_ITEM(item, 1)) > reached->passed && !ask(reached, item, count))
-            Py_CLEAR(left);
-        reached->below = reached->ahead == LLONG_MAX ? count : 0;
-    }
-    for (Py_ssize_t i = count - 1; left != NULL && i >= 0; i--) {
+    char *used = PyMem_Calloc((size_t)count + 1, 1);
+    int done = left != NULL && used != NULL;
+    for (Py_ssize_t i = 0; done && i < count; i++) {
         PyObject *item = PyList_GET_ITEM(waiting, i);
-        long long serial = PyLong_AsLongLong(PyTuple_GET_ITEM(item, 1));
-        for (reached = known; reached->stream != PyTuple_GET_ITEM(item, 0); reached++)
-            ;
-        if (serial > reached->passed && serial < reached->ahead && i < reached->below && !ask(reached, item, i))
-            Py_CLEAR(left);
-        if (left != NULL && serial > reached->passed && PyList_Append(left, item) != 0)
-            Py_CLEAR(left);
+        used[i] = !PyTuple_CheckExact(item) && (Py_REFCNT(item) > 1 || held(item, &Imported_history) == NULL);
+        done = used[i] || add_item(&survey, item, i);
     }
-    if (left != NULL && PyList_Reverse(left) != 0)
+    done = done && look(&survey, used, count);
+    for (Py_ssize_t i = 0; i < survey.count; i++) {
+        Py_DECREF(survey.moments[i].stream);
+        Py_DECREF(survey.moments[i].serial);
+    }
+    PyMem_Free(survey.moments);
+    for (Py_ssize_t i = 0; done && i < count; i++) {
+        PyObject *item = PyList_GET_ITEM(waiting, i);
+        if (used[i] || (!PyTuple_CheckExact(item) && Py_REFCNT(item) > 1)) { /* it may have been met meanwhile */
+            done = PyList_Append(left, item) == 0;
+            continue;
+        }
+        PyList_SET_ITEM(waiting, i, Py_NewRef(Py_None));
+        Py_DECREF(item);
+    }
+    PyMem_Free(used);
+    if (!done)
         Py_CLEAR(left);
     return left;
 }

@@ -42,7 +42,8 @@ static int add_tensor(Key *key, PyObject *tensor, PyObject *tensors)
            add_distance(key, tensor, storage, tensors) && PyList_Append(tensors, tensor) == 0;
 }
 
-/* Append what is known of an argument that is no sequence, and a tensor to a list; 0, perhaps with an exception, if it is of an unusual kind. */
+/* Append what is known of an argument that is no sequence, and a tensor to a list; 0, perhaps with an exception, if it is of an unusual
+ * kind. */
 static int add_leaf(Key *key, PyObject *value, PyObject *plain, PyObject *tensors)
 {
     PyTypeObject *type = Py_TYPE(value);

@@ -12,7 +12,7 @@ from typing import Any
 
 from tilekit import launch
 from tilekit._driver.protocol import Memory
-from tilekit._runtime.allocator import MANY, MUCH, FreeList, StreamOrderedMemory
+from tilekit._runtime.allocator import MANY, MUCH, FreeList
 from tilekit._runtime.context import ExecutionContext, submitting
 from tilekit._runtime.device import Device, as_stream
 from tilekit._runtime.hazards import READERS_KEPT, AccessHistory
@@ -74,6 +74,7 @@ SLOTS: Mapping[type, Mapping[str, str]] = {
     },
     Imported: {
         "history": "memory of others' has its history there",
+        "kept": "set, of a storage that stays as long as work uses it",
         "view": "the tensor that was made of it last",
     },
     Memory: {
@@ -220,15 +221,14 @@ NAMES: Mapping[str, str] = {
     "written_by": "of a storage: remember a write where others have used it",
 }
 
-# What it calls, or looks into. `call`, `start`, `sync`, `sync_on`, `async_on`, `tile`, `in_use`, `dropped`, `left` and `left_imported` are what it
-# leaves to Python of the methods that it has itself; `ended` and `waited` are added by `_native.classes`.
+# What it calls, or looks into. `call`, `start`, `sync`, `sync_on`, `async_on`, `tile`, `dropped`, `left` and `left_imported` are
+# what it leaves to Python of the methods that it has itself; `ended` and `waited` are added by `_native.classes`.
 HELPERS: Mapping[str, Callable[..., Any] | object] = {
     "as_stream": as_stream,
     "async_on": launch.KernelLaunch.async_on,
     "borrowed": BORROWED,
     "call": launch.Kernel.__call__,
     "dropped": DeviceOp.__del__,
-    "in_use": StreamOrderedMemory._in_use,
     "inside": INSIDE,
     "left": Storage.__del__,
     "left_imported": Imported.__del__,

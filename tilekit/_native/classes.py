@@ -49,9 +49,14 @@ def recalls(op: type[Any], recipe: type[Any]) -> type[Any]:
     Raises:
         ImportError: the compiled module was built to read other recipes.
     """
-    derived = type(op)(op.__name__, (_launch.Recalls, op), {"__slots__": (), "__doc__": op.__doc__, "__module__": op.__module__})
-    _launch.recalls(derived, recipe, (op.sync, op.sync_on, op.async_on))
-    return derived
+
+    class Recalled(_launch.Recalls, op):  # type: ignore[misc]
+        __doc__ = op.__doc__
+        __slots__ = ()
+
+    Recalled.__module__, Recalled.__qualname__ = op.__module__, op.__qualname__
+    _launch.recalls(Recalled, recipe, (op.sync, op.sync_on, op.async_on))
+    return Recalled
 
 
 _DERIVED: dict[type, type] = {launch.Kernel: Kernel, launch.KernelLaunch: KernelLaunch}
@@ -71,5 +76,5 @@ def prepare() -> None:
         {**HELPERS, "ended": KernelLaunch._ended, "waited": KernelLaunch._waited},
         dict(CONSTANTS),
     )
-    StreamOrderedMemory._in_use = _launch.in_use  # type: ignore[method-assign]
+    StreamOrderedMemory._in_use = _launch.in_use  # type: ignore[method-assign, assignment]
     Storage.__del__, Imported.__del__ = finalizers  # type: ignore[method-assign]

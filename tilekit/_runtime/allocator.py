@@ -194,12 +194,13 @@ class StreamOrderedMemory:
 
     @staticmethod
     def _in_use(waiting: list[Kept]) -> list[Kept]:
-        """Those whose moments have not passed, as far as a few questions of each stream tell. (`tilekit._native` has its own.)"""
+        """Those whose moments have not passed, as far as a few questions of each stream tell. (`tilekit._native` has its own,
+        which alone leaves storages.)"""
         serials: dict[Stream, list[int]] = {}
-        for stream, serial, _, _ in waiting:
+        for stream, serial, *_ in waiting:  # type: ignore[misc]
             serials.setdefault(stream, []).append(serial)
         reached = {stream: _reached(stream, of_stream) for stream, of_stream in serials.items()}
-        return [item for item in waiting if item[1] > reached[item[0]]]
+        return [item for item in waiting if item[1] > reached[item[0]]]  # type: ignore[index]
 
     def obtain(self, nbytes: int, stream: Stream) -> Memory:
         """New memory from the driver. If it has none, everything is freed that nobody uses, and it is asked again (internal).

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from tilekit._driver.protocol import Memory
 from tilekit._runtime.hazards import AccessHistory, Use
@@ -28,8 +28,9 @@ class _Guarded(dict["Stream", int]):
     those that use such a storage go through `ExecutionContext.acquire`, which looks at it."""
 
 
-Kept = tuple["Stream", int, Any, AccessHistory | None]
-"""What a stream's work keeps alive: the moment behind that, somebody's memory, and its history."""
+Kept = Union[tuple["Stream", int, Any, AccessHistory | None], "Imported"]
+"""What a stream's work keeps alive: the moment behind that, somebody's memory, and its history. Or the storage that has it, which
+is what the compiled part leaves: as long as work uses the memory, whoever imports it anew finds the same."""
 
 
 class Garbage:
@@ -126,10 +127,11 @@ class Imported(Storage):
 
     Attributes:
         history: theirs. Where others have memory of tilekit's, that is its Storage.
+        kept: whether it was collected, and stays as long as work uses the memory: see `Kept`.
         view: a weak reference to the tensor that was made of it last, or None.
     """
 
-    __slots__ = ("history", "view")
+    __slots__ = ("history", "kept", "view")
 
     if not TYPE_CHECKING:  # which would miss them in the functions that Storage has
         last_write = property(attrgetter("history.last_write"), lambda self, use: setattr(self.history, "last_write", use))
@@ -146,6 +148,7 @@ class Imported(Storage):
         self.guarded = self.borrowed or readonly is not None
         self.history, self._leave = history, device.imports.append
         self.view: Any = None
+        self.kept = False
         if self.borrowed:
             BORROWED[id(self)] = None
 

@@ -388,6 +388,7 @@ _ONE = _holders(_Alone())
 
 def try_partition(tensor: Tensor, tile_shape: tuple[int, ...]) -> Partition | None:
     """The partition, if nothing but `tensor` holds its memory; None if something does. See `Tensor.try_partition`."""
-    if tensor.storage is not None and _holders(tensor) > _ONE:
+    kept = getattr(tensor.storage, "kept", False)  # of others' memory, by the device
+    if tensor.storage is not None and _holders(tensor) > _ONE + kept:
         return None
     return Partition(tensor, tile_shape)

@@ -74,9 +74,9 @@ class Recall:
         Raises:
             Whatever the function raises.
         """
-        found: DeviceOp[Any] | None = FAST_PATH.recalled(self.known, self._function, self._name, args, kwargs, _PLAIN)
-        if found is not None:
-            return found
+        known: DeviceOp[Any] | None = FAST_PATH.recalled(self.known, self._function, self._name, args, kwargs, _PLAIN)
+        if known is not None:
+            return known
         tensors: list[Tensor] = []
         key = None if FAST_PATH.key is None else FAST_PATH.key(self._function, args, kwargs, _PLAIN, tensors)
         if key is None:
@@ -89,7 +89,7 @@ class Recall:
             self.keep(key, recipe)
         if type(recipe) is not Recipe:
             return self._called(key, tensors, *with_tensors(args, kwargs, tensors), recipe)
-        op: Recalled = object.__new__(_made)  # past DeviceOp's, which takes twice as long
+        op: Recalled = object.__new__(_op_type)  # past DeviceOp's, which takes twice as long
         op._fresh, op._spent, op._consumed, op._site = None, False, False, site_of(sys._getframe(2))
         op._label, op.spec, op._recipe, op._tensors = self._name, recipe.spec, recipe, tensors
         op._call, op._begun = (self._function, *with_leaves(args, kwargs, lambda value: value)), None  # a list may change
@@ -129,13 +129,13 @@ def with_tensors(
 
 def leaves(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments, those in tuples and lists one by one."""
-    found: list[Any] = []
+    flat: list[Any] = []
     for value in (*args, *kwargs.values()):
         if type(value) in SEQUENCES:
-            found += value
+            flat += value
         else:
-            found.append(value)
-    return found
+            flat.append(value)
+    return flat
 
 
 def with_leaves(
@@ -158,11 +158,11 @@ def _key(function: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: li
     """
     key: list[Any] = [function, len(args), *kwargs]
     storages: list[Any] = []
-    for given in (*args, *kwargs.values()):
-        several = type(given) in SEQUENCES
+    for argument in (*args, *kwargs.values()):
+        several = type(argument) in SEQUENCES
         if several:
-            key += (tuple, len(given))
-        for value in given if several else (given,):
+            key += (tuple, len(argument))
+        for value in argument if several else (argument,):
             kind = type(value)
             if kind is Tensor:
                 storage = value.storage
@@ -330,4 +330,4 @@ class Recalled(Launches, AtOnce):
 
 
 # The class of the ops that are made; its methods may be compiled.
-_made: type[Recalled] = FAST_PATH.recalls(Recalled, Recipe)
+_op_type: type[Recalled] = FAST_PATH.recalls(Recalled, Recipe)

@@ -134,8 +134,8 @@ class CudaStreams(CudaContext):
         self.activate()
         return self._new_event(0 if timing else int(self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
 
-    def _new_event(self, flags: int) -> Any:
-        return check(self._cu, self._cu.cuEventCreate(flags))
+    def _new_event(self, flags: int) -> int:
+        return int(check(self._cu, self._cu.cuEventCreate(flags)))  # the compiled part asks each time for its address
 
     def event_destroy(self, event: Any) -> None:
         self.activate()
