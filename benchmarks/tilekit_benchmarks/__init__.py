@@ -61,6 +61,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         summary="PyTorch's tensors in tilekit's kernels, ready-made or not: what a call costs the host, beside PyTorch's own",
         size="elements of a row",
     ),
+    "block": Benchmark(
+        module="block",
+        summary="a transformer's block of tilekit.torch.ops, forward and backward, eager and compiled, beside PyTorch's",
+        size="tokens of a sequence",
+    ),
     "chain": Benchmark(
         module="chain",
         summary="chains of 1, 10, 100... ops: what each costs, synced one by one, chained, awaited",

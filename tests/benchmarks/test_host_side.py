@@ -21,9 +21,10 @@ from tilekit_benchmarks._tilekit_host import LAUNCHES, accumulate, scale, turn
 from tilekit_benchmarks.awaiting import policy_of
 from tilekit_benchmarks.turning import Clock, Wheel, advanced, op_us
 
-SMALL = {"launch": 100, "await": 100, "guest": 128, "chain": 5, "graph": 5, "decode": 2, "overlap": 3, "bimodal": 10}
+SMALL = {"launch": 100, "await": 100, "guest": 128, "block": 16, "chain": 5, "graph": 5, "decode": 2, "overlap": 3, "bimodal": 10}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's compiler, of its own parts
 @pytest.mark.parametrize("name", SMALL)
 def test_each_is_measured_and_right(name, device, monkeypatch):
     monkeypatch.setattr(bimodal, "STREAMS", (1, 3))
@@ -35,7 +36,7 @@ def test_each_is_measured_and_right(name, device, monkeypatch):
     assert run.all_correct
     missing = [one.name for one in run.left_out]
     assert all(one.cause == "missing" for one in run.left_out)
-    assert not missing or name in ("launch", "guest", "decode")
+    assert not missing or name in ("launch", "guest", "block", "decode")
     assert run.parameters["n"] == SMALL[name]
     assert device.policy is policy
     assert len({series.label for series in run.results}) == len(run.results)
@@ -44,6 +45,7 @@ def test_each_is_measured_and_right(name, device, monkeypatch):
         "launch": [0, 1, 3, 8, 16],
         "await": [100],
         "guest": [128],
+        "block": [16],
         "chain": [1, 5],
         "graph": [1, 5],
         "decode": decode.WIDTHS[device.kind],

@@ -11,66 +11,23 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from tilekit.torch import ops  # noqa: E402
+from tilekit_benchmarks.block import Sizes, of_tilekit, of_torch  # noqa: E402
+from tilekit_benchmarks.block import batch as block_batch  # noqa: E402
+from tilekit_benchmarks.block import parameters as block_parameters  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's, of its own parts
 F = torch.nn.functional
-WORDS, WIDTH, HEADS, LENGTH, HIDDEN = 50, 32, 4, 12, 48
-SHAPES = {
-    "table": (WORDS, WIDTH), "norm": (WIDTH,), "qkv": (WIDTH, 3 * WIDTH), "out": (WIDTH, WIDTH), "norm2": (WIDTH,),
-    "gate": (WIDTH, HIDDEN), "up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH), "scale": (WIDTH,), "bias": (WIDTH,),
-}  # fmt: skip
+SIZES = Sizes(words=50, width=32, heads=4, hidden=48, sequences=2)
+WIDTH, LENGTH = SIZES.width, 12
+block, reference = of_tilekit(SIZES), of_torch(SIZES)
 
 
 def parameters():
-    torch.manual_seed(0)
-    return {name: (torch.randn(shape) / shape[0] ** 0.5).requires_grad_() for name, shape in SHAPES.items()}
+    return block_parameters(SIZES)
 
 
 def batch(length=LENGTH):
-    torch.manual_seed(1)
-    return torch.randint(0, WORDS, (2, length)), torch.randint(0, WORDS, (2, length))
-
-
-def angles(length):
-    angle = torch.arange(length)[:, None] / 10.0 ** torch.linspace(0, 2, WIDTH // HEADS // 2)
-    return angle.cos(), angle.sin()
-
-
-def heads_of(x):
-    return x.reshape(*x.shape[:2], HEADS, -1)
-
-
-def block(p, ids, target):
-    """By tilekit's kernels."""
-    x = ops.embedding(p["table"], ids)
-    q, k, v = (heads_of(part) for part in ops.gemm(ops.rms_norm(x, p["norm"]), p["qkv"]).chunk(3, -1))
-    cos, sin = angles(ids.shape[1])
-    q, k, v = (part.transpose(1, 2) for part in (ops.rope(q, cos, sin), ops.rope(k, cos, sin), v))
-    y = ops.attention(q, k, v, causal=True).transpose(1, 2).reshape(x.shape)
-    x = x + ops.gemm(y, p["out"])
-    h = ops.rms_norm(x, p["norm2"])
-    x = x + ops.gemm(ops.swiglu(ops.gemm(h, p["gate"]), ops.gemm(h, p["up"])), p["down"])
-    x = ops.layer_norm(x, p["scale"], p["bias"])
-    return ops.cross_entropy(ops.gemm(x, p["table"].T), target)
-
-
-def reference(p, ids, target):
-    """By PyTorch's functions."""
-
-    def turned(x):
-        first, second = x.chunk(2, -1)
-        cos, sin = (part[:, None] for part in angles(ids.shape[1]))
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-    x = F.embedding(ids, p["table"])
-    q, k, v = (heads_of(part) for part in (F.rms_norm(x, (WIDTH,), p["norm"], 1e-6) @ p["qkv"]).chunk(3, -1))
-    q, k, v = (part.transpose(1, 2) for part in (turned(q), turned(k), v))
-    y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
-    x = x + y @ p["out"]
-    h = F.rms_norm(x, (WIDTH,), p["norm2"], 1e-6)
-    x = x + (F.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
-    x = F.layer_norm(x, (WIDTH,), p["scale"], p["bias"])
-    return F.cross_entropy((x @ p["table"].T).flatten(0, 1), target.flatten())
+    return block_batch(SIZES, length)
 
 
 def words(p, ids, target):
