@@ -7,7 +7,9 @@ each call gets views that tilekit has not met; they are made before the clock st
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import platform
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -160,7 +162,7 @@ def _candidates(stream: Stream, n: int) -> list[Candidate]:
 
 
 def _awaited(stream: Stream, n: int) -> list[Candidate]:
-    """Inputs that another stream wrote, and a coroutine."""
+    """Inputs that another stream wrote, and a coroutine; and what of that one is the event loop's."""
     x = api.zeros(n).sync_on(stream)
     y = api.zeros(n).sync_on(stream).partition(_TILE)
     other = stream.device.stream()
@@ -171,6 +173,9 @@ def _awaited(stream: Stream, n: int) -> list[Candidate]:
     async def awaited() -> None:
         await op()
 
+    async def turn() -> None:
+        await asyncio.sleep(0)
+
     def in_turns() -> None:
         op().async_on(stream)
         op().async_on(other)
@@ -180,14 +185,14 @@ def _awaited(stream: Stream, n: int) -> list[Candidate]:
         "built, run twice, each behind the other's stream": Unwaited(in_turns, stream.device.synchronize),
         "built, awaited": awaited,
     }
+
+    def candidate(name: str, version: str, variant: str, launch: Callable[[], object]) -> Candidate:
+        work = Work(launch=launch, reset=lambda: None, check=lambda: None)
+        return Candidate(name=name, version=version, variant=variant, build=lambda _: work)
+
     return [
-        Candidate(
-            name=OWN,
-            version=tk.__version__,
-            variant=variant,
-            build=lambda _, launch=launch: Work(launch=launch, reset=lambda: None, check=lambda: None),  # type: ignore[misc]
-        )
-        for variant, launch in ways.items()
+        *(candidate(OWN, tk.__version__, variant, launch) for variant, launch in ways.items()),
+        candidate("asyncio", platform.python_version(), "a turn of the event loop", turn),
     ]
 
 
