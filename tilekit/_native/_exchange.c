@@ -63,14 +63,23 @@ static PyObject *table_of(PyTypeObject *type)
     return NULL;
 }
 
+/* What is known of a type: the functions that it names, and how it says whether its library differentiates by an array, where that is
+ * asked of no attribute in an instance. */
+static struct {
+    PyTypeObject *type; /* kept, since one at the same address may be another */
+    const Exchange *exchange;
+    PyGetSetDef *differentiable; /* or NULL */
+} known[TYPES_KEPT];
+
+static size_t place_of(PyTypeObject *type)
+{
+    return ((uintptr_t)type >> 4) % TYPES_KEPT;
+}
+
 /* The functions that a type names; NULL, and no exception, if it names none. */
 static const Exchange *exchange_of(PyTypeObject *type)
 {
-    static struct {
-        PyTypeObject *type; /* kept, since one at the same address may be another */
-        const Exchange *exchange;
-    } known[TYPES_KEPT];
-    size_t at = ((uintptr_t)type >> 4) % TYPES_KEPT;
+    size_t at = place_of(type);
     if (known[at].type == type)
         return known[at].exchange;
     PyObject *table = refused != NULL && type->tp_flags & Py_TPFLAGS_HEAPTYPE ? table_of(type) : NULL;
@@ -82,6 +91,10 @@ static const Exchange *exchange_of(PyTypeObject *type)
     PyErr_Clear();
     if (exchange == NULL || exchange->major != MAJOR || exchange->describe == NULL || exchange->stream == NULL)
         return NULL;
+    PyObject *getter = PyObject_GetAttr((PyObject *)type, names.requires_grad);
+    PyErr_Clear();
+    known[at].differentiable = getter && Py_TYPE(getter) == &PyGetSetDescr_Type ? ((PyGetSetDescrObject *)getter)->d_getset : NULL;
+    Py_XDECREF(getter);
     known[at].exchange = exchange;
     Py_XSETREF(known[at].type, (PyTypeObject *)Py_NewRef((PyObject *)type));
     return exchange;
@@ -179,7 +192,8 @@ static PyObject *describe(PyObject *array, int kept)
         (it.device.type == CUDA && exchange->stream(CUDA, it.device.id, &stream) != 0))
         goto otherwise;
     /* PyTorch describes what it does not export: whoever wants its memory has to say that no gradient is to be had of it. */
-    PyObject *differentiable = PyObject_GetAttr(array, names.requires_grad);
+    PyGetSetDef *getter = known[place_of(Py_TYPE(array))].differentiable;
+    PyObject *differentiable = getter ? getter->get(array, getter->closure) : PyObject_GetAttr(array, names.requires_grad);
     if (differentiable == NULL && !PyErr_ExceptionMatches(PyExc_AttributeError))
         return NULL;
     Py_XDECREF(differentiable);

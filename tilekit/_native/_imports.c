@@ -259,7 +259,7 @@ PyObject *imported(PyObject *array, uint64_t address, PyObject *layout, PyObject
         tensor = is_imported && !is_new ? same_view(storage, address, layout) : NULL;
         if (tensor == NULL) {
             tensor = new_tensor(storage, address, number(*field(storage, &Storage_memory), &Memory_address), layout);
-            PyObject *view = tensor && is_imported && (kept || !is_new) ? PyWeakref_NewRef(tensor, NULL) : NULL;
+            PyObject *view = tensor && is_imported && kept ? PyWeakref_NewRef(tensor, NULL) : NULL;
             if (view != NULL)
                 put(storage, &Imported_view, view);
             else if (PyErr_Occurred())
