@@ -189,13 +189,16 @@ static int add_moment(Survey *survey, PyObject *stream, PyObject *serial, Py_ssi
     return 1;
 }
 
-/* Note the moments of an item: of a storage that nothing else holds those of its uses; 0 with an exception. */
+/* Note the moments of an item: of a storage, if nothing else holds it, those of its uses; 0 with an exception. */
 static int add_item(Survey *survey, PyObject *item, Py_ssize_t at)
 {
     if (PyTuple_CheckExact(item))
         return add_moment(survey, PyTuple_GET_ITEM(item, 0), PyTuple_GET_ITEM(item, 1), at);
-    PyObject *history = held(item, &Imported_history), *last = *field(history, &AccessHistory_last_write), *reader, *serial;
+    PyObject *history = held(item, &Imported_history), *last, *reader, *serial;
     Py_ssize_t next = 0;
+    if (Py_REFCNT(item) > 1 || history == NULL)
+        return 1;
+    last = *field(history, &AccessHistory_last_write);
     int added = last == Py_None || add_moment(survey, PyTuple_GET_ITEM(last, 0), PyTuple_GET_ITEM(last, 1), at);
     while (added && PyDict_Next(*field(history, &AccessHistory_reads), &next, &reader, &serial))
         added = add_moment(survey, reader, serial, at);
@@ -221,8 +224,8 @@ static int ask(Reached *reached, const Moment *moment)
     return passed != NULL;
 }
 
-/* Find out which items have a moment ahead, and say so in `used`, by a few questions; 0 with an exception. */
-static int look(Survey *survey, char *used, Py_ssize_t items)
+/* Find out how far the streams of all moments have come, by a few questions; 0 with an exception. */
+static int look(Survey *survey, Py_ssize_t items)
 {
     for (Py_ssize_t i = 0; i < survey->count; i++) {
         const Moment *moment = &survey->moments[i];
@@ -236,16 +239,36 @@ static int look(Survey *survey, char *used, Py_ssize_t items)
     }
     for (Py_ssize_t i = survey->count - 1; i >= 0; i--) {
         const Moment *moment = &survey->moments[i];
-        if (!is_ahead(moment->stream, moment->serial))
-            continue;
         Reached *reached = reached_by(survey, moment->stream);
         long long serial = PyLong_AsLongLong(moment->serial);
-        if (reached != NULL && serial > reached->passed && serial < reached->ahead && moment->item < reached->below &&
-            !ask(reached, moment))
+        if (reached != NULL && is_ahead(moment->stream, moment->serial) && serial > reached->passed && serial < reached->ahead &&
+            moment->item < reached->below && !ask(reached, moment))
             return 0;
-        used[moment->item] |= reached == NULL || serial > reached->passed;
     }
     return 1;
+}
+
+/* Whether a moment has not passed, as far as is known. */
+static int is_left(Survey *survey, PyObject *stream, PyObject *serial)
+{
+    const Reached *reached = reached_by(survey, stream);
+    return is_ahead(stream, serial) && (reached == NULL || PyLong_AsLongLong(serial) > reached->passed);
+}
+
+/* Whether an item stays: the memory of a storage may have been met, and used, since its moments were noted. */
+static int stays(Survey *survey, PyObject *item)
+{
+    if (PyTuple_CheckExact(item))
+        return is_left(survey, PyTuple_GET_ITEM(item, 0), PyTuple_GET_ITEM(item, 1));
+    PyObject *history = held(item, &Imported_history), *last, *reader, *serial;
+    Py_ssize_t next = 0;
+    if (Py_REFCNT(item) > 1 || history == NULL)
+        return 1;
+    last = *field(history, &AccessHistory_last_write);
+    int left = last != Py_None && is_left(survey, PyTuple_GET_ITEM(last, 0), PyTuple_GET_ITEM(last, 1));
+    while (!left && PyDict_Next(*field(history, &AccessHistory_reads), &next, &reader, &serial))
+        left = is_left(survey, reader, serial);
+    return left;
 }
 
 /* in_use(waiting): see _launch.pyi. */
@@ -254,29 +277,24 @@ static PyObject *in_use(PyObject *Py_UNUSED(module), PyObject *waiting)
     Py_ssize_t count = PyList_CheckExact(waiting) ? PyList_GET_SIZE(waiting) : 0;
     Survey survey = {.count = 0};
     PyObject *left = PyList_New(0);
-    char *used = PyMem_Calloc((size_t)count + 1, 1);
-    int done = left != NULL && used != NULL;
+    int done = left != NULL;
+    for (Py_ssize_t i = 0; done && i < count; i++)
+        done = add_item(&survey, PyList_GET_ITEM(waiting, i), i);
+    done = done && look(&survey, count);
     for (Py_ssize_t i = 0; done && i < count; i++) {
         PyObject *item = PyList_GET_ITEM(waiting, i);
-        used[i] = !PyTuple_CheckExact(item) && (Py_REFCNT(item) > 1 || held(item, &Imported_history) == NULL);
-        done = used[i] || add_item(&survey, item, i);
+        if (stays(&survey, item)) {
+            done = PyList_Append(left, item) == 0;
+            continue;
+        }
+        PyList_SET_ITEM(waiting, i, Py_NewRef(Py_None));
+        Py_DECREF(item); /* with nothing run in between: nobody can have met it */
     }
-    done = done && look(&survey, used, count);
     for (Py_ssize_t i = 0; i < survey.count; i++) {
         Py_DECREF(survey.moments[i].stream);
         Py_DECREF(survey.moments[i].serial);
     }
     PyMem_Free(survey.moments);
-    for (Py_ssize_t i = 0; done && i < count; i++) {
-        PyObject *item = PyList_GET_ITEM(waiting, i);
-        if (used[i] || (!PyTuple_CheckExact(item) && Py_REFCNT(item) > 1)) { /* it may have been met meanwhile */
-            done = PyList_Append(left, item) == 0;
-            continue;
-        }
-        PyList_SET_ITEM(waiting, i, Py_NewRef(Py_None));
-        Py_DECREF(item);
-    }
-    PyMem_Free(used);
     if (!done)
         Py_CLEAR(left);
     return left;
