@@ -53,6 +53,7 @@ _FUNCTIONS: dict[str, Row] = {
     "kernels.grouped_gemm": ["matrix (16, 16)", "tensor (2, 16, 16)", "offsets"],
     "kernels.histogram": ["tensor(int32)", "4"],
     "kernels.l2_norm": [_X],
+    "kernels.l2_norm_backward": [_X, _X],
     "kernels.layer_norm": [_X, _X, _X],
     "kernels.layer_norm_backward": [_X, _X, _X],
     "kernels.log_softmax": [_X],

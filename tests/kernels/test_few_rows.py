@@ -90,6 +90,18 @@ def test_gradients_of_norms_are_right(device, centred, length):
 
 
 @pytest.mark.usefixtures("parts")
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("eps", [1e-12, 1e3])
+def test_gradients_of_l2_norm_are_right(device, eps, length):
+    """Of rows that are longer than `eps`, and shorter."""
+    x, dy = RNG.standard_normal((2, 3, length))
+    op = kernels.l2_norm_backward(*(api.from_host(a.astype(np.float32)).sync() for a in (dy, x)), eps)
+    n = np.sqrt((x * x).sum(1, keepdims=True))
+    right = dy / eps if eps == 1e3 else (dy - x * (dy * x).sum(1, keepdims=True) / n**2) / n
+    np.testing.assert_allclose(op.sync().numpy(), right, rtol=2e-4, atol=2e-5 * np.abs(right).max())
+
+
+@pytest.mark.usefixtures("parts")
 def test_what_is_infinite_or_no_number_is_as_in_whole_rows(device):
     data = RNG.standard_normal((4, 40_961)).astype(np.float32)
     data[0, :20_000], data[1, 7], data[2, -1], data[3, 30_000:] = -np.inf, np.nan, np.nan, -np.inf
