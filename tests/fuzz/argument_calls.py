@@ -34,6 +34,7 @@ _FUNCTIONS: dict[str, Row] = {
     "interop.as_tensor": ["np.zeros(4, float32)"],
     "interop.from_pointer": ["64", "(2, 4)", "dtype"],
     "kernels.add_rms_norm": [_X, _X, _X],
+    "kernels.add_rms_norm_backward": [_X, _X, _X, _X],
     "kernels.argmax": [_X],
     "kernels.attention": [_Q, _Q, _Q],
     "kernels.attention_backward": [_Q, _Q, _Q, _Q, _Q, "sums (1, 2, 16)"],

@@ -87,6 +87,8 @@ KERNELS = {
     "rms_norm f16 8192": (rows(kernels.rms_norm, 8192, H, 1), 248),  # up to 255 leave room for its 4 blocks
     "rms_norm f32 8192": (rows(kernels.rms_norm, 8192, F, 1), 64),
     "add_rms_norm bf16 4096": (rows(kernels.add_rms_norm, 4096, tk.bfloat16, 1, 2), 64),
+    "add_rms_norm_backward bf16 4096": (rows(kernels.add_rms_norm_backward, 4096, tk.bfloat16, 1, 3), 96),
+    "add_rms_norm_backward f16 65536": (rows(kernels.add_rms_norm_backward, 65536, H, 1, 3), 80),
     "layer_norm_backward f16 4096": (rows(kernels.layer_norm_backward, 4096, H, 1, 2), 96),
     "layer_norm_backward f32 8192": (rows(kernels.layer_norm_backward, 8192, F, 1, 2), 96),
     "rms_norm_backward f16 65536": (rows(kernels.rms_norm_backward, 65536, H, 1, 2), 72),

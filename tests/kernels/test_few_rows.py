@@ -91,6 +91,17 @@ def test_gradients_of_norms_are_right(device, centred, length):
 
 @pytest.mark.usefixtures("parts")
 @pytest.mark.parametrize("length", LENGTHS)
+def test_gradients_of_a_sums_norm_are_right(device, length):
+    dy, extra, h = (api.from_host(a).sync() for a in RNG.standard_normal((3, 3, length)).astype(np.float32))
+    w = api.from_host(RNG.standard_normal(length).astype(np.float32)).sync()
+    dx, dw = (result.numpy() for result in kernels.add_rms_norm_backward(dy, extra, h, w).sync())
+    right, by_weight = (result.numpy() for result in kernels.rms_norm_backward(dy, h, w).sync())
+    np.testing.assert_allclose(dx, right + extra.numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(dw, by_weight)
+
+
+@pytest.mark.usefixtures("parts")
+@pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("eps", [1e-12, 1e3])
 def test_gradients_of_l2_norm_are_right(device, eps, length):
     """Of rows that are longer than `eps`, and shorter."""

@@ -78,6 +78,7 @@ def test_shapes(device):
     refuse(lambda: kernels.swiglu(x(4), x(5)), ValueError, "swiglu: gate has shape (4,), up (5,); they must be the same")
     refuse(lambda: kernels.softmax_backward(x(4), x(5)), ValueError, "grad has shape (4,), y (5,)")
     refuse(lambda: kernels.l2_norm_backward(x(4), x(5)), ValueError, "grad has shape (4,), x (5,)")
+    refuse(lambda: kernels.add_rms_norm_backward(x(4), x(5), x(4), x(4)), ValueError, "h has shape (4,), grad_h (5,)")
     refuse(lambda: kernels.rms_norm(x(4, 8), x(4)), ValueError, "weight has shape (4,); rows of 8 elements need (8,)")
     refuse(lambda: kernels.cross_entropy(x(4, 8), x(3, dtype=tk.int64)), ValueError, "need a target of shape (4,), not (3,)")
     refuse(lambda: kernels.cross_entropy_backward(x(4), x(4, 8), ids, x(4)), ValueError, "grad is float32 of shape (4,)", "()")

@@ -52,6 +52,12 @@ def test_forward_and_backward(device, shape, dtype):
             assert found.dtype == x.dtype
             close(found, expected)
 
+    dx, dw = (each.to_host().sync() for each in kernels.add_rms_norm_backward(f(g), f(other), f(x), f(w)).sync())
+    assert dx.dtype == dw.dtype == x.dtype
+    expected = gradients(g, x, w, 1e-6, False)
+    close(dx, expected[0] + other.astype(np.float64))
+    close(dw, expected[1])
+
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: np.dtype(d).name)
@@ -127,6 +133,7 @@ def test_empty(device, shape):
     assert [t.shape for t in kernels.add_rms_norm(x, x, w).sync()] == [shape, shape]
     dx, dw, db = kernels.layer_norm_backward(x, x, w).sync()
     assert (dx.shape, dw.shape, db.shape) == (shape, w.shape, w.shape)
+    assert [t.shape for t in kernels.add_rms_norm_backward(x, x, x, w).sync()] == [shape, w.shape]
     assert not dw.to_host().sync().any()
 
 

@@ -46,6 +46,7 @@ ROWS = (floats(4, 32), floats(4, 32))
 # Of each function arrays that become tensors, in order, and all else. Floats are drawn anew for another run.
 CASES = {
     "add_rms_norm": ([*ROWS, floats(32)], {}),
+    "add_rms_norm_backward": ([*ROWS, floats(4, 32), floats(32)], {}),
     "argmax": ([floats(4, 32)], {}),
     "attention": ([Q, K, V], {"causal": True}),
     "attention_backward": ([G, Q, K, V, G, LSE], {"deterministic": True}),
