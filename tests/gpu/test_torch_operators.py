@@ -49,6 +49,7 @@ CASES = {
     "log_softmax": lambda: (drawn(37, 1000, requires_grad=True),),
     "layer_norm": lambda: tuple(drawn(*shape, requires_grad=True) for shape in ((37, 1000), (1000,), (1000,))),
     "rms_norm": lambda: tuple(drawn(*shape, requires_grad=True) for shape in ((37, 1000), (1000,))),
+    "add_rms_norm": lambda: tuple(drawn(*shape, requires_grad=True) for shape in ((37, 1000), (37, 1000), (1000,))),
     "l2_norm": lambda: (drawn(37, 1000, requires_grad=True),),
     "cumsum": lambda: (drawn(37, 1000, requires_grad=True),),
     "transpose": lambda: (drawn(3, 37, 100, requires_grad=True),),

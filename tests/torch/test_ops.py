@@ -36,6 +36,11 @@ def rows(x, weight, bias):
     return F.layer_norm(x, (33,), weight, bias)
 
 
+def sums_norm(x, residual, weight):
+    h = x + residual
+    return torch.cat([F.rms_norm(h, (33,), weight, 1e-6), h])
+
+
 def attended(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
@@ -50,6 +55,7 @@ CASES = {
     "log_softmax": (ops.log_softmax, lambda x: x.log_softmax(-1), [(2, 3, 33)]),
     "layer_norm": (ops.layer_norm, rows, [(7, 33), (33,), (33,)]),
     "rms_norm": (ops.rms_norm, lambda x, w: F.rms_norm(x, (33,), w, 1e-6), [(2, 7, 33), (33,)]),
+    "add_rms_norm": (lambda *given: torch.cat(ops.add_rms_norm(*given)), sums_norm, [(2, 7, 33), (2, 7, 33), (33,)]),
     "l2_norm": (ops.l2_norm, lambda x: F.normalize(x, dim=-1), [(2, 7, 33)]),
     "l2_norm, short rows": (lambda x: ops.l2_norm(x, 6.0), lambda x: F.normalize(x, dim=-1, eps=6.0), [(9, 33)]),
     "cumsum": (ops.cumsum, lambda x: x.cumsum(-1), [(2, 7, 33)]),
@@ -82,6 +88,7 @@ OPERATORS = {
     "log_softmax": [(2, 3, 33)],
     "layer_norm": [(7, 33), (33,), (33,)],
     "rms_norm": [(2, 7, 33), (33,)],
+    "add_rms_norm": [(2, 7, 33), (2, 7, 33), (33,)],
     "l2_norm": [(2, 7, 33)],
     "cumsum": [(2, 7, 33), True],
     "cross_entropy": [(7, 33), CLASSES],
@@ -166,6 +173,14 @@ def test_arguments_may_have_gaps(device):
     heads = torch.randn(2, 17, 4, 16).transpose(1, 2)  # as they come from a projection
     expected = F.scaled_dot_product_attention(heads, heads, heads)
     torch.testing.assert_close(ops.attention(heads, heads, heads), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_one_of_the_results_of_add_rms_norm_may_be_unused(device, used):
+    x, residual, weight = given = arguments([(7, 33), (7, 33), (33,)])
+    expected = (F.rms_norm(x + residual, (33,), weight, 1e-6), x + residual + 0 * weight)[used]
+    gradients = torch.autograd.grad(ops.add_rms_norm(*given)[used].square().sum(), given)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected.square().sum(), given), rtol=1e-3, atol=1e-4)
 
 
 def test_integers_have_no_gradient_but_are_moved_and_added_up(device):

@@ -8,8 +8,8 @@ up registers, and so leave room for fewer blocks, whose loads are what keeps the
 blocks have a part of one each, and another kernel joins what they found.
 
 The gradient by `x` needs sums along the rows, that by the weights sums along the columns. Where `x` is a sum that has another
-gradient, `extra`, this is added before the result is rounded. The sums along the columns are taken by blocks that have a
-part of the rows each, and then over the parts, always in the same order: the result is the same in every run.
+gradient, `extra`, that is added before the result is rounded. The sums along the columns are taken by blocks that have a part of
+the rows each, and then over the parts, always in the same order: the result is the same in every run.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from tilekit.ops import DeviceOp
 from tilekit.torch._custom_op import custom_op
 
 __all__ = [
+    "add_rms_norm",
     "attention",
     "attention_varlen",
     "cross_entropy",
@@ -44,6 +45,10 @@ __all__ = [
 
 def _like(x: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _like_both(x: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    return _like(x), _like(x)
 
 
 def _like_product(a: Tensor, b: Tensor, *others: Any) -> Tensor:
@@ -261,6 +266,24 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
 @custom_op("tilekit::rms_norm", backward=kernels.rms_norm_backward, fake=_like, autocast=torch.float32)
 def _rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> DeviceOp[Any]:
     return kernels.rms_norm(x, weight, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """`h = x + residual`, and its rms_norm, in one pass over the memory, see `kernels.add_rms_norm`.
+
+    Returns:
+        The tuple `(rms_norm(h, weight), h)`. Both have gradients; `x` and `residual` have the same.
+    """
+    normalised, h = _add_rms_norm(x, residual, weight, eps)
+    return normalised, h
+
+
+@custom_op(
+    "tilekit::add_rms_norm", results=("y", "h"), backward=kernels.add_rms_norm_backward, wrt=(("x", "residual"), "weight"),
+    fake=_like_both, autocast=torch.float32,
+)  # fmt: skip
+def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> DeviceOp[Any]:
+    return kernels.add_rms_norm(x, residual, weight, eps)
 
 
 def l2_norm(x: Tensor, eps: float = 1e-12) -> Tensor:
