@@ -14,4 +14,6 @@ CALLS = {
 BACKWARD = {
     "layer_norm_backward": lambda x, w: kernels.layer_norm_backward(x, x, w),
     "rms_norm_backward": lambda x, w: kernels.rms_norm_backward(x, x, w),
+    "add_rms_norm_backward": lambda x, w: kernels.add_rms_norm_backward(x, x, x, w),
+    "l2_norm_backward": lambda x, w: kernels.l2_norm_backward(x, x),
 }

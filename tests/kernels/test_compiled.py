@@ -56,8 +56,8 @@ def best_of_best():
     return _selection._topk_of_best(*out, m(ROWS, 64), i64(ROWS, 64), 64, float("-inf"), True, tk.int32).num_warps(1)
 
 
-def cumsum_from():
-    return _scan._cumsum_from(m(1, 1 << 20).partition((1, 8192)), m(1, 1 << 20), m(1, 128)).num_warps(8)
+def cumsum_from(reverse):
+    return _scan._cumsum_from(m(1, 1 << 20).partition((1, 8192)), m(1, 1 << 20), m(1, 128), 127, reverse).num_warps(8)
 
 
 # What is compiled, with the budget of registers for sm_90a; sm_80 gets 8 more.
@@ -87,6 +87,8 @@ KERNELS = {
     "rms_norm f16 8192": (rows(kernels.rms_norm, 8192, H, 1), 248),  # up to 255 leave room for its 4 blocks
     "rms_norm f32 8192": (rows(kernels.rms_norm, 8192, F, 1), 64),
     "add_rms_norm bf16 4096": (rows(kernels.add_rms_norm, 4096, tk.bfloat16, 1, 2), 64),
+    "add_rms_norm_backward bf16 4096": (rows(kernels.add_rms_norm_backward, 4096, tk.bfloat16, 1, 3), 96),
+    "add_rms_norm_backward f16 65536": (rows(kernels.add_rms_norm_backward, 65536, H, 1, 3), 80),
     "layer_norm_backward f16 4096": (rows(kernels.layer_norm_backward, 4096, H, 1, 2), 96),
     "layer_norm_backward f32 8192": (rows(kernels.layer_norm_backward, 8192, F, 1, 2), 96),
     "rms_norm_backward f16 65536": (rows(kernels.rms_norm_backward, 65536, H, 1, 2), 72),
@@ -94,6 +96,9 @@ KERNELS = {
     "l2_norm f32 4096": (rows(kernels.l2_norm, 4096), 40),
     "l2_norm f64 4096": (rows(kernels.l2_norm, 4096, D), 64),
     "l2_norm f16 65536": (rows(kernels.l2_norm, 65536, H), 64),
+    "l2_norm_backward f16 4096": (rows(kernels.l2_norm_backward, 4096, H, tensors=2), 64),
+    "l2_norm_backward f32 4096": (rows(kernels.l2_norm_backward, 4096, tensors=2), 48),
+    "l2_norm_backward f16 65536": (rows(kernels.l2_norm_backward, 65536, H, tensors=2), 72),
     "weight gradients f16": (lambda: weight_gradients(H), 112),
     "weight gradients f32": (lambda: weight_gradients(F), 104),
     "sums of columns": (lambda: _norm._column_sums(m(4096).partition(128), m(16, 4096), 1, 16), 160),
@@ -123,8 +128,10 @@ KERNELS = {
     "transpose f64": (lambda: kernels.transpose(m(4096, 4096, dtype=D)), 56),
     "cumsum f32": (rows(kernels.cumsum, 4096), 72),
     "cumsum f16": (rows(kernels.cumsum, 4096, H), 64),
+    "cumsum f32, reverse": (rows(lambda x: kernels.cumsum(x, reverse=True), 4096), 72),
     "cumsum i64": (lambda: kernels.cumsum(i64(ROWS, 2048)), 176),
-    "cumsum from": (cumsum_from, 112),
+    "cumsum from": (lambda: cumsum_from(False), 112),
+    "cumsum from, reverse": (lambda: cumsum_from(True), 112),
     "sums of tiles": (lambda: _scan._tile_sums(m(1, 128).partition((1, 1)), m(1, 1 << 20), 8192).num_warps(8), 48),
     "argmax f32": (rows(kernels.argmax, 4096), 64),
     "argmax f16 131072": (rows(kernels.argmax, 131072, H), 112),

@@ -90,6 +90,29 @@ def test_gradients_of_norms_are_right(device, centred, length):
 
 
 @pytest.mark.usefixtures("parts")
+@pytest.mark.parametrize("length", LENGTHS)
+def test_gradients_of_a_sums_norm_are_right(device, length):
+    dy, extra, h = (api.from_host(a).sync() for a in RNG.standard_normal((3, 3, length)).astype(np.float32))
+    w = api.from_host(RNG.standard_normal(length).astype(np.float32)).sync()
+    dx, dw = (result.numpy() for result in kernels.add_rms_norm_backward(dy, extra, h, w).sync())
+    right, by_weight = (result.numpy() for result in kernels.rms_norm_backward(dy, h, w).sync())
+    np.testing.assert_allclose(dx, right + extra.numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(dw, by_weight)
+
+
+@pytest.mark.usefixtures("parts")
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("eps", [1e-12, 1e3])
+def test_gradients_of_l2_norm_are_right(device, eps, length):
+    """Of rows that are longer than `eps`, and shorter."""
+    x, dy = RNG.standard_normal((2, 3, length))
+    op = kernels.l2_norm_backward(*(api.from_host(a.astype(np.float32)).sync() for a in (dy, x)), eps)
+    n = np.sqrt((x * x).sum(1, keepdims=True))
+    right = dy / eps if eps == 1e3 else (dy - x * (dy * x).sum(1, keepdims=True) / n**2) / n
+    np.testing.assert_allclose(op.sync().numpy(), right, rtol=2e-4, atol=2e-5 * np.abs(right).max())
+
+
+@pytest.mark.usefixtures("parts")
 def test_what_is_infinite_or_no_number_is_as_in_whole_rows(device):
     data = RNG.standard_normal((4, 40_961)).astype(np.float32)
     data[0, :20_000], data[1, 7], data[2, -1], data[3, 30_000:] = -np.inf, np.nan, np.nan, -np.inf

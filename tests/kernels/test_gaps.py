@@ -23,6 +23,7 @@ CALLS = (
     | {
         "add_rms_norm": lambda x, w: kernels.add_rms_norm(x, x, w),
         "cumsum": lambda x, w: kernels.cumsum(x),
+        "cumsum, reverse": lambda x, w: kernels.cumsum(x, reverse=True),
         "argmax": lambda x, w: kernels.argmax(x),
         "topk": lambda x, w: kernels.topk(x, 3),
         "cross_entropy": lambda x, w: kernels.cross_entropy(x, api.zeros(x.shape[:-1], tk.int32).sync()),

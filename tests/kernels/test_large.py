@@ -52,6 +52,7 @@ CASES = {
     "softmax of many rows": (lambda: kernels.softmax(m(ROW, 2)), 0, False),
     "layer_norm of a long row": (lambda: kernels.layer_norm(m(1, ROW), m(ROW), m(ROW)), 1, True),
     "l2_norm of a long row": (lambda: kernels.l2_norm(m(1, ROW)), 0, True),
+    "l2_norm_backward of a long row": (lambda: kernels.l2_norm_backward(m(1, ROW), m(1, ROW)), 0, True),
     "rms_norm_backward of a long row": (lambda: kernels.rms_norm_backward(m(1, ROW), m(1, ROW), m(ROW)), 1, True),
     "cross_entropy of many rows": (lambda: kernels.cross_entropy(m(ROW, 2), m(ROW, dtype=tk.int64)), 2, False),
     "cross_entropy of many classes": (lambda: kernels.cross_entropy(m(1, ROW), m(1, dtype=tk.int32)), 1, False),

@@ -32,15 +32,18 @@ def test_transpose(device, shape, dtype):
 
 @pytest.mark.parametrize("dtype", NUMBERS, **named)
 @pytest.mark.parametrize("shape", [(5, 7), (3, 1000), (300, 64), (2, 8192), (3, 20000), (1, 300001), (4, 0)], ids=str)
-def test_cumsum(device, shape, dtype):
+@pytest.mark.parametrize("reverse", [False, True])
+def test_cumsum(device, shape, dtype, reverse):
     x = numbers(shape, dtype)
-    y = kernels.cumsum(f(x)).to_host().sync()
+    y = kernels.cumsum(f(x), reverse=reverse).to_host().sync()
     assert y.dtype == x.dtype
+    order = slice(None, None, -1 if reverse else 1)
     if np.dtype(dtype).kind == "i":
-        assert np.array_equal(y, np.cumsum(x, -1, dtype=dtype))
+        assert np.array_equal(y, np.cumsum(x[..., order], -1, dtype=dtype)[..., order])
     else:
         # The sums of what the elements could be: that is what the additions round.
-        close(y, np.cumsum(x.astype(np.float64), -1), scale=max(1.0, np.sqrt(shape[-1]) * 4))
+        expected = np.cumsum(x[..., order].astype(np.float64), -1)[..., order]
+        close(y, expected, scale=max(1.0, np.sqrt(shape[-1]) * 4))
 
 
 @pytest.mark.parametrize("dtype", NUMBERS, **named)

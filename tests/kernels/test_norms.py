@@ -1,4 +1,4 @@
-"""layer_norm and rms_norm, with a sum before it and without, their gradients, and l2_norm, against NumPy in float64."""
+"""layer_norm, rms_norm, with a sum before it and without, and l2_norm, with their gradients, against NumPy in float64."""
 
 from __future__ import annotations
 
@@ -52,6 +52,12 @@ def test_forward_and_backward(device, shape, dtype):
             assert found.dtype == x.dtype
             close(found, expected)
 
+    dx, dw = (each.to_host().sync() for each in kernels.add_rms_norm_backward(f(g), f(other), f(x), f(w)).sync())
+    assert dx.dtype == dw.dtype == x.dtype
+    expected = gradients(g, x, w, 1e-6, False)
+    close(dx, expected[0] + other.astype(np.float64))
+    close(dw, expected[1])
+
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: np.dtype(d).name)
@@ -66,6 +72,21 @@ def test_l2_norm(device, shape, dtype):
     close(kernels.l2_norm(f(x), eps).to_host().sync(), wide / np.maximum(norm, eps))
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("shorter", [False, True])
+def test_l2_norm_backward(device, shape, dtype, shorter):
+    """Of rows that are all longer than eps, and where some are shorter."""
+    x, g = normal(shape, dtype), normal(shape, dtype, 1)
+    wide, steep = x.astype(np.float64), g.astype(np.float64)
+    norm = np.sqrt((wide**2).sum(-1, keepdims=True))
+    eps = float(np.median(norm)) + 0.5 if shorter else 1e-12
+    dx = kernels.l2_norm_backward(f(g), f(x), eps).to_host().sync()
+    assert dx.dtype == x.dtype
+    along = np.where(norm < eps, 0, (steep * wide).sum(-1, keepdims=True) / norm**2)
+    close(dx, (steep - wide * along) / np.maximum(norm, eps))
+
+
 @pytest.mark.parametrize("columns", [100, 140000])
 @pytest.mark.parametrize("eps", [1e-12, 1e-45, 1e-320])
 def test_l2_norm_of_zeros_and_nan(device, columns, eps):
@@ -76,6 +97,17 @@ def test_l2_norm_of_zeros_and_nan(device, columns, eps):
     assert np.isnan(y[1]).all()
     assert y[2, 0] == pytest.approx(-1)
     assert not y[2, 1:].any()
+
+
+@pytest.mark.parametrize("columns", [100, 140000])
+def test_l2_norm_backward_of_zeros_nan_and_extremes(device, columns):
+    x, g = np.zeros((4, columns), np.float32), normal((4, columns), np.float32)
+    x[1, 0], x[2, 0], x[3] = np.nan, 1e-15, 1e30
+    dx = kernels.l2_norm_backward(f(g), f(x), 1e-10).to_host().sync()
+    np.testing.assert_allclose(dx[[0, 2]], g[[0, 2]] * 1e10, rtol=1e-5)
+    assert np.isnan(dx[1, 0])
+    assert not dx[3].any()  # its squares are infinite, and so its result is 0
+    assert np.isfinite(kernels.l2_norm_backward(f(np.ones_like(x)), f(x * 0), 1e-45).to_host().sync()[0]).all()
 
 
 def test_weights_of_another_dtype(device):
@@ -97,9 +129,11 @@ def test_empty(device, shape):
     x, w = api.zeros(shape).sync(), api.ones(shape[-1]).sync()
     assert kernels.layer_norm(x, w, w).sync().shape == shape
     assert kernels.l2_norm(x).sync().shape == shape
+    assert kernels.l2_norm_backward(x, x).sync().shape == shape
     assert [t.shape for t in kernels.add_rms_norm(x, x, w).sync()] == [shape, shape]
     dx, dw, db = kernels.layer_norm_backward(x, x, w).sync()
     assert (dx.shape, dw.shape, db.shape) == (shape, w.shape, w.shape)
+    assert [t.shape for t in kernels.add_rms_norm_backward(x, x, x, w).sync()] == [shape, w.shape]
     assert not dw.to_host().sync().any()
 
 
@@ -109,4 +143,8 @@ def test_in_place(device):
     assert kernels.rms_norm(x, f(w).sync(), out=x).sync() is x
     close(x.to_host().sync(), statistics(host, 1e-6, False)[0] * w)
     assert kernels.l2_norm(x, out=x).sync() is x
-    np.testing.assert_allclose(np.linalg.norm(x.to_host().sync(), axis=1), 1, rtol=1e-5)
+    unit = x.to_host().sync()
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, rtol=1e-5)
+    grad = f(host).sync()
+    assert kernels.l2_norm_backward(grad, x, out=grad).sync() is grad
+    close(grad.to_host().sync(), host - unit * (host * unit).sum(1, keepdims=True))

@@ -46,6 +46,7 @@ ROWS = (floats(4, 32), floats(4, 32))
 # Of each function arrays that become tensors, in order, and all else. Floats are drawn anew for another run.
 CASES = {
     "add_rms_norm": ([*ROWS, floats(32)], {}),
+    "add_rms_norm_backward": ([*ROWS, floats(4, 32), floats(32)], {}),
     "argmax": ([floats(4, 32)], {}),
     "attention": ([Q, K, V], {"causal": True}),
     "attention_backward": ([G, Q, K, V, G, LSE], {"deterministic": True}),
@@ -54,7 +55,7 @@ CASES = {
     "attention_varlen_backward": ([PACKED[3], *PACKED[:3], PACKED[3], LSE[0], starts(L), starts(L)], {"deterministic": True}),
     "cross_entropy": ([floats(4, 32), np.arange(4)], {}),
     "cross_entropy_backward": ([np.float32(1).reshape(()), floats(4, 32), np.arange(4), floats(4)], {}),
-    "cumsum": ([floats(4, 32)], {}),
+    "cumsum": ([floats(4, 32)], {"reverse": True}),
     "dropout": ([floats(4, 32)], {"p": 0.5, "seed": 3}),
     "dropout_backward": ([floats(4, 32)], {"p": 0.5, "seed": 3}),
     "embedding": ([floats(8, 32), np.arange(4)], {}),
@@ -65,6 +66,7 @@ CASES = {
     "grouped_gemm": ([floats(8, 16), floats(2, 16, 16), np.array([3, 8], np.int32)], {}),
     "histogram": ([np.arange(8)], {"bins": 8}),
     "l2_norm": ([floats(4, 32)], {}),
+    "l2_norm_backward": ([*ROWS], {}),
     "layer_norm": ([floats(4, 32), floats(32), floats(32)], {}),
     "layer_norm_backward": ([*ROWS, floats(32)], {}),
     "log_softmax": ([floats(4, 32)], {}),

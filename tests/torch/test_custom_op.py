@@ -252,6 +252,23 @@ def test_an_argument_without_a_tensor_gets_no_gradient(device):
     assert torch.autograd.gradcheck(lambda a: sum_of_silus(a, None), a)
 
 
+def test_tensors_that_have_one_gradient(device):
+    def copied(x):
+        return kernels.dropout(x, 0.0, 1)
+
+    @custom_op("tilekit_tests::sum_of_two", backward=lambda grad: copied(grad), wrt=(("a", "b"),))
+    def sum_of_two(a: torch.Tensor, b: torch.Tensor | None):
+        return copied(a) if b is None else saxpy(copied(b), 1.0, a).tile(256)
+
+    a, b = (vector(20, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(sum_of_two, (a, b))
+    assert torch.autograd.gradcheck(lambda a: sum_of_two(a, None), a)
+    sum_of_two(a, b).square().sum().backward()
+    a.grad.add_(1.0)  # which is not b's
+    torch.testing.assert_close((a.grad, b.grad), (2 * (a + b) + 1, 2 * (a + b)))
+    torch.library.opcheck(sum_of_two, (a, b))
+
+
 def test_inside_another_op_it_is_refused(device):
     x = vector()
     op = tk.value(1).map(lambda _: silu(x))
@@ -303,6 +320,10 @@ def of(launch=lambda x: None, *, annotation=torch.Tensor, returned=None, name="t
         (lambda: of(lambda x: x, backward=lambda grad, z: grad), TypeError, "backward has a parameter z, which is none of"),
         (lambda: of(lambda x: x, backward=lambda x: x), TypeError, "backward takes no gradient"),
         (lambda: of(lambda x: x, backward=lambda grad: grad, wrt=("y",)), ValueError, "wrt names y"),
+        (lambda: of(lambda x: x, backward=lambda grad: grad, wrt="x"), TypeError, "wrt is a tuple of names"),
+        (lambda: of(lambda x: x, backward=lambda grad: grad, wrt=(("x", "y"),)), ValueError, "wrt names y"),
+        (lambda: of(lambda x: x, backward=lambda grad: grad, wrt=(("x", 3),)), TypeError, "wrt is a tuple of names and of"),
+        (lambda: of(lambda x: x, backward=lambda grad: grad, wrt=(3,)), TypeError, "wrt is a tuple of names and of"),
         (lambda: of(lambda x: x, backward=3), TypeError, "backward is a function"),
         (lambda: of(lambda x: x, mutates=("x",), backward=lambda grad: grad), ValueError, "has no gradient in PyTorch"),
         (lambda: of(lambda x: x, autocast="higher"), TypeError, "autocast is a floating-point dtype"),

@@ -36,6 +36,11 @@ def rows(x, weight, bias):
     return F.layer_norm(x, (33,), weight, bias)
 
 
+def sums_norm(x, residual, weight):
+    h = x + residual
+    return torch.cat([F.rms_norm(h, (33,), weight, 1e-6), h])
+
+
 def attended(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
@@ -50,6 +55,11 @@ CASES = {
     "log_softmax": (ops.log_softmax, lambda x: x.log_softmax(-1), [(2, 3, 33)]),
     "layer_norm": (ops.layer_norm, rows, [(7, 33), (33,), (33,)]),
     "rms_norm": (ops.rms_norm, lambda x, w: F.rms_norm(x, (33,), w, 1e-6), [(2, 7, 33), (33,)]),
+    "add_rms_norm": (lambda *given: torch.cat(ops.add_rms_norm(*given)), sums_norm, [(2, 7, 33), (2, 7, 33), (33,)]),
+    "l2_norm": (ops.l2_norm, lambda x: F.normalize(x, dim=-1), [(2, 7, 33)]),
+    "l2_norm, short rows": (lambda x: ops.l2_norm(x, 6.0), lambda x: F.normalize(x, dim=-1, eps=6.0), [(9, 33)]),
+    "cumsum": (ops.cumsum, lambda x: x.cumsum(-1), [(2, 7, 33)]),
+    "cumsum, reverse": (lambda x: ops.cumsum(x, reverse=True), lambda x: x.flip(-1).cumsum(-1).flip(-1), [(7, 33)]),
     "cross_entropy": (ops.cross_entropy, F.cross_entropy, [(7, 33), CLASSES]),
     "losses": (
         lambda x, t: ops.cross_entropy(x, t, reduction="none"), lambda x, t: F.cross_entropy(x, t, reduction="none"),
@@ -61,6 +71,8 @@ CASES = {
     "swiglu": (ops.swiglu, lambda gate, up: F.silu(gate) * up, [(7, 33), (7, 33)]),
     "dropout": (no_dropout, lambda x: x * 1.0, [(7, 33)]),
     "embedding": (ops.embedding, lambda table, ids: F.embedding(ids, table), [(20, 33), IDS]),
+    "transpose": (ops.transpose, lambda x: x.mT, [(7, 33)]),
+    "transpose, batches": (ops.transpose, lambda x: x.mT, [(2, 3, 7, 33)]),
     "rope": (ops.rope, rope, [(2, 5, 3, 16), ANGLES.cos(), ANGLES.sin()]),
     "gemm": (ops.gemm, lambda a, b: a @ b, [(7, 33), (33, 20)]),
     "gemm, factor": (lambda a, b: ops.gemm(a, b.T, alpha=0.5), lambda a, b: 0.5 * a @ b.T, [(7, 33), (20, 33)]),
@@ -76,12 +88,16 @@ OPERATORS = {
     "log_softmax": [(2, 3, 33)],
     "layer_norm": [(7, 33), (33,), (33,)],
     "rms_norm": [(2, 7, 33), (33,)],
+    "add_rms_norm": [(2, 7, 33), (2, 7, 33), (33,)],
+    "l2_norm": [(2, 7, 33)],
+    "cumsum": [(2, 7, 33), True],
     "cross_entropy": [(7, 33), CLASSES],
     "gelu": [(7, 33), "tanh"],
     "silu": [(7, 33)],
     "swiglu": [(7, 33), (7, 33)],
     "dropout": [(7, 33), 0.5, 3],
     "embedding": [(20, 33), IDS],
+    "transpose": [(2, 7, 33)],
     "rope": [(2, 5, 3, 16), ANGLES.cos(), ANGLES.sin()],
     "gemm": [(7, 33), (33, 20)],
     "attention": [(2, 4, 17, 16), (2, 2, 19, 16), (2, 2, 19, 16), None, True],
@@ -159,6 +175,22 @@ def test_arguments_may_have_gaps(device):
     torch.testing.assert_close(ops.attention(heads, heads, heads), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("used", [0, 1])
+def test_one_of_the_results_of_add_rms_norm_may_be_unused(device, used):
+    x, residual, weight = given = arguments([(7, 33), (7, 33), (33,)])
+    expected = (F.rms_norm(x + residual, (33,), weight, 1e-6), x + residual + 0 * weight)[used]
+    gradients = torch.autograd.grad(ops.add_rms_norm(*given)[used].square().sum(), given)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected.square().sum(), given), rtol=1e-3, atol=1e-4)
+
+
+def test_integers_have_no_gradient_but_are_moved_and_added_up(device):
+    x = torch.arange(24, dtype=torch.int32).reshape(2, 3, 4)
+    assert torch.equal(ops.transpose(x), x.mT)
+    assert torch.equal(ops.transpose(x[:, ::2].mT), x[:, ::2])
+    assert torch.equal(ops.cumsum(x), x.cumsum(-1, dtype=torch.int32))
+    assert ops.transpose(x).is_contiguous()
+
+
 def test_empty_arguments(device):
     x = torch.randn(0, 33, requires_grad=True)
     y = ops.softmax(x)
@@ -214,7 +246,8 @@ def test_autocast(device, dtype):
     with torch.autocast("cpu", dtype=dtype):
         y = ops.gemm(x, w.T)
         assert y.dtype == dtype == (x @ w.T).dtype
-        assert ops.softmax(y).dtype == torch.float32
+        assert ops.softmax(y).dtype == ops.l2_norm(y).dtype == ops.cumsum(y).dtype == torch.float32
+        assert ops.transpose(y).dtype == dtype
         assert ops.silu(y).dtype == dtype
         loss = ops.cross_entropy(y, torch.arange(7))
         assert loss.dtype == torch.float32

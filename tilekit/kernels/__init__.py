@@ -27,9 +27,11 @@ from tilekit.kernels._gemm.grouped import grouped_gemm as grouped_gemm
 from tilekit.kernels._gemm.products import gemm as gemm
 from tilekit.kernels._histogram import histogram as histogram
 from tilekit.kernels._l2_norm import l2_norm as l2_norm
+from tilekit.kernels._l2_norm import l2_norm_backward as l2_norm_backward
 from tilekit.kernels._loss import cross_entropy as cross_entropy
 from tilekit.kernels._loss import cross_entropy_backward as cross_entropy_backward
 from tilekit.kernels._norm import add_rms_norm as add_rms_norm
+from tilekit.kernels._norm import add_rms_norm_backward as add_rms_norm_backward
 from tilekit.kernels._norm import layer_norm as layer_norm
 from tilekit.kernels._norm import layer_norm_backward as layer_norm_backward
 from tilekit.kernels._norm import rms_norm as rms_norm
@@ -47,6 +49,7 @@ from tilekit.kernels._transpose import transpose as transpose
 
 __all__ = [
     "add_rms_norm",
+    "add_rms_norm_backward",
     "argmax",
     "attention",
     "attention_backward",
@@ -67,6 +70,7 @@ __all__ = [
     "grouped_gemm",
     "histogram",
     "l2_norm",
+    "l2_norm_backward",
     "layer_norm",
     "layer_norm_backward",
     "log_softmax",

@@ -1,6 +1,9 @@
-"""l2_norm: rows divided by their Euclidean norms.
+"""l2_norm: rows divided by their Euclidean norms, with its gradient.
 
     l2_norm(x) = x / max(sqrt(sum(x * x)), eps)
+
+The gradient by a row of norm `n`, whose result is `y`, is `(grad - y * sum(grad * y)) / n`; if the norm is less than `eps`, it is
+`grad / eps`.
 
 A row that fits a tile is read once and stays in registers. A longer one is read twice: for the sum, and for the result.
 """
@@ -23,6 +26,7 @@ from tilekit.kernels._host import (
     power,
     row_tile,
     rows_of,
+    same_shape,
     shaped,
     takes_rows,
 )
@@ -30,7 +34,7 @@ from tilekit.kernels._norm import norm_parts
 from tilekit.launch.copying import as_real
 from tilekit.ops import DeviceOp
 
-__all__ = ["l2_norm"]
+__all__ = ["l2_norm", "l2_norm_backward"]
 
 
 @tk.kernel
@@ -58,6 +62,66 @@ def _l2_norm_joined(y: tk.Out, x: tk.In, squares: tk.In, steepest: float, parts:
     y.store((tk.load_tile_like(x, y).astype(squares.dtype) * tk.minimum(tk.rsqrt(square), steepest)).astype(y.dtype))
 
 
+@tk.function
+def _gradient(g, t, square, along, steepest):
+    """Of elements `t` and gradients `g` of rows whose squares have the sum `square`, and `g * t` the sum `along`."""
+    steep = tk.rsqrt(square)
+    r = tk.minimum(steep, steepest)
+    # What the divisor does, if the row decides it. Not by r * r * r, which is infinite where r is not.
+    slope = tk.where(steep > steepest, 0.0, along * r)
+    return (g - t * r * slope) * r
+
+
+@tk.kernel
+def _l2_norm_backward(dx: tk.Out, dy: tk.In, x: tk.In, steepest: float, dtype: tk.Const):
+    g, t = tk.load_tile_like(dy, dx).astype(dtype), tk.load_tile_like(x, dx).astype(dtype)
+    square, along = tk.sum(t * t, 1, keepdims=True), tk.sum(g * t, 1, keepdims=True)
+    dx.store(_gradient(g, t, square, along, steepest).astype(dx.dtype))
+
+
+@tk.function
+def _sums(dy, x, i, first, last, shape, threads, dtype):
+    """Over row `i` in the tiles from `first` to `last` the sums of the squares, and of the elements times their gradients."""
+    square = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)  # one for each thread, and in it
+    along = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
+    for j in range(first, last):
+        t = tk.load(x, (i, j), shape).astype(dtype).reshape(threads)
+        g = tk.load(dy, (i, j), shape).astype(dtype).reshape(threads)
+        square = square + tk.sum(t * t, (0, 2), keepdims=True)
+        along = along + tk.sum(g * t, (0, 2), keepdims=True)
+    return tk.sum(square, 1), tk.sum(along, 1)
+
+
+@tk.kernel
+def _l2_norm_backward_long(dx: tk.Out, dy: tk.In, x: tk.In, chunks: int, steepest: float, threads: tk.Const, dtype: tk.Const):
+    i = tk.bid(0)
+    square, along = _sums(dy, x, i, 0, chunks, dx.tile_shape, threads, dtype)
+    for j in range(chunks):
+        g, t = tk.load(dy, (i, j), dx.tile_shape).astype(dtype), tk.load(x, (i, j), dx.tile_shape).astype(dtype)
+        tk.store(dx, (i, j), _gradient(g, t, square, along, steepest).astype(dx.dtype))
+
+
+@tk.kernel
+def _l2_norm_backward_parts(
+    squares: tk.Out, alongs: tk.Out, dy: tk.In, x: tk.In, chunks: int, share: int, shape: tk.Const, threads: tk.Const
+):
+    """Block (i, s) has the s-th part of row i: `share` tiles of it."""
+    i, s = tk.bid(0), tk.bid(1)
+    square, along = _sums(dy, x, i, s * share, min(chunks, (s + 1) * share), shape, threads, squares.dtype)
+    squares.store(square)
+    alongs.store(along)
+
+
+@tk.kernel
+def _l2_norm_backward_joined(dx: tk.Out, dy: tk.In, x: tk.In, squares: tk.In, alongs: tk.In, steepest: float, parts: tk.Const):
+    """Of rows whose parts other blocks have gone over."""
+    i, dtype = tk.bid(0), squares.dtype
+    g, t = tk.load_tile_like(dy, dx).astype(dtype), tk.load_tile_like(x, dx).astype(dtype)
+    square = tk.sum(tk.load(squares, (i, 0), (1, parts)), 1, keepdims=True)
+    along = tk.sum(tk.load(alongs, (i, 0), (1, parts)), 1, keepdims=True)
+    dx.store(_gradient(g, t, square, along, steepest).astype(dx.dtype))
+
+
 @takes_rows
 def l2_norm(x: Operand, eps: float = 1e-12, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """Rows divided by their Euclidean norms, along the last dimension: `x / max(sqrt(sum(x * x)), eps)`.
@@ -76,16 +140,9 @@ def l2_norm(x: Operand, eps: float = 1e-12, *, out: Tensor | None = None) -> Dev
         TypeError, ValueError: other arguments.
     """
     check("l2_norm", x=x)
-    if isinstance(eps, bool) or not isinstance(eps, numbers.Real):
-        raise TypeError(f"l2_norm: eps is a number, not {eps!r}")
-    if not 0 < eps < math.inf:
-        raise ValueError(f"l2_norm: eps is positive and finite, not {eps!r}")
     rows, dtype = rows_of("l2_norm", x), compute_dtype(x.dtype)
     tile, destination = row_tile(rows), shaped(out_or_new("l2_norm", out, x), rows.shape)
-    # 1 / max(norm, eps) is min(1 / norm, 1 / eps), which divides nothing. Finite, so that a row of zeros stays one.
-    steepest = 1.0 / max(as_real(eps, "l2_norm: eps"), 1e-300 if dtype == tk.float64 else 1e-38)
-
-    parts, share = tile.parts(rows)
+    steepest, (parts, share) = _steepest("l2_norm", eps, dtype), tile.parts(rows)
 
     def steps(new):
         y = new(destination)
@@ -104,3 +161,49 @@ def l2_norm(x: Operand, eps: float = 1e-12, *, out: Tensor | None = None) -> Dev
         return shaped(y, x.shape) if out is None else out
 
     return Launches(x, steps, x)
+
+
+@takes_rows
+def l2_norm_backward(grad: Operand, x: Operand, eps: float = 1e-12, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
+    """The gradient of `l2_norm` by its argument. Of rows whose norm is less than `eps` it is `grad / eps`.
+
+    Args:
+        grad: the gradient by the result, of the shape and dtype of `x`.
+        x, eps: what `l2_norm` was given.
+        out: where the gradient goes; by default a new tensor.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    name = "l2_norm_backward"
+    check(name, grad=grad, x=x)
+    same_shape(name, grad=grad, x=x)
+    rows, grads, dtype = rows_of(name, x), rows_of(name, grad), compute_dtype(x.dtype)
+    tile, destination = row_tile(rows, held=2), shaped(out_or_new(name, out, x), rows.shape)
+    threads, (parts, share) = tile.threads(rows, grads, destination), tile.parts(rows)
+    steepest = _steepest(name, eps, dtype)
+
+    def steps(new):
+        dx = new(destination)
+        if tile.chunks == 1:
+            launch = _l2_norm_backward(tile.cut(dx), grads, rows, steepest, dtype)
+        elif parts > 1:
+            sums, shape = [of_parts(new, rows.shape[0], parts, dtype) for _ in range(2)], (1, tile.columns)
+            cuts = (each.partition((1, 1)) for each in sums)
+            yield tile.launch(_l2_norm_backward_parts(*cuts, grads, rows, tile.chunks, share, shape, threads))
+            launch = _l2_norm_backward_joined(dx.partition(shape), grads, rows, *sums, steepest, power(parts))
+        else:
+            launch = _l2_norm_backward_long(tile.cut(dx), grads, rows, tile.chunks, steepest, threads, dtype)
+        yield tile.launch(launch)
+        return shaped(dx, x.shape) if out is None else out
+
+    return Launches(x, steps, x)
+
+
+def _steepest(name, eps, dtype):
+    """1 / eps: 1 / max(norm, eps) is min(1 / norm, 1 / eps), which divides nothing. Finite, so that a row of zeros stays one."""
+    if isinstance(eps, bool) or not isinstance(eps, numbers.Real):
+        raise TypeError(f"{name}: eps is a number, not {eps!r}")
+    if not 0 < eps < math.inf:
+        raise ValueError(f"{name}: eps is positive and finite, not {eps!r}")
+    return 1.0 / max(as_real(eps, f"{name}: eps"), 1e-300 if dtype == tk.float64 else 1e-38)

@@ -7,8 +7,9 @@ A row stays in registers between its sums and its result. The weights are read a
 up registers, and so leave room for fewer blocks, whose loads are what keeps the memory busy. Where long rows are few, several
 blocks have a part of one each, and another kernel joins what they found.
 
-The gradient by `x` needs sums along the rows, that by the weights sums along the columns. These are taken by blocks that have a
-part of the rows each, and then over the parts, always in the same order: the result is the same in every run.
+The gradient by `x` needs sums along the rows, that by the weights sums along the columns. Where `x` is a sum that has another
+gradient, `extra`, that is added before the result is rounded. The sums along the columns are taken by blocks that have a part of
+the rows each, and then over the parts, always in the same order: the result is the same in every run.
 """
 
 from __future__ import annotations
@@ -35,7 +36,15 @@ from tilekit.kernels._host import (
 )
 from tilekit.ops import DeviceOp, Spec
 
-__all__ = ["add_rms_norm", "layer_norm", "layer_norm_backward", "norm_parts", "rms_norm", "rms_norm_backward"]
+__all__ = [
+    "add_rms_norm",
+    "add_rms_norm_backward",
+    "layer_norm",
+    "layer_norm_backward",
+    "norm_parts",
+    "rms_norm",
+    "rms_norm_backward",
+]
 
 # Warps and occupancy by the bytes of an element and the columns, as measured (`row_tile`).
 _RMS_NORM = Measured({(2, 4096): (8, None), (2, 8192): (2, 4)})
@@ -164,7 +173,7 @@ def _norm_long(
 
 @tk.kernel
 def _norm_backward(
-    dx: tk.Out, mean: tk.Out, rstd: tk.Out, dy: tk.In, x: tk.In, w: tk.In, n: int, per_n: float, eps: float,
+    dx: tk.Out, mean: tk.Out, rstd: tk.Out, dy: tk.In, x: tk.In, w: tk.In, extra: tk.In, n: int, per_n: float, eps: float,
     ragged: tk.Const, centred: tk.Const, dtype: tk.Const,
 ):  # fmt: skip
     t = tk.load_tile_like(x, dx).astype(dtype)
@@ -181,13 +190,16 @@ def _norm_backward(
     d = g - t * (tk.sum(g * t, 1, keepdims=True) * per_n)
     if centred:
         d = d - tk.sum(g, 1, keepdims=True) * per_n
-    dx.store((d * r).astype(dx.dtype))
+    d = d * r
+    if extra is not None:
+        d = d + tk.load_tile_like(extra, dx).astype(dtype)
+    dx.store(d.astype(dx.dtype))
 
 
 @tk.kernel
 def _norm_backward_long(
-    dx: tk.Out, mean: tk.Out, rstd: tk.Out, dy: tk.In, x: tk.In, w: tk.In, chunks: int, n: int, per_n: float, eps: float,
-    threads: tk.Const, centred: tk.Const, dtype: tk.Const, index: tk.Const,
+    dx: tk.Out, mean: tk.Out, rstd: tk.Out, dy: tk.In, x: tk.In, w: tk.In, extra: tk.In, chunks: int, n: int, per_n: float,
+    eps: float, threads: tk.Const, centred: tk.Const, dtype: tk.Const, index: tk.Const,
 ):  # fmt: skip
     i, columns = tk.bid(0), dx.tile_shape[1]
     total = tk.sum(tk.zeros(threads, dtype), (0, 2), keepdims=True)
@@ -217,7 +229,10 @@ def _norm_backward_long(
         d = g - t * slope
         if centred:
             d = d - offset
-        tk.store(dx, (i, j), (d * r).astype(dx.dtype))
+        d = d * r
+        if extra is not None:
+            d = d + tk.load(extra, (i, j), dx.tile_shape).astype(dtype)
+        tk.store(dx, (i, j), d.astype(dx.dtype))
 
 
 @tk.kernel
@@ -266,15 +281,19 @@ def _norm_backward_sums(
 
 @tk.kernel
 def _norm_backward_joined(
-    dx: tk.Out, dy: tk.In, x: tk.In, w: tk.In, mean: tk.In, rstd: tk.In, slope: tk.In, offset: tk.In, centred: tk.Const
-):
+    dx: tk.Out, dy: tk.In, x: tk.In, w: tk.In, extra: tk.In, mean: tk.In, rstd: tk.In, slope: tk.In, offset: tk.In,
+    centred: tk.Const,
+):  # fmt: skip
     i, dtype = tk.bid(0), rstd.dtype
     t = tk.load_tile_like(x, dx).astype(dtype) - tk.load(mean, i, 1)
     d = tk.load_tile_like(dy, dx).astype(dtype) * tk.load(w, tk.bid(1), dx.tile_shape[1]).astype(dtype)
     d = d - t * tk.load(slope, i, 1)
     if centred:
         d = d - tk.load(offset, i, 1)
-    dx.store((d * tk.load(rstd, i, 1)).astype(dx.dtype))
+    d = d * tk.load(rstd, i, 1)
+    if extra is not None:
+        d = d + tk.load_tile_like(extra, dx).astype(dtype)
+    dx.store(d.astype(dx.dtype))
 
 
 @tk.kernel
@@ -395,6 +414,28 @@ def rms_norm_backward(grad: Operand, x: Operand, weight: Operand, eps: float = 1
     return _backward("rms_norm_backward", grad, x, weight, eps, False)
 
 
+@takes_rows
+def add_rms_norm_backward(
+    grad: Operand, grad_h: Operand, h: Operand, weight: Operand, eps: float = 1e-6
+) -> DeviceOp[tuple[Tensor, ...]]:
+    """The gradients of `add_rms_norm` by `h`, which is that by `x` and by `residual`, and by `weight`.
+
+    Args:
+        grad, grad_h: the gradients by its two results, of the shape and dtype of `h`.
+        h: the second result of `add_rms_norm`, the sum.
+        weight, eps: what `add_rms_norm` was given.
+
+    Returns:
+        An op whose result is the tuple of the two gradients, in the dtypes of `h` and `weight`.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+    """
+    check("add_rms_norm_backward", grad_h=grad_h)
+    same_shape("add_rms_norm_backward", h=h, grad_h=grad_h)
+    return _backward("add_rms_norm_backward", grad, h, weight, eps, False, grad_h)
+
+
 def _check_weight(name, n, what, tensor):
     if tensor.shape != (n,):
         raise ValueError(f"{name}: {what} has shape {tensor.shape}; rows of {n} elements need ({n},)")
@@ -441,10 +482,11 @@ def _forward(name, x, weight, bias, eps, out):
     return Launches(x, steps, x)
 
 
-def _backward(name, grad, x, weight, eps, centred):
+def _backward(name, grad, x, weight, eps, centred, extra=None):
     check(name, grad=grad, x=x, weight=weight)
     same_shape(name, x=x, grad=grad)
     rows, grads, n = rows_of(name, x), rows_of(name, grad), x.shape[-1]
+    extra = None if extra is None else rows_of(name, extra)
     _check_weight(name, n, "weight", weight)
     if not x.size:
         return tk.zip(api.zeros(x.shape, x.dtype), *(api.zeros(n, weight.dtype) for _ in range(1 + centred)))
@@ -455,7 +497,7 @@ def _backward(name, grad, x, weight, eps, centred):
         dx, mean, rstd = new(Spec(rows.shape, x.dtype)), new(Spec((count,), dtype)), new(Spec((count,), dtype))
         cuts = tile.cut(dx), mean.partition(tile.rows), rstd.partition(tile.rows)
         if tile.chunks == 1:
-            launch = _norm_backward(*cuts, grads, rows, weight, n, _per(n), eps, n != tile.columns, centred, dtype)
+            launch = _norm_backward(*cuts, grads, rows, weight, extra, n, _per(n), eps, n != tile.columns, centred, dtype)
         elif split > 1:
             sums, shape = [of_parts(new, count, split, dtype) for _ in range(4)], (1, tile.columns)
             ones, threads, index = (each.partition((1, 1)) for each in sums), tile.threads(rows, grads), index_dtype(n)
@@ -465,10 +507,10 @@ def _backward(name, grad, x, weight, eps, centred):
             ones = (each.partition(1) for each in (mean, rstd, slope, offset))
             each = apiece * tile.columns, n, _per(n), eps, power(split), centred, index
             yield _norm_backward_sums(*ones, *sums, *each).num_warps(1)
-            launch = _norm_backward_joined(dx.partition(shape), grads, rows, weight, mean, rstd, slope, offset, centred)
+            launch = _norm_backward_joined(dx.partition(shape), grads, rows, weight, extra, mean, rstd, slope, offset, centred)
         else:
             launch = _norm_backward_long(
-                *cuts, grads, rows, weight, tile.chunks, n, _per(n), eps, tile.threads(rows, grads), centred, dtype,
+                *cuts, grads, rows, weight, extra, tile.chunks, n, _per(n), eps, tile.threads(rows, grads), centred, dtype,
                 index_dtype(n),
             )  # fmt: skip
         yield tile.launch(launch)

@@ -2,7 +2,7 @@
 
 A row that fits a tile is scanned by one block. A longer one is cut into tiles, each by a block of its own, in three passes: the
 sum of each tile; the running sums of these; and the running sums in each tile, from there on. Each sum is taken in the same order
-in every run.
+in every run. The gradient of running sums is the running sums of the gradients, from behind: so both directions are here.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _DTYPES = (tk.float16, tk.bfloat16, tk.float32, tk.float64, tk.int32, tk.int64)
 
 
 @tk.kernel
-def _cumsum(y: tk.Out, x: tk.In, dtype: tk.Const):
-    y.store(tk.cumsum(tk.load_tile_like(x, y).astype(dtype), 1).astype(y.dtype))
+def _cumsum(y: tk.Out, x: tk.In, dtype: tk.Const, reverse: tk.Const):
+    y.store(tk.cumsum(tk.load_tile_like(x, y).astype(dtype), 1, reverse=reverse).astype(y.dtype))
 
 
 @tk.kernel
@@ -41,21 +41,24 @@ def _tile_sums(y: tk.Out, x: tk.In, columns: tk.Const):
 
 
 @tk.kernel
-def _cumsum_from(y: tk.Out, x: tk.In, sums: tk.In):
-    """As `_cumsum`, plus the running sum of the tiles before this one."""
+def _cumsum_from(y: tk.Out, x: tk.In, sums: tk.In, last: int, reverse: tk.Const):
+    """As `_cumsum`, plus the running sum of the tiles before this one, or behind it. The last tile has the index `last`."""
     i, j, one = tk.bid(0), tk.bid(1), (y.tile_shape[0], 1)
-    start = tk.load(sums, (i, max(j - 1, 0)), one)
-    start = tk.where(tk.full(one, j, tk.int32) > 0, start, 0)
-    y.store((tk.cumsum(tk.load_tile_like(x, y).astype(sums.dtype), 1) + start).astype(y.dtype))
+    if reverse:
+        start = tk.where(tk.full(one, j, tk.int32) < last, tk.load(sums, (i, min(j + 1, last)), one), 0)
+    else:
+        start = tk.where(tk.full(one, j, tk.int32) > 0, tk.load(sums, (i, max(j - 1, 0)), one), 0)
+    y.store((tk.cumsum(tk.load_tile_like(x, y).astype(sums.dtype), 1, reverse=reverse) + start).astype(y.dtype))
 
 
 @takes_rows
-def cumsum(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
+def cumsum(x: Operand, *, reverse: bool = False, out: Tensor | None = None) -> DeviceOp[Tensor]:
     """The sums of each element and all before it along the last dimension.
 
     Args:
         x: a tensor of float16, bfloat16 (calculated in float32), float32, float64, int32 or int64 (which wrap); or an op that
             produces one.
+        reverse: whether the sums are of each element and all behind it, which is the gradient of those of all before it.
         out: where the result goes, a tensor of the same shape and dtype; by default a new one.
 
     Returns:
@@ -67,19 +70,21 @@ def cumsum(x: Operand, *, out: Tensor | None = None) -> DeviceOp[Tensor]:
     a_tensor("cumsum", x=x)
     if x.dtype not in _DTYPES:
         raise TypeError(f"cumsum: x holds {x.dtype.name}; it takes {', '.join(d.name for d in _DTYPES)}")
+    if not isinstance(reverse, bool):
+        raise TypeError(f"cumsum: reverse is True or False, not {reverse!r}")
     rows, dtype = rows_of("cumsum", x), compute_dtype(x.dtype)
     destination = shaped(out_or_new("cumsum", out, x), rows.shape)
 
     def steps(new):
         y = new(destination)
-        yield from _scanned(new, y, rows, dtype)
+        yield from _scanned(new, y, rows, dtype, reverse)
         return shaped(y, x.shape) if out is None else out
 
     return Launches(x, steps, x)
 
 
-def _scanned(new, y, x, dtype):
-    """The steps that write the running sums of the rows of `x` to `y`."""
+def _scanned(new, y, x, dtype, reverse):
+    """The steps that write the running sums of the rows of `x` to `y`, of each from behind if `reverse`."""
     count, length = x.shape
     longest = 32768 // max(4, x.itemsize)
     columns = min(power(length), longest)
@@ -88,9 +93,9 @@ def _scanned(new, y, x, dtype):
     tile = (min(power(count), max(1, elements // columns)), columns)
     tiles = -(-length // columns)
     if tiles <= 1:
-        yield _cumsum(y.partition(tile), x, dtype).num_warps(warps)
+        yield _cumsum(y.partition(tile), x, dtype, reverse).num_warps(warps)
         return
     sums = of_parts(new, count, tiles, dtype)
     yield _tile_sums(sums.partition((tile[0], 1)), x, columns).num_warps(warps)
-    yield from _scanned(new, sums, sums, dtype)
-    yield _cumsum_from(y.partition(tile), x, sums).num_warps(warps)
+    yield from _scanned(new, sums, sums, dtype, reverse)
+    yield _cumsum_from(y.partition(tile), x, sums, tiles - 1, reverse).num_warps(warps)

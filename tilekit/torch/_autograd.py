@@ -25,7 +25,7 @@ class Backward(NamedTuple):
         parameters: for each of its parameters where its value is from: `(what, at)`, the place of a gradient, a parameter or a
             result of the operator that it belongs to.
         tensors: the names of those that are tensors.
-        wrt: the places of the parameters that it gives gradients by.
+        wrt: of each gradient that it gives the places of the parameters whose it is.
         inputs: how many parameters the operator has.
     """
 
@@ -33,11 +33,11 @@ class Backward(NamedTuple):
     schema: str
     parameters: dict[str, tuple[str, int]]
     tensors: tuple[str, ...]
-    wrt: tuple[int, ...]
+    wrt: tuple[tuple[int, ...], ...]
     inputs: int
 
 
-def backward_of(who: str, backward: Callable[..., Any], signature: Signature, wrt: Sequence[str] | None) -> Backward:
+def backward_of(who: str, backward: Callable[..., Any], signature: Signature, wrt: Sequence[tuple[str, ...]] | None) -> Backward:
     """How `backward` belongs to the operator `who` of that signature.
 
     Raises:
@@ -46,7 +46,7 @@ def backward_of(who: str, backward: Callable[..., Any], signature: Signature, wr
     """
     if not callable(backward):
         raise TypeError(f"{who}: backward is a function that returns an op, not {type(backward).__name__}")
-    if unknown := [name for name in wrt or () if name not in signature.tensors]:
+    if unknown := [name for group in wrt or () for name in group if name not in signature.tensors]:
         raise ValueError(f"{who}: wrt names {', '.join(unknown)}; the tensors are {', '.join(signature.tensors)}")
     names = list(signature.parameters)
     sources = {f"grad_{name}": ("gradient", at) for at, name in enumerate(signature.results)}
@@ -68,7 +68,8 @@ def backward_of(who: str, backward: Callable[..., Any], signature: Signature, wr
     if not any(source == "gradient" for source, _ in parameters.values()):
         raise TypeError(f"{who}: backward takes no gradient: call a parameter grad, or {', '.join(sorted(sources))}")
     tensors = tuple(name for name in parameters if name not in names or name in signature.tensors)
-    chosen = tuple(names.index(name) for name in (signature.tensors if wrt is None else wrt))
+    groups = [(name,) for name in signature.tensors] if wrt is None else wrt
+    chosen = tuple(tuple(map(names.index, group)) for group in groups)
     name = f"{who}_backward"
     types.append(inspect.Parameter(_LIKE, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=list[int]))
     return Backward(name, schema_of(types, None, name), parameters, tensors, chosen, len(names))
@@ -101,8 +102,9 @@ def register_autograd(op: Any, back: Any, formula: Backward) -> None:
         outputs = output if isinstance(output, tuple) else (output,)
         ctx.save_for_backward(*(inputs[at] if what == "input" else outputs[at] for what, at in kept.values()))
         ctx.numbers = {name: inputs[at] for name, at in numbers.items()}
-        ctx.wrt = [at for at in formula.wrt if inputs[at] is not None]
-        ctx.like = [n for at in ctx.wrt for n in (_DTYPES.index(inputs[at].dtype), inputs[at].ndim, *inputs[at].shape)]
+        present = (tuple(at for at in group if inputs[at] is not None) for group in formula.wrt)
+        ctx.wrt = [group for group in present if group]
+        ctx.like = [n for at, *_ in ctx.wrt for n in (_DTYPES.index(inputs[at].dtype), inputs[at].ndim, *inputs[at].shape)]
         ctx.mark_non_differentiable(*(result for at, result in enumerate(outputs) if at not in wanted))
 
     def gradients(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -112,8 +114,9 @@ def register_autograd(op: Any, back: Any, formula: Backward) -> None:
                 values[name] = grads[at]
         of_present = back(*(values[name] for name in formula.parameters), ctx.like)
         by_place: list[torch.Tensor | None] = [None] * formula.inputs
-        for at, gradient in zip(ctx.wrt, of_present):
-            by_place[at] = gradient
+        for group, gradient in zip(ctx.wrt, of_present):
+            for at in group:
+                by_place[at] = gradient
         return tuple(by_place)
 
     op.register_autograd(gradients, setup_context=setup_context)

@@ -33,7 +33,7 @@ def custom_op(
     mutates: Sequence[str] = (),
     results: Sequence[str] | None = None,
     backward: Callable[..., Any] | None = None,
-    wrt: Sequence[str] | None = None,
+    wrt: Sequence[str | tuple[str, ...]] | None = None,
     fake: Callable[..., Any] | None = None,
     contiguous: bool = True,
     autocast: torch.dtype | Literal["lower"] | None = None,
@@ -47,7 +47,7 @@ def custom_op(
     mutates: Sequence[str] = (),
     results: Sequence[str] | None = None,
     backward: Callable[..., Any] | None = None,
-    wrt: Sequence[str] | None = None,
+    wrt: Sequence[str | tuple[str, ...]] | None = None,
     fake: Callable[..., Any] | None = None,
     contiguous: bool = True,
     autocast: torch.dtype | Literal["lower"] | None = None,
@@ -60,7 +60,7 @@ def custom_op(
     mutates: Sequence[str] = (),
     results: Sequence[str] | None = None,
     backward: Callable[..., Any] | None = None,
-    wrt: Sequence[str] | None = None,
+    wrt: Sequence[str | tuple[str, ...]] | None = None,
     fake: Callable[..., Any] | None = None,
     contiguous: bool = True,
     autocast: torch.dtype | Literal["lower"] | None = None,
@@ -95,7 +95,8 @@ def custom_op(
         backward: a function like `launch`, of what its parameters are called: `grad` is the gradient by the (first) result,
             `grad_y` that by result `y`; parameters and results of `launch` are these. Others need defaults. Its results are
             the gradients, see `wrt`.
-        wrt: the names of the tensors that `backward` gives gradients by, in order; by default all. One that is None gets none.
+        wrt: the names of the tensors that `backward` gives gradients by, in order; by default all. A tuple among them names
+            tensors that have one gradient together: `(("x", "y"), "weight")`. One that is None gets none.
         fake: a function of PyTorch's tensors, like `launch`, that gives tensors of the results' shapes and dtypes: for compiled
             programs that serve all shapes, where extents are symbols. `torch.empty_like`, for one.
         contiguous: whether `launch` and `backward` get copies of arguments with gaps, instead of the strides that they have.
@@ -128,7 +129,7 @@ def custom_op(
     if backward is not None:
         if mutated:
             raise ValueError(f"{name}: an operator that writes into its arguments has no gradient in PyTorch: leave out backward")
-        formula = backward_of(name, backward, signature, None if wrt is None else _names(name, "wrt", wrt))
+        formula = backward_of(name, backward, signature, None if wrt is None else _groups(name, wrt))
     elif wrt is not None:
         raise ValueError(f"{name}: wrt says what backward gives gradients by; there is no backward")
 
@@ -158,6 +159,14 @@ def _names(who: str, what: str, names: Any) -> tuple[str, ...]:
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise TypeError(f'{who}: {what} is a tuple of names, ("y",), not {names!r}')
     return tuple(names)
+
+
+def _groups(who: str, wrt: Any) -> tuple[tuple[str, ...], ...]:
+    """Of each gradient the names of the tensors whose it is."""
+    groups = [(each,) if isinstance(each, str) else each for each in wrt]
+    if isinstance(wrt, str) or not all(isinstance(group, tuple) and all(isinstance(n, str) for n in group) for group in groups):
+        raise TypeError(f'{who}: wrt is a tuple of names and of tuples of names, ("y",), not {wrt!r}')
+    return tuple(groups)
 
 
 class _Operator:

@@ -4,7 +4,7 @@
 
 They are operators, `torch.ops.tilekit.softmax` and so on, and work wherever `custom_op` says. Shapes, dtypes and errors are those
 of `tilekit.kernels`; gradients that are not named are none. Under `torch.autocast` products and attention take their operands in
-its dtype; softmax, norms and losses in float32, as PyTorch's own do.
+its dtype; softmax, norms, running sums and losses in float32, as PyTorch's own do.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from tilekit.ops import DeviceOp
 from tilekit.torch._custom_op import custom_op
 
 __all__ = [
+    "add_rms_norm",
     "attention",
     "attention_varlen",
     "cross_entropy",
+    "cumsum",
     "dropout",
     "embedding",
     "gelu",
     "gemm",
+    "l2_norm",
     "layer_norm",
     "log_softmax",
     "rms_norm",
@@ -33,6 +36,7 @@ __all__ = [
     "silu",
     "softmax",
     "swiglu",
+    "transpose",
 ]
 
 
@@ -41,6 +45,10 @@ __all__ = [
 
 def _like(x: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _like_both(x: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    return _like(x), _like(x)
 
 
 def _like_product(a: Tensor, b: Tensor, *others: Any) -> Tensor:
@@ -64,6 +72,10 @@ def _like_loss(logits: Tensor, target: Tensor, reduction: str = "mean", *others:
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     lse = logits.new_empty(target.shape, dtype=dtype)
     return (torch.empty_like(lse) if reduction == "none" else logits.new_empty((), dtype=dtype)), lse
+
+
+def _like_turned(x: Tensor) -> Tensor:
+    return x.new_empty((*x.shape[:-2], x.shape[-1], x.shape[-2]))
 
 
 def _like_rows(table: Tensor, ids: Tensor) -> Tensor:
@@ -256,6 +268,53 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> DeviceOp[Any]:
     return kernels.rms_norm(x, weight, eps)
 
 
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """`h = x + residual`, and its rms_norm, in one pass over the memory, see `kernels.add_rms_norm`.
+
+    Returns:
+        The tuple `(rms_norm(h, weight), h)`. Both have gradients; `x` and `residual` have the same.
+    """
+    normalised, h = _add_rms_norm(x, residual, weight, eps)
+    return normalised, h
+
+
+@custom_op(
+    "tilekit::add_rms_norm", results=("y", "h"), backward=kernels.add_rms_norm_backward, wrt=(("x", "residual"), "weight"),
+    fake=_like_both, autocast=torch.float32,
+)  # fmt: skip
+def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> DeviceOp[Any]:
+    return kernels.add_rms_norm(x, residual, weight, eps)
+
+
+def l2_norm(x: Tensor, eps: float = 1e-12) -> Tensor:
+    """Rows divided by their Euclidean norms along the last dimension, see `kernels.l2_norm`; `eps` is the smallest divisor."""
+    return _l2_norm(x, eps)
+
+
+@custom_op("tilekit::l2_norm", backward=kernels.l2_norm_backward, fake=_like, autocast=torch.float32)
+def _l2_norm(x: Tensor, eps: float = 1e-12) -> DeviceOp[Any]:
+    return kernels.l2_norm(x, eps)
+
+
+def cumsum(x: Tensor, *, reverse: bool = False) -> Tensor:
+    """The running sums along the last dimension, see `kernels.cumsum`.
+
+    Args:
+        x: of floats, or of int32 or int64, whose sums have their dtype. (PyTorch's own function gives int64 of all integers.)
+        reverse: whether the sums are of each element and all behind it, instead of before it.
+    """
+    return _cumsum(x, reverse)
+
+
+def _cumsum_backward(grad: Any, reverse: bool) -> Any:
+    return kernels.cumsum(grad, reverse=not reverse)
+
+
+@custom_op("tilekit::cumsum", backward=_cumsum_backward, fake=_like, autocast=torch.float32)
+def _cumsum(x: Tensor, reverse: bool = False) -> DeviceOp[Any]:
+    return kernels.cumsum(x, reverse=reverse)
+
+
 def cross_entropy(logits: Tensor, target: Tensor, *, reduction: str = "mean", ignore_index: int = -100) -> Tensor:
     """The cross-entropy of rows of logits and their classes, see `kernels.cross_entropy`. It has a gradient by `logits`.
 
@@ -279,7 +338,7 @@ def _cross_entropy(logits: Tensor, target: Tensor, reduction: str = "mean", igno
     return kernels.cross_entropy(logits, target, reduction=reduction, ignore_index=ignore_index)
 
 
-# -------------------------------------------------------------------------------------------------------- element by element
+# ------------------------------------------------------------------------------------- element by element, and moving elements
 
 
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
@@ -340,3 +399,17 @@ def _embedding_backward(grad: Any, table: Any, ids: Any) -> Any:
 @custom_op("tilekit::embedding", backward=_embedding_backward, wrt=("table",), fake=_like_rows)
 def _embedding(table: Tensor, ids: Tensor) -> DeviceOp[Any]:
     return kernels.embedding(table, ids)
+
+
+def transpose(x: Tensor) -> Tensor:
+    """A contiguous copy of a matrix, or of each of a batch, with its last two dimensions exchanged, see `kernels.transpose`."""
+    return _transpose(x)
+
+
+def _transpose_backward(grad: Any) -> Any:
+    return kernels.transpose(grad)
+
+
+@custom_op("tilekit::transpose", backward=_transpose_backward, fake=_like_turned)
+def _transpose(x: Tensor) -> DeviceOp[Any]:
+    return kernels.transpose(x)
