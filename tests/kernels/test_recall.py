@@ -199,6 +199,20 @@ def test_results_go_where_they_are_wanted(device):
     assert isinstance(op, Recalled)
 
 
+def test_methods_of_the_result_are_those_of_the_op(device):
+    x = tensors_of([ROWS[0]])[0]
+    for _ in range(4):
+        op = kernels.softmax(x)
+        tiles = op.partition((1, 4)).sync()
+        np.testing.assert_array_equal(kernels.softmax(x).to_host().sync(), tiles.unpartition().numpy())
+    assert isinstance(op, Recalled)
+
+
+def test_no_attribute_hides_a_method():
+    methods = {name for base in Recalled.__mro__[1:] for name, value in vars(base).items() if callable(value)}
+    assert not methods & set(Recalled.__slots__)
+
+
 def test_in_place(device):
     for _ in range(4):
         x, w, other = tensors_of([ROWS[0], R.standard_normal(32).astype(np.float32), ROWS[0]])

@@ -22,6 +22,7 @@ from tilekit._runtime.stream import Stream
 from tilekit._tensor.partition import Traits
 from tilekit._tensor.tensor import Tensor
 from tilekit.errors import DeviceError
+from tilekit.ops.execution import Done
 
 pytest.importorskip("numba.cuda", reason="compiles kernels")
 native = _native.compiled
@@ -483,6 +484,28 @@ def test_other_contexts_are_left_to_python(gpu, made):
     assert native.links([link], 0, op.arguments, other) == 0
     assert native.row((op,), 0, results, ctx) == 1
     assert results == [op.arguments]
+
+
+@compiled
+def test_a_context_with_memory_of_its_own_submits_all_the_same(gpu, made):
+    """As that of PyTorch's operators; what is written down stays Python's."""
+    stream, tiles, x = made
+
+    class Lending(ExecutionContext):
+        __slots__ = ()
+
+    class WrittenDown(ExecutionContext):
+        __slots__ = ()
+        recording = object()
+
+    op = scale(tiles, x, 1.5)
+    before = len(gpu[1].launches)
+    assert type(op.start(Lending(gpu[0], stream))) is Done
+    assert len(gpu[1].launches) == before + 1
+    op = scale(tiles, x, 1.5)
+    op.consumed()
+    assert type(op.start(WrittenDown(gpu[0], stream))) is not Done
+    assert len(gpu[1].launches) == before + 1
 
 
 @compiled

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from types import ModuleType
+from typing import Any
 
 __all__ = ["compiled"]
 
@@ -45,7 +46,17 @@ def _load() -> ModuleType | None:
     from tilekit.ops.fast_path import FAST_PATH
 
     FAST_PATH.kernel, FAST_PATH.launcher, FAST_PATH.program = classes.Kernel, launcher, program
-    FAST_PATH.recalls, FAST_PATH.recalled = classes.recalls, _launch.recalled
+
+    def recalls(op: type[Any], recipe: type[Any]) -> type[Any]:
+        try:
+            derived = classes.recalls(op, recipe)
+        except ImportError as error:
+            logging.getLogger("tilekit").warning(_STALE, _launch.__file__, error)
+            return op
+        FAST_PATH.recalled = _launch.recalled
+        return derived
+
+    FAST_PATH.recalls = recalls
     FAST_PATH.key, FAST_PATH.launches, FAST_PATH.new_tensors = _launch.key, _launch.Launches, _launch.new_tensors
     return _launch
 

@@ -44,7 +44,7 @@ enum { VERSION = 6 }; /* see attributes.py */
 
 /* Of the class of ready-made kernels' ops, which comes later than the others: see `recalls` in _launch.pyi. */
 #define RECALLED_SLOTS(X)                                                                                                         \
-    X(Recalled, _begun) X(Recalled, _call) X(Recalled, _consumed) X(Recalled, _fresh) X(Recalled, _label) X(Recalled, _recipe)    \
+    X(Recalled, _begun) X(Recalled, _consumed) X(Recalled, _fresh) X(Recalled, _inputs) X(Recalled, _label) X(Recalled, _recipe)    \
     X(Recalled, _site) X(Recalled, _spent) X(Recalled, _tensors) X(Recalled, arguments) X(Recalled, spec)
 
 /* Where a Recipe has its fields. */
@@ -57,7 +57,7 @@ enum { VERSION = 6 }; /* see attributes.py */
     X(exchange_before, "__c_dlpack_exchange_api__") X(exchange, "__dlpack_c_exchange_api__") X(dlpack, "__dlpack__")              \
     X(dlpack_device, "__dlpack_device__") X(torch_dispatch, "__torch_dispatch__") X(collect, "collect") X(device, "device")       \
     X(event, "event") X(fields, "_fields") X(forget_until, "_forget_until") X(go_on, "_go_on") X(trim, "_trim")                   \
-    X(next_stream, "next_stream") X(passed, "passed") X(policy, "policy") X(registry, "_registry")                                \
+    X(next_stream, "next_stream") X(passed, "passed") X(policy, "policy") X(recording, "recording") X(registry, "_registry")                                \
     X(requires_grad, "requires_grad") X(serial, "serial") X(submission, "submission") X(traits, "traits")                         \
     X(written_by, "written_by")
 

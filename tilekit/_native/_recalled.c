@@ -50,7 +50,7 @@ static PyObject *recalled(PyObject *Py_UNUSED(module), PyObject *const *args, Py
         op = call ? instance(&Recalled__recipe) : NULL;
         if (op != NULL) {
             put(op, &Recalled__begun, Py_NewRef(Py_None));
-            put(op, &Recalled__call, Py_NewRef(call));
+            put(op, &Recalled__inputs, Py_NewRef(call));
             put(op, &Recalled__consumed, Py_NewRef(Py_False));
             put(op, &Recalled__fresh, Py_NewRef(Py_None));
             put(op, &Recalled__label, Py_NewRef(args[2]));

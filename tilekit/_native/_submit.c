@@ -295,12 +295,24 @@ static int launch_part(PyObject *op, PyObject *stream, Ready *what)
     return code;
 }
 
+/* Whether work in a context is submitted to its stream, and not written down. */
+static int submits(PyObject *ctx)
+{
+    PyTypeObject *type = ExecutionContext_stream.owner;
+    if (Py_TYPE(ctx) == type)
+        return 1;
+    PyObject *recording = PyObject_TypeCheck(ctx, type) ? PyObject_GetAttr(ctx, names.recording) : NULL;
+    PyErr_Clear();
+    Py_XDECREF(recording);
+    return recording == Py_None;
+}
+
 static PyObject *runs_start(PyObject *self, PyObject *ctx)
 {
-    PyObject *stream = held(ctx, &ExecutionContext_stream), *done = NULL;
+    PyObject *stream = submits(ctx) ? *field(ctx, &ExecutionContext_stream) : NULL, *done = NULL;
     PyTypeObject *type = Done_value.owner;
     Ready what;
-    if (stream != NULL && type != NULL && ready(self, held(ctx, &ExecutionContext_device), &what)) {
+    if (stream != NULL && type != NULL && ready(self, *field(ctx, &ExecutionContext_device), &what)) {
         int code = launch_part(self, stream, &what);
         if (code == LAUNCHED && (done = type->tp_alloc(type, 0)) != NULL)
             put(done, &Done_value, Py_NewRef(what.arguments));

@@ -213,6 +213,7 @@ NAMES: Mapping[str, str] = {
     "next_stream": "of a policy",
     "passed": "of a stream: whether a moment has passed",
     "policy": "of a device",
+    "recording": "of a context that is derived from ExecutionContext: whether its work is written down",
     "_registry": "of `tilekit._runtime.device`: all devices, among which an address is that of one stream",
     "requires_grad": "of an array: whether its library differentiates by it",
     "serial": "of a mark of Python's",

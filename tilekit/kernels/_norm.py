@@ -431,7 +431,7 @@ def add_rms_norm_backward(
     Raises:
         TypeError, ValueError: other arguments.
     """
-    check("add_rms_norm_backward", grad_h=grad_h)
+    check("add_rms_norm_backward", h=h, grad_h=grad_h)
     same_shape("add_rms_norm_backward", h=h, grad_h=grad_h)
     return _backward("add_rms_norm_backward", grad, h, weight, eps, False, grad_h)
 

@@ -121,7 +121,7 @@ class Noted(Launches):
     def begin(self, ctx: ExecutionContext) -> Generator[DeviceOp[Any], Any, Any]:
         """The steps. Where they are written down and not run, as in a graph, nothing is noted."""
         note = self._note
-        if note is None or type(ctx) is not ExecutionContext:
+        if note is None or ctx.recording is not None:
             self._note = None
             return super().begin(ctx)
 

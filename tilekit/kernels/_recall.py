@@ -92,7 +92,7 @@ class Recall:
         op: Recalled = object.__new__(_op_type)  # past DeviceOp's, which takes twice as long
         op._fresh, op._spent, op._consumed, op._site = None, False, False, site_of(sys._getframe(2))
         op._label, op.spec, op._recipe, op._tensors = self._name, recipe.spec, recipe, tensors
-        op._call, op._begun = (self._function, *with_leaves(args, kwargs, lambda value: value)), None  # a list may change
+        op._inputs, op._begun = (self._function, *with_leaves(args, kwargs, lambda value: value)), None  # a list may change
         return op
 
     def _called(
@@ -200,9 +200,9 @@ class Recalled(Launches, AtOnce):
 
     __slots__ = (
         "_begun",
-        "_call",
         "_consumed",
         "_fresh",
+        "_inputs",
         "_label",
         "_recipe",
         "_site",
@@ -214,7 +214,7 @@ class Recalled(Launches, AtOnce):
 
     _recipe: Recipe
     _tensors: list[Tensor]
-    _call: tuple[Callable[..., DeviceOp[Any]], tuple[Any, ...], dict[str, Any]]
+    _inputs: tuple[Callable[..., DeviceOp[Any]], tuple[Any, ...], dict[str, Any]]
     _by_function: Launches | None = None  # by the function, for who asks
     _begun: Steps | None  # what is left of a run that was to be submitted in one go
     arguments: Any  # the result of one that was: where a future looks for that of a launch
@@ -235,7 +235,7 @@ class Recalled(Launches, AtOnce):
     def _of_function(self) -> Launches:
         """The op that the function makes."""
         if self._by_function is None:
-            function, args, kwargs = self._call
+            function, args, kwargs = self._inputs
             args, kwargs = with_tensors(args, kwargs, self._tensors)
             self._by_function = function(*args, **kwargs)  # type: ignore[assignment]
             self._by_function.consumed()  # type: ignore[union-attr]
