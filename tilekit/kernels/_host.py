@@ -101,10 +101,13 @@ def takes_ops(function: F) -> F:
     def with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         others = leaves(args, kwargs)
 
+        def one(value: Any) -> Any:
+            return tensor_of(value, others, name) if is_array(value) else value
+
         def taken(argument: Any, is_tensor: bool) -> Any:
-            if is_tensor and type(argument) in SEQUENCES:
-                return type(argument)(taken(one, True) for one in argument)
-            return tensor_of(argument, others, name) if is_tensor and is_array(argument) else argument
+            if not is_tensor:
+                return argument
+            return type(argument)(map(one, argument)) if type(argument) in SEQUENCES else one(argument)
 
         wanted = itertools.chain(at, itertools.repeat(beyond))
         return tuple(map(taken, args, wanted)), {key: taken(value, key in named) for key, value in kwargs.items()}
