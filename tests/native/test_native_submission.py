@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from counting import counted
 from fake_gpu import fake_device, fake_gpu
 
 import tilekit as tk
@@ -494,10 +495,12 @@ def test_a_context_with_memory_of_its_own_submits_all_the_same(gpu, made):
     class Lending(ExecutionContext):
         __slots__ = ()
 
-    op = scale(tiles, x, 1.5)
+    op, ctx = scale(tiles, x, 1.5), Lending(gpu[0], stream)
     before = len(gpu[1].launches)
-    assert type(op.start(Lending(gpu[0], stream))) is Done
+    assert type(op.start(ctx)) is Done
     assert len(gpu[1].launches) == before + 1
+    op = scale(tiles, x, 1.5)
+    assert counted(lambda: op.start(ctx)) == 0, "Python takes five calls"
 
 
 @compiled
