@@ -277,3 +277,46 @@ def test_what_pytorchs_other_gpu_is_stays_so(device):
 def test_numpy_is_refused_as_ever(device):
     with pytest.raises((TypeError, RuntimeError)):
         ops.softmax(np.ones((2, 2), np.float32))
+
+
+def test_work_that_is_done_again_is_on_the_memory_that_is_given(device):
+    """`pure` operators, from the third alike call on: other arguments each time, on the current stream, whichever that is."""
+    for turn, stream in enumerate([torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()] * 3):
+        with torch.cuda.stream(stream):
+            a, b = drawn(136, 264, dtype=torch.bfloat16, requires_grad=True), drawn(264, 72, dtype=torch.bfloat16)
+            x, weight = drawn(37, 1000, requires_grad=True), drawn(1000, requires_grad=True)
+            q, k, v = heads(requires_grad=True)
+            torch.cuda._sleep(CLOCKS // 10)
+            both = torch.stack([a.detach(), a.detach() + 1])  # parts of one tensor are arguments as any others
+            found = [
+                *torch.autograd.grad(ops.gemm(a, b).square().sum(), (a,)),
+                *torch.autograd.grad(ops.rms_norm(x, weight).square().sum(), (x, weight)),
+                *torch.autograd.grad(ops.attention(q, k, v, causal=True).square().sum(), (q, k, v)),
+                ops.gemm(both[1], b),
+            ]
+            wanted = [
+                *torch.autograd.grad((a @ b).square().sum(), (a,)),
+                *torch.autograd.grad(F.rms_norm(x, (1000,), weight, 1e-6).square().sum(), (x, weight)),
+                *torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, is_causal=True).square().sum(), (q, k, v)),
+                both[1] @ b,
+            ]
+        stream.synchronize()
+        for number, (one, other) in enumerate(zip(found, wanted)):
+            apart = (one - other).float().norm() / other.float().norm()
+            assert apart < 0.02, f"result {number} in turn {turn} is {apart:.1%} off"
+
+
+def test_work_that_is_done_again_from_several_threads(device):
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work(seed):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                x = torch.full((64, 1000), float(seed), device="cuda")
+                y = ops.softmax(ops.silu(x) * x)
+                if not torch.allclose(y, torch.full_like(y, 1e-3), rtol=1e-3):
+                    return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))

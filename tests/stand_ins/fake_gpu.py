@@ -105,6 +105,7 @@ class FakeBindings(FakeGraphs):
             b"cuEventRecord": _RECORD(lambda event, stream: self.cuEventRecord(event, stream)[0]),
             b"cuEventQuery": _QUERY(lambda event: self.cuEventQuery(event)[0]),
             b"cuStreamWaitEvent": _WAIT(lambda *asked: self.cuStreamWaitEvent(*asked)[0]),
+            b"cuTensorMapReplaceAddress": _RECORD(self._replaced),
             b"cuGraphLaunch": _RECORD(lambda graph, stream: self.cuGraphLaunch(graph, stream)[0]),
             **{
                 name: _COPY(lambda to, start, nbytes, stream, name=name: self._copied(name, to, start, nbytes))
@@ -192,10 +193,23 @@ class FakeBindings(FakeGraphs):
         return 0, ctypes.cast(self._native[name], ctypes.c_void_p).value or 0, 0
 
     def cuTensorMapEncodeTiled(self, *asked: Any) -> tuple[Any, ...]:
-        made = struct.pack("=QQ", len(self.encoded) + 1, asked[2]) * 8  # its number, and the address
-        self.encoded[made] = asked
+        made = self._map(asked)
         memory = ctypes.create_string_buffer(made, len(made))
         return self._done("cuTensorMapEncodeTiled", SimpleNamespace(getPtr=lambda: ctypes.addressof(memory)))
+
+    def _replaced(self, tensor_map: int, address: int) -> int:
+        self.calls["cuTensorMapReplaceAddress"] += 1
+        asked = [*self.encoded[ctypes.string_at(tensor_map, 128)]]
+        asked[2] = address
+        made = self._map(tuple(asked))
+        ctypes.memmove(tensor_map, made, len(made))
+        return 0
+
+    def _map(self, asked: tuple[Any, ...]) -> bytes:
+        """The 128 bytes that stand for what was asked."""
+        made = struct.pack("=QQ", len(self.encoded) + 1, asked[2]) * 8  # its number, and the address
+        self.encoded[made] = asked
+        return made
 
     def cuMemHostAlloc(self, nbytes: int, flags: int) -> tuple[int]:
         return (2,)  # none to be had: copies go the plain way

@@ -319,6 +319,11 @@ class Recording:
             self.arena.last_write = first
         self.ctx.stream.ended = True
 
+    def forget(self) -> None:
+        """Let go of all memory at once, and not when the garbage is collected: for who has taken what he wanted of the nodes."""
+        for known in (self.reads, self.writes, self._users, self._shared):
+            known.clear()
+
     def discard(self) -> None:
         """Nothing will come of it."""
         while self._captured:

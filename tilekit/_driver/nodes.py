@@ -114,13 +114,15 @@ class Parameters:
     """Room for a kernel's parameters: slots of eight bytes each, and tensor maps behind them.
 
     Attributes:
+        slots: how many there are.
         values: the slots; what is behind them is written by `put_map`.
         address: of the array of the parameters' addresses.
     """
 
-    __slots__ = ("_maps", "address", "values")
+    __slots__ = ("_maps", "address", "slots", "values")
 
     def __init__(self, slots: int, maps: int = 0) -> None:
+        self.slots = slots
         room, count = 8 * slots + MAP_BYTES * maps, slots + maps
         self.values = ctypes.create_string_buffer(room + 8 * max(count, 1))  # the addresses are behind all
         base = ctypes.addressof(self.values)
@@ -186,6 +188,12 @@ class Launch(Node):
     def details(self) -> tuple[str, ...]:
         """How many blocks it has along each axis."""
         return (f"grid {self.grid[0]} x {self.grid[1]} x {self.grid[2]}",)
+
+    @property
+    def contents(self) -> tuple[bytes, tuple[tuple[MemoryRange, bytes], ...]]:
+        """The slots, and of each tensor map the range of its tensor and the map."""
+        slots = self._parameters.slots
+        return self._values.raw[: 8 * slots], tuple((span, encode(span.address)) for span, encode in self._maps)
 
     def refresh(self, span: MemoryRange) -> None:
         for at, known in self.pointers:

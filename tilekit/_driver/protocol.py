@@ -112,13 +112,16 @@ class NativeCalls(NamedTuple):
 
 
 class NativeWork(NamedTuple):
-    """Addresses: of cuGraphLaunch, cuMemcpyAsync, cuMemsetD8Async, cuMemsetD16Async and cuMemsetD32Async."""
+    """Addresses: of cuGraphLaunch, cuMemcpyAsync, cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async and
+    cuTensorMapReplaceAddress.
+    """
 
     graph: int
     copy: int
     fill8: int
     fill16: int
     fill32: int
+    replace: int
 
 
 class Driver(Protocol):

@@ -42,10 +42,11 @@ def _load() -> ModuleType | None:
         logging.getLogger("tilekit").warning(_STALE, _launch.__file__, error)
         return None
     from tilekit._native.launcher import launcher
-    from tilekit._native.program import program
+    from tilekit._native.program import movable_program, program
     from tilekit.ops.fast_path import FAST_PATH
 
     FAST_PATH.kernel, FAST_PATH.launcher, FAST_PATH.program = classes.Kernel, launcher, program
+    FAST_PATH.movable_program = movable_program
 
     def recalls(op: type[Any], recipe: type[Any]) -> type[Any]:
         try:

@@ -8,7 +8,7 @@
 
 #pragma GCC visibility push(hidden)
 
-enum { VERSION = 6 }; /* see attributes.py */
+enum { VERSION = 7 }; /* see attributes.py */
 
 /* What is read of Python's, and why, is described in attributes.py, in the same order: `prepare` compares the two.
  *
@@ -298,7 +298,7 @@ PyObject *current_site(void);
 PyObject *make_calls_type(void);
 
 /* _program.c */
-enum { LAUNCH, GRAPH, COPY, FILL, FIELDS = 10 }; /* the kinds of steps, and how many numbers one has */
+enum { LAUNCH, GRAPH, COPY, FILL, FIELDS = 12 }; /* the kinds of steps, and how many numbers one has */
 PyObject *make_program_type(void);
 
 /* _imports.c */

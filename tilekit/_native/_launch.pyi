@@ -57,11 +57,30 @@ FIELDS: Final[int]
 # Recorded work, submitted in one go: see `tilekit.ops.fast_path.Program`. `launcher` is any of the same device. `steps` is FIELDS
 # numbers of eight bytes each: the kind, and what it takes. Of a LAUNCH the function, grid, block, shared bytes, and the address
 # of its parameters; of a GRAPH its handle; of a COPY where to, where from, bytes; of a FILL the address, the pattern, how often,
-# and its bytes. The others are addresses: of cuGraphLaunch, cuMemcpyAsync, cuMemsetD8Async and its like.
+# and its bytes. The others are addresses: of cuGraphLaunch, cuMemcpyAsync, cuMemsetD8Async and its like, and
+# cuTensorMapReplaceAddress.
+#
+# With `blocks` and `moves` it is `tilekit.ops.fast_path.MovableProgram`. `blocks` has the parameters of the launches, those of
+# each from a multiple of 64 bytes on, first its tensor maps, then its slots. A LAUNCH says where, in the place of the address,
+# and behind that how many slots and maps there are. Each of `moves` is four numbers of eight bytes: where an address is, in bytes
+# from the first step on, with the blocks behind the steps at the next multiple of 64; which of the addresses; how far behind it;
+# and 1 for that in a tensor map.
 class Program:
     def __new__(
-        cls, *, launcher: Launcher, steps: bytes, graph: int, copy: int, fill8: int, fill16: int, fill32: int
+        cls,
+        *,
+        launcher: Launcher,
+        steps: bytes,
+        graph: int,
+        copy: int,
+        fill8: int,
+        fill16: int,
+        fill32: int,
+        replace: int = ...,
+        blocks: bytes = ...,
+        moves: bytes = ...,
     ) -> Self: ...
+    def run_at(self, addresses: tuple[int, ...], stream: int, /) -> int: ...
     def run(self, stream: Stream, reads: list[Any], writes: list[Any], label: str, marked: bool, /) -> tuple[int, Any]: ...
 
 # What a ready-made kernel is known to launch. Each item is a launch that was made: its Launcher's `launch`, its arguments, of

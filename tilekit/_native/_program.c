@@ -1,16 +1,25 @@
 /* Recorded work, submitted in one go: see `Recorded` in _capture/replay.py, whose lock the caller holds.
  *
  * Nothing is packed or looked up any more. As with a launch, the memory must be free for the stream; else nothing has been done.
+ *
+ * Or the same work on other memory, which is its caller's, who orders it: `run_at`. Then the steps and the parameters of launches are
+ * copied, the addresses in the copy are set, and nothing of the program changes, so that any number of threads may do that.
  */
 #include "_launch.h"
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_STORAGES = 4096, FEW = 32 };
+enum { MOST_STORAGES = 4096, FEW = 32, ALIGNED = 64 };
 
 typedef struct {
     int64_t kind, field[FIELDS - 1];
 } Step;
+
+/* An address that depends on where the memory is: where it is written, in bytes from the first step on; which memory, and how far
+ * behind its start; whether it goes into a tensor map. */
+typedef struct {
+    int64_t at, base, shift, mapped;
+} Move;
 
 typedef int (*copy_function)(uint64_t to, uint64_t from, size_t nbytes, void *stream);
 typedef int (*fill8_function)(uint64_t to, unsigned char value, size_t count, void *stream);
@@ -21,6 +30,9 @@ typedef struct {
     PyObject_HEAD
     Launcher *launcher; /* one of the same device */
     PyObject *steps;    /* bytes */
+    PyObject *blocks;   /* bytes, or NULL: the parameters of launches whose memory is elsewhere each time */
+    PyObject *moves;    /* bytes, or NULL: the addresses in these and in the steps */
+    int (*replace)(void *map, void *address);
     int (*graph)(void *executable, void *stream);
     copy_function copy;
     fill8_function fill8;
@@ -28,17 +40,49 @@ typedef struct {
     fill32_function fill32;
 } Program;
 
+/* The bytes of the steps, with which the blocks begin at a multiple of ALIGNED. */
+static size_t size_of_steps(const Program *self)
+{
+    return ((size_t)PyBytes_GET_SIZE(self->steps) + ALIGNED - 1) / ALIGNED * ALIGNED;
+}
+
+/* Whether all parameters of launches, and all addresses that are set, lie in the steps and blocks. */
+static int are_moves(const Program *self)
+{
+    if (self->moves == NULL)
+        return 1;
+    const Step *steps = (const Step *)PyBytes_AS_STRING(self->steps);
+    const Move *moves = (const Move *)PyBytes_AS_STRING(self->moves);
+    int64_t blocks = PyBytes_GET_SIZE(self->blocks), room = (int64_t)size_of_steps(self) + blocks;
+    int within = PyBytes_GET_SIZE(self->moves) % (Py_ssize_t)sizeof *moves == 0;
+    for (Py_ssize_t i = 0; within && i < PyBytes_GET_SIZE(self->steps) / (Py_ssize_t)sizeof *steps; i++) {
+        const int64_t *f = steps[i].field;
+        if (steps[i].kind == LAUNCH)
+            within = f[8] >= 0 && f[8] % ALIGNED == 0 && f[9] >= 0 && f[10] >= 0 && f[9] <= MOST_SLOTS && f[10] <= MOST_MAPS &&
+                     f[8] + 8 * f[9] + MAP_BYTES * f[10] <= blocks;
+    }
+    for (Py_ssize_t i = 0; within && i < PyBytes_GET_SIZE(self->moves) / (Py_ssize_t)sizeof *moves; i++)
+        within = moves[i].base >= 0 && moves[i].at >= 0 && moves[i].at % (moves[i].mapped ? ALIGNED : 8) == 0 &&
+                 moves[i].at + (moves[i].mapped ? MAP_BYTES : 8) <= room;
+    return within;
+}
+
 static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"launcher", "steps", "graph", "copy", "fill8", "fill16", "fill32", NULL};
+    static char *keywords[] = {"launcher", "steps", "graph", "copy", "fill8", "fill16", "fill32", "replace", "blocks", "moves", NULL};
     Program parsed;
     memset(&parsed, 0, sizeof parsed);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!SO&O&O&O&O&:Program", keywords, launcher_type, &parsed.launcher, &parsed.steps,
-                                     as_pointer, &parsed.graph, as_pointer, &parsed.copy, as_pointer, &parsed.fill8, as_pointer,
-                                     &parsed.fill16, as_pointer, &parsed.fill32))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!SO&O&O&O&O&O&|SS:Program", keywords, launcher_type, &parsed.launcher,
+                                     &parsed.steps, as_pointer, &parsed.graph, as_pointer, &parsed.copy, as_pointer, &parsed.fill8,
+                                     as_pointer, &parsed.fill16, as_pointer, &parsed.fill32, as_pointer, &parsed.replace,
+                                     &parsed.blocks, &parsed.moves))
         return NULL;
     if (PyBytes_GET_SIZE(parsed.steps) % (Py_ssize_t)sizeof(Step) != 0) {
-        PyErr_SetString(PyExc_ValueError, "a step has ten numbers of eight bytes");
+        PyErr_Format(PyExc_ValueError, "a step has %d numbers of eight bytes", FIELDS);
+        return NULL;
+    }
+    if ((parsed.moves == NULL) != (parsed.blocks == NULL) || !are_moves(&parsed)) {
+        PyErr_SetString(PyExc_ValueError, "a launch or a move is outside of the steps and blocks");
         return NULL;
     }
     Program *self = (Program *)type->tp_alloc(type, 0);
@@ -47,6 +91,8 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     memcpy((char *)self + sizeof(PyObject), (char *)&parsed + sizeof(PyObject), sizeof parsed - sizeof(PyObject));
     Py_INCREF(self->launcher);
     Py_INCREF(self->steps);
+    Py_XINCREF(self->blocks);
+    Py_XINCREF(self->moves);
     return (PyObject *)self;
 }
 
@@ -55,6 +101,8 @@ static void program_dealloc(Program *self)
     PyTypeObject *type = Py_TYPE(self);
     Py_XDECREF(self->launcher);
     Py_XDECREF(self->steps);
+    Py_XDECREF(self->blocks);
+    Py_XDECREF(self->moves);
     type->tp_free((PyObject *)self);
     Py_DECREF(type);
 }
@@ -200,7 +248,71 @@ out:
     return Py_BuildValue("iN", code, mark != NULL ? mark : Py_NewRef(Py_None));
 }
 
+/* Set the addresses in a copy of the steps and blocks; 0, perhaps with an exception, if some are not known. */
+static int set_addresses(const Program *self, char *copy, PyObject *addresses)
+{
+    const Move *moves = (const Move *)PyBytes_AS_STRING(self->moves);
+    for (Py_ssize_t i = 0; i < PyBytes_GET_SIZE(self->moves) / (Py_ssize_t)sizeof *moves; i++) {
+        uint64_t address;
+        if (moves[i].base >= PyTuple_GET_SIZE(addresses) || !as_pointer(PyTuple_GET_ITEM(addresses, moves[i].base), &address))
+            return 0;
+        address += (uint64_t)moves[i].shift;
+        if (!moves[i].mapped)
+            memcpy(copy + moves[i].at, &address, sizeof address);
+        else if (self->replace(copy + moves[i].at, (void *)address) != 0)
+            return 0;
+    }
+    return 1;
+}
+
+/* Let each launch in a copy of the steps find its parameters in that of the blocks: the tensor maps come first there, and last for the
+ * kernel. `pointers` has room for the addresses of all. */
+static void set_parameters(Step *steps, Py_ssize_t count, char *blocks, void **pointers)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int64_t *f = steps[i].field;
+        if (steps[i].kind != LAUNCH)
+            continue;
+        char *maps = blocks + f[8], *values = maps + MAP_BYTES * f[10];
+        f[8] = (int64_t)pointers;
+        for (int64_t j = 0; j < f[9]; j++)
+            *pointers++ = values + 8 * j;
+        for (int64_t j = 0; j < f[10]; j++)
+            *pointers++ = maps + MAP_BYTES * j;
+    }
+}
+
+/* run_at(addresses, stream): LAUNCHED; SLOW if nothing was done; or the driver's code. */
+static PyObject *program_run_at(Program *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    void *context = NULL, *stream;
+    if (nargs != 2 || !PyTuple_CheckExact(args[0]) || self->moves == NULL) {
+        PyErr_SetString(PyExc_TypeError, "expected a tuple of addresses and that of a stream, of a program that can be moved");
+        return NULL;
+    }
+    if (!as_pointer(args[1], &stream))
+        return NULL;
+    size_t of_steps = size_of_steps(self), blocks = (size_t)PyBytes_GET_SIZE(self->blocks);
+    char *room = malloc(of_steps + 2 * blocks + 2 * ALIGNED); /* a parameter has no fewer bytes than its address */
+    if (room == NULL)
+        return PyErr_NoMemory();
+    char *copy = (char *)(((uintptr_t)room + ALIGNED - 1) / ALIGNED * ALIGNED);
+    Py_ssize_t count = PyBytes_GET_SIZE(self->steps) / (Py_ssize_t)sizeof(Step);
+    memcpy(copy, PyBytes_AS_STRING(self->steps), (size_t)PyBytes_GET_SIZE(self->steps));
+    memcpy(copy + of_steps, PyBytes_AS_STRING(self->blocks), blocks);
+    int code = SLOW;
+    if (self->launcher->current(&context) == 0 && context == self->launcher->context && set_addresses(self, copy, args[0])) {
+        set_parameters((Step *)copy, count, copy + of_steps, (void **)(copy + of_steps + (blocks + 7) / 8 * 8));
+        Py_BEGIN_ALLOW_THREADS
+        code = submit_steps(self, (const Step *)copy, count, stream);
+        Py_END_ALLOW_THREADS
+    }
+    free(room);
+    return PyErr_Occurred() ? NULL : PyLong_FromLong(code);
+}
+
 static PyMethodDef program_methods[] = {
+    {"run_at", (PyCFunction)(void (*)(void))program_run_at, METH_FASTCALL, "See _launch.pyi."},
     {"run", (PyCFunction)(void (*)(void))program_run, METH_FASTCALL, "See _launch.pyi."},
     {NULL, NULL, 0, NULL},
 };

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tilekit._driver.nodes import Node
+from tilekit._driver.protocol import Memory
 from tilekit._runtime.storage import Storage
 from tilekit._runtime.stream import Stream
 
-__all__ = ["FAST_PATH", "FastPath", "KnownLaunches", "NativeLaunch", "Program"]
+__all__ = ["FAST_PATH", "FastPath", "KnownLaunches", "MovableProgram", "NativeLaunch", "Program"]
 
 # Takes the stream, the arguments and a label; 0 if it launched. Otherwise it has done nothing, and it is for others to do.
 NativeLaunch = Callable[[Any, tuple[Any, ...], str], int]
@@ -27,6 +28,19 @@ class Program(Protocol):
         Returns:
             0 if that was done, -1 if nothing was, since the memory is not free for the stream or anything else is unusual; else
             the driver's code, some of it submitted. And the mark, or None.
+        """
+        ...
+
+
+class MovableProgram(Protocol):
+    """Recorded work that is submitted by one native call, on memory that is elsewhere each time."""
+
+    def run_at(self, addresses: tuple[int, ...], stream: int, /) -> int:
+        """Submit it to the stream of that address. Who uses the memory is for the caller to know.
+
+        Returns:
+            0 if that was done, -1 if nothing was, since the stream's device is not the thread's current one; else the driver's
+            code, some of it submitted.
         """
         ...
 
@@ -64,9 +78,10 @@ class FastPath:
         recalls: `recalls(op, recipe)` says of which classes these ops and what is known are, and gives the class in the place of
             the first.
         program: `program(driver, nodes)` submits recorded nodes in one call; None if it cannot.
+        movable_program: `movable_program(driver, nodes, memories)` does on other memory; None if it cannot.
     """
 
-    __slots__ = ("kernel", "key", "launcher", "launches", "new_tensors", "program", "recalled", "recalls")
+    __slots__ = ("kernel", "key", "launcher", "launches", "movable_program", "new_tensors", "program", "recalled", "recalls")
 
     def __init__(self) -> None:
         self.kernel: type[Any] | None = None
@@ -77,6 +92,7 @@ class FastPath:
         self.recalled: Callable[..., Any] = lambda *_: None
         self.recalls: Callable[[type[Any], type[Any]], type[Any]] = lambda op, _: op
         self.program: Callable[[Any, Sequence[Node]], Program | None] | None = None
+        self.movable_program: Callable[[Any, Sequence[Node], Sequence[Memory]], MovableProgram | None] = lambda *_: None
 
 
 FAST_PATH = FastPath()

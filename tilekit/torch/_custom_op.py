@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, overload
 
@@ -11,10 +11,11 @@ import torch
 
 from tilekit._runtime.device import use_device
 from tilekit.ops import AsyncKernelLaunch, DeviceOp, zip_ops
-from tilekit.torch._autocast import register_autocast
 from tilekit.torch._autograd import Backward, backward_of, register_autograd, shapes_of
 from tilekit.torch._described import results_of
+from tilekit.torch._dispatch import register_autocast, register_shortcuts, registry_of
 from tilekit.torch._memory import Guests, described, device_of, our_dtype, torch_dtype
+from tilekit.torch._repeated import Repeated, flat
 from tilekit.torch._running import device_on, run
 from tilekit.torch._signature import read_signature, schema_of
 
@@ -36,6 +37,7 @@ def custom_op(
     wrt: Sequence[str | tuple[str, ...]] | None = None,
     fake: Callable[..., Any] | None = None,
     contiguous: bool = True,
+    pure: bool = False,
     autocast: torch.dtype | Literal["lower"] | None = None,
 ) -> Callable[[Callable[..., Any]], Any]: ...
 @overload
@@ -50,6 +52,7 @@ def custom_op(
     wrt: Sequence[str | tuple[str, ...]] | None = None,
     fake: Callable[..., Any] | None = None,
     contiguous: bool = True,
+    pure: bool = False,
     autocast: torch.dtype | Literal["lower"] | None = None,
 ) -> Any: ...
 def custom_op(
@@ -63,6 +66,7 @@ def custom_op(
     wrt: Sequence[str | tuple[str, ...]] | None = None,
     fake: Callable[..., Any] | None = None,
     contiguous: bool = True,
+    pure: bool = False,
     autocast: torch.dtype | Literal["lower"] | None = None,
 ) -> Any:
     """Make a launch an operator of PyTorch's, `torch.ops.ns.name`; a function, or a decorator without `launch`.
@@ -100,6 +104,11 @@ def custom_op(
         fake: a function of PyTorch's tensors, like `launch`, that gives tensors of the results' shapes and dtypes: for compiled
             programs that serve all shapes, where extents are symbols. `torch.empty_like`, for one.
         contiguous: whether `launch` and `backward` get copies of arguments with gaps, instead of the strides that they have.
+        pure: whether `launch` and `backward` do the same for good for arguments that look alike: what they launch follows from
+            shapes, strides, dtypes and alignment of the tensors and from the values of all else, and from nothing that may
+            change, such as a global variable. Then they are called for the first two such calls, and what they did is done again
+            for later ones, in some ten microseconds instead of hundreds. It makes no difference on the CPU, for operators that
+            write into their arguments, and where an op does more than launch kernels on its arguments and on new tensors.
         autocast: what floating-point arguments become under `torch.autocast`, except float64: a dtype, such as `torch.float32`
             where the range matters; or `"lower"` for that of autocast. None leaves them.
 
@@ -117,7 +126,7 @@ def custom_op(
     if launch is None:
         return partial(
             custom_op, name, mutates=mutates, results=results, backward=backward, wrt=wrt, fake=fake, contiguous=contiguous,
-            autocast=autocast,
+            pure=pure, autocast=autocast,
         )  # fmt: skip
     if autocast is not None and autocast != "lower" and not getattr(autocast, "is_floating_point", False):
         raise TypeError(f'{name}: autocast is a floating-point dtype of PyTorch\'s, or "lower", not {autocast!r}')
@@ -136,23 +145,27 @@ def custom_op(
     if fake is not None and not callable(fake):
         raise TypeError(f"{name}: fake is a function that gives tensors like the results, not {type(fake).__name__}")
     count = len(signature.results)
-    operator = _Operator(name, launch, list(signature.parameters), signature.tensors, mutated, contiguous, count, fake)
-    op = _registered(operator, schema_of(signature.parameters.values(), count, name, mutated))
+    tensors = signature.tensors
+    operator = _Operator(name, launch, list(signature.parameters), tensors, mutated, contiguous, pure, count, fake)
+    op, registry = _registered(operator, schema_of(signature.parameters.values(), count, name, mutated))
     if formula is not None:
-        back = _Gradients(formula.name, backward, list(formula.parameters), formula.tensors, (), contiguous, None)
-        register_autograd(op, _registered(back, formula.schema), formula)
+        back = _Gradients(formula.name, backward, list(formula.parameters), formula.tensors, (), contiguous, pure, None)
+        register_autograd(op, _registered(back, formula.schema)[0], formula)
     if autocast is not None:
-        register_autocast(op, name, autocast, _DEVICES)
+        register_autocast(op, registry, autocast, _DEVICES)
     return op
 
 
-def _registered(operator: _Operator, schema: str) -> Any:
+def _registered(operator: _Operator, schema: str) -> tuple[Any, torch.library.Library]:
+    registry = registry_of(operator.name)
     op = torch.library.custom_op(
         operator.name, operator.call, mutates_args=operator.mutates, schema=schema, device_types=_DEVICES
     )
     op.register_fake(operator.fake)
     op.__doc__ = operator.launch.__doc__
-    return op
+    if not operator.mutates:
+        register_shortcuts(op, registry, operator.call, _DEVICES)
+    return op, registry
 
 
 def _names(who: str, what: str, names: Any) -> tuple[str, ...]:
@@ -179,6 +192,7 @@ class _Operator:
         tensors: of those that are tensors.
         mutates: of those that are written.
         contiguous: whether arguments with gaps are copied.
+        repeated: what is known of calls that look alike; None if that is not looked for.
         count: how many results there are; 0 gives None, None a list of as many as the op has.
         like: what gives tensors like the results, where extents are symbols.
     """
@@ -191,16 +205,20 @@ class _Operator:
         tensors: Sequence[str],
         mutates: tuple[str, ...],
         contiguous: bool,
+        pure: bool,
         count: int | None,
         like: Callable[..., Any] | None = None,
     ) -> None:
         self.name, self.launch, self.names = name, launch, tuple(names)
         self.tensors, self.mutates = frozenset(tensors), mutates
         self.contiguous, self.count, self.like = contiguous, count, like
+        self.repeated = Repeated(name, self._op) if pure and not mutates else None
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The operator, with memory."""
         arguments, arrays = self._taken(args, kwargs)
+        if self.repeated is not None and (results := self.repeated.call(arguments, arrays)) is not None:
+            return self._returned(results)
         where = device_of(arrays, self.name)
         device = device_on(where)
         guests = Guests(where, device)
@@ -214,14 +232,14 @@ class _Operator:
                 f"{self.name}: the launch has written into {', '.join(undeclared)}, of which PyTorch must know: "
                 f"custom_op(..., mutates={(*self.mutates, *undeclared)!r})"
             )
-        return self._returned([] if self.count == 0 else [guests.result(each, self.name) for each in _flat(done)])
+        return self._returned([] if self.count == 0 else [guests.result(each, self.name) for each in flat(done)])
 
     def fake(self, *args: Any, **kwargs: Any) -> Any:
         """The operator on tensors that have no memory: what its results are."""
         arguments, arrays = self._taken(args, kwargs)
         where = device_of(arrays, self.name)
         if self.like is not None and any(isinstance(n, torch.SymInt) for array in arrays.values() for n in array.shape):
-            return self._returned(list(_flat(self.like(*args, **kwargs))))
+            return self._returned(list(flat(self.like(*args, **kwargs))))
         for name, array in arrays.items():
             arguments[name] = described(name, array, self.name)
         op = self._op(arguments)
@@ -314,11 +332,3 @@ def _number(value: Any, who: str) -> Any:
     if isinstance(value, torch.SymBool):
         return bool(value)
     return [_number(each, who) for each in value] if isinstance(value, (tuple, list)) else value
-
-
-def _flat(results: Any) -> Iterator[Any]:
-    if isinstance(results, (tuple, list)):
-        for each in results:
-            yield from _flat(each)
-    else:
-        yield results

@@ -76,6 +76,16 @@ class Guests:
             )
         return Tensor(known[0], shape, dtype, strides, offset)
 
+    def alone(self, name: str, array: torch.Tensor, who: str) -> Tensor:
+        """An argument as a tensor at the start of a storage of its own: for who will find others in its place.
+
+        Raises:
+            TypeError: elements of a type that tilekit does not have.
+        """
+        dtype, shape = dtype_of(name, array, who), tuple(array.shape)
+        strides = None if array.is_contiguous() else array.stride()
+        return Tensor(_Guest(self.device, Memory(array.data_ptr(), array.nbytes), owner=array), shape, dtype, strides)
+
     def allocate(self, nbytes: int) -> Storage:
         """New memory, PyTorch's."""
         if not nbytes:

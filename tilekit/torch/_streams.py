@@ -11,21 +11,25 @@ from tilekit._runtime.device import Device, as_stream, use_policies
 from tilekit._runtime.scheduling import SchedulingPolicy
 from tilekit._runtime.stream import Stream
 
-__all__ = ["current_stream", "stream_on"]
+__all__ = ["address_on", "current_stream", "stream_on"]
 
 _KEPT = 256  # PyTorch has 32 streams of each priority; others' may be its current ones, too
 _streams: dict[tuple[int, int], Stream] = {}  # by the GPU's number and the address: each costs ten microseconds to make
 
 
-# The address of the current stream on a GPU, without the object that `torch.cuda.current_stream` makes in two microseconds: what
-# PyTorch's compiler and Triton ask, too. None where PyTorch has no GPUs, or has it no more.
-_address_on: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+def _address_on(ordinal: int) -> int:
+    return torch.cuda.current_stream(ordinal).cuda_stream  # type: ignore[no-any-return]
+
+
+address_on: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _address_on)
+"""The address of PyTorch's current stream on a GPU, by the GPU's number: without the object that `torch.cuda.current_stream`
+makes in two microseconds, where PyTorch has what its own compiler and Triton ask, too."""
 
 
 def stream_on(device: Device) -> Stream:
     """PyTorch's current stream on a GPU."""
     ordinal = device.ordinal
-    address = torch.cuda.current_stream(ordinal).cuda_stream if _address_on is None else _address_on(ordinal)
+    address = address_on(ordinal)
     known = _streams.get((ordinal, address))
     if known is None or known.closed:
         if len(_streams) >= _KEPT:

@@ -9,6 +9,7 @@ its dtype; softmax, norms, running sums and losses in float32, as PyTorch's own 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ __all__ = [
     "swiglu",
     "transpose",
 ]
+
+_operator = partial(custom_op, pure=True)
 
 
 # What the results are, where extents are symbols: in programs that are compiled for all shapes.
@@ -114,7 +117,7 @@ def _factor(alpha: float) -> float:
     return 1 if alpha == 1 else alpha  # products of integers take ints
 
 
-@custom_op("tilekit::gemm", backward=_gemm_backward, fake=_like_product, contiguous=False, autocast="lower")
+@_operator("tilekit::gemm", backward=_gemm_backward, fake=_like_product, contiguous=False, autocast="lower")
 def _gemm(a: Tensor, b: Tensor, alpha: float = 1.0, precision: str = "ieee") -> DeviceOp[Any]:
     return kernels.gemm(a, b, alpha=_factor(alpha), precision=precision)
 
@@ -148,7 +151,7 @@ def attention(
     return _attention(q, k, v, scale, causal, window, precision, deterministic)[0]
 
 
-@custom_op(
+@_operator(
     "tilekit::attention", results=("out", "lse"), backward=kernels.attention_backward, wrt=("q", "k", "v"),
     fake=_like_attention, contiguous=False, autocast="lower",
 )  # fmt: skip
@@ -189,7 +192,7 @@ def attention_varlen(
     return _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal, window, precision, deterministic)[0]
 
 
-@custom_op(
+@_operator(
     "tilekit::attention_varlen", results=("out", "lse"), backward=kernels.attention_varlen_backward, wrt=("q", "k", "v"),
     fake=_like_packed, contiguous=False, autocast="lower",
 )  # fmt: skip
@@ -220,7 +223,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return _rope(x, cos, sin)
 
 
-@custom_op("tilekit::rope", backward=kernels.rope_backward, wrt=("x",), fake=_like)
+@_operator("tilekit::rope", backward=kernels.rope_backward, wrt=("x",), fake=_like)
 def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> DeviceOp[Any]:
     return kernels.rope(x, cos, sin)
 
@@ -233,7 +236,7 @@ def softmax(x: Tensor) -> Tensor:
     return _softmax(x)
 
 
-@custom_op("tilekit::softmax", results=("y",), backward=kernels.softmax_backward, fake=_like, autocast=torch.float32)
+@_operator("tilekit::softmax", results=("y",), backward=kernels.softmax_backward, fake=_like, autocast=torch.float32)
 def _softmax(x: Tensor) -> DeviceOp[Any]:
     return kernels.softmax(x)
 
@@ -243,7 +246,7 @@ def log_softmax(x: Tensor) -> Tensor:
     return _log_softmax(x)
 
 
-@custom_op("tilekit::log_softmax", results=("y",), backward=kernels.log_softmax_backward, fake=_like, autocast=torch.float32)
+@_operator("tilekit::log_softmax", results=("y",), backward=kernels.log_softmax_backward, fake=_like, autocast=torch.float32)
 def _log_softmax(x: Tensor) -> DeviceOp[Any]:
     return kernels.log_softmax(x)
 
@@ -253,7 +256,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
     return _layer_norm(x, weight, bias, eps)
 
 
-@custom_op("tilekit::layer_norm", backward=kernels.layer_norm_backward, fake=_like, autocast=torch.float32)
+@_operator("tilekit::layer_norm", backward=kernels.layer_norm_backward, fake=_like, autocast=torch.float32)
 def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> DeviceOp[Any]:
     return kernels.layer_norm(x, weight, bias, eps)
 
@@ -263,7 +266,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     return _rms_norm(x, weight, eps)
 
 
-@custom_op("tilekit::rms_norm", backward=kernels.rms_norm_backward, fake=_like, autocast=torch.float32)
+@_operator("tilekit::rms_norm", backward=kernels.rms_norm_backward, fake=_like, autocast=torch.float32)
 def _rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> DeviceOp[Any]:
     return kernels.rms_norm(x, weight, eps)
 
@@ -278,7 +281,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6)
     return normalised, h
 
 
-@custom_op(
+@_operator(
     "tilekit::add_rms_norm", results=("y", "h"), backward=kernels.add_rms_norm_backward, wrt=(("x", "residual"), "weight"),
     fake=_like_both, autocast=torch.float32,
 )  # fmt: skip
@@ -291,7 +294,7 @@ def l2_norm(x: Tensor, eps: float = 1e-12) -> Tensor:
     return _l2_norm(x, eps)
 
 
-@custom_op("tilekit::l2_norm", backward=kernels.l2_norm_backward, fake=_like, autocast=torch.float32)
+@_operator("tilekit::l2_norm", backward=kernels.l2_norm_backward, fake=_like, autocast=torch.float32)
 def _l2_norm(x: Tensor, eps: float = 1e-12) -> DeviceOp[Any]:
     return kernels.l2_norm(x, eps)
 
@@ -310,7 +313,7 @@ def _cumsum_backward(grad: Any, reverse: bool) -> Any:
     return kernels.cumsum(grad, reverse=not reverse)
 
 
-@custom_op("tilekit::cumsum", backward=_cumsum_backward, fake=_like, autocast=torch.float32)
+@_operator("tilekit::cumsum", backward=_cumsum_backward, fake=_like, autocast=torch.float32)
 def _cumsum(x: Tensor, reverse: bool = False) -> DeviceOp[Any]:
     return kernels.cumsum(x, reverse=reverse)
 
@@ -330,7 +333,7 @@ def cross_entropy(logits: Tensor, target: Tensor, *, reduction: str = "mean", ig
     return _cross_entropy(logits, target, reduction, ignore_index)[0]
 
 
-@custom_op(
+@_operator(
     "tilekit::cross_entropy", results=("loss", "lse"), backward=kernels.cross_entropy_backward, wrt=("logits",),
     fake=_like_loss, autocast=torch.float32,
 )  # fmt: skip
@@ -346,7 +349,7 @@ def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     return _gelu(x, approximate)
 
 
-@custom_op("tilekit::gelu", backward=kernels.gelu_backward, fake=_like)
+@_operator("tilekit::gelu", backward=kernels.gelu_backward, fake=_like)
 def _gelu(x: Tensor, approximate: str = "none") -> DeviceOp[Any]:
     return kernels.gelu(x, approximate=approximate)
 
@@ -356,7 +359,7 @@ def silu(x: Tensor) -> Tensor:
     return _silu(x)
 
 
-@custom_op("tilekit::silu", backward=kernels.silu_backward, fake=_like)
+@_operator("tilekit::silu", backward=kernels.silu_backward, fake=_like)
 def _silu(x: Tensor) -> DeviceOp[Any]:
     return kernels.silu(x)
 
@@ -366,7 +369,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return _swiglu(gate, up)
 
 
-@custom_op("tilekit::swiglu", backward=kernels.swiglu_backward, fake=_like)
+@_operator("tilekit::swiglu", backward=kernels.swiglu_backward, fake=_like)
 def _swiglu(gate: Tensor, up: Tensor) -> DeviceOp[Any]:
     return kernels.swiglu(gate, up)
 
@@ -382,7 +385,7 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
     return _dropout(x, p, seed)
 
 
-@custom_op("tilekit::dropout", backward=kernels.dropout_backward, fake=_like)
+@_operator("tilekit::dropout", backward=kernels.dropout_backward, fake=_like)
 def _dropout(x: Tensor, p: float, seed: int) -> DeviceOp[Any]:
     return kernels.dropout(x, p, seed)
 
@@ -396,7 +399,7 @@ def _embedding_backward(grad: Any, table: Any, ids: Any) -> Any:
     return kernels.embedding_backward(grad, ids, table.shape[0])
 
 
-@custom_op("tilekit::embedding", backward=_embedding_backward, wrt=("table",), fake=_like_rows)
+@_operator("tilekit::embedding", backward=_embedding_backward, wrt=("table",), fake=_like_rows)
 def _embedding(table: Tensor, ids: Tensor) -> DeviceOp[Any]:
     return kernels.embedding(table, ids)
 
@@ -410,6 +413,6 @@ def _transpose_backward(grad: Any) -> Any:
     return kernels.transpose(grad)
 
 
-@custom_op("tilekit::transpose", backward=_transpose_backward, fake=_like_turned)
+@_operator("tilekit::transpose", backward=_transpose_backward, fake=_like_turned)
 def _transpose(x: Tensor) -> DeviceOp[Any]:
     return kernels.transpose(x)

@@ -167,7 +167,10 @@ class CudaDriver(CudaGraphs):
 
     @property
     def native_work(self) -> NativeWork | None:
-        addresses = self._addresses("cuGraphLaunch", "cuMemcpyAsync", "cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async")
+        addresses = self._addresses(
+            "cuGraphLaunch", "cuMemcpyAsync", "cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async",
+            "cuTensorMapReplaceAddress",
+        )  # fmt: skip
         return None if addresses is None else NativeWork(*addresses)
 
     def _addresses(self, *names: str) -> list[int] | None:
