@@ -212,13 +212,16 @@ class _Operator:
         self.name, self.launch, self.names = name, launch, tuple(names)
         self.tensors, self.mutates = frozenset(tensors), mutates
         self.contiguous, self.count, self.like = contiguous, count, like
-        self.repeated = Repeated(name, self._op) if pure and not mutates else None
+        self.repeated = Repeated(name, self._taken, self._op) if pure and not mutates else None
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The operator, with memory."""
-        arguments, arrays = self._taken(args, kwargs)
-        if self.repeated is not None and (results := self.repeated.call(arguments, arrays)) is not None:
+        if self.repeated is not None and not kwargs and (results := self.repeated.call(args)) is not None:
             return self._returned(results)
+        return self._run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        arguments, arrays = self._taken(args, kwargs)
         where = device_of(arrays, self.name)
         device = device_on(where)
         guests = Guests(where, device)
@@ -298,10 +301,9 @@ class _Operator:
 class _Gradients(_Operator):
     """The operator of a backward launch: its results are like arguments of another operator, and are known by that."""
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """The gradients."""
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         *arguments, like = args
-        gradients, wanted = super().call(*arguments), shapes_of(like)
+        gradients, wanted = super()._run(*arguments), shapes_of(like)
         if len(gradients) != len(wanted):
             raise ValueError(
                 f"{self.name}: the op has {len(gradients)} results, gradients are wanted by {len(wanted)} tensors: name those "

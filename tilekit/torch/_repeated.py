@@ -6,7 +6,7 @@ without a tensor or an op of tilekit's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from tilekit.torch._streams import address_on, stream_on
 
 __all__ = ["Repeated", "flat"]
 
+_Take = Callable[[tuple[Any, ...], dict[str, Any]], tuple[dict[str, Any], dict[str, torch.Tensor]]]
 _KEPT = 256  # kinds of arguments, of one operator
 # In the place of what is known: the arguments came up once; what is done for them cannot be repeated.
 _ONCE, _NEVER = "once", "never"
@@ -59,16 +60,20 @@ class _Work(NamedTuple):
         program: submits it, given the addresses of the arguments and then of what is new.
         new: what is new.
         results: how many of that are results.
-        device: where that is.
+        copies: whether arguments are copied, to have no gaps.
+        device: where all is.
     """
 
     program: MovableProgram
     new: tuple[_New, ...]
     results: int
+    copies: bool
     device: Device
 
-    def done(self, arrays: Iterable[torch.Tensor], who: str) -> list[torch.Tensor] | None:
+    def done(self, arrays: list[torch.Tensor], who: str) -> list[torch.Tensor] | None:
         """Submit it to PyTorch's current stream; the results. None, and nothing is done, where another device is current."""
+        if self.copies:
+            arrays = [array.contiguous() for array in arrays]
         addresses = [array.data_ptr() for array in arrays]
         results: list[Any] = [None] * self.results
         workspaces = []  # which are PyTorch's again, for what comes behind on the stream, when all is submitted
@@ -90,46 +95,53 @@ class Repeated:
 
     Args:
         who: the operator's name.
+        take: gives the arguments by their names, and those that are tensors, without gaps if that is wanted.
         make: makes the op, given the arguments, with tensors of tilekit's.
     """
 
-    def __init__(self, who: str, make: Callable[[dict[str, Any]], DeviceOp[Any]]) -> None:
-        self._who, self._make = who, make
+    def __init__(self, who: str, take: _Take, make: Callable[[dict[str, Any]], DeviceOp[Any]]) -> None:
+        self._who, self._take, self._make = who, take, make
         self._known: dict[tuple[Any, ...], _Work | str] = {}
 
-    def call(self, arguments: dict[str, Any], arrays: dict[str, torch.Tensor]) -> list[torch.Tensor] | None:
-        """Do what is done for such arguments, of which `arrays` are tensors; the results. None, and nothing is done, if that is
-        not known. It is written down when they come up for the second time.
+    def call(self, args: tuple[Any, ...]) -> list[torch.Tensor] | None:
+        """Do what is done for such arguments; the results. None, and nothing is done, if that is not known. It is written down
+        when they come up for the second time.
         """
         if submitting.submission is not None:
             return None
-        key = _key(arguments, arrays)
+        key, arrays = _key(args)
         known = self._known.get(key)
+        if type(known) is _Work:
+            return known.done(arrays, self._who)
         if known is None:
             if len(self._known) >= _KEPT:
                 self._known.clear()
             self._known[key] = _ONCE
             return None
         if known is _ONCE:
-            known = self._known[key] = self._written(arguments, arrays) or _NEVER
-        return known.done(arrays.values(), self._who) if type(known) is _Work else None
+            self._known[key] = self._written(args) or _NEVER
+            return self.call(args)
+        return None
 
-    def _written(self, arguments: dict[str, Any], arrays: dict[str, torch.Tensor]) -> _Work | None:
+    def _written(self, args: tuple[Any, ...]) -> _Work | None:
         """What is done for them, and nothing is done; None if there is more to it than a program has."""
+        arguments, arrays = self._take(args, {})
         where = device_of(arrays, self._who)
         device = device_on(where)
         if device.driver.native is None or not all(array.numel() for array in arrays.values()):
             return None
         recording = _Recording(device, stream_on(device), self._who, Guests(where, device))
         try:
-            return self._read(recording, arguments, arrays)
+            return self._read(recording, args, arguments, arrays)
         except Exception:  # the op is run in the usual way, and fails if it was not for being written down
             return None
         finally:
             recording.discard()
             recording.forget()
 
-    def _read(self, recording: _Recording, arguments: dict[str, Any], arrays: dict[str, torch.Tensor]) -> _Work | None:
+    def _read(
+        self, recording: _Recording, args: tuple[Any, ...], arguments: dict[str, Any], arrays: dict[str, torch.Tensor]
+    ) -> _Work | None:
         device = recording.device
         tensors = {name: recording.guests.alone(name, array, self._who) for name, array in arrays.items()}
         with use_device(device):
@@ -147,7 +159,8 @@ class Repeated:
             new[own[0]] = _New(tensor.shape, tensor.strides, torch_dtype(tensor.dtype, self._who), number)
         memories += [storage.memory for storage, _ in recording.new]
         program = FAST_PATH.movable_program(device.driver, recording.nodes, memories)
-        return None if program is None else _Work(program, tuple(new), len(results), device)
+        copies = not all(any(array is given for given in args) for array in arrays.values())
+        return None if program is None else _Work(program, tuple(new), len(results), copies, device)
 
 
 class _Recording(Recording):
@@ -176,18 +189,19 @@ class _Recording(Recording):
         self.new.clear()
 
 
-def _key(arguments: dict[str, Any], arrays: dict[str, torch.Tensor]) -> tuple[Any, ...]:
-    """What all follows from: all but the addresses of the tensors."""
+def _key(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+    """What all follows from: all but the addresses of tensors. And the tensors."""
     key: list[Any] = []
-    for name, value in arguments.items():
-        array = arrays.get(name)
-        if array is not None:
-            key += (name, array.shape, array.stride(), array.dtype, array.data_ptr() % 16, array.get_device())
-        elif type(value) is float and not value:
-            key += (name, str(value))  # 0.0 == -0.0
+    arrays = []
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            arrays.append(value)
+            key += (value.shape, value.stride(), value.dtype, value.data_ptr() % 16, value.get_device())
+        elif type(value) is list:
+            key.append(tuple(value))
         else:
-            key += (name, type(value), tuple(value) if type(value) is list else value)
-    return tuple(key)
+            key += (type(value), value if value or type(value) is not float else str(value))  # 0.0 == -0.0
+    return tuple(key), arrays
 
 
 def flat(results: Any) -> Iterator[Any]:
