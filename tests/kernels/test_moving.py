@@ -129,7 +129,7 @@ def test_embedding(device, rows, width, shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, **named)
-@pytest.mark.parametrize("shape", [(3, 5, 2, 8), (6, 4, 80), (2, 9, 3, 128), (1, 3, 33, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5, 2, 8), (6, 4, 80), (2, 9, 3, 128), (1, 3, 33, 2), (2, 3, 66, 64), (2, 130, 512)], ids=str)
 def test_rope(device, shape, dtype):
     positions, size = shape[-3], shape[-1]
     x = normal(shape, dtype)

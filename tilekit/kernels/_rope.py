@@ -17,14 +17,16 @@ __all__ = ["rope", "rope_backward"]
 
 
 @tk.kernel
-def _rope(y: tk.Out, x: tk.In, cos: tk.In, sin: tk.In, positions: int, back: tk.Const, dtype: tk.Const):
-    # Dimensions: token, head, half, place in the half.
+def _rope(y: tk.Out, x: tk.In, cos: tk.In, sin: tk.In, back: tk.Const, dtype: tk.Const):
+    # Dimensions: token, head, half, place in the half. The first two share an axis of the grid.
     heads, half = y.tile_shape[1], y.tile_shape[3]
-    token, group = tk.bid(0), tk.bid(1)
+    groups = tk.cdiv(x.shape[1], heads)
+    token, group = tk.bid(0) // groups, tk.bid(0) % groups
+    position = token % cos.shape[0]
     a = tk.load(x, (token, group, 0, 0), (1, heads, 1, half)).astype(dtype)
     b = tk.load(x, (token, group, 1, 0), (1, heads, 1, half)).astype(dtype)
-    c = tk.load(cos, (token % positions, 0), (1, half)).astype(dtype)
-    s = tk.load(sin, (token % positions, 0), (1, half)).astype(dtype)
+    c = tk.load(cos, (position, 0), (1, half)).astype(dtype)
+    s = tk.load(sin, (position, 0), (1, half)).astype(dtype)
     if back:
         s = -s
     y.store(tk.cat((a * c - b * s, b * c + a * s), 2).astype(y.dtype))
@@ -70,7 +72,7 @@ def _turned(name, x, cos, sin, out, back):
 
     def steps(new):
         y = new(destination)
-        yield _rope(y.partition((1, group, 2, half)), source, cos, sin, max(1, positions), back, dtype)
+        yield _rope(y.partition((1, group, 2, half)), source, cos, sin, back, dtype)
         return shaped(y, x.shape) if out is None else out
 
     return Launches(x, steps, x)
