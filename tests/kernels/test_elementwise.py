@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 from closeness import FLOATS, close, normal
@@ -101,3 +102,24 @@ def test_dropout_drops_its_share(device):
     assert abs(kept.mean() - 0.75) < 0.004  # nearly five standard deviations
     other = kernels.dropout(api.ones(1 << 18), 0.25, 2).to_host().sync() != 0
     assert abs((kept & other).mean() - 0.5625) < 0.005
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=lambda d: np.dtype(d).name)
+def test_gelu_of_every_number_of_16_bits(device, dtype):
+    info = ml_dtypes.finfo(dtype)
+    x = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    x = x[np.abs(x.astype(np.float32)) <= float(info.max)]
+    wide = x.astype(np.float64)
+    bell = np.exp(-0.5 * wide * wide)
+    below = 0.5 * np.vectorize(math.erfc, otypes=[np.float64])(-wide / math.sqrt(2))
+    ones = f(np.ones_like(x)).sync()
+    for result, exact in (
+        (kernels.gelu(f(x)), wide * below),
+        (kernels.gelu_backward(ones, f(x)), below + wide * bell / math.sqrt(2 * math.pi)),
+    ):
+        y = result.to_host().sync()
+        ulp = 2.0 ** (np.frexp(np.maximum(np.abs(exact), float(info.smallest_normal)))[1] - 1 - info.nmant)
+        # Half an ulp is the rounding; where the slope crosses zero, what is left of its two parts.
+        assert (np.abs(y.astype(np.float64) - exact) <= 0.52 * ulp + 1e-6).all()
+    far = np.array([-np.inf, np.inf, np.nan]).astype(dtype)
+    assert np.array_equal(kernels.gelu(f(far)).to_host().sync().astype(np.float32), [np.nan, np.inf, np.nan], equal_nan=True)

@@ -36,11 +36,31 @@ def _twice(t):
     return t * (1.5957691216057308 + 0.07135481627260025 * t * t)
 
 
+@tk.function
+def _bell(t):
+    """exp(-t**2 / 2), by one approximate exponential."""
+    return tk.exp2(-0.7213475204444817 * t * t, flush_to_zero=True)
+
+
+@tk.function
+def _below(t, bell):
+    """The part of a normal distribution below `t`, (1 + erf(t / sqrt(2))) / 2, given `_bell(t)`.
+
+    Of its tail a polynomial of r = 1 / (1 + 0.306 * abs(t)) times the bell, fitted to the least relative error: 3.2e-6.
+    """
+    r = tk.truediv(1.0, 1.0 + 0.306 * abs(t), rounding_mode="approx")
+    by_bell = 0.12240812 + r * (0.11708873 + r * (0.14049598 + r * (-0.0026852399 + r * (0.19990345 - 0.077212595 * r))))
+    tail = r * bell * by_bell
+    return tk.where(t > 0.0, 1.0 - tail, tail)
+
+
 @tk.kernel
 def _gelu(y: tk.Out, x: tk.In, tanh: tk.Const, dtype: tk.Const):
     t = tk.load_tile_like(x, y).astype(dtype)
     if tanh:
         y.store((t * tk.sigmoid(_twice(t))).astype(y.dtype))
+    elif dtype != y.dtype:  # of 16 bits, in which nobody sees the difference
+        y.store((t * _below(t, _bell(t))).astype(y.dtype))
     else:
         y.store((0.5 * t * (1.0 + tk.erf(t * 0.7071067811865476))).astype(y.dtype))
 
@@ -51,6 +71,9 @@ def _gelu_backward(dx: tk.Out, dy: tk.In, x: tk.In, tanh: tk.Const, dtype: tk.Co
     if tanh:
         s = tk.sigmoid(_twice(t))
         slope = s + t * s * (1.0 - s) * (1.5957691216057308 + 0.21406444881780076 * t * t)
+    elif dtype != dx.dtype:
+        bell = _bell(t)
+        slope = _below(t, bell) + 0.3989422804014327 * t * bell
     else:
         density = 0.3989422804014327 * tk.exp(-0.5 * t * t)
         slope = 0.5 * (1.0 + tk.erf(t * 0.7071067811865476)) + t * density
