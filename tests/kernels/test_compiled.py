@@ -13,7 +13,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api, kernels
-from tilekit.kernels import _loss, _norm, _scan, _selection, epilogues
+from tilekit.kernels import _embedding, _loss, _norm, _scan, _selection, epilogues
 from tilekit.kernels._gemm import grouped, products
 
 B, H, F, D = tk.bfloat16, tk.float16, tk.float32, tk.float64
@@ -127,8 +127,10 @@ KERNELS = {
     "transpose f16": (lambda: kernels.transpose(m(4096, 4096, dtype=H)), 56),
     "transpose f64": (lambda: kernels.transpose(m(4096, 4096, dtype=D)), 56),
     "cumsum f32": (rows(kernels.cumsum, 4096), 72),
+    "cumsum f32 16384": (rows(kernels.cumsum, 16384), 112),
     "cumsum f16": (rows(kernels.cumsum, 4096, H), 64),
     "cumsum f32, reverse": (rows(lambda x: kernels.cumsum(x, reverse=True), 4096), 72),
+    "cumsum f16 16384": (rows(kernels.cumsum, 16384, H), 88),
     "cumsum i64": (lambda: kernels.cumsum(i64(ROWS, 2048)), 176),
     "cumsum from": (lambda: cumsum_from(False), 112),
     "cumsum from, reverse": (lambda: cumsum_from(True), 112),
@@ -187,6 +189,21 @@ def test_a_histogram_is_counted_in_shared_memory(dtype, bins, elements, target):
     assert not re.search(r"\b(BRA|LDL|STL|ATOMS\.ADD|ATOMS\.CAS)\b", "\n".join(counting))
     assert len(counting) <= 9 * elements + 60
     assert kernel.registers <= 64, "for 32 warps on a multiprocessor"
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize(("width", "dtype", "word"), [(65, H, "U16"), (62, F, "64"), (63, F, ""), (4098, H, "")], ids=str)
+def test_an_embedding_of_odd_rows(width, dtype, word, target):
+    """By the widest words that a row is a whole number of, lanes next to each other, and no division but by multiplying."""
+    op = launch_in(kernels.embedding(m(50000, width, dtype=dtype), m(65536, dtype=tk.int32)))
+    store = next(access for access in op.explain(target=target).accesses if access.kind == "store")
+    assert store.coalesced == 1
+    kernel = op.compile(target=target)
+    accesses = Counter(re.findall(r"\b((?:LDG|STG)[.\w]*)", kernel.sass))
+    words = _embedding._BY_ELEMENTS // {"U16": 2, "64": 8, "": 4}[word] // kernel.block[0]
+    assert accesses[".".join(("STG", "E", word)).rstrip(".")] == words
+    assert not re.search(r"\b(CALL|I2F|LDL|STL)\b", kernel.sass)
+    assert kernel.registers <= 72
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])

@@ -1,11 +1,15 @@
 """Rows of a table by index (an embedding), and the gradient: rows added up by index.
 
-The forward pass is a copy: a block reads an index, and then a part of that row, 16 bytes a thread. In the backward pass several
-rows may go to one place, so they are added by atomic operations, in float32; the order in which they meet, and with it the last
-bits of the result, differs from run to run on a GPU.
+The forward pass is a copy. Of long rows a block reads an index, and then a part of that row, 16 bytes a thread. Short ones, and
+those that are no whole number of 16 bytes, are written one behind the other, each block a piece of the whole; their elements are
+looked up one by one, as the widest integers that a row is a whole number of. In the backward pass several rows may go to one
+place, so they are added by atomic operations, in float32; the order in which they meet, and with it the last bits of the result,
+differs from run to run on a GPU.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import tilekit as tk
 from tilekit import api
@@ -28,11 +32,24 @@ from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["embedding", "embedding_backward"]
 
+_LONG = 512  # bytes of a row that is worth a block of its own
+_BY_ELEMENTS = 8192  # bytes of a block's piece where elements are looked up one by one
+_WORDS = (tk.int64, tk.int32, tk.int16, tk.int8)
+
 
 @tk.kernel
 def _embedding(y: tk.Out, table: tk.In, ids: tk.In):
     row = tk.load(ids, tk.bid(0), ())
     y.store(tk.load(table, (row, tk.bid(1)), y.tile_shape))
+
+
+@tk.kernel
+def _embedding_by_elements(y: tk.Out, table: tk.In, ids: tk.In, width: tk.Const, index: tk.Const):
+    (tile,) = y.tile_shape
+    at = tk.arange(tile, dtype=index) + tk.bid(0) * tile
+    row = at // width
+    inside = row < ids.shape[0]
+    y.store(tk.gather(table, (tk.gather(ids, row, mask=inside), at % width), mask=inside))
 
 
 @tk.kernel
@@ -65,8 +82,16 @@ def embedding(table: Operand, ids: Operand, *, out: Tensor | None = None) -> Dev
     width, limit = power(table.shape[1]), max(1, 8192 // table.itemsize)
     columns, rows = min(width, limit), shaped(ids, (ids.size,))
 
+    word = None if on_cpu(table) else _word(table, destination)
+
     def steps(new):
         y = new(destination)
+        if word is not None:
+            elements = y.reshape(-1).reinterpret(word)
+            tile, count = _BY_ELEMENTS // word.itemsize, table.shape[1] * table.itemsize // word.itemsize
+            index = index_dtype(elements.size)
+            yield _embedding_by_elements(elements.partition(tile), table.reinterpret(word), rows, count, index)
+            return shaped(y, shape) if out is None else out
         launch = _embedding(y.partition((1, columns)), table, rows)
         yield launch.num_warps(max(1, min(8, columns * table.itemsize // 1024)))
         return shaped(y, shape) if out is None else out
@@ -109,6 +134,19 @@ def embedding_backward(grad: Operand, ids: Operand, rows: int) -> DeviceOp[Tenso
         return total if dtype == grad.dtype else (yield tk.value(total).astype(grad.dtype))
 
     return Launches(grad, steps, Spec((rows, width), grad.dtype))
+
+
+def _word(table: Tensor, destination: Any) -> Any:
+    """As what the elements of short rows, and of those that are no whole number of 16 bytes, are looked up; None for others."""
+    nbytes = table.shape[1] * table.itemsize
+    if not nbytes or (nbytes % 16 == 0 and nbytes >= _LONG) or table.strides[1] != 1:
+        return None
+    if isinstance(destination, Tensor) and not destination.is_contiguous:
+        return None
+    units = [nbytes, table.strides[0] * table.itemsize, table.align]
+    if isinstance(destination, Tensor):
+        units.append(destination.align)
+    return next(dtype for dtype in _WORDS if all(unit % dtype.itemsize == 0 for unit in units))
 
 
 def _check(name, table, ids):

@@ -26,6 +26,9 @@ from tilekit.ops import DeviceOp
 
 __all__ = ["cumsum"]
 
+# Bytes of a row that one block scans, and of a tile of longer ones. What is scanned at once is read once; smaller tiles leave a
+# multiprocessor room for several blocks.
+_LONGEST, _TILE = 1 << 16, 1 << 15
 _DTYPES = (tk.float16, tk.bfloat16, tk.float32, tk.float64, tk.int32, tk.int64)
 
 
@@ -86,9 +89,9 @@ def cumsum(x: Operand, *, reverse: bool = False, out: Tensor | None = None) -> D
 def _scanned(new, y, x, dtype, reverse):
     """The steps that write the running sums of the rows of `x` to `y`, of each from behind if `reverse`."""
     count, length = x.shape
-    longest = 32768 // max(4, x.itemsize)
-    columns = min(power(length), longest)
-    warps = max(1, min(8, columns * max(4, x.itemsize) // 2048))
+    width = max(4, x.itemsize)  # as it is calculated
+    columns = power(length) if power(length) * width <= _LONGEST else _TILE // width
+    warps = max(1, min(columns * width // 2048, 8 if columns * width <= _TILE else 16))
     elements = 1 << 15 if on_cpu(x) else 512 * warps
     tile = (min(power(count), max(1, elements // columns)), columns)
     tiles = -(-length // columns)
