@@ -1,9 +1,10 @@
 """What products of matrices share: dtypes, and how they are dealt out to blocks, by tiles, warps, and parts of long sums.
 
 On GPUs of compute capability 9.0 the candidates are compared by a model of what a multiprocessor does with a tile, in clocks: the
-tensor cores multiply and add so many elements, and so many bytes of operands go into and out of shared memory, whichever takes
-longer; what comes before and after the loop is not hidden. The numbers are an H200's. Elsewhere, and for operands that no ring of
-stages takes, tiles follow from the dtype.
+tensor cores multiply and add so many elements, so many bytes of operands go into and out of shared memory, and so many come from
+the L2 cache, whichever takes longest; what comes before and after the loop is not hidden. The numbers are an H200's. Elsewhere,
+and for operands that no ring of stages takes, tiles follow from the dtype; those of exact products of float32 from which
+multiprocessor has most to do.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from tilekit.launch.launch import check_warps
 
 __all__ = ["FEW_ROWS", "Schedule", "check_splits", "check_tile", "result_dtype", "schedule_of", "sum_dtype"]
 
-# Of a multiprocessor, in a clock: products of elements, by the bytes that each has, and bytes into or out of shared memory.
-_PRODUCTS, _BYTES = 4096, 128
+# Of a multiprocessor, in a clock: products of elements, by the bytes that each has; bytes into or out of shared memory; and bytes
+# from the L2 cache. (Measured: 64 x 128 tiles of 768 x 6144 x 4096 take 84 us, those of 128 x 128 75.)
+_PRODUCTS, _BYTES, _CACHED = 4096, 128, 54
 # How long a warpgroup that adds up short sums of 8-bit floats takes for its part, in the time of the products alone; another one
 # may multiply meanwhile. And of how many columns at a time it does so, for each of which its rows of `a` are read.
 _SUMMING, _SUMMED_COLUMNS = 1.5, 128
@@ -56,7 +58,10 @@ _LOADED = {
     1: (128, 128, 64, 8, None),
     8: (64, 64, 16, 8, None),
 }
-_LOADED_TF32, _LOADED_F32 = (128, 128, 32, 8, None), (64, 64, 16, 8, None)
+_LOADED_TF32 = (128, 128, 32, 8, None)
+# Those of float32 without tensor cores: a thread of a large tile has 8 x 8 elements, and reads an operand for each 8 products; of
+# a small one 4 x 4. So much of its multiply-adds a multiprocessor gets to, then; two blocks of it wait in turns for their tiles.
+_EXACT, _EXACT_DEPTH, _EXACT_BLOCKS = {(128, 128): 0.85, (128, 64): 0.75, (64, 128): 0.75, (64, 64): 0.5}, 16, 2
 _LEAST = 16  # rows, columns and depth of a tile of tensor cores
 _MOST_SPLITS = 64
 _CPU_TILE = 256
@@ -90,12 +95,17 @@ class Schedule(NamedTuple):
         """The partition of the result, or of a batch of them, for these blocks."""
         batch = (1,) * (len(tensor.shape) - 2)
         tiles = math.prod(tensor.shape[:-2]) * -(-tensor.shape[-2] // self.rows) * -(-tensor.shape[-1] // self.columns)
-        together = self.rows * self.columns > _LARGE and self.num_warps >= 8 and tiles > self.blocks
+        together = _together(self.rows, self.columns, self.num_warps) and tiles > self.blocks
         return tensor.partition((*batch, self.rows, self.columns)).map(
             group=(*batch, _GROUP, _GROUP),
             num_blocks=self.blocks,
             cluster=(*batch, *_CLUSTER) if together else None,
         )
+
+
+def _together(rows: int, columns: int, warps: int) -> bool:
+    """Whether tiles are so large that a tile of `b` is loaded once for two blocks, if they visit several."""
+    return rows * columns > _LARGE and warps >= 8
 
 
 def sum_dtype(name: str, a: Any, b: Any, precision: str) -> Any:
@@ -176,8 +186,11 @@ def _schedule(
     elif staged:
         bk = _STAGED_BYTES // itemsize
         bm, bn, warps, parts = _cheapest(shape, count, itemsize, summed, beside, splits)
+    elif itemsize == 4 and not tf32 and not copied:
+        bm, bn, bk, warps, occupancy = _exact(shape, count, beside)
+        parts = splits or _parts(batch * -(-m // bm) * -(-n // bn), -(-k // bk), count)
     else:
-        loaded = _LOADED_TF32 if tf32 else _LOADED_F32 if itemsize == 4 else _LOADED[itemsize]
+        loaded = _LOADED_TF32 if tf32 else _LOADED[itemsize]
         bm, bn, bk, warps, occupancy = _COPIED if copied else loaded
         bm, bn, bk, warps = _smaller(shape, count, (bm, bn, bk, warps))
         occupancy = occupancy if bm * bn >= _LARGE and even and not beside else None
@@ -217,7 +230,10 @@ def _cheapest(
         groups, times = warps // 4, -(-bn // _SUMMED_COLUMNS) if summed else 1
         read = bm * times + groups * bn  # each warpgroup reads its rows of a, and all of b
         products = bm * bn * _STAGED_BYTES / _PRODUCTS
-        step = max(products, (read + bm + bn) * _STAGED_BYTES / _BYTES, _SUMMING * products / groups if summed else 0)
+        fetched = bm + (bn // 2 if _together(bm, bn, warps) and tiles > _held(count, warps) else bn)
+        shared, cached = (read + bm + bn) * _STAGED_BYTES / _BYTES, fetched * _STAGED_BYTES / _CACHED
+        step = max(products, shared, cached, _SUMMING * products / groups if summed else 0)
+        step += shared / 1000  # which decides between equals
         limit = 1 if batch > 1 else min(_MOST_SPLITS, steps, max(1, 2 * count // tiles))
         stream = stream_k(-(-m // bm), -(-n // bn), steps, _held(count, warps)) if batch == 1 else None
         ways: list[int | str] = list(range(1, limit + 1)) if splits is None else [1 if splits == "stream" else splits]
@@ -242,6 +258,22 @@ def _cheapest(
             if clocks < best:
                 best, chosen = clocks, (bm, bn, warps, parts)
     return chosen
+
+
+def _exact(shape: tuple[int, int, int, int], count: int, beside: int) -> tuple[int, int, int, int, int | None]:
+    """The tile, the warps, and the blocks of a multiprocessor for float32 operands whose products are exact: that with which the
+    multiprocessor that has most is done first.
+    """
+    batch, m, n, _ = shape
+    best, chosen = math.inf, (64, 64)
+    for (rows, columns), share in _EXACT.items():
+        bm, bn = (max(_LEAST, min(size, power(extent))) for size, extent in ((rows, m), (columns, n)))
+        clocks = -(-(batch * -(-m // bm) * -(-n // bn)) // count) * bm * bn / share
+        if clocks < best:
+            best, chosen = clocks, (bm, bn)
+    bm, bn = chosen
+    large = bm * bn >= _LARGE and not beside
+    return bm, bn, _EXACT_DEPTH, max(1, min(8, bm * bn // 512)), _EXACT_BLOCKS if large else None
 
 
 def _smaller(shape: tuple[int, int, int, int], count: int, tile: tuple[int, int, int, int]) -> tuple[int, int, int, int]:

@@ -1,0 +1,78 @@
+"""How products are dealt out: the choices of the model, against what was measured, and what small products get."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+import tilekit as tk
+from tilekit import api, kernels
+
+
+def launch_of(m, n, k, dtype, **options):
+    op = kernels.gemm(api.meta((m, k), dtype), api.meta((k, n), dtype), **options)
+    op.consumed()
+    launch = op.parts()[0]
+    launch.consumed()
+    return launch
+
+
+def tile_of(*asked, **options):
+    return launch_of(*asked, **options).arguments[0].tile_shape[-2:]
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile"),
+    [
+        # The best of 24 tiles and splits on an H200, by itself or with others.
+        ((192, 28672, 4096), (128, 256)),
+        ((768, 6144, 4096), (128, 128)),
+        ((512, 4096, 4096), (128, 128)),
+        ((552, 4424, 1048), (128, 256)),
+        ((1024, 1024, 4096), (64, 128)),
+        ((48, 14336, 4096), (64, 64)),
+        ((8192, 8192, 8192), (128, 256)),
+    ],
+    ids=str,
+)
+def test_tiles_are_those_that_were_measured_to_be_best(shape, tile):
+    assert tile_of(*shape, tk.bfloat16) == tile
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile"),
+    [
+        ((4096, 4096, 512), (128, 128)),
+        ((4096, 4100, 512), (128, 128)),
+        ((1000, 1000, 1000), (128, 64)),  # 64 tiles of 128 x 128 would leave half of the multiprocessors idle
+        ((2000, 2000, 500), (128, 128)),
+        ((2176, 2048, 500), (128, 64)),  # 272 tiles of 128 x 128 would take a third round for 8 of them
+        ((20, 4096, 512), (32, 64)),
+        ((3, 5, 7), (16, 16)),
+    ],
+    ids=str,
+)
+def test_tiles_of_exact_float32(shape, tile):
+    assert tile_of(*shape, tk.float32) == tile
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("n", [2048, 2047], ids=["even", "odd"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_thread_of_exact_float32_reads_an_operand_for_eight_products(n, turned, target):
+    a, b = api.meta((4096, n), tk.float32), api.meta((n, 4096), tk.float32)
+    op = kernels.gemm(a, api.meta((4096, n), tk.float32).T if turned else b)
+    op.consumed()
+    launch = op.parts()[0]
+    launch.consumed()
+    kernel = launch.compile(target=target)
+    assert kernel.registers <= 128, "two blocks of 8 warps on a multiprocessor"
+    assert kernel.spilled_bytes <= 32
+    found = Counter(re.findall(r"\b(FFMA|LDS(?:\.U)?(?:\.64|\.128)?)\b", kernel.sass))
+    read = sum(
+        found[name] * words for name, words in (("LDS", 1), ("LDS.64", 2), ("LDS.U.64", 2), ("LDS.128", 4), ("LDS.U.128", 4))
+    )
+    assert found["FFMA"] >= 512
+    assert found["FFMA"] >= 2.5 * read
