@@ -46,7 +46,7 @@ def _load() -> ModuleType | None:
     from tilekit.ops.fast_path import FAST_PATH
 
     FAST_PATH.kernel, FAST_PATH.launcher, FAST_PATH.program = classes.Kernel, launcher, program
-    FAST_PATH.movable_program = movable_program
+    FAST_PATH.movable_program, FAST_PATH.repeat = movable_program, _launch.repeat
 
     def recalls(op: type[Any], recipe: type[Any]) -> type[Any]:
         try:

@@ -25,7 +25,8 @@ typedef struct {
     int (*stream)(int32_t device_type, int32_t device_id, void **stream);
 } Exchange; /* DLPackExchangeAPI */
 
-enum { CPU = 1, CUDA = 2, MAJOR = 1, MOST_DIMENSIONS = 8, LAYOUTS_KEPT = 512, TYPES_KEPT = 8, MOST_DEFAULT = 1 /* CU_STREAM_LEGACY */ };
+enum { CPU = 1, CUDA = 2, MAJOR = 1, MOST_DIMENSIONS = 8, LAYOUTS_KEPT = 512, TYPES_KEPT = 8,
+       ALIGNED = 16, MOST_DEFAULT = 1 /* CU_STREAM_LEGACY */ };
 
 /* What is asked of Python, see `arrays` in _launch.pyi; kept. NULL until that was called. */
 static PyObject *make_layout, *find_stream, *all_devices, *refused;
@@ -237,6 +238,29 @@ otherwise:
 static PyObject *described(PyObject *Py_UNUSED(module), PyObject *array)
 {
     return describe(array, 1);
+}
+
+PyObject *likeness(PyObject *array, uint64_t *address)
+{
+    const Exchange *exchange = exchange_of(Py_TYPE(array));
+    Description it;
+    memset(&it, 0, sizeof it);
+    if (exchange == NULL || exchange->describe(array, &it) != 0 || it.lanes != 1 || it.ndim < 0 || it.ndim > MOST_DIMENSIONS ||
+        it.data == NULL) {
+        PyErr_Clear();
+        return Py_NewRef(Py_None);
+    }
+    *address = (uint64_t)(uintptr_t)it.data + it.byte_offset;
+    int64_t like[2 + 2 * MOST_DIMENSIONS], *extents = like + 2, step = 1;
+    like[0] = (int64_t)it.device.type << 32 | it.device.id;
+    like[1] = (int64_t)it.ndim << 32 | it.code << 16 | it.bits << 8 | (int64_t)(*address % ALIGNED);
+    for (int i = it.ndim - 1; i >= 0; i--) {
+        extents[i] = it.shape[i];
+        extents[it.ndim + i] = it.strides ? it.strides[i] : step;
+        step *= it.shape[i];
+    }
+    return step == 0 ? Py_NewRef(Py_None)
+                     : PyBytes_FromStringAndSize((char *)like, (Py_ssize_t)sizeof(int64_t) * (2 + 2 * it.ndim));
 }
 
 PyObject *array_as_tensor(PyObject *array)

@@ -15,6 +15,7 @@
  *   _recall.c    calls of ready-made kernels that look alike
  *   _recalled.c  ops of ready-made kernels that are recalled
  *   _recipe.c    what ready-made kernels are known to launch
+ *   _repeat.c    work of another library's operators that is done again
  *   _submit.c    running launches: alone, in a chain, in a row
  *   _waits.c     a stream that waits for a moment of another
  *
@@ -208,6 +209,7 @@ static int module_exec(PyObject *module)
                    PyModule_AddFunctions(module, exchange_functions) == 0 &&
                    PyModule_AddFunctions(module, recall_functions) == 0 &&
                    PyModule_AddFunctions(module, recalled_functions) == 0 &&
+                   PyModule_AddFunctions(module, repeat_functions) == 0 &&
                    PyModule_AddFunctions(module, memory_functions) == 0
                ? 0
                : -1;

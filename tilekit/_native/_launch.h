@@ -8,7 +8,7 @@
 
 #pragma GCC visibility push(hidden)
 
-enum { VERSION = 7 }; /* see attributes.py */
+enum { VERSION = 8 }; /* see attributes.py */
 
 /* What is read of Python's, and why, is described in attributes.py, in the same order: `prepare` compares the two.
  *
@@ -299,6 +299,11 @@ PyObject *make_calls_type(void);
 
 /* _program.c */
 enum { LAUNCH, GRAPH, COPY, FILL, FIELDS = 12 }; /* the kinds of steps, and how many numbers one has */
+enum { MOST_ADDRESSES = 128 };
+/* Whether it is a program that runs on other memory; which it does in a stream, given the addresses: LAUNCHED, SLOW if nothing was done, the
+ * driver's code, or FAILED with an exception. */
+int is_movable(PyObject *object);
+int run_at(PyObject *program, const uint64_t *addresses, Py_ssize_t known, void *stream);
 PyObject *make_program_type(void);
 
 /* _imports.c */
@@ -322,12 +327,18 @@ extern PyMethodDef memory_functions[];
 /* The tensor over an array of another library's on a GPU, a new reference; NULL, perhaps with an exception, if it is no such array, or
  * anything about it is unusual. */
 PyObject *array_as_tensor(PyObject *array);
+/* What an array has in common with others that look alike, a new reference to bytes, and its address; Py_None if it is no such array, or has
+ * no elements; NULL with an exception. */
+PyObject *likeness(PyObject *array, uint64_t *address);
 extern PyMethodDef exchange_functions[];
 
 /* _recall.c */
 /* What tells a call from others, see `key` in _launch.pyi: a new reference, None where anything is unusual; NULL with an exception. */
 PyObject *key_of(PyObject *function, PyObject *args, PyObject *kwargs, PyObject *plain, PyObject *tensors);
 extern PyMethodDef recall_functions[];
+
+/* _repeat.c */
+extern PyMethodDef repeat_functions[];
 
 /* _recalled.c */
 PyObject *make_recalls_type(void);

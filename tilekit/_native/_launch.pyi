@@ -145,6 +145,16 @@ def recalled(
 # do what its methods leave to Python. ImportError if the recipes have other fields than it was built to read.
 def recalls(op: type, recipe: type, in_python: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]], /) -> None: ...
 
+# Do what is known to be done for arguments that look alike. `known` has it by what such arguments have in common: (program, new,
+# results, copies, ordinal), with a Program that is moved; of new memory (shape, strides, dtype, result), the last None for
+# workspaces; how many results there are; whether arguments are copied before, which is left to the caller; and the number of the
+# device. `empty(shape, strides, dtype)` gives new memory, `stream_on(ordinal)` the address of a stream.
+# The results, or the driver's code if it refused; else what the arguments have in common, and nothing is done, since it is not
+# known, or another device is current. None where any argument is unusual.
+def repeat(
+    known: dict[Any, Any], args: tuple[Any, ...], empty: Callable[..., Any], stream_on: Callable[[int], int], /
+) -> list[Any] | int | tuple[Any, ...] | None: ...
+
 # As `StreamOrderedMemory._in_use`: what is not in use is taken out of the list, and let go. A storage in it is in use, too, while
 # anything else holds it.
 def in_use(waiting: list[Kept], /) -> list[Kept]: ...

@@ -248,15 +248,14 @@ out:
     return Py_BuildValue("iN", code, mark != NULL ? mark : Py_NewRef(Py_None));
 }
 
-/* Set the addresses in a copy of the steps and blocks; 0, perhaps with an exception, if some are not known. */
-static int set_addresses(const Program *self, char *copy, PyObject *addresses)
+/* Set the addresses in a copy of the steps and blocks; 0 if some are not known. */
+static int set_addresses(const Program *self, char *copy, const uint64_t *addresses, Py_ssize_t known)
 {
     const Move *moves = (const Move *)PyBytes_AS_STRING(self->moves);
     for (Py_ssize_t i = 0; i < PyBytes_GET_SIZE(self->moves) / (Py_ssize_t)sizeof *moves; i++) {
-        uint64_t address;
-        if (moves[i].base >= PyTuple_GET_SIZE(addresses) || !as_pointer(PyTuple_GET_ITEM(addresses, moves[i].base), &address))
+        if (moves[i].base >= known)
             return 0;
-        address += (uint64_t)moves[i].shift;
+        uint64_t address = addresses[moves[i].base] + (uint64_t)moves[i].shift;
         if (!moves[i].mapped)
             memcpy(copy + moves[i].at, &address, sizeof address);
         else if (self->replace(copy + moves[i].at, (void *)address) != 0)
@@ -282,33 +281,55 @@ static void set_parameters(Step *steps, Py_ssize_t count, char *blocks, void **p
     }
 }
 
-/* run_at(addresses, stream): LAUNCHED; SLOW if nothing was done; or the driver's code. */
-static PyObject *program_run_at(Program *self, PyObject *const *args, Py_ssize_t nargs)
+static PyTypeObject *program_type;
+
+int is_movable(PyObject *object)
 {
-    void *context = NULL, *stream;
-    if (nargs != 2 || !PyTuple_CheckExact(args[0]) || self->moves == NULL) {
-        PyErr_SetString(PyExc_TypeError, "expected a tuple of addresses and that of a stream, of a program that can be moved");
-        return NULL;
-    }
-    if (!as_pointer(args[1], &stream))
-        return NULL;
+    return Py_TYPE(object) == program_type && ((Program *)object)->moves != NULL;
+}
+
+int run_at(PyObject *program, const uint64_t *addresses, Py_ssize_t known, void *stream)
+{
+    Program *self = (Program *)program;
+    void *context = NULL;
     size_t of_steps = size_of_steps(self), blocks = (size_t)PyBytes_GET_SIZE(self->blocks);
     char *room = malloc(of_steps + 2 * blocks + 2 * ALIGNED); /* a parameter has no fewer bytes than its address */
-    if (room == NULL)
-        return PyErr_NoMemory();
+    if (room == NULL) {
+        PyErr_NoMemory();
+        return FAILED;
+    }
     char *copy = (char *)(((uintptr_t)room + ALIGNED - 1) / ALIGNED * ALIGNED);
     Py_ssize_t count = PyBytes_GET_SIZE(self->steps) / (Py_ssize_t)sizeof(Step);
     memcpy(copy, PyBytes_AS_STRING(self->steps), (size_t)PyBytes_GET_SIZE(self->steps));
     memcpy(copy + of_steps, PyBytes_AS_STRING(self->blocks), blocks);
     int code = SLOW;
-    if (self->launcher->current(&context) == 0 && context == self->launcher->context && set_addresses(self, copy, args[0])) {
+    if (self->launcher->current(&context) == 0 && context == self->launcher->context &&
+        set_addresses(self, copy, addresses, known)) {
         set_parameters((Step *)copy, count, copy + of_steps, (void **)(copy + of_steps + (blocks + 7) / 8 * 8));
         Py_BEGIN_ALLOW_THREADS
         code = submit_steps(self, (const Step *)copy, count, stream);
         Py_END_ALLOW_THREADS
     }
     free(room);
-    return PyErr_Occurred() ? NULL : PyLong_FromLong(code);
+    return code;
+}
+
+/* run_at(addresses, stream): LAUNCHED; SLOW if nothing was done; or the driver's code. */
+static PyObject *program_run_at(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    uint64_t addresses[MOST_ADDRESSES];
+    void *stream;
+    if (nargs != 2 || !PyTuple_CheckExact(args[0]) || PyTuple_GET_SIZE(args[0]) > MOST_ADDRESSES || !is_movable(self)) {
+        PyErr_SetString(PyExc_TypeError, "expected a tuple of addresses and that of a stream, of a program that can be moved");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[0]); i++)
+        if (!as_pointer(PyTuple_GET_ITEM(args[0], i), &addresses[i]))
+            return NULL;
+    if (!as_pointer(args[1], &stream))
+        return NULL;
+    int code = run_at(self, addresses, PyTuple_GET_SIZE(args[0]), stream);
+    return code == FAILED ? NULL : PyLong_FromLong(code);
 }
 
 static PyMethodDef program_methods[] = {
@@ -332,5 +353,7 @@ PyObject *make_program_type(void)
         .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
         .slots = slots,
     };
-    return PyType_FromSpec(&spec);
+    PyObject *type = PyType_FromSpec(&spec);
+    program_type = (PyTypeObject *)type; /* which the module keeps */
+    return type;
 }

@@ -34,7 +34,7 @@ from tilekit.ops.sites import INSIDE, RUNNING, site_of
 __all__ = ["CONSTANTS", "HELPERS", "NAMES", "SLOTS", "VERSION"]
 
 # Raised when a function of the module takes or gives something else than before: see `_launch.pyi`.
-VERSION = 7
+VERSION = 8
 
 # Of each class the attributes, and what for.
 SLOTS: Mapping[type, Mapping[str, str]] = {

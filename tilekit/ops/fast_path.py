@@ -77,11 +77,24 @@ class FastPath:
             `tilekit.kernels._recall`; None if it is not, or it cannot tell.
         recalls: `recalls(op, recipe)` says of which classes these ops and what is known are, and gives the class in the place of
             the first.
+        repeat: `repeat(known, args, empty, stream_on)` does what is known to be done for arguments of another library's operator,
+            see `tilekit.torch._repeated`; or gives what tells them from others, None if it cannot tell.
         program: `program(driver, nodes)` submits recorded nodes in one call; None if it cannot.
         movable_program: `movable_program(driver, nodes, memories)` does on other memory; None if it cannot.
     """
 
-    __slots__ = ("kernel", "key", "launcher", "launches", "movable_program", "new_tensors", "program", "recalled", "recalls")
+    __slots__ = (
+        "kernel",
+        "key",
+        "launcher",
+        "launches",
+        "movable_program",
+        "new_tensors",
+        "program",
+        "recalled",
+        "recalls",
+        "repeat",
+    )
 
     def __init__(self) -> None:
         self.kernel: type[Any] | None = None
@@ -90,6 +103,7 @@ class FastPath:
         self.launches: Callable[[tuple[Any, ...]], KnownLaunches] | None = None
         self.new_tensors: Callable[..., list[Any] | None] = lambda *_: None
         self.recalled: Callable[..., Any] = lambda *_: None
+        self.repeat: Callable[..., Any] = lambda *_: None
         self.recalls: Callable[[type[Any], type[Any]], type[Any]] = lambda op, _: op
         self.program: Callable[[Any, Sequence[Node]], Program | None] | None = None
         self.movable_program: Callable[[Any, Sequence[Node], Sequence[Memory]], MovableProgram | None] = lambda *_: None
