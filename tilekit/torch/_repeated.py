@@ -172,7 +172,7 @@ class Repeated:
             new[own[0]] = _New(tensor.shape, tensor.strides, torch_dtype(tensor.dtype, self._who), number)
         memories += [storage.memory for storage, _ in recording.new]
         program = FAST_PATH.movable_program(device.driver, recording.nodes, memories)
-        copies = not all(any(array is given for given in args) for array in arrays.values())
+        copies = not all(any(array is value for value in args) for array in arrays.values())
         return None if program is None else _Work(program, tuple(new), len(results), copies, device.ordinal)
 
 
