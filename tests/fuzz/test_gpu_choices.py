@@ -21,7 +21,6 @@ from tilekit_benchmarks.drawn.families import FAMILIES, drawn_case  # noqa: E402
 from tilekit_benchmarks.drawn.problem import Operands, error_of  # noqa: E402
 
 LIMITS = Limits(nbytes=(2**12, 2**20), extent=2**8, row=2**15, length=(2**3, 2**7), operations=2.0**24, shortest_us=0.0)
-BUDGET = 2.0
 
 
 @pytest.fixture
