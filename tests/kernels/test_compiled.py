@@ -440,7 +440,7 @@ def test_how_groups_come(name):
 
 @pytest.mark.parametrize(
     ("dtype", "target", "instruction", "budget"),
-    [(B, "sm_80", "HMMA.16816.F32.BF16", 208), (F, "sm_80", "FFMA", 128), (F, "sm_90a", "FFMA", 128)],
+    [(B, "sm_80", "HMMA.16816.F32.BF16", 208), (F, "sm_80", "FFMA", 168), (F, "sm_90a", "FFMA", 168)],
     ids=str,
 )
 def test_other_groups(dtype, target, instruction, budget, monkeypatch):

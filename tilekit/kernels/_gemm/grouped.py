@@ -125,7 +125,8 @@ def grouped_gemm(
             warp_specialize = False if exact or a.dtype == dtypes.float64 else None
             launch = _grouped(y.scattered(), a, b, offsets, wide, precision, warp_specialize).grid(blocks)
             launch = launch.generics(BM=schedule.rows, BN=schedule.columns, BK=schedule.depth).num_warps(schedule.num_warps)
-            yield launch if schedule.occupancy is None else launch.occupancy(schedule.occupancy)
+            # Exact sums take all of the registers that two blocks have, and which group a tile is of takes some, too.
+            yield launch if schedule.occupancy is None or exact else launch.occupancy(schedule.occupancy)
         elif y.size:
             yield filled(y)
         return y
