@@ -343,7 +343,7 @@ def test_products_of_other_types_that_threads_copy(name):
 
 
 OTHER_PRODUCTS = {
-    "f32": (lambda: product(4096, 4096, 4096, F), "FFMA", 104),
+    "f32": (lambda: product(4096, 4096, 4096, F), "FFMA", 128),
     "tf32": (lambda: product(4096, 4096, 4096, F, precision="tf32"), "HMMA.1688.F32.TF32", 168),
     "f64": (lambda: product(1024, 1024, 1024, D), "DMMA", 136),
     "fp8": (lambda: product(4096, 4096, 4096, tk.float8_e4m3fn), "HMMA.16816.F32", 168),
