@@ -28,7 +28,8 @@ def test_it_imports_no_compiler_and_no_peer():
 def test_it_takes_less_than_150_ms_more_than_numpy(tmp_path):
     """Of this thread's processor time, which other threads and programs do not change; the first run compiles the modules.
 
-    Virtual machines differ twofold from day to day: on a slow one it takes no more than twice what NumPy does (measured: 1.2 to 1.8 times).
+    Virtual machines differ twofold from day to day: on a slow one it takes no more than twice what NumPy does (measured: 1.2
+    to 1.8 times).
     """
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
