@@ -215,6 +215,22 @@ def cpu() -> Iterator[tk.Device]:
 
 
 @pytest.fixture
+def cpu_devices(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[tk.Device]]:
+    """Makes this a machine without a GPU, of so many CPU devices: these."""
+
+    def make(count: int) -> list[tk.Device]:
+        import tilekit._runtime.device as module
+        from tilekit._driver.discovery import Discovery
+
+        monkeypatch.setenv("TILEKIT_DEVICE", "cpu")
+        monkeypatch.setenv("TILEKIT_CPU_DEVICES", str(count))
+        monkeypatch.setattr(module, "_registry", module._Registry(lambda: Discovery(reason="none")))
+        return module.devices()
+
+    return make
+
+
+@pytest.fixture
 def checked(cpu: tk.Device, monkeypatch: pytest.MonkeyPatch) -> tk.Device:
     """The CPU device as it is under TILEKIT_CHECKS=1: kernels are interpreted, and races and unwritten reads found."""
     monkeypatch.setenv("TILEKIT_CHECKS", "1")

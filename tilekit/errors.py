@@ -7,6 +7,7 @@ Misuse of an API raises Python's own `TypeError` or `ValueError`. The classes he
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from itertools import takewhile
 from types import FrameType
 from typing import Any
@@ -17,6 +18,7 @@ __all__ = [
     "CompileError",
     "DeviceError",
     "DeviceUnavailableError",
+    "GroupError",
     "OutOfMemoryError",
     "SpillWarning",
     "TilekitError",
@@ -123,6 +125,18 @@ class DeviceError(TilekitError):
 
 class DeviceUnavailableError(DeviceError):
     """The device that was asked for does not exist here, or is too old. The text says what is missing."""
+
+
+class GroupError(DeviceError):
+    """A group of devices (`tilekit.Group`) is broken: a member is gone, late, or does something else than the others.
+
+    Attributes:
+        ranks: of whom the message speaks.
+    """
+
+    def __init__(self, message: str, *, ranks: Iterable[int] = ()) -> None:
+        self.ranks = tuple(ranks)
+        super().__init__(message)
 
 
 class OutOfMemoryError(DeviceError):

@@ -22,6 +22,7 @@ __all__ = [
     "CopyIn",
     "CopyOut",
     "Fill",
+    "HostWork",
     "Launch",
     "MemoryRange",
     "Node",
@@ -275,6 +276,19 @@ class CopyOut(Node):
         return (self.source,)
 
 
+class HostWork(Node):
+    """`Driver.submit`, of a CPU device. What it works on cannot be given other memory."""
+
+    __slots__ = ("work",)
+
+    def __init__(self, label: str, work: Callable[[], None], keep: Any) -> None:
+        super().__init__(label)
+        self.work, self.keep = work, keep
+
+    def enqueue(self, driver: Any, stream: StreamHandle) -> None:
+        driver.submit(stream, self.work, (self.keep,))
+
+
 class Captured(Node):
     """What somebody else submitted, as the driver captured it; or another graph's work.
 
@@ -324,3 +338,7 @@ class Recorder:
     def copy_to_host(self, target: np.ndarray[Any, Any], memory: Memory, offset: int, stream: StreamHandle) -> None:
         """See `Driver`."""
         self._add(CopyOut("copy to host", target, memory, offset))
+
+    def submit(self, stream: StreamHandle, work: Callable[[], None], keep: Sequence[Any] = ()) -> None:
+        """See `Driver`."""
+        self._add(HostWork("host work", work, keep))

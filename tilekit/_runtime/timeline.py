@@ -271,7 +271,7 @@ class Timeline:
             return False
         if mark.serial > self.completed:
             self.completed = mark.serial
-        return True
+        return not self._failures or self._check(mark.serial)
 
     def passed(self, serial: int) -> bool:
         """As `is_complete`, but a fault is nothing but one way to have passed, and stays to be raised to others."""
@@ -313,7 +313,14 @@ class Timeline:
             raise
         if mark.serial > self.completed:
             self.completed = mark.serial  # the marks up to it are forgotten when the next one is made
-        return True
+        return not self._failures or self._check(mark.serial)
+
+    def fail(self, serial: int, error: TilekitError) -> None:
+        """What was submitted between a moment and now has failed: for who knows of it otherwise than by the driver. Those who
+        wait for it are told once the driver says that it has passed.
+        """
+        with self._lock:
+            self._failures.extend((at, error) for at in range(serial, self.pending + 1))
 
     # signals
     def signal(self, serial: int, board: SignalBoard, slot: int) -> bool:

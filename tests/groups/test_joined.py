@@ -1,0 +1,318 @@
+"""Groups of a process each. The members are threads here, where that shows the same; processes where one is killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import tilekit as tk
+from tilekit import api
+from tilekit._groups import Group, free_address
+from tilekit._groups.control import parsed
+from tilekit.errors import GroupError
+
+LIMIT_S = 60
+
+
+@pytest.fixture
+def members(cpu_devices):
+    """Runs a function of (group, rank) as each of so many members; gives what each returns, or raised."""
+
+    def run(function, size, **options):
+        devices, address = cpu_devices(size), free_address()
+
+        def member(rank):
+            try:
+                with Group.join(rank, size, address=address, device=devices[rank], **{"timeout_s": LIMIT_S, **options}) as group:
+                    return function(group, rank)
+            except Exception as error:
+                return error
+
+        with ThreadPoolExecutor(size) as pool:
+            return list(pool.map(member, range(size), timeout=2 * LIMIT_S))
+
+    return run
+
+
+def results(found):
+    """None of them is an error."""
+    for value in found:
+        if isinstance(value, Exception):
+            raise value
+    return found
+
+
+def part(rank, shape=(6, 2), dtype=np.float32):
+    return (np.arange(np.prod(shape)).reshape(shape) % 7 + rank).astype(dtype)
+
+
+def test_collectives(members):
+    def use(group, rank):
+        assert (group.rank, group.ranks, group.size) == (rank, (rank,), 3)
+        x = api.from_host(part(rank)).sync() if rank == 0 else api.from_host(part(rank)).on(group.devices[0]).sync()
+        ops = [
+            group.all_reduce(x),
+            group.all_reduce(x, op="max"),
+            group.all_gather(x),
+            group.reduce_scatter(x),
+            group.broadcast(x, root=2),
+            group.all_to_all(x),
+        ]
+        assert ops[2].shape == (18, 2) and ops[3].shape == (2, 2)
+        return [op.sync().numpy() for op in ops]
+
+    parts = [part(rank) for rank in range(3)]
+    for rank, found in enumerate(results(members(use, 3))):
+        expected = [
+            sum(parts),
+            np.maximum.reduce(parts),
+            np.concatenate(parts),
+            sum(parts)[2 * rank : 2 * rank + 2],
+            parts[2],
+            np.concatenate([p[2 * rank : 2 * rank + 2] for p in parts]),
+        ]
+        for a, b in zip(found, expected, strict=True):
+            assert np.array_equal(a, b)
+
+
+def test_lazily_produced_tensors_and_dtypes(members):
+    def use(group, rank):
+        device = group.devices[0]
+        total = group.all_reduce(api.full((5,), rank + 1.0, tk.bfloat16).on(device)).sync()
+        flags = group.all_gather(api.from_host(np.array([rank == 1])).on(device)).sync()
+        return total.numpy().tolist(), flags.numpy().tolist()
+
+    assert results(members(use, 2)) == [([3.0] * 5, [False, True])] * 2
+
+
+def test_messages_and_barrier(members):
+    def use(group, rank):
+        device = group.devices[0]
+        follower, leader = (rank + 1) % 3, (rank - 1) % 3
+        x = api.from_host(part(rank)).on(device).sync()
+        group.send(x, follower).sync()
+        group.send(api.full((2,), float(rank)).on(device), follower).sync()
+        first, second = group.recv((6, 2), tk.float32, leader).sync(), group.recv((2,), tk.float32, leader).sync()
+        group.barrier().sync()
+        with pytest.raises(ValueError, match=f"this process is rank {rank}; leave source= out"):
+            group.send(x, 0, source=follower)
+        return first.numpy(), second.numpy()
+
+    for rank, (first, second) in enumerate(results(members(use, 3))):
+        assert np.array_equal(first, part((rank - 1) % 3)) and (second == (rank - 1) % 3).all()
+
+
+def test_hosts_exchange_values(members):
+    assert (
+        results(members(lambda group, rank: group.exchange({"rank": rank, "name": f"n{rank}"}), 2))
+        == [[{"rank": 0, "name": "n0"}, {"rank": 1, "name": "n1"}]] * 2
+    )
+
+
+def test_recorded_in_a_graph(members):
+    def use(group, rank):
+        device = group.devices[0]
+        stream = device.stream()
+        x = api.zeros((4,)).on(device).sync()
+        graph = group.all_reduce(x).graph_on(stream)
+        seen = []
+        for turn in range(3):
+            x.fill(float(rank + turn)).sync()
+            graph.run(stream)
+            stream.synchronize()
+            seen.append(graph.output.numpy()[0])
+        return seen
+
+    assert results(members(use, 2)) == [[1.0, 3.0, 5.0]] * 2
+
+
+def test_members_that_do_different_things(members):
+    def use(group, rank):
+        x = api.zeros((4,)).on(group.devices[0]).sync()
+        (group.all_reduce(x) if rank else group.all_gather(x)).sync()
+
+    for error in members(use, 2):
+        assert isinstance(error, GroupError)
+        assert (
+            "rank 0 submitted all_gather(float32 (4,)), rank 1 all_reduce(sum, float32 (4,)). "
+            "All members submit the same collectives in the same order" in str(error)
+        )
+        assert error.ranks == (1,)
+
+
+def test_members_that_expect_another_shape(members):
+    def use(group, rank):
+        device = group.devices[0]
+        group.send(api.zeros((4,)).on(device), 1).sync() if rank == 0 else group.recv((3,), tk.float32, 0).sync()
+        group.barrier().sync()
+
+    for error in members(use, 2):
+        assert isinstance(error, GroupError) and "rank 1 expects float32 (3,) from rank 0, which sent float32 (4,)" in str(error)
+
+
+def test_a_member_that_does_not_come(members):
+    """It is named, once the others have waited so long; whoever asks later learns the same."""
+    waited = threading.Barrier(2)
+
+    def use(group, rank):
+        if rank == 1:
+            waited.wait(LIMIT_S)
+            with pytest.raises(GroupError, match=r"rank 0 submitted number 1, barrier, and rank 1 did not within 0\.5 s"):
+                group.barrier().sync()
+            return
+        with pytest.raises(GroupError, match=r"and rank 1 did not within 0\.5 s") as caught:
+            group.barrier().sync()
+        assert caught.value.ranks == (1,)
+        waited.wait(LIMIT_S)
+
+    results(members(use, 2, timeout_s=0.5))
+
+
+def test_a_member_that_has_closed_the_group(members):
+    def use(group, rank):
+        if rank == 0:
+            with pytest.raises(GroupError, match="rank 1 closed the group before") as caught:
+                group.barrier().sync()
+            assert caught.value.ranks == (1,)
+            with pytest.raises(GroupError, match="is broken: .*rank 1 closed the group before"):
+                group.barrier().sync()
+
+    results(members(use, 2))
+
+
+def test_not_all_join(cpu_devices):
+    cpu_devices(1)
+    start = time.monotonic()
+    with pytest.raises(GroupError, match=r"rank 0 joined the group, and ranks 1, 2 did not within 0\.3 s") as caught:
+        Group.join(0, 3, address=free_address(), timeout_s=0.3)
+    assert caught.value.ranks == (1, 2) and time.monotonic() - start < LIMIT_S
+    with pytest.raises(GroupError, match=r"rank 1 could not reach rank 0 at .* within 0\.3 s"):
+        Group.join(1, 2, address=free_address(), timeout_s=0.3)
+
+
+def test_the_port_is_free_again_after_a_group_and_after_none(cpu_devices):
+    cpu_devices(1)
+    address = free_address()
+    for _ in range(2):
+        with pytest.raises(GroupError, match="rank 1 did not"):
+            Group.join(0, 2, address=address, timeout_s=0.1)
+    with Group.join(0, 1, address=address, timeout_s=LIMIT_S) as alone:
+        assert alone.all_reduce(api.ones((2,))).sync().numpy().tolist() == [1.0, 1.0]
+
+
+def test_two_of_one_rank(cpu_devices):
+    cpu_devices(1)
+    address = free_address()
+
+    def member(rank):
+        try:
+            Group.join(rank, 3, address=address, timeout_s=LIMIT_S)
+        except GroupError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(3) as pool:
+        assert set(pool.map(member, (0, 1, 1))) == {"two processes joined as rank 1: each needs a rank of its own"}
+
+
+def test_another_size(cpu_devices):
+    cpu_devices(1)
+    address = free_address()
+
+    def member(rank):
+        try:
+            Group.join(rank, 2 + rank, address=address, timeout_s=LIMIT_S)
+        except GroupError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert set(pool.map(member, (0, 1))) == {"rank 1 joined a group of 3, which rank 0 says has 2 members"}
+
+
+def test_another_key(cpu_devices):
+    cpu_devices(1)
+    address = free_address()
+
+    def member(rank):
+        try:
+            Group.join(rank, 2, address=address, timeout_s=1.0, key=b"mine" if rank else b"yours")
+        except GroupError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        host, stranger = pool.map(member, (0, 1))
+    assert "rank 0 joined the group, and rank 1 did not" in host
+    assert "has another key than rank 1: give all members the same" in stranger
+
+
+def test_a_port_that_is_taken(cpu_devices):
+    cpu_devices(1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(GroupError, match=f"rank 0 cannot listen on {address}.*take another one"):
+            Group.join(0, 2, address=address)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "match"),
+    [
+        ((2, 2), ValueError, "there is no rank 2 in a group of 2"),
+        ((-1, 2), ValueError, "there is no rank -1"),
+        ((0.0, 2), TypeError, "rank is an int, not 0.0"),
+        ((0, "2"), TypeError, "size is an int, not '2'"),
+    ],
+)
+def test_ranks_that_cannot_be(arguments, kind, match):
+    with pytest.raises(kind, match=match):
+        Group.join(*arguments, address="localhost:1")
+
+
+@pytest.mark.parametrize("address", ["localhost", ":29500", "localhost:http", "localhost:0", "localhost:70000", 29500, None])
+def test_addresses_that_are_none(address):
+    with pytest.raises((TypeError, ValueError), match="host:29500|node0:29500"):
+        parsed(address)
+
+
+# processes
+
+
+def _killed(rank, size, address, doing, said):
+    """A member of which rank 1 is killed."""
+    os.environ["TILEKIT_DEVICE"] = "cpu"
+    with Group.join(rank, size, address=address, timeout_s=LIMIT_S) as group:
+        x = api.full((1000,), float(rank)).sync()
+        assert group.all_reduce(x).sync().numpy()[0] == 3.0
+        doing.release()
+        start = time.monotonic()
+        try:
+            while True:
+                group.all_reduce(x).sync()
+        except GroupError as error:
+            said.put((rank, str(error), error.ranks, time.monotonic() - start))
+
+
+def test_a_killed_member_is_named_and_nobody_hangs():
+    """In the middle of collectives; well before the time-out."""
+    context = multiprocessing.get_context("spawn")
+    doing, said, address = context.Semaphore(0), context.Queue(), free_address()
+    processes = [context.Process(target=_killed, args=(rank, 3, address, doing, said)) for rank in range(3)]
+    for process in processes:
+        process.start()
+    try:
+        for _ in processes:
+            assert doing.acquire(timeout=LIMIT_S)
+        processes[1].kill()
+        told = sorted(said.get(timeout=LIMIT_S) for _ in range(2))
+        assert [(rank, message, ranks) for rank, message, ranks, _ in told] == [
+            (rank, "the process of rank 1 has ended", (1,)) for rank in (0, 2)
+        ]
+        assert max(seconds for *_, seconds in told) < LIMIT_S / 2
+    finally:
+        for process in processes:
+            process.kill() if process.exitcode is None and process is processes[1] else process.join(LIMIT_S)

@@ -1,0 +1,450 @@
+"""`Group`: devices that work together, in one process or one process each, and the collectives among them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+from tilekit import dtypes
+from tilekit._groups.call import Call
+from tilekit._groups.collective import Collective
+from tilekit._groups.control import HOST, WORK, Hub, Link, parsed
+from tilekit._groups.transport import AcrossProcesses, InProcess, Transport
+from tilekit._runtime.device import Device, default_device
+from tilekit._runtime.stream import Stream
+from tilekit._runtime.timeline import as_timeout
+from tilekit._tensor.shapes import as_shape
+from tilekit._tensor.tensor import Tensor
+from tilekit.errors import GroupError, TilekitError
+from tilekit.ops import DeviceOp, join_all, value
+from tilekit.ops.sources import as_op
+
+__all__ = ["Group"]
+
+_TIMEOUT_S = 600.0  # as PyTorch's, for NCCL
+_KEY = b"tilekit"
+
+_open: set[Group] = set()  # the joined ones: at the end of the process they are closed, so that nobody takes it for a loss
+
+
+@atexit.register
+def _close_all() -> None:
+    for group in tuple(_open):
+        group.close()
+
+
+class Group:
+    """Devices that work together: the members, which have ranks from 0.
+
+        with tk.Group(["cuda:0", "cuda:1"]) as group:                       # one process
+            sums = group.all_reduce([x0, x1]).sync()                        # a tensor on each device
+
+        with tk.Group.join(rank, 2, address="node0:29500") as group:        # a process each
+            total = group.all_reduce(x).sync()                              # this rank's tensor
+
+    Its methods build ops: lazy, awaitable, ordered with all other work by the memory that they use. In one process they take a
+    list with a tensor for each device (or an op that gives one), and give such a list; in a joined group they take and give this
+    rank's tensor. Where a tensor is expected, an op that gives one will do. On GPUs the work is NCCL's, on a stream of the
+    group's on each device; on CPU devices NumPy's, in the order of the ranks.
+
+    The members submit the same collectives in the same order. On CPU devices, and with `debug=True`, that is checked; on GPUs
+    without it two different ones wait for each other until the time-out. A group that a member was lost from, or late, is broken:
+    whoever waits for its work, or submits more, gets a GroupError that names the rank.
+
+    Args:
+        devices: one for each member, of one kind, each once. By default all of the default device's kind.
+
+    Attributes:
+        size: how many members there are, in all processes.
+        devices: those of this process.
+        ranks: of this process's members, in the order of `devices`.
+
+    Raises:
+        ValueError: no devices, two of one kind and one of another, or one twice.
+        ImportError: NCCL's Python package is missing, which GPUs need.
+    """
+
+    def __init__(self, devices: Sequence[Device | str] | None = None) -> None:
+        chosen = _devices(devices)
+        self._begin(chosen, len(chosen), tuple(range(len(chosen))))
+        if chosen[0].kind == "cuda":
+            from tilekit._groups.gpus import Gpus
+
+            self.transport: Transport = Gpus.in_process(self)
+        else:
+            self.transport = InProcess()
+
+    def _begin(self, devices: tuple[Device, ...], size: int, ranks: tuple[int, ...]) -> None:
+        self.devices, self.size, self.ranks = devices, size, ranks
+        self._streams = [device.stream(priority=-1) for device in devices]
+        self._lock = threading.Lock()
+        self._failure: GroupError | None = None
+        self._joined = self._closed = False
+        self._hub: Hub | None = None
+        self._host: Link | None = None
+        self._work: Link | None = None
+        self._mail: dict[tuple[int, int], list[Tensor]] = {}
+        self._timeout_s = _TIMEOUT_S
+
+    @classmethod
+    def join(
+        cls,
+        rank: int,
+        size: int,
+        *,
+        address: str,
+        device: Device | str | None = None,
+        timeout_s: float | None = None,
+        debug: bool = False,
+        key: bytes = _KEY,
+    ) -> Self:
+        """Join a group of `size` processes as its member `rank`. Blocks until all have joined.
+
+        Args:
+            rank: this process's, from 0. Rank 0 listens at `address`, for as long as the group lasts.
+            size: how many processes there are.
+            address: `host:port` of rank 0, the same in all processes.
+            device: this member's; by default the default one. All members' are of one kind.
+            timeout_s: how long members wait for each other, to join and in each collective, in seconds; 600 by default.
+            debug: check before each collective on GPUs that all members submit the same. That waits for all of them.
+            key: what members prove that they know, the same in all processes. Others cannot join; the data is not encrypted.
+
+        Raises:
+            TypeError, ValueError: no such rank; no address; the devices are of two kinds.
+            GroupError: not all members joined in time; it names those that are missing.
+        """
+        for name, number in (("rank", rank), ("size", size)):
+            if not isinstance(number, int) or isinstance(number, bool):
+                raise TypeError(f"Group.join: {name} is an int, not {number!r}")
+        if not 0 <= rank < size:
+            raise ValueError(f"Group.join: there is no rank {rank} in a group of {size}; ranks count from 0")
+        host_and_port = parsed(address)
+        seconds = as_timeout(_TIMEOUT_S if timeout_s is None else timeout_s, "Group.join") or threading.TIMEOUT_MAX
+        self = cls.__new__(cls)
+        self._begin(_devices([default_device() if device is None else device]), size, (rank,))
+        self._joined = True
+        self._hub = Hub(size, host_and_port, key, seconds) if rank == 0 else None
+        self._timeout_s = seconds
+        try:
+            self._connect(host_and_port, key, debug)
+        except BaseException:
+            for link in filter(None, (self._host, self._work)):
+                link.close()
+            if self._hub is not None:
+                self._hub.stop()
+            raise
+        _open.add(self)
+        return self
+
+    def _connect(self, address: tuple[str, int], key: bytes, debug: bool) -> None:
+        """Wait for the other processes, and find what moves the data."""
+        rank = self.rank
+        self._host = host = Link(HOST, rank, self.size, address, key, self._timeout_s)
+        self._work = work = Link(WORK, rank, self.size, address, key, self._timeout_s)
+        kinds = self.exchange(self.devices[0].kind)
+        if len(set(kinds)) > 1:
+            each = ", ".join(f"rank {rank} {kind}" for rank, kind in enumerate(kinds))
+            raise ValueError(f"Group.join: the members' devices are of two kinds: {each}")
+        if kinds[0] == "cuda":
+            from tilekit._groups.gpus import Gpus
+
+            self.transport = Gpus.joined(self, host, work if debug else None, self._timeout_s)
+        else:
+            self.transport = AcrossProcesses(self, work)
+
+    @property
+    def rank(self) -> int:
+        """This process's, in a joined group. AttributeError in one process, which has all of them."""
+        if not self._joined:
+            raise AttributeError(f"{self!r} is of one process, which has all ranks: see .ranks")
+        return self.ranks[0]
+
+    # collectives
+
+    def all_reduce(self, x: Any, op: str = "sum", out: Any = None) -> DeviceOp[Any]:
+        """Each member gets the reduction of all members' tensors, element by element.
+
+        Floats of 8 and 16 bits are summed in float32 on CPU devices, and by NCCL in the precision that it chooses.
+
+        Args:
+            x: a tensor for each member, of one shape and dtype.
+            op: "sum", "prod", "max", "min", or, of floats, "avg".
+            out: where to, as `x`; the same tensors will do. By default new ones.
+
+        Raises:
+            TypeError, ValueError: what `x` is not as above, or another number of tensors than members.
+            GroupError: when it runs: the group is broken, or closed.
+        """
+        return self._collective("all_reduce", x, out, op=op)
+
+    def all_gather(self, x: Any, out: Any = None) -> DeviceOp[Any]:
+        """Each member gets all members' tensors, of shape (n, ...), behind each other along dimension 0: (size * n, ...)."""
+        return self._collective("all_gather", x, out)
+
+    def reduce_scatter(self, x: Any, op: str = "sum", out: Any = None) -> DeviceOp[Any]:
+        """Each member gets its part of the reduction of all members' tensors: of (size * n, ...), which are (n, ...)."""
+        return self._collective("reduce_scatter", x, out, op=op)
+
+    def broadcast(self, x: Any, root: int = 0, out: Any = None) -> DeviceOp[Any]:
+        """Each member gets the tensor of the member `root`. The others' tensors say the shape and dtype."""
+        return self._collective("broadcast", x, out, root=root)
+
+    def all_to_all(self, x: Any, out: Any = None) -> DeviceOp[Any]:
+        """Each member's tensor is cut along dimension 0 into a part for each; each gets its parts, in the order of the ranks."""
+        return self._collective("all_to_all", x, out)
+
+    def send(self, x: Any, to: int, *, source: int | None = None) -> DeviceOp[None]:
+        """Send a tensor to the member `to`, which receives it with `recv`. What is sent first arrives first.
+
+        Args:
+            x: the tensor, of the member that sends.
+            to: the rank that it goes to.
+            source: in one process, the rank that sends; in a joined group it is this one.
+        """
+        sender = self._member("send", source)
+        self._check_rank("send", to)
+
+        def sending(tensor: Any) -> DeviceOp[None]:
+            self._check("send", tensor, sender)
+            call = Call(kind="send", shape=tensor.shape, dtype=tensor.dtype, root=to)
+            if self._joined:
+                return Collective(self, call, [tensor], None, joined=True)
+            posted = self._mail.setdefault((sender, to), [])
+            return DeviceOp.map(tensor.dup(), posted.append)
+
+        return self._of(x, sending, "send")
+
+    def recv(self, shape: Any, dtype: Any, source: int, *, to: int | None = None) -> DeviceOp[Tensor]:
+        """Receive a tensor that the member `source` sends.
+
+        Args:
+            shape, dtype: the tensor's, which the sender's must have.
+            source: the rank that it comes from.
+            to: in one process, the rank that receives, and where `send` runs before; in a joined group it is this one.
+        """
+        receiver = self._member("recv", to)
+        self._check_rank("recv", source)
+        call = Call(kind="recv", shape=as_shape(shape), dtype=dtypes.as_dtype(dtype), root=source)
+        if self._joined:
+            return Collective(self, call, [], None, joined=True)
+
+        def receiving(_: None) -> DeviceOp[Tensor]:
+            letters = self._mail.get((source, receiver))
+            if not letters:
+                raise GroupError(
+                    f"recv: rank {receiver} has nothing from rank {source}. In one process the send has to run first",
+                    ranks=(source, receiver),
+                )
+            if (letters[0].shape, letters[0].dtype) != (call.shape, call.dtype):
+                raise ValueError(f"recv: rank {source} sent {letters[0].dtype.name} {letters[0].shape}, not {call}")
+            return letters.pop(0).to(self.devices[receiver])
+
+        return value(None).then(receiving)
+
+    def barrier(self) -> DeviceOp[None]:
+        """Done when all members have come to it, and all that they had submitted to the group before."""
+        return Collective(self, Call(kind="barrier", shape=(), dtype=dtypes.float32), [], None, joined=self._joined)
+
+    def exchange(self, data: Any) -> list[Any]:
+        """What the hosts of all members give, by rank: numbers, strings, lists and dicts of them. Blocks.
+
+        Raises:
+            TypeError: the group is of one process.
+            GroupError: a member is lost, or late.
+        """
+        if self._host is None:
+            raise TypeError(f"exchange: {self!r} is of one process, which has all that there is to exchange")
+        self._check_open()
+        try:
+            return self._host.exchange(data)
+        except GroupError as error:
+            self.broken(error)
+            raise
+
+    # its end
+
+    def close(self) -> None:
+        """Leave the group. Waits for the work that was submitted; rank 0 also until the others have left, up to the time-out."""
+        if self._closed:
+            return
+        self._closed = True
+        _open.discard(self)
+        if self._failure is None:
+            for stream in self._streams:
+                with contextlib.suppress(TilekitError):  # whoever waits for the work is told
+                    stream.synchronize()
+        self.transport.close()
+        for link in filter(None, (self._host, self._work)):
+            link.close()
+        if self._hub is not None:
+            self._hub.wait_for_others(self._timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if error is not None and self._failure is None:
+            self.broken(GroupError(f"{self!r} was left by an error", ranks=self.ranks))
+        self.close()
+
+    def broken(self, error: Exception) -> None:
+        """Nothing more can be done together (internal)."""
+        if self._failure is None:
+            self._failure = (
+                error if isinstance(error, GroupError) else GroupError(f"{self!r} is broken: {error}", ranks=self.ranks)
+            )
+
+    # for the ops
+
+    @contextlib.contextmanager
+    def submitting(self) -> Iterator[None]:
+        """Around the submission of a collective: one at a time, so that all devices have them in one order (internal)."""
+        with self._lock:
+            self._check_open()
+            yield
+
+    def streams(self) -> list[Stream]:
+        """The streams of the members' devices. What failed there before was told to those who waited (internal)."""
+        for stream in self._streams:
+            try:
+                stream.query()
+            except TilekitError:
+                with contextlib.suppress(TilekitError):
+                    stream.synchronize()
+        return self._streams
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise GroupError(f"{self!r} is broken: {self._failure}", ranks=self._failure.ranks) from self._failure
+        if self._closed:
+            raise GroupError(f"{self!r} was closed: what it does runs before", ranks=self.ranks)
+
+    def _collective(self, kind: str, x: Any, out: Any, *, op: str = "", root: int = 0) -> DeviceOp[Any]:
+        if out is not None:
+            out = self._tensors(kind, [out] if self._joined else out, "out")
+
+        def of(tensors: Any) -> DeviceOp[Any]:
+            inputs = self._tensors(kind, [tensors] if self._joined else tensors)
+            call = self._call(kind, inputs, op, root)
+            call.check(self.size)
+            if out is not None:
+                _check_out(call, self.size, inputs, out)
+            return Collective(self, call, inputs, out, joined=self._joined)
+
+        if not self._joined and not isinstance(x, DeviceOp):
+            x = self._lazy(kind, x)
+        return self._of(x, of, kind)
+
+    def _lazy(self, kind: str, x: Any) -> Any:
+        """A list of tensors as it is; with ops in it, an op that gives it, each on its device and all at once."""
+        if not isinstance(x, (list, tuple)) or not any(isinstance(part, DeviceOp) for part in x):
+            return x
+        if len(x) != len(self.devices):
+            self._refuse_count(kind, x)
+        ops = [as_op(part).on(device) for part, device in zip(x, self.devices)]
+        return join_all(ops, parallel=True)
+
+    def _of(self, x: Any, function: Any, kind: str) -> DeviceOp[Any]:
+        if isinstance(x, DeviceOp):
+            op = x.then(function)
+            op._label = kind
+            return op
+        op = function(x)
+        assert isinstance(op, DeviceOp), "what the functions above return"
+        return op
+
+    def _tensors(self, kind: str, x: Any, what: str = "x") -> list[Tensor]:
+        """A tensor with memory for each device of this process."""
+        if not isinstance(x, (list, tuple)):
+            raise TypeError(
+                f"{kind}: {self!r} is of one process, so {what} is a list with a tensor for each of {len(self.devices)} devices, "
+                f"not {type(x).__name__}"
+            )
+        if len(x) != len(self.devices):
+            self._refuse_count(kind, x, what)
+        for tensor, rank in zip(x, self.ranks):
+            self._check(kind, tensor, rank, what)
+        return list(x)
+
+    def _check(self, kind: str, tensor: Any, rank: int, what: str = "x") -> None:
+        """Whether that is a tensor of this process's member `rank`."""
+        device = self.devices[self.ranks.index(rank)]
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{kind}: {what} of rank {rank} is a tensor, or an op that gives one, not {type(tensor).__name__}")
+        if tensor.storage is None:
+            raise TypeError(f"{kind}: {what} of rank {rank}, {tensor!r}, has no memory")
+        if tensor.device is not device:
+            raise ValueError(
+                f"{kind}: {what} of rank {rank} is on {tensor.storage.device.label}, and the member is {device.label}: bring it "
+                "there with .to(device)"
+            )
+
+    def _refuse_count(self, kind: str, x: Sequence[Any], what: str = "x") -> None:
+        for part in x:
+            if isinstance(part, DeviceOp):
+                part.consumed()
+        raise ValueError(f"{kind}: {len(x)} tensors for {what}, and {self!r} has {len(self.devices)} devices here: one for each")
+
+    def _call(self, kind: str, inputs: Sequence[Tensor], op: str, root: int) -> Call:
+        first = inputs[0]
+        for rank, tensor in zip(self.ranks, inputs):
+            if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
+                raise ValueError(
+                    f"{kind}: members bring tensors of one shape and dtype: rank {self.ranks[0]} has {first.dtype.name} "
+                    f"{first.shape}, rank {rank} {tensor.dtype.name} {tensor.shape}"
+                )
+        return Call(kind=kind, shape=first.shape, dtype=first.dtype, op=op, root=root)
+
+    def _member(self, kind: str, rank: int | None) -> int:
+        """Which of this process's members is meant."""
+        name = "source" if kind == "send" else "to"
+        if self._joined:
+            if rank not in (None, self.rank):
+                raise ValueError(f"{kind}: this process is rank {self.rank}; leave {name}= out")
+            return self.rank
+        if rank is None:
+            raise TypeError(f"{kind}: {self!r} is of one process: say with {name}= which rank does it")
+        self._check_rank(kind, rank)
+        return rank
+
+    def _check_rank(self, kind: str, rank: Any) -> None:
+        if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.size:
+            raise ValueError(f"{kind}: there is no rank {rank!r} in a group of {self.size}; ranks count from 0")
+
+    def __repr__(self) -> str:
+        if self._joined:
+            return f"<tilekit.Group of {self.size}, here rank {self.ranks[0]} on {self.devices[0].label}>"
+        return f"<tilekit.Group of {self.size}: {', '.join(device.label for device in self.devices)}>"
+
+
+def _devices(devices: Sequence[Device | str] | None) -> tuple[Device, ...]:
+    if devices is None:
+        from tilekit._runtime.device import devices as every
+
+        kind = default_device().kind
+        return tuple(device for device in every() if device.kind == kind)
+    if isinstance(devices, (str, Device)):
+        raise TypeError(f"Group takes a list of devices, not {devices!r}")
+    chosen = tuple(map(Device, devices))
+    if not chosen:
+        raise ValueError("Group: no devices; give one for each member")
+    if len({device.kind for device in chosen}) > 1:
+        raise ValueError(f"Group: devices of two kinds, {', '.join(device.label for device in chosen)}: take those of one")
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"Group: a device twice among {', '.join(device.label for device in chosen)}: each member has its own")
+    return chosen
+
+
+def _check_out(call: Call, size: int, inputs: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+    shape = call.result_shape(size)
+    for x, y in zip(inputs, out):
+        if (y.shape, y.dtype) != (shape, call.dtype):
+            raise ValueError(f"{call.kind}: out is {y.dtype.name} {y.shape}, and the result {call.dtype.name} {shape}")
+        if not y.is_contiguous:
+            raise ValueError(f"{call.kind}: out is not contiguous")
+        same = y.address == x.address and call.kind in ("all_reduce", "broadcast")
+        if not same and y.shares_memory(x):
+            raise ValueError(f"{call.kind}: out has memory of x's: give the same tensor where the shapes allow, or another one")
