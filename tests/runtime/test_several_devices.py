@@ -130,3 +130,57 @@ def test_the_data_parallel_example_uses_every_cpu_device():
     assert done.returncode == 0, done.stderr
     assert "3 devices" in done.stdout
     assert "the same picture" in done.stdout
+
+
+# chains that go from device to device
+
+START = np.arange(1, 65, dtype=np.float32)
+
+
+def scaled(x, g):
+    return scale(x.partition(32), g).first().unpartition()
+
+
+def added(x, value):
+    return x.dup().then(lambda copy: scaled(copy, value))
+
+
+@pytest.mark.parametrize("step", [scaled, added], ids=["launches", "other ops"])
+def test_a_chain_goes_on_where_its_tensors_are(pair, step):
+    """And comes back: what follows on either device comes after what was before it on the other."""
+    here, there = pair
+    x = on(here, START)
+    chain = step(x, 2.0).then(lambda a: a.to(there)).then(lambda b: step(b, 3.0)).then(lambda b: b.to(here))
+    result = chain.then(lambda c: step(c, 5.0)).sync()
+    assert result.device is here
+    np.testing.assert_array_equal(result.numpy(), START * 30.0)
+
+
+def test_parts_of_a_chain_on_each_device(pair):
+    here, there = pair
+    x, y = on(here, START), on(there, START)
+    first, second = tk.value((x, y)).apply(lambda a, b: tk.zip(scaled(a, 2.0), scaled(b, 4.0), parallel=True)).sync()
+    assert (first.device, second.device) == (here, there)
+    np.testing.assert_array_equal(second.numpy() - first.numpy(), START * 2.0)
+
+
+def test_what_a_chain_does_elsewhere_is_waited_for(pair):
+    """Nobody is told that the chain is done before its work on the other device is."""
+    here, there = pair
+    if here.kind != "cpu":
+        pytest.skip("a gate holds up a CPU device's stream, not a GPU's")
+    gate, y = threading.Event(), on(there, START)
+    with there.stream() as stream:
+        stream.device.driver.submit(stream.handle, lambda: gate.wait(30))
+        y.fill(1.0).async_on(stream)
+        future = tk.value(on(here, START)).then(lambda x: scaled(x, 2.0)).then(lambda _: scaled(y, 3.0)).schedule(here.policy)
+        assert not future.done()
+        gate.set()
+        np.testing.assert_array_equal(future.result().numpy(), np.full(64, 3.0))
+
+
+def test_a_chain_across_devices_cannot_be_recorded(pair):
+    here, there = pair
+    x = on(here, START)
+    with pytest.raises(TypeError, match="a part of it runs on .*and it on"):
+        scaled(x, 2.0).then(lambda a: a.to(there)).graph_on(here.stream())

@@ -10,6 +10,7 @@ import numpy as np
 
 from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
+from tilekit._runtime.stream import next_stream
 from tilekit._tensor.partition import Partition
 from tilekit._tensor.shapes import as_shape
 from tilekit._tensor.tensor import Tensor
@@ -21,6 +22,7 @@ from tilekit.ops import AsyncKernelLaunch, DeviceOp, Executable, Spec, Value
 from tilekit.ops.combinators import is_shallow
 from tilekit.ops.execution import Done, HostJob, Steps
 from tilekit.ops.host_values import moments, unwrap
+from tilekit.ops.sources import elsewhere
 
 if TYPE_CHECKING:
     from tilekit.compiler.cpu.explain import CpuExplanation
@@ -42,6 +44,7 @@ class KernelLaunch(AsyncKernelLaunch):
     __slots__ = ("_consumed", "_form", "_fresh", "_label", "_options", "_site", "_spent", "arguments", "kernel")
 
     _elsewhere = LAUNCHES
+    _finds_home = True
     kernel: Kernel
     arguments: tuple[Any, ...]
     _form: Form
@@ -229,7 +232,10 @@ class KernelLaunch(AsyncKernelLaunch):
 
     def _launch(self, ctx: ExecutionContext, plan: Plan, arguments: tuple[Any, ...]) -> Steps | Done:
         if plan.home is not ctx.device:
-            self._check_device(plan, ctx)
+            if plan.meta is not None:
+                raise TypeError(f"{self.label}: argument {plan.meta} is a meta tensor, without memory: only compile() takes it")
+            if plan.device is not None:
+                return elsewhere(lambda there: self._launch(there, plan, arguments), next_stream(plan.device.policy), ctx)
             plan = plan.on(ctx.device)
         if plan.native is not None and plan.native(ctx.stream, arguments, self._label or self.label) == 0:
             return Done(arguments)
@@ -256,12 +262,6 @@ class KernelLaunch(AsyncKernelLaunch):
         plan.keep(executable)
         self.enqueue(ctx, executable, *work)
         return arguments
-
-    def _check_device(self, plan: Plan, ctx: ExecutionContext) -> None:
-        if plan.meta is not None:
-            raise TypeError(f"{self.label}: argument {plan.meta} is a meta tensor, without memory: only compile() takes it")
-        if plan.device is not None:
-            raise ValueError(f"{self.label}: its tensors are on {plan.device!r}, the launch on {ctx.device!r}")
 
     def compile(self, target: str | None = None) -> CompiledKernel:
         """Compile the launch's specialisation without running it; needs no GPU, and no memory behind the tensors (`api.meta`).

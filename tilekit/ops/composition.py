@@ -33,6 +33,7 @@ class Composition:
     _side_by_side = False  # its parts need not run in one place
     _placed = False  # it has a device of its own
     _many = False  # it may be part of many ops
+    _finds_home = False  # it sees by itself that its tensors are on another device, and runs there
 
     def parts(self) -> tuple[DeviceOp[Any], ...]:
         """The ops that this one is made of."""

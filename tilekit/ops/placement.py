@@ -12,10 +12,9 @@ from tilekit._runtime.stream import Stream, next_stream
 from tilekit.errors import check_flag
 from tilekit.ops.combinators import Derived
 from tilekit.ops.execution import Done, HostJob, Run, Steps, Wait
-from tilekit.ops.host_values import Moment
 from tilekit.ops.methods import methods
 from tilekit.ops.op import DeviceOp
-from tilekit.ops.sources import as_op
+from tilekit.ops.sources import as_op, elsewhere
 from tilekit.ops.spec import Spec
 
 __all__ = ["JoinAll", "OnDevice", "WithPolicy", "Zip", "join_all", "zip_ops"]
@@ -172,7 +171,7 @@ class OnDevice(Derived):
         """Run it there."""
         if ctx.device is self._device:
             return (yield self.source.start(ctx))
-        return (yield from elsewhere(self.source, next_stream(self._device.policy), ctx))
+        return (yield from elsewhere(self.source.start, next_stream(self._device.policy), ctx))
 
 
 @methods.enter
@@ -190,27 +189,7 @@ class WithPolicy(Derived):
 
     def steps(self, ctx: ExecutionContext) -> Steps:
         """Run it there."""
-        return (yield from elsewhere(self.source, next_stream(self.policy), ctx))
-
-
-def elsewhere(op: DeviceOp[Any], stream: Stream, ctx: ExecutionContext) -> Steps:
-    """Run `op` on another stream, between what comes before and after it on the stream of `ctx`."""
-    there_ctx = ctx.on(stream)
-    if stream is ctx.stream or there_ctx is ctx:
-        return (yield op.start(ctx))
-    same_kind = stream.device.kind == ctx.device.kind
-    here: Moment = (ctx.stream, ctx.stream.mark())
-    if same_kind:
-        stream.wait_for(*here)
-    else:  # no device orders the work of the other kind after its own: the host does
-        yield [here]
-    result = yield op.start(there_ctx)
-    there: Moment = (stream, stream.mark())
-    if same_kind:
-        ctx.stream.wait_for(*there)
-    else:
-        yield [there]
-    return result
+        return (yield from elsewhere(self.source.start, next_stream(self.policy), ctx))
 
 
 def zip_ops(*ops: Any, parallel: bool = False) -> Zip:

@@ -8,7 +8,9 @@ from typing import Any, NoReturn, TypeVar
 
 from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
+from tilekit._runtime.stream import Stream, next_stream
 from tilekit.ops.execution import Done, Steps, called_on_host
+from tilekit.ops.host_values import Moment
 from tilekit.ops.op import DeviceOp
 from tilekit.ops.sites import site_of
 from tilekit.ops.spec import Spec
@@ -18,6 +20,7 @@ __all__ = [
     "StreamOperation",
     "Value",
     "as_op",
+    "elsewhere",
     "follow",
     "host_fn",
     "refuse_function",
@@ -37,6 +40,8 @@ def refuse_function(method: str, function: Any, *ops: DeviceOp[Any]) -> NoReturn
 
 class Value(DeviceOp[T]):
     """A value of the host's as an op. It does nothing."""
+
+    _finds_home = True
 
     def __init__(self, result: T) -> None:
         self.result = result
@@ -80,7 +85,32 @@ def follow(op: Any, maker: DeviceOp[Any], ctx: ExecutionContext) -> Steps | Done
         )
     if op._site is None:
         op._site = maker._site
+    if not op._finds_home:
+        device = op.device
+        if device is not None and device is not ctx.device:  # the chain has gone to another device
+            op._consumed = True
+            return elsewhere(op.start, next_stream(device.policy), ctx)
     return op.start(ctx)
+
+
+def elsewhere(begin: Callable[[ExecutionContext], Steps | Done], stream: Stream, ctx: ExecutionContext) -> Steps:
+    """Run what `begin(ctx)` begins on another stream, between what comes before and after it on the stream of `ctx`."""
+    there_ctx = ctx.on(stream)
+    if stream is ctx.stream or there_ctx is ctx:
+        return (yield begin(ctx))
+    same_kind = stream.device.kind == ctx.device.kind
+    here: Moment = (ctx.stream, ctx.stream.mark())
+    if same_kind:
+        stream.wait_for(*here)
+    else:  # no device orders the work of the other kind after its own: the host does
+        yield [here]
+    result = yield begin(there_ctx)
+    there: Moment = (stream, stream.mark())
+    if same_kind:
+        ctx.stream.wait_for(*there)
+    else:
+        yield [there]
+    return result
 
 
 class HostFunction(DeviceOp[Any]):
