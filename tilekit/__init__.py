@@ -49,6 +49,7 @@ from tilekit.elsewhere import no_name as _no_name
 from tilekit.errors import CompileError as CompileError
 from tilekit.errors import DeviceError as DeviceError
 from tilekit.errors import DeviceUnavailableError as DeviceUnavailableError
+from tilekit.errors import GroupError as GroupError
 from tilekit.errors import OutOfMemoryError as OutOfMemoryError
 from tilekit.errors import SpillWarning as SpillWarning
 from tilekit.errors import TilekitError as TilekitError
@@ -211,6 +212,8 @@ from tilekit.ops import with_context as with_context
 from tilekit.ops import zip_ops as zip
 
 if _TYPE_CHECKING:
+    from tilekit._groups import Group as Group
+    from tilekit.distributed import Mesh as Mesh
     from tilekit.tuning import Config as Config
     from tilekit.tuning import Space as Space
     from tilekit.tuning import autotune as autotune
@@ -232,12 +235,15 @@ __all__ = [
     "DeviceUnavailableError",
     "Event",
     "ExecutionContext",
+    "Group",
+    "GroupError",
     "In",
     "InOut",
     "Kernel",
     "KernelLaunch",
     "LaunchConfig",
     "LeastLoaded",
+    "Mesh",
     "Out",
     "OutOfMemoryError",
     "PaddingMode",
@@ -428,9 +434,15 @@ __all__ = [
 ]
 
 if not _TYPE_CHECKING:  # which then says itself that there is no such name
+    # Few programs tune, or work on several devices: for the others it stays unloaded.
+    _LATER = {
+        **dict.fromkeys(("Config", "Space", "autotune", "do_bench", "tune"), "tilekit.tuning"),
+        "Group": "tilekit._groups",
+        "Mesh": "tilekit.distributed",
+    }
 
     def __getattr__(name: str) -> object:
-        if name in ("Config", "Space", "autotune", "do_bench", "tune"):  # few programs tune: for the others it stays unloaded
-            value = globals()[name] = getattr(_import_module("tilekit.tuning"), name)
+        if name in _LATER:
+            value = globals()[name] = getattr(_import_module(_LATER[name]), name)
             return value
         raise _no_name(_sys.modules[__name__], name)

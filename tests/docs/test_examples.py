@@ -38,6 +38,7 @@ def run(printed: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def start(name: str, *arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", [f"{name}.py"])
+        monkeypatch.setenv("TILEKIT_CPU_DEVICES", os.environ.get("TILEKIT_CPU_DEVICES", "1"))  # some set it: for them alone
         printed()
         load(name).main([str(a) for a in arguments])
         return printed()
@@ -394,6 +395,50 @@ def test_autotune_finds_what_can_be_used(run: Run, tmp_path: Path, monkeypatch: 
     assert out.count("searched among") == 2
     assert "the product is the same as NumPy's" in out
     assert "product: Config" in run("14_autotune", "--size", 70, "--samples", 1).partition(", from a record")[0]
+
+
+def alone(name: str, *arguments: object) -> str:
+    """Run an example in a process of its own, on as many CPU devices as it likes; gives what it printed."""
+    environment = {**os.environ, "TILEKIT_DEVICE": "cpu", "PYTHONPATH": str(EXAMPLES.parent)}
+    environment.pop("TILEKIT_CPU_DEVICES", None)
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_collectives_fit_on_all_devices(run: Run) -> None:
+    out = alone("15_collectives", "--rows", 99, "--columns", 3, "--steps", 5)
+    assert "<tilekit.Group of 4: cpu:0, cpu:1, cpu:2, cpu:3>" in out
+    assert "5 steps, 99 rows: mean squared error" in out
+    assert "the same parameters as on one device" in run("15_collectives", "--rows", 50, "--steps", 3)
+
+
+def test_collectives_fit_in_processes() -> None:
+    out = alone("15_collectives", "--processes", 2, "--rows", 50, "--steps", 3)
+    assert "2 processes: members [0, 1]" in out and "the same parameters as on one device" in out
+
+
+def test_collectives_refuse_bad_numbers(refused: Run) -> None:
+    assert "are at least 1, --processes at least 0" in refused("15_collectives", "--rows", 0)
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_tensor_parallel_network(data: int) -> None:
+    out = alone("16_tensor_parallel_mlp", "--data", data, "--rows", 13)
+    assert "13 x 24 scores, the same on 4 x cpu as on one device" in out
+    assert f"ShardSpec({None}, 'model')" in out
+
+
+def test_tensor_parallel_network_on_one_device(run: Run, refused: Run) -> None:
+    assert "as on one device" in run("16_tensor_parallel_mlp")
+    assert "--data 2 does not divide 1 devices" in refused("16_tensor_parallel_mlp", "--data", 2)
+    assert "--rows 0: at least one" in refused("16_tensor_parallel_mlp", "--rows", 0)
+
+
+def test_cluster_counts_points() -> None:
+    out = alone("17_cluster")
+    assert "<Cluster local: cpu:0, cpu:1, cpu:2, cpu:3>" in out and "pi is about 3.1" in out
 
 
 def test_autotune_refuses_bad_numbers(refused: Run) -> None:

@@ -53,7 +53,9 @@ def parsed(address: Any) -> tuple[str, int]:
         raise TypeError(f'Group.join: an address is a str such as "node0:29500", not {address!r}')
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f'Group.join: {address!r} is no host and port: write "node0:29500"; free_address() has a free port')
+        raise ValueError(
+            f'Group.join: {address!r} is no host and port: write "node0:29500", or see Group.free_address()'
+        )
     return host, int(port)
 
 

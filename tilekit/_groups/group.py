@@ -11,7 +11,7 @@ from typing import Any, Self
 from tilekit import dtypes
 from tilekit._groups.call import Call
 from tilekit._groups.collective import Collective
-from tilekit._groups.control import HOST, WORK, Hub, Link, parsed
+from tilekit._groups.control import HOST, WORK, Hub, Link, free_address, parsed
 from tilekit._groups.transport import AcrossProcesses, InProcess, Transport
 from tilekit._runtime.device import Device, default_device
 from tilekit._runtime.stream import Stream
@@ -154,6 +154,11 @@ class Group:
             self.transport = Gpus.joined(self, host, work if debug else None, self._timeout_s)
         else:
             self.transport = AcrossProcesses(self, work)
+
+    @staticmethod
+    def free_address(host: str = "127.0.0.1") -> str:
+        """`host:port` with a port of this machine that nobody uses now, for members on one machine to join at."""
+        return free_address(host)
 
     @property
     def rank(self) -> int:

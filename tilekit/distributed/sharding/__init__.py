@@ -1,0 +1,1 @@
+"""Arrays in parts on a mesh of workers."""
