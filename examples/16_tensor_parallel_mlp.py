@@ -25,7 +25,7 @@ from tilekit.kernels import epilogues
 
 
 def network(batch: Any, w1: Any, w2: Any) -> tk.DeviceOp[Any]:
-    """Two layers. Which columns and rows of the weights there are, all or some, makes no difference here."""
+    """Two layers. All of the weights' columns and rows, or some of them: it is the same here."""
     hidden = kernels.gemm(batch, w1, epilogue=epilogues.relu)
     return kernels.gemm(hidden, w2)
 

@@ -31,7 +31,7 @@ from tilekit.launch.decorator import Kernel
 __all__ = ["Files", "packed", "packed_error", "packed_function", "unpacked", "unpacked_error"]
 
 _MAIN = "__main__"
-_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
 
 
 class _Pickler(cloudpickle.Pickler):
