@@ -213,6 +213,8 @@ from tilekit.ops import zip_ops as zip
 
 if _TYPE_CHECKING:
     from tilekit._groups import Group as Group
+    from tilekit._groups import Symmetric as Symmetric
+    from tilekit._groups import symmetric as symmetric
     from tilekit.distributed import Mesh as Mesh
     from tilekit.tuning import Config as Config
     from tilekit.tuning import Space as Space
@@ -256,6 +258,7 @@ __all__ = [
     "SpillWarning",
     "Stream",
     "StreamPoolRoundRobin",
+    "Symmetric",
     "Tensor",
     "TilekitError",
     "UnusedOpWarning",
@@ -413,6 +416,7 @@ __all__ = [
     "store",
     "sub",
     "sum",
+    "symmetric",
     "tan",
     "tanh",
     "topk",
@@ -437,7 +441,7 @@ if not _TYPE_CHECKING:  # which then says itself that there is no such name
     # Few programs tune, or work on several devices: for the others it stays unloaded.
     _LATER = {
         **dict.fromkeys(("Config", "Space", "autotune", "do_bench", "tune"), "tilekit.tuning"),
-        "Group": "tilekit._groups",
+        **dict.fromkeys(("Group", "Symmetric", "symmetric"), "tilekit._groups"),
         "Mesh": "tilekit.distributed",
     }
 

@@ -11,7 +11,7 @@ After a fault (a kernel's illegal access; an exception in work on a CPU device) 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from tilekit._driver.signal import SignalBoard
 from tilekit._driver.staging import Staging
 from tilekit._driver.tensormaps import TensorMap
 from tilekit.errors import DeviceError
+
+if TYPE_CHECKING:  # importing it takes some milliseconds
+    from tilekit._driver.windows import Exchange, Window
 
 __all__ = [
     "Allocator",
@@ -249,6 +252,16 @@ class Driver(Protocol):
         """The start and size of the allocation, whosever it is, that has `address`, and its device's number; None if unknown."""
         ...
 
+    def window(self, members: Sequence[Any], ranks: Sequence[int], size: int, nbytes: int, exchange: Exchange | None) -> Window:
+        """New memory, filled with zeros, that several devices use: `size` parts of `nbytes`. Blocks; in other processes, too.
+
+        Args:
+            members: the drivers of this process's members, this one first, of one kind.
+            ranks: theirs: which parts are their memory.
+            exchange: what connects the processes of the others; None if they are all here.
+        """
+        ...
+
     def copy_from_host(self, memory: Memory, offset: int, source: np.ndarray[Any, Any], stream: StreamHandle) -> None:
         """Copy a C-contiguous host array to `offset` bytes into `memory`. The caller keeps `source` alive until it is done."""
         ...
@@ -261,6 +274,10 @@ class Driver(Protocol):
         self, target: Memory, target_offset: int, peer: Any, source: Memory, source_offset: int, nbytes: int, stream: StreamHandle
     ) -> None:
         """As `copy`, from memory of `peer`, the driver of another device of the same kind; the stream is one of this device."""
+        ...
+
+    def open_way(self, peer: Any) -> None:
+        """Let recorded copies read memory of `peer`, the driver of another device of the same kind, where the hardware can."""
         ...
 
     def fill(self, memory: Memory, offset: int, count: int, pattern: bytes, stream: StreamHandle) -> None:

@@ -7,6 +7,9 @@ Their functions take tensors, or ops that produce some, and return a `DeviceOp` 
 
 from __future__ import annotations
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from tilekit.kernels import epilogues as epilogues
 from tilekit.kernels._activation import gelu as gelu
 from tilekit.kernels._activation import gelu_backward as gelu_backward
@@ -47,9 +50,22 @@ from tilekit.kernels._softmax import softmax as softmax
 from tilekit.kernels._softmax import softmax_backward as softmax_backward
 from tilekit.kernels._transpose import transpose as transpose
 
+if _TYPE_CHECKING:
+    from tilekit.kernels._collective.all_reduce import AllReduceWorkspace as AllReduceWorkspace
+    from tilekit.kernels._collective.all_reduce import all_reduce as all_reduce
+    from tilekit.kernels._collective.products import AllGatherWorkspace as AllGatherWorkspace
+    from tilekit.kernels._collective.products import ReduceScatterWorkspace as ReduceScatterWorkspace
+    from tilekit.kernels._collective.products import all_gather_matmul as all_gather_matmul
+    from tilekit.kernels._collective.products import matmul_reduce_scatter as matmul_reduce_scatter
+
 __all__ = [
+    "AllGatherWorkspace",
+    "AllReduceWorkspace",
+    "ReduceScatterWorkspace",
     "add_rms_norm",
     "add_rms_norm_backward",
+    "all_gather_matmul",
+    "all_reduce",
     "argmax",
     "attention",
     "attention_backward",
@@ -75,6 +91,7 @@ __all__ = [
     "layer_norm_backward",
     "log_softmax",
     "log_softmax_backward",
+    "matmul_reduce_scatter",
     "rms_norm",
     "rms_norm_backward",
     "rope",
@@ -88,3 +105,17 @@ __all__ = [
     "topk",
     "transpose",
 ]
+
+if not _TYPE_CHECKING:  # which then says itself that there is no such name
+    # Those that communicate bring groups of devices along, which other programs need not load.
+    _LATER = {
+        **dict.fromkeys(("AllReduceWorkspace", "all_reduce"), "all_reduce"),
+        **dict.fromkeys(("AllGatherWorkspace", "ReduceScatterWorkspace"), "products"),
+        **dict.fromkeys(("all_gather_matmul", "matmul_reduce_scatter"), "products"),
+    }
+
+    def __getattr__(name: str) -> object:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(_import_module(f"{__name__}._collective.{_LATER[name]}"), name)
+        return value

@@ -6,6 +6,8 @@ chance, and with it the last bits of a sum of floats; within a tile, a CPU devic
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,8 @@ __all__ = [
     "ORDERS", "SCOPES", "atomic_add", "atomic_add_tile", "atomic_and", "atomic_cas", "atomic_max", "atomic_min", "atomic_or",
     "atomic_xchg", "atomic_xor", "one_of", "unsupported",
 ]  # fmt: skip
+
+_one_at_a_time = threading.Lock()  # blocks of several streams are interpreted at the same time
 
 ORDERS = ("relaxed", "acquire", "release", "acq_rel")
 SCOPES = ("block", "device", "system")
@@ -80,7 +84,10 @@ def _atomic(
     if array._shadow is not None:
         array._shadow.check_points(targets.places, what, array.name)
     before: NDArray[Any] = np.zeros(targets.shape, array.dtype)
-    before[targets.chosen] = _in_turns(array._elements, targets, operands, change)
+    with _one_at_a_time:
+        before[targets.chosen] = _in_turns(array._elements, targets, operands, change)
+    if scope == "system" and order in ("acquire", "acq_rel"):
+        time.sleep(0)  # who looks for what other devices say may wait for one that waits for Python's lock
     return Tile(before)
 
 
@@ -312,4 +319,5 @@ def atomic_add_tile(array: TensorView, index: Any, tile: Tile) -> None:
     if view._shadow is not None:
         view._shadow.check(window, what, view.name)
     inside = view._elements[window]
-    inside += values[tuple(map(slice, inside.shape))]
+    with _one_at_a_time:
+        inside += values[tuple(map(slice, inside.shape))]

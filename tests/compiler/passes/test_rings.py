@@ -151,3 +151,40 @@ def test_why_there_is_none(make, reason):
     with pytest.raises(Unfit) as error:
         ringed(make)
     assert str(error.value) == reason
+
+
+def waiting(c: tk.Out, a: tk.In, b: tk.In, flags: tk.InOut, n: int):
+    acc, i = tk.zeros(TILE, tk.float32), tk.bid(0)
+    while tk.atomic_add(flags, i // n, 0, memory_order="acquire", memory_scope="system") < n:
+        pass
+    for ta, tb in tk.pipelined(a.tiles(TILE)[i, :], b.tiles(TILE)[:, tk.bid(1)]):
+        acc = tk.mma(ta, tb, acc)
+    c.store(acc)
+
+
+def test_who_loads_waits_for_the_words_that_the_block_waits_for():
+    """The tiles of the loop behind it may come into being only then. It looks by itself: atomics are for all of a block."""
+    _, consumer, producer = ringed(waiting, api.meta((4,), tk.int32).scattered(), 2)
+    assert consumer.count("tk.atomic_add(") == 1 and "peek" not in consumer
+    assert "tk.atomic_add" not in producer
+    assert producer.index("while") < producer.index("tilekit__peek(flags, ") < producer.index("produce in (")
+
+
+def counting(c: tk.Out, a: tk.In, b: tk.In, flags: tk.InOut, n: int):
+    acc, i = tk.zeros(TILE, tk.float32), tk.bid(0)
+    while tk.atomic_add(flags, 0, 1, memory_order="acquire") < n:
+        pass
+    while tk.atomic_add(flags, 1, 0) < n:
+        pass
+    while tk.min(tk.atomic_add(flags, tk.arange(4), 0, memory_order="acquire")) < n:
+        pass
+    for ta, tb in tk.pipelined(a.tiles(TILE)[i, :], b.tiles(TILE)[:, tk.bid(1)]):
+        acc = tk.mma(ta, tb, acc)
+    c.store(acc)
+
+
+def test_who_loads_takes_no_part_in_other_loops():
+    """One that changes the word, that orders nothing, or that is for many words."""
+    _, consumer, producer = ringed(counting, api.meta((4,), tk.int32).scattered(), 2)
+    assert consumer.count("tk.atomic_add(") == 3
+    assert "while" not in producer

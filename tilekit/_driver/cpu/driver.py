@@ -13,7 +13,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from tilekit._driver.shadow import Shadow
 from tilekit._driver.signal import SignalBoard
 from tilekit._driver.tensormaps import TensorMap
 from tilekit.errors import DeviceError, TilekitError
+
+if TYPE_CHECKING:
+    from tilekit._driver.windows import Exchange, HostWindow
 
 __all__ = ["CpuDriver", "CpuEvent", "CpuStream", "Stepper", "discover"]
 
@@ -270,6 +273,13 @@ class CpuDriver:
     def extent(self, address: int) -> tuple[int, int, int] | None:
         return None
 
+    def window(
+        self, members: Sequence[Any], ranks: Sequence[int], size: int, nbytes: int, exchange: Exchange | None
+    ) -> HostWindow:
+        from tilekit._driver.windows import HostWindow  # importing it takes some milliseconds
+
+        return HostWindow(ranks[0], size, nbytes, exchange)
+
     def copy_from_host(self, memory: Memory, offset: int, source: np.ndarray[Any, Any], stream: CpuStream) -> None:
         target = _bytes(memory, offset, source.nbytes)
         flat = source.reshape(-1).view(np.uint8)
@@ -312,6 +322,9 @@ class CpuDriver:
         self, target: Memory, target_offset: int, peer: Any, source: Memory, source_offset: int, nbytes: int, stream: CpuStream
     ) -> None:
         self.copy(target, target_offset, source, source_offset, nbytes, stream)  # all CPU devices share the host's memory
+
+    def open_way(self, peer: Any) -> None:
+        pass
 
     def fill(self, memory: Memory, offset: int, count: int, pattern: bytes, stream: CpuStream) -> None:
         target = _bytes(memory, offset, count * len(pattern)).reshape(count, len(pattern))

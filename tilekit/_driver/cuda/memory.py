@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,10 @@ from tilekit._driver.ledger import Ledger
 from tilekit._driver.pinned import PinnedPool, PlainPool
 from tilekit._driver.protocol import Allocator, Lent, Memory
 from tilekit.errors import DeviceError
+
+if TYPE_CHECKING:
+    from tilekit._driver.cuda.windows import CudaWindow
+    from tilekit._driver.windows import Exchange
 
 __all__ = ["CudaMemory"]
 
@@ -130,6 +134,13 @@ class CudaMemory(CudaStreams):
             return None
         return int(attributes[1]), int(attributes[2]), int(attributes[3])
 
+    def window(
+        self, members: Sequence[CudaMemory], ranks: Sequence[int], size: int, nbytes: int, exchange: Exchange | None
+    ) -> CudaWindow:
+        from tilekit._driver.cuda.windows import CudaWindow  # importing it takes some milliseconds
+
+        return CudaWindow(members, ranks, size, nbytes, exchange)
+
     def copy_from_host(self, memory: Memory, offset: int, source: np.ndarray[Any, Any], stream: Any) -> None:
         self.activate()
         start = source.__array_interface__["data"][0]
@@ -150,11 +161,11 @@ class CudaMemory(CudaStreams):
     ) -> None:
         theirs = peer.context
         self.activate()
-        self._open_way(peer)
+        self.open_way(peer)
         to, start = target.address + target_offset, source.address + source_offset
         check(self._cu, self._cu.cuMemcpyPeerAsync(to, self._context, start, theirs, nbytes, stream))
 
-    def _open_way(self, peer: CudaMemory) -> None:
+    def open_way(self, peer: CudaMemory) -> None:
         """Let copies from `peer` go straight from device to device where the hardware can; the driver stages others."""
         cu = self._cu
         with self._lock:

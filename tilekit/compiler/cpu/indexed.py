@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from tilekit.lang.windows import check_window
 __all__: list[str] = []
 
 Shape = tuple[int, ...]
+_YIELDS = hasattr(os, "sched_yield")  # whether the C library has that
 _ORDERS = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
 
 
@@ -178,6 +180,7 @@ def _enter(name: str) -> None:
         if all(n == 1 for n in points.shape):
             slot = k.slot(type_of(dtype))
             _one(p, name, dtype, points, tiles, Index((0,) * len(points.shape)), order, lambda value: k.b.store(value, slot))
+            _let_others_run(k, memory_order, memory_scope)
             return of_value(points.shape, dtype, k.b.load(slot, typ=type_of(dtype)))
         buffer = new_buffer(k, points.shape, dtype)
 
@@ -192,7 +195,14 @@ def _enter(name: str) -> None:
                 _one(p, name, dtype, points, tiles, single, order, keep if needed else None)
 
         traverse(k, points.shape, [*tiles, *points.tiles], body, lanes=1)
+        _let_others_run(k, memory_order, memory_scope)
         return of_buffer(k, buffer)
+
+
+def _let_others_run(k: Any, order: str, scope: str) -> None:
+    """Who looks for what other devices say may wait for one that shares its core."""
+    if scope == "system" and order in ("acquire", "acq_rel") and _YIELDS:
+        k.call("sched_yield", ir.IntType(32), [])
 
 
 def _one(

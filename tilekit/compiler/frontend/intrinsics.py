@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
-    "CONSUMER", "PRODUCER", "end", "give", "last", "nth", "operand", "put", "registers", "ring", "role", "steps", "take",
+    "CONSUMER", "PRODUCER", "end", "give", "last", "nth", "operand", "peek", "put", "registers", "ring", "role", "steps", "take",
     "wait_product",
 ]  # fmt: skip
 
@@ -33,6 +33,10 @@ def role() -> Any:
 
 def registers(role: Any, products: Any) -> Any:
     """Reallocate registers (setmaxnreg): a thread needs as many as its role does; a turn of some loop has so many `products`."""
+
+
+def peek(tensor: Any, indices: Any, scope: Any) -> Any:
+    """An element, for the thread that issues copies alone: what others wrote before it is there for the copies that follow."""
 
 
 def put(ring: Any, turn: Any, k: Any, *rows: Any) -> Any:

@@ -44,9 +44,9 @@ from tilekit.dtypes import DType
 from tilekit.lang import atomic as lang
 from tilekit.lang.windows import check_window, written_only
 
-__all__: list[str] = []
+__all__ = ["SCOPES"]
 
-_SCOPES = {"block": "cta", "device": "gpu", "system": "sys"}
+SCOPES = {"block": "cta", "device": "gpu", "system": "sys"}
 _LETTERS = {2: "h", 4: "r", 8: "l"}
 _BITS = {2: i16, 4: i32, 8: i64}
 
@@ -122,7 +122,7 @@ def _define(
         access = points.open(builder, array, index_parts(builder, indices, at), mask_, writing=True, limit=limit)
         if order in ("release", "acq_rel"):
             shared.barrier(builder)  # what other threads of the block wrote comes before, too
-        kind = f"{order}.{_SCOPES[scope]}"
+        kind = f"{order}.{SCOPES[scope]}"
         if access.inside is not None:
             _add(builder, tensor.dtype, kind, access, columns[0])
         else:

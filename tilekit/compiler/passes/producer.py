@@ -2,21 +2,26 @@
 
 Legal where one thread can find that out alone, and in time: it calculates with numbers, and reads single elements of tensors that
 the kernel only reads, since what others write it might see at another time than they.
+
+Where the block waits for a word of somebody else's, `while tk.atomic_add(flags, i, 0, memory_order="acquire") < n: pass`, this
+thread waits, too: the tiles of the loops behind it may come into being only then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilekit.compiler.ir.nodes import Group, Operation, Region, Value, definitions
-from tilekit.compiler.ir.types import TensorType
+from tilekit.compiler.frontend import intrinsics
+from tilekit.compiler.ir.effects import effects
+from tilekit.compiler.ir.nodes import Constant, Group, Operation, Region, Value, definitions
+from tilekit.compiler.ir.types import ScalarType, TensorType
 from tilekit.compiler.passes.dead_code import Liveness
-from tilekit.lang import calculation, memory
+from tilekit.lang import atomic, calculation, memory
 
 __all__ = ["Unfit", "produce"]
 
 _HARMLESS = (
-    memory.bid, memory.num_blocks, memory.num_tiles, calculation.cdiv, min, max, abs, int, range, divmod, len,
+    memory.bid, memory.num_blocks, memory.num_tiles, calculation.cdiv, min, max, abs, int, range, divmod, len, intrinsics.peek,
 )  # fmt: skip
 _VIEWS = ("tiles", "num_tiles", "slice", "item")
 
@@ -31,7 +36,8 @@ def produce(kernel: Region) -> None:
     Raises:
         Unfit: one thread cannot do that.
     """
-    live = Liveness(kernel, lambda operation: operation.kind == "stream" or _returns(operation))
+    looks = {look for operation in kernel.walk() if (look := _look(operation)) is not None}
+    live = Liveness(kernel, lambda operation: operation.kind == "stream" or operation in looks or _returns(operation))
     tiles: set[Value] = set()
     for operation in kernel.walk():
         if operation.kind == "stream":
@@ -43,10 +49,31 @@ def produce(kernel: Region) -> None:
     if loaded:
         raise Unfit(f"which tiles come depends on {loaded[0]}, which a pipeline loads")
     live.narrow(kernel)
+    for look in looks:
+        tensor, indices, _ = look.operands
+        look.what = Constant(intrinsics.peek, "tilekit__peek")
+        look.operands, look.keywords = [tensor, indices, look.keywords.get("memory_scope", Constant("device"))], {}
     defined = definitions(kernel)
     reasons = [reason for operation in kernel.walk() if (reason := _reason(operation, defined))]
     if reasons:
         raise Unfit(f"which tiles come depends on {reasons[-1]}")
+
+
+def _look(operation: Operation) -> Operation | None:
+    """The one atomic operation of a loop that does nothing but wait for a word; None if it is another loop."""
+    if operation.kind != "while" or operation.results:
+        return None
+    (body,) = operation.regions
+    acting = [inner for inner in body.walk() if not inner.regions and effects(inner)]
+    if len(acting) != 1 or acting[0] not in body.operations:
+        return None
+    (look,) = acting
+    if look.kind != "call" or look.what.value is not atomic.atomic_add or look.operands[2:] != [Constant(0)]:
+        return None
+    indices = look.operands[1].parts if isinstance(look.operands[1], Group) else (look.operands[1],)
+    single = all(isinstance(i, Constant) or (isinstance(i, Value) and isinstance(i.type, ScalarType)) for i in indices)
+    others = set(look.keywords) - {"memory_order", "memory_scope"}
+    return look if single and not others and look.keywords.get("memory_order") == Constant("acquire") else None
 
 
 def _returns(operation: Operation) -> bool:

@@ -1,0 +1,127 @@
+"""What the kernels that communicate become for sm_90a: how they tell and wait, how wide they read and write, what multiplies."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import tilekit as tk
+from tilekit import api
+from tilekit.kernels._collective import all_reduce as reducing
+from tilekit.kernels._collective import product_kernels
+from tilekit.kernels._collective.signals import lanes_for
+
+ANNOUNCES = "atom.release.sys.global.exch.b64"
+LOOKS = "atom.acquire.sys.global.add.u64"
+
+
+def flags(*shape):
+    return api.meta(shape, tk.int64).scattered()
+
+
+def compiled(op):
+    op.consumed()
+    return op.compile(target="sm_90a")
+
+
+def accesses(op, tensor):
+    """The widths, in bits, of the loads and stores of a tensor, as the compiler tells them."""
+    return {
+        access.bits for access in op.explain("sm_90a").accesses if access.parameter == tensor and access.kind in ("load", "store")
+    }
+
+
+def reduction(size, dtype, two_shot, count=1 << 16, tile=4096):
+    blocks, room = 64, 1 << 14
+    y, x = api.meta((count,), dtype).scattered(), api.meta((count,), dtype)
+    stage = [api.meta((size, 2, blocks, room), dtype).scattered() for _ in range(1 + two_shot)]
+    words = [flags(size, size, blocks) for _ in range(1 + two_shot)]
+    kernel = reducing._two_shot if two_shot else reducing._one_shot
+    op = kernel(y, x, *stage, *words, flags(blocks), 1, size, lanes_for(size), "sum")
+    op.consumed()
+    return op.generics(T=tile).num_warps(8).grid(blocks)
+
+
+@pytest.mark.parametrize("two_shot", [False, True])
+@pytest.mark.parametrize("size", [2, 8])
+@pytest.mark.parametrize("dtype", [tk.float32, tk.bfloat16], ids=lambda dtype: dtype.name)
+def test_reductions_tell_and_wait_by_the_system(size, dtype, two_shot):
+    op = reduction(size, dtype, two_shot)
+    kernel = compiled(op)
+    assert kernel.local_bytes == 0
+    assert ANNOUNCES in kernel.ptx and LOOKS in kernel.ptx
+    # A thread has one member's word at most.
+    assert len(re.findall(r"ATOMG\S*EXCH\.64\.STRONG\.SYS", kernel.sass)) == 1 + two_shot
+    assert len(re.findall(r"ATOMG\S*ADD\.64\.STRONG\.SYS", kernel.sass)) == 1 + two_shot
+    assert len(re.findall(r"MEMBAR\S*\.SYS", kernel.sass)) == 1 + two_shot
+    assert "CCTL.IVALL" in kernel.sass, "what the first-level cache has of others' memory is old"
+    for tensor in ("stage", "x", "y", *(["sums"] if two_shot else [])):
+        assert accesses(op, tensor) == {128}, tensor
+    assert "ld.global.nc" not in kernel.ptx.replace("ld.global.nc.v4", ""), "only `x`, which nobody writes, may be read so"
+
+
+def test_tails_are_read_and_written_wide_but_for_the_last_tile():
+    op = reduction(2, tk.bfloat16, False, count=65533)
+    assert accesses(op, "x") == accesses(op, "y") == {128}
+    assert accesses(op, "stage") == {128}
+    assert compiled(op).local_bytes == 0
+
+
+def arriving(size, dtype=tk.bfloat16):
+    m, k, n = 8192 // size, 8192, 8192 // size
+    op = product_kernels.arriving(
+        api.meta((size, m, n), dtype).scattered(), api.meta((size, m, k), dtype), api.meta((k, n), dtype), flags(size), 1,
+        m // 128, n // 256, size, tk.float32, "ieee", None,
+    )  # fmt: skip
+    op.consumed()
+    return op.generics(BM=128, BN=256, BK=64).num_warps(8).grid(132)
+
+
+def leaving(size, dtype=tk.bfloat16):
+    m, k, n = 8192 // size, 8192 // size, 8192
+    op = product_kernels.leaving(
+        api.meta((m, n), dtype).scattered(), api.meta((size, m, k), dtype), api.meta((k, n), dtype),
+        api.meta((size, 2 * size, m, n), dtype).scattered(), flags(size, size, 4096), api.meta((1,), tk.int64), 1,
+        m // 128, n // 256, size, lanes_for(size), tk.float32, "ieee", None,
+    )  # fmt: skip
+    op.consumed()
+    return op.generics(BM=128, BN=256, BK=64).num_warps(8).grid(132)
+
+
+@pytest.mark.parametrize("make", [arriving, leaving])
+@pytest.mark.parametrize("size", [2, 8])
+def test_products_are_those_of_the_tensor_cores(make, size):
+    """The same pipeline as that of `kernels.gemm`, whose stages the accelerator fills."""
+    op = make(size)
+    kernel, explained = compiled(op), op.explain("sm_90a")
+    (loop,) = explained.pipelines
+    assert loop.stages == 4 and all("by TMA" in tile for tile in loop.tiles)
+    assert not explained.serialised
+    assert kernel.local_bytes == kernel.spilled_bytes == 0
+    assert len(re.findall(r"\bHGMMA\b", kernel.sass)) == 4
+    assert len(re.findall(r"\bSTG\S*\.128\b", kernel.sass)) >= 16
+    assert not re.search(r"\bSTG\.E(\.U?16)?\s", kernel.sass)
+
+
+def test_who_has_tiles_brought_waits_until_they_have_come():
+    """Not only the threads that multiply: the others would have brought what was there before."""
+    kernel = compiled(arriving(2))
+    brings = kernel.ptx.index("cp.async.bulk.tensor")
+    looks = [at.start() for at in re.finditer(r"ld\.acquire\.sys\.global\.b64", kernel.ptx)]
+    assert len(looks) == 1 and looks[0] < brings
+    assert "fence.proxy.async.global" in kernel.ptx[looks[0] : brings]
+    assert kernel.ptx.count(LOOKS) == 1
+
+
+def test_what_leaves_is_announced():
+    kernel = compiled(leaving(2))
+    assert ANNOUNCES in kernel.ptx and LOOKS in kernel.ptx
+    assert "ld.acquire" not in kernel.ptx, "whoever loads ahead need not wait for what is added at the end"
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_100a"])
+def test_other_gpus(target):
+    for op in (arriving(2), leaving(2)):
+        assert op.compile(target=target).cubin
+    assert reduction(4, tk.float16, True).compile(target=target).cubin

@@ -1,0 +1,350 @@
+"""Products of matrices that are dealt out to the members of a group, which overlap with what the members tell each other.
+
+`all_gather_matmul`: of `a` each member has some rows. Copies bring it the others', by copy engines, while its kernel multiplies
+its own; blocks go on to a member's rows once these have come. `matmul_reduce_scatter`: each member has a part of the sums. Its
+kernel begins with the tiles of the others' rows and writes each, as soon as it has it, where the other adds it up; its own rows
+come last, when what the others have of them is there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tilekit import api, dtypes
+from tilekit._groups.group import Group
+from tilekit._groups.symmetric import Symmetric, joined, symmetric
+from tilekit._runtime.context import ExecutionContext
+from tilekit._tensor.shapes import as_shape
+from tilekit._tensor.tensor import Tensor
+from tilekit.kernels._collective.product_kernels import arriving, begin, count, leave, leaving, meet
+from tilekit.kernels._collective.signals import RELEASED, lanes_for
+from tilekit.kernels._collective.together import Together, of_members, started
+from tilekit.kernels._gemm.schedules import Schedule, check_tile, result_dtype, schedule_of, sum_dtype
+from tilekit.kernels._host import on_cpu
+from tilekit.kernels._launches import allocated
+from tilekit.kernels._staging import COPIES, aligned, in_stages, staged_operands
+from tilekit.launch.launch import KernelLaunch
+from tilekit.ops import DeviceOp, Spec
+
+__all__ = ["AllGatherWorkspace", "ReduceScatterWorkspace", "all_gather_matmul", "matmul_reduce_scatter"]
+
+_LEAST_TILE = 16  # rows and columns of a tile
+
+
+# ---------------------------------------------------------------------------------------------------------------- workspaces
+
+
+class _Workspace:
+    """What both have: a group, a shape, a dtype, and a counter of calls on each device."""
+
+    def __init__(self, name: str, group: Group, shape: tuple[int, int], dtype: Any) -> None:
+        if not isinstance(group, Group):
+            raise TypeError(f"{name}: group is a tk.Group, not {group!r}")
+        self.group, self.shape, self.dtype = group, as_shape(shape), dtypes.as_dtype(dtype)
+        if len(self.shape) != 2 or not all(self.shape):
+            raise ValueError(f"{name}: the shape of a matrix has two extents, from 1 on, not {shape}")
+        self._calls = [api.zeros(1, dtypes.int64).on(device).sync() for device in group.devices]
+        self._waited_for: list[Symmetric] = []  # the flags that other members set
+
+    def release(self) -> None:
+        """Let kernels that wait for members that are gone go on: what they give means nothing, and neither do later calls. Blocks
+        until they have been told."""
+        for flags in self._waited_for:
+            flags.overwrite(RELEASED)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.dtype.name} {self.shape} for {self.group!r}>"
+
+
+class AllGatherWorkspace(_Workspace):
+    """What `kernels.all_gather_matmul` needs of a group: on each device room for all members' rows. Blocks until all members have
+    come; made once, for any number of calls.
+
+    Calls that use it come one after the other, in the same order at all members.
+
+    Args:
+        group: whose. All its members make one, in the same order.
+        shape: `(m, K)`, of each member's part of `a`.
+        dtype: of `a`.
+
+    Attributes:
+        group, shape, dtype: these.
+
+    Raises:
+        TypeError, ValueError: other arguments, or not those of the other members.
+        What `tk.symmetric` raises.
+    """
+
+    def __init__(self, group: Group, shape: tuple[int, int], dtype: Any = dtypes.float32) -> None:
+        super().__init__("AllGatherWorkspace", group, shape, dtype)
+        size = group.size
+        self._gathered = symmetric(group, (size, *self.shape), self.dtype)
+        self._arrivals = symmetric(group, size, dtypes.int64)
+        self._one = symmetric(group, 1, dtypes.int64)
+        self._ready, self._left = self._waited_for = [symmetric(group, (size, 1), dtypes.int64) for _ in range(2)]
+        for rank in group.ranks:
+            self._one.local(rank).fill(1).sync()
+
+
+class ReduceScatterWorkspace(_Workspace):
+    """What `kernels.matmul_reduce_scatter` needs of a group: on each device room for the others' parts of its rows, twice. Blocks
+    until all members have come; made once, for any number of calls.
+
+    Calls that use it come one after the other, in the same order at all members.
+
+    Args:
+        group: whose. All its members make one, in the same order.
+        shape: `(M, N)`, of the whole product; `M` is a multiple of the number of members.
+        dtype: of the result.
+
+    Attributes:
+        group, shape, dtype: these.
+
+    Raises:
+        TypeError, ValueError: other arguments, or not those of the other members.
+        What `tk.symmetric` raises.
+    """
+
+    def __init__(self, group: Group, shape: tuple[int, int], dtype: Any = dtypes.float32) -> None:
+        super().__init__("ReduceScatterWorkspace", group, shape, dtype)
+        (m, n), size = self.shape, group.size
+        if m % size:
+            raise ValueError(
+                f"ReduceScatterWorkspace: {m} rows are dealt out to {size} members, and {m} is no multiple of {size}: pad the "
+                f"matrix to {-(-m // size) * size}"
+            )
+        tiles = -(-m // size // _LEAST_TILE) * -(-n // _LEAST_TILE)
+        self._parts = symmetric(group, (2 * size, m // size, n), self.dtype)
+        self._flags = symmetric(group, (size, tiles), dtypes.int64)
+        self._waited_for = [self._flags]
+
+
+# ---------------------------------------------------------------------------------------------------------------- the functions
+
+
+class _Product(NamedTuple):
+    """A product: the dtypes of sums and of the result, and how it is dealt out."""
+
+    wide: Any
+    result: Any
+    warp_specialize: bool | None
+    schedule: Schedule
+
+    def tiles(self, rows: int, columns: int) -> tuple[int, int]:
+        return -(-rows // self.schedule.rows), -(-columns // self.schedule.columns)
+
+    def launched(self, launch: KernelLaunch) -> KernelLaunch:
+        schedule = self.schedule
+        launch = launch.generics(BM=schedule.rows, BN=schedule.columns, BK=schedule.depth)
+        launch = launch.grid(schedule.blocks).num_warps(schedule.num_warps)
+        return launch if schedule.occupancy is None else launch.occupancy(schedule.occupancy)
+
+
+def _product(name: str, a: Tensor, b: Tensor, size: int, dtype: Any, precision: str, tile: Any) -> _Product:
+    """What `kernels.gemm` would choose for the members' rows as a batch."""
+    wide = sum_dtype(name, a, b, precision)
+    exact = a.dtype == dtypes.float32 and precision != "tf32"
+    (m, k), n = a.shape, b.shape[1]
+    schedule = schedule_of(
+        a, (size, m // size, n, k), staged=not exact and staged_operands(a, b),
+        copied=in_stages(a, b, to=COPIES, warpgroups=False), even=aligned(a, b), cpu=on_cpu(a),
+        tf32=a.dtype == dtypes.float32 and not exact, beside=0, tile=check_tile(name, tile), num_warps=None, splits=1,
+        summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
+    )  # fmt: skip
+    slow = exact or a.dtype == dtypes.float64
+    return _Product(wide, result_dtype(a, dtype, wide), False if slow else None, schedule)
+
+
+class _Gathered:
+    """One member's part of `all_gather_matmul`."""
+
+    def __init__(self, workspace: AllGatherWorkspace, at: int, y: Tensor, x: Tensor, w: Tensor, options: tuple[Any, ...]) -> None:
+        group, (m, k) = workspace.group, workspace.shape
+        size, rank = group.size, group.ranks[at]
+        lanes, calls = lanes_for(size), workspace._calls[at]
+        self._y, self._x, self._rank, self._space = y, x, rank, workspace
+        self._own = workspace._gathered.local(rank)[rank]
+        product = _product("all_gather_matmul", workspace._gathered.local(rank).reshape(size * m, k), w, size, *options)
+        rows, columns = product.tiles(m, w.shape[1])
+        ready, left = (flags.whole(rank).scattered() for flags in (workspace._ready, workspace._left))
+        # While the product reads what comes, copies write it: no order but that of the arrivals.
+        a, arrivals = workspace._gathered.alias(rank)[rank], workspace._arrivals.alias(rank)[rank]
+        self._begin = begin(left, calls, rank, size, lanes).grid(1).num_warps(1)
+        self._meet = meet(
+            ready, workspace._arrivals.local(rank).scattered(), calls.scattered(), rank, size, lanes
+        ).grid(1).num_warps(1)  # fmt: skip
+        self._leave = leave(left, calls, rank, size, lanes).grid(1).num_warps(1)
+        self._product = product.launched(
+            arriving(
+                y.reshape(size, m, w.shape[1]).scattered(), a, w, arrivals.scattered(), rank, rows, columns, size,
+                product.wide, options[1], product.warp_specialize,
+            )
+        )  # fmt: skip
+        self.launches = (self._begin, self._meet, self._leave, self._product)
+
+    def submit(self, ctx: ExecutionContext) -> Tensor:
+        space, rank, size = self._space, self._rank, self._space.group.size
+        started(self._begin, ctx)
+        started(self._x.copy_into(self._own), ctx)
+        started(self._meet, ctx)
+        beside = ctx.beside() if size > 1 else ctx
+        beside.stream.wait_for(ctx.stream, ctx.stream.mark())
+        gathered, arrivals = space._gathered.local(rank), space._arrivals.local(rank)
+        for other in ((rank + turn) % size for turn in range(1, size)):
+            started(space._gathered.peer(other, rank)[other].copy_into(gathered[other]), beside)
+            started(space._one.peer(other, rank).copy_into(arrivals[other : other + 1]), beside)
+        started(self._leave, beside)
+        started(self._product, ctx)
+        # The next call's copies come behind the product, which used another order's views.
+        used = [tensor.storage for tensor in (gathered, arrivals)]
+        ctx.note(used, ())  # type: ignore[arg-type]  # they have memory
+        ctx.stream.wait_for(beside.stream, beside.stream.mark())
+        return self._y
+
+
+class _Scattered:
+    """One member's part of `matmul_reduce_scatter`."""
+
+    def __init__(
+        self, workspace: ReduceScatterWorkspace, at: int, y: Tensor, x: Tensor, w: Tensor, options: tuple[Any, ...]
+    ) -> None:
+        group, (m, n) = workspace.group, workspace.shape
+        size, rank = group.size, group.ranks[at]
+        product = _product("matmul_reduce_scatter", x, w, size, *options)
+        rows, columns = product.tiles(m // size, n)
+        calls, self._y = workspace._calls[at], y
+        parts, flags = (tensor.whole(rank).scattered() for tensor in (workspace._parts, workspace._flags))
+        launch = leaving(
+            y.scattered(), x.reshape(size, m // size, x.shape[1]), w, parts, flags, calls, rank, rows, columns, size,
+            lanes_for(size), product.wide, options[1], product.warp_specialize,
+        )  # fmt: skip
+        self.launches = (count(calls.scattered()).grid(1).num_warps(1), product.launched(launch))
+
+    def submit(self, ctx: ExecutionContext) -> Tensor:
+        for launch in self.launches:
+            started(launch, ctx)
+        return self._y
+
+
+def all_gather_matmul(
+    x: Any, w: Any, workspace: AllGatherWorkspace, *, dtype: Any = None, precision: str = "ieee", out: Any = None,
+    tile: tuple[int, int, int] | None = None,
+) -> DeviceOp[Any]:  # fmt: skip
+    """For each member, the product of all members' `x`, behind each other, with its own `w`: what `group.all_gather` and
+    `kernels.gemm` give, while the rows of others are on their way.
+
+    The members wait for each other on their devices: all run it, in the same order as all other such ops. It can be recorded in a
+    CUDA graph.
+
+    Args:
+        x: in one process, a list with a tensor for each member, of shape `(m, K)`, or an op that gives one (or a list with ops);
+            in a joined group, this member's tensor or an op.
+        w: likewise, of shape `(K, N)`; `N` may differ. Any strides will do.
+        workspace: what the group's members share for it, for the shape and dtype of `x`.
+        dtype, precision: as for `kernels.gemm`.
+        out: where to: contiguous, of shape `(size * m, N)`; by default new tensors.
+        tile: `(BM, BN, BK)`, powers of two, instead of the tile that the sizes suggest.
+
+    Returns:
+        An op whose result is a tensor of shape `(size * m, N)`, or a list with one for each member.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+        GroupError: when it runs: the group is closed or broken.
+    """
+    name = "all_gather_matmul"
+    if not isinstance(workspace, AllGatherWorkspace):
+        raise TypeError(f"{name}: workspace is a kernels.AllGatherWorkspace, not {workspace!r}")
+    group, m = workspace.group, workspace.shape[0]
+
+    def of(lefts: list[Tensor], rights: list[Tensor]) -> DeviceOp[Any]:
+        for rank, a, b in zip(group.ranks, lefts, rights, strict=True):
+            if (a.shape, a.dtype) != (workspace.shape, workspace.dtype):
+                raise ValueError(
+                    f"{name}: x of rank {rank} is {a.dtype.name} {a.shape}, and the workspace is for {workspace.dtype.name} "
+                    f"{workspace.shape}"
+                )
+            _check_right(name, rank, a, b)
+        results = [
+            Spec((group.size * m, b.shape[1]), result_dtype(a, dtype, sum_dtype(name, a, b, precision)))
+            for a, b in zip(lefts, rights, strict=True)
+        ]
+        return _together(name, workspace, _Gathered, lefts, rights, results, out, (dtype, precision, tile))
+
+    return of_members(name, group, {"x": x, "w": w}, of)
+
+
+def matmul_reduce_scatter(
+    x: Any, w: Any, workspace: ReduceScatterWorkspace, *, dtype: Any = None, precision: str = "ieee", out: Any = None,
+    tile: tuple[int, int, int] | None = None,
+) -> DeviceOp[Any]:  # fmt: skip
+    """For each member, its rows of the sum of all members' products `x @ w`: what `kernels.gemm` and `group.reduce_scatter` give,
+    while the parts of the sums are on their way.
+
+    The members wait for each other on their devices: all run it, in the same order as all other such ops. It can be recorded in a
+    CUDA graph.
+
+    Args:
+        x: in one process, a list with a tensor for each member, of shape `(M, K)`, or an op that gives one (or a list with ops);
+            in a joined group, this member's tensor or an op. `M` is a multiple of the number of members; `K` may differ.
+        w: likewise, of shape `(K, N)`. Any strides will do.
+        workspace: what the group's members share for it, for the shape `(M, N)` and the dtype of the result.
+        dtype, precision: as for `kernels.gemm`; the dtype is that of the workspace.
+        out: where to: contiguous, of shape `(M / size, N)`; by default new tensors.
+        tile: `(BM, BN, BK)`, powers of two from 16 on, instead of the tile that the sizes suggest.
+
+    Returns:
+        An op whose result is a tensor of shape `(M / size, N)`, or a list with one for each member. Each member's part of a sum
+        is rounded to its dtype before they are added up, in the order of the ranks.
+
+    Raises:
+        TypeError, ValueError: other arguments.
+        GroupError: when it runs: the group is closed or broken.
+    """
+    name = "matmul_reduce_scatter"
+    if not isinstance(workspace, ReduceScatterWorkspace):
+        raise TypeError(f"{name}: workspace is a kernels.ReduceScatterWorkspace, not {workspace!r}")
+    if tile is not None and min(check_tile(name, tile) or (_LEAST_TILE,)) < _LEAST_TILE:
+        raise ValueError(f"{name}: tile is (BM, BN, BK), from {_LEAST_TILE} on, not {tile!r}")
+    group, (m, n) = workspace.group, workspace.shape
+
+    def of(lefts: list[Tensor], rights: list[Tensor]) -> DeviceOp[Any]:
+        for rank, a, b in zip(group.ranks, lefts, rights, strict=True):
+            _check_right(name, rank, a, b)
+            result = result_dtype(a, dtype, sum_dtype(name, a, b, precision))
+            if (a.shape[0], b.shape[1], result) != (m, n, workspace.dtype):
+                raise ValueError(
+                    f"{name}: the product of rank {rank} is {result.name} {(a.shape[0], b.shape[1])}, and the workspace is for "
+                    f"{workspace.dtype.name} {workspace.shape}"
+                )
+        results = [Spec((m // group.size, n), workspace.dtype)] * len(lefts)
+        return _together(name, workspace, _Scattered, lefts, rights, results, out, (dtype, precision, tile))
+
+    return of_members(name, group, {"x": x, "w": w}, of)
+
+
+def _together(
+    name: str, workspace: Any, member: Any, lefts: list[Tensor], rights: list[Tensor], results: list[Spec], out: Any,
+    options: tuple[Any, ...],
+) -> Together:  # fmt: skip
+    """The op in which each member does its part."""
+    group = workspace.group
+    outputs = None if out is None else group._tensors(name, [out] if joined(group) else out, "out")
+    for rank, target, result in zip(group.ranks, outputs or (), results, strict=outputs is not None):
+        if (target.shape, target.dtype) != (result.shape, result.dtype) or not target.is_contiguous:
+            raise ValueError(
+                f"{name}: out of rank {rank} is {target.dtype.name} {target.shape} with strides {target.strides}, and the result "
+                f"{result.dtype.name} {result.shape}, contiguous"
+            )
+
+    def work(at: int, ctx: ExecutionContext, x: Tensor, w: Tensor) -> Any:
+        return member(workspace, at, allocated(ctx, results[at]) if outputs is None else outputs[at], x, w, options)
+
+    return Together(group, list(zip(lefts, rights, strict=True)), work, name, results[0])
+
+
+def _check_right(name: str, rank: int, a: Tensor, b: Tensor) -> None:
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
+        raise ValueError(f"{name}: x of rank {rank} has shape {a.shape}, w {b.shape}: matrices of shape (m, K) and (K, N)")
+    if 0 in (*a.shape, *b.shape):
+        raise ValueError(f"{name}: x of rank {rank} has shape {a.shape}, w {b.shape}: there is nothing to multiply")
