@@ -457,8 +457,10 @@ class _To(DeviceOp[Tensor]):
     def steps(self, ctx: ExecutionContext) -> Any:
         """Copy it on the stream of the device it goes to; or to the host on a stream of its own device, wait, and copy it up."""
         assert self.tensor.device is not None, "checked by Tensor.to"
-        there = ctx.on(self.tensor.device.policy.next_stream())
-        if there.device.kind == ctx.device.kind:
+        straight = self.tensor.device.kind == ctx.device.kind
+        at_once = straight and self.tensor.is_contiguous
+        there = ctx if at_once else ctx.on(self.tensor.device.policy.next_stream())
+        if straight:
             dense: Tensor = self.tensor if self.tensor.is_contiguous else (yield self.tensor.dup().start(there))
             assert dense.storage is not None, "checked by Tensor.to"
             storage = ctx.allocate(dense.nbytes)

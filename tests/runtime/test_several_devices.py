@@ -179,8 +179,40 @@ def test_what_a_chain_does_elsewhere_is_waited_for(pair):
         np.testing.assert_array_equal(future.result().numpy(), np.full(64, 3.0))
 
 
-def test_a_chain_across_devices_cannot_be_recorded(pair):
+def test_a_recorded_copy_from_the_other_device_takes_what_is_there_then(pair):
+    """In a graph, one by one, and in a graph that is part of another; behind whoever writes it there."""
+    here, there = pair
+    x = on(there, START)
+    op = x.to(here).then(lambda copy: scaled(copy, 2.0))
+    stream = here.stream()
+    graph = op.graph_on(stream)
+    prepared = x.to(here).prepare()
+    outer = tk.zip(graph.launch(), api.zeros(4).on(here)).graph_on(stream)
+    for turn in range(3):
+        x.fill(float(turn + 1)).sync_on(there.stream())
+        np.testing.assert_array_equal(graph.sync_on(stream).numpy(), np.full(64, 2.0 * (turn + 1)))
+        np.testing.assert_array_equal(prepared.sync_on(stream).numpy(), np.full(64, turn + 1.0))
+        np.testing.assert_array_equal(outer.sync_on(stream)[0].numpy(), np.full(64, 2.0 * (turn + 1)))
+
+
+def test_who_overwrites_what_a_graph_copies_waits_for_the_graph(pair):
+    here, there = pair
+    if here.kind != "cpu":
+        pytest.skip("a gate holds up a CPU device's stream, not a GPU's")
+    x, gate = on(there, START), threading.Event()
+    with here.stream() as stream, there.stream() as other:
+        graph = x.to(here).graph_on(stream)
+        here.driver.submit(stream.handle, lambda: gate.wait(30))
+        graph.run(stream)
+        overwritten = x.fill(-1.0).async_on(other)
+        assert not overwritten.done()
+        gate.set()
+        overwritten.result()
+        np.testing.assert_array_equal(graph.output.numpy(), START)
+
+
+def test_work_on_two_devices_cannot_be_recorded(pair):
     here, there = pair
     x = on(here, START)
     with pytest.raises(TypeError, match="a part of it runs on .*and it on"):
-        scaled(x, 2.0).then(lambda a: a.to(there)).graph_on(here.stream())
+        x.to(there).then(lambda a: scaled(a, 2.0)).then(lambda b: b.to(here)).graph_on(there.stream())

@@ -93,6 +93,7 @@ class Recording:
     Attributes:
         nodes: the work.
         reads, writes: the storages that it uses and that are not its own; keeping them here keeps them alive.
+        peers: storages of other devices, which it only reads.
         arena: its own memory, once it is finished.
         slots: what was recorded by name, see `tilekit.slot`.
         arrays: of the host's, that launches write and nobody gave.
@@ -106,6 +107,7 @@ class Recording:
         self.nodes: list[Node] = []
         self.reads: dict[Memory, Storage] = {}
         self.writes: dict[Memory, Storage] = {}
+        self.peers: dict[Memory, Storage] = {}
         self.slots: dict[str, Any] = {}
         self.arrays: list[np.ndarray[Any, Any]] = []
         self.arena = Arena(device, ())
@@ -190,6 +192,13 @@ class Recording:
         array: np.ndarray[Any, Any] = pinned.view(target.dtype).reshape(target.shape)
         self.arrays.append(array)
         return array
+
+    def read_peer(self, source: Storage) -> None:
+        """Launches read memory of another device."""
+        if source.device.kind != self.device.kind:
+            self.refuse(f"it copies from {source.device!r}")
+        self.device.driver.open_way(source.device.driver)
+        self.peers[source.memory] = source
 
     # nodes
 
@@ -321,7 +330,7 @@ class Recording:
 
     def forget(self) -> None:
         """Let go of all memory at once, and not when the garbage is collected: for who has taken what he wanted of the nodes."""
-        for known in (self.reads, self.writes, self._users, self._shared):
+        for known in (self.reads, self.writes, self.peers, self._users, self._shared):
             known.clear()
 
     def discard(self) -> None:

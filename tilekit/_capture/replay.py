@@ -119,6 +119,7 @@ class Recorded:
         nodes: the work.
         branches: whether some nodes may run side by side.
         reads, writes: the storages that a launch uses.
+        peers: those of other devices that it reads.
         lock: held while it is launched, and changed.
     """
 
@@ -130,6 +131,7 @@ class Recorded:
         self.nodes: tuple[Node, ...] = tuple(recording.nodes)
         self.lock = threading.Lock()
         self.reads, self.writes = list(recording.reads.values()), list[Any](recording.writes.values())
+        self.peers = list(recording.peers.values())
         if recording.arena.blocks:
             self.writes.append(recording.arena)
         self.branches = any(len(node.after) != (1 if at else 0) for at, node in enumerate(self.nodes))
@@ -302,7 +304,7 @@ class Recorded:
             self._check_open()
             if self._programmed:
                 return False
-            make = FAST_PATH.program
+            make = None if self.peers else FAST_PATH.program
             program = self._program = None if make is None else make(self.device.driver, self._steps())
             self._programmed = True
             if program is None:
@@ -338,18 +340,24 @@ class Recorded:
     def _submit(self, ctx: ExecutionContext) -> None:
         self._check_open()
         reads, writes = self.reads, self.writes
+        peers = () if ctx.recording is not None else self.peers
         ctx.acquire(reads, writes)
+        for storage in peers:
+            for use in filter(None, (storage.last_write, storage.theirs)):
+                ctx.stream.wait_for(*use)
         try:
             if ctx.recording is not None:
                 self._embed(ctx)
             else:
                 self._enqueue(ctx)
         finally:
-            ctx.note(reads, writes)
+            ctx.note((*reads, *peers), writes)
         ctx.stream.submitted(self.label)
 
     def _embed(self, ctx: ExecutionContext) -> None:
         """Be a part of what is recorded. That has what the slots stand for now; it would not learn of a change."""
+        for storage in self.peers:
+            ctx.recording.read_peer(storage)
         self._embedded = True
         graph = self._graph()
         node = Captured(self.label, graph, owned=graph not in self._handles())
@@ -386,7 +394,7 @@ class Recorded:
             self._closed = True
             self._give_up()
             self._program, self._programmed = None, True
-            self.nodes, self._slots, self.reads, self.writes, self._result = (), {}, [], [], None
+            self.nodes, self._slots, self.reads, self.writes, self.peers, self._result = (), {}, [], [], [], None
 
     def _give_up(self) -> None:
         """Leave to the device, until all launches are done, what they use beside memory of its own."""

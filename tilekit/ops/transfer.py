@@ -129,7 +129,11 @@ def copy_across(ctx: ExecutionContext, target: Storage, source: Storage, offset:
     if not nbytes:
         return
     if ctx.recording is not None:
-        ctx.recording.refuse("it copies from another device")
+        ctx.recording.read_peer(source)
+        ctx.acquire((), (target,))
+        ctx.driver.copy(target.memory, 0, source.memory, offset, nbytes, ctx.stream.handle)
+        ctx.note((), (target,))
+        return
     for use in filter(None, (source.last_write, source.theirs)):
         ctx.stream.wait_for(*use)
     ctx.acquire((), (target,))
