@@ -10,12 +10,12 @@ import pytest
 
 import tilekit as tk
 import tilekit_benchmarks as bench
-from tilekit import api, memory
+from tilekit import api, distributed, memory
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 REFERENCE = "\n".join(p.read_text("utf-8") for p in sorted((DOCS / "reference").rglob("*.md")))
 DIRECTIVES = re.findall(r"^\.\. auto\w+:: (\S+)$", REFERENCE, re.M)
-MODULES = {"tilekit": tk, "tilekit.api": api, "tilekit.memory": memory}
+MODULES = {"tilekit": tk, "tilekit.api": api, "tilekit.distributed": distributed, "tilekit.memory": memory}
 
 
 @pytest.mark.parametrize("name", [f"{prefix}.{name}" for prefix, module in MODULES.items() for name in module.__all__])
