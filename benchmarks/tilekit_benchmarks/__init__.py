@@ -2,8 +2,8 @@
 
 A benchmark is a module of this package, named in `BENCHMARKS`, with a function `run(options)` that returns a `report.Run`:
 `saxpy` a `report.Record`, those of the host's side a `sweep.Sweep`, those of the kernels a `kernel_runs.KernelRun`, that
-of drawn cases a `drawn.record.DrawnRun`. `harness` compares contestants, `report` says where that was, shows and keeps what came
-out. Peers are imported only by the functions that need them.
+of drawn cases a `drawn.record.DrawnRun`, that of collectives a `collective_record.CollectiveRun`. `harness` compares
+contestants, `report` says where that was, shows and keeps what came out. Peers are imported only by the functions that need them.
 """
 
 from __future__ import annotations
@@ -141,6 +141,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         module="varlen",
         summary="attention of packed sequences in bfloat16, forward and backward, beside FlashAttention-2",
         size="tokens of the longest sequence",
+    ),
+    "collectives": Benchmark(
+        module="collectives",
+        summary="all-reduce and others among all devices, in one process and a process each, beside torch.distributed",
+        size="bytes of the largest message",
     ),
     "sweep": Benchmark(
         module="drawn",
