@@ -294,6 +294,50 @@ def test_a_closed_cluster_takes_no_work(cluster, x):
         cluster.group()
 
 
+def test_errors_of_map_name_the_line_that_calls_map(cluster):
+    def wrong(item):
+        raise KeyError(item)
+
+    with pytest.raises(KeyError) as caught:
+        cluster.map(wrong, [1, 2]).sync()
+    built = [note for note in caught.value.__notes__ if "built at" in note]
+    assert built and all("test_cluster_local.py" in note for note in built)
+
+
+def test_functions_have_their_own_names_for_arguments(cluster):
+    assert cluster.workers[0].run(lambda x, build: x + build, 1, build=2).to_host().sync() == 3
+
+
+def test_results_are_on_the_worker_s_device(cluster, x):
+    """Also where the function has gone on elsewhere, or gives what it has from elsewhere."""
+    first, second, _ = cluster.workers
+    there = second.put(x).sync().value
+    for build in (lambda: there, lambda: (there, 1), lambda: api.ones((4, 4)).then(lambda t: t.to(there.device))):
+        remote = first.run(build).sync()
+        result = remote.value if remote.shape else remote.value[0]
+        assert result.device.label == "cpu:0"
+    results = [worker.run(lambda: there).sync() for worker in cluster.workers]
+    for remote in cluster.group().collective("all_reduce", results).sync():
+        np.testing.assert_array_equal(remote.to_host().sync(), 3 * x)
+
+
+def test_results_that_cannot_be(cluster):
+    worker = cluster.workers[0]
+    with pytest.raises(TypeError, match=r"gave zeros in a list: return one op, such as tk.join_all"):
+        worker.run(lambda: [1, api.zeros(3), api.ones(3)]).sync()
+    gc.collect()  # they need not run
+    with pytest.raises(TypeError, match="has no memory, so there is nothing to keep"):
+        worker.run(lambda: api.meta(3)).sync()
+
+
+def test_put_takes_no_op_and_run_does(cluster):
+    worker = cluster.workers[1]
+    with pytest.raises(TypeError, match=r"put takes an array or a tensor, not an op: run\(lambda x: x, op\)"):
+        worker.put(api.zeros(3))
+    gc.collect()  # the op need not run
+    assert worker.run(lambda x: x, api.zeros(3)).to_host().sync().tolist() == [0.0] * 3
+
+
 def test_remotes_are_neither_pickled_nor_copied(cluster, x):
     remote = cluster.workers[0].put(x).sync()
     for function in (copy.copy, copy.deepcopy):

@@ -297,6 +297,15 @@ def test_what_cannot_be_pickled_is_said_here(cluster):
         cluster.workers[0].run(lambda: remote).sync()
 
 
+def test_a_result_that_cannot_be_pickled_stays(cluster):
+    remote = cluster.workers[0].run(threading.Lock).sync()
+    with pytest.raises(TypeError, match="cannot pickle '_thread.lock'") as caught:
+        remote.to_host().sync()
+    assert type(caught.value) is TypeError
+    assert any("<Remote of a value, on <worker 0 of ray, cpu:0>> is pickled" in note for note in caught.value.__notes__)
+    assert cluster.workers[0].run(lambda lock: lock.locked(), remote).to_host().sync() is False
+
+
 def test_functions_are_sent_as_they_are_now(cluster):
     factor = 2
     worker = cluster.workers[0]
@@ -446,6 +455,48 @@ def test_collectives(cluster):
         group.collective("all_reduce", parts, op="median").sync()
     group.close()
     group.close()
+
+
+def test_two_groups_of_the_same_workers_from_two_threads(cluster):
+    """No worker begins with the one group's collective, and another with the other's."""
+    interval = sys.getswitchinterval()
+    workers = cluster.workers[:2]
+    failed: list[Exception] = []
+
+    def use(members):
+        try:
+            group = cluster.group(members)
+            parts = [worker.put(np.ones(4, np.float32)).sync() for worker in members]
+            for _ in range(60):
+                group.collective("all_reduce", parts).sync()
+            group.close()
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=use, args=(members,), daemon=True) for members in (workers, workers[::-1])]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT_S)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failed and not any(thread.is_alive() for thread in threads)
+
+
+def test_collectives_that_fail_leave_nothing(cluster):
+    group = cluster.group()
+    parts = [worker.put(np.ones(4, bool)).sync() for worker in cluster.workers]
+    for _ in range(3):
+        with pytest.raises(TypeError, match="bool cannot be reduced"):
+            group.collective("all_reduce", parts).sync()
+    group.collective("barrier", []).sync()
+    group.close()
+    gc.collect()
+    for worker in cluster.workers:
+        until_kept(worker, 1)
+        assert ray.get(worker.home.actor.unwanted.remote()) == 0
 
 
 def test_a_member_killed_in_a_collective_leaves_no_other_hanging(cluster, x, pipe):

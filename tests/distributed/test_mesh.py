@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 import re
 
 import numpy as np
@@ -319,7 +321,7 @@ def refused(error, text, call):
 
 def test_meshes_that_there_are_not(mesh_of, devices):
     refused(ValueError, "axes of 2 * 2 = 4 workers, and there are 3", lambda: Mesh(devices[:3], {"a": 2, "b": 2}))
-    refused(ValueError, "Mesh(cluster.workers[:n], axes)", lambda: Mesh(devices[:3], {"a": 2}))
+    refused(ValueError, "Mesh(devices[:2], axes)", lambda: Mesh(devices[:3], {"a": 2}))
     refused(ValueError, "a mesh has at least one", lambda: Mesh(devices[:1], {}))
     refused(ValueError, "the axis 'a' is 0", lambda: Mesh(devices[:1], {"a": 0}))
     refused(TypeError, "the axis 'a' is an int, not 2.0", lambda: Mesh(devices[:2], {"a": 2.0}))
@@ -331,6 +333,38 @@ def test_meshes_that_there_are_not(mesh_of, devices):
         refused(ValueError, "occurs twice", lambda: Mesh([one.workers[0]] * 2, {"a": 2}))
         x = Mesh(one, {"a": 2}).shard(numbers(4), "a").sync()
         refused(ValueError, "is on another cluster than", lambda: Mesh(two, {"a": 2}).reshard(x, "a"))
+
+
+def test_functions_have_their_own_names_for_arguments(mesh_of):
+    mesh = mesh_of({"a": 2})
+    x = mesh.shard(numbers(4), "a").sync()
+    doubled = mesh.map(lambda x, function, self: (x if function else None).dup(), x, function=True, self=1).sync()
+    np.testing.assert_array_equal(doubled.to_host().sync(), numbers(4))
+
+
+def test_specs_of_several_results_are_a_list(mesh_of):
+    mesh = mesh_of({"a": 2})
+    x = mesh.shard(numbers(4), "a").sync()
+    for out in ((("a",), (None,)), (distributed.ShardSpec("a"), distributed.ShardSpec("a"))):
+        refused(TypeError, "it is a list of specs, one for each: out=[", lambda out=out: mesh.map(lambda x: (x, x), x, out=out))
+    assert mesh.map(lambda x: x.dup(), x, out=(("a",),)).sync().spec == distributed.ShardSpec("a")
+
+
+def test_what_is_of_this_process_is_neither_pickled_nor_copied(mesh_of):
+    """It says what to do instead: functions that use some of it would be sent to other processes."""
+    mesh = mesh_of({"a": 2})
+    x = mesh.shard(numbers(4), "a").sync()
+    cases = [
+        (mesh, "axis_index"),
+        (x, "mesh.map(function, x): each worker gets its part"),
+        (mesh.cluster, "functions that they run use none of the cluster"),
+        (mesh.workers[0], "is passed as an argument"),
+    ]
+    for each, text in cases:
+        for use in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match=re.escape(f"{each!r} cannot be pickled or copied")) as caught:
+                use(each)
+            assert text in str(caught.value)
 
 
 def test_specs_that_there_are_not(mesh_of):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import linecache
 import os
 import pickle
 import sys
 import threading
 import types
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ pytest.importorskip("ray", "2.55", reason="Ray is not installed: pip install 'ti
 from ray import cloudpickle
 
 from tilekit.distributed._ray import transport as _ray_transport
+from tilekit.distributed._ray.group import RayGroup
 from tilekit.distributed._ray.pickling import packed, packed_error, packed_function, unpacked, unpacked_error
 from tilekit.distributed._ray.transport import Refused, SenderGone, read_memory
 from tilekit.distributed._ray.worker import Kept, Part, Process, machine
@@ -306,6 +309,18 @@ def test_what_was_dropped_before_it_began_is_not_run(process):
     assert process.memory() == (0, 0)
 
 
+def test_calls_that_fail_leave_nothing(process):
+    """Whoever called drops their results as well, and that may come before the call, or after."""
+    process.drop([1])
+    call(process, 1, lambda: 1 / 0)
+    assert call(process, 2, lambda: 1 / 0)[0] == "failed"
+    assert process.collective(7, "all_reduce", 3, None, {})[0] == "failed"  # there is no such group
+    process.drop([4])
+    process.collective(7, "all_reduce", 4, None, {})
+    process.drop([2, 3])
+    assert (process.unwanted(), process.memory(), process._kept) == (0, (0, 0), {})
+
+
 def test_a_process_replies_with_errors(process):
     kind, data, text = call(process, 1, lambda: 1 / 0)
     assert kind == "failed"
@@ -330,3 +345,46 @@ def test_about(process):
     assert about["device"] == "cpu:0"
     assert about["pid"] == os.getpid()
     assert process.nothing() is None
+
+
+class _Actor:
+    """Notes what it is asked for, in the order in which that comes."""
+
+    def __init__(self, asked):
+        self.asked = asked
+        self.collective = self
+
+    def remote(self, number, name, *_):
+        self.asked(self, number)
+        return object()
+
+
+def test_two_groups_ask_their_workers_in_one_order():
+    """Else one worker begins with the one group's collective, and another with the other's, and they wait for each other."""
+    order: list[list[int]] = [[], []]
+    others = []
+
+    def asked(actor, number):
+        order[actors.index(actor)].append(number)
+        if not others:  # in the middle of the first group's: somebody else comes with the second's
+            others.append(threading.Thread(target=groups[1].submit, args=("barrier", [], {})))
+            others[0].start()
+            others[0].join(0.2)  # which has to wait
+
+    actors = [_Actor(asked), _Actor(asked)]
+    cluster = SimpleNamespace(
+        submitting=threading.Lock(),
+        keys=itertools.count(),
+        check_open=lambda: None,
+        dropper=SimpleNamespace(drop=lambda *_: None),
+    )
+    worker = SimpleNamespace(cluster=cluster)
+    groups = []
+    for number in range(2):
+        group = object.__new__(RayGroup)
+        group.cluster, group.workers, group._number = cluster, (worker, worker), number
+        group._homes = [SimpleNamespace(actor=actor, lost=False) for actor in actors]
+        groups.append(group)
+    groups[0].submit("barrier", [], {})
+    others[0].join(30)
+    assert order == [[0, 1], [0, 1]]

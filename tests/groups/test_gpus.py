@@ -13,7 +13,9 @@ from tilekit import api
 from tilekit._driver.cuda.nccl import load
 from tilekit._groups import Group, free_address, gpus
 from tilekit._groups.call import Call
-from tilekit._groups.control import HOST, WORK, Link, parsed
+from tilekit._groups.control import parsed
+from tilekit._groups.link import Link
+from tilekit._groups.messages import HOST, WORK
 from tilekit.errors import GroupError
 
 LIMIT_S = 30
@@ -175,12 +177,12 @@ def test_a_member_that_does_not_submit_is_named(gpu):
 def test_what_nccl_says_went_wrong(gpu):
     device, _, nccl = gpu
     group, other = join(device)
-    nccl.state = 3
     x = api.empty((4,)).on(device).sync()
-    waited = threading.Event()
-    for _ in range(100):
-        if waited.wait(0.1) or group._failure is not None:
-            break
+    group.all_reduce(x).sync()
+    nccl.state = 3
+    broken = threading.Event()
+    group.on_loss(broken.set)
+    assert broken.wait(LIMIT_S)
     with pytest.raises(GroupError, match="NCCL says: error 3"):
         group.all_reduce(x).sync()
     other.dies()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -208,8 +210,10 @@ def test_groups_that_cannot_be(cpu_devices):
         Group([])
     with pytest.raises(ValueError, match="a device twice among cpu:0, cpu:0"):
         Group(["cpu:0", "cpu:0"])
-    with pytest.raises(TypeError, match="a list of devices, not 'cpu:0'"):
+    with pytest.raises(TypeError, match="a list of devices, such as .*, not 'cpu:0'"):
         Group("cpu:0")
+    with pytest.raises(TypeError, match="a list of devices, such as .*, not 2"):
+        Group(2)
     with Group() as every:
         assert [device.label for device in every.devices] == ["cpu:0", "cpu:1"]
         assert (every.size, every.ranks) == (2, (0, 1))
@@ -238,7 +242,13 @@ def test_what_is_refused(group):
         (lambda: group.reduce_scatter([x[0, 0] for x in xs]), ValueError, "a tensor without dimensions has no parts"),
         (lambda: group.broadcast(xs, root=3), ValueError, "there is no rank 3 in a group of 3"),
         (lambda: group.send(xs[0], 1), TypeError, "say with source= which rank does it"),
+        (lambda: group.broadcast(xs, root=1.0), TypeError, "root is a rank, an int from 0 to 2, not 1.0"),
+        (lambda: group.broadcast(xs, root=True), TypeError, "root is a rank, an int from 0 to 2, not True"),
         (lambda: group.send(xs[0], 7, source=0), ValueError, "there is no rank 7"),
+        (lambda: group.send(xs[0], "1", source=0), TypeError, "to is a rank, an int from 0 to 2, not '1'"),
+        (lambda: group.recv((4,), tk.float32, np.int64(1), to=0), TypeError, "source is a rank.*not .*1"),
+        (lambda: group.all_reduce([np.ones(4)] * 3), TypeError, r"not ndarray; api.from_host\(array\) makes one"),
+        (lambda: group.all_reduce(xs, out=[1, 2, 3]), TypeError, "out of rank 0 is a tensor, not int"),
         (lambda: group.recv((4,), tk.float32, 0), TypeError, "say with to= which rank does it"),
         (lambda: group.all_gather(xs, out=xs), ValueError, r"out is float32 \(6, 4\), and the result float32 \(18, 4\)"),
         (lambda: group.all_to_all(xs, out=xs), ValueError, "out has memory of x's"),
@@ -250,6 +260,72 @@ def test_what_is_refused(group):
             build()
     with pytest.raises(TypeError, match="works on 3 devices, and a graph is of one"):
         group.all_reduce(xs).graph_on(group.devices[0].stream())
+
+
+def test_misuse_of_ops_is_an_error_at_once_and_no_more(group):
+    """Not when they run, and nobody is told that they have not run: that would be an error here."""
+    zeros = lambda: [api.zeros(4) for _ in group.devices]  # noqa: E731
+    cases = [
+        (lambda: group.all_reduce(zeros(), op="mean"), ValueError, "is no reduction"),
+        (lambda: group.all_reduce(api.zeros(4), op="mean"), ValueError, "is no reduction"),
+        (lambda: group.broadcast(zeros(), root=9), ValueError, "no rank 9"),
+        (
+            lambda: group.all_reduce([api.zeros(4), api.zeros(4), 3]),
+            TypeError,
+            "x of rank 2 is a tensor, or an op that gives one, not int",
+        ),
+        (lambda: group.all_reduce(zeros(), out=3), TypeError, "out is a list"),
+        (lambda: group.all_reduce(zeros(), out=zeros()), TypeError, "out of rank 0 is a tensor, not "),
+        (lambda: group.all_reduce([api.zeros(4).on(device) for device in reversed(group.devices)]), ValueError, "cpu:2"),
+        (lambda: group.send(api.zeros(4), 7, source=0), ValueError, "no rank 7"),
+        (lambda: group.send(api.zeros(4), 1), TypeError, "say with source="),
+    ]
+    for build, kind, match in cases:
+        with pytest.raises(kind, match=match):
+            build()
+        gc.collect()
+
+
+def test_send_and_recv_are_called_so_in_messages(group):
+    x = api.zeros(4).on(group.devices[0]).sync()
+    ops = [group.send(x, 1, source=0), group.send(api.zeros(4), 1, source=0), group.recv((4,), tk.float32, 0, to=1)]
+    ops += [group.send(api.ones(4), 0, source=2), group.recv((4,), tk.float32, 2, to=0)]  # the op runs on rank 2's device
+    assert [op.label for op in ops] == ["send", "send", "recv", "send", "recv"]
+    for op in ops:
+        op.sync()
+
+
+def test_closing_waits_for_who_submits(cpu_devices):
+    group = Group(cpu_devices(2))
+    op = group.all_reduce([api.zeros(4).on(device).sync() for device in group.devices])
+    inside, go, order = threading.Event(), threading.Event(), []
+
+    def submit(*args):
+        inside.set()
+        assert go.wait(30)
+        order.append("submitted")
+
+    group.transport = SimpleNamespace(submit=submit, submitted=lambda *_: None, close=lambda: order.append("closed"))
+    threads = [threading.Thread(target=op.sync), threading.Thread(target=group.close)]
+    threads[0].start()
+    assert inside.wait(30)
+    threads[1].start()
+    threads[1].join(0.1)
+    go.set()
+    for thread in threads:
+        thread.join(30)
+    assert order == ["submitted", "closed"]
+
+
+def test_a_closed_group_passes_nothing_on(cpu_devices):
+    group = Group(cpu_devices(2))
+    x = api.zeros(4).on(group.devices[0]).sync()
+    group.send(x, 1, source=0).sync()
+    late = [group.send(x, 1, source=0), group.recv((4,), tk.float32, 0, to=1)]
+    group.close()
+    for op in late:
+        with pytest.raises(GroupError, match="was closed"):
+            op.sync()
 
 
 def test_a_closed_group(cpu_devices):

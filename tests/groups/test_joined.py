@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import socket
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 
 import tilekit as tk
 from tilekit import api
-from tilekit._groups import Group, free_address
+from tilekit._groups import Group, control, free_address, transport
 from tilekit._groups.control import parsed
 from tilekit.errors import GroupError
 
@@ -47,6 +48,15 @@ def results(found):
         if isinstance(value, Exception):
             raise value
     return found
+
+
+def _error(op, *kinds):
+    """What an op fails with, a GroupError or one of `kinds`; or None."""
+    try:
+        op.sync()
+    except (GroupError, *kinds) as error:
+        return error
+    return None
 
 
 def part(rank, shape=(6, 2), dtype=np.float32):
@@ -251,6 +261,29 @@ def test_another_key(cpu_devices):
     assert "has another key than rank 1: give all members the same" in stranger
 
 
+def test_strangers_keep_nobody_from_joining(cpu_devices):
+    """One that connects first and says nothing, as those do who look for open ports, and one that says something else."""
+    devices, address = cpu_devices(2), free_address()
+    host, port = parsed(address)
+
+    def member(rank):
+        with Group.join(rank, 2, address=address, device=devices[rank], timeout_s=LIMIT_S / 2) as group:
+            return group.exchange(rank)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(member, 0)
+        while True:
+            try:
+                silent, loud = (socket.create_connection((host, port)) for _ in range(2))
+                break
+            except OSError:  # rank 0 does not listen yet
+                assert not first.done()
+        with silent, loud:
+            loud.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            second = pool.submit(member, 1)
+            assert first.result(LIMIT_S) == second.result(LIMIT_S) == [0, 1]
+
+
 def test_a_port_that_is_taken(cpu_devices):
     cpu_devices(1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -271,6 +304,180 @@ def test_a_port_that_is_taken(cpu_devices):
 def test_ranks_that_cannot_be(arguments, kind, match):
     with pytest.raises(kind, match=match):
         Group.join(*arguments, address="localhost:1")
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "match"),
+    [
+        ({"key": "secret"}, TypeError, "key is bytes, the same in all processes, not str"),
+        ({"timeout_s": 0}, ValueError, "timeout_s is 0, and must be positive"),
+        ({"timeout_s": -1.0}, ValueError, "timeout_s is -1.0"),
+        ({"timeout_s": "1"}, TypeError, "timeout_s is a number"),
+    ],
+)
+def test_options_that_cannot_be(options, kind, match):
+    with pytest.raises(kind, match=match):
+        Group.join(0, 1, address=free_address(), **options)
+
+
+def test_no_time_out(cpu_devices):
+    (device,) = cpu_devices(1)
+    with Group.join(0, 1, address=free_address(), device=device, timeout_s=float("inf")) as group:
+        assert group.exchange(None) == [None]
+
+
+def test_an_op_runs_on_the_member_s_device(members):
+    """As it does in one process: not on the default device, which is another rank's."""
+
+    def use(group, rank):
+        return group.all_reduce(api.full(4, rank + 1.0)).sync().numpy().tolist()
+
+    assert results(members(use, 2)) == [[3.0] * 4] * 2
+
+
+def test_values_that_hosts_cannot_exchange(members):
+    """Nothing has been sent then: the next exchange is the same one for all members."""
+    values = [
+        (np.float32(1), "not float32: give its .tolist()"),
+        ([{"a": {1}}], "not set"),
+        ({"a": {2: 1}}, "keys of a dict are str, not 2"),
+        (b"1", "not bytes"),
+    ]
+
+    def use(group, rank):
+        if rank == 0:
+            for value, match in values:
+                with pytest.raises(TypeError, match=match):
+                    group.exchange(value)
+        return group.exchange([rank, None, {"a": (1.5, "b")}])
+
+    assert results(members(use, 2)) == [[[0, None, {"a": [1.5, "b"]}], [1, None, {"a": [1.5, "b"]}]]] * 2
+
+
+def test_leaving_by_an_error_in_the_middle_of_a_collective(members):
+    """The stream that is in it does not wait for the others any more, and they learn of it."""
+    left = threading.Event()
+
+    def use(group, rank):
+        x = api.zeros(4).on(group.devices[0]).sync()
+        group.barrier().sync()
+        if rank:
+            assert left.wait(LIMIT_S)
+            return [_error(group.all_reduce(x)) for _ in range(2)][-1]
+        future = group.all_reduce(x).async_on(group.devices[0].stream())
+        future.add_done_callback(lambda _: left.set())
+        raise KeyError("leaves")  # and waits at the end until rank 1 has left, too
+
+    left_by, told = members(use, 2)
+    assert type(left_by) is KeyError
+    assert isinstance(told, GroupError) and told.ranks == (0,)
+
+
+@tk.kernel
+def refuse(x: tk.InOut):
+    tk.assert_(x.load() > 100.0, "too small")  # noqa: PT009
+
+
+def test_work_that_fails_before_a_collective_leaves_no_member_behind(members):
+    """Rank 0 takes no part in the first one. Its second must not meet rank 1's first: both are told."""
+
+    def use(group, rank):
+        x = api.full(4, rank + 1.0).on(group.devices[0]).sync()
+        if rank:
+            return str(_error(group.all_reduce(x)))
+        refuse(x.partition(4)).async_on(group.devices[0].stream())
+        with pytest.raises(tk.DeviceError, match="too small"):
+            group.all_reduce(x).sync()
+        return str(_error(group.all_reduce(api.ones(4).on(group.devices[0]))))
+
+    why = r"rank 0 left out what it had submitted before all_reduce.*: work that it waited for had failed there"
+    for told in results(members(use, 2)):
+        assert re.search(why, told)
+
+
+def test_a_broken_group_gives_its_streams_back(members):
+    """Their faults would hold the group, and so the streams, and their threads, for ever."""
+    streams = []
+
+    def use(group, rank):
+        x = api.ones(4).on(group.devices[0]).sync()
+        streams.extend(group.streams())
+        return str(_error(group.all_gather(x) if rank else group.all_reduce(x)))
+
+    for told in members(use, 2):
+        assert "members disagree on number 1" in told
+    assert len(streams) == 2 and all(stream.closed for stream in streams)
+
+
+def test_a_collective_that_fails_at_one_member_is_told_to_all(members, monkeypatch):
+    reading = transport._reading
+
+    def failing(call, inputs):
+        read = reading(call, inputs)
+        return read if inputs and inputs[0].device.ordinal else lambda: read()[len(inputs)]
+
+    monkeypatch.setattr(transport, "_reading", failing)
+
+    def use(group, rank):
+        return str(_error(group.all_reduce(api.ones(4).on(group.devices[0])), tk.DeviceError))
+
+    first, second = results(members(use, 2))
+    assert "list index out of range" in first
+    assert second == "all_reduce(sum, float32 (4,)) of rank 0 failed: list index out of range"
+
+
+def test_rank_0_leaves_by_an_error_while_others_are_busy(members, monkeypatch):
+    """It does not wait for them until the time-out, and they are told when they come."""
+    monkeypatch.setattr(control, "_FAREWELL_S", 0.05)
+    left = threading.Event()
+
+    def use(group, rank):
+        group.barrier().sync()
+        if rank:
+            assert left.wait(LIMIT_S / 2)
+            return _error(group.barrier())
+        leave = group.close
+        monkeypatch.setattr(group, "close", lambda: (leave(), left.set()))
+        raise KeyError("leaves")
+
+    first, told = members(use, 2)
+    assert type(first) is KeyError
+    assert isinstance(told, GroupError) and "here rank 0 on cpu:0> was left by an error" in str(told) and told.ranks == (0,)
+
+
+def test_what_the_hub_cannot_do_is_an_error_for_all(members, monkeypatch):
+    def failing(call, brought):
+        raise MemoryError("too much")
+
+    monkeypatch.setattr(control, "results", failing)
+
+    def use(group, rank):
+        x = api.zeros(4).on(group.devices[0]).sync()
+        with pytest.raises(GroupError, match="rank 0 could not do what rank . asked for: MemoryError: too much"):
+            group.all_reduce(x).sync()
+
+    results(members(use, 3))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks nothing")
+def test_a_forked_process_is_no_member(cpu_devices):
+    """It says so, and holds none of the connections, which would keep others from learning of the parent's end."""
+    (device,) = cpu_devices(1)
+    with Group.join(0, 1, address=free_address(), device=device, timeout_s=LIMIT_S) as group:
+        x = api.ones(4).on(device).sync()
+        connections = [group._work._connection, group._host._connection, *group._hub._connections]
+        assert len(connections) == 4
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                with pytest.raises(GroupError, match="was joined by the process that this one was forked from"):
+                    group.all_reduce(x).sync()
+                code = 0 if all(connection.closed for connection in connections) else 2
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert group.all_reduce(x).sync().numpy().tolist() == [1.0] * 4
 
 
 @pytest.mark.parametrize("address", ["localhost", ":29500", "localhost:http", "localhost:0", "localhost:70000", 29500, None])

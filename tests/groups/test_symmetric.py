@@ -19,7 +19,7 @@ import tilekit as tk
 from tilekit import api
 from tilekit._driver.windows import HostWindow, swap
 from tilekit._groups import Group, free_address
-from tilekit._groups.symmetric import Symmetric, symmetric
+from tilekit._groups.symmetric_memory import Symmetric, symmetric
 from tilekit.errors import DeviceError, GroupError
 
 LIMIT_S = 60
@@ -243,7 +243,7 @@ def test_nobody_is_warned_at_the_end(tmp_path):
         os.environ["TILEKIT_DEVICE"], os.environ["TILEKIT_CPU_DEVICES"] = "cpu", "2"
         import tilekit as tk
         from tilekit._groups import Group, free_address
-        from tilekit._groups.symmetric import symmetric
+        from tilekit._groups.symmetric_memory import symmetric
         address, kept = free_address(), []
         def member(rank):
             group = Group.join(rank, 2, address=address, device=f"cpu:{rank}")

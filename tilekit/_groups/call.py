@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tilekit import dtypes
 
-__all__ = ["KINDS", "REDUCTIONS", "Call", "Shape"]
+__all__ = ["KINDS", "REDUCTIONS", "Call", "Shape", "check_reduction"]
 
 Shape = tuple[int, ...]
 
@@ -26,22 +26,30 @@ KINDS: dict[str, tuple[bool, bool]] = {
 }
 
 # What is reduced: NCCL's dtypes, so that a program says the same with and without GPUs.
-_REDUCED = frozenset(
-    [
-        "int8",
-        "uint8",
-        "int32",
-        "uint32",
-        "int64",
-        "uint64",
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-        "float8_e4m3fn",
-        "float8_e5m2",
-    ]
+_REDUCED = (
+    "int8",
+    "uint8",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "float8_e4m3fn",
+    "float8_e5m2",
 )
+
+
+def check_reduction(kind: str, op: object) -> None:
+    """Whether a collective can reduce so.
+
+    Raises:
+        ValueError: there is no such reduction.
+    """
+    if KINDS[kind][0] and op not in REDUCTIONS:
+        raise ValueError(f"{kind}: op={op!r} is no reduction; there are {', '.join(REDUCTIONS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +78,7 @@ class Call:
         """
         reduces, cuts = KINDS[self.kind]
         if reduces:
-            if self.op not in REDUCTIONS:
-                raise ValueError(f"{self.kind}: op={self.op!r} is no reduction; there are {', '.join(REDUCTIONS)}")
+            check_reduction(self.kind, self.op)
             if self.dtype.name not in _REDUCED:
                 raise TypeError(
                     f"{self.kind}: {self.dtype.name} cannot be reduced across devices; these can: {', '.join(_REDUCED)}. "

@@ -74,8 +74,8 @@ class Collective(DeviceOp[Any]):
         for member in contexts:
             if member.stream is not ctx.stream:
                 ctx.stream.wait_for(member.stream, member.stream.mark())
-        if ctx.recording is None:
-            group.transport.submitted(call, ctx.stream)
+        if ctx.recording is None and group.transport.watched:
+            group.expect(call, ctx.stream)
         if call.kind in ("send", "barrier"):
             return None
         return outputs[0] if self._joined else outputs

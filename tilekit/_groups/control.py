@@ -10,14 +10,12 @@ or asks later, gets a GroupError that names the rank.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
 from typing import Any, NoReturn
 
 import numpy as np
@@ -25,15 +23,12 @@ import numpy as np
 from tilekit import dtypes
 from tilekit._groups.arithmetic import results
 from tilekit._groups.call import Call
+from tilekit._groups.messages import GRACE_S, HOST, WORK, at_once, hang_up, receive, send
 from tilekit.errors import GroupError
 
-__all__ = ["HOST", "WORK", "Hub", "Link", "free_address", "parsed"]
+__all__ = ["Hub", "free_address", "parsed"]
 
-WORK, HOST = "work", "host"
-
-_RETRY_S = 0.02
 _FAREWELL_S = 10.0  # how long the hub of a broken group stays to say so to members that have not asked yet
-_GRACE_S = 10.0  # how much longer than the hub a member waits, which then is the one to say who is missing
 
 
 def free_address(host: str = "127.0.0.1") -> str:
@@ -53,9 +48,7 @@ def parsed(address: Any) -> tuple[str, int]:
         raise TypeError(f'Group.join: an address is a str such as "node0:29500", not {address!r}')
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(
-            f'Group.join: {address!r} is no host and port: write "node0:29500", or see Group.free_address()'
-        )
+        raise ValueError(f'Group.join: {address!r} is no host and port: write "node0:29500", or see Group.free_address()')
     return host, int(port)
 
 
@@ -86,13 +79,14 @@ class Hub:
     def __init__(self, size: int, address: tuple[str, int], key: bytes, timeout_s: float) -> None:
         self.size, self.timeout_s, self._address = size, timeout_s, address
         try:
-            self._listener = Listener(address, backlog=2 * size, authkey=key)
+            self._listener = Listener(address, backlog=2 * size)
         except OSError as error:
-            raise GroupError(
-                f"rank 0 cannot listen on {address[0]}:{address[1]}: {error}. Another program may have the port: take "
-                "another one",
-                ranks=(0,),
-            ) from error
+            unknown = isinstance(error, socket.gaierror)
+            cure = "Give a name or number of its machine" if unknown else "Another program may have the port: take another one"
+            raise GroupError(f"rank 0 cannot listen on {address[0]}:{address[1]}: {error}. {cure}", ranks=(0,)) from error
+        self._key = key
+        self._connections: set[Connection] = set()
+        self._strangers: set[Connection] = set()  # those that have not proved yet that they are members
         self._changed = threading.Condition()
         self._broken: tuple[str, tuple[int, ...]] | None = None
         self._joined: dict[str, set[int]] = {WORK: set(), HOST: set()}
@@ -106,10 +100,13 @@ class Hub:
 
     def stop(self) -> None:
         """Let nobody join any more, and the port go."""
-        self._break("rank 0 gave up", (0,))
-        with contextlib.suppress(OSError), socket.create_connection(self._address, _GRACE_S):
-            pass  # which wakes who listens
-        self._acceptor.join(_GRACE_S)
+        self.give_up("rank 0 gave up", (0,))
+        self._admit_no_more()
+        self._acceptor.join(GRACE_S)
+
+    def give_up(self, message: str, ranks: tuple[int, ...]) -> None:
+        """The group is broken, if it was not: who asks gets a GroupError."""
+        self._break(message, ranks)
 
     def wait_for_others(self, timeout_s: float) -> bool:
         """Block until every other member has closed the group or is gone, at most so long; whether they have."""
@@ -119,48 +116,84 @@ class Hub:
                 lambda: expected <= self._gone, min(timeout_s, _FAREWELL_S) if self._broken else timeout_s
             )
 
+    def abandon(self) -> None:
+        """In a forked process: let go of the parent's connections."""
+        for connection in self._connections:
+            connection.close()
+        self._listener.close()
+
     # the server
 
     def _accept(self) -> None:
-        expected = 2 * self.size
-        while expected and self._broken is None:
+        """Serve whoever comes, each from a thread of its own: one that says nothing keeps nobody waiting."""
+        while not self._is_full() and self._broken is None:
             try:
                 connection = self._listener.accept()
-            except (AuthenticationError, EOFError, ConnectionError):  # somebody else, who has tried
-                continue
             except OSError:
-                return
-            expected -= 1
-            _at_once(connection)
+                break
+            at_once(connection)
+            self._connections.add(connection)
             threading.Thread(target=self._serve, args=(connection,), name="tilekit-hub-member", daemon=True).start()
         self._listener.close()
+
+    def _is_full(self) -> bool:
+        return all(len(joined) == self.size for joined in self._joined.values())
+
+    def _admit_no_more(self) -> None:
+        with contextlib.suppress(OSError), socket.create_connection(self._address, GRACE_S):
+            pass  # which wakes who listens
+        for stranger in tuple(self._strangers):
+            hang_up(stranger)
+
+    def _is_member(self, connection: Connection) -> bool:
+        """Whether who has connected knows the key."""
+        self._strangers.add(connection)
+        try:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+        except (AuthenticationError, EOFError, OSError):  # somebody else, who has tried
+            return False
+        finally:
+            self._strangers.discard(connection)
+        return True
 
     def _serve(self, connection: Connection) -> None:
         """One connection, from its first message to its end."""
         channel, rank = "", -1
         try:
-            hello, _ = _receive(connection)
+            if not self._is_member(connection):
+                return
+            hello, _ = receive(connection)
             channel, rank = hello["channel"], hello["rank"]
             self._welcome(channel, rank, hello["size"])
-            _send(connection, {})
+            send(connection, {})
             while True:
-                header, data = _receive(connection)
+                header, data = receive(connection)
                 if header["kind"] == "close":
                     with self._changed:
                         self._ended.add(rank)
                         self._changed.notify_all()
                     return
-                _send(connection, *self._answer(channel, rank, header, data))
+                send(connection, *self._answer(channel, rank, header, data))
         except GroupError as error:
-            with contextlib.suppress(OSError):
-                _send(connection, {"error": str(error), "ranks": error.ranks})
+            self._say(connection, error)
         except (EOFError, OSError):
-            self._break(f"the process of rank {rank} has ended", (rank,))
+            closed = rank in self._ended
+            self._break(f"rank {rank} closed the group meanwhile" if closed else f"the process of rank {rank} has ended", (rank,))
+        except Exception as error:  # nobody is to wait for what cannot be done
+            message = f"rank 0 could not do what rank {rank} asked for: {type(error).__name__}: {error}"
+            self._break(message, (rank,))
+            self._say(connection, GroupError(message, ranks=(rank,)))
         finally:
             with self._changed:
                 self._gone.add((channel, rank))
                 self._changed.notify_all()
+            self._connections.discard(connection)
             connection.close()
+
+    def _say(self, connection: Connection, error: GroupError) -> None:
+        with contextlib.suppress(OSError):
+            send(connection, {"error": str(error), "ranks": error.ranks})
 
     def _welcome(self, channel: str, rank: int, size: int) -> None:
         """Wait until all members are there."""
@@ -172,6 +205,8 @@ class Hub:
                 self._fail(f"two processes joined as rank {rank}: each needs a rank of its own", (rank,))
             joined.add(rank)
             self._changed.notify_all()
+            if self._is_full():
+                self._admit_no_more()
             self._wait(lambda: len(joined) == self.size, lambda: self._missing("joined the group", joined))
 
     def _answer(self, channel: str, rank: int, header: dict[str, Any], data: bytes) -> tuple[dict[str, Any], Any]:
@@ -189,6 +224,8 @@ class Hub:
                 return {}, b""
             if header["kind"] == "accuse":
                 self._accuse(rank, header)
+            if header["kind"] == "give up":
+                self._fail(header["text"], (rank,))
             number = header["number"]
             together = self._rounds.setdefault((channel, number), _Round())
             together.brought[rank] = (header, data)
@@ -291,94 +328,6 @@ class Hub:
             self._fail(message, ranks)
 
 
-class Link:
-    """A member's connection to the hub. One thread at a time asks.
-
-    Raises:
-        GroupError: the hub cannot be reached in time, or not all members have joined.
-    """
-
-    def __init__(self, channel: str, rank: int, size: int, address: tuple[str, int], key: bytes, timeout_s: float) -> None:
-        self.rank, self._timeout_s = rank, timeout_s
-        self._lock, self._numbers = threading.Lock(), 0
-        where = f"{address[0]}:{address[1]}"
-        end_s = time.monotonic() + timeout_s
-        while True:
-            try:
-                self._connection = Client(address, authkey=key)
-                _at_once(self._connection)
-                break
-            except AuthenticationError as error:
-                raise GroupError(f"who listens on {where} has another key than rank {rank}: give all members the same") from error
-            except socket.gaierror as error:
-                raise GroupError(f"rank {rank} knows no host {address[0]!r}: {error}") from error
-            except (OSError, EOFError) as error:  # rank 0 may not listen yet
-                if time.monotonic() > end_s:
-                    raise GroupError(
-                        f"rank {rank} could not reach rank 0 at {where} within {timeout_s:g} s: {error}. Is its process running, "
-                        "and the address its own?",
-                        ranks=(0,),
-                    ) from error
-                time.sleep(_RETRY_S)
-        self._ask({"kind": "join", "channel": channel, "rank": rank, "size": size})
-
-    def exchange(self, value: Any) -> list[Any]:
-        """What all members give, by rank: values that JSON has."""
-        with self._lock:
-            header = {"kind": "exchange", "number": self._next(), "text": "exchange", "value": value}
-            values: list[Any] = self._ask(header)["values"]
-            return values
-
-    def report(self, count: int) -> None:
-        """Say how many collectives were submitted to the GPU, and learn whether the group is whole."""
-        with self._lock:
-            self._ask({"kind": "report", "count": count})
-
-    def accuse(self, number: int, text: str, timeout_s: float) -> NoReturn:
-        """A collective does not end: a GroupError that names who has not submitted it."""
-        with self._lock:
-            self._ask({"kind": "accuse", "number": number, "text": text, "timeout_s": timeout_s})
-        raise AssertionError("the hub answers with an error")
-
-    def collective(self, call: Call, data: Any, target: np.ndarray[Any, Any] | None, *, checks: bool = False) -> None:
-        """Take part in a collective, or send or receive.
-
-        Args:
-            call: which.
-            data: the bytes of this member's tensor, C-contiguous; None if it brings none.
-            target: where the result goes, C-contiguous; None if there is none.
-            checks: only whether all members submit the same; the data stays where it is.
-        """
-        with self._lock:
-            header: dict[str, Any] = {"kind": call.kind, "text": str(call), "shape": call.shape, "dtype": call.dtype.name}
-            header |= {"op": call.op, "root": call.root, "checks": checks}
-            if call.kind not in ("send", "recv"):
-                header["number"] = self._next()
-            self._ask(header, data, target)
-
-    def close(self) -> None:
-        """Leave the group. Others learn that this member has, not that it is lost."""
-        with contextlib.suppress(OSError):
-            _send(self._connection, {"kind": "close"})
-        self._connection.close()
-
-    def _next(self) -> int:
-        self._numbers += 1
-        return self._numbers
-
-    def _ask(self, header: dict[str, Any], data: Any = None, target: np.ndarray[Any, Any] | None = None) -> dict[str, Any]:
-        try:
-            _send(self._connection, header, b"" if data is None else data)
-            if not self._connection.poll(2 * self._timeout_s + _GRACE_S):
-                raise GroupError("the process of rank 0, which connects the members, does not answer", ranks=(0,))
-            answer, _ = _receive(self._connection, target)
-        except (EOFError, OSError) as error:
-            raise GroupError("the process of rank 0, which connects the members, has ended", ranks=(0,)) from error
-        if "error" in answer:
-            raise GroupError(answer["error"], ranks=tuple(answer["ranks"]))
-        return answer
-
-
 def _call(header: dict[str, Any]) -> Call:
     return Call(
         kind=header["kind"],
@@ -391,32 +340,3 @@ def _call(header: dict[str, Any]) -> Call:
 
 def _ranks(ranks: tuple[int, ...]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-
-
-def _at_once(connection: Connection) -> None:
-    """Send small messages now, and not when there are more (Nagle's algorithm, 40 ms each)."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
-        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _bytes(data: Any) -> memoryview:
-    """The bytes of an array, or of anything that has a buffer."""
-    return memoryview(data.reshape(-1).view(np.uint8).data if isinstance(data, np.ndarray) else data)
-
-
-def _send(connection: Connection, header: dict[str, Any], data: Any = b"") -> None:
-    view = _bytes(data)
-    connection.send_bytes(json.dumps({**header, "nbytes": view.nbytes}).encode())
-    if view.nbytes:
-        connection.send_bytes(view)
-
-
-def _receive(connection: Connection, target: np.ndarray[Any, Any] | None = None) -> tuple[dict[str, Any], bytes]:
-    """A message; its bytes go to `target`, if there is one of that size."""
-    header: dict[str, Any] = json.loads(connection.recv_bytes())
-    if not header["nbytes"]:
-        return header, b""
-    if target is not None and target.nbytes == header["nbytes"]:
-        connection.recv_bytes_into(_bytes(target))
-        return header, b""
-    return header, connection.recv_bytes()

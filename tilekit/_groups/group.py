@@ -5,17 +5,22 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 from tilekit import dtypes
-from tilekit._groups.call import Call
+from tilekit._driver import forking
+from tilekit._groups.call import Call, check_reduction
+from tilekit._groups.checks import as_devices, as_seconds, check_member, check_out, check_rank, check_value, refused
 from tilekit._groups.collective import Collective
-from tilekit._groups.control import HOST, WORK, Hub, Link, free_address, parsed
+from tilekit._groups.control import Hub, free_address, parsed
+from tilekit._groups.link import Link
+from tilekit._groups.messages import HOST, WORK
 from tilekit._groups.transport import AcrossProcesses, InProcess, Transport
+from tilekit._groups.watch import Watch
 from tilekit._runtime.device import Device, default_device
 from tilekit._runtime.stream import Stream
-from tilekit._runtime.timeline import as_timeout
 from tilekit._tensor.shapes import as_shape
 from tilekit._tensor.tensor import Tensor
 from tilekit.errors import GroupError, TilekitError
@@ -36,6 +41,16 @@ def _close_all() -> None:
         group.close()
 
 
+def _after_fork() -> None:
+    """The groups that were joined are the parent's: its connections would also outlive it here, and nobody learn of its end."""
+    for group in _open:
+        group.abandon()
+    _open.clear()
+
+
+forking.in_child(_after_fork)
+
+
 class Group:
     """Devices that work together: the members, which have ranks from 0.
 
@@ -47,8 +62,8 @@ class Group:
 
     Its methods build ops: lazy, awaitable, ordered with all other work by the memory that they use. In one process they take a
     list with a tensor for each device (or an op that gives one), and give such a list; in a joined group they take and give this
-    rank's tensor. Where a tensor is expected, an op that gives one will do. On GPUs the work is NCCL's, on a stream of the
-    group's on each device; on CPU devices NumPy's, in the order of the ranks.
+    rank's tensor. Where a tensor is expected, an op that gives one will do: it runs on the member's device. On GPUs the work is
+    NCCL's, on a stream of the group's on each device; on CPU devices NumPy's, in the order of the ranks.
 
     The members submit the same collectives in the same order. On CPU devices, and with `debug=True`, that is checked; on GPUs
     without it two different ones wait for each other until the time-out. A group that a member was lost from, or late, is broken:
@@ -68,7 +83,7 @@ class Group:
     """
 
     def __init__(self, devices: Sequence[Device | str] | None = None) -> None:
-        chosen = _devices(devices)
+        chosen = as_devices(devices)
         self._begin(chosen, len(chosen), tuple(range(len(chosen))))
         if chosen[0].kind == "cuda":
             from tilekit._groups.gpus import Gpus
@@ -80,7 +95,9 @@ class Group:
     def _begin(self, devices: tuple[Device, ...], size: int, ranks: tuple[int, ...]) -> None:
         self.devices, self.size, self.ranks = devices, size, ranks
         self._streams = [device.stream(priority=-1) for device in devices]
-        self._lock = threading.Lock()
+        self._lock, self._breaking = threading.Lock(), threading.Lock()
+        self._watch: Watch | None = None
+        self._ends: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._failure: GroupError | None = None
         self._joined = self._closed = False
         self._hub: Hub | None = None
@@ -113,18 +130,15 @@ class Group:
             key: what members prove that they know, the same in all processes. Others cannot join; the data is not encrypted.
 
         Raises:
-            TypeError, ValueError: no such rank; no address; the devices are of two kinds.
+            TypeError, ValueError: no such rank; no address; no bytes for `key`; a time that is not positive; the devices are of
+                two kinds.
             GroupError: not all members joined in time; it names those that are missing.
         """
-        for name, number in (("rank", rank), ("size", size)):
-            if not isinstance(number, int) or isinstance(number, bool):
-                raise TypeError(f"Group.join: {name} is an int, not {number!r}")
-        if not 0 <= rank < size:
-            raise ValueError(f"Group.join: there is no rank {rank} in a group of {size}; ranks count from 0")
+        check_member(rank, size, key)
         host_and_port = parsed(address)
-        seconds = as_timeout(_TIMEOUT_S if timeout_s is None else timeout_s, "Group.join") or threading.TIMEOUT_MAX
+        seconds = as_seconds(timeout_s, _TIMEOUT_S)
         self = cls.__new__(cls)
-        self._begin(_devices([default_device() if device is None else device]), size, (rank,))
+        self._begin(as_devices([default_device() if device is None else device]), size, (rank,))
         self._joined = True
         self._hub = Hub(size, host_and_port, key, seconds) if rank == 0 else None
         self._timeout_s = seconds
@@ -135,6 +149,8 @@ class Group:
                 link.close()
             if self._hub is not None:
                 self._hub.stop()
+            for stream in self._streams:
+                stream.close()
             raise
         _open.add(self)
         return self
@@ -151,14 +167,21 @@ class Group:
         if kinds[0] == "cuda":
             from tilekit._groups.gpus import Gpus
 
-            self.transport = Gpus.joined(self, host, work if debug else None, self._timeout_s)
+            self.transport = Gpus.joined(self, work if debug else None)
         else:
             self.transport = AcrossProcesses(self, work)
+        self._watch = Watch(self, host, self._timeout_s, self.transport.failure)
+        self.on_loss(self.transport.abort)
 
     @staticmethod
     def free_address(host: str = "127.0.0.1") -> str:
         """`host:port` with a port of this machine that nobody uses now, for members on one machine to join at."""
         return free_address(host)
+
+    @property
+    def joined(self) -> bool:
+        """Whether each member has a process of its own, and not all are this one's."""
+        return self._joined
 
     @property
     def rank(self) -> int:
@@ -209,18 +232,22 @@ class Group:
             to: the rank that it goes to.
             source: in one process, the rank that sends; in a joined group it is this one.
         """
-        sender = self._member("send", source)
-        self._check_rank("send", to)
+        with refused(x):
+            sender = self._member("send", source)
+            check_rank("send", to, self.size, "to")
 
         def sending(tensor: Any) -> DeviceOp[None]:
             self._check("send", tensor, sender)
             call = Call(kind="send", shape=tensor.shape, dtype=tensor.dtype, root=to)
             if self._joined:
                 return Collective(self, call, [tensor], None, joined=True)
-            posted = self._mail.setdefault((sender, to), [])
-            return DeviceOp.map(tensor.dup(), posted.append)
+            return DeviceOp.map(tensor.dup(), posting).named("send")
 
-        return self._of(x, sending, "send")
+        def posting(letter: Tensor) -> None:
+            with self.submitting():
+                self._mail.setdefault((sender, to), []).append(letter)
+
+        return self._of(x, sending, "send", self.devices[self.ranks.index(sender)])
 
     def recv(self, shape: Any, dtype: Any, source: int, *, to: int | None = None) -> DeviceOp[Tensor]:
         """Receive a tensor that the member `source` sends.
@@ -231,37 +258,42 @@ class Group:
             to: in one process, the rank that receives, and where `send` runs before; in a joined group it is this one.
         """
         receiver = self._member("recv", to)
-        self._check_rank("recv", source)
+        check_rank("recv", source, self.size, "source")
         call = Call(kind="recv", shape=as_shape(shape), dtype=dtypes.as_dtype(dtype), root=source)
         if self._joined:
             return Collective(self, call, [], None, joined=True)
 
         def receiving(_: None) -> DeviceOp[Tensor]:
-            letters = self._mail.get((source, receiver))
-            if not letters:
-                raise GroupError(
-                    f"recv: rank {receiver} has nothing from rank {source}. In one process the send has to run first",
-                    ranks=(source, receiver),
-                )
-            if (letters[0].shape, letters[0].dtype) != (call.shape, call.dtype):
-                raise ValueError(f"recv: rank {source} sent {letters[0].dtype.name} {letters[0].shape}, not {call}")
-            return letters.pop(0).to(self.devices[receiver])
+            with self.submitting():
+                letters = self._mail.get((source, receiver))
+                if not letters:
+                    raise GroupError(
+                        f"recv: rank {receiver} has nothing from rank {source}. In one process the send has to run first",
+                        ranks=(source, receiver),
+                    )
+                if (letters[0].shape, letters[0].dtype) != (call.shape, call.dtype):
+                    raise ValueError(f"recv: rank {source} sent {letters[0].dtype.name} {letters[0].shape}, not {call}")
+                letter = letters.pop(0)
+            return letter.to(self.devices[receiver])
 
-        return value(None).then(receiving)
+        return value(None).then(receiving).named("recv")
 
     def barrier(self) -> DeviceOp[None]:
         """Done when all members have come to it, and all that they had submitted to the group before."""
         return Collective(self, Call(kind="barrier", shape=(), dtype=dtypes.float32), [], None, joined=self._joined)
 
     def exchange(self, data: Any) -> list[Any]:
-        """What the hosts of all members give, by rank: numbers, strings, lists and dicts of them. Blocks.
+        """What the hosts of all members give, by rank: None, numbers, strings, lists and dicts of them. Blocks.
+
+        Tuples arrive as lists.
 
         Raises:
-            TypeError: the group is of one process.
+            TypeError: the group is of one process; a value of another kind, or a dict with a key that is no str: nothing is sent.
             GroupError: a member is lost, or late.
         """
         if self._host is None:
             raise TypeError(f"exchange: {self!r} is of one process, which has all that there is to exchange")
+        check_value(data)
         self._check_open()
         try:
             return self._host.exchange(data)
@@ -272,20 +304,32 @@ class Group:
     # its end
 
     def close(self) -> None:
-        """Leave the group. Waits for the work that was submitted; rank 0 also until the others have left, up to the time-out."""
+        """Leave the group. Waits for the work that was submitted; rank 0 also until the others have left, up to the time-out.
+
+        Left by an error it waits for no work, and rank 0 for some seconds at most: others that come later get a GroupError.
+        """
         if self._closed:
             return
         self._closed = True
+        self._mail.clear()
         _open.discard(self)
         if self._failure is None:
+            with self._lock:  # somebody may be submitting
+                pass
             for stream in self._streams:
                 with contextlib.suppress(TilekitError):  # whoever waits for the work is told
                     stream.synchronize()
+        if self._watch is not None:
+            self._watch.stop()
         self.transport.close()
         for link in filter(None, (self._host, self._work)):
             link.close()
         if self._hub is not None:
+            if self._failure is not None:  # who asks later is told, and nobody is waited for long
+                self._hub.give_up(str(self._failure), self._failure.ranks)
             self._hub.wait_for_others(self._timeout_s)
+        for stream in self._streams:  # a fault of theirs would keep them, and this group, for ever
+            stream.close()
 
     def __enter__(self) -> Self:
         return self
@@ -295,12 +339,43 @@ class Group:
             self.broken(GroupError(f"{self!r} was left by an error", ranks=self.ranks))
         self.close()
 
+    def abandon(self) -> None:
+        """In a forked process: it is the parent's. Takes no lock, which another thread of the parent may have held (internal)."""
+        self._lock = threading.Lock()
+        self._closed = True
+        self._failure = GroupError(
+            f"{self!r} was joined by the process that this one was forked from, which is its member; this one may join another "
+            "group, under a rank of its own",
+            ranks=self.ranks,
+        )
+        for link in filter(None, (self._host, self._work)):
+            link.abandon()
+        if self._hub is not None:
+            self._hub.abandon()
+
+    def expect(self, what: object, stream: Stream) -> None:
+        """What `stream` holds now would wait for ever for a member that is gone: have somebody look (internal)."""
+        if self._watch is not None:
+            self._watch.expect(what, stream)
+
+    def on_loss(self, end: Callable[[], None]) -> None:
+        """Have a method called when the group breaks, which lets kernels end that wait for other members (internal)."""
+        self._ends.append(weakref.WeakMethod(end))
+
     def broken(self, error: Exception) -> None:
-        """Nothing more can be done together (internal)."""
-        if self._failure is None:
-            self._failure = (
-                error if isinstance(error, GroupError) else GroupError(f"{self!r} is broken: {error}", ranks=self.ranks)
-            )
+        """Nothing more can be done together: whoever waits for work of the devices is told, and that ends (internal)."""
+        with self._breaking:
+            if self._failure is not None:
+                return
+            if not isinstance(error, GroupError):
+                error = GroupError(f"{self!r} is broken: {error}", ranks=self.ranks)
+            self._failure = error
+        if self._watch is not None:
+            self._watch.fail(error)
+        for reference in self._ends:
+            end = reference()
+            if end is not None:
+                end()
 
     # for the ops
 
@@ -312,7 +387,12 @@ class Group:
             yield
 
     def streams(self) -> list[Stream]:
-        """The streams of the members' devices. What failed there before was told to those who waited (internal)."""
+        """The streams of the members' devices. What failed there before was told to those who waited (internal).
+
+        Raises:
+            GroupError: the group is broken, or closed.
+        """
+        self._check_open()
         for stream in self._streams:
             try:
                 stream.query()
@@ -328,48 +408,55 @@ class Group:
             raise GroupError(f"{self!r} was closed: what it does runs before", ranks=self.ranks)
 
     def _collective(self, kind: str, x: Any, out: Any, *, op: str = "", root: int = 0) -> DeviceOp[Any]:
-        if out is not None:
-            out = self._tensors(kind, [out] if self._joined else out, "out")
+        targets: list[Tensor] | None = None
 
         def of(tensors: Any) -> DeviceOp[Any]:
-            inputs = self._tensors(kind, [tensors] if self._joined else tensors)
+            inputs = self.tensors(kind, [tensors] if self._joined else tensors)
             call = self._call(kind, inputs, op, root)
             call.check(self.size)
+            if targets is not None:
+                check_out(call, self.size, inputs, targets)
+            return Collective(self, call, inputs, targets, joined=self._joined)
+
+        with refused(x, out):
+            check_reduction(kind, op)
+            check_rank(kind, root, self.size, "root")
             if out is not None:
-                _check_out(call, self.size, inputs, out)
-            return Collective(self, call, inputs, out, joined=self._joined)
+                targets = self.tensors(kind, [out] if self._joined else out, "out")
+            if not self._joined and not isinstance(x, DeviceOp):
+                x = self.together(kind, x)
+            return self._of(x, of, kind, self.devices[0] if self._joined else None)
 
-        if not self._joined and not isinstance(x, DeviceOp):
-            x = self._lazy(kind, x)
-        return self._of(x, of, kind)
-
-    def _lazy(self, kind: str, x: Any) -> Any:
-        """A list of tensors as it is; with ops in it, an op that gives it, each on its device and all at once."""
+    def together(self, kind: str, x: Any) -> Any:
+        """A list of tensors as it is; with ops in it, an op that gives it, each on its device and all at once (internal)."""
         if not isinstance(x, (list, tuple)) or not any(isinstance(part, DeviceOp) for part in x):
             return x
-        if len(x) != len(self.devices):
-            self._refuse_count(kind, x)
-        ops = [as_op(part).on(device) for part, device in zip(x, self.devices)]
-        return join_all(ops, parallel=True)
+        self._check_count(kind, x)
+        for part, rank in zip(x, self.ranks):
+            if not isinstance(part, DeviceOp):
+                self._check(kind, part, rank)
+        return join_all([as_op(part).on(device) for part, device in zip(x, self.devices)], parallel=True)
 
-    def _of(self, x: Any, function: Any, kind: str) -> DeviceOp[Any]:
+    def _of(self, x: Any, function: Any, kind: str, device: Device | None) -> DeviceOp[Any]:
+        """What `function(x)` returns; if `x` is an op, that runs before: where it belongs, else on `device`."""
         if isinstance(x, DeviceOp):
-            op = x.then(function)
-            op._label = kind
-            return op
+            if device is not None and x.device is None:
+                x = x.on(device)
+            lazily: DeviceOp[Any] = x.then(function)
+            lazily._label = kind
+            return lazily
         op = function(x)
         assert isinstance(op, DeviceOp), "what the functions above return"
         return op
 
-    def _tensors(self, kind: str, x: Any, what: str = "x") -> list[Tensor]:
-        """A tensor with memory for each device of this process."""
+    def tensors(self, kind: str, x: Any, what: str = "x") -> list[Tensor]:
+        """A tensor with memory for each device of this process (internal)."""
         if not isinstance(x, (list, tuple)):
             raise TypeError(
                 f"{kind}: {self!r} is of one process, so {what} is a list with a tensor for each of {len(self.devices)} devices, "
                 f"not {type(x).__name__}"
             )
-        if len(x) != len(self.devices):
-            self._refuse_count(kind, x, what)
+        self._check_count(kind, x, what)
         for tensor, rank in zip(x, self.ranks):
             self._check(kind, tensor, rank, what)
         return list(x)
@@ -378,7 +465,9 @@ class Group:
         """Whether that is a tensor of this process's member `rank`."""
         device = self.devices[self.ranks.index(rank)]
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{kind}: {what} of rank {rank} is a tensor, or an op that gives one, not {type(tensor).__name__}")
+            lazily = ", or an op that gives one" if what == "x" else ""
+            cure = "; api.from_host(array) makes one" if hasattr(tensor, "__array__") and not isinstance(tensor, DeviceOp) else ""
+            raise TypeError(f"{kind}: {what} of rank {rank} is a tensor{lazily}, not {type(tensor).__name__}{cure}")
         if tensor.storage is None:
             raise TypeError(f"{kind}: {what} of rank {rank}, {tensor!r}, has no memory")
         if tensor.device is not device:
@@ -387,11 +476,11 @@ class Group:
                 "there with .to(device)"
             )
 
-    def _refuse_count(self, kind: str, x: Sequence[Any], what: str = "x") -> None:
-        for part in x:
-            if isinstance(part, DeviceOp):
-                part.consumed()
-        raise ValueError(f"{kind}: {len(x)} tensors for {what}, and {self!r} has {len(self.devices)} devices here: one for each")
+    def _check_count(self, kind: str, x: Sequence[Any], what: str = "x") -> None:
+        if len(x) != len(self.devices):
+            raise ValueError(
+                f"{kind}: {len(x)} tensors for {what}, and {self!r} has {len(self.devices)} devices here: one for each"
+            )
 
     def _call(self, kind: str, inputs: Sequence[Tensor], op: str, root: int) -> Call:
         first = inputs[0]
@@ -412,44 +501,10 @@ class Group:
             return self.rank
         if rank is None:
             raise TypeError(f"{kind}: {self!r} is of one process: say with {name}= which rank does it")
-        self._check_rank(kind, rank)
+        check_rank(kind, rank, self.size, name)
         return rank
-
-    def _check_rank(self, kind: str, rank: Any) -> None:
-        if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.size:
-            raise ValueError(f"{kind}: there is no rank {rank!r} in a group of {self.size}; ranks count from 0")
 
     def __repr__(self) -> str:
         if self._joined:
             return f"<tilekit.Group of {self.size}, here rank {self.ranks[0]} on {self.devices[0].label}>"
         return f"<tilekit.Group of {self.size}: {', '.join(device.label for device in self.devices)}>"
-
-
-def _devices(devices: Sequence[Device | str] | None) -> tuple[Device, ...]:
-    if devices is None:
-        from tilekit._runtime.device import devices as every
-
-        kind = default_device().kind
-        return tuple(device for device in every() if device.kind == kind)
-    if isinstance(devices, (str, Device)):
-        raise TypeError(f"Group takes a list of devices, not {devices!r}")
-    chosen = tuple(map(Device, devices))
-    if not chosen:
-        raise ValueError("Group: no devices; give one for each member")
-    if len({device.kind for device in chosen}) > 1:
-        raise ValueError(f"Group: devices of two kinds, {', '.join(device.label for device in chosen)}: take those of one")
-    if len(set(chosen)) < len(chosen):
-        raise ValueError(f"Group: a device twice among {', '.join(device.label for device in chosen)}: each member has its own")
-    return chosen
-
-
-def _check_out(call: Call, size: int, inputs: Sequence[Tensor], out: Sequence[Tensor]) -> None:
-    shape = call.result_shape(size)
-    for x, y in zip(inputs, out):
-        if (y.shape, y.dtype) != (shape, call.dtype):
-            raise ValueError(f"{call.kind}: out is {y.dtype.name} {y.shape}, and the result {call.dtype.name} {shape}")
-        if not y.is_contiguous:
-            raise ValueError(f"{call.kind}: out is not contiguous")
-        same = y.address == x.address and call.kind in ("all_reduce", "broadcast")
-        if not same and y.shares_memory(x):
-            raise ValueError(f"{call.kind}: out has memory of x's: give the same tensor where the shapes allow, or another one")

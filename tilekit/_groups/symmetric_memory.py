@@ -43,7 +43,7 @@ def symmetric(group: Group, shape: int | tuple[int, ...], dtype: Any = dtypes.fl
     extents, dtype = as_shape(shape), dtypes.as_dtype(dtype)
     with group.submitting():  # which raises if the group is closed
         pass
-    exchange = group.exchange if joined(group) else None
+    exchange = group.exchange if group.joined else None
     if exchange is not None:
         asked = f"{dtype.name} {extents}"
         for rank, theirs in enumerate(exchange(asked)):
@@ -52,11 +52,6 @@ def symmetric(group: Group, shape: int | tuple[int, ...], dtype: Any = dtypes.fl
                     f"symmetric: rank {rank} asks for {theirs}, and rank {group.ranks[0]} for {asked}: all members have the same"
                 )
     return Symmetric(group, extents, dtype, exchange)
-
-
-def joined(group: Group) -> bool:
-    """Whether the members are in processes of their own, and not all in this one."""
-    return hasattr(group, "rank")
 
 
 class Symmetric:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -9,10 +10,10 @@ import numpy as np
 
 from tilekit._groups.arithmetic import results
 from tilekit._groups.call import Call
-from tilekit._groups.control import Link
+from tilekit._groups.link import Link
 from tilekit._runtime.context import ExecutionContext
-from tilekit._runtime.stream import Stream
 from tilekit._tensor.tensor import Tensor
+from tilekit.errors import GroupError
 
 if TYPE_CHECKING:
     from tilekit._groups.group import Group
@@ -24,7 +25,13 @@ Contexts = Sequence[ExecutionContext]
 
 
 class Transport(Protocol):
-    """Submits a collective for this process's members. Hazards are the caller's business."""
+    """Submits a collective for this process's members. Hazards are the caller's business.
+
+    Attributes:
+        watched: whether what it submits would wait for ever for a member that is gone, unless it is aborted.
+    """
+
+    watched: bool
 
     def submit(
         self, call: Call, contexts: Sequence[ExecutionContext], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
@@ -39,8 +46,12 @@ class Transport(Protocol):
         """
         ...
 
-    def submitted(self, call: Call, stream: Stream) -> None:
-        """The op's own stream waits for the collective from now on."""
+    def failure(self) -> str | None:
+        """What went wrong since it was submitted, if anything."""
+        ...
+
+    def abort(self) -> None:
+        """Let what waits for other members end, whatever it waits for."""
         ...
 
     def close(self) -> None:
@@ -50,6 +61,8 @@ class Transport(Protocol):
 
 class InProcess:
     """Members on CPU devices of this process: their streams meet at the first one's, where NumPy does the work."""
+
+    watched = False
 
     def submit(
         self, call: Call, contexts: Sequence[ExecutionContext], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
@@ -69,7 +82,10 @@ class InProcess:
         for ctx in others:
             ctx.stream.wait_for(first.stream, first.stream.mark())
 
-    def submitted(self, call: Call, stream: Stream) -> None:
+    def failure(self) -> str | None:
+        return None
+
+    def abort(self) -> None:
         pass
 
     def close(self) -> None:
@@ -84,8 +100,11 @@ class AcrossProcesses:
         link: the connection for what the stream submits.
     """
 
+    watched = False
+
     def __init__(self, group: Group, link: Link) -> None:
         self._group, self._link = group, link
+        self._submitted = self._run = 0
 
     def submit(
         self, call: Call, contexts: Sequence[ExecutionContext], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
@@ -95,11 +114,20 @@ class AcrossProcesses:
         target = [output.host_view(noted=True) for output in outputs]
         shadows = [output.shadow_view() for output in outputs]
 
+        turn = 0  # a recorded one has as many as it has launches
+        if ctx.recording is None:
+            turn = self._submitted = self._submitted + 1
+
         def work() -> None:
             try:
+                if turn:
+                    self._check_turn(turn, call)
                 link.collective(call, next(iter(read()), None), target[0] if target else None)
             except Exception as error:
                 group.broken(error)
+                if not isinstance(error, GroupError):  # the others do not know
+                    with contextlib.suppress(GroupError):
+                        link.give_up(f"{call} of rank {group.rank} failed: {error}")
                 raise
             for shadow in shadows:
                 if shadow is not None:
@@ -107,8 +135,19 @@ class AcrossProcesses:
 
         ctx.driver.submit(ctx.stream.handle, work, (tuple(inputs), tuple(outputs)))
 
-    def submitted(self, call: Call, stream: Stream) -> None:
-        pass  # if it fails, so does the stream
+    def _check_turn(self, turn: int, call: Call) -> None:
+        """Whether all that was submitted before has run: where it has not, this one must not meet the others' earlier one."""
+        before, self._run = self._run, turn
+        if turn > before + 1:
+            self._link.give_up(
+                f"rank {self._group.rank} left out what it had submitted before {call}: work that it waited for had failed there"
+            )
+
+    def failure(self) -> str | None:
+        return None  # its streams fail
+
+    def abort(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -75,6 +75,23 @@ def as_sent(value: Any, who: str) -> Any:
     return turned(value, turn)
 
 
-def as_result(value: Any) -> Any:
-    """What a worker keeps of a result: partitions count as their tensors."""
-    return turned(value, lambda leaf: leaf.unpartition() if isinstance(leaf, Partition) else leaf)
+def as_result(value: Any, who: str) -> Any:
+    """What a worker keeps of a result: partitions count as their tensors. `who` gave it, for messages.
+
+    Raises:
+        TypeError: an op in a tuple, list or dict, which nobody would run; a tensor without memory.
+    """
+
+    def turn(leaf: Any) -> Any:
+        if isinstance(leaf, Partition):
+            leaf = leaf.unpartition()
+        if isinstance(leaf, DeviceOp):
+            for op in leaves(value):
+                if isinstance(op, DeviceOp):
+                    op.consumed()
+            raise TypeError(f"{who} gave {leaf!r} in a {type(value).__name__}: return one op, such as tk.join_all([...])")
+        if isinstance(leaf, Tensor) and leaf.storage is None:
+            raise TypeError(f"{who} gave {leaf!r}, which has no memory, so there is nothing to keep")
+        return leaf
+
+    return turned(value, turn)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
 from tilekit.distributed.mapping import MapOp
-from tilekit.distributed.remote import Remote
+from tilekit.distributed.remote import Remote, refuse_pickling
 from tilekit.distributed.worker import Worker
 from tilekit.ops import DeviceOp
 
@@ -118,6 +118,9 @@ class Cluster:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_pickling(self, "workers are sent work from here, and functions that they run use none of the cluster")
 
     def __repr__(self) -> str:
         closed = ", closed" if self._closed else ""

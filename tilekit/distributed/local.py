@@ -76,18 +76,25 @@ class LocalWorker(Worker):
             if pending := moments(built):
                 yield pending
                 built = unwrap(built)
-        return LocalRemote(self, as_result(built))
+        result = as_result(built, call.label)
+        if any(isinstance(leaf, Tensor) and leaf.device is not self._own for leaf in leaves(result)):
+            result = yield self._brought(result, ctx)  # by a function that went on elsewhere
+        return LocalRemote(self, result)
+
+    def _brought(self, value: Any, ctx: ExecutionContext) -> Steps:
+        """Steps that give `value` with tensors of this device for those of others."""
+        arrived: dict[int, Any] = {}
+        for leaf in leaves(value):
+            if isinstance(leaf, Tensor) and leaf.device is not self._own and id(leaf) not in arrived:
+                arrived[id(leaf)] = yield leaf.to(self._own).start(ctx)
+        return turned(value, lambda leaf: arrived.get(id(leaf), leaf)) if arrived else value
 
     def _arriving(self, value: Any, ctx: ExecutionContext) -> Steps:
         """Steps that give `value` with tensors of this device for Remotes, tensors and arrays."""
-        value = turned(value, lambda leaf: leaf.value if isinstance(leaf, LocalRemote) else leaf)
+        value = yield self._brought(turned(value, lambda leaf: leaf.value if isinstance(leaf, LocalRemote) else leaf), ctx)
         arrived: dict[int, Any] = {}
         for leaf in leaves(value):
-            if id(leaf) in arrived:
-                continue
-            if isinstance(leaf, Tensor) and leaf.device is not self._own:
-                arrived[id(leaf)] = yield leaf.to(self._own).start(ctx)
-            elif isinstance(leaf, np.ndarray):
+            if isinstance(leaf, np.ndarray) and id(leaf) not in arrived:
                 arrived[id(leaf)] = yield api.from_host(leaf).on(self._own).start(ctx)
         return turned(value, lambda leaf: arrived.get(id(leaf), leaf)) if arrived else value
 

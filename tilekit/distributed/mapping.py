@@ -121,7 +121,9 @@ class _Sending:
                 at, item = following
                 if self._op.retries:
                     self._sent[at] = item
-                result = worker.run(self._op.build, item, retries=self._op.retries).sync()
+                op = worker.run(self._op.build, item, retries=self._op.retries)
+                op._site = self._op._site
+                result = op.sync()
                 with self._lock:
                     self._results[at] = result
                 at = None

@@ -9,7 +9,12 @@ from tilekit.ops import DeviceOp
 if TYPE_CHECKING:
     from tilekit.distributed.worker import Worker
 
-__all__ = ["Remote"]
+__all__ = ["Remote", "refuse_pickling"]
+
+
+def refuse_pickling(what: Any, instead: str) -> NoReturn:
+    """A TypeError for what belongs to this process, and can be in no function that is sent to another: what to do `instead`."""
+    raise TypeError(f"{what!r} cannot be pickled or copied: {instead}")
 
 
 class Remote:
@@ -52,9 +57,9 @@ class Remote:
         return self.worker._moved(self, worker)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError(
-            f"{self!r} cannot be pickled or copied: pass it as an argument, worker.run(build, remote), not in a closure or an "
-            "object; it arrives as what it stands for"
+        refuse_pickling(
+            self,
+            "pass it as an argument, worker.run(build, remote), not in a closure or an object; it arrives as what it stands for",
         )
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from tilekit import dtypes
 from tilekit._runtime.context import ExecutionContext
 from tilekit._tensor.tensor import Tensor, refuse_mask
 from tilekit.distributed.arguments import as_sent, leaves, run_ops
-from tilekit.distributed.remote import Remote
+from tilekit.distributed.remote import Remote, refuse_pickling
 from tilekit.errors import DeviceUnavailableError
 from tilekit.ops import DeviceOp, Spec, value
 from tilekit.ops.execution import Steps
@@ -47,7 +47,7 @@ class Worker:
     def __init__(self, cluster: Cluster, rank: int, device: str) -> None:
         self.cluster, self.rank, self.device = cluster, rank, device
 
-    def run(self, build: Callable[..., Any], *args: Any, retries: int = 0, **kwargs: Any) -> DeviceOp[Remote]:
+    def run(self, build: Callable[..., Any], /, *args: Any, retries: int = 0, **kwargs: Any) -> DeviceOp[Remote]:
         """An op that calls `build(*args, **kwargs)` on the worker, and runs the op that this returns there, in one call.
 
         `build` describes work, as functions given to `then` do: what it does itself is not waited for by others, and it runs no
@@ -75,8 +75,13 @@ class Worker:
             array: a NumPy array (or what NumPy makes one of), or a tensor. It is read while the op runs.
 
         Raises:
-            TypeError: its dtype is none of tilekit's, or it has a mask.
+            TypeError: its dtype is none of tilekit's, or it has a mask; it is an op.
         """
+        if isinstance(array, DeviceOp):
+            array.consumed()
+            raise TypeError(
+                f"put takes an array or a tensor, not an op: run(lambda x: x, op) runs {array!r} and sends the result"
+            )
         refuse_mask("put", array)
         if not isinstance(array, Tensor):
             try:
@@ -107,6 +112,9 @@ class Worker:
     def _device(self) -> Device | None:
         """The device, if it is this process's."""
         return None
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_pickling(self, "what a function needs of it, such as its .rank, is passed as an argument")
 
     def __repr__(self) -> str:
         return f"<worker {self.rank} of {self.cluster.engine}, {self.device}>"

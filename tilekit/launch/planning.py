@@ -350,7 +350,7 @@ def _common_device(kernel: Kernel, tensors: Named) -> Device | None:
         if device is not None and argument.device is not device:
             raise ValueError(
                 f"{kernel.label}: arguments {who} and {parameter.name} are on {device!r} and {argument.device!r}; "
-                "all must be on one device"
+                "all must be on one device: .to(device) brings a tensor there, and api.empty(...).on(device) makes one there"
             )
         device, who = argument.device, parameter.name
     return device

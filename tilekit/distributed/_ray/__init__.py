@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import threading
 from typing import Any
 
 import ray
@@ -92,6 +93,9 @@ class RayCluster(Cluster):
         count: how many.
         options: how their processes are started.
         started: whether Ray was started for this cluster, which stops it then.
+
+    Attributes:
+        submitting: held while workers are asked to do something together: all get what they wait for each other in, in one order.
     """
 
     engine = "ray"
@@ -100,6 +104,7 @@ class RayCluster(Cluster):
         self.options, self._started = options, started
         self.keys = itertools.count()
         self.group_numbers = itertools.count()
+        self.submitting = threading.Lock()
         have = ray.cluster_resources().get("GPU", 0)
         if options.kind == "cuda" and have < count:
             raise DeviceUnavailableError(

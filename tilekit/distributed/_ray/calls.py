@@ -216,7 +216,6 @@ def taken(remote: RayRemote, reply: tuple[Any, ...]) -> RayRemote:
     if reply[0] == DONE:
         _, remote.shape, remote.dtype = reply
         return remote
-    remote.forget()
     raise error_of(remote.worker, reply)
 
 
@@ -314,6 +313,12 @@ class _ToHost(DeviceOp[Any]):
                 return ray.get(reply)
             except RayActorError as error:
                 raise remote.worker.lost(remote.home, f"with {remote!r}", error) from error
+            except RayTaskError as error:  # the reply, which Ray pickles
+                cause = getattr(error, "cause", None)
+                if not isinstance(cause, Exception):
+                    raise
+                cause.add_note(f"{remote!r} is pickled, to be sent from there")
+                raise cause from None
 
         job = HostJob(wait)
         yield [job]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,6 @@ class RayGroup:
         self.cluster, self.workers = cluster, workers
         self._number = next(cluster.group_numbers)
         self._homes = [worker.home for worker in workers]
-        self._lock = threading.Lock()
         self._closed = False
         alone = len({home.about.get("host") for home in self._homes}) == 1
         try:
@@ -44,10 +42,11 @@ class RayGroup:
         except RayActorError as error:
             raise workers[0].lost(self._homes[0], "while it joined a group", error) from error
         key = secrets.token_bytes(16)
-        joining = [
-            home.actor.join.remote(self._number, rank, len(workers), address, key, timeout_s)
-            for rank, home in enumerate(self._homes)
-        ]
+        with cluster.submitting:
+            joining = [
+                home.actor.join.remote(self._number, rank, len(workers), address, key, timeout_s)
+                for rank, home in enumerate(self._homes)
+            ]
         self._replies(joining, "while it joined a group")
 
     def collective(self, name: str, parts: Sequence[Remote], **options: Any) -> DeviceOp[list[Remote]]:
@@ -65,23 +64,21 @@ class RayGroup:
                 raise worker.lost(home, f"and the group with it: {name} needs all members. cluster.group(workers) makes another")
         results = [RayRemote(worker, home) for worker, home in zip(self.workers, self._homes, strict=True)]
         keys: list[int | None] = [part.key for part in parts] or [None] * len(results)
-        with self._lock:
+        with self.cluster.submitting:
             replies = [
                 result.home.actor.collective.remote(self._number, name, result.key, key, options)
                 for result, key in zip(results, keys, strict=True)
             ]
 
         def wait() -> list[Remote]:
-            answers = self._replies(replies, f"while it took part in {name}", results)
+            answers = self._replies(replies, f"while it took part in {name}")
             if not parts:
-                for result in results:
-                    result.forget()
                 return []
             return [taken(result, answer) for result, answer in zip(results, answers, strict=True)]
 
         return wait
 
-    def _replies(self, replies: list[Any], what: str, results: Sequence[RayRemote] = ()) -> list[Any]:
+    def _replies(self, replies: list[Any], what: str) -> list[Any]:
         """The replies of all. The first failure is raised at once: the others may wait for the one who failed."""
         waiting = list(replies)
         while waiting:
@@ -92,8 +89,6 @@ class RayGroup:
             except RayActorError as error:
                 raise self.workers[at].lost(self._homes[at], what, error) from error
             if answer[0] != DONE:
-                if results:
-                    results[at].forget()
                 raise error_of(self.workers[at], answer)
         return list(ray.get(replies))
 

@@ -68,7 +68,7 @@ class Process:
         worker = LocalCluster([self._device]).workers[0]
         assert isinstance(worker, LocalWorker), "a local cluster has no other"
         self._worker = worker
-        self._kept: dict[int, LocalRemote] = {}
+        self._kept: dict[int, LocalRemote | None] = {}  # None: of a call that failed. Whoever called drops that, too
         self._unwanted: set[int] = set()  # dropped before they were there
         self._lock = threading.Lock()
         self._groups: dict[int, Group] = {}
@@ -106,16 +106,20 @@ class Process:
                 op._site = None
                 result = op.sync()
         except Exception as error:
-            with self._lock:
-                self._unwanted.discard(key)
+            self._keep(key, None)
             return self._failed(error)
         self._keep(key, result)
         return DONE, result.shape, result.dtype
 
     def _argument(self, leaf: Any, parts: tuple[Any, ...]) -> Any:
         if type(leaf) is Kept:
-            return self._kept[leaf.key]
+            return self._result(leaf.key)
         return parts[leaf.at] if type(leaf) is Part else leaf
+
+    def _result(self, key: int) -> LocalRemote:
+        remote = self._kept[key]
+        assert remote is not None, "nobody has a Remote of a call that failed"
+        return remote
 
     def _keep(self, key: int, result: Any) -> None:
         with self._lock:
@@ -145,11 +149,11 @@ class Process:
             return leaf.dup().sync() if isinstance(leaf, Tensor) and not leaf.is_contiguous else leaf
 
         with self._here():
-            return turned(self._kept[key].value, dense)
+            return turned(self._result(key).value, dense)
 
     def _host_value(self, key: int) -> Any:
         with self._here():
-            return self._kept[key].to_host().sync()
+            return self._result(key).to_host().sync()
 
     @ray.method(concurrency_group=CONTROL)
     def drop(self, keys: list[int]) -> None:
@@ -159,16 +163,19 @@ class Process:
     def _forget(self, keys: list[int]) -> None:
         with self._lock:
             for key in keys:
-                if self._kept.pop(key, None) is None:
+                if key in self._kept:
+                    del self._kept[key]
+                else:
                     self._unwanted.add(key)
 
     @ray.method(concurrency_group=CONTROL)
     def memory(self) -> tuple[int, int]:
         """How many results are kept, and the bytes of their tensors."""
         with self._lock:
-            values = [leaf for remote in self._kept.values() for leaf in leaves(remote.value)]
+            kept = [remote for remote in self._kept.values() if remote is not None]
+            values = [leaf for remote in kept for leaf in leaves(remote.value)]
             storages = {leaf.storage for leaf in values if isinstance(leaf, Tensor) and leaf.storage is not None}
-            return len(self._kept), sum(storage.nbytes for storage in storages)
+            return len(kept), sum(storage.nbytes for storage in storages)
 
     @ray.method(concurrency_group=CONTROL)
     def unwanted(self) -> int:
@@ -193,12 +200,12 @@ class Process:
         try:
             with self._here():
                 method = getattr(self._groups[number], name)
-                result = method(**options).sync() if part is None else method(self._kept[part].value, **options).sync()
+                result = method(**options).sync() if part is None else method(self._result(part).value, **options).sync()
         except Exception as error:
-            with self._lock:
-                self._unwanted.discard(key)
+            self._keep(key, None)
             return self._failed(error)
         if part is None:
+            self._keep(key, None)
             return DONE, None, None
         remote = LocalRemote(self._worker, result)
         self._keep(key, remote)

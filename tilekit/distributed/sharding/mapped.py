@@ -59,6 +59,10 @@ def with_specs(mesh: Mesh, out: Any) -> Any:
         if not out:
             raise ValueError("map: out=[] says that there are no results; give a spec for each")
         return [as_spec(spec, mesh.axes, None, "map: out") for spec in out]
+    if isinstance(out, tuple) and any(isinstance(part, ShardSpec) or (isinstance(part, tuple) and None in part) for part in out):
+        raise TypeError(
+            f"map: out={out!r} is no spec; for several results it is a list of specs, one for each: out={list(out)!r}"
+        )
     return None if out is None else as_spec(out, mesh.axes, None, "map: out")
 
 

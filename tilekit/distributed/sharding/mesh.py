@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from tilekit._tensor.tensor import Tensor, refuse_mask
 from tilekit.distributed.arguments import leaves
 from tilekit.distributed.cluster import Cluster, WorkerGroup
 from tilekit.distributed.engines import connect
-from tilekit.distributed.remote import Remote
+from tilekit.distributed.remote import Remote, refuse_pickling
 from tilekit.distributed.sharding import collectives
 from tilekit.distributed.sharding.mapped import mapped, with_specs
 from tilekit.distributed.sharding.resharding import reshard
@@ -86,7 +86,8 @@ class Mesh:
             if self._owns_cluster:
                 self.cluster.close()
             shown = " * ".join(map(str, self.axes.values()))
-            fewer = "; Mesh(cluster.workers[:n], axes) takes some of them" if len(chosen) > self.size else ""
+            some = "devices" if self._owns_cluster else "cluster.workers"
+            fewer = f"; Mesh({some}[:{self.size}], axes) takes some of them" if len(chosen) > self.size else ""
             raise ValueError(f"Mesh: axes of {shown} = {self.size} workers, and there are {len(chosen)}{fewer}")
         self.workers: tuple[Worker, ...] = chosen
         self._lock = threading.Lock()
@@ -164,7 +165,7 @@ class Mesh:
                 raise ValueError(f"from_parts: {part!r} is not on {worker!r}; parts come in the order of mesh.workers")
         return of_parts(self, remotes, as_spec(spec, self.axes, None, "from_parts"), "from_parts")
 
-    def map(self, function: Callable[..., Any], *args: Any, out: Any = None, **kwargs: Any) -> ShardedOp:
+    def map(self, function: Callable[..., Any], /, *args: Any, out: Any = None, **kwargs: Any) -> ShardedOp:
         """An op that calls `function` of the local parts on every worker, and runs the op that it returns there: all in one call.
 
         Args:
@@ -311,6 +312,11 @@ class Mesh:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_pickling(
+            self, "functions that workers run use none of the mesh; mesh.axis_index(axis) is an argument that tells where"
+        )
 
     def __repr__(self) -> str:
         closed = ", closed" if self._closed else ""

@@ -10,6 +10,7 @@ import numpy as np
 
 from tilekit._runtime.context import ExecutionContext
 from tilekit.distributed.arguments import leaves, turned
+from tilekit.distributed.remote import refuse_pickling
 from tilekit.distributed.sharding.picture import picture
 from tilekit.distributed.sharding.specs import Region, ShardSpec, as_spec, regions, shown_region, whole_shape
 from tilekit.ops import DeviceOp, Spec, join_all
@@ -115,6 +116,9 @@ class Sharded:
         if not self.shape:
             raise TypeError(f"{self!r} has no dimensions, and no length")
         return self.shape[0]
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_pickling(self, "pass it as an argument, mesh.map(function, x): each worker gets its part")
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError(f"{self!r} lives on several workers; NumPy cannot read it. Write x.to_host().sync()")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import tilekit as tk
 from tilekit import api, dtypes
 from tilekit._groups.group import Group
-from tilekit._groups.symmetric import joined, symmetric
+from tilekit._groups.symmetric_memory import symmetric
 from tilekit._runtime.context import ExecutionContext
 from tilekit._tensor.partition import Scattered
 from tilekit._tensor.shapes import as_shape
@@ -162,7 +162,7 @@ class AllReduceWorkspace:
         if self.capacity < 1:
             raise ValueError(f"AllReduceWorkspace: a capacity of {capacity} elements: one at least")
         counts = [device.driver.multiprocessors for device in group.devices]
-        counts = group.exchange(counts[0]) if joined(group) else counts
+        counts = group.exchange(counts[0]) if group.joined else counts
         self._blocks = min(_MOST_BLOCKS, *counts)
         # So many elements of a tensor as large as can be a block has in the worst case, in tiles of either kernel.
         largest = max(self.schedule(self.capacity, two_shot).tile * (group.size if two_shot else 1) for two_shot in (False, True))
@@ -176,10 +176,11 @@ class AllReduceWorkspace:
             counts_here = api.zeros(self._blocks, dtypes.int64).on(device).sync().scattered()
             seen = [tensor.whole(rank).scattered() for tensor in (stage, sums, flags, summed)]
             self._shared.append(([seen[0], seen[2], counts_here], [*seen, counts_here]))
+        group.on_loss(self.release)
 
     def release(self) -> None:
         """Let kernels that wait for members that are gone go on: what they give means nothing, and neither do later calls. Blocks
-        until they have been told."""
+        until they have been told. Called when the group breaks."""
         for flags in self._flags:
             flags.overwrite(RELEASED)
 
@@ -257,7 +258,7 @@ def all_reduce(
     if two_shot is not None and not isinstance(two_shot, bool):
         raise TypeError(f"all_reduce: two_shot is True, False or None, not {two_shot!r}")
     group = workspace.group
-    outputs = None if out is None else group._tensors("all_reduce", [out] if joined(group) else out, "out")
+    outputs = None if out is None else group.tensors("all_reduce", [out] if group.joined else out, "out")
 
     def of(inputs: list[Tensor]) -> DeviceOp[Any]:
         for rank, tensor in zip(group.ranks, inputs, strict=True):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tilekit import api, dtypes
 from tilekit._groups.group import Group
-from tilekit._groups.symmetric import Symmetric, joined, symmetric
+from tilekit._groups.symmetric_memory import Symmetric, symmetric
 from tilekit._runtime.context import ExecutionContext
 from tilekit._tensor.shapes import as_shape
 from tilekit._tensor.tensor import Tensor
@@ -45,10 +45,11 @@ class _Workspace:
             raise ValueError(f"{name}: the shape of a matrix has two extents, from 1 on, not {shape}")
         self._calls = [api.zeros(1, dtypes.int64).on(device).sync() for device in group.devices]
         self._waited_for: list[Symmetric] = []  # the flags that other members set
+        group.on_loss(self.release)
 
     def release(self) -> None:
         """Let kernels that wait for members that are gone go on: what they give means nothing, and neither do later calls. Blocks
-        until they have been told."""
+        until they have been told. Called when the group breaks."""
         for flags in self._waited_for:
             flags.overwrite(RELEASED)
 
@@ -329,7 +330,7 @@ def _together(
 ) -> Together:  # fmt: skip
     """The op in which each member does its part."""
     group = workspace.group
-    outputs = None if out is None else group._tensors(name, [out] if joined(group) else out, "out")
+    outputs = None if out is None else group.tensors(name, [out] if group.joined else out, "out")
     for rank, target, result in zip(group.ranks, outputs or (), results, strict=outputs is not None):
         if (target.shape, target.dtype) != (result.shape, result.dtype) or not target.is_contiguous:
             raise ValueError(

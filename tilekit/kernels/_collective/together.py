@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, Protocol
 
 from tilekit._groups.group import Group
-from tilekit._groups.symmetric import joined
 from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
 from tilekit._tensor.tensor import Tensor
@@ -57,7 +56,7 @@ class Together(DeviceOp[Any]):
         spec: Spec | None = None,
     ) -> None:
         self.group, self.inputs, self._work, self._label = group, tuple(inputs), work, label
-        if joined(group):
+        if group.joined:
             self.spec = spec
 
     @property
@@ -93,9 +92,11 @@ class Together(DeviceOp[Any]):
                     job.result()
         with group.submitting():
             results = [work.submit(member) for work, member in zip(works, contexts, strict=True)]
+            if ctx.recording is None:
+                group.expect(self._label, ctx.stream)
         for member in contexts[1:]:
             ctx.stream.wait_for(member.stream, member.stream.mark())
-        return results[0] if joined(group) else results
+        return results[0] if group.joined else results
 
 
 def _specialisation(launch: KernelLaunch) -> Specialisation:
@@ -117,13 +118,13 @@ def of_members(name: str, group: Group, operands: dict[str, Any], function: Call
     Raises:
         TypeError, ValueError: it is something else.
     """
-    alone = joined(group)
+    alone = group.joined
 
     def with_tensors(values: Sequence[Any]) -> DeviceOp[Any]:
         pairs = zip(operands, values, strict=True)
-        return function(*(group._tensors(name, [value] if alone else value, what) for what, value in pairs))
+        return function(*(group.tensors(name, [value] if alone else value, what) for what, value in pairs))
 
-    values = [x if alone or isinstance(x, DeviceOp) else group._lazy(name, x) for x in operands.values()]
+    values = [x if alone or isinstance(x, DeviceOp) else group.together(name, x) for x in operands.values()]
     if any(isinstance(x, DeviceOp) for x in values):
         return zip_ops(*values).then(with_tensors).named(name)
     return with_tensors(values)
