@@ -305,7 +305,7 @@ def test_closing_waits_for_who_submits(cpu_devices):
         assert go.wait(30)
         order.append("submitted")
 
-    group.transport = SimpleNamespace(submit=submit, submitted=lambda *_: None, close=lambda: order.append("closed"))
+    group.transport = SimpleNamespace(submit=submit, watched=False, close=lambda: order.append("closed"))
     threads = [threading.Thread(target=op.sync), threading.Thread(target=group.close)]
     threads[0].start()
     assert inside.wait(30)
