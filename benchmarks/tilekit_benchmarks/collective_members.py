@@ -243,34 +243,17 @@ class OfTilekit(Member):
         """Makes the ops of a case, which are run in that order."""
         group = self._group
         if case.op == "send_recv":
-            return self._ring(xs)
+            return self._ring(xs, ys)
         collective = getattr(group, case.op)
         x, y = (xs[0], ys[0]) if self._joined else (xs, ys)
         return lambda: [collective(x, out=y)]
 
-    def _ring(self, xs: list[tk.Tensor]) -> Callable[[], _Ops]:
-        group, size, shape = self._group, self._group.size, xs[0].shape
-        if self._joined:
-            rank = group.rank
-
-            def of_one() -> _Ops:
-                ops: _Ops = [group.send(xs[0], (rank + 1) % size), group.recv(shape, tk.float32, (rank - 1) % size)]
-                # Each is a piece of work for itself, and waits for the other side's: so of two neighbours one receives first.
-                return ops[::-1] if rank % 2 else ops
-
-            return of_one
-        at = list(zip(group.ranks, group.devices, xs, strict=True))
-
-        def of_all() -> _Ops:
-            sends = tk.join_all([group.send(x, (r + 1) % size, source=r).on(device) for r, device, x in at], parallel=True)
-
-            def receive(_: Any) -> tk.DeviceOp[Any]:
-                ops = [group.recv(shape, tk.float32, (r - 1) % size, to=r).on(device) for r, device, _ in at]
-                return tk.join_all(ops, parallel=True)
-
-            return [sends.then(receive)]
-
-        return of_all
+    def _ring(self, xs: list[tk.Tensor], ys: list[tk.Tensor]) -> Callable[[], _Ops]:
+        """Each member's tensor goes to the next: a send and a receive at once."""
+        group = self._group
+        ring = [(rank, (rank + 1) % group.size) for rank in range(group.size)]
+        x, y = (xs[0], ys[0]) if self._joined else (xs, ys)
+        return lambda: [group.permute(x, ring, out=y)]
 
     def _kernel(self, case: Case, xs: list[tk.Tensor], ys: list[tk.Tensor]) -> Callable[[], _Ops]:
         if case.op != "all_reduce":

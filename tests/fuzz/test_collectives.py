@@ -28,7 +28,7 @@ class Plan:
 
     def _call(self):
         rng = self.rng
-        kind = str(rng.choice(["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]))
+        kind = str(rng.choice(["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "permute"]))
         dtype = (DTYPES if kind in REDUCING else MOVED)[int(rng.integers(len(DTYPES)))]
         shape = tuple(int(n) for n in rng.integers(1, 9, int(rng.integers(1, 4))))
         if kind in CUT:
@@ -38,6 +38,9 @@ class Plan:
             options["op"] = str(rng.choice(["sum", "prod", "max", "min"] + ["avg"] * (np.dtype(dtype).kind not in "iu")))
         if kind == "broadcast":
             options["root"] = int(rng.integers(self.size))
+        if kind == "permute":
+            sources, targets = (rng.permutation(self.size)[: int(rng.integers(self.size + 1))] for _ in range(2))
+            options["pairs"] = [(int(source), int(target)) for source, target in zip(sources, targets)]
         parts = [rng.integers(0, 3, shape).astype(dtype) for _ in range(self.size)]
         return kind, options, parts, bool(rng.integers(2)), bool(rng.integers(2))
 
@@ -51,6 +54,8 @@ def _meaning(kind, options, parts, rank):
         return np.concatenate(parts)
     if kind == "broadcast":
         return parts[options["root"]]
+    if kind == "permute":
+        return next((parts[source] for source, target in options["pairs"] if target == rank), np.zeros_like(parts[0]))
     if kind == "all_to_all":
         return np.concatenate([part[rank * n : (rank + 1) * n] for part in parts])
     wide = np.stack([part.astype(np.float64) for part in parts])

@@ -96,6 +96,29 @@ def test_what_nccl_is_asked_for(gpu):
     group.close()
 
 
+def test_tensors_change_places(gpu):
+    device, bindings, nccl = gpu
+    group, other = join(device)
+    x = api.empty((6,), tk.int16).on(device).sync()
+    stream = group.streams()[0].address
+    u8 = FakeNccl.DataType.Uint8
+    swapped = group.permute(x, [(0, 1), (1, 0)]).sync()
+    filled = bindings.calls["cuMemsetD8Async"]
+    group.permute(x, [(0, 1)]).sync()  # this one gets zeros
+    assert bindings.calls["cuMemsetD8Async"] == filled + 1
+    assert nccl.data() == [
+        ("group_start",),
+        ("send", x.address, 12, u8, 1, 100, stream),
+        ("recv", swapped.address, 12, u8, 1, 100, stream),
+        ("group_end",),
+        ("group_start",),
+        ("send", x.address, 12, u8, 1, 100, stream),
+        ("group_end",),
+    ]
+    other.dies()
+    group.close()
+
+
 def test_one_process(gpu):
     device, _, nccl = gpu
     with Group([device]) as group:

@@ -178,6 +178,33 @@ def test_messages(group):
         group.recv((3,), tk.float32, 1, to=0).sync()
 
 
+def test_tensors_change_places(group):
+    parts = arrays()
+    xs = tensors(group, parts)
+    ring = hosts(group.permute(xs, [(0, 1), (1, 2), (2, 0)]).sync())
+    assert all(np.array_equal(ring[(rank + 1) % 3], part) for rank, part in enumerate(parts))
+    shifted = hosts(group.permute(xs, [(0, 1), (2, 2)]).sync())
+    for array, expected_one in zip(shifted, (np.zeros_like(parts[0]), parts[0], parts[2]), strict=True):
+        assert np.array_equal(array, expected_one)
+    assert all((array == 0).all() for array in hosts(group.permute(xs, []).sync()))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "kind", "match"),
+    [
+        ([(0, 3)], ValueError, "there is no rank 3 in a group of 3"),
+        ([(0, 1), (0, 2)], ValueError, "rank 0 is the source of two pairs"),
+        ([(0, 1), (2, 1)], ValueError, "rank 1 is the target of two pairs"),
+        ([0, 1], TypeError, r"pairs is a list of \(source, target\), not \(0, 1\)"),
+        ({0: 1}, TypeError, "pairs is a list of"),
+        ([(0, 1.0)], TypeError, "target is a rank"),
+    ],
+)
+def test_pairs_that_cannot_be(group, pairs, kind, match):
+    with pytest.raises(kind, match=match):
+        group.permute(tensors(group, arrays()), pairs)
+
+
 def test_barrier(group):
     assert group.barrier().sync() is None
     assert KINDS.keys() >= {"barrier"}

@@ -16,7 +16,9 @@ import pytest
 import tilekit as tk
 from tilekit import api
 from tilekit._groups import Group, control, free_address, transport
-from tilekit._groups.control import parsed
+from tilekit._groups.control import Hub, parsed
+from tilekit._groups.link import Link
+from tilekit._groups.messages import HOST
 from tilekit.errors import GroupError
 
 LIMIT_S = 60
@@ -229,6 +231,19 @@ def test_two_of_one_rank(cpu_devices):
 
     with ThreadPoolExecutor(3) as pool:
         assert set(pool.map(member, (0, 1, 1))) == {"two processes joined as rank 1: each needs a rank of its own"}
+
+
+def test_who_comes_to_a_broken_group_is_told_why(cpu_devices):
+    """Rank 0 as well, whose hub knew before it had joined itself."""
+    cpu_devices(1)
+    address = parsed(free_address())
+    hub = Hub(2, address, b"tilekit", LIMIT_S)
+    hub.give_up("it is broken", (1,))
+    for rank in range(2):
+        with pytest.raises(GroupError, match="it is broken") as caught:
+            Link(HOST, rank, 2, address, b"tilekit", LIMIT_S)
+        assert caught.value.ranks == (1,)
+    hub.stop()
 
 
 def test_another_size(cpu_devices):

@@ -28,6 +28,10 @@ def results(call: Call, members: Sequence[Array]) -> list[Array]:
         return [np.concatenate(members)] * size
     if call.kind == "broadcast":
         return [members[call.root]] * size
+    if call.kind == "permute":
+        sources = {target: source for source, target in call.pairs}
+        nothing = np.zeros(call.shape, call.dtype)
+        return [members[sources[rank]] if rank in sources else nothing for rank in range(size)]
     if call.kind == "all_to_all":
         parts = [np.split(member, size) for member in members]
         return [np.concatenate([parts[source][rank] for source in range(size)]) for rank in range(size)]

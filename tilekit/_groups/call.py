@@ -20,6 +20,7 @@ KINDS: dict[str, tuple[bool, bool]] = {
     "reduce_scatter": (True, True),
     "broadcast": (False, False),
     "all_to_all": (False, True),
+    "permute": (False, False),
     "send": (False, False),
     "recv": (False, False),
     "barrier": (False, False),
@@ -61,6 +62,7 @@ class Call:
         shape, dtype: of each member's tensor; of `recv` those of the tensor that comes.
         op: how it reduces, one of `REDUCTIONS`; empty where nothing is reduced.
         root: the rank that broadcasts; of `send` and `recv` the other side's; else 0.
+        pairs: of `permute`, from which rank to which.
     """
 
     kind: str
@@ -68,6 +70,7 @@ class Call:
     dtype: dtypes.DType
     op: str = ""
     root: int = 0
+    pairs: tuple[tuple[int, int], ...] = ()
 
     def check(self, size: int) -> None:
         """Whether a group of `size` members can do that.
@@ -116,5 +119,7 @@ class Call:
     def __str__(self) -> str:
         if self.kind == "barrier":
             return "barrier"
+        if self.kind == "permute":
+            return f"permute({list(self.pairs)}, {self.dtype.name} {self.shape})"
         how = f"{self.op}, " if self.op else f"root {self.root}, " if self.kind == "broadcast" else ""
         return f"{self.kind}({how}{self.dtype.name} {self.shape})"

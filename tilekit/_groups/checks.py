@@ -13,7 +13,7 @@ from tilekit._runtime.timeline import as_timeout
 from tilekit._tensor.tensor import Tensor
 from tilekit.ops import DeviceOp
 
-__all__ = ["as_devices", "as_seconds", "check_member", "check_out", "check_rank", "check_value", "refused"]
+__all__ = ["as_devices", "as_pairs", "as_seconds", "check_member", "check_out", "check_rank", "check_value", "refused"]
 
 _LONGEST_S = 1e6  # eleven days: what a system call can count in milliseconds, and twice as long
 
@@ -79,6 +79,24 @@ def check_rank(kind: str, rank: Any, size: int, name: str) -> None:
         raise TypeError(f"{kind}: {name} is a rank, an int from 0 to {size - 1}, not {rank!r}")
     if not 0 <= rank < size:
         raise ValueError(f"{kind}: there is no rank {rank} in a group of {size}; ranks count from 0")
+
+
+def as_pairs(pairs: Any, size: int) -> tuple[tuple[int, int], ...]:
+    """From which rank to which tensors go, in a group of `size`.
+
+    Raises:
+        TypeError: something that is no list of pairs of ints. ValueError: there is no such rank; one sends, or gets, twice.
+    """
+    pairs = tuple(pairs) if isinstance(pairs, (list, tuple)) else pairs
+    if not isinstance(pairs, tuple) or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
+        raise TypeError(f"permute: pairs is a list of (source, target), not {pairs!r}")
+    for side, name in enumerate(("source", "target")):
+        ranks = [pair[side] for pair in pairs]
+        for rank in ranks:
+            check_rank("permute", rank, size, name)
+            if ranks.count(rank) > 1:
+                raise ValueError(f"permute: rank {rank} is the {name} of two pairs: each is of one at most")
+    return tuple((source, target) for source, target in pairs)
 
 
 def check_out(call: Call, size: int, inputs: Sequence[Tensor], out: Sequence[Tensor]) -> None:

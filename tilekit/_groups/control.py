@@ -89,6 +89,7 @@ class Hub:
         self._strangers: set[Connection] = set()  # those that have not proved yet that they are members
         self._changed = threading.Condition()
         self._broken: tuple[str, tuple[int, ...]] | None = None
+        self._stopped = False
         self._joined: dict[str, set[int]] = {WORK: set(), HOST: set()}
         self._ended: set[int] = set()  # members that have closed the group
         self._gone: set[tuple[str, int]] = set()  # connections that are over
@@ -101,6 +102,7 @@ class Hub:
     def stop(self) -> None:
         """Let nobody join any more, and the port go."""
         self.give_up("rank 0 gave up", (0,))
+        self._stopped = True
         self._admit_no_more()
         self._acceptor.join(GRACE_S)
 
@@ -125,8 +127,9 @@ class Hub:
     # the server
 
     def _accept(self) -> None:
-        """Serve whoever comes, each from a thread of its own: one that says nothing keeps nobody waiting."""
-        while not self._is_full() and self._broken is None:
+        """Serve whoever comes, each from a thread of its own: one that says nothing keeps nobody waiting. Of a broken group, too:
+        those that come late are told why."""
+        while not self._is_full() and not self._stopped:
             try:
                 connection = self._listener.accept()
             except OSError:
@@ -199,6 +202,7 @@ class Hub:
         """Wait until all members are there."""
         with self._changed:
             joined = self._joined[channel]
+            self._check_whole()
             if size != self.size or not 0 <= rank < self.size:
                 self._fail(f"rank {rank} joined a group of {size}, which rank 0 says has {self.size} members", (rank,))
             if rank in joined:
@@ -211,8 +215,7 @@ class Hub:
 
     def _answer(self, channel: str, rank: int, header: dict[str, Any], data: bytes) -> tuple[dict[str, Any], Any]:
         with self._changed:
-            if self._broken is not None:
-                raise GroupError(self._broken[0], ranks=self._broken[1])
+            self._check_whole()
             if header["kind"] == "send":
                 self._mail.setdefault((rank, header["root"]), []).append((header, data))
                 self._changed.notify_all()
@@ -305,13 +308,16 @@ class Hub:
         on = self._changed.wait_for(lambda: ready() or self._broken is not None or bool(ended()), max(left_s, 0.0))
         if ready():
             return
-        if self._broken is not None:
-            raise GroupError(self._broken[0], ranks=self._broken[1])
+        self._check_whole()
         if on:
             left = tuple(sorted(ended()))
             self._fail(f"{late()[0]}: {_ranks(left)} closed the group before", left)
         message, ranks = late()
         self._fail(f"{message} within {self.timeout_s:g} s", ranks)
+
+    def _check_whole(self) -> None:
+        if self._broken is not None:
+            raise GroupError(self._broken[0], ranks=self._broken[1])
 
     def _missing(self, doing: str, there: Any) -> tuple[str, tuple[int, ...]]:
         absent = tuple(sorted(set(range(self.size)) - set(there)))
@@ -335,6 +341,7 @@ def _call(header: dict[str, Any]) -> Call:
         dtype=dtypes.as_dtype(header["dtype"]),
         op=header["op"],
         root=header["root"],
+        pairs=tuple((source, target) for source, target in header["pairs"]),
     )
 
 

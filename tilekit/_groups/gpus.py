@@ -54,21 +54,26 @@ class Gpus:
         recording = contexts[0].recording
         if self._check is not None and recording is None:
             self._check.collective(call, None, None, checks=True)
-        together = len(contexts) > 1 or call.kind == "all_to_all"
+        if call.kind == "permute" and call.nbytes:  # zeros for those that get nothing
+            for rank, ctx, output in zip(self._group.ranks, contexts, outputs):
+                if output.storage is not None and all(to != rank for _, to in call.pairs):
+                    memory = output.storage.memory
+                    ctx.driver.fill(memory, output.address - memory.address, call.nbytes, b"\0", ctx.stream.handle)
+        together = len(contexts) > 1 or call.kind in ("all_to_all", "permute")
         if together:
             self._nccl.start()
         try:
             for member, (communicator, ctx) in enumerate(zip(self._communicators, contexts)):
                 source = inputs[member].address if inputs else self._words[member].address
                 target = outputs[member].address if outputs else self._words[member].address
-                self._submit(call, communicator, source, target, int(ctx.stream.address))
+                self._submit(call, communicator, self._group.ranks[member], source, target, int(ctx.stream.address))
         finally:
             if together:
                 self._nccl.end()
         if recording is not None:
             recording.end_captures([t.storage.memory for t in (*inputs, *outputs) if t.storage is not None])
 
-    def _submit(self, call: Call, communicator: Communicator, source: int, target: int, stream: int) -> None:
+    def _submit(self, call: Call, communicator: Communicator, rank: int, source: int, target: int, stream: int) -> None:
         nccl, size = self._nccl, self._group.size
         count, dtype = math.prod(call.shape), nccl.dtypes.get(call.dtype.name)
         if dtype is None:  # it is only moved
@@ -87,13 +92,19 @@ class Gpus:
             communicator.send(source, count, dtype, call.root, stream)
         elif call.kind == "recv":
             communicator.recv(target, count, dtype, call.root, stream)
+        elif call.kind == "permute":
+            for start, to in call.pairs:
+                if start == rank:
+                    communicator.send(source, count, dtype, to, stream)
+                if to == rank:
+                    communicator.recv(target, count, dtype, start, stream)
         else:
             assert call.kind == "all_to_all", f"one of {list(KINDS)}"
             part = count // size
             nbytes = call.nbytes // size
-            for rank in range(size):
-                communicator.send(source + rank * nbytes, part, dtype, rank, stream)
-                communicator.recv(target + rank * nbytes, part, dtype, rank, stream)
+            for peer in range(size):
+                communicator.send(source + peer * nbytes, part, dtype, peer, stream)
+                communicator.recv(target + peer * nbytes, part, dtype, peer, stream)
 
     def failure(self) -> str | None:
         """See `Transport`."""

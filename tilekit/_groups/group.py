@@ -12,7 +12,7 @@ from typing import Any, Self
 from tilekit import dtypes
 from tilekit._driver import forking
 from tilekit._groups.call import Call, check_reduction
-from tilekit._groups.checks import as_devices, as_seconds, check_member, check_out, check_rank, check_value, refused
+from tilekit._groups.checks import as_devices, as_pairs, as_seconds, check_member, check_out, check_rank, check_value, refused
 from tilekit._groups.collective import Collective
 from tilekit._groups.control import Hub, free_address, parsed
 from tilekit._groups.link import Link
@@ -224,6 +224,22 @@ class Group:
         """Each member's tensor is cut along dimension 0 into a part for each; each gets its parts, in the order of the ranks."""
         return self._collective("all_to_all", x, out)
 
+    def permute(self, x: Any, pairs: Sequence[tuple[int, int]], out: Any = None) -> DeviceOp[Any]:
+        """Tensors change places: for each pair `(source, target)` member `target` gets the tensor of member `source`, and who is
+        no target gets zeros. `[(r, (r + 1) % size) for r in range(size)]` is a ring. jax calls it `ppermute`.
+
+        Args:
+            x: a tensor for each member, of one shape and dtype.
+            pairs: ranks, the same list at all members; none is a source twice, or a target twice.
+            out: where to, as `x`; by default new tensors.
+
+        Raises:
+            TypeError, ValueError: `x` is not as above; no pairs of ranks, or one of them twice on a side.
+        """
+        with refused(x, out):
+            chosen = as_pairs(pairs, self.size)
+        return self._collective("permute", x, out, pairs=chosen)
+
     def send(self, x: Any, to: int, *, source: int | None = None) -> DeviceOp[None]:
         """Send a tensor to the member `to`, which receives it with `recv`. What is sent first arrives first.
 
@@ -407,12 +423,14 @@ class Group:
         if self._closed:
             raise GroupError(f"{self!r} was closed: what it does runs before", ranks=self.ranks)
 
-    def _collective(self, kind: str, x: Any, out: Any, *, op: str = "", root: int = 0) -> DeviceOp[Any]:
+    def _collective(
+        self, kind: str, x: Any, out: Any, *, op: str = "", root: int = 0, pairs: tuple[tuple[int, int], ...] = ()
+    ) -> DeviceOp[Any]:
         targets: list[Tensor] | None = None
 
         def of(tensors: Any) -> DeviceOp[Any]:
             inputs = self.tensors(kind, [tensors] if self._joined else tensors)
-            call = self._call(kind, inputs, op, root)
+            call = self._call(kind, inputs, op, root, pairs)
             call.check(self.size)
             if targets is not None:
                 check_out(call, self.size, inputs, targets)
@@ -482,7 +500,7 @@ class Group:
                 f"{kind}: {len(x)} tensors for {what}, and {self!r} has {len(self.devices)} devices here: one for each"
             )
 
-    def _call(self, kind: str, inputs: Sequence[Tensor], op: str, root: int) -> Call:
+    def _call(self, kind: str, inputs: Sequence[Tensor], op: str, root: int, pairs: tuple[tuple[int, int], ...]) -> Call:
         first = inputs[0]
         for rank, tensor in zip(self.ranks, inputs):
             if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
@@ -490,7 +508,7 @@ class Group:
                     f"{kind}: members bring tensors of one shape and dtype: rank {self.ranks[0]} has {first.dtype.name} "
                     f"{first.shape}, rank {rank} {tensor.dtype.name} {tensor.shape}"
                 )
-        return Call(kind=kind, shape=first.shape, dtype=first.dtype, op=op, root=root)
+        return Call(kind=kind, shape=first.shape, dtype=first.dtype, op=op, root=root, pairs=pairs)
 
     def _member(self, kind: str, rank: int | None) -> int:
         """Which of this process's members is meant."""

@@ -87,7 +87,7 @@ class Link:
         """
         with self._lock:
             header: dict[str, Any] = {"kind": call.kind, "text": str(call), "shape": call.shape, "dtype": call.dtype.name}
-            header |= {"op": call.op, "root": call.root, "checks": checks}
+            header |= {"op": call.op, "root": call.root, "pairs": call.pairs, "checks": checks}
             if call.kind not in ("send", "recv"):
                 header["number"] = self._next()
             self._ask(header, data, target)
