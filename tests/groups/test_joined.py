@@ -481,7 +481,7 @@ def test_a_forked_process_is_no_member(cpu_devices):
     with Group.join(0, 1, address=free_address(), device=device, timeout_s=LIMIT_S) as group:
         x = api.ones(4).on(device).sync()
         connections = [group._work._connection, group._host._connection, *group._hub._connections]
-        assert len(connections) == 4
+        assert len(connections) >= 4  # there may be another, which only wakes who listens
         child = os.fork()
         if not child:
             code = 1
