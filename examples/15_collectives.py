@@ -63,6 +63,11 @@ def fit(shares: list[Share], total: Callable[[Any], tk.DeviceOp[Any]], steps: in
         updates.sync()
 
 
+def alone(gradient: tk.Tensor) -> list[tk.Tensor]:
+    """A list of one: of a process with one share."""
+    return [gradient]
+
+
 def problem(rows: int, columns: int) -> tuple[Array, Array]:
     """x of (rows, columns), and y of (rows, 1), which is x times something, and noise."""
     rng = np.random.default_rng(0)
@@ -94,7 +99,7 @@ def member(rank: int, size: int, address: str, problem_size: tuple[int, int], st
     ordinal = rank if tk.default_device().kind == "cuda" else 0
     with tk.Group.join(rank, size, address=address, device=f"{tk.default_device().kind}:{ordinal}", timeout_s=60) as group:
         share = deal(x, y, size, rank, group.devices[0])
-        fit([share], lambda gradients: group.all_reduce(gradients[0]).map(lambda g: [g]), steps)
+        fit([share], lambda gradients: group.all_reduce(gradients[0]).map(alone), steps)
         results.put((rank, share.parameters.to_host().sync()))
 
 
@@ -106,7 +111,7 @@ def several_processes(size: int, problem_size: tuple[int, int], steps: int) -> A
     processes = [context.Process(target=member, args=each) for each in arguments]
     for process in processes:
         process.start()
-    copies = dict(results.get(timeout=300) for _ in processes)
+    copies: dict[int, Array] = dict(results.get(timeout=300) for _ in processes)
     for process in processes:
         process.join()
     print(f"{size} processes: members {sorted(copies)} at {address}")
@@ -129,9 +134,9 @@ def main(argv: list[str] | None = None) -> None:
         fitted = several_processes(args.processes, (args.rows, args.columns), args.steps)
     else:
         fitted = one_process(x, y, args.steps)
-    alone = deal(x, y, 1, 0, tk.default_device())
-    fit([alone], lambda gradients: gradients[0].map(lambda g: [g]), args.steps)
-    expected = alone.parameters.to_host().sync()
+    whole = deal(x, y, 1, 0, tk.default_device())
+    fit([whole], lambda gradients: gradients[0].map(alone), args.steps)
+    expected = whole.parameters.to_host().sync()
     assert np.allclose(fitted, expected, rtol=1e-3, atol=1e-4), "not the parameters of one device"
     loss = float(np.square(x @ fitted - y).mean())
     print(f"{args.steps} steps, {args.rows} rows: mean squared error {loss:.6f}, the same parameters as on one device")

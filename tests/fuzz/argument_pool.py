@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
 import math
@@ -87,6 +88,19 @@ def closed_graph() -> Any:
     graph = scale(tensor().partition(2), tensor(), 2.0).graph()
     graph.close()
     return graph
+
+
+@functools.cache
+def group() -> Any:
+    """Of a CPU device, wherever the tests run."""
+    return tk.Group(["cpu"])
+
+
+atexit.register(group.cache_clear)  # streams that outlive the modules have no way to go
+
+
+def of_group(shape: Any = (4,)) -> Any:
+    return [api.zeros(shape).on("cpu").sync()]
 
 
 def tensor(dtype: Any = tk.float32, shape: Any = (4,)) -> Any:
@@ -234,6 +248,13 @@ DEVICE: dict[str, Factory] = {f"tensor({dtype.name})": (lambda dtype=dtype: tens
     "generic": lambda: tk.generics("BM BN")[0],
     "launch config": lambda: CONFIG,
     "stats": lambda: memory.stats(),
+    "devices": lambda: [tk.Device("cpu")],
+    "group": group,
+    "tensors of a group": of_group,
+    "matrices of a group": lambda: of_group((4, 4)),
+    "workspace to reduce": lambda: kernels.AllReduceWorkspace(group(), 4),
+    "workspace to gather": lambda: kernels.AllGatherWorkspace(group(), (4, 4)),
+    "workspace to scatter": lambda: kernels.ReduceScatterWorkspace(group(), (4, 4)),
 }
 POOL = {**SCALARS, **ARRAYS, **DEVICE, **OBJECTS}
 

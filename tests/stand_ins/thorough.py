@@ -49,8 +49,6 @@ _OF_OTHER_TYPES = {
 
 # Every ready-made kernel compiled, for two GPUs: seconds a member, up to half a minute for attention of packed sequences.
 _READY_MADE = {
-    "test_reductions_tell_and_wait_by_the_system": "^(bfloat16-2-True|float32-8-False)$",
-    "test_products_are_those_of_the_tensor_cores": "^2-",
     "test_every_kernel": "(f32 4096|f16 131072|backward f16|gradients f16|histogram i32|transpose|cumsum f32|rope f16)-sm_90a$",
     "test_keys_and_values_of_few_queries_come_ahead": "^pages of 16-sm_90a$",
     "test_products_by_warpgroups": "^(4096|16 rows|bias, gelu)$",
@@ -153,6 +151,11 @@ FAMILIES: dict[str, int | str | None] = {
         "compiler/test_wgmma_types": _OF_OTHER_TYPES,
         "kernels/attention/test_attention": _ATTENTION,
         "kernels/attention/test_attention_varlen": _PACKED,
+        "kernels/collective/test_code": {
+            "test_reductions_tell_and_wait_by_the_system": "^(bfloat16-2-True|float32-8-False)$",
+            "test_products_are_those_of_the_tensor_cores": "^2-",
+            "test_other_gpus": 1,
+        },
         "kernels/test_compiled": _READY_MADE,
         **_RESULTS,
     }.items()

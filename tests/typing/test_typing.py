@@ -42,7 +42,8 @@ def programs(folder: Path) -> list[Path]:
         if shown:
             parts.append(folder / f"part_{example.name}")
             parts[-1].write_text(shown, "utf-8")
-    assert len(parts) == len(list((ROOT / "docs" / "tutorials").glob("*.md")))
+    pages = (ROOT / "docs" / "tutorials").glob("*.md")
+    assert len(parts) == sum((ROOT / "examples" / f"{page.stem.replace('-', '_')}.py") in EXAMPLES for page in pages)
     return [*EXAMPLES, *parts]
 
 

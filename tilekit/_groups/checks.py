@@ -28,7 +28,7 @@ def as_devices(devices: Sequence[Device | str] | None) -> tuple[Device, ...]:
     if devices is None:
         kind = default_device().kind
         return tuple(device for device in every() if device.kind == kind)
-    if isinstance(devices, (str, Device)) or not hasattr(devices, "__iter__"):
+    if not isinstance(devices, (list, tuple)):
         raise TypeError(f'Group takes a list of devices, such as ["cuda:0", "cuda:1"], not {devices!r}')
     chosen = tuple(map(Device, devices))
     if not chosen:

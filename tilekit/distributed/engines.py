@@ -17,7 +17,9 @@ def connect(engine: str = "local", devices: Any = None, **options: Any) -> Clust
         engine: "local": this process's devices, a worker for each. "ray": a process for each device, as actors of Ray, which is
             started on this machine unless it runs or `address=` says where it does.
         devices: of "local", which: a list of devices or their labels; by default all of the default device's kind.
-        options: of "ray", see `tilekit.distributed._ray.connect`: `gpus=8`, or `workers=2, device="cpu"`.
+        options: of "ray": `gpus=8`, a worker for each GPU, or `workers=2, device="cpu"`; `address`, of a running Ray cluster as
+            `ray.init` has it; `runtime_env`, what the workers' processes need; `ray_options`, more for `ray.init`, where that is
+            called; `startup_timeout_s`, how long to wait for the workers, in seconds, 120 by default.
 
     Raises:
         TypeError, ValueError: no such engine or option.
