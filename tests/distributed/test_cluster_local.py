@@ -448,7 +448,7 @@ def test_progress_is_shown_on_terminals_alone(monkeypatch, capsys):
     with mapping.shown("map", 3) as advance:
         advance()
     assert capsys.readouterr().err == ""
-    pytest.importorskip("rich")
+    pytest.importorskip("rich", reason="the bar is rich's, of the extra test")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with mapping.shown("map f", 3) as advance:

@@ -170,21 +170,80 @@ def test_who_loads_waits_for_the_words_that_the_block_waits_for():
     assert producer.index("while") < producer.index("tilekit__peek(flags, ") < producer.index("produce in (")
 
 
-def counting(c: tk.Out, a: tk.In, b: tk.In, flags: tk.InOut, n: int):
+def until_it_is_there(c: tk.Out, a: tk.In, b: tk.In, flags: tk.InOut, n: int):
+    acc, i = tk.zeros(TILE, tk.float32), tk.bid(0)
+    while True:
+        there = tk.atomic_add(flags, i, 0, memory_order="acq_rel", memory_scope="system")
+        if there >= n:
+            break
+    for ta, tb in tk.pipelined(a.tiles(TILE)[i, :], b.tiles(TILE)[:, tk.bid(1)]):
+        acc = tk.mma(ta, tb, acc)
+    c.store(acc)
+
+
+def by_counting(c: tk.Out, a: tk.In, b: tk.In, flags: tk.InOut, n: int):
     acc, i = tk.zeros(TILE, tk.float32), tk.bid(0)
     while tk.atomic_add(flags, 0, 1, memory_order="acquire") < n:
-        pass
-    while tk.atomic_add(flags, 1, 0) < n:
-        pass
-    while tk.min(tk.atomic_add(flags, tk.arange(4), 0, memory_order="acquire")) < n:
         pass
     for ta, tb in tk.pipelined(a.tiles(TILE)[i, :], b.tiles(TILE)[:, tk.bid(1)]):
         acc = tk.mma(ta, tb, acc)
     c.store(acc)
 
 
-def test_who_loads_takes_no_part_in_other_loops():
-    """One that changes the word, that orders nothing, or that is for many words."""
-    _, consumer, producer = ringed(counting, api.meta((4,), tk.int32).scattered(), 2)
-    assert consumer.count("tk.atomic_add(") == 3
-    assert "while" not in producer
+def for_many_words(c: tk.Out, a: tk.In, b: tk.In, flags: tk.InOut, n: int):
+    for i in range(tk.bid(0), n, tk.num_blocks(0)):
+        acc = tk.zeros(TILE, tk.float32)
+        for ta, tb in tk.pipelined(a.tiles(TILE)[i, :], b.tiles(TILE)[:, tk.bid(1)]):
+            acc = tk.mma(ta, tb, acc)
+        c.store(acc)
+        while tk.min(tk.atomic_add(flags, tk.arange(4), 0, memory_order="acquire")) < n:
+            pass
+
+
+def by_comparing(c: tk.Out, a: tk.In, b: tk.In, flags: tk.InOut, n: int):
+    acc, i = tk.zeros(TILE, tk.float32), tk.bid(0)
+    while tk.atomic_cas(flags, 0, n, n, memory_order="acquire") != n:
+        pass
+    for ta, tb in tk.pipelined(a.tiles(TILE)[i, :], b.tiles(TILE)[:, tk.bid(1)]):
+        acc = tk.mma(ta, tb, acc)
+    c.store(acc)
+
+
+def orders_nothing(c: tk.Out, a: tk.In, b: tk.In, flags: tk.InOut, n: int):
+    acc, i = tk.zeros(TILE, tk.float32), tk.bid(0)
+    while tk.atomic_add(flags, 1, 0) < n:
+        pass
+    for ta, tb in tk.pipelined(a.tiles(TILE)[i, :], b.tiles(TILE)[:, tk.bid(1)]):
+        acc = tk.mma(ta, tb, acc)
+    c.store(acc)
+
+
+def waits_behind(c: tk.Out, a: tk.In, b: tk.In, flags: tk.InOut, n: int):
+    acc, i = tk.zeros(TILE, tk.float32), tk.bid(0)
+    for ta, tb in tk.pipelined(a.tiles(TILE)[i, :], b.tiles(TILE)[:, tk.bid(1)]):
+        acc = tk.mma(ta, tb, acc)
+    while tk.atomic_add(flags, 0, 1, memory_order="acquire") < n:
+        pass
+    c.store(acc)
+
+
+FLAGS = (api.meta((4,), tk.int32).scattered(), 2)
+
+
+@pytest.mark.parametrize("make", [by_counting, for_many_words, by_comparing], ids=lambda make: make.__name__)
+def test_there_is_no_ring_where_the_block_waits_in_a_way_that_is_nothing_for_one_thread(make):
+    """Else tiles would be loaded that are not there yet."""
+    with pytest.raises(Unfit, match=r"the block waits for others by tk\.atomic_\w+\(.*, which one thread cannot do for itself"):
+        ringed(make, *FLAGS)
+
+
+def test_another_way_to_write_the_same_wait():
+    _, consumer, producer = ringed(until_it_is_there, *FLAGS)
+    assert "tk.atomic_add(" in consumer and "tk.atomic_add" not in producer
+    assert producer.index("while") < producer.index("tilekit__peek(flags, ") < producer.index("produce in (")
+
+
+@pytest.mark.parametrize("make", [orders_nothing, waits_behind], ids=lambda make: make.__name__)
+def test_waits_that_no_tile_depends_on_are_not_for_who_loads(make):
+    _, consumer, producer = ringed(make, *FLAGS)
+    assert consumer.count("tk.atomic_add(") == 1 and "while" not in producer

@@ -4,7 +4,8 @@ Legal where one thread can find that out alone, and in time: it calculates with 
 the kernel only reads, since what others write it might see at another time than they.
 
 Where the block waits for a word of somebody else's, `while tk.atomic_add(flags, i, 0, memory_order="acquire") < n: pass`, this
-thread waits, too: the tiles of the loops behind it may come into being only then.
+thread waits, too: the tiles of the loops behind it may come into being only then. A loop that waits in another way is nothing for
+one thread, and there is no ring.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = ["Unfit", "produce"]
 _HARMLESS = (
     memory.bid, memory.num_blocks, memory.num_tiles, calculation.cdiv, min, max, abs, int, range, divmod, len, intrinsics.peek,
 )  # fmt: skip
+_ACQUIRING = (Constant("acquire"), Constant("acq_rel"))
 _VIEWS = ("tiles", "num_tiles", "slice", "item")
 
 
@@ -37,6 +39,9 @@ def produce(kernel: Region) -> None:
         Unfit: one thread cannot do that.
     """
     looks = {look for operation in kernel.walk() if (look := _look(operation)) is not None}
+    waits = _other_waits(kernel)
+    if waits:
+        raise Unfit(f"the block waits for others by {waits[0].location.text}, which one thread cannot do for itself")
     live = Liveness(kernel, lambda operation: operation.kind == "stream" or operation in looks or _returns(operation))
     tiles: set[Value] = set()
     for operation in kernel.walk():
@@ -59,6 +64,30 @@ def produce(kernel: Region) -> None:
         raise Unfit(f"which tiles come depends on {reasons[-1]}")
 
 
+def _within(operation: Operation) -> list[Operation]:
+    return [inner for region in operation.regions for inner in region.walk()]
+
+
+def _other_waits(kernel: Region) -> list[Operation]:
+    """The atomic operations by which loops wait for others, but for `_look`'s, where tiles are loaded ahead behind them."""
+    operations = list(kernel.walk())
+    last = max((at for at, operation in enumerate(operations) if operation.kind == "stream"), default=-1)
+    waits: list[Operation] = []
+    again: set[Operation] = set()  # what a loop repeats that also loads tiles
+    for at, operation in enumerate(operations):
+        inner = _within(operation)
+        loads = any(one.kind == "stream" for one in inner)
+        if loads and operation.kind != "if":
+            again.update(inner)
+        if operation.kind == "while" and not loads and (at < last or operation in again) and _look(operation) is None:
+            waits += [one for one in inner if _acquires(one)]
+    return waits
+
+
+def _acquires(operation: Operation) -> bool:
+    return operation.kind == "call" and operation.keywords.get("memory_order") in _ACQUIRING
+
+
 def _look(operation: Operation) -> Operation | None:
     """The one atomic operation of a loop that does nothing but wait for a word; None if it is another loop."""
     if operation.kind != "while" or operation.results:
@@ -73,7 +102,7 @@ def _look(operation: Operation) -> Operation | None:
     indices = look.operands[1].parts if isinstance(look.operands[1], Group) else (look.operands[1],)
     single = all(isinstance(i, Constant) or (isinstance(i, Value) and isinstance(i.type, ScalarType)) for i in indices)
     others = set(look.keywords) - {"memory_order", "memory_scope"}
-    return look if single and not others and look.keywords.get("memory_order") == Constant("acquire") else None
+    return look if single and not others and _acquires(look) else None
 
 
 def _returns(operation: Operation) -> bool:

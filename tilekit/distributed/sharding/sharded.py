@@ -28,7 +28,35 @@ _SHOWN = 8  # how many parts a repr shows
 Steps = Generator[DeviceOp[Any], Any, Any]
 
 
-class Sharded:
+class _OnMesh:
+    """What a sharded array, and an op that gives one, have of the mesh's methods."""
+
+    __slots__ = ()
+
+    mesh: Mesh
+
+    def reshard(self, spec: Any) -> ShardedOp:
+        """The same array split otherwise, see `Mesh.reshard`."""
+        return self.mesh.reshard(self, spec)
+
+    def reduce(self) -> ShardedOp:
+        """The sum of parts that are summands, see `Mesh.reduce`."""
+        return self.mesh.reduce(self)
+
+    def all_reduce(self, axis: str | Sequence[str], op: str = "sum") -> ShardedOp:
+        """The parts along axes of the mesh combined, see `Mesh.all_reduce`."""
+        return self.mesh.all_reduce(self, axis, op)
+
+    def all_gather(self, axis: str | Sequence[str], dim: int | None = None) -> ShardedOp:
+        """The parts along axes of the mesh joined, see `Mesh.all_gather`."""
+        return self.mesh.all_gather(self, axis, dim)
+
+    def reduce_scatter(self, axis: str | Sequence[str], dim: int = 0, op: str = "sum") -> ShardedOp:
+        """The parts along axes of the mesh combined, and the result split over them, see `Mesh.reduce_scatter`."""
+        return self.mesh.reduce_scatter(self, axis, dim, op)
+
+
+class Sharded(_OnMesh):
     """An array in parts, each on the device of a worker; they stay there.
 
     `Mesh.shard` and `Mesh.map` give some. The methods are lazy: each returns an op.
@@ -68,26 +96,6 @@ class Sharded:
         """
         self.refuse_partial("to_host")
         return HostOp(self)
-
-    def reshard(self, spec: Any) -> ShardedOp:
-        """The same array split otherwise, see `Mesh.reshard`."""
-        return self.mesh.reshard(self, spec)
-
-    def reduce(self) -> ShardedOp:
-        """The sum of parts that are summands, see `Mesh.reduce`."""
-        return self.mesh.reduce(self)
-
-    def all_reduce(self, axis: str | Sequence[str], op: str = "sum") -> ShardedOp:
-        """The parts along axes of the mesh combined, see `Mesh.all_reduce`."""
-        return self.mesh.all_reduce(self, axis, op)
-
-    def all_gather(self, axis: str | Sequence[str], dim: int | None = None) -> ShardedOp:
-        """The parts along axes of the mesh joined, see `Mesh.all_gather`."""
-        return self.mesh.all_gather(self, axis, dim)
-
-    def reduce_scatter(self, axis: str | Sequence[str], dim: int = 0, op: str = "sum") -> ShardedOp:
-        """The parts along axes of the mesh combined, and the result split over them, see `Mesh.reduce_scatter`."""
-        return self.mesh.reduce_scatter(self, axis, dim, op)
 
     def refuse_partial(self, what: str) -> None:
         """A ValueError if the parts are summands (internal)."""
@@ -191,7 +199,7 @@ class Work(NamedTuple):
     dtype: Any = None
 
 
-class ShardedOp(Stepwise[Any]):
+class ShardedOp(_OnMesh, Stepwise[Any]):
     """An op that gives a `Sharded`, or a tuple of them. What a `Sharded` can do, its op can: the op comes first then.
 
     Args:
@@ -245,26 +253,6 @@ class ShardedOp(Stepwise[Any]):
         else:
             self.mesh.check_open()
         return (yield from work.steps())
-
-    def reshard(self, spec: Any) -> ShardedOp:
-        """See `Mesh.reshard`."""
-        return self.mesh.reshard(self, spec)
-
-    def reduce(self) -> ShardedOp:
-        """See `Mesh.reduce`."""
-        return self.mesh.reduce(self)
-
-    def all_reduce(self, axis: str | Sequence[str], op: str = "sum") -> ShardedOp:
-        """See `Mesh.all_reduce`."""
-        return self.mesh.all_reduce(self, axis, op)
-
-    def all_gather(self, axis: str | Sequence[str], dim: int | None = None) -> ShardedOp:
-        """See `Mesh.all_gather`."""
-        return self.mesh.all_gather(self, axis, dim)
-
-    def reduce_scatter(self, axis: str | Sequence[str], dim: int = 0, op: str = "sum") -> ShardedOp:
-        """See `Mesh.reduce_scatter`."""
-        return self.mesh.reduce_scatter(self, axis, dim, op)
 
 
 class HostOp(Stepwise[Any]):
