@@ -69,19 +69,33 @@ def _within(operation: Operation) -> list[Operation]:
 
 
 def _other_waits(kernel: Region) -> list[Operation]:
-    """The atomic operations by which loops wait for others, but for `_look`'s, where tiles are loaded ahead behind them."""
-    operations = list(kernel.walk())
-    last = max((at for at, operation in enumerate(operations) if operation.kind == "stream"), default=-1)
+    """The atomic operations by which loops wait for others, but for `_look`'s, where tiles are loaded ahead behind them of what
+    others may write: of tensors that the kernel does not only read.
+    """
+    operations, defined = list(kernel.walk()), definitions(kernel)
+    written = {one for one in operations if one.kind == "stream" and any(_is_written(x, defined) for x in one.operands)}
+    last = max((at for at, operation in enumerate(operations) if operation in written), default=-1)
     waits: list[Operation] = []
     again: set[Operation] = set()  # what a loop repeats that also loads tiles
     for at, operation in enumerate(operations):
         inner = _within(operation)
-        loads = any(one.kind == "stream" for one in inner)
+        loads = any(one in written for one in inner)
         if loads and operation.kind != "if":
             again.update(inner)
         if operation.kind == "while" and not loads and (at < last or operation in again) and _look(operation) is None:
             waits += [one for one in inner if _acquires(one)]
     return waits
+
+
+def _is_written(operand: object, defined: Mapping[Value, Operation]) -> bool:
+    """Whether a stream's operand is, or is a view of, a tensor that the kernel does not only read."""
+    if isinstance(operand, Group):
+        return any(_is_written(part, defined) for part in operand.parts)
+    if not isinstance(operand, Value):
+        return False
+    if isinstance(operand.type, TensorType):
+        return operand.type.facts.role != "in"
+    return operand in defined and any(_is_written(part, defined) for part in defined[operand].operands)
 
 
 def _acquires(operation: Operation) -> bool:
