@@ -145,20 +145,6 @@ def looking_up(y: tk.InOut, x: tk.In, table: tk.In, how: tk.Const):
     y.store(s)
 
 
-def waiting(y: tk.Out, x: tk.InOut, flags: tk.InOut, n: int, how: tk.Const):
-    """For somebody else who writes `x`, this kernel does not."""
-    s = tk.zeros(ROWS, tk.float32)
-    if how == "changing":
-        while tk.atomic_add(flags, 0, 1, memory_order="acquire") < n:
-            pass
-    else:
-        while tk.atomic_add(flags, 0, 0, memory_order="acquire") < n:
-            pass
-    for t in tk.pipelined(x.tiles(ROWS)[0, :]):
-        s += t
-    y.store(s)
-
-
 @tk.function
 def endless(s):
     while True:
@@ -241,10 +227,7 @@ def of_rows(make, *, warps=4, target="sm_90a", occupancy=None, shape=(256, 512),
     x = meta(*shape, dtype=dtype)
     x = x if cut is None else x[:, slice(*cut)]
     y = meta(*more.get("tile", ROWS)) if make is multiplying else meta(*ROWS)
-    arguments = {"x": x, "n": 3, "table": meta(4, dtype=tk.int32), "number": meta(4, dtype=tk.int32)}
-    arguments |= {"flags": meta(4, dtype=tk.int32).scattered(), **more}
-    if make is waiting:
-        arguments["x"] = x.scattered()
+    arguments = {"x": x, "n": 3, "table": meta(4, dtype=tk.int32), "number": meta(4, dtype=tk.int32), **more}
     if make is with_an_array:
         arguments["z"] = meta(128, 64).partition((128, 64))
     if make is with_rooms:
@@ -303,15 +286,6 @@ RINGS = [
         ("tile", "which tiles come depends on tk.sum(tk.load(table, (0,), (4,)))"),
         ("written", "which tiles come depends on tk.load(y, (0, 0), ()), and y is written"),
         without="element",
-    ),
-    *ways(
-        waiting,
-        (
-            "changing",
-            'the block waits for others by tk.atomic_add(flags, 0, 1, memory_order="acquire"), '
-            "which one thread cannot do for itself",
-        ),
-        without="looking",
     ),
     *ways(
         without_form,

@@ -5,7 +5,7 @@ the kernel only reads, since what others write it might see at another time than
 
 Where the block waits for a word of somebody else's, `while tk.atomic_add(flags, i, 0, memory_order="acquire") < n: pass`, this
 thread waits, too: the tiles of the loops behind it may come into being only then. A loop that waits in another way is nothing for
-one thread, and there is no ring.
+one thread; but what it waits for is written while the kernel runs, is no parameter that the kernel only reads, and has no ring.
 """
 
 from __future__ import annotations
@@ -39,9 +39,6 @@ def produce(kernel: Region) -> None:
         Unfit: one thread cannot do that.
     """
     looks = {look for operation in kernel.walk() if (look := _look(operation)) is not None}
-    waits = _other_waits(kernel)
-    if waits:
-        raise Unfit(f"the block waits for others by {waits[0].location.text}, which one thread cannot do for itself")
     live = Liveness(kernel, lambda operation: operation.kind == "stream" or operation in looks or _returns(operation))
     tiles: set[Value] = set()
     for operation in kernel.walk():
@@ -64,44 +61,6 @@ def produce(kernel: Region) -> None:
         raise Unfit(f"which tiles come depends on {reasons[-1]}")
 
 
-def _within(operation: Operation) -> list[Operation]:
-    return [inner for region in operation.regions for inner in region.walk()]
-
-
-def _other_waits(kernel: Region) -> list[Operation]:
-    """The atomic operations by which loops wait for others, but for `_look`'s, where tiles are loaded ahead behind them of what
-    others may write: of tensors that the kernel does not only read.
-    """
-    operations, defined = list(kernel.walk()), definitions(kernel)
-    written = {one for one in operations if one.kind == "stream" and any(_is_written(x, defined) for x in one.operands)}
-    last = max((at for at, operation in enumerate(operations) if operation in written), default=-1)
-    waits: list[Operation] = []
-    again: set[Operation] = set()  # what a loop repeats that also loads tiles
-    for at, operation in enumerate(operations):
-        inner = _within(operation)
-        loads = any(one in written for one in inner)
-        if loads and operation.kind != "if":
-            again.update(inner)
-        if operation.kind == "while" and not loads and (at < last or operation in again) and _look(operation) is None:
-            waits += [one for one in inner if _acquires(one)]
-    return waits
-
-
-def _is_written(operand: object, defined: Mapping[Value, Operation]) -> bool:
-    """Whether a stream's operand is, or is a view of, a tensor that the kernel does not only read."""
-    if isinstance(operand, Group):
-        return any(_is_written(part, defined) for part in operand.parts)
-    if not isinstance(operand, Value):
-        return False
-    if isinstance(operand.type, TensorType):
-        return operand.type.facts.role != "in"
-    return operand in defined and any(_is_written(part, defined) for part in defined[operand].operands)
-
-
-def _acquires(operation: Operation) -> bool:
-    return operation.kind == "call" and operation.keywords.get("memory_order") in _ACQUIRING
-
-
 def _look(operation: Operation) -> Operation | None:
     """The one atomic operation of a loop that does nothing but wait for a word; None if it is another loop."""
     if operation.kind != "while" or operation.results:
@@ -116,7 +75,7 @@ def _look(operation: Operation) -> Operation | None:
     indices = look.operands[1].parts if isinstance(look.operands[1], Group) else (look.operands[1],)
     single = all(isinstance(i, Constant) or (isinstance(i, Value) and isinstance(i.type, ScalarType)) for i in indices)
     others = set(look.keywords) - {"memory_order", "memory_scope"}
-    return look if single and not others and _acquires(look) else None
+    return look if single and not others and look.keywords.get("memory_order") in _ACQUIRING else None
 
 
 def _returns(operation: Operation) -> bool:
