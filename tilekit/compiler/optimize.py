@@ -23,6 +23,7 @@ from tilekit.compiler.passes.canonical import canonicalize
 from tilekit.compiler.passes.counted import count_loops
 from tilekit.compiler.passes.dead_code import eliminate_dead_code
 from tilekit.compiler.passes.exponentials import fuse_exponentials
+from tilekit.compiler.passes.fragments import load_beside_products
 from tilekit.compiler.passes.hoisting import hoist_invariants
 from tilekit.compiler.passes.maxima import carry_scaled_maxima
 from tilekit.compiler.passes.partial_sums import add_up_by_parts
@@ -50,7 +51,7 @@ Watch = Callable[[str, Region], None]
 PASSES: tuple[Callable[[Region], object], ...] = (
     canonicalize, separate_conditions, hoist_invariants, count_loops, bound_loops, accumulate_products, streams_from_loads,
     order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima, eliminate_dead_code, add_up_by_parts, rotate_products,
-    split_by_masks, eliminate_dead_code,
+    split_by_masks, eliminate_dead_code, load_beside_products,
 )  # fmt: skip
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # Where the result of a product is not there at once, there is time to fill.

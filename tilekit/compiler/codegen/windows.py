@@ -336,6 +336,7 @@ def load_window(
     value_type: types.Type = types.none,
     mask_type: types.Type = types.none,
     policy: types.Type | None = None,
+    held: Layout | None = None,
 ) -> tuple[TileType, Callable[..., ir.Value]]:
     """The type of a loaded tile; and how to load it, given the tensor, an index in the order of its dimensions, mask and padding.
 
@@ -346,12 +347,14 @@ def load_window(
         roams: whether it is another tile than the block's own.
         value_type, mask_type: the types of what is given for padding and mask.
         policy: the type of what is given for the eviction policy.
+        held: the layout in which it is wanted; None for the one in which it is loaded.
     """
     eviction = "evict_normal" if policy is None else check_eviction(what, policy)
     if tensor.facts.role == "out":
         reject(what, windows.written_only(tensor.parameter))
-    lies = Layout.blocked(cut.extents, tensor.config, tensor.facts.unit)
+    lies = _as_accessed(tensor, cut, held)
     tile = TileType(tensor.dtype, cut.seen(lies), tensor.config)
+    wanted = tile if held is None else tile.at(held)
     masked = check_mask(what, mask_type, cut.shape)
 
     def emit(
@@ -363,9 +366,10 @@ def load_window(
         pad = padding
         if pad is None:
             pad = Padding(value=convert(builder, fill, scalar_dtype(value_type), tensor.dtype))
-        return pack(builder, read(builder, access, tensor.dtype, pad, chosen, eviction=eviction))
+        loaded = read(builder, access, tensor.dtype, pad, chosen, eviction=eviction)
+        return pack(builder, in_layout(builder, tile, loaded, wanted.layout))
 
-    return tile, emit
+    return wanted, emit
 
 
 def store_window(
@@ -403,13 +407,8 @@ def to_store(
     if isinstance(value, TileType) and value.shape not in (cut.shape, ()):
         reject(what, f"a tile of shape {value.shape} into {tensor.parameter}, whose tiles are {cut.shape}")
     check_value(what, value, tensor)
-    lies = Layout.blocked(cut.extents, tensor.config, tensor.facts.unit)
     whole = isinstance(value, TileType) and value.shape == cut.shape
-    if whole and not value.splat:
-        held = cut.unseen(value.layout)
-        unit = tensor.facts.unit
-        near = held if unit is None else with_runs(held, unit, tensor.dtype.itemsize)
-        lies = next((layout for layout in (held, near) if _wide_enough(layout, tensor)), lies)
+    lies = _as_accessed(tensor, cut, value.layout if whole and not value.splat else None)
     tile = TileType(tensor.dtype, cut.seen(lies), tensor.config)
 
     def bring(builder: ir.IRBuilder, stored: ir.Value) -> list[ir.Value]:
@@ -419,6 +418,18 @@ def to_store(
         return in_layout(builder, value.like(tensor.dtype), converted, tile.layout)
 
     return lies, tile, bring
+
+
+def _as_accessed(tensor: TensorType, cut: Cut, held: Layout | None) -> Layout:
+    """The layout of the extents in which a tile is loaded or stored that threads hold in another, if in any: that one, or one
+    from which elements stay in their warps, or else rows."""
+    if held is not None:
+        there, unit = cut.unseen(held), tensor.facts.unit
+        near = there if unit is None else with_runs(there, unit, tensor.dtype.itemsize)
+        for layout in (there, near):
+            if _wide_enough(layout, tensor):
+                return layout
+    return Layout.blocked(cut.extents, tensor.config, tensor.facts.unit)
 
 
 _SECTOR, _FEW = 32, 2048

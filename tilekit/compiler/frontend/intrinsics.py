@@ -1,15 +1,17 @@
 """Pipeline intrinsics: acquire and fill a stage, wait for it, release it. Users do not write them.
 
-The functions do nothing in Python; `lower.pipelines` and `nvidia.multibuffer` lower them.
+The functions do nothing in Python, but for loads; `lower.pipelines`, `lower.memory` and `nvidia.multibuffer` lower them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from tilekit.lang import memory
+
 __all__ = [
-    "CONSUMER", "PRODUCER", "end", "give", "last", "nth", "operand", "peek", "put", "registers", "ring", "role", "steps", "take",
-    "wait_product",
+    "CONSUMER", "PRODUCER", "end", "give", "last", "load_beside", "load_tile_like_beside", "nth", "operand", "peek", "put",
+    "registers", "ring", "role", "steps", "take", "wait_product",
 ]  # fmt: skip
 
 CONSUMER, PRODUCER = 0, 1
@@ -66,3 +68,19 @@ def end() -> Any:
 
 def last(ring: Any, turn: Any, k: Any, lines: Any) -> Any:
     """The loop is over, which had `k` turns; `turn` is the next."""
+
+
+def load_beside(
+    dtype: Any, array: Any, index: Any, shape: Any, order: Any = "C", padding_mode: Any = "zero", mask: Any = None,
+    padding_value: Any = None, eviction_policy: Any = "evict_normal",
+) -> Any:  # fmt: skip
+    """`tk.load`, to the threads that have these elements of a product whose operands are of `dtype`."""
+    fill = {"padding_mode": padding_mode, "padding_value": padding_value}
+    return memory.load(array, index, shape, order=order, mask=mask, eviction_policy=eviction_policy, **fill)
+
+
+def load_tile_like_beside(
+    dtype: Any, array: Any, like: Any, padding_mode: Any = "zero", eviction_policy: Any = "evict_normal"
+) -> Any:
+    """`tk.load_tile_like`, likewise."""
+    return memory.load_tile_like(array, like, padding_mode=padding_mode, eviction_policy=eviction_policy)

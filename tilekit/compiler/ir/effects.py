@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.frontend.folding import FOLDABLE_CALLS
 from tilekit.compiler.ir.nodes import Constant, Operation
 from tilekit.lang.registry import OPS
@@ -74,6 +75,8 @@ def _own(operation: Operation) -> frozenset[str]:
         if name.startswith("atomic_"):
             return frozenset({ATOMIC, READS, WRITES})
         return frozenset(_OF_OPERATIONS.get(name, _NONE))
+    if function in (intrinsics.load_beside, intrinsics.load_tile_like_beside):
+        return frozenset({READS})
     try:
         return _NONE if function in _FUNCTIONS else _ANY
     except TypeError:  # it has no hash

@@ -15,7 +15,7 @@ from tilekit.compiler.codegen.definition import ABSENT, attribute, known, lowers
 from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import as_wide_as, constant_tuple, pack, unpack
 from tilekit.compiler.codegen.mapped_types import TileIndexType, TilesType
-from tilekit.compiler.codegen.types import DTypeType, TensorType, TileType, describe, extent_type, integer
+from tilekit.compiler.codegen.types import DTypeType, TensorType, TileType, describe, dtype_of, extent_type, integer
 from tilekit.compiler.codegen.windows import (
     Cut,
     check_index,
@@ -32,8 +32,11 @@ from tilekit.compiler.codegen.windows import (
     tile_shape,
     with_tiles,
 )
+from tilekit.compiler.frontend import intrinsics
+from tilekit.compiler.layouts.linear import Layout
 from tilekit.compiler.lower.mapped import tile_counts
 from tilekit.compiler.lower.views import grid_of_tiles
+from tilekit.compiler.nvidia.products import beside_product
 from tilekit.compiler.nvidia.vectors import vector_load
 from tilekit.lang import mapped, windows
 from tilekit.lang import memory as lang
@@ -129,8 +132,30 @@ def num_tiles(array: types.Type, axis: types.Type, shape: types.Type, order: typ
     return extent_type(tensor), emit
 
 
+def _held(dtype: types.Type, shape: tuple[int, ...], tensor: TensorType) -> Layout | None:
+    """The layout in which a tile is wanted: that of a product of operands of `dtype`, or None if it is none."""
+    beside = dtype_of(dtype)
+    return None if beside is None else beside_product(shape, tensor.config, beside)
+
+
 @lowers(lang.load)
 def load(
+    array: types.Type,
+    index: types.Type,
+    shape: types.Type,
+    order: types.Type,
+    padding_mode: types.Type,
+    mask: types.Type,
+    padding_value: types.Type,
+    eviction_policy: types.Type,
+) -> Any:
+    tile, emit = load_beside(types.none, array, index, shape, order, padding_mode, mask, padding_value, eviction_policy)
+    return tile, lambda builder, *values: emit(builder, None, *values)
+
+
+@lowers(intrinsics.load_beside)
+def load_beside(
+    dtype: types.Type,
     array: types.Type,
     index: types.Type,
     shape: types.Type,
@@ -149,14 +174,16 @@ def load(
         vector_form = vector_load(tensor, cut, padding)
         if vector_form is not None:
             vector, note = vector_form
-            return vector, lambda builder, array, at, *_: note(builder, array, _by_tensor(cut, index_values(builder, index, at)))
+            return vector, lambda builder, _, array, at, *__: note(
+                builder, array, _by_tensor(cut, index_values(builder, index, at))
+            )
+    held = _held(dtype, cut.shape, tensor)
     tile, emit = load_window(
-        "load", tensor, cut, padding, proven=inside, value_type=padding_value, mask_type=mask, policy=eviction_policy
+        "load", tensor, cut, padding, proven=inside, value_type=padding_value, mask_type=mask, policy=eviction_policy, held=held
     )
 
-    def emit_load(
-        builder: ir.IRBuilder, array: ir.Value, at: ir.Value, shape: Any, order: Any, mode: Any, mask: Any, fill: Any, _: Any
-    ) -> ir.Value:
+    def emit_load(builder: ir.IRBuilder, *given: Any) -> ir.Value:
+        _, array, at, _, _, _, mask, fill, _ = given
         return emit(builder, array, _by_tensor(cut, index_values(builder, index, at)), mask, fill)
 
     return tile, emit_load
@@ -164,6 +191,14 @@ def load(
 
 @lowers(lang.load_tile_like)
 def load_tile_like(array: types.Type, like: types.Type, padding_mode: types.Type, eviction_policy: types.Type) -> Any:
+    tile, emit = load_tile_like_beside(types.none, array, like, padding_mode, eviction_policy)
+    return tile, lambda builder, *values: emit(builder, None, *values)
+
+
+@lowers(intrinsics.load_tile_like_beside)
+def load_tile_like_beside(
+    dtype: types.Type, array: types.Type, like: types.Type, padding_mode: types.Type, eviction_policy: types.Type
+) -> Any:
     at = like if isinstance(like, TileIndexType) else types.none
     partition = with_tiles(like.tensor if isinstance(like, TileIndexType) else like, "load_tile_like")
     tensor, shape = the_tensor(array, "load_tile_like"), in_rule("load_tile_like", check_size, partition.facts.tile)
@@ -176,8 +211,11 @@ def load_tile_like(array: types.Type, like: types.Type, padding_mode: types.Type
     index_of = _index_of(partition, at, "load_tile_like")
     padding = check_padding("load_tile_like", tensor, padding_mode, types.none)
     covered, cut = tensor.facts.covered, cut_of(shape, shape)
-    tile, emit = load_window("load_tile_like", tensor, cut, padding, proven=covered, roams=False, policy=eviction_policy)
-    return tile, lambda builder, array, like, *_: emit(builder, array, index_of(builder, like, like))
+    held = _held(dtype, shape, tensor)
+    tile, emit = load_window(
+        "load_tile_like", tensor, cut, padding, proven=covered, roams=False, policy=eviction_policy, held=held
+    )
+    return tile, lambda builder, _, array, like, *__: emit(builder, array, index_of(builder, like, like))
 
 
 @lowers(lang.store)

@@ -18,11 +18,12 @@ from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.definition import materialized
 from tilekit.compiler.codegen.diagnose import in_words, reject
 from tilekit.compiler.codegen.types import TileType, describe
-from tilekit.compiler.layouts.linear import Vector
+from tilekit.compiler.layouts.linear import Config, Layout, Vector
+from tilekit.compiler.layouts.mma import accumulator, warpgroup_accumulator
 from tilekit.dtypes import DType
 from tilekit.lang import matmul as lang
 
-__all__ = ["Emitter", "MatrixProduct", "Way", "choose", "product_family"]
+__all__ = ["Emitter", "MatrixProduct", "Way", "beside_product", "choose", "product_family"]
 
 Emitter = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value | None], ir.Value]
 """Given the values of `a`, `b` and `acc` (None if there is none), emits the product, and gives its value."""
@@ -138,6 +139,19 @@ def choose(product: MatrixProduct) -> tuple[types.Type, Emitter]:
         return way.emit(builder, x, y, z)
 
     return way.result, emit
+
+
+_BY_WARPGROUPS = 2  # bytes of an operand's element; of float32 they multiply only what was asked to be rounded, if it lies right
+
+
+def beside_product(shape: Vector, config: Config, dtype: DType) -> Layout:
+    """The layout of a tile each of whose elements is wanted where a product of operands of `dtype` has its own: what the family
+    that is preferred would give. If it is another's in the end, elements change threads where the two meet.
+    """
+    extents = tuple(n for n in shape if n > 1)
+    groups = current().target.wgmma and dtype.itemsize <= _BY_WARPGROUPS
+    layout = warpgroup_accumulator(extents, config.num_warps) if groups else None
+    return (layout or accumulator(extents, config.num_warps, dtype.itemsize)).reshape(shape)
 
 
 def _shown(ty: types.Type) -> str:
