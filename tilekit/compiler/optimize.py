@@ -27,6 +27,7 @@ from tilekit.compiler.passes.fragments import load_beside_products
 from tilekit.compiler.passes.hoisting import hoist_invariants
 from tilekit.compiler.passes.maxima import carry_scaled_maxima
 from tilekit.compiler.passes.partial_sums import add_up_by_parts
+from tilekit.compiler.passes.prefetched import load_in_turns
 from tilekit.compiler.passes.rings import Unfit, make_rings
 from tilekit.compiler.passes.rotation import rotate_products
 from tilekit.compiler.passes.splitting import split_by_masks
@@ -49,9 +50,9 @@ R = TypeVar("R")
 Watch = Callable[[str, Region], None]
 
 PASSES: tuple[Callable[[Region], object], ...] = (
-    canonicalize, separate_conditions, hoist_invariants, count_loops, bound_loops, accumulate_products, streams_from_loads,
-    order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima, eliminate_dead_code, add_up_by_parts, rotate_products,
-    split_by_masks, eliminate_dead_code, load_beside_products,
+    canonicalize, separate_conditions, hoist_invariants, count_loops, bound_loops, load_in_turns, accumulate_products,
+    streams_from_loads, order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima, eliminate_dead_code,
+    add_up_by_parts, rotate_products, split_by_masks, eliminate_dead_code, load_beside_products,
 )  # fmt: skip
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # Where the result of a product is not there at once, there is time to fill.

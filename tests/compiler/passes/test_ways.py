@@ -133,7 +133,86 @@ def while_two_hold(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
     c.store(acc)
 
 
+def scaled_condition(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc, k = tk.zeros((64, 64), tk.float32), 0
+    while not k * 64 + 10 >= a.shape[1]:
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+        k = 1 + k
+    c.store(acc * k)
+
+
+def what_is_left(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc, k, left = tk.zeros((64, 64), tk.float32), 0, a.shape[1]
+    while left > 0:
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+        k, left = k + 1, left - 64
+    c.store(acc * k + left)
+
+
+def counted_down(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc, left = tk.zeros((64, 64), tk.float32), n
+    while left:
+        acc = tk.mma(tk.load(a, (tk.bid(0), n - left), (64, 64)), tk.load(b, (n - left, tk.bid(1)), (64, 64)), acc)
+        left -= 1
+    c.store(acc)
+
+
+def counted_ahead(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc, k = tk.zeros((64, 64), tk.float32), -1
+    while True:
+        k += 1
+        if k >= n:
+            break
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+    c.store(acc)
+
+
+def by_another_number(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    """Of the counter and of two numbers beside it tiles are places of one, and all are read behind the loop."""
+    acc, k, sum_ = tk.zeros((64, 64), tk.float32), 0, 7
+    for turn in range(n - 3, n + 1):
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+        k, sum_ = k + 1, sum_ + 3 * turn
+    c.store(acc + k * sum_)
+
+
+def fetched_ahead(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc, shape = tk.zeros((64, 64), tk.float32), (64, 64)
+    ta, tb = tk.load(a, (tk.bid(0), 0), shape), tk.load(b, (0, tk.bid(1)), shape)
+    for k in range(n):
+        following = ta, tb
+        if k + 1 < n:
+            following = tk.load(a, (tk.bid(0), k + 1), shape), tk.load(b, (k + 1, tk.bid(1)), shape)
+        acc = tk.mma(ta, tb, acc)
+        ta, tb = following
+    c.store(acc)
+
+
+def fetched_ahead_by_hand(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc, shape, k = tk.zeros((64, 64), tk.float32), (64, 64), 1
+    ta, tb = tk.load(a, (tk.bid(0), k), shape), tk.load(b, (k, tk.bid(1)), shape)
+    while k < n:
+        k += 1
+        if k != n:
+            ahead, beside = tk.load(a, (tk.bid(0), k), shape), tk.load(b, (k, tk.bid(1)), shape)
+        else:
+            ahead, beside = ta, tb
+        acc, ta, tb = acc + tk.mma(ta, tb, tk.zeros(shape, tk.float32)), ahead, beside
+    c.store(acc)
+
+
+def last_one_behind(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc, shape = tk.zeros((64, 64), tk.float32), (64, 64)
+    ta, tb = tk.load(a, (tk.bid(0), 0), shape), tk.load(b, (0, tk.bid(1)), shape)
+    for k in range(1, n):
+        ahead, beside = tk.load(a, (tk.bid(0), k), shape), tk.load(b, (k, tk.bid(1)), shape)
+        acc, ta, tb = tk.mma(ta, tb, acc), ahead, beside
+    c.store(tk.mma(ta, tb, acc))
+
+
 WAYS = [
+    scaled_condition, what_is_left, counted_down, counted_ahead, by_another_number, fetched_ahead, fetched_ahead_by_hand,
+    last_one_behind,
     to_a_break, in_a_window, in_a_band, from_one_number_to_another, while_two_hold,
     in_steps, from_the_middle, backwards_in_steps, two_in_a_turn, by_a_table, to_a_length, rounded_products, mask_added,
 ]  # fmt: skip

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tilekit.compiler.ir.nodes import Constant, Location, Operand, Operation, Value
 from tilekit.compiler.ir.types import ScalarType
 
-__all__ = ["Affine", "affine", "materialized"]
+__all__ = ["Affine", "Condition", "affine", "condition_of", "materialized"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,9 @@ def affine(operand: Operand, definitions: Mapping[Value, Operation]) -> Affine |
     if not isinstance(operand, Value) or operand.type != ScalarType(int):
         return None
     operation = definitions.get(operand)
+    if operation is not None and (operation.kind, operation.what) == ("unary", "-"):
+        negated = affine(operation.operands[0], definitions)
+        return None if negated is None else negated.times(-1)
     if operation is not None and operation.kind == "binary" and operation.what in ("+", "-", "*"):
         first, second = (affine(part, definitions) for part in operation.operands)
         if first is not None and second is not None:
@@ -75,3 +79,29 @@ def materialized(sum_: Affine, location: Location) -> tuple[list[Operation], Ope
     if total is None:
         return operations, Constant(sum_.constant)
     return operations, emit("+", total, Constant(sum_.constant)) if sum_.constant else total
+
+
+_INVERSE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
+
+
+class Condition(NamedTuple):
+    """A comparison of ints: `sum_ < 0`, `sum_ <= 0` or `sum_ != 0`, as `symbol` says."""
+
+    sum_: Affine
+    symbol: str
+
+
+def condition_of(operand: Operand, *, holds: bool, definitions: Mapping[Value, Operation]) -> Condition | None:
+    """That of a branch that is taken where `operand` holds, or where it does not; None if it is another."""
+    made = definitions.get(operand) if isinstance(operand, Value) else None
+    if made is not None and (made.kind, made.what) == ("unary", "not"):
+        return condition_of(made.operands[0], holds=not holds, definitions=definitions)
+    if made is not None and made.kind == "compare" and made.what in _INVERSE:
+        symbol = made.what if holds else _INVERSE[made.what]
+        less, more = made.operands[::-1] if symbol in (">", ">=") else made.operands
+    else:  # a number that is not 0
+        symbol, less, more = "!=" if holds else "==", operand, Constant(0)
+    sums = affine(less, definitions), affine(more, definitions)
+    if symbol == "==" or sums[0] is None or sums[1] is None:
+        return None
+    return Condition(sums[0].plus(sums[1], -1), symbol.replace(">", "<"))

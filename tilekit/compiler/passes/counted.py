@@ -1,28 +1,24 @@
 """Canonical loops: `while k < n: ...; k += 1` becomes `for k in range(k, n)`, and so do `while True: if k >= n: break; ...`, and
-loops with `k <= n - 1` or `k != n`: one that begins behind its end would not come to it. Steps are constants, and become 1: of
-`for k in range(a, n, 64)` there is left `for t in range(tk.cdiv(n - a, 64))`, whose `k` is `a + 64 * t`.
+loops with `k <= n - 1`, `k * 64 < n`, `n - k > 0` or `k != n`: one that begins behind its end would not come to it. Steps are
+constants, and become 1: of `for k in range(a, n, 64)` there is left `for t in range(tk.cdiv(n - a, 64))`, whose `k` is
+`a + 64 * t`. So is any other int to which each turn adds the same.
 
-Legal where `k` is an int that each turn hands on as `k + 1`, or with another positive step (with which `!=` may miss its end),
-`n` does not change in the loop, the condition is looked at where a turn begins, and nothing else leaves the loop early, unless
-`k` is not read behind it. There it is the first of its numbers that is not below `n`.
+Legal where `k` is an int that each turn hands on as `k + 1`, or with another step towards the end (with which `!=` may miss it),
+the condition compares sums of multiples of ints, of which only `k` changes in the loop, it is looked at where a turn begins, and
+nothing else leaves the loop early, unless `k` is not read behind it. There it is the first of its numbers for which the condition
+does not hold.
 """
 
 from __future__ import annotations
 
+from tilekit.compiler.ir.affine import Affine, affine, condition_of, materialized
 from tilekit.compiler.ir.effects import effects
 from tilekit.compiler.ir.insertion import Insertion
-from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions, values_of
+from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions, leaves, values_of
 from tilekit.compiler.ir.types import ScalarType, sampling
-from tilekit.lang import calculation
+from tilekit.lang import calculation, memory
 
 __all__ = ["count_loops"]
-
-# Of a comparison that keeps a loop going where it holds, or where it does not: the place of the counter, and by how much the
-# other operand is less than the end. None: it may be either.
-_BOUNDS: dict[bool, dict[str, tuple[int | None, int]]] = {
-    True: {"<": (0, 0), ">": (1, 0), "<=": (0, 1), ">=": (1, 1), "!=": (None, 0)},
-    False: {">=": (0, 0), "<=": (1, 0), ">": (0, 1), "<": (1, 1), "==": (None, 0)},
-}
 
 
 def count_loops(kernel: Region) -> None:
@@ -44,7 +40,13 @@ def _count_loops(kernel: Region) -> None:
         region.operations = operations
     kernel.replace(ends)
     for region in list(kernel.regions()):
-        region.operations = [one for operation in region.operations for one in (*_in_single_steps(operation), operation)]
+        operations = []
+        for operation in region.operations:
+            before = _in_single_steps(operation) if operation.kind == "for" else []
+            behind = _by_one_counter(operation, defined, ends) if operation.kind == "for" else []
+            operations += [*before, operation, *behind]
+        region.operations = operations
+    kernel.replace(ends)
 
 
 def _counted(
@@ -61,75 +63,83 @@ def _counted(
     if stay.operations or stay.exit != "yield" or leave.operations or leave.exit != "break" or test.results:
         return None
     others = [end for end in loop.ends() if end not in (leave, body)]
-    if leave.operands != carried or body.exit != "yield" or any(not _is_plain_break(end, carried) for end in others):
+    if body.exit != "yield":
         return None
-    if any(region.exit == "return" for region in body.regions()) or not isinstance(test.operands[0], Value):
+    handed_on = zip(leave.operands, carried, loop.results, strict=True)
+    if any(operand is not value and result in read for operand, value, result in handed_on):
         return None
-    compare = defined.get(test.operands[0])
-    if compare is None or compare.kind != "compare" or compare not in body.operations[:at]:
+    if any(region.exit == "return" for region in body.regions()):
         return None
-    bounds = _BOUNDS[stay is test.regions[0]].get(compare.what)
-    if bounds is None:
-        return None
-    place, beyond = bounds
-    if place is None:
-        place = 0 if compare.operands[0] in carried else 1
-    counter, stop = compare.operands[place], compare.operands[1 - place]
+    condition = condition_of(test.operands[0], holds=stay is test.regions[0], definitions=defined)
     inside = set(body.parameters) | {value for operation in body.walk() for value in operation.results}
-    if counter not in carried or stop in inside or not isinstance(counter, Value) or counter.type != ScalarType(int):
+    changing = [] if condition is None else [value for value in condition.sum_.terms if value in inside]
+    if condition is None or len(changing) != 1 or changing[0] not in carried:
         return None
-    whole = type(stop.value) is int if isinstance(stop, Constant) else isinstance(stop, Value) and stop.type == ScalarType(int)
-    if not whole:
-        return None
+    (counter,) = changing
     number = carried.index(counter)
-    following = body.operands[number]
-    step = defined.get(following) if isinstance(following, Value) else None
-    if step is None or (step.kind, step.what, step.operands[0]) != ("binary", "+", counter) or not _is_step(step.operands[1]):
+    width = _added(body.operands[number], counter, defined)
+    factor, rest = condition.sum_.terms[counter], condition.sum_.without(counter)
+    if condition.symbol == "!=" and factor * width < 0:
+        factor, rest = -factor, rest.times(-1)
+    if factor * width <= 0 or (condition.symbol == "!=" and factor * width != 1) or (others and loop.results[number] in read):
         return None
-    width = step.operands[1]
-    if (bounds[0] is None and width != Constant(1)) or (others and loop.results[number] in read):
+    if any(end.exit != "break" and _added(end.operands[number], counter, defined) != width for end in others):
         return None
     for end in others:
         end.operands = end.operands[:number] + end.operands[number + 1 :]
     start, result = loop.initial[number], loop.results[number]
-    before: list[Operation] = []
-    if beyond:
-        stop, before = _following(stop, loop)
+    before = Insertion(loop.location, defined)
+    stop = _stop(before, factor, rest, equal=condition.symbol == "<=")
     body.operations = [operation for n, operation in enumerate(body.operations) if n != at]
     body.operands = body.operands[:number] + body.operands[number + 1 :]
     body.parameters = [counter, *(value for value in carried if value is not counter)]
     initial = [operand for n, operand in enumerate(loop.initial) if n != number]
     results = [value for value in loop.results if value is not result]
-    counted = Operation("for", [start, stop, width, *initial], loop.location, results=results, regions=[body])
+    counted = Operation("for", [start, stop, Constant(width), *initial], loop.location, results=results, regions=[body])
     behind = Insertion(loop.location)
-    if width == Constant(1):
+    if width == 1:
         ends[result] = behind.call(max, start, stop)
     else:
-        turns = behind.call(max, Constant(0), _turns(behind, start, stop, width))
-        ends[result] = behind.emit("binary", [start, behind.emit("binary", [turns, width], "*")], "+")
-    return [*before, counted, *behind.operations]
+        ends[result] = _behind(behind, start, width, _turns(behind, start, stop, width))
+    return [*before.operations, counted, *behind.operations]
 
 
-def _is_plain_break(end: Region, carried: list[Value]) -> bool:
-    """Whether it leaves a loop with what the turn was given."""
-    return end.exit == "break" and not end.operations and end.operands == carried
+def _added(following: Operand, counter: Value, defined: dict[Value, Operation]) -> int:
+    """What a turn adds to a number; 0 if it is no constant."""
+    sum_ = affine(following, defined)
+    difference = None if sum_ is None else sum_.plus(Affine({counter: 1}, 0), -1)
+    return 0 if difference is None or difference.terms else difference.constant
 
 
-def _is_step(operand: Operand) -> bool:
-    return isinstance(operand, Constant) and type(operand.value) is int and operand.value > 0
+def _stop(new: Insertion, factor: int, rest: Affine, *, equal: bool) -> Operand:
+    """The end of the range of `k` with `factor * k + rest < 0`, or with `equal` `<= 0`."""
+    if factor > 0:
+        operations, upper = materialized(rest.times(-1).plus(Affine({}, int(equal))), new.location)
+        new.add(operations)
+        return upper if factor == 1 else new.call(calculation.cdiv, upper, Constant(factor))
+    operations, lower = materialized(rest.plus(Affine({}, -int(equal))), new.location)
+    new.add(operations)
+    return lower if factor == -1 else new.emit("binary", [lower, Constant(-factor)], "//")
 
 
-def _turns(new: Insertion, start: Operand, stop: Operand, width: Operand) -> Value:
+def _behind(new: Insertion, start: Operand, width: int, turns: Value) -> Value:
+    """What a number is after so many turns, or none if they are negative."""
+    sum_ = new.emit("binary", [new.call(max, Constant(0), turns), Constant(width)], "*")
+    return sum_ if start == Constant(0) else new.emit("binary", [start, sum_], "+")
+
+
+def _turns(new: Insertion, start: Operand, stop: Operand, width: int) -> Value:
     """How many turns a range has; not positive if it is empty."""
-    way = stop if start == Constant(0) else new.emit("binary", [stop, start], "-")
-    return new.call(calculation.cdiv, way, width)
+    first, last = (start, stop) if width > 0 else (stop, start)
+    way = last if first == Constant(0) else new.emit("binary", [last, first], "-")
+    return new.call(calculation.cdiv, way, Constant(abs(width)))
 
 
 def _in_single_steps(loop: Operation) -> list[Operation]:
-    """Let a loop with wider steps have steps of 1; what stands before it for that."""
-    if loop.kind != "for" or loop.operands[2] == Constant(1) or not _is_step(loop.operands[2]):
-        return []
+    """Let a loop with other steps have steps of 1; what stands before it for that."""
     start, stop, width = loop.operands[:3]
+    if not isinstance(width, Constant) or type(width.value) is not int or width.value in (0, 1):
+        return []
     before, (body,) = Insertion(loop.location), loop.regions
     counter, turn = body.parameters[0], Value("t", ScalarType(int))
     inside = Insertion(loop.location)
@@ -138,13 +148,40 @@ def _in_single_steps(loop: Operation) -> list[Operation]:
         inside.emit("binary", [number, start], "+")
     inside.operations[-1].results = [counter]
     body.parameters[0], body.operations[:0] = turn, inside.operations
-    loop.operands[:3] = [Constant(0), _turns(before, start, stop, width), Constant(1)]
+    loop.operands[:3] = [Constant(0), _turns(before, start, stop, width.value), Constant(1)]
     return before.operations
 
 
-def _following(number: Operand, loop: Operation) -> tuple[Operand, list[Operation]]:
-    """The next number, and what computes it before a loop."""
-    if isinstance(number, Constant):
-        return Constant(number.value + 1), []
-    result = Value("t", ScalarType(int))
-    return result, [Operation("binary", [number, Constant(1)], loop.location, "+", results=[result])]
+def _by_one_counter(loop: Operation, defined: dict[Value, Operation], ends: dict[Value, Operand]) -> list[Operation]:
+    """Let other numbers to which a turn adds the same, and by which it loads tiles, follow from the counter; what is behind."""
+    (body,) = loop.regions
+    start, stop, step = loop.operands[:3]
+    first = affine(start, defined)
+    if step != Constant(1) or list(loop.ends()) != loop.regions or first is None:
+        return []
+    behind = Insertion(loop.location)
+    for value in list(loop.carried):
+        at = loop.carried.index(value)
+        initial, result = affine(loop.initial[at], defined), loop.results[at]
+        width = _added(body.operands[at], value, defined) if initial is not None else 0
+        if initial is None or not width or not _places_tiles(value, body, defined):
+            continue
+        sum_ = initial.plus(Affine({body.parameters[0]: 1}, 0).plus(first, -1), width)
+        operations, ends[value] = materialized(sum_, loop.location)
+        body.operations[:0] = operations
+        ends[result] = _behind(behind, loop.initial[at], width, _turns(behind, start, stop, 1))
+        body.parameters.remove(value)
+        body.operands = body.operands[:at] + body.operands[at + 1 :]
+        loop.operands = [operand for n, operand in enumerate(loop.operands) if n != 3 + at]
+        loop.results = [one for one in loop.results if one is not result]
+    return behind.operations
+
+
+def _places_tiles(value: Value, body: Region, defined: dict[Value, Operation]) -> bool:
+    """Whether a load takes a number for an index, or a sum with it."""
+    for operation in body.operations:
+        if operation.kind == "call" and operation.what.value is memory.load:
+            sums = [affine(part, defined) for part in leaves(operation.operands[1])]
+            if any(sum_ is not None and value in sum_.terms for sum_ in sums):
+                return True
+    return False
