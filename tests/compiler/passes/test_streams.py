@@ -176,6 +176,22 @@ def told_by_others(c: tk.InOut, a: tk.In, b: tk.In, n: int):
     c.store(acc)
 
 
+def told_to_others(c: tk.InOut, a: tk.In, b: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        acc = tk.mma(tk.load(a, (0, k), (64, 64)), tk.load(b, (k, 1), (64, 64)), acc)
+    c.store(acc)
+    tk.atomic_max(c, (0, 0), tk.max(acc))
+
+
+def from_a_column_on(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    """Which may begin at any multiple of 2 bytes: no copy does."""
+    acc, part = tk.zeros((64, 64), tk.float32), a.slice(1, n)
+    for k in range(n):
+        acc = tk.mma(tk.load(part, (0, k), (64, 64)), tk.load(b, (k, 1), (64, 64)), acc)
+    c.store(acc)
+
+
 def added_up(c: tk.Out, a: tk.In, b: tk.In, n: int):
     acc = tk.zeros((64, 64), tk.float32)
     for k in range(n):
@@ -184,13 +200,17 @@ def added_up(c: tk.Out, a: tk.In, b: tk.In, n: int):
 
 
 STAY = [
-    leaves, goes_on, sometimes, padded, read_elsewhere, handed_on, small, short, told_by_others, added_up,
+    leaves, goes_on, sometimes, padded, read_elsewhere, handed_on, small, short, told_by_others, from_a_column_on, added_up,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("make", STAY, ids=lambda make: make.__name__)
 def test_loops_that_stay(make):
     assert "stream" not in text_of(make, *PASSES)
+
+
+def test_what_is_told_to_others_holds_up_nothing():
+    assert "= stream " in text_of(told_to_others, *PASSES)
 
 
 @pytest.mark.parametrize("make", [by_two, far_apart, along_both, looked_up], ids=lambda make: make.__name__)

@@ -210,7 +210,51 @@ def last_one_behind(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
     c.store(tk.mma(ta, tb, acc))
 
 
+def from_rows_on(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    """As a convolution of three taps reads its rows; below the edge there are zeros."""
+    acc = tk.zeros((64, 64), tk.float32)
+    for tap in range(3):
+        rows = a.slice(0, 5 * tap)
+        for k in range(n):
+            acc = tk.mma(tk.load(rows, (tk.bid(0), k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+    c.store(acc)
+
+
+def with_options(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    """All of which are what they are anyway, but for a hint."""
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        ta = tk.load(a, index=(tk.bid(0), k), shape=(64, 64), padding_mode="zero", eviction_policy="evict_first")
+        acc = tk.mma(a=ta, b=tk.load(b, (k, tk.bid(1)), shape=(64, 64), order="C", mask=None), acc=acc)
+    c.store(acc)
+
+
+def in_other_orders(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        ta = tk.load(a, (k, tk.bid(0)), (64, 64), order="F")
+        acc += ta @ tk.load(b, (tk.bid(1), k), (64, 64), order=(1, 0)).transpose()
+    c.store(acc)
+
+
+def of_windows(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc, rows, columns = tk.zeros((64, 64), tk.float32), a.tiled_view((64, 64)), b.tiled_view((64, 64))
+    for k in range(rows.num_tiles(1)):
+        acc += rows.load((tk.bid(0), k)) @ columns.load((k, tk.bid(1)))
+    c.store(acc)
+
+
+def of_what_is_computed(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    """Neither operand is as it is loaded."""
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        ta, tb = tk.load(a, (tk.bid(0), k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64))
+        acc = tk.mma(ta.astype(tk.bfloat16), (tb.astype(tk.float32) * 0.5).astype(tk.bfloat16), acc)
+    c.store(acc)
+
+
 WAYS = [
+    with_options, in_other_orders, of_windows, of_what_is_computed, from_rows_on,
     scaled_condition, what_is_left, counted_down, counted_ahead, by_another_number, fetched_ahead, fetched_ahead_by_hand,
     last_one_behind,
     to_a_break, in_a_window, in_a_band, from_one_number_to_another, while_two_hold,

@@ -9,10 +9,10 @@ from typing import Any
 
 from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.frontend.folding import FOLDABLE_CALLS
-from tilekit.compiler.ir.nodes import Constant, Operation
+from tilekit.compiler.ir.nodes import Constant, Operation, Region, values_of
 from tilekit.lang.registry import OPS
 
-__all__ = ["ATOMIC", "PRINTS", "READS", "WRITES", "effects", "is_pure"]
+__all__ = ["ATOMIC", "PRINTS", "READS", "WRITES", "effects", "is_pure", "learns"]
 
 READS, WRITES, ATOMIC, PRINTS = "reads", "writes", "atomic", "prints"
 
@@ -61,6 +61,14 @@ def is_pure(operation: Operation) -> bool:
     """Whether an operation can be left out, if nothing reads what it defines: that it reads memory is no reason to keep it."""
     leaves = any(region.exit in ("break", "continue", "return") for inner in operation.regions for region in inner.regions())
     return not leaves and operation.kind not in ("while", "each") and effects(operation) <= {READS}
+
+
+def learns(kernel: Region) -> bool:
+    """Whether a kernel learns from others while it runs: it reads what an atomic operation found, or does what nobody knows."""
+    operations = list(kernel.walk())
+    read = {value for operation in operations for value in operation.reads()}
+    read |= {value for region in kernel.regions() for operand in region.operands for value in values_of(operand)}
+    return any(ATOMIC in _own(one) and (PRINTS in _own(one) or not read.isdisjoint(one.results)) for one in operations)
 
 
 def _own(operation: Operation) -> frozenset[str]:

@@ -2,9 +2,15 @@
 
     x.tiles(shape)[i, j]                tk.load(x, (i, j), shape)
     tk.reshape(x, s), tk.astype(x, t)   x.reshape(s), x.astype(t); tk.transpose and tk.permute, too
+    tk.load(x, index=i, shape=s)        tk.load(x, i, s), and so other calls; options that are what they are anyway are left out
     tk.where(a > b, -inf, x)            tk.where(a <= b, x, -inf), of comparisons of integers
     x + tk.where(m, 0.0, -inf)          tk.where(m, x, -inf)
     tk.load(x, (i,), (1,)).item()       tk.load(x, (i,), ()).item(), which one thread can do
+
+and for products, which read tiles in stages whichever way they lie (`load_as_it_lies`):
+
+    tk.load(x, (i, j), s, order="F")    tk.load(x, (j, i), s[::-1]).permute((1, 0))
+    v.load(i), of x.tiled_view(s)       tk.load(x, i, s); and v.num_tiles(axis)
 
 Legal for all kernels: each pair is the same operation, or computes the same number; what `tk.where` says of sums says its text.
 """
@@ -14,12 +20,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from tilekit.compiler.ir.constants import dtype_constant, number_of
+from tilekit.compiler.ir.constants import constant_of, dtype_constant, number_of
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Region, Value, definitions, values_of
-from tilekit.compiler.ir.types import ScalarType, TileType
+from tilekit.compiler.ir.types import ObjectType, ScalarType, TileType
 from tilekit.lang import elementwise, memory, shape
+from tilekit.lang.registry import OPS
+from tilekit.lang.views import TiledView
+from tilekit.lang.windows import check_order
 
-__all__ = ["canonicalize"]
+__all__ = ["canonicalize", "load_as_it_lies"]
 
 _METHODS = {
     shape.reshape: "reshape",
@@ -28,12 +37,15 @@ _METHODS = {
     elementwise.astype: "astype",
 }
 _INVERSE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
-_LOAD = Constant(memory.load, "load")
+_LOAD, _NUM_TILES = Constant(memory.load, "load"), Constant(memory.num_tiles, "num_tiles")
 
 
 def canonicalize(kernel: Region) -> None:
     """Bring the operations of a kernel into this form."""
     defined = definitions(kernel)
+    for operation in kernel.walk():
+        if operation.kind == "call" and isinstance(operation.what, Constant):
+            _bind(operation)
     _load_elements(kernel)
     for region in kernel.regions():
         for operation in list(region.operations):
@@ -46,6 +58,60 @@ def canonicalize(kernel: Region) -> None:
                     _turn(operation, region, defined)
             elif (operation.kind, operation.what) == ("binary", "+") and _choose(operation, region, defined):
                 _turn(operation, region, defined)
+
+
+def load_as_it_lies(kernel: Region) -> None:
+    """Let tiles that are loaded in another order be turned, and windows that are tiles be loaded as such."""
+    defined = definitions(kernel)
+    for region in kernel.regions():
+        for operation in list(region.operations):
+            if operation.kind == "method" and operation.what in ("load", "num_tiles"):
+                _of_view(operation, defined)
+            elif operation.kind == "call" and operation.what.value is memory.load and operation.keywords.keys() == {"order"}:
+                _load_in_order(operation, region, defined)
+
+
+def _bind(call: Operation) -> None:
+    """Let arguments of the language's operations stand in their places, and options be left out that are what they are anyway."""
+    row = OPS.get(getattr(call.what.value, "__name__", ""))
+    if row is None or row.function is not call.what.value or not call.keywords:
+        return
+    bound, parameters = row.signature.bind(*call.operands, **call.keywords), row.signature.parameters
+    call.operands = list(bound.args)
+    call.keywords = {name: value for name, value in bound.kwargs.items() if value != Constant(parameters[name].default)}
+
+
+def _of_view(method: Operation, defined: Mapping[Value, Operation]) -> None:
+    view = defined.get(method.operands[0]) if isinstance(method.operands[0], Value) else None
+    made = view.results[0].type if view is not None and view.what == "tiled_view" else None
+    if view is None or not isinstance(made, ObjectType) or not isinstance(made.object, TiledView):
+        return
+    plain = len(view.operands) == 2 and not view.keywords and len(method.operands) == 2 and not method.keywords
+    if plain and made.object.tile_shape == made.object.traversal_steps:
+        what = _LOAD if method.what == "load" else _NUM_TILES
+        method.kind, method.what, method.operands = "call", what, [view.operands[0], method.operands[1], view.operands[1]]
+
+
+def _load_in_order(load: Operation, region: Region, defined: dict[Value, Operation]) -> None:
+    """Load a tile as it lies, and then turn it."""
+    (result,), order = load.results, constant_of(load.keywords["order"])
+    tensor, index, shape_ = load.operands
+    extents = constant_of(shape_)
+    if order is None or extents is None or not isinstance(index, Group) or not isinstance(result.type, TileType):
+        return
+    rank = len(index.parts)
+    if not isinstance(extents.value, tuple) or len(extents.value) != rank:
+        return
+    along = check_order(order.value, rank, "load")
+    back = [along.index(d) for d in range(rank)]
+    there = tuple(extents.value[d] for d in back)
+    loaded = Value(result.name, TileType(result.type.dtype, there))
+    load.operands = [tensor, Group(tuple(index.parts[d] for d in back)), Group(tuple(map(Constant, there)))]
+    load.keywords, load.results = {}, [loaded]
+    axes = Group(tuple(map(Constant, along)))
+    turned = Operation("method", [loaded, axes], load.location, "permute", results=[result])
+    region.operations.insert(region.operations.index(load) + 1, turned)
+    defined.update({loaded: load, result: turned})
 
 
 def _load_of_grid(item: Operation, defined: Mapping[Value, Operation]) -> None:

@@ -6,40 +6,85 @@ import math
 from collections import Counter
 
 from tilekit import dtypes
-from tilekit.compiler.ir.nodes import Constant, Operation, Region, Value, values_of
+from tilekit.compiler.facts import TensorFacts
+from tilekit.compiler.ir.elementwise import is_elementwise
+from tilekit.compiler.ir.nodes import Constant, Operation, Region, Value, definitions, values_of
 from tilekit.compiler.ir.products import accumulates
 from tilekit.compiler.ir.types import TensorType, TileType
 from tilekit.lang import memory, shape
 
-__all__ = ["Factors", "is_copied", "is_view"]
+__all__ = ["Factors", "is_view"]
 
 _VIEW_METHODS, _VIEWS = ("permute", "reshape", "transpose"), (shape.permute, shape.reshape, shape.transpose)
+_LEAST_ROW_BYTES, _LEAST_ROWS = 32, 8  # of a tile in a stage
 _LARGE = 64 * 64  # elements of a result: of fewer, the warps that load ahead would be more than those that multiply
 
 
 class Factors:
-    """The operands of a kernel's products."""
+    """The operands of a kernel's products.
+
+    Attributes:
+        definitions: what makes each value of the kernel.
+    """
 
     def __init__(self, kernel: Region) -> None:
+        self.definitions = definitions(kernel)
         self._readers: dict[Value, list[Operation]] = {}
         for operation in kernel.walk():
             for value in operation.reads():
                 self._readers.setdefault(value, []).append(operation)
         self._handed_on = Counter(v for region in kernel.regions() for operand in region.operands for v in values_of(operand))
 
-    def loads_one(self, operation: Operation, *, large: bool = True) -> bool:
-        """Whether an operation loads an operand of products, and of nothing else; of `large` ones, or of any."""
+    def loads_one(self, operation: Operation, *, large: bool = True, computed: bool = False) -> bool:
+        """Whether an operation loads an operand of products, and of nothing else; of `large` ones, or of any. If it may be
+        `computed`, it loads what an operand is made of, element by element.
+        """
         if operation.kind != "call" or operation.what.value is not memory.load:
             return False
         tile = operation.results[0]
-        return isinstance(tile.type, TileType) and bool(tile.type.shape) and self.is_one(tile, large=large)
+        if not isinstance(tile.type, TileType) or not tile.type.shape:
+            return False
+        return self.is_one(tile, large=large, computed=computed and self._is_staged(operation))
 
-    def is_one(self, tile: Value, *, large: bool = True) -> bool:
+    def is_one(self, tile: Value, *, large: bool = True, computed: bool = False) -> bool:
         """Whether products have a tile for an operand, perhaps by way of views, and nothing else reads it."""
         if self._handed_on[tile]:
             return False
         readers = self._readers.get(tile, [])
-        return bool(readers) and all(self._multiplies(reader, tile, large=large) for reader in readers)
+        return bool(readers) and all(self._multiplies(reader, tile, large=large, computed=computed) for reader in readers)
+
+    def _is_staged(self, load: Operation) -> bool:
+        """Whether a tile can lie in a stage. One of which an operand is made need not: nothing is lost if it does not try."""
+        tile, facts = load.results[0].type, self._facts(load)
+        if not isinstance(tile, TileType) or facts is None or facts.unit is None or len(tile.shape) != facts.rank:
+            return False
+        along = tile.shape[facts.unit]
+        return along * tile.dtype.itemsize >= _LEAST_ROW_BYTES and math.prod(tile.shape) // along >= _LEAST_ROWS
+
+    def is_copied(self, load: Operation) -> bool:
+        """Whether a load can be a copy made while the kernel runs: without options, of a tensor that is only read, or of what is
+        left of one from some place on, at multiples of 4 bytes."""
+        facts = self._facts(load)
+        if len(load.operands) != 3 or load.keywords.keys() - {"eviction_policy"} or facts is None or facts.unit is None:
+            return False
+        itemsize = dtypes.as_dtype(facts.dtype).itemsize
+        apart = all(stride * itemsize % 4 == 0 for d, stride in enumerate(facts.strides) if d != facts.unit)
+        return facts.role == "in" and facts.align % 4 == 0 and apart
+
+    def _facts(self, load: Operation) -> TensorFacts | None:
+        """Those of the tensor that a load is of, or of which it is what is left from some row on."""
+        tensor, cut = load.operands[0], set[int]()
+        while isinstance(tensor, Value) and (part := self.definitions.get(tensor)) is not None:
+            if (part.kind, part.what) != ("method", "slice") or len(part.operands) != 3 or part.keywords:
+                return None
+            tensor, axis, _ = part.operands
+            if not isinstance(axis, Constant):
+                return None
+            cut.add(axis.value)
+        if not isinstance(tensor, Value) or not isinstance(tensor.type, TensorType):
+            return None
+        facts = tensor.type.facts
+        return None if any(axis % facts.rank == facts.unit for axis in cut) else facts
 
     def products(self, tile: Value) -> list[Operation]:
         """The products that have it for an operand, where it is one."""
@@ -48,12 +93,16 @@ class Factors:
             products += [reader] if accumulates(reader) else self.products(reader.results[0])
         return products
 
-    def _multiplies(self, reader: Operation, tile: Value, *, large: bool) -> bool:
+    def _multiplies(self, reader: Operation, tile: Value, *, large: bool, computed: bool) -> bool:
         if accumulates(reader):
             result = reader.results[0].type
             enough = isinstance(result, TileType) and (math.prod(result.shape) >= _LARGE or not large)
             return enough and _by_tensor_cores(reader, tile) and all(tile is not operand for operand in reader.operands[2:])
-        return is_view(reader) and self.is_one(reader.results[0], large=large)
+        if computed and is_elementwise(reader):
+            made = reader.results[0]
+            alike = isinstance(made.type, TileType) and isinstance(tile.type, TileType) and made.type.shape == tile.type.shape
+            return alike and self.is_one(made, large=large, computed=True)
+        return is_view(reader) and self.is_one(reader.results[0], large=large, computed=computed)
 
 
 def is_view(operation: Operation) -> bool:
@@ -61,18 +110,6 @@ def is_view(operation: Operation) -> bool:
     if operation.kind == "method":
         return operation.what in _VIEW_METHODS
     return operation.kind == "call" and operation.what.value in _VIEWS
-
-
-def is_copied(load: Operation) -> bool:
-    """Whether a load can be a copy made while the kernel runs: without options, of a tensor that is only read, and lies at
-    multiples of 4 bytes."""
-    tensor = load.operands[0]
-    if len(load.operands) != 3 or load.keywords or not isinstance(tensor, Value) or not isinstance(tensor.type, TensorType):
-        return False
-    facts = tensor.type.facts
-    itemsize = dtypes.as_dtype(facts.dtype).itemsize
-    apart = all(stride * itemsize % 4 == 0 for d, stride in enumerate(facts.strides) if d != facts.unit)
-    return facts.role == "in" and facts.unit is not None and facts.align % 4 == 0 and apart
 
 
 def _by_tensor_cores(product: Operation, tile: Value) -> bool:

@@ -12,20 +12,16 @@ from __future__ import annotations
 
 from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.ir.constants import dtype_constant
+from tilekit.compiler.ir.elementwise import is_elementwise
 from tilekit.compiler.ir.nodes import LOOPS, Constant, Operand, Operation, Region, Value, values_of
 from tilekit.compiler.ir.products import accumulates, product_of
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import TensorType, TileType
 from tilekit.dtypes import DType
-from tilekit.lang import bits, calculation, comparison, elementwise, exponential, memory, trigonometry
-from tilekit.lang.registry import OPS
+from tilekit.lang import memory
 
 __all__ = ["load_beside_products"]
 
-_ALONE = {
-    module.__name__.rpartition(".")[2] for module in (bits, calculation, comparison, elementwise, exponential, trigonometry)
-}
-_EACH_ALONE = {row.function for row in OPS.values() if row.family in _ALONE}
 _BESIDE = {
     memory.load: Constant(intrinsics.load_beside, "tilekit__load_beside"),
     memory.load_tile_like: Constant(intrinsics.load_tile_like_beside, "tilekit__load_tile_like_beside"),
@@ -87,7 +83,7 @@ class _Products:
         elif operation.kind == "if":
             for at, result in enumerate(operation.results):
                 self._note([region.operands[at] for region in operation.regions if region.exit == "yield"], [result])
-        elif _computes_each_alone(operation):
+        elif is_elementwise(operation):
             self._note([v for v in operation.reads() if _extents(v) == _extents(operation.results[0])], operation.results)
 
     def _note(self, operands: list[Operand], made: list[Value]) -> None:
@@ -111,20 +107,10 @@ class _Products:
         if reader.kind in LOOPS:
             carried = [each for each, first in zip(reader.carried, reader.initial, strict=True) if first is tile]
             return self._dtypes.get(carried[0]) if carried else None
-        alone = _computes_each_alone(reader) or (reader.kind, reader.what) == ("method", "reshape")
+        alone = is_elementwise(reader) or (reader.kind, reader.what) == ("method", "reshape")
         if not alone or _extents(reader.results[0]) != _extents(tile):
             return None
         return self._dtypes.get(reader.results[0]) or self.met_by(reader.results[0])
-
-
-def _computes_each_alone(operation: Operation) -> bool:
-    if len(operation.results) != 1 or operation.regions:
-        return False
-    if operation.kind == "call":
-        return any(operation.what.value is function for function in _EACH_ALONE)
-    if operation.kind == "method":
-        return bool(operation.what == "astype")
-    return operation.kind in ("unary", "compare") or (operation.kind == "binary" and operation.what != "@")
 
 
 def _extents(value: Value) -> tuple[int, ...]:

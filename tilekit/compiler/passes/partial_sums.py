@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from tilekit import dtypes
 from tilekit.compiler.ir.constants import is_zeros
+from tilekit.compiler.ir.elementwise import is_elementwise
 from tilekit.compiler.ir.insertion import Insertion
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Region, Value, definitions, values_of
 from tilekit.compiler.ir.products import accumulates
@@ -105,9 +106,8 @@ class _Sums:
             return False
         if accumulates(operation):
             return True
-        elementwise = operation.kind in ("binary", "unary", "call") and not operation.regions
         like = [x for x in operation.reads() if isinstance(x.type, TileType) and x.type == tile.type]
-        return elementwise and any(self.is_of_product(x, depth - 1) for x in like)
+        return is_elementwise(operation) and any(self.is_of_product(x, depth - 1) for x in like)
 
 
 def _divide(loop: Operation, at: int, total: _Total, region: Region) -> None:

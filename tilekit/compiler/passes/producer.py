@@ -25,7 +25,7 @@ _HARMLESS = (
     memory.bid, memory.num_blocks, memory.num_tiles, calculation.cdiv, min, max, abs, int, range, divmod, len, intrinsics.peek,
 )  # fmt: skip
 _ACQUIRING = (Constant("acquire"), Constant("acq_rel"))
-_VIEWS = ("tiles", "num_tiles", "slice", "item")
+_VIEWS = ("tiles", "tiled_view", "num_tiles", "slice", "item")
 
 
 class Unfit(Exception):

@@ -24,7 +24,7 @@ from tilekit.compiler.ir.nodes import (
 )
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import sampling
-from tilekit.compiler.passes.factors import Factors, is_copied
+from tilekit.compiler.passes.factors import Factors
 
 __all__ = ["has_streams", "stage", "stage_operands"]
 
@@ -42,7 +42,7 @@ def stage_operands(kernel: Region) -> None:
 
 def _stays(load: Operation, region: Region, factors: Factors) -> bool:
     """Whether it loads an operand of products in loops behind it."""
-    if not factors.loads_one(load, large=False) or not is_copied(load):
+    if not factors.loads_one(load, large=False) or not factors.is_copied(load):
         return False
     behind = region.operations[region.operations.index(load) + 1 :]
     if any(inner.exit == "return" for operation in behind for each in operation.regions for inner in each.regions()):

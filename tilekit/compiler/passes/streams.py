@@ -2,10 +2,11 @@
 
 Legal where, of a loop that counts up by 1 and that nothing leaves early:
 
-- the tensor is a parameter that is only read (`tk.In`), so that no turn writes what a later one reads;
+- the tensor is a parameter that is only read (`tk.In`), so that no turn writes what a later one reads; or what is left of one
+  from some place on, `x.slice(axis, start)`;
 - the load stands in the body itself, so that each turn does it, and has no option: elements beyond the edge are zeros;
 - its index is the counter and what does not change, along one dimension, and does not change along the others;
-- the kernel has no atomics: what is loaded ahead does not wait for what others tell by them.
+- the kernel reads no result of an atomic operation: what is loaded ahead does not wait for what others tell by them.
 
 Where a load's index is something else that a turn finds out (an element of a table of pages, two tiles a turn), without loading
 more than elements of such tensors for it, the turn becomes a loop of its own, over streams of one tile each: they are loaded
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tilekit.compiler.ir.affine import Affine, affine, materialized
-from tilekit.compiler.ir.effects import ATOMIC, effects
+from tilekit.compiler.ir.effects import effects, learns
 from tilekit.compiler.ir.inference import infer
 from tilekit.compiler.ir.insertion import Insertion
 from tilekit.compiler.ir.nodes import (
@@ -31,12 +32,11 @@ from tilekit.compiler.ir.nodes import (
     Region,
     Section,
     Value,
-    definitions,
     values_of,
 )
 from tilekit.compiler.ir.products import accumulates
 from tilekit.compiler.ir.types import ScalarType, TensorType, sampling
-from tilekit.compiler.passes.factors import Factors, is_copied
+from tilekit.compiler.passes.factors import Factors
 from tilekit.compiler.passes.staging import has_streams, stage
 from tilekit.lang import calculation, memory
 
@@ -47,7 +47,7 @@ _NONE = Constant(None)
 
 def streams_from_loads(kernel: Region) -> int:
     """Turn loops into loops over streams where it is legal; how many."""
-    if any(ATOMIC in effects(operation) for operation in kernel.operations):
+    if learns(kernel):
         return 0
     with sampling():
         return _Streams(kernel).block(kernel)
@@ -55,7 +55,8 @@ def streams_from_loads(kernel: Region) -> int:
 
 class _Streams:
     def __init__(self, kernel: Region) -> None:
-        self.definitions, self.factors = definitions(kernel), Factors(kernel)
+        self.factors = Factors(kernel)
+        self.definitions = self.factors.definitions
 
     def block(self, region: Region) -> int:
         count = 0
@@ -80,11 +81,12 @@ class _Streams:
         counter = body.parameters[0]
         inside = set(body.parameters) | {v for operation in body.walk() for v in operation.results}
         before: list[Operation] = []
-        factors = [operation for operation in body.operations if self.factors.loads_one(operation, large=False)]
+        factors = [operation for operation in body.operations if self.factors.loads_one(operation, large=False, computed=True)]
         pairs = [(load, self.motion(load, counter, inside)) for load in factors]
         motions = {load: motion for load, motion in pairs if motion is not None}
         large = [load for load in factors if self.factors.loads_one(load)]
-        if not large or any(load not in motions for load in large):  # products wait for the others in each turn anyway
+        gained = large or [load for load in motions if self.factors.loads_one(load, computed=True)]
+        if not gained or any(load not in motions for load in large):  # products wait for the others in each turn anyway
             return None
         loads, whole = list(motions), [self.is_whole(load, motion, start, stop) for load, motion in motions.items()]
         rows = [self.row(load, *motion, start, None if any(whole) else stop, before) for load, motion in motions.items()]
@@ -104,7 +106,7 @@ class _Streams:
             return False
         if any(map(has_streams, body.operations)):  # for those `stage_operands` has the loads that are left
             return False
-        if not loads or not all(map(is_copied, loads)):
+        if not loads or not all(map(self.factors.is_copied, loads)):
             return False
         needed = {value for load in loads for value in load.reads()}
         ahead: list[Operation] = []
@@ -132,14 +134,12 @@ class _Streams:
     def motion(self, load: Operation, counter: Value, inside: set[Value]) -> tuple[int, Affine, list[Operand]] | None:
         """The dimension along which a load moves on by one tile a turn, where it is but for the counter, and the index."""
         tensor, index, *_ = load.operands
-        if not is_copied(load):
+        if tensor in inside or not self.factors.is_copied(load):
             return None
-        assert isinstance(tensor, Value), "a parameter"
-        assert isinstance(tensor.type, TensorType), "a parameter"
         parts: list[Operand] = list(index.parts) if isinstance(index, Group) else [index]
         sums = [affine(part, self.definitions) for part in parts]
         moving = [d for d, one in enumerate(sums) if one is not None and counter in one.terms]
-        if len(moving) != 1 or len(parts) != tensor.type.facts.rank:
+        if len(moving) != 1:
             return None
         (dim,) = moving
         for d, (part, one) in enumerate(zip(parts, sums, strict=True)):
