@@ -5,6 +5,7 @@ A GPU is a stand-in that says "not yet" until it is told otherwise; `tests/gpu/t
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -31,21 +32,31 @@ class Interrupted(BaseException):
 
 
 @pytest.fixture
-def interrupt():
-    """Have `Interrupted` raised in this thread a little later, by a signal."""
+def interrupted():
+    """A block in which `Interrupted` is raised in this thread a little later, by a signal; it has to leave it."""
 
     def handler(number, frame):
+        soon(1.0)  # Python drops what a callback raises, such as one of the garbage collector's: it comes once more then
         while frame is not None:
             if frame.f_code.co_name == "__del__":  # which would swallow it
-                return soon()
+                return
             frame = frame.f_back
         raise Interrupted
 
-    def soon():
-        threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    def soon(seconds):
+        timers.append(threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGUSR1)))
+        timers[-1].start()
 
-    before = signal.signal(signal.SIGUSR1, handler)
-    yield soon
+    @contextlib.contextmanager
+    def block():
+        soon(0.03)
+        with pytest.raises(Interrupted):
+            yield
+        for timer in timers:
+            timer.cancel()
+
+    timers, before = [], signal.signal(signal.SIGUSR1, handler)
+    yield block
     signal.signal(signal.SIGUSR1, before)
 
 
@@ -104,9 +115,8 @@ WAITS = {
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_every_wait_for_a_gpu_can_be_interrupted(busy, interrupt, name):
-    interrupt()
-    with pytest.raises(Interrupted):
+def test_every_wait_for_a_gpu_can_be_interrupted(busy, interrupted, name):
+    with interrupted():
         WAITS[name](busy)
     busy.finish()
     assert [future.result()[1] for future in busy.left] == [2.0, 2.0]
@@ -114,12 +124,11 @@ def test_every_wait_for_a_gpu_can_be_interrupted(busy, interrupt, name):
     busy.device.synchronize()
 
 
-def test_a_device_that_has_no_event_for_everything_is_waited_for_in_a_thread(busy, interrupt, monkeypatch):
+def test_a_device_that_has_no_event_for_everything_is_waited_for_in_a_thread(busy, interrupted, monkeypatch):
     gate = threading.Event()
     monkeypatch.setattr(busy.bindings, "cuCtxRecordEvent", lambda context, event: (999,), raising=False)
     monkeypatch.setattr(busy.bindings, "cuCtxSynchronize", lambda: (0 if gate.wait(60) else 1,), raising=False)
-    interrupt()
-    with pytest.raises(Interrupted):
+    with interrupted():
         busy.device.driver.synchronize()
     gate.set()
     busy.device.driver.synchronize()
@@ -128,9 +137,8 @@ def test_a_device_that_has_no_event_for_everything_is_waited_for_in_a_thread(bus
         busy.device.driver.synchronize()
 
 
-def test_an_interrupted_wait_still_tells_of_a_fault(busy, interrupt, monkeypatch):
-    interrupt()
-    with pytest.raises(Interrupted):
+def test_an_interrupted_wait_still_tells_of_a_fault(busy, interrupted, monkeypatch):
+    with interrupted():
         busy.left[0].result()
     monkeypatch.setattr(busy.bindings, "cuEventQuery", lambda event: (700,), raising=False)
     monkeypatch.setattr(busy.device.driver, "_query", busy.bindings.cuEventQuery)
