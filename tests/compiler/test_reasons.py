@@ -576,7 +576,11 @@ PRODUCTS = [
         "a is in registers, where it takes 64 rows of its own for each group of 4 warps: it has 64 rows and 8 warps",
         {"how": "a", "warps": 8}, {"how": "a", "warps": 4},
     ),
-    by_warpgroups("b of float32 needs its k contiguous in memory", TF32, {**TF32, "turned": "b"}),
+    by_warpgroups("b of int8 needs its k contiguous in memory", {**INTEGERS, "turned": ""}, INTEGERS),
+    by_warpgroups(
+        "b of float32 needs its k contiguous in memory, or a multiple of 32 of k and 32768 bytes at most, to be turned over",
+        {**TF32, "k": 64, "shape": (64, 256)}, {**TF32, "shape": (64, 256)},
+    ),
     by_warpgroups("a of float32 needs its k contiguous in memory", {**TF32, "turned": "ab"}, {**TF32, "turned": "b"}),
     by_warpgroups(
         "4 warps cannot share a result of 32x128: a group of 4 takes 64 rows and 8 columns at least", {"shape": (32, 128)}

@@ -103,6 +103,43 @@ def test_putting_operands_meets_no_bank_conflicts(shape, warps):
     assert wavefronts(way.swizzle, layout, 2) == 1
 
 
+@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize("shape", [(32, 64), (32, 128), (32, 256), (64, 128)], ids=str)
+def test_turning_a_second_operand_over_meets_no_bank_conflicts(shape, warps):
+    """16 bytes at a time out of its stage, in four wavefronts a warp, and an element at a time to where its k is contiguous."""
+    from tilekit.compiler.codegen.convert_layout import InShared
+    from tilekit.compiler.nvidia.shared_operands import turned_over
+    from tilekit.compiler.nvidia.staged import StagedType
+
+    staged = StagedType(tk.float32, shape, (0, 1), Config(warps, 4))
+    layout, lies = turned_over(staged)
+    assert (lies.memory, lies.shape, lies.span) == (shape[::-1], shape, 128)
+    threads = [layout.thread_coordinate(thread) for thread in range(32 * warps)]
+    held = {(i | k, j | n) for i, j in threads for k, n in layout.coordinates()}
+    assert len(held) == shape[0] * shape[1] == 32 * warps * layout.num_registers, "each element once"
+    read, written = InShared(tk.float32, staged.swizzle(), layout), InShared(tk.float32, lies.swizzle(), layout)
+    assert (len(read.swizzle.shared), len(written.swizzle.shared)) == (2, 0)
+    assert (wavefronts(read.swizzle, layout, 4), wavefronts(written.swizzle, layout, 4)) == (4, 1)
+
+
+@tk.kernel
+def rounded(y: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros((128, 128), tk.float32)
+    for k in range(tk.num_tiles(a, 1, (128, 32))):
+        ta, tb = tk.load(a, (tk.bid(0), k), (128, 32)), tk.load(b, (k, tk.bid(1)), (32, 128))
+        acc = tk.mma(ta, tb, acc, precision="tf32")
+    y.store(acc)
+
+
+def test_a_second_operand_of_float32_is_turned_over():
+    a = api.meta((512, 512))
+    made = rounded(a.partition((128, 128)), a, a).num_warps(8).compile(target="sm_90a")
+    (loop,) = re.findall(r"WARPGROUP.ARRIVE.*?WARPGROUP.DEPBAR", made.sass, re.S)
+    assert len(re.findall(r"\bHGMMA.64x128x8.F32.TF32", loop)) == 4
+    counts = [len(re.findall(rf"\b{name}\b", made.sass)) for name in ("LDS.128", "STS", "HMMA", "LDL")]
+    assert counts == [4, 16, 0, 0], "of 4096 elements each of 256 threads takes 16"
+
+
 @tk.kernel
 def sometimes(y: tk.Out, a: tk.In, b: tk.In):
     acc, k = tk.zeros((128, 64), tk.float32), 0

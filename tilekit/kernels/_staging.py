@@ -36,9 +36,10 @@ def in_stages(*tensors: Tensor, to: int = 16, warpgroups: bool = True) -> bool:
 def staged_operands(a: Tensor, b: Tensor) -> bool:
     """Whether tiles of both come there, by whichever way, and warpgroups multiply them.
 
-    Other than 16-bit floats they multiply if K is contiguous in both: `a` is row-major, and `b` the transpose of such a matrix.
+    Other than 16-bit floats they multiply if K is contiguous in both: `a` is row-major, and `b` the transpose of such a matrix;
+    a `b` of float32 is turned on its way to them.
     """
-    deep = a.unit == len(a.shape) - 1 and b.unit == len(b.shape) - 2
+    deep = a.unit == len(a.shape) - 1 and (b.unit == len(b.shape) - 2 or b.itemsize == 4)
     return in_stages(a, b, to=COPIES) or (a.itemsize in (1, 4) and deep and _fetched(a, b, to=COPIES))
 
 

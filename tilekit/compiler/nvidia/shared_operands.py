@@ -15,13 +15,15 @@ from tilekit.compiler.codegen.compilation import Asked, Pipelines, Turn, current
 from tilekit.compiler.codegen.convert_layout import InShared, accesses
 from tilekit.compiler.codegen.emit import asm
 from tilekit.compiler.codegen.types import TileType, integer
+from tilekit.compiler.layouts.linear import Layout
 from tilekit.compiler.nvidia.multibuffer import behind_rooms
 from tilekit.compiler.nvidia.staged import LEAST_ROWS, StagedType
 
-__all__ = ["asked_in_turn", "own_turn", "park", "parked"]
+__all__ = ["asked_in_turn", "own_turn", "park", "parked", "turned_over"]
 
 _SPAN = 128  # bytes: the width of panels that the descriptors of `wgmma` are for
 _MOST_BYTES = 32 * 1024  # of a tile, which has two places
+_TURNED_ITEMSIZE = 4  # whole banks
 _VOID = ir.VoidType()
 
 
@@ -39,6 +41,23 @@ def parked(tile: TileType) -> StagedType | str:
     far = 1 - near
     lies = StagedType(tile.dtype, (tile.shape[far], tile.shape[near]), (far, near), tile.config)
     return lies if lies.nbytes <= _MOST_BYTES else f"b is in registers, and takes more shared memory than {_MOST_BYTES} bytes"
+
+
+def turned_over(staged: StagedType) -> tuple[Layout, StagedType] | str:
+    """How threads take a tile out of its stage so that its columns, where the tensor's neighbours lie, become rows in shared
+    memory, and how it lies there; or why not. Reading and writing, lanes meet no bank conflict.
+    """
+    (deep, wide), warps = staged.shape, staged.config.num_warps.bit_length() - 1
+    needs = f"b of {staged.dtype.name} needs its k contiguous in memory"
+    if staged.dtype.itemsize != _TURNED_ITEMSIZE:
+        return needs
+    lies = StagedType(staged.dtype, (wide, deep), (1, 0), staged.config)
+    rows, columns = ([(1 << n, 0) for n in range(deep.bit_length() - 1)], [(0, 1 << n) for n in range(wide.bit_length() - 1)])
+    lane, near, warp = rows[:5], columns[:2], columns[2 : 2 + warps]
+    if lies.span != _SPAN or staged.span != _SPAN or len(warp) < warps or lies.nbytes > _MOST_BYTES:
+        step = _SPAN // _TURNED_ITEMSIZE
+        return f"{needs}, or a multiple of {step} of k and {_MOST_BYTES} bytes at most, to be turned over"
+    return Layout(staged.shape, (*near, *columns[2 + warps :], *rows[5:]), tuple(lane), tuple(warp)), lies
 
 
 def park(builder: ir.IRBuilder, tile: TileType, elements: list[ir.Value], lies: StagedType) -> tuple[ir.Value, str]:

@@ -30,7 +30,7 @@ from tilekit.compiler.layouts.linear import WARP, Layout
 from tilekit.compiler.layouts.mma import WARPS_OF_GROUP, warpgroup_accumulator
 from tilekit.compiler.nvidia.multibuffer import the_pipelines
 from tilekit.compiler.nvidia.products import MatrixProduct, Way, product_family
-from tilekit.compiler.nvidia.shared_operands import asked_in_turn, own_turn, park, parked
+from tilekit.compiler.nvidia.shared_operands import asked_in_turn, own_turn, park, parked, turned_over
 from tilekit.compiler.nvidia.staged import StagedType
 from tilekit.compiler.nvidia.wgmma_types import ROWS, WAIT, OperandType, PendingType, register_letter
 from tilekit.dtypes import DType
@@ -161,6 +161,11 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
     if not all(isinstance(ty, (StagedType, TileType)) for ty in (first, tile, held or b)):
         return "it multiplies tiles"
     lies = parked(held) if isinstance(held, TileType) else b
+    if isinstance(b, StagedType) and len(b.shape) == 2 and b.dtype.itemsize != 2 and b.axes[1] == len(b.memory) - 1:
+        turned_b = turned_over(b)
+        if isinstance(turned_b, str):
+            return turned_b
+        held, lies = TileType(b.dtype, turned_b[0], b.config), turned_b[1]
     if not isinstance(lies, StagedType):
         return lies
     wide = _sum_dtype(first.dtype, lies.dtype, precision)
@@ -204,7 +209,10 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
             if turn is not None and not isinstance(a, OperandType):
                 computed = Computed(fragments.count, asked_in_turn(the_pipelines(), turn.lines)[0])
         if isinstance(held, TileType):
-            y, lies_in = park(builder, held, unpack(builder, materialize(builder, b, y)), lies)
+            elements = (
+                b.read(builder, y, held.layout) if isinstance(b, StagedType) else unpack(builder, materialize(builder, b, y))
+            )
+            y, lies_in = park(builder, held, elements, lies)
         else:
             lies_in = f"R{lies.ring}"
         if state is not None and not promoted:
