@@ -500,10 +500,12 @@ def product(c: tk.Out, a: tk.In, b: tk.In, tile: tk.Const, how: tk.Const, precis
             acc = tk.mma(ta, held + 1, acc)
         elif how == "at once":
             acc = acc + ta @ tb
-        elif how == "batch":
-            acc = tk.mma(ta[None, :, :], tb[None, :, :], acc[None, :, :]).reshape(c.tile_shape)
-        elif how == "batch of b":
-            acc = tk.mma(ta[None, :, :], (tb * 2)[None, :, :], acc[None, :, :]).reshape(c.tile_shape)
+        elif how == "batch" or how == "batch of b":
+            both = tk.broadcast_to(acc[None, :, :], (2, c.tile_shape[0], c.tile_shape[1]))
+            if how == "batch":
+                acc = tk.max(tk.mma(tk.broadcast_to(ta[None, :, :], (2, c.tile_shape[0], tile)), tb, both), 0)
+            else:
+                acc = tk.max(tk.mma(ta, tk.broadcast_to((tb * 2)[None, :, :], (2, tile, c.tile_shape[1])), both), 0)
         else:
             acc = tk.mma(ta, tb, acc, precision=precision)
     c.store(acc)
@@ -538,7 +540,6 @@ def by_warpgroups(reason, against, without=None, make=product):
 TF32 = {"dtypes": (tk.float32,), "precision": "tf32", "k": 32}
 INTEGERS = {"dtypes": (tk.int8,), "sums": tk.int32, "k": 128, "turned": "b"}
 _PUT = "are put into shared memory for it, not"
-_EQUAL = f"{_PUT} batches or equal elements"
 PRODUCTS = [
     by_warpgroups("sm_80 does not have it", {"target": "sm_80"}),
     by_warpgroups(
@@ -550,8 +551,7 @@ PRODUCTS = [
     by_warpgroups(
         f"b is in registers, from where float16 and bfloat16 {_PUT} int8", {"how": "b", **INTEGERS}, {"how": "b", "k": 128}
     ),
-    by_warpgroups(f"b is in registers, from where matrices {_EQUAL}", {"how": "equal"}, {"how": "unequal"}),
-    by_warpgroups(f"b is in registers, from where matrices {_EQUAL}", {"how": "batch of b"}, {"how": "b"}),
+    by_warpgroups(f"b is in registers, from where tiles {_PUT} equal elements", {"how": "equal"}, {"how": "unequal"}),
     by_warpgroups(
         "b is in registers, and has not 8 rows of 128 bytes to be put into shared memory with",
         {"how": "b", "shape": (64, 32)}, {"how": "b", "shape": (64, 64)},
@@ -569,6 +569,7 @@ PRODUCTS = [
         {**TF32, "precision": "ieee", "turned": "b"}, {**TF32, "turned": "b"},
     ),
     by_warpgroups("it multiplies matrices, not batches of them", {"how": "batch"}),
+    by_warpgroups("it multiplies matrices, not batches of them", {"how": "batch of b"}, {"how": "b"}),
     by_warpgroups("a has rows of 64 bytes in shared memory, not of 128 or a multiple", {"k": 32}),
     by_warpgroups("b has rows of 64 bytes in shared memory, not of 128 or a multiple", {"shape": (64, 32)}, {"shape": (64, 64)}),
     by_warpgroups("a is in registers, where it takes float16 and bfloat16, not int8", {"how": "a", **INTEGERS}, {"how": "a"}),

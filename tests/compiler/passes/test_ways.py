@@ -253,7 +253,24 @@ def of_what_is_computed(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
     c.store(acc)
 
 
+def where_a_table_says(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        if tk.load(table, k, ()).item() % 2 == 1:
+            acc += tk.load(a, (tk.bid(0), k), (64, 64)) @ tk.load(b, (k, tk.bid(1)), (64, 64))
+    c.store(acc)
+
+
+def batches_of_one(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc, shape = tk.zeros((1, 64, 64), tk.float32), (1, 64, 64)
+    for k in range(n):
+        ta = tk.load(a, (tk.bid(0), k), (64, 64)).reshape(shape)
+        acc = tk.mma(ta, tk.load(b, (k, tk.bid(1)), (64, 64))[None, :, :], acc)
+    c.store(acc.reshape((64, 64)))
+
+
 WAYS = [
+    where_a_table_says, batches_of_one,
     with_options, in_other_orders, of_windows, of_what_is_computed, from_rows_on,
     scaled_condition, what_is_left, counted_down, counted_ahead, by_another_number, fetched_ahead, fetched_ahead_by_hand,
     last_one_behind,

@@ -33,8 +33,8 @@ def parked(tile: TileType) -> StagedType | str:
         return "b is in registers, and no loop of the kernel has a ring"
     if tile.dtype not in (dtypes.float16, dtypes.bfloat16):
         return f"b is in registers, from where float16 and bfloat16 are put into shared memory for it, not {tile.dtype.name}"
-    if len(tile.shape) != 2 or tile.splat:
-        return "b is in registers, from where matrices are put into shared memory for it, not batches or equal elements"
+    if tile.splat:
+        return "b is in registers, from where tiles are put into shared memory for it, not equal elements"
     near = next((d for d in (1, 0) if tile.layout.run(d)), None)  # words of neighbours that a thread holds
     if near is None or tile.shape[near] * tile.dtype.itemsize % _SPAN or tile.shape[1 - near] < LEAST_ROWS:
         return f"b is in registers, and has not {LEAST_ROWS} rows of {_SPAN} bytes to be put into shared memory with"

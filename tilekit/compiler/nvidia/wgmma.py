@@ -143,6 +143,16 @@ def _sum_dtype(a: DType, b: DType, precision: str) -> DType | None:
         return None
 
 
+def _matrix(ty: StagedType | TileType) -> StagedType | TileType:
+    """A tile, and a batch of one as the matrix that it is."""
+    more = len(ty.shape) - 2
+    if more <= 0 or any(extent > 1 for extent in ty.shape[:more]):
+        return ty
+    if isinstance(ty, StagedType):
+        return ty.renamed((more, more + 1))
+    return TileType(ty.dtype, ty.layout.reshape(ty.shape[more:]), ty.config, splat=ty.splat, zero=ty.zero)
+
+
 @product_family("wgmma", preference=2)
 def warpgroup_product(product: MatrixProduct) -> Way | str:
     """Products that warpgroups multiply.
@@ -155,24 +165,29 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
         return f"{target.label} does not have it"
     if acc is None:
         return "it has no accumulator: tk.mma(a, b, acc) in a loop adds to one"
-    first = a if isinstance(a, StagedType) else materialized(a)
-    tile = materialized(acc)
-    held = None if isinstance(b, StagedType) else materialized(b)
-    if not all(isinstance(ty, (StagedType, TileType)) for ty in (first, tile, held or b)):
+    given = [ty if isinstance(ty, StagedType) else materialized(ty) for ty in (a, b, acc)]
+    if not all(isinstance(ty, (StagedType, TileType)) for ty in given):
         return "it multiplies tiles"
-    lies = parked(held) if isinstance(held, TileType) else b
-    if isinstance(b, StagedType) and len(b.shape) == 2 and b.dtype.itemsize != 2 and b.axes[1] == len(b.memory) - 1:
-        turned_b = turned_over(b)
-        if isinstance(turned_b, str):
-            return turned_b
-        held, lies = TileType(b.dtype, turned_b[0], b.config), turned_b[1]
+    first, there, tile = map(_matrix, given)
+    if len(first.shape) != 2 or len(there.shape) != 2:
+        return "it multiplies matrices, not batches of them"
+    held = None if isinstance(there, StagedType) else there
+    lies = parked(held) if isinstance(held, TileType) else there
+    if (
+        isinstance(there, StagedType)
+        and len(there.shape) == 2
+        and there.dtype.itemsize != 2
+        and there.axes[1] == len(there.memory) - 1
+    ):
+        over = turned_over(there)
+        if isinstance(over, str):
+            return over
+        held, lies = TileType(there.dtype, over[0], there.config), over[1]
     if not isinstance(lies, StagedType):
         return lies
     wide = _sum_dtype(first.dtype, lies.dtype, precision)
     if wide is None or tile.dtype != wide:
         return f"it does not take {first.dtype.name} and {lies.dtype.name} with sums in {tile.dtype.name}{_tf32(first.dtype)}"
-    if len(first.shape) != 2 or len(lies.shape) != 2:
-        return "it multiplies matrices, not batches of them"
     (rows, depth), columns = first.shape, lies.shape[1]
     if lies.shape[0] != depth or tile.shape != (rows, columns):
         return "it multiplies matrices that fit together"
@@ -196,7 +211,7 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
     shape = _Shape.of(first.dtype, lies.dtype, rows, columns, depth, warps, limit=limit, turned=turned)
     if isinstance(shape, str):
         return shape
-    done = TileType(wide, shape.layout, tile.config)
+    done = TileType(wide, shape.layout.reshape(given[2].shape), tile.config)
     result = done if promoted else PendingType(done)
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value | None) -> ir.Value:
@@ -231,7 +246,8 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
             mine = builder.mul(down, integer(32, shape.high * operand.along(ROWS)))
             inputs.insert(0, operand.descriptor(builder, x, mine))
         elif fragments is not None:
-            inputs = [*fragments.words(builder, a, x), *inputs]
+            operands = (a, x) if first is given[0] else (first, materialize(builder, a, x))
+            inputs = [*fragments.words(builder, *operands), *inputs]
         fresh = tile.zero and not promoted
         reads = {f"R{first.ring}", lies_in} if isinstance(first, StagedType) else {lies_in}
         note = "// reads " + " ".join(sorted(reads))

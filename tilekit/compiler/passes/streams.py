@@ -8,9 +8,9 @@ Legal where, of a loop that counts up by 1 and that nothing leaves early:
 - its index is the counter and what does not change, along one dimension, and does not change along the others;
 - the kernel reads no result of an atomic operation: what is loaded ahead does not wait for what others tell by them.
 
-Where a load's index is something else that a turn finds out (an element of a table of pages, two tiles a turn), without loading
-more than elements of such tensors for it, the turn becomes a loop of its own, over streams of one tile each: they are loaded
-ahead as well.
+Where a load's index is something else that a turn finds out (an element of a table of pages, two tiles a turn), or whether it
+loads at all, without loading more than elements of such tensors for it, the turn becomes a loop of its own, or its branch does,
+over streams of one tile each: they are loaded ahead as well.
 
 An index outside of the tensor is an error of the kernel's, so the tiles of a turn are those of the stream at its place. What
 becomes a stream is an operand of a product, which reads it in shared memory; loads for anything else gain nothing that is sure.
@@ -99,33 +99,54 @@ class _Streams:
         return [*before, stream]
 
     def turns(self, loop: Operation) -> bool:
-        """Make each turn of a loop one over streams of one tile, where that is legal; whether it is."""
+        """Make each turn of a loop, or a branch in it, one over streams of one tile, where that is legal; whether it is."""
         (body,) = loop.regions
-        loads = [operation for operation in body.operations if self.factors.loads_one(operation)]
         if any(region.exit != "yield" for region in body.regions()) or _is_short(*loop.operands[:2]):
             return False
         if any(map(has_streams, body.operations)):  # for those `stage_operands` has the loads that are left
             return False
+        if self.turn(body):
+            return True
+        branches = [one for one in body.operations if one.kind == "if" and self.is_known_ahead(set(one.reads()), body)]
+        return sum(self.turn(region, body) for branch in branches for region in branch.regions) > 0
+
+    def turn(self, region: Region, around: Region | None = None) -> bool:
+        """Make what a region does a loop over streams of one tile; whether that is legal. It may be a branch in `around`."""
+        loads = [operation for operation in region.operations if self.factors.loads_one(operation)]
         if not loads or not all(map(self.factors.is_copied, loads)):
             return False
         needed = {value for load in loads for value in load.reads()}
-        ahead: list[Operation] = []
-        for operation in reversed(body.operations):
-            if not needed.isdisjoint(operation.results):
-                if operation in loads or operation.regions or not _is_known_ahead(operation):
-                    return False
-                ahead.append(operation)
-                needed.update(operation.reads())
-        behind = [operation for operation in body.operations if operation not in ahead and operation not in loads]
+        ahead = self.ahead(needed, [one for one in region.operations if one not in loads])
+        if ahead is None or not needed.isdisjoint(value for load in loads for value in load.results):
+            return False
+        if around is not None and not self.is_known_ahead(needed, around):
+            return False
+        behind = [operation for operation in region.operations if operation not in ahead and operation not in loads]
         # Products end in their turn: none may be under way around the branch that it is in machine code.
-        ended = Insertion(loop.location)
+        ended = Insertion(loads[0].location)
         products = {operation.results[0] for operation in behind if accumulates(operation)}
-        for at, operand in enumerate(body.operands):
+        for at, operand in enumerate(region.operands):
             if operand in products:
-                body.operands[at] = ended.emit("binary", [operand, Constant(1)], "*")
-        body.operations = [*reversed(ahead), *loads, *behind, *ended.operations]
-        stage(loads, body, rotate=Constant(False))
+                region.operands[at] = ended.emit("binary", [operand, Constant(1)], "*")
+        region.operations = [*ahead, *loads, *behind, *ended.operations]
+        stage(loads, region, rotate=Constant(False))
         return True
+
+    def ahead(self, needed: set[Value], operations: list[Operation]) -> list[Operation] | None:
+        """Those of operations that make what is needed, and what they need in turn, which is entered there; None if one of them
+        is no such that one thread can do ahead of the others."""
+        made: list[Operation] = []
+        for operation in reversed(operations):
+            if not needed.isdisjoint(operation.results):
+                if operation.regions or not _is_known_ahead(operation):
+                    return None
+                made.insert(0, operation)
+                needed.update(operation.reads())
+        return made
+
+    def is_known_ahead(self, values: set[Value], body: Region) -> bool:
+        """Whether one thread can find values out, ahead of the others, in a turn of a loop."""
+        return self.ahead(set(values), body.operations) is not None
 
     def is_read(self, value: Value, body: Region) -> bool:
         operands = (v for region in body.regions() for operand in region.operands for v in values_of(operand))
