@@ -24,6 +24,7 @@ from tilekit.compiler.layouts.linear import Config, Layout
 from tilekit.compiler.lower import matmul
 from tilekit.compiler.nvidia import fma, mma_sync
 from tilekit.compiler.nvidia import fragments as operands
+from tilekit.compiler.nvidia.shared_operands import turned_over
 from tilekit.compiler.nvidia.staged import StagedType, span_of
 from tilekit.compiler.target import of
 
@@ -236,6 +237,28 @@ def test_operands_that_lie_in_stages(shape, depth, warps, kinds, which, turned):
         made = emit(block, *values, None)
     a, b, c = (x.astype(np.float64) for x in given)
     np.testing.assert_array_equal(gathered(block, ty.layout, Fragment(made), acc), (a @ b + c).astype(acc))
+
+
+@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize("shape", [(32, 64), (32, 256), (64, 128)], ids=str)
+def test_a_stage_that_is_turned_over(shape, warps):
+    """It lies then as the tensor memory accelerator would bring the other matrix."""
+    staged, given = StagedType(tk.float32, shape, (0, 1), Config(warps, 4)), small(shape, tk.float32, 5)
+    layout, lies = turned_over(staged)
+    block, behind = Block(32 * warps), ROOM + given.nbytes
+    stage = np.zeros(given.size, np.float32)
+    for at in np.ndindex(shape):
+        stage[staged.swizzle().offset(at)] = given[at]
+    block.memory[ROOM:behind] = stage.view(np.uint8)
+    with compiling(staged.config, target=of((9, 0))):
+        elements = staged.read(block, Value(i32, ROOM), layout)
+        way = relayout.InShared(tk.float32, lies.swizzle(), layout)
+        for registers, address, offset in relayout.accesses(block, Value(i32, behind), 4, way.swizzle, layout):
+            relayout.shared.put(block, address, offset, staged.dtype, [elements[r] for r in registers])
+    found = block.memory[behind : behind + given.nbytes].view(np.float32)
+    other = StagedType(tk.float32, shape[::-1], (0, 1), staged.config).swizzle()
+    for at in np.ndindex(shape):
+        assert found[other.offset(at[::-1])] == given[at]
 
 
 @pytest.mark.parametrize("kinds", [KINDS[0], KINDS[2]], ids=lambda kinds: kinds[0].name)
