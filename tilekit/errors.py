@@ -135,6 +135,8 @@ class GroupError(DeviceError):
     """
 
     def __init__(self, message: str, *, ranks: Iterable[int] = ()) -> None:
+        if not isinstance(ranks, Iterable):
+            raise TypeError(f"GroupError: ranks are the numbers of members, not {ranks!r}")
         self.ranks = tuple(ranks)
         super().__init__(message)
 

@@ -68,6 +68,7 @@ _ATTENTION = {
     "test_products_by_warps": None,
     "test_gradients_by_warpgroups": None,
     "test_16_warps_leave_queries_in_shared_memory": "^False$",
+    "test_gradients": 8,
     "test_products_by_warpgroups_are_chained": "^64-.*window",
     "test_tiles_of_many_queries": 6,
     "test_scores_that_are_asked_for_ahead": 14,
@@ -79,15 +80,21 @@ _PACKED = {
     "test_gradients_by_warpgroups": None,
     "test_gradients_whose_products_stay_under_way": None,
     "test_mixed_lengths": 4,
-    "test_gradients": 4,
-    "test_gradients_of_head_sizes": 3,
+    "test_gradients": 2,
+    "test_gradients_of_head_sizes": 1,
 }
 
 # Results on the CPU device, where many members run the same code on other numbers.
 _RESULTS = {
     "kernels/gemm/test_grouped": {"test_tiles": 4},
-    "kernels/test_moving": {"test_histogram_of_one_value": 4},
+    "kernels/test_moving": {"test_histogram_of_one_value": 4, "test_embedding_by_elements": 12, "test_topk": 10},
     "kernels/test_norms": {"test_forward_and_backward": 16},
+    "kernels/test_few_rows": {"test_they_read_and_write_at_full_width": 8},
+    "kernels/collective/test_all_reduce": {"test_sums_of_all_sizes": 3, "test_reductions": 5},
+    "distributed/test_mesh_collectives": {"test_every_split_becomes_every_other": 8},
+    # One test of many cases, or of how a fuzzer tells of them.
+    "tensor/test_mapped_partition": {"test_each_tile_is_visited_once_in_many_more_cases": None},
+    "fuzz/test_kernels": {"test_a_wrong_result_is_shown_with_a_short_kernel": None},
     "kernels/gemm/test_products": {"test_turned_floats_of_8_bits": 36, "test_tiles_and_parts": 16},
     "lang/test_parity_operands": {"test_computed_operands": 4},  # the code of each is scanned for hazards, too
     "lang/test_parity_pipelines": {"test_products_with_k_contiguous": 40},
@@ -139,7 +146,25 @@ FAMILIES: dict[str, int | str | None] = {
             "test_sines_and_cosines_compile_for_every_dialect": 2,
         },
         "compiler/test_parts": {"test_conversions_in_parts": 3},
+        "compiler/test_unaligned": {"test_ready_made_kernels_on_rows": 14},
+        "compiler/test_ptxas_defects": {"test_negatives_of_bytes": 6},
         "compiler/test_pipelined_code": _PIPELINES,
+        # Many texts of one kernel, each compiled; that passes make the same of them is looked at for all.
+        "compiler/test_spellings": {
+            "test_spellings_are_the_same_machine_code": 4,
+            "test_spellings_load_ahead_by_threads_too": 2,
+            "test_loops_of_another_kind_have_their_rings": 3,
+        },
+        "compiler/test_attention_spellings": {
+            "test_the_loop_is_rotated": 4,
+            "test_the_loop_is_as_short_as_that_of_the_library": 2,
+        },
+        "compiler/passes/test_ways": {"test_each_loads_ahead_on_a_gpu": 6},
+        "compiler/passes/test_fragments": {
+            "test_nothing_of_it_goes_through_shared_memory": 3,
+            "test_it_lies_as_the_product_does_in_the_end": 4,
+        },
+        "benchmarks/test_plain": {"test_attention_of_one_loop_loads_ahead": 2},
         # Two kernels a reason. That each reason has its pair is always looked at.
         "compiler/test_reasons": {
             "test_why_a_loop_has_no_ring": 20,
