@@ -97,7 +97,7 @@ class _Products:
         if tile in self._handed_on or not readers or len(_extents(tile)) < 2:
             return None
         dtypes = [self._met_in(reader, tile) for reader in readers]
-        return dtypes[0] if None not in dtypes else None
+        return dtypes[0] if all(dtype is not None for dtype in dtypes) else None
 
     def _met_in(self, reader: Operation, tile: Value) -> DType | None:
         if accumulates(reader):

@@ -9,8 +9,8 @@
         ta = following
 
 Legal where the tensor is only read, nothing ends a turn early, and the loads are one: the index of a turn's is that of the first
-load, and then of the one in the turn before. A condition is that there is a next turn. What is behind the loop reads the last
-tile as one that is loaded there.
+load, and then of the one in the turn before. A condition is that there is a next turn, and then nothing behind the loop reads the
+tile; else the last one is loaded there. It is for tiles that products multiply: of others a turn's would come late.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ from typing import Any
 
 from tilekit.compiler.ir.affine import Affine, affine, condition_of, materialized
 from tilekit.compiler.ir.effects import effects
+from tilekit.compiler.ir.elementwise import is_elementwise
 from tilekit.compiler.ir.insertion import Insertion
-from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions, leaves, rebuilt
+from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions, leaves, rebuilt, values_of
+from tilekit.compiler.ir.products import is_product
 from tilekit.compiler.ir.types import TensorType, TileType, sampling
 from tilekit.compiler.passes.dead_code import eliminate_dead_code
+from tilekit.compiler.passes.factors import is_view
 from tilekit.lang import memory
 
 __all__ = ["load_in_turns"]
@@ -50,6 +53,11 @@ class _Known:
 
     def __init__(self, kernel: Region) -> None:
         self.definitions, self._same = definitions(kernel), dict[Value, Value]()
+        self._handed_on = {v for region in kernel.regions() for operand in region.operands for v in values_of(operand)}
+        self._readers: dict[Value, list[Operation]] = {}
+        for operation in kernel.walk():
+            for value in operation.reads():
+                self._readers.setdefault(value, []).append(operation)
         firsts: dict[Any, Value] = {}
         for operation in kernel.walk():
             if operation.kind in ("call", "attribute") and not effects(operation) and not operation.regions:
@@ -68,6 +76,17 @@ class _Known:
             total = total.plus(Affine({self._same.get(value, value): factor}, 0))
         return total
 
+    def is_read(self, value: Value) -> bool:
+        """Whether anybody reads it."""
+        return value in self._readers or value in self._handed_on
+
+    def is_multiplied(self, value: Value) -> bool:
+        """Whether products have a tile, or what is made of its elements, for an operand."""
+        return any(
+            is_product(reader) or ((is_view(reader) or is_elementwise(reader)) and self.is_multiplied(reader.results[0]))
+            for reader in self._readers.get(value, ())
+        )
+
     def load(self, operand: Operand) -> Operation | None:
         """The load of a tile, without options, of a tensor that is only read; None if it is none."""
         load = self.definitions.get(operand) if isinstance(operand, Value) else None
@@ -83,7 +102,8 @@ def _in_turns(loop: Operation, known: _Known, new: dict[Value, Operand]) -> list
     (body,) = loop.regions
     start, stop, step = loop.operands[:3]
     first, last, counter = known.sum_of(start), known.sum_of(stop), body.parameters[0]
-    if step != Constant(1) or list(loop.ends()) != loop.regions or first is None or last is None:
+    origin = affine(start, known.definitions)
+    if step != Constant(1) or list(loop.ends()) != loop.regions or first is None or last is None or origin is None:
         return []
     inside, behind = Insertion(loop.location), Insertion(loop.location)
     for value in list(loop.carried):
@@ -91,7 +111,9 @@ def _in_turns(loop: Operation, known: _Known, new: dict[Value, Operand]) -> list
         begins = known.load(loop.initial[at])
         ahead = _load_ahead(body.operands[at], body, Affine({counter: 1}, 1).plus(last, -1), known)
         factors = None if begins is None or ahead is None else _motion(begins, ahead, counter, first, known)
-        if begins is None or factors is None:
+        if begins is None or ahead is None or factors is None or not known.is_multiplied(value):
+            continue
+        if ahead not in body.operations and known.is_read(loop.results[at]):
             continue
         ends = behind.call(max, start, stop)
         for place, turn, read in ((inside, counter, value), (behind, ends, loop.results[at])):
@@ -99,7 +121,7 @@ def _in_turns(loop: Operation, known: _Known, new: dict[Value, Operand]) -> list
             for part, factor in zip(leaves(begins.operands[1]), factors, strict=True):
                 sum_ = affine(part, known.definitions)
                 assert sum_ is not None, "ints"
-                moved = sum_.plus(Affine({turn: 1}, 0).plus(first, -1), factor)
+                moved = sum_.plus(Affine({turn: 1}, 0).plus(origin, -1), factor)
                 operations, operand = materialized(moved, loop.location)
                 place.add(operations)
                 parts.append(operand)
