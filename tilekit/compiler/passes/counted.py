@@ -179,7 +179,7 @@ def _by_one_counter(loop: Operation, defined: dict[Value, Operation], ends: dict
 
 def _places_tiles(value: Value, body: Region, defined: dict[Value, Operation]) -> bool:
     """Whether a load takes a number for an index, or a sum with it."""
-    for operation in body.operations:
+    for operation in body.walk():
         if operation.kind == "call" and operation.what.value is memory.load:
             sums = [affine(part, defined) for part in leaves(operation.operands[1])]
             if any(sum_ is not None and value in sum_.terms for sum_ in sums):

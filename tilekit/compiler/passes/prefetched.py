@@ -27,7 +27,7 @@ from tilekit.compiler.ir.products import is_product
 from tilekit.compiler.ir.types import TensorType, TileType, sampling
 from tilekit.compiler.passes.dead_code import eliminate_dead_code
 from tilekit.compiler.passes.factors import is_view
-from tilekit.lang import memory
+from tilekit.lang import calculation, memory
 
 __all__ = ["load_in_turns"]
 
@@ -69,8 +69,10 @@ class _Known:
     def sum_of(self, operand: Operand) -> Affine | None:
         """An int as a sum of multiples of others, of those that are the same the first."""
         sum_ = affine(operand, self.definitions)
-        if sum_ is None:
-            return None
+        return None if sum_ is None else self.same(sum_)
+
+    def same(self, sum_: Affine) -> Affine:
+        """A sum of the first of those that are the same."""
         total = Affine({}, sum_.constant)
         for value, factor in sum_.terms.items():
             total = total.plus(Affine({self._same.get(value, value): factor}, 0))
@@ -109,7 +111,7 @@ def _in_turns(loop: Operation, known: _Known, new: dict[Value, Operand]) -> list
     for value in list(loop.carried):
         at = loop.carried.index(value)
         begins = known.load(loop.initial[at])
-        ahead = _load_ahead(body.operands[at], body, Affine({counter: 1}, 1).plus(last, -1), known)
+        ahead = _load_ahead(body.operands[at], body, _next_turn(counter, stop, last, known), known)
         factors = None if begins is None or ahead is None else _motion(begins, ahead, counter, first, known)
         if begins is None or ahead is None or factors is None or not known.is_multiplied(value):
             continue
@@ -137,8 +139,24 @@ def _in_turns(loop: Operation, known: _Known, new: dict[Value, Operand]) -> list
     return behind.operations
 
 
-def _load_ahead(operand: Operand, body: Region, more: Affine, known: _Known) -> Operation | None:
-    """The load of a tile that a turn hands on: in each turn, or where there is a next one, `more < 0`."""
+def _next_turn(counter: Value, stop: Operand, last: Affine, known: _Known) -> list[Affine]:
+    """Sums that are below 0 where there is a next turn: of the counter, or of a multiple if it goes to `tk.cdiv(n, step)`."""
+    sums = [Affine({counter: 1}, 1).plus(last, -1)]
+    made = known.definitions.get(stop) if isinstance(stop, Value) else None
+    if (
+        made is not None
+        and made.kind == "call"
+        and made.what.value is calculation.cdiv
+        and isinstance(made.operands[1], Constant)
+    ):
+        step, extent = made.operands[1].value, known.sum_of(made.operands[0])
+        if type(step) is int and step > 0 and extent is not None:
+            sums.append(Affine({counter: step}, step).plus(extent, -1))
+    return sums
+
+
+def _load_ahead(operand: Operand, body: Region, more: list[Affine], known: _Known) -> Operation | None:
+    """The load of a tile that a turn hands on: in each turn, or where there is a next one, one of `more` being below 0."""
     made = known.definitions.get(operand) if isinstance(operand, Value) else None
     if made is None or made not in body.operations or not isinstance(operand, Value):
         return None
@@ -149,8 +167,8 @@ def _load_ahead(operand: Operand, body: Region, more: Affine, known: _Known) -> 
         condition = condition_of(made.operands[0], holds=holds, definitions=known.definitions)
         if load is None or load not in region.operations or condition is None:
             continue
-        sum_ = condition.sum_.plus(Affine({}, -(condition.symbol == "<=")))
-        if sum_ == more or (condition.symbol == "!=" and sum_.times(-1) == more):
+        sum_ = known.same(condition.sum_).plus(Affine({}, -(condition.symbol == "<=")))
+        if sum_ in more[: 1 if condition.symbol == "!=" else None] or (condition.symbol == "!=" and sum_.times(-1) == more[0]):
             return load
     return None
 
