@@ -237,6 +237,8 @@ def test_devices_of_two_kinds_cannot_wait_for_each_other(cpu):
     other = Device.of_driver(Gpu()).stream()
     with pytest.raises(ValueError, match="no device orders"):
         cpu.stream().wait_for(other, other.mark())
+    with pytest.raises(ValueError, match="no device orders"):
+        cpu.event().wait(other)
 
 
 def test_many_threads_mark_and_wait(cpu):

@@ -20,6 +20,13 @@ _Result = enum.IntEnum("_Result", "Success UnhandledCudaError SystemError Intern
 _Result.InProgress = 7  # type: ignore[attr-defined]
 
 
+class _Comm:
+    """What nccl4py's functions take for a communicator, and no address."""
+
+    def __init__(self, handle: int = 0) -> None:
+        self.handle = handle
+
+
 class FakeNccl:
     """Both modules.
 
@@ -29,7 +36,7 @@ class FakeNccl:
         library: tilekit's view of the two.
     """
 
-    DataType, RedOp, Result = _DataType, _RedOp, _Result
+    DataType, RedOp, Result, Comm = _DataType, _RedOp, _Result, _Comm
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -70,7 +77,12 @@ class FakeNccl:
         return f"error {code}"
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: self.calls.append((name, *arguments))
+        def call(*arguments: Any) -> None:
+            if arguments and not any(isinstance(argument, _Comm) for argument in arguments):
+                raise TypeError(f"{name} takes a Comm")
+            self.calls.append((name, *(a.handle if isinstance(a, _Comm) else a for a in arguments)))
+
+        return call
 
     def data(self) -> list[tuple[Any, ...]]:
         """The calls that move data, and where those that go together begin and end."""

@@ -187,8 +187,18 @@ class Event:
         return self
 
     def wait(self, stream: Stream) -> None:
-        """Let the work submitted to `stream` from now on wait for the event. Does not block."""
-        self.device.driver.stream_wait(self.device.as_stream(stream).handle, self.handle)
+        """Let the work submitted to `stream` from now on wait for the event. Does not block.
+
+        Raises:
+            ValueError: one of them is a GPU's, the other a CPU device's.
+        """
+        waiting = self.device.as_stream(stream)
+        if waiting.device.kind != self.device.kind:
+            raise ValueError(
+                f"{waiting!r} cannot wait for an event of {self.device!r}: no device orders a CPU's work after a GPU's, or a GPU's "
+                "after a CPU's. Synchronize instead"
+            )
+        self.device.driver.stream_wait(waiting.handle, self.handle)
 
     def query(self) -> bool:
         """Whether the event has passed (or was never recorded)."""

@@ -143,9 +143,10 @@ def _word(table: Tensor, destination: Any) -> Any:
         return None
     if isinstance(destination, Tensor) and not destination.is_contiguous:
         return None
-    units = [nbytes, table.strides[0] * table.itemsize, table.align]
-    if isinstance(destination, Tensor):
-        units.append(destination.align)
+    units = [nbytes, table.strides[0] * table.itemsize]
+    for tensor in (table, destination):
+        if isinstance(tensor, Tensor):
+            units += [tensor.align, tensor.offset * tensor.itemsize]
     return next(dtype for dtype in _WORDS if all(unit % dtype.itemsize == 0 for unit in units))
 
 

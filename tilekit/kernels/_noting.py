@@ -102,10 +102,10 @@ class Note:
             if base is tensor:
                 return Place(number, None, cut)
         for number, base in enumerate(self._bases):
-            if base.storage is tensor.storage and base.dtype == tensor.dtype:
-                offset = tensor.offset - base.offset
-                shift, tail = offset * tensor.itemsize, tensor.flat[1:]
-                view = View(tensor.shape, tensor.strides, tensor.dtype, tensor.traits, tail, offset, shift)
+            if base.storage is tensor.storage:
+                shift = tensor.offset * tensor.itemsize - base.offset * base.itemsize
+                sizes = tensor.itemsize, base.itemsize
+                view = View(tensor.shape, tensor.strides, tensor.dtype, tensor.traits, tensor.flat[1:], shift, *sizes)
                 return Place(number, view, cut)
         raise _NotPlain
 

@@ -21,9 +21,10 @@ class View(NamedTuple):
     """A view of a tensor, or a partition of one, by how it differs from the tensor: its base.
 
     Attributes:
-        shape, strides, dtype, traits: of the view, whose elements are the base's.
+        shape, strides, dtype, traits: of the view; the base may have another dtype.
         tail: what a kernel gets of it behind the address.
-        offset, shift: how far its first element is behind the base's, in elements and in bytes.
+        shift: how far its first element is behind the base's, in bytes.
+        itemsize, base_itemsize: bytes of an element.
     """
 
     shape: tuple[int, ...]
@@ -31,14 +32,16 @@ class View(NamedTuple):
     dtype: Any
     traits: Traits
     tail: tuple[int, ...]
-    offset: int
     shift: int
+    itemsize: int
+    base_itemsize: int
 
     def of(self, base: Tensor) -> Tensor:
         """The view of a tensor that has the traits of the one that was noted."""
         view: Tensor = object.__new__(Tensor)
         view.storage, view.shape, view.strides, view.dtype = base.storage, self.shape, self.strides, self.dtype
-        view.offset, view.traits, view.flat = base.offset + self.offset, self.traits, (base.flat[0] + self.shift, *self.tail)
+        view.offset = (base.offset * self.base_itemsize + self.shift) // self.itemsize
+        view.traits, view.flat = self.traits, (base.flat[0] + self.shift, *self.tail)
         return view
 
 

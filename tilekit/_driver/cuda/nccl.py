@@ -96,7 +96,7 @@ class Communicator:
 
     def __init__(self, nccl: Nccl, driver: Any, theirs: Any) -> None:
         self._nccl, self._bindings, self._driver, self._theirs = nccl, nccl.bindings, driver, theirs
-        self._handle = int(theirs.ptr)
+        self._handle = nccl.bindings.Comm(theirs.ptr)
 
     def all_reduce(self, source: int, target: int, count: int, dtype: int, op: int, stream: int) -> None:
         """Of `count` elements."""
@@ -143,7 +143,7 @@ class Communicator:
         self._end("destroy")
 
     def _end(self, how: str) -> None:
-        theirs, self._theirs, self._handle = self._theirs, None, 0
+        theirs, self._theirs, self._handle = self._theirs, None, self._bindings.Comm()
         if theirs is not None:
             self._driver.activate()
             getattr(theirs, how)()

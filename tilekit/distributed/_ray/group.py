@@ -14,6 +14,7 @@ from tilekit.distributed._ray.calls import RayRemote, RayWorker, error_of, taken
 from tilekit.distributed._ray.worker import DONE
 from tilekit.distributed.cluster import check_collective
 from tilekit.distributed.remote import Remote
+from tilekit.errors import GroupError
 from tilekit.ops import DeviceOp
 from tilekit.ops.execution import HostJob, Steps
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from tilekit.distributed._ray import RayCluster
 
 __all__ = ["RayGroup"]
+
+_END_S = 10.0  # within which Ray says that a process has ended
 
 
 class RayGroup:
@@ -84,13 +87,25 @@ class RayGroup:
         while waiting:
             done, waiting = ray.wait(waiting, num_returns=1)
             at = replies.index(done[0])
-            try:
-                answer = ray.get(done[0])
-            except RayActorError as error:
-                raise self.workers[at].lost(self._homes[at], what, error) from error
+            answer = self._reply(at, done[0], what)
             if answer[0] != DONE:
-                raise error_of(self.workers[at], answer)
+                error = error_of(self.workers[at], answer)
+                if isinstance(error, GroupError):  # the others see a process end before Ray does
+                    for other in ray.wait([replies[rank] for rank in error.ranks], timeout=_END_S)[0]:
+                        self._reply(replies.index(other), other, what)
+                raise error
         return list(ray.get(replies))
+
+    def _reply(self, at: int, reply: Any, what: str) -> Any:
+        """That of a member.
+
+        Raises:
+            WorkerLostError: its process has ended.
+        """
+        try:
+            return ray.get(reply)
+        except RayActorError as error:
+            raise self.workers[at].lost(self._homes[at], what, error) from error
 
     def close(self) -> None:
         """As of `WorkerGroup`."""
