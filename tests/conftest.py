@@ -231,6 +231,25 @@ def cpu_devices(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[tk.Devi
 
 
 @pytest.fixture
+def several_devices(device: tk.Device, cpu_devices: Callable[[int], list[tk.Device]]) -> Callable[[int], list[tk.Device]]:
+    """Makes a list of so many devices of one kind: GPUs, if those are under test and there are as many; else CPU devices."""
+    import tilekit as tk
+
+    gpus = [one for one in tk.devices() if one.kind == device.kind == "cuda"]
+
+    cpus: list[tk.Device] = []
+
+    def make(count: int) -> list[tk.Device]:
+        if 1 < count <= len(gpus):
+            return gpus[:count]
+        if not cpus:
+            cpus.extend(cpu_devices(8))
+        return cpus[:count]
+
+    return make
+
+
+@pytest.fixture
 def checked(cpu: tk.Device, monkeypatch: pytest.MonkeyPatch) -> tk.Device:
     """The CPU device as it is under TILEKIT_CHECKS=1: kernels are interpreted, and races and unwritten reads found."""
     monkeypatch.setenv("TILEKIT_CHECKS", "1")

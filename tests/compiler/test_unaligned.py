@@ -75,6 +75,35 @@ def test_ready_made_kernels_on_rows(name, shape, dtype):
         assert all(access.coalesced == 1 for access in found), [(a.parameter, a.bits, a.coalesced) for a in found]
 
 
+@tk.kernel
+def product(y: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros(y.tile_shape, tk.float32)
+    for k in range(tk.cdiv(a.shape[1], 32)):
+        acc = acc + tk.load(a, (tk.bid(0), k), (y.tile_shape[0], 32)) @ tk.load(b, (k, tk.bid(1)), (32, y.tile_shape[1]))
+    y.store(acc.astype(y.dtype))
+
+
+@tk.kernel
+def widened(y: tk.Out, x: tk.In):
+    y.store(tk.load_tile_like(x, y))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_what_lanes_hold_otherwise_is_stored_by_neighbouring_lanes(target):
+    """Beside tensors with wide rows; the elements change places within warps, through no shared memory."""
+    for dtype, width in ((tk.float16, 771), (tk.bfloat16, 770), (tk.int8, 771)):
+        y = api.meta((512, width), dtype)
+        launches = [widened(y.partition((16, 256)), api.meta((512, 1024), dtype)[:, :width])]
+        if dtype != tk.int8:
+            launches.append(product(y.partition((128, 64)), api.meta((512, 512), dtype), api.meta((512, width + 29), dtype)))
+        for launch in launches:
+            explained = launch.explain(target)
+            (store,) = (access for access in explained.accesses if access.kind == "store")
+            assert store.bits == 8 * dtype.itemsize * (width & -width)
+            assert store.coalesced >= 0.5
+            assert [c.way for c in explained.conversions if c.line == store.line] in ([], ["registers"])
+
+
 @pytest.mark.parametrize("width", [37, 514, 1_002])
 def test_they_are_right(device, width):
     rng = np.random.default_rng(width)

@@ -1,4 +1,4 @@
-"""Random groups, collectives, dtypes, shapes and views on CPU devices, in one process and joined, against their meaning."""
+"""Random groups, collectives, dtypes, shapes and views, in one process and joined, against their meaning."""
 
 from __future__ import annotations
 
@@ -112,17 +112,15 @@ def _joined(plan, devices):
         return list(pool.map(member, range(plan.size)))
 
 
-def test_in_one_process(cpu_devices, cases):
-    devices = cpu_devices(5)
+def test_in_one_process(several_devices, cases):
     for seed in cases:
         plan = Plan(seed)
-        problem = _problem(plan, _in_one_process(plan, devices[: plan.size]))
+        problem = _problem(plan, _in_one_process(plan, several_devices(plan.size)))
         assert problem is None, cases.report(seed, problem)
 
 
-def test_joined(cpu_devices, cases):
-    devices = cpu_devices(5)
+def test_joined(several_devices, cases):
     for seed in cases:
         plan = Plan(seed)
-        problem = _problem(plan, _joined(plan, devices))
+        problem = _problem(plan, _joined(plan, several_devices(plan.size)))
         assert problem is None, cases.report(seed, problem)

@@ -43,6 +43,10 @@ def test_equal_configurations_are_equal() -> None:
     assert tk.Config(a=1) != tk.Config(a=1.0)
 
 
+ENDLESS = []
+ENDLESS.append(ENDLESS)
+
+
 @pytest.mark.parametrize(
     "config", [tk.Config(), tk.Config(tile={"y": (2, 4), "z": 8}, occupancy=2, BM=(1, (2, None)), f=0.5, s="a", b=False)]
 )
@@ -56,6 +60,7 @@ def test_a_configuration_survives_json_and_pickle(config: tk.Config) -> None:
     [
         ({"BM": object()}, TypeError, "BM is a number, a string"),
         ({"dtype": np.dtype("f4")}, TypeError, "dtype is a number"),
+        ({"x": ENDLESS}, TypeError, r"x is a number, .*not \[\[\.\.\.\]\]"),
         ({"num_warps": 3}, ValueError, "num_warps is a power of two"),
         ({"occupancy": 64}, ValueError, "occupancy is a number of blocks"),
     ],

@@ -195,8 +195,8 @@ class Event:
         waiting = self.device.as_stream(stream)
         if waiting.device.kind != self.device.kind:
             raise ValueError(
-                f"{waiting!r} cannot wait for an event of {self.device!r}: no device orders a CPU's work after a GPU's, or a GPU's "
-                "after a CPU's. Synchronize instead"
+                f"{waiting!r} cannot wait for an event of {self.device!r}: no device orders a CPU's work after a GPU's, or the "
+                "other way round. Synchronize instead"
             )
         self.device.driver.stream_wait(waiting.handle, self.handle)
 

@@ -19,14 +19,14 @@ __all__ = ["rope", "rope_backward"]
 @tk.kernel
 def _rope(y: tk.Out, x: tk.In, cos: tk.In, sin: tk.In, back: tk.Const, dtype: tk.Const):
     # Dimensions: token, head, half, place in the half. The first two share an axis of the grid.
-    heads, half = y.tile_shape[1], y.tile_shape[3]
+    tokens, heads, _, half = y.tile_shape
     groups = tk.cdiv(x.shape[1], heads)
     token, group = tk.bid(0) // groups, tk.bid(0) % groups
-    position = token % cos.shape[0]
-    a = tk.load(x, (token, group, 0, 0), (1, heads, 1, half)).astype(dtype)
-    b = tk.load(x, (token, group, 1, 0), (1, heads, 1, half)).astype(dtype)
-    c = tk.load(cos, (position, 0), (1, half)).astype(dtype)
-    s = tk.load(sin, (position, 0), (1, half)).astype(dtype)
+    position = token % tk.cdiv(cos.shape[0], tokens)
+    a = tk.load(x, (token, group, 0, 0), (tokens, heads, 1, half)).astype(dtype)
+    b = tk.load(x, (token, group, 1, 0), (tokens, heads, 1, half)).astype(dtype)
+    c = tk.load(cos, (position, 0), (tokens, half)).astype(dtype).reshape((tokens, 1, 1, half))
+    s = tk.load(sin, (position, 0), (tokens, half)).astype(dtype).reshape((tokens, 1, 1, half))
     if back:
         s = -s
     y.store(tk.cat((a * c - b * s, b * c + a * s), 2).astype(y.dtype))
@@ -68,11 +68,15 @@ def _turned(name, x, cos, sin, out, back):
     tokens, half = math.prod(batch) * positions, power(size // 2)
     split = (tokens, heads, 2, size // 2)
     destination, source, dtype = shaped(out_or_new(name, out, x), split), shaped(x, split), compute_dtype(x.dtype)
-    group = min(power(heads), max(1, (1 << 15 if on_cpu(x) else 2048) // half))
+    limit = max(1, (1 << 15 if on_cpu(x) else 2048) // half)
+    group = min(power(heads), limit)
+    # Of few heads a tile has several tokens, whose positions follow each other: in a batch those of one sequence.
+    following = power(positions) if tokens == positions else positions & -positions
+    together = min(limit // group, following) if 4 * group <= limit else 1
 
     def steps(new):
         y = new(destination)
-        yield _rope(y.partition((1, group, 2, half)), source, cos, sin, back, dtype)
+        yield _rope(y.partition((together, group, 2, half)), source, cos, sin, back, dtype)
         return shaped(y, x.shape) if out is None else out
 
     return Launches(x, steps, x)

@@ -180,7 +180,10 @@ def _plain(name: str, value: Any) -> Any:
     if name == "tile" and isinstance(value, Mapping):
         return {str(parameter): _plain(name, shape) for parameter, shape in value.items()}
     if isinstance(value, (tuple, list)):
-        return tuple(_plain(name, part) for part in value)
+        try:
+            return tuple(_plain(name, part) for part in value)
+        except RecursionError:
+            _refuse(name, value)
     if value is None or isinstance(value, (bool, str)):
         return value
     kind = scalar_kind(value)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tilekit.compiler.layouts.conversion import Swizzle, wavefronts, with_runs, within_threads, within_warps
+from tilekit.compiler.layouts.conversion import Swizzle, wavefronts, with_lanes, with_runs, within_threads, within_warps
 from tilekit.compiler.layouts.linear import Config, Layout
 from tilekit.compiler.layouts.mma import accumulator, warpgroup_accumulator
 
@@ -130,6 +130,21 @@ def test_runs_of_a_warpgroups_result(itemsize, run):
     source = warpgroup_accumulator((64, 128), 4)
     assert source.run(1) == (0,)
     assert 1 << len(with_runs(source, 1, itemsize).run(1)) == run
+
+
+@pytest.mark.parametrize("run", [1, 2, 4])
+def test_results_of_products_lie_along_lanes_by_shuffles(run):
+    """As far as lanes and registers walk the dimension, neighbours are in neighbouring lanes."""
+    for source in products():
+        for dim in range(len(source.shape)):
+            target = with_lanes(source, dim, run)
+            swaps = within_warps(source, target)
+            assert swaps is not None
+            np.testing.assert_array_equal(swapped(held(source), swaps), held(target))
+            assert target.warp == source.warp
+    source = warpgroup_accumulator((64, 128), 4)
+    assert with_lanes(source, 1, run).stretch(1) == 32 * run
+    assert len(with_lanes(source, 1, run).run(1)) == run.bit_length() - 1
 
 
 def test_conversions_that_are_no_exchange_within_warps():

@@ -1,4 +1,4 @@
-"""Groups of CPU devices, in one process and joined, for the tests of kernels that communicate."""
+"""Groups of devices, in one process and joined, for the tests of kernels that communicate."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LIMIT_S = 120
 
 
 @pytest.fixture
-def group_of(cpu_devices):
-    """Makes groups of the first devices of a machine that has four."""
-    devices, opened = cpu_devices(4), []
+def group_of(several_devices):
+    """Makes groups of so many devices."""
+    opened = []
 
     def make(size):
-        opened.append(Group(devices[:size]))
+        opened.append(Group(several_devices(size)))
         return opened[-1]
 
     yield make

@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba.cuda import types
 
 from tilekit import dtypes
-from tilekit.compiler.codegen.access import open_access
+from tilekit.compiler.codegen.access import access_pattern, open_access
 from tilekit.compiler.codegen.compilation import current
 from tilekit.compiler.codegen.convert import convert
 from tilekit.compiler.codegen.convert_layout import in_layout
@@ -22,8 +22,8 @@ from tilekit.compiler.codegen.operands import elements as operand_elements
 from tilekit.compiler.codegen.shared_memory import barrier
 from tilekit.compiler.codegen.transfer import Padding, read, write
 from tilekit.compiler.codegen.types import TensorType, TileType, describe, scalar_dtype, scalar_kind
-from tilekit.compiler.layouts.conversion import with_runs
-from tilekit.compiler.layouts.linear import Layout, elements
+from tilekit.compiler.layouts.conversion import with_lanes, with_runs
+from tilekit.compiler.layouts.linear import Config, Layout, elements
 from tilekit.errors import CompileError
 from tilekit.lang import mapped, windows
 from tilekit.lang.tile import check_shape, common_shape
@@ -408,7 +408,7 @@ def to_store(
         reject(what, f"a tile of shape {value.shape} into {tensor.parameter}, whose tiles are {cut.shape}")
     check_value(what, value, tensor)
     whole = isinstance(value, TileType) and value.shape == cut.shape
-    lies = _as_accessed(tensor, cut, value.layout if whole and not value.splat else None)
+    lies = _as_stored(tensor, cut, value.layout if whole and not value.splat else None)
     tile = TileType(tensor.dtype, cut.seen(lies), tensor.config)
 
     def bring(builder: ir.IRBuilder, stored: ir.Value) -> list[ir.Value]:
@@ -423,13 +423,29 @@ def to_store(
 def _as_accessed(tensor: TensorType, cut: Cut, held: Layout | None) -> Layout:
     """The layout of the extents in which a tile is loaded or stored that threads hold in another, if in any: that one, or one
     from which elements stay in their warps, or else rows."""
+    unit = tensor.facts.unit
     if held is not None:
-        there, unit = cut.unseen(held), tensor.facts.unit
+        there = cut.unseen(held)
         near = there if unit is None else with_runs(there, unit, tensor.dtype.itemsize)
         for layout in (there, near):
             if _wide_enough(layout, tensor):
                 return layout
-    return Layout.blocked(cut.extents, tensor.config, tensor.facts.unit)
+    return Layout.blocked(cut.extents, tensor.config, unit)
+
+
+def _as_stored(tensor: TensorType, cut: Cut, held: Layout | None) -> Layout:
+    """The same for a tile that is stored. Of one whose rows begin anywhere, accesses take few of the neighbours that a thread
+    would have: neighbouring lanes have them then. (A load that is as narrow finds its sectors in the L1 cache.)"""
+    lies, unit = _as_accessed(tensor, cut, held), tensor.facts.unit
+    if held is None or unit is None or elements(lies.shape) * tensor.dtype.itemsize <= _FEW:
+        return lies
+    width = 1 << len(access_pattern(tensor, lies, (), cut.steps).vector)
+    if 2 * width >= 1 << len(lies.run(unit)):
+        return lies
+    beside = with_lanes(cut.unseen(held), unit, width)
+    if _wide_enough(beside, tensor):
+        return beside
+    return Layout.blocked(cut.extents, Config(tensor.config.num_warps, width), unit)
 
 
 _SECTOR, _FEW = 32, 2048

@@ -22,7 +22,10 @@ from dataclasses import dataclass
 
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, Layout, Vector
 
-__all__ = ["MATRIX_ITEMSIZE", "Matrices", "Swizzle", "parts", "wavefronts", "with_runs", "within_threads", "within_warps"]
+__all__ = [
+    "MATRIX_ITEMSIZE", "Matrices", "Swizzle", "parts", "wavefronts", "with_lanes", "with_runs",
+    "within_threads", "within_warps",
+]  # fmt: skip
 
 MATRIX_ITEMSIZE = 2
 """Of elements that `ldmatrix` deals with, in bytes."""
@@ -78,6 +81,24 @@ def with_runs(layout: Layout, dim: int, itemsize: int) -> Layout:
             break
         lane_bit, register = lane.index(near), further[0]
         lane[lane_bit], reg[register] = reg[register], near
+    return Layout(layout.shape, tuple(reg), tuple(lane), layout.warp)
+
+
+def with_lanes(layout: Layout, dim: int, run: int) -> Layout:
+    """The layout in which each thread holds `run` neighbours along a dimension together, and neighbouring lanes the next ones,
+    with other elements of their warps for it.
+    """
+    reg, lane = list(layout.reg), list(layout.lane)
+    first = run.bit_length() - 1
+    wanted = [tuple(1 << bit if d == dim else 0 for d in range(len(layout.shape))) for bit in range(first, first + _LANE_BITS)]
+    for near in wanted:
+        others = [at for at, vector in enumerate(lane) if any(vector) and vector not in wanted]
+        if near in lane:
+            continue
+        if near not in reg or not others:
+            break
+        register = reg.index(near)
+        lane[others[0]], reg[register] = reg[register], lane[others[0]]
     return Layout(layout.shape, tuple(reg), tuple(lane), layout.warp)
 
 

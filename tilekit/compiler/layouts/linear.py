@@ -260,9 +260,8 @@ class Layout:
     def stretch(self, dim: int) -> int:
         """Coalescing: how many neighbouring elements along `dim` the threads of a warp hold together, at least."""
         steps = len(self.run(dim))
-        for vector in self.lane:
-            if vector == _bit(len(self.shape), dim, steps):
-                steps += 1
+        while _bit(len(self.shape), dim, steps) in self.lane:
+            steps += 1
         return 1 << steps
 
     def chunks(self, bits: tuple[int, ...]) -> list[list[int]]:
