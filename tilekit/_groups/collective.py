@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilekit._groups.call import Call
-from tilekit._runtime.context import ExecutionContext
+from tilekit._runtime.context import ExecutionContext, submitting
 from tilekit._runtime.device import Device
+from tilekit._runtime.storage import BORROWED
+from tilekit._runtime.stream import Stream
 from tilekit._tensor.tensor import Tensor, new_tensor
-from tilekit.ops import DeviceOp, Spec
-from tilekit.ops.execution import Steps
+from tilekit.ops import Spec
+from tilekit.ops.at_once import AtOnce
+from tilekit.ops.execution import Done, Steps
+from tilekit.ops.future import DeviceFuture
 
 if TYPE_CHECKING:
     from tilekit._groups.group import Group
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Collective"]
 
 
-class Collective(DeviceOp[Any]):
+class Collective(AtOnce):
     """One collective of this process's members.
 
     Each member's part is submitted to the group's stream of its device, in the order in which the ops run, which must be that of
@@ -48,21 +52,35 @@ class Collective(DeviceOp[Any]):
         """What it does, and among how many."""
         return (str(self.call), f"{self.group.size} members")
 
-    def steps(self, ctx: ExecutionContext) -> Steps:
+    def steps(self, ctx: ExecutionContext) -> Steps | Done:
         """Submit each member's part."""
-        group, call = self.group, self.call
-        if ctx.recording is not None:
-            contexts: list[ExecutionContext] = [ctx]
+        group = self.group
+        if ctx.recording is None:
+            contexts = self._contexts()
+        else:
+            contexts = [ctx]
             if len(group.devices) > 1:
                 ctx.recording.refuse(
                     f"it works on {len(group.devices)} devices, and a graph is of one: record in a process for each"
                 )
-        else:
-            contexts = [ctx.on(stream) for stream in group.streams()]
+        if all(tensor.is_contiguous for tensor in self.inputs):
+            return Done(self._submit(ctx, contexts, self.inputs))
+        return self._copied_first(ctx, contexts)
+
+    def _contexts(self) -> Sequence[ExecutionContext]:
+        self.group.streams()
+        return self.group.contexts
+
+    def _copied_first(self, ctx: ExecutionContext, contexts: Sequence[ExecutionContext]) -> Steps:
         inputs: list[Tensor] = []
         for tensor, member in zip(self.inputs, contexts):
             inputs.append(tensor if tensor.is_contiguous else (yield tensor.dup().start(member)))
-        with group.submitting():
+        return self._submit(ctx, contexts, inputs)
+
+    def _submit(self, ctx: ExecutionContext, contexts: Sequence[ExecutionContext], inputs: Sequence[Tensor]) -> Any:
+        """Submit each member's part; the result."""
+        group, call = self.group, self.call
+        with group.submitting:
             outputs = self._outputs(contexts)
             storages = [[tensor.storage] for tensor in inputs] or [[]] * len(contexts)
             targets = [[tensor.storage] for tensor in outputs] or [[]] * len(contexts)
@@ -79,6 +97,36 @@ class Collective(DeviceOp[Any]):
         if call.kind in ("send", "barrier"):
             return None
         return outputs[0] if self._joined else outputs
+
+    # Without copies before, all is submitted in one go.
+
+    def sync_on(self, stream: Any) -> Any:
+        """As `DeviceOp.sync_on`."""
+        where = self._stream(stream)
+        serial = self._at_once(where)
+        return super().sync_on(where) if serial is None else self._waited(where, serial)
+
+    def sync(self) -> Any:
+        """As `DeviceOp.sync`."""
+        return self.sync_on(self._next_stream())
+
+    def async_on(self, stream: Any) -> DeviceFuture[Any]:
+        """As `DeviceOp.async_on`."""
+        where = self._stream(stream)
+        serial = None if BORROWED else self._at_once(where)
+        return super().async_on(where) if serial is None else DeviceFuture.of_submitted(self, where, serial)
+
+    def _at_once(self, stream: Stream) -> int | None:
+        """Submit it; the serial behind it. None, and nothing is done, where that takes steps."""
+        if submitting.submission is not None or not all(tensor.is_contiguous for tensor in self.inputs):
+            return None
+        self.claim()
+        try:
+            self.arguments = self._submit(ExecutionContext(stream.device, stream), self._contexts(), self.inputs)
+        except Exception as error:
+            self.annotate(error)
+            raise
+        return self._ended(stream)
 
     def _outputs(self, contexts: Sequence[ExecutionContext]) -> list[Tensor]:
         if self.call.kind in ("send", "barrier"):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tilekit._driver.cuda.nccl import Communicator, Nccl, load
-from tilekit._groups.call import KINDS, Call
+from tilekit._groups.call import Call
 from tilekit._groups.link import Link
 from tilekit._groups.transport import Contexts
 from tilekit._tensor.tensor import Tensor
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from tilekit._groups.group import Group
 
 __all__ = ["Gpus"]
+
+Sending = Callable[[Communicator, int, int, int], None]
+_CALLS_KEPT = 256
 
 
 class Gpus:
@@ -33,6 +36,7 @@ class Gpus:
         self._group, self._nccl, self._communicators, self._check = group, nccl, communicators, check
         # What a barrier reduces: an element a device, that nobody looks at.
         self._streams = list(group.streams())
+        self._known: dict[Call, list[Sending]] = {}
         self._words = [device.obtain(4, stream) for device, stream in zip(group.devices, self._streams)]
 
     @classmethod
@@ -59,6 +63,12 @@ class Gpus:
                 if output.storage is not None and all(to != rank for _, to in call.pairs):
                     memory = output.storage.memory
                     ctx.driver.fill(memory, output.address - memory.address, call.nbytes, b"\0", ctx.stream.handle)
+        sending = self._known.get(call)
+        if sending is None:
+            if len(self._known) >= _CALLS_KEPT:
+                self._known = {}
+            sending = self._known[call] = [self._sending(call, rank) for rank in self._group.ranks]
+        contexts[0].driver.activate()
         together = len(contexts) > 1 or call.kind in ("all_to_all", "permute")
         if together:
             self._nccl.start()
@@ -66,45 +76,45 @@ class Gpus:
             for member, (communicator, ctx) in enumerate(zip(self._communicators, contexts)):
                 source = inputs[member].address if inputs else self._words[member].address
                 target = outputs[member].address if outputs else self._words[member].address
-                self._submit(call, communicator, self._group.ranks[member], source, target, int(ctx.stream.address))
+                sending[member](communicator, source, target, ctx.stream.address)
         finally:
             if together:
                 self._nccl.end()
         if recording is not None:
             recording.end_captures([t.storage.memory for t in (*inputs, *outputs) if t.storage is not None])
 
-    def _submit(self, call: Call, communicator: Communicator, rank: int, source: int, target: int, stream: int) -> None:
-        nccl, size = self._nccl, self._group.size
+    def _sending(self, call: Call, rank: int) -> Sending:
+        """What has a member take part: with its communicator, the addresses of its tensors, and the stream."""
+        nccl, size, root = self._nccl, self._group.size, call.root
         count, dtype = math.prod(call.shape), nccl.dtypes.get(call.dtype.name)
         if dtype is None:  # it is only moved
             count, dtype = count * call.dtype.itemsize, nccl.dtypes["uint8"]
-        if call.kind == "barrier":
-            communicator.all_reduce(source, target, 1, nccl.dtypes["int32"], nccl.reductions["max"], stream)
-        elif call.kind == "all_reduce":
-            communicator.all_reduce(source, target, count, dtype, nccl.reductions[call.op], stream)
-        elif call.kind == "reduce_scatter":
-            communicator.reduce_scatter(source, target, count // size, dtype, nccl.reductions[call.op], stream)
-        elif call.kind == "all_gather":
-            communicator.all_gather(source, target, count, dtype, stream)
-        elif call.kind == "broadcast":
-            communicator.broadcast(source, target, count, dtype, call.root, stream)
-        elif call.kind == "send":
-            communicator.send(source, count, dtype, call.root, stream)
-        elif call.kind == "recv":
-            communicator.recv(target, count, dtype, call.root, stream)
-        elif call.kind == "permute":
+        part, nbytes, reduction = count // size, call.nbytes // size, nccl.reductions[call.op or "sum"]
+
+        def permute(by: Communicator, source: int, target: int, stream: int) -> None:
             for start, to in call.pairs:
                 if start == rank:
-                    communicator.send(source, count, dtype, to, stream)
+                    by.send(source, count, dtype, to, stream)
                 if to == rank:
-                    communicator.recv(target, count, dtype, start, stream)
-        else:
-            assert call.kind == "all_to_all", f"one of {list(KINDS)}"
-            part = count // size
-            nbytes = call.nbytes // size
+                    by.recv(target, count, dtype, start, stream)
+
+        def all_to_all(by: Communicator, source: int, target: int, stream: int) -> None:
             for peer in range(size):
-                communicator.send(source + peer * nbytes, part, dtype, peer, stream)
-                communicator.recv(target + peer * nbytes, part, dtype, peer, stream)
+                by.send(source + peer * nbytes, part, dtype, peer, stream)
+                by.recv(target + peer * nbytes, part, dtype, peer, stream)
+
+        sending: dict[str, Sending] = {
+            "barrier": lambda by, x, y, stream: by.all_reduce(x, y, 1, nccl.dtypes["int32"], nccl.reductions["max"], stream),
+            "all_reduce": lambda by, x, y, stream: by.all_reduce(x, y, count, dtype, reduction, stream),
+            "reduce_scatter": lambda by, x, y, stream: by.reduce_scatter(x, y, part, dtype, reduction, stream),
+            "all_gather": lambda by, x, y, stream: by.all_gather(x, y, count, dtype, stream),
+            "broadcast": lambda by, x, y, stream: by.broadcast(x, y, count, dtype, root, stream),
+            "send": lambda by, x, y, stream: by.send(x, count, dtype, root, stream),
+            "recv": lambda by, x, y, stream: by.recv(y, count, dtype, root, stream),
+            "permute": permute,
+            "all_to_all": all_to_all,
+        }
+        return sending[call.kind]
 
     def failure(self) -> str | None:
         """See `Transport`."""

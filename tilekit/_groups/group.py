@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from tilekit import dtypes
@@ -19,6 +19,7 @@ from tilekit._groups.link import Link
 from tilekit._groups.messages import HOST, WORK
 from tilekit._groups.transport import AcrossProcesses, InProcess, Transport
 from tilekit._groups.watch import Watch
+from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device, default_device
 from tilekit._runtime.stream import Stream
 from tilekit._tensor.shapes import as_shape
@@ -31,6 +32,7 @@ __all__ = ["Group"]
 
 _TIMEOUT_S = 600.0  # as PyTorch's, for NCCL
 _KEY = b"tilekit"
+_CALLS_KEPT = 256
 
 _open: set[Group] = set()  # the joined ones: at the end of the process they are closed, so that nobody takes it for a loss
 
@@ -49,6 +51,31 @@ def _after_fork() -> None:
 
 
 forking.in_child(_after_fork)
+
+
+class _Submitting:
+    """Around the submission of a collective: one at a time, so that all devices have them in one order.
+
+    Raises:
+        GroupError: the group is broken, or closed.
+    """
+
+    __slots__ = ("_group",)
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def __enter__(self) -> None:
+        group = self._group
+        group._lock.acquire()
+        try:
+            group._check_open()
+        except BaseException:
+            group._lock.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._group._lock.release()
 
 
 class Group:
@@ -76,6 +103,7 @@ class Group:
         size: how many members there are, in all processes.
         devices: those of this process.
         ranks: of this process's members, in the order of `devices`.
+        submitting, contexts: to be held by who submits; and where, for each device (internal).
 
     Raises:
         ValueError: no devices, two of one kind and one of another, or one twice.
@@ -96,8 +124,11 @@ class Group:
         self.devices, self.size, self.ranks = devices, size, ranks
         self._streams = [device.stream(priority=-1) for device in devices]
         self._lock, self._breaking = threading.Lock(), threading.Lock()
+        self.submitting = _Submitting(self)
+        self.contexts = [ExecutionContext(stream.device, stream) for stream in self._streams]
         self._watch: Watch | None = None
         self._ends: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._calls: dict[Any, Call] = {}  # what was looked at, by what the tensors are
         self._failure: GroupError | None = None
         self._joined = self._closed = False
         self._hub: Hub | None = None
@@ -260,7 +291,7 @@ class Group:
             return DeviceOp.map(tensor.dup(), posting).named("send")
 
         def posting(letter: Tensor) -> None:
-            with self.submitting():
+            with self.submitting:
                 self._mail.setdefault((sender, to), []).append(letter)
 
         return self._of(x, sending, "send", self.devices[self.ranks.index(sender)])
@@ -280,7 +311,7 @@ class Group:
             return Collective(self, call, [], None, joined=True)
 
         def receiving(_: None) -> DeviceOp[Tensor]:
-            with self.submitting():
+            with self.submitting:
                 letters = self._mail.get((source, receiver))
                 if not letters:
                     raise GroupError(
@@ -395,13 +426,6 @@ class Group:
 
     # for the ops
 
-    @contextlib.contextmanager
-    def submitting(self) -> Iterator[None]:
-        """Around the submission of a collective: one at a time, so that all devices have them in one order (internal)."""
-        with self._lock:
-            self._check_open()
-            yield
-
     def streams(self) -> list[Stream]:
         """The streams of the members' devices. What failed there before was told to those who waited (internal).
 
@@ -409,6 +433,8 @@ class Group:
             GroupError: the group is broken, or closed.
         """
         self._check_open()
+        if self.devices[0].kind == "cuda":  # which is lost with the first failure
+            return self._streams
         for stream in self._streams:
             try:
                 stream.query()
@@ -426,6 +452,10 @@ class Group:
     def _collective(
         self, kind: str, x: Any, out: Any, *, op: str = "", root: int = 0, pairs: tuple[tuple[int, int], ...] = ()
     ) -> DeviceOp[Any]:
+        alike = (x,) if self._joined else x, out if out is None or not self._joined else (out,)
+        key = _looks(kind, op, root, pairs, *alike)
+        if key is not None and (known := self._calls.get(key)) is not None:
+            return Collective(self, known, *alike, joined=self._joined)
         targets: list[Tensor] | None = None
 
         def of(tensors: Any) -> DeviceOp[Any]:
@@ -434,6 +464,10 @@ class Group:
             call.check(self.size)
             if targets is not None:
                 check_out(call, self.size, inputs, targets)
+            if key is not None:
+                if len(self._calls) >= _CALLS_KEPT:
+                    self._calls = {}
+                self._calls[key] = call
             return Collective(self, call, inputs, targets, joined=self._joined)
 
         with refused(x, out):
@@ -526,3 +560,24 @@ class Group:
         if self._joined:
             return f"<tilekit.Group of {self.size}, here rank {self.ranks[0]} on {self.devices[0].label}>"
         return f"<tilekit.Group of {self.size}: {', '.join(device.label for device in self.devices)}>"
+
+
+def _looks(kind: str, op: Any, root: Any, pairs: Any, inputs: Any, outputs: Any) -> tuple[Any, ...] | None:
+    """What tells whether a collective is like one that was looked at before: what is done, and what the tensors are but for their
+    memory. None if there is no telling: of anything else than tensors, and of results in the memory of others.
+    """
+    if type(op) is not str or type(root) is not int or type(inputs) not in (tuple, list):
+        return None
+    key: list[Any] = [kind, op, root, pairs]
+    for x in inputs:
+        if type(x) is not Tensor or x.storage is None:
+            return None
+        key.append(x.traits)
+    if outputs is not None:
+        if type(outputs) not in (tuple, list) or len(outputs) != len(inputs):
+            return None
+        for x, y in zip(inputs, outputs):
+            if type(y) is not Tensor or y.storage is None or (y.storage is x.storage and y is not x):
+                return None
+            key += (y.traits, y is x)
+    return tuple(key)

@@ -41,7 +41,7 @@ def symmetric(group: Group, shape: int | tuple[int, ...], dtype: Any = dtypes.fl
     if not isinstance(group, Group):
         raise TypeError(f"symmetric: group is a tk.Group, not {group!r}")
     extents, dtype = as_shape(shape), dtypes.as_dtype(dtype)
-    with group.submitting():  # which raises if the group is closed
+    with group.submitting:  # which raises if the group is closed
         pass
     exchange = group.exchange if group.joined else None
     if exchange is not None:

@@ -88,7 +88,8 @@ class Nccl:
 
 
 class Communicator:
-    """One GPU's. Its methods submit to a stream, and may be called between `Nccl.start` and `end`.
+    """One GPU's. Its methods submit to a stream, and may be called between `Nccl.start` and `end`. NCCL makes the GPU current by
+    itself, and then again the one that was.
 
     Args:
         nccl, driver, theirs: the library, the GPU's driver, and nccl4py's communicator.
@@ -100,32 +101,26 @@ class Communicator:
 
     def all_reduce(self, source: int, target: int, count: int, dtype: int, op: int, stream: int) -> None:
         """Of `count` elements."""
-        self._driver.activate()
         self._bindings.all_reduce(source, target, count, dtype, op, self._handle, stream)
 
     def reduce_scatter(self, source: int, target: int, count: int, dtype: int, op: int, stream: int) -> None:
         """With `count` elements for each member."""
-        self._driver.activate()
         self._bindings.reduce_scatter(source, target, count, dtype, op, self._handle, stream)
 
     def all_gather(self, source: int, target: int, count: int, dtype: int, stream: int) -> None:
         """With `count` elements of each member."""
-        self._driver.activate()
         self._bindings.all_gather(source, target, count, dtype, self._handle, stream)
 
     def broadcast(self, source: int, target: int, count: int, dtype: int, root: int, stream: int) -> None:
         """Of `count` elements."""
-        self._driver.activate()
         self._bindings.broadcast(source, target, count, dtype, root, self._handle, stream)
 
     def send(self, source: int, count: int, dtype: int, peer: int, stream: int) -> None:
         """`count` elements to a rank."""
-        self._driver.activate()
         self._bindings.send(source, count, dtype, peer, self._handle, stream)
 
     def recv(self, target: int, count: int, dtype: int, peer: int, stream: int) -> None:
         """`count` elements from a rank."""
-        self._driver.activate()
         self._bindings.recv(target, count, dtype, peer, self._handle, stream)
 
     def failure(self) -> str | None:

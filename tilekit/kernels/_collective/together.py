@@ -90,7 +90,7 @@ class Together(DeviceOp[Any]):
                     job = HostJob(partial(version.executable, member.device), prepares=True)
                     yield [job]
                     job.result()
-        with group.submitting():
+        with group.submitting:
             results = [work.submit(member) for work, member in zip(works, contexts, strict=True)]
             if ctx.recording is None:
                 group.expect(self._label, ctx.stream)
