@@ -10,7 +10,7 @@ import pytest
 import tilekit as tk
 from tilekit import api, dtypes
 from tilekit.compiler.dispatcher import _mended
-from tilekit.compiler.nvidia.ptxas_defects import is_wrong, mended
+from tilekit.compiler.nvidia.ptxas_defects import is_wrong, mended, registers_wanted
 
 LOW, HIGH = -(1 << 15), (1 << 15) - 1
 VALUES = np.array([LOW, LOW + 1, -2, -1, 0, 1, 2, HIGH], np.int16)
@@ -319,3 +319,41 @@ def test_warps_are_whole_behind_loops_with_atomics(dtype):
     behind = steps[len(steps) - steps[::-1].index("YIELD") :]
     assert behind[0].startswith("WARPSYNC R")
     assert {"SHFL", "HMMA"} & set(behind)
+
+
+@tk.kernel
+def product(y: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros(y.tile_shape, tk.float32)
+    for ta, tb in tk.pipelined(a.tiles((64, 64))[tk.bid(0), :], b.tiles((64, y.tile_shape[1]))[:, tk.bid(1)]):
+        acc = tk.mma(ta, tb, acc)
+    y.store(acc.astype(y.dtype))
+
+
+@pytest.mark.parametrize(("columns", "occupancy", "wanted"), [(128, 3, 90), (256, 2, 154)])
+def test_products_without_registers_are_not_given_to_ptxas(monkeypatch, columns, occupancy, wanted):
+    """It would say how many it wants (as `wanted`), and leave nvJitLink broken: the kernel is compiled without a ring."""
+    from numba.cuda.cudadrv.driver import _Linker
+
+    seen, link = [], _Linker.complete
+
+    def complete(linker):
+        seen.append(max((registers_wanted(o.code.decode()) for o in linker._object_codes if o.code_type == "ptx"), default=0))
+        return link(linker)
+
+    monkeypatch.setattr(_Linker, "complete", complete)
+    a = api.meta((1024, 1024), tk.float16)
+    op = product(api.meta((1024, 1024), tk.float16).partition((64, columns)), a, a).num_warps(4)
+    (use,) = op.occupancy(occupancy).explain("sm_90a").products
+    assert "mma.sync" in use.instruction
+    assert max(seen) == 0
+    (use,) = op.occupancy(1).explain("sm_90a").products
+    assert "wgmma" in use.instruction
+    assert registers_wanted(op.occupancy(1).compile("sm_90a").ptx) == wanted
+
+
+def test_how_many_registers_a_product_wants():
+    text = "\twgmma.mma_async.sync.aligned.m64n{}k16.{}.f16.f16 {{%r1}};\n"
+    assert registers_wanted("ret;") == 0
+    assert registers_wanted(text.format(64, "f32") + text.format(192, "f32")) == 96 + 26
+    assert registers_wanted(text.format(256, "f16")) == 64 + 26
+    assert registers_wanted(text.format(8, "s32")) == 4 + 26

@@ -108,7 +108,6 @@ def with_enough_warps(facts: Sequence[ArgumentFacts], num_warps: int | None, att
 
 
 Attempt = Callable[[BoundKernel, Pipelines | None], tuple[CompiledKernel, Compilation]]
-_TOO_FEW_REGISTERS = "Insufficient registers"  # ptxas, C7602: sums of one instruction have no room
 
 
 def _compiled(
@@ -318,6 +317,8 @@ def _assembled(
             raise Unfit("it has arithmetic on integers that ptxas gets wrong there")
         ptx = library.get_asm_str(cc=capability)
         _check_own(ptx, current(), bound)
+        if ptxas_defects.registers_wanted(ptx) > current().target.registers_of(threads * (occupancy or 1)):
+            raise Unfit(f"its products need more registers than threads of {config.num_warps} warps and those that load have")
         # In whole programs alone ptxas deals registers out anew, and has no calls that products would have to end before.
         library._lto = pipelines is not None
         cubin = bytes(library.get_cubin(cc=capability).code)
@@ -479,10 +480,6 @@ def translate(
         except (DynamicLibNotFoundError, NvvmSupportError) as error:
             raise toolkit.not_installed(error) from error
         except Exception as error:
-            if pipelines is not None and _TOO_FEW_REGISTERS in str(error):
-                raise Unfit(
-                    f"its products need more registers than threads of {config.num_warps} warps and those that load have"
-                ) from error
             if isinstance(error, CompileError) and error.lineno is not None:
                 raise
             at_the_line = compile_error(error, bound.source, called)

@@ -95,6 +95,10 @@ class Target:
         """What a block may take of shared memory, with what ptxas counts for CUDA: as a cubin tells of it."""
         return self.block_shared_bytes + self.ptxas_shared_bytes
 
+    def registers_of(self, threads: int) -> int:
+        """How many registers each of so many threads of a multiprocessor may have."""
+        return min(self.thread_registers, self.registers // threads // self.register_unit * self.register_unit)
+
 
 def _ampere(minor: int, warps: int, blocks: int, kilobytes: int, *, eight_bit_floats: bool = False) -> Target:
     """8.x: copies by threads (`cp.async`), `mma.sync`."""

@@ -1,4 +1,4 @@
-"""Arithmetic on integers that ptxas gets wrong, rewritten in PTX, in wider ones, where it does not.
+"""What ptxas gets wrong: arithmetic on integers, rewritten in PTX, in wider ones, where it does not; and its own end.
 
 Seen in what CUDA 13.0 and 13.5 make of these for sm_90a:
 
@@ -11,6 +11,9 @@ Seen in what CUDA 13.0 and 13.5 make of these for sm_90a:
 
 NVVM makes these instructions out of many a spelling, so that no lowering can avoid them. What comes of 8-bit integers stays as
 it is: NVVM computes them in 16 bits, and either they are no -32768, or nobody looks at more of the result than at its low bits.
+
+Where threads may not have the registers that one wgmma takes, nvJitLink (13.0, 13.5) refuses the program, and what it compiles
+next in this process may be anything, or the end of the process: so it must not come to that (`registers_wanted`).
 """
 
 from __future__ import annotations
@@ -19,7 +22,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["is_wrong", "mend", "mended"]
+__all__ = ["is_wrong", "mend", "mended", "registers_wanted"]
+
+# Of wgmma: columns, and what it adds up in. Its sums take a register each, or half of one; ptxas wants so many beside them.
+_WGMMA = re.compile(r"\bwgmma\.mma_async\.sync\.aligned\.m64n(\d+)k\d+\.\w(\d\d)\b")
+_BESIDE = 26
 
 _UNARY = re.compile(r"^\t(neg|abs)\.s16[ \t]+(%\w+), (%\w+);$", re.MULTILINE)
 _EXTREMUM = re.compile(r"^\t(max|min)\.([su])16[ \t]+(%\w+), ([%\w-]+), ([%\w-]+);$", re.MULTILINE)
@@ -34,6 +41,12 @@ _COPY = re.compile(r"^\t(?:selp|mov)\.[bsu](?:16|32)[ \t]+(%\w+),")
 _REGISTER = re.compile(r"%rs?\d+\b")
 
 _Lines = Mapping[str, Sequence[str]]
+
+
+def registers_wanted(ptx: str) -> int:
+    """How many registers a thread has to have for each wgmma of a program; 0 without one."""
+    sums = [int(columns) * int(bits) // 64 for columns, bits in _WGMMA.findall(ptx)]
+    return max(sums) + _BESIDE if sums else 0
 
 
 def mend(library: Any, capability: Any = None) -> bool:
