@@ -59,6 +59,20 @@ def join(device, **options):
     return group, other
 
 
+def test_a_collective_is_recorded_in_a_graph(gpu):
+    device, _, nccl = gpu
+    group, other = join(device)
+    x = api.empty((64,), tk.float32).on(device).sync()
+    group.all_reduce(x, out=x).sync()
+    graph = group.all_reduce(x, out=x).graph_on(device.stream())
+    eager, recorded = nccl.data()
+    assert recorded[:-1] == eager[:-1]
+    assert recorded[-1] != eager[-1], "a stream of its own, that is captured"
+    graph.close()
+    other.dies()
+    group.close()
+
+
 def test_what_nccl_is_asked_for(gpu):
     device, _, nccl = gpu
     group, other = join(device)

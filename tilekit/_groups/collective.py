@@ -11,6 +11,7 @@ from tilekit._runtime.device import Device
 from tilekit._runtime.storage import BORROWED
 from tilekit._runtime.stream import Stream
 from tilekit._tensor.tensor import Tensor, new_tensor
+from tilekit.errors import DeviceError
 from tilekit.ops import Spec
 from tilekit.ops.at_once import AtOnce
 from tilekit.ops.execution import Done, Steps
@@ -125,6 +126,8 @@ class Collective(AtOnce):
             self.arguments = self._submit(ExecutionContext(stream.device, stream), self._contexts(), self.inputs)
         except Exception as error:
             self.annotate(error)
+            if isinstance(error, DeviceError) and error.lost:
+                stream.note_unfinished(error)
             raise
         return self._ended(stream)
 

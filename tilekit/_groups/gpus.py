@@ -68,7 +68,7 @@ class Gpus:
             if len(self._known) >= _CALLS_KEPT:
                 self._known = {}
             sending = self._known[call] = [self._sending(call, rank) for rank in self._group.ranks]
-        contexts[0].driver.activate()
+        self._communicators[0].activate()
         together = len(contexts) > 1 or call.kind in ("all_to_all", "permute")
         if together:
             self._nccl.start()

@@ -99,6 +99,10 @@ class Communicator:
         self._nccl, self._bindings, self._driver, self._theirs = nccl, nccl.bindings, driver, theirs
         self._handle = nccl.bindings.Comm(theirs.ptr)
 
+    def activate(self) -> None:
+        """Make the GPU current in this thread."""
+        self._driver.activate()
+
     def all_reduce(self, source: int, target: int, count: int, dtype: int, op: int, stream: int) -> None:
         """Of `count` elements."""
         self._bindings.all_reduce(source, target, count, dtype, op, self._handle, stream)

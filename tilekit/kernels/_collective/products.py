@@ -8,6 +8,7 @@ come last, when what the others have of them is there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tilekit import api, dtypes
@@ -18,7 +19,7 @@ from tilekit._tensor.shapes import as_shape
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._collective.product_kernels import arriving, begin, count, leave, leaving, meet
 from tilekit.kernels._collective.signals import RELEASED, lanes_for
-from tilekit.kernels._collective.together import Together, of_members, started
+from tilekit.kernels._collective.together import Together, again, known, of_members, started
 from tilekit.kernels._gemm.schedules import Schedule, check_tile, result_dtype, schedule_of, sum_dtype
 from tilekit.kernels._host import on_cpu
 from tilekit.kernels._launches import allocated
@@ -29,6 +30,7 @@ from tilekit.ops import DeviceOp, Spec
 __all__ = ["AllGatherWorkspace", "ReduceScatterWorkspace", "all_gather_matmul", "matmul_reduce_scatter"]
 
 _LEAST_TILE = 16  # rows and columns of a tile
+_PRODUCTS_KEPT = 64  # launches of a workspace and a member
 
 
 # ---------------------------------------------------------------------------------------------------------------- workspaces
@@ -85,6 +87,7 @@ class AllGatherWorkspace(_Workspace):
         self._ready, self._left = self._waited_for = [symmetric(group, (size, 1), dtypes.int64) for _ in range(2)]
         for rank in group.ranks:
             self._one.local(rank).fill(1).sync()
+        self._places = [_Gathering(self, at) for at in range(len(group.ranks))]
 
 
 class ReduceScatterWorkspace(_Workspace):
@@ -118,6 +121,7 @@ class ReduceScatterWorkspace(_Workspace):
         self._parts = symmetric(group, (2 * size, m // size, n), self.dtype)
         self._flags = symmetric(group, (size, tiles), dtypes.int64)
         self._waited_for = [self._flags]
+        self._places = [_Scattering(self, at) for at in range(len(group.ranks))]
 
 
 # ---------------------------------------------------------------------------------------------------------------- the functions
@@ -156,51 +160,112 @@ def _product(name: str, a: Tensor, b: Tensor, size: int, dtype: Any, precision: 
     return _Product(wide, result_dtype(a, dtype, wide), False if slow else None, schedule)
 
 
+def _again(
+    launches: dict[Any, KernelLaunch], key: Any, theirs: dict[int, Any], launched: Callable[[], KernelLaunch]
+) -> KernelLaunch:
+    """A launch like the one before whose arguments looked like these; the first is made.
+
+    Args:
+        launches: those of before, without arguments of the caller's.
+        key: what tells how arguments look.
+        theirs: the arguments of the caller's, by place.
+        launched: makes it.
+    """
+    launch = launches.get(key)
+    if launch is None:
+        if len(launches) >= _PRODUCTS_KEPT:
+            launches.clear()
+        launch = known(launched())
+        launch.arguments = tuple(None if at in theirs else argument for at, argument in enumerate(launch.arguments))
+        launches[key] = launch
+    return again(launch, tuple(theirs.get(at, argument) for at, argument in enumerate(launch.arguments)))
+
+
+class _Gathering:
+    """What is the same in each call of `all_gather_matmul` by one member: its views of the workspace, and what is launched around
+    the product.
+
+    Attributes:
+        own: where this member's rows go, for the others.
+        copies: from where to where the others' rows come, each with the word that says so behind it.
+        a, arrivals: what the product reads while copies write it: with no order but that of the arrivals.
+        around: the launches with which it begins, meets the others, and leaves.
+        products: those that were launched, by what their arguments look like.
+    """
+
+    def __init__(self, workspace: AllGatherWorkspace, at: int) -> None:
+        group, rank = workspace.group, workspace.group.ranks[at]
+        size, lanes, calls = group.size, lanes_for(group.size), workspace._calls[at]
+        gathered, arrived = workspace._gathered.local(rank), workspace._arrivals.local(rank)
+        self.own, self.whole, self.used = gathered[rank], gathered, [tensor.storage for tensor in (gathered, arrived)]
+        self.copies: list[tuple[Tensor, Tensor]] = []
+        for other in ((rank + turn) % size for turn in range(1, size)):
+            self.copies.append((workspace._gathered.peer(other, rank)[other], gathered[other]))
+            self.copies.append((workspace._one.peer(other, rank), arrived[other : other + 1]))
+        ready, left = (flags.whole(rank).scattered() for flags in (workspace._ready, workspace._left))
+        self.a, self.arrivals = workspace._gathered.alias(rank)[rank], workspace._arrivals.alias(rank)[rank].scattered()
+        self.around = [
+            known(launch.grid(1).num_warps(1))
+            for launch in (
+                begin(left, calls, rank, size, lanes),
+                meet(ready, arrived.scattered(), calls.scattered(), rank, size, lanes),
+                leave(left, calls, rank, size, lanes),
+            )
+        ]
+        self.products: dict[Any, KernelLaunch] = {}
+
+
 class _Gathered:
     """One member's part of `all_gather_matmul`."""
 
     def __init__(self, workspace: AllGatherWorkspace, at: int, y: Tensor, x: Tensor, w: Tensor, options: tuple[Any, ...]) -> None:
         group, (m, k) = workspace.group, workspace.shape
         size, rank = group.size, group.ranks[at]
-        lanes, calls = lanes_for(size), workspace._calls[at]
-        self._y, self._x, self._rank, self._space = y, x, rank, workspace
-        self._own = workspace._gathered.local(rank)[rank]
-        product = _product("all_gather_matmul", workspace._gathered.local(rank).reshape(size * m, k), w, size, *options)
-        rows, columns = product.tiles(m, w.shape[1])
-        ready, left = (flags.whole(rank).scattered() for flags in (workspace._ready, workspace._left))
-        # While the product reads what comes, copies write it: no order but that of the arrivals.
-        a, arrivals = workspace._gathered.alias(rank)[rank], workspace._arrivals.alias(rank)[rank]
-        self._begin = begin(left, calls, rank, size, lanes).grid(1).num_warps(1)
-        self._meet = meet(
-            ready, workspace._arrivals.local(rank).scattered(), calls.scattered(), rank, size, lanes
-        ).grid(1).num_warps(1)  # fmt: skip
-        self._leave = leave(left, calls, rank, size, lanes).grid(1).num_warps(1)
-        self._product = product.launched(
-            arriving(
-                y.reshape(size, m, w.shape[1]).scattered(), a, w, arrivals.scattered(), rank, rows, columns, size,
-                product.wide, options[1], product.warp_specialize,
-            )
-        )  # fmt: skip
+        self._y, self._x = y, x
+        self._place = place = workspace._places[at]
+        rows_of = y.reshape(size, m, w.shape[1]).scattered()
+
+        def launched() -> KernelLaunch:
+            product = _product("all_gather_matmul", place.whole.reshape(size * m, k), w, size, *options)
+            rows, columns = product.tiles(m, w.shape[1])
+            return product.launched(
+                arriving(
+                    rows_of, place.a, w, place.arrivals, rank, rows, columns, size, product.wide, options[1],
+                    product.warp_specialize,
+                )
+            )  # fmt: skip
+
+        self._product = _again(place.products, (rows_of.traits, w.traits, options), {0: rows_of, 2: w}, launched)
+        self._begin, self._meet, self._leave = (again(launch, launch.arguments) for launch in place.around)
         self.launches = (self._begin, self._meet, self._leave, self._product)
 
     def submit(self, ctx: ExecutionContext) -> Tensor:
-        space, rank, size = self._space, self._rank, self._space.group.size
+        place = self._place
         started(self._begin, ctx)
-        started(self._x.copy_into(self._own), ctx)
+        started(self._x.copy_into(place.own), ctx)
         started(self._meet, ctx)
-        beside = ctx.beside() if size > 1 else ctx
+        beside = ctx.beside() if place.copies else ctx
         beside.stream.wait_for(ctx.stream, ctx.stream.mark())
-        gathered, arrivals = space._gathered.local(rank), space._arrivals.local(rank)
-        for other in ((rank + turn) % size for turn in range(1, size)):
-            started(space._gathered.peer(other, rank)[other].copy_into(gathered[other]), beside)
-            started(space._one.peer(other, rank).copy_into(arrivals[other : other + 1]), beside)
+        for source, target in place.copies:
+            started(source.copy_into(target), beside)
         started(self._leave, beside)
         started(self._product, ctx)
         # The next call's copies come behind the product, which used another order's views.
-        used = [tensor.storage for tensor in (gathered, arrivals)]
-        ctx.note(used, ())  # type: ignore[arg-type]  # they have memory
+        ctx.note(place.used, ())  # type: ignore[arg-type]  # they have memory
         ctx.stream.wait_for(beside.stream, beside.stream.mark())
         return self._y
+
+
+class _Scattering:
+    """What is the same in each call of `matmul_reduce_scatter` by one member: its views of the workspace, the launch that counts
+    calls, and those of products, by what their arguments look like.
+    """
+
+    def __init__(self, workspace: ReduceScatterWorkspace, at: int) -> None:
+        rank = workspace.group.ranks[at]
+        self.parts, self.flags = (memory.whole(rank).scattered() for memory in (workspace._parts, workspace._flags))
+        self.counted = known(count(workspace._calls[at].scattered()).grid(1).num_warps(1))
+        self.products: dict[Any, KernelLaunch] = {}
 
 
 class _Scattered:
@@ -211,15 +276,22 @@ class _Scattered:
     ) -> None:
         group, (m, n) = workspace.group, workspace.shape
         size, rank = group.size, group.ranks[at]
-        product = _product("matmul_reduce_scatter", x, w, size, *options)
-        rows, columns = product.tiles(m // size, n)
-        calls, self._y = workspace._calls[at], y
-        parts, flags = (tensor.whole(rank).scattered() for tensor in (workspace._parts, workspace._flags))
-        launch = leaving(
-            y.scattered(), x.reshape(size, m // size, x.shape[1]), w, parts, flags, calls, rank, rows, columns, size,
-            lanes_for(size), product.wide, options[1], product.warp_specialize,
-        )  # fmt: skip
-        self.launches = (count(calls.scattered()).grid(1).num_warps(1), product.launched(launch))
+        self._y, place = y, workspace._places[at]
+        written, rows_of = y.scattered(), x.reshape(size, m // size, x.shape[1])
+
+        def launched() -> KernelLaunch:
+            product = _product("matmul_reduce_scatter", x, w, size, *options)
+            rows, columns = product.tiles(m // size, n)
+            return product.launched(
+                leaving(
+                    written, rows_of, w, place.parts, place.flags, workspace._calls[at], rank, rows, columns, size,
+                    lanes_for(size), product.wide, options[1], product.warp_specialize,
+                )
+            )  # fmt: skip
+
+        key = (written.traits, rows_of.traits, w.traits, options)
+        product = _again(place.products, key, {0: written, 1: rows_of, 2: w}, launched)
+        self.launches = (again(place.counted, place.counted.arguments), product)
 
     def submit(self, ctx: ExecutionContext) -> Tensor:
         for launch in self.launches:

@@ -10,12 +10,12 @@ from tilekit._groups.group import Group
 from tilekit._runtime.context import ExecutionContext
 from tilekit._runtime.device import Device
 from tilekit._tensor.tensor import Tensor
-from tilekit.launch.launch import KernelLaunch
+from tilekit.launch.launch import KernelLaunch, launch_of
 from tilekit.launch.specialisation import Specialisation
 from tilekit.ops import DeviceOp, Spec, zip_ops
 from tilekit.ops.execution import Done, HostJob, Steps
 
-__all__ = ["Together", "Work", "of_members", "started"]
+__all__ = ["Together", "Work", "again", "known", "of_members", "started"]
 
 
 class Work(Protocol):
@@ -128,6 +128,21 @@ def of_members(name: str, group: Group, operands: dict[str, Any], function: Call
     if any(isinstance(x, DeviceOp) for x in values):
         return zip_ops(*values).then(with_tensors).named(name)
     return with_tensors(values)
+
+
+def again(launch: KernelLaunch, arguments: tuple[Any, ...]) -> KernelLaunch:
+    """A launch once more, on arguments of the same kinds."""
+    once_more = launch_of(launch.kernel, arguments, launch._form, launch._options, launch._site)
+    once_more._consumed = True
+    return once_more
+
+
+def known(launch: KernelLaunch) -> KernelLaunch:
+    """A launch to be made again and again, on arguments that look like these: nothing in them is looked at any more."""
+    form, options = launch._form, launch._options
+    launch._form = form.alone(options, form.plan(launch.kernel, launch.arguments, options))
+    launch._consumed = True
+    return launch
 
 
 def started(op: DeviceOp[Any], ctx: ExecutionContext) -> Any:
