@@ -110,6 +110,16 @@ def test_what_nccl_is_asked_for(gpu):
     group.close()
 
 
+def test_what_a_member_sends_to_itself_is_no_business_of_nccls(gpu):
+    device, _, nccl = gpu
+    group, other = join(device)
+    group.send(api.empty((6,), tk.float32).on(device).sync(), 0).sync()
+    assert group.recv((6,), tk.float32, 0).sync().shape == (6,)
+    assert nccl.data() == []
+    other.dies()
+    group.close()
+
+
 def test_tensors_change_places(gpu):
     device, bindings, nccl = gpu
     group, other = join(device)

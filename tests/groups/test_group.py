@@ -273,7 +273,7 @@ def test_what_is_refused(group):
         (lambda: group.broadcast(xs, root=True), TypeError, "root is a rank, an int from 0 to 2, not True"),
         (lambda: group.send(xs[0], 7, source=0), ValueError, "there is no rank 7"),
         (lambda: group.send(xs[0], "1", source=0), TypeError, "to is a rank, an int from 0 to 2, not '1'"),
-        (lambda: group.recv((4,), tk.float32, np.int64(1), to=0), TypeError, "source is a rank.*not .*1"),
+        (lambda: group.recv((4,), tk.float32, np.float64(1), to=0), TypeError, "source is a rank.*not .*1"),
         (lambda: group.all_reduce([np.ones(4)] * 3), TypeError, r"not ndarray; api.from_host\(array\) makes one"),
         (lambda: group.all_reduce(xs, out=[1, 2, 3]), TypeError, "out of rank 0 is a tensor, not int"),
         (lambda: group.recv((4,), tk.float32, 0), TypeError, "say with to= which rank does it"),

@@ -128,6 +128,33 @@ def test_hosts_exchange_values(members):
     )
 
 
+def test_a_member_sends_to_itself(members):
+    """What is sent first arrives first, and no other member has anything to do with it."""
+
+    def use(group, rank):
+        first, second = (api.full((3,), float(10 * rank + n)).on(group.devices[0]).sync() for n in range(2))
+        group.send(first, rank).sync()
+        group.send(second, np.int64(rank)).sync()
+        got = [group.recv((3,), tk.float32, rank).sync().numpy()[0] for _ in range(2)]
+        nothing = _error(group.recv((3,), tk.float32, rank))
+        return got, str(nothing)
+
+    for rank, (got, nothing) in enumerate(results(members(use, 2))):
+        assert got == [10.0 * rank, 10.0 * rank + 1]
+        assert f"rank {rank} has nothing from rank {rank}" in nothing
+
+
+def test_ranks_may_be_numpys(members):
+    def use(group, rank):
+        x = api.full((2,), float(rank)).on(group.devices[0]).sync()
+        ring = [(np.int32(0), np.int64(1))]
+        return group.broadcast(x, root=np.int64(1)).sync().numpy()[0], group.permute(x, ring).sync().numpy()[0]
+
+    assert results(members(use, 2)) == [(1.0, 0.0), (1.0, 0.0)]
+    with Group.join(np.int64(0), np.int64(1), address=free_address(), device="cpu") as group:
+        assert group.rank == 0 and type(group.rank) is int
+
+
 def test_recorded_in_a_graph(members):
     def use(group, rank):
         device = group.devices[0]

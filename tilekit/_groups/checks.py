@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from tilekit._groups.call import Call
 from tilekit._runtime.device import Device, default_device
@@ -13,7 +16,7 @@ from tilekit._runtime.timeline import as_timeout
 from tilekit._tensor.tensor import Tensor
 from tilekit.ops import DeviceOp
 
-__all__ = ["as_devices", "as_pairs", "as_seconds", "check_member", "check_out", "check_rank", "check_value", "refused"]
+__all__ = ["as_devices", "as_member", "as_pairs", "as_rank", "as_seconds", "check_out", "check_value", "refused"]
 
 _LONGEST_S = 1e6  # eleven days: what a system call can count in milliseconds, and twice as long
 
@@ -40,19 +43,26 @@ def as_devices(devices: Sequence[Device | str] | None) -> tuple[Device, ...]:
     return chosen
 
 
-def check_member(rank: Any, size: Any, key: Any) -> None:
-    """Whether a process can join as that.
+def as_int(value: Any) -> int | None:
+    """The int that a value is, NumPy's too; None if it is none."""
+    return operator.index(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else None
+
+
+def as_member(rank: Any, size: Any, key: Any) -> tuple[int, int]:
+    """The rank and the size with which a process can join.
 
     Raises:
         TypeError: `rank` or `size` is no int, or `key` no bytes. ValueError: there is no such rank.
     """
-    for name, number in (("rank", rank), ("size", size)):
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise TypeError(f"Group.join: {name} is an int, not {number!r}")
-    if not 0 <= rank < size:
-        raise ValueError(f"Group.join: there is no rank {rank} in a group of {size}; ranks count from 0")
+    mine, count = as_int(rank), as_int(size)
+    if mine is None or count is None:
+        name, number = ("rank", rank) if mine is None else ("size", size)
+        raise TypeError(f"Group.join: {name} is an int, not {number!r}")
+    if not 0 <= mine < count:
+        raise ValueError(f"Group.join: there is no rank {mine} in a group of {count}; ranks count from 0")
     if not isinstance(key, bytes):
         raise TypeError(f"Group.join: key is bytes, the same in all processes, not {type(key).__name__}")
+    return mine, count
 
 
 def as_seconds(timeout_s: Any, default_s: float) -> float:
@@ -69,16 +79,18 @@ def as_seconds(timeout_s: Any, default_s: float) -> float:
     return min(_LONGEST_S if seconds is None else seconds, _LONGEST_S)
 
 
-def check_rank(kind: str, rank: Any, size: int, name: str) -> None:
-    """Whether a group of `size` has that rank, which `kind` takes as `name`.
+def as_rank(kind: str, rank: Any, size: int, name: str) -> int:
+    """A rank of a group of `size`, which `kind` takes as `name`.
 
     Raises:
         TypeError: it is no int. ValueError: there is none.
     """
-    if not isinstance(rank, int) or isinstance(rank, bool):
+    number = as_int(rank)
+    if number is None:
         raise TypeError(f"{kind}: {name} is a rank, an int from 0 to {size - 1}, not {rank!r}")
-    if not 0 <= rank < size:
-        raise ValueError(f"{kind}: there is no rank {rank} in a group of {size}; ranks count from 0")
+    if not 0 <= number < size:
+        raise ValueError(f"{kind}: there is no rank {number} in a group of {size}; ranks count from 0")
+    return number
 
 
 def as_pairs(pairs: Any, size: int) -> tuple[tuple[int, int], ...]:
@@ -91,12 +103,11 @@ def as_pairs(pairs: Any, size: int) -> tuple[tuple[int, int], ...]:
     if not isinstance(pairs, tuple) or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
         raise TypeError(f"permute: pairs is a list of (source, target), not {pairs!r}")
     for side, name in enumerate(("source", "target")):
-        ranks = [pair[side] for pair in pairs]
+        ranks = [as_rank("permute", pair[side], size, name) for pair in pairs]
         for rank in ranks:
-            check_rank("permute", rank, size, name)
             if ranks.count(rank) > 1:
                 raise ValueError(f"permute: rank {rank} is the {name} of two pairs: each is of one at most")
-    return tuple((source, target) for source, target in pairs)
+    return tuple((int(source), int(target)) for source, target in pairs)
 
 
 def check_out(call: Call, size: int, inputs: Sequence[Tensor], out: Sequence[Tensor]) -> None:

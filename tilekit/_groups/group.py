@@ -12,7 +12,7 @@ from typing import Any, Self
 from tilekit import dtypes
 from tilekit._driver import forking
 from tilekit._groups.call import Call, check_reduction
-from tilekit._groups.checks import as_devices, as_pairs, as_seconds, check_member, check_out, check_rank, check_value, refused
+from tilekit._groups.checks import as_devices, as_member, as_pairs, as_rank, as_seconds, check_out, check_value, refused
 from tilekit._groups.collective import Collective
 from tilekit._groups.control import Hub, free_address, parsed
 from tilekit._groups.link import Link
@@ -165,7 +165,7 @@ class Group:
                 two kinds.
             GroupError: not all members joined in time; it names those that are missing.
         """
-        check_member(rank, size, key)
+        rank, size = as_member(rank, size, key)
         host_and_port = parsed(address)
         seconds = as_seconds(timeout_s, _TIMEOUT_S)
         self = cls.__new__(cls)
@@ -276,23 +276,23 @@ class Group:
 
         Args:
             x: the tensor, of the member that sends.
-            to: the rank that it goes to.
+            to: the rank that it goes to; one's own will do.
             source: in one process, the rank that sends; in a joined group it is this one.
         """
         with refused(x):
             sender = self._member("send", source)
-            check_rank("send", to, self.size, "to")
+            receiver = as_rank("send", to, self.size, "to")
 
         def sending(tensor: Any) -> DeviceOp[None]:
             self._check("send", tensor, sender)
-            call = Call(kind="send", shape=tensor.shape, dtype=tensor.dtype, root=to)
-            if self._joined:
+            call = Call(kind="send", shape=tensor.shape, dtype=tensor.dtype, root=receiver)
+            if self._joined and receiver != sender:
                 return Collective(self, call, [tensor], None, joined=True)
             return DeviceOp.map(tensor.dup(), posting).named("send")
 
         def posting(letter: Tensor) -> None:
             with self.submitting:
-                self._mail.setdefault((sender, to), []).append(letter)
+                self._mail.setdefault((sender, receiver), []).append(letter)
 
         return self._of(x, sending, "send", self.devices[self.ranks.index(sender)])
 
@@ -302,26 +302,27 @@ class Group:
         Args:
             shape, dtype: the tensor's, which the sender's must have.
             source: the rank that it comes from.
-            to: in one process, the rank that receives, and where `send` runs before; in a joined group it is this one.
+            to: in one process, the rank that receives; in a joined group it is this one. What comes from the own process was sent
+                before, or it is a GroupError.
         """
         receiver = self._member("recv", to)
-        check_rank("recv", source, self.size, "source")
-        call = Call(kind="recv", shape=as_shape(shape), dtype=dtypes.as_dtype(dtype), root=source)
-        if self._joined:
+        sender = as_rank("recv", source, self.size, "source")
+        call = Call(kind="recv", shape=as_shape(shape), dtype=dtypes.as_dtype(dtype), root=sender)
+        if self._joined and sender != receiver:
             return Collective(self, call, [], None, joined=True)
 
         def receiving(_: None) -> DeviceOp[Tensor]:
             with self.submitting:
-                letters = self._mail.get((source, receiver))
+                letters = self._mail.get((sender, receiver))
                 if not letters:
                     raise GroupError(
-                        f"recv: rank {receiver} has nothing from rank {source}. In one process the send has to run first",
-                        ranks=(source, receiver),
+                        f"recv: rank {receiver} has nothing from rank {sender}. Within one process the send has to run first",
+                        ranks=(sender, receiver),
                     )
                 if (letters[0].shape, letters[0].dtype) != (call.shape, call.dtype):
-                    raise ValueError(f"recv: rank {source} sent {letters[0].dtype.name} {letters[0].shape}, not {call}")
+                    raise ValueError(f"recv: rank {sender} sent {letters[0].dtype.name} {letters[0].shape}, not {call}")
                 letter = letters.pop(0)
-            return letter.to(self.devices[receiver])
+            return letter.to(self.devices[self.ranks.index(receiver)])
 
         return value(None).then(receiving).named("recv")
 
@@ -472,7 +473,7 @@ class Group:
 
         with refused(x, out):
             check_reduction(kind, op)
-            check_rank(kind, root, self.size, "root")
+            root = as_rank(kind, root, self.size, "root")
             if out is not None:
                 targets = self.tensors(kind, [out] if self._joined else out, "out")
             if not self._joined and not isinstance(x, DeviceOp):
@@ -553,8 +554,7 @@ class Group:
             return self.rank
         if rank is None:
             raise TypeError(f"{kind}: {self!r} is of one process: say with {name}= which rank does it")
-        check_rank(kind, rank, self.size, name)
-        return rank
+        return as_rank(kind, rank, self.size, name)
 
     def __repr__(self) -> str:
         if self._joined:
