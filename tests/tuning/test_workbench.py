@@ -123,6 +123,12 @@ def test_a_product_and_a_softmax_are_tuned(device: tk.Device) -> None:
     assert tk.tune(lambda config: config.apply(softmax(c, a)), rows).best in rows
 
 
+def test_tolerances_are_numbers_of_any_kind(device: tk.Device) -> None:
+    x, y = api.ones(256).sync(), api.zeros(256).sync()
+    tuning = tk.tune(lambda config: config.apply(add(y, x, 1.0)), TILES, rtol=10**5000, atol=np.int64(1))
+    assert len(tuning.candidates) == len(list(TILES))
+
+
 def test_what_is_no_search(device: tk.Device) -> None:
     y = api.zeros(256).sync()
     with pytest.raises(TypeError, match="takes a function that makes an op"):

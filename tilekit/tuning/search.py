@@ -163,12 +163,17 @@ def search_options(who: str, check: Any, rtol: Any, atol: Any, seed: Any) -> dic
     Raises:
         TypeError, ValueError: one of them is no flag, no tolerance, or no int.
     """
+    tolerances: dict[str, float | None] = {}
     for name, tolerance in (("rtol", rtol), ("atol", atol)):
         if tolerance is not None and (scalar_kind(tolerance) not in (int, float) or not tolerance >= 0):
             raise ValueError(f"{who}: {name} is a number that is not negative, or None, not {tolerance!r}")
+        try:
+            tolerances[name] = None if tolerance is None else float(tolerance)
+        except OverflowError:  # an int beyond all floats
+            tolerances[name] = math.inf
     if scalar_kind(seed) is not int:
         raise TypeError(f"{who}: seed is an int, not {seed!r}")
-    return {"check": check_flag(f"{who}: check", check), "rtol": rtol, "atol": atol, "seed": int(seed)}
+    return {"check": check_flag(f"{who}: check", check), **tolerances, "seed": int(seed)}
 
 
 def refusal(config: Config, kernel: CompiledKernel) -> str | None:
