@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -167,10 +168,7 @@ def search_options(who: str, check: Any, rtol: Any, atol: Any, seed: Any) -> dic
     for name, tolerance in (("rtol", rtol), ("atol", atol)):
         if tolerance is not None and (scalar_kind(tolerance) not in (int, float) or not tolerance >= 0):
             raise ValueError(f"{who}: {name} is a number that is not negative, or None, not {tolerance!r}")
-        try:
-            tolerances[name] = None if tolerance is None else float(tolerance)
-        except OverflowError:  # an int beyond all floats
-            tolerances[name] = math.inf
+        tolerances[name] = None if tolerance is None else float(min(tolerance, sys.float_info.max))
     if scalar_kind(seed) is not int:
         raise TypeError(f"{who}: seed is an int, not {seed!r}")
     return {"check": check_flag(f"{who}: check", check), **tolerances, "seed": int(seed)}
@@ -208,7 +206,8 @@ def difference(result: Sequence[Any], expected: Sequence[Any], rtol: float | Non
             scale = float(np.max(sizes[np.isfinite(sizes)], initial=0.0))
             relative = 32 * rounding if rtol is None else rtol
             absolute = 32 * rounding * scale if atol is None else atol
-            apart = ~np.isclose(ours.astype(np.float64), theirs.astype(np.float64), relative, absolute, equal_nan=True)
+            with np.errstate(over="ignore"):
+                apart = ~np.isclose(ours.astype(np.float64), theirs.astype(np.float64), relative, absolute, equal_nan=True)
         count = int(np.count_nonzero(apart))
         if count:
             where = tuple(int(index) for index in np.argwhere(apart)[0]) if ours.ndim else ()
