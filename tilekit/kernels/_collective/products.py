@@ -153,7 +153,7 @@ def _product(name: str, a: Tensor, b: Tensor, size: int, dtype: Any, precision: 
     schedule = schedule_of(
         a, (size, m // size, n, k), staged=not exact and staged_operands(a, b),
         copied=in_stages(a, b, to=COPIES, warpgroups=False), even=aligned(a, b), cpu=on_cpu(a),
-        tf32=a.dtype == dtypes.float32 and not exact, beside=0, tile=check_tile(name, tile), num_warps=None, splits=1,
+        tf32=a.dtype == dtypes.float32 and not exact, beside=0, tile=tile, num_warps=None, splits=1,
         summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
     )  # fmt: skip
     slow = exact or a.dtype == dtypes.float64
@@ -401,6 +401,8 @@ def _together(
     options: tuple[Any, ...],
 ) -> Together:  # fmt: skip
     """The op in which each member does its part."""
+    dtype, precision, tile = options
+    options = (None if dtype is None else dtypes.as_dtype(dtype), precision, check_tile(name, tile))
     group = workspace.group
     outputs = None if out is None else group.tensors(name, [out] if group.joined else out, "out")
     for rank, target, result in zip(group.ranks, outputs or (), results, strict=outputs is not None):
