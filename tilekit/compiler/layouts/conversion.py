@@ -92,9 +92,9 @@ def with_lanes(layout: Layout, dim: int, run: int) -> Layout:
     first = run.bit_length() - 1
     wanted = [tuple(1 << bit if d == dim else 0 for d in range(len(layout.shape))) for bit in range(first, first + _LANE_BITS)]
     for near in wanted:
-        others = [at for at, vector in enumerate(lane) if any(vector) and vector not in wanted]
         if near in lane:
             continue
+        others = [at for at, vector in enumerate(lane) if any(vector) and vector not in wanted]
         if near not in reg or not others:
             break
         register = reg.index(near)

@@ -90,8 +90,9 @@ class RayGroup:
             answer = self._reply(at, done[0], what)
             if answer[0] != DONE:
                 error = error_of(self.workers[at], answer)
-                if isinstance(error, GroupError):  # the others see a process end before Ray does
-                    for other in ray.wait([replies[rank] for rank in error.ranks], timeout=_END_S)[0]:
+                if isinstance(error, GroupError) and error.ranks:  # the others see a process end before Ray does
+                    named = [replies[rank] for rank in error.ranks]
+                    for other in ray.wait(named, num_returns=len(named), timeout=_END_S)[0]:
                         self._reply(replies.index(other), other, what)
                 raise error
         return list(ray.get(replies))
