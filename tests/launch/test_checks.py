@@ -392,11 +392,15 @@ def test_the_record_is_written_before_the_kernel_stops(monkeypatch):
         assert re.search(r"@p exit;.*membar\.sys; mov\.u64 z, 1; st\.global\.b64 \[a\], z; membar\.sys; trap;", block)
 
 
+RECORDS = []  # stay for the life of the process, as page-locked memory does
+
+
 def test_the_driver_tells_a_module_where_the_record_is_and_an_error_says_what_it_holds():
     """With a stand-in for the driver's functions: what they are given, and what is made of the code of a fault."""
     _, bindings = fake_gpu()
     driver = cuda.CudaDriver(bindings, 0, False)
     host, variable = (ctypes.c_int64 * WORDS)(), (ctypes.c_int64 * 4)()
+    RECORDS.append(host)
     bindings.cuMemHostAlloc = lambda nbytes, flags: (0, ctypes.addressof(host))
     bindings.cuLibraryGetGlobal = lambda library, name: (0, ctypes.addressof(variable), 32)
     bindings.cuMemcpyHtoD = lambda target, source, nbytes: (ctypes.memmove(target, source, nbytes), 0)[1:]

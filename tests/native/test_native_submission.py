@@ -177,14 +177,14 @@ def test_a_closed_stream_is_refused(gpu, made):
 @pytest.mark.parametrize("way", ["sync", "sync_on", "async_on", "await", "chain", "zip"])
 def test_what_the_driver_refuses_names_the_op(gpu, made, way):
     stream, tiles, x = made
-    pending, pool = stream.pending, len(gpu[0].event_pool)
+    marks, pool = len(stream._marks), len(gpu[0].event_pool)
     op = scale(tiles, x, 1.5)
     gpu[1].refuse = 1
     with pytest.raises(DeviceError, match="launching") as caught:
         WAYS[way](op, stream)
     assert any(f"in kernel scale, built at {op.where()}" in note or "kernel scale" in note for note in caught.value.__notes__)
     gpu[1].refuse = 0
-    assert (stream.pending, len(gpu[0].event_pool)) == (pending, pool)
+    assert (len(stream._marks), len(gpu[0].event_pool)) == (marks, pool)
     with pytest.raises(ValueError, match="has already run"):
         op.sync()
     scale(tiles, x, 1.5).sync()
@@ -392,6 +392,59 @@ def test_many_threads_submit_to_one_stream(gpu, made):
     assert stream.pending == first + 6 * 101
     serials = [mark.serial for mark in stream._marks]
     assert serials == list(range(stream.pending - len(serials), stream.pending))
+
+
+RECORDERS = {
+    "a launch": lambda op, stream: op().async_on(stream),
+    "a mark": lambda op, stream: stream.mark(),
+    "another stream": lambda op, stream: (op().start(on(stream)), op().sync_on(stream.device.stream())),
+    "a chain": lambda op, stream: op().apply(scale).async_on(stream),
+    "a prepared graph": lambda op, stream: op().apply(scale).prepare().sync_on(stream),
+}
+
+
+def on(stream):
+    return ExecutionContext(stream.device, stream)
+
+
+@pytest.mark.parametrize("way", RECORDERS)
+def test_what_another_thread_submits_while_an_event_is_recorded_has_a_later_mark(gpu, made, monkeypatch, way):
+    stream, tiles, x = made
+    other, recorded = api.zeros(2048).sync_on(stream), []
+    late = scale(other.partition(1024), x, 1.5)
+
+    def record(event, where):
+        """The event is in the stream, and somebody else gets Python's lock first."""
+        if where == stream.handle and not recorded:
+            recorded.append(event)
+            thread = threading.Thread(target=late.start, args=(on(stream),))
+            thread.start()
+            thread.join()
+        return (0,)
+
+    monkeypatch.setattr(gpu[1], "cuEventRecord", record, raising=False)
+    RECORDERS[way](lambda: scale(tiles, x, 1.5), stream)
+    where, serial = other.storage.last_write
+    assert recorded and where is stream
+    assert stream.mark_at(serial).event != recorded[0]
+
+
+@pytest.mark.parametrize("way", ["mark_at", "wait_for", "another op"])
+def test_a_moment_whose_event_was_not_recorded_is_behind_the_next(gpu, made, monkeypatch, way):
+    stream, tiles, x = made
+    scale(tiles, x, 1.5).start(on(stream))
+    serial, other, recorded = stream.pending, gpu[0].stream(), []
+    monkeypatch.setattr(gpu[1], "cuEventRecord", lambda event, where: (1,), raising=False)
+    with pytest.raises(DeviceError):
+        stream.mark()
+    monkeypatch.setattr(gpu[1], "cuEventRecord", lambda event, where: (recorded.append(where) or 0,), raising=False)
+    if way == "mark_at":
+        assert stream.mark_at(serial).serial > serial
+    elif way == "wait_for":
+        other.wait_for(stream, serial)
+    else:
+        scale(tiles, x, 1.5).sync_on(other)
+    assert stream.handle in recorded
 
 
 def test_a_chain_goes_on_where_it_is_unusual(gpu, made):

@@ -65,7 +65,7 @@ class Report:
     def message(self) -> str | None:
         """What the record says; None if there is none."""
         words = [int(word) for word in self._words]
-        if not words[0] or words[1] >= len(self._sites):
+        if not words[0] or not 0 <= words[1] < len(self._sites):
             return None
         site = self._sites[words[1]]
         block, values = tuple(words[2:5]), words[FIRST_VALUE : FIRST_VALUE + site.message.count("{}")]

@@ -190,8 +190,9 @@ typedef struct {
     PyObject *maps;      /* a tuple, or NULL: of each tensor map behind these the number of the argument, and a dict of maps */
 } Launcher;
 
-/* An event to be recorded right behind a launch. */
+/* An event to be recorded right behind a launch, and the serial of the mark that it is to be. */
 typedef struct {
+    PyObject *serial;
     void *event;
     int code; /* the driver's, of the recording */
 } Ending;
@@ -269,8 +270,10 @@ PyObject *take_event(PyObject *stream, PyObject *pool);
 /* The serial of a mark, of this module or of Python's; -1 with an exception. And its event, a new reference. */
 long long serial_of(PyObject *mark);
 PyObject *event_of(PyObject *mark);
-/* Under the stream's lock, once the event has been recorded: the mark that says so; NULL with an exception. */
-Mark *append_mark(PyObject *stream, Launcher *launcher, PyObject *event);
+/* Under the stream's lock, before an event is recorded, the serial that its mark is to have, a new reference: what other threads submit
+ * from then on has a later one. Once it has been recorded, the mark that says so. NULL with an exception. */
+PyObject *begin_mark(PyObject *stream);
+Mark *append_mark(PyObject *stream, Launcher *launcher, PyObject *event, PyObject *serial);
 /* A launcher of the stream's device, borrowed; NULL, and no exception, if none is known. */
 Launcher *launcher_at(PyObject *stream);
 /* Whether the event has passed, which is polled for so long at most; -1, and no exception, if that is not known. */

@@ -414,7 +414,7 @@ int submit_work(Launcher *self, PyObject *stream, Work *work, PyObject *label, E
     if (code == FAILED) /* no driver has such a code */
         code = SLOW;
     if (code == LAUNCHED) {
-        PyObject *serial = get(stream, &Stream_pending);
+        PyObject *serial = ending != NULL ? Py_NewRef(ending->serial) : get(stream, &Stream_pending);
         if (serial == NULL || !note(work->views, work->count, stream, serial) || !note_name(stream, serial, label))
             code = FAILED;
         Py_XDECREF(serial);

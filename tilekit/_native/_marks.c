@@ -184,33 +184,35 @@ Launcher *launcher_at(PyObject *stream)
     return recent.device != NULL && held(stream, &Stream_device) == recent.device ? recent.launcher : NULL;
 }
 
-Mark *append_mark(PyObject *stream, Launcher *launcher, PyObject *event)
+PyObject *begin_mark(PyObject *stream)
+{
+    PyObject *serial = get(stream, &Stream_pending);
+    PyObject *next = serial ? PyLong_FromLongLong(PyLong_AsLongLong(serial) + 1) : NULL;
+    if (next == NULL)
+        Py_CLEAR(serial);
+    else
+        put(stream, &Stream_pending, next);
+    return serial;
+}
+
+Mark *append_mark(PyObject *stream, Launcher *launcher, PyObject *event, PyObject *serial)
 {
     if (recent.device != held(stream, &Stream_device)) {
         Py_XSETREF(recent.device, Py_XNewRef(held(stream, &Stream_device)));
         Py_XSETREF(recent.launcher, (Launcher *)Py_NewRef((PyObject *)launcher));
     }
     PyObject *marks = Py_NewRef(held(stream, &Stream__marks));
-    long long serial = PyLong_AsLongLong(held(stream, &Stream_pending));
-    PyObject *next = PyLong_FromLongLong(serial + 1);
-    Mark *mark = next ? PyObject_New(Mark, mark_type) : NULL;
+    Mark *mark = PyObject_New(Mark, mark_type);
     if (mark == NULL) {
-        Py_XDECREF(next);
         Py_DECREF(marks);
         return NULL;
     }
-    mark->serial = serial;
+    mark->serial = PyLong_AsLongLong(serial);
     mark->event = Py_NewRef(event);
     mark->pool = Py_NewRef(held(stream, &Stream__events));
     mark->launcher = (Launcher *)Py_NewRef((PyObject *)launcher);
-    if (append(marks, (PyObject *)mark)) {
-        put(stream, &Stream_pending, next);
-        if (!tidy(stream, marks))
-            Py_CLEAR(mark);
-    } else {
-        Py_DECREF(next);
+    if (!append(marks, (PyObject *)mark) || !tidy(stream, marks))
         Py_CLEAR(mark);
-    }
     Py_DECREF(marks);
     return mark;
 }

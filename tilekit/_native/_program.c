@@ -147,9 +147,9 @@ static Py_ssize_t look(Program *self, PyObject *storages, unsigned uses, View *v
     return count;
 }
 
-/* What the end of the work is recorded by: the stream's lock, and the event. All NULL if that is not asked for. */
+/* What the end of the work is recorded by: the stream's lock, the mark's serial, and the event. All NULL if that is not asked for. */
 typedef struct {
-    PyObject *lock, *event;
+    PyObject *lock, *serial, *event;
     void *handle;
     int code; /* the driver's, of the recording */
 } Recording;
@@ -170,7 +170,7 @@ static int begin_recording(PyObject *stream, Launcher *launcher, Recording *reco
     PyObject *address = recording->event ? PyNumber_Long(recording->event) : NULL;
     int known = address != NULL && as_pointer(address, &recording->handle);
     Py_XDECREF(address);
-    return known;
+    return known && (recording->serial = begin_mark(stream)) != NULL;
 }
 
 /* Let the lock go; the mark, if the event was recorded. */
@@ -179,9 +179,10 @@ static PyObject *end_recording(PyObject *stream, Launcher *launcher, Recording *
     PyObject *type, *value, *trace, *mark = NULL;
     PyErr_Fetch(&type, &value, &trace);
     if (recorded)
-        mark = (PyObject *)append_mark(stream, launcher, recording->event);
-    if (recording->event != NULL && mark == NULL && PyList_Append(held(stream, &Stream__events), recording->event) != 0)
+        mark = (PyObject *)append_mark(stream, launcher, recording->event, recording->serial);
+    else if (recording->event != NULL && PyList_Append(held(stream, &Stream__events), recording->event) != 0)
         PyErr_WriteUnraisable(stream);
+    Py_CLEAR(recording->serial);
     Py_CLEAR(recording->event);
     unlock_stream(recording->lock);
     Py_CLEAR(recording->lock);
@@ -203,7 +204,7 @@ static PyObject *program_run(Program *self, PyObject *const *args, Py_ssize_t na
     Py_ssize_t storages = PyList_GET_SIZE(args[1]) + PyList_GET_SIZE(args[2]), count = 0;
     void *context = NULL, *handle;
     int code = SLOW, failed = 0;
-    Recording recording = {NULL, NULL, NULL, 0};
+    Recording recording = {NULL, NULL, NULL, NULL, 0};
 
     if (held(stream, &Stream_closed) != Py_False || storages > MOST_STORAGES || self->launcher->current(&context) != 0 ||
         context != self->launcher->context)
@@ -227,7 +228,7 @@ static PyObject *program_run(Program *self, PyObject *const *args, Py_ssize_t na
         recording.code = self->launcher->record(recording.handle, handle);
     Py_END_ALLOW_THREADS
     /* Some of it may have been submitted, even if the driver refused the rest. */
-    serial = get(stream, &Stream_pending);
+    serial = recording.serial != NULL ? Py_NewRef(recording.serial) : get(stream, &Stream_pending);
     failed = serial == NULL || !note(views, (int)count, stream, serial) || !note_name(stream, serial, args[3]);
 out:
     if (recording.lock != NULL)

@@ -92,21 +92,22 @@ int submit_marked(Launcher *launcher, PyObject *stream, int (*go)(void *what, Py
         Py_DECREF(lock);
         return 0;
     }
-    Ending ending = {NULL, 0};
+    Ending ending = {NULL, NULL, 0};
     PyObject *event = take_event(stream, pool), *address = event ? PyNumber_Long(event) : NULL;
     int code = SLOW, outcome = 0;
-    if (address != NULL && as_pointer(address, &ending.event))
+    if (address != NULL && as_pointer(address, &ending.event) && (ending.serial = begin_mark(stream)) != NULL)
         code = go(what, more, stream, &ending);
     Py_XDECREF(address);
     if (code == LAUNCHED && ending.code == 0) {
-        submitted->serial = Py_NewRef(held(stream, &Stream_pending));
-        submitted->mark = append_mark(stream, launcher, event);
+        submitted->serial = Py_NewRef(ending.serial);
+        submitted->mark = append_mark(stream, launcher, event, ending.serial);
         outcome = submitted->mark != NULL ? 1 : -1;
     } else if (event != NULL && PyList_Append(pool, event) != 0) {
         outcome = -1;
     } else if (code == LAUNCHED) {
         outcome = 1;
     }
+    Py_XDECREF(ending.serial);
     Py_XDECREF(event);
     unlock_stream(lock);
     Py_DECREF(lock);

@@ -32,24 +32,26 @@ int is_behind(PyObject *stream, PyObject *other, PyObject *serial)
 PyObject *mark_end(PyObject *stream, Launcher *launcher)
 {
     PyObject *lock = Py_XNewRef(held(stream, &Stream__lock)), *pool = Py_XNewRef(held(stream, &Stream__events));
-    PyObject *mark = NULL, *event = NULL;
+    PyObject *mark = NULL, *event = NULL, *serial = NULL;
     if (lock != NULL && pool != NULL && PyList_CheckExact(pool) && lock_stream(lock)) {
         void *handle, *address;
         int code = FAILED;
         event = held(stream, &Stream_closed) == Py_False ? take_event(stream, pool) : NULL;
         PyObject *number = event ? PyNumber_Long(event) : NULL;
-        if (number != NULL && as_pointer(number, &handle) && as_pointer(held(stream, &Stream_address), &address)) {
+        if (number != NULL && as_pointer(number, &handle) && as_pointer(held(stream, &Stream_address), &address) &&
+            (serial = begin_mark(stream)) != NULL) {
             Py_BEGIN_ALLOW_THREADS
             code = launcher->record(handle, address);
             Py_END_ALLOW_THREADS
         }
         Py_XDECREF(number);
         if (code == 0)
-            mark = (PyObject *)append_mark(stream, launcher, event);
+            mark = (PyObject *)append_mark(stream, launcher, event, serial);
         else if (event != NULL && PyList_Append(pool, event) != 0)
             PyErr_Clear(); /* one event fewer */
         unlock_stream(lock);
     }
+    Py_XDECREF(serial);
     Py_XDECREF(event);
     Py_XDECREF(lock);
     Py_XDECREF(pool);
@@ -70,9 +72,11 @@ static PyObject *mark_at(PyObject *stream, Launcher *launcher, long long serial,
     PyObject *first = count > 0 ? PySequence_GetItem(marks, 0) : NULL, *mark = NULL;
     long long start = first ? serial_of(first) : 0;
     if (!PyErr_Occurred()) {
-        *passed = first == NULL || serial < start;
-        if (!*passed)
+        *passed = first == NULL ? serial <= number_of(stream, &Stream_completed) : serial < start;
+        if (first != NULL && !*passed)
             mark = PySequence_GetItem(marks, serial - start < count ? (Py_ssize_t)(serial - start) : count - 1);
+        if (mark != NULL && serial_of(mark) < serial)
+            Py_CLEAR(mark); /* none is there yet: it is being recorded, which Python waits for, or never was */
     }
     Py_XDECREF(first);
     Py_DECREF(marks);

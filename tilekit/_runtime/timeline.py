@@ -2,7 +2,8 @@
 
 Every stream counts its marks. The next one gets the serial `pending`; work that is submitted now has passed once that mark, or
 any later one, has. So (stream, serial) names a moment, at no cost: an event is recorded only at the end of a submission, or when
-somebody else needs to wait and none is there yet.
+somebody else needs to wait and none is there yet. Whoever submits looks at `pending` afterwards, and needs no lock for that: whoever
+records has the lock, and raises it before.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class Timeline:
         self.number = next(self._numbers)  # unlike an id, never given to another stream
         self.pending, self.completed = 1, 0
         self._lock = threading.Lock()
-        self._marks: deque[Mark] = deque()  # of consecutive serials, up to pending - 1
+        self._marks: deque[Mark] = deque()  # of rising serials below `pending`; one is missing where an event was not recorded
         self._trim_at = MARKS_KEPT
         self._events, self._recycle = device.event_pool, device.recycle
         self._create, self._record = driver.event_create, driver.event_record
@@ -152,10 +153,10 @@ class Timeline:
             event = self._events.pop()
         except IndexError:
             event = self._create()
-        self._record(event, self.handle)
         serial, marks = self.pending, self._marks
+        self.pending = serial + 1  # first: what other threads submit from now on may come behind the event
+        self._record(event, self.handle)
         marks.append(Mark(serial, event, self._recycle))
-        self.pending = serial + 1
         if marks[0].serial <= self.completed:
             self._forget_until(self.completed)
         elif len(marks) > self._trim_at:
@@ -173,7 +174,8 @@ class Timeline:
         except IndexError:
             pass
         with self._lock:
-            if serial >= self.pending and not self.closed:  # behind the last mark of a closed stream there is nothing
+            last_serial = self._marks[-1].serial if self._marks else self.completed
+            if last_serial < serial and not self.closed:  # behind the last mark of a closed stream there is nothing
                 serial = self._mark()
             return self._find(serial)
 
