@@ -2,8 +2,8 @@
 
 Every stream counts its marks. The next one gets the serial `pending`; work that is submitted now has passed once that mark, or
 any later one, has. So (stream, serial) names a moment, at no cost: an event is recorded only at the end of a submission, or when
-somebody else needs to wait and none is there yet. Whoever submits looks at `pending` afterwards, and needs no lock for that: whoever
-records has the lock, and raises it before.
+somebody else needs to wait and none is there yet. Whoever submits looks at `pending` afterwards, and needs no lock: it is raised
+before an event is recorded, under the stream's lock.
 """
 
 from __future__ import annotations
