@@ -226,6 +226,27 @@ def test_the_stages_that_are_asked_for(stages):
 ALONE = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
+@pytest.mark.parametrize(
+    ("target", "depth", "stages"), [("sm_90a", 64, 4), ("sm_90a", 128, 2), ("sm_80", 64, 3), ("sm_80", 128, 1)]
+)
+def test_two_products_in_a_row_have_all_stages_each(target, depth, stages):
+    """As many, each of the size of the larger tiles."""
+
+    def kernel(c: tk.Out, a: tk.In, b: tk.In, d: tk.In, e: tk.In):
+        acc = tk.zeros((128, 256), tk.float32)
+        for ta, tb in tk.pipelined(a.tiles((128, 64))[tk.bid(0), :], b.tiles((64, 256))[:, tk.bid(1)]):
+            acc = tk.mma(ta, tb, acc)
+        for td, te in tk.pipelined(d.tiles((128, depth))[tk.bid(0), :], e.tiles((depth, 256))[:, tk.bid(1)]):
+            acc = tk.mma(td, te, acc)
+        c.store(acc.astype(c.dtype))
+
+    op = tk.kernel(num_warps=8)(kernel)(meta(4096, 4096).partition((128, 256)), *[meta(4096, 4096)] * 4)
+    explained = op.explain(target)
+    assert [loop.stages for loop in explained.pipelines] == [stages] * 2
+    assert {loop.nbytes for loop in explained.pipelines} == {stages * max(64, depth) * (128 + 256) * 2}
+    assert op.compile(target).dynamic_shared_bytes < stages * max(64, depth) * (128 + 256) * 2 + 8192
+
+
 def copies(kernel):
     """The loads, in the order of their streams: `b` for one that comes to the block, `c` to its cluster."""
     found = re.findall(rf"{re.escape(ALONE)}(\.multicast::cluster)?", kernel.ptx)

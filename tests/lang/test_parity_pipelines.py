@@ -716,6 +716,31 @@ def test_one_after_the_other(device):
     check(run(kernel, tk.float32, a, b, c, n=(128, 128), tile=(64, 64)), wanted.astype(np.float32))
 
 
+@pytest.mark.parametrize("extents", EXTENTS, ids=str)
+@pytest.mark.parametrize("depths", [(64, 64), (64, 32), (32, 64)], ids=str)
+def test_two_products_in_a_row(device, depths, extents):
+    """Of tiles of the same size, and of others, for which the stages have room, too; brought by TMA, by copies, or one by each."""
+    first, second = depths
+
+    @tk.kernel(num_warps=4)
+    def kernel(c: tk.Out, a: tk.In, b: tk.In, d: tk.In, e: tk.In):
+        for tile in c.tiles():
+            i, j = tile.index
+            acc = tk.zeros((64, 64), tk.float32)
+            for ta, tb in tk.pipelined(a.tiles((64, first))[i, :], b.tiles((first, 64))[:, j]):
+                acc = tk.mma(ta, tb, acc)
+            for td, te in tk.pipelined(d.tiles((64, second))[i, :], e.tiles((second, 64))[:, j]):
+                acc = tk.mma(td, te, acc)
+            c.store(acc, tile)
+
+    (m, n, k), other = extents, 200
+    operands = [whole((m, k), tk.float16), whole((k, n), tk.float16, 1), whole((m, other), tk.float16, 2)]
+    operands.append(whole((other, n), tk.float16, 3))
+    tiles = api.zeros((m, n)).sync().partition((64, 64)).map(num_blocks=2)
+    found = kernel(tiles, *map(api.from_host, operands)).first().unpartition().to_host().sync()
+    check(found, (product_of(*operands[:2]) + product_of(*operands[2:])).astype(np.float32))
+
+
 def test_one_in_the_turn_of_another(device):
     @tk.kernel(num_warps=4)
     def kernel(y: tk.Out, a: tk.In, b: tk.In):

@@ -384,7 +384,7 @@ def _pipelines(notes: list[tuple[Any, ...]]) -> list[Pipeline]:
         if kind == "ring":
             (ring,) = rest
             tiles = tuple(f"{t.dtype.name} {_shown(t.shape)} by {way}" for t, way in zip(ring.tiles, ring.ways, strict=True))
-            nbytes = ring.stages * sum(tile.room for tile in ring.tiles)
+            nbytes = ring.stages * ring.nbytes
             pipelines.append(Pipeline(line=line, stages=ring.stages, nbytes=nbytes, tiles=tiles))
         elif kind == "no ring":
             pipelines.append(Pipeline(line=line, reason=rest[0]))

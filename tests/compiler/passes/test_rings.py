@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from through_ir import ir_of
 
@@ -37,7 +39,7 @@ def product(c: tk.Out, a: tk.In, b: tk.In):
 
 def test_threads_that_load_have_what_decides_which_tiles_come():
     before, consumer, producer = ringed(product)
-    assert "tilekit__ring(0, 0, 0, tiles, tiles.1)" in before
+    assert "tilekit__ring(0, 0, 0, (2,), tiles, tiles.1)" in before
     assert "consume ta, tb in (" in consumer
     assert "c.store(" in consumer
     assert "produce in (" in producer
@@ -88,6 +90,30 @@ def test_loops_over_the_same_tiles_share_a_ring_unless_they_stand_in_each_other(
     assert ["ring=ring0" in loops[0], "once=True" in loops[0]] == [True, True]
     assert [line.partition("ring=")[2][:5] for line in loops] == ["ring0", "ring1", "ring2", "ring1"]
     assert all("once=False" in line for line in loops[1:])
+
+
+def in_a_row(c: tk.Out, a: tk.In, b: tk.In):
+    acc, i = tk.zeros(TILE, tk.float32), tk.bid(0)
+    for ta, tb in tk.pipelined(a.tiles(TILE)[i, :], b.tiles(TILE)[:, i]):
+        acc = tk.mma(ta, tb, acc)
+    for tb in tk.pipelined(b.tiles((32, 64))[i, :]):
+        acc = tk.mma(tk.zeros((64, 32), tk.float16), tb, acc)
+    for ta in tk.pipelined(a.tiles(TILE)[i, 1:2]):
+        acc += ta
+    for ta, tb in tk.pipelined(a.tiles(TILE)[0, :], b.tiles(TILE)[:, 0], stages=2):
+        acc = tk.mma(ta, tb, acc)
+    c.store(acc)
+
+
+def test_loops_over_other_tiles_share_a_ring_if_they_have_many_turns():
+    before, consumer, producer = ringed(in_a_row)
+    assert before.count("tilekit__ring(") == 3
+    assert "tilekit__ring(0, 0, 0, (2, 1), " in before
+    assert "tilekit__ring(1, 0, 0, (1,), " in before, "one turn: it needs a stage or two"
+    assert "tilekit__ring(2, 2, 0, (2,), " in before, "another number of stages is wanted"
+    (other,) = re.findall(r"(\S+): function = tilekit__variant\(ring0, 1\)", before)
+    for part, word in ((consumer, "consume"), (producer, "produce")):
+        assert re.findall(rf"{word} .*ring=([\w.]+)", part) == ["ring0", other, "ring1", "ring2"]
 
 
 def two_products(c: tk.Out, a: tk.In, b: tk.In):

@@ -11,7 +11,7 @@ from tilekit.lang import memory
 
 __all__ = [
     "CONSUMER", "PRODUCER", "end", "give", "last", "load_beside", "load_tile_like_beside", "nth", "operand", "peek", "put",
-    "registers", "ring", "role", "steps", "take", "wait_product",
+    "registers", "ring", "role", "steps", "take", "variant", "wait_product",
 ]  # fmt: skip
 
 CONSUMER, PRODUCER = 0, 1
@@ -25,8 +25,13 @@ def nth(row: Any, k: Any) -> Any:
     """Load the tile of a turn."""
 
 
-def ring(number: Any, stages: Any, shared: Any, *grids: Any) -> Any:
-    """A ring: stages for tiles of such grids; those whose bits of `shared` are set come to all blocks of a cluster."""
+def ring(number: Any, stages: Any, shared: Any, counts: Any, *grids: Any) -> Any:
+    """A ring: stages for tiles of the first so many grids, or of the next, ...; those whose bits of `shared` are set come to all
+    blocks of a cluster."""
+
+
+def variant(ring: Any, which: Any) -> Any:
+    """The same ring, for tiles of others of its grids."""
 
 
 def role() -> Any:

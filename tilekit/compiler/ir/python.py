@@ -143,6 +143,8 @@ class _Emitter:
             self.turns[operation.results[0]] = counter = self.fresh("stage")
             ring = self.target(operation.results[0])
             return [ast.Assign([ring], expression), ast.Assign([ast.Name(counter, ast.Store())], ast.Constant(0))]
+        if operation.kind == "call" and operation.what.value is intrinsics.variant:
+            self.turns[operation.results[0]] = self.turns[operation.operands[0]]
         if operation.pattern is not None:
             return [ast.Assign([self.target(operation.pattern)], expression)]
         if operation.results:

@@ -24,7 +24,7 @@ from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP
 from tilekit.compiler.lower.atomic import SCOPES
 from tilekit.compiler.lower.indexed import check_points, index_parts
 from tilekit.compiler.lower.views import all_of_grid, load_of_row, tiles_of_row
-from tilekit.compiler.nvidia.multibuffer import RingType, deals_registers, narrow, plus, the_pipelines, the_ring, wait
+from tilekit.compiler.nvidia.multibuffer import RingType, deals_registers, narrow, the_pipelines, the_ring, wait
 from tilekit.compiler.nvidia.stage_copies import fill
 from tilekit.compiler.nvidia.staged import StagedType
 from tilekit.compiler.nvidia.vectors import StagedVectorType
@@ -203,8 +203,7 @@ def take(ring: types.Type, turn: types.Type, lines: types.Type) -> Any:
         wait(builder, ring_type.full(builder, base, stage), parity, f" // take R{ring_type.number}")
         if ring_type.copied and state.target.wgmma:  # which reads through another proxy than threads copy
             asm(builder, "fence.proxy.async.shared::cta;", "~{memory}", _VOID, [], effect=True)
-        begins = zip(ring_type.tiles, ring_type.offsets, strict=False)
-        addresses = [plus(builder, base, begin, stage, tile.room) for tile, begin in begins]
+        addresses = ring_type.places(builder, base, stage)
         if len(addresses) == 1:
             return addresses[0]
         alike = isinstance(result, types.UniTuple)
@@ -225,7 +224,7 @@ def _release(builder: ir.IRBuilder, ring: RingType, base: ir.Value, turn: ir.Val
     # when those of another come. What threads read by themselves has to have been read before the accelerator writes there, which
     # is another proxy: a barrier alone does not wait for loads that are under way. Copies by threads are of the same proxy.
     state = the_pipelines()
-    text = "fence.proxy.async.shared::cta; " * (ring.number in state.unfenced and ring.brought > 0) + "bar.warp.sync -1; "
+    text = "fence.proxy.async.shared::cta; " * (ring.number in state.unfenced and ring.accelerated) + "bar.warp.sync -1; "
     if ring.cluster == 1:
         text += "@P mbarrier.arrive.shared::cta.b64 _, [$0];"
     else:

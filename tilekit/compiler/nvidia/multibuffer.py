@@ -94,41 +94,73 @@ class Way(NamedTuple):
         return f"cp.async of {self.nbytes} bytes" if self.map is None else "TMA"
 
 
-class RingType(types.Type):
-    """A ring of stages; the value is its address, an i32, a multiple of 1024.
+class Variant(NamedTuple):
+    """What is in the stages of a ring for some of its loops: `tiles`, and by which `ways` they come."""
 
-    Attributes:
-        number: which of the kernel's it is.
-        stages: how many.
-        tiles: what each stage has room for.
-        ways: how each of them comes.
-    """
-
-    mangling_args = ("G", ())
-
-    def __init__(self, number: int, stages: int, tiles: tuple[StagedType, ...], ways: tuple[Way, ...]) -> None:
-        self.number, self.stages, self.tiles, self.ways = number, stages, tiles, ways
-        super().__init__(f"Ring({number}, {stages}, {tiles}, {ways})")
+    tiles: tuple[StagedType, ...]
+    ways: tuple[Way, ...]
 
     @property
-    def cluster(self) -> int:
-        """How many blocks load some of the tiles together."""
-        return max(way.parts for way in self.ways)
+    def rooms(self) -> tuple[int, ...]:
+        """The bytes of each tile."""
+        return tuple(tile.room for tile in self.tiles)
 
     @property
     def brought(self) -> int:
         """How many bytes of a stage the tensor memory accelerator brings."""
         return sum(tile.nbytes for tile, way in zip(self.tiles, self.ways, strict=True) if way.map is not None)
 
+
+class RingType(types.Type):
+    """A ring of stages; the value is its address, an i32, a multiple of 1024.
+
+    Attributes:
+        number: which of the kernel's it is.
+        stages: how many.
+        variants: what may be in them, and `which` it is here: `tiles` and `ways`.
+    """
+
+    mangling_args = ("G", ())
+
+    def __init__(self, number: int, stages: int, variants: tuple[Variant, ...], which: int = 0) -> None:
+        self.number, self.stages, self.variants, self.which = number, stages, variants, which
+        self.tiles, self.ways = variants[which]
+        super().__init__(f"Ring({number}, {stages}, {variants}, {which})")
+
+    @property
+    def cluster(self) -> int:
+        """How many blocks load some of the tiles together."""
+        return max(way.parts for variant in self.variants for way in variant.ways)
+
+    @property
+    def brought(self) -> int:
+        """How many bytes of a stage the tensor memory accelerator brings here."""
+        return self.variants[self.which].brought
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether it brings any tiles."""
+        return any(variant.brought for variant in self.variants)
+
     @property
     def copied(self) -> bool:
         """Whether threads copy tiles."""
-        return any(way.map is None for way in self.ways)
+        return any(way.map is None for variant in self.variants for way in variant.ways)
 
     @property
-    def offsets(self) -> list[int]:
-        """Where the stages of each tile begin, and where the last ends, in bytes."""
-        return list(itertools.accumulate((self.stages * tile.room for tile in self.tiles), initial=0))
+    def nbytes(self) -> int:
+        """How many bytes a stage has: as many as the largest tiles need."""
+        return max(sum(variant.rooms) for variant in self.variants)
+
+    def places(self, builder: ir.IRBuilder, base: ir.Value, stage: ir.Value) -> list[ir.Value]:
+        """The addresses of a stage's tiles: each behind its like of the stages before, or where loops have tiles of other sizes,
+        behind each other.
+        """
+        rooms = self.variants[self.which].rooms
+        begins = itertools.accumulate(rooms, initial=0)
+        if all(variant.rooms == rooms for variant in self.variants):
+            return [plus(builder, base, self.stages * begin, stage, room) for begin, room in zip(begins, rooms, strict=False)]
+        return [plus(builder, base, begin, stage, self.nbytes) for begin, _ in zip(begins, rooms, strict=False)]
 
     def full(self, builder: ir.IRBuilder, base: ir.Value, stage: ir.Value) -> ir.Value:
         """The address of a stage's barrier for what has come."""
@@ -231,12 +263,13 @@ def the_pipelines() -> Pipelines:
 
 
 @lowers(intrinsics.ring)
-def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: types.Type) -> Any:
+def ring(number: types.Type, stages: types.Type, shared: types.Type, counts: types.Type, *grids: types.Type) -> Any:
     compilation, state = current(), the_pipelines()
     together = known(shared)
     parts = math.prod(*state.clusters.values()) if together and state.target.multicast else 1
-    staged = [_staged(grid, state, parts if together >> n & 1 else 1, known(number)) for n, grid in enumerate(grids)]
-    each = sum(tile.room for tile, _ in staged)
+    staged = iter([_staged(grid, state, parts if together >> n & 1 else 1, known(number)) for n, grid in enumerate(grids)])
+    variants = tuple(Variant(*zip(*itertools.islice(staged, count), strict=True)) for count in known(counts))
+    each = max(sum(variant.rooms) for variant in variants)
 
     def room(blocks: int) -> int:
         available = state.shared // blocks - _OWN_BYTES - RING_ALIGNMENT - BARRIER_ROOM - state.rooms - state.kept
@@ -251,26 +284,26 @@ def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: typ
         raise Unfit(f"a stage of {each} bytes does not fit into the shared memory that is left, {room(1)}")
     if not known(stages):
         state.fewest = min(state.fewest, count)
-    ring_type = RingType(known(number), count, tuple(tile for tile, _ in staged), tuple(way for _, way in staged))
+    ring_type = RingType(known(number), count, variants)
     state.cluster = max(state.cluster, ring_type.cluster)
     begin = state.ring_bytes
     if state.barrier_bytes + 2 * _BARRIER * count > BARRIER_ROOM:
         raise Unfit(f"all rings of a kernel have {BARRIER_ROOM // (2 * _BARRIER)} stages together, at most")
 
     def emit(builder: ir.IRBuilder, *_: ir.Value) -> ir.Value:
-        for way in ring_type.ways:
+        for way in (way for variant in variants for way in variant.ways):
             if way.map is not None:
                 tensor_map_of(builder, way.map)
         state.barriers[ring_type.number] = begin + BARRIER_ROOM - state.barrier_bytes
         state.barrier_bytes += 2 * _BARRIER * count
-        state.ring_bytes += ring_type.offsets[-1]
+        state.ring_bytes += count * each
         state.copied |= ring_type.copied
         compilation.note("ring", ring_type)
         base = behind_rooms(builder, begin)
         # Taken for a constant, the address would be computed anew in each turn of a loop.
         base = asm(builder, "mov.u32 $0, $1;", "=r,r", i32, [base])
         first = builder.icmp_unsigned("==", special_register(builder, "tid.x"), integer(32, 0))
-        filling = (ring_type.brought > 0) + state.producers * ring_type.copied
+        filling = ring_type.accelerated + state.producers * ring_type.copied
         emptying = compilation.config.num_warps * ring_type.cluster
         with builder.if_then(first):
             for stage in range(count):
@@ -284,6 +317,18 @@ def ring(number: types.Type, stages: types.Type, shared: types.Type, *grids: typ
         return base
 
     return ring_type, emit
+
+
+@lowers(intrinsics.variant)
+def variant(ring: types.Type, which: types.Type) -> Any:
+    whole = the_ring(ring)
+    other = RingType(whole.number, whole.stages, whole.variants, known(which))
+
+    def emit(builder: ir.IRBuilder, base: ir.Value, _: ir.Value) -> ir.Value:
+        current().note("ring", other)
+        return base
+
+    return other, emit
 
 
 def behind_rooms(builder: ir.IRBuilder, offset: int) -> ir.Value:

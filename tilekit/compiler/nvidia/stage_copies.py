@@ -16,7 +16,7 @@ from tilekit.compiler.codegen.types import i32, i64, integer
 from tilekit.compiler.codegen.view_types import TileRowType
 from tilekit.compiler.layouts.conversion import Swizzle
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP, Layout
-from tilekit.compiler.nvidia.multibuffer import RingType, by_panels, memory_order, plus, tensor_map_of, the_pipelines
+from tilekit.compiler.nvidia.multibuffer import RingType, by_panels, memory_order, tensor_map_of, the_pipelines
 from tilekit.compiler.nvidia.staged import StagedType
 
 __all__ = ["dealt", "fill"]
@@ -41,8 +41,8 @@ def fill(
         rows: for each stream its type, its value, and the index of the tile.
     """
     full = ring.full(builder, base, stage)
-    targets = [plus(builder, base, begin, stage, tile.room) for begin, tile in zip(ring.offsets, ring.tiles, strict=False)]
-    if ring.brought:
+    targets = ring.places(builder, base, stage)
+    if ring.accelerated:
         with _one_of_them(builder):
             text = f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {ring.brought};"
             # Who only waits and asks for tiles has few registers, and nothing to gain from a loop that is unrolled.

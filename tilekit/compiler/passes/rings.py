@@ -3,9 +3,11 @@
 Where tiles can be brought ahead, by the tensor memory accelerator or by copies, a ring of stages in shared memory stands between
 these and a loop, and the kernel becomes two: that of the threads that load (`passes.producer`), which is the kernel without all
 that does not decide which tiles come, and that of those that calculate (`passes.consumer`), which take the tiles and give the
-stages back. Loops over the same tiles, none of which stands in another, share a ring: a prologue, a loop, an epilogue.
+stages back. Loops of which none stands in another share a ring, and one's tiles are brought while another's are still read: a
+prologue, a loop, an epilogue over the same tiles; two products in a row, whose stages are then as large as the larger one needs.
 
-    ring = ring(0, stages, shared, x.tiles(...), ...)                  in all threads
+    ring = ring(0, stages, shared, (counts), x.tiles(...), ...)        in all threads
+    other = variant(ring, 1)                                           the same stages, for the tiles of another loop
     role = role()
     if role == CONSUMER:
         consume t, ... in (rows)                                       takes a stage in each turn, and gives it back
@@ -67,8 +69,13 @@ def make_rings(kernel: Region) -> int:
         _check(loop)
     rings = _rings(loops, _Known(frozenset(kernel.parameters), defined))
     shared = alike(kernel, loops, defined)
-    values = [Value(f"ring{number}", ObjectType(intrinsics.ring)) for number, _ in enumerate(rings)]
-    of = {loop: values[number] for number, (_, users) in enumerate(rings) for loop in users}
+    values = [[Value(f"ring{number}", ObjectType(intrinsics.ring)) for _ in ring.variants] for number, ring in enumerate(rings)]
+    of = {
+        loop: value
+        for ring, variants in zip(rings, values, strict=True)
+        for users, value in zip(ring.variants.values(), variants, strict=True)
+        for loop in users
+    }
     bodies = [Region([], copied(kernel.operations, {}), "yield") for _ in range(2)]
     for body, what in zip(bodies, ("consume", "produce"), strict=True):
         copies = [operation for operation in body.walk() if operation.kind == "stream"]
@@ -79,8 +86,8 @@ def make_rings(kernel: Region) -> int:
     consume(consumer)
     # Those of which nobody said how many stages they have come last, and share what the others leave.
     operations: list[Operation] = []
-    for number, (key, users) in sorted(enumerate(rings), key=lambda ring: ring[1][0][0] is None):
-        operations += _ring(number, key, users[0], shared[users[0]], values[number])
+    for number, ring in sorted(enumerate(rings), key=lambda numbered: numbered[1].stages is None):
+        operations += _ring(number, ring, shared, values[number])
     products = max(map(products_of, loops))
     kernel.operations = [*operations, *_roles(consumer, producer, products, kernel.operations[0].location)]
     kernel.exit, kernel.operands = "return", []
@@ -127,8 +134,26 @@ def _follow(operation: Operation, tiles: set[Value]) -> None:
 # ---------------------------------------------------------------------------------------------------------------------- rings
 
 Key = tuple[Any, ...]
-"""How many stages the user wants, None for as many as fit; and the tiles of each stream: of what, by which method, with which
-operands. A view is of a parameter, or of a view."""
+"""The tiles of each stream: of what, by which method, with which operands. A view is of a parameter, or of a view."""
+
+
+class _Ring(NamedTuple):
+    """Stages that loops share of which none stands in another.
+
+    Attributes:
+        stages: how many the user wants; None for as many as fit.
+        variants: the loops, by their tiles.
+    """
+
+    stages: int | None
+    variants: dict[Key, list[Operation]]
+
+    def takes(self, stages: int | None, key: Key, loop: Operation, known: _Known) -> bool:
+        """Whether another loop may have its tiles in this ring."""
+        users = [user for users in self.variants.values() for user in users]
+        if self.stages != stages or any(_stands_in(loop, user) for user in users):
+            return False
+        return key in self.variants or not any(_has_one_turn(each, known.defined) for each in (loop, *users))
 
 
 class _Known(NamedTuple):
@@ -146,17 +171,17 @@ class _Known(NamedTuple):
         return self.defined.get(operand) if isinstance(operand, Value) else None
 
 
-def _rings(loops: list[Operation], known: _Known) -> list[tuple[Key, list[Operation]]]:
-    """The rings that there are, and the loops that use them: the one over the same tiles, if they do not stand in each other."""
-    rings: list[tuple[Key, list[Operation]]] = []
+def _rings(loops: list[Operation], known: _Known) -> list[_Ring]:
+    """The rings that there are, and the loops that use them: the one over the same tiles; or of loops that have many turns, any."""
+    rings: list[_Ring] = []
     for loop in loops:
         stages = loop.keywords.get("stages", Constant(None))
         assert isinstance(stages, Constant), "`check_call` has seen to that"
-        key = (stages.value, *(_grid(operand, known) for operand in _streams(loop)))
-        users = next((u for other, u in rings if other == key and not any(_stands_in(loop, one) for one in u)), None)
-        if users is None:
-            rings.append((key, users := []))
-        users.append(loop)
+        key = tuple(_grid(operand, known) for operand in _streams(loop))
+        ring = next((one for one in rings if one.takes(stages.value, key, loop, known)), None)
+        if ring is None:
+            rings.append(ring := _Ring(stages.value, {}))
+        ring.variants.setdefault(key, []).append(loop)
     return rings
 
 
@@ -228,22 +253,29 @@ def _spans_one(section: Section, defined: Definitions) -> bool:
     return first is not None and behind is not None and behind.plus(first, -1) == Affine({}, 1)
 
 
-def _ring(number: int, key: Key, loop: Operation, shared: list[bool], result: Value) -> list[Operation]:
-    """What makes a ring, some of whose streams are shared by the blocks of a cluster."""
-    stages, *grids = key
-    views: list[Operation] = []
+def _ring(number: int, ring: _Ring, shared: Mapping[Operation, list[bool]], results: list[Value]) -> list[Operation]:
+    """What makes a ring, some of whose streams are shared by the blocks of a cluster, and its variants."""
+    operations: list[Operation] = []
 
-    def view(key: Value | Key) -> Value:
+    def view(key: Value | Key, location: Location) -> Value:
         if isinstance(key, Value):
             return key
         whole, what, operands, keywords = key
         result = Value("tiles", ObjectType(number))
-        views.append(Operation("method", [view(whole), *operands], loop.location, what, dict(keywords), [result]))
+        operations.append(Operation("method", [view(whole, location), *operands], location, what, dict(keywords), [result]))
         return result
 
-    mask = sum(1 << at for at, each in enumerate(shared) if each)
-    ring = _call(intrinsics.ring, [*map(Constant, (number, stages or 0, mask)), *map(view, grids)], loop.location, result)
-    return [*views, ring]
+    locations = [users[0].location for users in ring.variants.values()]
+    grids = [view(grid, location) for key, location in zip(ring.variants, locations, strict=True) for grid in key]
+    together = [each for users in ring.variants.values() for each in shared[users[0]]]
+    mask = sum(1 << at for at, each in enumerate(together) if each)
+    counts = Group(tuple(Constant(len(key)) for key in ring.variants))
+    whole, *others = results
+    operands = [*map(Constant, (number, ring.stages or 0, mask)), counts, *grids]
+    operations.append(_call(intrinsics.ring, operands, locations[0], whole))
+    for at, (other, location) in enumerate(zip(others, locations[1:], strict=True), start=1):
+        operations.append(_call(intrinsics.variant, [whole, Constant(at)], location, other))
+    return operations
 
 
 # ---------------------------------------------------------------------------------------------------------------------- roles
