@@ -719,7 +719,7 @@ def test_one_after_the_other(device):
 @pytest.mark.parametrize("extents", EXTENTS, ids=str)
 @pytest.mark.parametrize("depths", [(64, 64), (64, 32), (32, 64)], ids=str)
 def test_two_products_in_a_row(device, depths, extents):
-    """Of tiles of the same size, and of others, for which the stages have room, too; brought by TMA, by copies, or one by each."""
+    """Of tiles of the same size, and of others, for which the stages have room; brought by TMA, by copies, or one by each."""
     first, second = depths
 
     @tk.kernel(num_warps=4)

@@ -35,7 +35,7 @@ from tilekit.compiler.ir.verdict import Accepted, verdict
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format
 from tilekit.compiler.layouts.linear import Config
 from tilekit.compiler.nvidia import ptxas_defects
-from tilekit.compiler.nvidia.multibuffer import producers_of
+from tilekit.compiler.nvidia.multibuffer import deals_registers, producers_of
 from tilekit.compiler.optimize import Form, dump, forms, simplified
 from tilekit.compiler.passes.rings import Unfit
 from tilekit.compiler.passes.visits import ORDER
@@ -240,6 +240,7 @@ def as_written(accepted: Accepted, attempt: Callable[[BoundKernel], T]) -> T:
 
 # Bytes of a thread: which cost less than loads that nothing hides, and less than products of single warps.
 _FEW_SPILLS, _MANY_SPILLS = 128, 1024
+_SPARE = 16  # registers of a thread
 
 
 def _with_rings(
@@ -259,13 +260,13 @@ def _with_rings(
     tensors = {ty.parameter: (at, ty) for at, ty in enumerate(types_) if isinstance(ty, TensorType)}
     producers, room = producers_of(gpu, config.num_warps), gpu.room
 
-    def state(rooms: int, kept: int, *, apart: bool = True) -> Pipelines:
-        blocks = occupancy or 1
+    def state(rooms: int, kept: int, *, apart: bool = True, spare: int = 0) -> Pipelines:
         return Pipelines(
-            tensors, gpu, form.rings, producers=producers, shared=room, resident=blocks, rooms=rooms, kept=kept, apart=apart
-        )
+            tensors, gpu, form.rings, producers=producers, shared=room, resident=occupancy or 1, rooms=rooms, kept=kept,
+            apart=apart, spare=spare,
+        )  # fmt: skip
 
-    tried = state(0, 0)
+    tried, spilling = state(0, 0), None
     while True:
         kernel, compilation = attempt(form.bound, tried)
         rooms = compilation.dynamic_bytes
@@ -276,9 +277,16 @@ def _with_rings(
                 continue
             if (occupancy or 1) > 1 and kernel.spilled_bytes:
                 raise Unfit(f"with warps that load, too, registers of {occupancy} blocks on a multiprocessor spill")
+            if 0 < kernel.spilled_bytes <= _FEW_SPILLS and not tried.spare and deals_registers(gpu):
+                # Perhaps it is those who load that spill, since it takes much to find out which tiles come.
+                tried, spilling = state(tried.rooms, tried.kept, apart=tried.apart, spare=_SPARE), (kernel, compilation)
+                continue
+            if spilling is not None and spilling[0].spilled_bytes <= kernel.spilled_bytes:
+                return spilling
             return kernel, compilation
         # What other operations need of shared memory is known now, and is left to them.
-        further = state(max(rooms, tried.rooms), max(kernel.shared_bytes + tried.parked_bytes, tried.kept), apart=tried.apart)
+        kept = max(kernel.shared_bytes + tried.parked_bytes, tried.kept)
+        further = state(max(rooms, tried.rooms), kept, apart=tried.apart, spare=tried.spare)
         if (further.rooms, further.kept) == (tried.rooms, tried.kept):
             total = kernel.shared_bytes + kernel.dynamic_shared_bytes
             raise Unfit(f"its stages and the rest take {total} bytes of shared memory; a block has {room}")

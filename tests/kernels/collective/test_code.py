@@ -71,8 +71,8 @@ def test_tails_are_read_and_written_wide_but_for_the_last_tile():
 def arriving(size, dtype=tk.bfloat16):
     m, k, n = 8192 // size, 8192, 8192 // size
     op = product_kernels.arriving(
-        api.meta((size, m, n), dtype).scattered(), api.meta((size, m, k), dtype), api.meta((k, n), dtype), flags(size), 1,
-        m // 128, n // 256, size, tk.float32, "ieee", None,
+        api.meta((size, m, n), dtype).scattered(), api.meta((m, k), dtype), api.meta((size, m, k), dtype),
+        api.meta((k, n), dtype), flags(size), api.meta((1,), tk.int64), 1, m // 128, n // 256, size, tk.float32, "ieee", None,
     )  # fmt: skip
     op.consumed()
     return op.generics(BM=128, BN=256, BK=64).num_warps(8).grid(132)
@@ -83,7 +83,7 @@ def leaving(size, dtype=tk.bfloat16):
     op = product_kernels.leaving(
         api.meta((m, n), dtype).scattered(), api.meta((size, m, k), dtype), api.meta((k, n), dtype),
         api.meta((size, 2 * size, m, n), dtype).scattered(), flags(size, size, 4096), api.meta((1,), tk.int64), 1,
-        m // 128, n // 256, size, lanes_for(size), tk.float32, "ieee", None,
+        m // 128, m // 128 * (n // 256), m // 128 * (n // 256) // 132, size, lanes_for(size), tk.float32, "ieee", None,
     )  # fmt: skip
     op.consumed()
     return op.generics(BM=128, BN=256, BK=64).num_warps(8).grid(132)
@@ -95,11 +95,12 @@ def test_products_are_those_of_the_tensor_cores(make, size):
     """The same pipeline as that of `kernels.gemm`, whose stages the accelerator fills."""
     op = make(size)
     kernel, explained = compiled(op), op.explain("sm_90a")
-    (loop,) = explained.pipelines
-    assert loop.stages == 4 and all("by TMA" in tile for tile in loop.tiles)
+    loops = explained.pipelines
+    assert len(loops) == (2 if make is arriving else 1)
+    assert all(loop.stages == 4 and all("by TMA" in tile for tile in loop.tiles) for loop in loops)
     assert not explained.serialised
     assert kernel.local_bytes == kernel.spilled_bytes == 0
-    assert len(re.findall(r"\bHGMMA\b", kernel.sass)) == 4
+    assert len(re.findall(r"\bHGMMA\b", kernel.sass)) == 4 * len(loops)
     assert len(re.findall(r"\bSTG\S*\.128\b", kernel.sass)) >= 16
     assert not re.search(r"\bSTG\.E(\.U?16)?\s", kernel.sass)
 
@@ -107,7 +108,7 @@ def test_products_are_those_of_the_tensor_cores(make, size):
 def test_who_has_tiles_brought_waits_until_they_have_come():
     """Not only the threads that multiply: the others would have brought what was there before."""
     kernel = compiled(arriving(2))
-    brings = kernel.ptx.index("cp.async.bulk.tensor")
+    brings = kernel.ptx.index("cp.async.bulk.tensor.3d")  # what is one's own is of rank 2
     looks = [at.start() for at in re.finditer(r"ld\.acquire\.sys\.global\.b64", kernel.ptx)]
     assert len(looks) == 1 and looks[0] < brings
     assert "fence.proxy.async.global" in kernel.ptx[looks[0] : brings]

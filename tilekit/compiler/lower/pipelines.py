@@ -127,7 +127,7 @@ def registers(role: types.Type, products: types.Type) -> Any:
         state = the_pipelines()
         # Of blocks that share a multiprocessor each has fewer than can be dealt out so.
         if warps in _PRODUCER_REGISTERS and deals_registers(state.target) and state.resident == 1:
-            few = _PRODUCER_REGISTERS[warps][1 if state.copied else 2 * many]
+            few = _PRODUCER_REGISTERS[warps][1 if state.copied else 2 * many] + state.spare
             count = _dealt(state.target, warps * WARP, state.producers, few)[mine]
             text = f"setmaxnreg.{'inc' if mine == intrinsics.CONSUMER else 'dec'}.sync.aligned.u32 {count};"
             asm(builder, text, "~{memory}", _VOID, [], convergent=True)

@@ -172,7 +172,7 @@ class _Known(NamedTuple):
 
 
 def _rings(loops: list[Operation], known: _Known) -> list[_Ring]:
-    """The rings that there are, and the loops that use them: the one over the same tiles; or of loops that have many turns, any."""
+    """The rings that there are, and the loops that use them: that of the same tiles; or of loops that have many turns, any."""
     rings: list[_Ring] = []
     for loop in loops:
         stages = loop.keywords.get("stages", Constant(None))

@@ -1,9 +1,9 @@
 """Products of matrices that are dealt out to the members of a group, which overlap with what the members tell each other.
 
-`all_gather_matmul`: of `a` each member has some rows. Copies bring it the others', by copy engines, while its kernel multiplies
-its own; blocks go on to a member's rows once these have come. `matmul_reduce_scatter`: each member has a part of the sums. Its
-kernel begins with the tiles of the others' rows and writes each, as soon as it has it, where the other adds it up; its own rows
-come last, when what the others have of them is there.
+`all_gather_matmul`: of `a` each member has some rows. Copy engines take them to the others while its kernel multiplies its own;
+blocks go on to a member's rows once these have come. `matmul_reduce_scatter`: each member has a part of the sums. Blocks have
+tiles of the others' rows, which they write, as soon as they have them, where the other adds them up, and in turn tiles of their
+own, to which they add what the others have of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tilekit._groups.symmetric_memory import Symmetric, symmetric
 from tilekit._runtime.context import ExecutionContext
 from tilekit._tensor.shapes import as_shape
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels._collective.product_kernels import arriving, begin, count, leave, leaving, meet
+from tilekit.kernels._collective.product_kernels import arriving, count, leave, leaving, ready
 from tilekit.kernels._collective.signals import RELEASED, lanes_for
 from tilekit.kernels._collective.together import Together, again, known, of_members, started
 from tilekit.kernels._gemm.schedules import Schedule, check_tile, result_dtype, schedule_of, sum_dtype
@@ -82,11 +82,7 @@ class AllGatherWorkspace(_Workspace):
         super().__init__("AllGatherWorkspace", group, shape, dtype)
         size = group.size
         self._gathered = symmetric(group, (size, *self.shape), self.dtype)
-        self._arrivals = symmetric(group, size, dtypes.int64)
-        self._one = symmetric(group, 1, dtypes.int64)
-        self._ready, self._left = self._waited_for = [symmetric(group, (size, 1), dtypes.int64) for _ in range(2)]
-        for rank in group.ranks:
-            self._one.local(rank).fill(1).sync()
+        self._arrivals, self._left = self._waited_for = [symmetric(group, (size, 1), dtypes.int64) for _ in range(2)]
         self._places = [_Gathering(self, at) for at in range(len(group.ranks))]
 
 
@@ -186,32 +182,26 @@ class _Gathering:
     the product.
 
     Attributes:
-        own: where this member's rows go, for the others.
-        copies: from where to where the others' rows come, each with the word that says so behind it.
-        a, arrivals: what the product reads while copies write it: with no order but that of the arrivals.
-        around: the launches with which it begins, meets the others, and leaves.
+        calls: the number of the call.
+        theirs: for each other member where it wants this one's rows, and the word that says that they are there.
+        a, arrivals: what the product reads while others write it: with no order but that of the arrivals.
+        around: the launches with which it begins and ends.
         products: those that were launched, by what their arguments look like.
     """
 
     def __init__(self, workspace: AllGatherWorkspace, at: int) -> None:
         group, rank = workspace.group, workspace.group.ranks[at]
-        size, lanes, calls = group.size, lanes_for(group.size), workspace._calls[at]
-        gathered, arrived = workspace._gathered.local(rank), workspace._arrivals.local(rank)
-        self.own, self.whole, self.used = gathered[rank], gathered, [tensor.storage for tensor in (gathered, arrived)]
-        self.copies: list[tuple[Tensor, Tensor]] = []
-        for other in ((rank + turn) % size for turn in range(1, size)):
-            self.copies.append((workspace._gathered.peer(other, rank)[other], gathered[other]))
-            self.copies.append((workspace._one.peer(other, rank), arrived[other : other + 1]))
-        ready, left = (flags.whole(rank).scattered() for flags in (workspace._ready, workspace._left))
-        self.a, self.arrivals = workspace._gathered.alias(rank)[rank], workspace._arrivals.alias(rank)[rank].scattered()
-        self.around = [
-            known(launch.grid(1).num_warps(1))
-            for launch in (
-                begin(left, calls, rank, size, lanes),
-                meet(ready, arrived.scattered(), calls.scattered(), rank, size, lanes),
-                leave(left, calls, rank, size, lanes),
-            )
+        size, lanes = group.size, lanes_for(group.size)
+        self.calls = calls = workspace._calls[at]
+        self.theirs = [
+            (workspace._gathered.peer(other, rank)[rank], workspace._arrivals.peer(other, rank)[rank])
+            for other in ((rank + turn) % size for turn in range(1, size))
         ]
+        left = workspace._left.whole(rank).scattered()
+        self.a = workspace._gathered.alias(rank)
+        self.arrivals = workspace._arrivals.alias(rank)[rank].reshape(size).scattered()
+        begin, end = ready(left, calls.scattered(), rank, size, lanes), leave(left, calls, rank, size, lanes)
+        self.around = [known(launch.grid(1).num_warps(1)) for launch in (begin, end)]
         self.products: dict[Any, KernelLaunch] = {}
 
 
@@ -226,32 +216,32 @@ class _Gathered:
         rows_of = y.reshape(size, m, w.shape[1]).scattered()
 
         def launched() -> KernelLaunch:
-            product = _product("all_gather_matmul", place.whole.reshape(size * m, k), w, size, *options)
+            whole = workspace._gathered.local(rank)
+            product = _product("all_gather_matmul", whole.reshape(size * m, k), w, size, *options)
             rows, columns = product.tiles(m, w.shape[1])
             return product.launched(
                 arriving(
-                    rows_of, place.a, w, place.arrivals, rank, rows, columns, size, product.wide, options[1],
-                    product.warp_specialize,
+                    rows_of, x, place.a[rank], w, place.arrivals, place.calls, rank, rows, columns, size, product.wide,
+                    options[1], product.warp_specialize,
                 )
             )  # fmt: skip
 
-        self._product = _again(place.products, (rows_of.traits, w.traits, options), {0: rows_of, 2: w}, launched)
-        self._begin, self._meet, self._leave = (again(launch, launch.arguments) for launch in place.around)
-        self.launches = (self._begin, self._meet, self._leave, self._product)
+        key = (rows_of.traits, x.traits, w.traits, options)
+        self._product = _again(place.products, key, {0: rows_of, 1: x, 3: w}, launched)
+        self._begin, self._end = (again(launch, launch.arguments) for launch in place.around)
+        self.launches = (self._begin, self._product, self._end)
 
     def submit(self, ctx: ExecutionContext) -> Tensor:
         place = self._place
         started(self._begin, ctx)
-        started(self._x.copy_into(place.own), ctx)
-        started(self._meet, ctx)
-        beside = ctx.beside() if place.copies else ctx
+        # Nothing but copies is beside the product, which leaves no room for other kernels.
+        beside = ctx.beside() if place.theirs else ctx
         beside.stream.wait_for(ctx.stream, ctx.stream.mark())
-        for source, target in place.copies:
-            started(source.copy_into(target), beside)
-        started(self._leave, beside)
+        for rows, word in place.theirs:
+            started(self._x.copy_into(rows), beside)
+            started(place.calls.copy_into(word), beside)
         started(self._product, ctx)
-        # The next call's copies come behind the product, which used another order's views.
-        ctx.note(place.used, ())  # type: ignore[arg-type]  # they have memory
+        started(self._end, ctx)
         ctx.stream.wait_for(beside.stream, beside.stream.mark())
         return self._y
 
@@ -282,10 +272,11 @@ class _Scattered:
         def launched() -> KernelLaunch:
             product = _product("matmul_reduce_scatter", x, w, size, *options)
             rows, columns = product.tiles(m // size, n)
+            tiles = rows * columns
             return product.launched(
                 leaving(
-                    written, rows_of, w, place.parts, place.flags, workspace._calls[at], rank, rows, columns, size,
-                    lanes_for(size), product.wide, options[1], product.warp_specialize,
+                    written, rows_of, w, place.parts, place.flags, workspace._calls[at], rank, rows, tiles,
+                    tiles // product.schedule.blocks, size, lanes_for(size), product.wide, options[1], product.warp_specialize,
                 )
             )  # fmt: skip
 
@@ -368,7 +359,7 @@ def matmul_reduce_scatter(
 
     Returns:
         An op whose result is a tensor of shape `(M / size, N)`, or a list with one for each member. Each member's part of a sum
-        is rounded to its dtype before they are added up, in the order of the ranks.
+        is rounded to its dtype before they are added up, in the order of the ranks from its own on.
 
     Raises:
         TypeError, ValueError: other arguments.
