@@ -23,7 +23,7 @@ from tilekit.launch import kernel
 from tilekit.ops import DeviceOp, Spec, value
 from tilekit.ops.execution import Done, Steps
 
-__all__ = ["as_real", "as_scalar", "convert", "copy_into", "fill", "shown"]
+__all__ = ["as_real", "as_scalar", "convert", "copy_elements", "copy_into", "fill", "shown"]
 
 # How many elements a tile has: 8 for each of 128 threads.
 _TILE = 1024
@@ -130,7 +130,7 @@ class _CopyInto(DeviceOp[Tensor]):
 
     def steps(self, ctx: ExecutionContext) -> Steps | Done:
         """By the driver, or by a kernel."""
-        return _copy_elements(ctx, self.target, self.source)
+        return copy_elements(ctx, self.target, self.source)
 
 
 class _Convert(DeviceOp[Tensor]):
@@ -148,7 +148,7 @@ class _Convert(DeviceOp[Tensor]):
     def steps(self, ctx: ExecutionContext) -> Steps | Done:
         """Allocate it; copy, or convert."""
         shape, dtype = self.spec.shape, self.spec.dtype
-        return _copy_elements(ctx, Tensor(ctx.allocate(self.source.size * dtype.itemsize), shape, dtype), self.source)
+        return copy_elements(ctx, Tensor(ctx.allocate(self.source.size * dtype.itemsize), shape, dtype), self.source)
 
 
 class _Fill(DeviceOp[Tensor]):
@@ -183,8 +183,10 @@ class _Fill(DeviceOp[Tensor]):
         return Done(target)
 
 
-def _copy_elements(ctx: ExecutionContext, target: Tensor, source: Tensor) -> Steps | Done:
-    """Write the elements of `source`, converted, to `target`, which does not overlap it; the result is `target`."""
+def copy_elements(ctx: ExecutionContext, target: Tensor, source: Tensor) -> Steps | Done:
+    """What `copy_into` and `convert` do: write the elements of `source` to `target`, which does not overlap it; the result is
+    `target`. Nothing is looked at: both have memory on the context's device, and one shape.
+    """
     if not target.size:
         return Done(target)
     to, source_view = target, source

@@ -24,6 +24,7 @@ from tilekit.kernels._gemm.schedules import Schedule, check_tile, result_dtype, 
 from tilekit.kernels._host import on_cpu
 from tilekit.kernels._launches import allocated
 from tilekit.kernels._staging import COPIES, aligned, in_stages, staged_operands
+from tilekit.launch.copying import copy_elements
 from tilekit.launch.launch import KernelLaunch
 from tilekit.ops import DeviceOp, Spec
 
@@ -238,8 +239,8 @@ class _Gathered:
         beside = ctx.beside() if place.theirs else ctx
         beside.stream.wait_for(ctx.stream, ctx.stream.mark())
         for rows, word in place.theirs:
-            started(self._x.copy_into(rows), beside)
-            started(place.calls.copy_into(word), beside)
+            copy_elements(beside, rows, self._x)  # of contiguous tensors, by the driver
+            copy_elements(beside, word, place.calls)
         started(self._product, ctx)
         started(self._end, ctx)
         ctx.stream.wait_for(beside.stream, beside.stream.mark())
