@@ -140,3 +140,19 @@ def test_numba_device_functions_take_tiles(compiled, tensor):
     made = compiled(calls_a_device_function, tensor.inout(4096, 1024), float)
     assert made.bits == {128}
     assert not made.uses_local_memory
+
+
+@pytest.mark.parametrize(("dtype", "order", "loads"), [
+    (tk.int32, "acquire", True), (tk.int64, "relaxed", True), (tk.int32, "acq_rel", False), (tk.float32, "relaxed", False),
+])  # fmt: skip
+def test_an_integer_that_nothing_is_added_to_is_loaded(dtype, order, loads):
+    """Who waits for a word does not keep others from writing it. Of floats, -0.0 becomes 0.0."""
+
+    @tk.kernel
+    def kernel(y: tk.Out, x: tk.InOut):
+        y.store(tk.atomic_add(x, tk.arange(16), 0, memory_order=order, memory_scope="system"))
+
+    op = kernel(api.meta(16, dtype).partition(16), api.meta(16, dtype).scattered())
+    op.consumed()
+    ptx = op.compile("sm_90a").ptx
+    assert (f"ld.{order}.sys.global" in ptx, f"atom.{order}.sys.global" in ptx) == (loads, not loads)

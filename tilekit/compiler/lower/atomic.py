@@ -20,7 +20,7 @@ from tilekit.compiler.codegen import arithmetic
 from tilekit.compiler.codegen import shared_memory as shared
 from tilekit.compiler.codegen.access import Access, Slot, open_access
 from tilekit.compiler.codegen.compilation import current
-from tilekit.compiler.codegen.definition import lowers
+from tilekit.compiler.codegen.definition import known, lowers
 from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import asm, pack, special_register
 from tilekit.compiler.codegen.operands import elements as operand_elements
@@ -44,7 +44,7 @@ from tilekit.dtypes import DType
 from tilekit.lang import atomic as lang
 from tilekit.lang.windows import check_window, written_only
 
-__all__ = ["SCOPES"]
+__all__ = ["SCOPES", "look"]
 
 SCOPES = {"block": "cta", "device": "gpu", "system": "sys"}
 _LETTERS = {2: "h", 4: "r", 8: "l"}
@@ -112,6 +112,8 @@ def _define(
     points = check_points(what, array, indices, mask, values, writing=True)
     tensor = points.tensor
     _check_tensor(what, name, tensor)
+    # An integer that nothing is added to: a load, which does not keep others from the element.
+    looks = name == "add" and known(values[0]) == 0 and not dtypes.is_float(tensor.dtype) and order in ("relaxed", "acquire")
 
     def emit(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, operands: list[ir.Value], mask_: ir.Value) -> Any:
         columns = [operand_elements(builder, ty, v, points.tile) for ty, v in zip(values, operands, strict=True)]
@@ -123,7 +125,9 @@ def _define(
         if order in ("release", "acq_rel"):
             shared.barrier(builder)  # what other threads of the block wrote comes before, too
         kind = f"{order}.{SCOPES[scope]}"
-        if access.inside is not None:
+        if looks and used:
+            before = [look(builder, tensor.dtype, kind, slot) for slot in access.full]
+        elif access.inside is not None:
             _add(builder, tensor.dtype, kind, access, columns[0])
         else:
             rows = zip(access.full, zip(*columns, strict=True), strict=True)
@@ -177,6 +181,15 @@ def _act(
     if dtype in _HALVES:
         before = builder.trunc(builder.select(upper, builder.lshr(before, integer(32, 16)), before), i16)
     return builder.bitcast(before, register_type(dtype))
+
+
+def look(builder: ir.IRBuilder, dtype: DType, kind: str, slot: Slot) -> ir.Value:
+    """What an element is, in an order and a scope as PTX has them; 0 where the predicate does not hold."""
+    bits, letter, width = _BITS[dtype.itemsize], _LETTERS[dtype.itemsize], 8 * dtype.itemsize
+    text = predicated(f"mov.b{width} $0, 0; @p ld.{kind}.global.b{width} $0, [$1+{slot.offset}];", 2)
+    there = builder.zext(slot.predicate, i32)
+    element = asm(builder, text, f"=&{letter},l,r,~{{memory}}", bits, [slot.address, there], effect=True)
+    return builder.bitcast(element, register_type(dtype))
 
 
 def _add(builder: ir.IRBuilder, dtype: DType, kind: str, access: Access, column: list[ir.Value]) -> None:

@@ -16,12 +16,11 @@ from tilekit.compiler.codegen.definition import known, lowers, materialized
 from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import asm, pack, special_register
 from tilekit.compiler.codegen.shared_memory import barrier
-from tilekit.compiler.codegen.types import describe, i32, i64, integer, register_type
+from tilekit.compiler.codegen.types import describe, i32, i64, integer
 from tilekit.compiler.codegen.view_types import TileGridType, TileRowType
-from tilekit.compiler.codegen.words import predicated
 from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.layouts.linear import ACCESS_BYTES, WARP
-from tilekit.compiler.lower.atomic import SCOPES
+from tilekit.compiler.lower.atomic import SCOPES, look
 from tilekit.compiler.lower.indexed import check_points, index_parts
 from tilekit.compiler.lower.views import all_of_grid, load_of_row, tiles_of_row
 from tilekit.compiler.nvidia.multibuffer import RingType, deals_registers, narrow, the_pipelines, the_ring, wait
@@ -138,20 +137,15 @@ def registers(role: types.Type, products: types.Type) -> Any:
 @lowers(intrinsics.peek)
 def peek(tensor: types.Type, indices: types.Type, scope: types.Type) -> Any:
     points = check_points("atomic_add", tensor, indices, types.none, writing=True)
-    bits = 8 * points.tensor.dtype.itemsize
-    register = ir.IntType(bits)
-    where, letter = SCOPES[known(scope)], "l" if bits == 64 else "r"
+    kind = f"acquire.{SCOPES[known(scope)]}"
 
     def emit(builder: ir.IRBuilder, value: ir.Value, at: ir.Value, _: ir.Value) -> ir.Value:
         access = points.open(builder, value, index_parts(builder, indices, at), at, writing=False, limit=1)
         (slot,) = access.full
-        text = f"mov.b{bits} $0, 0; @p ld.acquire.{where}.global.b{bits} $0, [$1];"
-        there = builder.zext(slot.predicate, i32)
-        constraints = f"=&{letter},l,r,~{{memory}}"
-        element = asm(builder, predicated(text, 2), constraints, register, [slot.address, there], effect=True)
+        element = look(builder, points.tensor.dtype, kind, slot)
         if the_pipelines().target.wgmma:  # copies by the accelerator read through another proxy
             asm(builder, "fence.proxy.async.global;", "~{memory}", _VOID, [], effect=True)
-        return pack(builder, [builder.bitcast(element, register_type(points.tensor.dtype))])
+        return pack(builder, [element])
 
     return points.tile, emit
 

@@ -23,7 +23,7 @@ from tilekit._runtime.context import ExecutionContext
 from tilekit._tensor.partition import Scattered
 from tilekit._tensor.shapes import as_shape
 from tilekit._tensor.tensor import Tensor
-from tilekit.kernels._collective.signals import RELEASED, announce, lanes_for, wait_for_all
+from tilekit.kernels._collective.signals import LINE, RELEASED, announce, lanes_for, wait_for_all
 from tilekit.kernels._collective.together import Together, of_members, started
 from tilekit.kernels._host import check_choice, power
 from tilekit.kernels._launches import allocated
@@ -81,8 +81,8 @@ def _one_shot(
     for tile in range(b, tiles, blocks):
         tk.store(stage, (rank, half, b, turn), tk.load(x, tile, T).reshape((1, 1, 1, T)))
         turn += 1
-    announce(flags, b, call, rank, size, lanes)
-    wait_for_all(flags, b, call, rank, size, lanes)
+    announce(flags, b * LINE, call, rank, size, lanes)
+    wait_for_all(flags, b * LINE, call, rank, size, lanes)
     turn = 0
     for tile in range(b, tiles, blocks):
         tk.store(y, tile, _reduced(stage, half, b, turn, size, op).astype(y.dtype))
@@ -106,16 +106,16 @@ def _two_shot(
                 tile = tk.load(x, piece * size + part, T).reshape((1, 1, 1, T))
                 tk.store(stage, (rank, half, b, turn * size + part), tile)
         turn += 1
-    announce(flags, b, call, rank, size, lanes)
-    wait_for_all(flags, b, call, rank, size, lanes)
+    announce(flags, b * LINE, call, rank, size, lanes)
+    wait_for_all(flags, b * LINE, call, rank, size, lanes)
     turn = 0
     for piece in range(b, pieces, blocks):
         if piece * size + rank < tiles:
             mine = _reduced(stage, half, b, turn * size + rank, size, op)
             tk.store(sums, (rank, half, b, turn), mine.astype(y.dtype).reshape((1, 1, 1, T)))
         turn += 1
-    announce(summed, b, call, rank, size, lanes)
-    wait_for_all(summed, b, call, rank, size, lanes)
+    announce(summed, b * LINE, call, rank, size, lanes)
+    wait_for_all(summed, b * LINE, call, rank, size, lanes)
     turn = 0
     for piece in range(b, pieces, blocks):
         for part in tk.static_range(size):
@@ -169,7 +169,7 @@ class AllReduceWorkspace:
         room = -(-self.capacity // self._blocks) + 2 * largest
         room += -room % largest
         stage, sums = (symmetric(group, (2, self._blocks, room), self.dtype) for _ in range(2))
-        flags, summed = self._flags = [symmetric(group, (group.size, self._blocks), dtypes.int64) for _ in range(2)]
+        flags, summed = self._flags = [symmetric(group, (group.size, self._blocks * LINE), dtypes.int64) for _ in range(2)]
         # What a member's kernel takes beside its tensors, by whether it is that of two shots.
         self._shared: list[tuple[list[Scattered], list[Scattered]]] = []
         for rank, device in zip(group.ranks, group.devices, strict=True):

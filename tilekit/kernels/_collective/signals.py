@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import tilekit as tk
 
-__all__ = ["RELEASED", "announce", "arrived", "lanes_for", "wait_for_all"]
+__all__ = ["LINE", "RELEASED", "announce", "arrived", "lanes_for", "wait_for_all"]
 
 RELEASED = (
     1 << 62
 )  # what no call's number reaches: kernels that wait for members that are gone go on, with numbers that mean nothing
+
+LINE = 16
+"""How far words are apart, in elements, that many blocks write or wait for at the same time: each has a line of the cache."""
 
 _APART = 8  # elements of a tile of words that one thread has: with one of them used, each member's word has its own thread
 
