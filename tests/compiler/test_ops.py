@@ -9,6 +9,7 @@ from numba.cuda import dispatcher
 from numba.cuda.descriptor import cuda_target
 
 import tilekit as tk
+from tilekit import api
 from tilekit.compiler import lower
 from tilekit.compiler.build import _standing_in
 from tilekit.compiler.codegen import definition as ops
