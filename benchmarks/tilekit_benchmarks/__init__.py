@@ -147,6 +147,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         summary="all-reduce and others among all devices, in one process and a process each, beside torch.distributed",
         size="bytes of the largest message",
     ),
+    "products": Benchmark(
+        module="products",
+        summary="products of groups: what is hidden of what the members tell each other, beside torch's symmetric memory",
+        size="rows and columns of the large matrices",
+    ),
     "sweep": Benchmark(
         module="drawn",
         summary="cases of a family of kernels that are drawn at random, beside all peers: geometric mean, quantiles, the worst",

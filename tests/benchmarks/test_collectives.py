@@ -13,7 +13,7 @@ from fake_nccl import FakeNccl
 import tilekit as tk
 import tilekit_benchmarks as bench
 from tilekit._groups import gpus
-from tilekit_benchmarks import Options, collectives, report, saxpy_peers
+from tilekit_benchmarks import Options, collectives, product_members, report, saxpy_peers
 from tilekit_benchmarks.collective_cases import DEFAULT_N, OPS, SIZES, Case, cases, size_label
 from tilekit_benchmarks.collective_crew import Crew, CrewError, Refused
 from tilekit_benchmarks.collective_members import GRAPH_OPS, EventClock, OfTilekit, process_each
@@ -349,3 +349,28 @@ def test_what_torch_does_on_a_gpu(monkeypatch):
     member.close()
     assert seen[0] == "device 3"
     assert seen.count("event") == 4 and seen.count("reset") == 1 and seen[-1] == "destroyed"
+
+
+def test_products_of_groups(cpu_devices, no_torch):
+    """Among two CPU devices: built, checked, measured, recorded."""
+    cpu_devices(2)
+    run = bench.run("products", Options(device=tk.Device("cpu"), n=64, rounds=2, command="c"))
+    assert [(case.op, case.shape) for case in run.cases] == [
+        (op, (m, 64, 64)) for m in (64, 32) for op in ("all_gather_matmul", "matmul_reduce_scatter")
+    ]
+    for case in run.cases:
+        (own,) = case.results
+        assert set(own.times_us) == {"product", "collective", "in turn", "together"}
+        assert all(len(samples) == 2 and min(samples) > 0 for samples in own.samples_us.values())
+    text = report.table(run)
+    assert "products, 2 devices" in text and "all_gather_matmul 64x64x64" in text and "hidden" in text
+    json.dumps(dataclasses.asdict(run))
+
+
+def test_a_wrong_product_is_told_of():
+    product = product_members.Product(op="matmul_reduce_scatter", shape=(32, 16, 16), dtype="float32")
+    operands = [product.operands(rank, 2) for rank in range(2)]
+    whole = sum(x @ w for x, w in operands)
+    assert [product.difference(whole[16 * rank :][:16], rank, 2) for rank in range(2)] == [None, None]
+    whole[20] += 5
+    assert product.difference(whole[16:], 1, 2) == "rank 1: 16 of 256 elements are wrong"
