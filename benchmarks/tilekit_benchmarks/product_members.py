@@ -37,11 +37,12 @@ class Product:
     dtype: str
 
     def operands(self, rank: int, size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """`x` and `w` of a member: small whole numbers, whose products are exact."""
+        """`x` and `w` of a member: normally distributed sixteenths, which have bits enough to heat the device, and are exact."""
         m, n, k = self.shape
         rng = np.random.default_rng(rank)
         rows = m // size if self.op == OPS[0] else m
-        return (rng.integers(-1, 2, (rows, k)).astype(np.float32), rng.integers(-1, 2, (k, n)).astype(np.float32))
+        x, w = (np.rint(16 * rng.standard_normal(shape, np.float32)) / np.float32(16) for shape in ((rows, k), (k, n)))
+        return x, w
 
     def difference(self, corner: NDArray[Any], rank: int, size: int) -> str | None:
         """What is wrong with the first rows and columns of a member's result; None if nothing is."""

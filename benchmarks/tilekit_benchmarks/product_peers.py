@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory  # which defines torch.ops.symm_mem
 from numpy.typing import NDArray
 
 import tilekit as tk

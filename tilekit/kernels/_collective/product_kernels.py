@@ -74,12 +74,12 @@ def turn_and_number(at, tiles, rounds, size: tk.Const):
         elif turn == others:
             number -= blocks
     else:  # what makes no round: the rest of the others' tiles, and of one's own
-        place = (at - max(whole, 0)) * blocks + tk.bid(0)
+        left = (at - max(whole, 0)) * blocks + tk.bid(0)
         rest = tiles - rounds * blocks
-        if place < others * rest:
-            turn, number = place // rest, rounds * blocks + place % rest
+        if left < others * rest:
+            turn, number = left // rest, rounds * blocks + left % rest
         else:
-            turn, number = others, max(rounds - 1, 0) * blocks + place - others * rest
+            turn, number = others, max(rounds - 1, 0) * blocks + left - others * rest
     return turn, number
 
 

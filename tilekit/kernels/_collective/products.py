@@ -213,7 +213,7 @@ class _Gathered:
         group, (m, k) = workspace.group, workspace.shape
         size, rank = group.size, group.ranks[at]
         self._y, self._x = y, x
-        self._place = place = workspace._places[at]
+        self._gathering = gathering = workspace._places[at]
         rows_of = y.reshape(size, m, w.shape[1]).scattered()
 
         def launched() -> KernelLaunch:
@@ -222,25 +222,25 @@ class _Gathered:
             rows, columns = product.tiles(m, w.shape[1])
             return product.launched(
                 arriving(
-                    rows_of, x, place.a[rank], w, place.arrivals, place.calls, rank, rows, columns, size, product.wide,
-                    options[1], product.warp_specialize,
+                    rows_of, x, gathering.a[rank], w, gathering.arrivals, gathering.calls, rank, rows, columns, size,
+                    product.wide, options[1], product.warp_specialize,
                 )
             )  # fmt: skip
 
         key = (rows_of.traits, x.traits, w.traits, options)
-        self._product = _again(place.products, key, {0: rows_of, 1: x, 3: w}, launched)
-        self._begin, self._end = (again(launch, launch.arguments) for launch in place.around)
+        self._product = _again(gathering.products, key, {0: rows_of, 1: x, 3: w}, launched)
+        self._begin, self._end = (again(launch, launch.arguments) for launch in gathering.around)
         self.launches = (self._begin, self._product, self._end)
 
     def submit(self, ctx: ExecutionContext) -> Tensor:
-        place = self._place
+        gathering = self._gathering
         started(self._begin, ctx)
         # Nothing but copies is beside the product, which leaves no room for other kernels.
-        beside = ctx.beside() if place.theirs else ctx
+        beside = ctx.beside() if gathering.theirs else ctx
         beside.stream.wait_for(ctx.stream, ctx.stream.mark())
-        for rows, word in place.theirs:
+        for rows, word in gathering.theirs:
             copy_elements(beside, rows, self._x)  # of contiguous tensors, by the driver
-            copy_elements(beside, word, place.calls)
+            copy_elements(beside, word, gathering.calls)
         started(self._product, ctx)
         started(self._end, ctx)
         ctx.stream.wait_for(beside.stream, beside.stream.mark())
@@ -267,7 +267,7 @@ class _Scattered:
     ) -> None:
         group, (m, n) = workspace.group, workspace.shape
         size, rank = group.size, group.ranks[at]
-        self._y, place = y, workspace._places[at]
+        self._y, scattering = y, workspace._places[at]
         written, rows_of = y.scattered(), x.reshape(size, m // size, x.shape[1])
 
         def launched() -> KernelLaunch:
@@ -276,14 +276,14 @@ class _Scattered:
             tiles = rows * columns
             return product.launched(
                 leaving(
-                    written, rows_of, w, place.parts, place.flags, workspace._calls[at], rank, rows, tiles,
+                    written, rows_of, w, scattering.parts, scattering.flags, workspace._calls[at], rank, rows, tiles,
                     tiles // product.schedule.blocks, size, lanes_for(size), product.wide, options[1], product.warp_specialize,
                 )
             )  # fmt: skip
 
         key = (written.traits, rows_of.traits, w.traits, options)
-        product = _again(place.products, key, {0: written, 1: rows_of, 2: w}, launched)
-        self.launches = (again(place.counted, place.counted.arguments), product)
+        product = _again(scattering.products, key, {0: written, 1: rows_of, 2: w}, launched)
+        self.launches = (again(scattering.counted, scattering.counted.arguments), product)
 
     def submit(self, ctx: ExecutionContext) -> Tensor:
         for launch in self.launches:
