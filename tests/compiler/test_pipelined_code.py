@@ -11,6 +11,7 @@ from warpgroup_code import products
 
 import tilekit as tk
 from tilekit import api
+from tilekit.compiler import build
 from tilekit.compiler.layouts.conversion import wavefronts
 from tilekit.compiler.layouts.linear import Config, Layout
 
@@ -385,6 +386,18 @@ def test_an_operand_may_be_made_anew_before_its_product_is_needed():
 
     op = kernel(meta(128, 64, dtype=tk.float32).partition((128, 64)), meta(128, 64), meta(64, 640), meta(640, 64))
     assert "AHHHGAHHHG1" in products(op.num_warps(8).compile(target="sm_90a"))
+
+
+def test_a_kernel_that_fails_with_rings_says_so(monkeypatch, caplog):
+    """It is compiled as it is written: slower, which is a defect of the compiler's, and no secret."""
+
+    def failing(*args):
+        raise tk.CompileError("nvJitLink says so")
+
+    monkeypatch.setattr(build, "_with_rings", failing)
+    explained = launch(gemm, (128, 128, 64), 8).explain("sm_90a")
+    assert explained.pipelines[0].reason == "nvJitLink says so"
+    assert "kernel gemm has no rings of stages, since with them it failed: nvJitLink says so" in caplog.text
 
 
 def test_a_packed_operand_is_packed_once():

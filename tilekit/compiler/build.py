@@ -7,6 +7,7 @@ for one whenever a kernel calls a device function; `_standing_in` answers.
 from __future__ import annotations
 
 import ast
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -47,6 +48,7 @@ __all__ = ["CompiledKernel", "argument_types", "as_written", "build", "translate
 
 T = TypeVar("T")
 
+_log = logging.getLogger("tilekit")
 _MAP_ALIGNMENT = 64  # bytes
 
 assert lower.__all__, "importing it registers the tile operations"
@@ -188,19 +190,21 @@ def _unrotated(
 ) -> tuple[CompiledKernel, Compilation]:
     """A kernel with its loops as they are: with rings (`form`), or as it is written, without."""
     asked = pipelined_loops(accepted.bound)
-    reason: Unfit | None = None
+    reason: Unfit | CompileError | None = None
     ringed = None
     if form is not None:
         try:
             ringed = ringed_form(form)
-        except Unfit as error:
+        except (Unfit, CompileError) as error:
             reason = error
-        except CompileError:
-            pass  # the user's own text says what is wrong
     if ringed is not None and (asked or ringed[0].spilled_bytes <= _FEW_SPILLS):
         return ringed
     notes = None if ringed is None else list(ringed[1].notes or ())
-    kernel, compilation = as_written(accepted, lambda bound: attempt(bound, None))
+    kernel, compilation = as_written(accepted, lambda bound: attempt(bound, None))  # says what is wrong with the user's text
+    if isinstance(reason, CompileError):
+        _log.warning(
+            "tilekit: kernel %s has no rings of stages, since with them it failed: %s", accepted.bound.source.name, reason
+        )
     if ringed is not None and (ringed[0].local_bytes <= kernel.local_bytes or _multiplies_faster(ringed[0], kernel)):
         if compilation.notes is not None:
             compilation.notes[:] = notes or ()
