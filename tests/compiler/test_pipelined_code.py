@@ -14,6 +14,7 @@ from tilekit import api
 from tilekit.compiler import build
 from tilekit.compiler.layouts.conversion import wavefronts
 from tilekit.compiler.layouts.linear import Config, Layout
+from tilekit.compiler.passes.rings import Unfit
 
 BM, BN, BK = tk.generics("BM BN BK")
 MOST_SHARED = 227 * 1024
@@ -398,6 +399,26 @@ def test_a_kernel_that_fails_with_rings_says_so(monkeypatch, caplog):
     explained = launch(gemm, (128, 128, 64), 8).explain("sm_90a")
     assert explained.pipelines[0].reason == "nvJitLink says so"
     assert "kernel gemm has no rings of stages, since with them it failed: nvJitLink says so" in caplog.text
+
+
+def test_threads_that_load_get_more_registers_if_any_spill(monkeypatch):
+    """The second try counts if less spills, and not if it fails."""
+    tried, assemble = [], build._assembled
+
+    def assembled(*args, **options):
+        tried.append(args[5].spare)
+        if fails and args[5].spare:
+            raise Unfit("no")
+        return assemble(*args, **options)
+
+    monkeypatch.setattr(build, "_assembled", assembled)
+    spills = property(lambda kernel: 8 if "setmaxnreg.dec.sync.aligned.u32 40;" in kernel.ptx else 0)
+    monkeypatch.setattr(build.CompiledKernel, "spilled_bytes", spills)
+    for fails, registers in ((False, ["224", "56"]), (True, ["232", "40"])):
+        tried.clear()
+        ptx = launch(gemm, (128, 256, 64), 8, dtype=tk.float16 if fails else tk.bfloat16).explain("sm_90a").compiled.ptx
+        assert tried == [0, 16]
+        assert re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32 (\d+)", ptx) == registers
 
 
 def test_a_packed_operand_is_packed_once():

@@ -272,7 +272,12 @@ def _with_rings(
 
     tried, spilling = state(0, 0), None
     while True:
-        kernel, compilation = attempt(form.bound, tried)
+        try:
+            kernel, compilation = attempt(form.bound, tried)
+        except (Unfit, CompileError):
+            if spilling is None:
+                raise
+            return spilling
         rooms = compilation.dynamic_bytes
         if rooms <= tried.rooms and kernel.shared_bytes + kernel.dynamic_shared_bytes <= room:
             # ptxas has each product wait where registers are short, and where it sees their operands written too early.
