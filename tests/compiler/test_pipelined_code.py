@@ -417,7 +417,7 @@ def test_threads_that_load_get_more_registers_if_any_spill(monkeypatch):
     for fails, registers in ((False, ["224", "56"]), (True, ["232", "40"])):
         tried.clear()
         ptx = launch(gemm, (128, 256, 64), 8, dtype=tk.float16 if fails else tk.bfloat16).explain("sm_90a").compiled.ptx
-        assert tried == [0, 16]
+        assert tried[:2] == [0, 16]  # and once more, in the order of the blocks' numbers, if it spills
         assert re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32 (\d+)", ptx) == registers
 
 
