@@ -34,7 +34,7 @@ def of_turned_tiles(c: tk.Out, a: tk.In, b: tk.In, dtype: tk.Const, precision: t
 
 
 @tk.kernel
-def of_a_tile_in_registers(c: tk.Out, a: tk.In, b: tk.In, dtype: tk.Const, precision: tk.Const):
+def of_one_tile(c: tk.Out, a: tk.In, b: tk.In, dtype: tk.Const, precision: tk.Const):
     for tile in c.tiles():
         i, j = tile.index
         ta, acc = tk.load(a, (i, 0), (BM, BK), eviction_policy="evict_first"), tk.zeros((BM, BN), dtype)
@@ -127,8 +127,6 @@ def test_short_sums_of_8_bit_floats_are_added_up(tile, warps, chains, columns):
 ELSEWHERE = {
     "b row-major, fp8": ((E4, E4), "ieee", {"turned": False}, "HMMA.16816.F32"),
     "b row-major, int8": ((tk.int8, tk.int8), "ieee", {"turned": False}, "IMMA.16832.S8.S8"),
-    "b row-major, tf32": ((tk.float32, tk.float32), "tf32", {"turned": False}, "HMMA.1688.F32.TF32"),
-    "a from registers": ((tk.int8, tk.int8), "ieee", {"kernel": of_a_tile_in_registers}, "IMMA.16832.S8.S8"),
     "float32": ((tk.float32, tk.float32), "ieee", {}, "FFMA"),
     "float32, fast": ((tk.float32, tk.float32), "fast", {}, "FFMA"),
     "float64": ((tk.float64, tk.float64), "ieee", {}, "DMMA"),
@@ -142,6 +140,21 @@ def test_others_go_through_registers(case):
     assert not by_warpgroups(found)
     assert instruction in found.sass
     assert "UTMALDG" in found.sass
+
+
+IN_SHARED_MEMORY = {
+    "a is loaded before the loop": (tk.int8, "ieee", {"kernel": of_one_tile}, "IGMMA.64x64x32.S8.S8"),
+    "b is turned over there": (tk.float32, "tf32", {"turned": False}, "HGMMA.64x64x8.F32.TF32"),
+}
+
+
+@pytest.mark.parametrize("case", IN_SHARED_MEMORY)
+def test_others_come_to_shared_memory(case):
+    dtype, precision, options, instruction = IN_SHARED_MEMORY[case]
+    found = compiled((dtype, dtype), (64, 64, 128 // dtype.itemsize), precision, warps=4, **options)
+    assert set(by_warpgroups(found)) == {instruction}
+    assert "UTMALDG" in found.sass
+    assert not touches_local_memory(found)
 
 
 def test_fast_sums_of_16_bit_floats_are_as_they_were():
