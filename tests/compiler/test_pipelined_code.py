@@ -12,8 +12,11 @@ from warpgroup_code import products
 import tilekit as tk
 from tilekit import api
 from tilekit.compiler import build
+from tilekit.compiler.codegen.types import TileType
 from tilekit.compiler.layouts.conversion import wavefronts
 from tilekit.compiler.layouts.linear import Config, Layout
+from tilekit.compiler.layouts.mma import warpgroup_accumulator
+from tilekit.compiler.nvidia.wgmma_types import OperandType
 from tilekit.compiler.passes.rings import Unfit
 
 BM, BN, BK = tk.generics("BM BN BK")
@@ -387,6 +390,15 @@ def test_an_operand_may_be_made_anew_before_its_product_is_needed():
 
     op = kernel(meta(128, 64, dtype=tk.float32).partition((128, 64)), meta(128, 64), meta(64, 640), meta(640, 64))
     assert "AHHHGAHHHG1" in products(op.num_warps(8).compile(target="sm_90a"))
+
+
+def test_an_operand_that_is_made_anew_later_is_one_from_the_start():
+    """What begins as the operand of other products; on some Pythons the two did not unify, and the kernel had no ring."""
+    layout = warpgroup_accumulator((128, 64), 8)
+    operand = OperandType.of_tile(TileType(tk.bfloat16, layout, Config(num_warps=8, vec=8)))
+    renewed = OperandType.of_tile(operand, renewed=True)
+    assert (operand.renewed, renewed.renewed, renewed.materialized) == (False, True, operand.materialized)
+    assert OperandType.of_tile(renewed) == renewed
 
 
 def test_a_kernel_that_fails_with_rings_says_so(monkeypatch, caplog):

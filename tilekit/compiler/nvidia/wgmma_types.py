@@ -111,7 +111,7 @@ class OperandType(DeferredType):
     def of_tile(cls, ty: TileType | OperandType, *, renewed: bool = False) -> OperandType | str:
         """That of a matrix, where products are by warpgroups; or why there is none."""
         if isinstance(ty, OperandType):
-            return ty
+            return cls(ty.materialized, renewed=ty.renewed or renewed)
         if ty.dtype not in (dtypes.float16, dtypes.bfloat16):
             return f"a is in registers, where it takes float16 and bfloat16, not {ty.dtype.name}"
         warps = ty.config.num_warps
@@ -128,7 +128,7 @@ class OperandType(DeferredType):
 
     def words(self, builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> list[ir.Value]:
         """A tile's, given as any type."""
-        if ty == self:
+        if isinstance(ty, OperandType):
             return unpack(builder, value)
         if isinstance(ty, StagedType):
             held = ty.read(builder, value, self.materialized.layout, matrices=True)
