@@ -17,6 +17,7 @@ from tilekit.compiler.ir.products import PRODUCTS
 from tilekit.compiler.ir.python import to_python
 from tilekit.compiler.ir.verdict import Accepted, verdict
 from tilekit.compiler.ir.verify import MalformedIR, verify
+from tilekit.compiler.passes.abreast import multiply_abreast
 from tilekit.compiler.passes.accumulation import accumulate_products
 from tilekit.compiler.passes.bounds import bound_loops, separate_conditions
 from tilekit.compiler.passes.canonical import canonicalize, load_as_it_lies
@@ -53,10 +54,11 @@ PASSES: tuple[Callable[[Region], object], ...] = (
     canonicalize, load_as_it_lies, separate_conditions, hoist_invariants, count_loops, bound_loops, load_in_turns,
     accumulate_products, streams_from_loads, order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima,
     eliminate_dead_code, add_up_by_parts, rotate_products, split_by_masks, eliminate_dead_code, load_beside_products,
+    multiply_abreast,
 )  # fmt: skip
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # Where the result of a product is not there at once, there is time to fill.
-_ASYNCHRONOUS = (stage_operands, rotate_products)
+_ASYNCHRONOUS = (stage_operands, rotate_products, multiply_abreast)
 
 
 class PassError(RuntimeError):

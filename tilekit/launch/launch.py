@@ -52,13 +52,16 @@ class KernelLaunch(AsyncKernelLaunch):
 
     # what can be said about it before it runs
 
-    def grid(self, grid: int | tuple[int, ...]) -> KernelLaunch:
-        """Give the grid, a block count for each axis; it must be the one that the partitions have, if there are any. Where all of
-        them are prefixes that leave the grid open, it says how many of their tiles the launch covers.
+    def grid(self, grid: int | tuple[int, ...], *more: int) -> KernelLaunch:
+        """Give the grid, a block count for each axis, as a tuple or one after the other; it must be the one that the partitions
+        have, if there are any. Where all of them are prefixes that leave the grid open, it says how many of their tiles the
+        launch covers.
 
         Raises:
             ValueError: more than three axes, a count that is negative or more than CUDA launches.
         """
+        if more:
+            grid = (grid, *more)  # type: ignore[arg-type,assignment]
         before, known = self._options, self.kernel.grids
         key = (before, grid, *map(type, grid)) if type(grid) is tuple else (before, grid) if type(grid) is int else None
         with _Configuring(self):

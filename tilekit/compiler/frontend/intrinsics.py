@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilekit.lang import memory
+from tilekit.lang import matmul, memory
 
 __all__ = [
-    "CONSUMER", "PRODUCER", "end", "give", "last", "load_beside", "load_tile_like_beside", "nth", "operand", "peek", "put",
-    "registers", "ring", "role", "steps", "take", "variant", "wait_product",
+    "CONSUMER", "PRODUCER", "end", "give", "join", "last", "load_beside", "load_tile_like_beside", "mma_abreast", "nth",
+    "operand", "part", "peek", "put", "registers", "ring", "role", "steps", "take", "variant", "wait_product",
 ]  # fmt: skip
 
 CONSUMER, PRODUCER = 0, 1
@@ -25,9 +25,9 @@ def nth(row: Any, k: Any) -> Any:
     """Load the tile of a turn."""
 
 
-def ring(number: Any, stages: Any, shared: Any, counts: Any, *grids: Any) -> Any:
+def ring(number: Any, stages: Any, shared: Any, follows: Any, counts: Any, *grids: Any) -> Any:
     """A ring: stages for tiles of the first so many grids, or of the next, ...; those whose bits of `shared` are set come to all
-    blocks of a cluster."""
+    blocks of a cluster, those whose bits of `follows` are set lie right behind the ones before them."""
 
 
 def variant(ring: Any, which: Any) -> Any:
@@ -60,6 +60,21 @@ def operand(tile: Any, renewed: Any) -> Any:
 
 def wait_product(product: Any, *later: Any) -> Any:
     """Wait for a product (wgmma.wait_group), and not for those that were asked for later."""
+
+
+def join(*tiles: Any) -> Any:
+    """Sums of products that are taken as one: `mma_abreast` adds to them."""
+    return tiles
+
+
+def part(joined: Any, which: Any) -> Any:
+    """One of them."""
+    return joined[which]
+
+
+def mma_abreast(a: Any, b: Any, acc: Any, precision: Any = "ieee") -> Any:
+    """`tk.mma` of a tile with each of the tiles `b`, as one product, which is added to sums that were joined."""
+    return tuple(matmul.mma(a, tile, total, precision) for tile, total in zip(b, acc, strict=True))
 
 
 def give(ring: Any, turn: Any, k: Any, lines: Any) -> Any:

@@ -44,6 +44,9 @@ _FUNCTIONS: set[Callable[..., Any]] = {
     round,
     range,
     operator.index,
+    intrinsics.join,
+    intrinsics.mma_abreast,
+    intrinsics.part,
     *filter(callable, vars(math).values()),
 }
 

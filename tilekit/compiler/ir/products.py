@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.ir.nodes import Constant, Operand, Operation
 from tilekit.lang import matmul
 from tilekit.lang.registry import OPS
@@ -13,6 +14,7 @@ __all__ = ["PRODUCTS", "Product", "accumulates", "is_product", "product_of"]
 
 PRODUCTS = {row.function: row.signature for row in OPS.values() if row.family == matmul.__name__.rpartition(".")[2]}
 """The operations of the language that are products, with their signatures: the rows of the family `matmul`."""
+_ALL = PRODUCTS | {intrinsics.mma_abreast: PRODUCTS[matmul.mma]}
 
 
 class Product(NamedTuple):
@@ -31,11 +33,12 @@ class Product(NamedTuple):
 
 
 def product_of(operation: Operation) -> Product | None:
-    """The product that an operation is: `tk.mma`, `tk.matmul` or `@`; None of any other operation."""
+    """The product that an operation is: `tk.mma`, `tk.matmul` or `@`; None of any other operation. `b` is several, if it is one
+    of `passes.abreast`."""
     if (operation.kind, operation.what) == ("binary", "@"):
         return Product(operation.operands[0], operation.operands[1], None, {})
     called = operation.what.value if operation.kind == "call" and isinstance(operation.what, Constant) else None
-    signature = next((signature for function, signature in PRODUCTS.items() if function is called), None)
+    signature = next((signature for function, signature in _ALL.items() if function is called), None)
     if signature is None:
         return None
     given = dict(signature.bind(*operation.operands, **operation.keywords).arguments)

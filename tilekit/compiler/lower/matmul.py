@@ -10,13 +10,15 @@ from numba.cuda import types
 
 from tilekit import dtypes
 from tilekit.compiler.codegen.convert import convert
-from tilekit.compiler.codegen.definition import lowers, lowers_operator
+from tilekit.compiler.codegen.definition import known, lowers, lowers_operator
 from tilekit.compiler.codegen.diagnose import in_words
 from tilekit.compiler.codegen.emit import pack, unpack
 from tilekit.compiler.codegen.types import register_type
+from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.lower.shape import constant
 from tilekit.compiler.nvidia import fma, mma_sync, wgmma  # each registers its instructions
-from tilekit.compiler.nvidia.products import MatrixProduct, choose
+from tilekit.compiler.nvidia.products import MatrixProduct, as_one, choose
+from tilekit.compiler.nvidia.wgmma_types import AbreastType, joined, split
 from tilekit.lang import matmul as lang
 
 __all__ = ["FAMILIES"]
@@ -30,6 +32,36 @@ def mma(a: types.Type, b: types.Type, acc: types.Type, precision: types.Type) ->
     chosen = in_words("mma", lang.check_precision, constant(precision, "mma", "precision"))
     result, emit = choose(MatrixProduct("mma", a, b, acc, chosen))
     return result, lambda builder, x, y, z, _: emit(builder, x, y, z)
+
+
+@lowers(intrinsics.join, deferred=True)
+def join(*tiles: types.Type) -> Any:
+    return AbreastType(tiles), lambda builder, *values: joined(builder, values)
+
+
+@lowers(intrinsics.part, deferred=True)
+def part(joined: types.Type, which: types.Type) -> Any:
+    assert isinstance(joined, AbreastType), "see `passes.abreast`"
+    at = known(which)
+    return joined.parts[at], lambda builder, value, _: builder.extract_value(value, at)
+
+
+@lowers(intrinsics.mma_abreast, deferred=True)
+def mma_abreast(a: types.Type, b: types.Type, acc: types.Type, precision: types.Type) -> Any:
+    """As one product; or if no instruction is so wide, as several."""
+    assert isinstance(b, types.BaseTuple) and isinstance(acc, AbreastType), "see `passes.abreast`"
+    chosen = in_words("mma", lang.check_precision, constant(precision, "mma", "precision"))
+    whole = as_one(MatrixProduct("mma", a, b, acc, chosen))
+    if whole is not None:
+        return whole[0], lambda builder, x, y, z, _: whole[1](builder, x, y, z)
+    each = [choose(MatrixProduct("mma", a, tile, total, chosen)) for tile, total in zip(b, acc.parts, strict=True)]
+
+    def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value, _: ir.Value) -> ir.Value:
+        tiles = [builder.extract_value(y, at) for at in range(len(each))]
+        products = zip(each, tiles, split(builder, z), strict=True)
+        return joined(builder, [product(builder, x, tile, total) for (_, product), tile, total in products])
+
+    return AbreastType(tuple(result for result, _ in each)), emit
 
 
 def _matmul(what: str, a: types.Type, b: types.Type, precision: str) -> Any:

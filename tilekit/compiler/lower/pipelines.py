@@ -28,7 +28,7 @@ from tilekit.compiler.nvidia.stage_copies import fill
 from tilekit.compiler.nvidia.staged import StagedType
 from tilekit.compiler.nvidia.vectors import StagedVectorType
 from tilekit.compiler.nvidia.wgmma import forget
-from tilekit.compiler.nvidia.wgmma_types import OperandType, PendingType
+from tilekit.compiler.nvidia.wgmma_types import AbreastType, OperandType, PendingType, joined, split
 from tilekit.compiler.passes.rings import Unfit
 from tilekit.compiler.target import Target
 from tilekit.lang import pipelines as lang
@@ -248,10 +248,23 @@ def operand(tile: types.Type, renewed: types.Type) -> Any:
 
 @lowers(intrinsics.wait_product, deferred=True)
 def wait_product(product: types.Type, *later: types.Type) -> Any:
-    left = sum(isinstance(ty, PendingType) for ty in later)
+    left = sum(_under_way(ty) for ty in later)
+    if isinstance(product, AbreastType):
+        waited = AbreastType(tuple(getattr(part, "materialized", part) for part in product.parts))
+
+        def emit(builder: ir.IRBuilder, value: ir.Value, *_: ir.Value) -> ir.Value:
+            parts = zip(product.parts, split(builder, value), strict=True)
+            return joined(builder, [wait_product(part, *later)[1](builder, each) for part, each in parts])
+
+        return waited, emit
     if isinstance(product, PendingType):
         return product.materialized, lambda builder, value, *_: product.materialize(builder, value, left)
     return product, lambda builder, value, *_: value
+
+
+def _under_way(ty: types.Type) -> bool:
+    """Whether it is a product that may be under way; products abreast are one."""
+    return isinstance(ty, PendingType) or (isinstance(ty, AbreastType) and _under_way(ty.parts[0]))
 
 
 @lowers(intrinsics.give)

@@ -95,10 +95,12 @@ class Way(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """What is in the stages of a ring for some of its loops: `tiles`, and by which `ways` they come."""
+    """What is in the stages of a ring for some of its loops: `tiles`, by which `ways` they come, and which of them `follows` the
+    one before without a gap."""
 
     tiles: tuple[StagedType, ...]
     ways: tuple[Way, ...]
+    follows: tuple[bool, ...]
 
     @property
     def rooms(self) -> tuple[int, ...]:
@@ -124,7 +126,7 @@ class RingType(types.Type):
 
     def __init__(self, number: int, stages: int, variants: tuple[Variant, ...], which: int = 0) -> None:
         self.number, self.stages, self.variants, self.which = number, stages, variants, which
-        self.tiles, self.ways = variants[which]
+        self.tiles, self.ways = variants[which].tiles, variants[which].ways
         super().__init__(f"Ring({number}, {stages}, {variants}, {which})")
 
     @property
@@ -153,14 +155,24 @@ class RingType(types.Type):
         return max(sum(variant.rooms) for variant in self.variants)
 
     def places(self, builder: ir.IRBuilder, base: ir.Value, stage: ir.Value) -> list[ir.Value]:
-        """The addresses of a stage's tiles: each behind its like of the stages before, or where loops have tiles of other sizes,
-        behind each other.
+        """The addresses of a stage's tiles: each behind its like of the stages before, with those that follow it; or where loops
+        have tiles of other sizes, behind each other.
         """
-        rooms = self.variants[self.which].rooms
-        begins = itertools.accumulate(rooms, initial=0)
-        if all(variant.rooms == rooms for variant in self.variants):
-            return [plus(builder, base, self.stages * begin, stage, room) for begin, room in zip(begins, rooms, strict=False)]
-        return [plus(builder, base, begin, stage, self.nbytes) for begin, _ in zip(begins, rooms, strict=False)]
+        rooms, follows = self.variants[self.which].rooms, self.variants[self.which].follows
+        alike = all((variant.rooms, variant.follows) == (rooms, follows) for variant in self.variants)
+        runs: list[list[int]] = []
+        for room, behind in zip(rooms, follows, strict=True):
+            if alike and not behind:
+                runs.append([])
+            runs = runs or [[]]
+            runs[-1].append(room)
+        places, begin = [], 0
+        for run in runs:
+            each = sum(run) if alike else self.nbytes
+            within = itertools.accumulate(run[:-1], initial=0)
+            places += [plus(builder, base, self.stages * begin + at, stage, each) for at in within]
+            begin += each
+        return places
 
     def full(self, builder: ir.IRBuilder, base: ir.Value, stage: ir.Value) -> ir.Value:
         """The address of a stage's barrier for what has come."""
@@ -263,11 +275,14 @@ def the_pipelines() -> Pipelines:
 
 
 @lowers(intrinsics.ring)
-def ring(number: types.Type, stages: types.Type, shared: types.Type, counts: types.Type, *grids: types.Type) -> Any:
+def ring(
+    number: types.Type, stages: types.Type, shared: types.Type, follows: types.Type, counts: types.Type, *grids: types.Type
+) -> Any:
     compilation, state = current(), the_pipelines()
     together = known(shared)
     parts = math.prod(*state.clusters.values()) if together and state.target.multicast else 1
-    staged = iter([_staged(grid, state, parts if together >> n & 1 else 1, known(number)) for n, grid in enumerate(grids)])
+    ways = [_staged(grid, state, parts if together >> n & 1 else 1, known(number)) for n, grid in enumerate(grids)]
+    staged = iter([(*way, bool(known(follows) >> n & 1)) for n, way in enumerate(ways)])
     variants = tuple(Variant(*zip(*itertools.islice(staged, count), strict=True)) for count in known(counts))
     each = max(sum(variant.rooms) for variant in variants)
 

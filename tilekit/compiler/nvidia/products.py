@@ -35,7 +35,8 @@ class MatrixProduct:
 
     Attributes:
         what: how it is spelled there, for errors.
-        a, b: the types of the operands: tiles, in registers or in shared memory.
+        a, b: the types of the operands: tiles, in registers or in shared memory. `b` is a tuple of them where products abreast
+            are taken as one.
         acc: that of the accumulator; None if there is none.
         precision: of float32, see `tilekit.lang.mma`.
     """
@@ -126,13 +127,25 @@ def product_family(name: str, preference: int) -> Callable[[Predicate], Predicat
 
 def choose(product: MatrixProduct) -> tuple[types.Type, Emitter]:
     """The type of a product, and how to emit it: by the most preferred family that can compute it."""
+    chosen = _chosen(product, _families)
+    assert chosen is not None, "the last of them computes every product"
+    return chosen
+
+
+def as_one(product: MatrixProduct) -> tuple[types.Type, Emitter] | None:
+    """The same of products abreast, by the family whose instructions are as wide as that; None if it cannot."""
+    return _chosen(product, [family for family in _families if family.name == "wgmma"])
+
+
+def _chosen(product: MatrixProduct, families: list[_Family]) -> tuple[types.Type, Emitter] | None:
     refusals: list[tuple[str, str]] = []
-    for family in _families:
+    for family in families:
         way = family.predicate(product)
         if isinstance(way, Way):
             break
         refusals.append((family.name, way))
-    assert isinstance(way, Way), "the last of them computes every product"
+    else:
+        return None
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value | None) -> ir.Value:
         current().note("product", _shown(product.a), _shown(product.b), way.instruction, tuple(refusals))
@@ -155,5 +168,8 @@ def beside_product(shape: Vector, config: Config, dtype: DType) -> Layout:
 
 
 def _shown(ty: types.Type) -> str:
+    if isinstance(ty, types.BaseTuple):
+        first = ty.types[0]
+        return f"{first.dtype.name} {first.shape[0]}x{sum(tile.shape[1] for tile in ty.types)}"
     tile = ty if hasattr(ty, "shape") else materialized(ty)  # of a tile in shared memory the type in registers is not asked for
     return f"{tile.dtype.name} {'x'.join(map(str, tile.shape))}"

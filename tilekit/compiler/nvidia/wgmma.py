@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llvmlite import ir
+from numba.cuda import types
 
 from tilekit import dtypes
 from tilekit.compiler.codegen.compilation import Asked, current, own_line
@@ -32,7 +33,7 @@ from tilekit.compiler.nvidia.multibuffer import the_pipelines
 from tilekit.compiler.nvidia.products import MatrixProduct, Way, product_family
 from tilekit.compiler.nvidia.shared_operands import asked_in_turn, own_turn, park, parked, turned_over
 from tilekit.compiler.nvidia.staged import StagedType
-from tilekit.compiler.nvidia.wgmma_types import ROWS, WAIT, OperandType, PendingType, register_letter
+from tilekit.compiler.nvidia.wgmma_types import ROWS, WAIT, AbreastType, OperandType, PendingType, joined, register_letter, split
 from tilekit.dtypes import DType
 from tilekit.errors import CompileError
 from tilekit.lang.matmul import accumulator_dtype
@@ -99,6 +100,7 @@ class _Shape:
         down: how many groups have rows of their own; others have columns of theirs.
         high: instructions down a group's rows, and `wide` across its columns; `deep` along `k`.
         columns: that an instruction takes.
+        abreast: of so many sums, which have their registers one behind the other.
         name: of the instruction.
         flags: its last operands, the first of them whether it adds to what is there.
     """
@@ -109,15 +111,16 @@ class _Shape:
     wide: int
     deep: int
     columns: int
+    abreast: int
     name: str
     flags: str
 
     @classmethod
     def of(
-        cls, a: DType, b: DType, rows: int, columns: int, depth: int, num_warps: int, *, limit: int, turned: str
+        cls, a: DType, b: DType, rows: int, columns: int, depth: int, num_warps: int, *, abreast: int, limit: int, turned: str
     ) -> _Shape | str:
         """Or why warpgroups cannot compute it. An instruction takes `limit` columns at most; `turned` are its flags for that."""
-        layout, itemsize = warpgroup_accumulator((rows, columns), num_warps), b.itemsize
+        layout, itemsize = warpgroup_accumulator((rows, columns // abreast), num_warps), b.itemsize
         if layout is None or num_warps % WARPS_OF_GROUP:
             least = f"{ROWS} rows and {_LEAST_COLUMNS} columns at least"
             return f"{num_warps} warps cannot share a result of {rows}x{columns}: a group of {WARPS_OF_GROUP} takes {least}"
@@ -127,10 +130,12 @@ class _Shape:
         down = min(groups, rows // ROWS)
         width = columns // (groups // down)
         at_once = min(width, limit)
+        if abreast > 1 and at_once < columns:
+            return f"an instruction takes {at_once} of {columns} columns"
         whole = a.kind in "iu"
         name = f"m64n{at_once}k{_STEP // itemsize}.{'s32' if whole else 'f32'}.{_NAMES[a]}.{_NAMES[b]}"
         flags = "" if whole else ", 1, 1" + turned
-        return cls(layout, down, rows // down // ROWS, width // at_once, depth * itemsize // _STEP, at_once, name, flags)
+        return cls(layout, down, rows // down // ROWS, width // at_once, depth * itemsize // _STEP, at_once, abreast, name, flags)
 
 
 def _sum_dtype(a: DType, b: DType, precision: str) -> DType | None:
@@ -141,6 +146,18 @@ def _sum_dtype(a: DType, b: DType, precision: str) -> DType | None:
         return accumulator_dtype(a, b, "mma")
     except CompileError:
         return None
+
+
+def _widened(tiles: types.BaseTuple) -> StagedType | str:
+    """Tiles that lie behind each other in a stage, as the one that they are together; or why they are none."""
+    first = tiles.types[0]
+    if not isinstance(first, StagedType) or len(first.shape) != 2 or any(ty != first for ty in tiles.types):
+        return "the tiles lie otherwise than each other"
+    turned = first.axes[1] == len(first.memory) - 1
+    if first.panels > 1 if not turned else first.dtype.itemsize != 2:
+        return "rows of one do not go on as rows of the next"
+    memory = tuple(n * len(tiles) if axis == first.axes[1] else n for axis, n in enumerate(first.memory))
+    return StagedType(first.dtype, memory, first.axes, first.config, first.ring)
 
 
 def _matrix(ty: StagedType | TileType) -> StagedType | TileType:
@@ -165,7 +182,13 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
         return f"{target.label} does not have it"
     if acc is None:
         return "it has no accumulator: tk.mma(a, b, acc) in a loop adds to one"
-    given = [ty if isinstance(ty, StagedType) else materialized(ty) for ty in (a, b, acc)]
+    sums = acc.parts if isinstance(acc, AbreastType) else (acc,)
+    if isinstance(b, types.BaseTuple):
+        second_type = _widened(types.BaseTuple.from_types([_matrix(ty) if isinstance(ty, StagedType) else ty for ty in b]))
+        if isinstance(second_type, str):
+            return second_type
+        b = second_type
+    given = [ty if isinstance(ty, StagedType) else materialized(ty) for ty in (a, b, sums[0])]
     if not all(isinstance(ty, (StagedType, TileType)) for ty in given):
         return "it multiplies tiles"
     first, there, tile = map(_matrix, given)
@@ -189,7 +212,7 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
     if wide is None or tile.dtype != wide:
         return f"it does not take {first.dtype.name} and {lies.dtype.name} with sums in {tile.dtype.name}{_tf32(first.dtype)}"
     (rows, depth), columns = first.shape, lies.shape[1]
-    if lies.shape[0] != depth or tile.shape != (rows, columns):
+    if lies.shape[0] != depth or tile.shape != (rows, columns // len(sums)):
         return "it multiplies matrices that fit together"
     second, operand, fragments = _Operand(lies, 1, 0), None, None
     for name, staged in (("a", first), ("b", lies)):
@@ -208,11 +231,12 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
     limit = _SUMMED_COLUMNS if promoted else _MOST_COLUMNS
     turned = "".join(f", {way:d}" for way in ways) if half else ""
     warps = tile.config.num_warps
-    shape = _Shape.of(first.dtype, lies.dtype, rows, columns, depth, warps, limit=limit, turned=turned)
+    shape = _Shape.of(first.dtype, lies.dtype, rows, columns, depth, warps, abreast=len(sums), limit=limit, turned=turned)
     if isinstance(shape, str):
         return shape
     done = TileType(wide, shape.layout.reshape(given[2].shape), tile.config)
     result = done if promoted else PendingType(done)
+    joined_result = result if acc is sums[0] else AbreastType((result,) * len(sums))
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value | None) -> ir.Value:
         assert z is not None, "there is an accumulator"
@@ -223,6 +247,8 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
             waits = turn is None  # what writes the registers next may come at once
             if turn is not None and not isinstance(a, OperandType):
                 computed = Computed(fragments.count, asked_in_turn(the_pipelines(), turn.lines)[0])
+        if isinstance(product.b, types.BaseTuple):
+            y = builder.extract_value(y, 0)
         if isinstance(held, TileType):
             elements = (
                 b.read(builder, y, held.layout) if isinstance(b, StagedType) else unpack(builder, materialize(builder, b, y))
@@ -232,9 +258,12 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
             lies_in = f"R{lies.ring}"
         if state is not None and not promoted:
             state.products.append(Asked(own_line(), isinstance(a, OperandType) and a.renewed, computed))
-        total = unpack(builder, z)
-        if acc != result:
-            total = in_layout(builder, tile, unpack(builder, materialize(builder, acc, z)), shape.layout)
+        total = []
+        for ty, each in zip(sums, [z] if acc is sums[0] else split(builder, z), strict=True):
+            if ty == result:
+                total += unpack(builder, each)
+            else:
+                total += in_layout(builder, materialized(ty), unpack(builder, materialize(builder, ty, each)), shape.layout)
         group = builder.lshr(special_register(builder, "tid.x"), integer(32, 7))
         beside = None
         if shape.down < warps // WARPS_OF_GROUP:
@@ -256,9 +285,13 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
             the_pipelines().waiting = call
         if computed is not None:
             computed.asked(call, len(total) * (1 if fresh else 2))
-        return pack(builder, [builder.extract_value(call, n) for n in range(len(total))])
+        elements = [builder.extract_value(call, n) for n in range(len(total))]
+        if acc is sums[0]:
+            return pack(builder, elements)
+        each = len(elements) // len(sums)
+        return joined(builder, [pack(builder, elements[at : at + each]) for at in range(0, len(elements), each)])
 
-    return Way(result, f"wgmma.mma_async.sync.aligned.{shape.name}", emit)
+    return Way(joined_result, f"wgmma.mma_async.sync.aligned.{shape.name}", emit)
 
 
 def _tf32(dtype: DType) -> str:
@@ -358,9 +391,10 @@ def _asked(
         )
 
     def registers(down: int, across: int) -> list[str]:
-        """They go along the columns, then down the rows."""
-        at = (down * shape.wide + across) * per_instruction
-        return [f"${n}" for n in range(at, at + per_instruction)]
+        """They go along the columns, then down the rows, then on to the next sum."""
+        each = per_instruction // shape.abreast
+        begin, sum_ = (down * shape.wide + across) * each, count // shape.abreast
+        return [f"${at + n}" for at in range(begin, count, sum_) for n in range(each)]
 
     places = [(down, across) for down in range(shape.high) for across in range(shape.wide)]
     lines = ["{ .reg .b64 x, y;"]

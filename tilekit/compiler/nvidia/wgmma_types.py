@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -20,7 +21,7 @@ from tilekit.compiler.layouts.mma import WARPS_OF_GROUP, warpgroup_accumulator
 from tilekit.compiler.nvidia.staged import StagedType
 from tilekit.dtypes import DType
 
-__all__ = ["ROWS", "WAIT", "OperandType", "PendingType", "register_letter"]
+__all__ = ["ROWS", "WAIT", "AbreastType", "OperandType", "PendingType", "joined", "register_letter", "split"]
 
 ROWS = 64
 """Of an instruction's result."""
@@ -80,6 +81,51 @@ class _PendingModel(core_models.PrimitiveModel):
 @registry.lower_cast(TileType, PendingType)
 def _pending(context: Any, builder: ir.IRBuilder, source: TileType, target: PendingType, value: ir.Value) -> ir.Value:
     return pack(builder, in_layout(builder, source, unpack(builder, value), target.materialized.layout))
+
+
+class AbreastType(types.Type):
+    """Tiles that products are added to together (see `passes.abreast`); the value has that of each.
+
+    Attributes:
+        parts: their types: tiles, or products that are under way.
+    """
+
+    mangling_args = ("b", ())
+
+    def __init__(self, parts: tuple[types.Type, ...]) -> None:
+        self.parts = parts
+        super().__init__(f"Abreast({parts})")
+
+    def unify(self, typingctx: Any, other: types.Type) -> types.Type | None:
+        if not isinstance(other, AbreastType):
+            return None
+        parts = tuple(typingctx.unify_pairs(*pair) for pair in zip(self.parts, other.parts, strict=True))
+        return None if None in parts else AbreastType(parts)
+
+
+@register_model(AbreastType)
+class _AbreastModel(core_models.PrimitiveModel):
+    def __init__(self, manager: Any, ty: AbreastType) -> None:
+        super().__init__(manager, ty, ir.LiteralStructType([manager.lookup(part).get_value_type() for part in ty.parts]))
+
+
+@registry.lower_cast(AbreastType, AbreastType)
+def _each(context: Any, builder: ir.IRBuilder, source: AbreastType, target: AbreastType, value: ir.Value) -> ir.Value:
+    parts = zip(split(builder, value), source.parts, target.parts, strict=True)
+    return joined(builder, [context.cast(builder, *part) for part in parts])
+
+
+def split(builder: ir.IRBuilder, value: ir.Value) -> list[ir.Value]:
+    """Those of the parts of an `AbreastType`."""
+    return [builder.extract_value(value, at) for at in range(len(value.type.elements))]
+
+
+def joined(builder: ir.IRBuilder, parts: Sequence[ir.Value]) -> ir.Value:
+    """The value of an `AbreastType` of these."""
+    aggregate: Any = ir.Constant(ir.LiteralStructType([part.type for part in parts]), ir.Undefined)
+    for at, part in enumerate(parts):
+        aggregate = builder.insert_value(aggregate, part, at)
+    return aggregate
 
 
 class OperandType(DeferredType):

@@ -24,7 +24,7 @@ later turn, when the stage has been given back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tilekit.compiler.frontend import intrinsics
@@ -44,6 +44,7 @@ from tilekit.compiler.ir.nodes import (
     values_of,
 )
 from tilekit.compiler.ir.types import ObjectType, ScalarType
+from tilekit.compiler.passes.abreast import follows
 from tilekit.compiler.passes.consumer import consume, products_of
 from tilekit.compiler.passes.factors import is_view
 from tilekit.compiler.passes.multicast import alike
@@ -255,6 +256,10 @@ def _spans_one(section: Section, defined: Definitions) -> bool:
 
 def _ring(number: int, ring: _Ring, shared: Mapping[Operation, list[bool]], results: list[Value]) -> list[Operation]:
     """What makes a ring, some of whose streams are shared by the blocks of a cluster, and its variants."""
+
+    def bits(each: Iterable[bool]) -> Constant:
+        return Constant(sum(1 << at for at, holds in enumerate(each) if holds))
+
     operations: list[Operation] = []
 
     def view(key: Value | Key, location: Location) -> Value:
@@ -267,11 +272,11 @@ def _ring(number: int, ring: _Ring, shared: Mapping[Operation, list[bool]], resu
 
     locations = [users[0].location for users in ring.variants.values()]
     grids = [view(grid, location) for key, location in zip(ring.variants, locations, strict=True) for grid in key]
-    together = [each for users in ring.variants.values() for each in shared[users[0]]]
-    mask = sum(1 << at for at, each in enumerate(together) if each)
+    together = bits(each for users in ring.variants.values() for each in shared[users[0]])
+    behind = bits(any(each) for users in ring.variants.values() for each in zip(*map(follows, users), strict=True))
     counts = Group(tuple(Constant(len(key)) for key in ring.variants))
     whole, *others = results
-    operands = [*map(Constant, (number, ring.stages or 0, mask)), counts, *grids]
+    operands = [Constant(number), Constant(ring.stages or 0), together, behind, counts, *grids]
     operations.append(_call(intrinsics.ring, operands, locations[0], whole))
     for at, (other, location) in enumerate(zip(others, locations[1:], strict=True), start=1):
         operations.append(_call(intrinsics.variant, [whole, Constant(at)], location, other))

@@ -13,6 +13,7 @@ from typing import Any
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
+from tilekit.kernels._gemm.abreast import place_of
 from tilekit.kernels._gemm.schedules import check_tile, result_dtype, schedule_of, sum_dtype
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiprocessors, on_cpu, out_or_new, takes_ops
 from tilekit.kernels._staging import COPIES, aligned, in_stages, staged_operands
@@ -22,8 +23,6 @@ __all__ = ["grouped_gemm"]
 
 BM, BN, BK = tk.generics("BM BN BK")
 
-# So many tiles of rows, and then the next columns: what is near each other uses the same operands while these are in the cache.
-_TOGETHER = 8
 # Blocks that stay on a multiprocessor. Where operands come ahead, two have room if their tiles have so many rows and columns and
 # four warps calculate.
 _STAYING, _STAYING_AHEAD, _SMALL = 4, 2, 192
@@ -41,10 +40,7 @@ def _grouped(out: tk.Out, a: tk.In, b: tk.In, offsets: tk.In, dtype: tk.Const, p
             steps = tk.cdiv(a.shape[1], BK)
         rows = tk.cdiv(last - first, BM)
         while at < rows * columns:
-            top = at // (_TOGETHER * columns) * _TOGETHER
-            index = at - top * columns
-            height = min(_TOGETHER, rows - top)
-            i, j = top + index % height, index // height
+            i, j = place_of(at, rows, columns)
             acc = tk.zeros((BM, BN), dtype)
             for ta, tb in tk.pipelined(
                 a.slice(0, first).tiles((BM, BK))[i, :steps], b.tiles((1, BK, BN))[g, :steps, j], warp_specialize=warp_specialize

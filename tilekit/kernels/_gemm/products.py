@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
+from tilekit.kernels._gemm.abreast import parts_abreast, place_of, sums_abreast
 from tilekit.kernels._gemm.schedules import FEW_ROWS, Schedule, check_splits, check_tile, result_dtype, schedule_of, sum_dtype
 from tilekit.kernels._gemm.stream_k import shares_of
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, out_or_new, power, shaped, takes_ops
@@ -55,6 +56,7 @@ class _Kernels(NamedTuple):
     """The kernels of one epilogue."""
 
     matrix: Any
+    abreast: Any
     batch: Any
     finish: Any
     finish_stream: Any
@@ -95,6 +97,25 @@ def _kernels(epilogue: Function) -> _Kernels:
             done = finished(acc, 0, i, j, alpha, beta, c, x, y, z, scaled, added, operands)
             out.store(done.astype(out.dtype), tile)
 
+    @tk.function
+    def stored(out, acc, i, j, alpha, beta, c, x, y, z, scaled: tk.Const, added: tk.Const, operands: tk.Const):
+        if j < tk.cdiv(out.shape[1], BN):
+            done = finished(acc, 0, i, j, alpha, beta, c, x, y, z, scaled, added, operands)
+            tk.store(out, (i, j), done.astype(out.dtype))
+
+    @tk.kernel
+    def gemm_abreast(
+        out: tk.Out, a: tk.In, b: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta,
+        dtype: tk.Const, precision: tk.Const, warp_specialize: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const,
+    ):  # fmt: skip
+        rows, columns, steps = tk.cdiv(out.shape[0], BM), tk.cdiv(out.shape[1], 3 * BN), tk.cdiv(a.shape[1], BK)
+        for at in range(tk.bid(0), rows * columns, tk.num_blocks(0)):
+            i, j = place_of(at, rows, columns)
+            left, middle, right = sums_abreast(a, b, i, j, 0, steps, dtype, precision, warp_specialize)
+            stored(out, left, i, 3 * j, alpha, beta, c, x, y, z, scaled, added, operands)
+            stored(out, middle, i, 3 * j + 1, alpha, beta, c, x, y, z, scaled, added, operands)
+            stored(out, right, i, 3 * j + 2, alpha, beta, c, x, y, z, scaled, added, operands)
+
     @tk.kernel
     def batched_gemm(
         out: tk.Out, a: tk.In, b: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta,
@@ -134,7 +155,7 @@ def _kernels(epilogue: Function) -> _Kernels:
             acc = acc + tk.load(parts, (block + tile, i % down, j % across), (1, BM, BN)).reshape((BM, BN))
         out.store(finished(acc, 0, i, j, alpha, beta, c, x, y, z, scaled, added, operands).astype(out.dtype))
 
-    return _Kernels(gemm, batched_gemm, sum_of_parts, sum_of_shares)
+    return _Kernels(gemm, gemm_abreast, batched_gemm, sum_of_parts, sum_of_shares)
 
 
 @tk.kernel
@@ -258,6 +279,8 @@ def gemm(
             each = tuple(int(len(x.shape) == 3) for x in (a, b))
             stacks = (shaped(x, _padded(x.shape, 3)) for x in (left, right))
             yield launched(kernels.batch(schedule.mapped(y), *stacks, *common(), each))
+        elif schedule.abreast > 1 and schedule.splits == 1:
+            yield launched(kernels.abreast(target.scattered(), left, right, *common()).grid(schedule.blocks))
         elif schedule.splits == 1 and schedule.stream is None:
             yield launched(kernels.matrix(schedule.mapped(target), left, right, *common()))
         elif schedule.stream is not None:
@@ -276,7 +299,12 @@ def gemm(
             yield launch.generics(BM=rows, BN=columns).num_warps(_SUMMED_WARPS)
         else:
             parts = new(Spec((schedule.splits, *target.shape), wide))
-            yield launched(_parts(schedule.mapped(parts), left, right, schedule.share, precision, warp_specialize))
+            if schedule.abreast > 1:
+                launch = parts_abreast(parts.scattered(), left, right, schedule.share, precision, warp_specialize)
+                launch = launch.grid(schedule.blocks)
+            else:
+                launch = _parts(schedule.mapped(parts), left, right, schedule.share, precision, warp_specialize)
+            yield launched(launch)
             columns = min(power(target.shape[1]), 256)
             rows = min(power(target.shape[0]), 256 if on_cpu(a) else _SUMMED // columns)
             launch = kernels.finish(target.partition((rows, columns)), parts, *rest(), schedule.splits, *constants)
@@ -284,7 +312,8 @@ def gemm(
         return y
 
     def launched(launch):
-        launch = launch.generics(BM=schedule.rows, BN=schedule.columns, BK=schedule.depth).num_warps(schedule.num_warps)
+        columns = schedule.columns // schedule.abreast
+        launch = launch.generics(BM=schedule.rows, BN=columns, BK=schedule.depth).num_warps(schedule.num_warps)
         return launch if schedule.occupancy is None else launch.occupancy(schedule.occupancy)
 
     return Launches(a, steps, Spec(extents, result))
@@ -323,7 +352,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     if operands and epilogue is None:
         raise ValueError("gemm: operands are for an epilogue, and there is none: epilogue=kernels.epilogues.bias adds one")
     along = tuple(_along(f"operands[{at}]", x, extents) for at, x in enumerate(operands))
-    tile = check_tile("gemm", tile)
+    tile = check_tile("gemm", tile, abreast=matrix and splits != "stream")
     check_splits(splits, matrix)
     result = result_dtype(a, dtype, wide)
     exact = a.dtype == dtypes.float32 and precision != "tf32"

@@ -17,6 +17,7 @@ from tilekit import dtypes
 from tilekit._tensor.partition import MappedPartition
 from tilekit._tensor.tensor import Tensor
 from tilekit.errors import CompileError
+from tilekit.kernels._gemm.abreast import ABREAST
 from tilekit.kernels._gemm.stream_k import StreamK, stream_k
 from tilekit.kernels._host import check_choice, multiprocessors, power
 from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
@@ -40,7 +41,7 @@ _UNLESS = 1.05
 # (Measured: gains of 8 to 30 % up to 105 MB, a loss of 13 % at 210 MB.)
 _STREAMED = 128 << 20
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
-_STAGED = ((128, 256, 8), (128, 128, 8), (128, 64, 8), (64, 256, 4), (64, 128, 4), (64, 64, 4))
+_STAGED = ((128, 256, 8), (128, 192, 8), (128, 128, 8), (128, 64, 8), (64, 256, 4), (64, 192, 4), (64, 128, 4), (64, 64, 4))
 _STAGED_BYTES = 128  # along K: what one swizzle covers
 # Of a product with so few rows, the transpose is taken, with so many of its rows (see `products`) in a tile.
 FEW_ROWS = 32
@@ -91,6 +92,11 @@ class Schedule(NamedTuple):
     occupancy: int | None
     stream: StreamK | None = None
 
+    @property
+    def abreast(self) -> int:
+        """How many tiles of the language, whose extents are powers of two, a tile has next to each other."""
+        return 1 if self.columns == power(self.columns) else ABREAST
+
     def mapped(self, tensor: Tensor) -> MappedPartition:
         """The partition of the result, or of a batch of them, for these blocks."""
         batch = (1,) * (len(tensor.shape) - 2)
@@ -122,12 +128,18 @@ def result_dtype(a: Any, dtype: Any, wide: Any) -> Any:
     return dtypes.as_dtype(dtype) if dtype is not None else a.dtype if a.itemsize > 1 else wide
 
 
-def check_tile(name: str, tile: Any) -> tuple[int, int, int] | None:
-    """The tile of a product as a tuple, or None; ValueError if it is none."""
+def check_tile(name: str, tile: Any, *, abreast: bool = False) -> tuple[int, int, int] | None:
+    """The tile of a product as a tuple, or None; ValueError if it is none. Whether it may be several `abreast`."""
     if tile is None:
         return None
-    if type(tile) not in (tuple, list) or len(tile) != 3 or any(type(n) is not int or n < 1 or n & (n - 1) for n in tile):
-        raise ValueError(f"{name}: tile is (BM, BN, BK), three powers of two, not {tile!r}")
+    fits = type(tile) in (tuple, list) and len(tile) == 3 and all(type(n) is int and n > 0 for n in tile)
+    if fits and abreast and tile[1] % ABREAST == 0:
+        tile = (tile[0], tile[1] // ABREAST, tile[2])
+        if all(n == power(n) for n in tile):
+            return tile[0], tile[1] * ABREAST, tile[2]
+    if not fits or any(n != power(n) for n in tile):
+        wide = ", or three times one for BN" if abreast else ""
+        raise ValueError(f"{name}: tile is (BM, BN, BK), three powers of two{wide}, not {tile!r}")
     return tuple(tile)  # type: ignore[return-value]
 
 
@@ -226,16 +238,22 @@ def _cheapest(
     for bm, bn, warps in _STAGED:
         if beside >= _BESIDE and bm * bn > _LARGE:
             continue
+        odd = bn != power(bn)
+        if odd and (batch > 1 or itemsize != 2):
+            continue
         tiles = batch * -(-m // bm) * -(-n // bn)
         groups, times = warps // 4, -(-bn // _SUMMED_COLUMNS) if summed else 1
         read = bm * times + groups * bn  # each warpgroup reads its rows of a, and all of b
         products = bm * bn * _STAGED_BYTES / _PRODUCTS
-        fetched = bm + (bn // 2 if _together(bm, bn, warps) and tiles > _held(count, warps) else bn)
+        together = _together(bm, bn, warps) and tiles > _held(count, warps) and not odd
+        fetched = bm + (bn // 2 if together else bn)
         shared, cached = (read + bm + bn) * _STAGED_BYTES / _BYTES, fetched * _STAGED_BYTES / _CACHED
         step = max(products, shared, cached, _SUMMING * products / groups if summed else 0)
         step += shared / 1000  # which decides between equals
+        if odd and splits == "stream":
+            continue
         limit = 1 if batch > 1 else min(_MOST_SPLITS, steps, max(1, 2 * count // tiles))
-        stream = stream_k(-(-m // bm), -(-n // bn), steps, _held(count, warps)) if batch == 1 else None
+        stream = stream_k(-(-m // bm), -(-n // bn), steps, _held(count, warps)) if batch == 1 and not odd else None
         ways: list[int | str] = list(range(1, limit + 1)) if splits is None else [1 if splits == "stream" else splits]
         # Of tiles that are too few from the start, the sums are split, as long as nobody says otherwise.
         near = itemsize * (m * k + k * n) <= _STREAMED
