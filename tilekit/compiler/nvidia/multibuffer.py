@@ -306,9 +306,8 @@ def ring(
         raise Unfit(f"all rings of a kernel have {BARRIER_ROOM // (2 * _BARRIER)} stages together, at most")
 
     def emit(builder: ir.IRBuilder, *_: ir.Value) -> ir.Value:
-        for way in (way for variant in variants for way in variant.ways):
-            if way.map is not None:
-                tensor_map_of(builder, way.map)
+        numbers = dict.fromkeys(way.map for variant in variants for way in variant.ways if way.map is not None)
+        maps = [builder.ptrtoint(tensor_map_of(builder, number), i64) for number in numbers]
         state.barriers[ring_type.number] = begin + BARRIER_ROOM - state.barrier_bytes
         state.barrier_bytes += 2 * _BARRIER * count
         state.ring_bytes += count * each
@@ -321,6 +320,8 @@ def ring(
         filling = ring_type.accelerated + state.producers * ring_type.copied
         emptying = compilation.config.num_warps * ring_type.cluster
         with builder.if_then(first):
+            for tensor_map in maps:  # the first tiles come by them at once
+                asm(builder, "prefetch.tensormap [$0];", "l,~{memory}", _VOID, [tensor_map], effect=True)
             for stage in range(count):
                 where = integer(32, stage)
                 for barrier, arrivals in ((ring_type.full, filling), (ring_type.empty, emptying)):
