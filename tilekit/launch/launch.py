@@ -61,7 +61,7 @@ class KernelLaunch(AsyncKernelLaunch):
             ValueError: more than three axes, a count that is negative or more than CUDA launches.
         """
         if more:
-            grid = (grid, *more)  # type: ignore[arg-type,assignment]
+            grid = (grid, *more)  # type: ignore[arg-type]
         before, known = self._options, self.kernel.grids
         key = (before, grid, *map(type, grid)) if type(grid) is tuple else (before, grid) if type(grid) is int else None
         with _Configuring(self):

@@ -1,4 +1,4 @@
-"""`kernels.gemm` with tiles of three times a power of two of columns, against NumPy."""
+"""`kernels.gemm` with tiles of two powers of two of columns, against NumPy."""
 
 import ml_dtypes
 import numpy as np
@@ -36,7 +36,7 @@ def laid(array, turned):
 
 @pytest.mark.parametrize("splits", [None, 2, 3])
 @pytest.mark.parametrize("layouts", ["NN", "NT", "TN", "TT"])
-@pytest.mark.parametrize("tile", [(128, 192, 64), (64, 192, 64), (64, 96, 64), (256, 192, 64)], ids=str)
+@pytest.mark.parametrize("tile", [(128, 192, 64), (64, 192, 64), (64, 96, 64), (128, 160, 64)], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products(device, shape, tile, layouts, splits):
     m, n, k = shape
@@ -86,8 +86,10 @@ def test_one_that_is_chosen(device):
 
 def test_tiles_that_there_are_not():
     x = api.meta((192, 192), tk.float16)
-    for tile in ((192, 64, 64), (64, 192, 96), (64, 320, 64), (64, 576, 64), (64, 0, 64), (64, 192.0, 64)):
-        with pytest.raises(ValueError, match=r"tile is \(BM, BN, BK\), three powers of two, or three times one for BN, not"):
+    for tile in ((192, 64, 64), (64, 192, 96), (64, 224, 64), (64, 7, 64), (64, 0, 64), (64, 192.0, 64)):
+        with pytest.raises(
+            ValueError, match=r"tile is \(BM, BN, BK\), three powers of two, of which BN may be the sum of two, not"
+        ):
             kernels.gemm(x, x, tile=tile)
     stack = x.reshape((1, 192, 192))
     with pytest.raises(ValueError, match=r"three powers of two, not \(64, 192, 64\)"):

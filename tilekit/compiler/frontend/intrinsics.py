@@ -74,7 +74,7 @@ def part(joined: Any, which: Any) -> Any:
 
 def mma_abreast(a: Any, b: Any, acc: Any, precision: Any = "ieee") -> Any:
     """`tk.mma` of a tile with each of the tiles `b`, as one product, which is added to sums that were joined."""
-    return tuple(matmul.mma(a, tile, total, precision) for tile, total in zip(b, acc, strict=True))
+    return tuple(matmul.mma(a, tile, total, precision=precision) for tile, total in zip(b, acc, strict=True))
 
 
 def give(ring: Any, turn: Any, k: Any, lines: Any) -> Any:

@@ -84,7 +84,9 @@ def slice_(self: TensorType, axis: types.Type, start: types.Type, stop: types.Ty
     known_start = first if isinstance(first, int) and first >= 0 else 1
     stride = 1 if along == facts.unit else facts.strides[along]
     align = min(facts.align, divisor(known_start) * stride * itemsize)
-    extents = tuple(1 if d == along else n for d, n in enumerate(facts.extents))
+    # The extent that is left, likewise, and if it is no more than one of nothing.
+    left_by = min(divisor(known_start), facts.extents[along]) if rest else 1
+    extents = tuple(left_by if d == along else n for d, n in enumerate(facts.extents))
     part = facts._replace(tile=None, group=None, cut_class=0, covered=False, extents=extents, align=align)
     begins = None if not rest or self.origins is None else tuple(sorted({*self.origins, along}))
     result = TensorType(name, part, self.config, origins=begins)

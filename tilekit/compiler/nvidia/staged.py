@@ -95,6 +95,10 @@ class StagedType(DeferredType):
         """How far apart such tiles lie."""
         return -(-self.nbytes // RING_ALIGNMENT) * RING_ALIGNMENT
 
+    def of(self, memory: Vector) -> StagedType:
+        """A tile of other extents in memory."""
+        return StagedType(self.dtype, memory, self.axes, self.config, self.ring)
+
     def renamed(self, dims: Vector) -> StagedType:
         """The tile whose dimensions are these of this one, where -1 is a new one of extent 1. It stays where it is."""
         return StagedType(self.dtype, self.memory, tuple(self.axes[d] if d >= 0 else -1 for d in dims), self.config, self.ring)

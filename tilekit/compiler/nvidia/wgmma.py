@@ -14,9 +14,11 @@ operands that are computed have registers whose values live all through the loop
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from llvmlite import ir
 from numba.cuda import types
@@ -96,32 +98,32 @@ class _Shape:
     """How the warpgroups of a block share a product `(M, K) @ (K, N)`.
 
     Attributes:
-        layout: of the result.
+        layouts: of the result; of products abreast, of each.
         down: how many groups have rows of their own; others have columns of theirs.
         high: instructions down a group's rows, and `wide` across its columns; `deep` along `k`.
         columns: that an instruction takes.
-        abreast: of so many sums, which have their registers one behind the other.
         name: of the instruction.
         flags: its last operands, the first of them whether it adds to what is there.
     """
 
-    layout: Layout
+    layouts: tuple[Layout, ...]
     down: int
     high: int
     wide: int
     deep: int
     columns: int
-    abreast: int
     name: str
     flags: str
 
     @classmethod
     def of(
-        cls, a: DType, b: DType, rows: int, columns: int, depth: int, num_warps: int, *, abreast: int, limit: int, turned: str
+        cls, a: DType, b: DType, rows: int, parts: Sequence[int], depth: int, num_warps: int, *, limit: int, turned: str
     ) -> _Shape | str:
-        """Or why warpgroups cannot compute it. An instruction takes `limit` columns at most; `turned` are its flags for that."""
-        layout, itemsize = warpgroup_accumulator((rows, columns // abreast), num_warps), b.itemsize
-        if layout is None or num_warps % WARPS_OF_GROUP:
+        """Or why warpgroups cannot compute so many columns, in parts. An instruction takes `limit` of them at most; `turned`
+        are its flags for how operands lie."""
+        columns, itemsize = sum(parts), b.itemsize
+        layouts = [warpgroup_accumulator((rows, part), num_warps) for part in parts]
+        if None in layouts or num_warps % WARPS_OF_GROUP:
             least = f"{ROWS} rows and {_LEAST_COLUMNS} columns at least"
             return f"{num_warps} warps cannot share a result of {rows}x{columns}: a group of {WARPS_OF_GROUP} takes {least}"
         if depth * itemsize % _STEP:
@@ -130,12 +132,13 @@ class _Shape:
         down = min(groups, rows // ROWS)
         width = columns // (groups // down)
         at_once = min(width, limit)
-        if abreast > 1 and at_once < columns:
+        if len(parts) > 1 and at_once < columns:
             return f"an instruction takes {at_once} of {columns} columns"
         whole = a.kind in "iu"
         name = f"m64n{at_once}k{_STEP // itemsize}.{'s32' if whole else 'f32'}.{_NAMES[a]}.{_NAMES[b]}"
         flags = "" if whole else ", 1, 1" + turned
-        return cls(layout, down, rows // down // ROWS, width // at_once, depth * itemsize // _STEP, at_once, abreast, name, flags)
+        whole_layouts: Any = tuple(layouts)
+        return cls(whole_layouts, down, rows // down // ROWS, width // at_once, depth * itemsize // _STEP, at_once, name, flags)
 
 
 def _sum_dtype(a: DType, b: DType, precision: str) -> DType | None:
@@ -150,14 +153,20 @@ def _sum_dtype(a: DType, b: DType, precision: str) -> DType | None:
 
 def _widened(tiles: types.BaseTuple) -> StagedType | str:
     """Tiles that lie behind each other in a stage, as the one that they are together; or why they are none."""
-    first = tiles.types[0]
-    if not isinstance(first, StagedType) or len(first.shape) != 2 or any(ty != first for ty in tiles.types):
-        return "the tiles lie otherwise than each other"
-    turned = first.axes[1] == len(first.memory) - 1
-    if first.panels > 1 if not turned else first.dtype.itemsize != 2:
-        return "rows of one do not go on as rows of the next"
-    memory = tuple(n * len(tiles) if axis == first.axes[1] else n for axis, n in enumerate(first.memory))
-    return StagedType(first.dtype, memory, first.axes, first.config, first.ring)
+    first, *others = tiles.types
+    if not isinstance(first, StagedType) or len(first.shape) != 2:
+        return "not all of them lie in stages"
+    at = first.axes[1]
+    columns = sum(tile.shape[1] for tile in tiles.types)
+    whole = first.of(tuple(columns if axis == at else n for axis, n in enumerate(first.memory)))
+    for tile in others:
+        if tile != first.of(tuple(tile.shape[1] if axis == at else n for axis, n in enumerate(first.memory))):
+            return "they lie otherwise than each other"
+    if at < len(first.memory) - 1:
+        return whole if first.panels == 1 else "rows of one do not go on as rows of the next"
+    if first.dtype.itemsize != 2 or any(tile.span != _SPAN for tile in tiles.types):
+        return "panels of one do not go on as those of the next"
+    return whole
 
 
 def _matrix(ty: StagedType | TileType) -> StagedType | TileType:
@@ -212,7 +221,8 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
     if wide is None or tile.dtype != wide:
         return f"it does not take {first.dtype.name} and {lies.dtype.name} with sums in {tile.dtype.name}{_tf32(first.dtype)}"
     (rows, depth), columns = first.shape, lies.shape[1]
-    if lies.shape[0] != depth or tile.shape != (rows, columns // len(sums)):
+    parts = [_matrix(materialized(ty)).shape for ty in sums]
+    if lies.shape[0] != depth or any(part[0] != rows for part in parts) or columns != sum(part[1] for part in parts):
         return "it multiplies matrices that fit together"
     second, operand, fragments = _Operand(lies, 1, 0), None, None
     for name, staged in (("a", first), ("b", lies)):
@@ -231,12 +241,15 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
     limit = _SUMMED_COLUMNS if promoted else _MOST_COLUMNS
     turned = "".join(f", {way:d}" for way in ways) if half else ""
     warps = tile.config.num_warps
-    shape = _Shape.of(first.dtype, lies.dtype, rows, columns, depth, warps, abreast=len(sums), limit=limit, turned=turned)
+    wide_parts = [part[1] for part in parts]
+    shape = _Shape.of(first.dtype, lies.dtype, rows, wide_parts, depth, warps, limit=limit, turned=turned)
     if isinstance(shape, str):
         return shape
-    done = TileType(wide, shape.layout.reshape(given[2].shape), tile.config)
-    result = done if promoted else PendingType(done)
-    joined_result = result if acc is sums[0] else AbreastType((result,) * len(sums))
+    done = [
+        TileType(wide, layout.reshape(materialized(ty).shape), tile.config)
+        for layout, ty in zip(shape.layouts, sums, strict=True)
+    ]
+    results = done if promoted else [PendingType(ty) for ty in done]
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value | None) -> ir.Value:
         assert z is not None, "there is an accumulator"
@@ -259,11 +272,13 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
         if state is not None and not promoted:
             state.products.append(Asked(own_line(), isinstance(a, OperandType) and a.renewed, computed))
         total = []
-        for ty, each in zip(sums, [z] if acc is sums[0] else split(builder, z), strict=True):
+        held_sums = [z] if acc is sums[0] else split(builder, z)
+        for ty, result, layout, each in zip(sums, results, shape.layouts, held_sums, strict=True):
             if ty == result:
                 total += unpack(builder, each)
             else:
-                total += in_layout(builder, materialized(ty), unpack(builder, materialize(builder, ty, each)), shape.layout)
+                begun = unpack(builder, materialize(builder, ty, each))
+                total += in_layout(builder, _matrix(materialized(ty)), begun, layout)
         group = builder.lshr(special_register(builder, "tid.x"), integer(32, 7))
         beside = None
         if shape.down < warps // WARPS_OF_GROUP:
@@ -277,7 +292,7 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
         elif fragments is not None:
             operands = (a, x) if first is given[0] else (first, materialize(builder, a, x))
             inputs = [*fragments.words(builder, *operands), *inputs]
-        fresh = tile.zero and not promoted
+        fresh = all(materialized(ty).zero for ty in sums) and not promoted
         reads = {f"R{first.ring}", lies_in} if isinstance(first, StagedType) else {lies_in}
         note = "// reads " + " ".join(sorted(reads))
         call = _asked(builder, shape, operand, second, inputs, total, wide, note, waits=waits, promoted=promoted, fresh=fresh)
@@ -286,12 +301,11 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
         if computed is not None:
             computed.asked(call, len(total) * (1 if fresh else 2))
         elements = [builder.extract_value(call, n) for n in range(len(total))]
-        if acc is sums[0]:
-            return pack(builder, elements)
-        each = len(elements) // len(sums)
-        return joined(builder, [pack(builder, elements[at : at + each]) for at in range(0, len(elements), each)])
+        registers = iter(elements)
+        tiles = [pack(builder, list(itertools.islice(registers, layout.num_registers))) for layout in shape.layouts]
+        return tiles[0] if acc is sums[0] else joined(builder, tiles)
 
-    return Way(joined_result, f"wgmma.mma_async.sync.aligned.{shape.name}", emit)
+    return Way(results[0] if acc is sums[0] else AbreastType(tuple(results)), f"wgmma.mma_async.sync.aligned.{shape.name}", emit)
 
 
 def _tf32(dtype: DType) -> str:
@@ -392,9 +406,13 @@ def _asked(
 
     def registers(down: int, across: int) -> list[str]:
         """They go along the columns, then down the rows, then on to the next sum."""
-        each = per_instruction // shape.abreast
-        begin, sum_ = (down * shape.wide + across) * each, count // shape.abreast
-        return [f"${at + n}" for at in range(begin, count, sum_) for n in range(each)]
+        found, begin = list[str](), 0
+        for layout in shape.layouts:
+            each = layout.num_registers // (shape.high * shape.wide)
+            at = begin + (down * shape.wide + across) * each
+            found += [f"${n}" for n in range(at, at + each)]
+            begin += layout.num_registers
+        return found
 
     places = [(down, across) for down in range(shape.high) for across in range(shape.wide)]
     lines = ["{ .reg .b64 x, y;"]

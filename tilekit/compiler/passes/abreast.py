@@ -5,9 +5,9 @@
         right = tk.mma(ta, tc, right)                   sums = mma_abreast(ta, (tb, tc), sums)
                                                     left, right = part(sums, 0), part(sums, 1)
 
-An instruction of a warpgroup (wgmma) takes up to 256 columns, in steps of 8: three tiles of 64 make a product of 192. Each reads
-`a` from shared memory again, and that is what many products wait for. The streams become neighbours, and `passes.rings` lets
-their tiles lie behind each other in a stage, as rows of one.
+An instruction of a warpgroup (wgmma) takes up to 256 columns, in steps of 8: tiles of 128 and 32 make a product of 160. Each
+reads `a` from shared memory again, and that is what many products wait for. The streams become neighbours, and `passes.rings`
+lets their tiles lie behind each other in a stage, as rows of one.
 
 Legal where in a turn nothing but the product reads what it is added to, and nothing reads its result, which the next turn adds
 to. Each element is the sum of the same products in the same order as before.
@@ -28,7 +28,7 @@ from tilekit.compiler.passes.factors import is_view
 
 __all__ = ["follows", "multiply_abreast"]
 
-_ROWS, _MOST_COLUMNS = 64, 256  # of an instruction
+_ROWS, _LEAST_COLUMNS, _MOST_COLUMNS = 64, 8, 256  # of an instruction
 _SPAN = 128  # bytes of a row of a tile, in which tiles behind each other lie as one
 
 
@@ -81,14 +81,17 @@ def _groups(loop: Operation) -> list[list[Operation]]:
         root = _root(product.b, defined)
         if root in tiles and root not in taken and _fits(product):
             taken.add(root)
-            key = (_name(product.a, defined), _type(product.b), tuple(product.options.items()))
+            key = (_name(product.a, defined), _type(product.b).dtype, tuple(product.options.items()))
             groups.setdefault(key, []).append(operation)
-    divided = []
+    divided: list[list[Operation]] = []
     for group in groups.values():
-        product = product_of(group[0])
-        assert product is not None, "looked at above"
-        most = _MOST_COLUMNS // _type(product.b).shape[1]
-        divided += [group[at : at + most] for at in range(0, len(group), most)]
+        left = 0
+        for operation in group:
+            left -= operation.results[0].type.shape[1]  # type: ignore[union-attr]
+            if left < 0:
+                divided.append([])
+                left = _MOST_COLUMNS - operation.results[0].type.shape[1]  # type: ignore[union-attr]
+            divided[-1].append(operation)
     return [group for group in divided if len(group) > 1]
 
 
@@ -108,8 +111,8 @@ def _fits(product: Product) -> bool:
     if not isinstance(a, TileType) or len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] % _ROWS:
         return False
     size = b.dtype.itemsize
-    deep, wide = b.shape[0] * size, b.shape[1] * size
-    return size <= dtypes.float32.itemsize and a.dtype.itemsize == size and deep == _SPAN and wide % _SPAN == 0
+    least = size <= dtypes.float32.itemsize and b.shape[1] >= _LEAST_COLUMNS
+    return least and a.dtype.itemsize == size and b.shape[0] * size == _SPAN
 
 
 def _type(tile: Operand) -> TileType:
@@ -148,9 +151,9 @@ def _join(operations: list[Operation], loop: Operation, region: Region) -> None:
         del loop.operands[carried[0] + slot], body.parameters[carried[1] + slot], loop.results[slot], body.operands[slot]
 
     operands = [products[-1].a, Group(tuple(product.b for product in products)), total]
-    product = _call("mma_abreast", operands, last, end)
-    product.keywords = dict(products[-1].options)
-    body.operations[body.operations.index(last)] = product
+    one = _call("mma_abreast", operands, last, end)
+    one.keywords = dict(products[-1].options)
+    body.operations[body.operations.index(last)] = one
     body.operations = [each for each in body.operations if each not in operations]
     remark(last.location, "products", f"{len(products)} products of one tile are one of {whole.shape[1]} columns")
 

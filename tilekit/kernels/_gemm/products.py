@@ -18,7 +18,17 @@ import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._gemm.abreast import parts_abreast, place_of, sums_abreast
-from tilekit.kernels._gemm.schedules import FEW_ROWS, Schedule, check_splits, check_tile, result_dtype, schedule_of, sum_dtype
+from tilekit.kernels._gemm.schedules import (
+    ABREAST,
+    ABREAST_PANELS,
+    FEW_ROWS,
+    Schedule,
+    check_splits,
+    check_tile,
+    result_dtype,
+    schedule_of,
+    sum_dtype,
+)
 from tilekit.kernels._gemm.stream_k import shares_of
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, out_or_new, power, shaped, takes_ops
 from tilekit.kernels._staging import COPIES, aligned, in_stages, staged_operands
@@ -28,9 +38,10 @@ from tilekit.ops import DeviceOp, Spec
 
 __all__ = ["gemm"]
 
-BM, BN, BK = tk.generics("BM BN BK")
+BM, BN, BE, BK = tk.generics("BM BN BE BK")
 
 _MOST_OPERANDS = 3
+_TURNED = 0.97  # of the time that it takes else, by a model: the transpose is no gain unless it takes less
 _LEAST = 16  # of K: what an instruction of the tensor cores takes at once
 # Elements of a block that adds up parts: 8 a thread of 4 warps.
 _SUMMED, _SUMMED_WARPS = 1024, 4
@@ -41,10 +52,28 @@ def _nothing_else(acc):
     return acc
 
 
+# Which tile of a product a block has, where it has two next to each other (see `abreast`).
+_WHOLE, _LEFT, _RIGHT = 0, 1, 2
+
+
 @tk.function
-def _tile_of(x, along: tk.Const, n, i, j):
+def _tile_of(x, along: tk.Const, n, i, j, which: tk.Const):
     """A tile of an operand: `along` says for each dimension whether it has the result's extent, or one element for all."""
-    if len(along) == 2:
+    if which == _LEFT:
+        tile = x.tiled_view(
+            (1 + (BM - 1) * along[0], 1 + (BN - 1) * along[1]),
+            traversal_steps=(1 + (BM - 1) * along[0], 1 + (BN + BE - 1) * along[1]),
+        ).load((i * along[0], j * along[1]))
+    elif which == _RIGHT:
+        tile = (
+            x.slice(1, BN * along[1])
+            .tiled_view(
+                (1 + (BM - 1) * along[0], 1 + (BE - 1) * along[1]),
+                traversal_steps=(1 + (BM - 1) * along[0], 1 + (BN + BE - 1) * along[1]),
+            )
+            .load((i * along[0], j * along[1]))
+        )
+    elif len(along) == 2:
         tile = tk.load(x, (i * along[0], j * along[1]), (1 + (BM - 1) * along[0], 1 + (BN - 1) * along[1]))
     else:
         stacked = tk.load(x, (n * along[0], i * along[1], j * along[2]), (1, 1 + (BM - 1) * along[1], 1 + (BN - 1) * along[2]))
@@ -65,23 +94,24 @@ class _Kernels(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def _kernels(epilogue: Function) -> _Kernels:
     @tk.function
-    def finished(acc, n, i, j, alpha, beta, c, x, y, z, scaled: tk.Const, added: tk.Const, operands: tk.Const):
+    def finished(
+        acc, n, i, j, which: tk.Const, alpha, beta, c, x, y, z, scaled: tk.Const, added: tk.Const, operands: tk.Const
+    ):  # fmt: skip
         if scaled:
             acc = acc * alpha
         if len(added) > 0:
-            acc = acc + _tile_of(c, added, n, i, j).astype(acc.dtype) * beta
+            acc = acc + _tile_of(c, added, n, i, j, which).astype(acc.dtype) * beta
         if len(operands) == 0:
             acc = epilogue(acc)
         elif len(operands) == 1:
-            acc = epilogue(acc, _tile_of(x, operands[0], n, i, j).astype(acc.dtype))
-        elif len(operands) == 2:
-            first, second = _tile_of(x, operands[0], n, i, j), _tile_of(y, operands[1], n, i, j)
-            acc = epilogue(acc, first.astype(acc.dtype), second.astype(acc.dtype))
+            acc = epilogue(acc, _tile_of(x, operands[0], n, i, j, which).astype(acc.dtype))
         else:
-            first, second, third = (
-                _tile_of(x, operands[0], n, i, j), _tile_of(y, operands[1], n, i, j), _tile_of(z, operands[2], n, i, j)
-            )  # fmt: skip
-            acc = epilogue(acc, first.astype(acc.dtype), second.astype(acc.dtype), third.astype(acc.dtype))
+            first, second = _tile_of(x, operands[0], n, i, j, which), _tile_of(y, operands[1], n, i, j, which)
+            if len(operands) == 2:
+                acc = epilogue(acc, first.astype(acc.dtype), second.astype(acc.dtype))
+            else:
+                third = _tile_of(z, operands[2], n, i, j, which)
+                acc = epilogue(acc, first.astype(acc.dtype), second.astype(acc.dtype), third.astype(acc.dtype))
         return acc
 
     @tk.kernel
@@ -94,27 +124,24 @@ def _kernels(epilogue: Function) -> _Kernels:
             acc = tk.zeros((BM, BN), dtype)
             for ta, tb in tk.pipelined(a.tiles((BM, BK))[i, :], b.tiles((BK, BN))[:, j], warp_specialize=warp_specialize):
                 acc = tk.mma(ta, tb, acc, precision=precision)
-            done = finished(acc, 0, i, j, alpha, beta, c, x, y, z, scaled, added, operands)
+            done = finished(acc, 0, i, j, _WHOLE, alpha, beta, c, x, y, z, scaled, added, operands)
             out.store(done.astype(out.dtype), tile)
-
-    @tk.function
-    def stored(out, acc, i, j, alpha, beta, c, x, y, z, scaled: tk.Const, added: tk.Const, operands: tk.Const):
-        if j < tk.cdiv(out.shape[1], BN):
-            done = finished(acc, 0, i, j, alpha, beta, c, x, y, z, scaled, added, operands)
-            tk.store(out, (i, j), done.astype(out.dtype))
 
     @tk.kernel
     def gemm_abreast(
         out: tk.Out, a: tk.In, b: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta,
         dtype: tk.Const, precision: tk.Const, warp_specialize: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const,
     ):  # fmt: skip
-        rows, columns, steps = tk.cdiv(out.shape[0], BM), tk.cdiv(out.shape[1], 3 * BN), tk.cdiv(a.shape[1], BK)
+        rows, columns, steps = tk.cdiv(out.shape[0], BM), tk.cdiv(out.shape[1], BN + BE), tk.cdiv(a.shape[1], BK)
         for at in range(tk.bid(0), rows * columns, tk.num_blocks(0)):
             i, j = place_of(at, rows, columns)
-            left, middle, right = sums_abreast(a, b, i, j, 0, steps, dtype, precision, warp_specialize)
-            stored(out, left, i, 3 * j, alpha, beta, c, x, y, z, scaled, added, operands)
-            stored(out, middle, i, 3 * j + 1, alpha, beta, c, x, y, z, scaled, added, operands)
-            stored(out, right, i, 3 * j + 2, alpha, beta, c, x, y, z, scaled, added, operands)
+            left, right = sums_abreast(a, b, i, j, 0, steps, dtype, precision, warp_specialize)
+            done = finished(left, 0, i, j, _LEFT, alpha, beta, c, x, y, z, scaled, added, operands)
+            out.tiled_view((BM, BN), traversal_steps=(BM, BN + BE)).store((i, j), done.astype(out.dtype))
+            if (BN + BE) * j + BN < out.shape[1]:
+                rest = finished(right, 0, i, j, _RIGHT, alpha, beta, c, x, y, z, scaled, added, operands)
+                beyond = out.slice(1, BN).tiled_view((BM, BE), traversal_steps=(BM, BN + BE))
+                beyond.store((i, j), rest.astype(out.dtype))
 
     @tk.kernel
     def batched_gemm(
@@ -129,7 +156,7 @@ def _kernels(epilogue: Function) -> _Kernels:
                 a.tiles((1, BM, BK))[n * each[0], i, :], b.tiles((1, BK, BN))[n * each[1], :, j], warp_specialize=warp_specialize
             ):
                 acc = tk.mma(ta.reshape((BM, BK)), tb.reshape((BK, BN)), acc, precision=precision)
-            done = finished(acc, n, i, j, alpha, beta, c, x, y, z, scaled, added, operands)
+            done = finished(acc, n, i, j, _WHOLE, alpha, beta, c, x, y, z, scaled, added, operands)
             out.store(done.astype(out.dtype).reshape((1, BM, BN)), tile)
 
     @tk.kernel
@@ -141,7 +168,7 @@ def _kernels(epilogue: Function) -> _Kernels:
         acc = tk.zeros((BM, BN), parts.dtype)
         for part in range(count):
             acc = acc + tk.load(parts, (part, i, j), (1, BM, BN)).reshape((BM, BN))
-        out.store(finished(acc, 0, i, j, alpha, beta, c, x, y, z, scaled, added, operands).astype(out.dtype))
+        out.store(finished(acc, 0, i, j, _WHOLE, alpha, beta, c, x, y, z, scaled, added, operands).astype(out.dtype))
 
     @tk.kernel
     def sum_of_shares(
@@ -153,7 +180,7 @@ def _kernels(epilogue: Function) -> _Kernels:
         acc = tk.zeros((BM, BN), parts.dtype)
         for block in range(tile * steps // share, ((tile + 1) * steps - 1) // share + 1):
             acc = acc + tk.load(parts, (block + tile, i % down, j % across), (1, BM, BN)).reshape((BM, BN))
-        out.store(finished(acc, 0, i, j, alpha, beta, c, x, y, z, scaled, added, operands).astype(out.dtype))
+        out.store(finished(acc, 0, i, j, _WHOLE, alpha, beta, c, x, y, z, scaled, added, operands).astype(out.dtype))
 
     return _Kernels(gemm, gemm_abreast, batched_gemm, sum_of_parts, sum_of_shares)
 
@@ -279,7 +306,7 @@ def gemm(
             each = tuple(int(len(x.shape) == 3) for x in (a, b))
             stacks = (shaped(x, _padded(x.shape, 3)) for x in (left, right))
             yield launched(kernels.batch(schedule.mapped(y), *stacks, *common(), each))
-        elif schedule.abreast > 1 and schedule.splits == 1:
+        elif schedule.abreast and schedule.splits == 1:
             yield launched(kernels.abreast(target.scattered(), left, right, *common()).grid(schedule.blocks))
         elif schedule.splits == 1 and schedule.stream is None:
             yield launched(kernels.matrix(schedule.mapped(target), left, right, *common()))
@@ -299,7 +326,7 @@ def gemm(
             yield launch.generics(BM=rows, BN=columns).num_warps(_SUMMED_WARPS)
         else:
             parts = new(Spec((schedule.splits, *target.shape), wide))
-            if schedule.abreast > 1:
+            if schedule.abreast:
                 launch = parts_abreast(parts.scattered(), left, right, schedule.share, precision, warp_specialize)
                 launch = launch.grid(schedule.blocks)
             else:
@@ -312,8 +339,9 @@ def gemm(
         return y
 
     def launched(launch):
-        columns = schedule.columns // schedule.abreast
-        launch = launch.generics(BM=schedule.rows, BN=columns, BK=schedule.depth).num_warps(schedule.num_warps)
+        columns, more = schedule.abreast or (schedule.columns, 0)
+        extents = {"BM": schedule.rows, "BN": columns, "BK": schedule.depth, **({"BE": more} if more else {})}
+        launch = launch.generics(**extents).num_warps(schedule.num_warps)
         return launch if schedule.occupancy is None else launch.occupancy(schedule.occupancy)
 
     return Launches(a, steps, Spec(extents, result))
@@ -322,7 +350,8 @@ def gemm(
 class _Recipe(NamedTuple):
     """What a product takes: its shape and dtype, the constants of its kernels, the schedule, and the kernels.
 
-    Of few rows the transpose is computed, `b.T @ a.T`, if it is `turned`: tensor cores take 64 rows at a time, and 8 columns.
+    If it is `turned`, the transpose is computed, `b.T @ a.T`: of few rows, for tensor cores take 64 rows at a time and 8 columns;
+    and where other tiles fit.
     """
 
     extents: tuple[int, ...]
@@ -357,20 +386,36 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     result = result_dtype(a, dtype, wide)
     exact = a.dtype == dtypes.float32 and precision != "tf32"
     staged = not exact and staged_operands(a, b)
-    turned = staged and matrix and epilogue is None and tile is None and m <= FEW_ROWS < n
+    copied, cpu, even = in_stages(a, b, to=COPIES, warpgroups=False), on_cpu(a), aligned(a, b)
+    beside = sum(x.itemsize for x, each in zip((c, *operands), (added, *along), strict=True) if each and all(each[-2:]))
+
+    def scheduled(turned):
+        return schedule_of(
+            a, (batch, *((n, m) if turned else (m, n)), k or _LEAST), staged=staged, copied=copied, even=even, cpu=cpu,
+            tf32=a.dtype == dtypes.float32 and not exact, beside=beside, tile=tile, num_warps=num_warps,
+            splits=splits if matrix else 1, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
+            abreast=_abreast(a, b, precision, turned=turned) if matrix and splits != "stream" else (), turned=turned,
+        )  # fmt: skip
+
+    either = staged and matrix and epilogue is None and tile is None and not cpu
+    turned = either and m <= FEW_ROWS < n
+    schedule = scheduled(turned)
+    if either and min(m, n) > FEW_ROWS and (other := scheduled(True)).clocks < _TURNED * schedule.clocks:
+        schedule, turned = other, True
     if turned:
-        m, n, added = n, m, added[::-1]
-    schedule = schedule_of(
-        a, (batch, m, n, k or _LEAST), staged=staged, copied=in_stages(a, b, to=COPIES, warpgroups=False),
-        even=aligned(a, b), cpu=on_cpu(a),
-        tf32=a.dtype == dtypes.float32 and not exact,
-        beside=sum(x.itemsize for x, each in zip((c, *operands), (added, *along), strict=True) if each and all(each[-2:])),
-        tile=tile, num_warps=num_warps, splits=splits if matrix else 1,
-        summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
-    )  # fmt: skip
+        added = added[::-1]
     # Without fast tensor cores a product takes so long that its operands come in time, and registers are better spent on it.
     warp_specialize = False if exact or a.dtype == dtypes.float64 else None
     return _Recipe(extents, result, wide, added, along, warp_specialize, schedule, _kernels(_function(epilogue)), turned)
+
+
+def _abreast(a, b, precision, *, turned):
+    """The columns that tiles of a product may have besides powers of two."""
+    if a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast":  # whose sums are taken by 128 columns
+        return ()
+    if (a.unit == 1) if turned else (b.unit == 0):  # the dimension along K
+        return ABREAST
+    return ABREAST_PANELS if a.itemsize == 2 else ()
 
 
 # ------------------------------------------------------------------------------------------------------------------------- checks

@@ -17,13 +17,15 @@ from tilekit import dtypes
 from tilekit._tensor.partition import MappedPartition
 from tilekit._tensor.tensor import Tensor
 from tilekit.errors import CompileError
-from tilekit.kernels._gemm.abreast import ABREAST
+from tilekit.kernels._gemm.abreast import columns_of
 from tilekit.kernels._gemm.stream_k import StreamK, stream_k
 from tilekit.kernels._host import check_choice, multiprocessors, power
 from tilekit.lang.matmul import PRECISIONS, accumulator_dtype
 from tilekit.launch.launch import check_warps
 
-__all__ = ["FEW_ROWS", "Schedule", "check_splits", "check_tile", "result_dtype", "schedule_of", "sum_dtype"]
+__all__ = [
+    "ABREAST", "ABREAST_PANELS", "FEW_ROWS", "Schedule", "check_splits", "check_tile", "result_dtype", "schedule_of", "sum_dtype",
+]  # fmt: skip
 
 # Of a multiprocessor, in a clock: products of elements, by the bytes that each has; bytes into or out of shared memory; and bytes
 # from the L2 cache. (Measured: 64 x 128 tiles of 768 x 6144 x 4096 take 84 us, those of 128 x 128 75.)
@@ -31,6 +33,8 @@ _PRODUCTS, _BYTES, _CACHED = 4096, 128, 54
 # How long a warpgroup that adds up short sums of 8-bit floats takes for its part, in the time of the products alone; another one
 # may multiply meanwhile. And of how many columns at a time it does so, for each of which its rows of `a` are read.
 _SUMMING, _SUMMED_COLUMNS = 1.5, 128
+# A warpgroup that is alone on a multiprocessor has nobody to multiply while it waits.
+_ALONE = 1.15
 # Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one.
 _LATENCY, _STORED = 1500, 16
 # Of a GPU: bytes a clock from memory or to it; and clocks from the end of one kernel to the work of the next.
@@ -41,7 +45,10 @@ _UNLESS = 1.05
 # (Measured: gains of 8 to 30 % up to 105 MB, a loss of 13 % at 210 MB.)
 _STREAMED = 128 << 20
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
-_STAGED = ((128, 256, 8), (128, 192, 8), (128, 128, 8), (128, 64, 8), (64, 256, 4), (64, 192, 4), (64, 128, 4), (64, 64, 4))
+_STAGED = ((128, 256, 8), (128, 128, 8), (128, 64, 8), (64, 256, 4), (64, 128, 4), (64, 64, 4))
+# More columns, of two tiles next to each other (see `abreast`): these lie behind each other in a stage as rows of one if K is
+# contiguous in b, and as panels of one, of 64 columns of 16 bits, if its columns are.
+ABREAST, ABREAST_PANELS = (80, 96, 144, 160, 192), (192,)
 _STAGED_BYTES = 128  # along K: what one swizzle covers
 # Of a product with so few rows, the transpose is taken, with so many of its rows (see `products`) in a tile.
 FEW_ROWS = 32
@@ -80,6 +87,7 @@ class Schedule(NamedTuple):
         blocks: of the launch.
         num_warps, occupancy: for the launch; None leaves the latter to the compiler.
         stream: how the last tiles are dealt out, if not whole.
+        clocks: that it takes by the model; infinity where there is none.
     """
 
     rows: int
@@ -91,11 +99,12 @@ class Schedule(NamedTuple):
     num_warps: int
     occupancy: int | None
     stream: StreamK | None = None
+    clocks: float = math.inf
 
     @property
-    def abreast(self) -> int:
-        """How many tiles of the language, whose extents are powers of two, a tile has next to each other."""
-        return 1 if self.columns == power(self.columns) else ABREAST
+    def abreast(self) -> tuple[int, int] | None:
+        """The columns of the two tiles that stand next to each other; None if there is one."""
+        return columns_of(self.columns)
 
     def mapped(self, tensor: Tensor) -> MappedPartition:
         """The partition of the result, or of a batch of them, for these blocks."""
@@ -133,12 +142,8 @@ def check_tile(name: str, tile: Any, *, abreast: bool = False) -> tuple[int, int
     if tile is None:
         return None
     fits = type(tile) in (tuple, list) and len(tile) == 3 and all(type(n) is int and n > 0 for n in tile)
-    if fits and abreast and tile[1] % ABREAST == 0:
-        tile = (tile[0], tile[1] // ABREAST, tile[2])
-        if all(n == power(n) for n in tile):
-            return tile[0], tile[1] * ABREAST, tile[2]
-    if not fits or any(n != power(n) for n in tile):
-        wide = ", or three times one for BN" if abreast else ""
+    if not fits or any(n != power(n) and not (abreast and at == 1 and columns_of(n)) for at, n in enumerate(tile)):
+        wide = ", of which BN may be the sum of two" if abreast else ""
         raise ValueError(f"{name}: tile is (BM, BN, BK), three powers of two{wide}, not {tile!r}")
     return tuple(tile)  # type: ignore[return-value]
 
@@ -156,6 +161,7 @@ def check_splits(splits: Any, matrix: bool) -> None:
 def schedule_of(
     a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool, beside: int,
     tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
+    abreast: tuple[int, ...] = (), turned: bool = False,
 ) -> Schedule:  # fmt: skip
     """The schedule for a product of shape `(batch, M, N, K)`.
 
@@ -170,19 +176,24 @@ def schedule_of(
         beside: the bytes of an element of all matrices that the epilogue takes.
         tile, num_warps, splits: what the caller wants; None for what is best.
         summed: whether short sums of 8-bit floats are added up in float32 (see `tk.mma`).
+        abreast: columns that a tile may have besides powers of two.
+        turned: whether it is the transpose that is stored, whose rows go across what a warp has.
     """
     check_warps(num_warps)
     return _schedule(
-        shape, multiprocessors(a), a.itemsize, staged, copied, even, cpu, tf32, beside, tile, num_warps, splits, summed
-    )
+        shape, multiprocessors(a), a.itemsize, staged, copied, even, cpu, tf32, beside, tile, num_warps, splits, summed,
+        abreast, turned,
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1024)
 def _schedule(
     shape: tuple[int, int, int, int], count: int, itemsize: int, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool,
     beside: int, tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
+    abreast: tuple[int, ...] = (), turned: bool = False,
 ) -> Schedule:  # fmt: skip
     batch, m, n, k = shape
+    clocks = math.inf
     occupancy: int | None = None
     parts: int | str
     if tile is not None:
@@ -197,7 +208,7 @@ def _schedule(
         parts = splits or max(1, min(_MOST_SPLITS, -(-k // bk), count // -(-m // bm)))
     elif staged:
         bk = _STAGED_BYTES // itemsize
-        bm, bn, warps, parts = _cheapest(shape, count, itemsize, summed, beside, splits)
+        bm, bn, warps, parts, clocks = _cheapest(shape, count, itemsize, summed, beside, splits, abreast, turned)
     elif itemsize == 4 and not tf32 and not copied:
         bm, bn, bk, warps, occupancy = _exact(shape, count, beside)
         parts = splits or _parts(batch * -(-m // bm) * -(-n // bn), -(-k // bk), count)
@@ -219,7 +230,7 @@ def _schedule(
     tiles = max(1, batch * -(-m // bm) * -(-n // bn) * parts)
     if stream is not None:
         tiles = max(1, stream.top * stream.columns)
-    return Schedule(bm, bn, bk, parts, share, min(tiles, held) if staged or copied else tiles, warps, occupancy, stream)
+    return Schedule(bm, bn, bk, parts, share, min(tiles, held) if staged or copied else tiles, warps, occupancy, stream, clocks)
 
 
 def _held(count: int, warps: int) -> int:
@@ -228,19 +239,19 @@ def _held(count: int, warps: int) -> int:
 
 
 def _cheapest(
-    shape: tuple[int, int, int, int], count: int, itemsize: int, summed: bool, beside: int, splits: int | str | None
-) -> tuple[int, int, int, int | str]:
-    """The tile, the warps and the parts, or "stream", for operands that come in stages."""
+    shape: tuple[int, int, int, int], count: int, itemsize: int, summed: bool, beside: int, splits: int | str | None,
+    abreast: tuple[int, ...] = (), turned: bool = False,
+) -> tuple[int, int, int, int | str, float]:  # fmt: skip
+    """The tile, the warps and the parts, or "stream", for operands that come in stages; and the clocks that these take."""
     batch, m, n, k = shape
-    steps = -(-k * itemsize // _STAGED_BYTES)
+    steps, stored = -(-k * itemsize // _STAGED_BYTES), _STORED / 2 if turned else _STORED
     best = math.inf
     chosen: tuple[int, int, int, int | str] = (128, 128, 8, 1)
-    for bm, bn, warps in _STAGED:
+    more = [(rows, columns, warps) for columns in abreast if columns < n for rows, warps in ((128, 8), (64, 4))]
+    for bm, bn, warps in (*_STAGED, *more):
         if beside >= _BESIDE and bm * bn > _LARGE:
             continue
-        odd = bn != power(bn)
-        if odd and (batch > 1 or itemsize != 2):
-            continue
+        odd = bn in abreast
         tiles = batch * -(-m // bm) * -(-n // bn)
         groups, times = warps // 4, -(-bn // _SUMMED_COLUMNS) if summed else 1
         read = bm * times + groups * bn  # each warpgroup reads its rows of a, and all of b
@@ -265,17 +276,18 @@ def _cheapest(
                 assert stream is not None, "looked at above"
                 # Rounds of whole tiles, and the blocks of a multiprocessor that each have a share, with two ends at most.
                 turns, each = -(-stream.top * stream.columns // count), _held(count, warps) // count
-                loop, written = (turns * steps + each * stream.share) * step, (turns + 2 * each) * bm * bn / _STORED
+                loop, written = (turns * steps + each * stream.share) * step, (turns + 2 * each) * bm * bn / stored
                 clocks = max(loop, operands) + written + 2 * _LATENCY + 2 * _NEXT + 8 * stream.places * bm * bn / _MEMORY
                 clocks *= _UNLESS
             else:
                 turns, busy = -(-tiles * parts // count), min(1.0, tiles * parts / count)
-                clocks = max(turns * -(-steps // parts) * step, operands / busy) + turns * bm * bn / _STORED + _LATENCY
+                alone = _ALONE if groups == 1 and tiles * parts <= count else 1
+                clocks = max(turns * -(-steps // parts) * step * alone, operands / busy) + turns * bm * bn / stored + _LATENCY
                 if parts > 1:  # they are written, and read
                     clocks += _NEXT + 8 * m * n * parts / _MEMORY
             if clocks < best:
                 best, chosen = clocks, (bm, bn, warps, parts)
-    return chosen
+    return *chosen, best
 
 
 def _exact(shape: tuple[int, int, int, int], count: int, beside: int) -> tuple[int, int, int, int, int | None]:
