@@ -27,6 +27,7 @@ from tilekit.compiler.passes.exponentials import fuse_exponentials
 from tilekit.compiler.passes.fragments import load_beside_products
 from tilekit.compiler.passes.hoisting import hoist_invariants
 from tilekit.compiler.passes.maxima import carry_scaled_maxima
+from tilekit.compiler.passes.multiples import find_multiples
 from tilekit.compiler.passes.partial_sums import add_up_by_parts
 from tilekit.compiler.passes.prefetched import load_in_turns
 from tilekit.compiler.passes.rings import Unfit, make_rings
@@ -54,7 +55,7 @@ PASSES: tuple[Callable[[Region], object], ...] = (
     canonicalize, load_as_it_lies, separate_conditions, hoist_invariants, count_loops, bound_loops, load_in_turns,
     accumulate_products, streams_from_loads, order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima,
     eliminate_dead_code, add_up_by_parts, rotate_products, split_by_masks, eliminate_dead_code, load_beside_products,
-    multiply_abreast,
+    multiply_abreast, find_multiples,
 )  # fmt: skip
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # Where the result of a product is not there at once, there is time to fill.

@@ -15,7 +15,23 @@ from tilekit.compiler.codegen.transfer import Padding
 from tilekit.compiler.codegen.types import TensorType, extent_dtype, i64, register_type
 from tilekit.compiler.codegen.windows import Cut, load_window
 
-__all__ = ["RowIterator", "TileGridType", "TileRowType", "TiledViewType", "load_of_view", "view_width"]
+__all__ = ["MultipleType", "RowIterator", "TileGridType", "TileRowType", "TiledViewType", "load_of_view", "view_width"]
+
+
+class MultipleType(types.Type):
+    """A number, and `of` which one it is a multiple; the value is the number."""
+
+    mangling_args = ("m", ())
+
+    def __init__(self, number: types.Type, of: int) -> None:
+        self.number, self.of = number, of
+        super().__init__(f"Multiple({number}, {of})")
+
+
+@register_model(MultipleType)
+class _MultipleModel(core_models.PrimitiveModel):
+    def __init__(self, manager: Any, ty: MultipleType) -> None:
+        super().__init__(manager, ty, manager.lookup(ty.number).get_value_type())
 
 
 class TiledViewType(types.Type):

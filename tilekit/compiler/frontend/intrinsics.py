@@ -10,7 +10,8 @@ from typing import Any
 from tilekit.lang import matmul, memory
 
 __all__ = [
-    "CONSUMER", "PRODUCER", "end", "give", "join", "last", "load_beside", "load_tile_like_beside", "mma_abreast", "nth",
+    "CONSUMER", "PRODUCER", "end", "give", "join", "last", "load_beside", "load_tile_like_beside", "mma_abreast",
+    "multiple", "nth",
     "operand", "part", "peek", "put", "registers", "ring", "role", "steps", "take", "variant", "wait_product",
 ]  # fmt: skip
 
@@ -75,6 +76,11 @@ def part(joined: Any, which: Any) -> Any:
 def mma_abreast(a: Any, b: Any, acc: Any, precision: Any = "ieee") -> Any:
     """`tk.mma` of a tile with each of the tiles `b`, as one product, which is added to sums that were joined."""
     return tuple(matmul.mma(a, tile, total, precision=precision) for tile, total in zip(b, acc, strict=True))
+
+
+def multiple(number: Any, of: Any) -> Any:
+    """The number, of which it is known that it is a multiple."""
+    return number
 
 
 def give(ring: Any, turn: Any, k: Any, lines: Any) -> Any:

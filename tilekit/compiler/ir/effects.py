@@ -46,6 +46,7 @@ _FUNCTIONS: set[Callable[..., Any]] = {
     operator.index,
     intrinsics.join,
     intrinsics.mma_abreast,
+    intrinsics.multiple,
     intrinsics.part,
     *filter(callable, vars(math).values()),
 }

@@ -12,12 +12,20 @@ from numba.cuda.cudaimpl import registry
 
 from tilekit.compiler.codegen.access import count_tiles, members, tensor_field
 from tilekit.compiler.codegen.checks import require
-from tilekit.compiler.codegen.definition import attribute, known, lowers_method, lowers_operator
+from tilekit.compiler.codegen.definition import attribute, known, lowers, lowers_method, lowers_operator
 from tilekit.compiler.codegen.diagnose import reject
 from tilekit.compiler.codegen.emit import as_wide_as, constant_tuple, pack, unpack
 from tilekit.compiler.codegen.transfer import Padding
 from tilekit.compiler.codegen.types import DTypeType, TensorType, extent_type, i32, i64, integer
-from tilekit.compiler.codegen.view_types import RowIterator, TiledViewType, TileGridType, TileRowType, load_of_view, view_width
+from tilekit.compiler.codegen.view_types import (
+    MultipleType,
+    RowIterator,
+    TiledViewType,
+    TileGridType,
+    TileRowType,
+    load_of_view,
+    view_width,
+)
 from tilekit.compiler.codegen.windows import (
     Cut,
     check_index,
@@ -34,6 +42,7 @@ from tilekit.compiler.codegen.windows import (
     writable,
 )
 from tilekit.compiler.facts import divisor
+from tilekit.compiler.frontend import intrinsics
 from tilekit.lang import views as lang
 from tilekit.lang import windows
 from tilekit.lang.shape import axis_of
@@ -72,14 +81,21 @@ def grid_of_tiles(tensor: TensorType, shape: types.Type) -> TileGridType:
     return TileGridType(tensor, _cut(tensor, shape, "tiles"), Padding())
 
 
+@lowers(intrinsics.multiple)
+def multiple(number: types.Type, of: types.Type) -> Any:
+    return MultipleType(number, known(of)), lambda builder, value, _: value
+
+
 @lowers_method(TensorType, lang.TensorView.slice)
 def slice_(self: TensorType, axis: types.Type, start: types.Type, stop: types.Type) -> Any:
     facts, name = self.facts, self.parameter
     along = in_rule("slice", axis_of, constant_of(axis, "slice", "the axis"), facts.rank)
     rest = known(stop) is None
+    first = start.of if isinstance(start, MultipleType) else known(start)
+    start = start.number if isinstance(start, MultipleType) else start
     for bound in (start,) if rest else (start, stop):
         check_indices(bound, 1, "slice", "start and stop are ints")
-    itemsize, first = self.dtype.itemsize, known(start)
+    itemsize = self.dtype.itemsize
     # What is known of the start leaves something to be known of the address.
     known_start = first if isinstance(first, int) and first >= 0 else 1
     stride = 1 if along == facts.unit else facts.strides[along]

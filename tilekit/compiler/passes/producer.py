@@ -22,7 +22,8 @@ from tilekit.lang import atomic, calculation, memory
 __all__ = ["Unfit", "produce"]
 
 _HARMLESS = (
-    memory.bid, memory.num_blocks, memory.num_tiles, calculation.cdiv, min, max, abs, int, range, divmod, len, intrinsics.peek,
+    memory.bid, memory.num_blocks, memory.num_tiles, calculation.cdiv, min, max, abs, int, range, divmod, len,
+    intrinsics.multiple, intrinsics.peek,
 )  # fmt: skip
 _ACQUIRING = (Constant("acquire"), Constant("acq_rel"))
 _VIEWS = ("tiles", "tiled_view", "num_tiles", "slice", "item")

@@ -33,10 +33,13 @@ def place_of(at, rows, columns):
 
 @tk.function
 def sums_abreast(a, b, i, j, first, last, dtype, precision: tk.Const, warp_specialize: tk.Const):
-    """Two tiles of a product, of the tiles along K from `first` to `last`. Behind the last column it is that one again."""
+    """Two tiles of a product, of the tiles along K from `first` to `last`. Where no columns are left for the second, its sums mean
+    nothing.
+    """
     left, right = tk.zeros((BM, BN), dtype), tk.zeros((BM, BE), dtype)
     begin = (BN + BE) * j
-    left_of, right_of = b.slice(1, begin), b.slice(1, min(begin + BN, b.shape[1] - 1))
+    beyond = begin + BN if begin + BN < b.shape[1] else begin
+    left_of, right_of = b.slice(1, begin), b.slice(1, beyond)
     for ta, tb, tc in tk.pipelined(
         a.tiles((BM, BK))[i, first:last],
         left_of.tiles((BK, BN))[first:last, 0],

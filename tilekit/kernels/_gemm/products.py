@@ -401,7 +401,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     turned = either and m <= FEW_ROWS < n
     schedule = scheduled(turned)
     if either and min(m, n) > FEW_ROWS and (other := scheduled(True)).clocks < _TURNED * schedule.clocks:
-        schedule, turned = other, True
+        schedule, turned = (other, True) if other.splits == 1 and other.stream is None else (schedule, False)
     if turned:
         added = added[::-1]
     # Without fast tensor cores a product takes so long that its operands come in time, and registers are better spent on it.
