@@ -615,6 +615,43 @@ def test_why_a_product_is_not_by_an_instruction(row):
     assert re.search(mark, other.compiled.sass)
 
 
+BM, BN, BK = tk.generics("BM BN BK")
+
+
+@functools.cache
+def of_two_products(tile=(128, 64, 64), warps=8, turned=(True, True)):
+    """Of one tile, with tiles of two matrices."""
+
+    def kernel(out: tk.Out, x: tk.In, gate: tk.In, up: tk.In):
+        left, right = tk.zeros((BM, BN), tk.float32), tk.zeros((BM, BN), tk.float32)
+        for a, b, c in tk.pipelined(x.tiles((BM, BK))[0, :], gate.tiles((BK, BN))[:, 0], up.tiles((BK, BN))[:, 0]):
+            left, right = tk.mma(a, b, left), tk.mma(a, c, right)
+        tk.store(out, (0, 0), left)
+        tk.store(out, (0, 1), right)
+
+    x = meta(1024, 1024, dtype=tk.bfloat16)
+    op = tk.kernel(kernel)(meta(1024, 1024).scattered(), x, *(x.T if over else x for over in turned))
+    return op.generics(BM=tile[0], BN=tile[1], BK=tile[2]).num_warps(warps).grid(1).explain("sm_90a")
+
+
+ABREAST = [
+    Row("the tiles lie otherwise than each other", None, {"turned": (True, False)}, {"turned": (False, False)}),
+    Row("panels of one tile do not go on as those of the next", None,
+        {"tile": (128, 32, 64), "turned": (False, False)}, {"tile": (128, 32, 64), "turned": (True, True)}),
+    Row("groups of warps have columns of their own: 64 of 128", None, {"tile": (64, 64, 64)}, {"tile": (64, 64, 64), "warps": 4}),
+]  # fmt: skip
+
+
+@parametrized(ABREAST)
+def test_why_products_of_one_tile_are_not_one(row):
+    against, without = of_two_products(**row.against), of_two_products(**row.without)
+    assert all(dict(product.refusals)["one wgmma for all"] == row.reason for product in against.products)
+    assert f"one wgmma for all: {row.reason}" in str(against)
+    (product,) = without.products
+    assert product.instruction.startswith("wgmma")
+    assert not product.refusals
+
+
 NEVER_SHOWN = {"it multiplies tiles", "it multiplies matrices that fit together"}
 """With which a family leaves it to another to refuse the kernel."""
 
@@ -733,7 +770,7 @@ def test_a_loop_is_not_rotated_where_ptxas_serialises_its_products(monkeypatch):
 # ------------------------------------------------------------------------------------------------------------------ all of them
 
 HERE = {
-    *(row.reason for row in (*RINGS, *ROTATIONS, *PRODUCTS, *BY_WARPS)),
+    *(row.reason for row in (*RINGS, *ROTATIONS, *PRODUCTS, *BY_WARPS, *ABREAST)),
     *GIVEN_UP,
     *NEVER_SHOWN,
     "there are no registers left for it",

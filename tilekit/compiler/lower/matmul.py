@@ -17,7 +17,7 @@ from tilekit.compiler.codegen.types import register_type
 from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.lower.shape import constant
 from tilekit.compiler.nvidia import fma, mma_sync, wgmma  # each registers its instructions
-from tilekit.compiler.nvidia.products import MatrixProduct, as_one, choose
+from tilekit.compiler.nvidia.products import MatrixProduct, Way, choose, selected
 from tilekit.compiler.nvidia.wgmma_types import AbreastType, joined, split
 from tilekit.lang import matmul as lang
 
@@ -50,11 +50,14 @@ def part(joined: types.Type, which: types.Type) -> Any:
 def mma_abreast(a: types.Type, b: types.Type, acc: types.Type, precision: types.Type) -> Any:
     """As one product; or if no instruction is so wide, as several."""
     assert isinstance(b, types.BaseTuple) and isinstance(acc, AbreastType), "see `passes.abreast`"
-    chosen = in_words("mma", lang.check_precision, constant(precision, "mma", "precision"))
-    whole = as_one(MatrixProduct("mma", a, b, acc, chosen))
-    if whole is not None:
-        return whole[0], lambda builder, x, y, z, _: whole[1](builder, x, y, z)
-    each = [choose(MatrixProduct("mma", a, tile, total, chosen)) for tile, total in zip(b, acc.parts, strict=True)]
+    how = in_words("mma", lang.check_precision, constant(precision, "mma", "precision"))
+    product = MatrixProduct("mma", a, b, acc, how)
+    way = wgmma.warpgroup_product(product)
+    if isinstance(way, Way):
+        result, emit_one = selected(product, way)
+        return result, lambda builder, x, y, z, _: emit_one(builder, x, y, z)
+    refused = ("one wgmma for all", way)
+    each = [choose(MatrixProduct("mma", a, tile, total, how), refused) for tile, total in zip(b, acc.parts, strict=True)]
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value, _: ir.Value) -> ir.Value:
         tiles = [builder.extract_value(y, at) for at in range(len(each))]

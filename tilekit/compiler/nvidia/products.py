@@ -7,7 +7,7 @@ can; `explain` shows which, and why those before it could not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,7 +23,7 @@ from tilekit.compiler.layouts.mma import accumulator, warpgroup_accumulator
 from tilekit.dtypes import DType
 from tilekit.lang import matmul as lang
 
-__all__ = ["Emitter", "MatrixProduct", "Way", "beside_product", "choose", "product_family"]
+__all__ = ["Emitter", "MatrixProduct", "Way", "beside_product", "choose", "product_family", "selected"]
 
 Emitter = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value | None], ir.Value]
 """Given the values of `a`, `b` and `acc` (None if there is none), emits the product, and gives its value."""
@@ -125,27 +125,20 @@ def product_family(name: str, preference: int) -> Callable[[Predicate], Predicat
     return register
 
 
-def choose(product: MatrixProduct) -> tuple[types.Type, Emitter]:
-    """The type of a product, and how to emit it: by the most preferred family that can compute it."""
-    chosen = _chosen(product, _families)
-    assert chosen is not None, "the last of them computes every product"
-    return chosen
-
-
-def as_one(product: MatrixProduct) -> tuple[types.Type, Emitter] | None:
-    """The same of products abreast, by the family whose instructions are as wide as that; None if it cannot."""
-    return _chosen(product, [family for family in _families if family.name == "wgmma"])
-
-
-def _chosen(product: MatrixProduct, families: list[_Family]) -> tuple[types.Type, Emitter] | None:
-    refusals: list[tuple[str, str]] = []
-    for family in families:
+def choose(product: MatrixProduct, *refused: tuple[str, str]) -> tuple[types.Type, Emitter]:
+    """The type of a product, and how to emit it: by the most preferred family that can compute it. Others `refused` it before."""
+    refusals = list(refused)
+    for family in _families:
         way = family.predicate(product)
         if isinstance(way, Way):
             break
         refusals.append((family.name, way))
-    else:
-        return None
+    assert isinstance(way, Way), "the last of them computes every product"
+    return selected(product, way, refusals)
+
+
+def selected(product: MatrixProduct, way: Way, refusals: Sequence[tuple[str, str]] = ()) -> tuple[types.Type, Emitter]:
+    """The same of the family whose way it is, and why others do not compute it."""
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value | None) -> ir.Value:
         current().note("product", _shown(product.a), _shown(product.b), way.instruction, tuple(refusals))

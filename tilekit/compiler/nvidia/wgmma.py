@@ -133,7 +133,7 @@ class _Shape:
         width = columns // (groups // down)
         at_once = min(width, limit)
         if len(parts) > 1 and at_once < columns:
-            return f"an instruction takes {at_once} of {columns} columns"
+            return f"groups of warps have columns of their own: {at_once} of {columns}"
         whole = a.kind in "iu"
         name = f"m64n{at_once}k{_STEP // itemsize}.{'s32' if whole else 'f32'}.{_NAMES[a]}.{_NAMES[b]}"
         flags = "" if whole else ", 1, 1" + turned
@@ -154,18 +154,17 @@ def _sum_dtype(a: DType, b: DType, precision: str) -> DType | None:
 def _widened(tiles: types.BaseTuple) -> StagedType | str:
     """Tiles that lie behind each other in a stage, as the one that they are together; or why they are none."""
     first, *others = tiles.types
-    if not isinstance(first, StagedType) or len(first.shape) != 2:
-        return "not all of them lie in stages"
+    assert isinstance(first, StagedType), "a tile of a stream"
     at = first.axes[1]
     columns = sum(tile.shape[1] for tile in tiles.types)
     whole = first.of(tuple(columns if axis == at else n for axis, n in enumerate(first.memory)))
     for tile in others:
         if tile != first.of(tuple(tile.shape[1] if axis == at else n for axis, n in enumerate(first.memory))):
-            return "they lie otherwise than each other"
+            return "the tiles lie otherwise than each other"
     if at < len(first.memory) - 1:
-        return whole if first.panels == 1 else "rows of one do not go on as rows of the next"
-    if first.dtype.itemsize != 2 or any(tile.span != _SPAN for tile in tiles.types):
-        return "panels of one do not go on as those of the next"
+        assert first.panels == 1, "`passes.abreast` takes no others"
+    elif first.dtype.itemsize != 2 or any(tile.span != _SPAN for tile in tiles.types):
+        return "panels of one tile do not go on as those of the next"
     return whole
 
 

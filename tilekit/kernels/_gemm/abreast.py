@@ -33,9 +33,7 @@ def place_of(at, rows, columns):
 
 @tk.function
 def sums_abreast(a, b, i, j, first, last, dtype, precision: tk.Const, warp_specialize: tk.Const):
-    """Two tiles of a product, of the tiles along K from `first` to `last`. Where no columns are left for the second, its sums mean
-    nothing.
-    """
+    """Two tiles of a product, of the tiles along K from `first` to `last`. The second is the first again if it has no columns."""
     left, right = tk.zeros((BM, BN), dtype), tk.zeros((BM, BE), dtype)
     begin = (BN + BE) * j
     beyond = begin + BN if begin + BN < b.shape[1] else begin

@@ -33,15 +33,15 @@ _PRODUCTS, _BYTES, _CACHED = 4096, 128, 54
 # How long a warpgroup that adds up short sums of 8-bit floats takes for its part, in the time of the products alone; another one
 # may multiply meanwhile. And of how many columns at a time it does so, for each of which its rows of `a` are read.
 _SUMMING, _SUMMED_COLUMNS = 1.5, 128
-# A warpgroup that is alone on a multiprocessor has nobody to multiply while it waits.
-_ALONE = 1.15
 # Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one.
 _LATENCY, _STORED = 1500, 16
 # Of a GPU: bytes a clock from memory or to it; and clocks from the end of one kernel to the work of the next.
 _MEMORY, _NEXT = 2400, 3000
 # Steps dealt out evenly are no gain unless by so much, for all else that the model does not know of three kernels.
 _UNLESS = 1.05
-# Nor are they where operands are much larger than the L2 cache: blocks that are at different places of K share nothing in it.
+# Nor are two tiles next to each other, which are stored one after the other.
+_TWO = 1.05
+# Shares are none where operands are much larger than the L2 cache: blocks that are at different places of K share nothing in it.
 # (Measured: gains of 8 to 30 % up to 105 MB, a loss of 13 % at 210 MB.)
 _STREAMED = 128 << 20
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
@@ -281,10 +281,11 @@ def _cheapest(
                 clocks *= _UNLESS
             else:
                 turns, busy = -(-tiles * parts // count), min(1.0, tiles * parts / count)
-                alone = _ALONE if groups == 1 and tiles * parts <= count else 1
-                clocks = max(turns * -(-steps // parts) * step * alone, operands / busy) + turns * bm * bn / stored + _LATENCY
+                clocks = max(turns * -(-steps // parts) * step, operands / busy) + turns * bm * bn / stored + _LATENCY
                 if parts > 1:  # they are written, and read
                     clocks += _NEXT + 8 * m * n * parts / _MEMORY
+            if odd:
+                clocks *= _TWO
             if clocks < best:
                 best, chosen = clocks, (bm, bn, warps, parts)
     return *chosen, best

@@ -1,0 +1,127 @@
+"""Where slices begin: of which numbers that is known to be a multiple, and how wide their tiles are accessed then."""
+
+import re
+
+import numpy as np
+import pytest
+from through_ir import ir_of, rewritten
+
+import tilekit as tk
+from tilekit import api
+from tilekit.compiler.ir.printer import printed
+from tilekit.compiler.optimize import PASSES
+
+
+def product(x, k):
+    """Which gives a kernel a stream, so that passes run over it."""
+    return tk.mma(tk.load(x, (0, k), (64, 64)), tk.load(x, (k, 0), (64, 64)), tk.zeros((64, 64), tk.float32))
+
+
+def kernel_of(begin):
+    product_, begin = tk.function(product), tk.function(begin)
+
+    def kernel(y: tk.Out, x: tk.In, n: int):
+        acc = tk.zeros((64, 64), tk.float32)
+        for k in range(x.shape[0] // 64):
+            acc += product_(x, k)
+        start = begin(tk.bid(0), n)
+        tk.store(y.slice(1, start), (0, 0), acc.astype(y.dtype))
+
+    return tk.kernel(kernel)
+
+
+def a_factor(i, n):
+    return 160 * i
+
+
+def a_sum(i, n):
+    return 64 * i + 32
+
+
+def a_difference(i, n):
+    return 48 * (i + 1) - 16
+
+
+def a_minimum(i, n):
+    return min(96 * i, 64 * n)
+
+
+def a_choice(i, n):
+    return 64 * i if n > 1 else 24 * i
+
+
+def a_product_of_multiples(i, n):
+    return 4 * max(8 * i, 16 * n)
+
+
+def a_number(i, n):
+    return n
+
+
+def a_number_more(i, n):
+    return 64 * i + n
+
+
+def an_odd_sum(i, n):
+    return 64 * i + 1
+
+
+def a_quotient(i, n):
+    return 64 * i // 3
+
+
+STARTS = {a_factor: 160, a_sum: 32, a_difference: 16, a_minimum: 32, a_choice: 8, a_product_of_multiples: 32}
+UNKNOWN = [a_number, a_number_more, an_odd_sum, a_quotient]
+named = {"ids": lambda begin: begin.__name__}
+
+
+def op_of(begin):
+    x, y = api.meta((256, 256), tk.float16), api.meta((64, 4096), tk.float16)
+    return kernel_of(begin)(y.scattered(), x, 3).num_warps(4).grid(4)
+
+
+@pytest.mark.parametrize("begin", STARTS, **named)
+def test_what_it_is_a_multiple_of(begin):
+    assert re.search(rf"tilekit__multiple\([^)]*, {STARTS[begin]}\)", printed(ir_of(op_of(begin), *PASSES)))
+
+
+@pytest.mark.parametrize("begin", UNKNOWN, **named)
+def test_of_nothing(begin):
+    assert "tilekit__multiple" not in printed(ir_of(op_of(begin), *PASSES))
+
+
+@pytest.mark.parametrize("begin", STARTS, **named)
+def test_its_tiles_are_stored_as_wide_as_the_tensors_own(begin):
+    (store,) = (access for access in op_of(begin).explain("sm_90a").accesses if access.kind == "store")
+    assert store.bits == 128
+
+
+def test_others_by_the_element():
+    (store,) = (access for access in op_of(a_number_more).explain("sm_90a").accesses if access.kind == "store")
+    assert store.bits == 16
+
+
+@pytest.mark.parametrize("begin", [*STARTS, *UNKNOWN], **named)
+def test_the_result_is_the_same(begin, cpu):
+    x, results = np.random.default_rng(3).uniform(-1, 1, (256, 256)).astype(np.float16), []
+    for passes in (False, True):
+        y, a = api.zeros((64, 1024), tk.float16).sync(), api.from_host(x).sync()
+        op = kernel_of(begin)(y.scattered(), a, 3).num_warps(4).grid(1)
+        if passes:
+            with rewritten():
+                op.sync()
+        else:
+            op.sync()
+        results.append(y.to_host().sync())
+    np.testing.assert_allclose(*results, atol=2e-2)
+
+
+def test_what_is_left_behind_a_constant():
+    """Is as divisible as the two: tiles of it need no mask by the element."""
+
+    @tk.kernel
+    def kernel(y: tk.Out, x: tk.In):
+        tk.store(y.slice(1, 128), (0, tk.bid(0)), tk.load(x.slice(1, 64), (0, tk.bid(0)), (64, 64)))
+
+    op = kernel(api.meta((64, 4096), tk.float16).scattered(), api.meta((64, 4096), tk.float16)).num_warps(4).grid(4)
+    assert {(access.bits, access.edge_bits) for access in op.explain("sm_90a").accesses} == {(128, 128)}
