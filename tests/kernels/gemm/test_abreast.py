@@ -11,7 +11,7 @@ from tilekit.kernels import epilogues
 
 f = api.from_host
 BF = ml_dtypes.bfloat16
-SHAPES = [(64, 192, 64), (130, 200, 136), (300, 1000, 520), (1, 5, 7), (1000, 136, 72)]
+SHAPES = [(130, 200, 136), (300, 1000, 520), (1, 5, 7)]
 
 
 def wide(x):
@@ -34,7 +34,7 @@ def laid(array, turned):
     return f(np.ascontiguousarray(array.T)).then(lambda x: tk.value(x.T)) if turned else f(array)
 
 
-@pytest.mark.parametrize("splits", [None, 2, 3])
+@pytest.mark.parametrize("splits", [None, 3])
 @pytest.mark.parametrize("layouts", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("tile", [(128, 192, 64), (64, 192, 64), (64, 96, 64), (128, 160, 64)], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
