@@ -78,10 +78,13 @@ def test_what_else_is_done(device, splits):
     close(y, a * 0.5, b, c=2 * wide(c), bias=wide(bias))
 
 
-def test_one_that_is_chosen(device):
-    """Whatever tile that is; see `test_schedules`."""
-    a, b = normal((312, 1024), BF), normal((1024, 3648), BF, 1)
-    close(kernels.gemm(f(a), f(b)).to_host().sync(), a, b)
+@pytest.mark.parametrize("added", [False, True], ids=["alone", "added to c"])
+@pytest.mark.parametrize("layouts", ["NN", "NT", "TN", "TT"])
+def test_one_that_is_chosen(device, layouts, added):
+    """Whatever tile that is, and whichever way round; see `test_schedules`."""
+    a, b, c = (normal(shape, BF, seed) for seed, shape in enumerate([(312, 1024), (1024, 3648), (312, 3648)]))
+    y = kernels.gemm(laid(a, layouts[0] == "T"), laid(b, layouts[1] == "T"), f(c) if added else None).to_host().sync()
+    close(y, a, b, c=wide(c) if added else 0.0)
 
 
 def test_tiles_that_there_are_not():
