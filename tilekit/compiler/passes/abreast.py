@@ -107,8 +107,10 @@ def _is_carried(operation: Operation, product: Product, loop: Operation, reads: 
 
 def _fits(product: Product) -> bool:
     """Whether an instruction could take more columns than the product has."""
-    a, b = product.a.type if isinstance(product.a, Value) else None, _type(product.b)
-    if not isinstance(a, TileType) or len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] % _ROWS:
+    a, b, total = (each.type if isinstance(each, Value) else None for each in (product.a, product.b, product.total))
+    if not (isinstance(a, TileType) and isinstance(b, TileType) and isinstance(total, TileType)):
+        return False
+    if any(len(tile.shape) != 2 for tile in (a, b, total)) or a.shape[0] % _ROWS:
         return False
     size = b.dtype.itemsize
     least = size <= dtypes.float32.itemsize and b.shape[1] >= _LEAST_COLUMNS
