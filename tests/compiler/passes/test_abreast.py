@@ -171,7 +171,7 @@ def test_the_machine_does_one(make, turned):
     assert not kernel.local_bytes
     assert [ring.stages for ring in explained.pipelines] == [4]
     assert "AHHHG" in products(kernel)
-    assert any("are one of 128 columns" in remark.text for remark in explained.remarks)
+    assert any("2 products of one tile, 128 columns together" in remark.text for remark in explained.remarks)
 
 
 def test_tiles_that_lie_otherwise_than_each_other_are_multiplied_one_by_one():

@@ -157,7 +157,7 @@ def _join(operations: list[Operation], loop: Operation, region: Region) -> None:
     one.keywords = dict(products[-1].options)
     body.operations[body.operations.index(last)] = one
     body.operations = [each for each in body.operations if each not in operations]
-    remark(last.location, "products", f"{len(products)} products of one tile are one of {whole.shape[1]} columns")
+    remark(last.location, "products", f"{len(products)} products of one tile, {whole.shape[1]} columns together")
 
 
 def _whole(types: list[object]) -> TileType:
