@@ -41,6 +41,11 @@ def test_tiles_are_those_that_were_measured_to_be_best(shape, tile):
     assert tile_of(*shape, tk.bfloat16) == tile
 
 
+def test_other_warps_than_the_model_has_in_mind_get_one_tile():
+    """Two next to each other would be two products for groups of warps that have columns of their own."""
+    assert tile_of(768, 6144, 4096, tk.bfloat16, num_warps=4) == (128, 128)
+
+
 @pytest.mark.parametrize(
     ("shape", "tile"),
     [

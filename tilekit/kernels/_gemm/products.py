@@ -390,12 +390,15 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     copied, cpu, even = in_stages(a, b, to=COPIES, warpgroups=False), on_cpu(a), aligned(a, b)
     beside = sum(x.itemsize for x, each in zip((c, *operands), (added, *along), strict=True) if each and all(each[-2:]))
 
+    # Two tiles next to each other are one instruction of the warps that the model has in mind.
+    modelled = matrix and splits != "stream" and num_warps is None
+
     def scheduled(turned):
         return schedule_of(
             a, (batch, *((n, m) if turned else (m, n)), k or _LEAST), staged=staged, copied=copied, even=even, cpu=cpu,
             tf32=a.dtype == dtypes.float32 and not exact, beside=beside, tile=tile, num_warps=num_warps,
             splits=splits if matrix else 1, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
-            abreast=_abreast(a, b, precision, turned=turned) if matrix and splits != "stream" else (), turned=turned,
+            abreast=_abreast(a, b, precision, turned=turned) if modelled else (), turned=turned,
         )  # fmt: skip
 
     either = staged and matrix and epilogue is None and tile is None and not cpu
