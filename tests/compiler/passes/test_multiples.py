@@ -125,3 +125,48 @@ def test_what_is_left_behind_a_constant():
 
     op = kernel(api.meta((64, 4096), tk.float16).scattered(), api.meta((64, 4096), tk.float16)).num_warps(4).grid(4)
     assert {(access.bits, access.edge_bits) for access in op.explain("sm_90a").accesses} == {(128, 128)}
+
+
+def of_slices(begin):
+    """Products with columns of one matrix from some place on, as a layer has them that keeps several in one."""
+    begin = tk.function(begin)
+
+    def kernel(y: tk.Out, x: tk.In, w: tk.In, n: int):
+        left, right, first = tk.zeros((64, 64), tk.float32), tk.zeros((64, 64), tk.float32), begin(tk.bid(0), n)
+        for k in range(tk.cdiv(x.shape[1], 64)):
+            tile = tk.load(x, (0, k), (64, 64))
+            left += tile @ tk.load(w.slice(1, first), (k, 0), (64, 64))
+            right += tile @ tk.load(w.slice(1, 192), (k, 0), (64, 64))
+        tk.store(y, (0, 2 * tk.bid(0)), left)
+        tk.store(y, (0, 2 * tk.bid(0) + 1), right)
+
+    return tk.kernel(kernel)
+
+
+@pytest.mark.parametrize("begin", STARTS, **named)
+def test_tiles_of_slices_come_ahead(begin):
+    x = api.meta((64, 1024), tk.float16)
+    op = of_slices(begin)(api.meta((64, 1024)).scattered(), x, api.meta((1024, 4096), tk.float16), 3).num_warps(4).grid(4)
+    explained = op.explain("sm_90a")
+    assert [ring.stages for ring in explained.pipelines] == [4]
+    assert explained.products[0].instruction.startswith("wgmma.mma_async.sync.aligned.m64n128")
+    assert explained.compiled.sass.count("UTMALDG") >= 3
+
+
+def test_of_those_that_begin_anywhere_they_do_not():
+    x = api.meta((64, 1024), tk.float16)
+    op = of_slices(a_number_more)(api.meta((64, 1024)).scattered(), x, api.meta((1024, 4096), tk.float16), 3)
+    assert "UTMALDG" not in op.num_warps(4).grid(4).compile("sm_90a").sass
+
+
+@pytest.mark.parametrize("begin", [a_factor, a_sum, a_number_more], **named)
+def test_what_comes_is_what_was_asked_for(begin, device):
+    """Where the last tile goes over the edge, too."""
+    rng = np.random.default_rng(4)
+    x, w = (rng.uniform(-1, 1, shape).astype(np.float16) for shape in ((64, 200), (200, 424)))
+    y = api.zeros((64, 384)).sync()
+    of_slices(begin)(y.scattered(), *(api.from_host(each).sync() for each in (x, w)), 1).num_warps(4).grid(3).sync()
+    wide = np.pad(w.astype(np.float64), ((0, 0), (0, 128)))
+    firsts = [at for i in range(3) for at in (begin(i, 1), 192)]
+    wanted = np.concatenate([x.astype(np.float64) @ wide[:, at : at + 64] for at in firsts], 1)
+    np.testing.assert_allclose(y.to_host().sync(), wanted, atol=2e-2)

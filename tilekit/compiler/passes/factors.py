@@ -8,9 +8,11 @@ from collections import Counter
 from tilekit import dtypes
 from tilekit.compiler.facts import TensorFacts
 from tilekit.compiler.ir.elementwise import is_elementwise
-from tilekit.compiler.ir.nodes import Constant, Operation, Region, Value, definitions, values_of
+from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions, values_of
 from tilekit.compiler.ir.products import accumulates
 from tilekit.compiler.ir.types import TensorType, TileType
+from tilekit.compiler.layouts.linear import ACCESS_BYTES
+from tilekit.compiler.passes.multiples import divisor_of
 from tilekit.lang import memory, shape
 
 __all__ = ["Factors", "is_view"]
@@ -72,19 +74,22 @@ class Factors:
         return facts.role == "in" and facts.align % 4 == 0 and apart
 
     def _facts(self, load: Operation) -> TensorFacts | None:
-        """Those of the tensor that a load is of, or of which it is what is left from some row on."""
-        tensor, cut = load.operands[0], set[int]()
+        """Those of the tensor that a load is of, or of which it is what is left from a row on, or from a multiple of 16 bytes."""
+        tensor, cut = load.operands[0], list[tuple[int, Operand]]()
         while isinstance(tensor, Value) and (part := self.definitions.get(tensor)) is not None:
             if (part.kind, part.what) != ("method", "slice") or len(part.operands) != 3 or part.keywords:
                 return None
-            tensor, axis, _ = part.operands
+            tensor, axis, start = part.operands
             if not isinstance(axis, Constant):
                 return None
-            cut.add(axis.value)
+            cut.append((axis.value, start))
         if not isinstance(tensor, Value) or not isinstance(tensor.type, TensorType):
             return None
         facts = tensor.type.facts
-        return None if any(axis % facts.rank == facts.unit for axis in cut) else facts
+        starts = [start for axis, start in cut if axis % facts.rank == facts.unit]
+        itemsize = dtypes.as_dtype(facts.dtype).itemsize
+        whole = all(divisor_of(start, self.definitions) * itemsize % ACCESS_BYTES == 0 for start in starts)
+        return facts if whole else None
 
     def products(self, tile: Value) -> list[Operation]:
         """The products that have it for an operand, where it is one."""

@@ -14,7 +14,7 @@ from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.ir.affine import affine
 from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions
 
-__all__ = ["find_multiples"]
+__all__ = ["divisor_of", "find_multiples"]
 
 _START = 2  # the operand of `slice`, behind the tensor and the axis
 
@@ -26,7 +26,7 @@ def find_multiples(kernel: Region) -> None:
         operations = []
         for operation in region.operations:
             start = _start(operation)
-            number = 1 if start is None else _divisor(start, defined)
+            number = 1 if start is None else divisor_of(start, defined)
             if start is not None and number > 1:
                 multiple = Value(start.name, start.type)
                 function = Constant(intrinsics.multiple, "tilekit__multiple")
@@ -52,17 +52,17 @@ def _replace_start(operation: Operation, start: Value) -> None:
         operation.operands[_START] = start
 
 
-def _divisor(operand: Operand, defined: Mapping[Value, Operation]) -> int:
+def divisor_of(operand: Operand, defined: Mapping[Value, Operation]) -> int:
     """The largest number that an int is known to be a multiple of; 0 of 0."""
     operation = defined.get(operand) if isinstance(operand, Value) else None
     if operation is not None and operation.kind == "call" and operation.what.value in (min, max) and not operation.keywords:
-        return math.gcd(*(_divisor(each, defined) for each in operation.operands))
+        return math.gcd(*(divisor_of(each, defined) for each in operation.operands))
     if operation is not None and operation.kind == "if":
         at = operation.results.index(operand)  # type: ignore[arg-type]
         if all(region.exit == "yield" for region in operation.regions):
-            return math.gcd(*(_divisor(region.operands[at], defined) for region in operation.regions))
+            return math.gcd(*(divisor_of(region.operands[at], defined) for region in operation.regions))
     total = affine(operand, defined)
     if total is None or operand in total.terms:
         return 1
-    terms = (factor * max(1, _divisor(value, defined)) for value, factor in total.terms.items())
+    terms = (factor * max(1, divisor_of(value, defined)) for value, factor in total.terms.items())
     return math.gcd(total.constant, *terms)
