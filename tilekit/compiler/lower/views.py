@@ -117,11 +117,12 @@ def slice_(self: TensorType, axis: types.Type, start: types.Type, stop: types.Ty
         require(builder, inside, f"slice: {{}}:{{}} is outside {name}", [low, high])
         low = _within(builder, low, integer(64, 0), wide)
         high = _within(builder, high, low, wide)
-        left = builder.sub(high, low)
-        # Nothing is left behind the end; but where that is, copies of 16 bytes may not begin.
-        low = builder.and_(low, integer(64, -divisor(known_start) & 0xFFFFFFFFFFFFFFFF)) if divisor(known_start) > 1 else low
+        begin = low
+        if divisor(known_start) > 1:  # nothing is left behind the end, which copies of 16 bytes may not begin at
+            low = builder.and_(low, integer(64, -divisor(known_start) & 0xFFFFFFFFFFFFFFFF))
         offset = builder.mul(low, tensor_field(builder, self, value, f"stride{along}"))
         address = builder.add(tensor_field(builder, self, value, "address"), builder.mul(offset, integer(64, itemsize)))
+        left = builder.sub(high, begin)
         left, low = (v if extent.type == i64 else builder.trunc(v, i32) for v in (left, low))
         fields = [builder.extract_value(value, n) for n in range(members(self))]
         fields[0], fields[1 + along] = address, left
