@@ -316,8 +316,7 @@ def stated(op: str, dtype: DType) -> float:
     assert bounds, f"tk.{op} states no bound"
     if dtype.itemsize == 2:
         return 1.0
-    # The CPU device takes NumPy's functions for float64, which are up to 2 off.
-    return max(2.0, float(bounds[2])) if dtype == F64 else float(bounds[1])
+    return float(bounds[2 if dtype == F64 else 1])
 
 
 def near(exact: Any, dtype: DType, ulps: float, *values: Value) -> Value:

@@ -238,7 +238,7 @@ def test_functions_are_as_near_as_they_say(device, kernel, reference, single, do
     exact = reference(x.astype(np.longdouble if dtype == tk.float64 else np.float64))
     actual = run(kernel, dtype, x, n=N, tile=TILE)
     assert actual.dtype == dtype
-    bound = {tk.float32: single, tk.float64: double if device.kind == "cuda" else max(double, 4)}.get(dtype, 1)
+    bound = {tk.float32: single, tk.float64: double}.get(dtype, 1)
     off = distance(actual, exact)
     worst = int(np.argmax(off))
     assert off[worst] <= bound, f"{off[worst]} off at {x[worst]!r}: {actual[worst]!r}, exactly {exact[worst]!r}"
@@ -268,7 +268,7 @@ def test_functions_of_two_are_as_near_as_they_say(device, kernel, reference, sin
     x[100:400:2] = np.abs(x[100:400:2])
     wide = np.longdouble if dtype == tk.float64 else np.float64
     exact = reference(x.astype(wide), y.astype(wide))
-    bound = {tk.float32: single, tk.float64: double if device.kind == "cuda" else max(double, 4)}.get(dtype, 1)
+    bound = {tk.float32: single, tk.float64: double}.get(dtype, 1)
     off = distance(run(kernel, dtype, x, y, n=N, tile=TILE), exact)
     worst = int(np.argmax(off))
     assert off[worst] <= bound, f"{off[worst]} off at {x[worst]!r}, {y[worst]!r}: exactly {exact[worst]!r}"

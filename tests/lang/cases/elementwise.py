@@ -104,8 +104,7 @@ def stated(op: str) -> Callable[[Any], float]:
         OPS[op].function.__doc__,
     )
     assert found, f"tk.{op} states no bound"
-    # NumPy's own functions of float64, which the CPU device takes, are up to 2 ulp off.
-    return lambda dtype: 1.0 if dtype.itemsize == 2 else max(2.0, float(found[2])) if dtype == tk.float64 else float(found[1])
+    return lambda dtype: 1.0 if dtype.itemsize == 2 else float(found[2 if dtype == tk.float64 else 1])
 
 
 def _vectorised(function: Callable[[float], float]) -> Callable[[Any], Any]:
