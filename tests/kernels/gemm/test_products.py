@@ -311,20 +311,21 @@ def test_the_dtype_of_the_result(device, dtype):
 
 
 @pytest.mark.parametrize("dtype", [BF, np.float32], **named)
+@pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("which", ["both", "a", "b"])
-def test_batches(device, which, dtype):
+def test_batches(device, which, splits, dtype):
     a = normal((3, 70, 100) if which != "b" else (70, 100), dtype)
     b = normal((3, 100, 90) if which != "a" else (100, 90), dtype, 1)
     c, column = normal((3, 70, 90), dtype, 2), normal((90,), dtype, 3)
     product, size = wide(a) @ wide(b), np.abs(wide(a)) @ np.abs(wide(b)) + 3
-    close(check(a, b), product, size, 100)
-    y = kernels.gemm(f(a), f(b), f(c), alpha=2, epilogue=epilogues.bias, operands=(f(column),)).to_host().sync()
-    close(y, 2 * product + wide(c) + wide(column), 2 * size, 100)
-    close(kernels.gemm(f(a), f(b), f(c[0])).to_host().sync(), product + wide(c[0]), size, 100)
-    close(kernels.gemm(f(a), f(b), f(c[:, :1, :1])).to_host().sync(), product + wide(c[:, :1, :1]), size, 100)
+    close(check(a, b, splits=splits), product, size, 100)
+    y = kernels.gemm(f(a), f(b), f(c), alpha=2, epilogue=epilogues.bias, operands=(f(column),), splits=splits)
+    close(y.to_host().sync(), 2 * product + wide(c) + wide(column), 2 * size, 100)
+    close(kernels.gemm(f(a), f(b), f(c[0]), splits=splits).to_host().sync(), product + wide(c[0]), size, 100)
+    close(kernels.gemm(f(a), f(b), f(c[:, :1, :1]), splits=splits).to_host().sync(), product + wide(c[:, :1, :1]), size, 100)
     if which == "both":
         turned = f(np.ascontiguousarray(np.swapaxes(a, 1, 2))).sync().permute(0, 2, 1)
-        close(kernels.gemm(turned, f(b)).to_host().sync(), product, size, 100)
+        close(kernels.gemm(turned, f(b), splits=splits).to_host().sync(), product, size, 100)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int8], **named)
@@ -393,8 +394,7 @@ def test_mistakes(device):
     refuse(lambda: gemm(a, b, tile=(48, 64, 64)), ValueError, "tile is (BM, BN, BK), three powers of two, of which BN may be")
     refuse(lambda: gemm(a, b, splits=0), ValueError, 'splits is an int from 1 on, or "stream", not 0')
     refuse(lambda: gemm(a, b, splits="wave"), ValueError, "or \"stream\", not 'wave'")
-    refuse(lambda: gemm(x(2, 4, 8), b, splits="stream"), ValueError, "splits = 'stream', but the sums of a batch")
-    refuse(lambda: gemm(x(2, 4, 8), b, splits=2), ValueError, "splits = 2, but the sums of a batch are not split")
+    refuse(lambda: gemm(x(2, 4, 8), b, splits="stream"), ValueError, 'splits = "stream" is for matrices', "so many parts each")
     refuse(lambda: gemm(a, b, out=a.reshape(8, 4)[:4, :].reshape(4, 4)[:, :4]), ValueError, "out is float32")
 
 
@@ -441,7 +441,8 @@ def test_parts_cover_all_of_k_and_none_is_empty():
             assert found.splits * found.share >= steps > (found.splits - 1) * found.share
     assert schedule(64, 64, 100000).splits > 20
     assert schedule(4096, 4096, 4096).splits == 1
-    assert schedule(64, 64, 100000, batch=4).splits == 1
+    assert 5 < schedule(64, 64, 100000, batch=4).splits < schedule(64, 64, 100000).splits
+    assert schedule(64, 64, 100000, batch=264).splits == 1
     assert schedule(64, 64, 100, splits=7).splits == 2
 
 

@@ -11,6 +11,7 @@ A kernel is made for each epilogue; all else that differs is a constant of it.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -88,6 +89,7 @@ class _Kernels(NamedTuple):
     abreast: Any
     batch: Any
     finish: Any
+    finish_batch: Any
     finish_stream: Any
 
 
@@ -171,6 +173,18 @@ def _kernels(epilogue: Function) -> _Kernels:
         out.store(finished(acc, 0, i, j, _WHOLE, alpha, beta, c, x, y, z, scaled, added, operands).astype(out.dtype))
 
     @tk.kernel
+    def batched_sum_of_parts(
+        out: tk.Out, parts: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta, count: int,
+        scaled: tk.Const, added: tk.Const, operands: tk.Const,
+    ):  # fmt: skip
+        n, i, j = tk.bid(0), tk.bid(1), tk.bid(2)
+        acc = tk.zeros((BM, BN), parts.dtype)
+        for part in range(n * count, (n + 1) * count):
+            acc = acc + tk.load(parts, (part, i, j), (1, BM, BN)).reshape((BM, BN))
+        done = finished(acc, n, i, j, _WHOLE, alpha, beta, c, x, y, z, scaled, added, operands)
+        out.store(done.astype(out.dtype).reshape((1, BM, BN)))
+
+    @tk.kernel
     def sum_of_shares(
         out: tk.Out, parts: tk.In, c: tk.In, x: tk.In, y: tk.In, z: tk.In, alpha, beta, columns: int, steps: int,
         share: int, down: tk.Const, across: tk.Const, scaled: tk.Const, added: tk.Const, operands: tk.Const,
@@ -182,7 +196,7 @@ def _kernels(epilogue: Function) -> _Kernels:
             acc = acc + tk.load(parts, (block + tile, i % down, j % across), (1, BM, BN)).reshape((BM, BN))
         out.store(finished(acc, 0, i, j, _WHOLE, alpha, beta, c, x, y, z, scaled, added, operands).astype(out.dtype))
 
-    return _Kernels(gemm, gemm_abreast, batched_gemm, sum_of_parts, sum_of_shares)
+    return _Kernels(gemm, gemm_abreast, batched_gemm, sum_of_parts, batched_sum_of_parts, sum_of_shares)
 
 
 @tk.kernel
@@ -196,6 +210,26 @@ def _parts(parts: tk.Out, a: tk.In, b: tk.In, share: int, precision: tk.Const, w
             a.tiles((BM, BK))[i, first:last], b.tiles((BK, BN))[first:last, j], warp_specialize=warp_specialize
         ):
             acc = tk.mma(ta, tb, acc, precision=precision)
+        parts.store(acc.reshape((1, BM, BN)), tile)
+
+
+@tk.kernel
+def _batched_parts(
+    parts: tk.Out, a: tk.In, b: tk.In, count: int, share: int, precision: tk.Const, warp_specialize: tk.Const, each: tk.Const
+):
+    """The same of a batch: the first `count` are those of its first product, and so on."""
+    for tile in parts.tiles():
+        s, i, j = tile.index
+        n = s // count
+        first = (s - n * count) * share
+        last = first + share
+        acc = tk.zeros((BM, BN), parts.dtype)
+        for ta, tb in tk.pipelined(
+            a.tiles((1, BM, BK))[n * each[0], i, first:last],
+            b.tiles((1, BK, BN))[n * each[1], first:last, j],
+            warp_specialize=warp_specialize,
+        ):
+            acc = tk.mma(ta.reshape((BM, BK)), tb.reshape((BK, BN)), acc, precision=precision)
         parts.store(acc.reshape((1, BM, BN)), tile)
 
 
@@ -236,7 +270,7 @@ def gemm(
             (96, 160, 192); it is fast where K is contiguous in `b`, or both are multiples of 64 and elements have 16 bits.
         num_warps: of a block, instead of those that the tile suggests.
         splits: into how many parts sums are split, instead of as many as keep all multiprocessors busy; or "stream", which deals
-            the steps along K of the last tiles, too few for all multiprocessors, out to these (stream-K). Not for batches.
+            the steps along K of the last tiles, too few for all multiprocessors, out to these (stream-K); not for batches.
 
     Returns:
         An op whose result is a tensor of shape `(M, N)` or `(B, M, N)`. It is rounded once, at the end.
@@ -305,8 +339,9 @@ def gemm(
             target, left, right = y.T, right.T, left.T
         if not matrix:
             each = tuple(int(len(x.shape) == 3) for x in (a, b))
-            stacks = (shaped(x, _padded(x.shape, 3)) for x in (left, right))
-            yield launched(kernels.batch(schedule.mapped(y), *stacks, *common(), each))
+            left, right = (shaped(x, _padded(x.shape, 3)) for x in (left, right))
+        if not matrix and schedule.splits == 1:
+            yield launched(kernels.batch(schedule.mapped(y), left, right, *common(), each))
         elif schedule.abreast and schedule.splits == 1:
             yield launched(kernels.abreast(target.scattered(), left, right, *common()).grid(schedule.blocks))
         elif schedule.splits == 1 and schedule.stream is None:
@@ -326,16 +361,19 @@ def gemm(
             )  # fmt: skip
             yield launch.generics(BM=rows, BN=columns).num_warps(_SUMMED_WARPS)
         else:
-            parts = new(Spec((schedule.splits, *target.shape), wide))
-            if schedule.abreast:
-                launch = parts_abreast(parts.scattered(), left, right, schedule.share, precision, warp_specialize)
-                launch = launch.grid(schedule.blocks)
+            count, way = schedule.splits, (precision, warp_specialize)
+            parts = new(Spec((math.prod(target.shape[:-2]) * count, *target.shape[-2:]), wide))
+            if not matrix:
+                launch = _batched_parts(schedule.mapped(parts), left, right, count, schedule.share, *way, each)
+            elif schedule.abreast:
+                launch = parts_abreast(parts.scattered(), left, right, schedule.share, *way).grid(schedule.blocks)
             else:
-                launch = _parts(schedule.mapped(parts), left, right, schedule.share, precision, warp_specialize)
+                launch = _parts(schedule.mapped(parts), left, right, schedule.share, *way)
             yield launched(launch)
-            columns = min(power(target.shape[1]), 256)
-            rows = min(power(target.shape[0]), 256 if on_cpu(a) else _SUMMED // columns)
-            launch = kernels.finish(target.partition((rows, columns)), parts, *rest(), schedule.splits, *constants)
+            columns = min(power(target.shape[-1]), 256)
+            rows = min(power(target.shape[-2]), 256 if on_cpu(a) else _SUMMED // columns)
+            finish, tile = (kernels.finish, (rows, columns)) if matrix else (kernels.finish_batch, (1, rows, columns))
+            launch = finish(target.partition(tile), parts, *rest(), count, *constants)
             yield launch.generics(BM=rows, BN=columns).num_warps(_SUMMED_WARPS)
         return y
 
@@ -397,7 +435,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
         return schedule_of(
             a, (batch, *((n, m) if turned else (m, n)), k or _LEAST), staged=staged, copied=copied, even=even, cpu=cpu,
             tf32=a.dtype == dtypes.float32 and not exact, beside=beside, tile=tile, num_warps=num_warps,
-            splits=splits if matrix else 1, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
+            splits=splits, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
             abreast=_abreast(a, b, precision, turned=turned) if modelled else (), turned=turned,
         )  # fmt: skip
 

@@ -154,8 +154,8 @@ def check_splits(splits: Any, matrix: bool) -> None:
         return
     if splits != "stream" if isinstance(splits, str) else type(splits) is not int or splits < 1:
         raise ValueError(f'gemm: splits is an int from 1 on, or "stream", not {splits!r}')
-    if splits != 1 and not matrix:
-        raise ValueError(f"gemm: splits = {splits!r}, but the sums of a batch are not split")
+    if splits == "stream" and not matrix:
+        raise ValueError('gemm: splits = "stream" is for matrices; the sums of a batch are split into so many parts each')
 
 
 def schedule_of(
@@ -205,7 +205,7 @@ def _schedule(
         warps, parts = 1, splits or 1
     elif staged and n <= FEW_ROWS < m:
         bm, bn, bk, warps = _FEW_STAGED, max(_LEAST, power(n)), _FEW_BYTES // itemsize, 4
-        parts = splits or max(1, min(_MOST_SPLITS, -(-k // bk), count // -(-m // bm)))
+        parts = splits or max(1, min(_MOST_SPLITS, -(-k // bk), count // max(1, batch * -(-m // bm))))
     elif staged:
         bk = _STAGED_BYTES // itemsize
         bm, bn, warps, parts, clocks = _cheapest(shape, count, itemsize, summed, beside, splits, abreast, turned)
@@ -252,7 +252,7 @@ def _cheapest(
         if beside >= _BESIDE and bm * bn > _LARGE:
             continue
         odd = bn in abreast
-        tiles = batch * -(-m // bm) * -(-n // bn)
+        tiles = max(1, batch * -(-m // bm) * -(-n // bn))
         groups, times = warps // 4, -(-bn // _SUMMED_COLUMNS) if summed else 1
         read = bm * times + groups * bn  # each warpgroup reads its rows of a, and all of b
         products = bm * bn * _STAGED_BYTES / _PRODUCTS
@@ -263,7 +263,7 @@ def _cheapest(
         step += shared / 1000  # which decides between equals
         if odd and splits == "stream":
             continue
-        limit = 1 if batch > 1 else min(_MOST_SPLITS, steps, max(1, 2 * count // tiles))
+        limit = min(_MOST_SPLITS, steps, max(1, 2 * count // tiles))
         stream = stream_k(-(-m // bm), -(-n // bn), steps, _held(count, warps)) if batch == 1 and not odd else None
         ways: list[int | str] = list(range(1, limit + 1)) if splits is None else [1 if splits == "stream" else splits]
         # Of tiles that are too few from the start, the sums are split, as long as nobody says otherwise.
@@ -283,7 +283,7 @@ def _cheapest(
                 turns, busy = -(-tiles * parts // count), min(1.0, tiles * parts / count)
                 clocks = max(turns * -(-steps // parts) * step, operands / busy) + turns * bm * bn / stored + _LATENCY
                 if parts > 1:  # they are written, and read
-                    clocks += _NEXT + 8 * m * n * parts / _MEMORY
+                    clocks += _NEXT + 8 * batch * m * n * parts / _MEMORY
             if odd:
                 clocks *= _TWO
             if clocks < best:
