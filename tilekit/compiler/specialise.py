@@ -20,7 +20,7 @@ import types
 import typing
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -440,12 +440,10 @@ class _Binder(ast.NodeTransformer):
             value = value_of(argument)
             if value is not MISSING:
                 constants[parameter] = value
-            elif parameter in function.constants and not isinstance(self._static(argument), np.dtype):
-                reason = f"{name}: {parameter} is a Const parameter: it must be known when the kernel is compiled"
-                raise self.source.error(reason, node.lineno, name)
             else:
                 left.append((parameter, argument))
         bound = self._bound(node, function, constants, [parameter for parameter, _ in left])
+        bound = replace(bound, demanded=function.constants & dict(left).keys())
         by_name = dict(left) | {p: literal(constants[p], node) for p in bound.names if p in constants}
         called = ast.Call(self._stand_in(node, function, bound), [by_name[p] for p in bound.names], [])
         return ast.copy_location(called, node)

@@ -38,7 +38,7 @@ def function(function: Callable[..., Any] | None = None) -> Any:
     A helper takes tiles, scalars, tensors, tuples and compile-time values, and may return any of them but tensors. It is put into
     each kernel that calls it: generics and constants fold inside it as in the kernel itself, shapes that it returns are known
     when the kernel is compiled, and on a GPU no call is left. Defaults are constants. A parameter annotated `tk.Const` takes
-    nothing but a compile-time value. Helpers cannot recurse.
+    nothing but a compile-time value: a constant, or what types tell (`x.dtype`, an extent of a tile). Helpers cannot recurse.
 
     Args:
         function: the helper.

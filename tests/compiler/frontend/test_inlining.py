@@ -101,6 +101,31 @@ def test_constants_choose_in_it(device):
         np.testing.assert_array_equal(run(k, api.from_host(x), low, high), wanted)
 
 
+@tk.function
+def cast(t, to: tk.Const = tk.float32):
+    return t.astype(to) if to != tk.float16 else t.astype(to) * 2
+
+
+def test_types_tell_constants(device):
+    """Dtypes of tensors and tiles, extents, what is computed of them, and what a function was itself told."""
+
+    @tk.function
+    def through(t, to: tk.Const):
+        return cast(t, to)
+
+    @tk.kernel
+    def kernel(y: tk.InOut, x: tk.In):
+        t = tk.load(x, (tk.bid(0),), (16,))
+        n = t.shape[0] // 4
+        kept = tk.sum(t.reshape((n, 4)), axis=n - 3)
+        y.store(y.load() + through(t, x.dtype) + cast(t, to=y.dtype) + tk.sum(kept).astype(y.dtype))
+
+    x = np.arange(64)
+    for dtype, factor in ((tk.float16, 3), (tk.float32, 2)):
+        expected = factor * x + np.repeat(x.reshape(4, 16).sum(1), 16)
+        np.testing.assert_array_equal(run(kernel, api.from_host(x.astype(dtype))), expected)
+
+
 def test_tensors_tuples_shapes_and_dtypes_pass(device):
     @tk.kernel
     def k(y: tk.Out, x: tk.In):

@@ -43,6 +43,7 @@ class BoundKernel:
         definition: the tree that `function` is made of, and `cells` the enclosing variables that it uses but `called`.
         called: the functions that it calls or passes on, by the names that stand for them in `function`.
         passed: which of them it passes on, to `tk.reduce` for instance.
+        demanded: its parameters that are `Const`, and whose values types tell at this call.
         origins: what the names that it takes from outside stood for, but for modules, and what tilekit or a library defines: the
             globals or the class, the name, and what was there; those of the called functions, too.
         lines: of a tree with lines of its own, the user's file and line for each of them.
@@ -57,6 +58,7 @@ class BoundKernel:
     cells: Mapping[str, Any]
     called: Mapping[str, BoundKernel] = field(default_factory=dict)
     passed: frozenset[str] = frozenset()
+    demanded: frozenset[str] = frozenset()
     origins: tuple[Origin, ...] = ()
     lines: Mapping[int, tuple[str, int]] = field(default_factory=dict)
 

@@ -54,6 +54,7 @@ class Calls(Expressions):
         if not isinstance(function, Constant):
             self.refuse(NOT_CALLED, node)
         if isinstance(function.value, BoundKernel):
+            self.check_demanded(function.value, arguments, node)
             frame = Frame.of(function.value, inlined=True, caller=self.frame, calling=environment, call=self.location(node))
             return self.inline(frame, function.value.names, arguments)
         if isinstance(function.value, Closure):
@@ -70,6 +71,13 @@ class Calls(Expressions):
                 arguments, keywords = list(given.args), given.kwargs
             arguments = self.batched(arguments, node)
         return self.emit("call", arguments, node, name, function, **keywords)
+
+    def check_demanded(self, called: BoundKernel, arguments: Sequence[Operand], node: ast.Call) -> None:
+        """Whether types tell the arguments that are to be known when the kernel is compiled."""
+        for parameter, argument in zip(called.names, arguments, strict=True):
+            if parameter in called.demanded and constant_of(argument) is None:
+                reason = f"{parameter} is a Const parameter: it must be known when the kernel is compiled"
+                self.refuse(f"{called.definition.name}: {reason}", node)
 
     def check_operation(self, operation: Operation) -> None:
         """Refuse an operation that others will stand for."""
