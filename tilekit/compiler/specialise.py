@@ -231,7 +231,7 @@ class _Binder(ast.NodeTransformer):
 
     def lookup(self, name: str) -> Any:
         """What a name that is not local stands for; `MISSING` if nothing."""
-        for namespace in (self.cells, self.function.__globals__, vars(builtins)):
+        for namespace in (self.constants, self.cells, self.function.__globals__, vars(builtins)):
             if name in namespace:
                 return namespace[name]
         return MISSING

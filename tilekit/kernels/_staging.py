@@ -6,16 +6,23 @@ from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._host import has_warpgroups
 
-__all__ = ["COPIES", "aligned", "in_stages", "staged_operands"]
+__all__ = ["COPIES", "LINES", "aligned", "in_stages", "pitched", "staged_operands"]
 
 COPIES = 4
 """What rows must be multiples of, in bytes, for threads to copy them to shared memory (cp.async)."""
+LINES = 128
+"""The bytes of a line of the L2 cache: rows that are no multiple lie across several."""
 
 
 def aligned(*tensors: Tensor, to: int = 16) -> bool:
-    """Whether the rows, or the columns, of all of them are contiguous and begin at multiples of `to` bytes."""
+    """Whether the rows, or the columns, of all of them are contiguous and begin at multiples of `to` bytes, 16 at most."""
+    return all(x.align >= to for x in tensors) and pitched(*tensors, to=to)
+
+
+def pitched(*tensors: Tensor, to: int) -> bool:
+    """Whether the rows, or the columns, of all of them are contiguous and multiples of `to` bytes apart."""
     for x in tensors:
-        if x.unit is None or x.unit < len(x.shape) - 2 or x.align < to:
+        if x.unit is None or x.unit < len(x.shape) - 2:
             return False
         if any(stride * x.itemsize % to for dim, stride in enumerate(x.strides) if dim != x.unit):
             return False

@@ -103,7 +103,8 @@ def slots_of(facts: Sequence[ArgumentFacts]) -> str:
             codes.append("q" * (1 + 2 * known.rank - (known.unit is not None)))
         else:
             dtype = dtypes.as_dtype(known.dtype)
-            codes.append("d" if dtypes.is_float(dtype) else "Q" if dtype == dtypes.uint64 else "q")
+            whole = {dtypes.uint64: "Q", dtypes.bool_: "?7x"}  # which takes NumPy's bools, too
+            codes.append("d" if dtypes.is_float(dtype) else whole.get(dtype, "q"))
     return "".join(codes)
 
 

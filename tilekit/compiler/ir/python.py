@@ -11,7 +11,7 @@ from typing import Any
 
 from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.frontend.bound import BoundKernel, compile_tree, without_type_parameters
-from tilekit.compiler.frontend.folding import is_constant
+from tilekit.compiler.frontend.folding import is_constant, plain
 from tilekit.compiler.ir.constants import dtype_constant
 from tilekit.compiler.ir.nodes import (
     Constant,
@@ -279,8 +279,8 @@ class _Emitter:
             case Value():
                 view = self.views.get(operand)
                 return ast.Name(self.name(operand), ast.Load()) if view is None else self.expression(view)
-            case Constant(value=value) if is_constant(value):
-                return _literal(value)
+            case Constant(value=value) if is_constant(plain(value)):
+                return _literal(plain(value))
             case Constant(value=slice() as value):
                 return self.operand(Section(Constant(value.start), Constant(value.stop), Constant(value.step)))
             case Constant():

@@ -23,7 +23,7 @@ from tilekit.kernels._collective.together import Together, again, known, of_memb
 from tilekit.kernels._gemm.schedules import Schedule, check_tile, result_dtype, schedule_of, sum_dtype
 from tilekit.kernels._host import on_cpu
 from tilekit.kernels._launches import allocated
-from tilekit.kernels._staging import COPIES, aligned, in_stages, staged_operands
+from tilekit.kernels._staging import COPIES, LINES, aligned, in_stages, pitched, staged_operands
 from tilekit.launch.copying import copy_elements
 from tilekit.launch.launch import KernelLaunch
 from tilekit.ops import DeviceOp, Spec
@@ -149,7 +149,7 @@ def _product(name: str, a: Tensor, b: Tensor, size: int, dtype: Any, precision: 
     (m, k), n = a.shape, b.shape[1]
     schedule = schedule_of(
         a, (size, m // size, n, k), staged=not exact and staged_operands(a, b),
-        copied=in_stages(a, b, to=COPIES, warpgroups=False), even=aligned(a, b), cpu=on_cpu(a),
+        copied=in_stages(a, b, to=COPIES, warpgroups=False), even=aligned(a, b), lines=pitched(a, b, to=LINES), cpu=on_cpu(a),
         tf32=a.dtype == dtypes.float32 and not exact, beside=0, tile=tile, num_warps=None, splits=1,
         summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
     )  # fmt: skip

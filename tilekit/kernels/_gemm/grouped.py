@@ -16,7 +16,7 @@ from tilekit._tensor.tensor import Tensor
 from tilekit.kernels._gemm.abreast import place_of
 from tilekit.kernels._gemm.schedules import check_tile, result_dtype, schedule_of, sum_dtype
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, multiprocessors, on_cpu, out_or_new, takes_ops
-from tilekit.kernels._staging import COPIES, aligned, in_stages, staged_operands
+from tilekit.kernels._staging import COPIES, LINES, aligned, in_stages, pitched, staged_operands
 from tilekit.ops import DeviceOp
 
 __all__ = ["grouped_gemm"]
@@ -107,7 +107,7 @@ def grouped_gemm(
     copied = lies and in_stages(a, b, to=COPIES, warpgroups=False)
     schedule = schedule_of(
         a, (max(1, groups), max(1, -(-total // max(1, groups))), max(1, n), max(1, k)), staged=staged, copied=copied,
-        even=aligned(a, b), cpu=on_cpu(a), tf32=a.dtype == dtypes.float32 and not exact, beside=0,
+        even=aligned(a, b), lines=pitched(a, b, to=LINES), cpu=on_cpu(a), tf32=a.dtype == dtypes.float32 and not exact, beside=0,
         tile=tile, num_warps=num_warps, splits=1, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
     )  # fmt: skip
     limit = min(total, (total + (groups + 1) * (schedule.rows - 1)) // schedule.rows) * -(-n // schedule.columns)

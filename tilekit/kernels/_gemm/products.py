@@ -32,7 +32,7 @@ from tilekit.kernels._gemm.schedules import (
 )
 from tilekit.kernels._gemm.stream_k import shares_of
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, out_or_new, power, shaped, takes_ops
-from tilekit.kernels._staging import COPIES, aligned, in_stages, staged_operands
+from tilekit.kernels._staging import COPIES, LINES, aligned, in_stages, pitched, staged_operands
 from tilekit.lang.functions import Function
 from tilekit.launch.copying import as_real
 from tilekit.ops import DeviceOp, Spec
@@ -425,7 +425,8 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     result = result_dtype(a, dtype, wide)
     exact = a.dtype == dtypes.float32 and precision != "tf32"
     staged = not exact and staged_operands(a, b)
-    copied, cpu, even = in_stages(a, b, to=COPIES, warpgroups=False), on_cpu(a), aligned(a, b)
+    copied, cpu = in_stages(a, b, to=COPIES, warpgroups=False), on_cpu(a)
+    even, lines = aligned(a, b), pitched(a, b, to=LINES)
     beside = sum(x.itemsize for x, each in zip((c, *operands), (added, *along), strict=True) if each and all(each[-2:]))
 
     # Two tiles next to each other are one instruction of the warps that the model has in mind.
@@ -434,7 +435,7 @@ def _recipe(a, b, c, operands, alpha, beta, epilogue, dtype, precision, tile, nu
     def scheduled(turned):
         return schedule_of(
             a, (batch, *((n, m) if turned else (m, n)), k or _LEAST), staged=staged, copied=copied, even=even, cpu=cpu,
-            tf32=a.dtype == dtypes.float32 and not exact, beside=beside, tile=tile, num_warps=num_warps,
+            lines=lines, tf32=a.dtype == dtypes.float32 and not exact, beside=beside, tile=tile, num_warps=num_warps,
             splits=splits, summed=a.dtype in dtypes.EIGHT_BIT_FLOATS and precision != "fast",
             abreast=_abreast(a, b, precision, turned=turned) if modelled else (), turned=turned,
         )  # fmt: skip

@@ -1,9 +1,11 @@
 """What products of matrices share: dtypes, and how they are dealt out to blocks, by tiles, warps, and parts of long sums.
 
-On GPUs of compute capability 9.0 the candidates are compared by a model of what a multiprocessor does with a tile, in clocks: the
-tensor cores multiply and add so many elements, so many bytes of operands go into and out of shared memory, and so many come from
-the L2 cache, whichever takes longest; what comes before and after the loop is not hidden. The numbers are an H200's. Elsewhere,
-and for operands that no ring of stages takes, tiles follow from the dtype; those of exact products of float32 from which
+On GPUs of compute capability 9.0 the candidates are compared by a model of what happens, in clocks: the tensor cores multiply and
+add so many elements, and wait so long in each step; so many bytes come from the L2 cache to each multiprocessor, and to all of
+them; and so many from memory. These go on at the same time, and delay each other the more, the more alike they are (the norm of
+order 4); what comes before and after the loop is not hidden. The numbers are an H200's: fitted to 218 random products, each with
+all tiles and numbers of parts, of which the choices by the model are 1.9 % slower than the best ones. Elsewhere, and for operands
+that no ring of stages takes, tiles follow from the dtype; those of exact products of float32 from which
 multiprocessor has most to do.
 """
 
@@ -27,25 +29,26 @@ __all__ = [
     "ABREAST", "ABREAST_PANELS", "FEW_ROWS", "Schedule", "check_splits", "check_tile", "result_dtype", "schedule_of", "sum_dtype",
 ]  # fmt: skip
 
-# Of a multiprocessor, in a clock: products of elements, by the bytes that each has; bytes into or out of shared memory; and bytes
-# from the L2 cache. (Measured: 64 x 128 tiles of 768 x 6144 x 4096 take 84 us, those of 128 x 128 75.)
-_PRODUCTS, _BYTES, _CACHED = 4096, 128, 54
-# How long a warpgroup that adds up short sums of 8-bit floats takes for its part, in the time of the products alone; another one
-# may multiply meanwhile. And of how many columns at a time it does so, for each of which its rows of `a` are read.
-_SUMMING, _SUMMED_COLUMNS = 1.5, 128
+# Of a multiprocessor, in a clock: products of elements, by the bytes that each has. What else a step along K costs those that do
+# it at the same time, in clocks and by its products: waiting for the tiles, and saying that they were read.
+_PRODUCTS, _WAITING, _ASKING = 4300, 250, 0.3
+# Bytes that come from the L2 cache in a clock, to a multiprocessor and to all of them: fewer where rows lie across its lines.
+_FETCHED, _CACHED, _ACROSS = 65, 9000, 6200
+# The same where short sums of 8-bit floats are added up: by one warpgroup, and by several, of which another multiplies meanwhile.
+_SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 150, 1.4, 0.9
 # Clocks before the first tile has come and after the last, with `_STORED` elements of the result written in one.
-_LATENCY, _STORED = 1500, 16
+_LATENCY, _STORED = 3500, 10
 # Of a GPU: bytes a clock from memory or to it; and clocks from the end of one kernel to the work of the next.
-_MEMORY, _NEXT = 2400, 3000
+_MEMORY, _NEXT = 2400, 2400
 # Steps dealt out evenly are no gain unless by so much, for all else that the model does not know of three kernels.
 _UNLESS = 1.05
 # Nor are two tiles next to each other, which are stored one after the other.
-_TWO = 1.05
+_TWO = 1.1
 # Shares are none where operands are much larger than the L2 cache: blocks that are at different places of K share nothing in it.
 # (Measured: gains of 8 to 30 % up to 105 MB, a loss of 13 % at 210 MB.)
 _STREAMED = 128 << 20
 # Tiles for operands in stages of shared memory: rows, columns, warps. Each warpgroup has 64 rows, or more.
-_STAGED = ((128, 256, 8), (128, 128, 8), (128, 64, 8), (64, 256, 4), (64, 128, 4), (64, 64, 4))
+_STAGED = ((128, 256, 8), (128, 128, 8), (64, 256, 4), (64, 128, 4), (128, 64, 8), (64, 64, 4))
 # More columns, of two tiles next to each other (see `abreast`): these lie behind each other in a stage as rows of one if K is
 # contiguous in b, and as panels of one, of 64 columns of 16 bits, if its columns are.
 ABREAST, ABREAST_PANELS = (80, 96, 144, 160, 192), (192,)
@@ -161,7 +164,7 @@ def check_splits(splits: Any, matrix: bool) -> None:
 def schedule_of(
     a: Tensor, shape: tuple[int, int, int, int], *, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool, beside: int,
     tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
-    abreast: tuple[int, ...] = (), turned: bool = False,
+    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True,
 ) -> Schedule:  # fmt: skip
     """The schedule for a product of shape `(batch, M, N, K)`.
 
@@ -178,11 +181,12 @@ def schedule_of(
         summed: whether short sums of 8-bit floats are added up in float32 (see `tk.mma`).
         abreast: columns that a tile may have besides powers of two.
         turned: whether it is the transpose that is stored, whose rows go across what a warp has.
+        lines: whether rows, or columns, of the operands are whole lines of the cache, of 128 bytes.
     """
     check_warps(num_warps)
     return _schedule(
         shape, multiprocessors(a), a.itemsize, staged, copied, even, cpu, tf32, beside, tile, num_warps, splits, summed,
-        abreast, turned,
+        abreast, turned, lines,
     )  # fmt: skip
 
 
@@ -190,7 +194,7 @@ def schedule_of(
 def _schedule(
     shape: tuple[int, int, int, int], count: int, itemsize: int, staged: bool, copied: bool, even: bool, cpu: bool, tf32: bool,
     beside: int, tile: tuple[int, int, int] | None, num_warps: int | None, splits: int | str | None, summed: bool = False,
-    abreast: tuple[int, ...] = (), turned: bool = False,
+    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True,
 ) -> Schedule:  # fmt: skip
     batch, m, n, k = shape
     clocks = math.inf
@@ -208,7 +212,7 @@ def _schedule(
         parts = splits or max(1, min(_MOST_SPLITS, -(-k // bk), count // max(1, batch * -(-m // bm))))
     elif staged:
         bk = _STAGED_BYTES // itemsize
-        bm, bn, warps, parts, clocks = _cheapest(shape, count, itemsize, summed, beside, splits, abreast, turned)
+        bm, bn, warps, parts, clocks = _cheapest(shape, count, itemsize, summed, beside, splits, abreast, turned, lines)
     elif itemsize == 4 and not tf32 and not copied:
         bm, bn, bk, warps, occupancy = _exact(shape, count, beside)
         parts = splits or _parts(batch * -(-m // bm) * -(-n // bn), -(-k // bk), count)
@@ -240,55 +244,83 @@ def _held(count: int, warps: int) -> int:
 
 def _cheapest(
     shape: tuple[int, int, int, int], count: int, itemsize: int, summed: bool, beside: int, splits: int | str | None,
-    abreast: tuple[int, ...] = (), turned: bool = False,
+    abreast: tuple[int, ...] = (), turned: bool = False, lines: bool = True,
 ) -> tuple[int, int, int, int | str, float]:  # fmt: skip
     """The tile, the warps and the parts, or "stream", for operands that come in stages; and the clocks that these take."""
     batch, m, n, k = shape
-    steps, stored = -(-k * itemsize // _STAGED_BYTES), _STORED / 2 if turned else _STORED
+    steps = -(-k * itemsize // _STAGED_BYTES)
     best = math.inf
     chosen: tuple[int, int, int, int | str] = (128, 128, 8, 1)
     more = [(rows, columns, warps) for columns in abreast if columns < n for rows, warps in ((128, 8), (64, 4))]
     for bm, bn, warps in (*_STAGED, *more):
-        if beside >= _BESIDE and bm * bn > _LARGE:
-            continue
         odd = bn in abreast
-        tiles = max(1, batch * -(-m // bm) * -(-n // bn))
-        groups, times = warps // 4, -(-bn // _SUMMED_COLUMNS) if summed else 1
-        read = bm * times + groups * bn  # each warpgroup reads its rows of a, and all of b
-        products = bm * bn * _STAGED_BYTES / _PRODUCTS
-        together = _together(bm, bn, warps) and tiles > _held(count, warps) and not odd
-        fetched = bm + (bn // 2 if together else bn)
-        shared, cached = (read + bm + bn) * _STAGED_BYTES / _BYTES, fetched * _STAGED_BYTES / _CACHED
-        step = max(products, shared, cached, _SUMMING * products / groups if summed else 0)
-        step += shared / 1000  # which decides between equals
-        if odd and splits == "stream":
+        if (beside >= _BESIDE and bm * bn > _LARGE) or (odd and splits == "stream"):
             continue
+        tiles = max(1, batch * -(-m // bm) * -(-n // bn))
         limit = min(_MOST_SPLITS, steps, max(1, 2 * count // tiles))
-        stream = stream_k(-(-m // bm), -(-n // bn), steps, _held(count, warps)) if batch == 1 and not odd else None
         ways: list[int | str] = list(range(1, limit + 1)) if splits is None else [1 if splits == "stream" else splits]
+        stream = stream_k(-(-m // bm), -(-n // bn), steps, _held(count, warps)) if batch == 1 and not odd else None
         # Of tiles that are too few from the start, the sums are split, as long as nobody says otherwise.
         near = itemsize * (m * k + k * n) <= _STREAMED
         if stream is not None and (splits == "stream" or (splits is None and stream.top and near)):
             ways = ["stream"] if splits else [*ways, "stream"]
-        operands = itemsize * batch * (m * k + k * n) / _MEMORY
         for parts in ways:
-            if isinstance(parts, str):
-                assert stream is not None, "looked at above"
-                # Rounds of whole tiles, and the blocks of a multiprocessor that each have a share, with two ends at most.
-                turns, each = -(-stream.top * stream.columns // count), _held(count, warps) // count
-                loop, written = (turns * steps + each * stream.share) * step, (turns + 2 * each) * bm * bn / stored
-                clocks = max(loop, operands) + written + 2 * _LATENCY + 2 * _NEXT + 8 * stream.places * bm * bn / _MEMORY
-                clocks *= _UNLESS
-            else:
-                turns, busy = -(-tiles * parts // count), min(1.0, tiles * parts / count)
-                clocks = max(turns * -(-steps // parts) * step, operands / busy) + turns * bm * bn / stored + _LATENCY
-                if parts > 1:  # they are written, and read
-                    clocks += _NEXT + 8 * batch * m * n * parts / _MEMORY
+            dealt = stream if parts == "stream" else parts
+            clocks = _clocks(shape, count, itemsize, summed, (bm, bn, warps), dealt, turned, lines)
             if odd:
                 clocks *= _TWO
             if clocks < best:
                 best, chosen = clocks, (bm, bn, warps, parts)
     return *chosen, best
+
+
+def _clocks(
+    shape: tuple[int, int, int, int], count: int, itemsize: int, summed: bool, tile: tuple[int, int, int],
+    parts: Any, turned: bool, lines: bool,
+) -> float:  # fmt: skip
+    """How long a product takes with a tile of so many rows, columns and warps, by the model.
+
+    Args:
+        shape, summed, turned, lines: see `schedule_of`.
+        count: of multiprocessors.
+        itemsize: of the operands.
+        tile: rows, columns, warps.
+        parts: that sums are taken in, or how the last tiles are dealt out.
+    """
+    batch, m, n, k = shape
+    bm, bn, warps = tile
+    steps, each = -(-k * itemsize // _STAGED_BYTES), _held(count, warps) // count
+    tiles = max(1, batch * -(-m // bm) * -(-n // bn))
+    products = bm * bn * _STAGED_BYTES / _PRODUCTS
+    together = _together(bm, bn, warps) and tiles > _held(count, warps)
+    fetched = (bm + (bn // 2 if together else bn)) * _STAGED_BYTES
+
+    def step(blocks: int) -> float:
+        """Of the blocks of a multiprocessor."""
+        if summed:
+            return _SUMMING_WAITS + (_SUMMING if blocks * warps <= 4 else _SUMMING_TOGETHER) * blocks * products
+        return max(blocks * products, _WAITING + _ASKING * blocks * products)
+
+    def turns_of(pieces: int) -> tuple[int, float]:
+        """How many of these a multiprocessor has, and the clocks of a step in all of its turns."""
+        turns = -(-pieces // count)
+        return turns, turns // each * step(each) + (step(turns % each) if turns % each else 0)
+
+    if isinstance(parts, StreamK):
+        # Rounds of whole tiles, and the blocks of a multiprocessor that each have a share, with two ends at most.
+        turns, clocks = turns_of(parts.top * parts.columns)
+        loop, stored = clocks * steps + parts.share * step(each), turns + 2 * each
+        mine, all_of_them = turns * steps + each * parts.share, (parts.top * parts.columns + parts.tiles) * steps
+        after = _NEXT + 8 * parts.places * bm * bn / _MEMORY + _LATENCY
+    else:
+        share = -(-steps // parts)
+        stored, clocks = turns_of(tiles * parts)
+        loop, mine, all_of_them = clocks * share, stored * share, tiles * parts * share
+        after = _NEXT + 8 * batch * m * n * parts / _MEMORY if parts > 1 else 0  # they are written, and read
+    operands = itemsize * batch * (m * k + k * n) / _MEMORY
+    cached = all_of_them * fetched / (_CACHED if lines else _ACROSS)
+    hidden = math.hypot(*(clocks**2 for clocks in (loop, mine * fetched / _FETCHED, cached, operands))) ** 0.5
+    return hidden + stored * bm * bn / (_STORED / 2 if turned else _STORED) + _LATENCY + after
 
 
 def _exact(shape: tuple[int, int, int, int], count: int, beside: int) -> tuple[int, int, int, int, int | None]:
