@@ -1093,3 +1093,42 @@ def test_a_plain_loop_beside_one_over_streams_has_a_ring_too():
 
     op = kernel(meta(512, 64, dtype=tk.float32).partition((64, 64)), meta(1, 512, 64), meta(4096, 64))
     assert [ring.stages for ring in op.explain("sm_90a").pipelines] == [1, 4]
+
+
+@pytest.mark.parametrize("dtype", [tk.float8_e4m3fn, tk.float8_e5m2], ids=lambda dtype: dtype.name)
+def test_an_operand_may_be_cast_to_the_dtype_of_a_tensor(dtype):
+    """Of 8 bits, too, which numba does not know."""
+
+    @tk.kernel
+    def kernel(y: tk.Out, x: tk.In, w: tk.In):
+        acc = tk.zeros((64, 64), tk.float32)
+        for k in range(x.shape[1] // 128):
+            acc = tk.mma(tk.load(x, (0, k), (64, 128)).astype(w.dtype), tk.load(w, (0, k), (64, 128)).transpose(), acc)
+        y.store(acc)
+
+    x, w = api.meta((64, 1024), tk.bfloat16), api.meta((64, 1024), dtype)
+    explained = kernel(api.meta((64, 64)).partition((64, 64)), x, w).num_warps(4).explain("sm_90a")
+    (ring,) = explained.pipelines
+    assert (ring.stages, len(ring.tiles)) == (4, 2)
+
+
+@pytest.mark.parametrize("turns", [2, 3])
+def test_loops_of_few_turns_in_a_loop_have_a_ring(turns):
+    """Scales of groups: products of each are added up by themselves."""
+
+    @tk.kernel
+    def kernel(y: tk.Out, x: tk.In, w: tk.In, scales: tk.In):
+        acc = tk.zeros((64, 64), tk.float32)
+        for group in range(scales.shape[0]):
+            part = tk.zeros((64, 64), tk.float32)
+            for k in range(turns):
+                at = group * turns + k
+                part = tk.mma(tk.load(x, (0, at), (64, 64)), tk.load(w, (at, 0), (64, 64)), part)
+            acc += part * tk.load(scales, (group, 0), (1, 64))
+        y.store(acc)
+
+    x, w = api.meta((64, 6144), tk.float16), api.meta((6144, 64), tk.float16)
+    op = kernel(api.meta((64, 64)).partition((64, 64)), x, w, api.meta((6144 // 64 // turns, 64)))
+    explained = op.num_warps(4).explain("sm_90a")
+    assert [(ring.stages, len(ring.tiles)) for ring in explained.pipelines] == [(4, 2)]
+    assert explained.products[0].instruction.startswith("wgmma")

@@ -274,11 +274,6 @@ RINGS = [
     ),
     *ways(choosing, ("branch", CHOSEN), ("loop", CHOSEN), without="number by branch"),
     *ways(choosing_a_part, (True, CHOSEN), without=False),
-    *ways(
-        slicing,
-        (True, "x.slice(0, 0, n + 16 if how else n) has bounds that are neither constants nor parameters of the kernel"),
-        without=False,
-    ),
     *ways(from_within, (1, "x is a slice that may begin at a multiple of 4 bytes; copies are of 16"), without=0),
     *ways(
         looking_up,
@@ -647,6 +642,7 @@ def test_why_products_of_one_tile_are_not_one(row):
     against, without = of_two_products(**row.against), of_two_products(**row.without)
     assert all(dict(product.refusals)["one wgmma for all"] == row.reason for product in against.products)
     assert f"one wgmma for all: {row.reason}" in str(against)
+    assert remarks_of(against, "products") == {(False, row.reason)}
     (product,) = without.products
     assert product.instruction.startswith("wgmma")
     assert not product.refusals
@@ -672,6 +668,57 @@ def test_what_is_no_product_of_tiles_is_an_error(how):
         a = meta(1024, 1024, dtype=tk.float16)
         with pytest.raises(tk.CompileError, match=r"^\S+: mma: "):
             tk.kernel(wrong)(meta(64, 64).partition((64, 64)), a, a, known).compile("sm_90a")
+
+
+# ------------------------------------------------------------------------------------- why the tiles of a loop do not come ahead
+
+
+@functools.cache
+def of_a_loop(how=None, shape=(64, 64), columns=1024):
+    """A plain loop, whose operands come ahead but for `how` it is written, what its results are, or how long rows are."""
+
+    def kernel(c: tk.Out, a: tk.In, b: tk.InOut):
+        acc, mode = tk.zeros(c.tile_shape, tk.float32), "neg_zero" if how == "padding" else "zero"
+        part = b.slice(1, 3 * tk.bid(1)) if how == "slice" else b
+        for k in range(a.shape[1] // 64):
+            x = tk.load(a, (tk.bid(0), k), (c.tile_shape[0], 64))
+            if how == "padding":
+                x = tk.load(a, (tk.bid(0), k), (c.tile_shape[0], 64), padding_mode=mode)
+            acc += x @ tk.load(part, (k, 0), (64, c.tile_shape[1]))
+            if how == "break" and tk.max(acc).item() > 9:
+                break
+        c.store(acc)
+        if how == "written":
+            tk.store(b, (0, 0), tk.zeros((64, 64), b.dtype))
+
+    kernel.__annotations__["b"] = tk.InOut if how == "written" else tk.In
+    b = meta(1024, columns, dtype=tk.float16)
+    b = b.scattered() if how == "written" else b
+    op = tk.kernel(kernel)(meta(1024, 1024).partition(shape), meta(1024, 1024, dtype=tk.float16), b)
+    return op.num_warps(4).explain("sm_90a")
+
+
+AHEAD = [
+    Row("a turn may be the last one, or be left in the middle", None, {"how": "break"}, {}),
+    Row("results of products have fewer than 4096 elements", None, {"shape": (32, 64)}, {}),
+    Row("the load has padding_mode=", None, {"how": "padding"}, {}),
+    Row("the tensor is written, too", None, {"how": "written"}, {}),
+    Row("its rows do not lie at multiples of 4 bytes", None, {"columns": 1025}, {"columns": 1026}),
+    Row(
+        "it is no tensor whose rows or columns are contiguous, nor a slice that begins at a multiple of 16 bytes of them",
+        None, {"how": "slice"}, {},
+    ),
+]  # fmt: skip
+
+
+@parametrized(AHEAD)
+def test_why_tiles_do_not_come_ahead(row):
+    against, without = of_a_loop(**row.against), of_a_loop(**row.without)
+    assert (False, row.reason) in remarks_of(against, "loads ahead")
+    assert f"loads ahead  no    {row.reason}" in re.sub(r"loads ahead +no +", "loads ahead  no    ", str(against))
+    assert not against.pipelines
+    assert not remarks_of(without, "loads ahead")
+    assert [ring.stages for ring in without.pipelines] == [4]
 
 
 # --------------------------------------------------------------------------------- what is given up when it has been compiled
@@ -719,7 +766,7 @@ GIVEN_UP = {
     "a stage of 131072 bytes does not fit into the shared memory that is left, 66560": (
         of_attention, "rotation", (64, 128, 256), (64, 64, 64),
     ),
-    "the kernel is compiled as it is written": (of_weighing, "exponential", (False,), (None,)),
+    "the kernel is compiled as it is written: warp_specialize=False": (of_weighing, "exponential", (False,), (None,)),
 }  # fmt: skip
 
 
@@ -770,7 +817,7 @@ def test_a_loop_is_not_rotated_where_ptxas_serialises_its_products(monkeypatch):
 # ------------------------------------------------------------------------------------------------------------------ all of them
 
 HERE = {
-    *(row.reason for row in (*RINGS, *ROTATIONS, *PRODUCTS, *BY_WARPS, *ABREAST)),
+    *(row.reason for row in (*RINGS, *ROTATIONS, *PRODUCTS, *BY_WARPS, *ABREAST, *AHEAD)),
     *GIVEN_UP,
     *NEVER_SHOWN,
     "there are no registers left for it",

@@ -230,6 +230,17 @@ def test_numpy_scalars_are_scalars(device):
     np.testing.assert_array_equal(host(y), [4.5] * 4)
 
 
+@pytest.mark.parametrize("value", [True, np.True_, np.False_])
+def test_a_bool_is_a_scalar(device, value):
+    @tk.kernel
+    def choose(y: tk.Out, first, second: bool):
+        y.store((1.0 if first else 2.0) + (4.0 if second else 8.0))
+
+    y = api.ones(4).sync()
+    choose(y.partition(4), value, value).sync()
+    np.testing.assert_array_equal(host(y), [5.0 if value else 10.0] * 4)
+
+
 # what is refused
 
 

@@ -211,7 +211,10 @@ def _unrotated(
         return ringed
     if compilation.notes is not None and asked and reason is not None:
         compilation.notes.append((asked[0].lineno, "no ring", str(reason)))
-    return _noted_as_written(kernel, compilation)
+    if compilation.notes is not None:  # for `explain`: what passes over its IR would have done was not done
+        spilling = ringed and f"with tiles loaded ahead it would spill {ringed[0].spilled_bytes} bytes of registers"
+        compilation.notes.append((0, "as written", str(reason or spilling or "no loop loads tiles ahead")))
+    return kernel, compilation
 
 
 def _multiplies_faster(kernel: CompiledKernel, other: CompiledKernel) -> bool:
@@ -220,13 +223,6 @@ def _multiplies_faster(kernel: CompiledKernel, other: CompiledKernel) -> bool:
     What spills is mostly what the kernel does with the sums, once: the loop has what it needs.
     """
     return kernel.spilled_bytes <= _MANY_SPILLS and "wgmma." in kernel.ptx and "wgmma." not in other.ptx
-
-
-def _noted_as_written(kernel: CompiledKernel, compilation: Compilation) -> tuple[CompiledKernel, Compilation]:
-    """For `explain`: what passes over its IR would have done was not done."""
-    if compilation.notes is not None:
-        compilation.notes.append((0, "as written", ""))
-    return kernel, compilation
 
 
 def as_written(accepted: Accepted, attempt: Callable[[BoundKernel], T]) -> T:

@@ -14,6 +14,7 @@ from tilekit.compiler.ir.remarks import Remark, collected
 from tilekit.compiler.kernel import CompiledKernel
 from tilekit.compiler.layouts.linear import WARP, Layout
 from tilekit.compiler.optimize import text_of
+from tilekit.compiler.passes.abreast import TOGETHER
 from tilekit.compiler.passes.visits import ORDER
 from tilekit.compiler.specialise import BoundKernel
 from tilekit.compiler.tables import Table, as_html, as_text, of_remarks
@@ -394,11 +395,14 @@ def _pipelines(notes: list[tuple[Any, ...]]) -> list[Pipeline]:
 def _remarks(remarks: list[Remark], notes: list[tuple[Any, ...]]) -> tuple[Remark, ...]:
     """What passes said; of what was given up when it had been compiled, why."""
     given_up = {kind.removeprefix("no "): text for _, kind, text, *_ in notes if kind in ("no rotation", f"no {ORDER}")}
-    otherwise = "the kernel is compiled as it is written" if any(kind == "as written" for _, kind, *_ in notes) else None
+    why = next((rest[0] for _, kind, *rest in notes if kind == "as written"), None)
+    otherwise = None if why is None else f"the kernel is compiled as it is written: {why}"
+    apart = {line: dict(rest[-1]).get(TOGETHER) for line, kind, *rest in notes if kind == "product"}
     said = []
     for remark in remarks:
         # The order concerns a kernel as it is written, too.
         reason = given_up.get(remark.transformation, None if remark.transformation == ORDER else otherwise)
+        reason = reason or (apart.get(remark.line) if remark.transformation == "products" else None)
         reason = reason if remark.done else None
         said.append(remark if reason is None else remark._replace(done=False, text=reason))
     return tuple(dict.fromkeys(said))

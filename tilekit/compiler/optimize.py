@@ -26,6 +26,7 @@ from tilekit.compiler.passes.dead_code import eliminate_dead_code
 from tilekit.compiler.passes.exponentials import fuse_exponentials
 from tilekit.compiler.passes.fragments import load_beside_products
 from tilekit.compiler.passes.hoisting import hoist_invariants
+from tilekit.compiler.passes.masks import mask_tiles
 from tilekit.compiler.passes.maxima import carry_scaled_maxima
 from tilekit.compiler.passes.multiples import find_multiples
 from tilekit.compiler.passes.partial_sums import add_up_by_parts
@@ -53,7 +54,7 @@ Watch = Callable[[str, Region], None]
 
 PASSES: tuple[Callable[[Region], object], ...] = (
     canonicalize, load_as_it_lies, separate_conditions, hoist_invariants, count_loops, bound_loops, load_in_turns,
-    accumulate_products, streams_from_loads, order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima,
+    accumulate_products, mask_tiles, streams_from_loads, order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima,
     eliminate_dead_code, add_up_by_parts, rotate_products, split_by_masks, eliminate_dead_code, load_beside_products,
     multiply_abreast, find_multiples,
 )  # fmt: skip

@@ -45,7 +45,10 @@ __all__ = [
 
 Scalar = bool | int | float | np.generic
 
-NO_TRUTH = "a tile has no single truth value: use tk.where(condition, x, y) to choose by element, or tk.any, tk.all"
+NO_TRUTH = (
+    "a tile has no single truth value: use tk.where(condition, x, y) to choose by element, or tk.any, tk.all; "
+    "for a < x < b write (a < x) & (x < b)"
+)
 NO_ITERATION = "a tile cannot be iterated over: tile operations work on all its elements at once"
 NO_INDEX = (
     "of a tile's elements none can be picked: [:, None], [None] and [..., None] insert dimensions; parts are got with tk.extract"
@@ -291,7 +294,9 @@ class Tile:
 
     def __index__(self) -> int:
         if self.shape or dtypes.is_float(self.dtype) or self.dtype == dtypes.bool_:
-            raise CompileError(f"a {self.dtype.name} tile of shape {self.shape} is no index; an integer tile of shape () is one")
+            raise CompileError(
+                f"a {self.dtype.name} tile of shape {self.shape} is no index; an integer one of shape () is, and .item()"
+            )
         return int(self._array)
 
     def __iter__(self) -> NoReturn:

@@ -406,7 +406,8 @@ def _tensor_facts(
 ) -> TensorFacts:
     """What may be assumed about a tensor in such a role; `grid_tile` if the grid covers it in tiles of that shape."""
     if not 1 <= tensor.ndim <= 4:
-        raise ValueError(f"kernels take tensors of 1 to 4 dimensions, not {tensor.ndim} as {tensor!r} has")
+        number = "" if tensor.ndim else "; a scalar is passed as a number, which .item() of an array is"
+        raise ValueError(f"kernels take tensors of 1 to 4 dimensions, not {tensor.ndim} as {tensor!r} has{number}")
     extents = tuple(extent_divisor(extent, tiles) for extent in tensor.shape)
     if grid_tile is not None:  # the tile's own extent where it divides, so that nothing hangs over the edge
         known = zip(tensor.shape, grid_tile, extents, strict=True)

@@ -102,6 +102,21 @@ def test_constants_choose_in_it(device):
 
 
 @tk.function
+def added(halves, t, twice=1.0):
+    return halves + t * twice
+
+
+def test_parameters_have_the_names_of_other_functions(device):
+    """`halves` and `twice` stand in this module."""
+
+    @tk.kernel
+    def kernel(y: tk.InOut, twice: tk.Const):
+        y.store(added(3.0, y.load()) + added(twice, y.load(), 2.0))
+
+    np.testing.assert_array_equal(run(kernel, 4), [7.0] * 64)
+
+
+@tk.function
 def cast(t, to: tk.Const = tk.float32):
     return t.astype(to) if to != tk.float16 else t.astype(to) * 2
 

@@ -78,6 +78,18 @@ def test_a_local_name_shadows_a_generic():
     assert bound(f, BM=64).function(1) == 2
 
 
+def scale(t):
+    return t * 100.0
+
+
+@pytest.mark.parametrize("value", [False, None, 3])
+def test_a_const_shadows_a_function_of_the_module(value):
+    def f(x, scale):
+        return scale, x if scale else -x, scale is None, scale == 3
+
+    assert bound(f, {"scale": value}).function(1) == (value, 1 if value else -1, value is None, value == 3)
+
+
 def test_const_parameters_leave_the_signature():
     def f(x, n, flag, dtype):
         return x * n if flag else dtype

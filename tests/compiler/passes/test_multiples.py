@@ -170,3 +170,79 @@ def test_what_comes_is_what_was_asked_for(begin, device):
     firsts = [at for i in range(3) for at in (begin(i, 1), 192)]
     wanted = np.concatenate([x.astype(np.float64) @ wide[:, at : at + 64] for at in firsts], 1)
     np.testing.assert_allclose(y.to_host().sync(), wanted, atol=2e-2)
+
+
+def rows_to_the_middle(w, i):
+    half = w.shape[0] // 2
+    return w.slice(0, 0, half), w.slice(0, half, 2 * half)
+
+
+def some_tiles(w, i):
+    return w.slice(0, 64 * i, 64 * i + 128), w.slice(0, 64, 192)
+
+
+def rows_that_are_loaded(w, i):
+    first = 3 * i + 1
+    return w.slice(0, first, first + 70), w.slice(0, 0, 100)
+
+
+def some_columns(w, i):
+    return w.slice(1, 8 * i, 8 * i + 250), w.slice(1, 16, 266)
+
+
+PARTS = {rows_to_the_middle: "UTMALDG", some_tiles: "UTMALDG", rows_that_are_loaded: "LDGSTS", some_columns: "LDGSTS"}
+
+
+def of_parts(parts):
+    """Products with parts of one matrix whose rows lie along K, of which each has an end of its own."""
+    parts = tk.function(parts)
+
+    def kernel(y: tk.Out, x: tk.In, w: tk.In):
+        left, right = tk.zeros((64, 64), tk.float32), tk.zeros((64, 64), tk.float32)
+        one, two = parts(w, tk.bid(0))
+        for k in range(tk.cdiv(one.shape[1], 64)):
+            tile = tk.load(x, (0, k), (64, 64))
+            left += tile @ tk.load(one, (1, k), (64, 64)).transpose()
+            right += tile @ tk.load(two, (1, k), (64, 64)).transpose()
+        tk.store(y, (0, 2 * tk.bid(0)), left)
+        tk.store(y, (0, 2 * tk.bid(0) + 1), right)
+
+    return tk.kernel(kernel)
+
+
+@pytest.mark.parametrize("parts", PARTS, **named)
+def test_tiles_of_slices_with_an_end_come_ahead(parts):
+    """By the TMA where no tile goes over that end."""
+    x, w = api.meta((64, 1024), tk.float16), api.meta((4096, 1024), tk.float16)
+    explained = of_parts(parts)(api.meta((64, 512)).scattered(), x, w).num_warps(4).grid(4).explain("sm_90a")
+    assert [ring.stages for ring in explained.pipelines] == [4]
+    assert explained.products[0].instruction.startswith("wgmma")
+    ways = {way for way in ("UTMALDG", "LDGSTS") if way in explained.compiled.sass}
+    assert ways == {"UTMALDG", PARTS[parts]}, "x comes by the TMA in any case"
+
+
+@pytest.mark.parametrize("parts", PARTS, **named)
+def test_nothing_comes_from_behind_that_end(parts, device):
+    rng = np.random.default_rng(5)
+    x, w = (rng.uniform(-1, 1, shape).astype(np.float16) for shape in ((64, 320), (256, 320)))
+    y = api.full((64, 384), np.nan).sync()
+    of_parts(parts)(
+        y.scattered(),
+        *(api.from_host(each).sync() for each in (x, w)),
+    ).num_warps(4).grid(3).sync()
+
+    class Slices:
+        """An array with slices as tensors have them."""
+
+        shape = w.shape
+
+        def slice(self, axis, start, stop):
+            return w[start:stop] if axis == 0 else w[:, start:stop]
+
+    wide = []
+    for i in range(3):
+        for part in parts(Slices(), i):
+            padded = np.zeros((128, 320))
+            padded[: len(part[:128]), : part.shape[1]] = part[:128]
+            wide.append(x.astype(np.float64) @ padded[64:].T)  # of no more columns than that has
+    np.testing.assert_allclose(y.to_host().sync(), np.concatenate(wide, 1), atol=2e-2)

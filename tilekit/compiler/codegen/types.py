@@ -86,8 +86,8 @@ class TensorType(types.Type):
         parameter: the parameter's name, for errors.
         facts, config: as given.
         dtype: the element type.
-        origins: the dimensions along which it begins behind the parameter's beginning, and ends with it: those of
-            `x.slice(axis, start)`. None for any other part of a parameter.
+        origins: the dimensions along which it begins behind the parameter's beginning: those of `x.slice(axis, start, stop)`.
+            None for any other part of a parameter.
     """
 
     mangling_args = ("T", ())  # symbol names spell out the types; kilobytes of them without this

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tilekit.compiler.frontend import intrinsics
 from tilekit.compiler.ir.nodes import Constant, Location, Operand, Operation, Value
 from tilekit.compiler.ir.types import ScalarType
 
@@ -42,6 +43,8 @@ def affine(operand: Operand, definitions: Mapping[Value, Operation]) -> Affine |
     if not isinstance(operand, Value) or operand.type != ScalarType(int):
         return None
     operation = definitions.get(operand)
+    if operation is not None and operation.kind == "call" and operation.what.value is intrinsics.multiple:
+        return affine(operation.operands[0], definitions)
     if operation is not None and (operation.kind, operation.what) == ("unary", "-"):
         negated = affine(operation.operands[0], definitions)
         return None if negated is None else negated.times(-1)

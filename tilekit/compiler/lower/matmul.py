@@ -19,6 +19,7 @@ from tilekit.compiler.lower.shape import constant
 from tilekit.compiler.nvidia import fma, mma_sync, wgmma  # each registers its instructions
 from tilekit.compiler.nvidia.products import MatrixProduct, Way, choose, selected
 from tilekit.compiler.nvidia.wgmma_types import AbreastType, joined, split
+from tilekit.compiler.passes.abreast import TOGETHER
 from tilekit.lang import matmul as lang
 
 __all__ = ["FAMILIES"]
@@ -56,7 +57,7 @@ def mma_abreast(a: types.Type, b: types.Type, acc: types.Type, precision: types.
     if isinstance(way, Way):
         result, emit_one = selected(product, way)
         return result, lambda builder, x, y, z, _: emit_one(builder, x, y, z)
-    refused = ("one wgmma for all", way)
+    refused = (TOGETHER, way)
     each = [choose(MatrixProduct("mma", a, tile, total, how), refused) for tile, total in zip(b, acc.parts, strict=True)]
 
     def emit(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value, _: ir.Value) -> ir.Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -91,8 +92,8 @@ def slice_(self: TensorType, axis: types.Type, start: types.Type, stop: types.Ty
     facts, name = self.facts, self.parameter
     along = in_rule("slice", axis_of, constant_of(axis, "slice", "the axis"), facts.rank)
     rest = known(stop) is None
-    first = start.of if isinstance(start, MultipleType) else known(start)
-    start = start.number if isinstance(start, MultipleType) else start
+    first, last = (bound.of if isinstance(bound, MultipleType) else known(bound) for bound in (start, stop))
+    start, stop = (bound.number if isinstance(bound, MultipleType) else bound for bound in (start, stop))
     for bound in (start,) if rest else (start, stop):
         check_indices(bound, 1, "slice", "start and stop are ints")
     itemsize = self.dtype.itemsize
@@ -101,10 +102,11 @@ def slice_(self: TensorType, axis: types.Type, start: types.Type, stop: types.Ty
     stride = 1 if along == facts.unit else facts.strides[along]
     align = min(facts.align, divisor(known_start) * stride * itemsize)
     # The extent that is left, likewise, and if it is no more than one of nothing.
-    left_by = min(divisor(known_start), facts.extents[along]) if rest else 1
+    known_stop = last if type(last) is int else 1
+    left_by = min(divisor(known_start), facts.extents[along]) if rest else divisor(math.gcd(known_start, known_stop))
     extents = tuple(left_by if d == along else n for d, n in enumerate(facts.extents))
     part = facts._replace(tile=None, group=None, cut_class=0, covered=False, extents=extents, align=align)
-    begins = None if not rest or self.origins is None else tuple(sorted({*self.origins, along}))
+    begins = None if self.origins is None else tuple(sorted({*self.origins, along}))
     result = TensorType(name, part, self.config, origins=begins)
 
     def emit(builder: ir.IRBuilder, value: ir.Value, _: ir.Value, start_: ir.Value, stop_: ir.Value) -> ir.Value:

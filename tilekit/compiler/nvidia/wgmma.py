@@ -202,6 +202,9 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
     first, there, tile = map(_matrix, given)
     if len(first.shape) != 2 or len(there.shape) != 2:
         return "it multiplies matrices, not batches of them"
+    wide = _sum_dtype(first.dtype, there.dtype, precision)
+    if wide is None or tile.dtype != wide:
+        return f"it does not take {first.dtype.name} and {there.dtype.name} with sums in {tile.dtype.name}{_tf32(first.dtype)}"
     held = None if isinstance(there, StagedType) else there
     lies = parked(held) if isinstance(held, TileType) else there
     if (
@@ -216,9 +219,6 @@ def warpgroup_product(product: MatrixProduct) -> Way | str:
         held, lies = TileType(there.dtype, over[0], there.config), over[1]
     if not isinstance(lies, StagedType):
         return lies
-    wide = _sum_dtype(first.dtype, lies.dtype, precision)
-    if wide is None or tile.dtype != wide:
-        return f"it does not take {first.dtype.name} and {lies.dtype.name} with sums in {tile.dtype.name}{_tf32(first.dtype)}"
     (rows, depth), columns = first.shape, lies.shape[1]
     parts = [_matrix(materialized(ty)).shape for ty in sums]
     if lies.shape[0] != depth or any(part[0] != rows for part in parts) or columns != sum(part[1] for part in parts):

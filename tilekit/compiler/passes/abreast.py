@@ -26,7 +26,10 @@ from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import TileType
 from tilekit.compiler.passes.factors import is_view
 
-__all__ = ["follows", "multiply_abreast"]
+__all__ = ["TOGETHER", "follows", "multiply_abreast"]
+
+TOGETHER = "one wgmma for all"
+"""The name of what products refuse that cannot be one."""
 
 _ROWS, _LEAST_COLUMNS, _MOST_COLUMNS = 64, 8, 256  # of an instruction
 _SPAN = 128  # bytes of a row of a tile, in which tiles behind each other lie as one

@@ -1,4 +1,4 @@
-"""Multiples: where slices begin. A tile of `x.slice(1, 160 * j)` may be accessed 16 bytes at a time, as one of `x` may be.
+"""Multiples: where slices begin and end. Tiles of `x.slice(1, 160 * j)` may be accessed 16 bytes at a time, as those of `x`.
 
     x.slice(1, begin)            x.slice(1, tilekit__multiple(begin, 32))
 
@@ -11,45 +11,49 @@ import math
 from collections.abc import Mapping
 
 from tilekit.compiler.frontend import intrinsics
-from tilekit.compiler.ir.affine import affine
+from tilekit.compiler.ir.affine import Affine, affine
 from tilekit.compiler.ir.nodes import Constant, Operand, Operation, Region, Value, definitions
+from tilekit.compiler.ir.types import TensorType
 
-__all__ = ["divisor_of", "find_multiples"]
+__all__ = ["divisor_of", "divisor_of_sum", "find_multiples", "slice_of"]
 
-_START = 2  # the operand of `slice`, behind the tensor and the axis
+_NAMES = ("axis", "start", "stop")  # of what `slice` is given
 
 
 def find_multiples(kernel: Region) -> None:
-    """Say of each slice of a kernel of which number its start is a multiple, if it is known to be of one."""
+    """Say of each slice of a kernel of which numbers its start and its stop are multiples, if they are known to be of any."""
     defined = definitions(kernel)
     for region in kernel.regions():
         operations = []
         for operation in region.operations:
-            start = _start(operation)
-            number = 1 if start is None else divisor_of(start, defined)
-            if start is not None and number > 1:
-                multiple = Value(start.name, start.type)
-                function = Constant(intrinsics.multiple, "tilekit__multiple")
-                call = Operation("call", [start, Constant(number)], operation.location, function, results=[multiple])
-                operations.append(call)
-                _replace_start(operation, multiple)
+            for at, bound in enumerate(slice_of(operation) or ()):
+                number = divisor_of(bound, defined)
+                if isinstance(bound, Value) and number > 1:
+                    multiple = Value(bound.name, bound.type)
+                    function = Constant(intrinsics.multiple, "tilekit__multiple")
+                    call = Operation("call", [bound, Constant(number)], operation.location, function, results=[multiple])
+                    operations.append(call)
+                    _replace(operation, at, multiple)
             operations.append(operation)
         region.operations = operations
 
 
-def _start(operation: Operation) -> Value | None:
-    """Where a slice begins, if that is no constant."""
+def slice_of(operation: Operation) -> tuple[Operand, Operand, Operand] | None:
+    """The axis of a slice, where it begins, and where it ends: `None` at the tensor's end. None if it is none."""
     if (operation.kind, operation.what) != ("method", "slice"):
         return None
-    start = operation.keywords.get("start", operation.operands[_START] if len(operation.operands) > _START else None)
-    return start if isinstance(start, Value) else None
+    axis, start, stop = (
+        operation.keywords.get(name, operation.operands[at] if len(operation.operands) > at else Constant(None))
+        for at, name in enumerate(_NAMES, 1)
+    )
+    return axis, start, stop
 
 
-def _replace_start(operation: Operation, start: Value) -> None:
-    if "start" in operation.keywords:
-        operation.keywords["start"] = start
+def _replace(operation: Operation, at: int, bound: Value) -> None:
+    if _NAMES[at] in operation.keywords:
+        operation.keywords[_NAMES[at]] = bound
     else:
-        operation.operands[_START] = start
+        operation.operands[1 + at] = bound
 
 
 def divisor_of(operand: Operand, defined: Mapping[Value, Operation]) -> int:
@@ -61,8 +65,20 @@ def divisor_of(operand: Operand, defined: Mapping[Value, Operation]) -> int:
         at = operation.results.index(operand)  # type: ignore[arg-type]
         if all(region.exit == "yield" for region in operation.regions):
             return math.gcd(*(divisor_of(region.operands[at], defined) for region in operation.regions))
+    if operation is not None and (operation.kind, operation.what) == ("attribute", "shape"):
+        (tensor,) = operation.operands
+        known = isinstance(tensor, Value) and isinstance(tensor.type, TensorType)
+        return tensor.type.facts.extents[operation.results.index(operand)] if known else 1  # type: ignore[union-attr, arg-type]
+    if operation is not None and (operation.kind, operation.what) == ("binary", "//"):
+        whole, by = operation.operands
+        multiple = divisor_of(whole, defined)
+        if isinstance(by, Constant) and type(by.value) is int and by.value > 0 and multiple % by.value == 0:
+            return multiple // by.value
     total = affine(operand, defined)
-    if total is None or operand in total.terms:
-        return 1
+    return 1 if total is None or operand in total.terms else divisor_of_sum(total, defined)
+
+
+def divisor_of_sum(total: Affine, defined: Mapping[Value, Operation]) -> int:
+    """The same of a sum."""
     terms = (factor * max(1, divisor_of(value, defined)) for value, factor in total.terms.items())
     return math.gcd(total.constant, *terms)

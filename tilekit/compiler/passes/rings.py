@@ -48,6 +48,7 @@ from tilekit.compiler.passes.abreast import follows
 from tilekit.compiler.passes.consumer import consume, products_of
 from tilekit.compiler.passes.factors import is_view
 from tilekit.compiler.passes.multicast import alike
+from tilekit.compiler.passes.multiples import divisor_of, divisor_of_sum, slice_of
 from tilekit.compiler.passes.producer import Unfit, produce
 
 __all__ = ["Unfit", "make_rings"]
@@ -206,9 +207,10 @@ def _grid(stream: Operand, known: _Known) -> Key:
 
 
 def _view(view: Operation, known: _Known) -> Key:
-    """A view of a parameter, all of which is known where the kernel begins."""
+    """Tiles of a parameter, or of a slice of one: of this one what is known of where it begins."""
     tensor, *operands = view.operands
-    while (outer := known.definition(tensor)) is not None and _is_rest(outer):
+    extents = operands[0] if view.what == "tiles" else None
+    while (outer := known.definition(tensor)) is not None and _may_be_whole(outer, extents, known):
         tensor = outer.operands[0]
     whole: Value | Key
     if outer is not None and outer.kind == "method":
@@ -217,16 +219,23 @@ def _view(view: Operation, known: _Known) -> Key:
         whole = tensor
     else:
         raise Unfit(_CHOSEN)
-    values = (value for operand in (*operands, *view.keywords.values()) for value in values_of(operand))
-    if not all(value in known.parameters for value in values):
-        raise Unfit(f"{view.location.text} has bounds that are neither constants nor parameters of the kernel")
+    given = slice_of(view)
+    if given is not None:
+        return whole, view.what, (given[0], Constant(divisor_of(given[1], known.defined))), ()
     return whole, view.what, tuple(operands), tuple(view.keywords.items())
 
 
-def _is_rest(view: Operation) -> bool:
-    """Whether it is `x.slice(axis, start)`."""
-    stops = [*view.operands[3:], *(operand for name, operand in view.keywords.items() if name == "stop")]
-    return view.kind == "method" and view.what == "slice" and all(stop == Constant(None) for stop in stops)
+def _may_be_whole(view: Operation, extents: Operand | None, known: _Known) -> bool:
+    """Whether tiles of a slice are tiles of its tensor: to the end of which it goes, or so far that no tile has more than it."""
+    given = slice_of(view)
+    if given is None or given[2] == Constant(None):
+        return given is not None
+    axis, first, behind = given[0], *(affine(bound, known.defined) for bound in given[1:])
+    tile = extents.parts if isinstance(extents, Group) else [extents]
+    if first is None or behind is None or not isinstance(axis, Constant) or not -len(tile) <= axis.value < len(tile):
+        return False
+    along = tile[axis.value]
+    return isinstance(along, Constant) and divisor_of_sum(behind.plus(first, -1), known.defined) % along.value == 0
 
 
 def _has_one_turn(loop: Operation, defined: Definitions) -> bool:
@@ -267,6 +276,11 @@ def _ring(number: int, ring: _Ring, shared: Mapping[Operation, list[bool]], resu
             return key
         whole, what, operands, keywords = key
         result = Value("tiles", ObjectType(number))
+        if what == "slice":  # any that begins so
+            axis, multiple = operands
+            start = Value("start", ScalarType(int))
+            operations.append(_call(intrinsics.multiple, [Constant(0), multiple], location, start))
+            operands = axis, start, Constant(0)
         operations.append(Operation("method", [view(whole, location), *operands], location, what, dict(keywords), [result]))
         return result
 

@@ -35,14 +35,16 @@ from tilekit.compiler.ir.nodes import (
     values_of,
 )
 from tilekit.compiler.ir.products import accumulates
+from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import ScalarType, TensorType, sampling
-from tilekit.compiler.passes.factors import Factors
+from tilekit.compiler.passes.factors import LARGE, Factors
 from tilekit.compiler.passes.staging import has_streams, stage
 from tilekit.lang import calculation, memory
 
 __all__ = ["streams_from_loads"]
 
 _NONE = Constant(None)
+_AHEAD = "loads ahead"
 
 
 def streams_from_loads(kernel: Region) -> int:
@@ -73,8 +75,11 @@ class _Streams:
         """A loop over streams in the place of a loop, and what stands before it; None if there is none."""
         (body,) = loop.regions
         start, stop, step = loop.operands[:3]
-        leaves_early = any(region.exit != "yield" for region in body.regions())
-        if step != Constant(1) or leaves_early or _is_short(start, stop):
+        if any(region.exit != "yield" for region in body.regions()):
+            if any(self.factors.loads_one(operation) for operation in body.operations):
+                remark(loop.location, _AHEAD, "a turn may be the last one, or be left in the middle", done=False)
+            return None
+        if step != Constant(1) or _is_short(start, stop):
             return None
         if any(affine(bound, self.definitions) is None for bound in (start, stop)):
             return None
@@ -86,7 +91,14 @@ class _Streams:
         motions = {load: motion for load, motion in pairs if motion is not None}
         large = [load for load in factors if self.factors.loads_one(load)]
         gained = large or [load for load in motions if self.factors.loads_one(load, computed=True)]
-        if not gained or any(load not in motions for load in large):  # products wait for the others in each turn anyway
+        others = [load for load in large if load not in motions]
+        for load in others:
+            refusal = self.factors.refusal(load)
+            if refusal is not None:  # or the turn tells which tile it is
+                remark(load.location, _AHEAD, refusal, done=False)
+        if factors and not gained:
+            remark(loop.location, _AHEAD, f"results of products have fewer than {LARGE} elements", done=False)
+        if not gained or others:  # products wait for the others in each turn anyway
             return None
         loads, whole = list(motions), [self.is_whole(load, motion, start, stop) for load, motion in motions.items()]
         rows = [self.row(load, *motion, start, None if any(whole) else stop, before) for load, motion in motions.items()]
@@ -251,9 +263,9 @@ def _is_known_ahead(operation: Operation) -> bool:
 
 
 def _is_short(start: Operand, stop: Operand) -> bool:
-    """Whether a loop is known to have two turns at most: nothing is gained by loading ahead."""
+    """Whether a loop is known to have one turn at most: nothing is gained by loading ahead."""
     bounds = [bound.value for bound in (start, stop) if isinstance(bound, Constant)]
-    return len(bounds) == 2 and bounds[1] - bounds[0] <= 2
+    return len(bounds) == 2 and bounds[1] - bounds[0] <= 1
 
 
 def _count(stream: Operation, counter: Value, start: Operand) -> None:
