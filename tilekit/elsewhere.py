@@ -8,6 +8,7 @@ that is nearly it. Each table is for one kind of owner, and says after the name 
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -72,8 +73,13 @@ class UnknownAttribute(AttributeError):
 
 def no_name(module: types.ModuleType, name: str) -> UnknownAttribute:
     """That a module for the host has no such name; of the language's, what kernels call it."""
-    table = API if module.__name__ == "tilekit.api" else {k: f"in a kernel, {line}" for k, line in OPERATIONS.items()} | MODULE
+    table = API if module.__name__ == "tilekit.api" else _of_the_module()
     return UnknownAttribute(module, name, table, f"module {module.__name__!r}")
+
+
+@functools.cache
+def _of_the_module() -> Table:
+    return {k: f"in a kernel, {line}" for k, line in OPERATIONS.items()} | dict(MODULE)
 
 
 def _same(names: str, line: str) -> dict[str, str]:

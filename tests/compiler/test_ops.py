@@ -11,8 +11,8 @@ from numba.cuda.descriptor import cuda_target
 import tilekit as tk
 from tilekit import api
 from tilekit.compiler import lower
-from tilekit.compiler.build import _standing_in
 from tilekit.compiler.codegen import definition as ops
+from tilekit.compiler.numba_patches import patched
 from tilekit.lang.registry import OPS
 
 assert lower.__all__
@@ -37,13 +37,13 @@ def test_a_lowering_has_the_parameters_of_the_language():
 def test_the_stand_in_device_is_seen_by_its_thread_alone_and_goes():
     original = dispatcher.get_current_device
     seen = []
-    with _standing_in((9, 0, "a")):
+    with patched((9, 0, "a")):
         assert dispatcher.get_current_device().compute_capability == (9, 0)
-        patched = dispatcher.get_current_device
+        found = dispatcher.get_current_device
 
         def look():
             try:
-                seen.append(patched().compute_capability)
+                seen.append(found().compute_capability)
             except Exception as error:  # no driver on this machine
                 seen.append(error)
 
@@ -52,7 +52,7 @@ def test_the_stand_in_device_is_seen_by_its_thread_alone_and_goes():
         other.join()
     assert dispatcher.get_current_device is original
     assert isinstance(seen[0], (Exception, tuple))
-    with pytest.raises(ZeroDivisionError), _standing_in((8, 0)):
+    with pytest.raises(ZeroDivisionError), patched((8, 0)):
         raise ZeroDivisionError
     assert dispatcher.get_current_device is original
 

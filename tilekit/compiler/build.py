@@ -1,7 +1,7 @@
 """From a bound kernel to machine code, with or without a GPU.
 
 numba types and lowers the Python function, NVVM makes PTX of it, nvJitLink a cubin. None of them needs a device, but numba asks
-for one whenever a kernel calls a device function; `_standing_in` answers.
+for one whenever a kernel calls a device function; `numba_patches` answers.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import ast
 import logging
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import FunctionType
 from typing import Any, TypeVar
 
 from cuda.pathfinder import DynamicLibNotFoundError
 from llvmlite import ir
-from numba.cuda import cgutils, compiler, dispatcher, types
+from numba.cuda import cgutils, compiler, types
 from numba.cuda.cudadrv.error import NvvmSupportError
 
 from tilekit._driver.report import Site
@@ -35,6 +34,7 @@ from tilekit.compiler.grids import Fold, Visits
 from tilekit.compiler.ir.verdict import Accepted, verdict
 from tilekit.compiler.kernel import CompiledKernel, choose_config, param_format
 from tilekit.compiler.layouts.linear import Config
+from tilekit.compiler.numba_patches import patched
 from tilekit.compiler.nvidia import ptxas_defects
 from tilekit.compiler.nvidia.multibuffer import deals_registers, producers_of
 from tilekit.compiler.optimize import Form, dump, forms, simplified
@@ -338,7 +338,7 @@ def _assembled(
         _look_at_log(library._linkerinfo_cache.get(capability) or "", current())
         return ptx, cubin
 
-    with _standing_in(capability):
+    with patched(capability):
         (ptx, cubin), compilation = translate(
             bound, config, arguments, capability, compile_function, checks=checks, grows=grows, pipelines=pipelines, fold=fold,
             visits=visits,
@@ -510,37 +510,3 @@ def translate(
         visits=visits,
         crowded=crowded,
     )
-
-
-class _StandIn:
-    """As much of a device as numba's compiler asks for."""
-
-    id = 0
-
-    def __init__(self, capability: tuple[Any, ...]) -> None:
-        self.compute_capability = capability[:2]
-
-
-_patching = threading.Lock()
-
-
-@contextmanager
-def _standing_in(capability: tuple[Any, ...]) -> Iterator[None]:
-    """While the block runs, numba's dispatcher finds the target device, in this thread.
-
-    Compiling a call of a device function asks for the current device even when the target is given (numba-cuda 0.30.4,
-    dispatcher.py:2065), which fails without a GPU, and with one would make a context and compile for the wrong architecture.
-    There is no argument for it: this is tilekit's one patch of another module. Other threads keep the original.
-    """
-    stand_in, thread = _StandIn(capability), threading.get_ident()
-    with _patching:
-        original = dispatcher.get_current_device
-
-        def current_device() -> Any:
-            return stand_in if threading.get_ident() == thread else original()
-
-        dispatcher.get_current_device = current_device
-        try:
-            yield
-        finally:
-            dispatcher.get_current_device = original
