@@ -110,11 +110,11 @@ class Factors:
         """Those of the tensor that a load is of, or of which it is some rows, or columns from a multiple of 16 bytes on."""
         tensor, cut = load.operands[0], list[tuple[int, Operand]]()
         while isinstance(tensor, Value) and (part := self.definitions.get(tensor)) is not None:
-            given = slice_of(part)
-            if given is None or not isinstance(given[0], Constant):
+            axis, start, _ = slice_of(part) or (None, None, None)
+            if start is None or not isinstance(axis, Constant):
                 return None
             tensor = part.operands[0]
-            cut.append((given[0].value, given[1]))
+            cut.append((axis.value, start))
         if not isinstance(tensor, Value) or not isinstance(tensor.type, TensorType):
             return None
         facts = tensor.type.facts

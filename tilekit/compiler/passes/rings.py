@@ -219,18 +219,19 @@ def _view(view: Operation, known: _Known) -> Key:
         whole = tensor
     else:
         raise Unfit(_CHOSEN)
-    given = slice_of(view)
-    if given is not None:
-        return whole, view.what, (given[0], Constant(divisor_of(given[1], known.defined))), ()
+    bounds = slice_of(view)
+    if bounds is not None:
+        axis, start, _ = bounds
+        return whole, view.what, (axis, Constant(divisor_of(start, known.defined))), ()
     return whole, view.what, tuple(operands), tuple(view.keywords.items())
 
 
 def _may_be_whole(view: Operation, extents: Operand | None, known: _Known) -> bool:
     """Whether tiles of a slice are tiles of its tensor: to the end of which it goes, or so far that no tile has more than it."""
-    given = slice_of(view)
-    if given is None or given[2] == Constant(None):
-        return given is not None
-    axis, first, behind = given[0], *(affine(bound, known.defined) for bound in given[1:])
+    bounds = slice_of(view)
+    if bounds is None or bounds[-1] == Constant(None):
+        return bounds is not None
+    axis, first, behind = bounds[0], *(affine(bound, known.defined) for bound in bounds[1:])
     tile = extents.parts if isinstance(extents, Group) else [extents]
     if first is None or behind is None or not isinstance(axis, Constant) or not -len(tile) <= axis.value < len(tile):
         return False
