@@ -41,6 +41,7 @@ from tilekit.compiler.ir.products import accumulates
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import TileType, sampling
 from tilekit.compiler.passes.rows import Row, rows_of
+from tilekit.compiler.passes.staging import FOUND_OUT
 
 __all__ = ["rotate_products"]
 
@@ -79,8 +80,11 @@ class _Halves:
 
     def _divide(self, loop: Operation, body: Region) -> str:
         operations = body.operations
-        if loop.keywords.get("rotate") == Constant(False):
+        rotate = loop.keywords.get("rotate")
+        if rotate == Constant(False):
             return "rotate=False"
+        if rotate == FOUND_OUT:
+            return "each turn finds out which tiles come"
         if loop.keywords.get("warp_specialize") == Constant(False):
             return "warp_specialize=False"
         if loop.leaves_early():

@@ -26,7 +26,10 @@ from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import sampling
 from tilekit.compiler.passes.factors import Factors
 
-__all__ = ["has_streams", "stage", "stage_operands"]
+__all__ = ["FOUND_OUT", "has_streams", "stage", "stage_operands"]
+
+FOUND_OUT = Constant("found out")
+"""The option `rotate` of loops of one turn, of which another loop finds out the tile in each of its turns."""
 
 
 def stage_operands(kernel: Region) -> None:

@@ -38,7 +38,7 @@ from tilekit.compiler.ir.products import accumulates
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import ScalarType, TensorType, sampling
 from tilekit.compiler.passes.factors import LARGE, Factors
-from tilekit.compiler.passes.staging import has_streams, stage
+from tilekit.compiler.passes.staging import FOUND_OUT, has_streams, stage
 from tilekit.lang import calculation, memory
 
 __all__ = ["streams_from_loads"]
@@ -141,7 +141,7 @@ class _Streams:
             if operand in products:
                 region.operands[at] = ended.emit("binary", [operand, Constant(1)], "*")
         region.operations = [*ahead, *loads, *behind, *ended.operations]
-        stage(loads, region, rotate=Constant(False))
+        stage(loads, region, rotate=FOUND_OUT)
         return True
 
     def ahead(self, needed: set[Value], operations: list[Operation]) -> list[Operation] | None:
