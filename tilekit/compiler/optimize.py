@@ -36,6 +36,7 @@ from tilekit.compiler.passes.rotation import rotate_products
 from tilekit.compiler.passes.splitting import split_by_masks
 from tilekit.compiler.passes.staging import stage_operands
 from tilekit.compiler.passes.streams import streams_from_loads
+from tilekit.compiler.passes.turns import end_turns_together
 from tilekit.compiler.passes.visits import order_visits
 from tilekit.compiler.target import named
 from tilekit.lang import pipelines
@@ -53,10 +54,10 @@ R = TypeVar("R")
 Watch = Callable[[str, Region], None]
 
 PASSES: tuple[Callable[[Region], object], ...] = (
-    canonicalize, load_as_it_lies, separate_conditions, hoist_invariants, count_loops, bound_loops, load_in_turns,
-    accumulate_products, mask_tiles, streams_from_loads, order_visits, stage_operands, fuse_exponentials, carry_scaled_maxima,
-    eliminate_dead_code, add_up_by_parts, rotate_products, split_by_masks, eliminate_dead_code, load_beside_products,
-    multiply_abreast, find_multiples,
+    canonicalize, load_as_it_lies, separate_conditions, hoist_invariants, count_loops, bound_loops, end_turns_together,
+    load_in_turns, accumulate_products, mask_tiles, streams_from_loads, order_visits, stage_operands, fuse_exponentials,
+    carry_scaled_maxima, eliminate_dead_code, add_up_by_parts, rotate_products, split_by_masks, eliminate_dead_code,
+    load_beside_products, multiply_abreast, find_multiples,
 )  # fmt: skip
 """In the order in which they run. Each rewrites a kernel in place, or finds something out; its module says when it is legal."""
 # Where the result of a product is not there at once, there is time to fill.

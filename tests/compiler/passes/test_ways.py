@@ -299,7 +299,77 @@ def batches_of_one(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
     c.store(acc.reshape((64, 64)))
 
 
+def skipped_by_a_table(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        if tk.load(table, (k,), ()).item() == 3:
+            continue
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+    c.store(acc)
+
+
+def not_doubled(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64)), acc)
+        if tk.sum(acc).item() > 0:
+            continue
+        acc = acc * 2
+        if k == 1:
+            continue
+        acc = acc + 1
+    c.store(acc)
+
+
+def of_slices_with_an_end(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    """Whose last tiles go over it, or do not."""
+    acc, middle = tk.zeros((64, 64), tk.float32), a.shape[0] // 2
+    upper, lower, some = b.slice(0, 0, middle), b.slice(0, middle, 2 * middle), a.slice(1, 8, 8 * n + 76)
+    for k in range(2):
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (64, 64)), tk.load(upper, (k, tk.bid(1)), (64, 64)), acc)
+        acc = tk.mma(tk.load(some, (tk.bid(0), k), (64, 64)), tk.load(lower, (k, tk.bid(1)), (64, 64)), acc)
+    c.store(acc)
+
+
+def with_masks(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc, at = tk.zeros((64, 64), tk.float32), tk.arange(64)
+    for k in range(n):
+        x = tk.load(a, (tk.bid(0), k), (64, 64), mask=64 * k + at < 200)
+        acc = tk.mma(x, tk.load(b, (k, tk.bid(1)), (64, 64), mask=(at > n)[:, None], padding_value=0.0), acc)
+    c.store(acc)
+
+
+def added_up_beside(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc, sums = tk.zeros((64, 64), tk.float32), tk.zeros((64,), tk.float32)
+    for k in range(n):
+        x, y = tk.load(a, (tk.bid(0), k), (64, 64)), tk.load(b, (k, tk.bid(1)), (64, 64))
+        acc = tk.mma(x, y, acc)
+        sums += tk.sum(x.astype(tk.float32), 1) - tk.sum(y.astype(tk.float32), 0)
+    c.store(acc + sums)
+
+
+def made_of_halves(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for k in range(n):
+        half = tk.load(b, (tk.bid(1), k), (64, 32))
+        whole = tk.cat(((half * 2)[:, :, None], (half + 1)[:, :, None]), 2).reshape((64, 64))
+        acc = tk.mma(tk.load(a, (tk.bid(0), k), (64, 64)), whole.transpose(), acc)
+    c.store(acc)
+
+
+def groups_of_two(c: tk.Out, a: tk.In, b: tk.In, table: tk.In, n: int):
+    acc = tk.zeros((64, 64), tk.float32)
+    for group in range(n // 2):
+        part = tk.zeros((64, 64), tk.float32)
+        for k in range(2):
+            at = 2 * group + k
+            part = tk.mma(tk.load(a, (tk.bid(0), at), (64, 64)), tk.load(b, (at, tk.bid(1)), (64, 64)), part)
+        acc += part * (group + 1)
+    c.store(acc)
+
+
 WAYS = [
+    skipped_by_a_table, not_doubled, of_slices_with_an_end, with_masks, added_up_beside, made_of_halves, groups_of_two,
     where_a_table_says, batches_of_one,
     with_options, in_other_orders, of_windows, of_what_is_computed, from_rows_on,
     scaled_condition, what_is_left, counted_down, counted_ahead, by_another_number, fetched_ahead, fetched_ahead_by_hand,

@@ -81,10 +81,10 @@ class _Halves:
     def _divide(self, loop: Operation, body: Region) -> str:
         operations = body.operations
         rotate = loop.keywords.get("rotate")
+        if rotate is FOUND_OUT:
+            return "each turn finds out which tiles come"
         if rotate == Constant(False):
             return "rotate=False"
-        if rotate == FOUND_OUT:
-            return "each turn finds out which tiles come"
         if loop.keywords.get("warp_specialize") == Constant(False):
             return "warp_specialize=False"
         if loop.leaves_early():

@@ -28,7 +28,7 @@ from tilekit.compiler.passes.factors import Factors
 
 __all__ = ["FOUND_OUT", "has_streams", "stage", "stage_operands"]
 
-FOUND_OUT = Constant("found out")
+FOUND_OUT = Constant(False)
 """The option `rotate` of loops of one turn, of which another loop finds out the tile in each of its turns."""
 
 
