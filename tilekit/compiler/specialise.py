@@ -88,13 +88,23 @@ def bind(
 
 @dataclass(frozen=True, eq=False)
 class _Lambda:
-    """A lambda that a kernel passes on, in the place of a `Function`."""
+    """A lambda that a kernel passes on, or a function that is written in it, in the place of a `Function`."""
 
     binder: _Binder
-    node: ast.Lambda
+    node: ast.Lambda | ast.FunctionDef
 
-    name = "the_lambda"
     constants = frozenset[str]()
+
+    @property
+    def name(self) -> str:
+        return self.node.name if isinstance(self.node, ast.FunctionDef) else "the_lambda"
+
+    @property
+    def body(self) -> list[ast.stmt]:
+        """Its statements, as those of a function."""
+        if isinstance(self.node, ast.FunctionDef):
+            return copy.deepcopy(self.node.body)
+        return [ast.copy_location(ast.Return(copy.deepcopy(self.node.body)), self.node)]
 
     @property
     def signature(self) -> inspect.Signature:
@@ -452,6 +462,10 @@ class _Binder(ast.NodeTransformer):
         """An argument of an operation that takes a function: a lambda, or one that is written for Python alone, is one, too."""
         if isinstance(node, ast.Lambda):
             return self._passed(node, _Lambda(self, node))
+        written = [one for one in ast.walk(self.source.tree) if isinstance(one, ast.FunctionDef) and one is not self.source.tree]
+        named = [one for one in written if isinstance(node, ast.Name) and one.name == node.id]
+        if len(named) == 1 and named[0].name not in stored(ast.walk(self.source.tree)):
+            return self._passed(node, _Lambda(self, named[0]))
         function = self._helper(self._static(node), node)
         return node if function is None else self._passed(node, function)
 
@@ -520,16 +534,17 @@ class _Binder(ast.NodeTransformer):
     def _bound_lambda(
         self, at: ast.expr, function: _Lambda, constants: dict[str, Any], callers: tuple[Function | _Lambda, ...]
     ) -> BoundKernel:
-        outer, node = function.binder, function.node
+        outer, node, body = function.binder, function.node, function.body
+        what = "a lambda in a kernel" if isinstance(node, ast.Lambda) else f"{node.name}, which is passed on,"
         parameters = {a.arg for a in node.args.args}
         if len(parameters) != len(arguments_of(node.args)) or node.args.defaults:
-            raise outer.source.error("a lambda in a kernel takes plain parameters, without defaults", node.lineno)
-        used = {n.id for n in ast.walk(node.body) if isinstance(n, ast.Name)} - parameters
+            raise outer.source.error(f"{what} takes plain parameters, without defaults", node.lineno)
+        inside = [part for statement in body for part in ast.walk(statement)]
+        used = {n.id for n in inside if isinstance(n, ast.Name)} - parameters - stored(inside)
         for name in sorted(used & (outer.locals - arguments_of_lambdas(outer.source.tree))):
-            reason = f"a lambda in a kernel sees its arguments and constants alone; {name} is a value that the kernel computes"
+            reason = f"{what} sees its arguments and constants alone; {name} is a value that the kernel computes"
             raise outer.source.error(reason, node.lineno, name)
-        body = ast.copy_location(ast.Return(copy.deepcopy(node.body)), node)
-        tree = ast.FunctionDef(name=function.name, args=node.args, body=[body], decorator_list=[])
+        tree = ast.FunctionDef(name=function.name, args=node.args, body=body, decorator_list=[])
         without_type_parameters(tree)
         source = outer.source.part(ast.copy_location(tree, node)).called(self.source, at.lineno)
         known = {name: value for name, value in outer.constants.items() if name not in parameters}

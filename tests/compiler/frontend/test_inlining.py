@@ -384,6 +384,42 @@ def test_what_python_cannot_do_in_kernels_it_cannot_here(device):
     assert refuse(k).reason.startswith("lists do not exist in kernels: use a tuple, or a tile; in listed, which kernel k calls")
 
 
+def test_a_function_that_is_written_in_the_kernel_is_passed_on(device):
+    """Of several statements and variables; with identities, which are floats."""
+
+    @tk.kernel
+    def kernel(y: tk.InOut):
+        def merged(m, s, n, r):
+            most = tk.maximum(m, n)
+            left, right = s * tk.exp(m - most), r * tk.exp(n - most)
+            return most, left + right
+
+        def larger(a, b):
+            return tk.maximum(a, b)
+
+        t = y.load() + tk.arange(16)
+        most, total = tk.reduce((t, tk.ones((16,))), 0, merged, (-1e30, 0.0))
+        y.store(tk.scan(t, 0, larger, -1e30) - most - tk.log(total))
+
+    log_sum = np.log(np.exp(np.arange(16.0)).sum())
+    np.testing.assert_allclose(run(kernel), np.tile(np.arange(16) - log_sum, 4), rtol=1e-5)
+    assert compiled(kernel).registers
+
+
+def test_a_function_that_is_passed_on_sees_no_values_of_the_kernel(device):
+    @tk.kernel
+    def kernel(y: tk.InOut):
+        factor = y.load()
+
+        def larger(a, b):
+            return tk.maximum(a, b * tk.sum(factor))
+
+        y.store(tk.scan(y.load(), 0, larger))
+
+    reason = "larger, which is passed on, sees its arguments and constants alone; factor is a value that the kernel computes"
+    assert refuse(kernel).reason == reason
+
+
 def test_a_lambda_sees_no_values_of_the_kernel(device):
     @tk.kernel
     def k(y: tk.InOut):

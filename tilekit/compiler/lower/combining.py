@@ -82,9 +82,10 @@ def calling(
     func: types.Type, identity: types.Type, operands: Operands, what: str
 ) -> Callable[[ir.IRBuilder, Row, Row], list[ir.Value]]:
     """How to combine two rows of elements by the user's function, which is compiled for tiles of shape ()."""
-    if known(identity) is ABSENT:
+    if known(identity) is not ABSENT:
+        in_words(what, lang.known_identity, known(identity))
+    elif not _is_number(identity):
         reject(what, "identity must be known when the kernel is compiled; none is needed here")
-    in_words(what, lang.known_identity, known(identity))
     if not isinstance(func, types.Callable):
         reject(what, f"func is a @tk.function, a lambda, or a function of the module operator, not {describe(func)}")
     if isinstance(func, types.Dispatcher) and (problem := lang.arity_problem(func.dispatcher.py_func, len(operands.tiles))):
@@ -105,6 +106,13 @@ def calling(
         return [builder.extract_value(part, 0) for part in parts]
 
     return combine
+
+
+def _is_number(ty: types.Type) -> bool:
+    """Whether an identity, which is not needed here, is a float, or several: numba's types do not tell which."""
+    if isinstance(ty, types.BaseTuple):
+        return all(_is_number(part) or known(part) is not ABSENT for part in ty)
+    return isinstance(ty, types.Float)
 
 
 def _resolved(func: types.Type, arguments: tuple[types.Type, ...], what: str) -> Signature:
