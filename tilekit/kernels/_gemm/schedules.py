@@ -5,8 +5,8 @@ add so many elements, and wait so long in each step; so many bytes come from the
 them; and so many from memory. These go on at the same time, and delay each other the more, the more alike they are (the norm of
 order 4); what comes before and after the loop is not hidden. The numbers are an H200's: fitted to 218 random products, each with
 all tiles and numbers of parts, of which the choices by the model are 1.9 % slower than the best ones. Elsewhere, and for operands
-that no ring of stages takes, tiles follow from the dtype; those of exact products of float32 from which
-multiprocessor has most to do.
+that no ring of stages takes, tiles follow from the dtype; those of exact products of float32 from which multiprocessor has most
+to do.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MEMORY, _NEXT = 2400, 2400
 # Steps dealt out evenly are no gain unless by so much, for all else that the model does not know of three kernels.
 _UNLESS = 1.05
 # Nor are two tiles next to each other, which are stored one after the other.
-_TWO = 1.1
+_TWO = 1.05
 # Shares are none where operands are much larger than the L2 cache: blocks that are at different places of K share nothing in it.
 # (Measured: gains of 8 to 30 % up to 105 MB, a loss of 13 % at 210 MB.)
 _STREAMED = 128 << 20
@@ -267,8 +267,7 @@ def _cheapest(
         for parts in ways:
             dealt = stream if parts == "stream" else parts
             clocks = _clocks(shape, count, itemsize, summed, (bm, bn, warps), dealt, turned, lines)
-            if odd:
-                clocks *= _TWO
+            clocks *= _TWO if odd else _UNLESS if parts == "stream" else 1
             if clocks < best:
                 best, chosen = clocks, (bm, bn, warps, parts)
     return *chosen, best
@@ -292,7 +291,7 @@ def _clocks(
     steps, each = -(-k * itemsize // _STAGED_BYTES), _held(count, warps) // count
     tiles = max(1, batch * -(-m // bm) * -(-n // bn))
     products = bm * bn * _STAGED_BYTES / _PRODUCTS
-    together = _together(bm, bn, warps) and tiles > _held(count, warps)
+    together = _together(bm, bn, warps) and tiles > _held(count, warps) and columns_of(bn) is None
     fetched = (bm + (bn // 2 if together else bn)) * _STAGED_BYTES
 
     def step(blocks: int) -> float:
