@@ -40,9 +40,7 @@ _SUMMING_WAITS, _SUMMING, _SUMMING_TOGETHER = 150, 1.4, 0.9
 _LATENCY, _STORED = 3500, 10
 # Of a GPU: bytes a clock from memory or to it; and clocks from the end of one kernel to the work of the next.
 _MEMORY, _NEXT = 2400, 2400
-# Steps dealt out evenly are no gain unless by so much, for all else that the model does not know of three kernels.
-_UNLESS = 1.05
-# Nor are two tiles next to each other, which are stored one after the other.
+# Two tiles next to each other, which are stored one after the other, are no gain unless by so much.
 _TWO = 1.05
 # Shares are none where operands are much larger than the L2 cache: blocks that are at different places of K share nothing in it.
 # (Measured: gains of 8 to 30 % up to 105 MB, a loss of 13 % at 210 MB.)
@@ -267,7 +265,8 @@ def _cheapest(
         for parts in ways:
             dealt = stream if parts == "stream" else parts
             clocks = _clocks(shape, count, itemsize, summed, (bm, bn, warps), dealt, turned, lines)
-            clocks *= _TWO if odd else _UNLESS if parts == "stream" else 1
+            if odd:
+                clocks *= _TWO
             if clocks < best:
                 best, chosen = clocks, (bm, bn, warps, parts)
     return *chosen, best
