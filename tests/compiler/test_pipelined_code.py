@@ -705,7 +705,7 @@ def breaks(y: tk.Out, x: tk.In):
 
 def sliced(y: tk.Out, x: tk.In):
     s = tk.zeros((16, 64), tk.float32)
-    for t in tk.pipelined(x.slice(0, 16, 32).tiles((16, 64))[0, :]):
+    for t in tk.pipelined(x.slice(0, 16, 30).tiles((16, 64))[0, :]):
         s += t
     y.store(s)
 

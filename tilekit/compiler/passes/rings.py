@@ -209,8 +209,8 @@ def _grid(stream: Operand, known: _Known) -> Key:
 def _view(view: Operation, known: _Known) -> Key:
     """Tiles of a parameter, or of a slice of one: of this one what is known of where it begins."""
     tensor, *operands = view.operands
-    extents = operands[0] if view.what == "tiles" else None
-    while (outer := known.definition(tensor)) is not None and _may_be_whole(outer, extents, known):
+    extents, begun = operands[0] if view.what == "tiles" else None, dict[int, Affine | None]()
+    while (outer := known.definition(tensor)) is not None and _may_be_whole(outer, extents, begun, known):
         tensor = outer.operands[0]
     whole: Value | Key
     if outer is not None and outer.kind == "method":
@@ -226,17 +226,32 @@ def _view(view: Operation, known: _Known) -> Key:
     return whole, view.what, tuple(operands), tuple(view.keywords.items())
 
 
-def _may_be_whole(view: Operation, extents: Operand | None, known: _Known) -> bool:
-    """Whether tiles of a slice are tiles of its tensor: to the end of which it goes, or so far that no tile has more than it."""
+def _may_be_whole(view: Operation, extents: Operand | None, begun: dict[int, Affine | None], known: _Known) -> bool:
+    """Whether tiles of a slice are tiles of its tensor: to the end of which it goes, or so far that no tile has more than it.
+
+    Args:
+        view: perhaps a slice.
+        extents: of the tiles.
+        begun: for each axis where slices of the slice begin, to which this one is added; None where that is not known.
+        known: what is known of values.
+    """
     bounds = slice_of(view)
-    if bounds is None or bounds[-1] == Constant(None):
-        return bounds is not None
-    axis, first, behind = bounds[0], *(affine(bound, known.defined) for bound in bounds[1:])
-    tile = extents.parts if isinstance(extents, Group) else [extents]
-    if first is None or behind is None or not isinstance(axis, Constant) or not -len(tile) <= axis.value < len(tile):
+    if bounds is None:
         return False
-    along = tile[axis.value]
-    return isinstance(along, Constant) and divisor_of_sum(behind.plus(first, -1), known.defined) % along.value == 0
+    axis, first, behind = bounds[0], *(affine(bound, known.defined) for bound in bounds[1:])
+    assert isinstance(axis, Constant), "the language takes no other"
+    tile = extents.parts if isinstance(extents, Group) else (extents,)
+    at = axis.value % len(tile) if extents is not None else axis.value
+    before = begun.get(at, Affine({}, 0))
+    first = None if before is None or first is None else before.plus(first)
+    if bounds[-1] != Constant(None):
+        along = tile[at % len(tile)]
+        if first is None or behind is None or not isinstance(along, Constant):
+            return False
+        if divisor_of_sum(behind.plus(first, -1), known.defined) % along.value:
+            return False
+    begun[at] = first
+    return True
 
 
 def _has_one_turn(loop: Operation, defined: Definitions) -> bool:
