@@ -54,7 +54,9 @@ def leaving(y: tk.Out, x: tk.In, how: tk.Const):
         if how == "break" and x.shape[1] > 100:
             break
         if how == "continue" and x.shape[1] > 100:
-            continue
+            if x.shape[0] > 100:
+                continue
+            s += t
         if how == "return" and x.shape[1] > 100:
             return
         if how == "while":

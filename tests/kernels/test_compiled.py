@@ -231,7 +231,7 @@ PRODUCTS = {
     "16 rows": (lambda: product(16, 8192, 8192), 16),
     "ragged": (lambda: product(4000, 4008, 4040), 256),
     "in parts": (lambda: product(128, 128, 65536), 64),
-    "batch in parts": (lambda: kernels.gemm(m(6, 200, 8192, dtype=B), m(6, 8192, 1000, dtype=B)), 256),
+    "batch in parts": (lambda: kernels.gemm(m(2, 128, 65536, dtype=B), m(2, 65536, 128, dtype=B)), 64),
     "a.T": (lambda: turned("a"), 256),
     "b.T": (lambda: turned("b"), 256),
     "a.T, b.T": (lambda: turned("ab"), 256),
