@@ -16,7 +16,7 @@ import seeds
 
 __all__ = ["HEADER", "is_asked_for", "leave_out", "names_files", "stays", "unknown"]
 
-HEADER = "the quick run: about 10 minutes on two cores; all tests: --thorough (20 minutes), or name a file"
+HEADER = "the quick run: about 25 minutes on two cores; all tests: --thorough, or name a file"
 
 # Machine code of one property: half a second to a second a member, as dtypes, shapes and GPUs differ.
 _ACCESSES = {

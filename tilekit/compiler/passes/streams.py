@@ -2,8 +2,7 @@
 
 Legal where, of a loop that counts up by 1 and that nothing leaves early:
 
-- the tensor is a parameter that is only read (`tk.In`), so that no turn writes what a later one reads; or what is left of one
-  from some place on, `x.slice(axis, start)`;
+- the tensor is a parameter that is only read (`tk.In`), so that no turn writes what a later one reads; or a slice of one;
 - the load stands in the body itself, so that each turn does it, and has no option: elements beyond the edge are zeros;
 - its index is the counter and what does not change, along one dimension, and does not change along the others;
 - the kernel reads no result of an atomic operation: what is loaded ahead does not wait for what others tell by them.
@@ -13,7 +12,8 @@ loads at all, without loading more than elements of such tensors for it, the tur
 over streams of one tile each: they are loaded ahead as well.
 
 An index outside of the tensor is an error of the kernel's, so the tiles of a turn are those of the stream at its place. What
-becomes a stream is an operand of a product, which reads it in shared memory; loads for anything else gain nothing that is sure.
+becomes a stream is an operand of a product, which reads it in shared memory, or what one is made of, whatever else reads it, too;
+loads for anything else gain nothing that is sure.
 """
 
 from __future__ import annotations
