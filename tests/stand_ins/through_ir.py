@@ -6,13 +6,14 @@ import contextlib
 
 import pytest
 
+from tilekit._runtime.device import Device, use_device
 from tilekit.compiler import optimize
 from tilekit.compiler.ir.build import build
 from tilekit.compiler.ir.python import to_python
 from tilekit.compiler.ir.verify import verify
 from tilekit.launch import on_cpu, specialisation
 
-__all__ = ["ir_of", "rewritten", "run_through_ir"]
+__all__ = ["both_ways", "ir_of", "rewritten", "run_through_ir"]
 
 
 def ir_of(launch, *passes):
@@ -51,3 +52,15 @@ def run_through_ir(*passes):
 def rewritten():
     """All passes, in order."""
     return run_through_ir(*optimize.PASSES)
+
+
+def both_ways(run, device):
+    """What `run()` gives, which launches on the default device: on the CPU device as kernels are written, and as passes leave
+    them, which `device` compiles if it is a GPU.
+    """
+    with use_device(Device("cpu")):
+        plain = run()
+    if device.kind == "cuda":
+        return plain, run()
+    with rewritten():
+        return plain, run()

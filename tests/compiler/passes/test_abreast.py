@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from closeness import normal
-from through_ir import ir_of, rewritten
+from through_ir import both_ways, ir_of
 from warpgroup_code import products
 
 import tilekit as tk
@@ -136,17 +136,12 @@ def test_the_result_is_the_same(make, device):
     """On the CPU device by way of the passes, too."""
     m, n, k = 150, 200, 136
     x, gate, up = (normal(shape, np.float16, seed) for seed, shape in enumerate([(m, k), (k, n), (k, n)]))
-    results = []
-    for passes in (False, True) if device.kind == "cpu" else (True,):
+
+    def run():
         out = api.zeros((m, 512)).sync()
-        tensors = [api.from_host(array).sync() for array in (x, gate, up)]
-        op = op_of(make, out, *tensors).num_warps(4)
-        if passes and device.kind == "cpu":
-            with rewritten():
-                op.sync()
-        else:
-            op.sync()
-        results.append(out.to_host().sync())
+        op_of(make, out, *(api.from_host(array).sync() for array in (x, gate, up))).num_warps(4).sync()
+        return out.to_host().sync()
+
     wide = [array.astype(np.float64) for array in (x, gate, up)]
     products_ = [np.pad(wide[0] @ weight, ((0, 0), (0, 256 - n))) for weight in wide[1:]]
     left, right = {
@@ -154,7 +149,7 @@ def test_the_result_is_the_same(make, device):
         one_after_the_other: (products_[0] + products_[1], 0 * products_[1]), of_one_tile_twice: (products_[0], products_[0]),
     }.get(make, tuple(products_))  # fmt: skip
     wanted = np.stack([left.reshape(m, -1, 64), right.reshape(m, -1, 64)], 2).reshape(m, -1)
-    for result in results:
+    for result in both_ways(run, device):
         np.testing.assert_allclose(result, wanted, atol=2e-2, rtol=2e-3)
 
 

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from through_ir import ir_of, rewritten
+from through_ir import both_ways, ir_of
 
 import tilekit as tk
 from tilekit import api
@@ -102,18 +102,15 @@ def test_others_by_the_element():
 
 
 @pytest.mark.parametrize("begin", [*STARTS, *UNKNOWN], **named)
-def test_the_result_is_the_same(begin, cpu):
-    x, results = np.random.default_rng(3).uniform(-1, 1, (256, 256)).astype(np.float16), []
-    for passes in (False, True):
+def test_the_result_is_the_same(begin, device):
+    x = np.random.default_rng(3).uniform(-1, 1, (256, 256)).astype(np.float16)
+
+    def run():
         y, a = api.zeros((64, 1024), tk.float16).sync(), api.from_host(x).sync()
-        op = kernel_of(begin)(y.scattered(), a, 3).num_warps(4).grid(1)
-        if passes:
-            with rewritten():
-                op.sync()
-        else:
-            op.sync()
-        results.append(y.to_host().sync())
-    np.testing.assert_allclose(*results, atol=2e-2)
+        kernel_of(begin)(y.scattered(), a, 3).num_warps(4).grid(1).sync()
+        return y.to_host().sync()
+
+    np.testing.assert_allclose(*both_ways(run, device), atol=2e-2)
 
 
 def test_what_is_left_behind_a_constant():
