@@ -135,9 +135,10 @@ class GroupError(DeviceError):
     """
 
     def __init__(self, message: str, *, ranks: Iterable[int] = ()) -> None:
-        if not isinstance(ranks, Iterable):
-            raise TypeError(f"GroupError: ranks are the numbers of members, not {ranks!r}")
-        self.ranks = tuple(ranks)
+        try:
+            self.ranks = tuple(ranks)
+        except TypeError:
+            raise TypeError(f"GroupError: ranks are the numbers of members, not {ranks!r}") from None
         super().__init__(message)
 
 
