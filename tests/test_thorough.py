@@ -33,6 +33,10 @@ import pytest
 def test_quick(n):
     pass
 
+@pytest.mark.parametrize("n", range(20))
+def test_wide(n):
+    pass
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("n", range(5))
 def test_slow(n):
@@ -42,7 +46,7 @@ def test_slow(n):
 
 @pytest.fixture
 def suite(tmp_path, request):
-    """A suite of ten tests under the project's conftest.py, half of them thorough; gives what pytest prints of a run there."""
+    """A suite of thirty tests under the project's conftest.py, 8 of 20 and 5 of 10 of them quick; gives what pytest prints there."""
     root, tests = request.config.rootpath, tmp_path / "tests"
     tests.mkdir()
     for name in ("pyproject.toml", "tests/conftest.py"):
@@ -67,7 +71,7 @@ def suite(tmp_path, request):
 
 @pytest.mark.parametrize(
     ("arguments", "passed"),
-    [(["-n1"], 5), (["-n0", "--thorough"], 10)],
+    [(["-n1"], 5 + thorough.MOST), (["-n0", "--thorough"], 30)],
     ids=str,
 )
 def test_what_runs(suite, arguments, passed):

@@ -1,8 +1,9 @@
-"""Which tests run without `--thorough`: all but those named here, and those marked `thorough`.
+"""Which tests run without `--thorough`: of a family (a parametrised test) some members, and nothing that is marked `thorough`.
 
-A family (a parametrised test) is given with what of it stays in the quick run: a number, for so many members from the first to
-the last, evenly; or the pattern of the ids that stay. `None` is the whole test. What is here takes long and has seldom found
-what no other test finds: the same property of a kernel for more dtypes, shapes and GPUs. Each property keeps a member or two.
+On a machine without a GPU, `MOST` members of a family stay, from the first to the last, evenly. A family that is named here is
+given with what stays of it instead, wherever it runs: a number, or the pattern of the ids that stay. `None` is the whole test.
+What is named takes long and has seldom found what no other test finds: the same property of a kernel for more dtypes, shapes and
+GPUs. Each property keeps a member or two.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from collections.abc import Iterable
 import pytest
 import seeds
 
-__all__ = ["HEADER", "is_asked_for", "leave_out", "names_files", "stays", "unknown"]
+__all__ = ["HEADER", "MOST", "is_asked_for", "leave_out", "names_files", "stays", "unknown"]
 
-HEADER = "the quick run: about 25 minutes on two cores; all tests: --thorough, or name a file"
+HEADER = "the quick run: about 12 minutes on two cores; all tests: --thorough, or name a file"
+MOST = 8
+"""So many members of a family are quick, if it is not named here."""
 
 # Machine code of one property: half a second to a second a member, as dtypes, shapes and GPUs differ.
 _ACCESSES = {
@@ -181,6 +184,7 @@ FAMILIES: dict[str, int | str | None] = {
             "test_nothing_of_it_goes_through_shared_memory": 1,
             "test_it_lies_as_the_product_does_in_the_end": 2,
         },
+        "benchmarks/test_host_side": {"test_each_is_measured_and_right": "^(?!block)"},  # which PyTorch compiles, for a minute
         "benchmarks/test_plain": {"test_attention_of_one_loop_loads_ahead": 2},
         # Two kernels a reason. That each reason has its pair is always looked at.
         "compiler/test_reasons": {
@@ -223,9 +227,10 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     families: dict[str, list[pytest.Item]] = {}
     for item in items:
         families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    most = None if config.getoption("--device") == "cuda" else MOST
     for name, members in families.items():
-        if name in FAMILIES:
-            kept = stays(FAMILIES[name], [_id(member) for member in members])
+        if name in FAMILIES or (most and len(members) > most):
+            kept = stays(FAMILIES.get(name, most), [_id(member) for member in members])
             for member, keep in zip(members, kept, strict=True):
                 if not keep:
                     member.add_marker("thorough")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from tilekit.compiler.frontend import intrinsics
-from tilekit.compiler.ir.nodes import Constant, Operand, Operation
+from tilekit.compiler.ir.elementwise import is_elementwise
+from tilekit.compiler.ir.nodes import LOOPS, Constant, Operand, Operation, Region, Value
+from tilekit.compiler.ir.types import TileType
+from tilekit.dtypes import DType
 from tilekit.lang import matmul
 from tilekit.lang.registry import OPS
 
-__all__ = ["PRODUCTS", "Product", "accumulates", "is_product", "product_of"]
+__all__ = ["PRODUCTS", "Product", "accumulates", "extents", "is_product", "of_products", "product_of"]
 
 PRODUCTS = {row.function: row.signature for row in OPS.values() if row.family == matmul.__name__.rpartition(".")[2]}
 """The operations of the language that are products, with their signatures: the rows of the family `matmul`."""
@@ -54,3 +57,43 @@ def accumulates(operation: Operation) -> bool:
     """Whether it is a product that is added to a tile: behind `accumulate_products` almost every product is."""
     product = product_of(operation)
     return product is not None and product.total is not None
+
+
+def of_products(kernel: Region) -> Mapping[Value, DType]:
+    """The results of a kernel's products, and what is made of them element by element, in loops and branches too: tiles whose
+    elements lie as those of a product's result do. With the dtype of the operands of the product."""
+    found: dict[Value, DType] = {}
+    before = -1
+    while before < len(found):
+        before = len(found)
+        for operation in kernel.walk():
+            _follow(operation, found)
+    return found
+
+
+def _follow(operation: Operation, found: dict[Value, DType]) -> None:
+    """Note what an operation makes of products."""
+
+    def note(operands: Iterable[Operand], made: Iterable[Value]) -> None:
+        dtype = next((found[x] for x in operands if isinstance(x, Value) and x in found), None)
+        if dtype is not None:
+            found.update(dict.fromkeys(made, dtype))
+
+    product = product_of(operation) if accumulates(operation) else None
+    if product is not None:
+        if isinstance(product.b, Value) and isinstance(product.b.type, TileType):
+            found[operation.results[0]] = product.b.type.dtype
+    elif operation.kind in LOOPS:
+        for before, first, result in zip(operation.carried, operation.initial, operation.results, strict=True):
+            ends = [end.operands[operation.carried.index(before)] for end in operation.ends()]
+            note([first, *ends], [before, result])
+    elif operation.kind == "if":
+        for at, result in enumerate(operation.results):
+            note([region.operands[at] for region in operation.regions if region.exit == "yield"], [result])
+    elif is_elementwise(operation):
+        note([v for v in operation.reads() if extents(v) == extents(operation.results[0])], operation.results)
+
+
+def extents(value: Value) -> tuple[int, ...]:
+    """A tile's extents, but for those of 1."""
+    return tuple(n for n in value.type.shape if n > 1) if isinstance(value.type, TileType) else ()

@@ -1,8 +1,8 @@
 """The consumer of rings: the kernel for the warps that calculate, which wait for stages and release them.
 
 Waits by dependence: a product is under way when the next operation begins, and is waited for where its result is read, but not
-those that were asked for after it. First operands that are carried round a loop, or come into it, lie as products take them all
-the time.
+those that were asked for after it; where several operations read it, before the first of them, for all. First operands that are
+carried round a loop, or come into it, lie as products take them all the time.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def consume(kernel: Region) -> None:
         for loop in [operation for operation in region.operations if operation.kind == "stream"]:
             _prepare_operands(loop, region)
             _wait_for_products(loop.regions[0])
+    for region in kernel.regions():
+        _wait_once(region)
 
 
 def _prepare_operands(loop: Operation, region: Region) -> None:
@@ -78,13 +80,53 @@ def _wait_for_products(body: Region) -> None:
         later = [one.results[0] for one in between if accumulates(one) and needed[one] >= at]
         if at == len(operations) or not later or _only_adds_to(operations[at], result):
             continue
-        waited, reader = Value(result.name, result.type), operations[at]
-        call = Constant(intrinsics.wait_product, "tilekit__wait_product")
-        waits.setdefault(at, []).append(Operation("call", [result, *later], reader.location, call, results=[waited]))
-        rest = Region([], operations[at:], body.exit, body.operands)
-        rest.replace({result: waited})
-        body.operands = rest.operands
+        wait, body.operands = _waited(result, later, operations[at:], body)
+        waits.setdefault(at, []).append(wait)
     body.operations = [each for at, one in enumerate(operations) for each in (*waits.get(at, ()), one)]
+
+
+def _wait_once(region: Region) -> None:
+    """Wait for what may be under way before a branch that reads it, which ptxas lets no product be under way around, and before
+    the first of several operations that do: each of them would."""
+    operations = region.operations
+    for at in reversed(range(len(operations))):
+        for n, result in enumerate(operations[at].results):
+            if not _may_be_under_way(operations[at], n):
+                continue
+            readers = [where for where in range(at + 1, len(operations)) if result in _read(operations[where])]
+            first = operations[readers[0]] if readers else None
+            if first is None or first.kind in LOOPS or _is_wait(first) or _only_adds_to(first, result):
+                continue
+            if len(readers) == 1 and not first.regions:
+                continue
+            wait, region.operands = _waited(result, [], operations[readers[0] :], region)
+            operations.insert(readers[0], wait)
+
+
+def _may_be_under_way(operation: Operation, n: int) -> bool:
+    """Whether it is a product that a result is, or comes to in a loop or in a branch."""
+    if accumulates(operation):
+        return True
+    for body in operation.regions:
+        ends = body.operands[n] if body.exit == "yield" else None
+        for each in body.operations:
+            if isinstance(ends, Value) and ends in each.results and _may_be_under_way(each, each.results.index(ends)):
+                return True
+    return False
+
+
+def _is_wait(operation: Operation) -> bool:
+    return isinstance(operation.what, Constant) and operation.what.value is intrinsics.wait_product
+
+
+def _waited(product: Value, later: list[Value], behind: list[Operation], region: Region) -> tuple[Operation, list[Operand]]:
+    """A wait for a product, whose result those behind it in a region read instead; and what the region ends with then."""
+    waited = Value(product.name, product.type)
+    call = Constant(intrinsics.wait_product, "tilekit__wait_product")
+    wait = Operation("call", [product, *later], behind[0].location, call, results=[waited])
+    rest = Region([], behind, region.exit, region.operands)
+    rest.replace({product: waited})
+    return wait, rest.operands
 
 
 def _only_adds_to(operation: Operation, sum_: Value) -> bool:

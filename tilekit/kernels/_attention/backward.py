@@ -81,8 +81,8 @@ def _backward_dq(
             rotate=False,
         ):
             nothing = tk.zeros((BM, BN), tk.float32)
-            scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing) * 1.0
-            dp = tk.mma(tg.reshape((BM, BD)), value.reshape((BN, BD)).transpose(), nothing) * 1.0
+            scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing)
+            dp = tk.mma(tg.reshape((BM, BD)), value.reshape((BN, BD)).transpose(), nothing)
             cut = (j + 1) * BN > keys
             if above:
                 cut = cut or (j + 1) * BN > diagonal + right + 1
@@ -91,7 +91,7 @@ def _backward_dq(
             if cut:
                 scores = hidden(scores, j * BN, keys, diagonal, left, right, below, above)
             ds = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True) * (dp + less)
-            acc = tk.mma(ds.astype(k.dtype), key.reshape((BN, BD)), acc) * 1.0
+            acc = tk.mma(ds.astype(k.dtype), key.reshape((BN, BD)), acc)
             j += 1
         tk.store(dq, (b, h, i, 0), (acc * scale).astype(dq.dtype).reshape((1, 1, BM, BD)))
 
@@ -124,8 +124,8 @@ def _backward_dkv(
                 nothing = tk.zeros((BM, BN), tk.float32)
                 shift = tk.load(sums, (b, at, i), (1, 1, BN)).reshape((1, BN))
                 less = tk.load(delta, (b, at, i), (1, 1, BN)).reshape((1, BN))
-                scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing) * 1.0
-                dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing) * 1.0
+                scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing)
+                dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
                 # Rows are keys here, and columns queries: what bounds the one bounds the other from the other side.
                 cut = False
                 if above:
@@ -135,8 +135,8 @@ def _backward_dkv(
                 if cut:
                     scores = hidden(scores, i * BN, queries, diagonal, right, left, above, below)
                 p = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True)
-                dv_acc = tk.mma(p.astype(v.dtype), tg.reshape((BN, BD)), dv_acc) * 1.0
-                dk_acc = tk.mma((p * (dp + less)).astype(k.dtype), tq.reshape((BN, BD)), dk_acc) * 1.0
+                dv_acc = tk.mma(p.astype(v.dtype), tg.reshape((BN, BD)), dv_acc)
+                dk_acc = tk.mma((p * (dp + less)).astype(k.dtype), tq.reshape((BN, BD)), dk_acc)
                 i += 1
         tk.store(dk, (b, h, j, 0), (dk_acc * scale).astype(dk.dtype).reshape((1, 1, BM, BD)))
         tk.store(dv, (b, h, j, 0), dv_acc.astype(dv.dtype).reshape((1, 1, BM, BD)))

@@ -20,9 +20,6 @@ def online_softmax(scores, row_max, row_sum, scale):
 
     Each thread adds up what it holds itself: of 8 columns 2, so that there are 4 sums of a row.
     """
-    rows = scores.shape[0]
     new_max = tk.maximum(row_max, tk.max(scores, 1, keepdims=True) * scale)
-    alpha = tk.exp2(row_max - new_max, flush_to_zero=True)
-    p = tk.exp2(tk.fma(scores, scale, -new_max), flush_to_zero=True)
-    own = tk.sum(p.reshape((rows, scores.shape[1] // 8, 4, 2)), (1, 3), keepdims=True)
-    return p, new_max, tk.fma(row_sum, alpha.reshape((rows, 1, 1, 1)), own), alpha
+    p, alpha = tk.exp2(scores * scale - new_max), tk.exp2(row_max - new_max)
+    return p, new_max, row_sum * alpha + tk.sum(p, 1, keepdims=True), alpha

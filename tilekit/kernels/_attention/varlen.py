@@ -108,7 +108,7 @@ def _varlen(
             ):
                 nothing = tk.zeros((BM, BN), tk.float32)
                 key, value = tkey.reshape((BN, BD)), tvalue.reshape((BN, BD))
-                scores = tk.mma(tq.reshape((BM, BD)), key.transpose(), nothing, precision=precision) * 1.0
+                scores = tk.mma(tq.reshape((BM, BD)), key.transpose(), nothing, precision=precision)
                 shared = j * BN < key_begin or (j + 1) * BN > key_end
                 cut = shared
                 if above:
@@ -124,7 +124,7 @@ def _varlen(
                 if shared and not finite_outside(value, j * BN, key_begin, key_end):
                     acc = by_rows(weights, v, h // group, j * BN, key_begin, key_end, acc)
                 else:
-                    acc = tk.mma(weights, value, acc, precision=precision) * 1.0
+                    acc = tk.mma(weights, value, acc, precision=precision)
                 row_max = new_max
                 j += 1
             result = (acc * tk.where(row_sum == 0, 0.0, 1.0 / row_sum)).astype(o.dtype).reshape((1, BM, BD))
@@ -148,13 +148,12 @@ def _varlen_overlapped(
     if i >= 0:
         for tq in tk.pipelined(q.slice(1, begin).tiles((1, BM, BD))[h, i : i + 1, 0], stages=1):
             query = tq.reshape((BM, BD))
-            acc, row_sum = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1, 4, 1), tk.float32)
+            acc, row_sum = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
             row_max = tk.full((BM, 1), LOWEST, tk.float32)
             scores = tk.zeros((BM, BN), tk.float32)
             key_begin, first, some, low, high, last = _keys_at(visits, visit)
             for key in tk.pipelined(k.slice(1, key_begin).tiles((1, BN, BD))[h // group, first : first + some, 0], stages=1):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), scores)
-            scores = scores * 1.0  # waited for: ptxas takes no product that is under way around a branch
             keys, diagonal, cut = _cut_at(visits, visit)
             if cut:
                 scores = hidden(scores, first * BN, keys, diagonal, left, right, below, above)
@@ -206,8 +205,8 @@ def _varlen_overlapped(
                 if last * BN > keys and not finite_outside(value.reshape((BN, BD)), begins, 0, keys):
                     acc = by_rows(weights, v.slice(1, key_begin), h // group, begins, 0, keys, acc)
                 else:
-                    acc = tk.mma(weights, value.reshape((BN, BD)), acc) * 1.0
-            sums = tk.sum(row_sum, 2).reshape((BM, 1))
+                    acc = tk.mma(weights, value.reshape((BN, BD)), acc)
+            sums = row_sum
             result = acc * tk.where(sums == 0, 0.0, 1.0 / sums)
             i, _, begin, end, _, _ = visit_at(visits, visit)
             tk.store(o.slice(1, begin, end), (h, i, 0), result.astype(o.dtype).reshape((1, BM, BD)))

@@ -85,15 +85,15 @@ def _backward_dq(
                     stages=stages,
                 ):
                     nothing = tk.zeros((BM, BN), tk.float32)
-                    scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing) * 1.0
-                    dp = tk.mma(tg.reshape((BM, BD)), value.reshape((BN, BD)).transpose(), nothing) * 1.0
+                    scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing)
+                    dp = tk.mma(tg.reshape((BM, BD)), value.reshape((BN, BD)).transpose(), nothing)
                     scores = hidden(scores, j * BN, keys, diagonal, left, right, below, above)
                     p = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True)
                     ds = (p * (_own(dp, scores) + less)).astype(k.dtype)
                     if (j + 1) * BN > keys and not finite_outside(key.reshape((BN, BD)), j * BN, 0, keys):
                         acc = by_rows(ds, k.slice(1, key_begin), h_key, j * BN, 0, keys, acc)
                     else:
-                        acc = tk.mma(ds, key.reshape((BN, BD)), acc) * 1.0
+                        acc = tk.mma(ds, key.reshape((BN, BD)), acc)
                     j += 1
             _, low, high, _ = range_at(visits, visit)
             key_begin = visit_at(visits, visit)[4]
@@ -106,7 +106,7 @@ def _backward_dq(
                 dp = tk.mma(tg.reshape((BM, BD)), value.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                 p = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True)
                 ds = (p * (dp + less)).astype(k.dtype)
-                acc = tk.mma(ds, key.reshape((BN, BD)), acc) * 1.0
+                acc = tk.mma(ds, key.reshape((BN, BD)), acc)
             i, _, begin, end, _, _ = visit_at(visits, visit)
             tk.store(dq.slice(1, begin, end), (h, i, 0), (acc * scale).astype(dq.dtype).reshape((1, BM, BD)))
 
@@ -147,12 +147,12 @@ def _backward_dkv(
                         nothing = tk.zeros((BM, BN), tk.float32)
                         shift = tk.load(sums.slice(1, of_visits), (at, i), (1, BN))
                         less = tk.load(delta.slice(1, of_visits), (at, i), (1, BN))
-                        scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing) * 1.0
+                        scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing)
                         scores = hidden(scores, i * BN, queries, diagonal, right, left, above, below)
                         p = _own(tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True), scores)
                         weights = p.astype(v.dtype)
                         if wants_dk:
-                            dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing) * 1.0
+                            dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
                             changes = (p * _own(dp + less, scores)).astype(k.dtype)
                         shared = (i + 1) * BN > queries
                         if shared and not (
@@ -165,9 +165,9 @@ def _backward_dkv(
                                 dk_acc = by_rows(changes, q.slice(1, begin), at, i * BN, 0, queries, dk_acc)
                         else:
                             if wants_dv:
-                                dv_acc = tk.mma(weights, tg.reshape((BN, BD)), dv_acc) * 1.0
+                                dv_acc = tk.mma(weights, tg.reshape((BN, BD)), dv_acc)
                             if wants_dk:
-                                dk_acc = tk.mma(changes, tq.reshape((BN, BD)), dk_acc) * 1.0
+                                dk_acc = tk.mma(changes, tq.reshape((BN, BD)), dk_acc)
                         i += 1
                 _, part, _, _, begin, _ = visit_at(visits, visit)
                 _, low, high, _ = range_at(visits, visit)
@@ -184,10 +184,10 @@ def _backward_dkv(
                         dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                     p = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True)
                     if wants_dv:
-                        dv_acc = tk.mma(p.astype(v.dtype), tg.reshape((BN, BD)), dv_acc) * 1.0
+                        dv_acc = tk.mma(p.astype(v.dtype), tg.reshape((BN, BD)), dv_acc)
                     if wants_dk:
                         ds = p * (dp + less)
-                        dk_acc = tk.mma(ds.astype(k.dtype), tq.reshape((BN, BD)), dk_acc) * 1.0
+                        dk_acc = tk.mma(ds.astype(k.dtype), tq.reshape((BN, BD)), dk_acc)
                     i += 1
                 at += 1
             j, _, key_begin, key_end, _, _ = visit_at(visits, visit)
