@@ -19,8 +19,8 @@ from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.errors import check_flag
 from tilekit.kernels._attention.arguments import check_qkv, scale_of
-from tilekit.kernels._attention.mask import hidden, masks_of, seen
-from tilekit.kernels._attention.online_softmax import LN_2, LOG2_E, LOWEST, online_softmax
+from tilekit.kernels._attention.mask import masks_of, seen
+from tilekit.kernels._attention.online_softmax import LN_2, LOG2_E, LOWEST
 from tilekit.kernels._host import (
     Launches,
     Operand,
@@ -71,47 +71,12 @@ def _back_and_forth(at, tiles, blocks):
 @tk.kernel
 def _attention(
     o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float, left: int, right: int, group: int, share: int,
-    below: tk.Const, above: tk.Const, precision: tk.Const,
+    rows: int, tiles: int, blocks: int, stays: tk.Const, masked: tk.Const, below: tk.Const, above: tk.Const, wanted: tk.Const,
+    ahead: tk.Const, stages: tk.Const, precision: tk.Const,
 ):  # fmt: skip
-    heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
-    i, h = _visited(tk.bid(0), heads * q.shape[0], tk.cdiv(queries, BM), share)
-    b = h // heads
-    h = h - b * heads
-    diagonal = i * BM + keys - queries
-    first, last = 0, tk.cdiv(keys, BN)
-    if below:
-        first = max(0, diagonal - left) // BN
-    if above:
-        last = min(last, tk.cdiv(max(0, diagonal + min(BM, queries - i * BM) + right), BN))
-    query = tk.load(q, (b, h, i, 0), (1, 1, BM, BD)).reshape((BM, BD))
-    acc, row_sum = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
-    row_max = tk.full((BM, 1), LOWEST, tk.float32)
-    for j in range(first, last):
-        key = tk.load(k, (b, h // group, j, 0), (1, 1, BN, BD)).reshape((BN, BD))
-        value = tk.load(v, (b, h // group, j, 0), (1, 1, BN, BD)).reshape((BN, BD))
-        scores = tk.mma(query, key.transpose(), tk.zeros((BM, BN), tk.float32), precision=precision)
-        scores = seen(scores, j * BN, keys, diagonal, left, right, below, above)
-        new_max = tk.maximum(row_max, tk.max(scores, 1, keepdims=True) * scale)
-        p, alpha = tk.exp2(scores * scale - new_max), tk.exp2(row_max - new_max)
-        row_sum = row_sum * alpha + tk.sum(p, 1, keepdims=True)
-        acc = tk.mma(p.astype(v.dtype), value, acc * alpha, precision=precision)
-        row_max = new_max
-    # A query that sees no key gets zeros, and -inf.
-    result = acc * tk.where(row_sum == 0, 0.0, 1.0 / row_sum)
-    tk.store(o, (b, h, i, 0), result.astype(o.dtype).reshape((1, 1, BM, BD)))
-    tk.store(lse, (b, h, i), ((row_max + tk.log2(row_sum)) * LN_2).reshape((1, 1, BM)))
+    """A block that `stays` visits one tile of queries after another, each with so many tiles `ahead`; else there is one for each.
 
-
-@tk.kernel
-def _attention_overlapped(
-    o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, scale: float, group: int, share: int, rows: int,
-    tiles: int, blocks: int, stays: tk.Const, above: tk.Const, masked: tk.Const, wanted: tk.Const, stages: tk.Const,
-):  # fmt: skip
-    """As `_attention`, where each query sees the first key, and no mask cuts tiles of keys but the last ones that are visited:
-    scores are asked for before values are added to the result.
-
-    So the tensor cores add values while the exponentials of the next scores are taken. A block that `stays` visits one tile after
-    another; else there is a block for each.
+    `masked` says whether there is a tile of keys that a query does not see all of, `wanted` whether `lse` is.
     """
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     number = tk.bid(0)
@@ -122,54 +87,36 @@ def _attention_overlapped(
         i, h = _visited(at, heads * q.shape[0], rows, share)
         b = h // heads
         h = h - b * heads
-        h_key = h // group
         diagonal = i * BM + keys - queries
-        n, whole = tk.cdiv(keys, BN), keys // BN  # the tiles of keys that are visited, and those of which all rows see all
+        first, last, reach = 0, tk.cdiv(keys, BN), 0
+        if below:
+            first, reach = max(0, diagonal - left) // BN, right
         if above:
-            n = min(n, tk.cdiv(diagonal + min(BM, queries - i * BM), BN))
-            whole = min(whole, (diagonal + 1) // BN)
-        cut = max(1, whole)
-        for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=2 if BD <= 64 and not above else 1):
-            query = tq.reshape((BM, BD))
+            last = min(last, tk.cdiv(max(0, diagonal + min(BM, queries - i * BM) + reach), BN))
+        for tq in tk.pipelined(q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=ahead):
+            query, j = tq.reshape((BM, BD)), first
             acc, row_sum = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
             row_max = tk.full((BM, 1), LOWEST, tk.float32)
-            scores = tk.zeros((BM, BN), tk.float32)
-            for key in tk.pipelined(k.tiles((1, 1, BN, BD))[b, h_key, 0:1, 0], stages=1):
-                scores = tk.mma(query, key.reshape((BN, BD)).transpose(), scores)
-            if masked and whole == 0:
-                scores = hidden(scores, 0, keys, diagonal, 0, 0, False, above)
-            p, row_max, row_sum, alpha = online_softmax(scores, row_max, row_sum, scale)
-            weights = p.astype(v.dtype)
             for key, value in tk.pipelined(
-                k.tiles((1, 1, BN, BD))[b, h_key, 1:cut, 0],
-                v.tiles((1, 1, BN, BD))[b, h_key, 0 : cut - 1, 0],
+                k.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
+                v.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
                 stages=stages,
             ):
-                scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
-                acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-                p, row_max, row_sum, alpha = online_softmax(scores, row_max, row_sum, scale)
-                acc = acc * alpha
-                weights = p.astype(v.dtype)
-            if masked:
-                j = cut
-                for key, value in tk.pipelined(
-                    k.tiles((1, 1, BN, BD))[b, h_key, cut:n, 0],
-                    v.tiles((1, 1, BN, BD))[b, h_key, cut - 1 : n - 1, 0],
-                    stages=stages,
-                ):
-                    scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
-                    acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-                    scores = hidden(scores, j * BN, keys, diagonal, 0, 0, False, above)
-                    p, row_max, row_sum, alpha = online_softmax(scores, row_max, row_sum, scale)
-                    acc = acc * alpha
-                    weights = p.astype(v.dtype)
-                    j += 1
-            for value in tk.pipelined(v.tiles((1, 1, BN, BD))[b, h_key, n - 1 : n, 0], stages=1):
-                acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-            sums = row_sum
-            tk.store(o, (b, h, i, 0), (acc * (1.0 / sums)).astype(o.dtype).reshape((1, 1, BM, BD)))
+                nothing = tk.zeros((BM, BN), tk.float32)
+                scores = tk.mma(query, key.reshape((BN, BD)).transpose(), nothing, precision=precision)
+                if masked:
+                    scores = seen(scores, j * BN, keys, diagonal, left, reach, below, above)
+                new_max = tk.maximum(row_max, tk.max(scores, 1, keepdims=True) * scale)
+                p, alpha = tk.exp2(scores * scale - new_max), tk.exp2(row_max - new_max)
+                row_sum = row_sum * alpha + tk.sum(p, 1, keepdims=True)
+                acc = tk.mma(p.astype(v.dtype), value.reshape((BN, BD)), acc * alpha, precision=precision)
+                row_max = new_max
+                j += 1
+            # A query that sees no key gets zeros, and -inf.
+            result = acc * tk.where(row_sum == 0, 0.0, 1.0 / row_sum)
+            tk.store(o, (b, h, i, 0), result.astype(o.dtype).reshape((1, 1, BM, BD)))
             if wanted:
-                tk.store(lse, (b, h, i), ((row_max + tk.log2(sums)) * LN_2).reshape((1, 1, BM)))
+                tk.store(lse, (b, h, i), ((row_max + tk.log2(row_sum)) * LN_2).reshape((1, 1, BM)))
         number += blocks
         if not stays:
             number = tiles
@@ -261,17 +208,11 @@ def attention(
 
     def steps(new):
         y, sums = new(destination), new(Spec((batch, heads, queries), dtypes.float32))
-        if y.size and keys and overlapped:
-            launch = _attention_overlapped(
-                y.scattered(), sums.scattered(), q, k, v, factor * LOG2_E, group, share, rows, tiles, blocks, stays, masks.above,
-                masks.above or keys % tiling.columns > 0, return_lse, tiling.stages,
-            )  # fmt: skip
-            launch = launch.generics(BM=tiling.rows, BN=tiling.columns, BD=tiling.depth).num_warps(tiling.num_warps)
-            yield launch.grid(blocks)
-        elif y.size and keys:
+        if y.size and keys:
             launch = _attention(
-                y.scattered(), sums.scattered(), q, k, v, factor * LOG2_E, masks.left, masks.right, group, share,
-                masks.below, masks.above, precision,
+                y.scattered(), sums.scattered(), q, k, v, factor * LOG2_E, masks.left, masks.right, group, share, rows, tiles,
+                blocks, stays, masks.above or masks.below or keys % tiling.columns > 0, masks.below, masks.above, return_lse,
+                2 if stays and not masks.above and tiling.depth <= 64 else 1, tiling.stages, precision,
             )  # fmt: skip
             yield launch.generics(BM=tiling.rows, BN=tiling.columns, BD=tiling.depth).num_warps(tiling.num_warps).grid(blocks)
         elif y.size:
