@@ -12,7 +12,7 @@ them, in float32, in the order that chance makes.
 from __future__ import annotations
 
 import tilekit as tk
-from tilekit.kernels._attention.mask import hidden
+from tilekit.kernels._attention.mask import hidden, seen
 from tilekit.kernels._attention.online_softmax import LOG2_E
 
 __all__ = ["as_held", "backward_dkv", "backward_dq", "of_held", "of_sums"]
@@ -31,25 +31,19 @@ def backward_dq(
     h = h - b * heads
     diagonal = i * BM + keys - queries
     first, last = 0, tk.cdiv(keys, BN)
-    whole = keys // BN
     if below:
         first = max(0, diagonal - left) // BN
     if above:
         last = min(last, tk.cdiv(max(0, diagonal + min(BM, queries - i * BM) + right), BN))
-        whole = min(whole, max(0, diagonal + right + 1) // BN)
-    if below:
-        whole = first
-    whole = max(first, whole)
-    last = max(last, whole)
     factor = scale * LOG2_E
     for tq, tg in tk.pipelined(
         q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], grad.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=1
     ):
         acc = tk.zeros((BM, BD), tk.float32)
-        j = whole
+        j = first
         for key, value in tk.pipelined(
-            k.tiles((1, 1, BN, BD))[b, h // group, first:whole, 0],
-            v.tiles((1, 1, BN, BD))[b, h // group, first:whole, 0],
+            k.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
+            v.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
             stages=stages,
         ):
             nothing = tk.zeros((BM, BN), tk.float32)
@@ -57,20 +51,7 @@ def backward_dq(
             less = tk.load(delta, (b, h, i), (1, 1, BM)).reshape((BM, 1))
             scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing)
             dp = tk.mma(tg.reshape((BM, BD)), value.reshape((BN, BD)).transpose(), nothing)
-            p = tk.exp2(scores * factor + shift, flush_to_zero=True)
-            ds = (p * (dp + less)).astype(k.dtype)
-            acc = tk.mma(ds, key.reshape((BN, BD)), acc)
-        for key, value in tk.pipelined(
-            k.tiles((1, 1, BN, BD))[b, h // group, whole:last, 0],
-            v.tiles((1, 1, BN, BD))[b, h // group, whole:last, 0],
-            stages=stages,
-        ):
-            nothing = tk.zeros((BM, BN), tk.float32)
-            shift = tk.load(sums, (b, h, i), (1, 1, BM)).reshape((BM, 1))
-            less = tk.load(delta, (b, h, i), (1, 1, BM)).reshape((BM, 1))
-            scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing)
-            dp = tk.mma(tg.reshape((BM, BD)), value.reshape((BN, BD)).transpose(), nothing)
-            scores = hidden(scores, j * BN, keys, diagonal, left, right, below, above)
+            scores = seen(scores, j * BN, keys, diagonal, left, right, below, above)
             p = tk.exp2(scores * factor + shift, flush_to_zero=True)
             ds = (p * (dp + less)).astype(k.dtype)
             acc = tk.mma(ds, key.reshape((BN, BD)), acc)
@@ -100,14 +81,6 @@ def backward_dkv(
         first = max(0, diagonal - right) // BN
     if below:
         last = min(last, tk.cdiv(max(0, diagonal + BM + left), BN))
-    # Rows are keys here, and columns queries: what bounds the one bounds the other from the other side.
-    whole = first
-    if above:
-        whole = max(first, tk.cdiv(diagonal + BM - 1 - right, BN))
-    if below:
-        whole = last
-    whole = min(whole, last)
-    first = min(first, whole)
     factor = scale * LOG2_E
     for tkey, tvalue in tk.pipelined(
         k.tiles((1, 1, BM, BD))[b, h, j : j + 1, 0], v.tiles((1, 1, BM, BD))[b, h, j : j + 1, 0], stages=1
@@ -116,40 +89,11 @@ def backward_dkv(
         for which in range(group):
             at = h * group + which
             i = first
-            if above or below:
-                for tq, tg, shift, less in tk.pipelined(
-                    q.tiles((1, 1, BN, BD))[b, at, first:whole, 0],
-                    grad.tiles((1, 1, BN, BD))[b, at, first:whole, 0],
-                    sums.tiles((1, 1, BN))[b, at, first:whole],
-                    delta.tiles((1, 1, BN))[b, at, first:whole],
-                    stages=stages,
-                ):
-                    nothing = tk.zeros((BM, BN), tk.float32)
-                    scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing)
-                    if wants_dk:
-                        dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
-                    if adds and ragged:
-                        scores = tk.where(tk.arange(BM)[:, None] < keys - j * BM, scores, float("-inf"))
-                    scores = hidden(scores, i * BN, queries, diagonal, right, left, above, below)
-                    p = tk.exp2(scores * factor + shift.reshape((1, BN)), flush_to_zero=True)
-                    weights = p.astype(v.dtype)
-                    if wants_dv:
-                        dv_acc = tk.mma(weights, tg.reshape((BN, BD)), dv_acc)
-                    if wants_dk:
-                        ds = (p * (dp + less.reshape((1, BN)))).astype(k.dtype)
-                        if early:
-                            dq_part = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
-                        dk_acc = tk.mma(ds, tq.reshape((BN, BD)), dk_acc)
-                    if adds and not early:
-                        dq_part = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
-                    if adds:
-                        tk.atomic_add_tile(dq, (b, at, i, 0), as_held(dq_part).reshape((1, 1, 1, BS)))
-                    i += 1
             for tq, tg, shift, less in tk.pipelined(
-                q.tiles((1, 1, BN, BD))[b, at, whole:last, 0],
-                grad.tiles((1, 1, BN, BD))[b, at, whole:last, 0],
-                sums.tiles((1, 1, BN))[b, at, whole:last],
-                delta.tiles((1, 1, BN))[b, at, whole:last],
+                q.tiles((1, 1, BN, BD))[b, at, first:last, 0],
+                grad.tiles((1, 1, BN, BD))[b, at, first:last, 0],
+                sums.tiles((1, 1, BN))[b, at, first:last],
+                delta.tiles((1, 1, BN))[b, at, first:last],
                 stages=stages,
             ):
                 nothing = tk.zeros((BM, BN), tk.float32)
@@ -158,6 +102,8 @@ def backward_dkv(
                     dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
                 if adds and ragged:
                     scores = tk.where(tk.arange(BM)[:, None] < keys - j * BM, scores, float("-inf"))
+                if above or below:  # rows are keys here, and columns queries: what bounds the one bounds the other
+                    scores = seen(scores, i * BN, queries, diagonal, right, left, above, below)
                 p = tk.exp2(scores * factor + shift.reshape((1, BN)), flush_to_zero=True)
                 weights = p.astype(v.dtype)
                 if wants_dv:
