@@ -46,7 +46,7 @@ def test_slow(n):
 
 @pytest.fixture
 def suite(tmp_path, request):
-    """A suite of thirty tests under the project's conftest.py, 8 of 20 and 5 of 10 of them quick; gives what pytest prints there."""
+    """A suite of thirty tests under the project's conftest.py, of which 13 are quick; gives what pytest prints of a run there."""
     root, tests = request.config.rootpath, tmp_path / "tests"
     tests.mkdir()
     for name in ("pyproject.toml", "tests/conftest.py"):

@@ -36,7 +36,9 @@ def interrupted():
     """A block in which `Interrupted` is raised in this thread a little later, by a signal; it has to leave it."""
 
     def handler(number, frame):
-        soon(1.0)  # Python drops what a callback raises, the garbage collector's or the stand-in driver's: it comes once more then
+        soon(
+            1.0
+        )  # Python drops what a callback raises, the garbage collector's or the stand-in driver's: it comes once more then
         while frame is not None:
             name, file = frame.f_code.co_name, Path(frame.f_code.co_filename).stem
             if name == "__del__" or (name, file) == ("<lambda>", "fake_gpu"):  # which would swallow it

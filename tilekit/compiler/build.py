@@ -365,7 +365,9 @@ def _assembled(
 
 def _look_at_log(log: str, compilation: Compilation) -> None:
     """Note what ptxas says of the products: that of others they wait."""
-    match = re.search(r"wgmma\.mma_async instructions are serialized due to (.*?)(?: (?:in|for) the function|$)", log, re.MULTILINE)
+    match = re.search(
+        r"wgmma\.mma_async instructions are serialized due to (.*?)(?: (?:in|for) the function|$)", log, re.MULTILINE
+    )
     if match is not None:
         compilation.serialised = match[1]
         if compilation.notes is not None:

@@ -210,16 +210,16 @@ def test_products_of_gradients_stay_under_way(which, size, causal):
     q, k, v, g, *results = (api.meta(shape, tk.bfloat16) for _ in range(7))
     sums = [api.meta(shape[:3], tk.float32) for _ in range(2)]
     tiling = backward.tiling_of(size, 1024, 1024, False, True, overlapped=True)
-    ahead, adds = backward.wgmma, which == "adds"
+    adds = which == "adds"
     tile, early = tiling.dq if which == "backward_dq" else tiling.dkv, adds and size == 128 and not causal
     given = (q, k, v, g, *sums, 0.1, 1, 0, 1, False, causal, tile.stages)
     if which == "backward_dq":
-        op = ahead.backward_dq(results[2].scattered(), *given)
+        op = backward._backward_dq(results[2].scattered(), *given)
     else:
         held = size * tile.columns
         added = api.meta((1, 4, 1024 // tile.columns, held), tk.float32) if adds else results[2]
         outs = (x.scattered() for x in (*results[:2], added))
-        op = ahead.backward_dkv(*outs, *given, adds, early, False, True, True).generics(BS=held)
+        op = backward._backward_dkv(*outs, *given, adds, early, False, True, True).generics(BS=held)
     op = op.generics(BM=tile.rows, BN=tile.columns, BD=size).num_warps(tile.num_warps).grid(8)
     made = op.compile(target="sm_90a")
     calculating = made.sass.split("USETMAXREG.TRY_ALLOC")[-1]
@@ -260,13 +260,13 @@ def test_gradients_by_warpgroups(size, deterministic, options):
     op.consumed()
     launches = [p for p in op.parts() if isinstance(p, tk.KernelLaunch)]
     made = [(p.kernel.name, p.compile(target="sm_90a")) for p in launches]
-    last = "backward_dq" if deterministic or size == 256 else "of_sums"
-    assert [name for name, _ in made] == ["_of_rows", *["backward_dkv"] * (1 + size // 256), last]
-    of = [p.arguments[-2:] for p in launches if p.kernel.name == "backward_dkv"]
+    last = "_backward_dq" if deterministic or size == 256 else "_of_sums"
+    assert [name for name, _ in made] == ["_of_rows", *["_backward_dkv"] * (1 + size // 256), last]
+    of = [p.arguments[-2:] for p in launches if p.kernel.name == "_backward_dkv"]
     assert of == ([(True, False), (False, True)] if size == 256 else [(True, True)]), "by keys, and by values"
     for name, kernel in made:
         assert kernel.local_bytes == 0, name
-        assert ("HGMMA" in kernel.sass) == name.startswith("backward_"), name
+        assert ("HGMMA" in kernel.sass) == name.startswith("_backward_"), name
         assert "HMMA" not in kernel.sass.replace("HGMMA", ""), name
 
 
@@ -277,7 +277,7 @@ def test_the_steps_of_gradients_are_known_before_they_run():
     of_nothing = kernels.attention_backward(q, q, none, none, q, lse)
     op.consumed()
     of_nothing.consumed()
-    assert [str(part) for part in op.parts()] == ["kernel _of_rows", "fill", "kernel backward_dkv", "kernel of_sums"]
+    assert [str(part) for part in op.parts()] == ["kernel _of_rows", "fill", "kernel _backward_dkv", "kernel _of_sums"]
     assert [str(part) for part in of_nothing.parts()] == ["fill"]
     assert "fill" in op.graphviz()
 

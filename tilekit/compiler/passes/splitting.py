@@ -2,11 +2,11 @@
 
 `tk.where(mask, x, y)` of an `x` that is large, where the mask is a comparison of what is affine in the number of the turn, in
 numbers that do not change, and in coordinates (`tk.arange`), or several such with `&`: that the worst of the tile's elements
-is inside is a condition on numbers, which holds up to some turn. The loop becomes two, without the mask up to that turn, and with
-it from there on.
+is inside is a condition on numbers, which holds up to some turn, or from some turn on. The loop becomes two or three: without the
+mask between these turns, and with it before and behind them.
 
-Legal for any such loop that nothing leaves early: each turn does what it did. A mask that holds from some turn on, instead of up
-to one, and one whose bound depends on what turns hand on, stay.
+Legal for any such loop that nothing leaves early: each turn does what it did. A mask whose bound depends on what turns hand on
+stays.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tilekit.compiler.ir.insertion import Insertion
 from tilekit.compiler.ir.nodes import Constant, Group, Operand, Operation, Region, Section, Value, copied, definitions
 from tilekit.compiler.ir.remarks import remark
 from tilekit.compiler.ir.types import TileType, sampling
-from tilekit.compiler.passes.rows import rows_of
+from tilekit.compiler.passes.rows import Row, rows_of
 from tilekit.lang import create, elementwise
 
 __all__ = ["split_by_masks"]
 
 _LARGE = 64 * 64  # elements of a tile: of fewer a mask costs less than more code
-_MOST_OPERATIONS = 150  # of a loop that is written twice
+_MOST_OPERATIONS = 150  # of a loop that is written two or three times
 
 
 def split_by_masks(kernel: Region) -> None:
@@ -40,7 +40,7 @@ def split_by_masks(kernel: Region) -> None:
 
 
 class _Bound(NamedTuple):
-    """A condition that holds where `factor * counter + rest <= 0`."""
+    """A condition that holds where `factor * counter + rest <= 0`: up to some turn, or with a negative factor from one on."""
 
     counter: Value
     factor: int
@@ -72,25 +72,30 @@ class _Split:
         rows = rows_of(self.loop.operands[:count], self.defined, new)
         if rows is None:
             return
-        cut: Operand = new.emit("binary", [rows[0].stop, rows[0].start], "-")
-        for _, bounds in masked:
-            for bound in bounds:
-                cut = new.call(min, cut, self.whole(bound, new))
-        cut = new.call(max, cut, Constant(0))
-        middles = [cut if row.start == Constant(0) else new.emit("binary", [row.start, cut], "+") for row in rows]
-        parts = [
-            [row.part(row.start, middle, new) for row, middle in zip(rows, middles, strict=True)],
-            [row.part(middle, row.stop, new) for row, middle in zip(rows, middles, strict=True)],
-        ]
-        (first,) = copied([self.loop], {})
-        first.operands[:count] = parts[0]
-        inner = first.regions[0]
-        originals = [operation for operation, _ in masked]
-        pairs = list(zip(inner.operations, self.body.operations, strict=True))
-        inner.replace({copy.results[0]: copy.operands[1] for copy, original in pairs if original in originals})
-        self.loop.operands = [*parts[1], *first.results]
+        every = [bound for _, bounds in masked for bound in bounds]
+        below, above = (any(bound.factor * sign > 0 for bound in every) for sign in (-1, 1))
+        high: Operand = new.emit("binary", [rows[0].stop, rows[0].start], "-")
+        low: Operand = Constant(0)
+        for bound in every:
+            if bound.factor > 0:
+                high = new.call(min, high, self.whole(bound, new))
+            else:
+                low = new.call(max, low, self.cut(bound, new))
+        high = new.call(max, high, Constant(0))
+        low = new.call(min, low, high)
+
+        begins, ends = low if below else None, high if above else None
+        ranges = [(None, low, True)] * below + [(begins, ends, False)] + [(high, None, True)] * above
+        loops = [*(copied([self.loop], {})[0] for _ in ranges[1:]), self.loop]
+        handed, originals = self.loop.initial, [operation for operation, _ in masked]
+        for loop, (start, stop, keeps) in zip(loops, ranges, strict=True):
+            loop.operands = [*(_turns(row, start, stop, new) for row in rows), *handed]
+            handed = list(loop.results)
+            if not keeps:
+                pairs = list(zip(loop.regions[0].operations, self.body.operations, strict=True))
+                loop.regions[0].replace({copy.results[0]: copy.operands[1] for copy, one in pairs if one in originals})
         at = region.operations.index(self.loop)
-        region.operations[at : at + 1] = [*new.operations, first, self.loop]
+        region.operations[at : at + 1] = [*new.operations, *loops]
         remark(self.loop.location, "splitting", "turns in which a mask holds for the whole tile go without it")
 
     def whole(self, bound: _Bound, new: Insertion) -> Operand:
@@ -101,6 +106,15 @@ class _Split:
         operations, operand = materialized(sum_.plus(initial, -bound.factor), self.loop.location)
         new.add(operations)
         return new.plus(new.emit("binary", [operand, Constant(bound.factor)], "//") if bound.factor > 1 else operand, 1)
+
+    def cut(self, bound: _Bound, new: Insertion) -> Operand:
+        """How many turns pass until a condition holds, or less than none."""
+        initial, factor = affine(self.counters[bound.counter], self.defined), -bound.factor
+        assert initial is not None, "an int"
+        rest = bound.rest.plus(initial, -factor)
+        operations, operand = materialized(Affine(rest.terms, rest.constant + factor - 1), self.loop.location)
+        new.add(operations)
+        return new.emit("binary", [operand, Constant(factor)], "//") if factor > 1 else operand
 
     def bounds(self, operation: Operation) -> list[_Bound]:
         """When all elements of a mask hold; empty if that is no such condition."""
@@ -113,7 +127,7 @@ class _Split:
                 return []
             (counter,) = changing
             factor = sum_.terms[counter]
-            if factor <= 0 or affine(self.counters[counter], self.defined) is None:
+            if affine(self.counters[counter], self.defined) is None:
                 return []
             rest = sum_.without(counter)
             bounds.append(_Bound(counter, factor, Affine(rest.terms, rest.constant + worst)))
@@ -174,6 +188,15 @@ class _Split:
             return None
         dim = index.index(whole) - len(index)
         return inner[0], {(dim, extent): factor for (_, extent), factor in inner[1].items()}
+
+
+def _turns(row: Row, start: Operand | None, stop: Operand | None, new: Insertion) -> Value:
+    """A stream from one turn to another; None is the first, or behind the last."""
+
+    def at(turn: Operand) -> Operand:
+        return turn if row.start == Constant(0) else new.emit("binary", [row.start, turn], "+")
+
+    return row.part(row.start if start is None else at(start), row.stop if stop is None else at(stop), new)
 
 
 def _is_masked(operation: Operation) -> bool:

@@ -7,9 +7,8 @@ With `p` the weights, `softmax(scale * q @ k.T)`, and `g` the gradient by the re
 The weights are computed anew, from the scores and the logarithms of their sums: Dao et al., "FlashAttention", 2022. One kernel
 has a block for each tile of keys, which goes over the queries that see them, and one a block for each tile of queries. So each
 sum is one block's, taken in a fixed order: the result is the same in every run. The price is that scores and `g @ v.T` are
-computed twice. Where warpgroups multiply, the kernels are those of `backward_wgmma`. There, unless the result must be
-the same in every run, or heads have more than 128 elements (see `_Tiling.wanted`), the first adds up `dq` as well, in an order
-that chance makes, and nothing is computed twice.
+computed twice. Where warpgroups multiply (sm_90), unless the result must be the same in every run, or heads have more than 128
+elements (see `_Tiling.wanted`), the first adds up `dq` as well, in an order that chance makes, and nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -21,17 +20,16 @@ import tilekit as tk
 from tilekit import dtypes
 from tilekit._tensor.tensor import Tensor
 from tilekit.errors import check_flag
-from tilekit.kernels._attention import backward_wgmma as wgmma
 from tilekit.kernels._attention.arguments import check_qkv, scale_of
-from tilekit.kernels._attention.mask import hidden, masks_of
+from tilekit.kernels._attention.mask import masks_of, seen, within
 from tilekit.kernels._attention.online_softmax import LOG2_E
 from tilekit.kernels._host import Launches, Operand, a_tensor, filled, on_cpu, power, takes_ops
 from tilekit.kernels._staging import in_stages
 from tilekit.ops import DeviceOp, Spec
 
-__all__ = ["attention_backward", "of_tiles", "power_of", "tiling_of"]
+__all__ = ["as_held", "attention_backward", "of_held", "of_tiles", "power_of", "tiling_of"]
 
-BM, BN, BD = tk.generics("BM BN BD")
+BM, BN, BD, BS = tk.generics("BM BN BD BS")
 
 
 @tk.function
@@ -56,7 +54,7 @@ def _of_rows(delta: tk.Out, sums: tk.Out, grad: tk.In, o: tk.In, lse: tk.In, hea
 @tk.kernel
 def _backward_dq(
     dq: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float, left: int, right: int,
-    group: int, below: tk.Const, above: tk.Const,
+    group: int, below: tk.Const, above: tk.Const, stages: tk.Const,
 ):  # fmt: skip
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     i, h = tk.num_blocks(0) - 1 - tk.bid(0), tk.bid(1)
@@ -68,8 +66,7 @@ def _backward_dq(
         first = max(0, diagonal - left) // BN
     if above:
         last = min(last, tk.cdiv(max(0, diagonal + min(BM, queries - i * BM) + right), BN))
-    shift = tk.load(sums, (b, h, i), (1, 1, BM)).reshape((BM, 1))
-    less = tk.load(delta, (b, h, i), (1, 1, BM)).reshape((BM, 1))
+    factor = scale * LOG2_E
     for tq, tg in tk.pipelined(
         q.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], grad.tiles((1, 1, BM, BD))[b, h, i : i + 1, 0], stages=1
     ):
@@ -78,29 +75,33 @@ def _backward_dq(
         for key, value in tk.pipelined(
             k.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
             v.tiles((1, 1, BN, BD))[b, h // group, first:last, 0],
-            rotate=False,
+            stages=stages,
         ):
             nothing = tk.zeros((BM, BN), tk.float32)
+            shift = tk.load(sums, (b, h, i), (1, 1, BM)).reshape((BM, 1))
+            less = tk.load(delta, (b, h, i), (1, 1, BM)).reshape((BM, 1))
             scores = tk.mma(tq.reshape((BM, BD)), key.reshape((BN, BD)).transpose(), nothing)
             dp = tk.mma(tg.reshape((BM, BD)), value.reshape((BN, BD)).transpose(), nothing)
-            cut = (j + 1) * BN > keys
-            if above:
-                cut = cut or (j + 1) * BN > diagonal + right + 1
-            if below:
-                cut = cut or j * BN < diagonal + BM - 1 - left
-            if cut:
-                scores = hidden(scores, j * BN, keys, diagonal, left, right, below, above)
-            ds = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True) * (dp + less)
-            acc = tk.mma(ds.astype(k.dtype), key.reshape((BN, BD)), acc)
+            scores = seen(scores, j * BN, keys, diagonal, left, right, below, above)
+            p = tk.exp2(scores * factor + shift, flush_to_zero=True)
+            ds = (p * (dp + less)).astype(k.dtype)
+            acc = tk.mma(ds, key.reshape((BN, BD)), acc)
             j += 1
         tk.store(dq, (b, h, i, 0), (acc * scale).astype(dq.dtype).reshape((1, 1, BM, BD)))
 
 
 @tk.kernel
 def _backward_dkv(
-    dk: tk.Out, dv: tk.Out, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float, left: int,
-    right: int, group: int, below: tk.Const, above: tk.Const,
+    dk: tk.Out, dv: tk.Out, dq: tk.InOut, q: tk.In, k: tk.In, v: tk.In, grad: tk.In, delta: tk.In, sums: tk.In, scale: float,
+    left: int, right: int, group: int, below: tk.Const, above: tk.Const, stages: tk.Const, adds: tk.Const, early: tk.Const,
+    ragged: tk.Const, wants_dk: tk.Const, wants_dv: tk.Const,
 ):  # fmt: skip
+    """If it `adds`, `dq` holds `BS` floats, which are `BD * BN`, for each tile of queries: see `of_sums`.
+
+    `early` is for who has the registers: products by keys are computed while threads add those by queries to the sums. `ragged`:
+    the last tile of keys has some that do not exist. They are zeros, but their weights may be infinite. `wants_dk`, `wants_dv`:
+    which gradients are wanted, see `_Tiling.wanted`.
+    """
     queries, keys, key_heads = q.shape[2], k.shape[2], k.shape[1]
     j, h = tk.bid(0), tk.bid(1)
     b = h // key_heads
@@ -111,6 +112,7 @@ def _backward_dkv(
         first = max(0, diagonal - right) // BN
     if below:
         last = min(last, tk.cdiv(max(0, diagonal + BM + left), BN))
+    factor = scale * LOG2_E
     for tkey, tvalue in tk.pipelined(
         k.tiles((1, 1, BM, BD))[b, h, j : j + 1, 0], v.tiles((1, 1, BM, BD))[b, h, j : j + 1, 0], stages=1
     ):
@@ -118,28 +120,62 @@ def _backward_dkv(
         for which in range(group):
             at = h * group + which
             i = first
-            for tq, tg in tk.pipelined(
-                q.tiles((1, 1, BN, BD))[b, at, first:last, 0], grad.tiles((1, 1, BN, BD))[b, at, first:last, 0], rotate=False
+            for tq, tg, shift, less in tk.pipelined(
+                q.tiles((1, 1, BN, BD))[b, at, first:last, 0],
+                grad.tiles((1, 1, BN, BD))[b, at, first:last, 0],
+                sums.tiles((1, 1, BN))[b, at, first:last],
+                delta.tiles((1, 1, BN))[b, at, first:last],
+                stages=stages,
             ):
                 nothing = tk.zeros((BM, BN), tk.float32)
-                shift = tk.load(sums, (b, at, i), (1, 1, BN)).reshape((1, BN))
-                less = tk.load(delta, (b, at, i), (1, 1, BN)).reshape((1, BN))
                 scores = tk.mma(tkey.reshape((BM, BD)), tq.reshape((BN, BD)).transpose(), nothing)
-                dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
+                if wants_dk:
+                    dp = tk.mma(tvalue.reshape((BM, BD)), tg.reshape((BN, BD)).transpose(), nothing)
+                if adds and ragged:
+                    scores = tk.where(tk.arange(BM)[:, None] < keys - j * BM, scores, float("-inf"))
                 # Rows are keys here, and columns queries: what bounds the one bounds the other from the other side.
-                cut = False
-                if above:
-                    cut = i * BN < diagonal + BM - 1 - right
-                if below:
-                    cut = cut or (i + 1) * BN > diagonal + left + 1
-                if cut:
-                    scores = hidden(scores, i * BN, queries, diagonal, right, left, above, below)
-                p = tk.exp2(scores * (scale * LOG2_E) + shift, flush_to_zero=True)
-                dv_acc = tk.mma(p.astype(v.dtype), tg.reshape((BN, BD)), dv_acc)
-                dk_acc = tk.mma((p * (dp + less)).astype(k.dtype), tq.reshape((BN, BD)), dk_acc)
+                scores = within(scores, i * BN, diagonal, right, left, above, below)
+                p = tk.exp2(scores * factor + shift.reshape((1, BN)), flush_to_zero=True)
+                weights = p.astype(v.dtype)
+                if wants_dv:
+                    dv_acc = tk.mma(weights, tg.reshape((BN, BD)), dv_acc)
+                if wants_dk:
+                    ds = (p * (dp + less.reshape((1, BN)))).astype(k.dtype)
+                    if early:
+                        dq_part = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
+                    dk_acc = tk.mma(ds, tq.reshape((BN, BD)), dk_acc)
+                if adds and not early:
+                    dq_part = tk.mma(tkey.reshape((BM, BD)).transpose(), ds, tk.zeros((BD, BN), tk.float32))
+                if adds:
+                    tk.atomic_add_tile(dq, (b, at, i, 0), as_held(dq_part).reshape((1, 1, 1, BS)))
                 i += 1
-        tk.store(dk, (b, h, j, 0), (dk_acc * scale).astype(dk.dtype).reshape((1, 1, BM, BD)))
-        tk.store(dv, (b, h, j, 0), dv_acc.astype(dv.dtype).reshape((1, 1, BM, BD)))
+        if wants_dk:
+            tk.store(dk, (b, h, j, 0), (dk_acc * scale).astype(dk.dtype).reshape((1, 1, BM, BD)))
+        if wants_dv:
+            tk.store(dv, (b, h, j, 0), dv_acc.astype(dv.dtype).reshape((1, 1, BM, BD)))
+
+
+@tk.function
+def as_held(product):
+    """A product of `BD` rows and `BN` columns in the order in which threads hold it: each has 16 bytes, warps have 512."""
+    return product.reshape((BD // 16, 2, 8, BN // 8, 4, 2)).permute((0, 3, 2, 4, 1, 5))
+
+
+@tk.function
+def of_held(held):
+    """The product that `as_held` ordered so."""
+    parts = held.reshape((BD // 16, BN // 8, 8, 4, 2, 2))
+    return parts.permute((0, 4, 2, 1, 3, 5)).reshape((BD, BN))
+
+
+@tk.kernel
+def _of_sums(dq: tk.Out, sums: tk.In, heads: int, scale: float):
+    """The gradients by queries from their sums, as `as_held` orders them: a block for each tile of queries."""
+    i, h = tk.bid(0), tk.bid(1)
+    b = h // heads
+    h = h - b * heads
+    product = of_held(tk.load(sums, (b, h, i, 0), (1, 1, 1, BS)))
+    tk.store(dq, (b, h, i, 0), (product * scale).astype(dq.dtype).transpose().reshape((1, 1, BN, BD)))
 
 
 class _Tile(NamedTuple):
@@ -266,21 +302,14 @@ def attention_backward(
             yield filled(dq_sums)
         results, tile = tuple(x.scattered() for x in (dk, dv, dq_sums)), tiling.dkv
         for wanted in tiling.wanted:
-            if tile.stages is None:
-                launch = _backward_dkv(*results[:2], *arguments)
-            else:
-                ragged = keys % tile.rows > 0
-                launch = wgmma.backward_dkv(*results, *arguments, tile.stages, adds, early, ragged, *wanted).generics(BS=held)
+            ragged = keys % tile.rows > 0
+            launch = _backward_dkv(*results, *arguments, tile.stages, adds, early, ragged, *wanted).generics(BS=held)
             yield of_tiles(launch, tiling, tile, -(-keys // tile.rows), batch * key_heads)
         if adds:
-            launch = wgmma.of_sums(dq.scattered(), dq_sums, heads, factor)
+            launch = _of_sums(dq.scattered(), dq_sums, heads, factor)
             yield launch.generics(BN=rows, BD=tiling.depth, BS=held).num_warps(4).grid((whole, batch * heads))
         else:
-            stages = tiling.dq.stages
-            if stages is None:
-                launch = _backward_dq(dq.scattered(), *arguments)
-            else:
-                launch = wgmma.backward_dq(dq.scattered(), *arguments, stages)
+            launch = _backward_dq(dq.scattered(), *arguments, tiling.dq.stages)
             yield of_tiles(launch, tiling, tiling.dq, -(-queries // tiling.dq.rows), batch * heads)
         return dq, dk, dv
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import tilekit as tk
 from tilekit.errors import check_flag
 
-__all__ = ["FAR", "Masks", "from_on", "hidden", "masks_of", "seen"]
+__all__ = ["FAR", "Masks", "hidden", "masks_of", "seen", "within"]
 
 FAR = 1 << 30  # as good as no bound
 
@@ -21,8 +21,14 @@ def seen(scores, column, keys, diagonal, left, right, below: tk.Const, above: tk
 
     `column` is the first column's key, and `diagonal` that at which the first row's query stands; there are so many `keys`.
     """
+    scores = tk.where(column + tk.arange(scores.shape[1])[None, :] < keys, scores, float("-inf"))
+    return within(scores, column, diagonal, left, right, below, above)
+
+
+@tk.function
+def within(scores, column, diagonal, left, right, below: tk.Const, above: tk.Const):
+    """As `seen`, where all keys are there."""
     rows, columns = diagonal + tk.arange(scores.shape[0])[:, None], column + tk.arange(scores.shape[1])[None, :]
-    scores = tk.where(columns < keys, scores, float("-inf"))
     if above:
         scores = tk.where(columns <= rows + right, scores, float("-inf"))
     if below:

@@ -17,7 +17,7 @@ from tilekit._tensor.tensor import Tensor
 from tilekit.errors import check_flag
 from tilekit.kernels._attention.arguments import check_qkv, check_starts, scale_of
 from tilekit.kernels._attention.forward import taller, tiling_of
-from tilekit.kernels._attention.mask import from_on, hidden, masks_of
+from tilekit.kernels._attention.mask import masks_of, seen
 from tilekit.kernels._attention.online_softmax import LN_2, LOG2_E, LOWEST, online_softmax
 from tilekit.kernels._attention.varlen_schedule import range_at, visit_at, visits_of
 from tilekit.kernels._host import (
@@ -41,13 +41,7 @@ BM, BN, BD = tk.generics("BM BN BD")
 
 
 @tk.function
-def within(scores, column, begin, end, diagonal, left, right, below: tk.Const, above: tk.Const):
-    """As `hidden`, of keys from `begin` to `end`."""
-    return from_on(hidden(scores, column, end, diagonal, left, right, below, above), begin - column)
-
-
-@tk.function
-def seen(top, bottom, end, other_begin, other_end, left, right, columns: tk.Const, below: tk.Const, above: tk.Const):
+def visible(top, bottom, end, other_begin, other_end, left, right, columns: tk.Const, below: tk.Const, above: tk.Const):
     """Of the tiles of the other tensor, the first that rows `top` to `bottom` see any of, and the one behind the last."""
     low, high = other_begin, other_end
     if below:
@@ -95,7 +89,7 @@ def _varlen(
     top, bottom = max(begin, i * BM), min(end, (i + 1) * BM)
     if top < bottom:
         diagonal = i * BM + key_end - end
-        first, last = seen(top, bottom, end, key_begin, key_end, left, right, BN, below, above)
+        first, last = visible(top, bottom, end, key_begin, key_end, left, right, BN, below, above)
         for tq in tk.pipelined(q.tiles((1, BM, BD))[h, i : i + 1, 0], stages=1):
             acc, row_sum = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
             row_max = tk.full((BM, 1), LOWEST, tk.float32)
@@ -116,7 +110,8 @@ def _varlen(
                 if below:
                     cut = cut or j * BN < diagonal + BM - 1 - left
                 if cut:
-                    scores = within(scores, j * BN, key_begin, key_end, diagonal, left, right, below, above)
+                    scores = tk.where(j * BN + tk.arange(BN)[None, :] >= key_begin, scores, float("-inf"))
+                    scores = seen(scores, j * BN, key_end, diagonal, left, right, below, above)
                 new_max = tk.maximum(row_max, tk.max(scores, 1, keepdims=True) * scale)
                 p, alpha = tk.exp2(scores * scale - new_max, flush_to_zero=True), tk.exp2(row_max - new_max, flush_to_zero=True)
                 row_sum = row_sum * alpha + tk.sum(p, 1, keepdims=True)
@@ -139,9 +134,9 @@ def _varlen_overlapped(
     o: tk.Out, lse: tk.Out, q: tk.In, k: tk.In, v: tk.In, visits: tk.In, scale: float, left: int, right: int, group: int,
     below: tk.Const, above: tk.Const, stages: tk.Const,
 ):  # fmt: skip
-    """As `_varlen`, with tiles that begin where sequences do, and scores asked for ahead as in `forward._attention_overlapped`.
+    """As `_varlen`, with tiles that begin where sequences do, so that only the last tile of keys may hold others'.
 
-    So only the last tile of keys may hold others', and the tiles that a bound cuts are the first and the last of those visited.
+    The first scores are asked for ahead of the loop, and the last values added behind it, since what happens to these differs.
     """
     h, visit = tk.bid(1), tk.num_blocks(0) - 1 - tk.bid(0)
     i, _, begin, _, _, _ = visit_at(visits, visit)
@@ -151,85 +146,46 @@ def _varlen_overlapped(
             acc, row_sum = tk.zeros((BM, BD), tk.float32), tk.zeros((BM, 1), tk.float32)
             row_max = tk.full((BM, 1), LOWEST, tk.float32)
             scores = tk.zeros((BM, BN), tk.float32)
-            key_begin, first, some, low, high, last = _keys_at(visits, visit)
+            key_begin, first, some, last, keys, diagonal = _keys_at(visits, visit)
             for key in tk.pipelined(k.slice(1, key_begin).tiles((1, BN, BD))[h // group, first : first + some, 0], stages=1):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), scores)
-            keys, diagonal, cut = _cut_at(visits, visit)
-            if cut:
-                scores = hidden(scores, first * BN, keys, diagonal, left, right, below, above)
+            scores = seen(scores, first * BN, keys, diagonal, left, right, below, above)
             p, row_max, row_sum, alpha = online_softmax(scores, row_max, row_sum, scale)
             weights = p.astype(v.dtype)
-            if below:
-                j = first + 1
-                for key, value in tk.pipelined(
-                    k.slice(1, key_begin).tiles((1, BN, BD))[h // group, first + some : low, 0],
-                    v.slice(1, key_begin).tiles((1, BN, BD))[h // group, first : low - some, 0],
-                    stages=stages,
-                ):
-                    scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
-                    acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-                    scores = hidden(scores, j * BN, keys, diagonal, left, right, below, above)
-                    p, row_max, row_sum, alpha = online_softmax(scores, row_max, row_sum, scale)
-                    acc = acc * alpha
-                    weights = p.astype(v.dtype)
-                    j += 1
-            key_begin, first, some, low, high, last = _keys_at(visits, visit)
+            j = first + some
             for key, value in tk.pipelined(
-                k.slice(1, key_begin).tiles((1, BN, BD))[h // group, low:high, 0],
-                v.slice(1, key_begin).tiles((1, BN, BD))[h // group, low - some : high - some, 0],
+                k.slice(1, key_begin).tiles((1, BN, BD))[h // group, first + some : last, 0],
+                v.slice(1, key_begin).tiles((1, BN, BD))[h // group, first : last - some, 0],
                 stages=stages,
             ):
                 scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
                 acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-                p, row_max, row_sum, alpha = online_softmax(scores, row_max, row_sum, scale)
-                acc = acc * alpha
-                weights = p.astype(v.dtype)
-            key_begin, first, some, low, high, last = _keys_at(visits, visit)
-            keys, diagonal, cut = _cut_at(visits, visit)
-            j = high
-            for key, value in tk.pipelined(
-                k.slice(1, key_begin).tiles((1, BN, BD))[h // group, high:last, 0],
-                v.slice(1, key_begin).tiles((1, BN, BD))[h // group, high - some : last - some, 0],
-                stages=stages,
-            ):
-                scores = tk.mma(query, key.reshape((BN, BD)).transpose(), tk.zeros((BM, BN), tk.float32))
-                acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-                scores = hidden(scores, j * BN, keys, diagonal, left, right, below, above)
+                scores = seen(scores, j * BN, keys, diagonal, left, right, below, above)
                 p, row_max, row_sum, alpha = online_softmax(scores, row_max, row_sum, scale)
                 acc = acc * alpha
                 weights = p.astype(v.dtype)
                 j += 1
-            key_begin, first, some, low, high, last = _keys_at(visits, visit)
+            key_begin, first, some, last, keys, _ = _keys_at(visits, visit)
             for value in tk.pipelined(v.slice(1, key_begin).tiles((1, BN, BD))[h // group, last - some : last, 0], stages=1):
-                keys, begins = _cut_at(visits, visit)[0], (last - 1) * BN
+                begins = (last - 1) * BN
                 if last * BN > keys and not finite_outside(value.reshape((BN, BD)), begins, 0, keys):
                     acc = by_rows(weights, v.slice(1, key_begin), h // group, begins, 0, keys, acc)
                 else:
                     acc = tk.mma(weights, value.reshape((BN, BD)), acc)
-            sums = row_sum
-            result = acc * tk.where(sums == 0, 0.0, 1.0 / sums)
+            result = acc * tk.where(row_sum == 0, 0.0, 1.0 / row_sum)
             i, _, begin, end, _, _ = visit_at(visits, visit)
             tk.store(o.slice(1, begin, end), (h, i, 0), result.astype(o.dtype).reshape((1, BM, BD)))
-            tk.store(lse.slice(1, begin, end), (h, i), ((row_max + tk.log2(sums)) * LN_2).reshape((1, BM)))
+            tk.store(lse.slice(1, begin, end), (h, i), ((row_max + tk.log2(row_sum)) * LN_2).reshape((1, BM)))
 
 
 @tk.function
 def _keys_at(visits, visit):
-    """Where the keys begin; the first of their tiles and whether there is any, whose scores are asked for first; and where the
-    whole ones of the others begin and end, and the last."""
-    first, low, high, last = range_at(visits, visit)
-    some = min(1, last - first)
-    low = max(low, first + some)
-    return visit_at(visits, visit)[4], first, some, low, max(high, low), last
-
-
-@tk.function
-def _cut_at(visits, visit):
-    """How many keys there are, at which the first query stands, and whether the first tile is cut."""
+    """Where the keys begin; of the tiles that are seen the first, whether there is any, and the last; how many keys there are; at
+    which the first query stands."""
     i, _, begin, end, key_begin, key_end = visit_at(visits, visit)
-    first, low, high, _ = range_at(visits, visit)
+    first, _, _, last = range_at(visits, visit)
     keys = key_end - key_begin
-    return keys, i * BM + keys - (end - begin), low > first or high == first
+    return key_begin, first, min(1, last - first), last, keys, i * BM + keys - (end - begin)
 
 
 # --------------------------------------------------------------------------------------------------------------------------- host
