@@ -162,12 +162,18 @@ def test_without_a_gpu_a_target_is_needed(cpu):
         turn(api.zeros((64, 64)).sync().partition((64, 64)), api.zeros((64, 64)).sync()).explain()
 
 
-def test_products_that_ptxas_serialises_are_compiled_otherwise(monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "reason", "of"),
+    [
+        ("C7513", "non wgmma instructions defining input registers of a wgmma", " in the function 'attend'\n\x00"),
+        ("C7512", "insufficient register resources", " for the function 'attend'\n\x00"),
+        ("C7514", "something else", "\nINFO: another line\n\x00"),
+    ],
+)
+def test_products_that_ptxas_serialises_are_compiled_otherwise(monkeypatch, number, reason, of):
     """Operands in registers of their own are given up; what ptxas still says then is told."""
-    log = (
-        "ptxas info    : (C7513) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma "
-        "instructions defining input registers of a wgmma in the function 'attend'\n\x00"
-    )
+    said = f"ptxas info    : ({number}) Potential Performance Loss: wgmma.mma_async instructions are serialized due to {reason}"
+    log = f"INFO: NVVM70 LTOIR Container created (112492 bytes)\n{said}{of}"
     attempts, look = [], build._look_at_log
 
     def looked(_, compilation):
@@ -188,7 +194,7 @@ def test_products_that_ptxas_serialises_are_compiled_otherwise(monkeypatch):
         attempts.clear()
         explained = attend(o.partition((64, 64)), q, q, q).explain("sm_90a")
         assert attempts == [True, False]
-        assert explained.serialised == ("non wgmma instructions defining input registers of a wgmma" if always else "")
+        assert explained.serialised == (reason if always else "")
         assert ("one after the other" in str(explained)) == always
 
 

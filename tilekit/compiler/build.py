@@ -175,10 +175,10 @@ def _compiled(
 def _no_gain(kernel: CompiledKernel, compilation: Compilation) -> str:
     """Why a kernel whose loops are rotated is no faster than it was; empty if it is."""
     assert compilation.pipelines is not None, "it has rings"
-    if compilation.serialised:
-        return f"ptxas would run its products one after the other: {compilation.serialised}"
     if kernel.spilled_bytes > _FEW_SPILLS:
         return f"rotated, it would spill {kernel.spilled_bytes} bytes of registers"
+    if compilation.serialised:
+        return f"ptxas would run its products one after the other: {compilation.serialised}"
     return "" if compilation.pipelines.fewest > 1 else "rotated, it would have shared memory for no tiles ahead"
 
 

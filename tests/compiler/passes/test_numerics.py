@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import through_ir
@@ -52,6 +54,61 @@ def masked(o: tk.Out, q: tk.In, k: tk.In, n: int):
         total = total * tk.exp(highest - higher) + tk.sum(tk.exp(s - higher), 1, keepdims=True)
         highest = higher
     o.store(tk.broadcast_to(total, (64, 64)))
+
+
+def windowed(o: tk.Out, q: tk.In, k: tk.In, n: int):
+    """The first turns and the last ones are masked."""
+    query, total = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 1), tk.float32)
+    place = tk.bid(0) * 64 + 64 * n - 200
+    for j in range(n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * C
+        rows, columns = place + tk.arange(64)[:, None], j * 64 + tk.arange(64)[None, :]
+        s = tk.where(columns <= rows + 30, s, float("-inf"))
+        s = tk.where(columns >= rows - 250, s, float("-inf"))
+        total += tk.sum(tk.exp(s), 1, keepdims=True)
+    o.store(tk.broadcast_to(total, (64, 64)))
+
+
+def from_a_turn_on(o: tk.Out, q: tk.In, k: tk.In, n: int):
+    query, total = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 1), tk.float32)
+    for j in range(1, n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * C
+        s = tk.where(2 * j * 64 + tk.arange(64)[None, :] > 201 + tk.arange(64)[:, None], s, float("-inf"))
+        total += tk.sum(tk.exp(s), 1, keepdims=True)
+    o.store(tk.broadcast_to(total, (64, 64)))
+
+
+def loops_in_a_row(o: tk.Out, q: tk.In, k: tk.In, n: int):
+    """A sum that goes on from one loop to the next, with a step ahead of them, one between, and a loop in a loop."""
+    query, total = tk.load(q, (tk.bid(0), 0), (64, 64)), tk.zeros((64, 1), tk.float32)
+    s = tk.mma(query, tk.load(k, (0, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * C
+    total += tk.sum(tk.exp(s), 1, keepdims=True)
+    for j in range(n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * C
+        total = total * tk.max(tk.cos(s), 1, keepdims=True) + tk.sum(tk.exp(s), 1, keepdims=True)
+    total += tk.sum(tk.exp(s), 1, keepdims=True)
+    for i in range(n // 2):
+        for j in range(i, n):
+            s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * C
+            total += tk.sum(tk.exp(s), 1, keepdims=True)
+    o.store(tk.broadcast_to(total, (64, 64)))
+
+
+def two_sums(o: tk.Out, q: tk.In, k: tk.In, n: int):
+    """Of the same zeros; between the loops, one of them is read by something else."""
+    query = tk.load(q, (tk.bid(0), 0), (64, 64))
+    zeros = tk.zeros((64, 1), tk.float32)
+    one, other = zeros, zeros
+    for j in range(n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * C
+        one += tk.sum(s * s, 1, keepdims=True)
+        other += tk.sum(tk.exp(s), 1, keepdims=True)
+    between = tk.sqrt(one)
+    for j in range(n):
+        s = tk.mma(query, tk.load(k, (j, 0), (64, 64)).transpose(), tk.zeros((64, 64), tk.float32)) * C
+        one += tk.sum(s * s, 1, keepdims=True)
+        other += tk.sum(tk.exp(s), 1, keepdims=True)
+    o.store(tk.broadcast_to(one + other * between, (64, 64)))
 
 
 def exact(o: tk.Out, q: tk.In, k: tk.In, n: int):
@@ -176,6 +233,23 @@ def test_turns_in_which_a_mask_holds_go_without_it():
     assert text.count("where(") == 1
 
 
+@pytest.mark.parametrize(("make", "loops"), [(windowed, 3), (from_a_turn_on, 2)])
+def test_a_mask_may_hold_from_some_turn_on(make, loops):
+    text, done = text_of(make)
+    assert "splitting" in done
+    assert text.count("= stream ") == loops
+    assert text.count("where(") == 2 * (loops - 1) - (make is from_a_turn_on)
+
+
+@pytest.mark.parametrize(("make", "added_up", "whole"), [(loops_in_a_row, 1, 0), (two_sums, 2, 1)])
+def test_sums_go_on_by_parts(make, added_up, whole):
+    """Parts are added up where something else reads the sum; from there on it is one of its own."""
+    text, done = text_of(make)
+    assert "partial sums" in done
+    assert len(re.findall(r"= sum\(\S+, 2\)", text)) == added_up
+    assert text.count("= tk.sum(") == whole
+
+
 @pytest.mark.parametrize("make", [exact, not_below])
 def test_what_is_left_as_it_is_written(make):
     text, done = text_of(make)
@@ -188,7 +262,13 @@ def test_a_negative_factor_is_fused_alone():
     assert f"* {-C}" in text or f"* -{C}" in text
 
 
-@pytest.mark.parametrize("make", [softmax_sums, vectors, masked, exact, not_below, negative, units, from_the_least, turning])
+AGREEING = [
+    softmax_sums, vectors, masked, windowed, from_a_turn_on, loops_in_a_row, two_sums,
+    exact, not_below, negative, units, from_the_least, turning,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", AGREEING)
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 9, 13])
 def test_results_agree(make, turns, cpu):
     rng = np.random.default_rng(turns)

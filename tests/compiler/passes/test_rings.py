@@ -139,6 +139,43 @@ def test_products_are_waited_for_where_they_are_read_and_operands_lie_ready():
     assert consumer.count(", True)") == 2 + consumer.count("once=True)"), "p: before the loop, and where a turn ends"
 
 
+def read_twice(c: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros(TILE, tk.float32)
+    for ta, tb in tk.pipelined(a.tiles(TILE)[0, :], b.tiles(TILE)[:, 0]):
+        acc = tk.mma(ta, tb, acc)
+    c.store(acc * tk.sum(acc, 1, keepdims=True))
+
+
+def read_in_a_branch(c: tk.Out, a: tk.In, b: tk.In, n: int):
+    acc = tk.zeros(TILE, tk.float32)
+    for ta, tb in tk.pipelined(a.tiles(TILE)[0, :], b.tiles(TILE)[:, 0]):
+        acc = tk.mma(ta, tb, acc)
+    if n > 3:
+        acc = tk.exp(acc)
+    c.store(acc)
+
+
+def read_once(c: tk.Out, a: tk.In, b: tk.In):
+    acc = tk.zeros(TILE, tk.float32)
+    for ta, tb in tk.pipelined(a.tiles(TILE)[0, :], b.tiles(TILE)[:, 0]):
+        acc = tk.mma(ta, tb, acc)
+    for ta, tb in tk.pipelined(a.tiles(TILE)[1, :], b.tiles(TILE)[:, 1]):
+        acc = tk.mma(ta, tb, acc)
+    c.store(acc * 2.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "more", "reader"), [(read_twice, (), "sum("), (read_in_a_branch, (3,), "if"), (read_once, (), "")]
+)
+def test_a_product_is_waited_for_once(make, more, reader):
+    """Before the first of several that read it, or a branch; who adds to it does not wait, and one reader waits by itself."""
+    _, consumer, _ = ringed(make, *more)
+    lines = [line.strip() for line in consumer.splitlines()]
+    waits = [n for n, line in enumerate(lines) if "tilekit__wait_product(" in line]
+    assert len(waits) == (reader != "")
+    assert not waits or reader in lines[waits[0] + 1]
+
+
 def leaves(c: tk.Out, a: tk.In, b: tk.In):
     acc = tk.zeros(TILE, tk.float32)
     for ta in tk.pipelined(a.tiles(TILE)[0, :]):

@@ -1,7 +1,8 @@
 """The gradients of attention of packed sequences where warpgroups multiply tiles in shared memory (sm_90).
 
-`backward_dkv` is as that of `backward` which adds up the gradients by queries too: nothing is computed twice. Tiles begin where sequences do, so the last of each may hold others' queries or keys. These have no weights, which makes nothing of
-them, unless they are infinite or no number. `meet_others` marks the sequences that meet such; they are left to others.
+`backward_dkv` is as that of `backward` which adds up the gradients by queries too: nothing is computed twice. Tiles begin
+where sequences do, so the last of each may hold others' queries or keys. These have no weights, which makes nothing of them,
+unless they are infinite or no number. `meet_others` marks the sequences that meet such; they are left to others.
 """
 
 from __future__ import annotations
