@@ -62,27 +62,27 @@ def accumulates(operation: Operation) -> bool:
 def of_products(kernel: Region) -> Mapping[Value, DType]:
     """The results of a kernel's products, and what is made of them element by element, in loops and branches too: tiles whose
     elements lie as those of a product's result do. With the dtype of the operands of the product."""
-    found: dict[Value, DType] = {}
+    dtypes: dict[Value, DType] = {}
     before = -1
-    while before < len(found):
-        before = len(found)
+    while before < len(dtypes):
+        before = len(dtypes)
         for operation in kernel.walk():
-            _follow(operation, found)
-    return found
+            _follow(operation, dtypes)
+    return dtypes
 
 
-def _follow(operation: Operation, found: dict[Value, DType]) -> None:
+def _follow(operation: Operation, dtypes: dict[Value, DType]) -> None:
     """Note what an operation makes of products."""
 
-    def note(operands: Iterable[Operand], made: Iterable[Value]) -> None:
-        dtype = next((found[x] for x in operands if isinstance(x, Value) and x in found), None)
+    def note(operands: Iterable[Operand], results: Iterable[Value]) -> None:
+        dtype = next((dtypes[x] for x in operands if isinstance(x, Value) and x in dtypes), None)
         if dtype is not None:
-            found.update(dict.fromkeys(made, dtype))
+            dtypes.update(dict.fromkeys(results, dtype))
 
     product = product_of(operation) if accumulates(operation) else None
     if product is not None:
         if isinstance(product.b, Value) and isinstance(product.b.type, TileType):
-            found[operation.results[0]] = product.b.type.dtype
+            dtypes[operation.results[0]] = product.b.type.dtype
     elif operation.kind in LOOPS:
         for before, first, result in zip(operation.carried, operation.initial, operation.results, strict=True):
             ends = [end.operands[operation.carried.index(before)] for end in operation.ends()]

@@ -82,7 +82,7 @@ class _Split:
             else:
                 low = new.call(max, low, self.cut(bound, new))
         high = new.call(max, high, Constant(0))
-        low = new.call(min, low, high)
+        low = new.call(min, low, high) if below else low
 
         begins, ends = low if below else None, high if above else None
         ranges = [(None, low, True)] * below + [(begins, ends, False)] + [(high, None, True)] * above
