@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 from tilekit.compiler.ir.affine import Affine, affine, materialized
@@ -84,12 +85,13 @@ class _Split:
         high = new.call(max, high, Constant(0))
         low = new.call(min, low, high) if below else low
 
-        begins, ends = low if below else None, high if above else None
-        ranges = [(None, low, True)] * below + [(begins, ends, False)] + [(high, None, True)] * above
+        edges = [[row.start for row in rows], *(_at(turn, rows, new) for turn in [low] * below + [high] * above)]
+        ranges = list(pairwise([*edges, [row.stop for row in rows]]))
         loops = [*(copied([self.loop], {})[0] for _ in ranges[1:]), self.loop]
         handed, originals = self.loop.initial, [operation for operation, _ in masked]
-        for loop, (start, stop, keeps) in zip(loops, ranges, strict=True):
-            loop.operands = [*(_turns(row, start, stop, new) for row in rows), *handed]
+        for loop, (starts, stops), keeps in zip(loops, ranges, [True] * below + [False] + [True] * above, strict=True):
+            streams = [row.part(start, stop, new) for row, start, stop in zip(rows, starts, stops, strict=True)]
+            loop.operands = [*streams, *handed]
             handed = list(loop.results)
             if not keeps:
                 pairs = list(zip(loop.regions[0].operations, self.body.operations, strict=True))
@@ -190,13 +192,9 @@ class _Split:
         return inner[0], {(dim, extent): factor for (_, extent), factor in inner[1].items()}
 
 
-def _turns(row: Row, start: Operand | None, stop: Operand | None, new: Insertion) -> Value:
-    """A stream from one turn to another; None is the first, or behind the last."""
-
-    def at(turn: Operand) -> Operand:
-        return turn if row.start == Constant(0) else new.emit("binary", [row.start, turn], "+")
-
-    return row.part(row.start if start is None else at(start), row.stop if stop is None else at(stop), new)
+def _at(turn: Operand, rows: list[Row], new: Insertion) -> list[Operand]:
+    """Which tile of each row comes in a turn."""
+    return [turn if row.start == Constant(0) else new.emit("binary", [row.start, turn], "+") for row in rows]
 
 
 def _is_masked(operation: Operation) -> bool:
