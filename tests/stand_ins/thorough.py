@@ -17,7 +17,7 @@ import seeds
 
 __all__ = ["HEADER", "MOST", "is_asked_for", "leave_out", "names_files", "stays", "unknown"]
 
-HEADER = "the quick run: about 12 minutes on two cores; all tests: --thorough, or name a file"
+HEADER = "the quick run: about 10 minutes on two cores; all tests: --thorough, or name a file"
 MOST = 8
 """So many members of a family are quick, if it is not named here."""
 

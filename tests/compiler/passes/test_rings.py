@@ -146,7 +146,7 @@ def read_twice(c: tk.Out, a: tk.In, b: tk.In):
     c.store(acc * tk.sum(acc, 1, keepdims=True))
 
 
-def read_in_a_branch(c: tk.Out, a: tk.In, b: tk.In, n: int):
+def read_in_some_cases(c: tk.Out, a: tk.In, b: tk.In, n: int):
     acc = tk.zeros(TILE, tk.float32)
     for ta, tb in tk.pipelined(a.tiles(TILE)[0, :], b.tiles(TILE)[:, 0]):
         acc = tk.mma(ta, tb, acc)
@@ -165,10 +165,10 @@ def read_once(c: tk.Out, a: tk.In, b: tk.In):
 
 
 @pytest.mark.parametrize(
-    ("make", "more", "reader"), [(read_twice, (), "sum("), (read_in_a_branch, (3,), "if"), (read_once, (), "")]
+    ("make", "more", "reader"), [(read_twice, (), "sum("), (read_in_some_cases, (3,), ""), (read_once, (), "")]
 )
 def test_a_product_is_waited_for_once(make, more, reader):
-    """Before the first of several that read it, or a branch; who adds to it does not wait, and one reader waits by itself."""
+    """Before the first of several that read it; who adds to it does not wait, and one reader waits by itself."""
     _, consumer, _ = ringed(make, *more)
     lines = [line.strip() for line in consumer.splitlines()]
     waits = [n for n, line in enumerate(lines) if "tilekit__wait_product(" in line]

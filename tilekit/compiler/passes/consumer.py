@@ -86,18 +86,15 @@ def _wait_for_products(body: Region) -> None:
 
 
 def _wait_once(region: Region) -> None:
-    """Wait for what may be under way before a branch that reads it, which ptxas lets no product be under way around, and before
-    the first of several operations that do: each of them would."""
+    """Wait for what may be under way before the first of several operations that read it: each of them would."""
     operations = region.operations
     for at in reversed(range(len(operations))):
         for n, result in enumerate(operations[at].results):
             if not _may_be_under_way(operations[at], n):
                 continue
             readers = [where for where in range(at + 1, len(operations)) if result in _read(operations[where])]
-            first = operations[readers[0]] if readers else None
+            first = operations[readers[0]] if len(readers) > 1 else None
             if first is None or first.kind in LOOPS or _is_wait(first) or _only_adds_to(first, result):
-                continue
-            if len(readers) == 1 and not first.regions:
                 continue
             wait, region.operands = _waited(result, [], operations[readers[0] :], region)
             operations.insert(readers[0], wait)
