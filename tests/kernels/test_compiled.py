@@ -300,7 +300,7 @@ OF_OTHER_TYPES = {
         lambda: kernels.gemm(m(16, 1024, 512), m(16, 512, 1024), precision="tf32"), "HGMMA.64x256x8.F32.TF32",
     ),
     "ragged e4m3": (lambda: deep(4000, 4010, 4048, E4, dtype=B), "QGMMA.64x128x32.F32.E4M3.E4M3"),
-    "e4m3 1024": (lambda: deep(1024, 1024, 1024, E4, dtype=B), "QGMMA.64x128x32.F32.E4M3.E4M3"),
+    "e4m3 1024": (lambda: deep(1024, 1024, 1024, E4, dtype=B), "QGMMA.64x64x32.F32.E4M3.E4M3"),
     "16 rows of e4m3": (lambda: deep(16, 8192, 8192, E4, dtype=B), "QGMMA.64x16x32.F32.E4M3.E4M3"),
     "i8 in parts": (lambda: deep(128, 128, 65536, I8), "IGMMA.64x64x32.S8.S8"),
     "batch of tf32": (

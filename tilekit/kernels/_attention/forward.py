@@ -193,7 +193,7 @@ def attention(
     share = max(1, _CACHED // max(1, 2 * keys * q.shape[3] * q.itemsize)) * group
     count = multiprocessors(q)
 
-    # Each query sees the first key, and so no row is without a maximum.
+    # Each query sees the first key: blocks may stay, which visit tiles that differ in length by what a causal mask cuts alone.
     overlapped = tiling.stages is not None and not masks.below and (not masks.above or keys >= queries)
     if overlapped:
         tiling = taller(tiling, batch * heads, queries, count)
